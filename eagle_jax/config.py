@@ -1,0 +1,275 @@
+"""Frozen dataclasses that describe models, heads and draft trees, and the strict YAML loader.
+
+Nothing here imports JAX: a configuration is hashable, comparable and safe to use as a static argument of `jax.jit`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_type_hints
+
+import yaml
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot work; the message names the field, the bound it breaks and the remedy."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embedding (RoFormer, arXiv:2104.09864) and its long-context scalings.
+
+    Attributes:
+      theta: base of the geometric sequence of frequencies.
+      kind: "default", "linear" (positions divided by `factor`), "dynamic" (NTK, base grows with the context), "llama3"
+        (frequency-dependent division) or "yarn" (arXiv:2309.00071).
+      factor: ratio of the extended to the original context length.
+      original_max_position: context length before scaling, in tokens.
+      low_freq_factor, high_freq_factor: llama3 only, in wavelengths per original context.
+      beta_fast, beta_slow: yarn only, rotations at which interpolation starts and ends.
+      attention_factor: yarn only, multiplies cos and sin; None takes the paper's value for `factor`.
+      mscale, mscale_all_dim: yarn only, DeepSeek's way of giving the attention factor.
+      truncate: yarn only, whether the correction range is rounded to whole dimensions.
+    """
+
+    theta: float = 10000.0
+    kind: Literal["default", "linear", "dynamic", "llama3", "yarn"] = "default"
+    factor: float = 1.0
+    original_max_position: int = 2048
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+    """A Llama-like decoder, by numbers alone. Families differ only in these fields.
+
+    Attributes:
+      vocab_size: V. hidden_size: H. intermediate_size: width of the gated MLP. num_layers: L.
+      num_heads: A. num_kv_heads: G, divides A. head_dim: size of one head, independent of H / A.
+      qkv_bias, out_bias, mlp_bias: whether those projections carry a bias (Qwen2 has only the first).
+      qk_norm: RMSNorm over head_dim on queries and keys before RoPE (Qwen3).
+      tie_word_embeddings: the lm_head is the transposed embedding.
+      max_position: longest context in tokens.
+      eos_ids: stop tokens named by the checkpoint. bos_id: first token of a prompt, if the checkpoint names one.
+      architecture: the Hugging Face class name, kept for error messages and exports.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float = 1e-5
+    rope: RopeConfig = RopeConfig()
+    max_position: int = 2048
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    tie_word_embeddings: bool = False
+    eos_ids: tuple[int, ...] = ()
+    bos_id: int | None = None
+    architecture: str = "LlamaForCausalLM"
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"num_attention_heads={self.num_heads} is not a multiple of num_key_value_heads={self.num_kv_heads}"
+            )
+        if self.head_dim % 2:
+            raise ConfigError(f"head_dim={self.head_dim} must be even: RoPE rotates pairs of dimensions")
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadConfig:
+    """An EAGLE draft head: one decoder layer that reads the target's features (EAGLE-1/2 and EAGLE-3 layouts).
+
+    Attributes:
+      kind: "eagle1" (EAGLE-1 and EAGLE-2 share weights) or "eagle3".
+      layer: sizes of the head's one decoder layer; `layer.vocab_size` is the TARGET's V, `layer.num_layers` is 1.
+      draft_vocab_size: Vd, rows of the head's own lm_head (eagle3); equals V where the head has no reduced vocabulary.
+      target_hidden_size: Ht, hidden size of the target whose features the head reads.
+      taps: indices of the target's hidden states that are concatenated, numbered as `hidden_states` of `transformers`
+        (0 = embeddings, i = what enters layer i, L = after the final norm). EAGLE-1/2 read (L,).
+      own_embedding: the checkpoint carries its own `embed_tokens`, used instead of the target's.
+      fc_bias: bias of the fusing projection (EAGLE-1/2).
+      fc_norm: an RMSNorm per tap before `fc`. norm_before_fc: one RMSNorm over all taps before `fc`.
+      norm_output: the POST-norm state is fed back and read by the lm_head.
+      norm_before_residual: the residual branch starts from the normalised feature.
+    """
+
+    kind: Literal["eagle1", "eagle3"]
+    layer: DecoderConfig
+    draft_vocab_size: int
+    target_hidden_size: int
+    taps: tuple[int, ...]
+    own_embedding: bool = False
+    fc_bias: bool = False
+    fc_norm: bool = False
+    norm_before_fc: bool = False
+    norm_output: bool = False
+    norm_before_residual: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeConfig:
+    """Shape of the draft tree. All trees are static in shape: `num_nodes` drafted nodes, the root not counted.
+
+    Attributes:
+      depth: D, drafted levels = sequential head passes per cycle.
+      top_k: K, children per node and width of the frontier.
+      num_nodes: N, drafted nodes kept after the rerank.
+      parents: a static tree: for every drafted node the index of its parent among the drafted nodes, -1 for the root.
+        Siblings take the head's candidates in order of rank. `depth`, `top_k` and `num_nodes` then follow from it.
+      rank_by: "value" (cumulative log-probability, EAGLE-2) or "confidence" (the node's own): what the frontier is
+        chosen by. The rerank always goes by value.
+      rerank: keep the best `num_nodes` of all recorded candidates (EAGLE-2); False keeps the frontiers themselves.
+      rank_at_sampling_temperature: the head's log-probabilities are taken at the sampling temperature, not at 1.
+
+    Raises:
+      ConfigError: naming the bound that is broken.
+    """
+
+    depth: int = 6
+    top_k: int = 10
+    num_nodes: int = 59
+    parents: tuple[int, ...] | None = None
+    rank_by: Literal["value", "confidence"] = "value"
+    rerank: bool = True
+    rank_at_sampling_temperature: bool = False
+
+    def __post_init__(self) -> None:
+        if self.parents is not None:
+            object.__setattr__(self, "parents", tuple(int(p) for p in self.parents))
+            depths = _static_depths(self.parents)
+            ranks = sibling_ranks(self.parents)
+            object.__setattr__(self, "depth", max(depths))
+            object.__setattr__(self, "top_k", max(ranks) + 1)
+            object.__setattr__(self, "num_nodes", len(self.parents))
+            return
+        for name in ("depth", "top_k", "num_nodes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"TreeConfig.{name}={value!r} must be an integer of at least 1")
+        if self.rank_by not in ("value", "confidence"):
+            raise ConfigError(f"TreeConfig.rank_by={self.rank_by!r} must be 'value' or 'confidence'")
+        if self.num_nodes > self.pool_size:
+            formula = "top_k + (depth - 1) * top_k**2" if self.rerank else "top_k * depth (rerank is off)"
+            raise ConfigError(
+                f"TreeConfig.num_nodes={self.num_nodes} exceeds the {self.pool_size} candidates that depth={self.depth} "
+                f"and top_k={self.top_k} produce ({formula}); lower num_nodes or raise depth or top_k"
+            )
+        if self.num_nodes < self.depth:
+            raise ConfigError(
+                f"TreeConfig.num_nodes={self.num_nodes} is below depth={self.depth}: a node of the last level could "
+                f"never be kept with its ancestors; lower depth to at most {self.num_nodes} or raise num_nodes"
+            )
+
+    @property
+    def pool_size(self) -> int:
+        """Candidates recorded before the rerank (or frontier nodes, where there is no rerank)."""
+        if not self.rerank:
+            return self.top_k * self.depth
+        return self.top_k + (self.depth - 1) * self.top_k**2
+
+    @classmethod
+    def chain(cls, length: int) -> TreeConfig:
+        """A chain of `length` tokens: a tree whose every node has one child."""
+        return cls(depth=length, top_k=1, num_nodes=length)
+
+    @classmethod
+    def static(cls, parents: Sequence[int]) -> TreeConfig:
+        """A tree of fixed shape, given by its `parents` list."""
+        return cls(parents=tuple(parents))
+
+
+def _static_depths(parents: Sequence[int]) -> list[int]:
+    if not parents:
+        raise ConfigError("TreeConfig.parents is empty: a static tree needs at least one drafted node")
+    depths: list[int] = []
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
+            raise ConfigError(
+                f"TreeConfig.parents[{node}]={parent} must be -1 (the root) or the index of an earlier node, "
+                f"0 to {node - 1}: parents precede children"
+            )
+        depths.append(1 if parent == -1 else depths[parent] + 1)
+    return depths
+
+
+def static_depths(parents: Sequence[int]) -> tuple[int, ...]:
+    """Depth of every drafted node of a static tree; children of the root have depth 1."""
+    return tuple(_static_depths(parents))
+
+
+def sibling_ranks(parents: Sequence[int]) -> tuple[int, ...]:
+    """Rank of every node among the children of its parent, in order of appearance from 0."""
+    seen: dict[int, int] = {}
+    ranks = []
+    for parent in parents:
+        ranks.append(seen.get(parent, 0))
+        seen[parent] = ranks[-1] + 1
+    return tuple(ranks)
+
+
+T = TypeVar("T")
+
+
+def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str = "config") -> T:
+    """Builds the dataclass `cls` from `values`, recursing into dataclass fields.
+
+    Raises:
+      ConfigError: for an unknown key (naming the nearest known one), or a missing or ill-typed value.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    hints = get_type_hints(cls)
+    for key in values:
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), list(fields), n=1, cutoff=0.0)
+            raise ConfigError(f"{where}: unknown key {key!r}; the nearest known one is {near[0]!r}")
+    built: dict[str, Any] = {}
+    for key, value in values.items():
+        hint = hints[key]
+        if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+            built[key] = from_mapping(hint, value, where=f"{where}.{key}")  # type: ignore[arg-type]
+        elif isinstance(value, list):
+            built[key] = tuple(value)
+        else:
+            built[key] = value
+    missing = [
+        name
+        for name, field in fields.items()
+        if name not in built
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ConfigError(f"{where}: missing {', '.join(missing)}")
+    return cls(**built)
+
+
+def load_yaml(cls: type[T], path: str | Path) -> T:
+    """Reads a YAML file into the dataclass `cls`; an unknown key is an error that names the nearest known one.
+
+    Raises:
+      ConfigError: the file is missing, is not a mapping, or does not fit `cls`.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"no such configuration file: {path}")
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path}: expected a mapping of keys to values, found {type(values).__name__}")
+    return from_mapping(cls, values, where=str(path))

@@ -1,0 +1,141 @@
+"""One decoder for all Llama-like families; a family is a `DecoderConfig`."""
+
+from __future__ import annotations
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from eagle_jax.config import DecoderConfig
+from eagle_jax.models.layers import Attention, GatedMLP, Linear, RMSNorm
+from eagle_jax.models.rope import rope_angles
+from eagle_jax.types import KVCache, NewKV, Params, TargetFn, TargetOutput
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm attention and MLP with residual connections."""
+
+    config: DecoderConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T H"],
+        cos: Array,
+        sin: Array,
+        mask: Bool[Array, "*b T T"],
+        cached: tuple[Array, Array, Array] | None,
+    ) -> tuple[Float[Array, "B T H"], Array, Array]:
+        config = self.config
+        with jax.named_scope("attention"):
+            normed = RMSNorm(config.rms_norm_eps, name="input_layernorm")(x)
+            mixed, keys, values = Attention(config, name="self_attn")(normed, cos, sin, mask, cached)
+            x = x + mixed
+        with jax.named_scope("mlp"):
+            normed = RMSNorm(config.rms_norm_eps, name="post_attention_layernorm")(x)
+            return x + GatedMLP(config, name="mlp")(normed), keys, values
+
+
+class Decoder(nn.Module):
+    """Llama-like language model. Parameter names are those of the Hugging Face checkpoints, `layers.i` as `layers_i`."""
+
+    config: DecoderConfig
+
+    def setup(self) -> None:
+        config = self.config
+        self.embed_tokens = nn.Embed(config.vocab_size, config.hidden_size, embedding_init=nn.initializers.normal(0.02))
+        self.layers = [DecoderLayer(config) for _ in range(config.num_layers)]
+        self.norm = RMSNorm(config.rms_norm_eps)
+        if not config.tie_word_embeddings:
+            self.lm_head = Linear(config.vocab_size)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        mask: Bool[Array, "*b T T"],
+        cache: KVCache | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> TargetOutput:
+        """Runs the T new tokens against the committed cache (or alone, where `cache` is None).
+
+        Args:
+          positions: position of every token in its text; sets RoPE only, visibility is `mask` and `cache.length`.
+          mask: which new tokens see which; includes self.
+          taps: hidden states to return as features, numbered as `hidden_states` of `transformers`.
+        """
+        config = self.config
+        cos, sin = rope_angles(config.rope, config.head_dim, positions)
+        x = self.embed(tokens)
+        states, new_keys, new_values = {0: x}, [], []
+        for index, layer in enumerate(self.layers):
+            cached = None if cache is None else (cache.keys[index], cache.values[index], cache.length)
+            x, keys, values = layer(x, cos, sin, mask, cached)
+            new_keys.append(keys)
+            new_values.append(values)
+            states[index + 1] = x
+        hidden = self.norm(x)
+        states[config.num_layers] = hidden
+        features = jnp.concatenate([states[tap] for tap in taps], axis=-1) if taps else hidden[..., :0]
+        return TargetOutput(hidden, features, NewKV(tuple(new_keys), tuple(new_values)))
+
+    def embed(self, tokens: Int[Array, "*b"]) -> Float[Array, "*b H"]:
+        """Token embeddings."""
+        return self.embed_tokens(tokens)
+
+    def logits(self, hidden: Float[Array, "*b H"]) -> Float[Array, "*b V"]:
+        """Next-token logits of final-normed states, float32."""
+        if self.config.tie_word_embeddings:
+            return jnp.dot(hidden, self.embed_tokens.embedding.T, preferred_element_type=jnp.float32)
+        return self.lm_head(hidden).astype(jnp.float32)
+
+    def everything(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+        """Logits of a plain causal pass; touches every parameter, hence used to initialise them."""
+        batch, length = tokens.shape
+        positions = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
+        return self.logits(self(tokens, positions, jnp.tril(jnp.ones((length, length), bool))).hidden)
+
+
+def init_params(config: DecoderConfig, key: Array) -> Params:
+    """Fresh float32 parameters as a plain nested dict."""
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    return Decoder(config).init(key, tokens, method=Decoder.everything)["params"]
+
+
+@functools.lru_cache(maxsize=64)
+def target_fn(config: DecoderConfig, dtype: str = "float32") -> TargetFn:
+    """The decoder as the engine's `TargetFn`. Equal arguments give the same object, so that jit caches are shared.
+
+    Args:
+      dtype: dtype of the key-value cache, that of the weights.
+    """
+    model = Decoder(config)
+
+    def forward(
+        params: Params, tokens: Array, positions: Array, mask: Array, cache: KVCache | None, taps: tuple[int, ...] = ()
+    ) -> TargetOutput:
+        return model.apply({"params": params}, tokens, positions, mask, cache, taps)
+
+    def logits(params: Params, hidden: Array) -> Array:
+        return model.apply({"params": params}, hidden, method=Decoder.logits)
+
+    def embed(params: Params, tokens: Array) -> Array:
+        return model.apply({"params": params}, tokens, method=Decoder.embed)
+
+    def init_cache(batch: int, slots: int) -> KVCache:
+        return empty_cache(config, batch, slots, dtype)
+
+    return TargetFn(forward, logits, embed, init_cache)
+
+
+def empty_cache(config: DecoderConfig, batch: int, slots: int, dtype: str) -> KVCache:
+    """A cache of `slots` tokens per row with nothing committed."""
+    shape = (batch, config.num_kv_heads, slots, config.head_dim)
+
+    def blank() -> tuple[Array, ...]:
+        return tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers))
+
+    return KVCache(blank(), blank(), jnp.zeros((batch,), jnp.int32))

@@ -1,0 +1,91 @@
+"""Rotary position embedding and its long-context scalings, in float32."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from eagle_jax.config import RopeConfig
+
+
+def inverse_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
+    """Angular frequencies [head_dim / 2] in radians per token, with the scaling that does not depend on the context."""
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    plain = (1.0 / np.float32(config.theta) ** exponents).astype(np.float32)
+    if config.kind in ("default", "dynamic"):
+        return plain
+    if config.kind == "linear":
+        return plain / np.float32(config.factor)
+    if config.kind == "llama3":
+        return _llama3(plain, config)
+    return _yarn(plain, config, head_dim)
+
+
+def _llama3(plain: np.ndarray, config: RopeConfig) -> np.ndarray:
+    # Long wavelengths are divided by `factor`, short ones kept, those between interpolated.
+    turns = config.original_max_position * plain / (2 * math.pi)
+    smooth = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
+    smooth = np.clip(smooth, 0.0, 1.0)
+    return ((1 - smooth) * plain / config.factor + smooth * plain).astype(np.float32)
+
+
+def _yarn(plain: np.ndarray, config: RopeConfig, head_dim: int) -> np.ndarray:
+    def dimension_of(rotations: float) -> float:
+        turns = config.original_max_position / (rotations * 2 * math.pi)
+        return head_dim * math.log(turns) / (2 * math.log(config.theta))
+
+    low, high = dimension_of(config.beta_fast), dimension_of(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    ramp = (np.arange(head_dim // 2, dtype=np.float32) - low) / max(high - low, 0.001)
+    keep = 1.0 - np.clip(ramp, 0.0, 1.0)
+    return (plain / config.factor * (1 - keep) + plain * keep).astype(np.float32)
+
+
+def attention_factor(config: RopeConfig) -> float:
+    """What cos and sin are multiplied by; 1 except for yarn (arXiv:2309.00071, section 3.4)."""
+    if config.kind != "yarn":
+        return 1.0
+    if config.attention_factor is not None:
+        return config.attention_factor
+
+    def mscale(weight: float) -> float:
+        return 0.1 * weight * math.log(config.factor) + 1.0 if config.factor > 1 else 1.0
+
+    if config.mscale and config.mscale_all_dim:
+        return mscale(config.mscale) / mscale(config.mscale_all_dim)
+    return mscale(1.0)
+
+
+def rope_angles(
+    config: RopeConfig, head_dim: int, positions: Int[Array, "*b"]
+) -> tuple[Float[Array, "*b hd2"], Float[Array, "*b hd2"]]:
+    """Cosine and sine of every position's rotation, [..., head_dim / 2] float32.
+
+    "dynamic" scaling takes, at position p, the base of a context of p + 1 tokens: what token-by-token decoding does. It
+    depends on the position alone, so that a tree pass and a single-token pass rotate the same token alike.
+    """
+    at = positions[..., None].astype(jnp.float32)
+    if config.kind == "dynamic":
+        context = jnp.maximum(at + 1, config.original_max_position)
+        growth = config.factor * context / config.original_max_position - (config.factor - 1)
+        exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
+        base = config.theta * growth ** (head_dim / (head_dim - 2))
+        angles = at / base**exponents
+    else:
+        angles = at * jnp.asarray(inverse_frequencies(config, head_dim))
+    scale = attention_factor(config)
+    return jnp.cos(angles) * scale, jnp.sin(angles) * scale
+
+
+def rotate(
+    x: Float[Array, "B T A hd"], cos: Float[Array, "B T hd2"], sin: Float[Array, "B T hd2"]
+) -> Float[Array, "B T A hd"]:
+    """Rotates dimension i against i + head_dim / 2, the pairing of the Hugging Face checkpoints."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[:, :, None], sin[:, :, None]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
