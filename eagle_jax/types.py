@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
@@ -36,7 +35,7 @@ class DraftTree(NamedTuple):
       tokens: [B, N+1] int32, target token ids.
       parents: [B, N+1] int32, row of the parent; `ROOT` in row 0, `PADDING` in rows that are no node.
       scores: [B, N+1] float32, cumulative draft log-probability of the path to the node; 0 at the root.
-      draft_log_probs: [B, N+1, V] float32, only for sampled drafts: the exact law the children of a row were drawn from.
+      draft_log_probs: [B, N+1, V] float32, only for sampled drafts: the law that the children of a row were drawn from.
     """
 
     tokens: Int[Array, "B N1"]
@@ -95,8 +94,8 @@ class TargetFn(NamedTuple):
     """A target language model as the engine sees it: four pure functions. Any JAX model can be wrapped into one.
 
     Attributes:
-      forward: `(params, tokens [B,T], positions [B,T], mask [T,T] or [B,T,T] bool, cache, taps) -> TargetOutput`. Token i
-        sees every committed token and those new tokens j with mask[i, j]. The cache is read, never written.
+      forward: `(params, tokens [B,T], positions [B,T], mask [T,T] or [B,T,T] bool, cache, taps) -> TargetOutput`. Token
+        i sees every committed token and those new tokens j with mask[i, j]. The cache is read, never written.
       logits: `(params, hidden [..., H]) -> [..., V] float32`.
       embed: `(params, tokens [...]) -> [..., H]`.
       init_cache: `(batch, slots) -> KVCache`, empty.
@@ -125,7 +124,7 @@ class Verified(NamedTuple):
     next_tokens: Int[Array, "B T"]
     features: Float[Array, "B T F"]
     start: Int[Array, " B"]
-    count: Int[Array, " B"]
+    count: Int[Array, " B"]  # type: ignore[assignment]  # hides tuple.count, which nobody calls
 
 
 class Sampling(NamedTuple):
@@ -156,7 +155,7 @@ class Drafter(NamedTuple):
     Attributes:
       init: `(params, batch, slots) -> state`, before the prompt.
       draft: `(params, state, root [B], keys [B], sampling) -> (DraftTree, state)`, shapes static whatever the context.
-      update: `(params, state, verified) -> state`, fed every run of confirmed tokens: prompt chunks, then accepted paths.
+      update: `(params, state, verified) -> state`, fed every run of confirmed tokens: prompt chunks, accepted paths.
       taps: the target's hidden states that `update` wants as features, in `transformers` numbering.
       depth: D, drafted levels. num_nodes: N, drafted nodes.
     """
@@ -179,7 +178,7 @@ class Acceptance(NamedTuple):
     """
 
     path: Int[Array, "B D1"]
-    count: Int[Array, " B"]
+    count: Int[Array, " B"]  # type: ignore[assignment]  # hides tuple.count, which nobody calls
     next_token: Int[Array, " B"]
 
 
@@ -231,5 +230,3 @@ def empty_tree(root: Int[Array, " B"]) -> DraftTree:
     """The tree of plain decoding: a root and no drafted node."""
     tokens = root[:, None]
     return DraftTree(tokens, jnp.full_like(tokens, ROOT), jnp.zeros(tokens.shape, jnp.float32))
-
-

@@ -40,7 +40,7 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Llama-like language model. Parameter names are those of the Hugging Face checkpoints, `layers.i` as `layers_i`."""
+    """Llama-like language model. Parameter names are the Hugging Face checkpoint's, `layers.i` as `layers_i`."""
 
     config: DecoderConfig
 

@@ -1,9 +1,9 @@
 """The EAGLE draft heads: one decoder layer over fused (token embedding, feature) pairs.
 
-EAGLE-1/2 (arXiv:2401.15077, section 4; arXiv:2406.16858) and EAGLE-3 (arXiv:2503.01840, section 3) behind one interface:
+EAGLE-1/2 (arXiv:2401.15077, section 4; arXiv:2406.16858) and EAGLE-3 (arXiv:2503.01840, section 3), one interface:
 
     fuse(features [B, T, F]) -> states [B, T, H]          target features into the head's own space
-    __call__(embeds, states, ...) -> HeadOutput           one step of the head, for target features and its own states alike
+    __call__(embeds, states, ...) -> HeadOutput           one step, for target features and own states alike
     logits(states) -> [..., Vd]                           EAGLE-3 only; EAGLE-1/2 read the target's lm_head
 """
 
@@ -155,7 +155,7 @@ def make_head(config: HeadConfig) -> Eagle1Head | Eagle3Head:
 
 
 def init_head_params(config: HeadConfig, key: Array) -> Params:
-    """Fresh float32 parameters `{"head": ..., "d2t": [Vd] int32}` (`d2t` for EAGLE-3 only: target id minus draft id)."""
+    """Fresh float32 parameters `{"head": ..., "d2t": [Vd] int32}` (`d2t`, EAGLE-3 only: target id minus draft id)."""
     module = make_head(config)
     features = jnp.zeros((1, 1, len(config.taps) * config.target_hidden_size))
     embeds = jnp.zeros((1, 1, config.layer.hidden_size))

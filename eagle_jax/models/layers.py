@@ -61,8 +61,8 @@ def attend(
 ) -> Float[Array, "B T A*hd"]:
     """Grouped-query attention over committed and new tokens, joined in one float32 softmax.
 
-    Every query sees the first `length` cache slots of its row and the new tokens that `mask` ([T, T2] or [B, T, T2]) allows;
-    no mask of the size of the cache exists. The cache is only read.
+    Every query sees the first `length` cache slots of its row and the new tokens that `mask` ([T, T2] or [B, T, T2])
+    allows; no mask of the size of the cache exists. The cache is only read.
     """
     batch, new, heads, head_dim = query.shape
     groups = new_keys.shape[1]
@@ -112,7 +112,9 @@ class Attention(nn.Module):
         cached: tuple[Array, Array, Array] | None,
         earlier: tuple[Array, Array] | None = None,
     ) -> tuple[Float[Array, "B T H"], Array, Array]:
-        """Args:
+        """Attends from `x` to the committed, the earlier and the new tokens.
+
+        Args:
           x: input of the layer; its width may differ from H (EAGLE-3 feeds 2H).
           mask: [T, T2] or [B, T, T2]; T2 counts the tokens of `earlier` first, then the T new ones.
           cached: committed (keys, values [B, G, S, hd], length [B]) or None.
