@@ -5,11 +5,13 @@ Nothing here imports JAX: a configuration is hashable, comparable and safe to us
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -84,6 +86,16 @@ class DecoderConfig:
     architecture: str = "LlamaForCausalLM"
 
     def __post_init__(self) -> None:
+        sizes = (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+        )
+        _require_positive(self, *sizes, "max_position")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"num_attention_heads={self.num_heads} is not a multiple of num_key_value_heads={self.num_kv_heads}"
@@ -122,10 +134,26 @@ class HeadConfig:
     norm_output: bool = False
     norm_before_residual: bool = False
 
+    def __post_init__(self) -> None:
+        if self.kind not in ("eagle1", "eagle3"):
+            raise ConfigError(f"HeadConfig.kind={self.kind!r} must be 'eagle1' or 'eagle3'")
+        _require_positive(self, "draft_vocab_size", "target_hidden_size")
+        if self.draft_vocab_size > self.layer.vocab_size:
+            raise ConfigError(
+                f"HeadConfig.draft_vocab_size={self.draft_vocab_size} exceeds the target's vocabulary of "
+                f"{self.layer.vocab_size} tokens, of which it must be a subset"
+            )
+        if not self.taps or min(self.taps) < 0:
+            raise ConfigError(
+                f"HeadConfig.taps={self.taps} must name at least one hidden state of the target, from 0 up"
+            )
+
 
 @dataclasses.dataclass(frozen=True)
 class TreeConfig:
     """Shape of the draft tree. All trees are static in shape: `num_nodes` drafted nodes, the root not counted.
+
+    A dynamic tree is the default; `TreeConfig.chain(n)` and `TreeConfig.static(parents)` give the other two.
 
     Attributes:
       depth: D, drafted levels = sequential head passes per cycle.
@@ -151,31 +179,39 @@ class TreeConfig:
     rank_at_sampling_temperature: bool = False
 
     def __post_init__(self) -> None:
-        if self.parents is not None:
-            object.__setattr__(self, "parents", tuple(int(p) for p in self.parents))
-            depths = _static_depths(self.parents)
-            ranks = sibling_ranks(self.parents)
-            object.__setattr__(self, "depth", max(depths))
-            object.__setattr__(self, "top_k", max(ranks) + 1)
-            object.__setattr__(self, "num_nodes", len(self.parents))
-            return
-        for name in ("depth", "top_k", "num_nodes"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"TreeConfig.{name}={value!r} must be an integer of at least 1")
         if self.rank_by not in ("value", "confidence"):
             raise ConfigError(f"TreeConfig.rank_by={self.rank_by!r} must be 'value' or 'confidence'")
+        if self.parents is not None:
+            self._derive_from_parents(tuple(self.parents))
+            return
+        _require_positive(self, "depth", "top_k", "num_nodes")
         if self.num_nodes > self.pool_size:
             formula = "top_k + (depth - 1) * top_k**2" if self.rerank else "top_k * depth (rerank is off)"
             raise ConfigError(
-                f"TreeConfig.num_nodes={self.num_nodes} exceeds the {self.pool_size} candidates that depth={self.depth} "
-                f"and top_k={self.top_k} produce ({formula}); lower num_nodes or raise depth or top_k"
+                f"TreeConfig.num_nodes={self.num_nodes} exceeds the {self.pool_size} candidates that "
+                f"depth={self.depth} and top_k={self.top_k} produce ({formula}); lower num_nodes or raise the others"
             )
         if self.num_nodes < self.depth:
             raise ConfigError(
                 f"TreeConfig.num_nodes={self.num_nodes} is below depth={self.depth}: a node of the last level could "
                 f"never be kept with its ancestors; lower depth to at most {self.num_nodes} or raise num_nodes"
             )
+
+    def _derive_from_parents(self, parents: tuple[int, ...]) -> None:
+        derived = {
+            "depth": max(_static_depths(parents)),
+            "top_k": max(sibling_ranks(parents)) + 1,
+            "num_nodes": len(parents),
+        }
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name, value in derived.items():
+            given = getattr(self, name)
+            if given not in (value, defaults[name]):
+                raise ConfigError(
+                    f"TreeConfig.{name}={given} contradicts parents, which give {name}={value}; leave {name} out"
+                )
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "parents", parents)
 
     @property
     def pool_size(self) -> int:
@@ -191,8 +227,19 @@ class TreeConfig:
 
     @classmethod
     def static(cls, parents: Sequence[int]) -> TreeConfig:
-        """A tree of fixed shape, given by its `parents` list."""
+        """A tree of fixed shape, given by its `parents` list; that of EAGLE-1 is `EAGLE1_PARENTS`."""
         return cls(parents=tuple(parents))
+
+
+EAGLE1_PARENTS = (*[-1] * 4, 0, 0, 0, 1, 1, 2, 2, 3, 4, 4, 4, 5, 5, 6, 6, 7, 12, 12, 12, 20, 20)
+"""The static tree of EAGLE-1 (arXiv:2401.15077): 25 drafted nodes in levels of 4, 8, 8, 3 and 2."""
+
+
+def _require_positive(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{type(config).__name__}.{name}={value!r} must be an integer of at least 1")
 
 
 def _static_depths(parents: Sequence[int]) -> list[int]:
@@ -200,10 +247,10 @@ def _static_depths(parents: Sequence[int]) -> list[int]:
         raise ConfigError("TreeConfig.parents is empty: a static tree needs at least one drafted node")
     depths: list[int] = []
     for node, parent in enumerate(parents):
-        if not -1 <= parent < node:
+        if not isinstance(parent, int) or isinstance(parent, bool) or not -1 <= parent < node:
+            earlier = f" or the index of an earlier node, 0 to {node - 1}" if node else ""
             raise ConfigError(
-                f"TreeConfig.parents[{node}]={parent} must be -1 (the root) or the index of an earlier node, "
-                f"0 to {node - 1}: parents precede children"
+                f"TreeConfig.parents[{node}]={parent!r} must be -1 (the root){earlier}: parents precede children"
             )
         depths.append(1 if parent == -1 else depths[parent] + 1)
     return depths
@@ -238,38 +285,75 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str = "confi
     for key in values:
         if key not in fields:
             near = difflib.get_close_matches(str(key), list(fields), n=1, cutoff=0.0)
-            raise ConfigError(f"{where}: unknown key {key!r}; the nearest known one is {near[0]!r}")
-    built: dict[str, Any] = {}
-    for key, value in values.items():
-        hint = hints[key]
-        if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-            built[key] = from_mapping(hint, value, where=f"{where}.{key}")  # type: ignore[arg-type]
-        elif isinstance(value, list):
-            built[key] = tuple(value)
-        else:
-            built[key] = value
-    missing = [
+            nearest = f"the nearest known one is {near[0]!r}" if near else f"{cls.__name__} has no keys"
+            raise ConfigError(f"{where}: unknown key {key!r}; {nearest}")
+    built = {key: _fit(hints[key], value, f"{where}: {key}") for key, value in values.items()}
+    required = [
         name
         for name, field in fields.items()
-        if name not in built
-        and field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     ]
-    if missing:
+    if missing := [name for name in required if name not in built]:
         raise ConfigError(f"{where}: missing {', '.join(missing)}")
-    return cls(**built)
+    try:
+        return cls(**built)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _fit(hint: Any, value: Any, where: str) -> Any:
+    """`value` as the annotation `hint` wants it; nothing is converted that could be a mistake."""
+    origin, arms = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):  # here always `X | None`
+        return None if value is None else _fit(next(arm for arm in arms if arm is not type(None)), value, where)
+    if origin is Literal:
+        if value in arms:
+            return value
+        raise ConfigError(f"{where}={value!r} must be one of {', '.join(map(repr, arms))}")
+    if origin is tuple and isinstance(value, list | tuple):  # here always `tuple[X, ...]`
+        return tuple(_fit(arms[0], entry, f"{where}[{index}]") for index, entry in enumerate(value))
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return from_mapping(hint, value, where=where)  # type: ignore[arg-type]
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    if hint is float and isinstance(value, int | str) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError):
+            return float(value)  # YAML 1.1 reads 1e-4 as a string
+    plain = origin or hint
+    if hint is Any or (
+        isinstance(plain, type) and isinstance(value, plain) and (hint is bool or not isinstance(value, bool))
+    ):
+        return value
+    expected = hint.__name__ if isinstance(hint, type) else str(hint)
+    raise ConfigError(f"{where}={value!r} must be {expected}, found {type(value).__name__}")
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """PyYAML keeps the last of two equal keys; here the second is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise ConfigError(f"line {key_node.start_mark.line + 1}: {key!r} is given twice")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
 
 
 def load_yaml(cls: type[T], path: str | Path) -> T:
     """Reads a YAML file into the dataclass `cls`; an unknown key is an error that names the nearest known one.
 
     Raises:
-      ConfigError: the file is missing, is not a mapping, or does not fit `cls`.
+      ConfigError: the file is missing, is no YAML, is not a mapping, or does not fit `cls`.
     """
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"no such configuration file: {path}")
-    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)  # a SafeLoader
+    except (yaml.YAMLError, ConfigError) as error:
+        raise ConfigError(f"{path}: {error}") from error
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path}: expected a mapping of keys to values, found {type(values).__name__}")
     return from_mapping(cls, values, where=str(path))

@@ -1,0 +1,1 @@
+"""Programs that run models: `python -m infer.demo`, `python -m infer.bench`."""

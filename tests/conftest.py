@@ -1,0 +1,52 @@
+"""What every test runs under: four fake CPU devices, no silent rank promotion, annotations checked on every call."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+# Read once by JAX when it is first imported, hence before anything else.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+_flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", ""))
+os.environ["XLA_FLAGS"] = f"{_flags} --xla_force_host_platform_device_count=4".strip()
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test needs the network; one that tries fails at once
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import hypothesis
+import jax
+import pytest
+from jaxtyping import install_import_hook
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+# From here on the types and array shapes of every function of eagle_jax are checked on every call. Not in config.py:
+# it refuses wrong types itself, with messages that are tested.
+_rooms = sorted({path.stem for path in (REPOSITORY / "eagle_jax").iterdir() if path.suffix in ("", ".py")})
+install_import_hook([f"eagle_jax.{room}" for room in _rooms if room not in ("config", "__init__")], "beartype.beartype")
+
+# Compilation makes the first example slow; the same examples every time, so that a red test stays red.
+hypothesis.settings.register_profile("eagle_jax", deadline=None, derandomize=True, max_examples=50)
+hypothesis.settings.load_profile("eagle_jax")
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """Root of the checkout."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """The golden runs of the reference engine that travel with the tests."""
+    return REPOSITORY / "tests" / "golden"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of data beside the checkout (or at EAGLE_JAX_SHARED); tests that need it are skipped without it."""
+    path = Path(os.environ.get("EAGLE_JAX_SHARED", REPOSITORY.parent / "shared"))
+    if not (path / "data").is_dir():
+        pytest.skip(f"needs the data folder {path}, which is not on this machine (EAGLE_JAX_SHARED names another)")
+    return path
