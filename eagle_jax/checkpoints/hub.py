@@ -1,0 +1,112 @@
+"""From a path or a Hugging Face hub id to a local directory; the only module that touches the network."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub import errors as hub_errors
+
+from eagle_jax.checkpoints.errors import CheckpointError
+
+CONFIGS = ("config.json", "generation_config.json")
+SAFETENSORS = ("model*.safetensors", "model.safetensors.index.json")
+TORCH_BINS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*")
+
+_HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
+
+
+def checkpoint_directory(
+    path_or_id: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Path:
+    """The local directory of a checkpoint's configuration and weights, downloaded first where it is a hub id.
+
+    Of a hub repository only the configuration and the safetensors weights are fetched, and the `.bin` weights where it
+    has no safetensors. An existing directory is taken as it is, without network.
+
+    Raises:
+      CheckpointError: no such directory, no such repository or revision, no access, or no network.
+    """
+    local = _existing_directory(path_or_id)
+    if local is not None:
+        return local
+    fetch = functools.partial(_download, str(path_or_id), revision=revision, token=token, cache_dir=cache_dir)
+    directory = fetch(CONFIGS + SAFETENSORS)
+    return directory if any(directory.glob("*.safetensors")) else fetch(CONFIGS + TORCH_BINS)
+
+
+def tokenizer_directory(
+    path_or_id: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Path:
+    """The local directory of a checkpoint's tokenizer files, downloaded first where it is a hub id."""
+    local = _existing_directory(path_or_id)
+    if local is not None:
+        return local
+    return _download(str(path_or_id), TOKENIZER + CONFIGS, revision=revision, token=token, cache_dir=cache_dir)
+
+
+def _existing_directory(path_or_id: str | os.PathLike[str]) -> Path | None:
+    """The directory, if it is one; None for what reads like a hub id; an error for anything else."""
+    path = Path(path_or_id).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise CheckpointError(f"{path} is a file; give the directory that holds config.json and the weights")
+    if isinstance(path_or_id, Path) or not _HUB_ID.fullmatch(str(path_or_id)):
+        raise CheckpointError(
+            f"no such directory: {path} (and {str(path_or_id)!r} is no hub id, which reads 'owner/name')"
+        )
+    return None
+
+
+def _download(
+    repo_id: str,
+    patterns: Sequence[str],
+    *,
+    revision: str | None,
+    token: str | bool | None,
+    cache_dir: str | os.PathLike[str] | None,
+) -> Path:
+    at = f"{repo_id!r}" + (f" at revision {revision!r}" if revision else "")
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                repo_id,
+                revision=revision,
+                token=token,
+                cache_dir=None if cache_dir is None else os.fspath(cache_dir),
+                allow_patterns=list(patterns),
+            )
+        )
+    except hub_errors.GatedRepoError as error:
+        raise CheckpointError(
+            f"access to {at} is restricted: accept its licence on the hub, then pass token=... or set HF_TOKEN"
+        ) from error
+    except hub_errors.RevisionNotFoundError as error:
+        raise CheckpointError(f"the hub repository {repo_id!r} has no revision {revision!r}") from error
+    except hub_errors.RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"{at} is neither a local directory nor a repository on the hub that this token may read; "
+            f"check the spelling, or pass token=... if it is private"
+        ) from error
+    except hub_errors.HFValidationError as error:
+        raise CheckpointError(f"{repo_id!r} is neither a local directory nor a valid hub id: {error}") from error
+    except OSError as error:
+        # No network, an offline switch without a cached copy, a full disk, an error of the server: all OSError.
+        raise CheckpointError(
+            f"could not fetch {at} from the hub and it is not complete in the cache: {error}. "
+            f"Check the network, or give the path of a local copy"
+        ) from error

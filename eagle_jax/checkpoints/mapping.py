@@ -1,0 +1,235 @@
+"""Checkpoint names to parameter paths and back: one table per layout, and the strict loader that follows it.
+
+A rule is a pair of templates and a transform. Regular expressions are made from the templates, so that one table serves
+loading, saving and error messages; a table of regular expressions alone could not name a tensor that is missing.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from eagle_jax.checkpoints.errors import CheckpointError
+from eagle_jax.checkpoints.tensors import FLOAT_DTYPES, TensorReader
+from eagle_jax.types import Params
+
+Place = Callable[[str, np.ndarray], jax.Array]
+"""`(path, host array) -> device array`. A sharded load passes one that puts every parameter where it belongs."""
+
+DTYPES: dict[str, Any] = {
+    "float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16),
+}  # fmt: skip
+
+
+class Rule(NamedTuple):
+    """How a tensor of the file and a parameter correspond.
+
+    Attributes:
+      name: of the tensor in the file; `{i}` stands for a number, any other `{x}` for a word.
+      path: of the parameter, keys joined by "/".
+      transpose: PyTorch stores linear weights [out, in], we [in, out].
+    """
+
+    name: str
+    path: str
+    transpose: bool = False
+
+
+class Table(NamedTuple):
+    """The rules of a layout, and patterns of tensors that may be there and are not needed."""
+
+    rules: tuple[Rule, ...]
+    ignored: tuple[str, ...] = ()
+
+    def path_of(self, name: str) -> tuple[str, bool] | None:
+        """(path, transpose) of a tensor; None where no rule matches."""
+        for rule in self.rules:
+            match = _pattern(rule.name).fullmatch(name)
+            if match:
+                return rule.path.format(**match.groupdict()), rule.transpose
+        return None
+
+    def name_of(self, path: str) -> tuple[str, bool]:
+        """(tensor name, transpose) of a parameter."""
+        for rule in self.rules:
+            match = _pattern(rule.path).fullmatch(path)
+            if match:
+                return rule.name.format(**match.groupdict()), rule.transpose
+        raise CheckpointError(f"parameter {path!r} has no place in this layout")
+
+
+@functools.cache
+def _pattern(template: str) -> re.Pattern[str]:
+    parts = re.split(r"\{(\w+)\}", template)
+    # re.split alternates literal text and captured field names.
+    return re.compile(
+        "".join(
+            re.escape(part) if place % 2 == 0 else f"(?P<{part}>{'[0-9]+' if part == 'i' else '[A-Za-z_]+'})"
+            for place, part in enumerate(parts)
+        )
+    )
+
+
+_ATTENTION_AND_MLP = (
+    Rule("layers.{i}.self_attn.{proj}_proj.weight", "layers_{i}/self_attn/{proj}_proj/kernel", True),
+    Rule("layers.{i}.self_attn.{proj}_proj.bias", "layers_{i}/self_attn/{proj}_proj/bias"),
+    Rule("layers.{i}.self_attn.{norm}_norm.weight", "layers_{i}/self_attn/{norm}_norm/scale"),
+    Rule("layers.{i}.mlp.{proj}_proj.weight", "layers_{i}/mlp/{proj}_proj/kernel", True),
+    Rule("layers.{i}.mlp.{proj}_proj.bias", "layers_{i}/mlp/{proj}_proj/bias"),
+    Rule("layers.{i}.{norm}_layernorm.weight", "layers_{i}/{norm}_layernorm/scale"),
+)
+
+DECODER = Table(
+    rules=(
+        Rule("model.embed_tokens.weight", "embed_tokens/embedding"),
+        *(Rule("model." + rule.name, rule.path, rule.transpose) for rule in _ATTENTION_AND_MLP),
+        Rule("model.norm.weight", "norm/scale"),
+        Rule("lm_head.weight", "lm_head/kernel", True),
+    ),
+    # Old checkpoints store the RoPE frequencies, which follow from the configuration.
+    ignored=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
+)
+
+HEAD = Table(
+    rules=(
+        Rule("embed_tokens.weight", "embed_tokens/embedding"),
+        Rule("fc.weight", "fc/kernel", True),
+        Rule("fc.bias", "fc/bias"),
+        Rule("fc_norm.{i}.weight", "fc_norm_{i}/scale"),
+        Rule("input_norm.weight", "input_norm/scale"),
+        # The one layer is the head: its parameters have no `layers_0` level.
+        *(
+            Rule(rule.name.replace("{i}", "0"), rule.path.replace("layers_{i}/", ""), rule.transpose)
+            for rule in _ATTENTION_AND_MLP
+        ),
+        Rule("layers.0.hidden_norm.weight", "hidden_norm/scale"),
+        Rule("norm.weight", "norm/scale"),
+        Rule("lm_head.weight", "lm_head/kernel", True),
+    ),
+    ignored=(r"layers\.0\.self_attn\.rotary_emb\.inv_freq",),
+)
+
+
+def flatten(tree: Params) -> dict[str, Any]:
+    """Nested dict to {path: leaf}, keys joined by "/"."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat.update({f"{key}/{rest}": leaf for rest, leaf in flatten(value).items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def unflatten(flat: Mapping[str, Any]) -> Params:
+    """The inverse of `flatten`."""
+    tree: dict[str, Any] = {}
+    for path, leaf in flat.items():
+        *parents, last = path.split("/")
+        node = tree
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[last] = leaf
+    return tree
+
+
+def expected_shapes(init: Callable[[jax.Array], Params]) -> dict[str, tuple[int, ...]]:
+    """{path: shape} of what a model's init makes, without making it."""
+    shapes = jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
+    return {path: tuple(leaf.shape) for path, leaf in flatten(shapes).items()}
+
+
+def check_dtype(dtype: str) -> np.dtype:
+    """The NumPy dtype of a name.
+
+    Raises:
+      CheckpointError: it is none of float32, bfloat16, float16.
+    """
+    if dtype not in DTYPES:
+        raise CheckpointError(f"dtype={dtype!r} must be one of {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+class TensorProblems:
+    """Everything that is wrong with the tensors of a checkpoint, reported in one error."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[str]] = {"missing": [], "unexpected": [], "misshaped": [], "other": []}
+
+    def raise_if_any(self, subject: str) -> None:
+        lines = [f"  {kind} ({len(entries)}): {', '.join(entries)}" for kind, entries in self.found.items() if entries]
+        if lines:
+            raise CheckpointError("\n".join([subject, *lines]))
+
+
+def plan(
+    reader: TensorReader,
+    table: Table,
+    expected: Mapping[str, tuple[int, ...]],
+    problems: TensorProblems,
+    *,
+    canonical: Callable[[str], str] = lambda name: name,
+    spelled: Callable[[str], str] = lambda name: name,
+    handled: Iterable[str] = (),
+) -> dict[str, tuple[str, bool]]:
+    """Which tensor fills which parameter: {path: (name, transpose)}; what does not fit goes to `problems`.
+
+    Args:
+      canonical: a tensor's name in the file -> its name in the table (prefixes differ between projects).
+      spelled: the way back, for naming what is missing.
+      handled: canonical names that the caller reads itself.
+    """
+    chosen: dict[str, tuple[str, bool]] = {}
+    skip = set(handled)
+    for name, info in reader.infos.items():
+        plain = canonical(name)
+        if plain in skip or any(re.fullmatch(pattern, plain) for pattern in table.ignored):
+            continue
+        target = table.path_of(plain)
+        if target is None or target[0] not in expected:
+            problems.found["unexpected"].append(name)
+            continue
+        path, transpose = target
+        if path in chosen:
+            problems.found["other"].append(f"{name} and {chosen[path][0]} are the same tensor under two names")
+            continue
+        chosen[path] = (name, transpose)
+        shape = info.shape[::-1] if transpose else info.shape
+        if shape != expected[path]:
+            wanted = expected[path][::-1] if transpose else expected[path]
+            problems.found["misshaped"].append(f"{name} is {list(info.shape)}, expected {list(wanted)}")
+        elif info.dtype not in FLOAT_DTYPES:
+            problems.found["other"].append(f"{name} is stored as {info.dtype}: quantised weights are not supported")
+    problems.found["missing"].extend(spelled(table.name_of(path)[0]) for path in expected if path not in chosen)
+    return chosen
+
+
+def read_planned(
+    reader: TensorReader, chosen: Mapping[str, tuple[str, bool]], dtype: str, place: Place | None
+) -> Params:
+    """Reads, converts and places one tensor after the other; no second copy of the model is ever held."""
+    wanted = check_dtype(dtype)
+    flat = {}
+    for path, (name, transpose) in chosen.items():
+        host = cast(reader.read(name), wanted, name)
+        host = np.ascontiguousarray(host.T if transpose else host)
+        flat[path] = jnp.asarray(host) if place is None else place(path, host)
+    return unflatten(flat)
+
+
+def cast(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
+    """`array` in `dtype`, rounded to nearest even; an overflow of float16 is an error, not an infinity."""
+    if array.dtype == dtype:
+        return array
+    with np.errstate(over="ignore"):
+        converted = array.astype(dtype)
+    if dtype == np.float16 and not np.isfinite(converted).all() and np.isfinite(array.astype(np.float32)).all():
+        raise CheckpointError(f"tensor {name!r} holds values beyond the range of float16; use bfloat16 or float32")
+    return converted

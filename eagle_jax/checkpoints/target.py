@@ -1,0 +1,76 @@
+"""Loads a target language model from a Hugging Face directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from pathlib import Path
+
+from eagle_jax.checkpoints.hf_config import decoder_config, token_ids
+from eagle_jax.checkpoints.hub import checkpoint_directory
+from eagle_jax.checkpoints.mapping import (
+    DECODER,
+    Place,
+    TensorProblems,
+    check_dtype,
+    expected_shapes,
+    plan,
+    read_planned,
+)
+from eagle_jax.checkpoints.tensors import TensorReader, read_json
+from eagle_jax.config import DecoderConfig
+from eagle_jax.models.decoder import init_params
+from eagle_jax.types import Params
+
+
+def load_target_checkpoint(
+    path_or_id: str | os.PathLike[str],
+    dtype: str = "float32",
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    max_position: int | None = None,
+    place: Place | None = None,
+) -> tuple[DecoderConfig, Params]:
+    """Configuration and parameters of a Llama-like language model.
+
+    Args:
+      path_or_id: a directory with config.json and weights, or a hub id.
+      dtype: float32, bfloat16 or float16; weights are converted one by one as they are read.
+      revision, token, cache_dir: for a hub id, as in `huggingface_hub`.
+      max_position: caps the context length, e.g. to stay inside a sliding window.
+      place: `(path, host array) -> device array` for a sharded load; default is the default device.
+
+    Returns:
+      config, and the parameters as a nested dict with the names of the Linen decoder.
+
+    Raises:
+      CheckpointError: naming the file and everything in it that does not fit.
+    """
+    check_dtype(dtype)
+    directory = checkpoint_directory(path_or_id, revision=revision, token=token, cache_dir=cache_dir)
+    config = read_target_config(directory, max_position=max_position)
+    with TensorReader(directory) as reader:
+        problems = TensorProblems()
+        # `transformers` ties the lm_head to the embedding whatever the file holds, and some files hold a copy.
+        handled = ("lm_head.weight",) if config.tie_word_embeddings else ()
+        expected = expected_shapes(functools.partial(init_params, config))
+        chosen = plan(reader, DECODER, expected, problems, handled=handled)
+        problems.raise_if_any(f"{directory}: the tensors do not fit the {config.architecture} of its config.json:")
+        return config, read_planned(reader, chosen, dtype, place)
+
+
+def read_target_config(directory: Path, *, max_position: int | None = None) -> DecoderConfig:
+    """The configuration alone; stop tokens come from generation_config.json, or else from config.json.
+
+    Raises:
+      CheckpointError: as `load_target_checkpoint`.
+    """
+    path = directory / "config.json"
+    config = decoder_config(read_json(path), str(path), max_position=max_position)
+    if (directory / "generation_config.json").is_file():
+        stop = token_ids(read_json(directory / "generation_config.json").get("eos_token_id"))
+        config = dataclasses.replace(config, eos_ids=stop or config.eos_ids)
+    return config
