@@ -1,0 +1,249 @@
+"""The EAGLE drafters: EAGLE-1/2 and EAGLE-3 heads on chains, static trees and dynamic trees.
+
+The head's cache holds one entry per confirmed position t: the pair (target feature at t, token at t + 1), as EAGLE-2's reference does.
+Drafted levels live only within one `draft` call; after verification `update` extends the head over the accepted tokens with the
+target's own features. One cycle thus costs D head passes: one in `update`, D - 1 in `draft`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from eagle_jax.cache import commit
+from eagle_jax.config import ConfigError, HeadConfig, TreeConfig, sibling_ranks, static_depths
+from eagle_jax.models.heads import HeadOutput, make_head
+from eagle_jax.tree import Pool, concatenate, gather_tree, select_best
+from eagle_jax.types import ROOT, Drafter, DraftTree, KVCache, NewKV, Params, Sampling, TargetFn, Verified
+
+
+class EagleState(NamedTuple):
+    """State of an EAGLE drafter.
+
+    Attributes:
+      cache: the head's one-layer cache over confirmed pairs; `length` equals the target's.
+      hidden: [B, H], recurrent state of the last confirmed pair; its logits are the children of the root.
+    """
+
+    cache: KVCache
+    hidden: Float[Array, "B H"]
+
+
+class Frontier(NamedTuple):
+    """Nodes of one level that the head expands next.
+
+    Attributes:
+      tokens: [B, W] int32. states: [B, W, H], the state that predicted each of them. scores: [B, W] float32.
+      pool: [B, W] int32, their pool indices. mask: [B, W, E], which drafted entries each sees, itself last.
+    """
+
+    tokens: Int[Array, "B W"]
+    states: Float[Array, "B W H"]
+    scores: Float[Array, "B W"]
+    pool: Int[Array, "B W"]
+    mask: Array
+
+
+class HeadFns(NamedTuple):
+    """A head bound to a target: how its pieces read the engine's `params`."""
+
+    config: HeadConfig
+    target: TargetFn
+    dtype: str
+
+    def embed(self, params: Params, tokens: Array) -> Array:
+        """Token embeddings, the head's own or the target's."""
+        if self.config.own_embedding:
+            return self._apply(params, tokens, method="embed")
+        return self.target.embed(params["target"], tokens)
+
+    def fuse(self, params: Params, features: Array) -> Array:
+        """Target features in the head's space."""
+        return self._apply(params, features, method="fuse")
+
+    def run(self, params: Params, tokens: Array, states: Array, *context: object) -> HeadOutput:
+        """One pass; `context` is (positions, mask, cached, earlier)."""
+        return self._apply(params, self.embed(params, tokens), states, *context)
+
+    def log_probs(self, params: Params, states: Array, temperature: Array | None) -> Array:
+        """Draft log-probabilities, float32, over the draft vocabulary."""
+        if self.config.kind == "eagle1":
+            logits = self.target.logits(params["target"], states)
+        else:
+            logits = self._apply(params, states, method="logits")
+        return jax.nn.log_softmax(logits if temperature is None else logits / temperature, axis=-1)
+
+    def to_target(self, params: Params, draft_ids: Array) -> Array:
+        """Draft vocabulary ids as target ids."""
+        if self.config.kind == "eagle1" or self.config.draft_vocab_size == self.config.layer.vocab_size:
+            return draft_ids
+        return draft_ids + params["drafter"]["d2t"][draft_ids]
+
+    def _apply(self, params: Params, *args: object, method: str = "__call__") -> Array:
+        return make_head(self.config).apply({"params": params["drafter"]["head"]}, *args, method=method)
+
+
+@functools.lru_cache(maxsize=256)
+def eagle(config: HeadConfig, tree: TreeConfig, target: TargetFn, dtype: str = "float32") -> Drafter:
+    """Builds the drafter of an EAGLE head. Equal arguments give the same object, so that jit caches are shared.
+
+    Args:
+      config: the head; its `taps` decide which features the target returns.
+      tree: chain, static tree or dynamic tree.
+      dtype: dtype of the head's cache, that of its weights.
+
+    Raises:
+      ConfigError: more children per node than the draft vocabulary has tokens.
+    """
+    vocab = config.layer.vocab_size if config.kind == "eagle1" else config.draft_vocab_size
+    if tree.top_k > vocab:
+        raise ConfigError(f"TreeConfig.top_k={tree.top_k} exceeds the head's draft vocabulary of {vocab} tokens")
+    head = HeadFns(config, target, dtype)
+    grow = _grow_dynamic if tree.parents is None else _grow_static
+
+    def init(params: Params, batch: int, slots: int) -> EagleState:
+        shape = (batch, config.layer.num_kv_heads, slots, config.layer.head_dim)
+        blank = jnp.zeros(shape, dtype)
+        cache = KVCache((blank,), (jnp.zeros_like(blank),), jnp.zeros((batch,), jnp.int32))
+        return EagleState(cache, jnp.zeros((batch, config.layer.hidden_size), dtype))
+
+    def update(params: Params, state: EagleState, verified: Verified) -> EagleState:
+        with jax.named_scope("head_update"):
+            width = verified.tokens.shape[1]
+            positions = verified.start[:, None] + jnp.arange(width)[None]
+            causal = jnp.tril(jnp.ones((width, width), bool))
+            states = head.fuse(params, verified.features)
+            out = head.run(params, verified.next_tokens, states, positions, causal, _committed(state.cache))
+            cache = commit(state.cache, NewKV((out.keys,), (out.values,)), verified.count)
+            last = jnp.maximum(verified.count - 1, 0)[:, None, None]
+            hidden = jnp.take_along_axis(out.states, last, axis=1)[:, 0].astype(state.hidden.dtype)
+            return EagleState(cache, jnp.where(verified.count[:, None] > 0, hidden, state.hidden))
+
+    def draft(
+        params: Params, state: EagleState, root: Array, keys: Array, sampling: Sampling
+    ) -> tuple[DraftTree, EagleState]:
+        with jax.named_scope("draft"):
+            temperature = sampling.temperature if tree.rank_at_sampling_temperature else None
+            return grow(head, tree, params, state, root, temperature), state
+
+    return Drafter(init, draft, update, taps=config.taps, depth=tree.depth, num_nodes=tree.num_nodes)
+
+
+def _committed(cache: KVCache) -> tuple[Array, Array, Array]:
+    return cache.keys[0], cache.values[0], cache.length
+
+
+def _grow_dynamic(
+    head: HeadFns, tree: TreeConfig, params: Params, state: EagleState, root: Array, temperature: Array | None
+) -> DraftTree:
+    """Expand and rerank (EAGLE-2, sections 4.1 and 4.2): K children per frontier node, the best K*K become the frontier."""
+    batch, width = root.shape[0], tree.top_k
+    own = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))
+    scores, ids = jax.lax.top_k(head.log_probs(params, state.hidden, temperature), width)
+    tokens = head.to_target(params, ids).astype(jnp.int32)
+    pools = [Pool(tokens, jnp.full_like(tokens, ROOT), scores)]
+    states = jnp.broadcast_to(state.hidden[:, None], (batch, width, state.hidden.shape[-1]))
+    pool_ids = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (batch, width))
+    front = Frontier(tokens, states, scores, pool_ids, own)
+    frontiers = [front.pool]
+    earlier: tuple[Array, Array] | None = None
+
+    for level in range(2, tree.depth + 1):
+        out, earlier = _expand(head, params, state, front, level, earlier)
+        gains, ids = jax.lax.top_k(head.log_probs(params, out.states, temperature), width)
+        values = front.scores[:, :, None] + gains
+        offset = width + (level - 2) * width * width
+        tokens = head.to_target(params, ids).astype(jnp.int32).reshape(batch, -1)
+        pools.append(Pool(tokens, jnp.repeat(front.pool, width, axis=1), values.reshape(batch, -1)))
+        if level == tree.depth and tree.rerank:
+            break  # the last level is never expanded: its frontier matters only where the frontiers are the tree
+        merit = values if tree.rank_by == "value" else gains
+        _, best = jax.lax.top_k(merit.reshape(batch, -1), width)
+        parent = best // width
+        front = Frontier(
+            tokens=jnp.take_along_axis(tokens, best, axis=1),
+            states=jnp.take_along_axis(out.states, parent[:, :, None], axis=1),
+            scores=jnp.take_along_axis(values.reshape(batch, -1), best, axis=1),
+            pool=offset + best,
+            mask=jnp.concatenate([jnp.take_along_axis(front.mask, parent[:, :, None], axis=1), own], axis=-1),
+        )
+        frontiers.append(front.pool)
+
+    pool = concatenate(pools)
+    if tree.rerank:
+        return gather_tree(root, pool, select_best(pool, tree.num_nodes))
+    # Level order is creation order between levels; within a level the better nodes come first, so the cut at num_nodes drops the worst.
+    kept = jnp.concatenate(frontiers, axis=1)[:, : tree.num_nodes]
+    return gather_tree(root, pool, jnp.sort(kept, axis=1))
+
+
+def _expand(
+    head: HeadFns,
+    params: Params,
+    state: EagleState,
+    front: Frontier,
+    level: int,
+    earlier: tuple[Array, Array] | None,
+) -> tuple[HeadOutput, tuple[Array, Array]]:
+    """Runs the head on the frontier of level `level - 1`; returns its output and all drafted keys and values so far."""
+    # The pair (state at t, token at t + 1) sits at draft position t; the root is at target position `length`.
+    positions = jnp.broadcast_to(state.cache.length[:, None] + level - 2, front.tokens.shape)
+    out = head.run(params, front.tokens, front.states, positions, front.mask, _committed(state.cache), earlier)
+    if earlier is None:
+        return out, (out.keys, out.values)
+    return out, (jnp.concatenate([earlier[0], out.keys], 2), jnp.concatenate([earlier[1], out.values], 2))
+
+
+def _grow_static(
+    head: HeadFns, tree: TreeConfig, params: Params, state: EagleState, root: Array, temperature: Array | None
+) -> DraftTree:
+    """A tree of fixed shape (EAGLE-1, Medusa): child number r of a node is the head's candidate of rank r there."""
+    parents = np.array(tree.parents)
+    depths, ranks = np.array(static_depths(tree.parents or ())), np.array(sibling_ranks(tree.parents or ()))
+    batch = root.shape[0]
+    tokens = [jnp.zeros((batch,), jnp.int32)] * tree.num_nodes
+    scores = [jnp.zeros((batch,), jnp.float32)] * tree.num_nodes
+    expanded = np.array([-1])  # the root: its state is known, it needs no pass
+    states, earlier, entries = state.hidden[:, None], None, np.zeros((0,), int)
+    for level in range(1, tree.depth + 1):
+        if level > 1:
+            # Which drafted entries (earlier expanded nodes, then this level's) each expanded node sees: itself and its ancestors.
+            entries = np.concatenate([entries, expanded])
+            sees = np.array([[_is_ancestor(parents, int(e), int(n)) for e in entries] for n in expanded])
+            front = Frontier(
+                tokens=jnp.stack([tokens[n] for n in expanded], axis=1),
+                states=states[:, _positions(previous, parents[expanded])],
+                scores=jnp.stack([scores[n] for n in expanded], axis=1),
+                pool=jnp.zeros((batch, len(expanded)), jnp.int32),
+                mask=jnp.broadcast_to(jnp.asarray(sees), (batch, *sees.shape)),
+            )
+            out, earlier = _expand(head, params, state, front, level, earlier)
+            states = out.states
+        children = np.flatnonzero(depths == level)
+        gains, ids = jax.lax.top_k(head.log_probs(params, states, temperature), int(ranks[children].max()) + 1)
+        ids = head.to_target(params, ids).astype(jnp.int32)
+        for node in children:
+            where = int(_positions(expanded, parents[node : node + 1])[0])
+            above = scores[parents[node]] if level > 1 else 0.0
+            tokens[node] = ids[:, where, ranks[node]]
+            scores[node] = above + gains[:, where, ranks[node]]
+        previous, expanded = expanded, np.array([n for n in children if n in parents], int)
+    rows = jnp.broadcast_to(jnp.asarray(np.concatenate([[ROOT], parents + 1]), jnp.int32), (batch, tree.num_nodes + 1))
+    return DraftTree(
+        jnp.stack([root, *tokens], axis=1), rows, jnp.stack([jnp.zeros((batch,), jnp.float32), *scores], axis=1)
+    )
+
+
+def _is_ancestor(parents: np.ndarray, ancestor: int, node: int) -> bool:
+    while node > ancestor:
+        node = int(parents[node])
+    return node == ancestor
+
+
+def _positions(of: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    return np.array([int(np.flatnonzero(of == w)[0]) for w in wanted], int)

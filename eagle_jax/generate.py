@@ -1,0 +1,228 @@
+"""The one cycle and the one loop: draft a tree, verify it in one target pass, commit what was accepted.
+
+Pure functions over explicit parameter trees; use them inside another `jit`, under `vmap` over keys, in `shard_map`, or with
+`jax.eval_shape`. `params` is `{"target": ..., "drafter": ...}` throughout. `eagle_jax.generate` (module `api`) is the host-level wrapper.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from eagle_jax.cache import commit
+from eagle_jax.sampling import draw
+from eagle_jax.tree import ancestor_mask, node_depths
+from eagle_jax.types import Drafter, GenerateState, Params, Sampling, StepInfo, TargetFn, Verified
+from eagle_jax.verify import VerifyFn, deterministic
+
+
+def required_slots(prompt_width: int, max_tokens: int, depth: int, chunk: int) -> int:
+    """Cache slots that a run can touch: every write of a chunk or of a whole path must fit behind the committed tokens."""
+    return prompt_width + max(chunk, max_tokens + depth + 1)
+
+
+def prefill(
+    params: Params,
+    prompts: Int[Array, "B P"],
+    lengths: Int[Array, " B"],
+    budget: Int[Array, " B"],
+    eos_ids: Int[Array, "B E"],
+    keys: PRNGKeyArray,
+    *,
+    target: TargetFn,
+    drafter: Drafter,
+    sampling: Sampling,
+    slots: int,
+    max_tokens: int,
+    chunk: int,
+) -> GenerateState:
+    """Sends the prompts through the target in chunks and emits each row's first token.
+
+    Only the last prompt position of every row meets the lm_head. Chunks beyond the longest prompt are not computed.
+
+    Args:
+      prompts: token ids, padded on the right. lengths: tokens of every prompt, at least 1.
+      budget: most tokens each row may emit, 1 to `max_tokens`. eos_ids: stop tokens per row, padded with -1.
+      keys: [B] PRNG keys, one per row (unused when greedy).
+      slots: S, cache capacity, at least `required_slots(...)`. max_tokens: capacity of the output. chunk: divides P.
+
+    Raises:
+      ValueError: `chunk` does not divide P, or `slots` is below what the run can touch.
+    """
+    batch, width = prompts.shape
+    if width % chunk:
+        raise ValueError(f"chunk={chunk} must divide the padded prompt width {width}")
+    needed = required_slots(width, max_tokens, drafter.depth, chunk)
+    if slots < needed:
+        raise ValueError(f"slots={slots} is below the {needed} cache slots that this run can touch; see required_slots")
+    following = jnp.concatenate([prompts[:, 1:], jnp.zeros((batch, 1), prompts.dtype)], axis=1)
+    causal = jnp.tril(jnp.ones((chunk, chunk), bool))
+
+    def run_chunk(index: Array, carry: tuple) -> tuple:
+        cache, state, last = carry
+        start = index * chunk
+        tokens = jax.lax.dynamic_slice_in_dim(prompts, start, chunk, axis=1)
+        next_tokens = jax.lax.dynamic_slice_in_dim(following, start, chunk, axis=1)
+        positions = jnp.broadcast_to(start + jnp.arange(chunk), (batch, chunk))
+        out = target.forward(params["target"], tokens, positions, causal, cache, drafter.taps)
+        # The pair at a row's last prompt position waits for the first generated token.
+        pairs = jnp.clip(lengths - 1 - start, 0, chunk)
+        at = jnp.full((batch,), start)
+        state = drafter.update(params, state, Verified(tokens, next_tokens, out.features, at, pairs))
+        cache = commit(cache, out.new, jnp.clip(lengths - start, 0, chunk))
+        here = (lengths - 1 >= start) & (lengths - 1 < start + chunk)
+        row = jnp.clip(lengths - 1 - start, 0, chunk - 1)
+        found = (_take(out.hidden, row), _take(out.features, row))
+        return cache, state, jax.tree.map(lambda new, old: jnp.where(here[:, None], new, old), found, last)
+
+    cache = target.init_cache(batch, slots)
+    state = drafter.init(params, batch, slots)
+    shapes = jax.eval_shape(
+        lambda: target.forward(params["target"], prompts[:, :1], prompts[:, :1], jnp.ones((1, 1), bool), cache, drafter.taps)
+    )
+    last = (_blank(shapes.hidden), _blank(shapes.features))
+    with jax.named_scope("prefill"):
+        chunks = (jnp.max(lengths) + chunk - 1) // chunk
+        cache, state, (hidden, feature) = jax.lax.fori_loop(0, chunks, run_chunk, (cache, state, last))
+        logits = target.logits(params["target"], hidden)
+        zero = jnp.zeros((batch,), jnp.int32)
+        root = jax.vmap(lambda row, key, index: draw(row, key, index, sampling))(logits, keys, zero)
+        ends = _take(prompts[..., None], lengths - 1)
+        state = drafter.update(
+            params, state, Verified(ends, root[:, None], feature[:, None], lengths - 1, jnp.ones_like(lengths))
+        )
+    tokens = jnp.zeros((batch, max_tokens + drafter.depth + 1), jnp.int32).at[:, 0].set(root)
+    return GenerateState(
+        cache=cache,
+        drafter=state,
+        root=root,
+        tokens=tokens,
+        num_tokens=zero + 1,
+        budget=budget,
+        eos_ids=eos_ids,
+        done=_is_stop(root[:, None], eos_ids)[:, 0] | (budget <= 1),
+        cycles=zero,
+        accepted=jnp.zeros((batch, drafter.depth + 1), jnp.int32),
+        keys=keys,
+    )
+
+
+def _take(values: Array, row: Int[Array, " B"]) -> Array:
+    return jnp.take_along_axis(values, row[:, None, None], axis=1)[:, 0]
+
+
+def _blank(like: jax.ShapeDtypeStruct) -> Array:
+    return jnp.zeros((like.shape[0], like.shape[2]), like.dtype)
+
+
+def _is_stop(tokens: Int[Array, "B M"], eos_ids: Int[Array, "B E"]) -> Bool[Array, "B M"]:
+    return jnp.any(tokens[:, :, None] == eos_ids[:, None, :], axis=-1)
+
+
+def step(
+    params: Params,
+    state: GenerateState,
+    *,
+    target: TargetFn,
+    drafter: Drafter,
+    sampling: Sampling,
+    verify: VerifyFn = deterministic,
+) -> tuple[GenerateState, StepInfo]:
+    """One cycle for every row of the batch. A finished row keeps its lane, changes nothing and emits nothing.
+
+    Randomness lives in the state: the token of generated position i of a row is drawn with `fold_in(state.keys[row], i)`.
+    """
+    cache, depth = state.cache, drafter.depth
+    tree, drafter_state = drafter.draft(params, state.drafter, state.root, state.keys, sampling)
+    with jax.named_scope("verify"):
+        mask = ancestor_mask(tree.parents, depth)
+        positions = cache.length[:, None] + node_depths(mask)
+        out = target.forward(params["target"], tree.tokens, positions, mask, cache, drafter.taps)
+        logits = target.logits(params["target"], out.hidden)
+        acceptance = verify(tree, logits, state.keys, state.num_tokens, sampling, depth)
+
+    with jax.named_scope("commit"):
+        path, count = acceptance.path, acceptance.count
+        on_path = jnp.take_along_axis(tree.tokens, path, axis=1)
+        steps = jnp.arange(depth + 1)
+        shifted = jnp.concatenate([on_path[:, 1:], on_path[:, :1]], axis=1)
+        tokens = jnp.where(steps[None] < count[:, None], shifted, acceptance.next_token[:, None])
+        emitted = _cut(tokens, count + 1, state)
+        features = jnp.take_along_axis(out.features, path[:, :, None], axis=1)
+        drafter_state = drafter.update(
+            params, drafter_state, Verified(on_path, tokens, features, cache.length, emitted)
+        )
+        last = jnp.take_along_axis(tokens, jnp.maximum(emitted - 1, 0)[:, None], axis=1)[:, 0]
+        running = ~state.done
+        num_tokens = state.num_tokens + emitted
+        stopped = running & (_is_stop(last[:, None], state.eos_ids)[:, 0] | (num_tokens >= state.budget))
+        new_state = GenerateState(
+            cache=commit(cache, out.new, emitted, path),
+            drafter=drafter_state,
+            root=jnp.where(running, last, state.root),
+            tokens=jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))(
+                state.tokens, tokens, state.num_tokens
+            ),
+            num_tokens=num_tokens,
+            budget=state.budget,
+            eos_ids=state.eos_ids,
+            done=state.done | stopped,
+            cycles=state.cycles + running.astype(jnp.int32),
+            accepted=state.accepted + ((steps[None] == count[:, None]) & running[:, None]).astype(jnp.int32),
+            keys=state.keys,
+        )
+    return new_state, StepInfo(tree, acceptance, tokens, emitted)
+
+
+def _cut(tokens: Int[Array, "B D1"], available: Int[Array, " B"], state: GenerateState) -> Int[Array, " B"]:
+    """Tokens of this cycle that count: none in a finished row, up to the first stop token, within the budget."""
+    stops = _is_stop(tokens, state.eos_ids)
+    first = jnp.where(jnp.any(stops, axis=1), jnp.argmax(stops, axis=1) + 1, tokens.shape[1])
+    emitted = jnp.minimum(jnp.minimum(available, first), state.budget - state.num_tokens)
+    return jnp.where(state.done, 0, emitted).astype(jnp.int32)
+
+
+def generate(
+    params: Params,
+    prompts: Int[Array, "B P"],
+    lengths: Int[Array, " B"],
+    budget: Int[Array, " B"],
+    eos_ids: Int[Array, "B E"],
+    keys: PRNGKeyArray,
+    *,
+    target: TargetFn,
+    drafter: Drafter,
+    sampling: Sampling,
+    slots: int,
+    max_tokens: int,
+    chunk: int,
+    verify: VerifyFn = deterministic,
+) -> GenerateState:
+    """Prefill and all cycles in one program: `lax.while_loop` over `step` until every row is done. Arguments as in `prefill`."""
+    state = prefill(
+        params,
+        prompts,
+        lengths,
+        budget,
+        eos_ids,
+        keys,
+        target=target,
+        drafter=drafter,
+        sampling=sampling,
+        slots=slots,
+        max_tokens=max_tokens,
+        chunk=chunk,
+    )
+
+    def cycle(state: GenerateState) -> GenerateState:
+        return step(params, state, target=target, drafter=drafter, sampling=sampling, verify=verify)[0]
+
+    return jax.lax.while_loop(lambda state: ~jnp.all(state.done), cycle, state)
+
+
+def emitted_tokens(state: GenerateState) -> Float[Array, "B M"]:
+    """The output buffer [B, max_tokens]; a row's tokens beyond `num_tokens` are zeroed."""
+    width = state.tokens.shape[1] - state.accepted.shape[1]
+    tokens = state.tokens[:, :width]
+    return jnp.where(jnp.arange(width)[None] < state.num_tokens[:, None], tokens, 0)

@@ -1,0 +1,69 @@
+"""Acceptance rules: from a tree and the target's logits to the accepted path.
+
+A rule is a function `(tree, logits, keys, index, sampling, depth) -> Acceptance` (`VerifyFn`). `deterministic` is exact for every
+tree whose nodes were chosen without chance; rules for sampled drafts read `tree.draft_log_probs` behind the same signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from eagle_jax.sampling import draw
+from eagle_jax.tree import find_child
+from eagle_jax.types import Acceptance, DraftTree, Sampling
+
+VerifyFn = Callable[..., Acceptance]
+"""`(tree, logits [B, N+1, V], keys [B], index [B], sampling, depth) -> Acceptance`."""
+
+
+def deterministic(
+    tree: DraftTree,
+    logits: Float[Array, "B N1 V"],
+    keys: PRNGKeyArray,
+    index: Int[Array, " B"],
+    sampling: Sampling,
+    depth: int,
+) -> Acceptance:
+    """Ancestral sampling through the tree: draw the target's own token at a node; descend while the draw is a child.
+
+    The tokens have exactly the target's processed law, since every one of them is a draw from it; the tree only decides how many
+    of them one pass can deliver. This is the law of the accept/reject loop of EAGLE-2's tree (accept child x with p(x), else remove x and
+    renormalise), and no lossless rule accepts more on a given deterministic tree.
+
+    Args:
+      tree: drafted without chance; siblings carry different tokens.
+      logits: the target's, at every row of the tree.
+      keys: one per row of the batch. index: [B] tokens generated so far; the draw for token i uses `fold_in(key, i)`.
+      depth: D, longest path of the tree.
+    """
+
+    def row(tree: DraftTree, logits: Array, key: PRNGKeyArray, index: Array) -> Acceptance:
+        return walk(tree, lambda node, step: draw(logits[node], key, index + step, sampling), depth)
+
+    return jax.vmap(row)(tree, logits, keys, index)
+
+
+def walk(tree: DraftTree, choose: Callable[[Array, Array], Array], depth: int) -> Acceptance:
+    """Walks one row's tree from the root. `choose(node, step)` is the target's token after `node`, `step` nodes below the root.
+
+    Only the visited nodes are asked, so that sampling costs D + 1 draws and not N + 1.
+    """
+    start = jnp.int32(0)
+    path = jnp.zeros((depth + 1,), jnp.int32)
+
+    def visit(step: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        node, path, count, token, alive = carry
+        path = jnp.where(jnp.arange(depth + 1) >= step, node, path)
+        chosen = choose(node, step)
+        token = jnp.where(alive, chosen, token)
+        child, found = find_child(tree.tokens, tree.parents, node, chosen)
+        alive = alive & found & (step < depth)
+        return jnp.where(alive, child, node), path, count + alive.astype(jnp.int32), token, alive
+
+    carry = (start, path, start, start, jnp.bool_(True))
+    _, path, count, token, _ = jax.lax.fori_loop(0, depth + 1, visit, carry, unroll=min(depth + 1, 16))
+    return Acceptance(path, count, token)
