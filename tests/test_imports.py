@@ -29,6 +29,7 @@ MAY_ENTER: dict[str, set[str]] = {
     "training": {"types", "config", "models"},
     "checkpoints": {"types", "config", "models"},
     "assets": set(),
+    "measure": set(),
 }
 ON_TOP = {"__init__", "api"}  # may enter every room
 FLAX = {"flax", "linen"}

@@ -1,0 +1,60 @@
+# make demo        a trained draft head accelerates a trained model, on this machine, offline after installation
+# make bench       the measured table of the README
+# make test        everything but the slow tests          make test-all   everything
+# make lint types  ruff; mypy                             make clean      forget caches and the virtual environment
+#
+# PYTHON names the interpreter the virtual environment is made from (3.11 or later); ARGS goes to the program.
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+PYTEST_ARGS ?=
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+INSTALLED := $(VENV)/.installed
+INSTALLED_TEST := $(VENV)/.installed-test
+
+.PHONY: demo bench test test-all lint format types clean
+.DEFAULT_GOAL := demo
+
+demo: $(INSTALLED)
+	@$(PY) -m infer.demo $(ARGS)
+
+bench: $(INSTALLED)
+	@$(PY) -m infer.bench $(ARGS)
+
+# libtpu is installed for ahead-of-time compilation; without this JAX would look for the chip.
+test test-all: export JAX_PLATFORMS ?= cpu
+test: $(INSTALLED_TEST)
+	@$(PY) -m pytest -q -m "not slow" $(PYTEST_ARGS)
+
+test-all: $(INSTALLED_TEST)
+	@$(PY) -m pytest -q $(PYTEST_ARGS)
+
+lint: $(INSTALLED_TEST)
+	@$(PY) -m ruff check . && $(PY) -m ruff format --check .
+
+format: $(INSTALLED_TEST)
+	@$(PY) -m ruff check --fix . ; $(PY) -m ruff format .
+
+types: $(INSTALLED_TEST)
+	@$(PY) -m mypy
+
+$(PY):
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and \
+	  "eagle_jax needs Python 3.11 or later, $(PYTHON) is %d.%d: make PYTHON=python3.12 ..." % v[:2])'
+	@$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml | $(PY)
+	@echo "Installing eagle_jax and what it needs into $(VENV) (once) ..."
+	@$(PIP) --editable .
+	@touch $@
+
+$(INSTALLED_TEST): pyproject.toml | $(PY)
+	@echo "Installing the [test] extra into $(VENV) (once) ..."
+	@$(PIP) --editable '.[test]'
+	@touch $@ $(INSTALLED)
+
+clean:
+	rm -rf $(VENV) .jax_cache .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist *.egg-info
+	find eagle_jax infer train tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,135 @@
+"""A trained draft head accelerates a trained model: the same text, in fewer passes.
+
+    python -m infer.demo                                     # what `make demo` runs
+    python -m infer.demo --prompt "Write ..." --temperature 1 --head eagle2
+
+Streams a completion (drafted tokens that the target accepted are green, the target's own are plain), then decodes the
+same prompt without a drafter, then times both on compiled programs. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import tyro
+
+import eagle_jax
+from eagle_jax.measure import chat_ids, machine, time_interleaved, use_compilation_cache
+
+GREEN, DIM, RESET = "\x1b[32m", "\x1b[2m", "\x1b[0m"
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    """Arguments of the demo.
+
+    Attributes:
+      prompt: what the user says.
+      head: draft head of the bundled pair.
+      max_new_tokens: length of the completion.
+      temperature: 0 is greedy; above it the text depends on `seed`, and still not on the drafter.
+      seed: of the sampled draws.
+      repetitions: timed runs of each path, of which the median counts.
+    """
+
+    prompt: str = "Write a Python function that returns the n-th Fibonacci number."
+    head: Literal["eagle3", "eagle2"] = "eagle3"
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    repetitions: int = 3
+
+
+def main(args: Args) -> None:
+    """Runs the demo."""
+    started = time.perf_counter()
+    use_compilation_cache()
+    colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    target, drafter, tokenizer = eagle_jax.load_demo(args.head)
+    prompt = chat_ids(tokenizer, [{"role": "user", "content": args.prompt}])
+    options: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "key": args.seed}
+    paths = {"eagle": drafter, "vanilla": None}
+
+    print(f"Compiling for {machine()} ...", flush=True)
+    for head in paths.values():
+        for _ in zip(range(2), eagle_jax.stream(target, head, prompt, **options), strict=False):
+            pass
+    print(f"Ready after {time.perf_counter() - started:.0f} s.\n\n> {args.prompt}\n")
+
+    name = args.head.replace("eagle", "EAGLE-")
+    legend = f"{name}: accepted drafts are green" if colours else name
+    for label, head in ((legend, drafter), ("Plain decoding", None)):
+        print(paint(f"--- {label}", DIM, colours), flush=True)
+        show(eagle_jax.stream(target, head, prompt, **options), tokenizer, colours)
+
+    outputs = {path: eagle_jax.generate(target, head, [prompt], **options) for path, head in paths.items()}
+    calls: dict[str, Callable[[], Any]] = {
+        path: lambda head=head: eagle_jax.generate(target, head, [prompt], **options)  # type: ignore[misc]
+        for path, head in paths.items()
+    }
+    seconds = time_interleaved(calls, args.repetitions)
+    rates = {path: len(outputs[path].tokens[0]) / seconds[path] for path in paths}
+    identical = outputs["eagle"].tokens == outputs["vanilla"].tokens
+    result = {
+        "identical": identical,
+        "tau": round(outputs["eagle"].tau, 3),
+        "speedup": round(rates["eagle"] / rates["vanilla"], 3),
+        "eagle_tok_s": round(rates["eagle"], 1),
+        "vanilla_tok_s": round(rates["vanilla"], 1),
+        "machine": machine(),
+    }
+    print(
+        f"{name} {rates['eagle']:.0f} tokens/s, plain {rates['vanilla']:.0f} tokens/s: {result['speedup']:.2f}x; "
+        f"tau = {result['tau']:.2f} tokens per target pass; the texts {'are identical' if identical else 'DIFFER'}.\n"
+    )
+    print(json.dumps(result))
+
+
+def show(chunks: Iterator[eagle_jax.StreamChunk], tokenizer: Any, colours: bool) -> None:
+    """Prints tokens as they come, accepted drafted ones in colour."""
+    text = TextStream(tokenizer)
+    for chunk in chunks:
+        drafted = text.feed(chunk.tokens[: chunk.drafted])
+        print(paint(drafted, GREEN, colours) + text.feed(chunk.tokens[chunk.drafted :]), end="", flush=True)
+    print(text.rest() + "\n")
+
+
+def paint(text: str, colour: str, colours: bool) -> str:
+    """`text` between escape codes, if there is any text and the terminal shows colours."""
+    return f"{colour}{text}{RESET}" if colours and text else text
+
+
+class TextStream:
+    """Turns tokens into text as they come; a character split over two tokens waits for its second half."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.tokens: list[int] = []
+        self.shown = 0
+
+    def feed(self, tokens: list[int]) -> str:
+        """The text that `tokens` complete."""
+        self.tokens += tokens
+        text = self._text().rstrip("\ufffd")
+        new, self.shown = text[self.shown :], max(self.shown, len(text))
+        return new
+
+    def rest(self) -> str:
+        """What is left when no token will follow."""
+        return self._text()[self.shown :]
+
+    def _text(self) -> str:
+        return str(self.tokenizer.decode(self.tokens, skip_special_tokens=True))
+
+
+if __name__ == "__main__":
+    try:
+        main(tyro.cli(Args, description=__doc__))
+    except KeyboardInterrupt:
+        sys.exit("\nInterrupted.")
