@@ -1,0 +1,99 @@
+"""The README is true: every command and every Python block in it is run, and its tree lists what is there."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import tyro
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+
+
+def commands(text: str) -> list[str]:
+    """The command lines of a shell block, comments removed, continued lines joined."""
+    lines = (line.split(" #")[0].strip() for line in text.replace("\\\n", " ").splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+PYTHON = [text for language, text in BLOCKS if language == "python"]
+COMMANDS = [line for language, text in BLOCKS if language in ("bash", "sh") for line in commands(text)]
+PROGRAMS = [line for line in COMMANDS if line.startswith("python -m ")]
+# Added behind the README's own arguments (the last one given counts), so that a run takes seconds.
+SHORTER = {
+    "infer.demo": "--max-new-tokens 16 --repetitions 1",
+    "infer.bench": "--limit 1 --max-new-tokens 16 --repeats 1",
+}
+
+
+def test_blocks_have_a_language_that_is_checked():
+    assert {language for language, _ in BLOCKS} <= {"python", "bash", "sh", "", "yaml", "json"}
+    assert PYTHON
+    assert {"make demo", "make test"} <= set(COMMANDS)
+
+
+def test_python_blocks_run_in_order(capsys):
+    names: dict[str, object] = {}
+    for number, block in enumerate(PYTHON, 1):
+        exec(compile(block, f"README.md, Python block {number}", "exec"), names)
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("command", sorted(set(COMMANDS)))
+def test_every_command_exists_and_takes_its_arguments(command):
+    words = shlex.split(command)
+    while "=" in words[0]:  # NAME=value before the program
+        words.pop(0)
+    if words[:2] == ["python", "-m"]:
+        module = importlib.import_module(words[2])
+        tyro.cli(module.Args, args=words[3:])
+    elif words[0] == "make":
+        plan = subprocess.run(["make", "-n", *words[1:]], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        assert plan.returncode == 0, plan.stderr
+    elif words[:2] == ["pip", "install"]:
+        known = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        extras = re.findall(r"\[([\w,-]+)\]", command)
+        assert {extra for group in extras for extra in group.split(",")} <= set(known["optional-dependencies"])
+    elif words[0] in ("git", "cd"):
+        pass  # how one gets here
+    else:
+        pytest.fail(f"say in this test how {command!r} is checked")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", sorted(set(PROGRAMS)))
+def test_programs_run(command, shared):
+    words = shlex.split(command)
+    if words[2] not in SHORTER:
+        pytest.skip(f"{words[2]} takes too long to run here; the tests of its own run it on small inputs")
+    run = subprocess.run(
+        [sys.executable, *words[1:], *SHORTER[words[2]].split()],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[-1].startswith("{")
+
+
+def test_the_tree_lists_what_is_there():
+    tree = next(text for language, text in BLOCKS if language == "" and text.startswith("eagle_jax/"))
+    listed = {line.split()[0].rstrip("/") for line in tree.splitlines() if line.startswith("  ") and line.split()}
+    package = REPOSITORY / "eagle_jax"
+    there = {path.name for path in package.iterdir() if path.suffix in ("", ".py") and not path.name.startswith("_")}
+    assert listed == there
+
+
+def test_links_lead_somewhere():
+    for link in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (REPOSITORY / link).exists(), link
