@@ -156,9 +156,9 @@ def rope_config(values: Mapping[str, Any], where: str) -> RopeConfig:
     max_position = int(values.get("max_position_embeddings", 2048))
     theta = float(given.get("rope_theta") or values.get("rope_theta") or 10000.0)
     if kind == "default":
-        return RopeConfig(theta=theta, original_max_position=max_position)
-    # "dynamic" stretches the configured context; the others may name the context that was trained on.
-    original = max_position
+        return RopeConfig(theta=theta)
+    # "dynamic" stretches the configured context, "linear" needs none, the others may name the one trained on.
+    original = RopeConfig.original_max_position if kind == "linear" else max_position
     if kind in ("llama3", "yarn"):
         outer = values.get("original_max_position_embeddings")
         original = int(outer or given.get("original_max_position_embeddings") or max_position)

@@ -16,7 +16,8 @@ import numpy as np
 import safetensors.numpy
 
 from eagle_jax.checkpoints.errors import CheckpointError
-from eagle_jax.checkpoints.hf_config import common_keys, hf_config
+from eagle_jax.checkpoints.head_config import head_config_values
+from eagle_jax.checkpoints.hf_config import hf_config
 from eagle_jax.checkpoints.mapping import (
     DECODER,
     HEAD,
@@ -90,11 +91,7 @@ def save_head_checkpoint(
     """
     wanted = check_dtype(dtype)
     flat = flatten(params)
-    _check(
-        flat,
-        expected_shapes(functools.partial(init_head_params, config)),
-        "the head's parameters:",
-    )
+    _check(flat, expected_shapes(functools.partial(init_head_params, config)), "the head's parameters:")
     d2t = flat.pop("d2t", None)
     flat = {path.removeprefix("head/"): leaf for path, leaf in flat.items()}
     if embedding is not None and not config.own_embedding:
@@ -109,35 +106,6 @@ def save_head_checkpoint(
     with _replacing(Path(directory)) as staging:
         _write_json(staging / "config.json", head_config_values(config, dtype))
         _write_weights(staging, flat, HEAD, wanted, prefix=prefix, extra=extra)
-
-
-def head_config_values(config: HeadConfig, dtype: str) -> dict[str, Any]:
-    """config.json of a head; switches are written where they differ from the official head's."""
-    layer = config.layer
-    values: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLMEagle3" if config.kind == "eagle3" else "LlamaForCausalLM"],
-        "model_type": "llama",
-        **common_keys(layer, dtype),
-        "num_hidden_layers": 1,
-        "tie_word_embeddings": False,
-    }
-    if layer.qkv_bias:
-        values |= {"qkv_bias": True, "attention_bias": True}
-    if layer.mlp_bias:
-        values["mlp_bias"] = True
-    if config.kind == "eagle1":
-        values["bias"] = config.fc_bias
-        return values
-    values["draft_vocab_size"] = config.draft_vocab_size
-    if config.target_hidden_size != layer.hidden_size:
-        values["target_hidden_size"] = config.target_hidden_size
-    for name in ("fc_norm", "norm_before_fc", "norm_output", "norm_before_residual"):
-        if getattr(config, name):
-            values[name] = True
-    # The two numberings that readers use, see `head._taps`.
-    values["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in config.taps]}
-    values["eagle_aux_hidden_state_layer_ids"] = list(config.taps)
-    return values
 
 
 def _check(flat: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]], subject: str) -> None:

@@ -135,7 +135,7 @@ def _describe(opened: Any, name: str) -> tuple[tuple[int, ...], str]:
 def _read_torch(path: Path) -> dict[str, Any]:
     """The state dict of a `.bin`. `weights_only=True` unpickles tensors and containers and nothing that could run."""
     try:
-        import torch  # noqa: PLC0415 (only this format needs it)
+        import torch
     except ImportError as error:
         raise CheckpointError(
             f"{path} is a PyTorch file and torch is not installed: `pip install torch`, or convert it to safetensors"
@@ -155,7 +155,7 @@ def _read_torch(path: Path) -> dict[str, Any]:
 
 
 def _torch_to_numpy(tensor: Any) -> np.ndarray:
-    import torch  # noqa: PLC0415
+    import torch
 
     tensor = tensor.detach().contiguous()
     if tensor.dtype == torch.bfloat16:

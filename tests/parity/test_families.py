@@ -1,0 +1,159 @@
+"""Every family against `transformers` in float32: logits and all hidden states, from files that it wrote."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install eagle-jax[test]")
+
+from eagle_jax.checkpoints import load_target_checkpoint, save_target_checkpoint  # noqa: E402
+from eagle_jax.models.decoder import target_fn  # noqa: E402
+from tests.parity.tiny import random_tokens, save, tiny_model, torch_outputs  # noqa: E402
+
+TOLERANCE = 1e-4
+
+ROPE = {
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "linear": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.5},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32},
+    "yarn_given": {
+        "rope_type": "yarn",
+        "rope_theta": 700.0,
+        "factor": 3.0,
+        "original_max_position_embeddings": 400,
+        "attention_factor": 0.9,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+        "truncate": False,
+    },
+    "yarn_mscale": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.3,
+    },
+}
+
+CASES = {
+    "llama": ("Llama", {}),
+    "llama_plain_heads": ("Llama", {"head_dim": None, "num_key_value_heads": None, "hidden_size": 48}),
+    "llama_tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama_biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-2}),
+    **{f"llama_{name}": ("Llama", {"rope_parameters": rope}) for name, rope in ROPE.items()},
+    "mistral": ("Mistral", {"sliding_window": None, "num_key_value_heads": 1}),
+    "qwen2": ("Qwen2", {"head_dim": None, "hidden_size": 48}),
+    "qwen2_tied_yarn": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": ROPE["yarn"]}),
+    "qwen3": ("Qwen3", {}),
+    "qwen3_biases": ("Qwen3", {"attention_bias": True, "head_dim": 16, "rope_parameters": {"rope_theta": 1e6}}),
+}
+
+
+def jax_outputs(config, params, tokens):
+    """Logits and all hidden states of one causal pass."""
+    batch, length = tokens.shape
+    fn = target_fn(config)
+    positions = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
+    taps = tuple(range(config.num_layers + 1))
+
+    @jax.jit
+    def run(params, tokens):
+        out = fn.forward(params, tokens, positions, jnp.tril(jnp.ones((length, length), bool)), None, taps)
+        return fn.logits(params, out.hidden), out.features
+
+    logits, features = run(params, jnp.asarray(tokens))
+    return np.asarray(logits), np.split(np.asarray(features), len(taps), axis=-1)
+
+
+def close(ours, theirs):
+    np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_and_hidden_states(case, tmp_path):
+    family, changes = CASES[case]
+    model = tiny_model(family, **changes)
+    save(model, tmp_path, shards=len(case) % 2 == 0)  # either way of writing, over the cases
+    config, params = load_target_checkpoint(tmp_path)
+    tokens = random_tokens(60)
+    logits, states = torch_outputs(model, tokens)
+    our_logits, our_states = jax_outputs(config, params, tokens)
+    close(our_logits, logits)
+    assert len(states) == len(our_states) == config.num_layers + 1
+    for ours, theirs in zip(our_states, states, strict=True):
+        close(ours, theirs)
+
+
+def test_dynamic_rope_is_that_of_decoding_token_by_token(tmp_path):
+    """Beyond the original length the base grows with every token, and each key keeps the base it was made with."""
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    model = tiny_model("Llama", rope_parameters=rope, max_position_embeddings=24)
+    save(model, tmp_path)
+    config, params = load_target_checkpoint(tmp_path)
+    tokens = random_tokens(40, rows=1)
+    rows, cache = [], None
+    with torch.no_grad():
+        for position in range(tokens.shape[1]):
+            step = torch.tensor(tokens[:, position : position + 1], dtype=torch.long)
+            out = model(step, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            rows.append(out.logits.numpy())
+    ours, _ = jax_outputs(config, params, tokens)
+    close(ours, np.concatenate(rows, axis=1))
+
+
+@pytest.mark.parametrize("case", ["llama", "llama_tied", "llama_biases", "llama_llama3", "llama_yarn_given", "mistral",
+                                  "qwen2_tied_yarn", "qwen3"])  # fmt: skip
+def test_transformers_loads_what_we_save(case, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    family, changes = CASES[case]
+    model = tiny_model(family, **(changes | {"eos_token_id": [2, 5]}))
+    config, params = load_target_checkpoint(save(model, tmp_path / "theirs"))
+    save_target_checkpoint(config, params, tmp_path / "ours", "float32", max_shard_bytes=40_000)
+    assert len(list((tmp_path / "ours").glob("*.safetensors"))) > 1
+    again, report = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "ours", dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert not report["mismatched_keys"]
+    assert type(again) is type(model)
+    assert again.generation_config.eos_token_id == [2, 5]
+    tokens = random_tokens(40)
+    logits, _ = torch_outputs(model, tokens)
+    np.testing.assert_array_equal(torch_outputs(again, tokens)[0], logits)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_weights_are_converted_exactly(dtype, tmp_path):
+    model = tiny_model("Llama").to(getattr(torch, dtype))
+    model.save_pretrained(tmp_path)
+    state = model.state_dict()
+    _, wide = load_target_checkpoint(tmp_path, "float32")
+    _, same = load_target_checkpoint(tmp_path, dtype)
+    kernel = state["model.layers.1.self_attn.k_proj.weight"].float().numpy().T
+    for params, expected in ((wide, "float32"), (same, dtype)):
+        assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {expected}
+        ours = params["layers_1"]["self_attn"]["k_proj"]["kernel"]
+        np.testing.assert_array_equal(np.asarray(ours, np.float32), kernel)
+
+
+def test_narrowing_rounds_as_torch_does(tmp_path):
+    model = tiny_model("Llama")
+    save(model, tmp_path)
+    _, params = load_target_checkpoint(tmp_path, "bfloat16")
+    expected = model.state_dict()["lm_head.weight"].to(torch.bfloat16).float().numpy().T
+    np.testing.assert_array_equal(np.asarray(params["lm_head"]["kernel"], np.float32), expected)
