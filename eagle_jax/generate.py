@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from eagle_jax.cache import commit
 from eagle_jax.sampling import draw
@@ -28,7 +28,7 @@ def prefill(
     lengths: Int[Array, " B"],
     budget: Int[Array, " B"],
     eos_ids: Int[Array, "B E"],
-    keys: PRNGKeyArray,
+    keys: Key[Array, " B"],
     *,
     target: TargetFn,
     drafter: Drafter,
@@ -189,7 +189,7 @@ def generate(
     lengths: Int[Array, " B"],
     budget: Int[Array, " B"],
     eos_ids: Int[Array, "B E"],
-    keys: PRNGKeyArray,
+    keys: Key[Array, " B"],
     *,
     target: TargetFn,
     drafter: Drafter,

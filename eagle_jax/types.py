@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key
 
 Params = Any
 """A plain nested dict of arrays. The engine holds `{"target": ..., "drafter": ...}`."""
@@ -208,7 +208,7 @@ class GenerateState(NamedTuple):
     done: Bool[Array, " B"]
     cycles: Int[Array, " B"]
     accepted: Int[Array, "B D1"]
-    keys: PRNGKeyArray
+    keys: Key[Array, " B"]
 
 
 class StepInfo(NamedTuple):
