@@ -9,6 +9,7 @@ EAGLE-1/2 (arXiv:2401.15077, section 4; arXiv:2406.16858) and EAGLE-3 (arXiv:250
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import HeadConfig
-from eagle_jax.models.layers import Attention, GatedMLP, Linear, RMSNorm
+from eagle_jax.models.layers import Attention, GatedMLP, Linear, RMSNorm, attend
 from eagle_jax.models.rope import rope_angles
 from eagle_jax.types import Params
 
@@ -64,11 +65,12 @@ class Eagle1Head(nn.Module):
         mask: Bool[Array, "*b T T2"],
         cached: tuple[Array, Array, Array] | None = None,
         earlier: tuple[Array, Array] | None = None,
+        mixer: Callable[..., Array] = attend,
     ) -> HeadOutput:
         """Pairs (embedding of the token at t+1, feature at t); the result estimates the feature at t+1."""
         cos, sin = rope_angles(self.config.layer.rope, self.config.layer.head_dim, positions)
         x = self.fc(jnp.concatenate([embeds, states], axis=-1))
-        mixed, keys, values = self.self_attn(x, cos, sin, mask, cached, earlier)
+        mixed, keys, values = self.self_attn(x, cos, sin, mask, cached, earlier, mixer)
         x = x + mixed
         return HeadOutput(x + self.mlp(self.post_attention_layernorm(x)), keys, values)
 
@@ -125,13 +127,14 @@ class Eagle3Head(nn.Module):
         mask: Bool[Array, "*b T T2"],
         cached: tuple[Array, Array, Array] | None = None,
         earlier: tuple[Array, Array] | None = None,
+        mixer: Callable[..., Array] = attend,
     ) -> HeadOutput:
         """Pairs (embedding of the token at t+1, fused feature or own state at t)."""
         cos, sin = rope_angles(self.config.layer.rope, self.config.layer.head_dim, positions)
         normed = self.hidden_norm(states)
         residual = normed if self.config.norm_before_residual else states
         x = jnp.concatenate([self.input_layernorm(embeds), normed], axis=-1)
-        mixed, keys, values = self.self_attn(x, cos, sin, mask, cached, earlier)
+        mixed, keys, values = self.self_attn(x, cos, sin, mask, cached, earlier, mixer)
         x = residual + mixed
         x = x + self.mlp(self.post_attention_layernorm(x))
         return HeadOutput(self.norm(x) if self.config.norm_output else x, keys, values)

@@ -6,6 +6,8 @@ attention scores and softmax are always float32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -75,7 +77,8 @@ def attend(
     fresh = jnp.einsum("bgmd,bgtd->bgmt", grouped, new_keys, preferred_element_type=jnp.float32)
     fresh = fresh.reshape(batch, groups, heads // groups, new, -1)
     fresh = jnp.where(visible, fresh, lowest).reshape(batch, groups, -1, fresh.shape[-1])
-    top = jnp.max(fresh, axis=-1, keepdims=True)
+    # The softmax does not depend on what is subtracted, so no gradient need flow through the maximum.
+    top = jax.lax.stop_gradient(jnp.max(fresh, axis=-1, keepdims=True))
     if cached_keys is None or cached_values is None or length is None:
         weights = jnp.exp(fresh - top)
         total = jnp.sum(weights, axis=-1, keepdims=True)
@@ -84,7 +87,7 @@ def attend(
         old = jnp.einsum("bgmd,bgsd->bgms", grouped, cached_keys, preferred_element_type=jnp.float32)
         committed = jnp.arange(cached_keys.shape[2])[None, :] < length[:, None]
         old = jnp.where(committed[:, None, None, :], old, lowest)
-        top = jnp.maximum(top, jnp.max(old, axis=-1, keepdims=True))
+        top = jnp.maximum(top, jax.lax.stop_gradient(jnp.max(old, axis=-1, keepdims=True)))
         weights, old_weights = jnp.exp(fresh - top), jnp.exp(old - top)
         total = jnp.sum(weights, axis=-1, keepdims=True) + jnp.sum(old_weights, axis=-1, keepdims=True)
         mixed = _weigh(weights, new_values) + _weigh(old_weights, cached_values)
@@ -111,6 +114,7 @@ class Attention(nn.Module):
         mask: Bool[Array, "*b T T2"],
         cached: tuple[Array, Array, Array] | None,
         earlier: tuple[Array, Array] | None = None,
+        mixer: Callable[..., Array] = attend,
     ) -> tuple[Float[Array, "B T H"], Array, Array]:
         """Attends from `x` to the committed, the earlier and the new tokens.
 
@@ -119,6 +123,7 @@ class Attention(nn.Module):
           mask: [T, T2] or [B, T, T2]; T2 counts the tokens of `earlier` first, then the T new ones.
           cached: committed (keys, values [B, G, S, hd], length [B]) or None.
           earlier: uncommitted keys and values [B, G, T2 - T, hd] of earlier passes (drafted levels) or None.
+          mixer: what joins queries, keys and values; called as `attend` is. Training-time test brings its own.
 
         Returns:
           output [B, T, H], new keys [B, G, T, hd], new values [B, G, T, hd].
@@ -142,7 +147,7 @@ class Attention(nn.Module):
         if earlier is not None:
             all_keys = jnp.concatenate([earlier[0], keys], axis=2)
             all_values = jnp.concatenate([earlier[1], values], axis=2)
-        mixed = attend(query, all_keys, all_values, mask, *(cached or (None, None, None)))
+        mixed = mixer(query, all_keys, all_values, mask, *(cached or (None, None, None)))
         return Linear(config.hidden_size, config.out_bias, name="o_proj")(mixed), keys, values
 
 

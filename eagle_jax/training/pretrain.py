@@ -1,0 +1,131 @@
+"""Next-token training of a small target from scratch: loss, optimiser, schedule, one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+from eagle_jax.config import DecoderConfig
+from eagle_jax.models.decoder import target_fn
+from eagle_jax.models.layers import Linear
+from eagle_jax.types import Params
+
+
+class TrainState(NamedTuple):
+    """What a training run carries on from.
+
+    Attributes:
+      params: what is trained. opt_state: the optimiser's. step: scalar int32, updates done.
+    """
+
+    params: Params
+    opt_state: optax.OptState
+    step: Int[Array, ""]
+
+
+def next_token_loss(config: DecoderConfig, params: Params, rows: Int[Array, "B T"]) -> Float[Array, ""]:
+    """Mean cross-entropy of tokens 1.. of every row, in nats."""
+    fn = target_fn(config)
+    tokens, labels = rows[:, :-1], rows[:, 1:]
+    batch, length = tokens.shape
+    positions = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
+    with nn.intercept_methods(dense_gradients):
+        out = fn.forward(params, tokens, positions, jnp.tril(jnp.ones((length, length), bool)), None)
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(fn.logits(params, out.hidden), labels))
+
+
+@jax.custom_vjp
+def _product(x: Array, kernel: Array) -> Array:
+    return jnp.dot(x, kernel)
+
+
+def _product_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    return jnp.dot(x, kernel), (x, kernel)
+
+
+def _product_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+    x, kernel = saved
+    grad = jax.lax.optimization_barrier(grad)
+    return jnp.dot(grad, kernel.T), jnp.dot(x.reshape(-1, x.shape[-1]).T, grad.reshape(-1, grad.shape[-1]))
+
+
+_product.defvjp(_product_forward, _product_backward)
+
+
+def dense_gradients(call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
+    """Linen interceptor that writes the gradient of every bias-free `Linear` out before it is multiplied.
+
+    XLA for CPU otherwise fuses the activation's derivative into a transposing copy, column by column: training a small
+    decoder is 1.4 times faster with the barrier. The numbers are the same.
+    """
+    module = context.module
+    if (
+        not isinstance(module, Linear)
+        or context.method_name != "__call__"
+        or module.use_bias
+        or module.is_initializing()
+    ):
+        return call(*args, **kwargs)
+    return _product(args[0], module.get_variable("params", "kernel"))
+
+
+def optimiser(weight_decay: float = 0.1) -> optax.GradientTransformation:
+    """Muon for the layers' matrices, AdamW for embedding, lm_head and norms; gradients clipped to norm 1.
+
+    Muon's updates are scaled to the root mean square of AdamW's (arXiv:2502.16982), so that one learning rate serves
+    both; it is 1 here and multiplied in by `train_step`.
+    """
+
+    def matrices(tree: Params) -> Params:
+        def spec(path: tuple, leaf: Array) -> optax.contrib.MuonDimensionNumbers | None:
+            return (
+                optax.contrib.MuonDimensionNumbers() if path[-1].key == "kernel" and path[0].key != "lm_head" else None
+            )
+
+        return jax.tree_util.tree_map_with_path(spec, tree)
+
+    muon = optax.contrib.muon(
+        1.0,
+        weight_decay=weight_decay,
+        adam_b2=0.95,
+        consistent_rms=0.2,
+        muon_weight_dimension_numbers=matrices,
+    )
+    return optax.chain(optax.clip_by_global_norm(1.0), muon)
+
+
+def warmup_stable_decay(step: int, peak: float, warmup: int, decay_from: int | None, decay_steps: int) -> float:
+    """Learning rate: linear rise, constant, and from step `decay_from` on (None: not yet known) a fall to zero."""
+    rate = peak * min(1.0, (step + 1) / warmup)
+    if decay_from is not None and step >= decay_from:
+        rate *= max(0.0, 1.0 - (step - decay_from) / decay_steps)
+    return rate
+
+
+def train_step(
+    config: DecoderConfig,
+    tx: optax.GradientTransformation,
+    state: TrainState,
+    rows: Int[Array, "M B T"],
+    rate: Float[Array, ""],
+) -> tuple[TrainState, Float[Array, ""]]:
+    """One update at learning rate `rate` over M micro-batches; returns the loss before it as well.
+
+    Micro-batches keep the activations inside the processor's cache; the gradient is that of the whole batch.
+    """
+
+    def accumulate(total: tuple[Array, Params], part: Array) -> tuple[tuple[Array, Params], None]:
+        found = jax.value_and_grad(lambda params: next_token_loss(config, params, part))(state.params)
+        return jax.tree.map(jnp.add, total, found), None
+
+    zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
+    loss, grads = jax.tree.map(lambda total: total / rows.shape[0], jax.lax.scan(accumulate, zero, rows)[0])
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    updates = jax.tree.map(lambda update: rate * update, updates)
+    return TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1), loss

@@ -1,0 +1,1 @@
+"""Programs that train the bundled pair. Not installed; run them with `python -m train.<name>`."""

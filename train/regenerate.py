@@ -1,0 +1,88 @@
+"""Lets the target write the replies that a draft head is trained on, as the papers do.
+
+    python -m train.regenerate --target runs/pair/target --corpus runs/data/train.npz --out runs/regenerated.npz
+
+Prompts are drawn from the chat turns of the corpus; the temperatures take turns, batch by batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import tyro
+
+import eagle_jax
+from eagle_jax.training.corpus import Corpus
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    """Arguments of the program.
+
+    Attributes:
+      target: checkpoint of the target. corpus: .npz of `train.data`. out: .npz to write.
+      documents: prompts to answer. batch: prompts at once. max_new_tokens: longest reply.
+      max_prompt: longer prompts are left out. temperatures: take turns. minutes: wall-clock budget, after which what is
+        there is written. seed: of the choice and of sampling.
+    """
+
+    target: Path
+    corpus: Path
+    out: Path
+    documents: int = 4096
+    batch: int = 32
+    max_new_tokens: int = 160
+    max_prompt: int = 192
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    minutes: float = 30.0
+    seed: int = 0
+
+
+def main(args: Args) -> None:
+    """Generates batch after batch and writes one corpus."""
+    target = eagle_jax.load_target(args.target)
+    corpus = Corpus.load(args.corpus)
+    rng = np.random.default_rng(args.seed)
+    usable = np.flatnonzero((corpus.prompts > 0) & (corpus.prompts <= args.max_prompt))
+    chosen = rng.permutation(usable)[: args.documents]
+    # Prompts of similar length share a batch (and its padding); the batches come in random order.
+    chosen = chosen[np.argsort(corpus.prompts[chosen], kind="stable")]
+    batches = [chosen[i : i + args.batch] for i in range(0, len(chosen) - args.batch + 1, args.batch)]
+    rows: list[list[int]] = []
+    prompts: list[int] = []
+    source: list[int] = []
+    written, start = 0, time.time()
+    for count, index in enumerate(rng.permutation(len(batches)), 1):
+        texts = [corpus.document(i)[: corpus.prompts[i]].tolist() for i in batches[index]]
+        out = eagle_jax.generate(
+            target,
+            None,
+            texts,
+            max_new_tokens=args.max_new_tokens,
+            temperature=args.temperatures[count % len(args.temperatures)],
+            key=jax.random.key(args.seed + count),
+        )
+        for document, text, reply in zip(batches[index], texts, out.tokens, strict=True):
+            rows.append(text + reply)
+            prompts.append(len(text))
+            source.append(int(corpus.source[document]))
+            written += len(reply)
+        minutes = (time.time() - start) / 60
+        if count % 8 == 0 or count == len(batches):
+            record = {"batches": count, "of": len(batches), "reply_tokens": written, "minutes": round(minutes, 2)}
+            logging.info("%s", json.dumps(record))
+        if minutes > args.minutes:
+            logging.info("stopped by --minutes after %d of %d batches", count, len(batches))
+            break
+    Corpus.from_rows(rows, prompts, source).save(args.out)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    main(tyro.cli(Args, description=__doc__))

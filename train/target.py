@@ -1,0 +1,154 @@
+"""Pre-trains a small target from scratch on the documents that `train.data` wrote.
+
+    python -m train.target --data runs/data --out runs/target --minutes 80        (`--resume` carries on after a stop)
+
+Learning rate: warm-up, constant until the wall-clock budget is spent, then `--decay-steps` of linear decay to zero; the
+length of the run therefore follows from the machine and the schedule is always completed. Progress is one line per
+`--log-every` steps; every few minutes `state.msgpack` (to resume) and `checkpoint/` (bfloat16, with the tokenizer) are
+rewritten, and `history.jsonl` grows by a line with the held-out loss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import logging
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+
+from eagle_jax.checkpoints import save_target_checkpoint
+from eagle_jax.config import DecoderConfig
+from eagle_jax.training import pretrain
+from eagle_jax.training.corpus import Corpus
+from eagle_jax.training.initialise import fresh_target
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    """Arguments of the program.
+
+    Attributes:
+      data: folder written by `train.data`. out: where checkpoints go.
+      layers, hidden, intermediate, heads, kv_heads, head_dim, max_position: shape of the decoder.
+      length: tokens per row. micro_rows: rows per micro-batch. micro_batches: micro-batches per step.
+      rate: peak learning rate. warmup: steps of warm-up. minutes: wall-clock minutes before the decay begins.
+      decay_steps: steps of linear decay. seed: of weights and order.
+      save_minutes: between checkpoints. log_every: steps per line. held_rows: held-out rows per measurement.
+      resume: continue from `out`/state.msgpack; `minutes` then counts from the restart.
+    """
+
+    data: Path = Path("runs/data")
+    out: Path = Path("runs/target")
+    layers: int = 12
+    hidden: int = 256
+    intermediate: int = 640
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    max_position: int = 2048
+    length: int = 256
+    micro_rows: int = 4
+    micro_batches: int = 2
+    rate: float = 6e-3
+    warmup: int = 30
+    minutes: float = 60.0
+    decay_steps: int = 200
+    seed: int = 0
+    save_minutes: float = 5.0
+    log_every: int = 10
+    held_rows: int = 32
+    resume: bool = False
+
+
+SHARES = {"gsm8k": 0.35, "instruct": 0.35, "completion": 0.15, "code": 0.15}
+"""Share of the tokens that every source of documents gets."""
+
+
+def write(path: Path, content: bytes) -> None:
+    """Replaces a file at once, so that a reader never sees half of it."""
+    path.with_suffix(".tmp").write_bytes(content)
+    path.with_suffix(".tmp").replace(path)
+
+
+def take(rows: Iterator[tuple[np.ndarray, np.ndarray]], count: int) -> np.ndarray:
+    """Tokens of the next `count` rows: the target learns everything, supervised or not."""
+    return np.stack([tokens for tokens, _ in itertools.islice(rows, count)])
+
+
+def main(args: Args) -> None:
+    """Trains until the schedule is complete."""
+    tokenizer = json.loads((args.data / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = len(tokenizer["model"]["vocab"])
+    special = {entry["content"]: entry["id"] for entry in tokenizer["added_tokens"]}
+    config = DecoderConfig(
+        vocab_size=vocabulary, hidden_size=args.hidden, intermediate_size=args.intermediate, num_layers=args.layers,
+        num_heads=args.heads, num_kv_heads=args.kv_heads, head_dim=args.head_dim, max_position=args.max_position,
+        eos_ids=(special["<|end|>"],), bos_id=special["<|bos|>"],
+    )  # fmt: skip
+    tx = pretrain.optimiser()
+    params = fresh_target(config, jax.random.key(args.seed))
+    state = pretrain.TrainState(params, jax.jit(tx.init)(params), jnp.int32(0))
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.resume:
+        saved = (args.out / "state.msgpack").read_bytes()
+        state = jax.tree.map(jnp.asarray, flax.serialization.from_bytes(state, saved))
+
+    step = int(state.step)
+    per_step = args.micro_batches * args.micro_rows
+    rows = Corpus.load(args.data / "train.npz").packed(SHARES, args.length + 1, args.seed)
+    rows = itertools.islice(rows, step * per_step, None)
+    held = Corpus.load(args.data / "heldout.npz").packed(SHARES, args.length + 1, args.seed, pool=args.held_rows)
+    held_rows = jnp.asarray(take(held, args.held_rows)).reshape(-1, 4, args.length + 1)
+    loss_fn = jax.jit(functools.partial(pretrain.next_token_loss, config))
+    update = jax.jit(functools.partial(pretrain.train_step, config, tx), donate_argnums=0)
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    logging.info("%.2fM parameters, %d tokens per step, from step %d", size / 1e6, per_step * args.length, step)
+
+    def save() -> float:
+        write(args.out / "state.msgpack", flax.serialization.to_bytes(state))
+        shutil.copytree(args.data / "tokenizer", args.out / "checkpoint", dirs_exist_ok=True)
+        save_target_checkpoint(config, state.params, args.out / "checkpoint", "bfloat16")
+        held_loss = float(np.mean([float(loss_fn(state.params, part)) for part in held_rows]))
+        record = {"step": step, "tokens": step * per_step * args.length, "loss": float(np.mean(losses)),
+                  "heldout": held_loss, "minutes": (time.time() - start) / 60}  # fmt: skip
+        with (args.out / "history.jsonl").open("a", encoding="utf-8") as history:
+            history.write(json.dumps(record) + "\n")
+        logging.info("saved %s", json.dumps(record))
+        return time.time()
+
+    del params
+    start = last_save = mark = time.time()
+    decay_from: int | None = None
+    losses: list[float] = []
+    while decay_from is None or step < decay_from + args.decay_steps:
+        if decay_from is None and time.time() - start > args.minutes * 60:
+            decay_from = step
+            logging.info("decay begins at step %d", step)
+        rate = pretrain.warmup_stable_decay(step, args.rate, args.warmup, decay_from, args.decay_steps)
+        batch = take(rows, per_step).reshape(args.micro_batches, args.micro_rows, -1)
+        state, loss = update(state, jnp.asarray(batch), jnp.float32(rate))
+        losses = [*losses[-99:], float(loss)]
+        step += 1
+        if step % args.log_every == 0:
+            rate_now = args.log_every * per_step * args.length / (time.time() - mark)
+            mark = time.time()
+            logging.info("step %d loss %.4f tokens/s %.0f lr %.2e minute %.1f", step,
+                         float(np.mean(losses[-args.log_every :])), rate_now, rate, (mark - start) / 60)  # fmt: skip
+        if time.time() - last_save > args.save_minutes * 60:
+            last_save = save()
+    save()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    main(tyro.cli(Args, description=__doc__))
