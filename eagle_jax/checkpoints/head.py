@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eagle_jax.checkpoints.errors import CheckpointError
 from eagle_jax.checkpoints.head_config import canonical_name, flat_config, head_config
 from eagle_jax.checkpoints.hub import checkpoint_directory
 from eagle_jax.checkpoints.mapping import (
@@ -25,7 +26,7 @@ from eagle_jax.checkpoints.mapping import (
     read_planned,
 )
 from eagle_jax.checkpoints.tensors import TensorReader, read_json
-from eagle_jax.config import DecoderConfig, HeadConfig
+from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
 from eagle_jax.models.heads import init_head_params
 from eagle_jax.types import Params
 
@@ -40,7 +41,7 @@ def load_head_checkpoint(
     revision: str | None = None,
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
-    rope_theta: float | None = None,
+    rope_theta: float | int | None = None,
     taps: Sequence[int] | None = None,
     embedding: jax.Array | None = None,
     place: Place | None = None,
@@ -75,7 +76,10 @@ def load_head_checkpoint(
         shared = _is_copy(reader, names, embedding, dtype)
         if shared:
             del stored[_EMBEDDING]
-        config = head_config(values, stored, target, where, problems, taps=taps)
+        try:
+            config = head_config(values, stored, target, where, problems, taps=taps)
+        except ConfigError as error:
+            raise CheckpointError(f"{where}: {error}") from error
         if rope_theta is not None:
             rope = dataclasses.replace(config.layer.rope, theta=float(rope_theta))
             config = dataclasses.replace(config, layer=dataclasses.replace(config.layer, rope=rope))

@@ -85,13 +85,14 @@ def head_config(
     reads = int(values.get("target_hidden_size") or layer.hidden_size)
     own_embedding = "embed_tokens.weight" in stored
     _compare(kind, layer, reads, own_embedding, target, problems)
-    common: dict[str, Any] = {"layer": layer, "target_hidden_size": reads, "own_embedding": own_embedding}
+    common: dict[str, Any] = {"layer": layer, "own_embedding": own_embedding}
     if kind == "eagle1":
         if taps is not None and tuple(taps) != (target.num_layers,):
             raise CheckpointError(f"taps={tuple(taps)}: an EAGLE-1/2 head reads the final state ({target.num_layers},)")
         return HeadConfig(
             kind="eagle1",
             draft_vocab_size=layer.vocab_size,
+            target_hidden_size=layer.hidden_size,
             taps=(target.num_layers,),
             fc_bias=bool(values.get("bias", True)),  # there unless the config says "bias": false
             **common,
@@ -99,6 +100,7 @@ def head_config(
     return HeadConfig(
         kind="eagle3",
         draft_vocab_size=int(values.get("draft_vocab_size") or layer.vocab_size),
+        target_hidden_size=reads,
         taps=_taps(values, stored, target, reads, where, problems, taps),
         fc_bias="fc.bias" in stored,
         fc_norm=switch("fc_norm", "fc_norm.0.weight"),
@@ -183,7 +185,8 @@ def _taps(
             f"taps {outside} do not exist, the target has hidden states 0 to {target.num_layers}: "
             f"a head for another target, or pass taps=..."
         )
-    return chosen
+    # The report goes on with taps that exist; no head is returned.
+    return tuple(min(max(tap, 0), target.num_layers) for tap in chosen)
 
 
 def head_config_values(config: HeadConfig, dtype: str) -> dict[str, Any]:

@@ -104,8 +104,8 @@ def _download(
         ) from error
     except hub_errors.HFValidationError as error:
         raise CheckpointError(f"{repo_id!r} is neither a local directory nor a valid hub id: {error}") from error
-    except OSError as error:
-        # No network, an offline switch without a cached copy, a full disk, an error of the server: all OSError.
+    except (OSError, hub_errors.HTTPError) as error:
+        # No network, an offline switch without a cached copy, a full disk, a connection that broke on the way.
         raise CheckpointError(
             f"could not fetch {at} from the hub and it is not complete in the cache: {error}. "
             f"Check the network, or give the path of a local copy"

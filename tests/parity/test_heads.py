@@ -34,7 +34,7 @@ CASES = {
     "eagle3_full_vocabulary": eagle3(draft_vocab_size=53),
 }
 
-ROWS, OWN = 7, 2
+ROWS, OWN = 7, 1
 """Rows of target features, then steps on the head's own state."""
 
 

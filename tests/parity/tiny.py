@@ -14,7 +14,7 @@ SIZES: dict[str, Any] = {
     "vocab_size": 89,
     "hidden_size": 42,
     "intermediate_size": 50,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 3,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "head_dim": 10,

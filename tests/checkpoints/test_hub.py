@@ -1,0 +1,135 @@
+"""Hub ids: what is asked of `huggingface_hub`, and what its refusals become. No test here uses the network."""
+
+from __future__ import annotations
+
+import shutil
+from types import SimpleNamespace
+
+import huggingface_hub
+import jax
+import pytest
+from huggingface_hub import errors
+
+from eagle_jax.checkpoints import (
+    CheckpointError,
+    checkpoint_directory,
+    load_head_checkpoint,
+    load_target_checkpoint,
+    tokenizer_directory,
+)
+from eagle_jax.config import DecoderConfig
+
+TARGET = DecoderConfig(320, 128, 256, 8, 4, 2, 32)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Replaces `snapshot_download` by a recorder that answers with `hub.answer`, a directory or an exception."""
+
+    class Hub:
+        calls: list = []  # noqa: RUF012
+        answer = None
+
+    def snapshot_download(repo_id, **kwargs):
+        Hub.calls.append((repo_id, kwargs))
+        if isinstance(Hub.answer, Exception):
+            raise Hub.answer
+        return str(Hub.answer)
+
+    Hub.calls = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return Hub
+
+
+def response(status):
+    return SimpleNamespace(status_code=status, headers={}, request=None)
+
+
+def test_target_by_hub_id(hub, golden, tmp_path):
+    hub.answer = golden / "target"
+    config, params = load_target_checkpoint("some-body/model", revision="v2", token="secret", cache_dir=tmp_path)
+    assert config.num_layers == 8
+    assert len(jax.tree.leaves(params)) == 8 * 9 + 3
+    [(repo, options)] = hub.calls
+    assert repo == "some-body/model"
+    assert (options["revision"], options["token"], options["cache_dir"]) == ("v2", "secret", str(tmp_path))
+    patterns = options["allow_patterns"]
+    assert "config.json" in patterns
+    assert "model*.safetensors" in patterns
+    assert not any("bin" in pattern or pattern == "*" for pattern in patterns)
+    assert options.get("tqdm_class") is None  # the progress bars of huggingface_hub stay on
+
+
+def test_head_by_hub_id(hub, golden):
+    hub.answer = golden / "eagle3"
+    config, _ = load_head_checkpoint("some-body/head", TARGET, revision="main")
+    assert config.kind == "eagle3"
+    assert hub.calls[0][1]["revision"] == "main"
+
+
+def test_bin_is_fetched_only_where_there_are_no_safetensors(hub, golden, tmp_path):
+    shutil.copy(golden / "eagle3" / "config.json", tmp_path)
+    hub.answer = tmp_path
+    assert checkpoint_directory("some-body/old") == tmp_path
+    first, second = (options["allow_patterns"] for _, options in hub.calls)
+    assert not any("bin" in pattern for pattern in first)
+    assert "pytorch_model*.bin" in second
+    assert not any("safetensors" in pattern for pattern in second)
+
+
+def test_tokenizer_files(hub, tmp_path):
+    hub.answer = tmp_path
+    assert tokenizer_directory("some-body/model", token=True) == tmp_path
+    assert "tokenizer*" in hub.calls[0][1]["allow_patterns"]
+    assert not any("safetensors" in pattern for pattern in hub.calls[0][1]["allow_patterns"])
+
+
+def test_a_local_path_needs_no_network(hub, golden, monkeypatch):
+    hub.answer = AssertionError("asked the hub")
+    assert checkpoint_directory(golden / "target") == golden / "target"
+    monkeypatch.chdir(golden)
+    assert str(checkpoint_directory("target")) == "target"
+    assert not hub.calls
+
+
+@pytest.mark.parametrize("path", ["/no/such/directory", "./nothing", "../nothing", "a/b/c", "~/nothing", ""])
+def test_missing_directory(path, hub, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    if path:
+        with pytest.raises(CheckpointError, match="no such directory"):
+            checkpoint_directory(path)
+    else:
+        assert checkpoint_directory(path)  # the current directory
+    assert not hub.calls
+
+
+def test_a_file_is_no_checkpoint(golden):
+    with pytest.raises(CheckpointError, match=r"config\.json is a file"):
+        checkpoint_directory(golden / "target" / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "message"),
+    [
+        (errors.RepositoryNotFoundError("404", response=response(404)), "neither a local directory nor a repository"),
+        (errors.RevisionNotFoundError("404", response=response(404)), "has no revision 'v9'"),
+        (errors.GatedRepoError("403", response=response(403)), "access to 'some/model' at revision 'v9' is restricted"),
+        (errors.HFValidationError("bad"), "valid hub id"),
+        (errors.LocalEntryNotFoundError("not cached and no network"), "could not fetch"),
+        (errors.OfflineModeIsEnabled("offline"), "could not fetch"),
+        (ConnectionError("unreachable"), "Check the network, or give the path of a local copy"),
+        (errors.HTTPError("broken off"), "Check the network, or give the path of a local copy"),
+        (OSError("disk full"), "disk full"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_refusals_become_one_clear_error(refusal, message, hub):
+    hub.answer = refusal
+    with pytest.raises(CheckpointError, match=message):
+        load_target_checkpoint("some/model", revision="v9")
+
+
+def test_the_real_client_without_network(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match="could not fetch 'some/model' from the hub"):
+        load_target_checkpoint("some/model", cache_dir=tmp_path)
