@@ -1,0 +1,52 @@
+"""A random pair small enough to run the programs in seconds, in the place of the bundled one."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+import eagle_jax
+from eagle_jax.config import DecoderConfig, HeadConfig, TreeConfig
+from eagle_jax.models.decoder import init_params
+from eagle_jax.models.heads import init_head_params
+
+
+class ByteTokenizer:
+    """A token is a byte."""
+
+    chat_template = None
+
+    def encode(self, text, **options):
+        return list(text.encode())
+
+    def decode(self, tokens, *, skip_special_tokens=True):
+        return bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
+
+
+@pytest.fixture
+def pair(monkeypatch, tmp_path):
+    """Makes `eagle_jax.load_demo` return the small pair, and lets no compilation cache survive the test."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "jax_cache"))
+    before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
+    config = DecoderConfig(
+        vocab_size=258, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8
+    )
+    target = eagle_jax.Target.from_params(config, init_params(config, jax.random.key(0)))
+    layer = DecoderConfig(
+        vocab_size=258, hidden_size=32, intermediate_size=48, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8
+    )
+    tree = TreeConfig(depth=2, top_k=2, num_nodes=4)
+    taps = {"eagle2": (2,), "eagle3": (0, 1, 2)}
+
+    def load_demo(head="eagle3"):
+        kind = "eagle1" if head == "eagle2" else "eagle3"
+        head_config = HeadConfig(
+            kind, layer, draft_vocab_size=258, target_hidden_size=32, taps=taps[head], fc_bias=kind == "eagle1"
+        )
+        params = init_head_params(head_config, jax.random.key(1))
+        return target, eagle_jax.DraftHead.from_params(head_config, params, target, tree), ByteTokenizer()
+
+    monkeypatch.setattr(eagle_jax, "load_demo", load_demo, raising=False)
+    yield target
+    jax.config.update("jax_compilation_cache_dir", before[0])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", before[1])

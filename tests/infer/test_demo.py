@@ -1,0 +1,42 @@
+"""The demo, on a pair small enough to run it in seconds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from infer import demo
+from tests.infer.conftest import ByteTokenizer
+
+
+def test_the_last_line_is_one_json_object(pair, capsys):
+    demo.main(demo.Args(prompt="def f(", max_new_tokens=12, repetitions=1))
+    lines = capsys.readouterr().out.splitlines()
+    result = json.loads(lines[-1])
+    assert set(result) == {"identical", "tau", "speedup", "eagle_tok_s", "vanilla_tok_s", "machine"}
+    assert result["identical"] is True
+    assert result["tau"] >= 1
+    assert result["speedup"] == pytest.approx(result["eagle_tok_s"] / result["vanilla_tok_s"], rel=0.01)
+    assert "\x1b" not in "".join(lines)  # not a terminal: no colours
+
+
+def test_the_text_does_not_depend_on_the_drafter_at_temperature_one(pair, capsys):
+    demo.main(demo.Args(prompt="x", head="eagle2", max_new_tokens=12, temperature=1.0, seed=5, repetitions=1))
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["identical"] is True
+
+
+def test_split_characters_wait_for_their_second_half():
+    text = demo.TextStream(ByteTokenizer())
+    accent, clef = "é".encode(), "𝄞".encode()
+    assert text.feed([*b"caf", accent[0]]) == "caf"
+    assert text.feed([accent[1]]) == "é"
+    assert [text.feed([byte]) for byte in clef] == ["", "", "", "𝄞"]
+    assert text.feed([accent[0]]) == ""
+    assert text.rest() == "\ufffd"
+
+
+def test_colours_only_where_there_is_text():
+    assert demo.paint("a", demo.GREEN, True) == "\x1b[32ma\x1b[0m"
+    assert demo.paint("", demo.GREEN, True) == ""
+    assert demo.paint("a", demo.GREEN, False) == "a"
