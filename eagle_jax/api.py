@@ -130,12 +130,14 @@ def load_target(
     revision: str | None = None,
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
+    max_position: int | None = None,
 ) -> Target:
     """Loads a Llama-like model from a local directory or the Hugging Face hub.
 
     Args:
       dtype: "float32", "bfloat16" or "float16"; of weights, activations and cache. Scores, softmax and norms stay float32.
       revision, token, cache_dir: passed to `huggingface_hub` (ignored for a local path).
+      max_position: caps the context length, e.g. to stay inside a sliding window, which is not supported beyond it.
 
     Raises:
       CheckpointError: nothing there, an unknown architecture, or tensors that do not fit, all named at once.
@@ -143,7 +145,7 @@ def load_target(
     from eagle_jax.checkpoints import load_target_checkpoint
 
     config, params = load_target_checkpoint(
-        path_or_hub_id, dtype, revision=revision, token=token, cache_dir=cache_dir
+        path_or_hub_id, dtype, revision=revision, token=token, cache_dir=cache_dir, max_position=max_position
     )
     return Target(config, params, target_fn(config, dtype), str(path_or_hub_id), dtype)
 
@@ -156,7 +158,7 @@ def load_drafter(
     revision: str | None = None,
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
-    rope_theta: float | None = None,
+    rope_theta: float | int | None = None,
     taps: tuple[int, ...] | None = None,
 ) -> DraftHead:
     """Loads an EAGLE-1/2 or EAGLE-3 head trained for `target`.
@@ -181,6 +183,7 @@ def load_drafter(
         cache_dir=cache_dir,
         rope_theta=rope_theta,
         taps=taps,
+        embedding=target.params["embed_tokens"]["embedding"],  # shared where the file only carries a copy of it
     )
     drafter = eagle(config, tree, target.fn, target.dtype)
     return DraftHead(config, params, tree, drafter, target.fn, str(path_or_hub_id))

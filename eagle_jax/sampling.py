@@ -9,7 +9,7 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Key
 
 from eagle_jax.types import Sampling
 
@@ -80,7 +80,7 @@ def _cut_by_rank(logits: Float[Array, "*b V"], sampling: Sampling) -> Float[Arra
 
 
 def draw(
-    logits: Float[Array, " V"], key: PRNGKeyArray, index: Int[Array, ""], sampling: Sampling
+    logits: Float[Array, " V"], key: Key[Array, ""], index: Int[Array, ""], sampling: Sampling
 ) -> Int[Array, ""]:
     """One token for one row: argmax when greedy, else a Gumbel draw from the processed law.
 

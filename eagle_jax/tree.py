@@ -30,11 +30,6 @@ class Pool(NamedTuple):
     scores: Float[Array, "*b P"]
 
 
-def concatenate(pools: list[Pool]) -> Pool:
-    """Joins pools of successive levels along the candidate axis."""
-    return Pool(*(jnp.concatenate(parts, axis=-1) for parts in zip(*pools, strict=True)))
-
-
 def select_best(pool: Pool, num_nodes: int) -> Int[Array, "*b N"]:
     """The rerank of EAGLE-2: pool indices of the `num_nodes` best scores, in order of creation."""
     _, best = jax.lax.top_k(pool.scores, num_nodes)

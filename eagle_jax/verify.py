@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Key
 
 from eagle_jax.sampling import draw
 from eagle_jax.tree import find_child
@@ -23,7 +23,7 @@ VerifyFn = Callable[..., Acceptance]
 def deterministic(
     tree: DraftTree,
     logits: Float[Array, "B N1 V"],
-    keys: PRNGKeyArray,
+    keys: Key[Array, " B"],
     index: Int[Array, " B"],
     sampling: Sampling,
     depth: int,
@@ -41,7 +41,10 @@ def deterministic(
       depth: D, longest path of the tree.
     """
 
-    def row(tree: DraftTree, logits: Array, key: PRNGKeyArray, index: Array) -> Acceptance:
+    def row(tree: DraftTree, logits: Array, key: Key[Array, ""], index: Array) -> Acceptance:
+        if sampling.greedy:
+            choices = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+            return walk(tree, lambda node, step: choices[node], depth)
         return walk(tree, lambda node, step: draw(logits[node], key, index + step, sampling), depth)
 
     return jax.vmap(row)(tree, logits, keys, index)
@@ -65,5 +68,5 @@ def walk(tree: DraftTree, choose: Callable[[Array, Array], Array], depth: int) -
         return jnp.where(alive, child, node), path, count + alive.astype(jnp.int32), token, alive
 
     carry = (start, path, start, start, jnp.bool_(True))
-    _, path, count, token, _ = jax.lax.fori_loop(0, depth + 1, visit, carry, unroll=min(depth + 1, 16))
+    _, path, count, token, _ = jax.lax.fori_loop(0, depth + 1, visit, carry)
     return Acceptance(path, count, token)

@@ -8,7 +8,7 @@ target's own features. One cycle thus costs D head passes: one in `update`, D - 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from eagle_jax.cache import commit
 from eagle_jax.config import ConfigError, HeadConfig, TreeConfig, sibling_ranks, static_depths
 from eagle_jax.models.heads import HeadOutput, make_head
-from eagle_jax.tree import Pool, concatenate, gather_tree, select_best
+from eagle_jax.tree import Pool, gather_tree, select_best
 from eagle_jax.types import ROOT, Drafter, DraftTree, KVCache, NewKV, Params, Sampling, TargetFn, Verified
 
 
@@ -39,7 +39,7 @@ class Frontier(NamedTuple):
 
     Attributes:
       tokens: [B, W] int32. states: [B, W, H], the state that predicted each of them. scores: [B, W] float32.
-      pool: [B, W] int32, their pool indices. mask: [B, W, E], which drafted entries each sees, itself last.
+      pool: [B, W] int32, their pool indices. mask: [B, W, E], which drafted entries of earlier levels each sees.
     """
 
     tokens: Int[Array, "B W"]
@@ -84,7 +84,7 @@ class HeadFns(NamedTuple):
             return draft_ids
         return draft_ids + params["drafter"]["d2t"][draft_ids]
 
-    def _apply(self, params: Params, *args: object, method: str = "__call__") -> Array:
+    def _apply(self, params: Params, *args: object, method: str = "__call__") -> Any:
         return make_head(self.config).apply({"params": params["drafter"]["head"]}, *args, method=method)
 
 
@@ -141,62 +141,79 @@ def _committed(cache: KVCache) -> tuple[Array, Array, Array]:
 def _grow_dynamic(
     head: HeadFns, tree: TreeConfig, params: Params, state: EagleState, root: Array, temperature: Array | None
 ) -> DraftTree:
-    """Expand and rerank (EAGLE-2, sections 4.1 and 4.2): K children per frontier node, the best K*K become the frontier."""
-    batch, width = root.shape[0], tree.top_k
-    own = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))
+    """Expand and rerank (EAGLE-2, sections 4.1 and 4.2): K children per frontier node, the best K*K become the frontier.
+
+    One loop body serves all levels, with buffers of the final size: the program does not grow with the depth.
+    """
+    batch, width, levels = root.shape[0], tree.top_k, tree.depth - 1
+    layer = head.config.layer
     scores, ids = jax.lax.top_k(head.log_probs(params, state.hidden, temperature), width)
     tokens = head.to_target(params, ids).astype(jnp.int32)
-    pools = [Pool(tokens, jnp.full_like(tokens, ROOT), scores)]
-    states = jnp.broadcast_to(state.hidden[:, None], (batch, width, state.hidden.shape[-1]))
-    pool_ids = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (batch, width))
-    front = Frontier(tokens, states, scores, pool_ids, own)
-    frontiers = [front.pool]
-    earlier: tuple[Array, Array] | None = None
+    first = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (batch, width))
+    pool = Pool(tokens, jnp.full_like(tokens, ROOT), scores)
+    pool = Pool(*(jnp.pad(part, ((0, 0), (0, levels * width * width))) for part in pool))
+    frontiers = jnp.pad(first, ((0, 0), (0, levels * width)))
+    front = Frontier(
+        tokens=tokens,
+        states=jnp.broadcast_to(state.hidden[:, None], (batch, width, state.hidden.shape[-1])),
+        scores=scores,
+        pool=first,
+        mask=jnp.zeros((batch, width, levels * width), bool),
+    )
+    blank = jnp.zeros((batch, layer.num_kv_heads, levels * width, layer.head_dim), head.dtype)
+    own = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))
 
-    for level in range(2, tree.depth + 1):
-        out, earlier = _expand(head, params, state, front, level, earlier)
+    def expand(level: Array, carry: tuple[Pool, Array, Frontier, tuple[Array, Array]]) -> tuple:
+        """Level `level` (2 to D) from the frontier above it."""
+        pool, frontiers, front, drafted = carry
+        done = (level - 2) * width  # entries of `drafted` that earlier levels have filled
+        mask = jnp.concatenate([front.mask, own], axis=-1)
+        out = _run_frontier(head, params, state, front, level, mask, drafted)
+        drafted = (_put(drafted[0], out.keys, done, 2), _put(drafted[1], out.values, done, 2))
         gains, ids = jax.lax.top_k(head.log_probs(params, out.states, temperature), width)
-        values = front.scores[:, :, None] + gains
-        offset = width + (level - 2) * width * width
+        values = (front.scores[:, :, None] + gains).reshape(batch, -1)
         tokens = head.to_target(params, ids).astype(jnp.int32).reshape(batch, -1)
-        pools.append(Pool(tokens, jnp.repeat(front.pool, width, axis=1), values.reshape(batch, -1)))
-        if level == tree.depth and tree.rerank:
-            break  # the last level is never expanded: its frontier matters only where the frontiers are the tree
-        merit = values if tree.rank_by == "value" else gains
-        _, best = jax.lax.top_k(merit.reshape(batch, -1), width)
+        offset = width + done * width
+        found = Pool(tokens, jnp.repeat(front.pool, width, axis=1), values)
+        pool = Pool(*(_put(whole, part, offset, 1) for whole, part in zip(pool, found, strict=True)))
+        merit = values if tree.rank_by == "value" else gains.reshape(batch, -1)
+        _, best = jax.lax.top_k(merit, width)
         parent = best // width
+        mask = jnp.take_along_axis(front.mask, parent[:, :, None], axis=1)
         front = Frontier(
             tokens=jnp.take_along_axis(tokens, best, axis=1),
             states=jnp.take_along_axis(out.states, parent[:, :, None], axis=1),
-            scores=jnp.take_along_axis(values.reshape(batch, -1), best, axis=1),
-            pool=offset + best,
-            mask=jnp.concatenate([jnp.take_along_axis(front.mask, parent[:, :, None], axis=1), own], axis=-1),
+            scores=jnp.take_along_axis(values, best, axis=1),
+            pool=(offset + best).astype(jnp.int32),
+            mask=_put(mask, jax.nn.one_hot(parent, width, dtype=bool), done, 2),
         )
-        frontiers.append(front.pool)
+        return pool, _put(frontiers, front.pool, done + width, 1), front, drafted
 
-    pool = concatenate(pools)
+    carry = (pool, frontiers, front, (blank, blank))
+    pool, frontiers, _, _ = jax.lax.fori_loop(2, tree.depth + 1, expand, carry) if levels else carry
     if tree.rerank:
         return gather_tree(root, pool, select_best(pool, tree.num_nodes))
-    # Level order is creation order between levels; within a level the better nodes come first, so the cut at num_nodes drops the worst.
-    kept = jnp.concatenate(frontiers, axis=1)[:, : tree.num_nodes]
-    return gather_tree(root, pool, jnp.sort(kept, axis=1))
+    # Creation order between levels; within a level the better nodes come first, so the cut at num_nodes drops the worst.
+    return gather_tree(root, pool, jnp.sort(frontiers[:, : tree.num_nodes], axis=1))
 
 
-def _expand(
+def _put(whole: Array, part: Array, at: Array | int, axis: int) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(whole, part.astype(whole.dtype), at, axis)
+
+
+def _run_frontier(
     head: HeadFns,
     params: Params,
     state: EagleState,
     front: Frontier,
-    level: int,
-    earlier: tuple[Array, Array] | None,
-) -> tuple[HeadOutput, tuple[Array, Array]]:
-    """Runs the head on the frontier of level `level - 1`; returns its output and all drafted keys and values so far."""
+    level: Array | int,
+    mask: Array,
+    drafted: tuple[Array, Array] | None,
+) -> HeadOutput:
+    """Runs the head on nodes of level `level - 1`; `mask` covers the `drafted` entries, then the nodes themselves."""
     # The pair (state at t, token at t + 1) sits at draft position t; the root is at target position `length`.
     positions = jnp.broadcast_to(state.cache.length[:, None] + level - 2, front.tokens.shape)
-    out = head.run(params, front.tokens, front.states, positions, front.mask, _committed(state.cache), earlier)
-    if earlier is None:
-        return out, (out.keys, out.values)
-    return out, (jnp.concatenate([earlier[0], out.keys], 2), jnp.concatenate([earlier[1], out.values], 2))
+    return head.run(params, front.tokens, front.states, positions, mask, _committed(state.cache), drafted)
 
 
 def _grow_static(
@@ -222,7 +239,9 @@ def _grow_static(
                 pool=jnp.zeros((batch, len(expanded)), jnp.int32),
                 mask=jnp.broadcast_to(jnp.asarray(sees), (batch, *sees.shape)),
             )
-            out, earlier = _expand(head, params, state, front, level, earlier)
+            out = _run_frontier(head, params, state, front, level, front.mask, earlier)
+            fresh = (out.keys, out.values)
+            earlier = fresh if earlier is None else tuple(jnp.concatenate(pair, 2) for pair in zip(earlier, fresh, strict=True))
             states = out.states
         children = np.flatnonzero(depths == level)
         gains, ids = jax.lax.top_k(head.log_probs(params, states, temperature), int(ranks[children].max()) + 1)

@@ -1,0 +1,72 @@
+"""Slow, obvious NumPy versions of what the library does cleverly. Nothing here imports JAX."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def closure(parents: np.ndarray) -> np.ndarray:
+    """[T, T] bool: every row reaches itself and, following `parents`, its ancestors. Negative parents end the climb."""
+    mask = np.zeros((len(parents), len(parents)), bool)
+    for row in range(len(parents)):
+        node = row
+        while node >= 0:
+            mask[row, node] = True
+            node = int(parents[node])
+    return mask
+
+
+def best_candidates(scores: np.ndarray, count: int) -> list[int]:
+    """Indices of the `count` best scores, ties to the lower index, in ascending order."""
+    ranked = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
+    return sorted(ranked[:count])
+
+
+def naive_commit(rows: list[np.ndarray], new: np.ndarray, picks: list[list[int]]) -> list[np.ndarray]:
+    """Appends the picked new entries [G, T, hd] of each batch row to its list of committed ones [G, length, hd]."""
+    return [np.concatenate([old, new[b][:, picks[b]]], axis=1) for b, old in enumerate(rows)]
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Float64 log-softmax over the last axis."""
+    logits = np.asarray(logits, np.float64)
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def processed_law(
+    logits: np.ndarray, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> np.ndarray:
+    """Probabilities [V] after temperature, top-k, top-p and min-p, one token at a time, in float64."""
+    logits = np.asarray(logits, np.float64)
+    if temperature == 0:
+        return np.eye(len(logits))[int(logits.argmax())]
+    logits = logits / temperature
+    alive = np.ones(len(logits), bool)
+    if top_k:
+        alive &= logits >= np.sort(logits)[::-1][min(top_k, len(logits)) - 1]
+    if top_p < 1:
+        probs = np.where(alive, np.exp(logits - logits.max()), 0)
+        probs /= probs.sum()
+        mass, kept = 0.0, np.zeros(len(logits), bool)
+        for token in sorted(range(len(logits)), key=lambda t: (-logits[t], t)):
+            if not alive[token] or (mass >= top_p and kept.any()):
+                break
+            kept[token] = True
+            mass += probs[token]
+        alive &= kept
+    if min_p:
+        probs = np.where(alive, np.exp(logits - logits[alive].max()), 0)
+        alive &= probs >= min_p * probs.max()
+    probs = np.where(alive, np.exp(logits - logits[alive].max()), 0)
+    return probs / probs.sum()
+
+
+def walk(tokens: list[int], parents: list[int], choices: list[int]) -> tuple[list[int], int]:
+    """Accepted path (root first) and the target's next token, given the target's choice after every row."""
+    path = [0]
+    while True:
+        children = [n for n in range(len(tokens)) if parents[n] == path[-1] and tokens[n] == choices[path[-1]]]
+        if not children:
+            return path, choices[path[-1]]
+        path.append(children[0])

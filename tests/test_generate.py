@@ -1,0 +1,198 @@
+"""Temperature 0 and above: every drafter, tree and batch gives, token for token, the text of plain decoding."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eagle_jax
+from eagle_jax import api
+from eagle_jax.config import TreeConfig
+from tests.models import random_prompts, tiny_head, tiny_target
+
+# Chain, static, dynamic; K 1..10, nodes 1..128; the ablations of EAGLE-2.
+TREES = {
+    "one": TreeConfig(depth=1, top_k=1, num_nodes=1),
+    "chain4": TreeConfig.chain(4),
+    "static": TreeConfig.static([-1, -1, -1, 0, 0, 1, 3, 3, 6]),
+    "k2n6": TreeConfig(depth=3, top_k=2, num_nodes=6),
+    "k3n12": TreeConfig(depth=4, top_k=3, num_nodes=12),
+    "k10n59": TreeConfig(depth=6, top_k=10, num_nodes=59),
+    "k8n128": TreeConfig(depth=3, top_k=8, num_nodes=128),
+    "confidence": TreeConfig(depth=4, top_k=3, num_nodes=12, rank_by="confidence"),
+    "no-rerank": TreeConfig(depth=4, top_k=3, num_nodes=12, rerank=False),
+    "sampling-rank": TreeConfig(depth=3, top_k=4, num_nodes=16, rank_at_sampling_temperature=True),
+}
+# Rows that stop at different times: by budget, by a stop token of their own, in the first token, never.
+PROMPTS = random_prompts([5, 31, 1, 17, 8, 3], 12)
+RUN = dict(max_new_tokens=[30, 7, 25, 1, 32, 12], eos_ids=[[3], [5], [], [1, 2], [0, 7, 9, 11, 10], [4]])
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """Text of plain decoding at temperatures 0 and 1."""
+    target = tiny_target()
+    return {
+        temperature: eagle_jax.generate(target, None, PROMPTS, temperature=temperature, key=7, **RUN)
+        for temperature in (0.0, 1.0)
+    }
+
+
+@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+def test_text_is_that_of_plain_decoding(kind, name, plain):
+    head = tiny_head(kind, TREES[name], draft_vocab=10)
+    # One program serves both temperatures' checks only if compiled twice: greedy everywhere, sampled where the rule differs.
+    temperatures = (0.0, 1.0) if name in ("static", "k10n59", "sampling-rank") else (0.0,)
+    for temperature in temperatures:
+        out = eagle_jax.generate(tiny_target(), head, PROMPTS, temperature=temperature, key=7, **RUN)
+        assert out.tokens == plain[temperature].tokens
+        assert out.accepted.shape == (len(PROMPTS), TREES[name].depth + 1)
+        assert out.accepted.sum(1).tolist() == out.cycles.tolist()
+        assert out.tau > plain[temperature].tau, "nothing was ever accepted: the test would not see a wrong acceptance"
+
+
+def test_plain_rows_stop_where_they_should(plain):
+    for row, tokens in enumerate(plain[0.0].tokens):
+        stops, budget = RUN["eos_ids"][row], RUN["max_new_tokens"][row]
+        assert 1 <= len(tokens) <= budget
+        assert not set(tokens[:-1]) & set(stops)
+        assert len(tokens) == budget or tokens[-1] in stops
+    assert len({len(tokens) for tokens in plain[0.0].tokens}) >= 3, "rows were meant to stop at different times"
+    assert plain[0.0].cycles.tolist() == [len(tokens) - 1 for tokens in plain[0.0].tokens]
+
+
+def test_adding_a_row_changes_no_other_row(plain):
+    head = tiny_head("eagle3", TREES["k3n12"], draft_vocab=10)
+    for temperature in (0.0, 1.0):
+        for rows in (1, 3):
+            run = {name: values[:rows] for name, values in RUN.items()}
+            out = eagle_jax.generate(tiny_target(), head, PROMPTS[:rows], temperature=temperature, key=7, **run)
+            assert out.tokens == plain[temperature].tokens[:rows]
+
+
+def test_stream_yields_the_tokens_of_generate(plain):
+    head = tiny_head("eagle3", TREES["k3n12"], draft_vocab=10)
+    for temperature in (0.0, 1.0):
+        run = dict(max_new_tokens=RUN["max_new_tokens"][0], eos_ids=RUN["eos_ids"][0], temperature=temperature, key=7)
+        chunks = list(eagle_jax.stream(tiny_target(), head, PROMPTS[0], **run))
+        assert [token for chunk in chunks for token in chunk.tokens] == plain[temperature].tokens[0]
+        assert chunks[0].drafted == 0 and len(chunks[0].tokens) == 1
+        assert all(0 <= chunk.drafted <= len(chunk.tokens) for chunk in chunks)
+
+
+def test_prompts_of_a_bucket_share_one_compilation():
+    head = tiny_head("eagle3", TREES["k2n6"])
+    jitted = api._generate
+    eagle_jax.generate(tiny_target(), head, random_prompts([20, 9], 12), max_new_tokens=20)
+    before = jitted._cache_size()
+    eagle_jax.generate(tiny_target(), head, random_prompts([32, 1], 12), max_new_tokens=[31, 3], eos_ids=[1, 2])
+    assert jitted._cache_size() == before
+    eagle_jax.generate(tiny_target(), head, random_prompts([33, 1], 12), max_new_tokens=20)
+    assert jitted._cache_size() == before + 1
+
+
+def test_changing_a_sampling_value_does_not_recompile():
+    head = tiny_head("eagle3", TREES["k2n6"])
+    run = dict(max_new_tokens=8, key=1)
+    eagle_jax.generate(tiny_target(), head, PROMPTS[:1], temperature=0.7, top_p=0.9, **run)
+    before = api._generate._cache_size()
+    eagle_jax.generate(tiny_target(), head, PROMPTS[:1], temperature=1.3, top_p=0.5, **run)
+    assert api._generate._cache_size() == before
+
+
+def test_long_prompts_go_through_in_chunks(monkeypatch):
+    """Chunked prefill gives the text of a one-piece prefill, for ragged rows that end in different chunks."""
+    prompts = random_prompts([90, 33, 64, 7], 12)
+    head = tiny_head("eagle3", TREES["k3n12"])
+    whole = eagle_jax.generate(tiny_target(), head, prompts, max_new_tokens=24)
+    monkeypatch.setattr(api, "PREFILL_CHUNK", 32)
+    chunked = eagle_jax.generate(tiny_target(), head, prompts, max_new_tokens=24)
+    assert chunked.tokens == whole.tokens
+    assert chunked.accepted.tolist() == whole.accepted.tolist()
+
+
+def _request(head, prompts, **changes):
+    sampling = api.make_sampling(changes.pop("temperature", 0.0))
+    return api._prepare(tiny_target(), head, prompts, changes.pop("max_new_tokens", 16), sampling, None, 3)
+
+
+def test_the_program_holds_no_host_call_and_no_weight():
+    request = _request(tiny_head("eagle3", TREES["k2n6"]), PROMPTS[:2])
+    lowered = api._generate.lower(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    text = lowered.as_text()
+    for word in ("callback", "infeed", "outfeed", "send", "recv"):
+        assert f"stablehlo.{word}" not in text and f"@{word}" not in text and f"xla_python_cpu_{word}" not in text
+    largest = min(leaf.size for leaf in jax.tree.leaves(request.params) if leaf.ndim == 2)
+    for line in text.splitlines():
+        if "stablehlo.constant dense" in line and "tensor<" in line:
+            shape = line.rsplit("tensor<", 1)[1].split(">")[0].split("x")[:-1]
+            assert np.prod([int(size) for size in shape], initial=1) < largest, line[:200]
+    assert text.count("stablehlo.while") >= 1
+
+
+def test_pure_functions_compose_with_jit_vmap_and_eval_shape():
+    from eagle_jax.generate import emitted_tokens, generate
+
+    head = tiny_head("eagle3", TREES["k2n6"])
+    request = _request(head, PROMPTS[:2], temperature=1.0)
+    prompts, lengths, budget, eos_ids, _ = request.arrays
+
+    def run(keys):
+        state = generate(
+            request.params, prompts, lengths, budget, eos_ids, keys, sampling=request.sampling, **request.options
+        )
+        return emitted_tokens(state), state.num_tokens
+
+    seeds = [11, 12, 13]
+    keys = jnp.stack([jax.vmap(lambda r, s=s: jax.random.fold_in(jax.random.key(s), r))(jnp.arange(2)) for s in seeds])
+    tokens, counts = jax.jit(jax.vmap(run))(keys)
+    assert jax.eval_shape(run, keys[0])[0].shape == (2, request.options["max_tokens"])
+    for index, seed in enumerate(seeds):
+        single = eagle_jax.generate(tiny_target(), None, PROMPTS[:2], max_new_tokens=16, temperature=1.0, key=seed)
+        for row in range(2):
+            assert np.asarray(tokens)[index, row, : counts[index, row]].tolist() == single.tokens[row]
+            assert (np.asarray(tokens)[index, row, counts[index, row] :] == 0).all()
+
+
+def test_shard_map_over_the_batch_gives_the_same_text(plain):
+    from jax.sharding import Mesh, PartitionSpec
+
+    from eagle_jax.generate import emitted_tokens, generate
+
+    head = tiny_head("eagle3", TREES["k2n6"])
+    prompts = PROMPTS[:4]
+    request = _request(head, prompts, max_new_tokens=20)
+
+    def run(params, *arrays):
+        state = generate(params, *arrays, sampling=request.sampling, **request.options)
+        return emitted_tokens(state), state.num_tokens
+
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+    rows, everywhere = PartitionSpec("data"), PartitionSpec()
+    sharded = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(everywhere, *[rows] * 5), out_specs=rows, check_vma=False))
+    tokens, counts = sharded(request.params, *request.arrays)
+    expected = eagle_jax.generate(tiny_target(), None, prompts, max_new_tokens=20).tokens
+    assert [np.asarray(tokens)[row, : counts[row]].tolist() for row in range(4)] == expected
+
+
+def test_bfloat16_agrees_except_at_rounding_ties():
+    """bfloat16 text equals plain bfloat16 text up to the first position where the two best logits tie within rounding."""
+    target = tiny_target()
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), target.params)
+    low = api.Target.from_params(target.config, half)
+    head = tiny_head("eagle3", TREES["k2n6"])
+    params = {"head": jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), head.params["head"]), "d2t": head.params["d2t"]}
+    low_head = api.DraftHead.from_params(head.config, params, low, head.tree)
+    prompt = PROMPTS[1]
+    plain_tokens = eagle_jax.generate(low, None, [prompt], max_new_tokens=24).tokens[0]
+    tokens = eagle_jax.generate(low, low_head, [prompt], max_new_tokens=24).tokens[0]
+    agree = next((i for i, (a, b) in enumerate(zip(tokens, plain_tokens, strict=True)) if a != b), len(tokens))
+    if agree < len(tokens):
+        text = jnp.asarray([prompt + plain_tokens[:agree]])
+        out = low.fn.forward(low.params, text, jnp.arange(text.shape[1])[None], jnp.tril(jnp.ones((text.shape[1],) * 2, bool)), None)
+        best = np.sort(np.asarray(low.fn.logits(low.params, out.hidden[0, -1])))[::-1]
+        assert best[0] - best[1] < 0.05 * abs(best[0]) + 0.05
+    assert low.fn.logits(low.params, jnp.zeros((1, 16), jnp.bfloat16)).dtype == jnp.float32

@@ -1,0 +1,111 @@
+"""Temperature above 0: the joint law of the first three tokens is exactly the target's processed law."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from eagle_jax.config import TreeConfig
+from eagle_jax.generate import emitted_tokens, generate, required_slots
+from eagle_jax.sampling import make_sampling
+from eagle_jax.verify import deterministic
+from tests import oracles
+from tests.models import tiny_head, tiny_target
+
+VOCAB, ROWS, ROUNDS = 8, 8192, 24  # 196,608 draws
+PROMPT = [3, 1, 4]
+SETTINGS = {
+    "temperature": dict(temperature=0.9),
+    "top_k": dict(temperature=1.2, top_k=3),
+    "top_p": dict(temperature=1.2, top_p=0.8),
+    "min_p": dict(temperature=1.5, min_p=0.15),
+    "all": dict(temperature=1.3, top_k=5, top_p=0.9, min_p=0.05),
+}
+TREE = TreeConfig(depth=3, top_k=3, num_nodes=9)
+
+
+def exact_law(settings):
+    """[8, 8, 8] joint probabilities of the next three tokens, by enumeration of all 73 contexts."""
+    target = tiny_target(VOCAB, sharpness=5.0)
+
+    def conditional(context):
+        text = jnp.asarray([PROMPT + context])
+        size = text.shape[1]
+        out = target.fn.forward(target.params, text, jnp.arange(size)[None], jnp.tril(jnp.ones((size, size), bool)), None)
+        return oracles.processed_law(np.asarray(target.fn.logits(target.params, out.hidden[0, -1])), **settings)
+
+    law = np.zeros((VOCAB,) * 3)
+    first = conditional([])
+    for a in range(VOCAB):
+        second = conditional([a])
+        for b in range(VOCAB):
+            law[a, b] = first[a] * second[b] * conditional([a, b])
+    return law
+
+
+def draws(kind, settings, verify=deterministic):
+    """[ROUNDS * ROWS, 3] tokens from independent rows of the same prompt, through the drafter's trees."""
+    target, head = tiny_target(VOCAB, sharpness=5.0), _head(kind)
+    sampling = make_sampling(**settings)
+    batch = (jnp.tile(jnp.asarray(PROMPT), (ROWS, 1)), jnp.full((ROWS,), 3), jnp.full((ROWS,), 4), jnp.full((ROWS, 1), -1))
+    params = {"target": target.params, "drafter": head.params}
+
+    @jax.jit
+    def run(params, keys):
+        state = generate(
+            params, *batch, keys, target=target.fn, drafter=head.drafter, sampling=sampling, verify=verify,
+            slots=required_slots(3, 4, TREE.depth, 3), max_tokens=4, chunk=3,
+        )  # fmt: skip
+        return emitted_tokens(state)[:, :3], state.accepted.sum(0)
+
+    results = [run(params, jax.random.split(jax.random.key(seed), ROWS)) for seed in range(ROUNDS)]
+    accepted = sum(np.asarray(hist) for _, hist in results)
+    assert accepted[1:].sum() > 0.2 * accepted.sum(), "too little is accepted to test acceptance"
+    return np.concatenate([np.asarray(tokens) for tokens, _ in results])
+
+
+def _head(kind):
+    head = tiny_head(kind, TREE, VOCAB)
+    return dataclasses.replace(head, target_fn=tiny_target(VOCAB, sharpness=5.0).fn)
+
+
+def compare(tokens, law):
+    """p-value of the chi-square test over cells with expected count >= 5 (the rest pooled), and total variation."""
+    counts = np.zeros((VOCAB,) * 3)
+    np.add.at(counts, tuple(tokens.T), 1)
+    expected = law.ravel() * len(tokens)
+    assert counts.ravel()[expected == 0].sum() == 0, "a token outside the processed law was emitted"
+    big = expected >= 5
+    observed = np.append(counts.ravel()[big], counts.ravel()[~big].sum())
+    wanted = np.append(expected[big], expected[~big].sum())
+    if wanted[-1] < 5:
+        observed, wanted = observed[:-1], wanted[:-1] * observed[:-1].sum() / wanted[:-1].sum()
+    return stats.chisquare(observed, wanted).pvalue, 0.5 * np.abs(counts / len(tokens) - law).sum()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_joint_law_of_three_tokens_is_the_targets(name):
+    kind = "eagle1" if name == "top_p" else "eagle3"
+    pvalue, variation = compare(draws(kind, SETTINGS[name]), exact_law(SETTINGS[name]))
+    assert pvalue > 1e-3
+    assert variation < 0.01
+
+
+def keep_a_rejected_node(tree, logits, keys, index, sampling, depth):
+    """A broken rule: the best child of the root is taken even when the target drew something else."""
+    result = deterministic(tree, logits, keys, index, sampling, depth)
+    rejected = result.count == 0
+    path = jnp.where(rejected[:, None], jnp.minimum(jnp.arange(depth + 1), 1)[None], result.path)
+    return result._replace(count=jnp.where(rejected, 1, result.count), path=path)
+
+
+def test_a_broken_rule_is_seen():
+    settings = SETTINGS["temperature"]
+    pvalue, variation = compare(draws("eagle3", settings, keep_a_rejected_node), exact_law(settings))
+    assert pvalue < 1e-6
+    assert variation > 0.02
