@@ -99,7 +99,8 @@ def main(args: Args) -> None:
     corpus = Corpus.load(args.corpus)
     d2t = None
     if args.head == "eagle3":
-        counts = count_tokens(corpus.tokens, corpus.supervised, target.vocab_size)
+        chat = np.repeat(corpus.prompts > 0, corpus.lengths)
+        counts = count_tokens(corpus.tokens, corpus.supervised & chat, target.vocab_size)
         kept, offsets, coverage = draft_vocabulary(counts, args.draft_vocab)
         d2t = jnp.asarray(offsets)
         logging.info("draft vocabulary: %d of %d tokens cover %.2f%%", len(kept), target.vocab_size, 100 * coverage)

@@ -59,7 +59,7 @@ def main(args: Args) -> None:
     source: list[int] = []
     written, start = 0, time.time()
     for count, index in enumerate(rng.permutation(len(batches)), 1):
-        texts = [corpus.document(i)[: corpus.prompts[i]].tolist() for i in batches[index]]
+        texts = [corpus.document(i)[: corpus.prompts[i]].tolist() for i in batches[index].tolist()]
         out = eagle_jax.generate(
             target,
             None,

@@ -1,0 +1,82 @@
+"""The programs of train/ from raw data to a saved pair that drafts, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+import eagle_jax
+import train.data
+import train.head
+import train.regenerate
+import train.target
+from eagle_jax.training.corpus import SOURCES, Corpus
+
+FUNCTION = 'def double_0(x):\n    """Twice x."""\n    y = 2 * x\n    return y\n\n\n'
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A data folder of a few rows and what `train.data` makes of it."""
+    root = tmp_path_factory.mktemp("train")
+    (root / "raw" / "gsm8k").mkdir(parents=True)
+    (root / "raw" / "gpteacher").mkdir()
+    lines = [{"question": f"What is {i} + {i}?", "answer": f"<<{i}+{i}={2 * i}>>\n#### {2 * i}"} for i in range(300)]
+    (root / "raw" / "gsm8k" / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    turns = [{"instruction": f"Say {i}.", "input": "" if i % 2 else "Loudly.", "response": f"{i}!"} for i in range(300)]
+    turns += [{"instruction": "Long", "input": "", "response": "x" * 5000}, {"instruction": "", "response": "no"}]
+    (root / "raw" / "gpteacher" / "turns.json").write_text(json.dumps(turns))
+    with pytest.MonkeyPatch.context() as patch:
+        library = "".join(FUNCTION.replace("_0", f"_{i}") for i in range(2000))
+        patch.setattr(train.data, "standard_library", lambda: iter([(root / "a.py", library)]))
+        train.data.main(train.data.Args(data=root / "raw", out=root / "data", vocab_size=300))
+    return root
+
+
+def test_documents_are_what_the_chat_template_renders(prepared):
+    tokenizer = AutoTokenizer.from_pretrained(prepared / "data" / "tokenizer")
+    corpus, held = (Corpus.load(prepared / "data" / f"{name}.npz") for name in ("train", "heldout"))
+    assert len(held.lengths) > 0
+    row = int(np.flatnonzero(corpus.source == SOURCES.index("gsm8k"))[0])
+    ids = corpus.document(row)
+    question, answer = tokenizer.decode(ids).split("<|user|>")[1].removesuffix("<|end|>").split("<|assistant|>")
+    chat = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    rendered = tokenizer.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
+    assert rendered["input_ids"] == ids.tolist()
+    assert rendered["assistant_masks"].index(1) == corpus.prompts[row]
+    prompt = tokenizer.apply_chat_template(chat[:1], add_generation_prompt=True)["input_ids"]
+    assert prompt == ids[: corpus.prompts[row]].tolist()
+    completion = int(np.flatnonzero(corpus.source == SOURCES.index("completion"))[0])
+    text = tokenizer.decode(corpus.document(completion))
+    turn = FUNCTION.replace('x."""\n', 'x."""\n<|assistant|>').rstrip()
+    assert text == f"<|bos|><|user|>{train.data.COMPLETE}{turn}<|end|>"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["eagle3", "eagle2"])
+def test_from_raw_data_to_a_pair_that_drafts(prepared, head, tmp_path):
+    args = train.target.Args(
+        data=prepared / "data", out=tmp_path / "run", layers=6, hidden=32, intermediate=48, heads=2, kv_heads=1,
+        head_dim=16, length=32, micro_rows=4, micro_batches=2, minutes=0.0, decay_steps=4, held_rows=4, warmup=2,
+    )  # fmt: skip
+    train.target.main(args)
+    history = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+    assert history[-1]["step"] == 4
+    target = tmp_path / "run" / "checkpoint"
+    train.regenerate.main(
+        train.regenerate.Args(target, prepared / "data" / "train.npz", tmp_path / "replies.npz", 8, 4, max_new_tokens=8)
+    )
+    train.head.main(
+        train.head.Args(
+            target, tmp_path / "replies.npz", tmp_path / "head", prepared / "data" / "heldout.npz", head=head,
+            draft_vocab=64, updates=2, rows=2, length=32, steps=2, warmup=1,
+        )
+    )  # fmt: skip
+    loaded = eagle_jax.load_target(target)
+    drafter = eagle_jax.load_drafter(tmp_path / "head", loaded, tree=eagle_jax.TreeConfig.chain(2))
+    prompts = [[0, 2, 40, 41, 3]]
+    drafted = eagle_jax.generate(loaded, drafter, prompts, max_new_tokens=8)
+    assert drafted.tokens == eagle_jax.generate(loaded, None, prompts, max_new_tokens=8).tokens
