@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import tyro
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from eagle_jax.training.corpus import SOURCES, Corpus
+from train import arguments
 
 SPECIAL = ("<|bos|>", "<|end|>", "<|user|>", "<|assistant|>", "<|pad|>")
 # `generation` marks what an assistant wrote, for loss masks. A system message joins the first user turn.
@@ -185,4 +185,4 @@ def main(args: Args) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    main(tyro.cli(Args, description=__doc__))
+    main(arguments(Args, __doc__))

@@ -21,7 +21,6 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 
 from eagle_jax.checkpoints import load_head_checkpoint, load_target_checkpoint, save_head_checkpoint
 from eagle_jax.config import DecoderConfig, HeadConfig
@@ -29,6 +28,7 @@ from eagle_jax.training import step as training
 from eagle_jax.training.corpus import SOURCES, Corpus
 from eagle_jax.training.initialise import fresh_head
 from eagle_jax.training.vocabulary import count_tokens, draft_vocabulary
+from train import arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,4 +150,4 @@ def main(args: Args) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    main(tyro.cli(Args, description=__doc__))
+    main(arguments(Args, __doc__))

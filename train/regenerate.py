@@ -15,10 +15,10 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import tyro
 
 import eagle_jax
 from eagle_jax.training.corpus import Corpus
+from train import arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,4 +85,4 @@ def main(args: Args) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    main(tyro.cli(Args, description=__doc__))
+    main(arguments(Args, __doc__))

@@ -24,13 +24,13 @@ import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 
 from eagle_jax.checkpoints import save_target_checkpoint
 from eagle_jax.config import DecoderConfig
 from eagle_jax.training import pretrain
 from eagle_jax.training.corpus import Corpus
 from eagle_jax.training.initialise import fresh_target
+from train import arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,4 +151,4 @@ def main(args: Args) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    main(tyro.cli(Args, description=__doc__))
+    main(arguments(Args, __doc__))

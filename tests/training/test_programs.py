@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,6 +54,15 @@ def test_documents_are_what_the_chat_template_renders(prepared):
     text = tokenizer.decode(corpus.document(completion))
     turn = FUNCTION.replace('x."""\n', 'x."""\n<|assistant|>').rstrip()
     assert text == f"<|bos|><|user|>{train.data.COMPLETE}{turn}<|end|>"
+
+
+def test_a_configuration_file_gives_the_defaults_and_flags_override_it(tmp_path):
+    (tmp_path / "c.yaml").write_text("target: a\ncorpus: b.npz\nout: c\nhead: eagle2\nrate: 1e-4\n")
+    args = train.arguments(train.head.Args, "", ["--config", str(tmp_path / "c.yaml"), "--updates", "7"])
+    assert (args.head, args.rate, args.updates, args.target) == ("eagle2", 1e-4, 7, Path("a"))
+    (tmp_path / "c.yaml").write_text("targets: a\n")
+    with pytest.raises(eagle_jax.ConfigError, match="nearest known one is 'target'"):
+        train.arguments(train.head.Args, "", ["--config", str(tmp_path / "c.yaml")])
 
 
 @pytest.mark.slow
