@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Sequence
 
@@ -27,7 +26,6 @@ from eagle_jax.checkpoints.mapping import (
 )
 from eagle_jax.checkpoints.tensors import TensorReader, read_json
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
-from eagle_jax.models.heads import init_head_params
 from eagle_jax.types import Params
 
 _EMBEDDING = "embed_tokens.weight"
@@ -86,7 +84,7 @@ def load_head_checkpoint(
         # Some published EAGLE-1/2 heads ship the target's lm_head, which is what they read anyway.
         ignored = HEAD.ignored + ((r"lm_head\.weight",) if config.kind == "eagle1" else ())
         prefix = "midlayer." if any("midlayer." in name for name in reader.infos) else "layers.0."
-        shapes = expected_shapes(functools.partial(init_head_params, config))
+        shapes = expected_shapes(config)
         chosen = plan(
             reader,
             Table(HEAD.rules, ignored),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import shutil
@@ -27,10 +26,9 @@ from eagle_jax.checkpoints.mapping import (
     check_dtype,
     expected_shapes,
     flatten,
+    transposed,
 )
 from eagle_jax.config import DecoderConfig, HeadConfig
-from eagle_jax.models.decoder import init_params
-from eagle_jax.models.heads import init_head_params
 from eagle_jax.types import Params
 
 MAX_SHARD_BYTES = 5 << 30
@@ -60,7 +58,7 @@ def save_target_checkpoint(
     wanted = check_dtype(dtype)
     values = hf_config(config, dtype)
     flat = flatten(params)
-    _check(flat, expected_shapes(functools.partial(init_params, config)), "the target's parameters:")
+    _check(flat, expected_shapes(config), "the target's parameters:")
     generation = {"bos_token_id": values["bos_token_id"], "eos_token_id": values["eos_token_id"]}
     with _replacing(Path(directory)) as staging:
         _write_json(staging / "config.json", values)
@@ -91,21 +89,32 @@ def save_head_checkpoint(
     """
     wanted = check_dtype(dtype)
     flat = flatten(params)
-    _check(flat, expected_shapes(functools.partial(init_head_params, config)), "the head's parameters:")
+    _check(flat, expected_shapes(config), "the head's parameters:")
     d2t = flat.pop("d2t", None)
     flat = {path.removeprefix("head/"): leaf for path, leaf in flat.items()}
     if embedding is not None and not config.own_embedding:
+        shape = (config.layer.vocab_size, config.layer.hidden_size)
+        if np.shape(embedding) != shape:
+            raise CheckpointError(f"embedding is {list(np.shape(embedding))}, the head's would be {list(shape)}")
         flat["embed_tokens/embedding"] = embedding
-    extra: dict[str, np.ndarray] = {}
-    if d2t is not None and config.draft_vocab_size != config.layer.vocab_size:
-        difference = np.asarray(d2t).astype(np.int64)
-        reached = np.zeros((config.layer.vocab_size,), bool)
-        reached[difference + np.arange(len(difference))] = True
-        extra = {"d2t": difference, "t2d": reached}
+    extra = {} if d2t is None else _vocabulary_tensors(np.asarray(d2t), config.layer.vocab_size)
     prefix = "midlayer." if config.kind == "eagle3" else "layers.0."
     with _replacing(Path(directory)) as staging:
         _write_json(staging / "config.json", head_config_values(config, dtype))
         _write_weights(staging, flat, HEAD, wanted, prefix=prefix, extra=extra)
+
+
+def _vocabulary_tensors(d2t: np.ndarray, vocab: int) -> dict[str, np.ndarray]:
+    """`d2t` and `t2d` as stored; nothing where every target token can be drafted."""
+    if len(d2t) == vocab:
+        return {}
+    difference = d2t.astype(np.int64)
+    ids = difference + np.arange(len(difference))
+    if ids.min() < 0 or ids.max() >= vocab or len(np.unique(ids)) != len(ids):
+        raise CheckpointError(f"d2t does not map draft ids to distinct target ids below {vocab}")
+    reached = np.zeros((vocab,), bool)
+    reached[ids] = True
+    return {"d2t": difference, "t2d": reached}
 
 
 def _check(flat: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]], subject: str) -> None:
@@ -147,7 +156,7 @@ def _write_weights(
         for name, path in shard.items():
             host = cast(np.asarray(flat[path]), dtype, name)
             written = name.replace("layers.0.", prefix) if table is HEAD else name
-            tensors[written] = np.ascontiguousarray(host.T if table.name_of(path)[1] else host)
+            tensors[written] = transposed(host) if table.name_of(path)[1] else np.ascontiguousarray(host)
         tensors.update(extra or {} if number == 1 else {})
         safetensors.numpy.save_file(tensors, staging / file, metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(tensors, file))
@@ -174,7 +183,7 @@ def _replacing(directory: Path) -> Iterator[Path]:
 
     Files of an existing directory that are no part of a checkpoint come along; weights of an older one do not.
     """
-    directory = directory.expanduser().absolute()
+    directory = directory.expanduser().resolve()  # a link stays, what it points to is replaced
     kept: list[Path] = []
     if directory.exists():
         inside = sorted(directory.iterdir()) if directory.is_dir() else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from eagle_jax.checkpoints.mapping import (
 )
 from eagle_jax.checkpoints.tensors import TensorReader, read_json
 from eagle_jax.config import DecoderConfig
-from eagle_jax.models.decoder import init_params
 from eagle_jax.types import Params
 
 
@@ -56,7 +54,7 @@ def load_target_checkpoint(
         problems = TensorProblems()
         # `transformers` ties the lm_head to the embedding whatever the file holds, and some files hold a copy.
         handled = ("lm_head.weight",) if config.tie_word_embeddings else ()
-        expected = expected_shapes(functools.partial(init_params, config))
+        expected = expected_shapes(config)
         chosen = plan(reader, DECODER, expected, problems, handled=handled)
         problems.raise_if_any(f"{directory}: the tensors do not fit the {config.architecture} of its config.json:")
         return config, read_planned(reader, chosen, dtype, place)

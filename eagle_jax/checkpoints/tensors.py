@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 import safetensors
 
@@ -65,7 +65,7 @@ class TensorReader:
         self._stack.close()
 
     def read(self, name: str) -> np.ndarray:
-        """The tensor as stored; bfloat16 arrives in the dtype of `ml_dtypes`."""
+        """The tensor as stored; bfloat16 arrives in JAX's dtype for it."""
         info = self.infos[name]
         source = self._files[info.file]
         if info.file.endswith(".bin"):
@@ -159,7 +159,7 @@ def _torch_to_numpy(tensor: Any) -> np.ndarray:
 
     tensor = tensor.detach().contiguous()
     if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
     return tensor.numpy()
 
 

@@ -126,6 +126,29 @@ def test_round_trip_is_the_identity(config, dtype, tmp_path):
     assert_same(loaded, params)
 
 
+def fresh(config):
+    """Zeros in the shape of the head's parameters."""
+    shapes = jax.eval_shape(lambda: init_head_params(config, jax.random.key(0)))
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+class TestSavingRefuses:
+    def test_a_draft_vocabulary_outside_the_targets(self, tmp_path):
+        params = fresh(EAGLE3)
+        params["d2t"] = params["d2t"].at[0].set(60)
+        with pytest.raises(CheckpointError, match="d2t does not map draft ids to distinct target ids below 53"):
+            save_head_checkpoint(EAGLE3, params, tmp_path / "head")
+        assert not list(tmp_path.iterdir())
+
+    def test_an_embedding_of_another_size(self, tmp_path):
+        with pytest.raises(CheckpointError, match=r"embedding is \[50, 24\]"):
+            save_head_checkpoint(EAGLE1, fresh(EAGLE1), tmp_path / "head", embedding=jnp.zeros((50, 24)))
+
+    def test_parameters_of_another_head(self, tmp_path):
+        with pytest.raises(CheckpointError, match=r"missing .*head/hidden_norm/scale"):
+            save_head_checkpoint(EAGLE3, fresh(EAGLE1), tmp_path / "head")
+
+
 class TestOtherLayouts:
     def test_prefixes(self, tmp_path):
         config, tensors = eagle3()

@@ -22,10 +22,9 @@ CONFIG = DecoderConfig(
 
 
 def random_params(config=CONFIG, seed=0):
-    params = init_params(config, jax.random.key(seed))
-    return jax.tree.map(
-        lambda leaf: jnp.asarray(np.random.default_rng(seed).standard_normal(leaf.shape), leaf.dtype), params
-    )
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape), leaf.dtype), shapes)
 
 
 @pytest.fixture
@@ -272,6 +271,14 @@ class TestSaving:
         assert not names & {"model.safetensors", "pytorch_model.bin"}
         assert_same(load_target_checkpoint(saved)[1], params)
         assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+
+    def test_follows_a_link(self, saved):
+        link = saved.parent / "link"
+        link.symlink_to(saved)
+        params = random_params(seed=1)
+        save_target_checkpoint(CONFIG, params, link, "float32")
+        assert link.is_symlink()
+        assert_same(load_target_checkpoint(saved)[1], params)
 
     def test_refuses_a_directory_with_other_things_in_it(self, tmp_path):
         (tmp_path / "project" / "src").mkdir(parents=True)

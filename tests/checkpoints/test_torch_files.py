@@ -99,7 +99,7 @@ def test_a_pickle_is_never_executed(how, old_target):
     if how == "torch.save":
         torch.save(evil, path)
     else:
-        path.write_bytes(pickle.dumps({"x": Payload(str(trace))}))
+        path.write_bytes(pickle.dumps({"x": Payload(str(trace))}, protocol=2))
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: refused .*nothing in it was run"):
         load_target_checkpoint(directory)
     assert not trace.exists()
