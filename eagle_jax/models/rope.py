@@ -70,14 +70,15 @@ def rope_angles(
     depends on the position alone, so that a tree pass and a single-token pass rotate the same token alike.
     """
     at = positions[..., None].astype(jnp.float32)
+    lead = (1,) * positions.ndim + (head_dim // 2,)
     if config.kind == "dynamic":
         context = jnp.maximum(at + 1, config.original_max_position)
         growth = config.factor * context / config.original_max_position - (config.factor - 1)
         exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
         base = config.theta * growth ** (head_dim / (head_dim - 2))
-        angles = at / base**exponents
+        angles = at / base ** exponents.reshape(lead)
     else:
-        angles = at * jnp.asarray(inverse_frequencies(config, head_dim))
+        angles = at * jnp.asarray(inverse_frequencies(config, head_dim)).reshape(lead)
     scale = attention_factor(config)
     return jnp.cos(angles) * scale, jnp.sin(angles) * scale
 
