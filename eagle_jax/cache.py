@@ -1,7 +1,8 @@
 """The committed key-value cache: the only place that writes it.
 
-A forward pass reads the cache and returns the new tokens' keys and values; `commit` writes the confirmed ones, contiguously and
-once. Rejected tokens never touch the cache, so there is nothing to roll back and nothing to compact.
+A forward pass reads the cache and returns the new tokens' keys and values; `commit` writes the confirmed ones,
+contiguously and once. Rejected tokens never touch the cache, so there is nothing to roll back and nothing to
+compact.
 """
 
 from __future__ import annotations
@@ -13,9 +14,7 @@ from jaxtyping import Array, Float, Int
 from eagle_jax.types import KVCache, NewKV
 
 
-def commit(
-    cache: KVCache, new: NewKV, count: Int[Array, " B"], rows: Int[Array, "B M"] | None = None
-) -> KVCache:
+def commit(cache: KVCache, new: NewKV, count: Int[Array, " B"], rows: Int[Array, "B M"] | None = None) -> KVCache:
     """Appends `count[b]` of the new tokens to row b.
 
     Args:
@@ -23,8 +22,8 @@ def commit(
       count: tokens to append, 0 to M.
       rows: which new tokens, in order, e.g. the accepted path; None takes all T as they come (M = T).
 
-    All M entries are written at `length`, those past `count` as garbage that the next commit overwrites. The caller keeps
-    `length + M <= S`: a slice beyond the end would be moved back by XLA and overwrite committed tokens.
+    All M entries are written at `length`, those past `count` as garbage that the next commit overwrites. The caller
+    keeps `length + M <= S`: a slice beyond the end would be moved back by XLA and overwrite committed tokens.
     """
 
     def append(buffer: Float[Array, "B G S hd"], fresh: Float[Array, "B G T hd"]) -> Float[Array, "B G S hd"]:

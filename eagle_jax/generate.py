@@ -1,7 +1,8 @@
 """The one cycle and the one loop: draft a tree, verify it in one target pass, commit what was accepted.
 
-Pure functions over explicit parameter trees; use them inside another `jit`, under `vmap` over keys, in `shard_map`, or with
-`jax.eval_shape`. `params` is `{"target": ..., "drafter": ...}` throughout. `eagle_jax.generate` (module `api`) is the host-level wrapper.
+Pure functions over explicit parameter trees; use them inside another `jit`, under `vmap` over keys, in `shard_map`,
+or with `jax.eval_shape`. `params` is `{"target": ..., "drafter": ...}` throughout. `eagle_jax.generate` (module
+`api`) is the host-level wrapper.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from eagle_jax.verify import VerifyFn, deterministic
 
 
 def required_slots(prompt_width: int, max_tokens: int, depth: int, chunk: int) -> int:
-    """Cache slots that a run can touch: every write of a chunk or of a whole path must fit behind the committed tokens."""
+    """Cache slots that a run can touch: a chunk or a whole path must always fit behind the committed tokens."""
     return prompt_width + max(chunk, max_tokens + depth + 1)
 
 
@@ -79,7 +80,9 @@ def prefill(
     cache = target.init_cache(batch, slots)
     state = drafter.init(params, batch, slots)
     shapes = jax.eval_shape(
-        lambda: target.forward(params["target"], prompts[:, :1], prompts[:, :1], jnp.ones((1, 1), bool), cache, drafter.taps)
+        lambda: target.forward(
+            params["target"], prompts[:, :1], prompts[:, :1], jnp.ones((1, 1), bool), cache, drafter.taps
+        )
     )
     last = (_blank(shapes.hidden), _blank(shapes.features))
     with jax.named_scope("prefill"):
@@ -131,7 +134,8 @@ def step(
 ) -> tuple[GenerateState, StepInfo]:
     """One cycle for every row of the batch. A finished row keeps its lane, changes nothing and emits nothing.
 
-    Randomness lives in the state: the token of generated position i of a row is drawn with `fold_in(state.keys[row], i)`.
+    Randomness lives in the state: the token of generated position i of a row is drawn with
+      `fold_in(state.keys[row], i)`.
     """
     cache, depth = state.cache, drafter.depth
     tree, drafter_state = drafter.draft(params, state.drafter, state.root, state.keys, sampling)
@@ -199,7 +203,7 @@ def generate(
     chunk: int,
     verify: VerifyFn = deterministic,
 ) -> GenerateState:
-    """Prefill and all cycles in one program: `lax.while_loop` over `step` until every row is done. Arguments as in `prefill`."""
+    """Prefill, then `lax.while_loop` over `step` until every row is done: one program. Arguments as in `prefill`."""
     state = prefill(
         params,
         prompts,

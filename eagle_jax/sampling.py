@@ -79,9 +79,7 @@ def _cut_by_rank(logits: Float[Array, "*b V"], sampling: Sampling) -> Float[Arra
     return jnp.where(jnp.take_along_axis(keep, back, axis=-1), logits, -jnp.inf)
 
 
-def draw(
-    logits: Float[Array, " V"], key: Key[Array, ""], index: Int[Array, ""], sampling: Sampling
-) -> Int[Array, ""]:
+def draw(logits: Float[Array, " V"], key: Key[Array, ""], index: Int[Array, ""], sampling: Sampling) -> Int[Array, ""]:
     """One token for one row: argmax when greedy, else a Gumbel draw from the processed law.
 
     Args:

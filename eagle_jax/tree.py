@@ -1,8 +1,8 @@
 """Draft trees: candidates, rerank, ancestor mask. Pure, written for one row and `vmap`ped by the callers.
 
-Two facts carry the dynamic tree of EAGLE-2 (arXiv:2406.16858, section 4). Scores are cumulative log-probabilities in float32,
-so a child never scores above its parent; and `jax.lax.top_k` breaks ties towards the lower index, and parents are recorded
-before their children. Hence the best N candidates are closed under "parent of", ties included.
+Two facts carry the dynamic tree of EAGLE-2 (arXiv:2406.16858, section 4). Scores are cumulative log-probabilities
+in float32, so a child never scores above its parent; and `jax.lax.top_k` breaks ties towards the lower index, and
+parents are recorded before their children. Hence the best N candidates are closed under "parent of", ties included.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class Pool(NamedTuple):
 
     Attributes:
       tokens: [..., P] int32, target ids.
-      parents: [..., P] int32, index of the parent in the pool, `ROOT` for children of the root; always below the own index.
+      parents: [..., P] int32, index of the parent in the pool, `ROOT` for children of the root; always below the
+        own index.
       scores: [..., P] float32, cumulative draft log-probability.
     """
 
@@ -61,8 +62,8 @@ def ancestor_mask(parents: Int[Array, "B T"], depth: int) -> Bool[Array, "B T T"
 
     Args:
       parents: rows of the parents, `ROOT` or `PADDING`.
-      depth: D, no path is longer. The closure takes ceil(log2(D + 1)) squarings of a [T, T] matrix: no gather, so it runs
-        on the matrix unit.
+      depth: D, no path is longer. The closure takes ceil(log2(D + 1)) squarings of a [T, T] matrix: no gather, so
+        it runs on the matrix unit.
     """
     size = parents.shape[-1]
     rows = jnp.arange(size)
@@ -82,7 +83,7 @@ def node_depths(mask: Bool[Array, "B T T"]) -> Int[Array, "B T"]:
 def find_child(
     tokens: Int[Array, " T"], parents: Int[Array, " T"], node: Int[Array, ""], token: Int[Array, ""]
 ) -> tuple[Int[Array, ""], Bool[Array, ""]]:
-    """Row of the first child of `node` that carries `token`, and whether there is one. Padded rows are nobody's child."""
+    """Row of the first child of `node` that carries `token`, and whether there is one. Padding is nobody's child."""
     match = (parents == node) & (tokens == token)
     return jnp.argmax(match).astype(jnp.int32), jnp.any(match)
 

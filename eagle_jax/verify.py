@@ -1,7 +1,8 @@
 """Acceptance rules: from a tree and the target's logits to the accepted path.
 
-A rule is a function `(tree, logits, keys, index, sampling, depth) -> Acceptance` (`VerifyFn`). `deterministic` is exact for every
-tree whose nodes were chosen without chance; rules for sampled drafts read `tree.draft_log_probs` behind the same signature.
+A rule is a function `(tree, logits, keys, index, sampling, depth) -> Acceptance` (`VerifyFn`). `deterministic` is
+exact for every tree whose nodes were chosen without chance; rules for sampled drafts read `tree.draft_log_probs`
+behind the same signature.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ def deterministic(
 ) -> Acceptance:
     """Ancestral sampling through the tree: draw the target's own token at a node; descend while the draw is a child.
 
-    The tokens have exactly the target's processed law, since every one of them is a draw from it; the tree only decides how many
-    of them one pass can deliver. This is the law of the accept/reject loop of EAGLE-2's tree (accept child x with p(x), else remove x and
-    renormalise), and no lossless rule accepts more on a given deterministic tree.
+    The tokens have exactly the target's processed law, since every one of them is a draw from it; the tree only
+    decides how many of them one pass can deliver. This is the law of the accept/reject loop of EAGLE-2's tree
+    (accept child x with p(x), else remove x and renormalise), and no lossless rule accepts more on a given
+    deterministic tree.
 
     Args:
       tree: drafted without chance; siblings carry different tokens.
@@ -51,7 +53,7 @@ def deterministic(
 
 
 def walk(tree: DraftTree, choose: Callable[[Array, Array], Array], depth: int) -> Acceptance:
-    """Walks one row's tree from the root. `choose(node, step)` is the target's token after `node`, `step` nodes below the root.
+    """Walks one row's tree from the root; `choose(node, step)` is the target's token after the node at depth `step`.
 
     Only the visited nodes are asked, so that sampling costs D + 1 draws and not N + 1.
     """

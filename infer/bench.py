@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import tyro
 
@@ -206,7 +206,7 @@ def load(args: Args) -> tuple[eagle_jax.Target, Any, dict[str, Method]]:
         if path is not None:
             head = eagle_jax.load_drafter(path, target)
         elif args.target is None:
-            head = eagle_jax.load_demo(name)[1]
+            head = eagle_jax.load_demo(cast(Literal["eagle3", "eagle2"], name))[1]
         else:
             raise ValueError(f"--methods {name} with --target needs --{name} PATH, the head of that target")
         heads[name] = head.with_tree(tree) if tree else head

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax import api
+from eagle_jax import api, request
 from eagle_jax.config import TreeConfig
 from tests.models import random_prompts, tiny_head, tiny_target
 
@@ -44,7 +44,8 @@ def plain():
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
 def test_text_is_that_of_plain_decoding(kind, name, plain):
     head = tiny_head(kind, TREES[name], draft_vocab=10)
-    # One program serves both temperatures' checks only if compiled twice: greedy everywhere, sampled where the rule differs.
+    # One program serves both temperatures' checks only if compiled twice: greedy everywhere, sampled where the rule
+    # differs.
     temperatures = (0.0, 1.0) if name in ("static", "k10n59", "sampling-rank") else (0.0,)
     for temperature in temperatures:
         out = eagle_jax.generate(tiny_target(), head, PROMPTS, temperature=temperature, key=7, **RUN)
@@ -108,7 +109,7 @@ def test_long_prompts_go_through_in_chunks(monkeypatch):
     prompts = random_prompts([90, 33, 64, 7], 12)
     head = tiny_head("eagle3", TREES["k3n12"])
     whole = eagle_jax.generate(tiny_target(), head, prompts, max_new_tokens=24)
-    monkeypatch.setattr(api, "PREFILL_CHUNK", 32)
+    monkeypatch.setattr(request, "PREFILL_CHUNK", 32)
     chunked = eagle_jax.generate(tiny_target(), head, prompts, max_new_tokens=24)
     assert chunked.tokens == whole.tokens
     assert chunked.accepted.tolist() == whole.accepted.tolist()
@@ -172,19 +173,24 @@ def test_shard_map_over_the_batch_gives_the_same_text(plain):
 
     mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
     rows, everywhere = PartitionSpec("data"), PartitionSpec()
-    sharded = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(everywhere, *[rows] * 5), out_specs=rows, check_vma=False))
+    sharded = jax.jit(
+        jax.shard_map(run, mesh=mesh, in_specs=(everywhere, *[rows] * 5), out_specs=rows, check_vma=False)
+    )
     tokens, counts = sharded(request.params, *request.arrays)
     expected = eagle_jax.generate(tiny_target(), None, prompts, max_new_tokens=20).tokens
     assert [np.asarray(tokens)[row, : counts[row]].tolist() for row in range(4)] == expected
 
 
 def test_bfloat16_agrees_except_at_rounding_ties():
-    """bfloat16 text equals plain bfloat16 text up to the first position where the two best logits tie within rounding."""
+    """bfloat16 text is that of plain bfloat16 decoding up to the first tie of the two best logits within rounding."""
     target = tiny_target()
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), target.params)
     low = api.Target.from_params(target.config, half)
     head = tiny_head("eagle3", TREES["k2n6"])
-    params = {"head": jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), head.params["head"]), "d2t": head.params["d2t"]}
+    params = {
+        "head": jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), head.params["head"]),
+        "d2t": head.params["d2t"],
+    }
     low_head = api.DraftHead.from_params(head.config, params, low, head.tree)
     prompt = PROMPTS[1]
     plain_tokens = eagle_jax.generate(low, None, [prompt], max_new_tokens=24).tokens[0]
@@ -192,7 +198,9 @@ def test_bfloat16_agrees_except_at_rounding_ties():
     agree = next((i for i, (a, b) in enumerate(zip(tokens, plain_tokens, strict=True)) if a != b), len(tokens))
     if agree < len(tokens):
         text = jnp.asarray([prompt + plain_tokens[:agree]])
-        out = low.fn.forward(low.params, text, jnp.arange(text.shape[1])[None], jnp.tril(jnp.ones((text.shape[1],) * 2, bool)), None)
+        out = low.fn.forward(
+            low.params, text, jnp.arange(text.shape[1])[None], jnp.tril(jnp.ones((text.shape[1],) * 2, bool)), None
+        )
         best = np.sort(np.asarray(low.fn.logits(low.params, out.hidden[0, -1])))[::-1]
         assert best[0] - best[1] < 0.05 * abs(best[0]) + 0.05
     assert low.fn.logits(low.params, jnp.zeros((1, 16), jnp.bfloat16)).dtype == jnp.float32

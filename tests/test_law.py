@@ -36,7 +36,9 @@ def exact_law(settings):
     def conditional(context):
         text = jnp.asarray([PROMPT + context])
         size = text.shape[1]
-        out = target.fn.forward(target.params, text, jnp.arange(size)[None], jnp.tril(jnp.ones((size, size), bool)), None)
+        out = target.fn.forward(
+            target.params, text, jnp.arange(size)[None], jnp.tril(jnp.ones((size, size), bool)), None
+        )
         return oracles.processed_law(np.asarray(target.fn.logits(target.params, out.hidden[0, -1])), **settings)
 
     law = np.zeros((VOCAB,) * 3)
@@ -52,7 +54,12 @@ def draws(kind, settings, verify=deterministic):
     """[ROUNDS * ROWS, 3] tokens from independent rows of the same prompt, through the drafter's trees."""
     target, head = tiny_target(VOCAB, sharpness=5.0), _head(kind)
     sampling = make_sampling(**settings)
-    batch = (jnp.tile(jnp.asarray(PROMPT), (ROWS, 1)), jnp.full((ROWS,), 3), jnp.full((ROWS,), 4), jnp.full((ROWS, 1), -1))
+    batch = (
+        jnp.tile(jnp.asarray(PROMPT), (ROWS, 1)),
+        jnp.full((ROWS,), 3),
+        jnp.full((ROWS,), 4),
+        jnp.full((ROWS, 1), -1),
+    )
     params = {"target": target.params, "drafter": head.params}
 
     @jax.jit

@@ -23,7 +23,8 @@ def test_processors_agree_with_the_oracle(logits, temperature, top_k, top_p, min
     sampling = make_sampling(temperature, top_k, top_p, min_p)
     log_probs = np.asarray(process_logits(jnp.asarray(logits), sampling))
     expected = oracles.processed_law(logits, temperature, top_k, top_p, min_p)
-    # A cumulative probability that meets top_p to the last bit, or a probability that meets min_p, may fall either way in float32.
+    # A cumulative probability that meets top_p to the last bit, or a probability that meets min_p, may fall either
+    # way in float32.
     if not _on_the_edge(logits, temperature, top_k, top_p, min_p):
         np.testing.assert_allclose(np.exp(log_probs), expected, atol=2e-6)
     assert np.isfinite(log_probs).any()

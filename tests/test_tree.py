@@ -25,7 +25,9 @@ def random_trees(draw, rows=12):
 @given(random_trees())
 def test_mask_is_the_transitive_closure(parents):
     mask = np.asarray(ancestor_mask(jnp.asarray(parents)[None], depth=11))[0]
-    np.testing.assert_array_equal(mask, oracles.closure(np.where(parents == PADDING, -1, parents)) | np.eye(12, dtype=bool))
+    np.testing.assert_array_equal(
+        mask, oracles.closure(np.where(parents == PADDING, -1, parents)) | np.eye(12, dtype=bool)
+    )
     depths = np.asarray(node_depths(jnp.asarray(mask)[None]))[0]
     np.testing.assert_array_equal(depths, mask.sum(1) - 1)
 
@@ -66,7 +68,7 @@ def test_rerank_keeps_the_best_and_stays_connected_with_ties(pool, count):
 
 
 def test_half_precision_scores_would_have_broken_the_closure():
-    """Why scores are float32: rounded to bfloat16 a child can be chosen without its parent once ties go the other way."""
+    """Why scores are float32: rounded to bfloat16 a child ties with its parent and could be chosen without it."""
     scores = np.array([-1.001, -1.0015], np.float32)
     rounded = scores.astype(jnp.bfloat16)
     assert rounded[0] == rounded[1]
@@ -123,7 +125,9 @@ def test_drafted_trees_are_connected_trees_of_distinct_siblings(kind, tree):
     state = head.drafter.init(params, batch, 64)
     state = state._replace(hidden=jax.random.normal(jax.random.key(3), state.hidden.shape))
     root = jnp.array([1, 2, 3])
-    drafted, _ = jax.jit(lambda s: head.drafter.draft(params, s, root, jax.random.split(jax.random.key(0), 3), make_sampling()))(state)
+    drafted, _ = jax.jit(
+        lambda s: head.drafter.draft(params, s, root, jax.random.split(jax.random.key(0), 3), make_sampling())
+    )(state)
     for b in range(batch):
         tokens, parents, scores = (np.asarray(part[b]) for part in drafted[:3])
         assert len(tokens) == tree.num_nodes + 1

@@ -1,8 +1,9 @@
 """The EAGLE drafters: EAGLE-1/2 and EAGLE-3 heads on chains, static trees and dynamic trees.
 
-The head's cache holds one entry per confirmed position t: the pair (target feature at t, token at t + 1), as EAGLE-2's reference does.
-Drafted levels live only within one `draft` call; after verification `update` extends the head over the accepted tokens with the
-target's own features. One cycle thus costs D head passes: one in `update`, D - 1 in `draft`.
+The head's cache holds one entry per confirmed position t: the pair (target feature at t, token at t + 1), as
+EAGLE-2's reference does. Drafted levels live only within one `draft` call; after verification `update` extends the
+head over the accepted tokens with the target's own features. One cycle thus costs D head passes: one in `update`, D
+- 1 in `draft`.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def _committed(cache: KVCache) -> tuple[Array, Array, Array]:
 def _grow_dynamic(
     head: HeadFns, tree: TreeConfig, params: Params, state: EagleState, root: Array, temperature: Array | None
 ) -> DraftTree:
-    """Expand and rerank (EAGLE-2, sections 4.1 and 4.2): K children per frontier node, the best K*K become the frontier.
+    """Expand and rerank (EAGLE-2, sections 4.1 and 4.2): K children per frontier node, the best K go on.
 
     One loop body serves all levels, with buffers of the final size: the program does not grow with the depth.
     """
@@ -193,7 +194,8 @@ def _grow_dynamic(
     pool, frontiers, _, _ = jax.lax.fori_loop(2, tree.depth + 1, expand, carry) if levels else carry
     if tree.rerank:
         return gather_tree(root, pool, select_best(pool, tree.num_nodes))
-    # Creation order between levels; within a level the better nodes come first, so the cut at num_nodes drops the worst.
+    # Creation order between levels; within a level the better nodes come first, so the cut at num_nodes drops the
+    # worst.
     return gather_tree(root, pool, jnp.sort(frontiers[:, : tree.num_nodes], axis=1))
 
 
@@ -226,10 +228,12 @@ def _grow_static(
     tokens = [jnp.zeros((batch,), jnp.int32)] * tree.num_nodes
     scores = [jnp.zeros((batch,), jnp.float32)] * tree.num_nodes
     expanded = np.array([-1])  # the root: its state is known, it needs no pass
-    states, earlier, entries = state.hidden[:, None], None, np.zeros((0,), int)
+    states, entries, previous = state.hidden[:, None], np.zeros((0,), int), expanded
+    earlier: tuple[Array, Array] | None = None
     for level in range(1, tree.depth + 1):
         if level > 1:
-            # Which drafted entries (earlier expanded nodes, then this level's) each expanded node sees: itself and its ancestors.
+            # Which drafted entries (earlier expanded nodes, then this level's) each expanded node sees: itself and
+            # its ancestors.
             entries = np.concatenate([entries, expanded])
             sees = np.array([[_is_ancestor(parents, int(e), int(n)) for e in entries] for n in expanded])
             front = Frontier(
@@ -240,8 +244,10 @@ def _grow_static(
                 mask=jnp.broadcast_to(jnp.asarray(sees), (batch, *sees.shape)),
             )
             out = _run_frontier(head, params, state, front, level, front.mask, earlier)
-            fresh = (out.keys, out.values)
-            earlier = fresh if earlier is None else tuple(jnp.concatenate(pair, 2) for pair in zip(earlier, fresh, strict=True))
+            earlier = (
+                out.keys if earlier is None else jnp.concatenate([earlier[0], out.keys], axis=2),
+                out.values if earlier is None else jnp.concatenate([earlier[1], out.values], axis=2),
+            )
             states = out.states
         children = np.flatnonzero(depths == level)
         gains, ids = jax.lax.top_k(head.log_probs(params, states, temperature), int(ranks[children].max()) + 1)

@@ -1,4 +1,4 @@
-"""The reference engine's runs (SafeAILab/EAGLE cb7e084, PyTorch, float32, temperature 0): same tokens, trees, accepted lengths."""
+"""Golden runs of the reference engine (SafeAILab/EAGLE cb7e084, float32): same tokens, trees and accepted lengths."""
 
 from __future__ import annotations
 

@@ -1,0 +1,155 @@
+"""From what a user passes to what the program takes: checks, buckets, padding.
+
+Everything is refused here, by name and before anything is compiled, that the program could not refuse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eagle_jax.config import DecoderConfig
+from eagle_jax.generate import required_slots
+from eagle_jax.types import Drafter, Params, Sampling, TargetFn
+
+PREFILL_CHUNK = 256
+"""Most prompt tokens per prefill pass."""
+
+StopTokens = int | Sequence[int] | Sequence[Sequence[int]] | None
+"""One id, one set for all rows, one set per row, or None for the target's own."""
+
+
+class Request(NamedTuple):
+    """Checked and padded arguments of one run of `eagle_jax.generate.generate`.
+
+    Attributes:
+      params: `{"target": ..., "drafter": ...}`. arrays: prompts, lengths, budget, eos_ids, keys.
+      options: the static arguments. sampling: the sampled law.
+    """
+
+    params: Params
+    arrays: tuple[jax.Array, ...]
+    options: dict[str, Any]
+    sampling: Sampling
+
+
+def prepare(
+    params: Params,
+    config: DecoderConfig,
+    target: TargetFn,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int | Sequence[int],
+    sampling: Sampling,
+    eos_ids: StopTokens,
+    key: jax.Array | int | None,
+) -> Request:
+    """Checks the arguments of `eagle_jax.generate` and pads them into buckets.
+
+    Raises:
+      ValueError: naming the argument, its bound and the remedy.
+    """
+    rows = _check_prompts(prompts, config)
+    budgets = _check_budgets(max_new_tokens, rows, config)
+    stops = _stop_table(eos_ids, len(rows), config)
+    if not sampling.greedy and key is None:
+        raise ValueError("temperature > 0 draws at random: pass key=jax.random.key(seed) or key=seed")
+
+    lengths = np.array([len(row) for row in rows], np.int32)
+    width = bucket(int(lengths.max()))
+    chunk = width if width <= PREFILL_CHUNK else math.gcd(width, PREFILL_CHUNK)
+    max_tokens = bucket(max(budgets))
+    slots = round_up(required_slots(width, max_tokens, drafter.depth, chunk), 32 if width < 1024 else 128)
+    padded = np.zeros((len(rows), width), np.int32)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+    base = jax.random.key(0 if key is None else key) if key is None or isinstance(key, int | np.integer) else key
+    if not jnp.issubdtype(base.dtype, jax.dtypes.prng_key):
+        base = jax.random.wrap_key_data(base)
+    keys = jax.vmap(lambda row: jax.random.fold_in(base, row))(jnp.arange(len(rows)))
+    arrays = (jnp.asarray(padded), jnp.asarray(lengths), jnp.asarray(budgets, jnp.int32), jnp.asarray(stops), keys)
+    options = {"target": target, "drafter": drafter, "slots": slots, "max_tokens": max_tokens, "chunk": chunk}
+    return Request(params, arrays, options, sampling)
+
+
+def bucket(size: int, smallest: int = 32) -> int:
+    """The next of 32, 48, 64, 96, 128, 192, ...: a bucket shares one compilation, and at most a third is padding."""
+    power = smallest
+    while power < size:
+        if size <= power + power // 2:
+            return power + power // 2
+        power *= 2
+    return power
+
+
+def round_up(size: int, multiple: int) -> int:
+    """The next multiple."""
+    return -(-size // multiple) * multiple
+
+
+def _check_prompts(prompts: Sequence[Sequence[int]], config: DecoderConfig) -> list[np.ndarray]:
+    if isinstance(prompts, str | bytes) or len(prompts) == 0:
+        raise ValueError("prompts must be a non-empty list of lists of token ids")
+    rows = []
+    for index, prompt in enumerate(prompts):
+        if isinstance(prompt, int | np.integer | str):
+            raise ValueError(f"prompts[{index}] is a {type(prompt).__name__}: pass a list of lists of token ids")
+        row = np.asarray(prompt)
+        if row.size == 0:
+            raise ValueError(f"prompts[{index}] is empty: a prompt needs at least one token, such as the bos token")
+        if row.ndim != 1 or not np.issubdtype(row.dtype, np.integer):
+            raise ValueError(f"prompts[{index}] must be a flat list of integer token ids")
+        bad = np.flatnonzero((row < 0) | (row >= config.vocab_size))
+        if bad.size:
+            raise ValueError(
+                f"prompts[{index}][{bad[0]}]={row[bad[0]]} lies outside the vocabulary of {config.vocab_size} tokens; "
+                "was it made by another tokenizer?"
+            )
+        rows.append(row.astype(np.int32))
+    return rows
+
+
+def _check_budgets(max_new_tokens: int | Sequence[int], rows: list[np.ndarray], config: DecoderConfig) -> list[int]:
+    budgets = [max_new_tokens] * len(rows) if isinstance(max_new_tokens, int | np.integer) else list(max_new_tokens)
+    if len(budgets) != len(rows):
+        raise ValueError(f"max_new_tokens has {len(budgets)} entries for {len(rows)} prompts")
+    for index, (budget, row) in enumerate(zip(budgets, rows, strict=True)):
+        if isinstance(budget, bool) or int(budget) != budget or budget < 1:
+            raise ValueError(f"max_new_tokens={budget} (row {index}) must be an integer of at least 1")
+        if len(row) + budget > config.max_position:
+            raise ValueError(
+                f"row {index}: a prompt of {len(row)} tokens plus max_new_tokens={budget} exceeds the model's length "
+                f"of {config.max_position}; shorten the prompt or lower max_new_tokens to at most "
+                f"{config.max_position - len(row)}"
+            )
+    return [int(budget) for budget in budgets]
+
+
+def _stop_table(eos_ids: StopTokens, batch: int, config: DecoderConfig) -> np.ndarray:
+    """[B, E] int32, padded with -1; E is a multiple of 4 so that a few stop tokens more do not recompile."""
+    if eos_ids is None:
+        eos_ids = config.eos_ids
+    if isinstance(eos_ids, int | np.integer):
+        eos_ids = [int(eos_ids)]
+    items: list[Any] = list(eos_ids)
+    if any(not isinstance(item, int | np.integer) for item in items):
+        if len(items) != batch:
+            raise ValueError(
+                f"eos_ids has {len(items)} sets for {batch} prompts; give one flat list or one set per prompt"
+            )
+        sets = [[int(token) for token in item] for item in items]
+    else:
+        sets = [[int(item) for item in items]] * batch
+    for row in sets:
+        for token in row:
+            if not 0 <= token < config.vocab_size:
+                raise ValueError(f"eos_ids: {token} lies outside the vocabulary of {config.vocab_size} tokens")
+    table = np.full((batch, round_up(max(1, *map(len, sets)), 4) if sets else 4), -1, np.int32)
+    for index, row in enumerate(sets):
+        table[index, : len(row)] = row
+    return table

@@ -1,0 +1,86 @@
+"""Bad input gets one clear error that names the culprit and the remedy, before anything is compiled."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+import eagle_jax
+from eagle_jax import api
+from eagle_jax.config import ConfigError, TreeConfig
+from tests.models import tiny_head, tiny_target
+
+GOOD = [[1, 2, 3]]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled():
+    before = api._generate._cache_size()
+    yield
+    assert api._generate._cache_size() == before
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([], "non-empty list of lists"),
+        ("hello", "list of lists of token ids"),
+        ([1, 2], r"prompts\[0\] is a int"),
+        ([[1], []], r"prompts\[1\] is empty"),
+        ([[1, 12]], r"prompts\[0\]\[1\]=12 lies outside the vocabulary of 12 tokens"),
+        ([[-1]], r"prompts\[0\]\[0\]=-1 lies outside"),
+        ([[0.5]], "integer token ids"),
+        ([[[1]]], "flat list"),
+    ],
+    ids=["none", "text", "flat", "empty", "outside", "negative", "float", "nested"],
+)
+def test_prompts(prompts, message):
+    with pytest.raises(ValueError, match=message):
+        eagle_jax.generate(tiny_target(), None, prompts)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(max_new_tokens=510), "exceeds the model's length of 512.*at most 509"),
+        (dict(max_new_tokens=0), "max_new_tokens=0 .*at least 1"),
+        (dict(max_new_tokens=[3, 3]), "2 entries for 1 prompts"),
+        (dict(temperature=-1.0), "temperature=-1.0 must be"),
+        (dict(temperature=1.0), "pass key="),
+        (dict(temperature=1.0, key=0, top_p=0.0), r"top_p=0.0 must lie in \(0, 1\]"),
+        (dict(temperature=1.0, key=0, top_p=1.01), r"top_p=1.01 must lie in \(0, 1\]"),
+        (dict(temperature=1.0, key=0, top_k=-3), "top_k=-3"),
+        (dict(temperature=1.0, key=0, min_p=2.0), "min_p=2.0"),
+        (dict(eos_ids=[12]), "eos_ids: 12 lies outside the vocabulary"),
+        (dict(eos_ids=[[1], [2]]), "2 sets for 1 prompts"),
+    ],
+)
+def test_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        eagle_jax.generate(tiny_target(), None, GOOD, **options)
+
+
+def test_stream_refuses_at_the_call():
+    with pytest.raises(ValueError, match="is empty"):
+        eagle_jax.stream(tiny_target(), None, [])
+
+
+def test_a_drafter_bound_to_another_target():
+    head = tiny_head("eagle3", TreeConfig.chain(2))
+    other = tiny_target(vocab=13)
+    with pytest.raises(ValueError, match="loaded for another target"):
+        eagle_jax.generate(other, head, GOOD)
+
+
+def test_a_tree_wider_than_the_draft_vocabulary():
+    with pytest.raises(ConfigError, match="top_k=11 exceeds the head's draft vocabulary of 10"):
+        tiny_head("eagle3", TreeConfig(depth=2, top_k=11, num_nodes=20), draft_vocab=10)
+
+
+def test_a_cache_too_small_for_the_run():
+    request = api._prepare(tiny_target(), None, GOOD, 8, api.make_sampling(), None, None)
+    options = request.options | {"slots": 16}
+    with pytest.raises(ValueError, match="slots=16 is below the 65 cache slots"):
+        jax.eval_shape(
+            lambda *a: api.run_prefill(*a, sampling=request.sampling, **options), request.params, *request.arrays
+        )
