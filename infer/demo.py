@@ -10,10 +10,14 @@ same prompt without a drafter, then times both on compiled programs. The last li
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import json
 import os
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -56,23 +60,27 @@ def main(args: Args) -> None:
     options: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "key": args.seed}
     paths = {"eagle": drafter, "vanilla": None}
 
+    def complete(head: eagle_jax.DraftHead | None) -> eagle_jax.GenerateOutput:
+        return eagle_jax.generate(target, head, [prompt], **options)
+
+    def watch(head: eagle_jax.DraftHead | None) -> Iterator[eagle_jax.StreamChunk]:
+        return eagle_jax.stream(target, head, prompt, **options)
+
     print(f"Compiling for {machine()} ...", flush=True)
-    for head in paths.values():
-        for _ in zip(range(2), eagle_jax.stream(target, head, prompt, **options), strict=False):
-            pass
+    compile_at_once(
+        [functools.partial(complete, head) for head in paths.values()]
+        + [functools.partial(deque, itertools.islice(watch(head), 2)) for head in paths.values()]
+    )
     print(f"Ready after {time.perf_counter() - started:.0f} s.\n\n> {args.prompt}\n")
 
     name = args.head.replace("eagle", "EAGLE-")
     legend = f"{name}: accepted drafts are green" if colours else name
     for label, head in ((legend, drafter), ("Plain decoding", None)):
         print(paint(f"--- {label}", DIM, colours), flush=True)
-        show(eagle_jax.stream(target, head, prompt, **options), tokenizer, colours)
+        show(watch(head), tokenizer, colours)
 
-    outputs = {path: eagle_jax.generate(target, head, [prompt], **options) for path, head in paths.items()}
-    calls: dict[str, Callable[[], Any]] = {
-        path: lambda head=head: eagle_jax.generate(target, head, [prompt], **options)  # type: ignore[misc]
-        for path, head in paths.items()
-    }
+    outputs = {path: complete(head) for path, head in paths.items()}
+    calls = {path: functools.partial(complete, head) for path, head in paths.items()}
     seconds = time_interleaved(calls, args.repetitions)
     rates = {path: len(outputs[path].tokens[0]) / seconds[path] for path in paths}
     identical = outputs["eagle"].tokens == outputs["vanilla"].tokens
@@ -89,6 +97,15 @@ def main(args: Args) -> None:
         f"tau = {result['tau']:.2f} tokens per target pass; the texts {'are identical' if identical else 'DIFFER'}.\n"
     )
     print(json.dumps(result))
+
+
+def compile_at_once(calls: list[Callable[[], object]]) -> None:
+    """Makes every call once, in threads: XLA compiles a program on one core. Daemons, so that Ctrl-C need not wait."""
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def show(chunks: Iterator[eagle_jax.StreamChunk], tokenizer: Any, colours: bool) -> None:
@@ -132,4 +149,5 @@ if __name__ == "__main__":
     try:
         main(tyro.cli(Args, description=__doc__))
     except KeyboardInterrupt:
-        sys.exit("\nInterrupted.")
+        print("\nInterrupted.", flush=True)
+        os._exit(130)  # at once, whatever is being compiled

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -40,3 +45,20 @@ def test_colours_only_where_there_is_text():
     assert demo.paint("a", demo.GREEN, True) == "\x1b[32ma\x1b[0m"
     assert demo.paint("", demo.GREEN, True) == ""
     assert demo.paint("a", demo.GREEN, False) == "a"
+
+
+def test_ctrl_c_ends_it_with_one_line(repository, tmp_path):
+    """Even while programs are being compiled, in threads that cannot be interrupted."""
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "empty")}
+    command = [sys.executable, "-m", "infer.demo", "--max-new-tokens", "200"]
+    with subprocess.Popen(
+        command, cwd=repository, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("Compiling for")
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert out.splitlines()[-1] == "Interrupted."
+    assert process.returncode == 130
+    assert "Traceback" not in err
