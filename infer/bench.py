@@ -119,6 +119,7 @@ class Tally:
 
 def main(args: Args) -> dict[str, Any]:
     """Runs the benchmark; returns what it prints last."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
     use_compilation_cache()
     paths = [find_task(name, args.data) for name in split(args.tasks)]
     tasks = {path.parent.name if path.stem == "question" else path.stem: path for path in paths}

@@ -53,6 +53,7 @@ class Args:
 def main(args: Args) -> None:
     """Runs the demo."""
     started = time.perf_counter()
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
     use_compilation_cache()
     colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     target, drafter, tokenizer = eagle_jax.load_demo(args.head)
