@@ -1,9 +1,9 @@
 """Pre-trains a small target from scratch on the documents that `train.data` wrote.
 
-    python -m train.target --data runs/data --out runs/target --minutes 80        (`--resume` carries on after a stop)
+    python -m train.target --data runs/data --out runs/target --minutes 100       (`--resume` carries on after a stop)
 
-Learning rate: warm-up, constant until the wall-clock budget is spent, then `--decay-steps` of linear decay to zero; the
-length of the run therefore follows from the machine and the schedule is always completed. Progress is one line per
+Learning rate: warm-up, constant, and over the last `--decay` of the run a linear fall to zero. The length of the run is
+a wall-clock budget (or `--steps`, reproducible), so that the schedule is always completed. Progress is one line per
 `--log-every` steps; every few minutes `state.msgpack` (to resume) and `checkpoint/` (bfloat16, with the tokenizer) are
 rewritten, and `history.jsonl` grows by a line with the held-out loss.
 """
@@ -41,15 +41,15 @@ class Args:
       data: folder written by `train.data`. out: where checkpoints go.
       layers, hidden, intermediate, heads, kv_heads, head_dim, max_position: shape of the decoder.
       length: tokens per row. micro_rows: rows per micro-batch. micro_batches: micro-batches per step.
-      rate: peak learning rate. warmup: steps of warm-up. minutes: wall-clock minutes before the decay begins.
-      decay_steps: steps of linear decay. seed: of weights and order.
+      rate: peak learning rate. warmup: steps of warm-up. decay: share of the run that the final fall takes.
+      minutes: wall-clock budget of the whole run. steps: a fixed number of updates instead. seed: of weights and order.
       save_minutes: between checkpoints. log_every: steps per line. held_rows: held-out rows per measurement.
-      resume: continue from `out`/state.msgpack; `minutes` then counts from the restart.
+      resume: continue from `out`; `minutes` and `steps` then count from the restart.
     """
 
     data: Path = Path("runs/data")
     out: Path = Path("runs/target")
-    layers: int = 12
+    layers: int = 16
     hidden: int = 256
     intermediate: int = 640
     heads: int = 4
@@ -61,8 +61,9 @@ class Args:
     micro_batches: int = 2
     rate: float = 6e-3
     warmup: int = 30
-    minutes: float = 60.0
-    decay_steps: int = 200
+    decay: float = 0.25
+    minutes: float = 100.0
+    steps: int = 0
     seed: int = 0
     save_minutes: float = 5.0
     log_every: int = 10
@@ -99,14 +100,16 @@ def main(args: Args) -> None:
     params = fresh_target(config, jax.random.key(args.seed))
     state = pretrain.TrainState(params, jax.jit(tx.init)(params), jnp.int32(0))
     args.out.mkdir(parents=True, exist_ok=True)
+    consumed = 0
     if args.resume:
-        saved = (args.out / "state.msgpack").read_bytes()
-        state = jax.tree.map(jnp.asarray, flax.serialization.from_bytes(state, saved))
+        saved = flax.serialization.msgpack_restore((args.out / "state.msgpack").read_bytes())
+        state = jax.tree.map(jnp.asarray, flax.serialization.from_state_dict(state, saved["state"]))
+        consumed = int(saved["rows"])
 
-    step = int(state.step)
+    step = first = int(state.step)
     per_step = args.micro_batches * args.micro_rows
     rows = Corpus.load(args.data / "train.npz").packed(SHARES, args.length + 1, args.seed)
-    rows = itertools.islice(rows, step * per_step, None)
+    rows = itertools.islice(rows, consumed, None)
     held = Corpus.load(args.data / "heldout.npz").packed(SHARES, args.length + 1, args.seed, pool=args.held_rows)
     held_rows = jnp.asarray(take(held, args.held_rows)).reshape(-1, 4, args.length + 1)
     loss_fn = jax.jit(functools.partial(pretrain.next_token_loss, config))
@@ -115,11 +118,12 @@ def main(args: Args) -> None:
     logging.info("%.2fM parameters, %d tokens per step, from step %d", size / 1e6, per_step * args.length, step)
 
     def save() -> float:
-        write(args.out / "state.msgpack", flax.serialization.to_bytes(state))
+        everything = {"state": flax.serialization.to_state_dict(state), "rows": consumed}
+        write(args.out / "state.msgpack", flax.serialization.msgpack_serialize(everything))
         shutil.copytree(args.data / "tokenizer", args.out / "checkpoint", dirs_exist_ok=True)
         save_target_checkpoint(config, state.params, args.out / "checkpoint", "bfloat16")
         held_loss = float(np.mean([float(loss_fn(state.params, part)) for part in held_rows]))
-        record = {"step": step, "tokens": step * per_step * args.length, "loss": float(np.mean(losses)),
+        record = {"step": step, "tokens": consumed * args.length, "loss": float(np.mean(losses)),
                   "heldout": held_loss, "minutes": (time.time() - start) / 60}  # fmt: skip
         with (args.out / "history.jsonl").open("a", encoding="utf-8") as history:
             history.write(json.dumps(record) + "\n")
@@ -129,16 +133,19 @@ def main(args: Args) -> None:
     del params
     start = last_save = mark = time.time()
     decay_from: int | None = None
+    decay_steps = 0
     losses: list[float] = []
-    while decay_from is None or step < decay_from + args.decay_steps:
-        if decay_from is None and time.time() - start > args.minutes * 60:
+    while decay_from is None or step < decay_from + decay_steps:
+        spent = (step - first) / args.steps if args.steps else (time.time() - start) / (60 * args.minutes)
+        if decay_from is None and spent >= 1 - args.decay:
             decay_from = step
-            logging.info("decay begins at step %d", step)
-        rate = pretrain.warmup_stable_decay(step, args.rate, args.warmup, decay_from, args.decay_steps)
+            decay_steps = max(1, round((step - first) * args.decay / (1 - args.decay)))
+            logging.info("decay begins at step %d and takes %d steps", step, decay_steps)
+        rate = pretrain.warmup_stable_decay(step, args.rate, args.warmup, decay_from, decay_steps)
         batch = take(rows, per_step).reshape(args.micro_batches, args.micro_rows, -1)
         state, loss = update(state, jnp.asarray(batch), jnp.float32(rate))
         losses = [*losses[-99:], float(loss)]
-        step += 1
+        step, consumed = step + 1, consumed + per_step
         if step % args.log_every == 0:
             rate_now = args.log_every * per_step * args.length / (time.time() - mark)
             mark = time.time()

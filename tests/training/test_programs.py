@@ -70,7 +70,7 @@ def test_a_configuration_file_gives_the_defaults_and_flags_override_it(tmp_path)
 def test_from_raw_data_to_a_pair_that_drafts(prepared, head, tmp_path):
     args = train.target.Args(
         data=prepared / "data", out=tmp_path / "run", layers=6, hidden=32, intermediate=48, heads=2, kv_heads=1,
-        head_dim=16, length=32, micro_rows=4, micro_batches=2, minutes=0.0, decay_steps=4, held_rows=4, warmup=2,
+        head_dim=16, length=32, micro_rows=4, micro_batches=2, steps=4, held_rows=4, warmup=2,
     )  # fmt: skip
     train.target.main(args)
     history = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
@@ -90,3 +90,10 @@ def test_from_raw_data_to_a_pair_that_drafts(prepared, head, tmp_path):
     prompts = [[0, 2, 40, 41, 3]]
     drafted = eagle_jax.generate(loaded, drafter, prompts, max_new_tokens=8)
     assert drafted.tokens == eagle_jax.generate(loaded, None, prompts, max_new_tokens=8).tokens
+
+
+@pytest.mark.parametrize("name", ["target", "eagle3", "eagle2"])
+def test_the_bundled_pairs_configurations_load(repository, name):
+    program = train.target if name == "target" else train.head
+    args = train.arguments(program.Args, "", ["--config", str(repository / "configs" / f"demo_{name}.yaml")])
+    assert name in str(args.out)
