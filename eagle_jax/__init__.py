@@ -9,6 +9,7 @@ from eagle_jax.api import (
     load_demo,
     load_drafter,
     load_target,
+    shard,
     stream,
 )
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, RopeConfig, TreeConfig
@@ -35,5 +36,6 @@ __all__ = [
     "load_demo",
     "load_drafter",
     "load_target",
+    "shard",
     "stream",
 ]

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from eagle_jax.checkpoints import load_head_checkpoint, load_target_checkpoint
 from eagle_jax.config import DecoderConfig, HeadConfig, TreeConfig
@@ -26,6 +27,7 @@ from eagle_jax.generate import step as run_step
 from eagle_jax.models.decoder import target_fn
 from eagle_jax.request import Request, StopTokens, prepare
 from eagle_jax.sampling import make_sampling
+from eagle_jax.sharding import param_shardings, placer, shard_drafter, shard_target
 from eagle_jax.types import Drafter, GenerateState, Params, Sampling, TargetFn
 
 DEFAULT_TREE = TreeConfig()
@@ -45,6 +47,7 @@ class Target:
     Attributes:
       config: sizes and stop tokens. params: plain nested dict of arrays. fn: the model as the engine sees it.
       name: where it came from. dtype: of its weights and cache.
+      mesh: the ("data", "tensor") mesh that parameters and caches are spread over; None is one device.
     """
 
     config: DecoderConfig
@@ -52,12 +55,16 @@ class Target:
     fn: TargetFn
     name: str
     dtype: str
+    mesh: Mesh | None = None
 
     @classmethod
-    def from_params(cls, config: DecoderConfig, params: Params, name: str = "target") -> Target:
-        """Wraps parameters that are already in memory, e.g. a policy in training."""
+    def from_params(
+        cls, config: DecoderConfig, params: Params, name: str = "target", mesh: Mesh | None = None
+    ) -> Target:
+        """Wraps parameters that are already in memory, e.g. a policy in training; with a mesh, spreads them over it."""
         dtype = str(jax.tree.leaves(params)[0].dtype)
-        return cls(config, params, target_fn(config, dtype), name, dtype)
+        fn = _target_fn(config, dtype, mesh)
+        return cls(config, _spread(params, mesh), fn, name, dtype, mesh)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,19 +82,51 @@ class DraftHead:
     drafter: Drafter
     target_fn: TargetFn
     name: str
+    mesh: Mesh | None = None
 
     @classmethod
     def from_params(
         cls, config: HeadConfig, params: Params, target: Target, tree: TreeConfig = DEFAULT_TREE, name: str = "head"
     ) -> DraftHead:
-        """Binds parameters that are already in memory to `target`."""
+        """Binds parameters that are already in memory to `target`, and spreads them over its mesh."""
         dtype = str(jax.tree.leaves(params["head"])[0].dtype)
-        return cls(config, params, tree, eagle(config, tree, target.fn, dtype), target.fn, name)
+        drafter = _eagle(config, tree, target.fn, dtype, target.mesh)
+        return cls(config, _spread(params, target.mesh), tree, drafter, target.fn, name, target.mesh)
 
     def with_tree(self, tree: TreeConfig) -> DraftHead:
         """The same head with another tree; no weights are copied."""
         dtype = str(jax.tree.leaves(self.params["head"])[0].dtype)
-        return dataclasses.replace(self, tree=tree, drafter=eagle(self.config, tree, self.target_fn, dtype))
+        drafter = _eagle(self.config, tree, self.target_fn, dtype, self.mesh)
+        return dataclasses.replace(self, tree=tree, drafter=drafter)
+
+
+def shard(target: Target, drafter: DraftHead | None, mesh: Mesh) -> tuple[Target, DraftHead | None]:
+    """Spreads a loaded pair over a ("data", "tensor") mesh; `generate` and `stream` then run on all its devices.
+
+    "tensor" splits weights and caches (it must divide the key-value heads), "data" the rows of a batch. What does not
+    fit on one device is loaded in place instead: `load_target(path, mesh=mesh)`.
+
+    Raises:
+      ConfigError: the mesh does not divide the model, naming the parameter or the heads.
+    """
+    target = Target.from_params(target.config, target.params, target.name, mesh)
+    if drafter is None:
+        return target, None
+    return target, DraftHead.from_params(drafter.config, drafter.params, target, drafter.tree, drafter.name)
+
+
+def _target_fn(config: DecoderConfig, dtype: str, mesh: Mesh | None) -> TargetFn:
+    fn = target_fn(config, dtype)
+    return fn if mesh is None else shard_target(fn, mesh)
+
+
+def _eagle(config: HeadConfig, tree: TreeConfig, fn: TargetFn, dtype: str, mesh: Mesh | None) -> Drafter:
+    drafter = eagle(config, tree, fn, dtype)
+    return drafter if mesh is None else shard_drafter(drafter, mesh)
+
+
+def _spread(params: Params, mesh: Mesh | None) -> Params:
+    return params if mesh is None else jax.device_put(params, param_shardings(params, mesh))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +173,7 @@ def load_target(
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     max_position: int | None = None,
+    mesh: Mesh | None = None,
 ) -> Target:
     """Loads a Llama-like model from a local directory or the Hugging Face hub.
 
@@ -142,14 +182,22 @@ def load_target(
         float32.
       revision, token, cache_dir: passed to `huggingface_hub` (ignored for a local path).
       max_position: caps the context length, e.g. to stay inside a sliding window, which is not supported beyond it.
+      mesh: a ("data", "tensor") mesh; every tensor goes straight to its devices. The drafter follows its target.
 
     Raises:
       CheckpointError: nothing there, an unknown architecture, or tensors that do not fit, all named at once.
+      ConfigError: the mesh does not divide the model.
     """
     config, params = load_target_checkpoint(
-        path_or_hub_id, dtype, revision=revision, token=token, cache_dir=cache_dir, max_position=max_position
+        path_or_hub_id,
+        dtype,
+        revision=revision,
+        token=token,
+        cache_dir=cache_dir,
+        max_position=max_position,
+        place=None if mesh is None else placer(mesh),
     )
-    return Target(config, params, target_fn(config, dtype), str(path_or_hub_id), dtype)
+    return Target(config, params, _target_fn(config, dtype, mesh), str(path_or_hub_id), dtype, mesh)
 
 
 def load_drafter(
@@ -185,9 +233,10 @@ def load_drafter(
         rope_theta=rope_theta,
         taps=taps,
         embedding=target.params["embed_tokens"]["embedding"],  # shared where the file only carries a copy of it
+        place=None if target.mesh is None else placer(target.mesh),
     )
-    drafter = eagle(config, tree, target.fn, target.dtype)
-    return DraftHead(config, params, tree, drafter, target.fn, str(path_or_hub_id))
+    drafter = _eagle(config, tree, target.fn, target.dtype, target.mesh)
+    return DraftHead(config, params, tree, drafter, target.fn, str(path_or_hub_id), target.mesh)
 
 
 def load_demo(
@@ -204,7 +253,8 @@ def load_demo(
     Raises:
       ValueError: no such head.
     """
-    from transformers import AutoTokenizer
+    # Not AutoTokenizer, which imports torch where it is installed: seconds.
+    from transformers import PreTrainedTokenizerFast
 
     if head not in ("eagle3", "eagle2"):
         raise ValueError(f"head={head!r}: the bundled pair has 'eagle3' and 'eagle2'")
@@ -212,7 +262,11 @@ def load_demo(
         tree = DEMO_TREE_CPU if jax.default_backend() == "cpu" else DEFAULT_TREE
     directory = Path(str(importlib.resources.files("eagle_jax.assets"))) / "demo"
     target = load_target(directory / "target")
-    return target, load_drafter(directory / head, target, tree), AutoTokenizer.from_pretrained(directory / "target")
+    return (
+        target,
+        load_drafter(directory / head, target, tree),
+        PreTrainedTokenizerFast.from_pretrained(directory / "target"),
+    )
 
 
 def generate(

@@ -25,15 +25,20 @@ MAY_ENTER: dict[str, set[str]] = {
     "verify": {"types", "config", "tree", "sampling", "cache"},
     "generate": CORE,
     "models": {"types", "config"},
+    "request": CORE | {"generate"},
     "drafters": CORE | {"generate", "models"},
     "training": {"types", "config", "models"},
     "checkpoints": {"types", "config", "models"},
     "assets": set(),
     "measure": set(),
+    "sharding": {"types", "config"},
+    "presets": {"config"},
+    "costs": set(),
+    "aot": CORE | {"generate", "models", "drafters", "sharding", "presets", "costs"},
 }
 ON_TOP = {"__init__", "api"}  # may enter every room
 FLAX = {"flax", "linen"}
-FLAX_FREE = CORE | {"generate"}
+FLAX_FREE = CORE | {"generate", "request"}
 # Disk, network and pickles stay in one place.
 ONLY_IN: dict[str, set[str]] = {
     "safetensors": {"checkpoints"},

@@ -1,0 +1,206 @@
+"""Where parameters and caches live on a mesh of devices: one table of rules, and wrappers that hold the engine to it.
+
+The mesh has two axes. "data" splits the rows of the batch. "tensor" splits every matrix as in Megatron-LM
+(arXiv:1909.08053): the projections into heads and into the MLP by columns, those out of them by rows, so that a layer
+needs two all-reduces and no weight ever moves. The embedding is split by vocabulary rows, the lm_heads by vocabulary
+columns, caches by key-value heads.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
+
+from eagle_jax.config import ConfigError
+from eagle_jax.types import Drafter, KVCache, NewKV, Params, Sampling, TargetFn, TargetOutput, Verified
+
+DATA, TENSOR = AXES = ("data", "tensor")
+
+RULES: tuple[tuple[str, P], ...] = (
+    (r"embed_tokens/embedding", P(TENSOR, None)),
+    (r"lm_head/kernel", P(None, TENSOR)),
+    (r"(q|k|v|gate|up)_proj/kernel", P(None, TENSOR)),
+    (r"(q|k|v|gate|up)_proj/bias", P(TENSOR)),
+    (r"(o|down)_proj/kernel", P(TENSOR, None)),
+    # The features come whole out of the target, so a split by rows costs one all-reduce, like o_proj and down_proj.
+    (r"fc/kernel", P(TENSOR, None)),
+    (r"(o_proj|down_proj|fc)/bias", P(None)),
+    (r"(\w*norm\w*)/scale", P(None)),
+    (r"d2t", P(None)),
+)
+"""(pattern for the end of the parameter's path, how its axes are split); the first match counts."""
+
+
+def param_spec(path: str, shape: tuple[int, ...]) -> P:
+    """How the parameter at `path` ("layers_0/self_attn/q_proj/kernel") is split.
+
+    Raises:
+      ConfigError: no rule matches, or the rule would replicate a matrix.
+    """
+    for pattern, spec in RULES:
+        if re.search(rf"(^|/){pattern}$", path):
+            if len(spec) != len(shape):
+                raise ConfigError(
+                    f"parameter {path!r} of shape {list(shape)} meets a rule for {len(spec)} axes: {spec}"
+                )
+            return spec
+    kind = "matrix" if len(shape) > 1 else "parameter"
+    raise ConfigError(
+        f"{kind} {path!r} of shape {list(shape)} matches no sharding rule; add one to eagle_jax.sharding.RULES"
+    )
+
+
+def param_sharding(path: str, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
+    """`param_spec` on a mesh.
+
+    Raises:
+      ConfigError: as there, or an axis that the mesh does not divide.
+    """
+    check_mesh(mesh)
+    spec = param_spec(path, shape)
+    for size, axis in zip(shape, spec, strict=True):
+        if axis is not None and size % mesh.shape[axis]:
+            raise ConfigError(
+                f"parameter {path!r} of shape {list(shape)}: {size} is not a multiple of {axis}={mesh.shape[axis]}; "
+                f"choose a {axis!r} axis that divides it"
+            )
+    return NamedSharding(mesh, spec)
+
+
+def param_shardings(params: Params, mesh: Mesh) -> Any:
+    """The shardings of a tree of arrays or `ShapeDtypeStruct`s: target, head, or `{"target": ..., "drafter": ...}`.
+
+    Raises:
+      ConfigError: as `param_sharding`.
+    """
+
+    def place(path: tuple, leaf: Any) -> NamedSharding:
+        return param_sharding(jax.tree_util.keystr(path, simple=True, separator="/"), leaf.shape, mesh)
+
+    return jax.tree_util.tree_map_with_path(place, params)
+
+
+def placer(mesh: Mesh) -> Callable[[str, np.ndarray], Array]:
+    """`place(path, host array)` for the loaders: tensors go straight to their devices and never lie whole on one."""
+    return lambda path, host: jax.device_put(host, param_sharding(path, host.shape, mesh))
+
+
+def check_mesh(mesh: Mesh) -> None:
+    """Refuses a mesh without the two axes, or one whose axes are part of the types of arrays (`AxisType.Explicit`).
+
+    Raises:
+      ConfigError: naming its axes.
+    """
+    if mesh.axis_names != AXES or any(kind != AxisType.Auto for kind in mesh.axis_types):
+        raise ConfigError(
+            f"the mesh has the axes {mesh.axis_names} of types {mesh.axis_types}, expected {AXES}, both Auto; "
+            "make it with eagle_jax.sharding.make_mesh(data, tensor); an axis may have size 1"
+        )
+
+
+def make_mesh(data: int = 1, tensor: int = 1, devices: Any = None) -> Mesh:
+    """A ("data", "tensor") mesh over the first `data * tensor` devices.
+
+    Raises:
+      ConfigError: there are fewer devices.
+    """
+    devices = jax.devices() if devices is None else list(devices)
+    if data < 1 or tensor < 1 or data * tensor > len(devices):
+        raise ConfigError(
+            f"data={data} times tensor={tensor} must be at least 1 and at most the {len(devices)} devices"
+        )
+    return Mesh(np.array(devices[: data * tensor]).reshape(data, tensor), AXES)
+
+
+def place_cache(cache: KVCache, mesh: Mesh) -> KVCache:
+    """The cache with rows over "data" and key-value heads over "tensor".
+
+    Raises:
+      ConfigError: the mesh divides neither evenly.
+    """
+    batch, heads = cache.keys[0].shape[:2]
+    data, tensor = mesh.shape[DATA], mesh.shape[TENSOR]
+    if heads % tensor:
+        raise ConfigError(
+            f"num_kv_heads={heads} is not a multiple of tensor={tensor}: every device needs whole heads; choose "
+            f"a 'tensor' axis that divides {heads} and put the other devices on the 'data' axis"
+        )
+    if batch % data:
+        raise ConfigError(
+            f"a batch of {batch} is not a multiple of data={data}: every device needs as many rows; add "
+            f"{data - batch % data} prompts or choose a 'data' axis that divides {batch}"
+        )
+    return KVCache(_heads(cache.keys, mesh), _heads(cache.values, mesh), _split(cache.length, mesh, DATA))
+
+
+def _heads(arrays: tuple[Array, ...], mesh: Mesh) -> tuple[Array, ...]:
+    return tuple(_split(array, mesh, DATA, TENSOR, None, None) for array in arrays)
+
+
+def _split(x: Array, mesh: Mesh, *axes: str | None) -> Array:
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*axes)))
+
+
+@functools.lru_cache(maxsize=64)
+def shard_target(fn: TargetFn, mesh: Mesh) -> TargetFn:
+    """`fn` with tokens, states, logits and cache held to the mesh. Equal arguments give the same object (jit caches).
+
+    Raises:
+      ConfigError: the mesh has other axes, or does not divide the key-value heads.
+    """
+    check_mesh(mesh)
+    jax.eval_shape(lambda: place_cache(fn.init_cache(mesh.shape[DATA], 1), mesh))  # refuses heads before anything runs
+
+    def forward(
+        params: Params, tokens: Array, positions: Array, mask: Array, cache: KVCache | None, taps: tuple[int, ...] = ()
+    ) -> TargetOutput:
+        tokens, positions = _split(tokens, mesh, DATA, None), _split(positions, mesh, DATA, None)
+        out = fn.forward(params, tokens, positions, mask, cache, taps)
+        return TargetOutput(
+            _split(out.hidden, mesh, DATA, None, None),
+            _split(out.features, mesh, DATA, None, None),
+            NewKV(_heads(out.new.keys, mesh), _heads(out.new.values, mesh)),
+        )
+
+    def logits(params: Params, hidden: Array) -> Array:
+        return _split(fn.logits(params, hidden), mesh, DATA, *[None] * (hidden.ndim - 2), TENSOR)
+
+    def init_cache(batch: int, slots: int) -> KVCache:
+        return place_cache(fn.init_cache(batch, slots), mesh)
+
+    return TargetFn(forward, logits, fn.embed, init_cache)
+
+
+@functools.lru_cache(maxsize=256)
+def shard_drafter(drafter: Drafter, mesh: Mesh) -> Drafter:
+    """`drafter` with every cache in its state held to the mesh; other leaves follow. Equal arguments, same object.
+
+    Raises:
+      ConfigError: the mesh has other axes; at the first use, if it does not divide the head's key-value heads or the
+        batch.
+    """
+    check_mesh(mesh)
+
+    def held(state: Any) -> Any:
+        is_cache = lambda node: isinstance(node, KVCache)  # noqa: E731
+        return jax.tree.map(lambda node: place_cache(node, mesh) if is_cache(node) else node, state, is_leaf=is_cache)
+
+    def init(params: Params, batch: int, slots: int) -> Any:
+        return held(drafter.init(params, batch, slots))
+
+    def draft(params: Params, state: Any, root: Array, keys: Array, sampling: Sampling) -> tuple[Any, Any]:
+        tree, state = drafter.draft(params, state, root, keys, sampling)
+        return tree, held(state)
+
+    def update(params: Params, state: Any, verified: Verified) -> Any:
+        return held(drafter.update(params, state, verified))
+
+    return drafter._replace(init=init, draft=draft, update=update)
