@@ -1,0 +1,161 @@
+"""Compiles generation for a TPU that is not there, and says whether it fits and what a cycle costs.
+
+    python -m infer.aot --model llama-3.1-8b --topology v6e:1x1
+    python -m infer.aot --model llama-3.3-70b --topology v5p:2x2x1 --batch 4
+    python -m infer.aot --model qwen3-8b --topology v5e:2x2 --layers 2   # a quick look at two layers
+
+Needs libtpu (`pip install libtpu`) and no TPU. The whole program is compiled, prefill and loop, with abstract weights;
+that takes minutes. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+# Read when JAX and libtpu start: this program never touches a real chip.
+os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
+os.environ |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # two of these may run side by side
+
+import jax
+import tyro
+
+from eagle_jax.aot import Chip, Report, Workload, analyse, chip_of, lower_generate, mesh_for, topology_devices
+from eagle_jax.config import ConfigError, TreeConfig
+from eagle_jax.presets import eagle3_head, model
+from eagle_jax.sharding import AXES
+
+GB = 1e9
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    """Arguments.
+
+    Attributes:
+      model: name of a published model; a wrong one names the nearest.
+      topology: chip and shape of the slice, such as v6e:1x1, v5e:2x2, v5p:2x2x1, v5p:2x2x4.
+      batch: rows over all devices; None is one per slice of the "data" axis.
+      prompt: width of the prompt buffer. max_new_tokens: width of the output buffer.
+      depth, top_k, nodes: the draft tree (EAGLE-3; the root is not counted).
+      tensor: size of the "tensor" axis; None is the widest that gives every device whole key-value heads.
+      layers: compile so many layers instead of all.
+      plain: also compile plain decoding, to compare with.
+      hlo: folder for the optimised HLO texts.
+    """
+
+    model: str = "llama-3.1-8b"
+    topology: str = "v6e:1x1"
+    batch: int | None = None
+    prompt: int = 1024
+    max_new_tokens: int = 1024
+    depth: int = 8
+    top_k: int = 10
+    nodes: int = 59
+    tensor: int | None = None
+    layers: int | None = None
+    plain: bool = True
+    hlo: Path | None = None
+
+
+def main(args: Args) -> int:
+    """Runs it; the exit status is 0 if everything compiles and fits."""
+    try:
+        chip = chip_of(args.topology)
+        config = model(args.model, args.layers)
+        mesh = mesh_for(topology_devices(args.topology), config.num_kv_heads, args.tensor)
+        batch = mesh.shape[AXES[0]] if args.batch is None else args.batch
+        tree = TreeConfig(depth=args.depth, top_k=args.top_k, num_nodes=args.nodes)
+        work = Workload(config, eagle3_head(config), mesh, tree, batch, args.prompt, args.max_new_tokens)
+        sizes = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in AXES)
+        print(f"{args.model}, {config.num_layers} layers, on {args.topology}: {sizes}, batch {batch}", flush=True)
+        result: dict[str, Any] = {
+            "model": args.model,
+            "layers": config.num_layers,
+            "topology": args.topology,
+            "mesh": dict(mesh.shape),
+            "batch": batch,
+            "context": work.slots,
+            "jax": jax.__version__,
+            "libtpu": version("libtpu"),
+        }
+        tree_result = compile_one("tree", work, chip, args.hlo)
+    except ConfigError as error:
+        sys.exit(f"infer.aot: {error}")
+    result |= tree_result
+    if args.plain and result["compiles"]:
+        plain = compile_one("plain", work.plain(), chip, args.hlo)
+        result |= {
+            f"plain_{key}": plain[key] for key in ("gb_per_cycle", "gflops_per_cycle", "ms_per_cycle", "compile_s")
+        }
+        ratio = result["ms_per_cycle"] / result["plain_ms_per_cycle"]
+        result["cycle_over_plain_step"] = round(ratio, 3)
+        print(f"A cycle costs {ratio:.2f} plain steps by these bounds, and yields tau tokens.")
+    print(json.dumps(result))
+    return 0 if result["compiles"] and result["fits"] else 1
+
+
+def compile_one(name: str, work: Workload, chip: Chip, folder: Path | None) -> dict[str, Any]:
+    """Compiles one program, prints its costs, and returns them."""
+    started = time.perf_counter()
+    lowered = lower_generate(work)
+    lowering = time.perf_counter() - started
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        print(f"{name}: does not compile: {reason}")
+        return {"compiles": False, "fits": False, "reason": reason}
+    seconds = time.perf_counter() - started
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.hlo").write_text(compiled.as_text() or "", encoding="utf-8")
+    report = analyse(work, compiled)
+    show(name, report, chip, seconds, lowering)
+    return {
+        "compiles": True,
+        "fits": report.fits(chip),
+        "memory_gb": round(report.memory / GB, 3),
+        "hbm_gb": chip.hbm / GB,
+        "weights_gb": round(report.weights / GB, 3),
+        "cache_gb": round(report.cache / GB, 3),
+        "gb_per_cycle": round(report.traffic / GB, 3),
+        "gflops_per_cycle": round(report.flops / 1e9, 1),
+        "ms_per_cycle": round(report.seconds(chip) * 1e3, 3),
+        "collective_mb_per_cycle": round((report.all_reduce + report.all_gather + report.other_collectives) / 1e6, 2),
+        "largest_all_gather_mb": round(report.largest_gather / 1e6, 2),
+        "host_transfers": len(report.host),
+        "cache_copies": report.copies,
+        "compile_s": round(seconds, 1),
+    }
+
+
+def show(name: str, report: Report, chip: Chip, seconds: float, lowering: float) -> None:
+    """Prints the report of one program, per device."""
+    verdict = "fits" if report.fits(chip) else "DOES NOT FIT"
+    print(f"{name}: compiled in {seconds:.0f} s (tracing and lowering {lowering:.0f} s); per device:")
+    print(f"  memory       {report.memory / GB:8.2f} GB of {chip.hbm / GB:.0f} GB: {verdict}")
+    print(f"    weights    {report.weights / GB:8.2f} GB        cache {report.cache / GB:.2f} GB")
+    print(f"  per cycle    {report.traffic / GB:8.2f} GB through HBM, {report.flops / 1e9:.0f} GFLOP")
+    print(f"    at least   {report.seconds(chip) * 1e3:8.2f} ms")
+    print(
+        f"    all-reduce {report.all_reduce / 1e6:8.2f} MB        all-gather {report.all_gather / 1e6:.2f} MB "
+        f"(largest {report.largest_gather / 1e6:.2f} MB)        others {report.other_collectives / 1e6:.2f} MB"
+    )
+    print(
+        f"  host         {len(report.host)} transfers        whole-cache writes per cycle: {report.copies or 'none'}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(tyro.cli(Args, description=__doc__)))
+    except KeyboardInterrupt:
+        sys.exit("\nInterrupted.")

@@ -1,0 +1,196 @@
+"""Compiled for TPUs that are not there: memory, transfers and costs of the whole generate program."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from eagle_jax import ConfigError, aot, costs, presets
+from eagle_jax.aot import PAPER_TREE, Workload
+from eagle_jax.models.decoder import init_params
+from eagle_jax.sharding import make_mesh
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="compiling for TPU needs libtpu (pip install libtpu)"
+)
+
+
+def compile_for_tpu(repository, *options: str) -> dict:
+    """The last line of `python -m infer.aot`, a process of its own: libtpu reads its settings when it is loaded."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    command = [sys.executable, "-m", "infer.aot", *options]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=repository, env=environment, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def check(result: dict) -> None:
+    assert result["compiles"]
+    assert result["fits"]
+    assert result["memory_gb"] <= result["hbm_gb"]
+    assert result["host_transfers"] == 0
+    # The head's single-layer cache may be staged through VMEM and written back; the target's is updated in place.
+    assert all(copy.startswith("copy-start") and copy.endswith("x1") for copy in result["cache_copies"])
+    assert len(result["cache_copies"]) <= 2
+    # What one chip reads in a cycle is at least every weight of its share of the layers, and no weight travels.
+    assert result["largest_all_gather_mb"] < 64
+
+
+@needs_libtpu
+@pytest.mark.timeout(3000)
+def test_llama_8b_on_one_chip(repository):
+    """All 32 layers, EAGLE-3, 59 nodes in 8 levels, prompt and answer of 1,024 tokens each."""
+    result = compile_for_tpu(repository, "--model", "llama-3.1-8b", "--topology", "v6e:1x1", "--no-plain")
+    check(result)
+    assert result["weights_gb"] == pytest.approx(16.9, abs=0.1)
+    assert result["weights_gb"] < result["memory_gb"] < 22
+    assert 15 < result["gb_per_cycle"] < 26
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("model", "topology", "batch"),
+    [
+        ("llama-3.1-8b", "v5e:2x2", 1),
+        ("llama-3.1-8b", "v5p:2x2x1", 8),
+        ("llama-3.3-70b", "v5p:2x2x1", 1),
+        ("llama-3.3-70b", "v5p:2x2x4", 2),
+    ],
+)
+def test_tensor_parallel(repository, model, topology, batch):
+    result = compile_for_tpu(repository, "--model", model, "--topology", topology, "--batch", str(batch), "--no-plain")
+    check(result)
+    # Two all-reduces per layer and token row, of the hidden size, and what the head and the vocabulary need.
+    assert 0 < result["collective_mb_per_cycle"] < 1000
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_cycle_against_a_plain_step(repository):
+    """Two layers: a plain step reads the weights once, a cycle reads them once and the head eight times."""
+    result = compile_for_tpu(repository, "--layers", "2", "--topology", "v6e:1x1")
+    check(result)
+    layer, vocabulary = 436_240_384, 2 * 4096 * 128256
+    assert result["plain_gb_per_cycle"] * 1e9 == pytest.approx(2 * layer + vocabulary, rel=0.05)
+    assert 1 < result["cycle_over_plain_step"] < 6
+
+
+def size(shapes) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+
+
+def test_parameter_counts():
+    """The presets have the sizes their names promise."""
+    for name, billions in {"llama-3.1-8b": 8.03, "llama-3.3-70b": 70.55, "qwen3-8b": 8.19, "vicuna-13b": 13.02}.items():
+        shapes = jax.eval_shape(lambda key, name=name: init_params(presets.model(name, 1), key), jax.random.key(0))
+        layers = presets.model(name).num_layers
+        count = size(shapes) + (layers - 1) * size(shapes["layers_0"])
+        assert count / 1e9 == pytest.approx(billions, abs=0.01), name
+
+
+def test_unknown_names_are_refused(monkeypatch):
+    with pytest.raises(ConfigError, match=r"unknown model 'llama3.1-8b'; the nearest known one is 'llama-3.1-8b'"):
+        presets.model("llama3.1-8b")
+    with pytest.raises(ConfigError, match=r"unknown chip 'v6'; the nearest of .* is 'v6e'"):
+        aot.topology_devices("v6:1x1")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
+    with pytest.raises(ConfigError, match="pip install libtpu"):
+        aot.topology_devices("v6e:1x1")
+
+
+@needs_libtpu
+def test_unknown_topology_is_refused(repository):
+    run = subprocess.run(
+        [sys.executable, "-m", "infer.aot", "--topology", "v5p:3x3"],
+        capture_output=True,
+        text=True,
+        cwd=repository,
+        check=False,
+    )
+    assert run.returncode != 0
+    assert "libtpu gives no topology 'v5p:3x3'" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_mesh_takes_whole_heads():
+    devices = jax.devices()
+    assert dict(aot.mesh_for(devices, 8).shape) == {"data": 1, "tensor": 4}
+    assert dict(aot.mesh_for(devices, 6).shape) == {"data": 2, "tensor": 2}
+    with pytest.raises(ConfigError, match="tensor=3 does not divide the 4 devices"):
+        aot.mesh_for(devices, 6, tensor=3)
+
+
+def test_flops_count_every_turn_of_a_loop():
+    def body(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+        return x @ x, None
+
+    jaxpr = jax.make_jaxpr(lambda x: jax.lax.scan(body, x, None, length=5)[0])(jnp.zeros((4, 4)))
+    assert costs.flops(jaxpr) == 5 * 2 * 4**3
+    assert list(costs.loop_lengths(jaxpr).values()) == [5]
+
+
+def test_flops_of_a_cycle():
+    """60 rows meet every matrix of the target; the head runs on 1 + 7 levels. Attention comes on top."""
+    config = presets.model("llama-3.1-8b", 1)
+    work = Workload(config, presets.eagle3_head(config), make_mesh(1, 1), PAPER_TREE, 1, 32, 32, 32)
+    counted = costs.flops(aot.trace_step(work))
+    target = 60 * (218_103_808 + 4096 * 128256)
+    head = (9 + 70) * 243_269_632 + 71 * 4096 * 32000 + 9 * 3 * 4096**2
+    assert counted == pytest.approx(2 * (target + head), rel=0.05)
+    assert costs.loop_lengths(aot.trace_step(work))["draft/while"] == 7
+
+
+HLO = """HloModule toy
+
+%fused (p0: bf16[8,64,128], p1: bf16[8,1,128]) -> bf16[8,64,128] {
+  %p0 = bf16[8,64,128]{2,1,0:T(8,128)(2,1)} parameter(0)
+  %p1 = bf16[8,1,128]{2,1,0} parameter(1)
+  %zero = s32[] constant(0)
+  ROOT %update = bf16[8,64,128]{2,1,0:T(8,128)(2,1)} dynamic-update-slice(%p0, %p1, %zero, %zero, %zero)
+}
+
+%turn (state: (bf16[8,64,128], bf16[8,1,128])) -> (bf16[8,64,128], bf16[8,1,128]) {
+  %state = (bf16[8,64,128]{2,1,0}, bf16[8,1,128]{2,1,0}) parameter(0)
+  %cache = bf16[8,64,128]{2,1,0} get-tuple-element(%state), index=0
+  %new = bf16[8,1,128]{2,1,0} get-tuple-element(%state), index=1
+  %in.place = bf16[8,64,128]{2,1,0} fusion(%cache, %new), kind=kLoop, calls=%fused
+  %sum = bf16[8,1,128]{2,1,0:S(1)} all-reduce(%new), replica_groups={{0,1}}, to_apply=%add
+  %copied = bf16[8,64,128]{1,2,0} copy(%in.place)
+  ROOT %next = (bf16[8,64,128]{2,1,0}, bf16[8,1,128]{2,1,0}) tuple(%copied, %new)
+}
+
+ENTRY %main (state: (bf16[8,64,128], bf16[8,1,128])) -> (bf16[8,64,128], bf16[8,1,128]) {
+  %state.1 = (bf16[8,64,128]{2,1,0}, bf16[8,1,128]{2,1,0}) parameter(0)
+  ROOT %loop = (bf16[8,64,128], bf16[8,1,128]) while(%state.1), body=%turn, metadata={op_name="jit(f)/walk/while"}
+}
+"""
+
+
+def test_traffic_of_a_program():
+    """An update in place costs the update, VMEM nothing, a loop its turns; cache copies and callbacks are found."""
+    program = costs.Program(HLO)
+    cache, new = 8 * 64 * 128 * 2, 8 * 128 * 2
+    update, reduce, copy = 2 * new, new, 2 * cache
+    assert program.traffic("main", {"walk/while": 3}) == 3 * (update + reduce + copy)
+    assert program.traffic(program.loop_body("walk/while"), {}) == update + reduce + copy
+    assert [
+        (move.instruction.name, move.bytes, move.times) for move in program.collectives("main", {"walk/while": 3})
+    ] == [("sum", new, 3)]
+    assert [move.instruction.name for move in program.copies("main", (1, 8, 64, 128), {})] == ["copied"]
+    assert program.host_transfers() == []
+    called = HLO.replace("copy(%in.place)", 'custom-call(%in.place), custom_call_target="xla_python_cpu_callback"')
+    assert costs.Program(called).host_transfers() == ["copied"]
+    with pytest.raises(ValueError, match="0 loops"):
+        program.loop_body("absent/while")
