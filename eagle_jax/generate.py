@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Int, Key
 
 from eagle_jax.cache import commit
 from eagle_jax.sampling import draw
@@ -225,7 +225,7 @@ def generate(
     return jax.lax.while_loop(lambda state: ~jnp.all(state.done), cycle, state)
 
 
-def emitted_tokens(state: GenerateState) -> Float[Array, "B M"]:
+def emitted_tokens(state: GenerateState) -> Int[Array, "B M"]:
     """The output buffer [B, max_tokens]; a row's tokens beyond `num_tokens` are zeroed."""
     width = state.tokens.shape[1] - state.accepted.shape[1]
     tokens = state.tokens[:, :width]
