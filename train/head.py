@@ -36,8 +36,9 @@ class Args:
     """Arguments of the program.
 
     Attributes:
-      target: checkpoint of the target, frozen. corpus: .npz of texts. heldout: .npz of texts never trained on.
-      head: kind. out: where the head goes. init: a trained head to start from.
+      target: checkpoint of the target, frozen. corpus: .npz of texts; rows of several take turns.
+      heldout: .npz of texts never trained on. init: a trained head to start from.
+      head: kind. out: where the head goes.
       draft_vocab: size of the draft vocabulary (eagle3). layer_intermediate: width of the MLP, 0 for the target's.
       steps, decay: training-time test. noise, token_weight: EAGLE-1/2.
       rate, warmup, updates, minutes: schedule over `updates` steps; `minutes` is a guard that ends an over-long run.
@@ -45,7 +46,7 @@ class Args:
     """
 
     target: Path
-    corpus: Path
+    corpus: tuple[Path, ...]
     out: Path
     heldout: Path | None = None
     head: Literal["eagle3", "eagle2"] = "eagle3"
@@ -87,6 +88,12 @@ def chat_rows(path: Path, length: int, seed: int) -> Iterator[Row]:
     return corpus.packed({name: size for name, size in sizes.items() if size}, length, seed, pool=64)
 
 
+def chat_counts(corpus: Corpus, vocab_size: int) -> np.ndarray:
+    """How often every token is supervised in chat turns, [V]."""
+    chat = np.repeat(corpus.prompts > 0, corpus.lengths)
+    return count_tokens(corpus.tokens, corpus.supervised & chat, vocab_size)
+
+
 def stack(rows: Iterator[Row], count: int) -> tuple[jax.Array, jax.Array]:
     """The next `count` rows as arrays: tokens and supervised [count, length]."""
     tokens, supervised = zip(*itertools.islice(rows, count), strict=True)
@@ -96,11 +103,9 @@ def stack(rows: Iterator[Row], count: int) -> tuple[jax.Array, jax.Array]:
 def main(args: Args) -> None:
     """Trains, measures, saves."""
     target, target_params = load_target_checkpoint(args.target, "float32")
-    corpus = Corpus.load(args.corpus)
     d2t = None
     if args.head == "eagle3":
-        chat = np.repeat(corpus.prompts > 0, corpus.lengths)
-        counts = count_tokens(corpus.tokens, corpus.supervised & chat, target.vocab_size)
+        counts = np.sum([chat_counts(Corpus.load(path), target.vocab_size) for path in args.corpus], axis=0)
         kept, offsets, coverage = draft_vocabulary(counts, args.draft_vocab)
         d2t = jnp.asarray(offsets)
         logging.info("draft vocabulary: %d of %d tokens cover %.2f%%", len(kept), target.vocab_size, 100 * coverage)
@@ -115,7 +120,8 @@ def main(args: Args) -> None:
     state = training.HeadTrainState(head, tx.init(head), jnp.int32(0), jax.random.key(args.seed + 1))
     update = jax.jit(functools.partial(training.head_train_step, target, config, objective, tx), donate_argnums=0)
     measure = jax.jit(functools.partial(training.head_loss, target, config, objective))
-    rows = chat_rows(args.corpus, args.length, args.seed)
+    streams = [chat_rows(path, args.length, args.seed) for path in args.corpus]
+    rows = itertools.chain.from_iterable(zip(*streams, strict=True))
     held = [] if args.heldout is None else [stack(chat_rows(args.heldout, args.length, 0), 64)]
     size = sum(leaf.size for leaf in jax.tree.leaves(head))
     logging.info("%s head of %.2fM parameters on %s", args.head, size / 1e6, args.target)

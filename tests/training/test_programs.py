@@ -57,7 +57,7 @@ def test_documents_are_what_the_chat_template_renders(prepared):
 
 
 def test_a_configuration_file_gives_the_defaults_and_flags_override_it(tmp_path):
-    (tmp_path / "c.yaml").write_text("target: a\ncorpus: b.npz\nout: c\nhead: eagle2\nrate: 1e-4\n")
+    (tmp_path / "c.yaml").write_text("target: a\ncorpus: [b.npz]\nout: c\nhead: eagle2\nrate: 1e-4\n")
     args = train.arguments(train.head.Args, "", ["--config", str(tmp_path / "c.yaml"), "--updates", "7"])
     assert (args.head, args.rate, args.updates, args.target) == ("eagle2", 1e-4, 7, Path("a"))
     (tmp_path / "c.yaml").write_text("targets: a\n")
@@ -81,7 +81,7 @@ def test_from_raw_data_to_a_pair_that_drafts(prepared, head, tmp_path):
     )
     train.head.main(
         train.head.Args(
-            target, tmp_path / "replies.npz", tmp_path / "head", prepared / "data" / "heldout.npz", head=head,
+            target, (tmp_path / "replies.npz",), tmp_path / "head", prepared / "data" / "heldout.npz", head=head,
             draft_vocab=64, updates=2, rows=2, length=32, steps=2, warmup=1,
         )
     )  # fmt: skip

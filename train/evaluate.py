@@ -1,0 +1,83 @@
+"""Measures tau of a head on held-out prompts: tokens per target pass, per kind of prompt and temperature.
+
+    python -m train.evaluate --target runs/target/checkpoint --head runs/eagle3 --heldout runs/data/heldout.npz
+
+The prompts are of the split that no program here trains on. Prints one line per measurement and, last, one JSON object.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import eagle_jax
+from eagle_jax.training.corpus import SOURCES, Corpus
+from train import arguments
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    """Arguments of the program.
+
+    Attributes:
+      target, head: checkpoints. heldout: .npz of `train.data`.
+      prompts: per kind, decoded as one batch. max_new_tokens: per reply. max_prompt: longer prompts are left out.
+      tree: depth, top_k and num_nodes. temperatures: each is measured. seed: of the draws.
+      compare: decode plainly as well and count identical replies.
+    """
+
+    target: Path
+    head: Path
+    heldout: Path
+    prompts: int = 24
+    max_new_tokens: int = 128
+    max_prompt: int = 128
+    tree: tuple[int, int, int] = (6, 10, 59)
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    seed: int = 0
+    compare: bool = True
+
+
+def main(args: Args) -> None:
+    """Measures and prints."""
+    depth, top_k, num_nodes = args.tree
+    target = eagle_jax.load_target(args.target)
+    tree = eagle_jax.TreeConfig(depth=depth, top_k=top_k, num_nodes=num_nodes)
+    drafter = eagle_jax.load_drafter(args.head, target, tree=tree)
+    corpus = Corpus.load(args.heldout)
+
+    def decode(
+        head: eagle_jax.DraftHead | None, prompts: list[list[int]], temperature: float
+    ) -> eagle_jax.GenerateOutput:
+        key = jax.random.key(args.seed)
+        return eagle_jax.generate(
+            target, head, prompts, max_new_tokens=args.max_new_tokens, temperature=temperature, key=key
+        )
+
+    results: list[dict[str, object]] = []
+    for source, name in enumerate(SOURCES):
+        usable = (corpus.source == source) & (corpus.prompts > 0) & (corpus.prompts <= args.max_prompt)
+        chosen = np.flatnonzero(usable)[: args.prompts].tolist()
+        if not chosen:
+            continue
+        prompts = [corpus.document(i)[: corpus.prompts[i]].tolist() for i in chosen]
+        for temperature in args.temperatures:
+            out = decode(drafter, prompts, temperature)
+            record: dict[str, object] = {"prompts": name, "temperature": temperature, "tau": round(out.tau, 3)}
+            record |= {"replies": len(prompts), "tokens": sum(map(len, out.tokens)), "cycles": int(out.cycles.sum())}
+            if args.compare:
+                same = sum(a == b for a, b in zip(out.tokens, decode(None, prompts, temperature).tokens, strict=True))
+                record["identical"] = f"{same}/{len(prompts)}"
+            results.append(record)
+            logging.info("%s", json.dumps(record))
+    print(json.dumps({"head": str(args.head), "tree": args.tree, "results": results}))
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    main(arguments(Args, __doc__))
