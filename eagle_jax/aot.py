@@ -214,7 +214,8 @@ class Report(NamedTuple):
       memory: arguments, results and temporaries at the peak. weights: of target and head. cache: of the target.
       flops, traffic: of one cycle; traffic is what HBM reads and writes.
       all_reduce, all_gather, other_collectives: bytes per cycle. largest_gather: of one all-gather.
-      host: instructions that meet the host. copies: what writes a whole cache array within a cycle.
+      host: instructions that meet the host. copies: what writes a whole cache array within a cycle. spilled: bytes per
+        cycle of whole cache arrays that the compiler kept in VMEM for a while and writes back.
     """
 
     memory: float
@@ -228,6 +229,7 @@ class Report(NamedTuple):
     largest_gather: float
     host: list[str]
     copies: list[str]
+    spilled: float
 
     def fits(self, chip: Chip) -> bool:
         """Whether it fits into the chip's HBM."""
@@ -244,23 +246,29 @@ def analyse(work: Workload, compiled: jax.stages.Compiled) -> Report:
     lengths = costs.loop_lengths(jaxpr)
     program = costs.Program(compiled.as_text() or "")
     cycle = program.loop_body(LOOP)
-    moved = {name: [0.0] for name in ("all-reduce", "all-gather", "other")}
+    moved = dict.fromkeys(("all-reduce", "all-gather", "other"), 0.0)
+    largest = 0.0
     for move in program.collectives(cycle, lengths):
         name = move.instruction.opcode.removesuffix("-start")
-        moved[name if name in moved else "other"].append(move.bytes * move.times)
-    copies = program.copies(cycle, work.cache_dims, lengths)
+        moved[name if name in moved else "other"] += move.bytes * move.times
+        largest = max(largest, move.bytes) if name == "all-gather" else largest
+    writes = program.copies(cycle, work.cache_dims, lengths)
+    spills = [
+        move for move in writes if move.instruction.opcode == "copy-start" and not move.instruction.buffers[1].hbm
+    ]
     return Report(
         memory=device_memory(compiled),
         weights=_local_bytes(work.params()),
         cache=2.0 * math.prod(work.cache_dims) * jnp.dtype(work.dtype).itemsize * work.config.num_layers,
         flops=costs.flops(jaxpr) / work.mesh.size,
         traffic=program.traffic(cycle, lengths),
-        all_reduce=sum(moved["all-reduce"]),
-        all_gather=sum(moved["all-gather"]),
-        other_collectives=sum(moved["other"]),
-        largest_gather=max(moved["all-gather"]),
+        all_reduce=moved["all-reduce"],
+        all_gather=moved["all-gather"],
+        other_collectives=moved["other"],
+        largest_gather=largest,
         host=program.host_transfers(),
-        copies=[f"{move.instruction.opcode} {move.instruction.name} x{move.times}" for move in copies],
+        copies=[f"{move.instruction.name} x{move.times}" for move in writes if move not in spills],
+        spilled=float(sum(move.written * move.times for move in spills)),
     )
 
 

@@ -132,6 +132,7 @@ def compile_one(name: str, work: Workload, chip: Chip, folder: Path | None) -> d
         "largest_all_gather_mb": round(report.largest_gather / 1e6, 2),
         "host_transfers": len(report.host),
         "cache_copies": report.copies,
+        "cache_spilled_mb": round(report.spilled / 1e6, 2),
         "compile_s": round(seconds, 1),
     }
 
@@ -148,8 +149,9 @@ def show(name: str, report: Report, chip: Chip, seconds: float, lowering: float)
         f"    all-reduce {report.all_reduce / 1e6:8.2f} MB        all-gather {report.all_gather / 1e6:.2f} MB "
         f"(largest {report.largest_gather / 1e6:.2f} MB)        others {report.other_collectives / 1e6:.2f} MB"
     )
+    print(f"  host         {len(report.host)} transfers")
     print(
-        f"  host         {len(report.host)} transfers        whole-cache writes per cycle: {report.copies or 'none'}",
+        f"  cache        copied: {report.copies or 'never'}; written back from VMEM: {report.spilled / 1e6:.2f} MB",
         flush=True,
     )
 

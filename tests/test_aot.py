@@ -37,51 +37,53 @@ def check(result: dict) -> None:
     assert result["fits"]
     assert result["memory_gb"] <= result["hbm_gb"]
     assert result["host_transfers"] == 0
-    # The head's single-layer cache may be staged through VMEM and written back; the target's is updated in place.
-    assert all(copy.startswith("copy-start") and copy.endswith("x1") for copy in result["cache_copies"])
-    assert len(result["cache_copies"]) <= 2
-    # What one chip reads in a cycle is at least every weight of its share of the layers, and no weight travels.
-    assert result["largest_all_gather_mb"] < 64
+    # The cache is only ever updated in place. Small ones that the compiler keeps in VMEM are written back.
+    assert result["cache_copies"] == []
+    # No weight travels: the smallest matrix of these models has 8 MB, the draft logits of one row 1.3 MB.
+    assert result["largest_all_gather_mb"] < 2 * result["batch"]
 
 
 @needs_libtpu
-@pytest.mark.timeout(3000)
-def test_llama_8b_on_one_chip(repository):
-    """All 32 layers, EAGLE-3, 59 nodes in 8 levels, prompt and answer of 1,024 tokens each."""
-    result = compile_for_tpu(repository, "--model", "llama-3.1-8b", "--topology", "v6e:1x1", "--no-plain")
+@pytest.mark.timeout(1800)
+def test_tensor_parallel_two_layers(repository):
+    """Llama-3.1-8B with two of its layers over four chips, each of which holds a quarter of every matrix."""
+    result = compile_for_tpu(repository, "--layers", "2", "--topology", "v5e:2x2", "--no-plain")
     check(result)
-    assert result["weights_gb"] == pytest.approx(16.9, abs=0.1)
-    assert result["weights_gb"] < result["memory_gb"] < 22
-    assert 15 < result["gb_per_cycle"] < 26
+    assert result["mesh"] == {"data": 1, "tensor": 4}
+    assert result["weights_gb"] == pytest.approx(3.8233 / 4, rel=1e-3)
+    assert result["memory_gb"] < 1.2
+    assert result["collective_mb_per_cycle"] < 40
 
 
 @needs_libtpu
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("model", "topology", "batch"),
+    ("model", "topology", "batch", "weights"),
     [
-        ("llama-3.1-8b", "v5e:2x2", 1),
-        ("llama-3.1-8b", "v5p:2x2x1", 8),
-        ("llama-3.3-70b", "v5p:2x2x1", 1),
-        ("llama-3.3-70b", "v5p:2x2x4", 2),
+        ("llama-3.1-8b", "v6e:1x1", 1, 16.91),
+        ("llama-3.1-8b", "v5e:2x2", 1, 16.91 / 4),
+        ("llama-3.1-8b", "v5p:2x2x1", 8, 16.91 / 4),
+        ("llama-3.3-70b", "v5p:2x2x1", 1, 143.9 / 4),
+        ("llama-3.3-70b", "v5p:2x2x4", 2, 143.9 / 8),
     ],
 )
-def test_tensor_parallel(repository, model, topology, batch):
+def test_whole_models(repository, model, topology, batch, weights):
+    """All layers, EAGLE-3, 59 nodes in 8 levels, prompt and answer of 1,024 tokens each."""
     result = compile_for_tpu(repository, "--model", model, "--topology", topology, "--batch", str(batch), "--no-plain")
     check(result)
-    # Two all-reduces per layer and token row, of the hidden size, and what the head and the vocabulary need.
-    assert 0 < result["collective_mb_per_cycle"] < 1000
+    assert result["weights_gb"] == pytest.approx(weights, rel=0.01)
+    assert result["gb_per_cycle"] > 0.8 * result["weights_gb"]
 
 
 @needs_libtpu
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_a_cycle_against_a_plain_step(repository):
     """Two layers: a plain step reads the weights once, a cycle reads them once and the head eight times."""
     result = compile_for_tpu(repository, "--layers", "2", "--topology", "v6e:1x1")
     check(result)
-    layer, vocabulary = 436_240_384, 2 * 4096 * 128256
+    layer, vocabulary = 2 * 218_112_000, 2 * 4096 * 128256
     assert result["plain_gb_per_cycle"] * 1e9 == pytest.approx(2 * layer + vocabulary, rel=0.05)
     assert 1 < result["cycle_over_plain_step"] < 6
 
