@@ -133,3 +133,14 @@ def test_a_pair_of_two_meshes_is_refused():
     with pytest.raises(ValueError, match="another target"):
         eagle_jax.generate(spread, head, [[1, 2]], max_new_tokens=4)
     assert AXES == ("data", "tensor")
+
+
+def test_files_load_straight_onto_the_mesh(golden):
+    """A target and heads from disk; the drafter follows its target, and shares the embedding that lies in pieces."""
+    target = eagle_jax.load_target(golden / "target", mesh=make_mesh(2, 2))
+    assert target.params["layers_0"]["mlp"]["up_proj"]["kernel"].sharding.spec == P(None, "tensor")
+    for name in ("eagle3", "eagle1"):
+        head = eagle_jax.load_drafter(golden / name, target, TREE)
+        assert head.mesh is target.mesh
+        assert head.params["head"]["fc"]["kernel"].sharding.spec == P("tensor", None)
+        assert not head.config.own_embedding
