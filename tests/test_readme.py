@@ -32,6 +32,7 @@ PROGRAMS = [line for line in COMMANDS if line.startswith("python -m ")]
 # Added behind the README's own arguments (the last one given counts), so that a run takes seconds.
 SHORTER = {
     "infer.demo": "--max-new-tokens 16 --repetitions 1",
+    "infer.aot": "--layers 2 --no-plain",
     "infer.bench": "--limit 1 --max-new-tokens 16 --repeats 1",
 }
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -42,7 +43,7 @@ def test_every_run_is_the_references(name, target):
     for cycle in range(cycles):
         state, info = api._step(request.params, state, sampling=request.sampling, **fns)
         info = jax.device_get(info)
-        mask = np.asarray(ancestor_mask(info.tree.parents, tree.depth))
+        mask = np.asarray(ancestor_mask(jnp.asarray(info.tree.parents), tree.depth))
         for index, row in enumerate(rows):
             if cycle >= row["cycles"]:
                 continue
