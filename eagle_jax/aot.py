@@ -147,7 +147,7 @@ class Workload:
 
     @property
     def cache_dims(self) -> tuple[int, int, int, int]:
-        """Sizes of one layer's keys on one device."""
+        """Sizes of one layer's values on one device; those of its keys in another order."""
         config, mesh = self.config, self.mesh.shape
         return self.batch // mesh[DATA], config.num_kv_heads // mesh[TENSOR], self.slots, config.head_dim
 

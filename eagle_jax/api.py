@@ -25,7 +25,7 @@ from eagle_jax.generate import generate as run_generate
 from eagle_jax.generate import prefill as run_prefill
 from eagle_jax.generate import step as run_step
 from eagle_jax.models.decoder import target_fn
-from eagle_jax.request import Request, StopTokens, prepare
+from eagle_jax.request import Request, StopTokens, check_law, prepare
 from eagle_jax.sampling import make_sampling
 from eagle_jax.sharding import param_shardings, placer, shard_drafter, shard_target
 from eagle_jax.types import Drafter, GenerateState, Params, Sampling, TargetFn
@@ -296,9 +296,8 @@ def generate(
     Raises:
       ValueError: before anything is compiled, naming the argument, its bound and the remedy.
     """
-    request = _prepare(
-        target, drafter, prompts, max_new_tokens, make_sampling(temperature, top_k, top_p, min_p), eos_ids, key
-    )
+    sampling = _law(temperature, top_k, top_p, min_p)
+    request = _prepare(target, drafter, prompts, max_new_tokens, sampling, eos_ids, key)
     state = _generate(request.params, *request.arrays, sampling=request.sampling, **request.options)
     return _collect(jax.device_get((state.tokens, state.num_tokens, state.cycles, state.accepted)))
 
@@ -320,9 +319,8 @@ def stream(
 
     Arguments are checked at the call, not at the first `next`.
     """
-    request = _prepare(
-        target, drafter, [prompt], max_new_tokens, make_sampling(temperature, top_k, top_p, min_p), eos_ids, key
-    )
+    sampling = _law(temperature, top_k, top_p, min_p)
+    request = _prepare(target, drafter, [prompt], max_new_tokens, sampling, eos_ids, key)
     return _stream(request)
 
 
@@ -340,6 +338,11 @@ def _stream(request: Request) -> Iterator[StreamChunk]:
         yield StreamChunk([int(t) for t in tokens[:emitted]], int(min(count, emitted)))
 
 
+def _law(temperature: float, top_k: int, top_p: float, min_p: float) -> Sampling:
+    check_law(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    return make_sampling(temperature, top_k, top_p, min_p)
+
+
 def _prepare(
     target: Target,
     head: DraftHead | None,
@@ -349,6 +352,10 @@ def _prepare(
     eos_ids: StopTokens,
     key: jax.Array | int | None,
 ) -> Request:
+    if not isinstance(target, Target):
+        raise ValueError(f"target is a {type(target).__name__}: pass what eagle_jax.load_target returns")
+    if head is not None and not isinstance(head, DraftHead):
+        raise ValueError(f"drafter is a {type(head).__name__}: pass what eagle_jax.load_drafter returns, or None")
     if head is not None and head.target_fn is not target.fn:
         raise ValueError(
             f"drafter {head.name!r} was loaded for another target than {target.name!r}; "

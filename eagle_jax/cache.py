@@ -26,22 +26,23 @@ def commit(cache: KVCache, new: NewKV, count: Int[Array, " B"], rows: Int[Array,
     keeps `length + M <= S`: a slice beyond the end would be moved back by XLA and overwrite committed tokens.
     """
 
-    def append(buffer: Float[Array, "B G S hd"], fresh: Float[Array, "B G T hd"]) -> Float[Array, "B G S hd"]:
-        if rows is not None:
-            fresh = jnp.take_along_axis(fresh, rows[:, None, :, None], axis=2)
-        return _write_rows(buffer, fresh.astype(buffer.dtype), cache.length)
+    def pick(fresh: Float[Array, "B G T hd"]) -> Float[Array, "B G M hd"]:
+        return fresh if rows is None else jnp.take_along_axis(fresh, rows[:, None, :, None], axis=2)
+
+    def append_keys(buffer: Float[Array, "B G hd S"], fresh: Float[Array, "B G T hd"]) -> Float[Array, "B G hd S"]:
+        columns = pick(fresh).astype(buffer.dtype).swapaxes(2, 3)
+        return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (0, 0, at)))(
+            buffer, columns, cache.length
+        )
+
+    def append_values(buffer: Float[Array, "B G S hd"], fresh: Float[Array, "B G T hd"]) -> Float[Array, "B G S hd"]:
+        lines = pick(fresh).astype(buffer.dtype)
+        return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (0, at, 0)))(
+            buffer, lines, cache.length
+        )
 
     return KVCache(
-        keys=tuple(map(append, cache.keys, new.keys)),
-        values=tuple(map(append, cache.values, new.values)),
+        keys=tuple(map(append_keys, cache.keys, new.keys)),
+        values=tuple(map(append_values, cache.values, new.values)),
         length=cache.length + count,
     )
-
-
-def _write_rows(
-    buffer: Float[Array, "B G S hd"], fresh: Float[Array, "B G M hd"], start: Int[Array, " B"]
-) -> Float[Array, "B G S hd"]:
-    def write(row: Float[Array, "G S hd"], new: Float[Array, "G M hd"], at: Int[Array, ""]) -> Float[Array, "G S hd"]:
-        return jax.lax.dynamic_update_slice(row, new, (0, at, 0))
-
-    return jax.vmap(write)(buffer, fresh, start)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import numbers
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -181,8 +182,16 @@ class TreeConfig:
     def __post_init__(self) -> None:
         if self.rank_by not in ("value", "confidence"):
             raise ConfigError(f"TreeConfig.rank_by={self.rank_by!r} must be 'value' or 'confidence'")
+        for name in ("rerank", "rank_at_sampling_temperature"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"TreeConfig.{name}={getattr(self, name)!r} must be True or False")
         if self.parents is not None:
-            self._derive_from_parents(tuple(self.parents))
+            if self.rank_by != "value" or not self.rerank:
+                raise ConfigError(
+                    "TreeConfig.rank_by and rerank choose among the candidates of a dynamic tree; a static tree "
+                    "(parents) has nothing to choose: leave them out"
+                )
+            self._derive_from_parents(tuple(map(_as_int, self.parents)))
             return
         _require_positive(self, "depth", "top_k", "num_nodes")
         if self.num_nodes > self.pool_size:
@@ -240,6 +249,11 @@ def _require_positive(config: Any, *names: str) -> None:
         value = getattr(config, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{type(config).__name__}.{name}={value!r} must be an integer of at least 1")
+
+
+def _as_int(value: Any) -> Any:
+    """NumPy's integers as Python's; anything else as it is, for the checks to refuse."""
+    return int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else value
 
 
 def _static_depths(parents: Sequence[int]) -> list[int]:

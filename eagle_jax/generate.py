@@ -17,6 +17,9 @@ from eagle_jax.tree import ancestor_mask, node_depths
 from eagle_jax.types import Drafter, GenerateState, Params, Sampling, StepInfo, TargetFn, Verified
 from eagle_jax.verify import VerifyFn, deterministic
 
+_DRAFT = 2**31 - 1
+"""A position that no generated token has: its fold is the root of the drafter's keys."""
+
 
 def required_slots(prompt_width: int, max_tokens: int, depth: int, chunk: int) -> int:
     """Cache slots that a run can touch: a chunk or a whole path must always fit behind the committed tokens."""
@@ -102,7 +105,7 @@ def prefill(
         root=root,
         tokens=tokens,
         num_tokens=zero + 1,
-        budget=budget,
+        budget=jnp.minimum(budget, max_tokens),  # more would run past the output and the cache
         eos_ids=eos_ids,
         done=_is_stop(root[:, None], eos_ids)[:, 0] | (budget <= 1),
         cycles=zero,
@@ -138,7 +141,11 @@ def step(
       `fold_in(state.keys[row], i)`.
     """
     cache, depth = state.cache, drafter.depth
-    tree, drafter_state = drafter.draft(params, state.drafter, state.root, state.keys, sampling)
+    # Sampled drafts must be independent of the target's own draws, which use fold_in(key, position).
+    draft_keys = jax.vmap(lambda key, index: jax.random.fold_in(jax.random.fold_in(key, _DRAFT), index))(
+        state.keys, state.num_tokens
+    )
+    tree, drafter_state = drafter.draft(params, state.drafter, state.root, draft_keys, sampling)
     with jax.named_scope("verify"):
         mask = ancestor_mask(tree.parents, depth)
         positions = cache.length[:, None] + node_depths(mask)

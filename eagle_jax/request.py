@@ -5,7 +5,9 @@ Everything is refused here, by name and before anything is compiled, that the pr
 
 from __future__ import annotations
 
+import functools
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -68,13 +70,43 @@ def prepare(
     padded = np.zeros((len(rows), width), np.int32)
     for index, row in enumerate(rows):
         padded[index, : len(row)] = row
-    base = jax.random.key(0 if key is None else key) if key is None or isinstance(key, int | np.integer) else key
-    if not jnp.issubdtype(base.dtype, jax.dtypes.prng_key):
-        base = jax.random.wrap_key_data(base)
-    keys = jax.vmap(lambda row: jax.random.fold_in(base, row))(jnp.arange(len(rows)))
+    keys = _row_keys(_one_key(key), len(rows))
     arrays = (jnp.asarray(padded), jnp.asarray(lengths), jnp.asarray(budgets, jnp.int32), jnp.asarray(stops), keys)
     options = {"target": target, "drafter": drafter, "slots": slots, "max_tokens": max_tokens, "chunk": chunk}
     return Request(params, arrays, options, sampling)
+
+
+@functools.partial(jax.jit, static_argnames="batch")
+def _row_keys(key: jax.Array, batch: int) -> jax.Array:
+    """One key per row; compiled, because a `vmap` that is not costs milliseconds of host time per call."""
+    return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch))
+
+
+def _one_key(key: jax.Array | int | None) -> jax.Array:
+    """A typed PRNG key from a seed, a typed key or the two words of a raw one."""
+    if key is None:
+        return jax.random.key(0)
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        return jax.random.key(key)
+    if isinstance(key, jax.Array | np.ndarray):
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():
+            return key
+        if key.dtype == jnp.uint32 and key.shape == (2,):
+            return jax.random.wrap_key_data(key)
+        raise ValueError(f"key has shape {key.shape}: pass one key, from which every row derives its own")
+    raise ValueError(f"key={key!r} must be jax.random.key(seed) or an integer seed")
+
+
+def check_law(**settings: Any) -> None:
+    """Refuses sampling settings that are no numbers, before arithmetic fails on them.
+
+    Raises:
+      ValueError: naming the argument.
+    """
+    for name, value in settings.items():
+        number = isinstance(value, numbers.Real) or (isinstance(value, jax.Array | np.ndarray) and value.ndim == 0)
+        if isinstance(value, bool) or not number:
+            raise ValueError(f"{name}={value!r} must be a number")
 
 
 def bucket(size: int, smallest: int = 32) -> int:
@@ -93,7 +125,7 @@ def round_up(size: int, multiple: int) -> int:
 
 
 def _check_prompts(prompts: Sequence[Sequence[int]], config: DecoderConfig) -> list[np.ndarray]:
-    if isinstance(prompts, str | bytes) or len(prompts) == 0:
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence | np.ndarray) or len(prompts) == 0:
         raise ValueError("prompts must be a non-empty list of lists of token ids")
     rows = []
     for index, prompt in enumerate(prompts):
@@ -115,12 +147,13 @@ def _check_prompts(prompts: Sequence[Sequence[int]], config: DecoderConfig) -> l
 
 
 def _check_budgets(max_new_tokens: int | Sequence[int], rows: list[np.ndarray], config: DecoderConfig) -> list[int]:
-    budgets = [max_new_tokens] * len(rows) if isinstance(max_new_tokens, int | np.integer) else list(max_new_tokens)
+    several = isinstance(max_new_tokens, Sequence | np.ndarray) and not isinstance(max_new_tokens, str)
+    budgets: list[Any] = list(max_new_tokens) if several else [max_new_tokens] * len(rows)  # type: ignore[arg-type]
     if len(budgets) != len(rows):
         raise ValueError(f"max_new_tokens has {len(budgets)} entries for {len(rows)} prompts")
     for index, (budget, row) in enumerate(zip(budgets, rows, strict=True)):
-        if isinstance(budget, bool) or int(budget) != budget or budget < 1:
-            raise ValueError(f"max_new_tokens={budget} (row {index}) must be an integer of at least 1")
+        if isinstance(budget, bool) or not isinstance(budget, int | np.integer) or budget < 1:
+            raise ValueError(f"max_new_tokens={budget!r} (row {index}) must be an integer of at least 1")
         if len(row) + budget > config.max_position:
             raise ValueError(
                 f"row {index}: a prompt of {len(row)} tokens plus max_new_tokens={budget} exceeds the model's length "

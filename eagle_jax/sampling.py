@@ -13,6 +13,9 @@ from jaxtyping import Array, Float, Int, Key
 
 from eagle_jax.types import Sampling
 
+LOWEST_TEMPERATURE = 1e-6
+"""Logits divided by less could overflow float32."""
+
 
 def make_sampling(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Sampling:
     """Checks the settings and turns those that do something into arrays, so that changing a value does not recompile.
@@ -28,6 +31,10 @@ def make_sampling(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, 
     """
     if not (math.isfinite(temperature) and temperature >= 0):
         raise ValueError(f"temperature={temperature} must be a finite number of at least 0 (0 is greedy decoding)")
+    if 0 < temperature < LOWEST_TEMPERATURE:
+        raise ValueError(
+            f"temperature={temperature} is below {LOWEST_TEMPERATURE}, where logits overflow: 0 is greedy decoding"
+        )
     if isinstance(top_k, bool) or int(top_k) != top_k or top_k < 0:
         raise ValueError(f"top_k={top_k} must be an integer of at least 0 (0 switches it off)")
     if not 0 < top_p <= 1:

@@ -55,18 +55,20 @@ class KVCache(NamedTuple):
     Per-layer arrays, not one stacked array: a layer then reads its cache without a slice, which on CPU is a copy.
 
     Attributes:
-      keys, values: L arrays [B, G, S, head_dim].
+      keys: L arrays [B, G, head_dim, S], transposed: the scores' matrix product then reads them as they lie. (On CPU
+        that product is up to ten times slower on [S, head_dim].)
+      values: L arrays [B, G, S, head_dim].
       length: [B] int32, committed tokens of every row; slots at and beyond it hold garbage that nobody reads.
     """
 
-    keys: tuple[Float[Array, "B G S hd"], ...]
+    keys: tuple[Float[Array, "B G hd S"], ...]
     values: tuple[Float[Array, "B G S hd"], ...]
     length: Int[Array, " B"]
 
     @property
     def slots(self) -> int:
         """S, the capacity in tokens."""
-        return self.keys[0].shape[2]
+        return self.values[0].shape[2]
 
 
 class NewKV(NamedTuple):
@@ -131,7 +133,7 @@ class Sampling(NamedTuple):
     """How the target's logits become the law that is sampled. `None` switches a processor off (and out of the program).
 
     Attributes:
-      temperature: scalar or [B] float32; None is greedy decoding (temperature 0).
+      temperature: scalar float32; None is greedy decoding (temperature 0).
       top_k: scalar int32. top_p: scalar float32 in (0, 1]. min_p: scalar float32 in [0, 1].
     """
 
@@ -155,6 +157,7 @@ class Drafter(NamedTuple):
     Attributes:
       init: `(params, batch, slots) -> state`, before the prompt.
       draft: `(params, state, root [B], keys [B], sampling) -> (DraftTree, state)`, shapes static whatever the context.
+        The keys are new in every cycle and independent of the target's own draws.
       update: `(params, state, verified) -> state`, fed every run of confirmed tokens: prompt chunks, accepted paths.
       taps: the target's hidden states that `update` wants as features, in `transformers` numbering.
       depth: D, drafted levels. num_nodes: N, drafted nodes.
@@ -230,3 +233,12 @@ def empty_tree(root: Int[Array, " B"]) -> DraftTree:
     """The tree of plain decoding: a root and no drafted node."""
     tokens = root[:, None]
     return DraftTree(tokens, jnp.full_like(tokens, ROOT), jnp.zeros(tokens.shape, jnp.float32))
+
+
+def empty_cache(layers: int, batch: int, heads: int, slots: int, head_dim: int, dtype: str) -> KVCache:
+    """A cache of `slots` tokens per row with nothing committed."""
+    return KVCache(
+        keys=tuple(jnp.zeros((batch, heads, head_dim, slots), dtype) for _ in range(layers)),
+        values=tuple(jnp.zeros((batch, heads, slots, head_dim), dtype) for _ in range(layers)),
+        length=jnp.zeros((batch,), jnp.int32),
+    )

@@ -91,6 +91,8 @@ def main(args: Args) -> int:
     result |= tree_result
     if args.plain and result["compiles"]:
         plain = compile_one("plain", work.plain(), chip, args.hlo)
+        if not plain["compiles"]:
+            sys.exit(f"infer.aot: the plain step does not compile: {plain['reason']}")
         result |= {
             f"plain_{key}": plain[key] for key in ("gb_per_cycle", "gflops_per_cycle", "ms_per_cycle", "compile_s")
         }

@@ -67,6 +67,7 @@ def main(args: Args) -> None:
     def watch(head: eagle_jax.DraftHead | None) -> Iterator[eagle_jax.StreamChunk]:
         return eagle_jax.stream(target, head, prompt, **options)
 
+    watch(drafter)  # refuses bad arguments here, before any thread compiles
     print(f"Compiling for {machine()} ...", flush=True)
     compile_at_once(
         [functools.partial(complete, head) for head in paths.values()]
@@ -149,6 +150,8 @@ class TextStream:
 if __name__ == "__main__":
     try:
         main(tyro.cli(Args, description=__doc__))
+    except ValueError as error:
+        sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         print("\nInterrupted.", flush=True)
         os._exit(130)  # at once, whatever is being compiled

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 
@@ -70,3 +72,42 @@ def walk(tokens: list[int], parents: list[int], choices: list[int]) -> tuple[lis
         if not children:
             return path, choices[path[-1]]
         path.append(children[0])
+
+
+def paths_of(tokens: np.ndarray, parents: np.ndarray) -> list[tuple[int, ...]]:
+    """Token path from the root of every drafted node of one row, in row order; the root's own token is left out."""
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tokens[1:].tolist(), parents[1:].tolist(), strict=True):
+        paths.append((*paths[parent], token))
+    return paths[1:]
+
+
+def grow_eagle2(
+    law: Callable[[tuple[int, ...]], dict[int, float]],
+    depth: int,
+    top_k: int,
+    num_nodes: int,
+    by_confidence: bool = False,
+    rerank: bool = True,
+) -> dict[tuple[int, ...], float]:
+    """EAGLE-2 (sections 4.1 and 4.2) with dictionaries: the kept paths and their cumulative log-probabilities.
+
+    `law(path)` gives the draft log-probability of every token after a path.
+    """
+    frontier: list[tuple[int, ...]] = [()]
+    value: dict[tuple[int, ...], float] = {(): 0.0}
+    found: list[tuple[int, ...]] = []
+    kept: list[tuple[int, ...]] = []
+    for _ in range(depth):
+        children = []
+        for path in frontier:
+            gains = law(path)
+            for token in sorted(gains, key=lambda token, gains=gains: -gains[token])[:top_k]:
+                child = (*path, token)
+                value[child] = value[path] + gains[token]
+                children.append((gains[token] if by_confidence else value[child], child))
+        found += [child for _, child in children]
+        frontier = [child for _, child in sorted(children, key=lambda entry: -entry[0])[:top_k]]
+        kept += frontier
+    best = sorted(found, key=lambda path: -value[path]) if rerank else kept
+    return {path: value[path] for path in best[:num_nodes]}

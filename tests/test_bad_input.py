@@ -24,6 +24,7 @@ def nothing_is_compiled():
     ("prompts", "message"),
     [
         ([], "non-empty list of lists"),
+        (None, "non-empty list of lists"),
         ("hello", "list of lists of token ids"),
         ([1, 2], r"prompts\[0\] is a int"),
         ([[1], []], r"prompts\[1\] is empty"),
@@ -32,7 +33,7 @@ def nothing_is_compiled():
         ([[0.5]], "integer token ids"),
         ([[[1]]], "flat list"),
     ],
-    ids=["none", "text", "flat", "empty", "outside", "negative", "float", "nested"],
+    ids=["none", "nothing", "text", "flat", "empty", "outside", "negative", "float", "nested"],
 )
 def test_prompts(prompts, message):
     with pytest.raises(ValueError, match=message):
@@ -53,11 +54,27 @@ def test_prompts(prompts, message):
         (dict(temperature=1.0, key=0, min_p=2.0), "min_p=2.0"),
         (dict(eos_ids=[12]), "eos_ids: 12 lies outside the vocabulary"),
         (dict(eos_ids=[[1], [2]]), "2 sets for 1 prompts"),
+        (dict(max_new_tokens=2.5), "max_new_tokens=2.5 .*must be an integer"),
+        (dict(max_new_tokens=None), "max_new_tokens=None .*must be an integer"),
+        (dict(temperature=None), "temperature=None must be a number"),
+        (dict(temperature="1"), "temperature='1' must be a number"),
+        (dict(temperature=1e-40, key=0), "temperature=1e-40 is below"),
+        (dict(temperature=1.0, key=0, top_p=None), "top_p=None must be a number"),
+        (dict(temperature=1.0, key="a"), "key='a' must be jax.random.key"),
+        (dict(temperature=1.0, key=True), "key=True must be jax.random.key"),
+        (dict(temperature=1.0, key=jax.random.split(jax.random.key(0))), r"key has shape \(2,\): pass one key"),
     ],
 )
 def test_options(options, message):
     with pytest.raises(ValueError, match=message):
         eagle_jax.generate(tiny_target(), None, GOOD, **options)
+
+
+def test_paths_where_loaded_things_belong():
+    with pytest.raises(ValueError, match=r"target is a str: pass what eagle_jax\.load_target returns"):
+        eagle_jax.generate("path", None, GOOD)
+    with pytest.raises(ValueError, match=r"drafter is a str: pass what eagle_jax\.load_drafter returns, or None"):
+        eagle_jax.generate(tiny_target(), "path", GOOD)
 
 
 def test_stream_refuses_at_the_call():

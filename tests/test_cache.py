@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_jax.cache import commit
-from eagle_jax.types import KVCache, NewKV
+from eagle_jax.types import KVCache, NewKV, empty_cache
 from tests import oracles
 
 BATCH, GROUPS, SLOTS, WIDTH, NEW = 3, 2, 40, 4, 6
@@ -21,8 +21,7 @@ def histories(draw):
 @given(histories(), st.integers(0, 100))
 def test_commit_is_the_naive_concatenation(history, seed):
     rng = np.random.default_rng(seed)
-    blank = jnp.zeros((BATCH, GROUPS, SLOTS, WIDTH))
-    cache = KVCache((blank, blank), (blank, blank), jnp.zeros((BATCH,), jnp.int32))
+    cache = empty_cache(2, BATCH, GROUPS, SLOTS, WIDTH, "float32")
     expected = [np.zeros((GROUPS, 0, WIDTH), np.float32)] * BATCH
     for picks in history:
         fresh = rng.normal(size=(BATCH, GROUPS, NEW, WIDTH)).astype(np.float32)
@@ -34,7 +33,7 @@ def test_commit_is_the_naive_concatenation(history, seed):
         length = int(cache.length[b])
         assert length == expected[b].shape[1]
         for got, want in [
-            (cache.keys[0], expected[b]), (cache.keys[1], 2 * expected[b]),
+            (cache.keys[0].swapaxes(2, 3), expected[b]), (cache.keys[1].swapaxes(2, 3), 2 * expected[b]),
             (cache.values[0], -expected[b]), (cache.values[1], expected[b] + 1),
         ]:  # fmt: skip
             np.testing.assert_array_equal(np.asarray(got)[b, :, :length], want)
@@ -42,17 +41,17 @@ def test_commit_is_the_naive_concatenation(history, seed):
 
 def test_a_finished_row_keeps_its_committed_tokens():
     rng = np.random.default_rng(0)
-    cache = KVCache((jnp.asarray(rng.normal(size=(2, 1, 16, 2))),), (jnp.zeros((2, 1, 16, 2)),), jnp.array([4, 7]))
+    cache = KVCache((jnp.asarray(rng.normal(size=(2, 1, 2, 16))),), (jnp.zeros((2, 1, 16, 2)),), jnp.array([4, 7]))
     new = NewKV((jnp.ones((2, 1, 3, 2)),), (jnp.ones((2, 1, 3, 2)),))
     after = commit(cache, new, jnp.array([0, 2]))
-    np.testing.assert_array_equal(after.keys[0][0, :, :4], cache.keys[0][0, :, :4])
+    np.testing.assert_array_equal(after.keys[0][0, ..., :4], cache.keys[0][0, ..., :4])
     assert after.length.tolist() == [4, 9]
 
 
 def test_the_cache_buffer_is_updated_in_place_when_donated():
     blank = jnp.zeros((2, 1, 1024, 8))
     new = NewKV((jnp.ones((2, 1, 3, 8)),), (jnp.ones((2, 1, 3, 8)),))
-    cache = KVCache((blank,), (blank + 0,), jnp.array([4, 7]))
+    cache = KVCache((blank.swapaxes(2, 3),), (blank + 0,), jnp.array([4, 7]))
     compiled = jax.jit(commit, donate_argnums=0).lower(cache, new, jnp.array([1, 2])).compile()
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes >= 2 * blank.nbytes

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.profiler import ProfileData
 
 import eagle_jax
 from eagle_jax import api, request
@@ -53,6 +58,35 @@ def test_text_is_that_of_plain_decoding(kind, name, plain):
         assert out.accepted.shape == (len(PROMPTS), TREES[name].depth + 1)
         assert out.accepted.sum(1).tolist() == out.cycles.tolist()
         assert out.tau > plain[temperature].tau, "nothing was ever accepted: the test would not see a wrong acceptance"
+        if TREES[name].depth > 1:
+            assert out.accepted[:, 2:].sum() > 0, "no path beyond one node was ever accepted"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_other_random_models_agree_too(seed):
+    _agrees(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3, 40))
+def test_many_random_models_agree(seed):
+    _agrees(seed)
+
+
+def _agrees(seed):
+    """A model, a head, a tree (K 1..10, N 1..128), prompts, budgets and stop tokens drawn from the seed."""
+    rng = np.random.default_rng(seed)
+    vocab, layers, rows = int(rng.choice([10, 16, 40])), int(rng.integers(1, 4)), int(rng.integers(1, 5))
+    kind, top_k, depth = str(rng.choice(["eagle1", "eagle3"])), int(rng.integers(1, 11)), int(rng.integers(1, 7))
+    most = min(top_k + (depth - 1) * top_k**2, 128)
+    tree = TreeConfig(depth=depth, top_k=top_k, num_nodes=int(rng.integers(depth, max(most, depth) + 1)))
+    target = tiny_target(vocab, layers, seed)
+    params = tiny_head(kind, tree, vocab, vocab, layers, seed)
+    head = api.DraftHead.from_params(params.config, params.params, target, tree)
+    prompts = random_prompts(rng.integers(1, 40, rows).tolist(), vocab, seed)
+    run = dict(max_new_tokens=rng.integers(1, 32, rows).tolist(), eos_ids=rng.integers(0, vocab, (rows, 2)).tolist())
+    plain_text = eagle_jax.generate(target, None, prompts, **run)
+    assert eagle_jax.generate(target, head, prompts, **run).tokens == plain_text.tokens
 
 
 def test_plain_rows_stop_where_they_should(plain):
@@ -82,6 +116,83 @@ def test_stream_yields_the_tokens_of_generate(plain):
         assert [token for chunk in chunks for token in chunk.tokens] == plain[temperature].tokens[0]
         assert chunks[0].drafted == 0 and len(chunks[0].tokens) == 1
         assert all(0 <= chunk.drafted <= len(chunk.tokens) for chunk in chunks)
+
+
+def test_two_streams_do_not_share_a_cache(plain):
+    head = tiny_head("eagle3", TREES["k3n12"], draft_vocab=10)
+    runs = [dict(max_new_tokens=RUN["max_new_tokens"][row], eos_ids=RUN["eos_ids"][row]) for row in (0, 2)]
+    streams = [
+        eagle_jax.stream(tiny_target(), head, PROMPTS[row], **run) for row, run in zip((0, 2), runs, strict=True)
+    ]
+    texts = [[], []]
+    for chunks in itertools.zip_longest(*streams):
+        for text, chunk in zip(texts, chunks, strict=True):
+            text.extend(chunk.tokens if chunk else [])
+    assert texts == [plain[0.0].tokens[0], plain[0.0].tokens[2]]
+
+
+def test_a_step_writes_into_the_donated_caches():
+    request = _request(tiny_head("eagle3", TREES["k2n6"]), PROMPTS[:2])
+    fns = {name: request.options[name] for name in ("target", "drafter")}
+    state = jax.eval_shape(
+        functools.partial(api.run_prefill, sampling=request.sampling, **request.options),
+        request.params, *request.arrays,
+    )  # fmt: skip
+    memory = api._step.lower(request.params, state, sampling=request.sampling, **fns).compile().memory_analysis()
+    caches = (state.cache, state.drafter.cache)
+    assert memory.alias_size_in_bytes >= sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(caches))
+
+
+def test_only_the_last_prompt_position_meets_the_lm_head():
+    """The prefill computes no array of (chunk positions) x (vocabulary)."""
+    vocab = 41  # no other size of the model
+    head = tiny_head("eagle3", TREES["k2n6"], vocab)
+    request = api._prepare(tiny_target(vocab), head, PROMPTS[:2], 16, api.make_sampling(), (), None)
+    program = functools.partial(api.run_prefill, sampling=request.sampling, **request.options)
+    jaxpr = jax.make_jaxpr(program)(request.params, *request.arrays)
+    shapes = [var.aval.shape for eqn in _equations(jaxpr.jaxpr) for var in eqn.outvars]
+    assert (2, vocab) in shapes
+    assert not [shape for shape in shapes if len(shape) > 2 and shape[-1] == vocab and shape[0] == 2]
+
+
+def test_half_precision_weights_keep_float32_scores():
+    """With bfloat16 weights every exponential, logarithm, root and ranking in the program is of float32 values."""
+    target, head = (_half(which) for which in (tiny_target(), tiny_head("eagle3", TREES["k3n12"])))
+    head = api.DraftHead.from_params(head.config, head.params, target, head.tree)
+    sampling = api.make_sampling(1.0, top_p=0.9)
+    request = api._prepare(target, head, PROMPTS[:2], 8, sampling, (), 0)
+    program = functools.partial(api.run_generate, sampling=sampling, **request.options)
+    jaxpr = jax.make_jaxpr(program)(request.params, *request.arrays)
+    seen = set()
+    for eqn in _equations(jaxpr.jaxpr):
+        if eqn.primitive.name in ("exp", "log", "log1p", "rsqrt", "top_k", "sort", "cos", "sin", "argmax"):
+            kinds = {str(var.aval.dtype) for var in eqn.invars if jnp.issubdtype(var.aval.dtype, jnp.floating)}
+            seen.add(eqn.primitive.name)
+            assert kinds <= {"float32"}, eqn
+    assert {"exp", "rsqrt", "top_k", "argmax"} <= seen
+    hidden = jax.random.normal(jax.random.key(0), (4, 16), jnp.bfloat16)
+    logits = target.fn.logits(target.params, hidden)
+    assert (logits != logits.astype(jnp.bfloat16).astype(jnp.float32)).any(), "logits were rounded on the way"
+
+
+def _half(which):
+    halved = jax.tree.map(
+        lambda leaf: leaf.astype(jnp.bfloat16) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, which.params
+    )
+    if isinstance(which, api.Target):
+        return api.Target.from_params(which.config, halved)
+    return dataclasses.replace(which, params=halved)
+
+
+def _equations(jaxpr):
+    """All equations, those of nested programs included."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for value in eqn.params.values():
+            for closed in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(closed, "jaxpr", closed)
+                if hasattr(inner, "eqns"):
+                    yield from _equations(inner)
 
 
 def test_prompts_of_a_bucket_share_one_compilation():
@@ -132,6 +243,36 @@ def test_the_program_holds_no_host_call_and_no_weight():
             shape = line.rsplit("tensor<", 1)[1].split(">")[0].split("x")[:-1]
             assert np.prod([int(size) for size in shape], initial=1) < largest, line[:200]
     assert text.count("stablehlo.while") >= 1
+
+
+def test_in_a_profile_the_loop_is_one_call(tmp_path):
+    """The host calls one program per `generate`, however many cycles it runs; `stream` shows the trace would tell."""
+    head = tiny_head("eagle3", TREES["k2n6"])
+
+    def calls(name, run):
+        run()  # compiled outside of the trace
+        with jax.profiler.trace(tmp_path / name):
+            result = run()
+        (trace,) = (tmp_path / name).rglob("*.xplane.pb")
+        lines = (line for plane in ProfileData.from_file(str(trace)).planes for line in plane.lines)
+        events = [event for line in lines for event in line.events if event.name.startswith("PjitFunction(")]
+        outermost, end = [], 0.0  # JAX traces a call twice, one event inside the other
+        for event in sorted(events, key=lambda event: event.start_ns):
+            if event.start_ns >= end:
+                outermost.append(event.name)
+                end = event.start_ns + event.duration_ns
+        return result, sorted(outermost)
+
+    def generate(tokens):
+        return lambda: eagle_jax.generate(tiny_target(), head, PROMPTS[:1], max_new_tokens=tokens, eos_ids=[])
+
+    short, few = calls("short", generate(8))
+    long, many = calls("long", generate(32))
+    assert long.cycles[0] >= short.cycles[0] + 3
+    assert few == many
+    assert many.count("PjitFunction(generate)") == 1
+    _, streamed = calls("stream", lambda: list(eagle_jax.stream(tiny_target(), head, PROMPTS[0], max_new_tokens=8)))
+    assert streamed.count("PjitFunction(step)") > 1
 
 
 def test_pure_functions_compose_with_jit_vmap_and_eval_shape():

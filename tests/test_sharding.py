@@ -72,7 +72,7 @@ def test_the_cache_is_split():
     cache = jax.jit(lambda: spread.fn.init_cache(4, 32))()
     assert cache.keys[0].sharding.spec[:2] == ("data", "tensor")
     state = jax.jit(lambda: spread_head.drafter.init({}, 4, 32))()
-    assert state.cache.keys[0].addressable_shards[0].data.shape == (2, 2, 32, 6)
+    assert state.cache.values[0].addressable_shards[0].data.shape == (2, 2, 32, 6)
 
 
 def test_equal_arguments_give_the_same_object():

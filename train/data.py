@@ -63,7 +63,7 @@ class Args:
 
     data: Path = Path("../shared/data")
     out: Path = Path("runs/data")
-    vocab_size: int = 1024
+    vocab_size: int = 512
     max_characters: int = 1600
 
 
@@ -150,7 +150,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def encode(tokenizer: Tokenizer, mix: list[Document]) -> Corpus:
-    """Tokenises; chat turns become what the chat template renders, which `tests/training/test_data.py` asserts."""
+    """Tokenises; chat turns become what the chat template renders, which `tests/training/test_programs.py` asserts."""
     ids = tokenizer.get_vocab()
     bos, end, user, assistant = (ids[token] for token in SPECIAL[:4])
     texts = tokenizer.encode_batch([doc.text for doc in mix])

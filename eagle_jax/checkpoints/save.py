@@ -105,8 +105,8 @@ def save_head_checkpoint(
 
 
 def _vocabulary_tensors(d2t: np.ndarray, vocab: int) -> dict[str, np.ndarray]:
-    """`d2t` and `t2d` as stored; nothing where every target token can be drafted."""
-    if len(d2t) == vocab:
+    """`d2t` and `t2d` as stored; nothing where draft ids are target ids."""
+    if len(d2t) == vocab and not d2t.any():
         return {}
     difference = d2t.astype(np.int64)
     ids = difference + np.arange(len(difference))

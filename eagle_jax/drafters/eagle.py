@@ -20,7 +20,7 @@ from eagle_jax.cache import commit
 from eagle_jax.config import ConfigError, HeadConfig, TreeConfig, sibling_ranks, static_depths
 from eagle_jax.models.heads import HeadOutput, make_head
 from eagle_jax.tree import Pool, gather_tree, select_best
-from eagle_jax.types import ROOT, Drafter, DraftTree, KVCache, NewKV, Params, Sampling, TargetFn, Verified
+from eagle_jax.types import ROOT, Drafter, DraftTree, KVCache, NewKV, Params, Sampling, TargetFn, Verified, empty_cache
 
 
 class EagleState(NamedTuple):
@@ -81,7 +81,7 @@ class HeadFns(NamedTuple):
 
     def to_target(self, params: Params, draft_ids: Array) -> Array:
         """Draft vocabulary ids as target ids."""
-        if self.config.kind == "eagle1" or self.config.draft_vocab_size == self.config.layer.vocab_size:
+        if self.config.kind == "eagle1":
             return draft_ids
         return draft_ids + params["drafter"]["d2t"][draft_ids]
 
@@ -108,10 +108,9 @@ def eagle(config: HeadConfig, tree: TreeConfig, target: TargetFn, dtype: str = "
     grow = _grow_dynamic if tree.parents is None else _grow_static
 
     def init(params: Params, batch: int, slots: int) -> EagleState:
-        shape = (batch, config.layer.num_kv_heads, slots, config.layer.head_dim)
-        blank = jnp.zeros(shape, dtype)
-        cache = KVCache((blank,), (jnp.zeros_like(blank),), jnp.zeros((batch,), jnp.int32))
-        return EagleState(cache, jnp.zeros((batch, config.layer.hidden_size), dtype))
+        layer = config.layer
+        cache = empty_cache(1, batch, layer.num_kv_heads, slots, layer.head_dim, dtype)
+        return EagleState(cache, jnp.zeros((batch, layer.hidden_size), dtype))
 
     def update(params: Params, state: EagleState, verified: Verified) -> EagleState:
         with jax.named_scope("head_update"):

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from eagle_jax.config import DecoderConfig
 from eagle_jax.models.layers import Attention, GatedMLP, Linear, RMSNorm
 from eagle_jax.models.rope import rope_angles
-from eagle_jax.types import KVCache, NewKV, Params, TargetFn, TargetOutput
+from eagle_jax.types import KVCache, NewKV, Params, TargetFn, TargetOutput, empty_cache
 
 
 class DecoderLayer(nn.Module):
@@ -50,7 +50,7 @@ class Decoder(nn.Module):
         self.layers = [DecoderLayer(config) for _ in range(config.num_layers)]
         self.norm = RMSNorm(config.rms_norm_eps)
         if not config.tie_word_embeddings:
-            self.lm_head = Linear(config.vocab_size)
+            self.lm_head = Linear(config.vocab_size, dtype="float32")
 
     def __call__(
         self,
@@ -90,7 +90,7 @@ class Decoder(nn.Module):
         """Next-token logits of final-normed states, float32."""
         if self.config.tie_word_embeddings:
             return jnp.dot(hidden, self.embed_tokens.embedding.T, preferred_element_type=jnp.float32)
-        return self.lm_head(hidden).astype(jnp.float32)
+        return self.lm_head(hidden)
 
     def everything(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Logits of a plain causal pass; touches every parameter, hence used to initialise them."""
@@ -126,16 +126,6 @@ def target_fn(config: DecoderConfig, dtype: str = "float32") -> TargetFn:
         return model.apply({"params": params}, tokens, method=Decoder.embed)
 
     def init_cache(batch: int, slots: int) -> KVCache:
-        return empty_cache(config, batch, slots, dtype)
+        return empty_cache(config.num_layers, batch, config.num_kv_heads, slots, config.head_dim, dtype)
 
     return TargetFn(forward, logits, embed, init_cache)
-
-
-def empty_cache(config: DecoderConfig, batch: int, slots: int, dtype: str) -> KVCache:
-    """A cache of `slots` tokens per row with nothing committed."""
-    shape = (batch, config.num_kv_heads, slots, config.head_dim)
-
-    def blank() -> tuple[Array, ...]:
-        return tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers))
-
-    return KVCache(blank(), blank(), jnp.zeros((batch,), jnp.int32))

@@ -98,7 +98,7 @@ class Eagle3Head(nn.Module):
         self.post_attention_layernorm = RMSNorm(layer.rms_norm_eps)
         self.mlp = GatedMLP(layer)
         self.norm = RMSNorm(layer.rms_norm_eps)
-        self.lm_head = Linear(config.draft_vocab_size)
+        self.lm_head = Linear(config.draft_vocab_size, dtype="float32")
         if config.fc_norm:
             self.tap_norms = [RMSNorm(layer.rms_norm_eps, name=f"fc_norm_{i}") for i in range(len(config.taps))]
         if config.norm_before_fc:
@@ -141,7 +141,7 @@ class Eagle3Head(nn.Module):
 
     def logits(self, states: Float[Array, "*b H"]) -> Float[Array, "*b Vd"]:
         """Logits over the draft vocabulary, float32."""
-        return self.lm_head(states if self.config.norm_output else self.norm(states)).astype(jnp.float32)
+        return self.lm_head(states if self.config.norm_output else self.norm(states))
 
     def everything(self, features: Float[Array, "B T F"], embeds: Float[Array, "B T E"]) -> Array:
         """Touches every parameter, for initialisation."""

@@ -24,16 +24,18 @@ class Linear(nn.Module):
       features: size of the last axis of the result.
       use_bias: whether there is a bias [out].
       init_scale: standard deviation of a fresh kernel.
+      dtype: of the result; None is that of `x`. The products are summed in float32 either way.
     """
 
     features: int
     use_bias: bool = False
     init_scale: float = 0.02
+    dtype: str | None = None
 
     @nn.compact
     def __call__(self, x: Float[Array, "*b I"]) -> Float[Array, "*b O"]:
         kernel = self.param("kernel", nn.initializers.normal(self.init_scale), (x.shape[-1], self.features))
-        y = jnp.dot(x, kernel)
+        y = jnp.dot(x, kernel, preferred_element_type=self.dtype)
         if self.use_bias:
             y = y + jnp.broadcast_to(self.param("bias", nn.initializers.zeros, (self.features,)), y.shape)
         return y
@@ -57,7 +59,7 @@ def attend(
     new_keys: Float[Array, "B G T2 hd"],
     new_values: Float[Array, "B G T2 hd"],
     mask: Bool[Array, "*b T T2"],
-    cached_keys: Float[Array, "B G S hd"] | None = None,
+    cached_keys: Float[Array, "B G hd S"] | None = None,
     cached_values: Float[Array, "B G S hd"] | None = None,
     length: Int[Array, " B"] | None = None,
 ) -> Float[Array, "B T A*hd"]:
@@ -70,11 +72,12 @@ def attend(
     groups = new_keys.shape[1]
     # [B, G, R*T, hd]: all query heads of a group are rows of one matrix product with that group's keys.
     grouped = query.reshape(batch, new, groups, heads // groups, head_dim).transpose(0, 2, 3, 1, 4)
-    grouped = grouped.reshape(batch, groups, -1, head_dim) * (head_dim**-0.5)
+    grouped = grouped.reshape(batch, groups, -1, head_dim)
+    scale = head_dim**-0.5  # applied to the float32 scores, not to a half-precision query
     lowest = jnp.finfo(jnp.float32).min
 
     visible = mask[None, None, None] if mask.ndim == 2 else mask[:, None, None]
-    fresh = jnp.einsum("bgmd,bgtd->bgmt", grouped, new_keys, preferred_element_type=jnp.float32)
+    fresh = jnp.einsum("bgmd,bgtd->bgmt", grouped, new_keys, preferred_element_type=jnp.float32) * scale
     fresh = fresh.reshape(batch, groups, heads // groups, new, -1)
     fresh = jnp.where(visible, fresh, lowest).reshape(batch, groups, -1, fresh.shape[-1])
     # The softmax does not depend on what is subtracted, so no gradient need flow through the maximum.
@@ -84,8 +87,8 @@ def attend(
         total = jnp.sum(weights, axis=-1, keepdims=True)
         mixed = _weigh(weights, new_values)
     else:
-        old = jnp.einsum("bgmd,bgsd->bgms", grouped, cached_keys, preferred_element_type=jnp.float32)
-        committed = jnp.arange(cached_keys.shape[2])[None, :] < length[:, None]
+        old = jnp.einsum("bgmd,bgds->bgms", grouped, cached_keys, preferred_element_type=jnp.float32) * scale
+        committed = jnp.arange(cached_keys.shape[3])[None, :] < length[:, None]
         old = jnp.where(committed[:, None, None, :], old, lowest)
         top = jnp.maximum(top, jax.lax.stop_gradient(jnp.max(old, axis=-1, keepdims=True)))
         weights, old_weights = jnp.exp(fresh - top), jnp.exp(old - top)
@@ -109,8 +112,8 @@ class Attention(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T I"],
-        cos: Float[Array, "B T hd2"],
-        sin: Float[Array, "B T hd2"],
+        cos: Float[Array, "B T 2 hd2"],
+        sin: Float[Array, "B T 2 hd2"],
         mask: Bool[Array, "*b T T2"],
         cached: tuple[Array, Array, Array] | None,
         earlier: tuple[Array, Array] | None = None,
@@ -121,7 +124,7 @@ class Attention(nn.Module):
         Args:
           x: input of the layer; its width may differ from H (EAGLE-3 feeds 2H).
           mask: [T, T2] or [B, T, T2]; T2 counts the tokens of `earlier` first, then the T new ones.
-          cached: committed (keys, values [B, G, S, hd], length [B]) or None.
+          cached: committed (keys [B, G, hd, S], values [B, G, S, hd], length [B]) or None.
           earlier: uncommitted keys and values [B, G, T2 - T, hd] of earlier passes (drafted levels) or None.
           mixer: what joins queries, keys and values; called as `attend` is. Training-time test brings its own.
 

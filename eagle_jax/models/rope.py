@@ -63,8 +63,10 @@ def attention_factor(config: RopeConfig) -> float:
 
 def rope_angles(
     config: RopeConfig, head_dim: int, positions: Int[Array, "*b"]
-) -> tuple[Float[Array, "*b hd2"], Float[Array, "*b hd2"]]:
-    """Cosine and sine of every position's rotation, [..., head_dim / 2] float32.
+) -> tuple[Float[Array, "*b 2 hd2"], Float[Array, "*b 2 hd2"]]:
+    """Cosine and signed sine of every position's rotation, [..., 2, head_dim / 2] float32.
+
+    `rotate` multiplies the two halves of a head with the one and the exchanged halves with the other.
 
     "dynamic" scaling takes, at position p, the base of a context of p + 1 tokens: what token-by-token decoding does. It
     depends on the position alone, so that a tree pass and a single-token pass rotate the same token alike.
@@ -80,13 +82,15 @@ def rope_angles(
     else:
         angles = at * jnp.asarray(inverse_frequencies(config, head_dim)).reshape(lead)
     scale = attention_factor(config)
-    return jnp.cos(angles) * scale, jnp.sin(angles) * scale
+    cos, sin = jnp.cos(angles) * scale, jnp.sin(angles) * scale
+    # Both halves written out: XLA for CPU would otherwise recompute the cosines in every layer.
+    return jnp.stack([cos, cos], axis=-2), jnp.stack([-sin, sin], axis=-2)
 
 
 def rotate(
-    x: Float[Array, "B T A hd"], cos: Float[Array, "B T hd2"], sin: Float[Array, "B T hd2"]
+    x: Float[Array, "B T A hd"], cos: Float[Array, "B T 2 hd2"], sin: Float[Array, "B T 2 hd2"]
 ) -> Float[Array, "B T A hd"]:
     """Rotates dimension i against i + head_dim / 2, the pairing of the Hugging Face checkpoints."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos[:, :, None], sin[:, :, None]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+    halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, x.shape[-1] // 2)
+    # A reversal, not a concatenation: XLA for CPU vectorises the one and walks the other element by element.
+    return (halves * cos[:, :, None] + halves[..., ::-1, :] * sin[:, :, None]).reshape(x.shape).astype(x.dtype)

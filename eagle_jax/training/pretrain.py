@@ -69,6 +69,7 @@ def dense_gradients(call: Callable, args: tuple, kwargs: dict, context: nn.modul
         not isinstance(module, Linear)
         or context.method_name != "__call__"
         or module.use_bias
+        or args[0].dtype != jnp.float32
         or module.is_initializing()
     ):
         return call(*args, **kwargs)

@@ -61,6 +61,14 @@ def test_every_run_is_the_references(name, target):
     assert taken / sum(len(counts) for counts in accepted) == pytest.approx(run["tau"])
 
 
+def test_plain_decoding_gives_the_same_text(target):
+    """All runs have one text per prompt, whatever their trees; so does the loop without a drafter."""
+    rows = next(iter(RUNS.values()))["rows"]
+    budget = min(len(row["output"]) for row in rows)
+    out = api.generate(target, None, [row["prompt_ids"] for row in rows], max_new_tokens=budget, eos_ids=())
+    assert out.tokens == [row["output"][:budget] for row in rows]
+
+
 def _same_tree(tokens, mask, scores, reference):
     expected, expected_mask = reference["draft_tokens"], np.array(reference["tree_mask"], bool)
     if tokens.tolist() == expected:

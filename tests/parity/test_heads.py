@@ -60,7 +60,8 @@ def fast_states(head, variables, embeds, features):
     states, keys, values = [out.states], out.keys, out.values
     half = ROWS // 2
     blank = jnp.full((1, keys.shape[1], 2, keys.shape[3]), 1e3)  # slots beyond the length hold garbage
-    cache = (*(jnp.concatenate([part[:, :, :half], blank], axis=2) for part in (keys, values)), jnp.array([half]))
+    old_keys, old_values = (jnp.concatenate([part[:, :, :half], blank], axis=2) for part in (keys, values))
+    cache = (old_keys.swapaxes(2, 3), old_values, jnp.array([half]))
     for i in range(ROWS, ROWS + OWN):
         earlier = (keys[:, :, half:], values[:, :, half:])
         mask = jnp.ones((1, earlier[0].shape[2] + 1), bool)

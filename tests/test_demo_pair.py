@@ -1,0 +1,83 @@
+"""The bundled pair: it loads where it claims to, and its text is that of plain decoding in the program users run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eagle_jax
+
+DEMO = Path(eagle_jax.__file__).parent / "assets" / "demo"
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return eagle_jax.load_demo()
+
+
+def test_the_target_loads_in_transformers_unchanged(pair):
+    torch = pytest.importorskip("torch", reason="compares with PyTorch")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    target, _, tokenizer = pair
+    model, report = AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype="float32", output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    chat = [{"role": "user", "content": "How many legs do 3 cats have?"}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    theirs = AutoTokenizer.from_pretrained(DEMO / "target")
+    assert theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) == text
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert theirs.encode(text, add_special_tokens=False) == ids
+    assert tokenizer.decode(ids) == text
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    length = len(ids)
+    mask = jnp.tril(jnp.ones((length, length), bool))
+    out = target.fn.forward(target.params, jnp.asarray([ids]), jnp.arange(length)[None], mask, None)
+    np.testing.assert_allclose(np.asarray(target.fn.logits(target.params, out.hidden[0])), expected, atol=1e-3)
+
+
+def test_both_heads_belong_to_the_target(pair):
+    for name in ("eagle3", "eagle2"):
+        target, head, _ = eagle_jax.load_demo(name)
+        assert head.target_fn is target.fn is pair[0].fn
+        assert head.config.kind == ("eagle3" if name == "eagle3" else "eagle1")
+    with pytest.raises(ValueError, match="head='eagle': the bundled pair has 'eagle3' and 'eagle2'"):
+        eagle_jax.load_demo("eagle")
+
+
+def test_the_files_are_small():
+    assert sum(path.stat().st_size for path in DEMO.rglob("*") if path.is_file()) < 48e6
+
+
+PROGRAM = """
+import eagle_jax
+target, _, tokenizer = eagle_jax.load_demo()
+chat = [{"role": "user", "content": "Write a Python function that adds two numbers."}]
+text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+prompts = [tokenizer.encode(part, add_special_tokens=False) for part in (text, "<|bos|>import os")]
+run = {"max_new_tokens": [90, 70], "eos_ids": ()}
+for options in ({"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.95, "key": 0}):
+    plain = eagle_jax.generate(target, None, prompts, **run, **options)
+    for name in ("eagle3", "eagle2"):
+        fast = eagle_jax.generate(target, eagle_jax.load_demo(name)[1], prompts, **run, **options)
+        assert fast.tokens == plain.tokens, (name, options)
+        assert fast.tau > 1.2, fast.tau
+print("identical")
+"""
+
+
+def test_text_is_that_of_plain_decoding_at_full_optimisation(repository):
+    """The other tests lower the compiler's effort; this one runs what users run, in a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=repository, env=environment, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip().endswith("identical")

@@ -1,0 +1,130 @@
+"""The trees that an EAGLE head grows against a slow NumPy version of EAGLE-2, with every switch of the ablations."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eagle_jax
+from eagle_jax import api
+from eagle_jax.config import TreeConfig
+from eagle_jax.drafters.eagle import Frontier, HeadFns, _run_frontier
+from tests import oracles
+from tests.models import random_prompts, tiny_head, tiny_target
+
+SWITCHES = {
+    "eagle2": {},
+    "confidence": {"rank_by": "confidence"},
+    "no-rerank": {"rerank": False},
+    "sampling-temperature": {"rank_at_sampling_temperature": True},
+}
+TEMPERATURE = 0.3
+PROMPT_SEEDS = range(4)
+
+
+def drafted(head, seed=0, temperature=TEMPERATURE):
+    """The head's first tree after a prompt, and what a slow version needs to grow the same one."""
+    sampling = api.make_sampling(temperature)
+    request = api._prepare(tiny_target(), head, random_prompts([9], 12, seed=seed), 8, sampling, (), 0)
+    state = api._prefill(request.params, *request.arrays, sampling=sampling, **request.options)
+    draft = jax.jit(head.drafter.draft)
+    tree, _ = draft(request.params, state.drafter, state.root, state.keys, sampling)
+    return jax.device_get(tree), request.params, state.drafter
+
+
+def path_log_probs(head, params, state, temperature):
+    """Draft log-probabilities after a path of target ids: one head pass per token, no tree and no mask."""
+    fns = HeadFns(head.config, head.target_fn, "float32")
+    known = {}
+
+    def run(path):
+        if path not in known:
+            if not path:
+                hidden, earlier = state.hidden, None
+            else:
+                parent, earlier = run(path[:-1])[:2]
+                ones = jnp.ones((1, 1, len(path)), bool)
+                front = Frontier(
+                    jnp.array([[path[-1]]]), parent[:, None], jnp.zeros((1, 1)), jnp.zeros((1, 1), jnp.int32), ones
+                )
+                out = _run_frontier(fns, params, state, front, len(path) + 1, ones, earlier)
+                hidden = out.states[:, 0]
+                earlier = tuple(
+                    new if earlier is None else jnp.concatenate([old, new], axis=2)
+                    for old, new in zip(earlier or (None, None), (out.keys, out.values), strict=True)
+                )
+            law = np.asarray(fns.log_probs(params, hidden, temperature))[0]
+            tokens = np.asarray(fns.to_target(params, jnp.arange(law.size)))
+            known[path] = (hidden, earlier, dict(zip(tokens.tolist(), law.tolist(), strict=True)))
+        return known[path]
+
+    return lambda path: run(path)[2]
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+def test_dynamic_trees_are_those_of_the_slow_version(kind, name):
+    nodes = 20 if name == "no-rerank" else 36
+    head = tiny_head(kind, TreeConfig(depth=5, top_k=4, num_nodes=nodes, **SWITCHES[name]), draft_vocab=10)
+    temperature = jnp.float32(TEMPERATURE) if name == "sampling-temperature" else None
+    for seed in PROMPT_SEEDS:
+        tree, params, state = drafted(head, seed)
+        law = path_log_probs(head, params, state, temperature)
+        expected = oracles.grow_eagle2(
+            law, depth=5, top_k=4, num_nodes=nodes, by_confidence=name == "confidence", rerank=name != "no-rerank"
+        )
+        got = oracles.paths_of(tree.tokens[0], tree.parents[0])
+        assert set(got) == set(expected)
+        assert dict(zip(got, tree.scores[0][1:], strict=True)) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in SWITCHES if name != "eagle2"])
+def test_every_switch_changes_the_tree(name):
+    """Otherwise the comparison above would not notice that a switch is ignored."""
+    nodes = 20 if name == "no-rerank" else 36
+    shape = dict(depth=5, top_k=4, num_nodes=nodes)
+    default = tiny_head("eagle3", TreeConfig(**shape), draft_vocab=10)
+    switched = default.with_tree(TreeConfig(**shape, **SWITCHES[name]))
+    trees = [[drafted(head, seed)[0] for seed in PROMPT_SEEDS] for head in (default, switched)]
+    paths = [[set(oracles.paths_of(tree.tokens[0], tree.parents[0])) for tree in group] for group in trees]
+    assert paths[0] != paths[1]
+
+
+def test_a_full_vocabulary_head_may_permute_its_ids():
+    """`d2t` counts even where draft and target vocabulary have the same size."""
+    head = tiny_head("eagle3", TreeConfig.chain(1))
+    turned = dict(head.params, d2t=jnp.asarray((np.arange(12) + 5) % 12 - np.arange(12), jnp.int32))
+    other = api.DraftHead.from_params(head.config, turned, tiny_target(), head.tree)
+    first, second = (int(drafted(which)[0].tokens[0, 1]) for which in (head, other))
+    assert second == (first + 5) % 12
+
+
+def test_the_drafter_gets_keys_of_its_own_in_every_cycle():
+    """Needed by sampled drafts, which must not share the draws of verification."""
+    head = tiny_head("eagle1", TreeConfig.chain(1))
+    seen = []
+
+    def spy(params, state, root, keys, sampling):
+        jax.debug.callback(lambda words: seen.append(tuple(np.asarray(words).ravel())), jax.random.key_data(keys))
+        return head.drafter.draft(params, state, root, keys, sampling)
+
+    request = api._prepare(tiny_target(), head, [[1, 2]], 6, api.make_sampling(1.0), (), 3)
+    drafter = head.drafter._replace(draft=spy)
+    options = dict(request.options, drafter=drafter)
+    state = api._prefill(request.params, *request.arrays, sampling=request.sampling, **options)
+    draws = {tuple(np.asarray(jax.random.key_data(jax.random.fold_in(state.keys[0], i))).ravel()) for i in range(8)}
+    while not state.done.all():
+        state, _ = api._step(request.params, state, target=tiny_target().fn, drafter=drafter, sampling=request.sampling)
+    jax.effects_barrier()
+    assert len(seen) == int(state.cycles[0]) == len(set(seen))
+    assert not set(seen) & draws
+
+
+def test_static_trees_have_no_ranking_to_choose():
+    with pytest.raises(eagle_jax.ConfigError, match="static tree"):
+        TreeConfig(parents=(-1, 0), rank_by="confidence")
+    with pytest.raises(eagle_jax.ConfigError, match="rerank='no' must be True or False"):
+        TreeConfig(rerank="no")
+    assert TreeConfig.static(np.array([-1, 0, 0])).parents == (-1, 0, 0)
