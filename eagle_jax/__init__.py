@@ -12,12 +12,14 @@ from eagle_jax.api import (
     shard,
     stream,
 )
+from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, RopeConfig, TreeConfig
 from eagle_jax.types import Drafter, DraftTree, KVCache, Sampling, TargetFn
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CheckpointError",
     "ConfigError",
     "DecoderConfig",
     "DraftHead",

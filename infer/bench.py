@@ -216,7 +216,7 @@ def load(args: Args) -> tuple[eagle_jax.Target, Any, dict[str, Method]]:
     if args.transformers and find_spec("torch"):
         methods["transformers"] = hugging_face(target, args)
     elif args.transformers:
-        print("torch is not installed: transformers is not measured beside the engine")
+        print("torch is not installed (pip install -e '.[test]'): transformers is not measured beside the engine")
     return target, tokenizer, methods
 
 

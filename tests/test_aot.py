@@ -45,7 +45,6 @@ def check(result: dict) -> None:
 
 @needs_libtpu
 @pytest.mark.timeout(1800)
-@pytest.mark.slow  # until measured on a quiet machine
 def test_tensor_parallel_two_layers(repository):
     """Llama-3.1-8B with two of its layers over four chips, each of which holds a quarter of every matrix."""
     result = compile_for_tpu(repository, "--layers", "2", "--topology", "v5e:2x2", "--no-plain")
