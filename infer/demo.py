@@ -43,7 +43,7 @@ class Args:
     """
 
     prompt: str = "Write a Python function that returns the n-th Fibonacci number."
-    head: Literal["eagle3", "eagle2"] = "eagle3"
+    head: Literal["eagle2", "eagle3"] = "eagle2"
     max_new_tokens: int = 128
     temperature: float = 0.0
     seed: int = 0
