@@ -48,7 +48,8 @@ def plain():
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
 def test_text_is_that_of_plain_decoding(kind, name, plain):
-    head = tiny_head(kind, TREES[name], draft_vocab=10)
+    # Of the random heads, one of those whose longer paths the random target accepts.
+    head = tiny_head(kind, TREES[name], draft_vocab=10, seed=9 if kind == "eagle3" else 1)
     # One program serves both temperatures' checks only if compiled twice: greedy everywhere, sampled where the rule
     # differs.
     temperatures = (0.0, 1.0) if name in ("static", "k10n59", "sampling-rank") else (0.0,)

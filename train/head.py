@@ -115,13 +115,20 @@ def main(args: Args) -> None:
     else:
         config, start = load_head_checkpoint(args.init, target, "float32")
         head, d2t = start["head"], start.get("d2t")
+    streams = [chat_rows(path, args.length, args.seed) for path in args.corpus]
+    rows = itertools.chain.from_iterable(zip(*streams, strict=True))
+    scale = None
+    if config.kind == "eagle3" and not (config.fc_norm or config.norm_before_fc):
+        sample, _ = stack(rows, args.rows)
+        scale = jax.jit(training.feature_scale, static_argnums=(0, 3))(target, target_params, sample, config.taps)
+        # A fresh head is drawn for divided features; a trained one was saved for raw ones.
+        head = head if args.init is None else training.fold_scale(head, 1.0 / scale)
+    frozen = training.Frozen(target_params, d2t, scale)
     objective = training.Objective(args.steps, args.decay, args.noise, args.token_weight)
     tx = training.head_optimiser(args.rate, args.warmup, args.updates)
     state = training.HeadTrainState(head, tx.init(head), jnp.int32(0), jax.random.key(args.seed + 1))
     update = jax.jit(functools.partial(training.head_train_step, target, config, objective, tx), donate_argnums=0)
     measure = jax.jit(functools.partial(training.head_loss, target, config, objective))
-    streams = [chat_rows(path, args.length, args.seed) for path in args.corpus]
-    rows = itertools.chain.from_iterable(zip(*streams, strict=True))
     held = [] if args.heldout is None else [stack(chat_rows(args.heldout, args.length, 0), 64)]
     size = sum(leaf.size for leaf in jax.tree.leaves(head))
     logging.info("%s head of %.2fM parameters on %s", args.head, size / 1e6, args.target)
@@ -129,7 +136,7 @@ def main(args: Args) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     start_time, history, recent = time.time(), [], []
     for step in range(1, args.updates + 1):
-        state, loss, metrics = update(state, target_params, d2t, *stack(rows, args.rows))
+        state, loss, metrics = update(state, frozen, *stack(rows, args.rows))
         recent.append((float(loss), np.asarray(metrics.accuracy, np.float64)))
         if step % args.log_every == 0 or step == args.updates:
             minutes = (time.time() - start_time) / 60
@@ -142,13 +149,14 @@ def main(args: Args) -> None:
                 logging.info("stopped by --minutes")
                 break
     for tokens, supervised in held:
-        parts = [measure(state.head, target_params, d2t, tokens[i : i + 8], supervised[i : i + 8], state.key)
+        parts = [measure(state.head, frozen, tokens[i : i + 8], supervised[i : i + 8], state.key)
                  for i in range(0, len(tokens), 8)]  # fmt: skip
         accuracy = np.mean([np.asarray(metrics.accuracy, np.float64) for _, metrics in parts], axis=0)
         history.append({"heldout": float(np.mean([float(loss) for loss, _ in parts])),
                         "accuracy": accuracy.round(4).tolist()})  # fmt: skip
         logging.info("%s", json.dumps(history[-1]))
-    params = {"head": state.head} if d2t is None else {"head": state.head, "d2t": d2t}
+    head = state.head if scale is None else training.fold_scale(state.head, scale)
+    params = {"head": head} if d2t is None else {"head": head, "d2t": d2t}
     save_head_checkpoint(config, params, args.out, args.dtype)
     log = [{"args": dataclasses.asdict(args)}, *history]
     (args.out / "log.jsonl").write_text("".join(json.dumps(line, default=str) + "\n" for line in log), encoding="utf-8")

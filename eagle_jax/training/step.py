@@ -34,6 +34,21 @@ class Objective:
     token_weight: float = 0.1
 
 
+class Frozen(NamedTuple):
+    """What head training reads and never changes.
+
+    Attributes:
+      target: parameters of the target. d2t: [Vd] int32 offsets of the draft vocabulary, None for all of V.
+      feature_scale: [F], by which tapped features are divided before the head sees them (None: not at all). Deep states
+        of a trained model are tens of times larger than what a fresh layer writes; undivided, the head's residual
+        stream drowns its own layer and learns half as fast. `fold_scale` puts the division into the finished head.
+    """
+
+    target: Params
+    d2t: Int[Array, " Vd"] | None = None
+    feature_scale: Float[Array, " F"] | None = None
+
+
 class HeadTrainState(NamedTuple):
     """What head training carries on from.
 
@@ -69,15 +84,17 @@ def head_loss(
     config: HeadConfig,
     objective: Objective,
     head: Params,
-    target_params: Params,
-    d2t: Int[Array, " Vd"] | None,
+    frozen: Frozen,
     tokens: Int[Array, "B T"],
     supervised: Bool[Array, "B T"],
     key: Array,
 ) -> tuple[Float[Array, ""], StepMetrics]:
     """Loss of either kind of head on a batch of texts."""
+    d2t = frozen.d2t
     kept = None if d2t is None else d2t + jnp.arange(d2t.shape[0], dtype=d2t.dtype)
-    signals = observe(target, target_params, tokens, supervised, config.taps, kept)
+    signals = observe(target, frozen.target, tokens, supervised, config.taps, kept)
+    if frozen.feature_scale is not None:
+        signals = signals._replace(features=signals.features / frozen.feature_scale[None, None])
     if config.own_embedding:
         signals = signals._replace(embeds=jax.lax.stop_gradient(head["embed_tokens"]["embedding"][tokens]))
     with nn.intercept_methods(dense_gradients):
@@ -88,11 +105,28 @@ def head_loss(
             config,
             head,
             signals,
-            lambda hidden: fn.logits(target_params, hidden),
+            lambda hidden: fn.logits(frozen.target, hidden),
             key,
             noise=objective.noise,
             token_weight=objective.token_weight,
         )
+
+
+def feature_scale(
+    target: DecoderConfig, params: Params, tokens: Int[Array, "B T"], taps: tuple[int, ...]
+) -> Float[Array, " F"]:
+    """Root mean square of every tapped channel over the given texts, [F]: see `Frozen.feature_scale`."""
+    features = observe(target, params, tokens, jnp.ones(tokens.shape, bool), taps, None).features
+    return jnp.sqrt(jnp.mean(jnp.square(features), axis=(0, 1)) + 1e-6)
+
+
+def fold_scale(head: Params, scale: Float[Array, " F"]) -> Params:
+    """The EAGLE-3 head that does to raw features what `head` does to features divided by `scale`.
+
+    With `1 / scale` the way back. Exact only for a head whose first operation on features is `fc`: not with `fc_norm`
+    or `norm_before_fc`, which need no scale.
+    """
+    return {**head, "fc": {**head["fc"], "kernel": head["fc"]["kernel"] / scale[:, None]}}
 
 
 def head_optimiser(rate: float, warmup: int, total: int) -> optax.GradientTransformation:
@@ -107,8 +141,7 @@ def head_train_step(
     objective: Objective,
     tx: optax.GradientTransformation,
     state: HeadTrainState,
-    target_params: Params,
-    d2t: Int[Array, " Vd"] | None,
+    frozen: Frozen,
     tokens: Int[Array, "B T"],
     supervised: Bool[Array, "B T"],
 ) -> tuple[HeadTrainState, Float[Array, ""], StepMetrics]:
@@ -116,7 +149,7 @@ def head_train_step(
 
     def loss_of(head: Params) -> tuple[Array, StepMetrics]:
         key = jax.random.fold_in(state.key, state.step)
-        return head_loss(target, config, objective, head, target_params, d2t, tokens, supervised, key)
+        return head_loss(target, config, objective, head, frozen, tokens, supervised, key)
 
     (loss, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(state.head)
     updates, opt_state = tx.update(grads, state.opt_state, state.head)

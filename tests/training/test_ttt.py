@@ -14,7 +14,7 @@ from eagle_jax.models.decoder import init_params, target_fn
 from eagle_jax.models.heads import init_head_params, make_head
 from eagle_jax.training.eagle1 import eagle1_loss
 from eagle_jax.training.losses import smooth_l1, target_law
-from eagle_jax.training.step import Objective, head_loss, observe
+from eagle_jax.training.step import Frozen, Objective, feature_scale, fold_scale, head_loss, observe
 from eagle_jax.training.ttt import Signals, ttt_loss
 
 B, T, V, VD, H = 2, 9, 13, 7, 8
@@ -217,14 +217,31 @@ def test_only_the_head_is_trained(kind):
     head = random_head(config)
 
     def loss(head, target):
-        arguments = (d2t, tokens, jnp.ones((B, T), bool), jax.random.key(2))
-        return head_loss(TARGET, config, Objective(steps=2), head, target, *arguments)[0]
+        arguments = (tokens, jnp.ones((B, T), bool), jax.random.key(2))
+        return head_loss(TARGET, config, Objective(steps=2), head, Frozen(target, d2t), *arguments)[0]
 
     grads = jax.jit(jax.grad(loss))(head, target_params)
     assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(grads))
     if kind == "eagle3":  # the EAGLE-1 loss reads the target's lm_head, which simply is not differentiated in training
         frozen = jax.jit(jax.grad(loss, argnums=1))(head, target_params)
         assert all(float(jnp.abs(leaf).max()) == 0 for leaf in jax.tree.leaves(frozen))
+
+
+def test_a_head_trained_on_divided_features_is_saved_for_raw_ones():
+    config, target = eagle3_config(), random_target()
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, V, (B, T)), jnp.int32)
+    scale = jax.jit(feature_scale, static_argnums=(0, 3))(TARGET, target, tokens, config.taps)
+    features = observe(TARGET, target, tokens, jnp.ones((B, T), bool), config.taps, None).features
+    np.testing.assert_allclose(scale, np.sqrt(np.mean(np.square(features), (0, 1))), rtol=1e-4)
+    head, d2t = random_head(config), jnp.arange(VD, dtype=jnp.int32)
+    loss = jax.jit(functools.partial(head_loss, TARGET, config, Objective(steps=2)))
+    arguments = (tokens, jnp.ones((B, T), bool), jax.random.key(2))
+    divided, raw = loss(head, Frozen(target, d2t, scale), *arguments)[0], loss(head, Frozen(target, d2t), *arguments)[0]
+    folded = loss(fold_scale(head, scale), Frozen(target, d2t), *arguments)[0]
+    np.testing.assert_allclose(folded, divided, rtol=1e-5)
+    assert abs(float(raw) - float(divided)) > 1e-3, "the scale made no difference: the comparison would be empty"
+    there_and_back = fold_scale(fold_scale(head, scale), 1 / scale)
+    np.testing.assert_allclose(there_and_back["fc"]["kernel"], head["fc"]["kernel"], rtol=1e-5)
 
 
 def test_smooth_l1_is_huber():
