@@ -334,15 +334,20 @@ def test_bfloat16_agrees_except_at_rounding_ties():
         "d2t": head.params["d2t"],
     }
     low_head = api.DraftHead.from_params(head.config, params, low, head.tree)
-    prompt = PROMPTS[1]
-    plain_tokens = eagle_jax.generate(low, None, [prompt], max_new_tokens=24).tokens[0]
-    tokens = eagle_jax.generate(low, low_head, [prompt], max_new_tokens=24).tokens[0]
-    agree = next((i for i, (a, b) in enumerate(zip(tokens, plain_tokens, strict=True)) if a != b), len(tokens))
-    if agree < len(tokens):
-        text = jnp.asarray([prompt + plain_tokens[:agree]])
-        out = low.fn.forward(
-            low.params, text, jnp.arange(text.shape[1])[None], jnp.tril(jnp.ones((text.shape[1],) * 2, bool)), None
-        )
-        best = np.sort(np.asarray(low.fn.logits(low.params, out.hidden[0, -1])))[::-1]
-        assert best[0] - best[1] < 0.05 * abs(best[0]) + 0.05
+    run = dict(max_new_tokens=24, eos_ids=())
+    plain = eagle_jax.generate(low, None, PROMPTS, **run)
+    fast = eagle_jax.generate(low, low_head, PROMPTS, **run)
+    assert fast.tau > 1.05, "nothing was accepted: the comparison would be empty"
+    equal = 0
+    for prompt, tokens, expected in zip(PROMPTS, fast.tokens, plain.tokens, strict=True):
+        agree = next((i for i, (a, b) in enumerate(zip(tokens, expected, strict=True)) if a != b), len(tokens))
+        equal += agree == len(tokens)
+        if agree < len(tokens):
+            text = jnp.asarray([prompt + expected[:agree]])
+            mask = jnp.tril(jnp.ones((text.shape[1],) * 2, bool))
+            out = low.fn.forward(low.params, text, jnp.arange(text.shape[1])[None], mask, None)
+            logits = np.asarray(low.fn.logits(low.params, out.hidden[0, -1]))
+            best = np.sort(logits)[::-1]
+            assert best[0] - best[1] < 4 * 2.0**-8 * np.abs(logits).max(), "more than four roundings of bfloat16 apart"
+    assert equal >= len(PROMPTS) // 2, "ties are rare: most rows agree to the end"
     assert low.fn.logits(low.params, jnp.zeros((1, 16), jnp.bfloat16)).dtype == jnp.float32

@@ -67,14 +67,6 @@ def test_rerank_keeps_the_best_and_stays_connected_with_ties(pool, count):
         assert float(tree.scores[0, row]) == scores[index]
 
 
-def test_half_precision_scores_would_have_broken_the_closure():
-    """Why scores are float32: rounded to bfloat16 a child ties with its parent and could be chosen without it."""
-    scores = np.array([-1.001, -1.0015], np.float32)
-    rounded = scores.astype(jnp.bfloat16)
-    assert rounded[0] == rounded[1]
-    assert scores[0] > scores[1]
-
-
 @given(random_trees(), st.data())
 def test_walk_agrees_with_the_oracle_and_never_accepts_padding(parents, data):
     tokens = np.array([data.draw(st.integers(0, 3)) for _ in parents], np.int32)

@@ -1,6 +1,6 @@
 """Trains a draft head on a frozen target, features computed on the fly.
 
-    python -m train.head --head eagle3 --target runs/pair/target --corpus runs/regenerated.npz --out runs/pair/eagle3
+    python -m train.head --head eagle3 --target runs/target/checkpoint --corpus runs/regenerated.npz --out runs/eagle3
 
 `--head eagle2` trains the EAGLE-1/2 head instead. The corpus is what `train.data` or `train.regenerate` wrote. The head
 is saved in the official format; `log.jsonl` beside it holds loss and accuracy per draft step, training and held-out.
