@@ -20,7 +20,7 @@ INSTALLED_TEST := $(VENV)/.installed-test
 demo: $(INSTALLED)
 	@$(PY) -m infer.demo $(ARGS)
 
-bench: $(INSTALLED)
+bench: $(INSTALLED_TEST)  # `transformers` is measured beside the engine, and needs torch
 	@$(PY) -m infer.bench $(ARGS)
 
 # libtpu is installed for ahead-of-time compilation; without this JAX would look for the chip.

@@ -211,6 +211,7 @@ class Report(NamedTuple):
     """What a compiled generate program needs and does. Bytes and flops are those of one device.
 
     Attributes:
+      programs: HLO modules that the one `jit` became.
       memory: arguments, results and temporaries at the peak. weights: of target and head. cache: of the target.
       flops, traffic: of one cycle; traffic is what HBM reads and writes.
       all_reduce, all_gather, other_collectives: bytes per cycle. largest_gather: of one all-gather.
@@ -218,6 +219,7 @@ class Report(NamedTuple):
         cycle of whole cache arrays that the compiler kept in VMEM for a while and writes back.
     """
 
+    programs: int
     memory: float
     weights: float
     cache: float
@@ -256,7 +258,9 @@ def analyse(work: Workload, compiled: jax.stages.Compiled) -> Report:
     spills = [
         move for move in writes if move.instruction.opcode == "copy-start" and not move.instruction.buffers[1].hbm
     ]
+    executable: Any = compiled.runtime_executable()
     return Report(
+        programs=len(executable.hlo_modules()),
         memory=device_memory(compiled),
         weights=_local_bytes(work.params()),
         cache=2.0 * math.prod(work.cache_dims) * jnp.dtype(work.dtype).itemsize * work.config.num_layers,

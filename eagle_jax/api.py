@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from eagle_jax.checkpoints import load_head_checkpoint, load_target_checkpoint
-from eagle_jax.config import DecoderConfig, HeadConfig, TreeConfig
+from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, TreeConfig
 from eagle_jax.drafters.eagle import eagle
 from eagle_jax.drafters.vanilla import vanilla
 from eagle_jax.generate import generate as run_generate
@@ -122,6 +122,8 @@ def _target_fn(config: DecoderConfig, dtype: str, mesh: Mesh | None) -> TargetFn
 
 
 def _eagle(config: HeadConfig, tree: TreeConfig, fn: TargetFn, dtype: str, mesh: Mesh | None) -> Drafter:
+    if not isinstance(tree, TreeConfig):
+        raise ConfigError(f"tree={tree!r} must be an eagle_jax.TreeConfig, such as TreeConfig.chain(4)")
     drafter = eagle(config, tree, fn, dtype)
     return drafter if mesh is None else shard_drafter(drafter, mesh)
 
@@ -224,6 +226,7 @@ def load_drafter(
       CheckpointError: tensors missing, unexpected or misshaped, or a head made for another target.
       ConfigError: a tree the head cannot fill.
     """
+    _check_target(target)
     config, params = load_head_checkpoint(
         path_or_hub_id,
         target.config,
@@ -354,8 +357,7 @@ def _prepare(
     eos_ids: StopTokens,
     key: jax.Array | int | None,
 ) -> Request:
-    if not isinstance(target, Target):
-        raise ValueError(f"target is a {type(target).__name__}: pass what eagle_jax.load_target returns")
+    _check_target(target)
     if head is not None and not isinstance(head, DraftHead):
         raise ValueError(f"drafter is a {type(head).__name__}: pass what eagle_jax.load_drafter returns, or None")
     if head is not None and head.target_fn is not target.fn:
@@ -374,6 +376,11 @@ def _prepare(
         eos_ids,
         key,
     )
+
+
+def _check_target(target: Target) -> None:
+    if not isinstance(target, Target):
+        raise ValueError(f"target is a {type(target).__name__}: pass what eagle_jax.load_target returns")
 
 
 def _collect(arrays: tuple[np.ndarray, ...]) -> GenerateOutput:

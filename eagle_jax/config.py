@@ -193,6 +193,8 @@ class TreeConfig:
                 )
             self._derive_from_parents(tuple(map(_as_int, self.parents)))
             return
+        for name in ("depth", "top_k", "num_nodes"):
+            object.__setattr__(self, name, _as_int(getattr(self, name)))
         _require_positive(self, "depth", "top_k", "num_nodes")
         if self.num_nodes > self.pool_size:
             formula = "top_k + (depth - 1) * top_k**2" if self.rerank else "top_k * depth (rerank is off)"

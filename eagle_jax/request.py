@@ -87,6 +87,8 @@ def _one_key(key: jax.Array | int | None) -> jax.Array:
     if key is None:
         return jax.random.key(0)
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        if not -(2**63) <= key < 2**63:
+            raise ValueError(f"key={key} must fit 64 bits")
         return jax.random.key(key)
     if isinstance(key, jax.Array | np.ndarray):
         if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():
@@ -107,6 +109,8 @@ def check_law(**settings: Any) -> None:
         number = isinstance(value, numbers.Real) or (isinstance(value, jax.Array | np.ndarray) and value.ndim == 0)
         if isinstance(value, bool) or not number:
             raise ValueError(f"{name}={value!r} must be a number")
+        if name == "top_k" and not np.issubdtype(np.asarray(value).dtype, np.integer):
+            raise ValueError(f"top_k={value!r} must be an integer of at least 0 (0 switches it off)")
 
 
 def bucket(size: int, smallest: int = 32) -> int:
@@ -125,16 +129,20 @@ def round_up(size: int, multiple: int) -> int:
 
 
 def _check_prompts(prompts: Sequence[Sequence[int]], config: DecoderConfig) -> list[np.ndarray]:
-    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence | np.ndarray) or len(prompts) == 0:
+    if (
+        isinstance(prompts, str | bytes)
+        or not isinstance(prompts, Sequence | np.ndarray | jax.Array)
+        or len(prompts) == 0
+    ):
         raise ValueError("prompts must be a non-empty list of lists of token ids")
     rows = []
     for index, prompt in enumerate(prompts):
         if isinstance(prompt, int | np.integer | str):
             raise ValueError(f"prompts[{index}] is a {type(prompt).__name__}: pass a list of lists of token ids")
-        row = np.asarray(prompt)
-        if row.size == 0:
+        row = _integers(prompt)
+        if row is not None and row.size == 0:
             raise ValueError(f"prompts[{index}] is empty: a prompt needs at least one token, such as the bos token")
-        if row.ndim != 1 or not np.issubdtype(row.dtype, np.integer):
+        if row is None or row.ndim != 1:
             raise ValueError(f"prompts[{index}] must be a flat list of integer token ids")
         bad = np.flatnonzero((row < 0) | (row >= config.vocab_size))
         if bad.size:
@@ -147,7 +155,9 @@ def _check_prompts(prompts: Sequence[Sequence[int]], config: DecoderConfig) -> l
 
 
 def _check_budgets(max_new_tokens: int | Sequence[int], rows: list[np.ndarray], config: DecoderConfig) -> list[int]:
-    several = isinstance(max_new_tokens, Sequence | np.ndarray) and not isinstance(max_new_tokens, str)
+    several = isinstance(max_new_tokens, Sequence | np.ndarray | jax.Array) and not isinstance(max_new_tokens, str)
+    if several and np.ndim(max_new_tokens) == 1:
+        max_new_tokens = np.asarray(max_new_tokens).tolist()
     budgets: list[Any] = list(max_new_tokens) if several else [max_new_tokens] * len(rows)  # type: ignore[arg-type]
     if len(budgets) != len(rows):
         raise ValueError(f"max_new_tokens has {len(budgets)} entries for {len(rows)} prompts")
@@ -163,21 +173,36 @@ def _check_budgets(max_new_tokens: int | Sequence[int], rows: list[np.ndarray], 
     return [int(budget) for budget in budgets]
 
 
+def _integers(values: Any) -> np.ndarray | None:
+    """`values` as an array of integers (an empty one has none that are not); None if they are anything else."""
+    if isinstance(values, bool | str | bytes | set | dict):
+        return None
+    if isinstance(values, Sequence) and any(isinstance(value, bool) for value in values):
+        return None  # NumPy would make ones of them
+    try:
+        array = np.asarray(values)
+    except ValueError:  # rows of different lengths
+        return None
+    return array if array.size == 0 or np.issubdtype(array.dtype, np.integer) else None
+
+
 def _stop_table(eos_ids: StopTokens, batch: int, config: DecoderConfig) -> np.ndarray:
     """[B, E] int32, padded with -1; E is a multiple of 4 so that a few stop tokens more do not recompile."""
     if eos_ids is None:
         eos_ids = config.eos_ids
-    if isinstance(eos_ids, int | np.integer):
-        eos_ids = [int(eos_ids)]
-    items: list[Any] = list(eos_ids)
-    if any(not isinstance(item, int | np.integer) for item in items):
-        if len(items) != batch:
-            raise ValueError(
-                f"eos_ids has {len(items)} sets for {batch} prompts; give one flat list or one set per prompt"
-            )
-        sets = [[int(token) for token in item] for item in items]
+    flat = _integers(eos_ids)
+    if flat is not None and flat.ndim <= 1:
+        sets = [flat.reshape(-1).tolist()] * batch
     else:
-        sets = [[int(item) for item in items]] * batch
+        items = list(eos_ids) if isinstance(eos_ids, Sequence | np.ndarray | jax.Array) else [None]
+        rows = [_integers(item) for item in items]
+        if any(row is None or row.ndim != 1 for row in rows) or isinstance(eos_ids, str):
+            raise ValueError(f"eos_ids={eos_ids!r} must be a token id, a list of token ids, or one list per prompt")
+        if len(rows) != batch:
+            raise ValueError(
+                f"eos_ids has {len(rows)} sets for {batch} prompts; give one flat list or one set per prompt"
+            )
+        sets = [row.tolist() for row in rows if row is not None]
     for row in sets:
         for token in row:
             if not 0 <= token < config.vocab_size:

@@ -35,7 +35,7 @@ def make_sampling(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, 
         raise ValueError(
             f"temperature={temperature} is below {LOWEST_TEMPERATURE}, where logits overflow: 0 is greedy decoding"
         )
-    if isinstance(top_k, bool) or int(top_k) != top_k or top_k < 0:
+    if isinstance(top_k, bool) or not 0 <= top_k < 2**31 or int(top_k) != top_k:  # NaN fails the comparison
         raise ValueError(f"top_k={top_k} must be an integer of at least 0 (0 switches it off)")
     if not 0 < top_p <= 1:
         raise ValueError(f"top_p={top_p} must lie in (0, 1] (1 switches it off)")

@@ -119,6 +119,11 @@ class Tally:
 
 def main(args: Args) -> dict[str, Any]:
     """Runs the benchmark; returns what it prints last."""
+    for name in ("limit", "max_new_tokens", "batch", "repeats"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} must be at least 1")
+    if not split(args.tasks):
+        raise ValueError("--tasks names no task; a task is a name in the folder --data or the path of a file")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
     use_compilation_cache()
     paths = [find_task(name, args.data) for name in split(args.tasks)]

@@ -55,7 +55,7 @@ def main(args: Args) -> None:
     started = time.perf_counter()
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
     use_compilation_cache()
-    colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    colours = (sys.stdout.isatty() or "FORCE_COLOR" in os.environ) and "NO_COLOR" not in os.environ
     target, drafter, tokenizer = eagle_jax.load_demo(args.head)
     prompt = chat_ids(tokenizer, [{"role": "user", "content": args.prompt}])
     options: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "key": args.seed}
@@ -77,15 +77,17 @@ def main(args: Args) -> None:
 
     name = args.head.replace("eagle", "EAGLE-")
     legend = f"{name}: accepted drafts are green" if colours else name
+    seen = []
     for label, head in ((legend, drafter), ("Plain decoding", None)):
         print(paint(f"--- {label}", DIM, colours), flush=True)
-        show(watch(head), tokenizer, colours)
+        seen.append(show(watch(head), tokenizer, colours))
 
     outputs = {path: complete(head) for path, head in paths.items()}
     calls = {path: functools.partial(complete, head) for path, head in paths.items()}
     seconds = time_interleaved(calls, args.repetitions)
     rates = {path: len(outputs[path].tokens[0]) / seconds[path] for path in paths}
-    identical = outputs["eagle"].tokens == outputs["vanilla"].tokens
+    # What was shown as well as what was timed.
+    identical = outputs["eagle"].tokens == outputs["vanilla"].tokens == seen[:1] == seen[1:]
     result = {
         "identical": identical,
         "tau": round(outputs["eagle"].tau, 3),
@@ -110,13 +112,14 @@ def compile_at_once(calls: list[Callable[[], object]]) -> None:
         thread.join()
 
 
-def show(chunks: Iterator[eagle_jax.StreamChunk], tokenizer: Any, colours: bool) -> None:
-    """Prints tokens as they come, accepted drafted ones in colour."""
+def show(chunks: Iterator[eagle_jax.StreamChunk], tokenizer: Any, colours: bool) -> list[int]:
+    """Prints tokens as they come, accepted drafted ones in colour; returns them."""
     text = TextStream(tokenizer)
     for chunk in chunks:
         drafted = text.feed(chunk.tokens[: chunk.drafted])
         print(paint(drafted, GREEN, colours) + text.feed(chunk.tokens[chunk.drafted :]), end="", flush=True)
     print(text.rest() + "\n")
+    return text.tokens
 
 
 def paint(text: str, colour: str, colours: bool) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", ""))
 # Tiny programs spend their time in the compiler: without its optimisations the suite takes a third of the time.
-os.environ["XLA_FLAGS"] = (
-    f"{_flags} --xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0".strip()
-)
+# `tests/test_full_optimisation.py` runs some of it again with them.
+_level = "" if "EAGLE_JAX_TESTS_OPTIMISED" in os.environ else "--xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = f"{_flags} --xla_force_host_platform_device_count=4 {_level}".strip()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test needs the network; one that tries fails at once
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

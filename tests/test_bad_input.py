@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import eagle_jax
@@ -32,8 +33,9 @@ def nothing_is_compiled():
         ([[-1]], r"prompts\[0\]\[0\]=-1 lies outside"),
         ([[0.5]], "integer token ids"),
         ([[[1]]], "flat list"),
+        ([[1, [2, 3]]], "flat list"),
     ],
-    ids=["none", "nothing", "text", "flat", "empty", "outside", "negative", "float", "nested"],
+    ids=["none", "nothing", "text", "flat", "empty", "outside", "negative", "float", "nested", "ragged"],
 )
 def test_prompts(prompts, message):
     with pytest.raises(ValueError, match=message):
@@ -54,6 +56,13 @@ def test_prompts(prompts, message):
         (dict(temperature=1.0, key=0, min_p=2.0), "min_p=2.0"),
         (dict(eos_ids=[12]), "eos_ids: 12 lies outside the vocabulary"),
         (dict(eos_ids=[[1], [2]]), "2 sets for 1 prompts"),
+        (dict(eos_ids=3.5), "eos_ids=3.5 must be a token id, a list"),
+        (dict(eos_ids=[None]), r"eos_ids=\[None\] must be"),
+        (dict(eos_ids="2"), "eos_ids='2' must be"),
+        (dict(eos_ids=True), "eos_ids=True must be"),
+        (dict(temperature=1.0, key=0, top_k=float("nan")), "top_k=nan must be an integer"),
+        (dict(temperature=1.0, key=0, top_k=2**40), "top_k=1099511627776 must be an integer"),
+        (dict(temperature=1.0, key=2**70), "must fit 64 bits"),
         (dict(max_new_tokens=2.5), "max_new_tokens=2.5 .*must be an integer"),
         (dict(max_new_tokens=None), "max_new_tokens=None .*must be an integer"),
         (dict(temperature=None), "temperature=None must be a number"),
@@ -75,6 +84,24 @@ def test_paths_where_loaded_things_belong():
         eagle_jax.generate("path", None, GOOD)
     with pytest.raises(ValueError, match=r"drafter is a str: pass what eagle_jax\.load_drafter returns, or None"):
         eagle_jax.generate(tiny_target(), "path", GOOD)
+
+
+def test_what_a_head_is_loaded_with():
+    with pytest.raises(ValueError, match=r"target is a str: pass what eagle_jax\.load_target returns"):
+        eagle_jax.load_drafter("head", "path/of/target")
+    head = tiny_head("eagle3", TreeConfig.chain(2))
+    with pytest.raises(ConfigError, match=r"tree=59 must be an eagle_jax\.TreeConfig"):
+        head.with_tree(59)
+
+
+def test_arrays_are_welcome_where_lists_are():
+    request = api._prepare(
+        tiny_target(), None, jnp.array([[1, 2, 3]]), jnp.array([4]), api.make_sampling(), jnp.array([5, 2]), None
+    )
+    prompts, _, budget, stops, _ = request.arrays
+    assert prompts[0, :3].tolist() == [1, 2, 3]
+    assert budget.tolist() == [4]
+    assert stops.tolist() == [[5, 2, -1, -1]]
 
 
 def test_stream_refuses_at_the_call():

@@ -34,6 +34,7 @@ SHORTER = {
     "infer.demo": "--max-new-tokens 16 --repetitions 1",
     "infer.aot": "--layers 2 --no-plain",
     "infer.bench": "--limit 1 --max-new-tokens 16 --repeats 1",
+    "infer.profile": "--turns 2 --repeats 1",
 }
 
 
@@ -83,6 +84,7 @@ def test_programs_run(command, shared):
     run = subprocess.run(
         [sys.executable, *words[1:], *SHORTER[words[2]].split()],
         cwd=REPOSITORY,
+        env=os.environ | {"EAGLE_JAX_TASKS": str(shared / "data" / "tasks")},
         capture_output=True,
         text=True,
         check=False,

@@ -157,7 +157,9 @@ def main(args: Args) -> None:
         logging.info("%s", json.dumps(history[-1]))
     head = state.head if scale is None else training.fold_scale(state.head, scale)
     params = {"head": head} if d2t is None else {"head": head, "d2t": d2t}
-    save_head_checkpoint(config, params, args.out, args.dtype)
+    # Official EAGLE-1/2 files carry a copy of the target's embedding, EAGLE-3 files do not.
+    embedding = target_params["embed_tokens"]["embedding"] if config.kind == "eagle1" else None
+    save_head_checkpoint(config, params, args.out, args.dtype, embedding=embedding)
     log = [{"args": dataclasses.asdict(args)}, *history]
     (args.out / "log.jsonl").write_text("".join(json.dumps(line, default=str) + "\n" for line in log), encoding="utf-8")
 

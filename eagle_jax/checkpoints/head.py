@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Sequence
 
@@ -79,6 +80,8 @@ def load_head_checkpoint(
         except ConfigError as error:
             raise CheckpointError(f"{where}: {error}") from error
         if rope_theta is not None:
+            if isinstance(rope_theta, bool | str) or not 0 < rope_theta < math.inf:
+                raise CheckpointError(f"rope_theta={rope_theta!r} must be a positive number")
             rope = dataclasses.replace(config.layer.rope, theta=float(rope_theta))
             config = dataclasses.replace(config, layer=dataclasses.replace(config.layer, rope=rope))
         # Some published EAGLE-1/2 heads ship the target's lm_head, which is what they read anyway.

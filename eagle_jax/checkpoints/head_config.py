@@ -67,6 +67,7 @@ def head_config(
       CheckpointError: a configuration that is not that of a head at all.
     """
     check_supported(values, where)
+    _refuse_other_methods(values, where)
     _refuse_sliding_window(values, target, where)
 
     def switch(key: str, tensor: str) -> bool:
@@ -109,6 +110,14 @@ def head_config(
         norm_before_residual=bool(values.get("norm_before_residual", False)),
         **common,
     )
+
+
+def _refuse_other_methods(values: Mapping[str, Any], where: str) -> None:
+    """Projects name the same head in many ways (LlamaForCausalLMEagle3, Eagle3Speculator, LlamaForCausalLM, ...)."""
+    names = [str(name) for name in values.get("architectures") or ()]
+    known = ("eagle", "llama", "mistral", "qwen")
+    if names and not any(part in name.lower() for name in names for part in known):
+        raise CheckpointError(f"{where}: {', '.join(names)} is no EAGLE head with a Llama-like layer")
 
 
 def _kind(values: Mapping[str, Any], stored: Mapping[str, TensorInfo]) -> Literal["eagle1", "eagle3"]:
@@ -165,7 +174,9 @@ def _taps(
     named = [tuple(int(i) + 1 for i in outputs_of)] if outputs_of else []
     named += [tuple(int(i) for i in entering)] if entering else []
     if override is not None:
-        chosen = tuple(int(tap) for tap in override)
+        if not isinstance(override, Sequence) or not all(isinstance(tap, int) for tap in override):
+            raise CheckpointError(f"taps={override!r} must be a list of hidden-state indices, such as (2, 16, 29)")
+        chosen = tuple(override)
     elif len(set(named)) > 1:
         raise CheckpointError(
             f"{where}: its two lists of layer ids name different hidden states, {named[0]} and {named[1]} (numbered "

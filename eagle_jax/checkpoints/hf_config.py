@@ -76,6 +76,8 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
         architecture=architecture,
     )
     if max_position is not None:
+        if isinstance(max_position, bool) or not isinstance(max_position, int):
+            raise CheckpointError(f"max_position={max_position!r} must be an integer, or None")
         if not 0 < max_position <= config.max_position:
             raise CheckpointError(
                 f"max_position={max_position} must be 1 to {config.max_position}, the context length in {where}"
@@ -106,7 +108,7 @@ def layer_sizes(values: Mapping[str, Any], where: str, **fields: Any) -> Decoder
             head_dim=hidden // heads if values.get("head_dim") is None else required("head_dim"),
             rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
             rope=rope_config(values, where),
-            max_position=int(values.get("max_position_embeddings", 2048)),
+            max_position=context_length(values, where),
             eos_ids=token_ids(values.get("eos_token_id")),
             bos_id=next(iter(token_ids(values.get("bos_token_id"))), None),
             **fields,
@@ -187,6 +189,19 @@ def rope_config(values: Mapping[str, Any], where: str) -> RopeConfig:
     )
 
 
+def context_length(values: Mapping[str, Any], where: str) -> int:
+    """Tokens the model was made for: `max_position_embeddings`, stretched by the scalings that do not count in it.
+
+    "linear" and "dynamic" stretch it by their factor (Vicuna-16k says 4096 and 4), yarn where a config keeps the
+    original length (Qwen2.5 says 32768 and 4); a llama3 config gives the stretched length already.
+    """
+    length = int(values.get("max_position_embeddings", 2048))
+    rope = rope_config(values, where)
+    if rope.kind in ("linear", "dynamic"):
+        return int(length * rope.factor)
+    return max(length, int(rope.original_max_position * rope.factor)) if rope.kind == "yarn" else length
+
+
 def _refuse_sliding_window(values: Mapping[str, Any], architecture: str, config: DecoderConfig, where: str) -> None:
     if architecture == "LlamaForCausalLM":
         return
@@ -255,13 +270,21 @@ def common_keys(config: DecoderConfig, dtype: str) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": config.rms_norm_eps,
-        "max_position_embeddings": config.max_position,
+        "max_position_embeddings": _unstretched(config),
         "rope_theta": config.rope.theta,
         "rope_scaling": rope_scaling(config.rope),
         "bos_token_id": config.bos_id,
         "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
         "torch_dtype": dtype,
     }
+
+
+def _unstretched(config: DecoderConfig) -> int:
+    """`max_position_embeddings` of which `context_length` makes the context again."""
+    rope = config.rope
+    if rope.kind == "dynamic":
+        return rope.original_max_position
+    return int(config.max_position / rope.factor) if rope.kind == "linear" else config.max_position
 
 
 def rope_scaling(rope: RopeConfig) -> dict[str, Any] | None:

@@ -36,6 +36,8 @@ def checkpoint_directory(
     Raises:
       CheckpointError: no such directory, no such repository or revision, no access, or no network.
     """
+    if not isinstance(path_or_id, str | os.PathLike):
+        raise CheckpointError(f"{path_or_id!r} is neither a directory nor the name of a repository on the hub")
     local = _existing_directory(path_or_id)
     if local is not None:
         return local

@@ -262,6 +262,16 @@ def test_rope_theta_override(tmp_path):
     assert load(tmp_path, *eagle3(), rope_theta=10000)[0].layer.rope.theta == 10000.0
 
 
+@pytest.mark.parametrize("theta", [-1.0, 0, float("nan")])
+def test_rope_theta_must_be_positive(theta, tmp_path):
+    with pytest.raises(CheckpointError, match=r"rope_theta=.* must be a positive number"):
+        load(tmp_path, *eagle3(), rope_theta=theta)
+
+
+def test_a_head_of_another_method(tmp_path):
+    assert "MedusaModel is no EAGLE head" in message_of(tmp_path, *eagle3(architectures=["MedusaModel"]))
+
+
 class TestAnotherTarget:
     @pytest.mark.parametrize("make", [eagle1, eagle3])
     def test_vocabulary(self, make, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eagle_jax.checkpoints import CheckpointError
-from eagle_jax.checkpoints.hf_config import decoder_config, rope_config
+from eagle_jax.checkpoints.hf_config import decoder_config, hf_config, rope_config
 from eagle_jax.config import RopeConfig
 
 SIZES = {
@@ -149,6 +149,25 @@ class TestSlidingWindow:
     def test_impossible_cap(self, cap):
         with pytest.raises(CheckpointError, match=f"max_position={cap} must be 1 to 8192"):
             read(LLAMA, max_position=cap)
+
+
+@pytest.mark.parametrize(
+    ("rope", "base", "length"),
+    [
+        ({"type": "linear", "factor": 4.0}, 4096, 16384),  # Vicuna-16k
+        ({"type": "dynamic", "factor": 4.0}, 2048, 8192),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 32768, 131072),  # Qwen2.5
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072, 131072),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}, 131072, 131072),
+    ],
+)  # fmt: skip
+def test_scaled_context_lengths(rope, base, length):
+    """What the scaling stretches the context to, whether or not the config counts it in; and back."""
+    config = read(LLAMA | {"max_position_embeddings": base, "rope_scaling": rope})
+    assert config.max_position == length
+    again = decoder_config(hf_config(config, "float32"), "again")
+    assert (again.max_position, again.rope) == (config.max_position, config.rope)
 
 
 @pytest.mark.parametrize(

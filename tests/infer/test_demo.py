@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from eagle_jax import StreamChunk
 from infer import demo
 from tests.infer.conftest import ByteTokenizer
 
@@ -29,6 +30,24 @@ def test_the_last_line_is_one_json_object(pair, capsys):
 def test_the_text_does_not_depend_on_the_drafter_at_temperature_one(pair, capsys):
     demo.main(demo.Args(prompt="x", head="eagle2", max_new_tokens=12, temperature=1.0, seed=5, repetitions=1))
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["identical"] is True
+
+
+def test_accepted_drafts_are_green(capsys):
+    """Of a stream whose second chunk has two accepted tokens and one of the target's own."""
+    chunks = [StreamChunk([*b"a"], 0), StreamChunk([*b"bcd"], 2), StreamChunk([*b"e"], 1)]
+    assert demo.show(iter(chunks), ByteTokenizer(), True) == [*b"abcde"]
+    assert capsys.readouterr().out == f"a{demo.GREEN}bc{demo.RESET}d{demo.GREEN}e{demo.RESET}\n\n"
+
+
+def test_a_terminal_shows_colours(pair, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    demo.main(demo.Args(prompt="def f(", max_new_tokens=24, repetitions=1))
+    out = capsys.readouterr().out
+    assert "accepted drafts are green" in out
+    assert "\x1b" in out
+    monkeypatch.setenv("NO_COLOR", "1")
+    demo.main(demo.Args(prompt="def f(", max_new_tokens=4, repetitions=1))
+    assert "\x1b" not in capsys.readouterr().out
 
 
 def test_split_characters_wait_for_their_second_half():

@@ -1,0 +1,183 @@
+"""Says where the time of one cycle goes on this machine.
+
+    python -m infer.profile
+    python -m infer.profile --target PATH --head PATH --tree 6,10,59
+
+Every part runs alone, many times inside one compiled loop, so that no host time is counted: the plain step and the
+whole cycle; of the cycle drafting, the target's pass over the tree, the head's update and the commit; of the target's
+pass its matrix products alone, the least that a pass over these weights can cost here. The parts are measured in turns,
+the median counts; compiled apart from each other they need not add up to the cycle exactly. Prints a table and, last,
+one JSON object.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import tyro
+
+import eagle_jax
+from eagle_jax import api
+from eagle_jax.cache import commit
+from eagle_jax.costs import flops
+from eagle_jax.generate import prefill, step
+from eagle_jax.measure import machine, time_interleaved, use_compilation_cache
+from eagle_jax.tree import ancestor_mask, node_depths
+from eagle_jax.types import GenerateState, Params, Verified
+from infer.bench import parse_tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    """Arguments of the program.
+
+    Attributes:
+      target, head: paths or hub ids; default is the bundled pair with the head `bundled`. dtype: of the weights.
+      tree: depth,top_k,num_nodes; default is the bundled head's own, or 6,10,59.
+      context: tokens in the cache. batch: rows. turns: cycles per measurement. repeats: measurements.
+    """
+
+    target: str | None = None
+    head: str | None = None
+    bundled: Literal["eagle2", "eagle3"] = "eagle2"
+    dtype: str = "float32"
+    tree: str | None = None
+    context: int = 128
+    batch: int = 1
+    turns: int = 16
+    repeats: int = 9
+
+
+def main(args: Args) -> dict[str, Any]:
+    """Measures and prints; returns what it prints last."""
+    if (args.target is None) != (args.head is None):
+        raise ValueError("--target and --head belong together; without both the bundled pair is profiled")
+    use_compilation_cache()
+    if args.target is None or args.head is None:
+        target, head, _ = eagle_jax.load_demo(args.bundled)
+    else:
+        target = eagle_jax.load_target(args.target, args.dtype)
+        head = eagle_jax.load_drafter(args.head, target)
+    head = head.with_tree(parse_tree(args.tree)) if args.tree else head
+
+    parts = programs(target, head, args)
+    for call in parts.values():
+        call()  # compiles
+    seconds = time_interleaved(parts, args.repeats)
+    times = {name: round(1000 * value / args.turns, 4) for name, value in seconds.items()}
+    rows = head.tree.num_nodes + 1
+    per_pass = pass_flops(target, args.batch, rows)
+    rate = per_pass / (times["target pass"] / 1000) / 1e9
+    print(
+        f"One cycle of {target.name} with {head.name}: {rows} rows, {args.batch} x {args.context} tokens in the cache\n"
+    )
+    print("| part | ms | of a plain step |\n|---|---:|---:|")
+    for name, value in times.items():
+        print(f"| {name} | {value:.3f} | {value / times['plain step']:.2f} |")
+    print(f"\nThe target's pass does {per_pass / 1e9:.3f} GFLOP, {rate:.0f} GFLOP/s. A cycle pays from a tau of "
+          f"{times['cycle'] / times['plain step']:.2f}.\nMachine: {machine()}")  # fmt: skip
+    report = {"ms": times, "gflop_per_pass": per_pass / 1e9, "gflop_per_second": round(rate, 1),
+              "break_even_tau": round(times["cycle"] / times["plain step"], 3), "machine": machine(),
+              "settings": dataclasses.asdict(args)}  # fmt: skip
+    print(json.dumps(report))
+    return report
+
+
+def programs(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> dict[str, Callable[[], Any]]:
+    """Every part as a call that does it `args.turns` times and returns when that is done."""
+    prompts = jax.random.randint(jax.random.key(0), (args.batch, args.context), 0, target.config.vocab_size).tolist()
+    budget = args.turns * (head.tree.depth + 1) + 1
+    sampling = api.make_sampling()
+
+    def start(drafter: eagle_jax.DraftHead | None) -> tuple[Params, GenerateState, dict[str, Any]]:
+        request = api._prepare(target, drafter, prompts, budget, sampling, (), None)
+        run = jax.jit(functools.partial(prefill, sampling=sampling, **request.options))
+        fns = {name: request.options[name] for name in ("target", "drafter")}
+        return request.params, run(request.params, *request.arrays), fns
+
+    def repeat(body: Callable[[Params, Any], Any], params: Params, carry: Any) -> Callable[[], Any]:
+        """The loop's carry goes through every turn, so that none can be left out or moved out of the loop."""
+
+        def loop(params: Params, carry: Any) -> Any:
+            return jax.lax.fori_loop(0, args.turns, lambda _, carry: body(params, carry), carry)
+
+        program = jax.jit(loop)
+        return lambda: jax.block_until_ready(program(params, carry))
+
+    def cycle(fns: dict[str, Any]) -> Callable[[Params, GenerateState], GenerateState]:
+        return lambda params, state: step(params, state, sampling=sampling, **fns)[0]
+
+    plain_params, plain_state, plain_fns = start(None)
+    params, state, fns = start(head)
+    fn, drafter = fns["target"], fns["drafter"]
+    tree, _ = jax.jit(drafter.draft)(params, state.drafter, state.root, state.keys, sampling)
+    mask = ancestor_mask(tree.parents, drafter.depth)
+    positions = state.cache.length[:, None] + node_depths(mask)
+
+    def draft(params: Params, drafted: Any) -> Any:
+        found, drafted = drafter.draft(params, drafted, state.root, state.keys, sampling)
+        # The next turn depends on this one's last node; by nothing that could change a token.
+        return drafted._replace(hidden=drafted.hidden + 1e-30 * found.scores[:, -1:].astype(drafted.hidden.dtype))
+
+    def verify(params: Params, tokens: jax.Array) -> jax.Array:
+        out = fn.forward(params["target"], tokens, positions, mask, state.cache, drafter.taps)
+        return jnp.argmax(fn.logits(params["target"], out.hidden), axis=-1).astype(jnp.int32)
+
+    out = jax.jit(lambda p: fn.forward(p, tree.tokens, positions, mask, state.cache, drafter.taps))(params["target"])
+    width = drafter.depth + 1
+    one = jnp.ones((args.batch,), jnp.int32)
+    path = jnp.zeros((args.batch, width), jnp.int32)
+
+    def extend(params: Params, drafted: Any) -> Any:
+        tokens, features = tree.tokens[:, :1].repeat(width, 1), out.features[:, :1].repeat(width, 1)
+        return drafter.update(params, drafted, Verified(tokens, tokens, features, drafted.cache.length, one))
+
+    rows = jnp.ones((args.batch * (drafter.num_nodes + 1), 1), jnp.float32)
+    return {
+        "plain step": repeat(cycle(plain_fns), plain_params, plain_state),
+        "cycle": repeat(cycle(fns), params, state),
+        "draft": repeat(draft, params, state.drafter),
+        "target pass": repeat(verify, params, tree.tokens),
+        "its products alone": repeat(lambda p, x: products(p["target"], x), params, rows),
+        "head update": repeat(extend, params, state.drafter),
+        "commit": repeat(lambda _, cache: commit(cache, out.new, one, path), params, state.cache),
+    }
+
+
+def matrices(params: Params) -> list[jax.Array]:
+    """The kernels of a model's linear layers, [in, out] each, in no particular order."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    found = [leaf for path, leaf in leaves if path[-1].key == "kernel"]
+    if "lm_head" not in params:
+        found.append(params["embed_tokens"]["embedding"].T)
+    return found
+
+
+def products(params: Params, x: jax.Array) -> jax.Array:
+    """All matrix products of one pass over x.shape[0] tokens and nothing else; each waits for the one before it."""
+    for kernel in matrices(params):
+        wide = jnp.broadcast_to(x, (x.shape[0], kernel.shape[0])).astype(kernel.dtype)
+        x = jnp.dot(wide, kernel, preferred_element_type=jnp.float32).max(axis=-1, keepdims=True) * 1e-3
+    return x
+
+
+def pass_flops(target: eagle_jax.Target, batch: int, rows: int) -> float:
+    """Floating-point operations of the matrix products of one pass over `rows` tokens per row of the batch."""
+    x = jax.ShapeDtypeStruct((batch * rows, 1), jnp.float32)
+    return flops(jax.make_jaxpr(products)(target.params, x))
+
+
+if __name__ == "__main__":
+    try:
+        main(tyro.cli(Args, description=__doc__))
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("\nInterrupted.")

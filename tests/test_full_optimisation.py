@@ -1,0 +1,31 @@
+"""The proofs again in programs compiled as users compile them: elsewhere the suite lowers the compiler's effort."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+GENERATE = "tests/test_generate.py"
+CASES = {
+    "golden": "tests/golden -k test_every_run",
+    "trees": f"{GENERATE} -k 'of_plain_decoding and (k10n59 or static)'",
+    "rows": f"{GENERATE} -k 'adding_a_row'",
+    "sharded": "tests/test_sharding.py -k 'text_is_the_same or sampling_and_plain'",
+}
+FAST = ("rows",)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in CASES])
+def test_proofs_hold_in_optimised_programs(name, repository):
+    flags = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    environment = flags | {"EAGLE_JAX_TESTS_OPTIMISED": "1"}
+    command = f"{sys.executable} -m pytest -q -m 'not slow' -p no:cacheprovider {CASES[name]}"
+    run = subprocess.run(
+        command, shell=True, capture_output=True, text=True, cwd=repository, env=environment, check=False
+    )
+    assert run.returncode == 0, run.stdout
+    assert " passed" in run.stdout.splitlines()[-1]
+    assert "skipped" not in run.stdout.splitlines()[-1]
