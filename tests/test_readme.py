@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import shlex
@@ -100,6 +101,32 @@ def test_the_tree_lists_what_is_there():
     package = REPOSITORY / "eagle_jax"
     there = {path.name for path in package.iterdir() if path.suffix in ("", ".py") and not path.name.startswith("_")}
     assert listed == there
+
+
+def measured_rows(report: dict) -> list[str]:
+    """The rows of the README's table that a kept result of `infer.bench` makes."""
+    results, temperature = report["results"], report["settings"]["temperature"]
+    rows = []
+    for task, plain in results["vanilla"].items():
+        heads = [results[name][task] for name in ("eagle2", "eagle3")]
+        cells = [f"{head['speedup']:.2f}x (tau {head['tau']:.2f}, {head['identical']})" for head in heads]
+        cells.append(f"{results['transformers'][task]['speedup']:.2f}x")
+        rows.append(f"| {temperature:g} | {task} | {plain['tok_s']:.0f} tokens/s | {' | '.join(cells)} |")
+    means = [f"**{report['mean_speedup'][name]:.2f}x**" for name in ("eagle2", "eagle3")]
+    means.append(f"{report['mean_speedup']['transformers']:.2f}x")
+    return [*rows, f"| {temperature:g} | mean | | {' | '.join(means)} |"]
+
+
+def test_the_measured_table_is_what_was_measured():
+    """Every row stands in a kept result file, printed by the command that the README names, on one machine."""
+    reports = [
+        json.loads(path.read_text()) for path in sorted((REPOSITORY / "docs" / "measured").glob("bench_t*.json"))
+    ]
+    table = [line for line in README.splitlines() if re.match(r"\| [\d.]+ \|", line)]
+    assert table == [row for report in reports for row in measured_rows(report)]
+    assert len({report["machine"] for report in reports}) == 1
+    assert reports[0]["machine"] in README
+    assert {report["settings"]["limit"] for report in reports} == {10}
 
 
 def test_links_lead_somewhere():

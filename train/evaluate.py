@@ -2,7 +2,9 @@
 
     python -m train.evaluate --target runs/target/checkpoint --head runs/eagle3 --heldout runs/data/heldout.npz
 
-The prompts are of the split that no program here trains on. Prints one line per measurement and, last, one JSON object.
+The prompts are of the split that no program here trains on. `mass` is what no head can change: the average probability that
+the target gives to its 1, 2, 3, ... best tokens where it writes, at that temperature. Prints one line per measurement and,
+last, one JSON object.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ import logging
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import eagle_jax
 from eagle_jax.training.corpus import SOURCES, Corpus
+from eagle_jax.types import Params
 from train import arguments
 
 
@@ -69,6 +73,8 @@ def main(args: Args) -> None:
         for temperature in args.temperatures:
             out = decode(drafter, prompts, temperature)
             record: dict[str, object] = {"prompts": name, "temperature": temperature, "tau": round(out.tau, 3)}
+            if temperature > 0:
+                record["mass"] = mass(target, prompts, out.tokens, temperature)
             record |= {"replies": len(prompts), "tokens": sum(map(len, out.tokens)), "cycles": int(out.cycles.sum())}
             if args.compare:
                 same = sum(a == b for a, b in zip(out.tokens, decode(None, prompts, temperature).tokens, strict=True))
@@ -76,6 +82,29 @@ def main(args: Args) -> None:
             results.append(record)
             logging.info("%s", json.dumps(record))
     print(json.dumps({"head": str(args.head), "tree": args.tree, "results": results}))
+
+
+def mass(
+    target: eagle_jax.Target, prompts: list[list[int]], replies: list[list[int]], temperature: float, best: int = 4
+) -> list[float]:
+    """Average probability of the target's 1..`best` likeliest tokens at every position of its replies."""
+
+    @jax.jit
+    def top(params: Params, tokens: jax.Array) -> jax.Array:
+        length = tokens.shape[1]
+        out = target.fn.forward(
+            params, tokens, jnp.arange(length)[None], jnp.tril(jnp.ones((length, length), bool)), None
+        )
+        law = jax.nn.softmax(target.fn.logits(params, out.hidden[0]) / temperature)
+        return jnp.cumsum(jax.lax.top_k(law, best)[0], axis=-1)
+
+    width = max(len(prompt) + len(reply) for prompt, reply in zip(prompts, replies, strict=True))
+    found = []
+    for prompt, reply in zip(prompts, replies, strict=True):
+        text = np.zeros((1, width), np.int32)
+        text[0, : len(prompt) + len(reply)] = prompt + reply
+        found.append(np.asarray(top(target.params, jnp.asarray(text)))[len(prompt) - 1 :][: len(reply)])
+    return np.concatenate(found).mean(axis=0).round(4).tolist()
 
 
 if __name__ == "__main__":
