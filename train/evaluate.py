@@ -2,9 +2,9 @@
 
     python -m train.evaluate --target runs/target/checkpoint --head runs/eagle3 --heldout runs/data/heldout.npz
 
-The prompts are of the split that no program here trains on. `mass` is what no head can change: the average probability that
-the target gives to its 1, 2, 3, ... best tokens where it writes, at that temperature. Prints one line per measurement and,
-last, one JSON object.
+The prompts are of the split that no program here trains on. `mass` is what no head can change: the average probability
+that the target gives to its 1, 2, 3, ... best tokens where it writes, at that temperature. Prints one line per
+measurement and, last, one JSON object.
 """
 
 from __future__ import annotations
