@@ -56,17 +56,20 @@ def test_tensor_parallel_two_layers(repository):
     assert result["collective_mb_per_cycle"] < 40
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @needs_libtpu
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("model", "topology", "batch", "weights"),
     [
         ("llama-3.1-8b", "v6e:1x1", 1, 16.91),
-        ("llama-3.1-8b", "v5e:2x2", 1, 16.91 / 4),
-        ("llama-3.1-8b", "v5p:2x2x1", 8, 16.91 / 4),
-        ("llama-3.3-70b", "v5p:2x2x1", 1, 143.9 / 4),
-        ("llama-3.3-70b", "v5p:2x2x4", 2, 143.9 / 8),
+        slow("llama-3.1-8b", "v5e:2x2", 1, 16.91 / 4),
+        slow("llama-3.1-8b", "v5p:2x2x1", 8, 16.91 / 4),
+        slow("llama-3.3-70b", "v5p:2x2x1", 1, 143.9 / 4),
+        slow("llama-3.3-70b", "v5p:2x2x4", 2, 143.9 / 8),
     ],
 )
 def test_whole_models(repository, model, topology, batch, weights):

@@ -104,7 +104,7 @@ def mass(
         text = np.zeros((1, width), np.int32)
         text[0, : len(prompt) + len(reply)] = prompt + reply
         found.append(np.asarray(top(target.params, jnp.asarray(text)))[len(prompt) - 1 :][: len(reply)])
-    return np.concatenate(found).mean(axis=0).round(4).tolist()
+    return np.concatenate(found).mean(axis=0, dtype=np.float64).round(4).tolist()
 
 
 if __name__ == "__main__":
