@@ -33,7 +33,7 @@ from eagle_jax.types import Drafter, GenerateState, Params, Sampling, TargetFn
 DEFAULT_TREE = TreeConfig()
 DEMO_TREE_CPU = TreeConfig(depth=4, top_k=2, num_nodes=7)
 """Best of those measured for the bundled pair on two CPU cores at temperature 0: a pass over eight tokens costs about
-as much as one and a half over one; at temperature 1 a tree of depth 3 with 5 nodes is level with it."""
+as much as one and a half over one. At temperature 1, where less is accepted, depth 3 with 5 nodes is the better tree."""
 
 SHAPES = ("slots", "max_tokens", "chunk")
 _generate = jax.jit(run_generate, static_argnames=("target", "drafter", "verify", *SHAPES))
@@ -249,7 +249,7 @@ def load_demo(
     """Loads the bundled pair: a small trained chat model, one of its two heads, and its tokenizer. Needs no network.
 
     Args:
-      head: which head; at present the EAGLE-2 head is the better trained one (model card).
+      head: which head; the two are level, the EAGLE-2 head a little ahead on two CPU cores (README, model card).
       tree: None takes the best tree measured for the platform (small on CPU, where width costs time).
 
     Returns:
