@@ -13,6 +13,8 @@ import functools
 import importlib.util
 import math
 import os
+import tempfile
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -242,11 +244,23 @@ class Report(NamedTuple):
         return max(self.traffic / chip.bandwidth, self.flops / chip.flops)
 
 
-def analyse(work: Workload, compiled: jax.stages.Compiled) -> Report:
-    """Reads the report off a compiled generate program (`lower_generate(work).compile()`)."""
+def compile_program(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, list[str]]:
+    """Compiles, and returns with the program the optimised HLO of every module that it became.
+
+    The compiler itself writes the HLO out: what jaxlib reads back from libtpu fails for v5p, where the SparseCores
+    gather the embedding asynchronously ("async-update instruction should have 1 operands").
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+        written = sorted(Path(folder).glob("module_*.jit_*after_optimizations.txt"))
+        return compiled, [path.read_text(encoding="utf-8") for path in written]
+
+
+def analyse(work: Workload, compiled: jax.stages.Compiled, texts: list[str]) -> Report:
+    """Reads the report off a compiled generate program: `compile_program(lower_generate(work))`."""
     jaxpr = trace_step(work)
     lengths = costs.loop_lengths(jaxpr)
-    program = costs.Program(compiled.as_text() or "")
+    program = costs.Program(texts[0])
     cycle = program.loop_body(LOOP)
     moved = dict.fromkeys(("all-reduce", "all-gather", "other"), 0.0)
     largest = 0.0
@@ -258,9 +272,8 @@ def analyse(work: Workload, compiled: jax.stages.Compiled) -> Report:
     spills = [
         move for move in writes if move.instruction.opcode == "copy-start" and not move.instruction.buffers[1].hbm
     ]
-    executable: Any = compiled.runtime_executable()
     return Report(
-        programs=len(executable.hlo_modules()),
+        programs=len(texts),
         memory=device_memory(compiled),
         weights=_local_bytes(work.params()),
         cache=2.0 * math.prod(work.cache_dims) * jnp.dtype(work.dtype).itemsize * work.config.num_layers,

@@ -26,7 +26,17 @@ os.environ |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # two of these may run side b
 import jax
 import tyro
 
-from eagle_jax.aot import Chip, Report, Workload, analyse, chip_of, lower_generate, mesh_for, topology_devices
+from eagle_jax.aot import (
+    Chip,
+    Report,
+    Workload,
+    analyse,
+    chip_of,
+    compile_program,
+    lower_generate,
+    mesh_for,
+    topology_devices,
+)
 from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.presets import eagle3_head, model
 from eagle_jax.sharding import AXES
@@ -114,16 +124,16 @@ def compile_one(name: str, work: Workload, chip: Chip, folder: Path | None) -> d
     lowered = lower_generate(work)
     lowering = time.perf_counter() - started
     try:
-        compiled = lowered.compile()
+        compiled, texts = compile_program(lowered)
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         print(f"{name}: does not compile: {reason}")
         return {"compiles": False, "fits": False, "reason": reason}
     seconds = time.perf_counter() - started
+    report = analyse(work, compiled, texts)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.hlo").write_text(compiled.as_text() or "", encoding="utf-8")
-    report = analyse(work, compiled)
+        (folder / f"{name}.hlo").write_text(texts[0], encoding="utf-8")
     show(name, report, chip, seconds, lowering)
     return {
         "compiles": True,

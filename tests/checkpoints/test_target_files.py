@@ -63,7 +63,7 @@ def assert_same(ours, theirs):
             for rope in (
                 RopeConfig(5e5, "llama3", 8.0, 16, low_freq_factor=0.5, high_freq_factor=3.0),
                 RopeConfig(1e4, "linear", 2.0),
-                RopeConfig(1e4, "dynamic", 4.0, 64),
+                RopeConfig(1e4, "dynamic", 4.0, 16),  # 16 x 4 is the context of CONFIG
                 RopeConfig(1e4, "yarn", 4.0, 16, beta_fast=20.0, attention_factor=1.1, truncate=False),
                 RopeConfig(1e4, "yarn", 4.0, 16, mscale=0.8, mscale_all_dim=0.9),
             )
