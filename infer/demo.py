@@ -108,8 +108,9 @@ def compile_at_once(calls: list[Callable[[], object]]) -> None:
     threads = [threading.Thread(target=call, daemon=True) for call in calls]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    while any(thread.is_alive() for thread in threads):
+        # Not a join without end: a signal that another thread receives would only be seen after it.
+        time.sleep(0.1)
 
 
 def show(chunks: Iterator[eagle_jax.StreamChunk], tokenizer: Any, colours: bool) -> list[int]:

@@ -71,7 +71,14 @@ def test_ctrl_c_ends_it_with_one_line(repository, tmp_path):
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "empty")}
     command = [sys.executable, "-m", "infer.demo", "--max-new-tokens", "200"]
     with subprocess.Popen(
-        command, cwd=repository, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=repository,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A suite that a shell runs in the background has SIGINT ignored, and its children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("Compiling for")
