@@ -72,7 +72,8 @@ def test_ctrl_c_ends_it_with_one_line(repository, tmp_path):
     # A suite that a shell runs in the background has SIGINT ignored, and its children would inherit that.
     start = (
         "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "sys.argv[1:] = ['--max-new-tokens', '200']; runpy.run_module('infer.demo', run_name='__main__')"
+        "sys.argv[1:] = ['--max-new-tokens', '200']; "
+        "runpy.run_module('infer.demo', run_name='__main__', alter_sys=True)"
     )
     command = [sys.executable, "-c", start]
     with subprocess.Popen(
