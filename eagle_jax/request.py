@@ -87,8 +87,8 @@ def _one_key(key: jax.Array | int | None) -> jax.Array:
     if key is None:
         return jax.random.key(0)
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
-        if not -(2**63) <= key < 2**63:
-            raise ValueError(f"key={key} must fit 64 bits")
+        if not 0 <= key < 2**32:
+            raise ValueError(f"key={key} must lie in 0 to 2**32 - 1: JAX keeps 32 bits of a seed")
         return jax.random.key(key)
     if isinstance(key, jax.Array | np.ndarray):
         if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():

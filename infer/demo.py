@@ -67,6 +67,8 @@ def main(args: Args) -> None:
     def watch(head: eagle_jax.DraftHead | None) -> Iterator[eagle_jax.StreamChunk]:
         return eagle_jax.stream(target, head, prompt, **options)
 
+    if args.repetitions < 1:
+        raise ValueError(f"--repetitions {args.repetitions} must be at least 1")
     watch(drafter)  # refuses bad arguments here, before any thread compiles
     print(f"Compiling for {machine()} ...", flush=True)
     compile_at_once(

@@ -57,6 +57,9 @@ class Args:
 
 def main(args: Args) -> dict[str, Any]:
     """Measures and prints; returns what it prints last."""
+    for name in ("context", "batch", "turns", "repeats"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name} {getattr(args, name)} must be at least 1")
     if (args.target is None) != (args.head is None):
         raise ValueError("--target and --head belong together; without both the bundled pair is profiled")
     use_compilation_cache()

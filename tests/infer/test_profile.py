@@ -30,6 +30,8 @@ def test_the_products_are_those_of_the_model(pair):
 def test_a_target_without_its_head_is_refused():
     with pytest.raises(ValueError, match="--target and --head belong together"):
         profile.main(profile.Args(target="x"))
+    with pytest.raises(ValueError, match="--turns 0 must be at least 1"):
+        profile.main(profile.Args(turns=0))
 
 
 def test_every_turn_does_its_work(pair):
