@@ -165,7 +165,10 @@ class TreeConfig:
       rank_by: "value" (cumulative log-probability, EAGLE-2) or "confidence" (the node's own): what the frontier is
         chosen by. The rerank always goes by value.
       rerank: keep the best `num_nodes` of all recorded candidates (EAGLE-2); False keeps the frontiers themselves.
-      rank_at_sampling_temperature: the head's log-probabilities are taken at the sampling temperature, not at 1.
+      sampled_ranking: what candidates are ranked by at temperature > 0 (at 0 all three are the same).
+        "draw": how likely each is the very token that the target will draw, whose noise the key tells beforehand; the
+        most is accepted. "law": the head's law at the sampling temperature. "untempered": its law at temperature 1, as
+        the papers' code ranks. The text is the same with all three.
 
     Raises:
       ConfigError: naming the bound that is broken.
@@ -177,14 +180,17 @@ class TreeConfig:
     parents: tuple[int, ...] | None = None
     rank_by: Literal["value", "confidence"] = "value"
     rerank: bool = True
-    rank_at_sampling_temperature: bool = False
+    sampled_ranking: Literal["draw", "law", "untempered"] = "draw"
 
     def __post_init__(self) -> None:
         if self.rank_by not in ("value", "confidence"):
             raise ConfigError(f"TreeConfig.rank_by={self.rank_by!r} must be 'value' or 'confidence'")
-        for name in ("rerank", "rank_at_sampling_temperature"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"TreeConfig.{name}={getattr(self, name)!r} must be True or False")
+        if self.sampled_ranking not in ("draw", "law", "untempered"):
+            raise ConfigError(
+                f"TreeConfig.sampled_ranking={self.sampled_ranking!r} must be 'draw', 'law' or 'untempered'"
+            )
+        if not isinstance(self.rerank, bool):
+            raise ConfigError(f"TreeConfig.rerank={self.rerank!r} must be True or False")
         if self.parents is not None:
             if self.rank_by != "value" or not self.rerank:
                 raise ConfigError(

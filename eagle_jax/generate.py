@@ -14,11 +14,8 @@ from jaxtyping import Array, Bool, Int, Key
 from eagle_jax.cache import commit
 from eagle_jax.sampling import draw
 from eagle_jax.tree import ancestor_mask, node_depths
-from eagle_jax.types import Drafter, GenerateState, Params, Sampling, StepInfo, TargetFn, Verified
+from eagle_jax.types import Chance, Drafter, GenerateState, Params, Sampling, StepInfo, TargetFn, Verified
 from eagle_jax.verify import VerifyFn, deterministic
-
-_DRAFT = 2**31 - 1
-"""A position that no generated token has: its fold is the root of the drafter's keys."""
 
 
 def required_slots(prompt_width: int, max_tokens: int, depth: int, chunk: int) -> int:
@@ -141,11 +138,8 @@ def step(
       `fold_in(state.keys[row], i)`.
     """
     cache, depth = state.cache, drafter.depth
-    # Sampled drafts must be independent of the target's own draws, which use fold_in(key, position).
-    draft_keys = jax.vmap(lambda key, index: jax.random.fold_in(jax.random.fold_in(key, _DRAFT), index))(
-        state.keys, state.num_tokens
-    )
-    tree, drafter_state = drafter.draft(params, state.drafter, state.root, draft_keys, sampling)
+    chance = Chance(state.keys, state.num_tokens)
+    tree, drafter_state = drafter.draft(params, state.drafter, state.root, chance, sampling)
     with jax.named_scope("verify"):
         mask = ancestor_mask(tree.parents, depth)
         positions = cache.length[:, None] + node_depths(mask)

@@ -95,5 +95,9 @@ def draw(logits: Float[Array, " V"], key: Key[Array, ""], index: Int[Array, ""],
     """
     if sampling.greedy:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    noise = jax.random.gumbel(jax.random.fold_in(key, index), logits.shape, jnp.float32)
-    return jnp.argmax(process_logits(logits, sampling) + noise, axis=-1).astype(jnp.int32)
+    return jnp.argmax(process_logits(logits, sampling) + noise(key, index, logits.size), axis=-1).astype(jnp.int32)
+
+
+def noise(key: Key[Array, ""], index: Int[Array, ""], vocab: int) -> Float[Array, " V"]:
+    """The Gumbel noise of the draw at generated position `index`: all the chance there is in that token."""
+    return jax.random.gumbel(jax.random.fold_in(key, index), (vocab,), jnp.float32)

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from eagle_jax.config import ConfigError
-from eagle_jax.types import Drafter, KVCache, NewKV, Params, Sampling, TargetFn, TargetOutput, Verified
+from eagle_jax.types import Chance, Drafter, KVCache, NewKV, Params, Sampling, TargetFn, TargetOutput, Verified
 
 DATA, TENSOR = AXES = ("data", "tensor")
 
@@ -196,8 +196,8 @@ def shard_drafter(drafter: Drafter, mesh: Mesh) -> Drafter:
     def init(params: Params, batch: int, slots: int) -> Any:
         return held(drafter.init(params, batch, slots))
 
-    def draft(params: Params, state: Any, root: Array, keys: Array, sampling: Sampling) -> tuple[Any, Any]:
-        tree, state = drafter.draft(params, state, root, keys, sampling)
+    def draft(params: Params, state: Any, root: Array, chance: Chance, sampling: Sampling) -> tuple[Any, Any]:
+        tree, state = drafter.draft(params, state, root, chance, sampling)
         return tree, held(state)
 
     def update(params: Params, state: Any, verified: Verified) -> Any:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -148,6 +149,29 @@ class Sampling(NamedTuple):
         return self.temperature is None
 
 
+class Chance(NamedTuple):
+    """The randomness of one cycle, as a drafter sees it.
+
+    The target draws the token of generated position i with `sampling.noise(keys, i)` (Gumbel noise, one number per
+    token) and with nothing else. A drafter may know that noise: the emitted text depends on it and on the target alone.
+
+    Attributes:
+      keys: [B] one PRNG key per row, the same in every cycle.
+      index: [B] int32, generated position of the next token; a node at depth d stands for position `index + d - 1`.
+    """
+
+    keys: Key[Array, " B"]
+    index: Int[Array, " B"]  # type: ignore[assignment]  # hides tuple.index, which nobody calls
+
+    def own_keys(self) -> Key[Array, " B"]:
+        """[B] keys that are new in every cycle and independent of the target's own draws, for sampled drafts."""
+        return jax.vmap(lambda key, index: jax.random.fold_in(jax.random.fold_in(key, _DRAFT), index))(*self)
+
+
+_DRAFT = 2**31 - 1
+"""A position that no generated token has: its fold is the root of the drafter's keys."""
+
+
 class Drafter(NamedTuple):
     """A drafting method: three pure functions, as an optax optimizer is two.
 
@@ -156,15 +180,14 @@ class Drafter(NamedTuple):
 
     Attributes:
       init: `(params, batch, slots) -> state`, before the prompt.
-      draft: `(params, state, root [B], keys [B], sampling) -> (DraftTree, state)`, shapes static whatever the context.
-        The keys are new in every cycle and independent of the target's own draws.
+      draft: `(params, state, root [B], chance, sampling) -> (DraftTree, state)`, shapes static whatever the context.
       update: `(params, state, verified) -> state`, fed every run of confirmed tokens: prompt chunks, accepted paths.
       taps: the target's hidden states that `update` wants as features, in `transformers` numbering.
       depth: D, drafted levels. num_nodes: N, drafted nodes.
     """
 
     init: Callable[[Params, int, int], Any]
-    draft: Callable[[Params, Any, Array, Array, Sampling], tuple[DraftTree, Any]]
+    draft: Callable[[Params, Any, Array, Chance, Sampling], tuple[DraftTree, Any]]
     update: Callable[[Params, Any, Verified], Any]
     taps: tuple[int, ...]
     depth: int

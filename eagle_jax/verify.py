@@ -1,8 +1,8 @@
 """Acceptance rules: from a tree and the target's logits to the accepted path.
 
 A rule is a function `(tree, logits, keys, index, sampling, depth) -> Acceptance` (`VerifyFn`). `deterministic` is
-exact for every tree whose nodes were chosen without chance; rules for sampled drafts read `tree.draft_log_probs`
-behind the same signature.
+exact for every tree: what it emits is a function of the target, the keys and the positions, and no tree can change it.
+Rules for drafts drawn with noise of their own read `tree.draft_log_probs` behind the same signature.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ def deterministic(
 
     The tokens have exactly the target's processed law, since every one of them is a draw from it; the tree only
     decides how many of them one pass can deliver. This is the law of the accept/reject loop of EAGLE-2's tree
-    (accept child x with p(x), else remove x and renormalise), and no lossless rule accepts more on a given
-    deterministic tree.
+    (accept child x with p(x), else remove x and renormalise), and no lossless rule accepts more on a tree that was
+    drafted without chance. Since the noise of every draw is fixed by key and position, the tree may also be drafted
+    with that very noise in view (`TreeConfig.sampled_ranking`): more is accepted, and the tokens stay the same.
 
     Args:
-      tree: drafted without chance; siblings carry different tokens.
+      tree: siblings carry different tokens.
       logits: the target's, at every row of the tree.
       keys: one per row of the batch. index: [B] tokens generated so far; the draw for token i uses `fold_in(key, i)`.
       depth: D, longest path of the tree.

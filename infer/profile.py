@@ -30,7 +30,7 @@ from eagle_jax.costs import flops
 from eagle_jax.generate import prefill, step
 from eagle_jax.measure import machine, time_interleaved, use_compilation_cache
 from eagle_jax.tree import ancestor_mask, node_depths
-from eagle_jax.types import GenerateState, Params, Verified
+from eagle_jax.types import Chance, GenerateState, Params, Verified
 from infer.bench import parse_tree
 
 
@@ -120,12 +120,13 @@ def programs(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) ->
     plain_params, plain_state, plain_fns = start(None)
     params, state, fns = start(head)
     fn, drafter = fns["target"], fns["drafter"]
-    tree, _ = jax.jit(drafter.draft)(params, state.drafter, state.root, state.keys, sampling)
+    chance = Chance(state.keys, state.num_tokens)
+    tree, _ = jax.jit(drafter.draft)(params, state.drafter, state.root, chance, sampling)
     mask = ancestor_mask(tree.parents, drafter.depth)
     positions = state.cache.length[:, None] + node_depths(mask)
 
     def draft(params: Params, drafted: Any) -> Any:
-        found, drafted = drafter.draft(params, drafted, state.root, state.keys, sampling)
+        found, drafted = drafter.draft(params, drafted, state.root, chance, sampling)
         # The next turn depends on this one's last node; by nothing that could change a token.
         return drafted._replace(hidden=drafted.hidden + 1e-30 * found.scores[:, -1:].astype(drafted.hidden.dtype))
 

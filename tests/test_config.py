@@ -77,7 +77,7 @@ class TestTree:
         for node, parent in enumerate(parents):
             assert depths[node] == (1 if parent == -1 else depths[parent] + 1)
             assert ranks[node] == parents[:node].count(parent)
-        assert dataclasses.replace(tree, rank_at_sampling_temperature=True).parents == tuple(parents)
+        assert dataclasses.replace(tree, sampled_ranking="law").parents == tuple(parents)
 
     def test_the_static_tree_of_eagle1(self):
         tree = TreeConfig.static(EAGLE1_PARENTS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,8 @@ import pytest
 import eagle_jax
 from eagle_jax import api
 from eagle_jax.config import TreeConfig
-from eagle_jax.drafters.eagle import Frontier, HeadFns, _run_frontier
+from eagle_jax.drafters.eagle import SPREAD, Frontier, HeadFns, _run_frontier
+from eagle_jax.types import Chance
 from tests import oracles
 from tests.models import random_prompts, tiny_head, tiny_target
 
@@ -18,7 +21,8 @@ SWITCHES = {
     "eagle2": {},
     "confidence": {"rank_by": "confidence"},
     "no-rerank": {"rerank": False},
-    "sampling-temperature": {"rank_at_sampling_temperature": True},
+    "law": {"sampled_ranking": "law"},
+    "untempered": {"sampled_ranking": "untempered"},
 }
 TEMPERATURE = 0.3
 PROMPT_SEEDS = range(4)
@@ -30,12 +34,13 @@ def drafted(head, seed=0, temperature=TEMPERATURE):
     request = api._prepare(tiny_target(), head, random_prompts([9], 12, seed=seed), 8, sampling, (), 0)
     state = api._prefill(request.params, *request.arrays, sampling=sampling, **request.options)
     draft = jax.jit(head.drafter.draft)
-    tree, _ = draft(request.params, state.drafter, state.root, state.keys, sampling)
-    return jax.device_get(tree), request.params, state.drafter
+    tree, _ = draft(request.params, state.drafter, state.root, Chance(state.keys, state.num_tokens), sampling)
+    return jax.device_get(tree), request.params, state
 
 
-def path_log_probs(head, params, state, temperature):
-    """Draft log-probabilities after a path of target ids: one head pass per token, no tree and no mask."""
+def path_log_probs(head, params, whole):
+    """Log-confidence of every next token after a path of target ids: one head pass per token, no tree and no mask."""
+    state = whole.drafter
     fns = HeadFns(head.config, head.target_fn, "float32")
     known = {}
 
@@ -55,8 +60,12 @@ def path_log_probs(head, params, state, temperature):
                     new if earlier is None else jnp.concatenate([old, new], axis=2)
                     for old, new in zip(earlier or (None, None), (out.keys, out.values), strict=True)
                 )
-            law = np.asarray(fns.log_probs(params, hidden, temperature))[0]
-            tokens = np.asarray(fns.to_target(params, jnp.arange(law.size)))
+            logits = np.asarray(fns.logits(params, hidden), np.float64)[0]
+            tokens = np.asarray(fns.to_target(params, jnp.arange(logits.size)))
+            law = oracles.log_softmax(logits if head.tree.sampled_ranking == "untempered" else logits / TEMPERATURE)
+            if head.tree.sampled_ranking == "draw":  # with the noise that the target's draw at this depth will have
+                key = jax.random.fold_in(whole.keys[0], int(whole.num_tokens[0]) + len(path))
+                law = oracles.log_softmax((law + np.asarray(jax.random.gumbel(key, (12,)))[tokens]) / SPREAD)
             known[path] = (hidden, earlier, dict(zip(tokens.tolist(), law.tolist(), strict=True)))
         return known[path]
 
@@ -68,10 +77,9 @@ def path_log_probs(head, params, state, temperature):
 def test_dynamic_trees_are_those_of_the_slow_version(kind, name):
     nodes = 20 if name == "no-rerank" else 36
     head = tiny_head(kind, TreeConfig(depth=5, top_k=4, num_nodes=nodes, **SWITCHES[name]), draft_vocab=10)
-    temperature = jnp.float32(TEMPERATURE) if name == "sampling-temperature" else None
     for seed in PROMPT_SEEDS:
         tree, params, state = drafted(head, seed)
-        law = path_log_probs(head, params, state, temperature)
+        law = path_log_probs(head, params, state)
         expected = oracles.grow_eagle2(
             law, depth=5, top_k=4, num_nodes=nodes, by_confidence=name == "confidence", rerank=name != "no-rerank"
         )
@@ -97,7 +105,7 @@ def test_a_full_vocabulary_head_may_permute_its_ids():
     head = tiny_head("eagle3", TreeConfig.chain(1))
     turned = dict(head.params, d2t=jnp.asarray((np.arange(12) + 5) % 12 - np.arange(12), jnp.int32))
     other = api.DraftHead.from_params(head.config, turned, tiny_target(), head.tree)
-    first, second = (int(drafted(which)[0].tokens[0, 1]) for which in (head, other))
+    first, second = (int(drafted(which, temperature=0.0)[0].tokens[0, 1]) for which in (head, other))
     assert second == (first + 5) % 12
 
 
@@ -106,9 +114,10 @@ def test_the_drafter_gets_keys_of_its_own_in_every_cycle():
     head = tiny_head("eagle1", TreeConfig.chain(1))
     seen = []
 
-    def spy(params, state, root, keys, sampling):
-        jax.debug.callback(lambda words: seen.append(tuple(np.asarray(words).ravel())), jax.random.key_data(keys))
-        return head.drafter.draft(params, state, root, keys, sampling)
+    def spy(params, state, root, chance, sampling):
+        words = jax.random.key_data(chance.own_keys())
+        jax.debug.callback(lambda words: seen.append(tuple(np.asarray(words).ravel())), words)
+        return head.drafter.draft(params, state, root, chance, sampling)
 
     request = api._prepare(tiny_target(), head, [[1, 2]], 6, api.make_sampling(1.0), (), 3)
     drafter = head.drafter._replace(draft=spy)
@@ -120,6 +129,35 @@ def test_the_drafter_gets_keys_of_its_own_in_every_cycle():
     jax.effects_barrier()
     assert len(seen) == int(state.cycles[0]) == len(set(seen))
     assert not set(seen) & draws
+
+
+@pytest.mark.parametrize("tree", [TreeConfig.chain(4), TreeConfig.static([-1, -1, 0, 0, 2, 4])])
+@pytest.mark.parametrize("law", [dict(temperature=1.0), dict(temperature=1.5, top_k=6, top_p=0.9, min_p=0.02)])
+def test_a_head_that_knew_the_targets_law_would_have_every_draw(tree, law, monkeypatch):
+    """Ranked by "draw", drafts whose law is the target's own are all accepted, at any temperature."""
+    table = 2.0 * jax.random.normal(jax.random.key(2), (12, 12))  # for both models: logits after each last token
+    own_forward, own_run = tiny_target().fn.forward, HeadFns.run
+
+    def forward(params, tokens, *rest):
+        return own_forward(params, tokens, *rest)._replace(hidden=jax.nn.one_hot(tokens, 16))
+
+    def run(self, params, tokens, *rest):
+        return own_run(self, params, tokens, *rest)._replace(states=jax.nn.one_hot(tokens, 16))
+
+    monkeypatch.setattr(HeadFns, "run", run)
+    fn = tiny_target().fn._replace(forward=forward, logits=lambda params, hidden: hidden[..., :12] @ table)
+    target = dataclasses.replace(tiny_target(), fn=fn)
+    settings = dict(max_new_tokens=41, eos_ids=(), key=5, **law)
+    accepted = {}
+    for ranking in ("draw", "law"):
+        shape = dataclasses.replace(tree, sampled_ranking=ranking)
+        like = tiny_head("eagle1", shape)
+        head = api.DraftHead.from_params(like.config, like.params, target, shape)
+        out = eagle_jax.generate(target, head, [[1, 2], [7]], **settings)
+        assert out.tokens == eagle_jax.generate(target, None, [[1, 2], [7]], **settings).tokens
+        accepted[ranking] = out.accepted
+    assert accepted["draw"].tolist() == [[0, 0, 0, 0, 8]] * 2
+    assert accepted["law"][:, :2].sum() > 8, "too sharp a law: ranked without the noise, drafts should mostly fail"
 
 
 def test_static_trees_have_no_ranking_to_choose():

@@ -28,7 +28,8 @@ TREES = {
     "k8n128": TreeConfig(depth=3, top_k=8, num_nodes=128),
     "confidence": TreeConfig(depth=4, top_k=3, num_nodes=12, rank_by="confidence"),
     "no-rerank": TreeConfig(depth=4, top_k=3, num_nodes=12, rerank=False),
-    "sampling-rank": TreeConfig(depth=3, top_k=4, num_nodes=16, rank_at_sampling_temperature=True),
+    "law": TreeConfig(depth=3, top_k=4, num_nodes=16, sampled_ranking="law"),
+    "untempered": TreeConfig(depth=3, top_k=4, num_nodes=16, sampled_ranking="untempered"),
 }
 # Rows that stop at different times: by budget, by a stop token of their own, in the first token, never.
 PROMPTS = random_prompts([5, 31, 1, 17, 8, 3], 12)
@@ -52,7 +53,7 @@ def test_text_is_that_of_plain_decoding(kind, name, plain):
     head = tiny_head(kind, TREES[name], draft_vocab=10, seed=9 if kind == "eagle3" else 1)
     # One program serves both temperatures' checks only if compiled twice: greedy everywhere, sampled where the rule
     # differs.
-    temperatures = (0.0, 1.0) if name in ("static", "k10n59", "sampling-rank") else (0.0,)
+    temperatures = (0.0, 1.0) if name in ("static", "k10n59", "law", "untempered") else (0.0,)
     for temperature in temperatures:
         out = eagle_jax.generate(tiny_target(), head, PROMPTS, temperature=temperature, key=7, **RUN)
         assert out.tokens == plain[temperature].tokens

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from eagle_jax.config import TreeConfig, static_depths
 from eagle_jax.sampling import make_sampling
 from eagle_jax.tree import Pool, ancestor_mask, find_child, gather_tree, node_depths, pad_tree, select_best
-from eagle_jax.types import PADDING, ROOT, DraftTree
+from eagle_jax.types import PADDING, ROOT, Chance, DraftTree
 from eagle_jax.verify import deterministic
 from tests import oracles
 from tests.models import random_prompts, tiny_head
@@ -117,9 +117,8 @@ def test_drafted_trees_are_connected_trees_of_distinct_siblings(kind, tree):
     state = head.drafter.init(params, batch, 64)
     state = state._replace(hidden=jax.random.normal(jax.random.key(3), state.hidden.shape))
     root = jnp.array([1, 2, 3])
-    drafted, _ = jax.jit(
-        lambda s: head.drafter.draft(params, s, root, jax.random.split(jax.random.key(0), 3), make_sampling())
-    )(state)
+    chance = Chance(jax.random.split(jax.random.key(0), 3), jnp.zeros((3,), jnp.int32))
+    drafted, _ = jax.jit(lambda s: head.drafter.draft(params, s, root, chance, make_sampling()))(state)
     for b in range(batch):
         tokens, parents, scores = (np.asarray(part[b]) for part in drafted[:3])
         assert len(tokens) == tree.num_nodes + 1

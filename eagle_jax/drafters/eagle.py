@@ -9,6 +9,7 @@ head over the accepted tokens with the target's own features. One cycle thus cos
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,8 +20,24 @@ from jaxtyping import Array, Float, Int
 from eagle_jax.cache import commit
 from eagle_jax.config import ConfigError, HeadConfig, TreeConfig, sibling_ranks, static_depths
 from eagle_jax.models.heads import HeadOutput, make_head
+from eagle_jax.sampling import noise, process_logits
 from eagle_jax.tree import Pool, gather_tree, select_best
-from eagle_jax.types import ROOT, Drafter, DraftTree, KVCache, NewKV, Params, Sampling, TargetFn, Verified, empty_cache
+from eagle_jax.types import (
+    ROOT,
+    Chance,
+    Drafter,
+    DraftTree,
+    KVCache,
+    NewKV,
+    Params,
+    Sampling,
+    TargetFn,
+    Verified,
+    empty_cache,
+)
+
+Judge = Callable[[Array, Array | int], Array]
+"""`(states [B, W, H], level) -> [B, W, Vd]`, see `confidence`."""
 
 
 class EagleState(NamedTuple):
@@ -71,13 +88,11 @@ class HeadFns(NamedTuple):
         """One pass; `context` is (positions, mask, cached, earlier)."""
         return self._apply(params, self.embed(params, tokens), states, *context)
 
-    def log_probs(self, params: Params, states: Array, temperature: Array | None) -> Array:
-        """Draft log-probabilities, float32, over the draft vocabulary."""
+    def logits(self, params: Params, states: Array) -> Array:
+        """Draft logits, float32, over the draft vocabulary."""
         if self.config.kind == "eagle1":
-            logits = self.target.logits(params["target"], states)
-        else:
-            logits = self._apply(params, states, method="logits")
-        return jax.nn.log_softmax(logits if temperature is None else logits / temperature, axis=-1)
+            return self.target.logits(params["target"], states)
+        return self._apply(params, states, method="logits")
 
     def to_target(self, params: Params, draft_ids: Array) -> Array:
         """Draft vocabulary ids as target ids."""
@@ -125,13 +140,41 @@ def eagle(config: HeadConfig, tree: TreeConfig, target: TargetFn, dtype: str = "
             return EagleState(cache, jnp.where(verified.count[:, None] > 0, hidden, state.hidden))
 
     def draft(
-        params: Params, state: EagleState, root: Array, keys: Array, sampling: Sampling
+        params: Params, state: EagleState, root: Array, chance: Chance, sampling: Sampling
     ) -> tuple[DraftTree, EagleState]:
         with jax.named_scope("draft"):
-            temperature = sampling.temperature if tree.rank_at_sampling_temperature else None
-            return grow(head, tree, params, state, root, temperature), state
+            judge = functools.partial(confidence, head, params, tree.sampled_ranking, chance, sampling)
+            return grow(head, tree, params, state, root, judge), state
 
     return Drafter(init, draft, update, taps=config.taps, depth=tree.depth, num_nodes=tree.num_nodes)
+
+
+SPREAD = 0.7
+"""Scale of the Gumbel noise by which a head's log-probabilities are taken to miss the target's: 0.5 to 1 serve the
+bundled heads equally well, small trees at 1, wide ones at 0.7."""
+
+
+def confidence(
+    head: HeadFns, params: Params, ranking: str, chance: Chance, sampling: Sampling, states: Array, level: Array | int
+) -> Array:
+    """Log of how likely each token of the draft vocabulary is accepted after each of `states`, float32 [B, W, Vd].
+
+    Greedy, this is the head's log-probability. When sampling, the target draws argmax(log p + g) with Gumbel noise g
+    that the row's key and the position fix beforehand, so a head whose law q is near p can know the outcome and not
+    only its probability (drafting with shared randomness: Daliri, Musco and Suresh, arXiv:2408.07978). If log p differs
+    from log q by independent Gumbel noise of scale s, then P(token drawn | g) = softmax((log q + g) / s).
+
+    Args:
+      level: depth of the nodes that the tokens would be, from 1.
+    """
+    logits = head.logits(params, states)
+    if sampling.temperature is None or ranking == "untempered":
+        return jax.nn.log_softmax(logits, axis=-1)
+    if ranking == "law":
+        return jax.nn.log_softmax(logits / sampling.temperature, axis=-1)
+    ids = head.to_target(params, jnp.arange(logits.shape[-1]))
+    drawn = jax.vmap(lambda key, index: noise(key, index + level - 1, head.config.layer.vocab_size)[ids])(*chance)
+    return jax.nn.log_softmax((process_logits(logits, sampling) + drawn[:, None]) / SPREAD, axis=-1)
 
 
 def _committed(cache: KVCache) -> tuple[Array, Array, Array]:
@@ -139,7 +182,7 @@ def _committed(cache: KVCache) -> tuple[Array, Array, Array]:
 
 
 def _grow_dynamic(
-    head: HeadFns, tree: TreeConfig, params: Params, state: EagleState, root: Array, temperature: Array | None
+    head: HeadFns, tree: TreeConfig, params: Params, state: EagleState, root: Array, judge: Judge
 ) -> DraftTree:
     """Expand and rerank (EAGLE-2, sections 4.1 and 4.2): K children per frontier node, the best K go on.
 
@@ -147,7 +190,7 @@ def _grow_dynamic(
     """
     batch, width, levels = root.shape[0], tree.top_k, tree.depth - 1
     layer = head.config.layer
-    scores, ids = jax.lax.top_k(head.log_probs(params, state.hidden, temperature), width)
+    scores, ids = jax.lax.top_k(judge(state.hidden[:, None], 1)[:, 0], width)
     tokens = head.to_target(params, ids).astype(jnp.int32)
     first = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (batch, width))
     pool = Pool(tokens, jnp.full_like(tokens, ROOT), scores)
@@ -170,7 +213,7 @@ def _grow_dynamic(
         mask = jnp.concatenate([front.mask, own], axis=-1)
         out = _run_frontier(head, params, state, front, level, mask, drafted)
         drafted = (_put(drafted[0], out.keys, done, 2), _put(drafted[1], out.values, done, 2))
-        gains, ids = jax.lax.top_k(head.log_probs(params, out.states, temperature), width)
+        gains, ids = jax.lax.top_k(judge(out.states, level), width)
         values = (front.scores[:, :, None] + gains).reshape(batch, -1)
         tokens = head.to_target(params, ids).astype(jnp.int32).reshape(batch, -1)
         offset = width + done * width
@@ -218,7 +261,7 @@ def _run_frontier(
 
 
 def _grow_static(
-    head: HeadFns, tree: TreeConfig, params: Params, state: EagleState, root: Array, temperature: Array | None
+    head: HeadFns, tree: TreeConfig, params: Params, state: EagleState, root: Array, judge: Judge
 ) -> DraftTree:
     """A tree of fixed shape (EAGLE-1, Medusa): child number r of a node is the head's candidate of rank r there."""
     parents = np.array(tree.parents)
@@ -249,7 +292,7 @@ def _grow_static(
             )
             states = out.states
         children = np.flatnonzero(depths == level)
-        gains, ids = jax.lax.top_k(head.log_probs(params, states, temperature), int(ranks[children].max()) + 1)
+        gains, ids = jax.lax.top_k(judge(states, level), int(ranks[children].max()) + 1)
         ids = head.to_target(params, ids).astype(jnp.int32)
         for node in children:
             where = int(_positions(expanded, parents[node : node + 1])[0])
