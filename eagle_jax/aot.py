@@ -36,6 +36,7 @@ from eagle_jax.types import Drafter, Params, Sampling, TargetFn
 PAPER_TREE = TreeConfig(depth=8, top_k=10, num_nodes=59)
 """60 nodes with the root, 8 levels: EAGLE-3's own setting for 8B models (arXiv:2503.01840)."""
 FUNCTIONS, SHAPES = ("target", "drafter", "verify"), ("slots", "max_tokens", "chunk")
+GREEDY = Sampling()
 LOOP = "jit(generate)/while"
 """Name of the loop over cycles in the HLO."""
 
@@ -113,6 +114,7 @@ class Workload:
     Attributes:
       config, head: sizes of target and EAGLE head. mesh: where they live. tree: of the drafts; None is plain decoding.
       batch: rows over all devices. prompt, max_tokens: widths of the buffers. chunk: prompt tokens per prefill pass.
+      sampling: the sampled law; which of its settings are on decides the program, their values do not.
     """
 
     config: DecoderConfig
@@ -124,6 +126,7 @@ class Workload:
     max_tokens: int = 1024
     chunk: int = 256
     dtype: str = "bfloat16"
+    sampling: Sampling = GREEDY
 
     def plain(self) -> Workload:
         """The same without a drafter."""
@@ -170,8 +173,10 @@ class Workload:
         return (self.params(), *jax.tree.map(self._by_rows, arrays))
 
     def options(self) -> dict[str, Any]:
-        """Static arguments of `step`; greedy decoding."""
-        return {"target": self.target, "drafter": self.drafter, "sampling": Sampling()}
+        """Arguments of `step` besides parameters and state."""
+        everywhere = NamedSharding(self.mesh, P())
+        sampling = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), self.sampling)
+        return {"target": self.target, "drafter": self.drafter, "sampling": sampling}
 
     def buffers(self) -> dict[str, Any]:
         """Static sizes of `generate`."""
@@ -253,6 +258,11 @@ def compile_program(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, l
     with tempfile.TemporaryDirectory() as folder:
         compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
         written = sorted(Path(folder).glob("module_*.jit_*after_optimizations.txt"))
+        if not written:
+            names = sorted(path.name for path in Path(folder).iterdir())
+            raise RuntimeError(
+                f"the compiler wrote no optimised HLO, only {names or 'nothing'}; report it with libtpu's version"
+            )
         return compiled, [path.read_text(encoding="utf-8") for path in written]
 
 

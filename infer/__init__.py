@@ -1,1 +1,1 @@
-"""Programs that run models: `python -m infer.demo`, `python -m infer.bench`."""
+"""Programs that run models. Not installed; run them with `python -m infer.<name> [--config FILE] ...`."""

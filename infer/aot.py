@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +23,6 @@ os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HO
 os.environ |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # two of these may run side by side
 
 import jax
-import tyro
 
 from eagle_jax.aot import (
     Chip,
@@ -37,8 +35,10 @@ from eagle_jax.aot import (
     mesh_for,
     topology_devices,
 )
-from eagle_jax.config import ConfigError, TreeConfig
+from eagle_jax.config import TreeConfig
 from eagle_jax.presets import eagle3_head, model
+from eagle_jax.programs import at_least_one, run
+from eagle_jax.sampling import make_sampling
 from eagle_jax.sharding import AXES
 
 GB = 1e9
@@ -52,8 +52,13 @@ class Args:
       model: name of a published model; a wrong one names the nearest.
       topology: chip and shape of the slice, such as v6e:1x1, v5e:2x2, v5p:2x2x1, v5p:2x2x4.
       batch: rows over all devices; None is one per slice of the "data" axis.
-      prompt: width of the prompt buffer. max_new_tokens: width of the output buffer.
-      depth, top_k, nodes: the draft tree (EAGLE-3; the root is not counted).
+      prompt: width of the prompt buffer.
+      max_new_tokens: width of the output buffer.
+      depth: levels of the draft tree (EAGLE-3).
+      top_k: children per node of the draft tree.
+      nodes: of the draft tree, the root not counted.
+      temperature: 0 is greedy; above it sampling is compiled, and drafting with the noise in view.
+      top_p: of the sampled law; below 1 the vocabulary is sorted.
       tensor: size of the "tensor" axis; None is the widest that gives every device whole key-value heads.
       layers: compile so many layers instead of all.
       plain: also compile plain decoding, to compare with.
@@ -68,6 +73,8 @@ class Args:
     depth: int = 8
     top_k: int = 10
     nodes: int = 59
+    temperature: float = 0.0
+    top_p: float = 1.0
     tensor: int | None = None
     layers: int | None = None
     plain: bool = True
@@ -76,33 +83,28 @@ class Args:
 
 def main(args: Args) -> int:
     """Runs it; the exit status is 0 if everything compiles and fits."""
-    for name in ("batch", "prompt", "max_new_tokens", "layers"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            sys.exit(f"infer.aot: --{name.replace('_', '-')} {value} must be at least 1")
-    try:
-        chip = chip_of(args.topology)
-        config = model(args.model, args.layers)
-        mesh = mesh_for(topology_devices(args.topology), config.num_kv_heads, args.tensor)
-        batch = mesh.shape[AXES[0]] if args.batch is None else args.batch
-        tree = TreeConfig(depth=args.depth, top_k=args.top_k, num_nodes=args.nodes)
-        work = Workload(config, eagle3_head(config), mesh, tree, batch, args.prompt, args.max_new_tokens)
-        sizes = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in AXES)
-        print(f"{args.model}, {config.num_layers} layers, on {args.topology}: {sizes}, batch {batch}", flush=True)
-        result: dict[str, Any] = {
-            "model": args.model,
-            "layers": config.num_layers,
-            "topology": args.topology,
-            "mesh": dict(mesh.shape),
-            "batch": batch,
-            "context": work.slots,
-            "jax": jax.__version__,
-            "libtpu": version("libtpu"),
-        }
-        tree_result = compile_one("tree", work, chip, args.hlo)
-    except ConfigError as error:
-        sys.exit(f"infer.aot: {error}")
-    result |= tree_result
+    at_least_one(args, "batch", "prompt", "max_new_tokens", "layers")
+    chip = chip_of(args.topology)
+    config = model(args.model, args.layers)
+    mesh = mesh_for(topology_devices(args.topology), config.num_kv_heads, args.tensor)
+    batch = mesh.shape[AXES[0]] if args.batch is None else args.batch
+    tree = TreeConfig(depth=args.depth, top_k=args.top_k, num_nodes=args.nodes)
+    sampling = make_sampling(args.temperature, top_p=args.top_p)
+    work = Workload(config, eagle3_head(config), mesh, tree, batch, args.prompt, args.max_new_tokens, sampling=sampling)
+    sizes = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in AXES)
+    print(f"{args.model}, {config.num_layers} layers, on {args.topology}: {sizes}, batch {batch}", flush=True)
+    result: dict[str, Any] = {
+        "model": args.model,
+        "layers": config.num_layers,
+        "topology": args.topology,
+        "mesh": dict(mesh.shape),
+        "batch": batch,
+        "context": work.slots,
+        "temperature": args.temperature,
+        "jax": jax.__version__,
+        "libtpu": version("libtpu"),
+    }
+    result |= compile_one("tree", work, chip, args.hlo)
     if args.plain and result["compiles"]:
         plain = compile_one("plain", work.plain(), chip, args.hlo)
         if plain["compiles"]:
@@ -175,7 +177,4 @@ def show(name: str, report: Report, chip: Chip, seconds: float, lowering: float)
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(tyro.cli(Args, description=__doc__)))
-    except KeyboardInterrupt:
-        sys.exit("\nInterrupted.")
+    run(main, Args, __doc__)

@@ -25,8 +25,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
-import tyro
-
 import eagle_jax
 from eagle_jax.checkpoints import tokenizer_directory
 from eagle_jax.measure import (
@@ -38,6 +36,7 @@ from eagle_jax.measure import (
     time_interleaved,
     use_compilation_cache,
 )
+from eagle_jax.programs import at_least_one, run
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"
 GOLDEN_RUN = "eagle3_total60_depth5_topk10"
@@ -51,10 +50,18 @@ class Args:
       methods: of vanilla, eagle2, eagle3; vanilla is always measured, the others are compared with it.
       tasks: names in the data folder or paths of question files, separated by commas.
       data: folder of the tasks; EAGLE_JAX_TASKS sets another default.
-      limit: questions per task. max_new_tokens: per answer. batch: conversations at a time. repeats: timed runs.
-      temperature: 0 is greedy. seed: of sampled draws; every method gets the same.
+      limit: questions per task.
+      max_new_tokens: longest answer.
+      batch: conversations at a time.
+      repeats: timed runs, of which the median counts.
+      temperature: 0 is greedy.
+      seed: of sampled draws; every method gets the same.
       tree: depth,top_k,num_nodes of all heads; default is each bundled head's own, or 6,10,59.
-      target, eagle2, eagle3: paths or hub ids; default is the bundled pair. dtype: of the weights.
+      sampled_ranking: what heads rank their candidates by at temperature > 0 (TreeConfig).
+      target: path or hub id of the model; default is the bundled one.
+      eagle2: path or hub id of its EAGLE-1/2 head.
+      eagle3: path or hub id of its EAGLE-3 head.
+      dtype: of the weights.
       transformers: measure `transformers` generate too, if torch is installed.
       golden: measure `engine_tok_s` too.
     """
@@ -69,6 +76,7 @@ class Args:
     temperature: float = 0.0
     seed: int = 0
     tree: str | None = None
+    sampled_ranking: Literal["draw", "law", "untempered"] = "draw"
     target: str | None = None
     eagle2: str | None = None
     eagle3: str | None = None
@@ -119,9 +127,7 @@ class Tally:
 
 def main(args: Args) -> dict[str, Any]:
     """Runs the benchmark; returns what it prints last."""
-    for name in ("limit", "max_new_tokens", "batch", "repeats"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} must be at least 1")
+    at_least_one(args, "limit", "max_new_tokens", "batch", "repeats")
     if not split(args.tasks):
         raise ValueError("--tasks names no task; a task is a name in the folder --data or the path of a file")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
@@ -187,7 +193,8 @@ def measure(
             for row, tokens in zip(rows, answers["vanilla"].tokens, strict=True):
                 text = tokenizer.decode(tokens, skip_special_tokens=True)
                 messages[row].append({"role": "assistant", "content": text})
-        print(f"{start + len(group)} of {len(questions)} questions", end="\r", file=sys.stderr, flush=True)
+        if sys.stderr.isatty():
+            print(f"{start + len(group)} of {len(questions)} questions", end="\r", file=sys.stderr, flush=True)
     return tallies, skipped
 
 
@@ -215,7 +222,7 @@ def load(args: Args) -> tuple[eagle_jax.Target, Any, dict[str, Method]]:
             head = eagle_jax.load_demo(cast(Literal["eagle3", "eagle2"], name))[1]
         else:
             raise ValueError(f"--methods {name} with --target needs --{name} PATH, the head of that target")
-        heads[name] = head.with_tree(tree) if tree else head
+        heads[name] = head.with_tree(dataclasses.replace(tree or head.tree, sampled_ranking=args.sampled_ranking))
 
     methods = {name: engine(target, head, args) for name, head in heads.items()}
     if args.transformers and find_spec("torch"):
@@ -321,9 +328,4 @@ def parse_tree(text: str) -> eagle_jax.TreeConfig:
 
 
 if __name__ == "__main__":
-    try:
-        main(tyro.cli(Args, description=__doc__))
-    except ValueError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("\nInterrupted.")
+    run(main, Args, __doc__)

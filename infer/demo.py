@@ -21,10 +21,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-import tyro
-
 import eagle_jax
 from eagle_jax.measure import chat_ids, machine, time_interleaved, use_compilation_cache
+from eagle_jax.programs import at_least_one, run
 
 GREEN, DIM, RESET = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
@@ -52,6 +51,7 @@ class Args:
 
 def main(args: Args) -> None:
     """Runs the demo."""
+    at_least_one(args, "repetitions")
     started = time.perf_counter()
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
     use_compilation_cache()
@@ -67,8 +67,6 @@ def main(args: Args) -> None:
     def watch(head: eagle_jax.DraftHead | None) -> Iterator[eagle_jax.StreamChunk]:
         return eagle_jax.stream(target, head, prompt, **options)
 
-    if args.repetitions < 1:
-        raise ValueError(f"--repetitions {args.repetitions} must be at least 1")
     watch(drafter)  # refuses bad arguments here, before any thread compiles
     print(f"Compiling for {machine()} ...", flush=True)
     compile_at_once(
@@ -154,10 +152,4 @@ class TextStream:
 
 
 if __name__ == "__main__":
-    try:
-        main(tyro.cli(Args, description=__doc__))
-    except ValueError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        print("\nInterrupted.", flush=True)
-        os._exit(130)  # at once, whatever is being compiled
+    run(main, Args, __doc__)

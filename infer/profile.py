@@ -15,13 +15,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import tyro
 
 import eagle_jax
 from eagle_jax import api
@@ -29,6 +27,7 @@ from eagle_jax.cache import commit
 from eagle_jax.costs import flops
 from eagle_jax.generate import prefill, step
 from eagle_jax.measure import machine, time_interleaved, use_compilation_cache
+from eagle_jax.programs import at_least_one, run
 from eagle_jax.tree import ancestor_mask, node_depths
 from eagle_jax.types import Chance, GenerateState, Params, Verified
 from infer.bench import parse_tree
@@ -39,9 +38,15 @@ class Args:
     """Arguments of the program.
 
     Attributes:
-      target, head: paths or hub ids; default is the bundled pair with the head `bundled`. dtype: of the weights.
+      target: path or hub id of the model; default is the bundled one.
+      head: path or hub id of its head.
+      bundled: which head of the bundled pair.
+      dtype: of the weights.
       tree: depth,top_k,num_nodes; default is the bundled head's own, or 6,10,59.
-      context: tokens in the cache. batch: rows. turns: cycles per measurement. repeats: measurements.
+      context: tokens in the cache.
+      batch: rows.
+      turns: cycles per measurement.
+      repeats: measurements, of which the median counts.
     """
 
     target: str | None = None
@@ -57,9 +62,7 @@ class Args:
 
 def main(args: Args) -> dict[str, Any]:
     """Measures and prints; returns what it prints last."""
-    for name in ("context", "batch", "turns", "repeats"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name} {getattr(args, name)} must be at least 1")
+    at_least_one(args, "context", "batch", "turns", "repeats")
     if (args.target is None) != (args.head is None):
         raise ValueError("--target and --head belong together; without both the bundled pair is profiled")
     use_compilation_cache()
@@ -179,9 +182,4 @@ def pass_flops(target: eagle_jax.Target, batch: int, rows: int) -> float:
 
 
 if __name__ == "__main__":
-    try:
-        main(tyro.cli(Args, description=__doc__))
-    except ValueError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("\nInterrupted.")
+    run(main, Args, __doc__)

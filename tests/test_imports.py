@@ -34,6 +34,7 @@ MAY_ENTER: dict[str, set[str]] = {
     "sharding": {"types", "config"},
     "presets": {"config"},
     "costs": set(),
+    "programs": {"config"},
     "aot": CORE | {"generate", "models", "drafters", "sharding", "presets", "costs"},
 }
 ON_TOP = {"__init__", "api"}  # may enter every room

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from train import arguments
+from eagle_jax.programs import arguments
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")

@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from eagle_jax.programs import at_least_one, run
 from eagle_jax.training.corpus import SOURCES, Corpus
-from train import arguments
 
 SPECIAL = ("<|bos|>", "<|end|>", "<|user|>", "<|assistant|>", "<|pad|>")
 # `generation` marks what an assistant wrote, for loss masks. A system message joins the first user turn.
@@ -56,7 +56,8 @@ class Args:
     """Arguments of the program.
 
     Attributes:
-      data: folder that holds gsm8k/ and gpteacher/. out: where tokenizer/, train.npz and heldout.npz go.
+      data: folder that holds gsm8k/ and gpteacher/.
+      out: where tokenizer/, train.npz and heldout.npz go.
       vocab_size: entries of the tokenizer, special tokens included.
       max_characters: chat turns longer than this are left out.
     """
@@ -166,6 +167,10 @@ def encode(tokenizer: Tokenizer, mix: list[Document]) -> Corpus:
 
 def main(args: Args) -> None:
     """Builds and writes everything."""
+    at_least_one(args, "vocab_size", "max_characters")
+    wanted = [args.data / "gsm8k" / "train.jsonl", args.data / "gpteacher"]
+    if missing := [str(path) for path in wanted if not path.exists()]:
+        raise ValueError(f"--data {args.data} lacks {' and '.join(missing)}: see the docstring of train/data.py")
     mix = list(documents(args.data, args.max_characters))
     held = [zlib.crc32((doc.text + (doc.reply or "")).encode()) % 50 == 0 for doc in mix]
     parts = {"train": [doc for doc, out in zip(mix, held, strict=True) if not out],
@@ -185,4 +190,4 @@ def main(args: Args) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    main(arguments(Args, __doc__))
+    run(main, Args, __doc__)

@@ -10,18 +10,23 @@ measurement and, last, one JSON object.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 from pathlib import Path
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import eagle_jax
+from eagle_jax.config import DecoderConfig
+from eagle_jax.programs import at_least_one, run
+from eagle_jax.request import bucket
 from eagle_jax.training.corpus import SOURCES, Corpus
+from eagle_jax.training.step import observe
 from eagle_jax.types import Params
-from train import arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +34,16 @@ class Args:
     """Arguments of the program.
 
     Attributes:
-      target, head: checkpoints. heldout: .npz of `train.data`.
-      prompts: per kind, decoded as one batch. max_new_tokens: per reply. max_prompt: longer prompts are left out.
-      tree: depth, top_k and num_nodes. temperatures: each is measured. seed: of the draws.
+      target: checkpoint of the model.
+      head: checkpoint of its head.
+      heldout: .npz of `train.data`.
+      prompts: per kind, decoded as one batch.
+      max_new_tokens: per reply.
+      max_prompt: longer prompts are left out.
+      tree: depth, top_k and num_nodes.
+      sampled_ranking: what the head ranks its candidates by at temperature > 0 (TreeConfig).
+      temperatures: each is measured.
+      seed: of the draws.
       compare: decode plainly as well and count identical replies.
     """
 
@@ -42,6 +54,7 @@ class Args:
     max_new_tokens: int = 128
     max_prompt: int = 128
     tree: tuple[int, int, int] = (6, 10, 59)
+    sampled_ranking: Literal["draw", "law", "untempered"] = "draw"
     temperatures: tuple[float, ...] = (0.0, 1.0)
     seed: int = 0
     compare: bool = True
@@ -49,11 +62,11 @@ class Args:
 
 def main(args: Args) -> None:
     """Measures and prints."""
-    depth, top_k, num_nodes = args.tree
-    target = eagle_jax.load_target(args.target)
-    tree = eagle_jax.TreeConfig(depth=depth, top_k=top_k, num_nodes=num_nodes)
-    drafter = eagle_jax.load_drafter(args.head, target, tree=tree)
+    at_least_one(args, "prompts", "max_new_tokens", "max_prompt")
     corpus = Corpus.load(args.heldout)
+    target = eagle_jax.load_target(args.target)
+    tree = eagle_jax.TreeConfig(*args.tree, sampled_ranking=args.sampled_ranking)
+    drafter = eagle_jax.load_drafter(args.head, target, tree=tree)
 
     def decode(
         head: eagle_jax.DraftHead | None, prompts: list[list[int]], temperature: float
@@ -88,25 +101,24 @@ def mass(
     target: eagle_jax.Target, prompts: list[list[int]], replies: list[list[int]], temperature: float, best: int = 4
 ) -> list[float]:
     """Average probability of the target's 1..`best` likeliest tokens at every position of its replies."""
+    texts = [prompt + reply for prompt, reply in zip(prompts, replies, strict=True)]
+    tokens = np.zeros((len(texts), bucket(max(map(len, texts)))), np.int32)
+    written = np.zeros(tokens.shape, bool)  # positions whose next token is the target's own
+    for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        tokens[row, : len(text)] = text
+        written[row, len(prompt) - 1 : len(text) - 1] = True
+    found = np.asarray(_mass(target.config, target.params, jnp.asarray(tokens), temperature, best))
+    return found[written].mean(axis=0, dtype=np.float64).round(4).tolist()
 
-    @jax.jit
-    def top(params: Params, tokens: jax.Array) -> jax.Array:
-        length = tokens.shape[1]
-        out = target.fn.forward(
-            params, tokens, jnp.arange(length)[None], jnp.tril(jnp.ones((length, length), bool)), None
-        )
-        law = jax.nn.softmax(target.fn.logits(params, out.hidden[0]) / temperature)
-        return jnp.cumsum(jax.lax.top_k(law, best)[0], axis=-1)
 
-    width = max(len(prompt) + len(reply) for prompt, reply in zip(prompts, replies, strict=True))
-    found = []
-    for prompt, reply in zip(prompts, replies, strict=True):
-        text = np.zeros((1, width), np.int32)
-        text[0, : len(prompt) + len(reply)] = prompt + reply
-        found.append(np.asarray(top(target.params, jnp.asarray(text)))[len(prompt) - 1 :][: len(reply)])
-    return np.concatenate(found).mean(axis=0, dtype=np.float64).round(4).tolist()
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def _mass(config: DecoderConfig, params: Params, tokens: jax.Array, temperature: float, best: int) -> jax.Array:
+    law = observe(config, params, tokens, jnp.ones(tokens.shape, bool), (), None).law
+    # The law at temperature 1 is known: its powers, normalised, are those at other temperatures.
+    law = jax.nn.softmax(jnp.log(law) / temperature)
+    return jnp.cumsum(jax.lax.top_k(law, best)[0], axis=-1)
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    main(arguments(Args, __doc__))
+    run(main, Args, __doc__)

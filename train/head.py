@@ -24,11 +24,11 @@ import numpy as np
 
 from eagle_jax.checkpoints import load_head_checkpoint, load_target_checkpoint, save_head_checkpoint
 from eagle_jax.config import DecoderConfig, HeadConfig
+from eagle_jax.programs import at_least_one, run
 from eagle_jax.training import step as training
 from eagle_jax.training.corpus import SOURCES, Corpus
 from eagle_jax.training.initialise import fresh_head
 from eagle_jax.training.vocabulary import count_tokens, draft_vocabulary
-from train import arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +36,27 @@ class Args:
     """Arguments of the program.
 
     Attributes:
-      target: checkpoint of the target, frozen. corpus: .npz of texts; rows of several take turns.
-      heldout: .npz of texts never trained on. init: a trained head to start from.
-      head: kind. out: where the head goes.
-      draft_vocab: size of the draft vocabulary (eagle3). layer_intermediate: width of the MLP, 0 for the target's.
-      steps, decay: training-time test. noise, token_weight: EAGLE-1/2.
-      rate, warmup, updates, minutes: schedule over `updates` steps; `minutes` is a guard that ends an over-long run.
-      rows, length: batch. seed: of weights, order and noise. dtype: of the saved weights.
+      target: checkpoint of the target, frozen.
+      corpus: .npz of texts; rows of several take turns.
+      out: where the head goes.
+      heldout: .npz of texts never trained on.
+      head: its kind.
+      init: a trained head to start from.
+      draft_vocab: size of the draft vocabulary (eagle3).
+      layer_intermediate: width of the MLP, 0 for the target's.
+      steps: of training-time test (eagle3).
+      decay: weight of each further step.
+      noise: width of the uniform noise on features (eagle2).
+      token_weight: of the token loss beside the feature loss (eagle2).
+      rate: peak learning rate.
+      warmup: updates until it is reached.
+      updates: length of the run; the rate falls to a hundredth over it.
+      minutes: ends an over-long run.
+      rows: texts per update.
+      length: tokens per text.
+      seed: of weights, order and noise.
+      dtype: of the saved weights.
+      log_every: updates per line.
     """
 
     target: Path
@@ -81,9 +95,8 @@ def head_config(args: Args, target: DecoderConfig, draft_vocab: int) -> HeadConf
     return HeadConfig("eagle3", layer, draft_vocab, target.hidden_size, taps)
 
 
-def chat_rows(path: Path, length: int, seed: int) -> Iterator[Row]:
+def chat_rows(corpus: Corpus, length: int, seed: int) -> Iterator[Row]:
     """Packed rows of the chat turns, sources at their natural shares."""
-    corpus = Corpus.load(path)
     sizes = {name: float(corpus.lengths[corpus.source == i].sum()) for i, name in enumerate(SOURCES) if name != "code"}
     return corpus.packed({name: size for name, size in sizes.items() if size}, length, seed, pool=64)
 
@@ -102,10 +115,13 @@ def stack(rows: Iterator[Row], count: int) -> tuple[jax.Array, jax.Array]:
 
 def main(args: Args) -> None:
     """Trains, measures, saves."""
+    at_least_one(args, "updates", "rows", "length", "steps", "log_every", "draft_vocab")
+    corpora = [Corpus.load(path) for path in args.corpus]
+    held_out = None if args.heldout is None else Corpus.load(args.heldout)
     target, target_params = load_target_checkpoint(args.target, "float32")
     d2t = None
     if args.head == "eagle3":
-        counts = np.sum([chat_counts(Corpus.load(path), target.vocab_size) for path in args.corpus], axis=0)
+        counts = np.sum([chat_counts(corpus, target.vocab_size) for corpus in corpora], axis=0)
         kept, offsets, coverage = draft_vocabulary(counts, args.draft_vocab)
         d2t = jnp.asarray(offsets)
         logging.info("draft vocabulary: %d of %d tokens cover %.2f%%", len(kept), target.vocab_size, 100 * coverage)
@@ -115,7 +131,7 @@ def main(args: Args) -> None:
     else:
         config, start = load_head_checkpoint(args.init, target, "float32")
         head, d2t = start["head"], start.get("d2t")
-    streams = [chat_rows(path, args.length, args.seed) for path in args.corpus]
+    streams = [chat_rows(corpus, args.length, args.seed) for corpus in corpora]
     rows = itertools.chain.from_iterable(zip(*streams, strict=True))
     scale = None
     if config.kind == "eagle3" and not (config.fc_norm or config.norm_before_fc):
@@ -129,7 +145,7 @@ def main(args: Args) -> None:
     state = training.HeadTrainState(head, tx.init(head), jnp.int32(0), jax.random.key(args.seed + 1))
     update = jax.jit(functools.partial(training.head_train_step, target, config, objective, tx), donate_argnums=0)
     measure = jax.jit(functools.partial(training.head_loss, target, config, objective))
-    held = [] if args.heldout is None else [stack(chat_rows(args.heldout, args.length, 0), 64)]
+    held = [] if held_out is None else [stack(chat_rows(held_out, args.length, 0), 64)]
     size = sum(leaf.size for leaf in jax.tree.leaves(head))
     logging.info("%s head of %.2fM parameters on %s", args.head, size / 1e6, args.target)
 
@@ -166,4 +182,4 @@ def main(args: Args) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    main(arguments(Args, __doc__))
+    run(main, Args, __doc__)

@@ -18,8 +18,8 @@ import jax
 import numpy as np
 
 import eagle_jax
+from eagle_jax.programs import at_least_one, run
 from eagle_jax.training.corpus import Corpus
-from train import arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,11 +27,18 @@ class Args:
     """Arguments of the program.
 
     Attributes:
-      target: checkpoint of the target. corpus: .npz of `train.data`. out: .npz to write.
-      head: a head that drafts (None: plain decoding). tree: depth, top_k, num_nodes of its draft tree.
-      documents: prompts to answer. batch: prompts at once. max_new_tokens: longest reply.
-      max_prompt: longer prompts are left out. temperatures: take turns. minutes: wall-clock budget, after which what is
-        there is written. seed: of the choice and of sampling.
+      target: checkpoint of the target.
+      corpus: .npz of `train.data`.
+      out: .npz to write.
+      head: a head that drafts (None: plain decoding).
+      tree: depth, top_k, num_nodes of its draft tree.
+      documents: prompts to answer.
+      batch: prompts at once.
+      max_new_tokens: longest reply.
+      max_prompt: longer prompts are left out.
+      temperatures: take turns.
+      minutes: wall-clock budget, after which what is there is written.
+      seed: of the choice and of sampling.
     """
 
     target: Path
@@ -50,16 +57,21 @@ class Args:
 
 def main(args: Args) -> None:
     """Generates batch after batch and writes one corpus."""
+    at_least_one(args, "documents", "batch", "max_new_tokens", "max_prompt")
+    corpus = Corpus.load(args.corpus)
     target = eagle_jax.load_target(args.target)
     drafter = None
     if args.head is not None:
-        tree = eagle_jax.TreeConfig(depth=args.tree[0], top_k=args.tree[1], num_nodes=args.tree[2])
-        drafter = eagle_jax.load_drafter(args.head, target, tree=tree)
-    corpus = Corpus.load(args.corpus)
+        drafter = eagle_jax.load_drafter(args.head, target, tree=eagle_jax.TreeConfig(*args.tree))
     rng = np.random.default_rng(args.seed)
     usable = np.flatnonzero((corpus.prompts > 0) & (corpus.prompts <= args.max_prompt))
     chosen = rng.permutation(usable)[: args.documents]
     # Not sorted by length: nearly every batch then falls into the same bucket, and one compilation serves them all.
+    if len(chosen) < args.batch:
+        raise ValueError(
+            f"{args.corpus} has {len(usable)} prompts of at most {args.max_prompt} tokens and --documents takes "
+            f"{len(chosen)} of them, too few for one --batch {args.batch}: lower --batch"
+        )
     batches = [chosen[i : i + args.batch] for i in range(0, len(chosen) - args.batch + 1, args.batch)]
     rows: list[list[int]] = []
     prompts: list[int] = []
@@ -92,4 +104,4 @@ def main(args: Args) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    main(arguments(Args, __doc__))
+    run(main, Args, __doc__)

@@ -27,10 +27,10 @@ import numpy as np
 
 from eagle_jax.checkpoints import save_target_checkpoint
 from eagle_jax.config import DecoderConfig
+from eagle_jax.programs import at_least_one, run
 from eagle_jax.training import pretrain
 from eagle_jax.training.corpus import Corpus
 from eagle_jax.training.initialise import fresh_target
-from train import arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +38,27 @@ class Args:
     """Arguments of the program.
 
     Attributes:
-      data: folder written by `train.data`. out: where checkpoints go.
-      layers, hidden, intermediate, heads, kv_heads, head_dim, max_position: shape of the decoder.
-      length: tokens per row. micro_rows: rows per micro-batch. micro_batches: micro-batches per step.
-      rate: peak learning rate. warmup: steps of warm-up. decay: share of the run that the final fall takes.
-      minutes: wall-clock budget of the whole run. steps: a fixed number of updates instead. seed: of weights and order.
-      save_minutes: between checkpoints. log_every: steps per line. held_rows: held-out rows per measurement.
+      data: folder written by `train.data`.
+      out: where checkpoints go.
+      layers: of the decoder.
+      hidden: width of its residual stream.
+      intermediate: width of its MLPs.
+      heads: of attention.
+      kv_heads: key-value heads.
+      head_dim: size of a head.
+      max_position: longest context.
+      length: tokens per row.
+      micro_rows: rows per micro-batch.
+      micro_batches: micro-batches per step.
+      rate: peak learning rate.
+      warmup: steps of warm-up.
+      decay: share of the run that the final fall takes.
+      minutes: wall-clock budget of the whole run.
+      steps: a fixed number of updates instead.
+      seed: of weights and order.
+      save_minutes: between checkpoints.
+      log_every: steps per line.
+      held_rows: held-out rows per measurement.
       resume: continue from `out`; `minutes` and `steps` then count from the restart.
     """
 
@@ -88,6 +103,11 @@ def take(rows: Iterator[tuple[np.ndarray, np.ndarray]], count: int) -> np.ndarra
 
 def main(args: Args) -> None:
     """Trains until the schedule is complete."""
+    at_least_one(args, "length", "micro_rows", "micro_batches", "log_every", "held_rows")
+    if not (args.data / "tokenizer" / "tokenizer.json").is_file():
+        raise ValueError(f"no tokenizer in {args.data}: run `python -m train.data --out {args.data}` first")
+    if args.resume and not (args.out / "state.msgpack").is_file():
+        raise ValueError(f"nothing to resume in {args.out}: leave --resume out")
     tokenizer = json.loads((args.data / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = len(tokenizer["model"]["vocab"])
     special = {entry["content"]: entry["id"] for entry in tokenizer["added_tokens"]}
@@ -158,4 +178,4 @@ def main(args: Args) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    main(arguments(Args, __doc__))
+    run(main, Args, __doc__)

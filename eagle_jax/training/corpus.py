@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -40,13 +41,25 @@ class Corpus:
     def save(self, path: Path) -> None:
         """Writes a compressed .npz."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(path, **dataclasses.asdict(self))
+        partial = path.with_suffix(".tmp.npz")  # a reader never sees half of it
+        np.savez_compressed(partial, **dataclasses.asdict(self))
+        partial.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> Corpus:
-        """Reads what `save` wrote."""
-        with np.load(path) as arrays:
-            return cls(**{field.name: arrays[field.name] for field in dataclasses.fields(cls)})
+        """Reads what `save` wrote.
+
+        Raises:
+          ValueError: no such file, or something else in it.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        if not Path(path).is_file():
+            raise ValueError(f"no corpus at {path}: `python -m train.data` or `python -m train.regenerate` writes one")
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return cls(**{name: arrays[name] for name in names})
+        except (KeyError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{path} is not a corpus of `train.data`: an .npz with {', '.join(names)}") from error
 
     @property
     def supervised(self) -> np.ndarray:

@@ -14,6 +14,7 @@ import train.data
 import train.head
 import train.regenerate
 import train.target
+from eagle_jax.programs import arguments
 from eagle_jax.training.corpus import SOURCES, Corpus
 
 FUNCTION = 'def double_0(x):\n    """Twice x."""\n    y = 2 * x\n    return y\n\n\n'
@@ -58,11 +59,11 @@ def test_documents_are_what_the_chat_template_renders(prepared):
 
 def test_a_configuration_file_gives_the_defaults_and_flags_override_it(tmp_path):
     (tmp_path / "c.yaml").write_text("target: a\ncorpus: [b.npz]\nout: c\nhead: eagle2\nrate: 1e-4\n")
-    args = train.arguments(train.head.Args, "", ["--config", str(tmp_path / "c.yaml"), "--updates", "7"])
+    args = arguments(train.head.Args, "", ["--config", str(tmp_path / "c.yaml"), "--updates", "7"])
     assert (args.head, args.rate, args.updates, args.target) == ("eagle2", 1e-4, 7, Path("a"))
     (tmp_path / "c.yaml").write_text("targets: a\n")
     with pytest.raises(eagle_jax.ConfigError, match="nearest known one is 'target'"):
-        train.arguments(train.head.Args, "", ["--config", str(tmp_path / "c.yaml")])
+        arguments(train.head.Args, "", ["--config", str(tmp_path / "c.yaml")])
 
 
 @pytest.mark.slow
@@ -95,5 +96,5 @@ def test_from_raw_data_to_a_pair_that_drafts(prepared, head, tmp_path):
 @pytest.mark.parametrize("name", ["target", "eagle3", "eagle2"])
 def test_the_bundled_pairs_configurations_load(repository, name):
     program = train.target if name == "target" else train.head
-    args = train.arguments(program.Args, "", ["--config", str(repository / "configs" / f"demo_{name}.yaml")])
+    args = arguments(program.Args, "", ["--config", str(repository / "configs" / f"demo_{name}.yaml")])
     assert name in str(args.out)

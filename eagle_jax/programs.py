@@ -1,0 +1,65 @@
+"""What every program of `infer/` and `train/` begins and ends with: its arguments, one line instead of a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import tyro
+
+from eagle_jax.config import ConfigError, load_yaml
+
+T = TypeVar("T")
+
+
+def arguments(cls: type[T], description: str | None, argv: Sequence[str] | None = None) -> T:
+    """The command line as a `cls`; `--config FILE.yaml` gives defaults, which options on the command line override.
+
+    Args:
+      cls: a dataclass. description: the program's docstring. argv: words after the program; None takes `sys.argv`.
+
+    Raises:
+      ConfigError: the file is missing, or has a key that `cls` has not.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    help_text = f"{(description or '').rstrip()}\n\n--config FILE.yaml gives defaults of the options below."
+    for at, word in enumerate(words):
+        if word == "--config" and at + 1 == len(words):
+            raise ConfigError("--config needs the path of a YAML file")
+        if word == "--config" or word.startswith("--config="):
+            path, rest = (word[9:], words[at + 1 :]) if "=" in word else (words[at + 1], words[at + 2 :])
+            return tyro.cli(cls, args=words[:at] + rest, default=load_yaml(cls, path), description=help_text)
+    return tyro.cli(cls, args=words, description=help_text)
+
+
+def run(main: Callable[[T], Any], cls: type[T], description: str | None) -> NoReturn:
+    """Runs a program and exits: 0 or what `main` returns as an int, 1 after an error a user can mend, 130 after Ctrl-C.
+
+    A `ValueError` or `OSError` is printed as one sentence; any other exception is a fault of ours and keeps its
+    traceback.
+    """
+    try:
+        status = main(arguments(cls, description))
+        sys.exit(status if isinstance(status, int) else 0)
+    except OSError as error:
+        named = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        sys.exit(f"error: {named}")
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("\nInterrupted.", flush=True)  # noqa: T201
+        os._exit(130)  # at once, whatever other threads are compiling
+
+
+def at_least_one(args: object, *names: str) -> None:
+    """Refuses counts below 1; None passes.
+
+    Raises:
+      ValueError: naming the option.
+    """
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
