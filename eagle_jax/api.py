@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from eagle_jax.checkpoints import load_head_checkpoint, load_target_checkpoint
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, TreeConfig
@@ -170,7 +172,7 @@ class StreamChunk:
 
 def load_target(
     path_or_hub_id: str | os.PathLike[str],
-    dtype: str = "float32",
+    dtype: DTypeLike = "float32",
     *,
     revision: str | None = None,
     token: str | bool | None = None,
@@ -181,8 +183,8 @@ def load_target(
     """Loads a Llama-like model from a local directory or the Hugging Face hub.
 
     Args:
-      dtype: "float32", "bfloat16" or "float16"; of weights, activations and cache. Scores, softmax and norms stay
-        float32.
+      dtype: "float32", "bfloat16" or "float16" (or JAX's types); of weights, activations and cache. Scores, softmax
+        and norms stay float32.
       revision, token, cache_dir: passed to `huggingface_hub` (ignored for a local path).
       max_position: caps the context length, e.g. to stay inside a sliding window, which is not supported beyond it.
       mesh: a ("data", "tensor") mesh; every tensor goes straight to its devices. The drafter follows its target.
@@ -191,6 +193,7 @@ def load_target(
       CheckpointError: nothing there, an unknown architecture, or tensors that do not fit, all named at once.
       ConfigError: the mesh does not divide the model.
     """
+    dtype = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
     config, params = load_target_checkpoint(
         path_or_hub_id,
         dtype,
@@ -225,6 +228,7 @@ def load_drafter(
     Raises:
       CheckpointError: tensors missing, unexpected or misshaped, or a head made for another target.
       ConfigError: a tree the head cannot fill.
+      ValueError: `target` is not what `load_target` returns.
     """
     _check_target(target)
     config, params = load_head_checkpoint(
@@ -296,7 +300,7 @@ def generate(
       temperature, top_k, top_p, min_p: the sampled law; temperature 0 is greedy.
       eos_ids: stop tokens, for all rows or one set per row; None takes the target's own, () never stops.
       key: `jax.random.key(seed)` or a seed; needed when temperature > 0. For a given key the text is the same with
-        every drafter.
+        every drafter: row r draws its token i with `fold_in(fold_in(key, r), i)`.
 
     Raises:
       ValueError: before anything is compiled, naming the argument, its bound and the remedy.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -109,8 +109,6 @@ def check_law(**settings: Any) -> None:
         number = isinstance(value, numbers.Real) or (isinstance(value, jax.Array | np.ndarray) and value.ndim == 0)
         if isinstance(value, bool) or not number:
             raise ValueError(f"{name}={value!r} must be a number")
-        if name == "top_k" and not np.issubdtype(np.asarray(value).dtype, np.integer):
-            raise ValueError(f"top_k={value!r} must be an integer of at least 0 (0 switches it off)")
 
 
 def bucket(size: int, smallest: int = 32) -> int:
@@ -128,7 +126,11 @@ def round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def _check_prompts(prompts: Sequence[Sequence[int]], config: DecoderConfig) -> list[np.ndarray]:
+def _check_prompts(prompts: Any, config: DecoderConfig) -> list[np.ndarray]:
+    if isinstance(prompts, Mapping):  # BatchEncoding is one
+        raise ValueError(
+            f"prompts is a {type(prompts).__name__} of {', '.join(map(str, prompts))}: pass its ['input_ids']"
+        )
     if (
         isinstance(prompts, str | bytes)
         or not isinstance(prompts, Sequence | np.ndarray | jax.Array)
@@ -137,7 +139,7 @@ def _check_prompts(prompts: Sequence[Sequence[int]], config: DecoderConfig) -> l
         raise ValueError("prompts must be a non-empty list of lists of token ids")
     rows = []
     for index, prompt in enumerate(prompts):
-        if isinstance(prompt, int | np.integer | str):
+        if isinstance(prompt, int | np.integer | str | Mapping):
             raise ValueError(f"prompts[{index}] is a {type(prompt).__name__}: pass a list of lists of token ids")
         row = _integers(prompt)
         if row is not None and row.size == 0:
@@ -155,10 +157,9 @@ def _check_prompts(prompts: Sequence[Sequence[int]], config: DecoderConfig) -> l
 
 
 def _check_budgets(max_new_tokens: int | Sequence[int], rows: list[np.ndarray], config: DecoderConfig) -> list[int]:
-    several = isinstance(max_new_tokens, Sequence | np.ndarray | jax.Array) and not isinstance(max_new_tokens, str)
-    if several and np.ndim(max_new_tokens) == 1:
-        max_new_tokens = np.asarray(max_new_tokens).tolist()
-    budgets: list[Any] = list(max_new_tokens) if several else [max_new_tokens] * len(rows)  # type: ignore[arg-type]
+    given: Any = max_new_tokens.tolist() if isinstance(max_new_tokens, np.ndarray | jax.Array) else max_new_tokens
+    several = isinstance(given, Sequence) and not isinstance(given, str)
+    budgets: list[Any] = list(given) if several else [given] * len(rows)
     if len(budgets) != len(rows):
         raise ValueError(f"max_new_tokens has {len(budgets)} entries for {len(rows)} prompts")
     for index, (budget, row) in enumerate(zip(budgets, rows, strict=True)):
@@ -194,9 +195,9 @@ def _stop_table(eos_ids: StopTokens, batch: int, config: DecoderConfig) -> np.nd
     if flat is not None and flat.ndim <= 1:
         sets = [flat.reshape(-1).tolist()] * batch
     else:
-        items = list(eos_ids) if isinstance(eos_ids, Sequence | np.ndarray | jax.Array) else [None]
-        rows = [_integers(item) for item in items]
-        if any(row is None or row.ndim != 1 for row in rows) or isinstance(eos_ids, str):
+        several = isinstance(eos_ids, Sequence | np.ndarray | jax.Array) and not isinstance(eos_ids, str)
+        rows = [_integers(item) for item in eos_ids] if several else [None]  # type: ignore[union-attr]
+        if any(row is None or row.ndim != 1 for row in rows):
             raise ValueError(f"eos_ids={eos_ids!r} must be a token id, a list of token ids, or one list per prompt")
         if len(rows) != batch:
             raise ValueError(

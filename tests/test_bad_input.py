@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
+from transformers import BatchEncoding
 
 import eagle_jax
 from eagle_jax import api
@@ -34,8 +35,13 @@ def nothing_is_compiled():
         ([[0.5]], "integer token ids"),
         ([[[1]]], "flat list"),
         ([[1, [2, 3]]], "flat list"),
+        (
+            BatchEncoding({"input_ids": [[1]], "attention_mask": [[1]]}),
+            r"BatchEncoding of input_ids, .*\['input_ids'\]",
+        ),
+        ([{"role": "user"}], r"prompts\[0\] is a dict"),
     ],
-    ids=["none", "nothing", "text", "flat", "empty", "outside", "negative", "float", "nested", "ragged"],
+    ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
 )
 def test_prompts(prompts, message):
     with pytest.raises(ValueError, match=message):
@@ -60,11 +66,12 @@ def test_prompts(prompts, message):
         (dict(eos_ids=[None]), r"eos_ids=\[None\] must be"),
         (dict(eos_ids="2"), "eos_ids='2' must be"),
         (dict(eos_ids=True), "eos_ids=True must be"),
-        (dict(temperature=1.0, key=0, top_k=float("nan")), "top_k=nan must be an integer"),
         (dict(temperature=1.0, key=0, top_k=2**40), "top_k=1099511627776 must be an integer"),
         (dict(temperature=1.0, key=2**70), "JAX keeps 32 bits of a seed"),
         (dict(temperature=1.0, key=-1), "key=-1 must lie in 0 to"),
         (dict(max_new_tokens=2.5), "max_new_tokens=2.5 .*must be an integer"),
+        (dict(max_new_tokens=[[2], [3, 4]]), r"2 entries for 1 prompts"),
+        (dict(max_new_tokens=[[2]]), r"max_new_tokens=\[2\] \(row 0\) must be an integer"),
         (dict(max_new_tokens=None), "max_new_tokens=None .*must be an integer"),
         (dict(temperature=None), "temperature=None must be a number"),
         (dict(temperature="1"), "temperature='1' must be a number"),

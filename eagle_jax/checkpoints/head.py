@@ -72,6 +72,8 @@ def load_head_checkpoint(
         problems = TensorProblems()
         names = {canonical_name(name): name for name in reader.infos}
         stored = {plain: reader.infos[name] for plain, name in names.items()}
+        if "fc.weight" not in stored and any(name.startswith("layers.1.") for name in stored):
+            raise CheckpointError(f"{directory} holds a whole model and no draft head: it is for load_target")
         shared = _is_copy(reader, names, embedding, dtype)
         if shared:
             del stored[_EMBEDDING]

@@ -96,7 +96,7 @@ def layer_sizes(values: Mapping[str, Any], where: str, **fields: Any) -> Decoder
             raise CheckpointError(f"{where}: {key}={value!r} must be a positive integer")
         return value
 
-    heads, hidden = required("num_attention_heads"), required("hidden_size")
+    heads, hidden, rope = required("num_attention_heads"), required("hidden_size"), rope_config(values, where)
     try:
         return DecoderConfig(
             vocab_size=required("vocab_size"),
@@ -107,8 +107,8 @@ def layer_sizes(values: Mapping[str, Any], where: str, **fields: Any) -> Decoder
             num_kv_heads=heads if values.get("num_key_value_heads") is None else required("num_key_value_heads"),
             head_dim=hidden // heads if values.get("head_dim") is None else required("head_dim"),
             rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
-            rope=rope_config(values, where),
-            max_position=context_length(values, where),
+            rope=rope,
+            max_position=context_length(int(values.get("max_position_embeddings", 2048)), rope),
             eos_ids=token_ids(values.get("eos_token_id")),
             bos_id=next(iter(token_ids(values.get("bos_token_id"))), None),
             **fields,
@@ -189,14 +189,12 @@ def rope_config(values: Mapping[str, Any], where: str) -> RopeConfig:
     )
 
 
-def context_length(values: Mapping[str, Any], where: str) -> int:
+def context_length(length: int, rope: RopeConfig) -> int:
     """Tokens the model was made for: `max_position_embeddings`, stretched by the scalings that do not count in it.
 
     "linear" and "dynamic" stretch it by their factor (Vicuna-16k says 4096 and 4), yarn where a config keeps the
     original length (Qwen2.5 says 32768 and 4); a llama3 config gives the stretched length already.
     """
-    length = int(values.get("max_position_embeddings", 2048))
-    rope = rope_config(values, where)
     if rope.kind in ("linear", "dynamic"):
         return int(length * rope.factor)
     return max(length, int(rope.original_max_position * rope.factor)) if rope.kind == "yarn" else length

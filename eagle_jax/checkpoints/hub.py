@@ -62,6 +62,8 @@ def tokenizer_directory(
 
 def _existing_directory(path_or_id: str | os.PathLike[str]) -> Path | None:
     """The directory, if it is one; None for what reads like a hub id; an error for anything else."""
+    if not str(path_or_id):
+        raise CheckpointError("the path is empty: give a directory, or the name of a repository on the hub")
     path = Path(path_or_id).expanduser()
     if path.is_dir():
         return path
@@ -109,6 +111,6 @@ def _download(
     except (OSError, hub_errors.HTTPError) as error:
         # No network, an offline switch without a cached copy, a full disk, a connection that broke on the way.
         raise CheckpointError(
-            f"could not fetch {at} from the hub and it is not complete in the cache: {error}. "
-            f"Check the network, or give the path of a local copy"
+            f"there is no directory {repo_id!r}, and it could not be fetched from the hub and is not complete in its "
+            f"cache: {error}. Check the spelling and the network, or give the path of a local copy"
         ) from error

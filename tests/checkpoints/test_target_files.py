@@ -138,6 +138,14 @@ def test_truncated_safetensors(saved, keep):
         load_target_checkpoint(saved)
 
 
+def test_a_git_lfs_pointer_is_called_one(saved):
+    (saved / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors is a Git LFS pointer, not the weights: run `git lfs"
+    ):
+        load_target_checkpoint(saved)
+
+
 def test_truncated_shard_is_named(tmp_path):
     save_target_checkpoint(CONFIG, random_params(), tmp_path, "float32", max_shard_bytes=3000)
     shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
