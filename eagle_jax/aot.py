@@ -184,8 +184,10 @@ class Workload:
 
     def state(self) -> Any:
         """Abstract state between two cycles, sharded as the program keeps it."""
-        run = functools.partial(prefill, **self.options(), **self.buffers())
-        return jax.tree.map(self._by_rows, jax.eval_shape(run, *self.arguments()))
+        options = self.options()
+        sampling = options.pop("sampling")  # abstract, hence no constant of the function
+        run = functools.partial(prefill, **options, **self.buffers())
+        return jax.tree.map(self._by_rows, jax.eval_shape(run, *self.arguments(), sampling=sampling))
 
     def _abstract(self, leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
         dtype = self.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype

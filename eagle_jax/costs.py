@@ -151,7 +151,8 @@ class Program:
         for one in body.values():
             if one.opcode == "while":
                 name = one.attribute("op_name")
-                turns = next((turns for end, turns in lengths.items() if f"/{name}".endswith(f"/{end}")), 1)
+                fitting = [end for end in lengths if f"/{name}".endswith(f"/{end}")]
+                turns = lengths[max(fitting, key=len)] if fitting else 1
                 yield from self.moves(one.attribute("body"), lengths, times * turns)
             elif one.opcode in ("call", "conditional"):
                 for branch in re.findall(
@@ -202,11 +203,18 @@ class Program:
             return 0.0
         if one.opcode == "copy-start":
             return one.buffers[0].bytes + one.buffers[1].bytes
-        if one.opcode == "slice-start":
+        if self._is_slice(one):
             part = one.buffers[1]
             return part.bytes + (part.size if one.buffers[0].hbm else 0.0)
         read = math.fsum(self._read(one, index, body) for index in range(len(one.operands)))
         return read + self._written(one, body)
+
+    def _is_slice(self, one: Instruction) -> bool:
+        """Whether it starts to fetch a slice, under either name: its results are operand, slice and a semaphore."""
+        if one.opcode != "async-start":
+            return one.opcode == "slice-start"
+        called = self.computations[one.attribute("calls")].values()
+        return any(inner.root and inner.opcode == "slice" for inner in called)
 
     def _read(self, one: Instruction, index: int, body: Computation) -> float:
         """Bytes of operand `index` that the instruction reads."""

@@ -41,7 +41,10 @@ def find_task(name_or_path: str, folder: str | os.PathLike[str]) -> Path:
         path.parent.name for path in folder.glob("*/question.jsonl")
     }
     has = f"it has {', '.join(sorted(known))}" if known else "it is empty or does not exist"
-    raise ValueError(f"task {name_or_path!r} is neither a file nor a name in the folder {folder} ({has})")
+    raise ValueError(
+        f"task {name_or_path!r} is neither a file nor a name in the folder {folder} ({has}); give the path of a "
+        "question.jsonl, or the folder with --data or EAGLE_JAX_TASKS"
+    )
 
 
 def read_questions(path: str | os.PathLike[str], limit: int | None = None) -> list[Question]:

@@ -128,9 +128,8 @@ def round_up(size: int, multiple: int) -> int:
 
 def _check_prompts(prompts: Any, config: DecoderConfig) -> list[np.ndarray]:
     if isinstance(prompts, Mapping):  # BatchEncoding is one
-        raise ValueError(
-            f"prompts is a {type(prompts).__name__} of {', '.join(map(str, prompts))}: pass its ['input_ids']"
-        )
+        keys = ", ".join(map(str, prompts))
+        raise ValueError(f"prompts is a {type(prompts).__name__} of {keys}: pass the token ids, its ['input_ids']")
     if (
         isinstance(prompts, str | bytes)
         or not isinstance(prompts, Sequence | np.ndarray | jax.Array)

@@ -9,7 +9,7 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key, UInt
 
 from eagle_jax.types import Sampling
 
@@ -70,20 +70,47 @@ def process_logits(logits: Float[Array, "*b V"], sampling: Sampling) -> Float[Ar
 
 
 def _cut_by_rank(logits: Float[Array, "*b V"], sampling: Sampling) -> Float[Array, "*b V"]:
-    vocab = logits.shape[-1]
-    order = jnp.argsort(-logits, axis=-1, stable=True)
-    ranked = jnp.take_along_axis(logits, order, axis=-1)
-    keep = jnp.ones(ranked.shape, bool)
+    """Top-k and top-p, without sorting the vocabulary: on a TPU a sort of 128,000 logits moves gigabytes."""
+    bits = _ordered_bits(logits)
     if sampling.top_k is not None:
-        kth = jnp.minimum(sampling.top_k, vocab) - 1
-        smallest = jnp.take_along_axis(ranked, jnp.broadcast_to(kth, (*ranked.shape[:-1], 1)), axis=-1)
-        keep = ranked >= smallest  # like `transformers`, ties with the k-th stay
+        kth = _weighted_rank(bits, jnp.ones_like(logits), jnp.minimum(sampling.top_k, 2**24).astype(jnp.float32))
+        logits = jnp.where(bits >= kth, logits, -jnp.inf)  # like `transformers`, ties with the k-th stay
     if sampling.top_p is not None:
-        probs = jax.nn.softmax(jnp.where(keep, ranked, -jnp.inf), axis=-1)
-        before = jnp.cumsum(probs, axis=-1) - probs
-        keep = keep & ((before < sampling.top_p) | (before == 0))
-    back = jnp.argsort(order, axis=-1)
-    return jnp.where(jnp.take_along_axis(keep, back, axis=-1), logits, -jnp.inf)
+        probs = jax.nn.softmax(logits, axis=-1)
+        last = _weighted_rank(bits, probs, sampling.top_p)
+        # Of tokens that tie at the edge, those with lower ids stay until the mass is reached.
+        above, tied = bits > last, bits == last
+        mass = jnp.sum(jnp.where(above, probs, 0.0), axis=-1, keepdims=True)
+        before = mass + probs * (jnp.cumsum(tied, axis=-1) - 1)
+        logits = jnp.where(above | (tied & (before < sampling.top_p)), logits, -jnp.inf)
+    return logits
+
+
+def _ordered_bits(x: Float[Array, "*b V"]) -> UInt[Array, "*b V"]:
+    """Unsigned integers in the order of the float32 numbers they stand for."""
+    bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.uint32)  # -0 and 0 tie
+    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
+
+
+def _weighted_rank(
+    bits: UInt[Array, "*b V"], weights: Float[Array, "*b V"], limit: Float[Array, ""]
+) -> UInt[Array, "*b 1"]:
+    """The least value above which entries weigh less than `limit` together: the k-th largest if every one weighs 1.
+
+    Found digit by digit in base 16, in eight passes over the vocabulary. 0 if all entries weigh less.
+    """
+    digits = jnp.arange(16, dtype=jnp.uint32).reshape([1] * (bits.ndim - 1) + [16])
+
+    def place(step: Array, found: Array) -> Array:
+        shift = jnp.uint32(28) - 4 * step.astype(jnp.uint32)
+        # The largest numbers that begin with the digits found so far and then with 0, 1, ... 15.
+        ends = found | (digits << shift) | ((jnp.uint32(1) << shift) - 1)
+        above = jnp.sum(jnp.where(bits[..., None, :] > ends[..., None], weights[..., None, :], 0.0), axis=-1)
+        digit = jnp.argmax(above < limit, axis=-1, keepdims=True).astype(jnp.uint32)
+        return found | (digit << shift)
+
+    with jax.named_scope("rank"):  # by which `costs` tells this loop from others
+        return jax.lax.fori_loop(0, 8, place, jnp.zeros((*bits.shape[:-1], 1), jnp.uint32))
 
 
 def draw(logits: Float[Array, " V"], key: Key[Array, ""], index: Int[Array, ""], sampling: Sampling) -> Int[Array, ""]:

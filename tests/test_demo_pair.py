@@ -10,6 +10,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors
 
 import eagle_jax
 
@@ -50,6 +51,19 @@ def test_both_heads_belong_to_the_target(pair):
         assert head.config.kind == ("eagle3" if name == "eagle3" else "eagle1")
     with pytest.raises(ValueError, match="head='eagle': the bundled pair has 'eagle3' and 'eagle2'"):
         eagle_jax.load_demo("eagle")
+
+
+def test_the_heads_files_name_what_official_ones_do(golden):
+    """As the reference engine's own tiny heads do; its EAGLE-2 head has a bias in `fc` besides, which is optional."""
+    names = {}
+    for folder in (DEMO, golden):
+        for head in ("eagle1", "eagle3"):
+            name = "eagle2" if (folder, head) == (DEMO, "eagle1") else head  # EAGLE-2 has the heads of EAGLE-1
+            with safetensors.safe_open(folder / name / "model.safetensors", framework="np") as stored:
+                names[folder, head] = set(stored.keys())
+    assert names[DEMO, "eagle3"] == names[golden, "eagle3"]
+    assert names[golden, "eagle1"] - names[DEMO, "eagle1"] == {"fc.bias"}
+    assert names[DEMO, "eagle1"] < names[golden, "eagle1"]
 
 
 def test_the_files_are_small():

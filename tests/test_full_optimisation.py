@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 
@@ -22,10 +23,9 @@ FAST = ("rows",)
 def test_proofs_hold_in_optimised_programs(name, repository):
     flags = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     environment = flags | {"EAGLE_JAX_TESTS_OPTIMISED": "1"}
-    command = f"{sys.executable} -m pytest -q -m 'not slow' -p no:cacheprovider {CASES[name]}"
-    run = subprocess.run(
-        command, shell=True, capture_output=True, text=True, cwd=repository, env=environment, check=False
-    )
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider"]
+    command += shlex.split(CASES[name])
+    run = subprocess.run(command, capture_output=True, text=True, cwd=repository, env=environment, check=False)
     assert run.returncode == 0, run.stdout
     assert " passed" in run.stdout.splitlines()[-1]
     assert "skipped" not in run.stdout.splitlines()[-1]

@@ -48,6 +48,19 @@ def test_ties_of_top_p_go_to_the_lower_index():
     np.testing.assert_allclose(law, [0.5, 0.5, 0, 0], atol=1e-6)
 
 
+@pytest.mark.parametrize("vocab", [1, 2, 1000])
+def test_a_large_vocabulary_of_any_logits(vocab):
+    """Large and tiny numbers, equal ones, both zeros, minus infinity."""
+    rng = np.random.default_rng(vocab)
+    logits = (rng.normal(size=vocab) * 10.0 ** rng.integers(-6, 2, vocab)).astype(np.float32)
+    logits[rng.random(vocab) < 0.3] = np.float32(-0.0)
+    logits[rng.random(vocab) < 0.2] = np.float32(0.0)
+    logits[1:][rng.random(vocab - 1) < 0.1] = -np.inf
+    for settings in (dict(top_k=7), dict(top_k=400), dict(top_p=0.3), dict(top_p=0.97), dict(top_k=30, top_p=0.6)):
+        law = np.exp(np.asarray(process_logits(jnp.asarray(logits), make_sampling(0.8, **settings))))
+        np.testing.assert_allclose(law, oracles.processed_law(logits, 0.8, **settings), atol=1e-6)
+
+
 def test_a_row_of_a_batch_is_processed_alone():
     logits = jax.random.normal(jax.random.key(0), (5, 3, 11)) * 3
     sampling = make_sampling(0.8, 6, 0.9, 0.02)

@@ -151,7 +151,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def encode(tokenizer: Tokenizer, mix: list[Document]) -> Corpus:
-    """Tokenises; chat turns become what the chat template renders, which `tests/training/test_programs.py` asserts."""
+    """Tokenises; chat turns become what the chat template renders, as a test asserts."""
     ids = tokenizer.get_vocab()
     bos, end, user, assistant = (ids[token] for token in SPECIAL[:4])
     texts = tokenizer.encode_batch([doc.text for doc in mix])

@@ -59,6 +59,10 @@ def test_tally():
 
 
 def test_what_is_refused(pair, tasks):
+    with pytest.raises(ValueError, match="--limit 0 must be at least 1"):
+        bench.main(bench.Args(tasks="talk", data=tasks, limit=0, **QUICK))
+    with pytest.raises(ValueError, match="--tasks names no task"):
+        bench.main(bench.Args(tasks=" , ", data=tasks, **QUICK))
     with pytest.raises(ValueError, match="unknown method 'medusa'"):
         bench.main(bench.Args(methods="vanilla,medusa", tasks="talk", data=tasks, **QUICK))
     with pytest.raises(ValueError, match="neither a file nor a name"):

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors
 from transformers import AutoTokenizer
 
 import eagle_jax
 import train.data
+import train.evaluate
 import train.head
 import train.regenerate
 import train.target
 from eagle_jax.programs import arguments
 from eagle_jax.training.corpus import SOURCES, Corpus
+from tests import oracles
+from tests.models import tiny_target
 
 FUNCTION = 'def double_0(x):\n    """Twice x."""\n    y = 2 * x\n    return y\n\n\n'
 
@@ -57,15 +64,6 @@ def test_documents_are_what_the_chat_template_renders(prepared):
     assert text == f"<|bos|><|user|>{train.data.COMPLETE}{turn}<|end|>"
 
 
-def test_a_configuration_file_gives_the_defaults_and_flags_override_it(tmp_path):
-    (tmp_path / "c.yaml").write_text("target: a\ncorpus: [b.npz]\nout: c\nhead: eagle2\nrate: 1e-4\n")
-    args = arguments(train.head.Args, "", ["--config", str(tmp_path / "c.yaml"), "--updates", "7"])
-    assert (args.head, args.rate, args.updates, args.target) == ("eagle2", 1e-4, 7, Path("a"))
-    (tmp_path / "c.yaml").write_text("targets: a\n")
-    with pytest.raises(eagle_jax.ConfigError, match="nearest known one is 'target'"):
-        arguments(train.head.Args, "", ["--config", str(tmp_path / "c.yaml")])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["eagle3", "eagle2"])
 def test_from_raw_data_to_a_pair_that_drafts(prepared, head, tmp_path):
@@ -78,7 +76,9 @@ def test_from_raw_data_to_a_pair_that_drafts(prepared, head, tmp_path):
     assert history[-1]["step"] == 4
     target = tmp_path / "run" / "checkpoint"
     train.regenerate.main(
-        train.regenerate.Args(target, prepared / "data" / "train.npz", tmp_path / "replies.npz", 8, 4, max_new_tokens=8)
+        train.regenerate.Args(
+            target, prepared / "data" / "train.npz", tmp_path / "replies.npz", documents=8, batch=4, max_new_tokens=8
+        )
     )
     train.head.main(
         train.head.Args(
@@ -88,13 +88,65 @@ def test_from_raw_data_to_a_pair_that_drafts(prepared, head, tmp_path):
     )  # fmt: skip
     loaded = eagle_jax.load_target(target)
     drafter = eagle_jax.load_drafter(tmp_path / "head", loaded, tree=eagle_jax.TreeConfig.chain(2))
+    with safetensors.safe_open(tmp_path / "head" / "model.safetensors", framework="np") as stored:
+        assert ("embed_tokens.weight" in stored.keys()) == (head == "eagle2")  # noqa: SIM118
+    args = train.regenerate.Args(
+        target, prepared / "data" / "train.npz", tmp_path / "drafted.npz", head=tmp_path / "head", tree=(2, 2, 4),
+        documents=8, batch=4, max_new_tokens=8,
+    )  # fmt: skip
+    train.regenerate.main(args)
+    replies = [Corpus.load(tmp_path / f"{name}.npz") for name in ("replies", "drafted")]
+    assert replies[0].tokens.tolist() == replies[1].tokens.tolist()
     prompts = [[0, 2, 40, 41, 3]]
     drafted = eagle_jax.generate(loaded, drafter, prompts, max_new_tokens=8)
     assert drafted.tokens == eagle_jax.generate(loaded, None, prompts, max_new_tokens=8).tokens
 
 
-@pytest.mark.parametrize("name", ["target", "eagle3", "eagle2"])
+def test_mass_is_the_share_of_the_likeliest_tokens():
+    """By one softmax per position, over what the target wrote and nothing else."""
+    target = tiny_target()
+    prompts, replies, temperature = [[1, 2], [3, 4, 5, 6]], [[7, 8, 9], [10]], 0.7
+    rows = []
+    for prompt, reply in zip(prompts, replies, strict=True):
+        text = jnp.asarray([prompt + reply])
+        length = text.shape[1]
+        causal = jnp.tril(jnp.ones((length, length), bool))
+        out = target.fn.forward(target.params, text, jnp.arange(length)[None], causal, None)
+        logits = np.asarray(target.fn.logits(target.params, out.hidden[0]))
+        rows += [oracles.processed_law(logits[i], temperature) for i in range(len(prompt) - 1, length - 1)]
+    best = np.sort(np.array(rows), axis=-1)[:, ::-1][:, :3]
+    wanted = best.cumsum(axis=-1).mean(axis=0)
+    found = train.evaluate.mass(target, prompts, replies, temperature, best=3)
+    assert found == pytest.approx(wanted.tolist(), abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "message"),
+    [
+        ("data", dict(data="nowhere"), "lacks nowhere/gsm8k/train.jsonl and nowhere/gpteacher"),
+        ("target", dict(data="nowhere"), "no tokenizer in nowhere: run `python -m train.data"),
+        ("regenerate", dict(target="t", corpus="nowhere.npz", out="o"), "no corpus at nowhere.npz: `python -m train"),
+        ("regenerate", dict(target="t", corpus="text.npz", out="o"), "text.npz is not a corpus"),
+        ("head", dict(target="t", corpus=("nowhere.npz",), out="o"), "no corpus at nowhere.npz"),
+        ("head", dict(target="t", corpus=("c",), out="o", updates=0), "--updates 0 must be at least 1"),
+        ("evaluate", dict(target="t", head="h", heldout="nowhere.npz"), "no corpus at nowhere.npz"),
+    ],
+)
+def test_a_missing_earlier_step_is_named(program, options, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("text.npz").write_text("no archive")
+    module = importlib.import_module(f"train.{program}")
+    paths = ("data", "target", "corpus", "out", "head", "heldout")
+    as_path = lambda value: tuple(map(Path, value)) if isinstance(value, tuple) else Path(value)  # noqa: E731
+    arguments = {name: as_path(value) if name in paths else value for name, value in options.items()}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        module.main(module.Args(**arguments))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text.npz"]
+
+
+@pytest.mark.parametrize("name", ["target", "eagle3", "eagle3_ttt", "eagle2"])
 def test_the_bundled_pairs_configurations_load(repository, name):
     program = train.target if name == "target" else train.head
     args = arguments(program.Args, "", ["--config", str(repository / "configs" / f"demo_{name}.yaml")])
-    assert name in str(args.out)
+    assert name.removesuffix("_ttt") in str(args.out)
+    assert (args.init is not None) == (name == "eagle3_ttt") if name != "target" else args.layers == 16

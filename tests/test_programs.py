@@ -1,0 +1,95 @@
+"""What every program begins and ends with: arguments, configuration files, errors, Ctrl-C."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from eagle_jax.config import ConfigError
+from eagle_jax.programs import arguments, at_least_one, run
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    """Of a program.
+
+    Attributes:
+      size: how large.
+      name: how called.
+    """
+
+    size: int = 3
+    name: str = "a"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--config", "FILE", "--size", "7"], ["--size", "7", "--config", "FILE"], ["--size", "7", "--config=FILE"]],
+)
+def test_a_file_gives_defaults_wherever_it_is_named(words, tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("size: 5\nname: b\n")
+    assert arguments(Args, None, [word.replace("FILE", str(path)) for word in words]) == Args(7, "b")
+
+
+def test_a_file_that_does_not_fit_is_refused(tmp_path):
+    (tmp_path / "c.yaml").write_text("sise: 5\n")
+    with pytest.raises(ConfigError, match="unknown key 'sise'; the nearest known one is 'size'"):
+        arguments(Args, None, ["--config", str(tmp_path / "c.yaml")])
+    with pytest.raises(ConfigError, match="no such configuration file"):
+        arguments(Args, None, ["--config", str(tmp_path / "d.yaml")])
+    with pytest.raises(ConfigError, match="--config needs the path"):
+        arguments(Args, None, ["--size", "2", "--config"])
+
+
+def test_help_names_the_file_and_every_option(capsys):
+    with pytest.raises(SystemExit):
+        arguments(Args, "Does it.\n\n    python -m it", ["--help"])
+    out = capsys.readouterr().out
+    for text in ("Does it.", "--config FILE.yaml", "how large", "how called"):
+        assert text in out
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (None, 0),
+        (0, 0),
+        (1, 1),
+        ({"a": 1}, 0),
+        (ValueError("size is wrong"), "error: size is wrong"),
+        (FileNotFoundError(2, "No such file or directory", "x.json"), "error: x.json: No such file or directory"),
+        (OSError("disk full"), "error: disk full"),
+    ],
+    ids=str,
+)
+def test_a_program_ends_with_a_status_or_a_sentence(outcome, code, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["it"])
+
+    def main(args):
+        assert args == Args()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    with pytest.raises(SystemExit) as caught:
+        run(main, Args, None)
+    assert caught.value.code == code
+
+
+def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["it"])
+
+    def main(args):
+        raise KeyError("a fault")
+
+    with pytest.raises(KeyError, match="a fault"):
+        run(main, Args, None)
+
+
+def test_counts_are_at_least_one():
+    at_least_one(Args(size=1), "size")
+    at_least_one(Args(size=None), "size")
+    with pytest.raises(ValueError, match="--size 0 must be at least 1"):
+        at_least_one(Args(size=0), "size")
