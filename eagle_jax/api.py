@@ -262,6 +262,7 @@ def load_demo(
     Raises:
       ValueError: no such head.
     """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch, which nothing here needs
     # Not AutoTokenizer, which imports torch where it is installed: seconds.
     from transformers import PreTrainedTokenizerFast
 

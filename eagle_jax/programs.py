@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -40,6 +41,8 @@ def run(main: Callable[[T], Any], cls: type[T], description: str | None) -> NoRe
     A `ValueError` or `OSError` is printed as one sentence; any other exception is a fault of ours and keeps its
     traceback.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         status = main(arguments(cls, description))
         sys.exit(status if isinstance(status, int) else 0)

@@ -41,7 +41,7 @@ class Args:
       repetitions: timed runs of each path, of which the median counts.
     """
 
-    prompt: str = "Write a Python function that returns the n-th Fibonacci number."
+    prompt: str = "Write a Python function that computes the factorial of n."
     head: Literal["eagle2", "eagle3"] = "eagle2"
     max_new_tokens: int = 128
     temperature: float = 0.0
@@ -53,7 +53,6 @@ def main(args: Args) -> None:
     """Runs the demo."""
     at_least_one(args, "repetitions")
     started = time.perf_counter()
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
     use_compilation_cache()
     colours = (sys.stdout.isatty() or "FORCE_COLOR" in os.environ) and "NO_COLOR" not in os.environ
     target, drafter, tokenizer = eagle_jax.load_demo(args.head)
@@ -96,6 +95,8 @@ def main(args: Args) -> None:
         "vanilla_tok_s": round(rates["vanilla"], 1),
         "machine": machine(),
     }
+    knows = "knows this prompt by heart, others it answers" if args.prompt == Args.prompt else "may well answer"
+    print(f"A model of 11 million parameters {knows} with nonsense; what counts is that both texts are the same.")
     print(
         f"{name} {rates['eagle']:.0f} tokens/s, plain {rates['vanilla']:.0f} tokens/s: {result['speedup']:.2f}x; "
         f"tau = {result['tau']:.2f} tokens per target pass; the texts {'are identical' if identical else 'DIFFER'}.\n"

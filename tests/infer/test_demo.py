@@ -66,6 +66,20 @@ def test_colours_only_where_there_is_text():
     assert demo.paint("a", demo.GREEN, False) == "a"
 
 
+def test_ctrl_c_while_importing_ends_it_silently(repository):
+    # A suite that a shell runs in the background has SIGINT ignored, and its children would inherit that.
+    start = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+        "os.execv(sys.executable, [sys.executable, '-m', 'infer.demo'])"
+    )
+    with subprocess.Popen([sys.executable, "-c", start], cwd=repository, stderr=subprocess.PIPE) as process:
+        time.sleep(0.7)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert err == b""
+
+
 def test_ctrl_c_ends_it_with_one_line(repository, tmp_path):
     """Even while programs are being compiled, in threads that cannot be interrupted."""
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "empty")}
