@@ -193,6 +193,7 @@ def test_traffic_of_a_program():
     cache, new = 8 * 64 * 128 * 2, 8 * 128 * 2
     update, reduce, copy = 2 * new, new, 2 * cache
     assert program.traffic("main", {"walk/while": 3}) == 3 * (update + reduce + copy)
+    assert program.traffic("main", {"while": 8, "walk/while": 3}) == 3 * (update + reduce + copy)  # the longest name
     assert program.traffic(program.loop_body("walk/while"), {}) == update + reduce + copy
     assert [
         (move.instruction.name, move.bytes, move.times) for move in program.collectives("main", {"walk/while": 3})
@@ -203,3 +204,24 @@ def test_traffic_of_a_program():
     assert costs.Program(called).host_transfers() == ["copied"]
     with pytest.raises(ValueError, match="0 loops"):
         program.loop_body("absent/while")
+
+
+SLICE = """HloModule slices
+
+%cut (p: s8[64]) -> s8[16] {
+  %p = s8[64]{0} parameter(0)
+  ROOT %part = s8[16]{0:S(1)} slice(%p), slice={[0:16]}
+}
+
+ENTRY %main (weights: s8[64]) -> s8[16] {
+  %weights = s8[64]{0} parameter(0)
+  %start = ((s8[64]{0}), s8[16]{0:S(1)}, s32[]{:S(2)}) START
+  ROOT %done = s8[16]{0:S(1)} async-done(%start)
+}
+"""
+
+
+@pytest.mark.parametrize("start", ["async-start(%weights), calls=%cut", "slice-start(%weights), slice={[0:16]}"])
+def test_a_fetched_slice_costs_the_slice(start):
+    """Weights that are brought into VMEM piece by piece, under either of the compiler's names for it."""
+    assert costs.Program(SLICE.replace("START", start)).traffic("main", {}) == 16

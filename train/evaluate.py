@@ -94,7 +94,8 @@ def main(args: Args) -> None:
                 record["identical"] = f"{same}/{len(prompts)}"
             results.append(record)
             logging.info("%s", json.dumps(record))
-    print(json.dumps({"head": str(args.head), "tree": args.tree, "results": results}))
+    report = {"head": str(args.head), "tree": args.tree, "sampled_ranking": args.sampled_ranking, "results": results}
+    print(json.dumps(report))
 
 
 def mass(
