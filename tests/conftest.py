@@ -37,6 +37,13 @@ hypothesis.settings.register_profile("eagle_jax", deadline=None, derandomize=Tru
 hypothesis.settings.load_profile("eagle_jax")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _programs_are_forgotten():
+    """Compiled programs live as long as JAX's caches, several memory maps each; Linux allows a process 65,530."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """Root of the checkout."""

@@ -9,6 +9,7 @@ import eagle_jax
 from eagle_jax.config import DecoderConfig, HeadConfig, TreeConfig
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
+from infer import bench, demo, profile
 
 
 class ByteTokenizer:
@@ -24,10 +25,13 @@ class ByteTokenizer:
 
 
 @pytest.fixture
-def pair(monkeypatch, tmp_path):
-    """Makes `eagle_jax.load_demo` return the small pair, and lets no compilation cache survive the test."""
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "jax_cache"))
-    before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
+def pair(monkeypatch):
+    """Makes `eagle_jax.load_demo` return the small pair, and the programs use no compilation cache.
+
+    JAX would go on writing to it after the test, whatever its configuration says by then.
+    """
+    for program in (bench, demo, profile):
+        monkeypatch.setattr(program, "use_compilation_cache", lambda: None)
     config = DecoderConfig(
         vocab_size=258, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8
     )
@@ -47,6 +51,4 @@ def pair(monkeypatch, tmp_path):
         return target, eagle_jax.DraftHead.from_params(head_config, params, target, tree), ByteTokenizer()
 
     monkeypatch.setattr(eagle_jax, "load_demo", load_demo, raising=False)
-    yield target
-    jax.config.update("jax_compilation_cache_dir", before[0])
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", before[1])
+    return target
