@@ -3,11 +3,13 @@
 # make test        everything but the slow tests          make test-all   everything
 # make lint types  ruff; mypy                             make clean      forget caches and the virtual environment
 #
-# PYTHON names the interpreter the virtual environment is made from (3.11 or later); ARGS goes to the program.
+# PYTHON names the interpreter the virtual environment is made from (3.11 or later); ARGS goes to the program; WORKERS is
+# how many processes run the tests (each takes up to 6 GB).
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+WORKERS ?= 2
 PYTEST_ARGS ?=
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
@@ -27,10 +29,10 @@ bench: $(INSTALLED_TEST)  # `transformers` is measured beside the engine, and ne
 # libtpu is installed for ahead-of-time compilation; without this JAX would look for the chip.
 test test-all: export JAX_PLATFORMS ?= cpu
 test: $(INSTALLED_TEST)
-	@$(PY) -m pytest -q -m "not slow" $(PYTEST_ARGS)
+	@$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 test-all: $(INSTALLED_TEST)
-	@$(PY) -m pytest -q $(PYTEST_ARGS)
+	@$(PY) -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(INSTALLED_TEST)
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check .
