@@ -193,7 +193,7 @@ def load_target(
       CheckpointError: nothing there, an unknown architecture, or tensors that do not fit, all named at once.
       ConfigError: the mesh does not divide the model.
     """
-    dtype = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
+    dtype = dtype if dtype is None or isinstance(dtype, str) else jnp.dtype(dtype).name
     config, params = load_target_checkpoint(
         path_or_hub_id,
         dtype,
@@ -327,6 +327,7 @@ def stream(
 ) -> Iterator[StreamChunk]:
     """Yields one prompt's tokens as cycles finish, from the same `step` as `generate`. Arguments as there.
 
+    A chunk holds the tokens of one cycle; on a mesh, the "data" axis must have size 1, since there is one row.
     Arguments are checked at the call, not at the first `next`.
     """
     sampling = _law(temperature, top_k, top_p, min_p)

@@ -7,6 +7,8 @@ compact.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -31,15 +33,11 @@ def commit(cache: KVCache, new: NewKV, count: Int[Array, " B"], rows: Int[Array,
 
     def append_keys(buffer: Float[Array, "B G hd S"], fresh: Float[Array, "B G T hd"]) -> Float[Array, "B G hd S"]:
         columns = pick(fresh).astype(buffer.dtype).swapaxes(2, 3)
-        return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (0, 0, at)))(
-            buffer, columns, cache.length
-        )
+        return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=2))(buffer, columns, cache.length)
 
     def append_values(buffer: Float[Array, "B G S hd"], fresh: Float[Array, "B G T hd"]) -> Float[Array, "B G S hd"]:
         lines = pick(fresh).astype(buffer.dtype)
-        return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (0, at, 0)))(
-            buffer, lines, cache.length
-        )
+        return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1))(buffer, lines, cache.length)
 
     return KVCache(
         keys=tuple(map(append_keys, cache.keys, new.keys)),

@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import numbers
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -197,6 +197,8 @@ class TreeConfig:
                     "TreeConfig.rank_by and rerank choose among the candidates of a dynamic tree; a static tree "
                     "(parents) has nothing to choose: leave them out"
                 )
+            if not isinstance(self.parents, Iterable):
+                raise ConfigError(f"TreeConfig.parents={self.parents!r} must be a list with the parent of every node")
             self._derive_from_parents(tuple(map(_as_int, self.parents)))
             return
         for name in ("depth", "top_k", "num_nodes"):
@@ -245,7 +247,7 @@ class TreeConfig:
     @classmethod
     def static(cls, parents: Sequence[int]) -> TreeConfig:
         """A tree of fixed shape, given by its `parents` list; that of EAGLE-1 is `EAGLE1_PARENTS`."""
-        return cls(parents=tuple(parents))
+        return cls(parents=tuple(parents) if isinstance(parents, Iterable) else (parents,))
 
 
 EAGLE1_PARENTS = (*[-1] * 4, 0, 0, 0, 1, 1, 2, 2, 3, 4, 4, 4, 5, 5, 6, 6, 7, 12, 12, 12, 20, 20)

@@ -95,7 +95,10 @@ def _one_key(key: jax.Array | int | None) -> jax.Array:
             return key
         if key.dtype == jnp.uint32 and key.shape == (2,):
             return jax.random.wrap_key_data(key)
-        raise ValueError(f"key has shape {key.shape}: pass one key, from which every row derives its own")
+        raise ValueError(
+            f"key is an array of {key.dtype}{list(key.shape)}: pass one key of jax.random.key, from which every "
+            "row derives its own, or a Python int as seed"
+        )
     raise ValueError(f"key={key!r} must be jax.random.key(seed) or an integer seed")
 
 

@@ -81,7 +81,7 @@ def _cut_by_rank(logits: Float[Array, "*b V"], sampling: Sampling) -> Float[Arra
         # Of tokens that tie at the edge, those with lower ids stay until the mass is reached.
         above, tied = bits > last, bits == last
         mass = jnp.sum(jnp.where(above, probs, 0.0), axis=-1, keepdims=True)
-        before = mass + probs * (jnp.cumsum(tied, axis=-1) - 1)
+        before = mass + probs * (jnp.cumsum(tied, axis=-1) - 1).astype(jnp.float32)
         logits = jnp.where(above | (tied & (before < sampling.top_p)), logits, -jnp.inf)
     return logits
 

@@ -18,7 +18,11 @@ from eagle_jax.tree import find_child
 from eagle_jax.types import Acceptance, DraftTree, Sampling
 
 VerifyFn = Callable[..., Acceptance]
-"""`(tree, logits [B, N+1, V], keys [B], index [B], sampling, depth) -> Acceptance`."""
+"""`(tree, logits [B, N+1, V], keys [B], index [B], sampling, depth) -> Acceptance`.
+
+A drafter may have looked at `sampling.noise(keys, index)`, what `deterministic` decides by: a rule that decides by
+draws of its own must derive them from the keys in another way, or turn a draft that depends on them into a bias.
+"""
 
 
 def deterministic(

@@ -58,7 +58,7 @@ class Args:
       top_k: children per node of the draft tree.
       nodes: of the draft tree, the root not counted.
       temperature: 0 is greedy; above it sampling is compiled, and drafting with the noise in view.
-      top_p: of the sampled law; below 1 the vocabulary is sorted.
+      top_p: of the sampled law; below 1 the program looks for its edge in every distribution.
       tensor: size of the "tensor" axis; None is the widest that gives every device whole key-value heads.
       layers: compile so many layers instead of all.
       plain: also compile plain decoding, to compare with.

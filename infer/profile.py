@@ -5,8 +5,9 @@
 
 Every part runs alone, many times inside one compiled loop, so that no host time is counted: the plain step and the
 whole cycle; of the cycle drafting, the target's pass over the tree, the head's update and the commit; of the target's
-pass its matrix products alone, one after the other. The parts are measured in turns, the median counts; compiled apart
-from each other they need not add up to the cycle exactly. Prints a table and, last, one JSON object.
+pass the products with its weights alone, one after the other, and attention alone. The parts are measured in turns, the
+median counts; compiled apart from each other they need not add up, and products that wait for each other can take
+longer alone than in the pass, where some run side by side. Prints a table and, last, one JSON object.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from eagle_jax.cache import commit
 from eagle_jax.costs import flops
 from eagle_jax.generate import prefill, step
 from eagle_jax.measure import machine, time_interleaved, use_compilation_cache
+from eagle_jax.models.layers import attend
 from eagle_jax.programs import at_least_one, run
 from eagle_jax.tree import ancestor_mask, node_depths
-from eagle_jax.types import Chance, GenerateState, Params, Verified
+from eagle_jax.types import Chance, GenerateState, KVCache, NewKV, Params, Verified
 from infer.bench import parse_tree
 
 
@@ -155,6 +157,8 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> di
         features = features + 1e-30 * drafted.hidden[:, None, :1].astype(features.dtype)
         return drafter.update(params, drafted, Verified(tokens, tokens, features, drafted.cache.length, one))
 
+    config = target.config
+    query = jax.random.normal(jax.random.key(1), (*tree.tokens.shape, config.num_heads, config.head_dim), args.dtype)
     rows = jnp.ones((args.batch * (drafter.num_nodes + 1), 1), jnp.float32)
     return {
         "plain step": Part(cycle(plain_fns), plain_params, plain_state),
@@ -162,6 +166,7 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> di
         "draft": Part(draft, params, state.drafter),
         "target pass": Part(verify, params, tree.tokens),
         "its products alone": Part(lambda p, x: products(p["target"], x), params, rows),
+        "its attention alone": Part(lambda _, query: attention(state.cache, out.new, mask, query), params, query),
         "head update": Part(extend, params, state.drafter),
         "commit": Part(lambda _, cache: commit(cache, out.new, one, path), params, state.cache),
     }
@@ -182,6 +187,14 @@ def products(params: Params, x: jax.Array) -> jax.Array:
         wide = jnp.broadcast_to(x, (x.shape[0], kernel.shape[0])).astype(kernel.dtype)
         x = jnp.dot(wide, kernel, preferred_element_type=jnp.float32).max(axis=-1, keepdims=True) * 1e-3
     return x
+
+
+def attention(cache: KVCache, new: NewKV, mask: jax.Array, query: jax.Array) -> jax.Array:
+    """The attention of every layer of one pass and nothing else; each waits for the one before it."""
+    for cached_keys, cached_values, keys, values in zip(cache.keys, cache.values, new.keys, new.values, strict=True):
+        mixed = attend(query, keys, values, mask, cached_keys, cached_values, cache.length)
+        query = query + 1e-30 * mixed.reshape(query.shape)
+    return query
 
 
 def pass_flops(target: eagle_jax.Target, batch: int, rows: int) -> float:

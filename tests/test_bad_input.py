@@ -79,7 +79,10 @@ def test_prompts(prompts, message):
         (dict(temperature=1.0, key=0, top_p=None), "top_p=None must be a number"),
         (dict(temperature=1.0, key="a"), "key='a' must be jax.random.key"),
         (dict(temperature=1.0, key=True), "key=True must be jax.random.key"),
-        (dict(temperature=1.0, key=jax.random.split(jax.random.key(0))), r"key has shape \(2,\): pass one key"),
+        (
+            dict(temperature=1.0, key=jax.random.split(jax.random.key(0))),
+            r"array of key<fry>\[2\]: pass one key",
+        ),
     ],
 )
 def test_options(options, message):

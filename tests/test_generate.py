@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -259,14 +260,35 @@ def test_the_program_holds_no_host_call_and_no_weight():
     request = _request(tiny_head("eagle3", TREES["k2n6"]), PROMPTS[:2])
     lowered = api._generate.lower(request.params, *request.arrays, sampling=request.sampling, **request.options)
     text = lowered.as_text()
-    for word in ("callback", "infeed", "outfeed", "send", "recv"):
-        assert f"stablehlo.{word}" not in text and f"@{word}" not in text and f"xla_python_cpu_{word}" not in text
+    assert _host_calls(text) == []
     largest = min(leaf.size for leaf in jax.tree.leaves(request.params) if leaf.ndim == 2)
     for line in text.splitlines():
         if "stablehlo.constant dense" in line and "tensor<" in line:
             shape = line.rsplit("tensor<", 1)[1].split(">")[0].split("x")[:-1]
             assert np.prod([int(size) for size in shape], initial=1) < largest, line[:200]
     assert text.count("stablehlo.while") >= 1
+
+
+def _host_calls(stablehlo: str) -> list[str]:
+    """Whatever a lowered program asks of the host: callbacks of any version of JAX, in- and outfeed, send, recv."""
+    operations = re.findall(r"stablehlo\.(infeed|outfeed|send|recv)", stablehlo)
+    calls = re.findall(r"custom_call @(\w+)|call_target_name = \"(\w+)\"", stablehlo)
+    return operations + [
+        name for pair in calls for name in pair if "callback" in name.lower() or "host" in name.lower()
+    ]
+
+
+@pytest.mark.parametrize("kind", ["debug", "io", "pure"])
+def test_a_host_call_would_be_seen(kind):
+    def step(x):
+        if kind == "debug":
+            jax.debug.callback(lambda value: None, x)
+            return x + 1
+        call = jax.pure_callback if kind == "pure" else jax.experimental.io_callback
+        return call(lambda value: value, jax.ShapeDtypeStruct((), jnp.int32), x) + 1
+
+    program = jax.jit(lambda x: jax.lax.while_loop(lambda x: x < 3, step, x))
+    assert len(_host_calls(program.lower(jnp.int32(0)).as_text())) == 1
 
 
 def test_in_a_profile_the_loop_is_one_call(tmp_path):
@@ -297,6 +319,16 @@ def test_in_a_profile_the_loop_is_one_call(tmp_path):
     assert many.count("PjitFunction(generate)") == 1
     _, streamed = calls("stream", lambda: list(eagle_jax.stream(tiny_target(), head, PROMPTS[0], max_new_tokens=8)))
     assert streamed.count("PjitFunction(step)") > 1
+
+
+@pytest.mark.parametrize("switch", [jax.enable_x64(True), jax.numpy_dtype_promotion("strict")], ids=["x64", "strict"])
+def test_the_users_settings_of_jax_change_no_text(switch):
+    """Python integers are 64 bits wide under the one, and mixed dtypes an error under the other."""
+    head = tiny_head("eagle3", TREES["k2n6"])
+    options = {"max_new_tokens": 8, "temperature": 1.0, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "key": 2}
+    wanted = eagle_jax.generate(tiny_target(), None, PROMPTS[:2], **options).tokens
+    with switch:
+        assert eagle_jax.generate(tiny_target(), head, PROMPTS[:2], **options).tokens == wanted
 
 
 def test_pure_functions_compose_with_jit_vmap_and_eval_shape():

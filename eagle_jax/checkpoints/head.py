@@ -127,10 +127,10 @@ def _read_d2t(
         problems.found["missing"].append("d2t")
         return None
     for name, size in (("d2t", draft_vocab), ("t2d", vocab)):
-        if name in names and reader.infos[names[name]].shape != (size,):
-            shape = list(reader.infos[names[name]].shape)
-            problems.found["misshaped"].append(f"{names[name]} is {shape}, expected {[size]}")
-            return None
+        if name in names and (shape := reader.infos[names[name]].shape) != (size,):
+            problems.found["misshaped"].append(f"{names[name]} is {list(shape)}, expected {[size]}")
+    if problems.found["misshaped"] or problems.found["missing"]:
+        return None
     difference = reader.read(names["d2t"]).astype(np.int64)
     ids = difference + np.arange(draft_vocab)
     if ids.min() < 0 or ids.max() >= vocab or len(np.unique(ids)) != draft_vocab:

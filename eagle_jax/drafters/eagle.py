@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.cache import commit
 from eagle_jax.config import ConfigError, HeadConfig, TreeConfig, sibling_ranks, static_depths
@@ -64,37 +64,39 @@ class Frontier(NamedTuple):
     states: Float[Array, "B W H"]
     scores: Float[Array, "B W"]
     pool: Int[Array, "B W"]
-    mask: Array
+    mask: Bool[Array, "B W E"]
 
 
 class HeadFns(NamedTuple):
-    """A head bound to a target: how its pieces read the engine's `params`."""
+    """A head bound to a target: how its pieces read the engine's `params`; H and F are the head's sizes."""
 
     config: HeadConfig
     target: TargetFn
     dtype: str
 
-    def embed(self, params: Params, tokens: Array) -> Array:
+    def embed(self, params: Params, tokens: Int[Array, "B T"]) -> Float[Array, "B T E"]:
         """Token embeddings, the head's own or the target's."""
         if self.config.own_embedding:
             return self._apply(params, tokens, method="embed")
         return self.target.embed(params["target"], tokens)
 
-    def fuse(self, params: Params, features: Array) -> Array:
+    def fuse(self, params: Params, features: Float[Array, "B T F"]) -> Float[Array, "B T H"]:
         """Target features in the head's space."""
         return self._apply(params, features, method="fuse")
 
-    def run(self, params: Params, tokens: Array, states: Array, *context: object) -> HeadOutput:
+    def run(
+        self, params: Params, tokens: Int[Array, "B T"], states: Float[Array, "B T H"], *context: object
+    ) -> HeadOutput:
         """One pass; `context` is (positions, mask, cached, earlier)."""
         return self._apply(params, self.embed(params, tokens), states, *context)
 
-    def logits(self, params: Params, states: Array) -> Array:
+    def logits(self, params: Params, states: Float[Array, "*b H"]) -> Float[Array, "*b Vd"]:
         """Draft logits, float32, over the draft vocabulary."""
         if self.config.kind == "eagle1":
             return self.target.logits(params["target"], states)
         return self._apply(params, states, method="logits")
 
-    def to_target(self, params: Params, draft_ids: Array) -> Array:
+    def to_target(self, params: Params, draft_ids: Int[Array, "*b"]) -> Int[Array, "*b"]:
         """Draft vocabulary ids as target ids."""
         if self.config.kind == "eagle1":
             return draft_ids

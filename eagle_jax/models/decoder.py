@@ -24,8 +24,8 @@ class DecoderLayer(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T H"],
-        cos: Array,
-        sin: Array,
+        cos: Float[Array, "B T 2 hd2"],
+        sin: Float[Array, "B T 2 hd2"],
         mask: Bool[Array, "*b T T"],
         cached: tuple[Array, Array, Array] | None,
     ) -> tuple[Float[Array, "B T H"], Array, Array]:

@@ -70,6 +70,8 @@ class TestGolden:
         copy = embedding if name == "eagle1" else None
         save_head_checkpoint(config, head, tmp_path, "float32", embedding=copy)
         ours = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+        modes = {oct(path.stat().st_mode) for path in tmp_path.iterdir() if path.is_file()}
+        assert len(modes) == 1  # weights are as readable as their config
         theirs = safetensors.numpy.load_file(golden / name / "model.safetensors")
         assert ours.keys() == theirs.keys()
         for key, value in theirs.items():
@@ -335,6 +337,12 @@ class TestDraftVocabulary:
         config, tensors = eagle3()
         tensors["t2d"] = np.roll(tensors["t2d"], 1)
         assert "t2d marks other target ids than d2t reaches" in message_of(tmp_path, config, tensors)
+
+    def test_both_tables_of_wrong_shape_are_named(self, tmp_path):
+        config, tensors = eagle3()
+        tensors["t2d"], tensors["d2t"] = np.append(tensors["t2d"], True), np.append(tensors["d2t"], 0)
+        message = message_of(tmp_path, config, tensors)
+        assert "misshaped (2): d2t is [18], expected [17], t2d is [54], expected [53]" in message
 
     def test_t2d_of_another_vocabulary(self, tmp_path):
         config, tensors = eagle3()

@@ -15,7 +15,8 @@ from infer import profile
 def test_the_last_line_is_one_json_object(pair, capsys):
     profile.main(profile.Args(context=8, turns=2, repeats=1))
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    parts = {"plain step", "cycle", "draft", "target pass", "its products alone", "head update", "commit"}
+    alone = {"its products alone", "its attention alone"}
+    parts = alone | {"plain step", "cycle", "draft", "target pass", "head update", "commit"}
     assert set(result["ms"]) == parts
     assert all(value > 0 for value in result["ms"].values())
     assert result["break_even_tau"] == pytest.approx(result["ms"]["cycle"] / result["ms"]["plain step"], abs=2e-3)
