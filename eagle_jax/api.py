@@ -10,6 +10,7 @@ import dataclasses
 import importlib.resources
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ from eagle_jax.generate import generate as run_generate
 from eagle_jax.generate import prefill as run_prefill
 from eagle_jax.generate import step as run_step
 from eagle_jax.models.decoder import target_fn
-from eagle_jax.request import Request, StopTokens, check_law, prepare
+from eagle_jax.request import Request, StopTokens, check_law, check_prompt, prepare
 from eagle_jax.sampling import make_sampling
 from eagle_jax.sharding import param_shardings, placer, shard_drafter, shard_target
 from eagle_jax.types import Drafter, GenerateState, Params, Sampling, TargetFn
@@ -53,9 +54,9 @@ class Target:
       mesh: the ("data", "tensor") mesh that parameters and caches are spread over; None is one device.
     """
 
-    config: DecoderConfig
-    params: Params
-    fn: TargetFn
+    config: DecoderConfig = field(repr=False)
+    params: Params = field(repr=False)
+    fn: TargetFn = field(repr=False)
     name: str
     dtype: str
     mesh: Mesh | None = None
@@ -79,11 +80,11 @@ class DraftHead:
         functions.
     """
 
-    config: HeadConfig
-    params: Params
+    config: HeadConfig = field(repr=False)
+    params: Params = field(repr=False)
     tree: TreeConfig
-    drafter: Drafter
-    target_fn: TargetFn
+    drafter: Drafter = field(repr=False)
+    target_fn: TargetFn = field(repr=False)
     name: str
     mesh: Mesh | None = None
 
@@ -248,13 +249,14 @@ def load_drafter(
 
 
 def load_demo(
-    head: Literal["eagle2", "eagle3"] = "eagle2", tree: TreeConfig | None = None
+    head: Literal["eagle2", "eagle3"] = "eagle2", tree: TreeConfig | None = None, *, dtype: DTypeLike = "float32"
 ) -> tuple[Target, DraftHead, Any]:
     """Loads the bundled pair: a small trained chat model, one of its two heads, and its tokenizer. Needs no network.
 
     Args:
       head: which head; the two are level, the EAGLE-2 head a little ahead on two CPU cores (README, model card).
       tree: None takes the best tree measured for the platform (small on CPU, where width costs time).
+      dtype: as in `load_target`; the files hold bfloat16.
 
     Returns:
       target, drafter, tokenizer (of `transformers`, with a chat template).
@@ -271,7 +273,7 @@ def load_demo(
     if tree is None:
         tree = DEMO_TREE_CPU if jax.default_backend() == "cpu" else DEFAULT_TREE
     directory = Path(str(importlib.resources.files("eagle_jax.assets"))) / "demo"
-    target = load_target(directory / "target")
+    target = load_target(directory / "target", dtype)
     return (
         target,
         load_drafter(directory / head, target, tree),
@@ -331,8 +333,8 @@ def stream(
     Arguments are checked at the call, not at the first `next`.
     """
     sampling = _law(temperature, top_k, top_p, min_p)
-    request = _prepare(target, drafter, [prompt], max_new_tokens, sampling, eos_ids, key)
-    return _stream(request)
+    check_prompt(prompt, "prompt", target.config)
+    return _stream(_prepare(target, drafter, [prompt], max_new_tokens, sampling, eos_ids, key))
 
 
 def _stream(request: Request) -> Iterator[StreamChunk]:

@@ -377,7 +377,7 @@ def load_yaml(cls: type[T], path: str | Path) -> T:
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)  # a SafeLoader
     except (yaml.YAMLError, ConfigError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{path} is no YAML file: {' '.join(str(error).split())}") from error
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path}: expected a mapping of keys to values, found {type(values).__name__}")
     return from_mapping(cls, values, where=str(path))

@@ -7,8 +7,12 @@ or with `jax.eval_shape`. `params` is `{"target": ..., "drafter": ...}` througho
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int, Key
 
 from eagle_jax.cache import commit
@@ -49,8 +53,10 @@ def prefill(
       slots: S, cache capacity, at least `required_slots(...)`. max_tokens: capacity of the output. chunk: divides P.
 
     Raises:
-      ValueError: `chunk` does not divide P, or `slots` is below what the run can touch.
+      ValueError: an argument of another kind or shape, `chunk` does not divide P, or `slots` is below what the run can
+        touch.
     """
+    _check(params, prompts, (lengths, budget, keys), eos_ids, target, drafter)
     batch, width = prompts.shape
     if width % chunk:
         raise ValueError(f"chunk={chunk} must divide the padded prompt width {width}")
@@ -109,6 +115,28 @@ def prefill(
         accepted=jnp.zeros((batch, drafter.depth + 1), jnp.int32),
         keys=keys,
     )
+
+
+def _check(params: Params, prompts: Any, by_row: tuple[Any, ...], eos_ids: Any, target: Any, drafter: Any) -> None:
+    """Refuses what a caller of these functions is likely to mistake, before tracing fails on it somewhere inside."""
+    for name, value, kind in (("target", target, TargetFn), ("drafter", drafter, Drafter)):
+        if not isinstance(value, kind):
+            raise ValueError(f"{name} is a {type(value).__name__}, expected a {kind.__name__}: its .fn or .drafter")
+    if not isinstance(params, Mapping) or not params.keys() >= {"target", "drafter"}:
+        raise ValueError('params must be {"target": ..., "drafter": ...}, the parameters of both')
+    batch = np.shape(prompts)[0] if np.ndim(prompts) == 2 else None
+    lengths, budget, keys = by_row
+    for name, value, shape in (
+        ("prompts", prompts, "[B, P]"),
+        ("lengths", lengths, "[B]"),
+        ("budget", budget, "[B]"),
+        ("eos_ids", eos_ids, "[B, E]"),
+        ("keys", keys, "[B]"),
+    ):
+        array = isinstance(value, jax.Array | np.ndarray)
+        if not array or value.ndim != shape.count(",") + 1 or value.shape[0] != batch:
+            found = f"of shape {list(value.shape)}" if array else f"a {type(value).__name__}"
+            raise ValueError(f"{name} is {found}, expected an array {shape} with a row for every prompt")
 
 
 def _take(values: Array, row: Int[Array, " B"]) -> Array:

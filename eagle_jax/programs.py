@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -10,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 import tyro
 
-from eagle_jax.config import ConfigError, load_yaml
+from eagle_jax.config import ConfigError, TreeConfig, load_yaml
 
 T = TypeVar("T")
 
@@ -25,14 +26,16 @@ def arguments(cls: type[T], description: str | None, argv: Sequence[str] | None 
       ConfigError: the file is missing, or has a key that `cls` has not.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    prog = None if spec is None else f"python -m {spec.name}"
     help_text = f"{(description or '').rstrip()}\n\n--config FILE.yaml gives defaults of the options below."
     for at, word in enumerate(words):
         if word == "--config" and at + 1 == len(words):
             raise ConfigError("--config needs the path of a YAML file")
         if word == "--config" or word.startswith("--config="):
             path, rest = (word[9:], words[at + 1 :]) if "=" in word else (words[at + 1], words[at + 2 :])
-            return tyro.cli(cls, args=words[:at] + rest, default=load_yaml(cls, path), description=help_text)
-    return tyro.cli(cls, args=words, description=help_text)
+            return tyro.cli(cls, prog=prog, args=words[:at] + rest, default=load_yaml(cls, path), description=help_text)
+    return tyro.cli(cls, prog=prog, args=words, description=help_text)
 
 
 def run(main: Callable[[T], Any], cls: type[T], description: str | None) -> NoReturn:
@@ -41,6 +44,7 @@ def run(main: Callable[[T], Any], cls: type[T], description: str | None) -> NoRe
     A `ValueError` or `OSError` is printed as one sentence; any other exception is a fault of ours and keeps its
     traceback.
     """
+    logging.getLogger("jax").setLevel(logging.WARNING)  # which backends it did not find is no news to a user
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -66,3 +70,16 @@ def at_least_one(args: object, *names: str) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
+
+
+def parse_tree(text: str) -> TreeConfig:
+    """`"depth,top_k,num_nodes"` -> the tree.
+
+    Raises:
+      ValueError: it does not read so. ConfigError: there is no such tree.
+    """
+    try:
+        depth, top_k, num_nodes = map(int, text.split(","))
+    except ValueError:
+        raise ValueError(f"--tree {text!r} must be depth,top_k,num_nodes, such as 6,10,59") from None
+    return TreeConfig(depth, top_k, num_nodes)

@@ -138,24 +138,36 @@ def _check_prompts(prompts: Any, config: DecoderConfig) -> list[np.ndarray]:
         or not isinstance(prompts, Sequence | np.ndarray | jax.Array)
         or len(prompts) == 0
     ):
-        raise ValueError("prompts must be a non-empty list of lists of token ids")
-    rows = []
-    for index, prompt in enumerate(prompts):
-        if isinstance(prompt, int | np.integer | str | Mapping):
-            raise ValueError(f"prompts[{index}] is a {type(prompt).__name__}: pass a list of lists of token ids")
-        row = _integers(prompt)
-        if row is not None and row.size == 0:
-            raise ValueError(f"prompts[{index}] is empty: a prompt needs at least one token, such as the bos token")
-        if row is None or row.ndim != 1:
-            raise ValueError(f"prompts[{index}] must be a flat list of integer token ids")
-        bad = np.flatnonzero((row < 0) | (row >= config.vocab_size))
-        if bad.size:
-            raise ValueError(
-                f"prompts[{index}][{bad[0]}]={row[bad[0]]} lies outside the vocabulary of {config.vocab_size} tokens; "
-                "was it made by another tokenizer?"
-            )
-        rows.append(row.astype(np.int32))
-    return rows
+        tokenize = "; tokenize text first: [tokenizer.encode(text)]" if isinstance(prompts, str) else ""
+        raise ValueError(f"prompts must be a non-empty list of lists of token ids{tokenize}")
+    if isinstance(prompts[0], numbers.Integral):
+        raise ValueError("prompts is a flat list of token ids: pass a list of such lists, for a single prompt [prompt]")
+    return [check_prompt(prompt, f"prompts[{index}]", config) for index, prompt in enumerate(prompts)]
+
+
+def check_prompt(prompt: Any, name: str, config: DecoderConfig) -> np.ndarray:
+    """One prompt as int32 [P].
+
+    Raises:
+      ValueError: `name` is not a flat list of the target's token ids, or empty.
+    """
+    if isinstance(prompt, Mapping):  # BatchEncoding is one
+        keys = ", ".join(map(str, prompt))
+        raise ValueError(f"{name} is a {type(prompt).__name__} of {keys}: pass the token ids, its ['input_ids']")
+    if isinstance(prompt, str):
+        raise ValueError(f"{name} is a str: tokenize it first, tokenizer.encode(text)")
+    row = _integers(prompt)
+    if row is not None and row.ndim == 1 and row.size == 0:
+        raise ValueError(f"{name} is empty: a prompt needs at least one token, such as the bos token")
+    if row is None or row.ndim != 1:
+        raise ValueError(f"{name} must be a flat list of integer token ids")
+    bad = np.flatnonzero((row < 0) | (row >= config.vocab_size))
+    if bad.size:
+        raise ValueError(
+            f"{name}[{bad[0]}]={row[bad[0]]} lies outside the vocabulary of {config.vocab_size} tokens; "
+            "was it made by another tokenizer?"
+        )
+    return row.astype(np.int32)
 
 
 def _check_budgets(max_new_tokens: int | Sequence[int], rows: list[np.ndarray], config: DecoderConfig) -> list[int]:
@@ -166,12 +178,14 @@ def _check_budgets(max_new_tokens: int | Sequence[int], rows: list[np.ndarray], 
         raise ValueError(f"max_new_tokens has {len(budgets)} entries for {len(rows)} prompts")
     for index, (budget, row) in enumerate(zip(budgets, rows, strict=True)):
         if isinstance(budget, bool) or not isinstance(budget, int | np.integer) or budget < 1:
-            raise ValueError(f"max_new_tokens={budget!r} (row {index}) must be an integer of at least 1")
-        if len(row) + budget > config.max_position:
+            where = f" (row {index})" if several else ""
+            raise ValueError(f"max_new_tokens={budget!r}{where} must be an integer of at least 1")
+        room = config.max_position - len(row)
+        if budget > room:
+            lower = f" or lower max_new_tokens to at most {room}" if room > 0 else ": it leaves no room for an answer"
             raise ValueError(
                 f"row {index}: a prompt of {len(row)} tokens plus max_new_tokens={budget} exceeds the model's length "
-                f"of {config.max_position}; shorten the prompt or lower max_new_tokens to at most "
-                f"{config.max_position - len(row)}"
+                f"of {config.max_position}; shorten the prompt{lower}"
             )
     return [int(budget) for budget in budgets]
 

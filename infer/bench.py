@@ -36,7 +36,7 @@ from eagle_jax.measure import (
     time_interleaved,
     use_compilation_cache,
 )
-from eagle_jax.programs import at_least_one, run
+from eagle_jax.programs import at_least_one, parse_tree, run
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"
 GOLDEN_RUN = "eagle3_total60_depth5_topk10"
@@ -128,6 +128,8 @@ class Tally:
 def main(args: Args) -> dict[str, Any]:
     """Runs the benchmark; returns what it prints last."""
     at_least_one(args, "limit", "max_new_tokens", "batch", "repeats")
+    if not split(args.methods):
+        raise ValueError("--methods names no method: vanilla, eagle2 and eagle3 are measured")
     if not split(args.tasks):
         raise ValueError("--tasks names no task; a task is a name in the folder --data or the path of a file")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
@@ -139,6 +141,7 @@ def main(args: Args) -> dict[str, Any]:
 
     results: dict[str, dict[str, Any]] = {name: {} for name in methods}
     for task, entries in questions.items():
+        print(f"{task}: {len(entries)} questions, {', '.join(methods)} in turns ...", file=sys.stderr, flush=True)
         tallies, skipped = measure(entries, methods, tokenizer, target.config.max_position, args)
         if skipped:
             print(f"{task}: {skipped} turns left out: too long for the model's {target.config.max_position} positions")
@@ -206,7 +209,7 @@ def load(args: Args) -> tuple[eagle_jax.Target, Any, dict[str, Method]]:
     tree = parse_tree(args.tree) if args.tree else None
     heads: dict[str, eagle_jax.DraftHead | None] = {"vanilla": None}
     if args.target is None:
-        target, _, tokenizer = eagle_jax.load_demo()
+        target, _, tokenizer = eagle_jax.load_demo(dtype=args.dtype)
     else:
         from transformers import AutoTokenizer
 
@@ -219,7 +222,7 @@ def load(args: Args) -> tuple[eagle_jax.Target, Any, dict[str, Method]]:
         if path is not None:
             head = eagle_jax.load_drafter(path, target)
         elif args.target is None:
-            head = eagle_jax.load_demo(cast(Literal["eagle3", "eagle2"], name))[1]
+            head = eagle_jax.load_demo(cast(Literal["eagle3", "eagle2"], name), dtype=args.dtype)[1]
         else:
             raise ValueError(f"--methods {name} with --target needs --{name} PATH, the head of that target")
         heads[name] = head.with_tree(dataclasses.replace(tree or head.tree, sampled_ranking=args.sampled_ranking))
@@ -316,15 +319,6 @@ def print_table(report: dict[str, Any]) -> None:
 def split(names: str) -> list[str]:
     """`"a,b"` -> `["a", "b"]`."""
     return [name.strip() for name in names.split(",") if name.strip()]
-
-
-def parse_tree(text: str) -> eagle_jax.TreeConfig:
-    """`"depth,top_k,num_nodes"` -> the tree."""
-    try:
-        depth, top_k, num_nodes = map(int, text.split(","))
-    except ValueError:
-        raise ValueError(f"--tree {text!r} must be depth,top_k,num_nodes, such as 6,10,59") from None
-    return eagle_jax.TreeConfig(depth=depth, top_k=top_k, num_nodes=num_nodes)
 
 
 if __name__ == "__main__":

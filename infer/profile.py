@@ -28,10 +28,9 @@ from eagle_jax.costs import flops
 from eagle_jax.generate import prefill, step
 from eagle_jax.measure import machine, time_interleaved, use_compilation_cache
 from eagle_jax.models.layers import attend
-from eagle_jax.programs import at_least_one, run
+from eagle_jax.programs import at_least_one, parse_tree, run
 from eagle_jax.tree import ancestor_mask, node_depths
 from eagle_jax.types import Chance, GenerateState, KVCache, NewKV, Params, Verified
-from infer.bench import parse_tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +67,14 @@ def main(args: Args) -> dict[str, Any]:
         raise ValueError("--target and --head belong together; without both the bundled pair is profiled")
     use_compilation_cache()
     if args.target is None or args.head is None:
-        target, head, _ = eagle_jax.load_demo(args.bundled)
+        target, head, _ = eagle_jax.load_demo(args.bundled, dtype=args.dtype)
     else:
         target = eagle_jax.load_target(args.target, args.dtype)
         head = eagle_jax.load_drafter(args.head, target)
     head = head.with_tree(parse_tree(args.tree)) if args.tree else head
+    longest = target.config.max_position - args.turns * (head.tree.depth + 1) - 1
+    if args.context > longest:
+        raise ValueError(f"--context {args.context} must be at most {longest} for {args.turns} turns of this model")
 
     calls = {name: part.repeat(args.turns) for name, part in parts(target, head, args).items()}
     for call in calls.values():

@@ -27,8 +27,10 @@ def nothing_is_compiled():
     [
         ([], "non-empty list of lists"),
         (None, "non-empty list of lists"),
-        ("hello", "list of lists of token ids"),
-        ([1, 2], r"prompts\[0\] is a int"),
+        ([1, 2], r"flat list of token ids: .* for a single prompt \[prompt\]"),
+        ("hello", r"tokenize text first: \[tokenizer\.encode\(text\)\]"),
+        (["hello"], r"prompts\[0\] is a str: tokenize it first"),
+        ([{"input_ids": [1]}], r"prompts\[0\] is a dict of input_ids: pass the token ids, its \['input_ids'\]"),
         ([[1], []], r"prompts\[1\] is empty"),
         ([[1, 12]], r"prompts\[0\]\[1\]=12 lies outside the vocabulary of 12 tokens"),
         ([[-1]], r"prompts\[0\]\[0\]=-1 lies outside"),
@@ -39,7 +41,6 @@ def nothing_is_compiled():
             BatchEncoding({"input_ids": [[1]], "attention_mask": [[1]]}),
             r"BatchEncoding of input_ids, .*\['input_ids'\]",
         ),
-        ([{"role": "user"}], r"prompts\[0\] is a dict"),
     ],
     ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
 )
@@ -116,8 +117,43 @@ def test_arrays_are_welcome_where_lists_are():
 
 
 def test_stream_refuses_at_the_call():
-    with pytest.raises(ValueError, match="is empty"):
-        eagle_jax.stream(tiny_target(), None, [])
+    for prompt, message in (
+        ([], "prompt is empty"),
+        ("hi", "prompt is a str: tokenize it first"),
+        ([[1]], "prompt must be a flat list"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            eagle_jax.stream(tiny_target(), None, prompt)
+
+
+def test_a_prompt_that_fills_the_model():
+    with pytest.raises(ValueError, match="shorten the prompt: it leaves no room for an answer"):
+        eagle_jax.generate(tiny_target(), None, [[1] * 600])
+
+
+def test_arguments_of_the_pure_functions():
+    """Checked before anything is traced; called here directly, since the tests' type checks would come first."""
+    from eagle_jax.generate import _check
+
+    head, keys = tiny_head("eagle3", TreeConfig.chain(2)), jax.random.split(jax.random.key(0), 1)
+    target, row = tiny_target(), jnp.array([4])
+    good = {
+        "params": {"target": target.params, "drafter": head.params}, "prompts": jnp.ones((1, 4), jnp.int32),
+        "by_row": (row, row, keys), "eos_ids": jnp.array([[-1]]), "target": target.fn, "drafter": head.drafter,
+    }  # fmt: skip
+    _check(**good)
+    for change, message in (
+        ({"target": target}, r"target is a Target, expected a TargetFn: its \.fn or \.drafter"),
+        ({"drafter": head}, "drafter is a DraftHead, expected a Drafter"),
+        ({"params": target.params}, 'params must be {"target": ..., "drafter": ...}'),
+        ({"prompts": [[1, 2]]}, r"prompts is a list, expected an array \[B, P\]"),
+        ({"prompts": row}, r"prompts is of shape \[1\], expected an array \[B, P\]"),
+        ({"by_row": (row, row, keys[0])}, r"keys is of shape \[\], expected an array \[B\]"),
+        ({"by_row": (jnp.array([4, 4]), row, keys)}, r"lengths is of shape \[2\]"),
+        ({"eos_ids": row}, r"eos_ids is of shape \[1\], expected an array \[B, E\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _check(**{**good, **change})
 
 
 def test_a_drafter_bound_to_another_target():

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from eagle_jax.config import TreeConfig
 from eagle_jax.measure import chat_ids, find_task, machine, read_questions, time_interleaved
+from tests.models import tiny_head, tiny_target
 
 LINE = {"question_id": 7, "category": "math", "turns": ["How many?", "Why?"], "reference": ["3"]}
 
@@ -20,6 +26,24 @@ def write(tmp_path):
         return path
 
     return write
+
+
+def test_the_compilation_cache_is_written(tmp_path):
+    """In a process of its own: JAX does not give a cache up again."""
+    code = (
+        "from eagle_jax.measure import use_compilation_cache; import jax, jax.numpy as jnp; use_compilation_cache();"
+        "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0); jax.jit(jnp.sin)(jnp.ones(3))"
+    )
+    (tmp_path / "here").mkdir()
+    for name, setting in (("here/.jax_cache", {}), ("elsewhere", {"JAX_COMPILATION_CACHE_DIR": "../elsewhere"})):
+        environment = {**os.environ, **setting, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path / "here", env=environment)
+        assert any((tmp_path / name).iterdir())
+
+
+def test_loaded_things_print_as_one_line():
+    assert repr(tiny_target()) == "Target(name='target', dtype='float32', mesh=None)"
+    assert repr(tiny_head("eagle3", TreeConfig.chain(2))).startswith("DraftHead(tree=TreeConfig(depth=2, top_k=1, ")
 
 
 def test_questions(write):

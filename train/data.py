@@ -170,7 +170,9 @@ def main(args: Args) -> None:
     at_least_one(args, "vocab_size", "max_characters")
     wanted = [args.data / "gsm8k" / "train.jsonl", args.data / "gpteacher"]
     if missing := [str(path) for path in wanted if not path.exists()]:
-        raise ValueError(f"--data {args.data} lacks {' and '.join(missing)}: see the docstring of train/data.py")
+        raise ValueError(
+            f"--data {args.data} lacks {' and '.join(missing)}: GSM8K's train split and the JSON files of GPTeacher"
+        )
     mix = list(documents(args.data, args.max_characters))
     held = [zlib.crc32((doc.text + (doc.reply or "")).encode()) % 50 == 0 for doc in mix]
     parts = {"train": [doc for doc, out in zip(mix, held, strict=True) if not out],

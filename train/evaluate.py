@@ -22,7 +22,7 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.config import DecoderConfig
-from eagle_jax.programs import at_least_one, run
+from eagle_jax.programs import at_least_one, parse_tree, run
 from eagle_jax.request import bucket
 from eagle_jax.training.corpus import SOURCES, Corpus
 from eagle_jax.training.step import observe
@@ -40,7 +40,7 @@ class Args:
       prompts: per kind, decoded as one batch.
       max_new_tokens: per reply.
       max_prompt: longer prompts are left out.
-      tree: depth, top_k and num_nodes.
+      tree: depth,top_k,num_nodes.
       sampled_ranking: what the head ranks its candidates by at temperature > 0 (TreeConfig).
       temperatures: each is measured.
       seed: of the draws.
@@ -53,7 +53,7 @@ class Args:
     prompts: int = 24
     max_new_tokens: int = 128
     max_prompt: int = 128
-    tree: tuple[int, int, int] = (6, 10, 59)
+    tree: str = "6,10,59"
     sampled_ranking: Literal["draw", "law", "untempered"] = "draw"
     temperatures: tuple[float, ...] = (0.0, 1.0)
     seed: int = 0
@@ -65,7 +65,7 @@ def main(args: Args) -> None:
     at_least_one(args, "prompts", "max_new_tokens", "max_prompt")
     corpus = Corpus.load(args.heldout)
     target = eagle_jax.load_target(args.target)
-    tree = eagle_jax.TreeConfig(*args.tree, sampled_ranking=args.sampled_ranking)
+    tree = dataclasses.replace(parse_tree(args.tree), sampled_ranking=args.sampled_ranking)
     drafter = eagle_jax.load_drafter(args.head, target, tree=tree)
 
     def decode(
@@ -94,6 +94,8 @@ def main(args: Args) -> None:
                 record["identical"] = f"{same}/{len(prompts)}"
             results.append(record)
             logging.info("%s", json.dumps(record))
+    if not results:
+        raise ValueError(f"{args.heldout} has no prompt of at most --max-prompt {args.max_prompt} tokens")
     report = {"head": str(args.head), "tree": args.tree, "sampled_ranking": args.sampled_ranking, "results": results}
     print(json.dumps(report))
 

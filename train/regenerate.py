@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 import eagle_jax
-from eagle_jax.programs import at_least_one, run
+from eagle_jax.programs import at_least_one, parse_tree, run
 from eagle_jax.training.corpus import Corpus
 
 
@@ -31,7 +31,7 @@ class Args:
       corpus: .npz of `train.data`.
       out: .npz to write.
       head: a head that drafts (None: plain decoding).
-      tree: depth, top_k, num_nodes of its draft tree.
+      tree: depth,top_k,num_nodes of its drafts.
       documents: prompts to answer.
       batch: prompts at once.
       max_new_tokens: longest reply.
@@ -45,7 +45,7 @@ class Args:
     corpus: Path
     out: Path
     head: Path | None = None
-    tree: tuple[int, int, int] = (3, 2, 5)
+    tree: str = "3,2,5"
     documents: int = 4096
     batch: int = 64
     max_new_tokens: int = 160
@@ -62,7 +62,7 @@ def main(args: Args) -> None:
     target = eagle_jax.load_target(args.target)
     drafter = None
     if args.head is not None:
-        drafter = eagle_jax.load_drafter(args.head, target, tree=eagle_jax.TreeConfig(*args.tree))
+        drafter = eagle_jax.load_drafter(args.head, target, tree=parse_tree(args.tree))
     rng = np.random.default_rng(args.seed)
     usable = np.flatnonzero((corpus.prompts > 0) & (corpus.prompts <= args.max_prompt))
     chosen = rng.permutation(usable)[: args.documents]

@@ -58,7 +58,7 @@ class Args:
       seed: of weights and order.
       save_minutes: between checkpoints.
       log_every: steps per line.
-      held_rows: held-out rows per measurement.
+      held_rows: held-out rows per measurement, a multiple of 4.
       resume: continue from `out`; `minutes` and `steps` then count from the restart.
     """
 
@@ -104,6 +104,8 @@ def take(rows: Iterator[tuple[np.ndarray, np.ndarray]], count: int) -> np.ndarra
 def main(args: Args) -> None:
     """Trains until the schedule is complete."""
     at_least_one(args, "length", "micro_rows", "micro_batches", "log_every", "held_rows")
+    if args.held_rows % 4:
+        raise ValueError(f"--held-rows {args.held_rows} must be a multiple of 4, the rows measured at once")
     if not (args.data / "tokenizer" / "tokenizer.json").is_file():
         raise ValueError(f"no tokenizer in {args.data}: run `python -m train.data --out {args.data}` first")
     if args.resume and not (args.out / "state.msgpack").is_file():
@@ -159,7 +161,8 @@ def main(args: Args) -> None:
         spent = (step - first) / args.steps if args.steps else (time.time() - start) / (60 * args.minutes)
         if decay_from is None and spent >= 1 - args.decay:
             decay_from = step
-            decay_steps = max(1, round((step - first) * args.decay / (1 - args.decay)))
+            left = args.steps - (step - first) if args.steps else (step - first) * args.decay / (1 - args.decay)
+            decay_steps = max(1, round(left))
             logging.info("decay begins at step %d and takes %d steps", step, decay_steps)
         rate = pretrain.warmup_stable_decay(step, args.rate, args.warmup, decay_from, decay_steps)
         batch = take(rows, per_step).reshape(args.micro_batches, args.micro_rows, -1)

@@ -110,7 +110,8 @@ def _download(
         raise CheckpointError(f"{repo_id!r} is neither a local directory nor a valid hub id: {error}") from error
     except (OSError, hub_errors.HTTPError) as error:
         # No network, an offline switch without a cached copy, a full disk, a connection that broke on the way.
+        reason = " ".join(str(error).split()).rstrip(".")
         raise CheckpointError(
             f"there is no directory {repo_id!r}, and it could not be fetched from the hub and is not complete in its "
-            f"cache: {error}. Check the spelling and the network, or give the path of a local copy"
+            f"cache: {reason}. Check the spelling and the network, or give the path of a local copy"
         ) from error

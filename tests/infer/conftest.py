@@ -42,7 +42,7 @@ def pair(monkeypatch):
     tree = TreeConfig(depth=2, top_k=2, num_nodes=4)
     taps = {"eagle2": (2,), "eagle3": (0, 1, 2)}
 
-    def load_demo(head="eagle2"):
+    def load_demo(head="eagle2", dtype="float32"):
         kind = "eagle1" if head == "eagle2" else "eagle3"
         head_config = HeadConfig(
             kind, layer, draft_vocab_size=258, target_hidden_size=32, taps=taps[head], fc_bias=kind == "eagle1"

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from eagle_jax.config import ConfigError
+from eagle_jax.programs import parse_tree
 from infer import bench
 
 
@@ -63,11 +64,13 @@ def test_what_is_refused(pair, tasks):
         bench.main(bench.Args(tasks="talk", data=tasks, limit=0, **QUICK))
     with pytest.raises(ValueError, match="--tasks names no task"):
         bench.main(bench.Args(tasks=" , ", data=tasks, **QUICK))
+    with pytest.raises(ValueError, match="--methods names no method"):
+        bench.main(bench.Args(methods="", tasks="talk", data=tasks))
     with pytest.raises(ValueError, match="unknown method 'medusa'"):
         bench.main(bench.Args(methods="vanilla,medusa", tasks="talk", data=tasks, **QUICK))
     with pytest.raises(ValueError, match="neither a file nor a name"):
         bench.main(bench.Args(tasks="chat", data=tasks, **QUICK))
     with pytest.raises(ValueError, match=r"--tree '6x10' must be depth,top_k,num_nodes"):
-        bench.parse_tree("6x10")
+        parse_tree("6x10")
     with pytest.raises(ConfigError, match="exceeds the 6 candidates"):
-        bench.parse_tree("2,2,7")
+        parse_tree("2,2,7")

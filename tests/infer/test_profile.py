@@ -30,6 +30,11 @@ def test_the_products_are_those_of_the_model(pair):
     assert profile.pass_flops(pair, batch=3, rows=5) == 2 * 15 * weights
 
 
+def test_a_context_that_leaves_no_room_is_refused(pair):
+    with pytest.raises(ValueError, match=r"--context 5000 must be at most \d+ for 2 turns"):
+        profile.main(profile.Args(context=5000, turns=2))
+
+
 def test_a_target_without_its_head_is_refused():
     with pytest.raises(ValueError, match="--target and --head belong together"):
         profile.main(profile.Args(target="x"))

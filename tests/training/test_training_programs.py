@@ -91,7 +91,7 @@ def test_from_raw_data_to_a_pair_that_drafts(prepared, head, tmp_path):
     with safetensors.safe_open(tmp_path / "head" / "model.safetensors", framework="np") as stored:
         assert ("embed_tokens.weight" in stored.keys()) == (head == "eagle2")  # noqa: SIM118
     args = train.regenerate.Args(
-        target, prepared / "data" / "train.npz", tmp_path / "drafted.npz", head=tmp_path / "head", tree=(2, 2, 4),
+        target, prepared / "data" / "train.npz", tmp_path / "drafted.npz", head=tmp_path / "head", tree="2,2,4",
         documents=8, batch=4, max_new_tokens=8,
     )  # fmt: skip
     train.regenerate.main(args)
@@ -130,6 +130,7 @@ def test_mass_is_the_share_of_the_likeliest_tokens():
         ("head", dict(target="t", corpus=("nowhere.npz",), out="o"), "no corpus at nowhere.npz"),
         ("head", dict(target="t", corpus=("c",), out="o", updates=0), "--updates 0 must be at least 1"),
         ("evaluate", dict(target="t", head="h", heldout="nowhere.npz"), "no corpus at nowhere.npz"),
+        ("target", dict(data="d", held_rows=6), "--held-rows 6 must be a multiple of 4"),
     ],
 )
 def test_a_missing_earlier_step_is_named(program, options, message, tmp_path, monkeypatch):
