@@ -158,8 +158,8 @@ def _write_weights(
             written = name.replace("layers.0.", prefix) if table is HEAD else name
             tensors[written] = transposed(host) if table.name_of(path)[1] else np.ascontiguousarray(host)
         tensors.update(extra or {} if number == 1 else {})
-        # Not `save_file`, which lets nobody but the owner read.
-        (staging / file).write_bytes(safetensors.numpy.save(tensors, metadata={"format": "pt"}))
+        safetensors.numpy.save_file(tensors, staging / file, metadata={"format": "pt"})
+        (staging / file).chmod(0o666 & ~_umask())  # it lets nobody but the owner read
         weight_map.update(dict.fromkeys(tensors, file))
     if len(shards) > 1:
         total = sum(int(np.prod(np.shape(leaf))) * dtype.itemsize for leaf in flat.values())
