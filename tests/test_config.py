@@ -200,7 +200,7 @@ class TestYaml:
             ("steps: 3\nsteps: 4", "line 2: 'steps' is given twice"),
             ("- steps", "expected a mapping of keys to values, found list"),
             ("", "expected a mapping of keys to values, found NoneType"),
-            ("steps: [", "example.yaml: while parsing"),
+            ("steps: [", "example.yaml is no YAML file: while parsing"),
             ("!!python/object/apply:os.getcwd []", "could not determine a constructor"),
         ],
     )
