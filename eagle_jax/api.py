@@ -28,7 +28,7 @@ from eagle_jax.generate import generate as run_generate
 from eagle_jax.generate import prefill as run_prefill
 from eagle_jax.generate import step as run_step
 from eagle_jax.models.decoder import target_fn
-from eagle_jax.request import Request, StopTokens, check_law, check_prompt, prepare
+from eagle_jax.request import Request, StopTokens, check_law, prepare
 from eagle_jax.sampling import make_sampling
 from eagle_jax.sharding import param_shardings, placer, shard_drafter, shard_target
 from eagle_jax.types import Drafter, GenerateState, Params, Sampling, TargetFn
@@ -333,8 +333,7 @@ def stream(
     Arguments are checked at the call, not at the first `next`.
     """
     sampling = _law(temperature, top_k, top_p, min_p)
-    check_prompt(prompt, "prompt", target.config)
-    return _stream(_prepare(target, drafter, [prompt], max_new_tokens, sampling, eos_ids, key))
+    return _stream(_prepare(target, drafter, [prompt], max_new_tokens, sampling, eos_ids, key, name="prompt"))
 
 
 def _stream(request: Request) -> Iterator[StreamChunk]:
@@ -364,6 +363,7 @@ def _prepare(
     sampling: Sampling,
     eos_ids: StopTokens,
     key: jax.Array | int | None,
+    **naming: str,
 ) -> Request:
     _check_target(target)
     if head is not None and not isinstance(head, DraftHead):
@@ -383,6 +383,7 @@ def _prepare(
         sampling,
         eos_ids,
         key,
+        **naming,
     )
 
 

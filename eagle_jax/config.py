@@ -247,7 +247,8 @@ class TreeConfig:
     @classmethod
     def static(cls, parents: Sequence[int]) -> TreeConfig:
         """A tree of fixed shape, given by its `parents` list; that of EAGLE-1 is `EAGLE1_PARENTS`."""
-        return cls(parents=tuple(parents) if isinstance(parents, Iterable) else (parents,))
+        given: Any = () if parents is None else parents  # None would be a dynamic tree; the checks make a tuple of it
+        return cls(parents=given)
 
 
 EAGLE1_PARENTS = (*[-1] * 4, 0, 0, 0, 1, 1, 2, 2, 3, 4, 4, 4, 5, 5, 6, 6, 7, 12, 12, 12, 20, 20)
@@ -377,7 +378,7 @@ def load_yaml(cls: type[T], path: str | Path) -> T:
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)  # a SafeLoader
     except (yaml.YAMLError, ConfigError) as error:
-        raise ConfigError(f"{path} is no YAML file: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path}: expected a mapping of keys to values, found {type(values).__name__}")
     return from_mapping(cls, values, where=str(path))

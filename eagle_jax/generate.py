@@ -56,7 +56,7 @@ def prefill(
       ValueError: an argument of another kind or shape, `chunk` does not divide P, or `slots` is below what the run can
         touch.
     """
-    _check(params, prompts, (lengths, budget, keys), eos_ids, target, drafter)
+    _check(params, target, drafter, prompts=prompts, lengths=lengths, budget=budget, eos_ids=eos_ids, keys=keys)
     batch, width = prompts.shape
     if width % chunk:
         raise ValueError(f"chunk={chunk} must divide the padded prompt width {width}")
@@ -117,26 +117,19 @@ def prefill(
     )
 
 
-def _check(params: Params, prompts: Any, by_row: tuple[Any, ...], eos_ids: Any, target: Any, drafter: Any) -> None:
+def _check(params: Params, target: Any, drafter: Any, **arrays: Any) -> None:
     """Refuses what a caller of these functions is likely to mistake, before tracing fails on it somewhere inside."""
     for name, value, kind in (("target", target, TargetFn), ("drafter", drafter, Drafter)):
         if not isinstance(value, kind):
             raise ValueError(f"{name} is a {type(value).__name__}, expected a {kind.__name__}: its .fn or .drafter")
     if not isinstance(params, Mapping) or not params.keys() >= {"target", "drafter"}:
         raise ValueError('params must be {"target": ..., "drafter": ...}, the parameters of both')
-    batch = np.shape(prompts)[0] if np.ndim(prompts) == 2 else None
-    lengths, budget, keys = by_row
-    for name, value, shape in (
-        ("prompts", prompts, "[B, P]"),
-        ("lengths", lengths, "[B]"),
-        ("budget", budget, "[B]"),
-        ("eos_ids", eos_ids, "[B, E]"),
-        ("keys", keys, "[B]"),
-    ):
+    for name, value in arrays.items():
+        axes = "B, P" if name == "prompts" else "B, E" if name == "eos_ids" else "B"
         array = isinstance(value, jax.Array | np.ndarray)
-        if not array or value.ndim != shape.count(",") + 1 or value.shape[0] != batch:
+        if not array or value.ndim != axes.count(",") + 1 or value.shape[0] != arrays["prompts"].shape[0]:
             found = f"of shape {list(value.shape)}" if array else f"a {type(value).__name__}"
-            raise ValueError(f"{name} is {found}, expected an array {shape} with a row for every prompt")
+            raise ValueError(f"{name} is {found}, expected an array [{axes}] with a row for every prompt")
 
 
 def _take(values: Array, row: Int[Array, " B"]) -> Array:

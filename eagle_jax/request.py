@@ -50,13 +50,17 @@ def prepare(
     sampling: Sampling,
     eos_ids: StopTokens,
     key: jax.Array | int | None,
+    name: str = "prompts[{}]",
 ) -> Request:
     """Checks the arguments of `eagle_jax.generate` and pads them into buckets.
+
+    Args:
+      name: what messages call the prompt with index {}.
 
     Raises:
       ValueError: naming the argument, its bound and the remedy.
     """
-    rows = _check_prompts(prompts, config)
+    rows = _check_prompts(prompts, name, config)
     budgets = _check_budgets(max_new_tokens, rows, config)
     stops = _stop_table(eos_ids, len(rows), config)
     if not sampling.greedy and key is None:
@@ -129,33 +133,19 @@ def round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def _check_prompts(prompts: Any, config: DecoderConfig) -> list[np.ndarray]:
-    if isinstance(prompts, Mapping):  # BatchEncoding is one
-        keys = ", ".join(map(str, prompts))
-        raise ValueError(f"prompts is a {type(prompts).__name__} of {keys}: pass the token ids, its ['input_ids']")
-    if (
-        isinstance(prompts, str | bytes)
-        or not isinstance(prompts, Sequence | np.ndarray | jax.Array)
-        or len(prompts) == 0
-    ):
-        tokenize = "; tokenize text first: [tokenizer.encode(text)]" if isinstance(prompts, str) else ""
-        raise ValueError(f"prompts must be a non-empty list of lists of token ids{tokenize}")
-    if isinstance(prompts[0], numbers.Integral):
-        raise ValueError("prompts is a flat list of token ids: pass a list of such lists, for a single prompt [prompt]")
-    return [check_prompt(prompt, f"prompts[{index}]", config) for index, prompt in enumerate(prompts)]
+def _check_prompts(prompts: Any, name: str, config: DecoderConfig) -> list[np.ndarray]:
+    _refuse_untokenised(prompts, "prompts")
+    if not isinstance(prompts, Sequence | np.ndarray | jax.Array) or isinstance(prompts, bytes) or len(prompts) == 0:
+        raise ValueError("prompts must be a non-empty list of lists of token ids")
+    return [_check_prompt(prompt, name.format(index), config) for index, prompt in enumerate(prompts)]
 
 
-def check_prompt(prompt: Any, name: str, config: DecoderConfig) -> np.ndarray:
-    """One prompt as int32 [P].
-
-    Raises:
-      ValueError: `name` is not a flat list of the target's token ids, or empty.
-    """
-    if isinstance(prompt, Mapping):  # BatchEncoding is one
-        keys = ", ".join(map(str, prompt))
-        raise ValueError(f"{name} is a {type(prompt).__name__} of {keys}: pass the token ids, its ['input_ids']")
-    if isinstance(prompt, str):
-        raise ValueError(f"{name} is a str: tokenize it first, tokenizer.encode(text)")
+def _check_prompt(prompt: Any, name: str, config: DecoderConfig) -> np.ndarray:
+    _refuse_untokenised(prompt, name)
+    if isinstance(prompt, numbers.Integral):
+        raise ValueError(
+            f"{name} is a single token id, expected a list of them; one prompt goes into generate as [prompt]"
+        )
     row = _integers(prompt)
     if row is not None and row.ndim == 1 and row.size == 0:
         raise ValueError(f"{name} is empty: a prompt needs at least one token, such as the bos token")
@@ -168,6 +158,14 @@ def check_prompt(prompt: Any, name: str, config: DecoderConfig) -> np.ndarray:
             "was it made by another tokenizer?"
         )
     return row.astype(np.int32)
+
+
+def _refuse_untokenised(value: Any, name: str) -> None:
+    if isinstance(value, Mapping):  # BatchEncoding is one
+        keys = ", ".join(map(str, value))
+        raise ValueError(f"{name} is a {type(value).__name__} of {keys}: pass the token ids, its ['input_ids']")
+    if isinstance(value, str):
+        raise ValueError(f"{name} is a str: tokenize text first, as tokenizer.encode(text) does")
 
 
 def _check_budgets(max_new_tokens: int | Sequence[int], rows: list[np.ndarray], config: DecoderConfig) -> list[int]:

@@ -72,9 +72,6 @@ def main(args: Args) -> dict[str, Any]:
         target = eagle_jax.load_target(args.target, args.dtype)
         head = eagle_jax.load_drafter(args.head, target)
     head = head.with_tree(parse_tree(args.tree)) if args.tree else head
-    longest = target.config.max_position - args.turns * (head.tree.depth + 1) - 1
-    if args.context > longest:
-        raise ValueError(f"--context {args.context} must be at most {longest} for {args.turns} turns of this model")
 
     calls = {name: part.repeat(args.turns) for name, part in parts(target, head, args).items()}
     for call in calls.values():
@@ -118,8 +115,11 @@ class Part(NamedTuple):
 
 def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> dict[str, Part]:
     """The parts of a cycle, in the state after a prompt of `args.context` random tokens."""
-    prompts = jax.random.randint(jax.random.key(0), (args.batch, args.context), 0, target.config.vocab_size).tolist()
     budget = args.turns * (head.tree.depth + 1) + 1
+    longest = target.config.max_position - budget
+    if args.context > longest:
+        raise ValueError(f"--context {args.context} must be at most {longest} for {args.turns} turns of this model")
+    prompts = jax.random.randint(jax.random.key(0), (args.batch, args.context), 0, target.config.vocab_size).tolist()
     sampling = api.make_sampling()
 
     def start(drafter: eagle_jax.DraftHead | None) -> tuple[Params, GenerateState, dict[str, Any]]:

@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eagle_jax import api
 from eagle_jax.api import DraftHead, Target
 from eagle_jax.config import DecoderConfig, HeadConfig, TreeConfig
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
+from eagle_jax.request import Request
 
 
 @functools.cache
@@ -50,3 +52,8 @@ def _sharpen(params: dict, factor: float) -> dict:
 def random_prompts(lengths: list[int], vocab: int, seed: int = 0) -> list[list[int]]:
     rng = np.random.default_rng(seed)
     return [rng.integers(0, vocab, length).tolist() for length in lengths]
+
+
+def prepared(head: DraftHead, prompts: list[list[int]], temperature: float = 0.0, max_new_tokens: int = 16) -> Request:
+    """A request to `tiny_target()`, checked and padded."""
+    return api._prepare(tiny_target(), head, prompts, max_new_tokens, api.make_sampling(temperature), None, 3)

@@ -27,9 +27,9 @@ def nothing_is_compiled():
     [
         ([], "non-empty list of lists"),
         (None, "non-empty list of lists"),
-        ([1, 2], r"flat list of token ids: .* for a single prompt \[prompt\]"),
-        ("hello", r"tokenize text first: \[tokenizer\.encode\(text\)\]"),
-        (["hello"], r"prompts\[0\] is a str: tokenize it first"),
+        ([1, 2], r"prompts\[0\] is a single token id, expected a list of them; one prompt .* as \[prompt\]"),
+        ("hello", r"prompts is a str: tokenize text first"),
+        (["hello"], r"prompts\[0\] is a str: tokenize text first"),
         ([{"input_ids": [1]}], r"prompts\[0\] is a dict of input_ids: pass the token ids, its \['input_ids'\]"),
         ([[1], []], r"prompts\[1\] is empty"),
         ([[1, 12]], r"prompts\[0\]\[1\]=12 lies outside the vocabulary of 12 tokens"),
@@ -119,11 +119,14 @@ def test_arrays_are_welcome_where_lists_are():
 def test_stream_refuses_at_the_call():
     for prompt, message in (
         ([], "prompt is empty"),
-        ("hi", "prompt is a str: tokenize it first"),
+        ("hi", "prompt is a str: tokenize text first"),
         ([[1]], "prompt must be a flat list"),
+        (7, "prompt is a single token id"),
     ):
         with pytest.raises(ValueError, match=message):
             eagle_jax.stream(tiny_target(), None, prompt)
+    with pytest.raises(ValueError, match="target is a str"):
+        eagle_jax.stream("path", None, [1])
 
 
 def test_a_prompt_that_fills_the_model():
@@ -138,18 +141,19 @@ def test_arguments_of_the_pure_functions():
     head, keys = tiny_head("eagle3", TreeConfig.chain(2)), jax.random.split(jax.random.key(0), 1)
     target, row = tiny_target(), jnp.array([4])
     good = {
-        "params": {"target": target.params, "drafter": head.params}, "prompts": jnp.ones((1, 4), jnp.int32),
-        "by_row": (row, row, keys), "eos_ids": jnp.array([[-1]]), "target": target.fn, "drafter": head.drafter,
+        "params": {"target": target.params, "drafter": head.params}, "target": target.fn, "drafter": head.drafter,
+        "prompts": jnp.ones((1, 4), jnp.int32), "lengths": row, "budget": row, "keys": keys,
+        "eos_ids": jnp.array([[-1]]),
     }  # fmt: skip
     _check(**good)
     for change, message in (
         ({"target": target}, r"target is a Target, expected a TargetFn: its \.fn or \.drafter"),
         ({"drafter": head}, "drafter is a DraftHead, expected a Drafter"),
         ({"params": target.params}, 'params must be {"target": ..., "drafter": ...}'),
-        ({"prompts": [[1, 2]]}, r"prompts is a list, expected an array \[B, P\]"),
+        ({"prompts": [[1, 2], [3]]}, r"prompts is a list, expected an array \[B, P\]"),
         ({"prompts": row}, r"prompts is of shape \[1\], expected an array \[B, P\]"),
-        ({"by_row": (row, row, keys[0])}, r"keys is of shape \[\], expected an array \[B\]"),
-        ({"by_row": (jnp.array([4, 4]), row, keys)}, r"lengths is of shape \[2\]"),
+        ({"keys": keys[0]}, r"keys is of shape \[\], expected an array \[B\]"),
+        ({"lengths": jnp.array([4, 4])}, r"lengths is of shape \[2\]"),
         ({"eos_ids": row}, r"eos_ids is of shape \[1\], expected an array \[B, E\]"),
     ):
         with pytest.raises(ValueError, match=message):

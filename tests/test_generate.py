@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import itertools
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.profiler import ProfileData
 
 import eagle_jax
 from eagle_jax import api, request
 from eagle_jax.config import TreeConfig
-from tests.models import random_prompts, tiny_head, tiny_target
+from tests.models import prepared, random_prompts, tiny_head, tiny_target
 
 # Chain, static, dynamic; K 1..10, nodes 1..128; the ablations of EAGLE-2.
 TREES = {
@@ -156,90 +152,6 @@ def test_two_streams_do_not_share_a_cache(plain):
     assert texts == [plain[0.0].tokens[0], plain[0.0].tokens[2]]
 
 
-def test_a_step_writes_into_the_donated_caches():
-    request = _request(tiny_head("eagle3", TREES["k2n6"]), PROMPTS[:2])
-    fns = {name: request.options[name] for name in ("target", "drafter")}
-    state = jax.eval_shape(
-        functools.partial(api.run_prefill, sampling=request.sampling, **request.options),
-        request.params, *request.arrays,
-    )  # fmt: skip
-    memory = api._step.lower(request.params, state, sampling=request.sampling, **fns).compile().memory_analysis()
-    caches = (state.cache, state.drafter.cache)
-    assert memory.alias_size_in_bytes >= sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(caches))
-
-
-def test_only_the_last_prompt_position_meets_the_lm_head():
-    """The prefill computes no array of (chunk positions) x (vocabulary)."""
-    vocab = 41  # no other size of the model
-    head = tiny_head("eagle3", TREES["k2n6"], vocab)
-    request = api._prepare(tiny_target(vocab), head, PROMPTS[:2], 16, api.make_sampling(), (), None)
-    program = functools.partial(api.run_prefill, sampling=request.sampling, **request.options)
-    jaxpr = jax.make_jaxpr(program)(request.params, *request.arrays)
-    shapes = [var.aval.shape for eqn in _equations(jaxpr.jaxpr) for var in eqn.outvars]
-    assert (2, vocab) in shapes
-    assert not [shape for shape in shapes if len(shape) > 2 and shape[-1] == vocab and shape[0] == 2]
-
-
-def test_half_precision_weights_keep_float32_scores():
-    """With bfloat16 weights every exponential, logarithm, root and ranking in the program is of float32 values."""
-    target, head = (_half(which) for which in (tiny_target(), tiny_head("eagle3", TREES["k3n12"])))
-    head = api.DraftHead.from_params(head.config, head.params, target, head.tree)
-    sampling = api.make_sampling(1.0, top_p=0.9)
-    request = api._prepare(target, head, PROMPTS[:2], 8, sampling, (), 0)
-    program = functools.partial(api.run_generate, sampling=sampling, **request.options)
-    jaxpr = jax.make_jaxpr(program)(request.params, *request.arrays)
-    seen = set()
-    for eqn in _equations(jaxpr.jaxpr):
-        if eqn.primitive.name in ("exp", "log", "log1p", "rsqrt", "top_k", "sort", "cos", "sin", "argmax"):
-            kinds = {str(var.aval.dtype) for var in eqn.invars if jnp.issubdtype(var.aval.dtype, jnp.floating)}
-            seen.add(eqn.primitive.name)
-            assert kinds <= {"float32"}, eqn
-    assert {"exp", "rsqrt", "top_k", "argmax"} <= seen
-    hidden = jax.random.normal(jax.random.key(0), (4, 16), jnp.bfloat16)
-    logits = target.fn.logits(target.params, hidden)
-    assert (logits != logits.astype(jnp.bfloat16).astype(jnp.float32)).any(), "logits were rounded on the way"
-
-
-def _half(which):
-    halved = jax.tree.map(
-        lambda leaf: leaf.astype(jnp.bfloat16) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, which.params
-    )
-    if isinstance(which, api.Target):
-        return api.Target.from_params(which.config, halved)
-    return dataclasses.replace(which, params=halved)
-
-
-def _equations(jaxpr):
-    """All equations, those of nested programs included."""
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for value in eqn.params.values():
-            for closed in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(closed, "jaxpr", closed)
-                if hasattr(inner, "eqns"):
-                    yield from _equations(inner)
-
-
-def test_prompts_of_a_bucket_share_one_compilation():
-    head = tiny_head("eagle3", TREES["k2n6"])
-    jitted = api._generate
-    eagle_jax.generate(tiny_target(), head, random_prompts([20, 9], 12), max_new_tokens=20)
-    before = jitted._cache_size()
-    eagle_jax.generate(tiny_target(), head, random_prompts([32, 1], 12), max_new_tokens=[31, 3], eos_ids=[1, 2])
-    assert jitted._cache_size() == before
-    eagle_jax.generate(tiny_target(), head, random_prompts([33, 1], 12), max_new_tokens=20)
-    assert jitted._cache_size() == before + 1
-
-
-def test_changing_a_sampling_value_does_not_recompile():
-    head = tiny_head("eagle3", TREES["k2n6"])
-    run = dict(max_new_tokens=8, key=1)
-    eagle_jax.generate(tiny_target(), head, PROMPTS[:1], temperature=0.7, top_p=0.9, **run)
-    before = api._generate._cache_size()
-    eagle_jax.generate(tiny_target(), head, PROMPTS[:1], temperature=1.3, top_p=0.5, **run)
-    assert api._generate._cache_size() == before
-
-
 def test_long_prompts_go_through_in_chunks(monkeypatch):
     """Chunked prefill gives the text of a one-piece prefill, for ragged rows that end in different chunks."""
     prompts = random_prompts([90, 33, 64, 7], 12)
@@ -249,76 +161,6 @@ def test_long_prompts_go_through_in_chunks(monkeypatch):
     chunked = eagle_jax.generate(tiny_target(), head, prompts, max_new_tokens=24)
     assert chunked.tokens == whole.tokens
     assert chunked.accepted.tolist() == whole.accepted.tolist()
-
-
-def _request(head, prompts, **changes):
-    sampling = api.make_sampling(changes.pop("temperature", 0.0))
-    return api._prepare(tiny_target(), head, prompts, changes.pop("max_new_tokens", 16), sampling, None, 3)
-
-
-def test_the_program_holds_no_host_call_and_no_weight():
-    request = _request(tiny_head("eagle3", TREES["k2n6"]), PROMPTS[:2])
-    lowered = api._generate.lower(request.params, *request.arrays, sampling=request.sampling, **request.options)
-    text = lowered.as_text()
-    assert _host_calls(text) == []
-    largest = min(leaf.size for leaf in jax.tree.leaves(request.params) if leaf.ndim == 2)
-    for line in text.splitlines():
-        if "stablehlo.constant dense" in line and "tensor<" in line:
-            shape = line.rsplit("tensor<", 1)[1].split(">")[0].split("x")[:-1]
-            assert np.prod([int(size) for size in shape], initial=1) < largest, line[:200]
-    assert text.count("stablehlo.while") >= 1
-
-
-def _host_calls(stablehlo: str) -> list[str]:
-    """Whatever a lowered program asks of the host: callbacks of any version of JAX, in- and outfeed, send, recv."""
-    operations = re.findall(r"stablehlo\.(infeed|outfeed|send|recv)", stablehlo)
-    calls = re.findall(r"custom_call @(\w+)|call_target_name = \"(\w+)\"", stablehlo)
-    return operations + [
-        name for pair in calls for name in pair if "callback" in name.lower() or "host" in name.lower()
-    ]
-
-
-@pytest.mark.parametrize("kind", ["debug", "io", "pure"])
-def test_a_host_call_would_be_seen(kind):
-    def step(x):
-        if kind == "debug":
-            jax.debug.callback(lambda value: None, x)
-            return x + 1
-        call = jax.pure_callback if kind == "pure" else jax.experimental.io_callback
-        return call(lambda value: value, jax.ShapeDtypeStruct((), jnp.int32), x) + 1
-
-    program = jax.jit(lambda x: jax.lax.while_loop(lambda x: x < 3, step, x))
-    assert len(_host_calls(program.lower(jnp.int32(0)).as_text())) == 1
-
-
-def test_in_a_profile_the_loop_is_one_call(tmp_path):
-    """The host calls one program per `generate`, however many cycles it runs; `stream` shows the trace would tell."""
-    head = tiny_head("eagle3", TREES["k2n6"])
-
-    def calls(name, run):
-        run()  # compiled outside of the trace
-        with jax.profiler.trace(tmp_path / name):
-            result = run()
-        (trace,) = (tmp_path / name).rglob("*.xplane.pb")
-        lines = (line for plane in ProfileData.from_file(str(trace)).planes for line in plane.lines)
-        events = [event for line in lines for event in line.events if event.name.startswith("PjitFunction(")]
-        outermost, end = [], 0.0  # JAX traces a call twice, one event inside the other
-        for event in sorted(events, key=lambda event: event.start_ns):
-            if event.start_ns >= end:
-                outermost.append(event.name)
-                end = event.start_ns + event.duration_ns
-        return result, sorted(outermost)
-
-    def generate(tokens):
-        return lambda: eagle_jax.generate(tiny_target(), head, PROMPTS[:1], max_new_tokens=tokens, eos_ids=[])
-
-    short, few = calls("short", generate(8))
-    long, many = calls("long", generate(32))
-    assert long.cycles[0] >= short.cycles[0] + 3
-    assert few == many
-    assert many.count("PjitFunction(generate)") == 1
-    _, streamed = calls("stream", lambda: list(eagle_jax.stream(tiny_target(), head, PROMPTS[0], max_new_tokens=8)))
-    assert streamed.count("PjitFunction(step)") > 1
 
 
 @pytest.mark.parametrize("switch", [jax.enable_x64(True), jax.numpy_dtype_promotion("strict")], ids=["x64", "strict"])
@@ -335,7 +177,7 @@ def test_pure_functions_compose_with_jit_vmap_and_eval_shape():
     from eagle_jax.generate import emitted_tokens, generate
 
     head = tiny_head("eagle3", TREES["k2n6"])
-    request = _request(head, PROMPTS[:2], temperature=1.0)
+    request = prepared(head, PROMPTS[:2], temperature=1.0)
     prompts, lengths, budget, eos_ids, _ = request.arrays
 
     def run(keys):
@@ -362,7 +204,7 @@ def test_shard_map_over_the_batch_gives_the_same_text(plain):
 
     head = tiny_head("eagle3", TREES["k2n6"])
     prompts = PROMPTS[:4]
-    request = _request(head, prompts, max_new_tokens=20)
+    request = prepared(head, prompts, max_new_tokens=20)
 
     def run(params, *arrays):
         state = generate(params, *arrays, sampling=request.sampling, **request.options)

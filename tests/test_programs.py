@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 
-from eagle_jax.config import ConfigError
-from eagle_jax.programs import arguments, at_least_one, run
+from eagle_jax.config import ConfigError, TreeConfig
+from eagle_jax.programs import arguments, at_least_one, parse_tree, run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +88,22 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
 
     with pytest.raises(KeyError, match="a fault"):
         run(main, Args, None)
+
+
+def test_trees():
+    assert parse_tree("2,2,6") == TreeConfig(2, 2, 6)
+    with pytest.raises(ValueError, match=r"--tree '6x10' must be depth,top_k,num_nodes"):
+        parse_tree("6x10")
+    with pytest.raises(ConfigError, match="exceeds the 6 candidates"):
+        parse_tree("2,2,7")
+
+
+def test_a_program_is_named_as_it_is_started(repository):
+    """And JAX's notes about backends that are not there stay out of its log."""
+    run = subprocess.run(
+        [sys.executable, "-m", "train.data", "--help"], cwd=repository, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.startswith("usage: python -m train.data [-h]")
 
 
 def test_counts_are_at_least_one():

@@ -126,10 +126,13 @@ def _read_d2t(
             return np.zeros((draft_vocab,), np.int32)
         problems.found["missing"].append("d2t")
         return None
-    for name, size in (("d2t", draft_vocab), ("t2d", vocab)):
-        if name in names and (shape := reader.infos[names[name]].shape) != (size,):
-            problems.found["misshaped"].append(f"{names[name]} is {list(shape)}, expected {[size]}")
-    if problems.found["misshaped"] or problems.found["missing"]:
+    misshaped = [
+        f"{names[name]} is {list(reader.infos[names[name]].shape)}, expected {[size]}"
+        for name, size in (("d2t", draft_vocab), ("t2d", vocab))
+        if name in names and reader.infos[names[name]].shape != (size,)
+    ]
+    if misshaped:
+        problems.found["misshaped"] += misshaped
         return None
     difference = reader.read(names["d2t"]).astype(np.int64)
     ids = difference + np.arange(draft_vocab)

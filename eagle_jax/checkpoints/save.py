@@ -159,7 +159,6 @@ def _write_weights(
             tensors[written] = transposed(host) if table.name_of(path)[1] else np.ascontiguousarray(host)
         tensors.update(extra or {} if number == 1 else {})
         safetensors.numpy.save_file(tensors, staging / file, metadata={"format": "pt"})
-        (staging / file).chmod(0o666 & ~_umask())  # it lets nobody but the owner read
         weight_map.update(dict.fromkeys(tensors, file))
     if len(shards) > 1:
         total = sum(int(np.prod(np.shape(leaf))) * dtype.itemsize for leaf in flat.values())
@@ -199,7 +198,10 @@ def _replacing(directory: Path) -> Iterator[Path]:
         yield staging
         for path in kept:
             shutil.copy2(path, staging / path.name)
-        staging.chmod(0o777 & ~_umask())
+        mask = _umask()
+        staging.chmod(0o777 & ~mask)
+        for weights in staging.glob("*.safetensors"):
+            weights.chmod(0o666 & ~mask)
         if directory.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
             os.replace(directory, old)
@@ -216,7 +218,7 @@ def _replacing(directory: Path) -> Iterator[Path]:
 
 
 def _umask() -> int:
-    # mkdtemp makes private directories; a saved checkpoint gets the permissions of any other new directory.
+    # mkdtemp makes private directories and safetensors private files; a saved checkpoint is as readable as other files.
     mask = os.umask(0)
     os.umask(mask)
     return mask

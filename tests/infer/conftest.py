@@ -43,6 +43,8 @@ def pair(monkeypatch):
     taps = {"eagle2": (2,), "eagle3": (0, 1, 2)}
 
     def load_demo(head="eagle2", dtype="float32"):
+        if dtype != "float32":
+            raise ValueError(f"the small pair is float32, not {dtype}")
         kind = "eagle1" if head == "eagle2" else "eagle3"
         head_config = HeadConfig(
             kind, layer, draft_vocab_size=258, target_hidden_size=32, taps=taps[head], fc_bias=kind == "eagle1"

@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-from eagle_jax.config import ConfigError
-from eagle_jax.programs import parse_tree
 from infer import bench
 
 
@@ -70,7 +68,5 @@ def test_what_is_refused(pair, tasks):
         bench.main(bench.Args(methods="vanilla,medusa", tasks="talk", data=tasks, **QUICK))
     with pytest.raises(ValueError, match="neither a file nor a name"):
         bench.main(bench.Args(tasks="chat", data=tasks, **QUICK))
-    with pytest.raises(ValueError, match=r"--tree '6x10' must be depth,top_k,num_nodes"):
-        parse_tree("6x10")
-    with pytest.raises(ConfigError, match="exceeds the 6 candidates"):
-        parse_tree("2,2,7")
+    with pytest.raises(ValueError, match="the small pair is float32, not bfloat16"):
+        bench.main(bench.Args(tasks="talk", data=tasks, dtype="bfloat16", **QUICK))

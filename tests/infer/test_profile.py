@@ -33,6 +33,8 @@ def test_the_products_are_those_of_the_model(pair):
 def test_a_context_that_leaves_no_room_is_refused(pair):
     with pytest.raises(ValueError, match=r"--context 5000 must be at most \d+ for 2 turns"):
         profile.main(profile.Args(context=5000, turns=2))
+    with pytest.raises(ValueError, match="the small pair is float32, not bfloat16"):
+        profile.main(profile.Args(dtype="bfloat16"))
 
 
 def test_a_target_without_its_head_is_refused():
