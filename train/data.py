@@ -24,7 +24,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from eagle_jax.programs import at_least_one, run
-from eagle_jax.training.corpus import SOURCES, Corpus
+from eagle_jax.data.corpus import SOURCES, Corpus
 
 SPECIAL = ("<|bos|>", "<|end|>", "<|user|>", "<|assistant|>", "<|pad|>")
 # `generation` marks what an assistant wrote, for loss masks. A system message joins the first user turn.

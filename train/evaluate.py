@@ -24,7 +24,7 @@ import eagle_jax
 from eagle_jax.config import DecoderConfig
 from eagle_jax.programs import at_least_one, parse_tree, run
 from eagle_jax.request import bucket
-from eagle_jax.training.corpus import SOURCES, Corpus
+from eagle_jax.data.corpus import SOURCES, Corpus
 from eagle_jax.training.step import observe
 from eagle_jax.types import Params
 

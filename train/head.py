@@ -26,9 +26,9 @@ from eagle_jax.checkpoints import load_head_checkpoint, load_target_checkpoint, 
 from eagle_jax.config import DecoderConfig, HeadConfig
 from eagle_jax.programs import at_least_one, run
 from eagle_jax.training import step as training
-from eagle_jax.training.corpus import SOURCES, Corpus
+from eagle_jax.data.corpus import SOURCES, Corpus
 from eagle_jax.training.initialise import fresh_head
-from eagle_jax.training.vocabulary import count_tokens, draft_vocabulary
+from eagle_jax.data.vocabulary import count_tokens, draft_vocabulary
 
 
 @dataclasses.dataclass(frozen=True)

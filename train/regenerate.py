@@ -18,8 +18,8 @@ import jax
 import numpy as np
 
 import eagle_jax
+from eagle_jax.data.corpus import Corpus
 from eagle_jax.programs import at_least_one, parse_tree, run
-from eagle_jax.training.corpus import Corpus
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,7 @@ from eagle_jax.checkpoints import save_target_checkpoint
 from eagle_jax.config import DecoderConfig
 from eagle_jax.programs import at_least_one, run
 from eagle_jax.training import pretrain
-from eagle_jax.training.corpus import Corpus
+from eagle_jax.data.corpus import Corpus
 from eagle_jax.training.initialise import fresh_target
 
 

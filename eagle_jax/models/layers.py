@@ -54,6 +54,34 @@ class RMSNorm(nn.Module):
         return wide.astype(x.dtype) * jnp.broadcast_to(scale, x.shape)
 
 
+QUERY_BLOCK = 512
+"""Longer texts than this, where there is no cache, attend block by block: scores of [A, 512, T], not [A, T, T]."""
+
+
+def by_query_blocks(
+    mix: Callable[[tuple[Array, ...]], Array], rows: tuple[Array, ...], axes: tuple[int, ...]
+) -> Float[Array, "B T I"]:
+    """`mix(rows)`, block of queries by block of queries where there are more than `QUERY_BLOCK`.
+
+    Args:
+      rows: arrays with the T queries along `axes`. mix: gives [B, T, I], every query by itself.
+    """
+    length = rows[0].shape[axes[0]]
+    if length <= QUERY_BLOCK:
+        return mix(rows)
+    blocks = -(-length // QUERY_BLOCK)
+
+    def cut(x: Array, axis: int) -> Array:
+        padding = [(0, blocks * QUERY_BLOCK - length if i == axis else 0) for i in range(x.ndim)]
+        shape = (*x.shape[:axis], blocks, QUERY_BLOCK, *x.shape[axis + 1 :])
+        return jnp.moveaxis(jnp.pad(x, padding).reshape(shape), axis, 0)
+
+    # Nothing of a block is kept for the gradient: its scores are what would not fit.
+    mixed = jax.lax.map(jax.checkpoint(mix), tuple(cut(x, axis) for x, axis in zip(rows, axes, strict=True)))
+    mixed = jnp.moveaxis(mixed, 0, 1)
+    return mixed.reshape(mixed.shape[0], -1, mixed.shape[-1])[:, :length]
+
+
 def attend(
     query: Float[Array, "B T A hd"],
     new_keys: Float[Array, "B G T2 hd"],
@@ -69,6 +97,9 @@ def attend(
     allows; no mask of the size of the cache exists. The cache is only read.
     """
     batch, new, heads, head_dim = query.shape
+    if cached_keys is None and new > QUERY_BLOCK:
+        mask = jnp.broadcast_to(mask, (batch, *mask.shape[-2:]))
+        return by_query_blocks(lambda rows: attend(rows[0], new_keys, new_values, rows[1]), (query, mask), (1, 1))
     groups = new_keys.shape[1]
     # [B, G, R*T, hd]: all query heads of a group are rows of one matrix product with that group's keys.
     grouped = query.reshape(batch, new, groups, heads // groups, head_dim).transpose(0, 2, 3, 1, 4)

@@ -15,14 +15,48 @@ def ahead(x: Array, by: int) -> Array:
     return jnp.concatenate([kept, jnp.zeros_like(x[:, : x.shape[1] - kept.shape[1]])], axis=1)
 
 
+def behind(x: Array, by: int) -> Array:
+    """`x[:, t - by]` in row t of axis 1; zeros (False) in the first `by` rows."""
+    kept = x[:, : x.shape[1] - by]
+    return jnp.concatenate([jnp.zeros_like(x[:, : x.shape[1] - kept.shape[1]]), kept], axis=1)
+
+
 def masked_mean(values: Float[Array, "*b"], counted: Bool[Array, "*b"]) -> Float[Array, ""]:
     """Mean of the counted values; 0 where nothing counts."""
     return jnp.sum(jnp.where(counted, values, 0.0)) / jnp.maximum(jnp.sum(counted), 1)
 
 
-def soft_cross_entropy(logits: Float[Array, "*b V"], probabilities: Float[Array, "*b V"]) -> Float[Array, "*b"]:
-    """-sum_v p(v) log q(v) in nats, per position, in float32."""
-    return -jnp.sum(probabilities * jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1), axis=-1)
+def soft_cross_entropy(log_q: Float[Array, "*b V"], p: Float[Array, "*b V"]) -> Float[Array, "*b"]:
+    """-sum_v p(v) log q(v) in nats."""
+    return -jnp.sum(p * log_q, axis=-1)
+
+
+def overlap(log_q: Float[Array, "*b V"], p: Float[Array, "*b V"]) -> Float[Array, "*b"]:
+    """alpha = sum_v min(p, q): how often a draft from q is accepted by p (arXiv:2211.17192, section 3.2)."""
+    return jnp.sum(jnp.minimum(p, jnp.exp(log_q)), axis=-1)
+
+
+def likelihood_of_acceptance(log_q: Float[Array, "*b V"], p: Float[Array, "*b V"]) -> Float[Array, "*b"]:
+    """-log alpha (LK loss, arXiv:2602.23881)."""
+    return -jnp.log(jnp.maximum(overlap(log_q, p), 1e-9))
+
+
+def blended_divergence(log_q: Float[Array, "*b V"], p: Float[Array, "*b V"], eta: float) -> Float[Array, "*b"]:
+    """lambda KL(p, q) + (1 - lambda) TV(p, q) with lambda = exp(-eta alpha) given (LK loss, arXiv:2602.23881).
+
+    Far from the target KL leads, whose gradient never vanishes; near it the total variation 1 - alpha, which is what
+    costs acceptance.
+    """
+    alpha = overlap(log_q, p)
+    share = jax.lax.stop_gradient(jnp.exp(-eta * alpha))
+    entropy = jnp.sum(jnp.where(p > 0, p * jnp.log(jnp.maximum(p, 1e-30)), 0.0), axis=-1)
+    return share * (soft_cross_entropy(log_q, p) + entropy) + (1.0 - share) * (1.0 - alpha)
+
+
+def best_of(log_q: Float[Array, "*b V"], p: Float[Array, "*b V"], count: int) -> Float[Array, "*b"]:
+    """-sum of p log q over the `count` likeliest tokens of p (HASS, arXiv:2408.15766, section 3.1)."""
+    mass, index = jax.lax.top_k(p, count)
+    return -jnp.sum(mass * jnp.take_along_axis(log_q, index, axis=-1), axis=-1)
 
 
 def smooth_l1(predicted: Float[Array, "*b H"], wanted: Float[Array, "*b H"]) -> Float[Array, "*b"]:
@@ -31,20 +65,3 @@ def smooth_l1(predicted: Float[Array, "*b H"], wanted: Float[Array, "*b H"]) -> 
     return jnp.mean(jnp.where(error < 1.0, 0.5 * jnp.square(error), error - 0.5), axis=-1)
 
 
-def target_law(
-    logits: Float[Array, "*b V"], kept: Int[Array, " Vd"] | None
-) -> tuple[Float[Array, "*b Vd"], Int[Array, "*b"], Bool[Array, "*b"]]:
-    """The target's distribution as a head is taught it.
-
-    Args:
-      logits: of the target. kept: target ids of the draft vocabulary, or None for all of V.
-
-    Returns:
-      probabilities renormalised over the draft vocabulary; the target's own favourite as an index into the draft
-      vocabulary (meaningless where it lies outside); and whether it lies inside.
-    """
-    best = jnp.argmax(logits, axis=-1)
-    if kept is None:
-        return jax.nn.softmax(logits, axis=-1), best, jnp.ones(best.shape, bool)
-    position = jnp.clip(jnp.searchsorted(kept, best), 0, kept.shape[0] - 1)
-    return jax.nn.softmax(logits[..., kept], axis=-1), position, kept[position] == best

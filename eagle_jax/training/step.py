@@ -1,37 +1,21 @@
-"""One training step of a draft head on a frozen target, features computed in the same program."""
+"""One training step of a draft head on a frozen target: features on the fly or given, micro-batches, master weights."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from eagle_jax.config import DecoderConfig, HeadConfig
 from eagle_jax.models.decoder import target_fn
-from eagle_jax.training.eagle1 import eagle1_loss
-from eagle_jax.training.losses import target_law
+from eagle_jax.training.objective import Objective, Signals, StepMetrics, unrolled_loss
 from eagle_jax.training.pretrain import dense_gradients
-from eagle_jax.training.ttt import Signals, StepMetrics, ttt_loss
+from eagle_jax.training.unroll import Texts, causal_mask
 from eagle_jax.types import Params
-
-
-@dataclasses.dataclass(frozen=True)
-class Objective:
-    """How a head is taught.
-
-    Attributes:
-      steps, decay: of training-time test (EAGLE-3). noise, token_weight: of feature regression (EAGLE-1/2).
-    """
-
-    steps: int = 7
-    decay: float = 0.8
-    noise: float = 0.1
-    token_weight: float = 0.1
 
 
 class Frozen(NamedTuple):
@@ -53,7 +37,7 @@ class HeadTrainState(NamedTuple):
     """What head training carries on from.
 
     Attributes:
-      head: trained parameters (without `d2t`). opt_state: the optimiser's. step: scalar int32. key: of the noise.
+      head: float32 master weights (without `d2t`). opt_state: the optimiser's. step: scalar int32. key: of the noise.
     """
 
     head: Params
@@ -62,21 +46,23 @@ class HeadTrainState(NamedTuple):
     key: Array
 
 
-def observe(
-    target: DecoderConfig,
-    params: Params,
-    tokens: Int[Array, "B T"],
-    supervised: Bool[Array, "B T"],
-    taps: tuple[int, ...],
-    kept: Int[Array, " Vd"] | None,
-) -> Signals:
-    """Runs the frozen target over whole texts; its [T, V] logits exist for one text at a time."""
+class UpdateReport(NamedTuple):
+    """What an update saw.
+
+    Attributes:
+      loss: before it. gradient: global norm, before clipping. metrics: per unrolled step.
+    """
+
+    loss: Float[Array, ""]
+    gradient: Float[Array, ""]
+    metrics: StepMetrics
+
+
+def observe(target: DecoderConfig, params: Params, texts: Texts, taps: tuple[int, ...]) -> Signals:
+    """Runs the frozen target over packed texts; no logits are computed."""
     fn = target_fn(target)
-    batch, length = tokens.shape
-    positions = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
-    out = fn.forward(params, tokens, positions, jnp.tril(jnp.ones((length, length), bool)), None, taps)
-    law, best, inside = jax.lax.map(lambda hidden: target_law(fn.logits(params, hidden), kept), out.hidden)
-    return jax.lax.stop_gradient(Signals(out.features, fn.embed(params, tokens), law, best, inside, supervised))
+    out = fn.forward(params, texts.tokens, texts.positions, causal_mask(texts.segments), None, taps)
+    return jax.lax.stop_gradient(Signals(out.features, out.hidden, fn.embed(params, texts.tokens)))
 
 
 def head_loss(
@@ -85,39 +71,43 @@ def head_loss(
     objective: Objective,
     head: Params,
     frozen: Frozen,
-    tokens: Int[Array, "B T"],
-    supervised: Bool[Array, "B T"],
+    texts: Texts,
     key: Array,
+    dtype: str = "float32",
+    signals: Signals | None = None,
 ) -> tuple[Float[Array, ""], StepMetrics]:
-    """Loss of either kind of head on a batch of texts."""
-    d2t = frozen.d2t
-    kept = None if d2t is None else d2t + jnp.arange(d2t.shape[0], dtype=d2t.dtype)
-    signals = observe(target, frozen.target, tokens, supervised, config.taps, kept)
+    """Loss of a head on a batch of packed texts.
+
+    Args:
+      dtype: of the head's products and activations; scores, norms and losses are float32 whatever it is.
+      signals: of the target, where they were written beforehand; its embedding and lm_head are read all the same.
+    """
+    fn = target_fn(target)
+    if signals is None:
+        signals = observe(target, frozen.target, texts, config.taps)
+    features = signals.features
     if frozen.feature_scale is not None:
-        signals = signals._replace(features=signals.features / frozen.feature_scale[None, None])
+        features = features / frozen.feature_scale[None, None]
+    head = jax.tree.map(lambda leaf: leaf.astype(dtype), head)
+    embeds = signals.embeds
     if config.own_embedding:
-        signals = signals._replace(embeds=jax.lax.stop_gradient(head["embed_tokens"]["embedding"][tokens]))
+        embeds = jax.lax.stop_gradient(head["embed_tokens"]["embedding"][texts.tokens])
+    signals = Signals(features.astype(dtype), signals.hidden, embeds.astype(dtype))
+    kept = None if frozen.d2t is None else frozen.d2t + jnp.arange(frozen.d2t.shape[0], dtype=frozen.d2t.dtype)
     with nn.intercept_methods(dense_gradients):
-        if config.kind == "eagle3":
-            return ttt_loss(config, head, signals, steps=objective.steps, decay=objective.decay)
-        fn = target_fn(target)
-        return eagle1_loss(
-            config,
-            head,
-            signals,
-            lambda hidden: fn.logits(frozen.target, hidden),
-            key,
-            noise=objective.noise,
-            token_weight=objective.token_weight,
+        return unrolled_loss(
+            config, objective, head, signals, texts, lambda hidden: fn.logits(frozen.target, hidden), kept, key
         )
 
 
 def feature_scale(
-    target: DecoderConfig, params: Params, tokens: Int[Array, "B T"], taps: tuple[int, ...]
+    target: DecoderConfig, params: Params, texts: Texts, taps: tuple[int, ...]
 ) -> Float[Array, " F"]:
     """Root mean square of every tapped channel over the given texts, [F]: see `Frozen.feature_scale`."""
-    features = observe(target, params, tokens, jnp.ones(tokens.shape, bool), taps, None).features
-    return jnp.sqrt(jnp.mean(jnp.square(features), axis=(0, 1)) + 1e-6)
+    features = observe(target, params, texts, taps).features.astype(jnp.float32)
+    counted = (texts.segments > 0)[..., None]
+    mean = jnp.sum(jnp.where(counted, jnp.square(features), 0.0), axis=(0, 1)) / jnp.maximum(jnp.sum(counted), 1)
+    return jnp.sqrt(mean + 1e-6)
 
 
 def fold_scale(head: Params, scale: Float[Array, " F"]) -> Params:
@@ -129,10 +119,13 @@ def fold_scale(head: Params, scale: Float[Array, " F"]) -> Params:
     return {**head, "fc": {**head["fc"], "kernel": head["fc"]["kernel"] / scale[:, None]}}
 
 
-def head_optimiser(rate: float, warmup: int, total: int) -> optax.GradientTransformation:
-    """AdamW (0.9, 0.95), clipped at 0.5, linear warm-up and cosine decay to a hundredth."""
-    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, warmup, max(total, warmup + 1), rate / 100)
-    return optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=0.0))
+def head_optimiser(
+    rate: float, warmup: int, total: int, *, clip: float = 0.5, floor: float = 0.01, weight_decay: float = 0.0
+) -> optax.GradientTransformation:
+    """AdamW (0.9, 0.95) behind a clipped gradient; linear warm-up, cosine decay to `floor` of the peak rate."""
+    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, warmup, max(total, warmup + 1), rate * floor)
+    adam = optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=weight_decay)
+    return optax.chain(optax.clip_by_global_norm(clip), adam)
 
 
 def head_train_step(
@@ -140,18 +133,35 @@ def head_train_step(
     config: HeadConfig,
     objective: Objective,
     tx: optax.GradientTransformation,
+    dtype: str,
     state: HeadTrainState,
     frozen: Frozen,
-    tokens: Int[Array, "B T"],
-    supervised: Bool[Array, "B T"],
-) -> tuple[HeadTrainState, Float[Array, ""], StepMetrics]:
-    """One update of the head; neither the target nor any embedding changes."""
+    texts: Texts,
+    signals: Signals | None = None,
+) -> tuple[HeadTrainState, UpdateReport]:
+    """One update of the head; neither the target nor any embedding changes.
 
-    def loss_of(head: Params) -> tuple[Array, StepMetrics]:
-        key = jax.random.fold_in(state.key, state.step)
-        return head_loss(target, config, objective, head, frozen, tokens, supervised, key)
+    Args:
+      texts: with a leading axis M of micro-batches, [M, B, T]; their gradients are averaged.
+      signals: of the target, with the same leading axis, or None.
+    """
+    micro = texts.tokens.shape[0]
 
-    (loss, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(state.head)
+    def part(index: Array, texts: Texts, signals: Signals | None) -> tuple[Params, UpdateReport]:
+        key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), index)
+        loss_of = lambda head: head_loss(target, config, objective, head, frozen, texts, key, dtype, signals)  # noqa: E731
+        (loss, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(state.head)
+        return grads, UpdateReport(loss, jnp.zeros(()), metrics)
+
+    def add(total: tuple[Params, UpdateReport], xs: tuple[Array, Texts, Signals | None]) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, part(*xs)), None
+
+    first = jax.tree.map(lambda x: x[0], (jnp.arange(micro), texts, signals))
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, *first))
+    total = jax.lax.scan(add, zero, (jnp.arange(micro), texts, signals))[0] if micro > 1 else part(*first)
+    grads, report = jax.tree.map(lambda leaf: leaf / micro, total)
     updates, opt_state = tx.update(grads, state.opt_state, state.head)
     head = optax.apply_updates(state.head, updates)
-    return HeadTrainState(head, opt_state, state.step + 1, state.key), loss, metrics
+    return HeadTrainState(head, opt_state, state.step + 1, state.key), report._replace(
+        gradient=optax.global_norm(grads)
+    )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from eagle_jax.config import ConfigError
-from eagle_jax.training.corpus import Corpus
-from eagle_jax.training.vocabulary import count_tokens, draft_vocabulary
+from eagle_jax.data.corpus import Corpus
+from eagle_jax.data.vocabulary import count_tokens, draft_vocabulary
 
 
 @pytest.fixture

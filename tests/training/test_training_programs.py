@@ -20,7 +20,7 @@ import train.head
 import train.regenerate
 import train.target
 from eagle_jax.programs import arguments
-from eagle_jax.training.corpus import SOURCES, Corpus
+from eagle_jax.data.corpus import SOURCES, Corpus
 from tests import oracles
 from tests.models import tiny_target
 

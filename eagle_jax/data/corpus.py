@@ -1,0 +1,112 @@
+"""Tokenised documents in flat arrays on disk, whatever their number. NumPy only."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from eagle_jax.data.conversations import Encoded
+
+ARRAYS = ("tokens", "supervised", "starts", "source")
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """Documents end to end, each with what is to be learnt of it.
+
+    Attributes:
+      tokens: [sum of lengths] int32. supervised: [sum of lengths] bool, whether an assistant wrote the token; of a plain
+        text, every token but the first.
+      starts: [documents + 1] int64, where each begins, and the end of the last.
+      source: [documents] int32 index into `names`, the sources that they come from.
+    """
+
+    tokens: np.ndarray
+    supervised: np.ndarray
+    starts: np.ndarray
+    source: np.ndarray
+    names: tuple[str, ...]
+
+    @classmethod
+    def from_documents(cls, documents: Sequence[Encoded], source: Sequence[int], names: Sequence[str]) -> Corpus:
+        """Flattens documents."""
+        lengths = np.array([len(document.tokens) for document in documents], np.int64)
+        nothing = [np.zeros(0, np.int32)]
+        return cls(
+            np.concatenate([*nothing, *(document.tokens for document in documents)]).astype(np.int32),
+            np.concatenate([*nothing, *(document.supervised for document in documents)]).astype(bool),
+            np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            np.array(source, np.int32),
+            tuple(names),
+        )
+
+    def save(self, path: Path, notes: Mapping[str, str] | None = None) -> None:
+        """Writes the directory `path`, with further text files `notes`; it appears whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            partial.mkdir()
+            for name in ARRAYS:
+                np.save(partial / f"{name}.npy", getattr(self, name))
+            for name, text in {"names.json": json.dumps(self.names), **(notes or {})}.items():
+                (partial / name).write_text(text, encoding="utf-8")
+            shutil.rmtree(path, ignore_errors=True)
+            partial.rename(path)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    @classmethod
+    def load(cls, path: Path) -> Corpus:
+        """Maps what `save` wrote; nothing is read before it is needed.
+
+        Raises:
+          ValueError: no such directory, or something else in it.
+        """
+        path = Path(path)
+        if not path.is_dir():
+            raise ValueError(f"no corpus at {path}: `python -m train.data` or `python -m train.regenerate` writes one")
+        try:
+            arrays = {name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAYS}
+            return cls(**arrays, names=tuple(json.loads((path / "names.json").read_text(encoding="utf-8"))))
+        except (OSError, ValueError) as error:
+            files = ", ".join(f"{name}.npy" for name in ARRAYS)
+            raise ValueError(f"{path} is not a corpus, a directory with {files} and names.json ({error})") from error
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[documents] tokens of each."""
+        return np.diff(self.starts)
+
+    @property
+    def prompts(self) -> np.ndarray:
+        """[documents] tokens before the first that an assistant wrote; 0 for plain text, all for one without any."""
+        first = np.flatnonzero(self.supervised)
+        at = np.searchsorted(first, self.starts[:-1])
+        begins = np.append(first, self.starts[-1])[at]
+        tokens = np.minimum(begins, self.starts[1:]) - self.starts[:-1]
+        return np.where(tokens == 1, 0, tokens)
+
+    def __getitem__(self, index: int) -> Encoded:
+        """Document `index`."""
+        span = slice(int(self.starts[index]), int(self.starts[index + 1]))
+        return Encoded(np.asarray(self.tokens[span]), np.asarray(self.supervised[span]))
+
+    def of(self, *names: str) -> np.ndarray:
+        """Indices of the documents of these sources.
+
+        Raises:
+          ValueError: a source that the corpus does not have.
+        """
+        if unknown := [name for name in names if name not in self.names]:
+            raise ValueError(f"the corpus has no source {', '.join(unknown)}, only {', '.join(self.names)}")
+        return np.flatnonzero(np.isin(self.source, [self.names.index(name) for name in names]))

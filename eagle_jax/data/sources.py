@@ -1,0 +1,168 @@
+"""Rows of conversations from where people keep them, tokenised once into a `Corpus`.
+
+A source is written `path[#split][@weight]`: a JSONL or Parquet file (or a glob of them), or the name of a dataset on the
+Hugging Face hub. `data/*.jsonl`, `chat.parquet@2`, `HuggingFaceH4/ultrachat_200k#train_sft@1`.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import glob
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from eagle_jax.data.conversations import Encoded, SkippedRow, encode, parse_row
+from eagle_jax.data.corpus import Corpus
+
+FORMAT = 1
+"""Raised when the same rows would be tokenised differently: old caches then count no more."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where rows come from.
+
+    Attributes:
+      path: file, glob, or name of a dataset. split: of a dataset. weight: share in the mix, None is its number of rows.
+    """
+
+    path: str
+    split: str = "train"
+    weight: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Source:
+        """Reads "path[#split][@weight]".
+
+        Raises:
+          ValueError: a weight that is no positive number.
+        """
+        rest, at, weight = text.rpartition("@")
+        if not at:
+            rest, weight = text, ""
+        path, _, split = rest.partition("#")
+        try:
+            share = float(weight) if weight else None
+        except ValueError:
+            raise ValueError(f"source {text!r}: the weight behind @ is {weight!r}, expected a number") from None
+        if not path or (share is not None and share <= 0):
+            raise ValueError(f"source {text!r} must read path[#split][@weight], the weight positive")
+        return cls(path, split or "train", share)
+
+    @property
+    def files(self) -> list[Path]:
+        """The local files that `path` names; none for the name of a dataset."""
+        return sorted(Path(found) for found in glob.glob(self.path) if os.path.isfile(found))
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Every row.
+
+        Raises:
+          ValueError: no such file or dataset, or a line that is not JSON.
+        """
+        files = self.files
+        if not files and (Path(self.path).suffix in (".jsonl", ".json", ".parquet") or "*" in self.path):
+            raise ValueError(f"no file {self.path}")
+        for path in files:
+            yield from _parquet(path) if path.suffix == ".parquet" else _jsonl(path)
+        if not files:
+            yield from _dataset(self.path, self.split)
+
+
+def _jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}: not JSON ({error.msg}); one object per line") from None
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}, line {number}: {type(row).__name__} instead of an object; one object per line")
+            yield row
+
+
+def _parquet(path: Path) -> Iterator[dict[str, Any]]:
+    from pyarrow import parquet
+
+    for batch in parquet.ParquetFile(path).iter_batches():
+        yield from batch.to_pylist()
+
+
+def _dataset(name: str, split: str) -> Iterable[dict[str, Any]]:
+    import datasets
+
+    try:
+        return datasets.load_dataset(name, split=split)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"{name!r} is no local file, and no dataset {name}#{split} could be loaded ({reason})") from error
+
+
+def build_corpus(
+    sources: Sequence[Source], tokenizer: Any, cache: Path | None = None, *, progress: bool = True
+) -> tuple[Corpus, dict[str, int]]:
+    """Tokenises every row of every source; what has been built from the same is read back.
+
+    Args:
+      cache: directory of built corpora, by a key of the sources' contents, the tokenizer and its chat template.
+
+    Returns:
+      the corpus, one name per source, and how many rows were left out for which reason.
+
+    Raises:
+      ValueError: a source that cannot be read or without a single usable row.
+    """
+    path = None if cache is None else cache / f"corpus-{corpus_key(sources, tokenizer)}"
+    if path is not None and path.is_dir():
+        return Corpus.load(path), json.loads((path / "skipped.json").read_text(encoding="utf-8"))
+    from tqdm.auto import tqdm
+
+    documents: list[Encoded] = []
+    origin: list[int] = []
+    skipped: collections.Counter[str] = collections.Counter()
+    for index, source in enumerate(sources):
+        before = len(documents)
+        for row in tqdm(source.rows(), desc=source.path, unit=" rows", disable=not progress):
+            try:
+                documents.append(_encoded(tokenizer, row))
+                origin.append(index)
+            except SkippedRow as error:
+                skipped[str(error)] += 1
+        if len(documents) == before:
+            reasons = "; ".join(f"{count} x {reason}" for reason, count in skipped.most_common()) or "it is empty"
+            raise ValueError(f"{source.path} has no row to learn from: {reasons}")
+    for reason, count in skipped.most_common():
+        logging.info("left out %d rows: %s", count, reason)
+    corpus = Corpus.from_documents(documents, origin, [source.path for source in sources])
+    if path is not None:
+        corpus.save(path, {"skipped.json": json.dumps(skipped)})
+    return corpus, dict(skipped)
+
+
+def _encoded(tokenizer: Any, row: dict[str, Any]) -> Encoded:
+    if "tokens" in row and "supervised" in row:  # written by `train.regenerate`: the very tokens of the target
+        return Encoded.from_spans(row["tokens"], row["supervised"])
+    return encode(tokenizer, parse_row(row))
+
+
+def corpus_key(sources: Sequence[Source], tokenizer: Any) -> str:
+    """What a built corpus depends on, as 16 letters: contents of files (names of datasets), tokenizer, template."""
+    digest = hashlib.sha256(f"{FORMAT}".encode())
+    for source in sources:
+        files = source.files
+        digest.update(f"{source.path}#{source.split}".encode())
+        for path in files:
+            with path.open("rb") as content:
+                digest.update(hashlib.file_digest(content, "sha256").digest())
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    digest.update((backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)).encode())
+    digest.update(str(getattr(tokenizer, "chat_template", "")).encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,250 @@
+"""What a draft head is taught: the losses of EAGLE-1/2, HASS and EAGLE-3 over an unrolled head, chunk by chunk.
+
+Row t of a text stands for the target's distribution of token t + 1. Step k of the head guesses it in row t - 1 - k, so
+all steps are judged by one row of the target's logits. The rows are taken in chunks, each computed again for its gradient:
+neither the target's nor the head's logits ever exist for more than one chunk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from eagle_jax.config import ConfigError, HeadConfig
+from eagle_jax.models.heads import make_head
+from eagle_jax.training.losses import (
+    ahead,
+    behind,
+    best_of,
+    blended_divergence,
+    likelihood_of_acceptance,
+    smooth_l1,
+    soft_cross_entropy,
+)
+from eagle_jax.training.unroll import Texts, unroll
+from eagle_jax.types import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """How a head is taught; `eagle1`, `hass` and `eagle3` are the papers' settings.
+
+    Attributes:
+      steps: unrolled steps, n. decay: weight of each further step; the sum is not normalised.
+      token_loss: "ce" soft cross-entropy, "lk" -log alpha, "lk_blend" lambda KL + (1 - lambda) TV (arXiv:2602.23881).
+      eta: of lk_blend, how soon TV takes over. token_weight: of the token loss.
+      feature_weight: of SmoothL1 between the head's state and the target's final-normed one at the next token.
+      best_weight, best_count: of HASS's loss over the target's likeliest tokens, and how many.
+      noise: width of the uniform noise U(-noise, noise) on the target's features.
+      detach: states that a step starts from count as given (HASS).
+      chunk: rows of a text whose logits exist at once.
+      remat: steps are computed again for their gradient.
+
+    Raises:
+      ConfigError: a count below 1, a negative weight, or no loss at all.
+    """
+
+    steps: int = 7
+    decay: float = 0.8
+    token_loss: Literal["ce", "lk", "lk_blend"] = "ce"
+    eta: float = 3.0
+    token_weight: float = 1.0
+    feature_weight: float = 0.0
+    best_weight: float = 0.0
+    best_count: int = 10
+    noise: float = 0.0
+    detach: bool = False
+    chunk: int = 256
+    remat: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "best_count", "chunk"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"Objective.{name}={getattr(self, name)} must be at least 1")
+        for name in ("decay", "eta", "token_weight", "feature_weight", "best_weight", "noise"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"Objective.{name}={getattr(self, name)} must not be negative")
+        if self.token_weight == self.feature_weight == self.best_weight == 0:
+            raise ConfigError("Objective: token_weight, feature_weight and best_weight are all 0; nothing is taught")
+
+
+def eagle1() -> Objective:
+    """EAGLE-1/2: one step, SmoothL1(feature) + 0.1 cross-entropy, noisy features (arXiv:2401.15077, section 4.2)."""
+    return Objective(steps=1, token_weight=0.1, feature_weight=1.0, noise=0.1)
+
+
+def hass() -> Objective:
+    """HASS: EAGLE-1's loss over three aligned steps, and the target's ten best tokens (arXiv:2408.15766)."""
+    return Objective(
+        steps=3, decay=1.0, token_weight=0.1, feature_weight=1.0, best_weight=1.0, noise=0.1, detach=True
+    )
+
+
+def eagle3() -> Objective:
+    """EAGLE-3: seven steps of training-time test, cross-entropy alone (arXiv:2503.01840, section 3)."""
+    return Objective()
+
+
+class Signals(NamedTuple):
+    """What the frozen target says about a batch of texts.
+
+    Attributes:
+      features: [B, T, F], tapped states that the head reads. hidden: [B, T, H], final-normed, what its lm_head reads.
+      embeds: [B, T, E], token embeddings.
+    """
+
+    features: Float[Array, "B T F"]
+    hidden: Float[Array, "B T H"]
+    embeds: Float[Array, "B T E"]
+
+
+class StepMetrics(NamedTuple):
+    """Per unrolled step, [steps] each.
+
+    Attributes:
+      loss: mean over the counted rows, all parts weighted. accuracy: how often the head's favourite is the target's, over
+        all supervised rows; a favourite outside the draft vocabulary is a miss. counted: supervised rows.
+    """
+
+    loss: Float[Array, " steps"]
+    accuracy: Float[Array, " steps"]
+    counted: Float[Array, " steps"]
+
+
+Logits = Callable[[Array], Array]
+
+
+def unrolled_loss(
+    config: HeadConfig,
+    objective: Objective,
+    head: Params,
+    signals: Signals,
+    texts: Texts,
+    target_logits: Logits,
+    kept: Int[Array, " Vd"] | None,
+    key: Array | None = None,
+) -> tuple[Float[Array, ""], StepMetrics]:
+    """sum_k decay^k (mean loss of step k over its counted rows).
+
+    A row counts where the guessed token is supervised and of the same document, and the target's favourite for it is in
+    the draft vocabulary.
+
+    Args:
+      target_logits: the target's lm_head, [.., H] -> [.., V]; an EAGLE-1/2 head is judged through it, too.
+      kept: target ids of the draft vocabulary, ascending; None is all of V.
+      key: of the noise.
+    """
+    features = signals.features
+    if objective.noise > 0:
+        if key is None:
+            raise ValueError("an objective with noise needs a key")
+        noise = jax.random.uniform(key, features.shape, jnp.float32, -objective.noise, objective.noise)
+        features = features + noise.astype(features.dtype)
+    states = unroll(
+        config, head, features, signals.embeds, texts, objective.steps, detach=objective.detach, remat=objective.remat
+    )
+    if config.kind == "eagle3":
+        module = make_head(config)
+        head_logits: Logits = lambda states: module.apply({"params": head}, states, method="logits")  # noqa: E731
+    else:
+        head_logits = target_logits
+    guessed = jnp.stack([behind(state, 1 + k) for k, state in enumerate(states)])
+    supervised = jnp.stack(
+        [_predicted(texts, ahead(texts.supervised, 1), ahead(texts.segments, 1), k) for k in range(objective.steps)]
+    )
+    sums = _by_chunks(objective, guessed, signals.hidden, supervised, target_logits, head_logits, kept)
+    loss = sums.loss / jnp.maximum(sums.inside, 1)
+    if objective.feature_weight > 0:
+        loss += objective.feature_weight * jnp.stack(
+            [
+                jnp.sum(jnp.where(supervised[k], smooth_l1(guessed[k], signals.hidden), 0.0))
+                for k in range(objective.steps)
+            ]
+        ) / jnp.maximum(sums.counted, 1)
+    metrics = StepMetrics(loss, sums.hits / jnp.maximum(sums.counted, 1), sums.counted)
+    return jnp.sum(objective.decay ** jnp.arange(objective.steps) * loss), metrics
+
+
+def _predicted(texts: Texts, supervised: Array, segments: Array, k: int) -> Bool[Array, "B T"]:
+    """Whether row t holds a guess of step k that is to be judged: token t + 1 is supervised, of the row's document."""
+    origin = behind(texts.segments, 1 + k)
+    return supervised & (origin == segments) & (origin > 0)
+
+
+class _Sums(NamedTuple):
+    """Over rows, [steps] each: weighted token losses, rows inside the draft vocabulary, hits, supervised rows."""
+
+    loss: Array
+    inside: Array
+    hits: Array
+    counted: Array
+
+
+def _by_chunks(
+    objective: Objective,
+    guessed: Float[Array, "n B T H"],
+    hidden: Float[Array, "B T Ht"],
+    supervised: Bool[Array, "n B T"],
+    target_logits: Logits,
+    head_logits: Logits,
+    kept: Int[Array, " Vd"] | None,
+) -> _Sums:
+    length = hidden.shape[1]
+    chunk = min(objective.chunk, length)
+    count = -(-length // chunk)
+
+    def cut(x: Array, axis: int) -> Array:
+        padding = [(0, count * chunk - length if i == axis else 0) for i in range(x.ndim)]
+        return jnp.moveaxis(jnp.pad(x, padding).reshape(*x.shape[:axis], count, chunk, *x.shape[axis + 1 :]), axis, 0)
+
+    @jax.checkpoint
+    def judge(sums: _Sums, part: tuple[Array, Array, Array]) -> tuple[_Sums, None]:
+        guessed, hidden, supervised = part
+        law, best, inside = target_law(target_logits(hidden), kept)
+        law = jax.lax.stop_gradient(law)
+        found = []
+        for states, wanted in zip(guessed, supervised, strict=True):
+            logits = head_logits(states)
+            counted = wanted & inside
+            loss = jnp.where(counted, _token_loss(objective, jax.nn.log_softmax(logits), law), 0.0)
+            hits = counted & (jnp.argmax(logits, axis=-1) == best)
+            found.append(_Sums(jnp.sum(loss), *(jnp.sum(x, dtype=jnp.float32) for x in (counted, hits, wanted))))
+        return jax.tree.map(lambda total, *new: total + jnp.stack(new), sums, *found), None
+
+    zero = jnp.zeros(objective.steps)
+    parts = (cut(guessed, 2), cut(hidden, 1), cut(supervised, 2))
+    return jax.lax.scan(judge, _Sums(zero, zero, zero, zero), parts)[0]
+
+
+def _token_loss(objective: Objective, log_q: Float[Array, "*b V"], p: Float[Array, "*b V"]) -> Float[Array, "*b"]:
+    if objective.token_loss == "ce":
+        loss = soft_cross_entropy(log_q, p)
+    elif objective.token_loss == "lk":
+        loss = likelihood_of_acceptance(log_q, p)
+    else:
+        loss = blended_divergence(log_q, p, objective.eta)
+    loss = objective.token_weight * loss
+    if objective.best_weight > 0:
+        loss += objective.best_weight * best_of(log_q, p, min(objective.best_count, p.shape[-1]))
+    return loss
+
+
+def target_law(
+    logits: Float[Array, "*b V"], kept: Int[Array, " Vd"] | None
+) -> tuple[Float[Array, "*b Vd"], Int[Array, "*b"], Bool[Array, "*b"]]:
+    """The target's distribution as a head is taught it.
+
+    Returns:
+      probabilities renormalised over the draft vocabulary; the target's own favourite as an index into the draft
+      vocabulary (meaningless where it lies outside); and whether it lies inside.
+    """
+    best = jnp.argmax(logits, axis=-1)
+    if kept is None:
+        return jax.nn.softmax(logits, axis=-1), best, jnp.ones(best.shape, bool)
+    position = jnp.clip(jnp.searchsorted(kept, best), 0, kept.shape[0] - 1)
+    return jax.nn.softmax(logits[..., kept], axis=-1), position, kept[position] == best

@@ -1,0 +1,131 @@
+"""Rows to training texts: what is supervised is, letter by letter, what the assistant wrote and what ends its turn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from eagle_jax.data.conversations import SkippedRow, encode, parse_row
+
+# The shape of the published templates, cut down to what decides where a turn begins and ends.
+TEMPLATES = {
+    "llama3": (
+        "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + "
+        "m['content'] | trim + '<|eot_id|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+    ),
+    "chatml": (
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    ),
+    "qwen3": (  # the generation prompt opens thoughts that the finished turn does not show
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n\n</think>\n\n' }}{% endif %}"
+    ),
+    "llama2": (
+        "{% if messages[0]['role'] == 'system' %}{% set system = '<<SYS>>' + messages[0]['content'] + '<</SYS>>' %}"
+        "{% set rest = messages[1:] %}{% else %}{% set system = '' %}{% set rest = messages %}{% endif %}"
+        "{% for m in rest %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{% if m['role'] == 'user' %}"
+        "{{ bos_token + '[INST] ' + (system if loop.first else '') + m['content'] + ' [/INST]' }}"
+        "{% else %}{{ ' ' + m['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
+    ),
+    "vicuna": (
+        "{% for m in messages %}{% if m['role'] == 'user' %}{{ 'USER: ' + m['content'] + ' ' }}"
+        "{% elif m['role'] == 'assistant' %}{{ 'ASSISTANT: ' + m['content'] + eos_token }}{% else %}"
+        "{{ m['content'] + ' ' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+    ),
+    "marked": (
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}{% if m['role'] == 'assistant' %}"
+        "{% generation %}{{ m['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m['content'] + '<|im_end|>' }}"
+        "{% endif %}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    ),
+}
+ENDS = {"llama3": "<|eot_id|>", "chatml": "<|im_end|>", "qwen3": "<|im_end|>", "marked": "<|im_end|>",
+        "llama2": " </s>", "vicuna": "</s>"}  # fmt: skip
+SPECIAL = ["<s>", "</s>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|im_start|>", "<|im_end|>"]
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "One and one?"},
+    {"role": "assistant", "content": "Two,\nof course."},
+    {"role": "user", "content": "Two,\nof course."},  # the user repeats the assistant: a search would find both
+    {"role": "assistant", "content": "Ünïted 𝄞."},
+]
+
+
+def tokenizer_with(template: str) -> PreTrainedTokenizerFast:
+    """A token is a byte, or a special token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<s>", eos_token="</s>", additional_special_tokens=SPECIAL[2:]
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def supervised_texts(tokenizer, encoded) -> list[str]:
+    """The decoded runs of supervised tokens."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], encoded.supervised.astype(int), [0]])))
+    return [tokenizer.decode(encoded.tokens[a:b].tolist()) for a, b in edges.reshape(-1, 2)]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_supervised_is_what_the_assistant_wrote(name):
+    tokenizer = tokenizer_with(TEMPLATES[name])
+    encoded = encode(tokenizer, TALK)
+    assert tokenizer.decode(encoded.tokens.tolist()) == tokenizer.apply_chat_template(TALK, tokenize=False)
+    lead = " " if name in ("llama2", "vicuna") else ""  # the blank behind [/INST] or ASSISTANT: is generated
+    written = [lead + TALK[turn]["content"] + ENDS[name] for turn in (2, 4)]
+    assert supervised_texts(tokenizer, encoded) == written
+
+
+def test_formats():
+    openai = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    sharegpt = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "id": 3}
+    parts = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, openai["messages"][1]]}
+    assert parse_row(openai) == parse_row(sharegpt) == parse_row(parts) == openai["messages"]
+    assert parse_row({"text": "plain"}) == "plain"
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({}, "neither messages, conversations nor text"),
+        ({"text": " "}, "empty text"),
+        ({"messages": []}, "not a list of messages"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "no assistant turn"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "unknown speaker 'tool'"),
+        ({"messages": [{"role": "user", "content": None}]}, "a message without text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "something else than text"),
+        ({"messages": ["hi"]}, "a message is not an object"),
+    ],
+)
+def test_rows_without_a_text(row, reason):
+    with pytest.raises(SkippedRow, match=reason):
+        parse_row(row)
+
+
+def test_plain_text_is_supervised_from_its_second_token():
+    encoded = encode(tokenizer_with(""), "abc")
+    assert encoded.supervised.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ messages[-1]['content'] }}", "drops or rewrites an earlier turn"),
+        (TEMPLATES["llama2"].replace("raise_exception('roles must alternate')", "raise_exception('alternate')"), None),
+    ],
+)
+def test_templates_that_drop_turns(template, reason):
+    tokenizer = tokenizer_with(template)
+    if reason is None:
+        with pytest.raises(SkippedRow, match="refuses the conversation"):
+            encode(tokenizer, [TALK[2], TALK[1]])
+    else:
+        with pytest.raises(SkippedRow, match=reason):
+            encode(tokenizer, TALK)
