@@ -30,7 +30,7 @@ from eagle_jax.drafters.vanilla import vanilla
 from eagle_jax.generate import generate, prefill, required_slots, step
 from eagle_jax.models.decoder import init_params, target_fn
 from eagle_jax.models.heads import init_head_params
-from eagle_jax.sharding import DATA, TENSOR, make_mesh, param_shardings, shard_drafter, shard_target
+from eagle_jax.sharding import DATA, ROWS, TENSOR, make_mesh, param_shardings, shard_drafter, shard_target
 from eagle_jax.types import Drafter, Params, Sampling, TargetFn
 
 PAPER_TREE = TreeConfig(depth=8, top_k=10, num_nodes=59)
@@ -104,7 +104,7 @@ def mesh_for(devices: list[Any], kv_heads: int, tensor: int | None = None) -> Me
     tensor = math.gcd(len(devices), kv_heads) if tensor is None else tensor
     if tensor < 1 or len(devices) % tensor:
         raise ConfigError(f"tensor={tensor} does not divide the {len(devices)} devices of the topology")
-    return make_mesh(len(devices) // tensor, tensor, devices)
+    return make_mesh(len(devices) // tensor, tensor, devices=devices)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Workload:
         return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding)
 
     def _by_rows(self, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        spec = P(DATA, TENSOR) if leaf.ndim == 4 else P(DATA)  # caches are the only arrays of four axes
+        spec = P(ROWS, TENSOR) if leaf.ndim == 4 else P(ROWS)  # caches are the only arrays of four axes
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(self.mesh, spec))
 
 

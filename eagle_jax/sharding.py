@@ -1,9 +1,10 @@
 """Where parameters and caches live on a mesh of devices: one table of rules, and wrappers that hold the engine to it.
 
-The mesh has two axes. "data" splits the rows of the batch. "tensor" splits every matrix as in Megatron-LM
+The mesh has three axes. "data" and "fsdp" split the rows of the batch. "tensor" splits every matrix as in Megatron-LM
 (arXiv:1909.08053): the projections into heads and into the MLP by columns, those out of them by rows, so that a layer
-needs two all-reduces and no weight ever moves. The embedding is split by vocabulary rows, the lm_heads by vocabulary
-columns, caches by key-value heads.
+needs two all-reduces and no weight ever moves. "fsdp" splits the other axis of every matrix, which is gathered where it
+is used (ZeRO-3, arXiv:1910.02054): for training, where states and gradients outweigh the traffic. The embedding is split
+by vocabulary rows, the lm_heads by vocabulary columns, caches by key-value heads.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from jaxtyping import Array
 from eagle_jax.config import ConfigError
 from eagle_jax.types import Chance, Drafter, KVCache, NewKV, Params, Sampling, TargetFn, TargetOutput, Verified
 
-DATA, TENSOR = AXES = ("data", "tensor")
+DATA, FSDP, TENSOR = AXES = ("data", "fsdp", "tensor")
+ROWS = (DATA, FSDP)
+"""Axes that split the rows of a batch."""
 
 RULES: tuple[tuple[str, P], ...] = (
-    (r"embed_tokens/embedding", P(TENSOR, None)),
-    (r"lm_head/kernel", P(None, TENSOR)),
-    (r"(q|k|v|gate|up)_proj/kernel", P(None, TENSOR)),
+    (r"embed_tokens/embedding", P(TENSOR, FSDP)),
+    (r"lm_head/kernel", P(FSDP, TENSOR)),
+    (r"(q|k|v|gate|up)_proj/kernel", P(FSDP, TENSOR)),
     (r"(q|k|v|gate|up)_proj/bias", P(TENSOR)),
-    (r"(o|down)_proj/kernel", P(TENSOR, None)),
+    (r"(o|down)_proj/kernel", P(TENSOR, FSDP)),
     # The features come whole out of the target, so a split by rows costs one all-reduce, like o_proj and down_proj.
-    (r"fc/kernel", P(TENSOR, None)),
+    (r"fc/kernel", P(TENSOR, FSDP)),
     (r"(o_proj|down_proj|fc)/bias", P(None)),
     (r"(\w*norm\w*)/scale", P(None)),
     (r"d2t", P(None)),
@@ -94,40 +97,41 @@ def placer(mesh: Mesh) -> Callable[[str, np.ndarray], Array]:
 
 
 def check_mesh(mesh: Mesh) -> None:
-    """Refuses a mesh without the two axes, or one whose axes are part of the types of arrays (`AxisType.Explicit`).
+    """Refuses a mesh without the three axes, or one whose axes are part of the types of arrays (`AxisType.Explicit`).
 
     Raises:
       ConfigError: naming its axes.
     """
     if mesh.axis_names != AXES or any(kind != AxisType.Auto for kind in mesh.axis_types):
         raise ConfigError(
-            f"the mesh has the axes {mesh.axis_names} of types {mesh.axis_types}, expected {AXES}, both Auto; "
+            f"the mesh has the axes {mesh.axis_names} of types {mesh.axis_types}, expected {AXES}, all Auto; "
             "make it with eagle_jax.sharding.make_mesh(data, tensor); an axis may have size 1"
         )
 
 
-def make_mesh(data: int = 1, tensor: int = 1, devices: Any = None) -> Mesh:
-    """A ("data", "tensor") mesh over the first `data * tensor` devices.
+def make_mesh(data: int = 1, tensor: int = 1, fsdp: int = 1, *, devices: Any = None) -> Mesh:
+    """A ("data", "fsdp", "tensor") mesh over the first `data * fsdp * tensor` devices.
 
     Raises:
       ConfigError: there are fewer devices.
     """
     devices = jax.devices() if devices is None else list(devices)
-    if data < 1 or tensor < 1 or data * tensor > len(devices):
+    count = data * fsdp * tensor
+    if min(data, fsdp, tensor) < 1 or count > len(devices):
         raise ConfigError(
-            f"data={data} times tensor={tensor} must be at least 1 and at most the {len(devices)} devices"
+            f"data={data} times fsdp={fsdp} times tensor={tensor} must be at least 1 and at most the {len(devices)} devices"
         )
-    return Mesh(np.array(devices[: data * tensor]).reshape(data, tensor), AXES)
+    return Mesh(np.array(devices[:count]).reshape(data, fsdp, tensor), AXES)
 
 
 def place_cache(cache: KVCache, mesh: Mesh) -> KVCache:
-    """The cache with rows over "data" and key-value heads over "tensor".
+    """The cache with rows over "data" and "fsdp", and key-value heads over "tensor".
 
     Raises:
       ConfigError: the mesh divides neither evenly.
     """
     batch, heads = cache.keys[0].shape[:2]
-    data, tensor = mesh.shape[DATA], mesh.shape[TENSOR]
+    data, tensor = mesh.shape[DATA] * mesh.shape[FSDP], mesh.shape[TENSOR]
     if heads % tensor:
         raise ConfigError(
             f"num_kv_heads={heads} is not a multiple of tensor={tensor}: every device needs whole heads; choose "
@@ -138,14 +142,14 @@ def place_cache(cache: KVCache, mesh: Mesh) -> KVCache:
             f"a batch of {batch} is not a multiple of data={data}: every device needs as many rows; add "
             f"{data - batch % data} prompts or choose a 'data' axis that divides {batch}"
         )
-    return KVCache(_heads(cache.keys, mesh), _heads(cache.values, mesh), _split(cache.length, mesh, DATA))
+    return KVCache(_heads(cache.keys, mesh), _heads(cache.values, mesh), _split(cache.length, mesh, ROWS))
 
 
 def _heads(arrays: tuple[Array, ...], mesh: Mesh) -> tuple[Array, ...]:
-    return tuple(_split(array, mesh, DATA, TENSOR, None, None) for array in arrays)
+    return tuple(_split(array, mesh, ROWS, TENSOR, None, None) for array in arrays)
 
 
-def _split(x: Array, mesh: Mesh, *axes: str | None) -> Array:
+def _split(x: Array, mesh: Mesh, *axes: str | tuple[str, ...] | None) -> Array:
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*axes)))
 
 
@@ -157,21 +161,21 @@ def shard_target(fn: TargetFn, mesh: Mesh) -> TargetFn:
       ConfigError: the mesh has other axes, or does not divide the key-value heads.
     """
     check_mesh(mesh)
-    jax.eval_shape(lambda: place_cache(fn.init_cache(mesh.shape[DATA], 1), mesh))  # refuses heads before anything runs
+    jax.eval_shape(lambda: place_cache(fn.init_cache(mesh.size // mesh.shape[TENSOR], 1), mesh))  # refuses heads before anything runs
 
     def forward(
         params: Params, tokens: Array, positions: Array, mask: Array, cache: KVCache | None, taps: tuple[int, ...] = ()
     ) -> TargetOutput:
-        tokens, positions = _split(tokens, mesh, DATA, None), _split(positions, mesh, DATA, None)
+        tokens, positions = _split(tokens, mesh, ROWS, None), _split(positions, mesh, ROWS, None)
         out = fn.forward(params, tokens, positions, mask, cache, taps)
         return TargetOutput(
-            _split(out.hidden, mesh, DATA, None, None),
-            _split(out.features, mesh, DATA, None, None),
+            _split(out.hidden, mesh, ROWS, None, None),
+            _split(out.features, mesh, ROWS, None, None),
             NewKV(_heads(out.new.keys, mesh), _heads(out.new.values, mesh)),
         )
 
     def logits(params: Params, hidden: Array) -> Array:
-        return _split(fn.logits(params, hidden), mesh, DATA, *[None] * (hidden.ndim - 2), TENSOR)
+        return _split(fn.logits(params, hidden), mesh, ROWS, *[None] * (hidden.ndim - 2), TENSOR)
 
     def init_cache(batch: int, slots: int) -> KVCache:
         return place_cache(fn.init_cache(batch, slots), mesh)

@@ -70,7 +70,7 @@ def test_the_cache_is_split():
     target, head = pair()
     spread, spread_head = eagle_jax.shard(target, head, make_mesh(2, 2))
     cache = jax.jit(lambda: spread.fn.init_cache(4, 32))()
-    assert cache.keys[0].sharding.spec[:2] == ("data", "tensor")
+    assert cache.keys[0].sharding.spec[:2] == (("data", "fsdp"), "tensor")
     state = jax.jit(lambda: spread_head.drafter.init({}, 4, 32))()
     assert state.cache.values[0].addressable_shards[0].data.shape == (2, 2, 32, 6)
 
@@ -96,9 +96,9 @@ def test_every_matrix_is_split(kind):
 
 
 def test_rules():
-    assert param_spec("target/layers_3/self_attn/q_proj/kernel", (8, 8)) == P(None, "tensor")
-    assert param_spec("layers_3/mlp/down_proj/kernel", (8, 8)) == P("tensor", None)
-    assert param_spec("embed_tokens/embedding", (8, 8)) == P("tensor", None)
+    assert param_spec("target/layers_3/self_attn/q_proj/kernel", (8, 8)) == P("fsdp", "tensor")
+    assert param_spec("layers_3/mlp/down_proj/kernel", (8, 8)) == P("tensor", "fsdp")
+    assert param_spec("embed_tokens/embedding", (8, 8)) == P("tensor", "fsdp")
     assert param_spec("head/fc_norm_2/scale", (8,)) == P(None)
     with pytest.raises(ConfigError, match=r"matrix 'head/router/kernel' of shape \[8, 8\] matches no sharding rule"):
         param_spec("head/router/kernel", (8, 8))
@@ -132,13 +132,13 @@ def test_a_pair_of_two_meshes_is_refused():
     spread, _ = eagle_jax.shard(target, head, make_mesh(1, 4))
     with pytest.raises(ValueError, match="another target"):
         eagle_jax.generate(spread, head, [[1, 2]], max_new_tokens=4)
-    assert AXES == ("data", "tensor")
+    assert AXES == ("data", "fsdp", "tensor")
 
 
 def test_files_load_straight_onto_the_mesh(golden):
     """A target and heads from disk; the drafter follows its target, and shares the embedding that lies in pieces."""
     target = eagle_jax.load_target(golden / "target", mesh=make_mesh(2, 2))
-    assert target.params["layers_0"]["mlp"]["up_proj"]["kernel"].sharding.spec == P(None, "tensor")
+    assert target.params["layers_0"]["mlp"]["up_proj"]["kernel"].sharding.spec == P("fsdp", "tensor")
     for name in ("eagle3", "eagle1"):
         head = eagle_jax.load_drafter(golden / name, target, TREE)
         assert head.mesh is target.mesh

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from eagle_jax.data.corpus import Corpus
-from eagle_jax.training.unroll import Texts
+from eagle_jax.types import Texts
 
 PACKING_BINS = 64
 """Rows that are filled side by side; more waste less padding and mix epochs more."""

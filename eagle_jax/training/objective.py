@@ -26,8 +26,8 @@ from eagle_jax.training.losses import (
     smooth_l1,
     soft_cross_entropy,
 )
-from eagle_jax.training.unroll import Texts, unroll
-from eagle_jax.types import Params
+from eagle_jax.training.unroll import unroll
+from eagle_jax.types import Params, Texts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,6 @@ One scheme serves them all: the training-time test of EAGLE-3 (arXiv:2503.01840,
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,22 +21,7 @@ from eagle_jax.config import HeadConfig
 from eagle_jax.models.heads import HeadOutput, make_head
 from eagle_jax.models.layers import QUERY_BLOCK, attend, by_query_blocks
 from eagle_jax.training.losses import ahead
-from eagle_jax.types import Params
-
-
-class Texts(NamedTuple):
-    """Packed documents.
-
-    Attributes:
-      tokens: [B, T] int32. supervised: [B, T], whether token t itself is one to learn.
-      segments: [B, T] int32, the document of a row that token t belongs to, from 1; 0 is padding.
-      positions: [B, T] int32, position within the document.
-    """
-
-    tokens: Int[Array, "B T"]
-    supervised: Bool[Array, "B T"]
-    segments: Int[Array, "B T"]
-    positions: Int[Array, "B T"]
+from eagle_jax.types import Params, Texts
 
 
 def causal_mask(segments: Int[Array, "B T"]) -> Bool[Array, "B T T"]:

@@ -1,0 +1,359 @@
+"""The losses of head training against slow, literal versions of facts that are easy to get wrong by one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
+from eagle_jax.models import layers
+from eagle_jax.models.decoder import init_params, target_fn
+from eagle_jax.models.heads import init_head_params, make_head
+from eagle_jax.training.losses import ahead, behind, best_of, blended_divergence, likelihood_of_acceptance, smooth_l1
+from eagle_jax.training.objective import Objective, Signals, eagle1, hass, target_law, unrolled_loss
+from eagle_jax.training.step import Frozen, feature_scale, fold_scale, head_loss, observe
+from eagle_jax.training.unroll import causal_mask
+from eagle_jax.types import Texts
+
+B, T, V, H = 2, 9, 13, 8
+KEPT = np.array([0, 2, 3, 5, 8, 9, 12])
+VD = len(KEPT)
+TARGET = DecoderConfig(V, H, 12, 4, num_heads=4, num_kv_heads=2, head_dim=6)
+VARIANTS = {"plain": {}, "switched": {"fc_norm": True, "norm_output": True, "norm_before_residual": True}}
+
+
+def head_config(kind: str = "eagle3", **switches) -> HeadConfig:
+    layer = DecoderConfig(V, H, 10, 1, num_heads=4, num_kv_heads=2, head_dim=6)
+    if kind == "eagle1":
+        return HeadConfig("eagle1", layer, V, H, (4,), fc_bias=True)
+    return HeadConfig("eagle3", layer, VD, H, (1, 2, 3), **switches)
+
+
+def random_head(config: HeadConfig, seed: int = 0):
+    """Weights large enough that attention and norms matter (NumPy: nothing to compile)."""
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(lambda: init_head_params(config, jax.random.key(0)))["head"]
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.4, jnp.float32), shapes)
+
+
+def random_target():
+    rng = np.random.default_rng(5)
+    shapes = jax.eval_shape(lambda: init_params(TARGET, jax.random.key(0)))
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, jnp.float32), shapes)
+
+
+LM_HEAD = np.random.default_rng(9).normal(size=(H, V)).astype(np.float32)
+
+
+def target_logits(hidden):
+    return hidden @ LM_HEAD
+
+
+def random_signals(config: HeadConfig, seed: int = 3) -> Signals:
+    rng = np.random.default_rng(seed)
+    hidden = jnp.asarray(rng.normal(size=(B, T, H)), jnp.float32)
+    features = hidden if config.kind == "eagle1" else jnp.asarray(rng.normal(size=(B, T, 3 * H)), jnp.float32)
+    return Signals(features, hidden, jnp.asarray(rng.normal(size=(B, T, H)), jnp.float32))
+
+
+def texts_of(lengths: tuple[tuple[int, ...], ...] = ((5, 4), (9,)), seed: int = 4) -> Texts:
+    """Documents of these lengths packed into rows of T tokens; most tokens are supervised, none of a first."""
+    rng = np.random.default_rng(seed)
+    segments, positions = np.zeros((2, len(lengths), T), np.int32)
+    for row, sizes in enumerate(lengths):
+        start = 0
+        for index, size in enumerate(sizes, 1):
+            segments[row, start : start + size] = index
+            positions[row, start : start + size] = np.arange(size)
+            start += size
+    supervised = (rng.random(segments.shape) < 0.8) & (segments > 0) & (positions > 0)
+    tokens = rng.integers(0, V, segments.shape)
+    return Texts(*map(jnp.asarray, (tokens.astype(np.int32), supervised, segments, positions)))
+
+
+@dataclasses.dataclass
+class Slow:
+    """One step after the other, row by row: every step's keys side by side and a mask that says who sees whom."""
+
+    config: HeadConfig
+    objective: Objective
+    signals: Signals
+    texts: Texts
+
+    def states(self, head):
+        module, texts, signals = make_head(self.config), jax.tree.map(np.asarray, self.texts), self.signals
+        states = module.apply({"params": head}, signals.features, method="fuse")
+        found, keys, values = [], [], []
+        for k in range(self.objective.steps):
+            mask = np.zeros((B, T, (k + 1) * T), bool)
+            for b in range(B):
+                for p in range(T):
+                    mask[b, p, : p + 1] = texts.segments[b, : p + 1] == texts.segments[b, p]
+                    for later in range(1, k + 1):
+                        mask[b, p, later * T + p] = True
+            embeds = jnp.stack([signals.embeds[:, min(p + 1 + k, T - 1)] * (p + 1 + k < T) for p in range(T)], 1)
+            earlier = (jnp.concatenate(keys, 2), jnp.concatenate(values, 2)) if keys else None
+            out = module.apply(
+                {"params": head}, embeds, states, self.texts.positions + k, jnp.asarray(mask), None, earlier
+            )
+            keys.append(out.keys)
+            values.append(out.values)
+            states = jax.lax.stop_gradient(out.states) if self.objective.detach else out.states
+            found.append(out.states)
+        return found
+
+    def __call__(self, head):
+        """Total loss; and per step [loss, accuracy, counted]."""
+        config, objective, texts = self.config, self.objective, jax.tree.map(np.asarray, self.texts)
+        kept = KEPT if config.kind == "eagle3" else np.arange(V)
+        full = np.asarray(target_logits(self.signals.hidden))
+        total, rows = 0.0, []
+        for k, states in enumerate(self.states(head)):
+            if config.kind == "eagle3":
+                logits = make_head(config).apply({"params": head}, states, method="logits")
+            else:
+                logits = target_logits(states)
+            log_q = jax.nn.log_softmax(logits, -1)
+            token, feature, inside, hits, counted = 0.0, 0.0, 0, 0, 0
+            for b in range(B):
+                for p in range(T):
+                    guessed = p + 2 + k
+                    same = guessed < T and texts.segments[b, p] == texts.segments[b, guessed] > 0
+                    if not (same and texts.supervised[b, guessed]):
+                        continue
+                    counted += 1
+                    speaks = full[b, guessed - 1]
+                    wanted = np.asarray(self.signals.hidden)[b, guessed - 1]
+                    if objective.feature_weight:
+                        error = jnp.abs(states[b, p] - wanted)
+                        feature += jnp.mean(jnp.where(error < 1, 0.5 * error**2, error - 0.5))
+                    if speaks.argmax() not in kept:
+                        continue
+                    inside += 1
+                    law = np.exp(speaks[kept] - speaks[kept].max())
+                    law = law / law.sum()
+                    hits += jnp.asarray(kept)[jnp.argmax(log_q[b, p])] == speaks.argmax()
+                    token += self.token(log_q[b, p], law)
+            loss = token / max(inside, 1) + objective.feature_weight * feature / max(counted, 1)
+            total += objective.decay**k * loss
+            rows.append((loss, hits / max(counted, 1), counted))
+        return total, rows
+
+    def token(self, log_q, law):
+        objective, q = self.objective, jnp.exp(log_q)
+        alpha = 1.0 - 0.5 * jnp.sum(jnp.abs(law - q))
+        if objective.token_loss == "ce":
+            loss = -jnp.sum(law * log_q)
+        elif objective.token_loss == "lk":
+            loss = -jnp.log(alpha)
+        else:
+            share = jax.lax.stop_gradient(jnp.exp(-objective.eta * alpha))
+            loss = share * jnp.sum(law * (np.log(law) - log_q)) + (1 - share) * 0.5 * jnp.sum(jnp.abs(law - q))
+        loss = objective.token_weight * loss
+        if objective.best_weight:
+            best = np.argsort(-law, kind="stable")[: objective.best_count]
+            loss = loss - objective.best_weight * jnp.sum(law[best] * log_q[best])
+        return loss
+
+
+def fast(config, objective, signals, texts):
+    kept = jnp.asarray(KEPT) if config.kind == "eagle3" else None
+    return lambda head: unrolled_loss(
+        config, objective, head, signals, texts, target_logits, kept, jax.random.key(1)
+    )
+
+
+CASES = {
+    "eagle3": (head_config(), Objective(steps=3, chunk=4, remat=False)),
+    "eagle3-switches": (head_config(**VARIANTS["switched"]), Objective(steps=2, chunk=9)),
+    "eagle3-feature-loss": (head_config(), Objective(steps=2, feature_weight=0.5, chunk=5)),
+    "lk": (head_config(), Objective(steps=2, token_loss="lk", chunk=5)),
+    "lk-blend": (head_config(), Objective(steps=2, token_loss="lk_blend", chunk=20)),
+    "eagle1": (head_config("eagle1"), dataclasses.replace(eagle1(), noise=0.0)),
+    "hass": (head_config("eagle1"), dataclasses.replace(hass(), noise=0.0, best_count=3, chunk=4)),
+}
+
+
+@pytest.mark.parametrize(("config", "objective"), CASES.values(), ids=CASES)
+def test_loss_and_gradients_are_those_of_the_literal_version(config, objective):
+    head, signals, texts = random_head(config), random_signals(config), texts_of()
+    (loss, metrics), grads = jax.jit(jax.value_and_grad(fast(config, objective, signals, texts), has_aux=True))(head)
+    slow = Slow(config, objective, signals, texts)
+    (wanted, rows), wanted_grads = jax.jit(jax.value_and_grad(slow, has_aux=True))(head)
+    np.testing.assert_allclose(loss, wanted, rtol=2e-5)
+    for name, index in (("loss", 0), ("accuracy", 1), ("counted", 2)):
+        np.testing.assert_allclose(getattr(metrics, name), [float(row[index]) for row in rows], rtol=2e-5, err_msg=name)
+    for (path, got), want in zip(
+        jax.tree_util.tree_leaves_with_path(grads), jax.tree.leaves(wanted_grads), strict=True
+    ):
+        scale = float(jnp.abs(want).max())
+        assert scale > 0, f"{path} gets no gradient: the comparison would be empty"
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-5 * scale, err_msg=str(path))
+
+
+def test_long_texts_attend_block_by_block(monkeypatch):
+    """Blocks of four queries, the last one padded: the same loss and gradients as with one block."""
+    config, objective = CASES["eagle3"]
+    head, signals, texts = random_head(config), random_signals(config), texts_of()
+    run = lambda: jax.jit(jax.value_and_grad(fast(config, objective, signals, texts), has_aux=True))(head)  # noqa: E731
+    whole = run()
+    monkeypatch.setattr(layers, "QUERY_BLOCK", 4)
+    np.testing.assert_allclose(*(part[0][0] for part in (run(), whole)), rtol=1e-6)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), run()[1], whole[1])
+
+
+def test_documents_of_a_row_do_not_see_each_other():
+    """Two documents in one row give what they give in rows of their own."""
+    config, objective = CASES["eagle3"]
+    head, signals, texts = random_head(config), random_signals(config), texts_of(((5, 4), (9,)))
+    apart = Texts(*(ahead(x, 5) for x in texts))  # the second document of row 0 moves to the front
+    apart_signals = Signals(*(ahead(x, 5) for x in signals))
+    states = lambda signals, texts: Slow(config, objective, signals, texts).states(head)[0]  # noqa: E731
+    np.testing.assert_allclose(states(signals, texts)[0, 5:8], states(apart_signals, apart)[0, :3], atol=1e-5)
+    alone = fast(config, objective, apart_signals, apart._replace(segments=apart.segments.at[1].set(0)))(head)[1]
+    only = texts._replace(supervised=texts.supervised.at[1].set(False).at[0, :5].set(False))
+    together = fast(config, objective, signals, only)(head)[1]
+    np.testing.assert_allclose(together.loss, alone.loss, rtol=1e-5)
+
+
+def test_gradients_reach_through_all_steps():
+    """The last step alone already moves `fuse`, whose output only step 0 reads; with `detach` it cannot."""
+    config, _ = CASES["eagle3"]
+    head, signals, texts = random_head(config), random_signals(config), texts_of()
+
+    def reach(detach: bool) -> float:
+        objective = Objective(steps=2, detach=detach)
+        grads = jax.jit(jax.grad(lambda head: fast(config, objective, signals, texts)(head)[1].loss[1]))(head)
+        return float(jnp.abs(grads["fc"]["kernel"]).max())
+
+    assert reach(False) > 1e-4
+    assert 0 < reach(True) < reach(False)  # through the keys of step 0, not through the states
+
+
+def test_accuracy_counts_the_targets_favourites():
+    """A head that reads the target's own states through the target's own lm_head is always right, and outside the draft
+    vocabulary always wrong."""
+    config = head_config()
+    head, signals, texts = random_head(config), random_signals(config), texts_of()
+    logits = jax.jit(lambda head: Slow(config, Objective(steps=1), signals, texts).states(head)[0])(head)
+    guesses = make_head(config).apply({"params": head}, logits, method="logits").argmax(-1)
+    # A target that gives all its probability to what the head guesses two tokens further.
+    hidden = jax.nn.one_hot(behind(jnp.asarray(KEPT)[guesses], 1), V) * 50.0
+    for shift, wanted in ((0, 1.0), (1, 0.0)):  # rolled by one, some favourites fall outside: a miss, or another token
+        speaks = jnp.roll(hidden, shift, axis=-1)
+        metrics = unrolled_loss(
+            config, Objective(steps=1), head, signals._replace(hidden=speaks), texts, lambda x: x, jnp.asarray(KEPT)
+        )[1]
+        assert float(metrics.accuracy[0]) == wanted
+
+
+def test_noise_changes_the_loss_and_needs_a_key():
+    config, objective = head_config("eagle1"), eagle1()
+    head, signals, texts = random_head(config), random_signals(config), texts_of()
+    quiet = fast(config, dataclasses.replace(objective, noise=0.0), signals, texts)(head)[0]
+    assert abs(float(fast(config, objective, signals, texts)(head)[0]) - float(quiet)) > 1e-6
+    with pytest.raises(ValueError, match="noise needs a key"):
+        unrolled_loss(config, objective, head, signals, texts, target_logits, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [({"steps": 0}, "steps=0 must be at least 1"), ({"decay": -1.0}, "decay=-1.0 must not be negative"),
+     ({"token_weight": 0.0}, "nothing is taught")],
+)  # fmt: skip
+def test_impossible_objectives_are_refused(values, message):
+    with pytest.raises(ConfigError, match=message):
+        Objective(**values)
+
+
+def test_no_logits_of_a_whole_text_are_alive():
+    """The largest array with a vocabulary axis that the gradient's program holds is one chunk, of one step or all."""
+    config = head_config()
+    objective = Objective(steps=3, chunk=3)
+    head, signals, texts = random_head(config), random_signals(config), texts_of()
+    jaxpr = jax.make_jaxpr(jax.grad(lambda head: fast(config, objective, signals, texts)(head)[0]))(head)
+    sizes = [math_size(shape) for shape in shapes_of(jaxpr.jaxpr) if shape and shape[-1] in (V, VD) and len(shape) > 2]
+    assert max(sizes) <= B * 3 * V
+
+
+def math_size(shape) -> int:
+    return int(np.prod(shape))
+
+
+def shapes_of(jaxpr):
+    for equation in jaxpr.eqns:
+        yield from (tuple(var.aval.shape) for var in equation.outvars)
+        for value in equation.params.values():
+            for inner in jax.tree.leaves(value, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+                if hasattr(inner, "jaxpr"):
+                    inner = inner.jaxpr
+                if hasattr(inner, "eqns"):
+                    yield from shapes_of(inner)
+
+
+def test_shifts():
+    x = jnp.arange(1, 6)[None]
+    assert ahead(x, 2)[0].tolist() == [3, 4, 5, 0, 0]
+    assert behind(x, 2)[0].tolist() == [0, 0, 1, 2, 3]
+    assert ahead(x, 9)[0].tolist() == behind(x, 9)[0].tolist() == [0] * 5
+
+
+def test_losses_of_acceptance():
+    p, log_q = jnp.array([0.7, 0.2, 0.1]), jnp.log(jnp.array([0.2, 0.5, 0.3]))
+    np.testing.assert_allclose(likelihood_of_acceptance(log_q, p), -np.log(0.5), rtol=1e-6)
+    share = np.exp(-3 * 0.5)
+    kl = float(jnp.sum(p * (jnp.log(p) - log_q)))
+    np.testing.assert_allclose(blended_divergence(log_q, p, 3.0), share * kl + (1 - share) * 0.5, rtol=1e-6)
+    np.testing.assert_allclose(best_of(log_q, p, 2), -(0.7 * np.log(0.2) + 0.2 * np.log(0.5)), rtol=1e-6)
+
+
+def test_smooth_l1_is_huber():
+    got = smooth_l1(jnp.array([[0.5, -3.0]]), jnp.zeros((1, 2)))
+    np.testing.assert_allclose(got, [(0.5 * 0.25 + 2.5) / 2], rtol=1e-6)
+
+
+def test_target_law_is_renormalised_and_says_what_is_outside():
+    logits = jnp.array([[0.0, 3.0, 1.0, 2.0], [5.0, 0.0, 1.0, 2.0]])
+    law, best, inside = target_law(logits, jnp.array([1, 3]))
+    np.testing.assert_allclose(law, jax.nn.softmax(logits[:, jnp.array([1, 3])]), rtol=1e-6)
+    assert best[0] == 0
+    assert inside.tolist() == [True, False]
+
+
+def test_observe_is_the_target_itself():
+    params, texts = random_target(), texts_of()
+    signals = observe(TARGET, params, texts, (0, 2, 4))
+    fn = target_fn(TARGET)
+    for row, start, size in ((0, 0, 5), (0, 5, 4), (1, 0, 9)):
+        tokens = texts.tokens[row : row + 1, start : start + size]
+        mask = jnp.tril(jnp.ones((size, size), bool))
+        out = fn.forward(params, tokens, jnp.arange(size)[None], mask, None, (0, 2, 4))
+        np.testing.assert_allclose(signals.features[row, start : start + size], out.features[0], atol=2e-5)
+        np.testing.assert_allclose(signals.hidden[row, start : start + size], out.hidden[0], atol=2e-5)
+    np.testing.assert_allclose(signals.embeds, fn.embed(params, texts.tokens))
+
+
+def test_padding_sees_and_teaches_nothing():
+    mask = causal_mask(jnp.array([[1, 1, 2, 0]]))
+    assert mask[0].astype(int).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+
+
+def test_folding_the_scale_changes_nothing():
+    config, params, texts = head_config(), random_target(), texts_of()
+    head = random_head(config)
+    scale = feature_scale(TARGET, params, texts, config.taps)
+    assert float(scale.min()) > 0
+    d2t = jnp.asarray(KEPT - np.arange(VD), jnp.int32)
+    key = jax.random.key(0)
+    objective = Objective(steps=2)
+    scaled = head_loss(TARGET, config, objective, head, Frozen(params, d2t, scale), texts, key)[0]
+    folded = head_loss(TARGET, config, objective, fold_scale(head, scale), Frozen(params, d2t), texts, key)[0]
+    np.testing.assert_allclose(scaled, folded, rtol=1e-5)
+    given = observe(TARGET, params, texts, config.taps)
+    offline = head_loss(TARGET, config, objective, head, Frozen(params, d2t, scale), texts, key, "float32", given)[0]
+    np.testing.assert_allclose(offline, scaled, rtol=1e-6)
