@@ -17,7 +17,7 @@ def ahead(x: Array, by: int) -> Array:
 
 def behind(x: Array, by: int) -> Array:
     """`x[:, t - by]` in row t of axis 1; zeros (False) in the first `by` rows."""
-    kept = x[:, : x.shape[1] - by]
+    kept = x[:, : max(0, x.shape[1] - by)]
     return jnp.concatenate([jnp.zeros_like(x[:, : x.shape[1] - kept.shape[1]]), kept], axis=1)
 
 

@@ -90,6 +90,10 @@ def eagle3() -> Objective:
     return Objective()
 
 
+PRESETS: dict[str, Callable[[], Objective]] = {"eagle1": eagle1, "hass": hass, "eagle3": eagle3}
+"""The papers' objectives by name."""
+
+
 class Signals(NamedTuple):
     """What the frozen target says about a batch of texts.
 

@@ -111,7 +111,7 @@ class Slow:
         """Total loss; and per step [loss, accuracy, counted]."""
         config, objective, texts = self.config, self.objective, jax.tree.map(np.asarray, self.texts)
         kept = KEPT if config.kind == "eagle3" else np.arange(V)
-        full = np.asarray(target_logits(self.signals.hidden))
+        full = np.asarray(self.signals.hidden) @ LM_HEAD
         total, rows = 0.0, []
         for k, states in enumerate(self.states(head)):
             if config.kind == "eagle3":

@@ -1,0 +1,126 @@
+"""Where a training run stands, by Orbax: saved in the background, whole or not at all, restored onto any mesh."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import orbax.checkpoint as ocp
+
+from eagle_jax.checkpoints.errors import CheckpointError
+from eagle_jax.types import Params
+
+
+class Saved(NamedTuple):
+    """A restored checkpoint.
+
+    Attributes:
+      step: updates done. state: the tree that was saved. notes: JSON beside it.
+    """
+
+    step: int
+    state: Any
+    notes: dict[str, Any]
+
+
+class TrainingCheckpoints:
+    """The latest checkpoints of a run in `directory/latest`, and the best by tau in `directory/best`.
+
+    Args:
+      keep: how many of the latest stay.
+    """
+
+    def __init__(self, directory: Path, keep: int = 2) -> None:
+        directory = directory.absolute()
+        self.directory = directory
+        latest = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
+        best = ocp.CheckpointManagerOptions(
+            max_to_keep=1, create=True, best_fn=lambda metrics: metrics["tau"], best_mode="max"
+        )
+        self._latest = ocp.CheckpointManager(directory / "latest", options=latest)
+        self._best = ocp.CheckpointManager(directory / "best", options=best)
+
+    def save(self, step: int, state: Any, notes: dict[str, Any]) -> None:
+        """Begins to write; training goes on meanwhile.
+
+        Raises:
+          CheckpointError: the one before could not be written, for want of space for example.
+        """
+        self._guarded(self._latest, step, state, notes)
+
+    def save_best(self, step: int, head: Params, notes: dict[str, Any], tau: float) -> bool:
+        """Keeps the head if its tau is the highest so far; whether it is."""
+        before = self.best_tau
+        if before is not None and tau <= before:
+            return False
+        self._guarded(self._best, step, head, notes, {"tau": tau})
+        return True
+
+    @property
+    def best_tau(self) -> float | None:
+        """tau of the best head so far."""
+        step = self._best.best_step()
+        return None if step is None else float(self._best.metrics(step)["tau"])
+
+    def restore(self, like: Any) -> Saved | None:
+        """The latest checkpoint that is whole, None if there is none.
+
+        Args:
+          like: arrays or `ShapeDtypeStruct`s with the shardings to restore to.
+
+        Raises:
+          CheckpointError: it holds other arrays.
+        """
+        return self._read(self._latest, self._latest.latest_step(), like)
+
+    def restore_best(self, like: Any) -> Saved | None:
+        """The best head, None if none was evaluated."""
+        return self._read(self._best, self._best.best_step(), like)
+
+    def wait(self) -> None:
+        """Returns when everything is on disk.
+
+        Raises:
+          CheckpointError: something could not be written.
+        """
+        for manager in (self._latest, self._best):
+            self._written(manager.wait_until_finished)
+
+    def close(self) -> None:
+        """Waits, and ends the background threads."""
+        self.wait()
+        self._latest.close()
+        self._best.close()
+
+    def _guarded(self, manager: Any, step: int, state: Any, notes: dict[str, Any], metrics: Any = None) -> None:
+        items = ocp.args.Composite(state=ocp.args.StandardSave(state), notes=ocp.args.JsonSave(notes))
+        self._written(lambda: manager.save(step, args=items, metrics=metrics, force=True))
+
+    def _written(self, write: Any) -> None:
+        try:
+            write()
+        except Exception as error:  # what a full disk raises depends on which thread meets it
+            if isinstance(error, OSError) and error.errno != errno.ENOSPC and error.errno != errno.EFBIG:
+                raise
+            reason = " ".join(str(error).split())
+            raise CheckpointError(
+                f"a checkpoint could not be written to {self.directory} ({reason[:300]}); those before it are whole: "
+                "make room and resume"
+            ) from error
+
+    def _read(self, manager: Any, step: int | None, like: Any) -> Saved | None:
+        if step is None:
+            return None
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), notes=ocp.args.JsonRestore())
+        try:
+            found = manager.restore(step, args=items)
+        except (ValueError, KeyError, TypeError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise CheckpointError(
+                f"the checkpoint of step {step} in {self.directory} is of another configuration ({reason}); resume with "
+                "the one it was begun with, or choose another --out"
+            ) from error
+        return Saved(step, found["state"], found["notes"])

@@ -1,0 +1,73 @@
+"""Several processes that train as one: joining them, and arrays that span them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from eagle_jax.config import ConfigError
+from eagle_jax.sharding import ROWS
+
+NAMED = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+
+
+def initialise(environment: Mapping[str, str] = os.environ) -> bool:
+    """Joins the processes of a run, where the environment says that there are several; call it before any array exists.
+
+    `JAX_COORDINATOR_ADDRESS` (host:port), `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID` name them explicitly. Otherwise JAX
+    finds them itself on TPU pods (plain VMs and GKE), under SLURM and under Open MPI.
+
+    Returns:
+      whether there are several.
+
+    Raises:
+      ConfigError: only some of the three variables are set, or they are no numbers.
+    """
+    given = [name for name in NAMED if environment.get(name)]
+    if given:
+        if missing := [name for name in NAMED if name not in given]:
+            raise ConfigError(f"{', '.join(given)} set without {', '.join(missing)}: all three describe a run, or none")
+        try:
+            count, index = int(environment[NAMED[1]]), int(environment[NAMED[2]])
+        except ValueError:
+            raise ConfigError(f"{NAMED[1]} and {NAMED[2]} must be numbers") from None
+        jax.distributed.initialize(environment[NAMED[0]], count, index)
+    elif _is_cluster(environment):
+        jax.distributed.initialize()
+    return jax.process_count() > 1
+
+
+def _is_cluster(environment: Mapping[str, str]) -> bool:
+    """Whether a scheduler started this process as one of several."""
+    hosts = [name for name in environment.get("TPU_WORKER_HOSTNAMES", "").split(",") if name]
+    counts = [environment.get(name, "1") for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")]
+    return len(hosts) > 1 or "MEGASCALE_COORDINATOR_ADDRESS" in environment or any(count != "1" for count in counts)
+
+
+def by_rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
+    """Rows of a batch over the mesh's "data" and "fsdp" axes; `axis` is which axis of the array they are."""
+    return NamedSharding(mesh, P(*[None] * axis, ROWS))
+
+
+def global_rows(mesh: Mesh, local: Any, axis: int = 0) -> Any:
+    """Arrays of all processes' rows from a tree of each one's own, in the order of the processes."""
+    sharding = by_rows(mesh, axis)
+    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)), local)
+
+
+def everyones(value: Any) -> list[Any]:
+    """`value` (JSON) of every process, in their order."""
+    if jax.process_count() == 1:
+        return [value]
+    text = json.dumps(value).encode()
+    longest = int(np.max(multihost_utils.process_allgather(np.int32(len(text)))))
+    padded = np.frombuffer(text.ljust(longest), np.uint8)
+    return [json.loads(row.tobytes()) for row in np.asarray(multihost_utils.process_allgather(padded))]
