@@ -22,6 +22,9 @@ ROLES = {
 }  # fmt: skip
 """How the rows of the usual datasets name who speaks."""
 
+NO_THOUGHT = "<think>\n\n</think>\n\n"
+"""What templates of reasoning models write before a reply that shows no thoughts."""
+
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -124,32 +127,58 @@ def encode(tokenizer: Any, row: list[Message] | str) -> Encoded:
 def assistant_spans(tokenizer: Any, messages: list[Message], text: str) -> list[tuple[int, int]]:
     """Where in the rendered `text` the assistant's turns lie, each with what ends the turn: [start, end) in characters.
 
-    A turn is what rendering it adds behind the generation prompt of the conversation before it.
+    The conversation is rendered once more with a mark in place of every reply: around the marks lies what the template
+    adds, and between those pieces of `text` lie the replies, whatever the other turns say.
 
     Raises:
-      SkippedRow: the template drops or rewrites a turn once others follow.
+      SkippedRow: the template drops a turn, or changes it in a way that is not understood.
     """
-    spans, end = [], 0
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        before = _render(tokenizer, messages[:index], tokenize=False, add_generation_prompt=True)
-        upto = _render(tokenizer, messages[: index + 1], tokenize=False)
-        if not upto.startswith(before):
-            # No generation prompt, or one that the finished turn does not repeat (Qwen3's empty thoughts).
-            before = _render(tokenizer, messages[:index], tokenize=False) if index else ""
-        upto = _without_tail(upto, message["content"])
-        if not (upto.startswith(before) and text.startswith(upto) and len(before) >= end):
-            raise SkippedRow("the chat template drops or rewrites an earlier turn")
-        spans.append((len(before), len(upto)))
-        end = len(upto)
+    turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    marks = {index: f"REPLY{index:05d}MARK" for index in turns}
+    marked_messages = [
+        message | {"content": marks.get(index, message["content"])} for index, message in enumerate(messages)
+    ]
+    marked = _render(tokenizer, marked_messages, tokenize=False)
+    places = [marked.find(marks[index]) for index in turns]
+    if -1 in places or places != sorted(places):
+        raise SkippedRow("the chat template drops a turn")
+    spans, at = [], 0
+    for turn, (index, place) in enumerate(zip(turns, places, strict=True)):
+        begin = places[turn - 1] + len(marks[turns[turn - 1]]) if turn else 0
+        after = marked[place + len(marks[index]) : places[turn + 1] if turn + 1 < len(turns) else len(marked)]
+        lead, reply = _reply(text[at:], marked[begin:place], messages[index]["content"], after)
+        blank = _generated_blank(tokenizer, marked_messages[:index], marked[:place]) if lead == place - begin else 0
+        closing = (
+            _render(tokenizer, marked_messages[: index + 1], tokenize=False).partition(marks[index])[2].rstrip("\n")
+        )
+        end = at + lead + len(reply)
+        spans.append((at + lead - blank, end + len(closing) * after.startswith(closing)))
+        at = end
     return spans
 
 
-def _without_tail(rendered: str, content: str) -> str:
-    """Cuts the line break that ChatML templates put behind the end of a turn: the model stops before it."""
-    stripped = rendered.rstrip("\n")
-    return stripped if not content.endswith("\n") or len(stripped) < len(rendered) else rendered
+def _reply(text: str, before: str, content: str, after: str) -> tuple[int, str]:
+    """How much of `text` the template added before a reply, and the reply as the template gives it back."""
+    thoughts, closed, answer = content.partition("</think>")
+    variants = [(before, content), (before, content.strip())]
+    if closed:
+        # Templates of reasoning models drop the thoughts of earlier replies, and set those of the last one apart.
+        opened = before.removesuffix(NO_THOUGHT)
+        apart = f"<think>\n{thoughts.removeprefix('<think>').strip(chr(10))}\n</think>\n\n{answer.lstrip(chr(10))}"
+        variants += [(before, answer.lstrip("\n")), (before, answer.strip()), (opened, apart), (opened, content)]
+    for lead, reply in variants:
+        if text.startswith(lead + reply + after.removesuffix(NO_THOUGHT)):
+            return len(lead), reply
+    raise SkippedRow("the chat template rewrites a turn")
+
+
+def _generated_blank(tokenizer: Any, earlier: list[Message], before: str) -> int:
+    """Characters of white space that the template writes before a reply and the model therefore has to write itself."""
+    for options in ({"add_generation_prompt": True}, {}):
+        prompt = _render(tokenizer, earlier, tokenize=False, **options) if earlier else ""
+        if before.startswith(prompt) and not before[len(prompt) :].strip():
+            return len(before) - len(prompt)
+    return 0
 
 
 def _render(tokenizer: Any, messages: list[Message], **options: Any) -> Any:

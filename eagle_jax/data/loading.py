@@ -45,12 +45,17 @@ class Batches:
 
         sizes = [len(corpus) for corpus in corpora]
         if not sizes or min(sizes) < processes:
-            raise ValueError(f"corpora of {sizes} documents cannot feed {processes} process(es): each needs at least one")
+            raise ValueError(
+                f"corpora of {sizes} documents cannot feed {processes} process(es): each needs at least one"
+            )
         weights = list(map(float, sizes)) if weights is None else list(weights)
         if len(weights) != len(sizes) or min(weights) <= 0:
             raise ValueError(f"{len(sizes)} corpora need as many positive weights, got {weights}")
         parts = [
-            grain.MapDataset.source(_Documents(corpus, length)).seed(seed + index).shuffle()[process::processes].repeat()
+            grain.MapDataset.source(_Documents(corpus, length))
+            .seed(seed + index)
+            .shuffle()[process::processes]
+            .repeat()
             for index, corpus in enumerate(corpora)
         ]
         mixed = grain.MapDataset.mix(parts, weights) if len(parts) > 1 else parts[0]

@@ -85,7 +85,9 @@ def _jsonl(path: Path) -> Iterator[dict[str, Any]]:
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}, line {number}: not JSON ({error.msg}); one object per line") from None
             if not isinstance(row, dict):
-                raise ValueError(f"{path}, line {number}: {type(row).__name__} instead of an object; one object per line")
+                raise ValueError(
+                    f"{path}, line {number}: {type(row).__name__} instead of an object; one object per line"
+                )
             yield row
 
 
@@ -103,7 +105,9 @@ def _dataset(name: str, split: str) -> Iterable[dict[str, Any]]:
         return datasets.load_dataset(name, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"{name!r} is no local file, and no dataset {name}#{split} could be loaded ({reason})") from error
+        raise ValueError(
+            f"{name!r} is no local file, and no dataset {name}#{split} could be loaded ({reason})"
+        ) from error
 
 
 def build_corpus(
@@ -163,6 +167,8 @@ def corpus_key(sources: Sequence[Source], tokenizer: Any) -> str:
             with path.open("rb") as content:
                 digest.update(hashlib.file_digest(content, "sha256").digest())
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    digest.update((backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)).encode())
+    digest.update(
+        (backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)).encode()
+    )
     digest.update(str(getattr(tokenizer, "chat_template", "")).encode())
     return digest.hexdigest()[:16]

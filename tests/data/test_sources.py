@@ -1,0 +1,96 @@
+"""Rows from files and datasets to a corpus, and what is said of those that give none."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from eagle_jax.data import sources
+from eagle_jax.data.sources import Source, build_corpus
+from tests.data.test_conversations import TEMPLATES, tokenizer_with
+
+TALK = {"messages": [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Ho."}]}
+SHARE = {"conversations": [{"from": "human", "value": "Hi?"}, {"from": "gpt", "value": "Ho."}], "id": 1}
+
+
+@pytest.fixture
+def tokenizer():
+    return tokenizer_with(TEMPLATES["chatml"])
+
+
+def lines(path, *rows) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def test_every_format_gives_the_same_documents(tokenizer, tmp_path):
+    jsonl = lines(tmp_path / "a.jsonl", TALK, SHARE)
+    parquet.write_table(pa.Table.from_pylist([TALK, TALK]), tmp_path / "b.parquet")
+    (tmp_path / "hub").mkdir()
+    lines(tmp_path / "hub" / "train.jsonl", TALK)
+    given = [Source(jsonl), Source(str(tmp_path / "*.parquet"), weight=2.0), Source(str(tmp_path / "hub"))]
+    corpus, skipped = build_corpus(given, tokenizer, progress=False)
+    assert skipped == {}
+    assert corpus.source.tolist() == [0, 0, 1, 1, 2]
+    texts = {tokenizer.decode(corpus[i].tokens.tolist()) for i in range(5)}
+    assert texts == {"<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\nHo.<|im_end|>\n"}
+    assert {tokenizer.decode(corpus[i].tokens[corpus[i].supervised].tolist()) for i in range(5)} == {"Ho.<|im_end|>"}
+
+
+def test_the_very_tokens_of_a_regenerated_row_are_kept(tokenizer, tmp_path):
+    path = lines(tmp_path / "a.jsonl", {**TALK, "tokens": [5, 6, 7, 8], "supervised": [[1, 2], [3, 4]]})
+    corpus, _ = build_corpus([Source(path)], tokenizer, progress=False)
+    assert corpus[0].tokens.tolist() == [5, 6, 7, 8]
+    assert corpus[0].supervised.tolist() == [False, True, False, True]
+
+
+def test_rows_that_give_nothing_are_counted(tokenizer, tmp_path):
+    path = lines(tmp_path / "a.jsonl", TALK, {"messages": TALK["messages"][:1]}, {"x": 1}, {"x": 2})
+    corpus, skipped = build_corpus([Source(path)], tokenizer, progress=False)
+    assert len(corpus) == 1
+    assert skipped == {"no assistant turn": 1, "neither messages, conversations nor text": 2}
+    with pytest.raises(ValueError, match=r"b\.jsonl has no row to learn from: 1 x no assistant turn"):
+        build_corpus([Source(lines(tmp_path / "b.jsonl", {"messages": TALK["messages"][:1]}))], tokenizer, progress=False)
+    with pytest.raises(ValueError, match="has no row to learn from: it is empty"):
+        build_corpus([Source(lines(tmp_path / "c.jsonl"))], tokenizer, progress=False)
+
+
+def test_a_built_corpus_is_read_back_and_never_stale(tokenizer, tmp_path, monkeypatch):
+    path = lines(tmp_path / "a.jsonl", TALK, {"x": 1})
+    cache = tmp_path / "cache"
+    first = build_corpus([Source(path)], tokenizer, cache, progress=False)
+    monkeypatch.setattr(sources, "_encoded", lambda *_: pytest.fail("tokenised again"))
+    again = build_corpus([Source(path)], tokenizer, cache, progress=False)
+    assert again[0][0].tokens.tolist() == first[0][0].tokens.tolist()
+    assert again[1] == {"neither messages, conversations nor text": 1}
+    monkeypatch.undo()
+    lines(tmp_path / "a.jsonl", TALK, TALK)
+    assert len(build_corpus([Source(path)], tokenizer, cache, progress=False)[0]) == 2
+    tokenizer.chat_template = TEMPLATES["vicuna"]
+    changed = build_corpus([Source(path)], tokenizer, cache, progress=False)[0]
+    assert tokenizer.decode(changed[0].tokens.tolist()).startswith("USER: ")
+
+
+def test_specifications():
+    assert Source.parse("a/*.jsonl") == Source("a/*.jsonl")
+    assert Source.parse("a.parquet@2") == Source("a.parquet", weight=2.0)
+    assert Source.parse("org/name#train_sft@0.5") == Source("org/name", "train_sft", 0.5)
+    for text, message in (("a@b", "behind @ is 'b'"), ("a@-1", "weight positive"), ("@2", "must read path")):
+        with pytest.raises(ValueError, match=message):
+            Source.parse(text)
+
+
+def test_what_cannot_be_read_is_named(tokenizer, tmp_path):
+    with pytest.raises(ValueError, match=r"no file .*nowhere\.jsonl"):
+        build_corpus([Source(str(tmp_path / "nowhere.jsonl"))], tokenizer, progress=False)
+    with pytest.raises(ValueError, match=r"'no/such' is no local file, and no dataset no/such#train could be loaded"):
+        build_corpus([Source("no/such")], tokenizer, progress=False)
+    (tmp_path / "a.jsonl").write_text('{"messages": []}\n{"messages"', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: not JSON"):
+        build_corpus([Source(str(tmp_path / "a.jsonl"))], tokenizer, progress=False)
+    (tmp_path / "b.jsonl").write_text("[1]\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"b\.jsonl, line 1: list instead of an object"):
+        build_corpus([Source(str(tmp_path / "b.jsonl"))], tokenizer, progress=False)
