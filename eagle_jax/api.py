@@ -22,6 +22,7 @@ from jax.typing import DTypeLike
 
 from eagle_jax.checkpoints import load_head_checkpoint, load_target_checkpoint
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, TreeConfig
+from eagle_jax.distributed import to_host
 from eagle_jax.drafters.eagle import eagle
 from eagle_jax.drafters.vanilla import vanilla
 from eagle_jax.generate import generate as run_generate
@@ -311,7 +312,7 @@ def generate(
     sampling = _law(temperature, top_k, top_p, min_p)
     request = _prepare(target, drafter, prompts, max_new_tokens, sampling, eos_ids, key)
     state = _generate(request.params, *request.arrays, sampling=request.sampling, **request.options)
-    return _collect(jax.device_get((state.tokens, state.num_tokens, state.cycles, state.accepted)))
+    return _collect(to_host((state.tokens, state.num_tokens, state.cycles, state.accepted)))
 
 
 def stream(

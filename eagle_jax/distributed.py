@@ -38,7 +38,11 @@ def initialise(environment: Mapping[str, str] = os.environ) -> bool:
         try:
             count, index = int(environment[NAMED[1]]), int(environment[NAMED[2]])
         except ValueError:
-            raise ConfigError(f"{NAMED[1]} and {NAMED[2]} must be numbers") from None
+            raise ConfigError(
+                f"{NAMED[1]}={environment[NAMED[1]]!r} and {NAMED[2]}={environment[NAMED[2]]!r} must be numbers"
+            ) from None
+        if not 0 <= index < count:
+            raise ConfigError(f"{NAMED[2]}={index} must be below {NAMED[1]}={count}")
         jax.distributed.initialize(environment[NAMED[0]], count, index)
     elif _is_cluster(environment):
         jax.distributed.initialize()
@@ -61,6 +65,17 @@ def global_rows(mesh: Mesh, local: Any, axis: int = 0) -> Any:
     """Arrays of all processes' rows from a tree of each one's own, in the order of the processes."""
     sharding = by_rows(mesh, axis)
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)), local)
+
+
+def to_host(tree: Any) -> Any:
+    """A tree of arrays as NumPy, on every process, whole: parts that lie with other processes are fetched."""
+
+    def fetch(x: Any) -> np.ndarray:
+        if isinstance(x, jax.Array) and not x.is_fully_addressable and not x.is_fully_replicated:
+            x = multihost_utils.process_allgather(x, tiled=True)
+        return np.asarray(x)
+
+    return jax.tree.map(fetch, tree)
 
 
 def everyones(value: Any) -> list[Any]:

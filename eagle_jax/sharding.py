@@ -48,6 +48,8 @@ def param_spec(path: str, shape: tuple[int, ...]) -> P:
     Raises:
       ConfigError: no rule matches, or the rule would replicate a matrix.
     """
+    if not shape:  # counts and keys of an optimiser's state
+        return P()
     for pattern, spec in RULES:
         if re.search(rf"(^|/){pattern}$", path):
             if len(spec) != len(shape):
@@ -79,7 +81,8 @@ def param_sharding(path: str, shape: tuple[int, ...], mesh: Mesh) -> NamedShardi
 
 
 def param_shardings(params: Params, mesh: Mesh) -> Any:
-    """The shardings of a tree of arrays or `ShapeDtypeStruct`s: target, head, or `{"target": ..., "drafter": ...}`.
+    """The shardings of a tree of arrays or `ShapeDtypeStruct`s: target, head, `{"target": ..., "drafter": ...}`, or the
+    state of a training run, whose moments lie as their parameters do.
 
     Raises:
       ConfigError: as `param_sharding`.
@@ -92,8 +95,18 @@ def param_shardings(params: Params, mesh: Mesh) -> Any:
 
 
 def placer(mesh: Mesh) -> Callable[[str, np.ndarray], Array]:
-    """`place(path, host array)` for the loaders: tensors go straight to their devices and never lie whole on one."""
-    return lambda path, host: jax.device_put(host, param_sharding(path, host.shape, mesh))
+    """`place(path, host array)` for the loaders: tensors go straight to their devices and never lie whole on one.
+
+    Where the mesh spans several processes, all of them hold the same host array and each places its own part.
+    """
+
+    def place(path: str, host: np.ndarray) -> Array:
+        sharding = param_sharding(path, host.shape, mesh)
+        if sharding.is_fully_addressable:
+            return jax.device_put(host, sharding)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    return place
 
 
 def check_mesh(mesh: Mesh) -> None:

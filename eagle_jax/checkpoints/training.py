@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,9 @@ class Saved(NamedTuple):
 
 
 class TrainingCheckpoints:
-    """The latest checkpoints of a run in `directory/latest`, and the best by tau in `directory/best`.
+    """The latest checkpoints of a run in `directory/latest`, and the head with the highest tau in `directory/best`.
+
+    Every process of a run makes one and calls it alike; the directory is one that all of them see.
 
     Args:
       keep: how many of the latest stay.
@@ -35,34 +38,47 @@ class TrainingCheckpoints:
     def __init__(self, directory: Path, keep: int = 2) -> None:
         directory = directory.absolute()
         self.directory = directory
-        latest = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
-        best = ocp.CheckpointManagerOptions(
+        self._latest = ocp.CheckpointManager(
+            directory / "latest", options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
+        )
+        highest = ocp.CheckpointManagerOptions(
             max_to_keep=1, create=True, best_fn=lambda metrics: metrics["tau"], best_mode="max"
         )
-        self._latest = ocp.CheckpointManager(directory / "latest", options=latest)
-        self._best = ocp.CheckpointManager(directory / "best", options=best)
+        self._best = ocp.CheckpointManager(directory / "best", options=highest)
+        step = self._best.best_step()
+        self.best_tau: float | None = None if step is None else float(self._best.metrics(step)["tau"])
+        """tau of the best head so far."""
+
+    @property
+    def step(self) -> int | None:
+        """Updates done at the latest checkpoint, None without one."""
+        return self._latest.latest_step()
+
+    def notes(self) -> dict[str, Any] | None:
+        """The JSON beside the latest checkpoint, read without its arrays; None without one."""
+        if self.step is None:
+            return None
+        return self._latest.restore(self.step, args=ocp.args.Composite(notes=ocp.args.JsonRestore()))["notes"]
 
     def save(self, step: int, state: Any, notes: dict[str, Any]) -> None:
         """Begins to write; training goes on meanwhile.
 
         Raises:
-          CheckpointError: the one before could not be written, for want of space for example.
+          CheckpointError: this one, or the one before, could not be written, for want of space for example.
         """
-        self._guarded(self._latest, step, state, notes)
+        self._save(self._latest, step, state, notes)
 
     def save_best(self, step: int, head: Params, notes: dict[str, Any], tau: float) -> bool:
-        """Keeps the head if its tau is the highest so far; whether it is."""
-        before = self.best_tau
-        if before is not None and tau <= before:
-            return False
-        self._guarded(self._best, step, head, notes, {"tau": tau})
-        return True
+        """Keeps the head if its tau is the highest so far; whether it is.
 
-    @property
-    def best_tau(self) -> float | None:
-        """tau of the best head so far."""
-        step = self._best.best_step()
-        return None if step is None else float(self._best.metrics(step)["tau"])
+        Raises:
+          CheckpointError: as `save`.
+        """
+        if self.best_tau is not None and tau <= self.best_tau:
+            return False
+        self._save(self._best, step, head, notes, {"tau": tau})
+        self.best_tau = tau
+        return True
 
     def restore(self, like: Any) -> Saved | None:
         """The latest checkpoint that is whole, None if there is none.
@@ -73,10 +89,15 @@ class TrainingCheckpoints:
         Raises:
           CheckpointError: it holds other arrays.
         """
-        return self._read(self._latest, self._latest.latest_step(), like)
+        return self._read(self._latest, self.step, like)
 
     def restore_best(self, like: Any) -> Saved | None:
-        """The best head, None if none was evaluated."""
+        """The head with the highest tau, None if none was measured.
+
+        Raises:
+          CheckpointError: it holds other arrays.
+        """
+        self._written(self._best.wait_until_finished)
         return self._read(self._best, self._best.best_step(), like)
 
     def wait(self) -> None:
@@ -89,20 +110,23 @@ class TrainingCheckpoints:
             self._written(manager.wait_until_finished)
 
     def close(self) -> None:
-        """Waits, and ends the background threads."""
-        self.wait()
-        self._latest.close()
-        self._best.close()
+        """Waits, and ends the background threads.
 
-    def _guarded(self, manager: Any, step: int, state: Any, notes: dict[str, Any], metrics: Any = None) -> None:
+        Raises:
+          CheckpointError: something could not be written.
+        """
+        for manager in (self._latest, self._best):
+            self._written(manager.close)
+
+    def _save(self, manager: Any, step: int, state: Any, notes: dict[str, Any], metrics: Any = None) -> None:
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), notes=ocp.args.JsonSave(notes))
         self._written(lambda: manager.save(step, args=items, metrics=metrics, force=True))
 
-    def _written(self, write: Any) -> None:
+    def _written(self, write: Callable[[], Any]) -> None:
         try:
             write()
-        except Exception as error:  # what a full disk raises depends on which thread meets it
-            if isinstance(error, OSError) and error.errno != errno.ENOSPC and error.errno != errno.EFBIG:
+        except Exception as error:  # what a full disk raises depends on the thread that meets it
+            if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
                 raise
             reason = " ".join(str(error).split())
             raise CheckpointError(

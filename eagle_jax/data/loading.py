@@ -3,10 +3,11 @@ position in it is a small dict that a checkpoint holds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from eagle_jax.data.corpus import Corpus
 from eagle_jax.types import Texts
@@ -18,22 +19,27 @@ PACKING_BINS = 64
 class Batches:
     """Batches without end; an iterator of `Texts` in NumPy, [rows, length] each.
 
-    Documents are drawn without replacement, reshuffled every epoch; several corpora take turns by weight. A document
-    longer than a row is cut; rows are filled with whole documents (first fit), each a segment of its own.
+    Documents are drawn without replacement, reshuffled every epoch; sources with weights take turns. A document longer
+    than a row is cut; rows are filled with whole documents (first fit), each a segment of its own.
 
     Args:
-      corpora: what is mixed. weights: share of each in documents; None is by their number.
+      weights: share of every source in documents, by its name; None is by their number.
       length: T, tokens of a row. rows: of a batch, of this process.
       process, processes: which share of the documents is read.
 
+    Attributes:
+      documents: [rows, T] int32, the document that each token of the last batch is of; 0 in padding as well.
+
     Raises:
-      ValueError: no documents, fewer than processes, or weights that do not fit.
+      ValueError: fewer documents than processes, or weights that do not fit.
     """
+
+    documents: Int[np.ndarray, "rows T"]
 
     def __init__(
         self,
-        corpora: Sequence[Corpus],
-        weights: Sequence[float] | None = None,
+        corpus: Corpus,
+        weights: Mapping[str, float] | None = None,
         *,
         length: int,
         rows: int,
@@ -43,26 +49,29 @@ class Batches:
     ) -> None:
         import grain
 
-        sizes = [len(corpus) for corpus in corpora]
-        if not sizes or min(sizes) < processes:
-            raise ValueError(
-                f"corpora of {sizes} documents cannot feed {processes} process(es): each needs at least one"
-            )
-        weights = list(map(float, sizes)) if weights is None else list(weights)
-        if len(weights) != len(sizes) or min(weights) <= 0:
-            raise ValueError(f"{len(sizes)} corpora need as many positive weights, got {weights}")
-        parts = [
-            grain.MapDataset.source(_Documents(corpus, length))
+        parts = {"": np.arange(len(corpus))} if weights is None else {name: corpus.of(name) for name in weights}
+        shares = [1.0] if weights is None else list(weights.values())
+        if not parts or min(shares) <= 0:
+            raise ValueError(f"the weights of the sources must be positive, got {weights}")
+        for name, documents in parts.items():
+            if len(documents) < processes:
+                raise ValueError(
+                    f"{name or 'the corpus'} has {len(documents)} documents, too few for {processes} process(es): each "
+                    "reads its own"
+                )
+        streams = [
+            grain.MapDataset.source(_Documents(corpus, documents, length))
             .seed(seed + index)
             .shuffle()[process::processes]
             .repeat()
-            for index, corpus in enumerate(corpora)
+            for index, documents in enumerate(parts.values())
         ]
-        mixed = grain.MapDataset.mix(parts, weights) if len(parts) > 1 else parts[0]
+        mixed = grain.MapDataset.mix(streams, shares) if len(streams) > 1 else streams[0]
+        sizes = sum(map(len, parts.values()))
         packed = grain.experimental.FirstFitPackIterDataset(
             mixed.to_iter_dataset(),
-            length_struct={"tokens": length, "supervised": length},
-            num_packing_bins=max(1, min(PACKING_BINS, sum(sizes) // (4 * processes))),
+            length_struct=dict.fromkeys(("tokens", "supervised", "document"), length),
+            num_packing_bins=max(1, min(PACKING_BINS, sizes // (4 * processes))),
             seed=seed,
         )
         self.process, self.processes = process, processes
@@ -73,6 +82,7 @@ class Batches:
 
     def __next__(self) -> Texts:
         batch = next(self._iterator)
+        self.documents = batch["document"]
         segments = batch["tokens_segment_ids"]
         return Texts(batch["tokens"], batch["supervised"].astype(bool), segments, batch["tokens_positions"])
 
@@ -95,14 +105,16 @@ class Batches:
 
 
 class _Documents:
-    """A corpus as Grain reads it; documents are cut at `length`."""
+    """Some documents of a corpus as Grain reads them, cut at `length`."""
 
-    def __init__(self, corpus: Corpus, length: int) -> None:
-        self.corpus, self.length = corpus, length
+    def __init__(self, corpus: Corpus, documents: np.ndarray, length: int) -> None:
+        self.corpus, self.documents, self.length = corpus, documents, length
 
     def __len__(self) -> int:
-        return len(self.corpus)
+        return len(self.documents)
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        tokens, supervised = self.corpus[index]
-        return {"tokens": tokens[: self.length], "supervised": supervised[: self.length].astype(np.int32)}
+        document = int(self.documents[index])
+        tokens, supervised = self.corpus[document]
+        tokens, supervised = tokens[: self.length], supervised[: self.length].astype(np.int32)
+        return {"tokens": tokens, "supervised": supervised, "document": np.full(len(tokens), document, np.int32)}

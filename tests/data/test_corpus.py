@@ -69,12 +69,14 @@ def documents_of(batches) -> list[int]:
 
 
 def test_rows_hold_whole_documents_with_their_masks(corpus):
-    for texts in take(Batches([corpus], length=12, rows=2, seed=0), 6):
+    batches = Batches(corpus, length=12, rows=2, seed=0)
+    for texts in itertools.islice(batches, 6):
         assert texts.tokens.shape == (2, 12)
-        for tokens, supervised, segments, positions in zip(*texts, strict=True):
+        for tokens, supervised, segments, positions, documents in zip(*texts, batches.documents, strict=True):
             for segment in range(1, segments.max() + 1):
                 where = segments == segment
                 document = corpus[int(tokens[where][0]) // 100]
+                assert set(documents[where]) == {int(tokens[where][0]) // 100}
                 assert tokens[where].tolist() == document.tokens.tolist()
                 assert supervised[where].tolist() == document.supervised.tolist()
                 assert positions[where].tolist() == list(range(len(document.tokens)))
@@ -82,23 +84,23 @@ def test_rows_hold_whole_documents_with_their_masks(corpus):
 
 
 def test_longer_documents_are_cut(corpus):
-    for texts in take(Batches([corpus], length=4, rows=2, seed=0), 8):
+    for texts in take(Batches(corpus, length=4, rows=2, seed=0), 8):
         assert set(texts.positions[texts.segments > 0].tolist()) <= set(range(4))
 
 
 def test_an_epoch_has_every_document_once_and_the_next_another_order(corpus):
-    seen = documents_of(take(Batches([corpus], length=12, rows=1, seed=3), 40))
+    seen = documents_of(take(Batches(corpus, length=12, rows=1, seed=3), 40))
     first, second = seen[:8], seen[8:16]
     assert sorted(first) == sorted(second) == list(range(8))
     assert first != second
-    assert documents_of(take(Batches([corpus], length=12, rows=1, seed=3), 40)) == seen
-    assert documents_of(take(Batches([corpus], length=12, rows=1, seed=4), 40)) != seen
+    assert documents_of(take(Batches(corpus, length=12, rows=1, seed=3), 40)) == seen
+    assert documents_of(take(Batches(corpus, length=12, rows=1, seed=4), 40)) != seen
 
 
 def test_processes_share_the_documents(corpus):
     shares = []
     for process in (0, 1):
-        reader = Batches([corpus], length=12, rows=1, seed=3, process=process, processes=2)
+        reader = Batches(corpus, length=12, rows=1, seed=3, process=process, processes=2)
         shares.append(set(documents_of(take(reader, 4))[:4]))  # an epoch; the next is shuffled, and dealt out, anew
     assert shares[0] | shares[1] == set(range(8))
     assert not shares[0] & shares[1]
@@ -107,30 +109,31 @@ def test_processes_share_the_documents(corpus):
 def test_a_position_is_resumed_exactly(corpus):
     """At every batch, by a fresh reader, through JSON."""
     options = dict(length=12, rows=2, seed=5)
-    whole = take(Batches([corpus, corpus], [2.0, 1.0], **options), 12)
-    reader = Batches([corpus, corpus], [2.0, 1.0], **options)
+    whole = take(Batches(corpus, {"chat": 2.0, "code": 1.0}, **options), 12)
+    reader = Batches(corpus, {"chat": 2.0, "code": 1.0}, **options)
     for count in range(1, 9):
         next(reader)
-        again = Batches([corpus, corpus], [2.0, 1.0], **options)
+        again = Batches(corpus, {"chat": 2.0, "code": 1.0}, **options)
         again.set_state(json.loads(json.dumps(reader.get_state())))
         for texts, wanted in zip(take(again, 4), whole[count : count + 4], strict=True):
             for got, want in zip(texts, wanted, strict=True):
                 np.testing.assert_array_equal(got, want)
     with pytest.raises(ValueError, match="saved by process 0 of 1 and this is process 1 of 2"):
-        Batches([corpus], length=12, rows=1, seed=0, process=1, processes=2).set_state(reader.get_state())
+        Batches(corpus, length=12, rows=1, seed=0, process=1, processes=2).set_state(reader.get_state())
 
 
 def test_weights_are_shares_of_the_documents(corpus):
-    other = Corpus.from_documents([Encoded(np.full(3, 900, np.int32), np.ones(3, bool))] * 4, [0] * 4, ["other"])
-    seen = documents_of(take(Batches([corpus, other], [1.0, 3.0], length=12, rows=2, seed=0), 60))
-    assert np.mean(np.array(seen) == 9) == pytest.approx(0.75, abs=0.05)
+    seen = documents_of(take(Batches(corpus, {"chat": 1.0, "code": 3.0}, length=12, rows=2, seed=0), 60))
+    assert np.isin(seen, corpus.of("code")).mean() == pytest.approx(0.75, abs=0.05)
 
 
 def test_impossible_mixes_are_refused(corpus):
-    with pytest.raises(ValueError, match="cannot feed 9 process"):
-        Batches([corpus], length=8, rows=1, seed=0, processes=9)
-    with pytest.raises(ValueError, match="1 corpora need as many positive weights"):
-        Batches([corpus], [1.0, 2.0], length=8, rows=1, seed=0)
+    with pytest.raises(ValueError, match="the corpus has 8 documents, too few for 9 process"):
+        Batches(corpus, length=8, rows=1, seed=0, processes=9)
+    with pytest.raises(ValueError, match="must be positive"):
+        Batches(corpus, {"chat": 1.0, "code": 0.0}, length=8, rows=1, seed=0)
+    with pytest.raises(ValueError, match="no source books"):
+        Batches(corpus, {"books": 1.0}, length=8, rows=1, seed=0)
 
 
 def test_draft_vocabulary_keeps_the_most_frequent_supervised_tokens():
