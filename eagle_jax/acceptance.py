@@ -1,0 +1,131 @@
+"""How well a head drafts for its target, measured by the engine itself: tau, and the acceptance rate by position."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from eagle_jax.api import DraftHead, Target, generate
+from eagle_jax.config import TreeConfig
+from eagle_jax.distributed import to_host
+from eagle_jax.generate import prefill, step
+from eagle_jax.request import check_law, prepare
+from eagle_jax.sampling import make_sampling
+from eagle_jax.types import Params
+
+CHAIN = 6
+"""Drafted tokens of the chains that n-alpha is measured with: n = 0..5, as in the papers."""
+
+
+class Tau(NamedTuple):
+    """Tokens per target pass over some prompts.
+
+    Attributes:
+      tau: (tokens after each reply's first) / cycles. cycles: target passes after the prefill, over all replies.
+      replies: token ids per prompt.
+    """
+
+    tau: float
+    cycles: int
+    replies: list[list[int]]
+
+
+class NAlpha(NamedTuple):
+    """Acceptance by position in a chain.
+
+    Attributes:
+      alpha: entry n is the share of the drafts at position n that the target accepted, of those it looked at; None
+        where it never looked.
+      tested: how many it looked at. accepted: how many of them it accepted.
+    """
+
+    alpha: list[float | None]
+    tested: list[int]
+    accepted: list[int]
+
+
+def measure_tau(
+    target: Target,
+    head: DraftHead | None,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    key: jax.Array | int | None = None,
+) -> Tau:
+    """Tau of a head and its tree on prompts, decoded as one batch; without a head, plain decoding (tau 1).
+
+    Raises:
+      ValueError: as `eagle_jax.generate`.
+    """
+    out = generate(target, head, prompts, max_new_tokens=max_new_tokens, temperature=temperature, key=key)
+    return Tau(out.tau, int(out.cycles.sum()), out.tokens)
+
+
+def measure_n_alpha(
+    target: Target,
+    head: DraftHead,
+    prompts: Sequence[Sequence[int]],
+    *,
+    depth: int = CHAIN,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    key: jax.Array | int | None = None,
+) -> NAlpha:
+    """n-alpha (arXiv:2401.15077): how often the target accepts the draft that n drafts, all accepted, precede.
+
+    Chains are drafted, whatever the head's own tree. Where the budget or a stop token ends a reply inside a chain, the
+    drafts up to there are counted and those behind are not: what the target would say after its last token is nobody's
+    concern, and to leave such chains out whole would count fewer of the long ones.
+
+    Raises:
+      ValueError: as `eagle_jax.generate`.
+    """
+    check_law(temperature=temperature)
+    sampling = make_sampling(temperature)
+    chain = dataclasses.replace(TreeConfig.chain(depth), sampled_ranking=head.tree.sampled_ranking)
+    request = prepare(
+        {"target": target.params, "drafter": head.params},
+        target.config,
+        target.fn,
+        head.with_tree(chain).drafter,
+        prompts,
+        max_new_tokens,
+        sampling,
+        None,
+        key,
+    )
+    counts = to_host(_chains(request.params, *request.arrays, sampling=request.sampling, **request.options))
+    tested, accepted = (np.asarray(count).tolist() for count in counts)
+    alpha = [hits / tries if tries else None for hits, tries in zip(accepted, tested, strict=True)]
+    return NAlpha(alpha, tested, accepted)
+
+
+@functools.partial(jax.jit, static_argnames=("target", "drafter", "slots", "max_tokens", "chunk"))
+def _chains(params: Params, *arrays: Array, sampling: Any, **options: Any) -> tuple[Array, Array]:
+    """`eagle_jax.generate.generate` that counts: [D] drafts the target looked at, [D] those it accepted."""
+    fns = {name: options[name] for name in ("target", "drafter")}
+    state = prefill(params, *arrays, sampling=sampling, **options)
+    place = jnp.arange(fns["drafter"].depth)[None]
+
+    def cycle(carry: tuple) -> tuple:
+        state, tested, accepted = carry
+        state, info = step(params, state, sampling=sampling, **fns)
+        # Of a chain with c accepted drafts and e emitted tokens (0 in a finished row), the text goes over the first e.
+        emitted, count = info.emitted[:, None], info.acceptance.count[:, None]
+        seen = _total((place <= count) & (place < emitted))
+        return state, tested + seen, accepted + _total((place < count) & (place < emitted))
+
+    zero = jnp.zeros((fns["drafter"].depth,), jnp.int32)
+    return jax.lax.while_loop(lambda carry: ~jnp.all(carry[0].done), cycle, (state, zero, zero))[1:]
+
+
+def _total(flags: Array) -> Int[Array, " D"]:
+    return jnp.sum(flags, axis=0, dtype=jnp.int32)

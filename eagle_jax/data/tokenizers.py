@@ -1,0 +1,72 @@
+"""The tokenizer of a target, refused before anything is compiled if it cannot be that target's."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from eagle_jax.assets import DEMO, bundled
+from eagle_jax.checkpoints import CheckpointError, tokenizer_directory
+from eagle_jax.config import DecoderConfig
+
+FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+"""Any of these makes a tokenizer."""
+
+
+def load_tokenizer(
+    path_or_id: str | os.PathLike[str],
+    config: DecoderConfig,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Any:
+    """The tokenizer of `transformers` that lies beside a checkpoint.
+
+    Args:
+      path_or_id: "demo" (the bundled pair), a directory, or a hub id.
+      config: of the target that will read the tokens. Its vocabulary may be larger: many are padded.
+      revision, token, cache_dir: for a hub id, as in `huggingface_hub`.
+
+    Raises:
+      CheckpointError: no tokenizer there, one that cannot be read, or one with more tokens than the target knows.
+    """
+    if str(path_or_id) == DEMO:
+        path_or_id = bundled("target")
+    directory = tokenizer_directory(path_or_id, revision=revision, token=token, cache_dir=cache_dir)
+    if not any((directory / name).is_file() for name in FILES):
+        raise CheckpointError(f"no tokenizer in {directory} ({', '.join(FILES)}): give the directory that holds it")
+    tokenizer = _read(directory)
+    check_vocabulary(tokenizer, config, str(path_or_id))
+    return tokenizer
+
+
+def check_vocabulary(tokenizer: Any, config: DecoderConfig, name: str = "the tokenizer") -> None:
+    """Refuses a tokenizer some of whose tokens the target has no embedding for.
+
+    Raises:
+      CheckpointError: naming both sizes.
+    """
+    size = max(tokenizer.get_vocab().values(), default=-1) + 1
+    if size > config.vocab_size:
+        raise CheckpointError(
+            f"{name} has token ids up to {size - 1}, a vocabulary of {size}, and the target's vocabulary has "
+            f"{config.vocab_size}: use the tokenizer that the target was trained with"
+        )
+
+
+def _read(directory: Path) -> Any:
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch, which nothing here needs
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    settings = directory / "tokenizer_config.json"
+    try:
+        named = json.loads(settings.read_text(encoding="utf-8")).get("tokenizer_class") if settings.is_file() else None
+        # AutoTokenizer imports torch where it is installed: seconds.
+        cls = PreTrainedTokenizerFast if named == "PreTrainedTokenizerFast" else AutoTokenizer
+        return cls.from_pretrained(directory)
+    except Exception as error:  # of transformers, of JSON, of a missing package; tokenizers raises just that
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"the tokenizer in {directory} cannot be read: {reason[:300]}") from error

@@ -1,0 +1,63 @@
+"""n-alpha against a count of what `stream` yields, chain by chain; tau against `generate`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import eagle_jax
+from eagle_jax.acceptance import measure_n_alpha, measure_tau
+from eagle_jax.api import DraftHead, Target
+from eagle_jax.config import TreeConfig
+from tests.models import random_prompts, tiny_head, tiny_target
+
+VOCAB, DEPTH, TOKENS = 6, 3, 24
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """A head whose tree is no chain, of a target that stops."""
+    target, head = tiny_target(VOCAB), tiny_head("eagle1", TreeConfig(2, 2, 4), VOCAB, seed=2)
+    stopping = Target.from_params(dataclasses.replace(target.config, eos_ids=(5,)), target.params)
+    return stopping, DraftHead.from_params(head.config, head.params, stopping, head.tree)
+
+
+def counted(target, head, prompts, **options) -> tuple[np.ndarray, np.ndarray, int]:
+    """Drafts looked at and accepted by position, and how many chains the end of a reply cut short."""
+    tested, accepted, cut = np.zeros(DEPTH, int), np.zeros(DEPTH, int), 0
+    for prompt in prompts:
+        for chunk in list(eagle_jax.stream(target, head, prompt, max_new_tokens=TOKENS, **options))[1:]:
+            accepted[: chunk.drafted] += 1
+            tested[: len(chunk.tokens)] += 1
+            cut += chunk.drafted == len(chunk.tokens)
+    return tested, accepted, cut
+
+
+def test_n_alpha_counts_the_drafts_that_the_text_goes_over(pair):
+    target, head = pair
+    prompts = random_prompts([5, 9, 3, 7, 6, 4, 8, 5], VOCAB)
+    found = measure_n_alpha(target, head, prompts, depth=DEPTH, max_new_tokens=TOKENS)
+    tested, accepted, cut = counted(target, head.with_tree(TreeConfig.chain(DEPTH)), prompts)
+    assert cut > 0  # some reply ends inside a chain: the case that is easily got wrong
+    assert 0 < accepted[1] < tested[1]
+    assert found.tested == tested.tolist()
+    assert found.accepted == accepted.tolist()
+    assert found.alpha == [a / t if t else None for a, t in zip(accepted.tolist(), tested.tolist(), strict=True)]
+
+
+def test_a_position_that_is_never_reached_has_no_rate(pair):
+    target, head = pair
+    found = measure_n_alpha(target, head, [[1, 2, 3]], depth=DEPTH, max_new_tokens=1)
+    assert found == ([None] * DEPTH, [0] * DEPTH, [0] * DEPTH)
+
+
+def test_tau_is_that_of_generate(pair):
+    target, head = pair
+    prompts = random_prompts([5, 9, 3], VOCAB)
+    out = eagle_jax.generate(target, head, prompts, max_new_tokens=TOKENS)
+    assert measure_tau(target, head, prompts, max_new_tokens=TOKENS) == (out.tau, int(out.cycles.sum()), out.tokens)
+    assert measure_tau(target, None, prompts, max_new_tokens=TOKENS).tau == 1.0
+    with pytest.raises(ValueError, match="pass key="):
+        measure_n_alpha(target, head, prompts, temperature=1.0)
