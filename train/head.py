@@ -5,40 +5,32 @@
 
 `--method` chooses the papers' objective (eagle3, eagle1, hass); every number of it can be set. Data are conversations
 (JSONL, Parquet, datasets of the hub), see `eagle_jax.data.sources`. Several processes, as on a TPU pod, run the same
-command. A run that was interrupted goes on where it was when the command is given again. Beside the checkpoints lie
-`head/` (official format, the best by tau), `log.jsonl` and `figure.png`; the last line printed is one JSON object.
+command. A run that was stopped goes on where it was when the same command is given again. `--out` then holds the
+checkpoints (`latest/`, `best/`), `head/` (official layout; the best by tau), `log.jsonl` and `figure.png`. The last line
+printed is one JSON object.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import logging
 import math
 import signal
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
-import eagle_jax
 from eagle_jax import distributed
-from eagle_jax.checkpoints import load_head_checkpoint, save_head_checkpoint
-from eagle_jax.checkpoints.training import TrainingCheckpoints
-from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
-from eagle_jax.data.corpus import Corpus
-from eagle_jax.data.loading import Batches
-from eagle_jax.data.sources import Source, build_corpus
-from eagle_jax.data.vocabulary import count_tokens, draft_vocabulary
-from eagle_jax.programs import at_least_one, parse_tree, run
-from eagle_jax.sharding import make_mesh, param_shardings
-from eagle_jax.training import step as training
-from eagle_jax.training.initialise import fresh_head
-from eagle_jax.training.objective import PRESETS, Objective
+from eagle_jax.programs import at_least_one, run
+from eagle_jax.training.step import UpdateReport
+from train.log import RunLog
+from train.run import Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,15 +38,17 @@ class Args:
     """Arguments of the program; None takes the method's own value.
 
     Attributes:
-      target: path or hub id of the model, frozen.
+      target: path or hub id of the model, frozen; demo is the bundled one.
       data: sources `path[#split][@weight]` of conversations.
       out: the run's directory.
-      heldout: sources that tau is measured on; never trained on.
+      heldout: sources whose prompts tau is measured on; never trained on.
+      features: directory of `train.features`, instead of running the target.
       method: objective and kind of head.
       steps: updates.
       unroll: steps of the head on its own outputs.
       decay: weight of each further step of them.
       token_loss: ce, lk (-log acceptance) or lk_blend.
+      eta: of lk_blend, how soon the total variation takes over.
       token_weight: of the token loss.
       feature_weight: of the feature loss.
       noise: width of the uniform noise on features.
@@ -62,14 +56,17 @@ class Args:
       fc_norm: a norm per tap before the projection (EAGLE-3.1).
       norm_output: feed the normed state back (EAGLE-3.1).
       draft_vocab: size of the draft vocabulary; 0 is the target's.
-      layer_intermediate: width of the head's MLP, 0 for the target's.
+      head_intermediate: width of the head's MLP, 0 for the target's.
       init: a trained head to start from.
       rate: peak learning rate.
       warmup: updates until it is reached.
       clip: largest norm of a gradient.
+      max_gradient: a gradient above this norm (before clipping) stops the run.
       rows: packed rows per update, over all processes.
       micro_batches: parts of an update that are computed one after the other.
       length: tokens per row.
+      chunk: rows of a text whose logits exist at once.
+      remat: compute activations of the unrolled steps again for their gradient.
       dtype: of products and activations of head and target; master weights and optimiser state are float32.
       data_axis: devices along "data"; 0 takes what the other two leave.
       fsdp: devices along "fsdp".
@@ -77,21 +74,26 @@ class Args:
       seed: of weights, order and noise.
       log_every: updates per line of the log.
       save_every: updates per checkpoint.
+      keep: latest checkpoints that stay.
       eval_every: updates per measurement of tau; 0 measures at the end only.
       eval_prompts: held-out prompts per measurement.
       eval_tokens: tokens per reply of a measurement.
       eval_tree: depth,top_k,num_nodes of its drafts.
+      tensorboard: write `tensorboard/`.
+      wandb: project of Weights & Biases to report to.
     """
 
     target: str
     data: tuple[str, ...]
     out: Path
     heldout: tuple[str, ...] = ()
+    features: Path | None = None
     method: Literal["eagle3", "eagle1", "hass"] = "eagle3"
     steps: int = 1000
     unroll: int | None = None
     decay: float | None = None
-    token_loss: Literal["ce", "lk", "lk_blend"] = "ce"
+    token_loss: Literal["ce", "lk", "lk_blend"] | None = None
+    eta: float | None = None
     token_weight: float | None = None
     feature_weight: float | None = None
     noise: float | None = None
@@ -99,14 +101,17 @@ class Args:
     fc_norm: bool = False
     norm_output: bool = False
     draft_vocab: int = 32000
-    layer_intermediate: int = 0
+    head_intermediate: int = 0
     init: str | None = None
     rate: float = 1e-4
     warmup: int = 100
     clip: float = 0.5
+    max_gradient: float = 1e4
     rows: int = 8
     micro_batches: int = 1
     length: int = 2048
+    chunk: int | None = None
+    remat: bool | None = None
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     data_axis: int = 0
     fsdp: int = 1
@@ -114,27 +119,161 @@ class Args:
     seed: int = 0
     log_every: int = 10
     save_every: int = 200
+    keep: int = 2
     eval_every: int = 0
     eval_prompts: int = 16
     eval_tokens: int = 128
     eval_tree: str = "6,10,59"
+    tensorboard: bool = True
+    wandb: str | None = None
 
 
-def objective_of(args: Args) -> Objective:
-    """The method's objective with what `args` changes of it."""
-    given = {"steps": args.unroll, "decay": args.decay, "token_weight": args.token_weight,
-             "feature_weight": args.feature_weight, "noise": args.noise}  # fmt: skip
-    changes = {name: value for name, value in given.items() if value is not None}
-    return dataclasses.replace(PRESETS[args.method](), token_loss=args.token_loss, **changes)
+class Stopped(Exception):
+    """SIGTERM or Ctrl-C, answered with a checkpoint."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"signal {number}")
+        self.number = number
 
 
-def head_config(args: Args, target: DecoderConfig) -> HeadConfig:
-    """The head's shape: one layer as wide as the target's."""
-    width = args.layer_intermediate or target.intermediate_size
-    layer = dataclasses.replace(target, num_layers=1, intermediate_size=width, tie_word_embeddings=False)
-    if args.method != "eagle3":
-        return HeadConfig("eagle1", layer, target.vocab_size, target.hidden_size, (target.num_layers,))
-    taps = args.taps or (2, target.num_layers // 2, target.num_layers - 3)
-    size = min(args.draft_vocab or target.vocab_size, target.vocab_size)
-    switches = {"fc_norm": args.fc_norm, "norm_output": args.norm_output}
-    return HeadConfig("eagle3", layer, size, target.hidden_size, taps, **switches)
+class Requests:
+    """Whether someone asked the run to stop: at the first signal it saves and ends, at the second it ends at once."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        if jax.process_count() == 1:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.number:
+            raise KeyboardInterrupt
+        self.number = number
+
+    def at(self, step: int) -> int:
+        """The signal that came, 0 without one; several processes agree on a step, through JAX's own notice."""
+        if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
+            return int(signal.SIGTERM)
+        return self.number
+
+
+def check(args: Args) -> None:
+    """Refuses numbers that cannot be meant.
+
+    Raises:
+      ValueError: naming the option.
+    """
+    at_least_one(args, "steps", "rows", "micro_batches", "length", "log_every", "save_every", "keep", "fsdp", "tensor",
+                 "eval_prompts", "eval_tokens", "unroll", "chunk", "warmup")  # fmt: skip
+    if not args.data:
+        raise ValueError("--data names no source: give JSONL or Parquet files, or datasets of the hub")
+    for name in ("rate", "clip", "max_gradient"):
+        if not getattr(args, name) > 0:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} must be above 0")
+    if args.eval_every and not args.heldout:
+        raise ValueError("--eval-every needs --heldout: prompts to measure tau on")
+    if args.heldout and args.eval_tokens >= args.length:
+        raise ValueError(f"--eval-tokens {args.eval_tokens} must be below --length {args.length}")
+    if both := sorted({text.partition("@")[0] for text in args.data} & {t.partition("@")[0] for t in args.heldout}):
+        raise ValueError(f"{both[0]} is in --data and in --heldout: what tau is measured on must not be trained on")
+
+
+def judge(this: Run, step: int, report: UpdateReport, documents: np.ndarray) -> dict[str, Any]:
+    """Waits for an update and returns what it saw.
+
+    Raises:
+      ValueError: its loss or gradient is not finite, or the gradient exploded; the batch is named, nothing is saved.
+    """
+    found = distributed.to_host(report)
+    loss, gradient = float(found.loss), float(found.gradient)
+    if not math.isfinite(loss) or not gradient <= this.args.max_gradient:
+        rows = "; ".join(
+            f"{this.corpus.names[source]} {' '.join(map(str, numbers))}"
+            for source, numbers in _by_source(this, documents).items()
+        )
+        last = this.checkpoints.step
+        kept = "no checkpoint had been saved" if last is None else f"the checkpoint of step {last} is kept"
+        raise ValueError(
+            f"step {step}: loss {loss:.4g}, norm of the gradient {gradient:.4g} (--max-gradient {this.args.max_gradient:g}); "
+            f"the batch held the documents {rows}. {kept}. Lower --rate, or leave these documents out"
+        )
+    return {"loss": loss, "accuracy": found.metrics.accuracy.tolist(), "losses": found.metrics.loss.tolist(),
+            "gradient": gradient}  # fmt: skip
+
+
+def _by_source(this: Run, documents: np.ndarray) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for document in np.unique(documents).tolist():
+        found.setdefault(int(this.corpus.source[document]), []).append(document)
+    return found
+
+
+def train(this: Run, log: RunLog, requests: Requests) -> dict[str, Any]:
+    """Updates until `--steps`; what the last one saw.
+
+    Raises:
+      Stopped: a signal came; everything is saved. ValueError: see `judge`.
+    """
+    args = this.args
+    before: tuple[int, UpdateReport, np.ndarray] | None = None
+    record: dict[str, Any] = {}
+
+    def settle() -> None:
+        nonlocal before, record
+        if before is not None:
+            record = judge(this, *before)
+            log.updated(before[0], record)
+            before = None
+
+    while this.step < args.steps:
+        report = this.advance()
+        settle()  # of the update before: this one is being computed meanwhile
+        before = (this.step, report, this.batches.documents)
+        signalled = requests.at(this.step)
+        last = this.step == args.steps
+        evaluates = bool(args.heldout) and (last or (args.eval_every > 0 and this.step % args.eval_every == 0))
+        if evaluates or last or signalled or this.step % args.save_every == 0:
+            settle()  # nothing is saved or measured that was not looked at
+            if evaluates:
+                start = time.perf_counter()
+                log.evaluated(this.step, this.evaluate(), time.perf_counter() - start)
+            this.save()
+        if signalled and not last:
+            this.checkpoints.wait()
+            raise Stopped(signalled)
+    return record
+
+
+def main(args: Args) -> int:
+    """Trains, measures, writes the head."""
+    check(args)
+    distributed.initialise()
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports what is raised to us as well
+    requests = Requests()
+    this = Run(args)
+    this.prepare()
+    log = RunLog(this)
+    start = time.perf_counter()
+    begun = this.step
+    try:
+        record = train(this, log, requests)
+    except Stopped as stopped:
+        logging.info("stopped at step %d and saved; the same command goes on from there", this.step)
+        return 128 + stopped.number
+    finally:
+        log.close()
+    path, step = this.export()
+    this.checkpoints.close()
+    log.figure()
+    if jax.process_index() == 0:
+        best = {} if this.checkpoints.best_tau is None else {"tau": round(this.checkpoints.best_tau, 3)}
+        report = {"steps": this.step, **record, **best, "head": str(path), "head_step": step,
+                  "coverage": round(this.coverage, 4), "seconds": round(time.perf_counter() - start, 1),
+                  "updates_here": this.step - begun, **log.speed()}  # fmt: skip
+        print(json.dumps(report))
+    return 0
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    run(main, Args, __doc__)

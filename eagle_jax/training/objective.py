@@ -43,7 +43,7 @@ class Objective:
       noise: width of the uniform noise U(-noise, noise) on the target's features.
       detach: states that a step starts from count as given (HASS).
       chunk: rows of a text whose logits exist at once.
-      remat: steps are computed again for their gradient.
+      remat: steps and chunks are computed again for their gradient; without, all logits stay in memory.
 
     Raises:
       ConfigError: a count below 1, a negative weight, or no loss at all.
@@ -206,7 +206,6 @@ def _by_chunks(
         padding = [(0, count * chunk - length if i == axis else 0) for i in range(x.ndim)]
         return jnp.moveaxis(jnp.pad(x, padding).reshape(*x.shape[:axis], count, chunk, *x.shape[axis + 1 :]), axis, 0)
 
-    @jax.checkpoint
     def judge(sums: _Sums, part: tuple[Array, Array, Array]) -> tuple[_Sums, None]:
         guessed, hidden, supervised = part
         law, best, inside = target_law(target_logits(hidden), kept)
@@ -222,6 +221,8 @@ def _by_chunks(
 
     zero = jnp.zeros(objective.steps)
     parts = (cut(guessed, 2), cut(hidden, 1), cut(supervised, 2))
+    if objective.remat:
+        judge = jax.checkpoint(judge)
     return jax.lax.scan(judge, _Sums(zero, zero, zero, zero), parts)[0]
 
 

@@ -1,0 +1,73 @@
+"""How much arithmetic a program asks for, and how much of a device's peak that is."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+PEAK = {
+    "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5e": 197e12, "TPU v5": 459e12, "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12, "TPU v6e": 918e12, "NVIDIA A100": 312e12, "NVIDIA H100": 989e12, "NVIDIA H200": 989e12,
+}  # fmt: skip
+"""bfloat16 products per second of one device by the beginning of its `device_kind`, in FLOP/s (data sheets, dense)."""
+
+
+def product_flops(fn: Callable[..., Any], *args: Any) -> float:
+    """Floating-point operations of all matrix products of `fn(*args)`, loops multiplied by their turns.
+
+    Counted in the program as JAX hands it to the compiler; the compiler's own count takes the body of a loop once.
+
+    Args:
+      args: arrays or `ShapeDtypeStruct`s; nothing is computed.
+    """
+    return _flops(jax.make_jaxpr(fn)(*args).jaxpr)
+
+
+def _flops(jaxpr: Any) -> float:
+    total = 0.0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            shape = eqn.invars[0].aval.shape
+            total += 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(shape[axis] for axis in contracted)
+        turns = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        inner = [_flops(sub) for value in eqn.params.values() for sub in _jaxprs(value)]
+        total += turns * (max(inner, default=0.0) if eqn.primitive.name == "cond" else sum(inner))
+    return total
+
+
+def _jaxprs(value: Any) -> Iterator[Any]:
+    if hasattr(value, "eqns"):
+        yield value
+    elif hasattr(value, "jaxpr"):
+        yield value.jaxpr
+    elif isinstance(value, tuple | list):
+        for entry in value:
+            yield from _jaxprs(entry)
+
+
+@functools.cache
+def peak_flops(dtype: str = "bfloat16") -> float:
+    """FLOP/s that all devices together could do at most; of an unknown device, what a large product reaches on it."""
+    device = jax.devices()[0]
+    known = [peak for name, peak in PEAK.items() if device.device_kind.startswith(name)]
+    one = max(known) if known else _measured(dtype) / jax.local_device_count()
+    return one * jax.device_count()
+
+
+def _measured(dtype: str, size: int = 1024) -> float:
+    x = jnp.ones((size, size), dtype)
+    product = jax.jit(lambda x: jnp.dot(x, x))
+    product(x).block_until_ready()
+    best = math.inf
+    for _ in range(5):
+        start = time.perf_counter()
+        product(x).block_until_ready()
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * size**3 / best

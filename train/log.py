@@ -1,0 +1,145 @@
+"""What a run tells: a progress bar, `log.jsonl`, TensorBoard, Weights & Biases, and a figure at the end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+from tqdm.auto import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from eagle_jax.training.flops import peak_flops
+from train.figure import draw
+
+if TYPE_CHECKING:
+    from train.run import Evaluation, Run
+
+
+class RunLog:
+    """Tells of a run as it goes on; on every process but the first it is silent.
+
+    Raises:
+      ValueError: Weights & Biases was asked for and is not installed.
+    """
+
+    def __init__(self, this: Run) -> None:
+        self.args = args = this.args
+        self.leads = jax.process_index() == 0
+        self.path = args.out / "log.jsonl"
+        self.flops, self.peak = this.flops(), peak_flops(args.dtype)
+        self.tokens = args.rows * args.length
+        self.begun = self.mark = time.perf_counter()
+        self.first = self.marked = this.step
+        self.paused = 0.0
+        self._board = self._wandb = None
+        if not self.leads:
+            return
+        if args.wandb is not None:
+            try:
+                import wandb
+            except ImportError:
+                raise ValueError("--wandb needs the package of that name: pip install wandb") from None
+            self._wandb = wandb.init(project=args.wandb, name=args.out.name, config=this.settings, resume="allow")
+        if args.tensorboard:
+            from tensorboardX import SummaryWriter
+
+            self._board = SummaryWriter(str(args.out / "tensorboard"), purge_step=this.step or None)
+        truncate(self.path, this.step)
+        self.bar = tqdm(total=args.steps, initial=this.step, unit=" updates", disable=not sys.stderr.isatty())
+        self._redirect = logging_redirect_tqdm()
+        self._redirect.__enter__()
+        reached = f", {100 * this.coverage:.1f}% of what is supervised" if this.d2t is not None else ""
+        logging.info(
+            "%s: %.1fM parameters, draft vocabulary %d of %d%s; %d documents, %d tokens per update; from step %d of %d",
+            args.method, this.parameters() / 1e6, this.config.draft_vocab_size, this.target.config.vocab_size, reached,
+            len(this.corpus), self.tokens, this.step, args.steps,
+        )  # fmt: skip
+
+    def updated(self, step: int, record: dict[str, Any]) -> None:
+        """An update is done and found sound."""
+        if not self.leads:
+            return
+        self.bar.update(step - self.bar.n)
+        if step % self.args.log_every and step != self.args.steps:
+            return
+        now = time.perf_counter()
+        seconds = (now - self.mark - self.paused) / max(1, step - self.marked)
+        self.mark, self.marked, self.paused = now, step, 0.0
+        speed = {"tokens_s": round(self.tokens / seconds, 1), "mfu": round(self.flops / seconds / self.peak, 4)}
+        self._write({"step": step, **record, **speed})
+        by_position = " ".join(f"{value:.2f}" for value in record["accuracy"])
+        shown = {"loss": f"{record['loss']:.3f}", "accuracy": by_position, "tok/s": f"{speed['tokens_s']:.0f}",
+                 "mfu": f"{100 * speed['mfu']:.1f}%"}  # fmt: skip
+        self.bar.set_postfix(shown)
+        if self.bar.disable:
+            left = (self.args.steps - step) * seconds / 60
+            told = " ".join(f"{name} {value}" for name, value in shown.items())
+            logging.info("step %d of %d: %s, %.1f minutes left", step, self.args.steps, told, left)
+
+    def evaluated(self, step: int, found: Evaluation, seconds: float) -> None:
+        """tau was measured; the time it took counts as no training time."""
+        self.paused += seconds
+        if self.leads:
+            self._write({"step": step, "tau": found.tau, "n_alpha": found.n_alpha})
+            alpha = " ".join("-" if value is None else f"{value:.2f}" for value in found.n_alpha)
+            logging.info("step %d: tau %.3f, n-alpha %s", step, found.tau, alpha)
+
+    def speed(self) -> dict[str, float]:
+        """Of the last lines: tokens per second and the share of the devices' peak."""
+        lines = [line for line in read(self.path) if "tokens_s" in line]
+        return {name: lines[-1][name] for name in ("tokens_s", "mfu")} if lines else {}
+
+    def figure(self) -> None:
+        """Draws the run so far."""
+        if self.leads:
+            draw(read(self.path), self.args.out / "figure.png", self.args.out.name)
+
+    def close(self) -> None:
+        """Ends the bar and the writers."""
+        if self.leads:
+            self.bar.close()
+            self._redirect.__exit__(None, None, None)
+            if self._board is not None:
+                self._board.close()
+            if self._wandb is not None:
+                self._wandb.finish()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(record) + "\n")
+        scalars = dict(flat(record))
+        step = int(scalars.pop("step"))
+        if self._board is not None:
+            for name, value in scalars.items():
+                self._board.add_scalar(name, value, step)
+        if self._wandb is not None:
+            self._wandb.log(scalars, step=step)
+
+
+def flat(record: dict[str, Any]) -> list[tuple[str, float]]:
+    """Numbers by name; of a list, `name/0`, `name/1`, ..."""
+    found = []
+    for name, value in record.items():
+        values = {f"{name}/{i}": entry for i, entry in enumerate(value)} if isinstance(value, list) else {name: value}
+        found += [(key, entry) for key, entry in values.items() if entry is not None]
+    return found
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log; a last one that was cut off by a kill is left out."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+def truncate(path: Path, step: int) -> None:
+    """Forgets what a killed run logged after its last checkpoint."""
+    kept = [line for line in read(path) if line["step"] <= step]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")

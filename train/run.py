@@ -1,0 +1,309 @@
+"""A head-training run: what it is made of, one update, one measurement of tau, one checkpoint, and where it resumes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import eagle_jax
+from eagle_jax import distributed
+from eagle_jax.acceptance import measure_n_alpha, measure_tau
+from eagle_jax.assets import DEMO, bundled
+from eagle_jax.checkpoints import CheckpointError, load_head_checkpoint, save_head_checkpoint
+from eagle_jax.checkpoints.training import TrainingCheckpoints
+from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
+from eagle_jax.data.corpus import Corpus
+from eagle_jax.data.loading import Batches
+from eagle_jax.data.sources import Source, build_corpus
+from eagle_jax.data.tokenizers import load_tokenizer
+from eagle_jax.data.vocabulary import count_tokens, draft_vocabulary
+from eagle_jax.programs import parse_tree
+from eagle_jax.sharding import make_mesh, param_shardings
+from eagle_jax.training import step as training
+from eagle_jax.training.flops import product_flops
+from eagle_jax.training.initialise import fresh_head
+from eagle_jax.training.objective import PRESETS, Objective
+from eagle_jax.types import Params, Texts
+
+if TYPE_CHECKING:
+    from train.head import Args
+
+MAY_CHANGE = frozenset(
+    "out steps micro_batches data_axis fsdp tensor log_every save_every eval_every eval_prompts eval_tokens eval_tree "
+    "heldout keep tensorboard wandb".split()
+)
+"""Arguments that a resumed run may be given anew: they change neither what is learnt from, nor what is learnt."""
+
+
+def objective_of(args: Args) -> Objective:
+    """The method's objective with what `args` changes of it."""
+    given = {"steps": args.unroll, "decay": args.decay, "token_loss": args.token_loss, "eta": args.eta,
+             "token_weight": args.token_weight, "feature_weight": args.feature_weight, "noise": args.noise,
+             "chunk": args.chunk, "remat": args.remat}  # fmt: skip
+    return dataclasses.replace(
+        PRESETS[args.method](), **{name: value for name, value in given.items() if value is not None}
+    )
+
+
+def head_config(args: Args, target: DecoderConfig) -> HeadConfig:
+    """The head's shape: one layer as wide as the target's."""
+    width = args.head_intermediate or target.intermediate_size
+    layer = dataclasses.replace(target, num_layers=1, intermediate_size=width, tie_word_embeddings=False)
+    if args.method != "eagle3":
+        return HeadConfig("eagle1", layer, target.vocab_size, target.hidden_size, (target.num_layers,))
+    if args.taps is None and target.num_layers < 6:
+        raise ConfigError(f"a target of {target.num_layers} layers has no default --taps: name three hidden states")
+    taps = args.taps or (2, target.num_layers // 2, target.num_layers - 3)
+    size = min(args.draft_vocab or target.vocab_size, target.vocab_size)
+    switches = {"fc_norm": args.fc_norm, "norm_output": args.norm_output}
+    return HeadConfig("eagle3", layer, size, target.hidden_size, taps, **switches)
+
+
+class Evaluation(NamedTuple):
+    """What a head is worth on held-out prompts.
+
+    Attributes:
+      tau: tokens per target pass with the tree. n_alpha: acceptance behind 0, 1, ... of the head's own guesses, of chains.
+    """
+
+    tau: float
+    n_alpha: list[float | None]
+
+
+class Run:
+    """Everything that a run is made of, on every process alike.
+
+    Raises:
+      ConfigError, ValueError, CheckpointError: what is given does not fit together; nothing is compiled before.
+    """
+
+    def __init__(self, args: Args) -> None:
+        self.args = args
+        self.mesh = mesh_of(args)
+        self.objective = objective_of(args)
+        self.tree = parse_tree(args.eval_tree)
+        path = bundled("target") if args.target == DEMO else args.target
+        self.target = eagle_jax.load_target(path, args.dtype, mesh=self.mesh)
+        self.config = head_config(args, self.target.config)
+        tokenizer = load_tokenizer(args.target, self.target.config)
+        sources = [Source.parse(text) for text in args.data]
+        cache = args.out / "data"
+        leads = jax.process_index() == 0
+        self.corpus, self.skipped = build_corpus(sources, tokenizer, cache, progress=leads)
+        self.prompts = held_prompts(args, tokenizer, cache) if args.heldout else []
+        count = jax.process_count()
+        self.batches = Batches(
+            self.corpus, weights_of(self.corpus, sources), length=args.length, rows=args.rows // count, seed=args.seed,
+            process=jax.process_index(), processes=count,
+        )  # fmt: skip
+        self.first = self.batches.get_state()
+        self.d2t, self.coverage = self._vocabulary()
+        self.tx = training.head_optimiser(args.rate, args.warmup, args.steps, clip=args.clip)
+        self.step = 0
+        self.checkpoints = TrainingCheckpoints(args.out, args.keep)
+        self._check_settings()
+
+    def _vocabulary(self) -> tuple[np.ndarray | None, float]:
+        if self.config.kind != "eagle3":
+            return None, 1.0
+        counts = count_tokens(self.corpus.tokens, self.corpus.supervised, self.target.config.vocab_size)
+        _, d2t, coverage = draft_vocabulary(counts, self.config.draft_vocab_size)
+        return d2t, coverage
+
+    def _check_settings(self) -> None:
+        self.settings = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in dataclasses.asdict(self.args).items()
+            if name not in MAY_CHANGE
+        }
+        notes = self.checkpoints.notes()
+        if notes is None:
+            return
+        other = [
+            f"{name} was {notes['settings'].get(name)}, is {value}"
+            for name, value in self.settings.items()
+            if notes["settings"].get(name) != value
+        ]
+        if other:
+            raise CheckpointError(
+                f"{self.args.out} holds a run of another configuration ({'; '.join(other)}): resume with its own, or "
+                "choose another --out"
+            )
+
+    def prepare(self) -> None:
+        """Makes the first state, or restores the last one, and compiles the update."""
+        args, mesh = self.args, self.mesh
+        shapes = jax.eval_shape(self._fresh, self.target.params)
+        shardings = param_shardings(shapes, mesh)
+        scaled = self.config.kind == "eagle3" and not self.config.fc_norm
+        width = len(self.config.taps) * self.config.target_hidden_size
+        scale_like = {"feature_scale": jax.ShapeDtypeStruct((width,), jnp.float32)} if scaled else {}
+        replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        like = {"state": shapes, **scale_like}
+        placed = {"state": shardings, **dict.fromkeys(scale_like, replicated)}
+        like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), like, placed)
+        saved = self.checkpoints.restore(like)
+        scale = None
+        if saved is not None:
+            self.step, self.state = saved.step, saved.state["state"]
+            scale = saved.state.get("feature_scale")
+            self._seek(saved.notes["positions"])
+        else:
+            if scaled:
+                texts = jax.tree.map(lambda x: x[0], self._texts())
+                self.batches.set_state(self.first)
+                measure = jax.jit(training.feature_scale, static_argnums=(0, 3), out_shardings=replicated)
+                scale = measure(self.target.config, self.target.params, texts, self.config.taps)
+            self.state = jax.jit(self._fresh, out_shardings=shardings)(self.target.params)
+            if args.init is not None:
+                self.state = self.state._replace(head=self._given(args.init, scale))
+        self.d2t_array = None if self.d2t is None else jax.device_put(self.d2t, replicated)
+        self.frozen = training.Frozen(self.target.params, self.d2t_array, scale)
+        update = functools.partial(
+            training.head_train_step, self.target.config, self.config, self.objective, self.tx, args.dtype
+        )
+        self.update = jax.jit(update, donate_argnums=0, out_shardings=(shardings, replicated))
+
+    def _fresh(self, target: Params) -> training.HeadTrainState:
+        key = jax.random.key(self.args.seed)
+        d2t = None if self.d2t is None else jnp.asarray(self.d2t)
+        head = fresh_head(self.config, key, target, d2t)
+        head = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), head)
+        return training.HeadTrainState(head, self.tx.init(head), jnp.int32(0), key)
+
+    def _given(self, path: str, scale: Any) -> Params:
+        """A trained head to start from."""
+        config, params = load_head_checkpoint(path, self.target.config, "float32")
+        if config != self.config:
+            raise ConfigError(f"--init {path} is a head of another shape ({config}), this run's is {self.config}")
+        if self.d2t is not None and not np.array_equal(params["d2t"], self.d2t):
+            raise ConfigError(f"--init {path} has another draft vocabulary than the one counted over --data")
+        head = params["head"] if scale is None else training.fold_scale(params["head"], 1.0 / np.asarray(scale))
+        return jax.device_put(head, param_shardings(head, self.mesh))
+
+    def _seek(self, positions: list[dict[str, Any]]) -> None:
+        if len(positions) != jax.process_count():
+            raise CheckpointError(
+                f"{self.args.out} was saved by {len(positions)} processes and this run has {jax.process_count()}: each "
+                "reads its own share of the documents; resume with as many"
+            )
+        self.batches.set_state(positions[jax.process_index()])
+
+    def _texts(self) -> Texts:
+        """The next micro-batches, [M, B, T] over all processes."""
+        parts = self.args.micro_batches
+        local = jax.tree.map(lambda x: x.reshape(parts, -1, x.shape[-1]), next(self.batches))
+        return distributed.global_rows(self.mesh, local, axis=1)
+
+    def advance(self) -> training.UpdateReport:
+        """One update; the report's values are there when the devices are done."""
+        self.state, report = self.update(self.state, self.frozen, self._texts())
+        self.step += 1
+        return report
+
+    def save(self) -> None:
+        """Begins to write a checkpoint of here and now."""
+        state: dict[str, Any] = {"state": self.state}
+        if self.frozen.feature_scale is not None:
+            state["feature_scale"] = self.frozen.feature_scale
+        positions = distributed.everyones(self.batches.get_state())
+        self.checkpoints.save(self.step, state, {"settings": self.settings, "positions": positions})
+
+    def finished_head(self) -> Params:
+        """The head as others read it: float32, `{"head": ..., "d2t": ...}`."""
+        head = self.state.head
+        if self.frozen.feature_scale is not None:
+            head = training.fold_scale(head, self.frozen.feature_scale)
+        return {"head": head, **({} if self.d2t_array is None else {"d2t": self.d2t_array})}
+
+    def evaluate(self) -> Evaluation:
+        """Generates from the held-out prompts with the head as it is, and keeps it if it is the best so far."""
+        params = self.finished_head()
+        cast = {**params, "head": jax.tree.map(lambda leaf: leaf.astype(self.target.dtype), params["head"])}
+        head = eagle_jax.DraftHead.from_params(self.config, cast, self.target, self.tree)
+        tokens = self.args.eval_tokens
+        tau = measure_tau(self.target, head, self.prompts, max_new_tokens=tokens).tau
+        alpha = measure_n_alpha(self.target, head, self.prompts, max_new_tokens=tokens).alpha
+        found = Evaluation(tau, alpha)
+        self.checkpoints.save_best(self.step, params, {"settings": self.settings, "n_alpha": found.n_alpha}, found.tau)
+        return found
+
+    def export(self) -> tuple[Path, int]:
+        """Writes the best head, or the last where none was measured, in the official layout; where, and its step."""
+        saved = self.checkpoints.restore_best(self.finished_head())
+        step, params = (self.step, self.finished_head()) if saved is None else (saved.step, saved.state)
+        host = distributed.to_host(params)
+        embedding = None
+        if self.config.kind == "eagle1":
+            embedding = distributed.to_host(self.target.params["embed_tokens"]["embedding"])
+        if jax.process_index() == 0:
+            save_head_checkpoint(self.config, host, self.args.out / "head", embedding=embedding)
+        return self.args.out / "head", step
+
+    def flops(self) -> float:
+        """Floating-point operations of the matrix products of one update, nothing counted twice."""
+        once = dataclasses.replace(self.objective, remat=False)
+        update = functools.partial(training.head_train_step, self.target.config, self.config, once, self.tx)
+        shape = (self.args.micro_batches, self.args.rows // self.args.micro_batches, self.args.length)
+        kinds = Texts(jnp.int32, jnp.bool_, jnp.int32, jnp.int32)
+        texts = Texts(*(jax.ShapeDtypeStruct(shape, kind) for kind in kinds))
+        step = functools.partial(update, self.args.dtype)
+        return product_flops(step, *jax.eval_shape(lambda *trees: trees, self.state, self.frozen), texts)
+
+    def parameters(self) -> int:
+        """Numbers that are trained."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.state.head))
+
+
+def mesh_of(args: Args) -> jax.sharding.Mesh:
+    """The mesh over all devices of all processes.
+
+    Raises:
+      ConfigError: the rows, or the axes, do not divide evenly.
+    """
+    devices, local = jax.device_count(), jax.local_device_count()
+    if devices % (args.fsdp * args.tensor):
+        raise ConfigError(f"--fsdp {args.fsdp} times --tensor {args.tensor} must divide the {devices} devices")
+    if local % args.tensor:
+        raise ConfigError(f"--tensor {args.tensor} must divide the {local} devices of each process")
+    data = args.data_axis or devices // (args.fsdp * args.tensor)
+    if jax.process_count() > 1 and data * args.fsdp * args.tensor != devices:
+        raise ConfigError(f"--data-axis {data} leaves devices idle; several processes must use all {devices}")
+    parts = args.micro_batches * data * args.fsdp
+    if args.rows % parts:
+        raise ConfigError(
+            f"--rows {args.rows} must be a multiple of {parts}: --micro-batches {args.micro_batches} times the "
+            f"{data * args.fsdp} devices that rows are spread over"
+        )
+    return make_mesh(data, args.tensor, args.fsdp)
+
+
+def weights_of(corpus: Corpus, sources: list[Source]) -> dict[str, float] | None:
+    """Shares of the sources where one was given; a source without counts by its documents."""
+    if all(source.weight is None for source in sources):
+        return None
+    if any(source.weight is None for source in sources):
+        missing = ", ".join(source.path for source in sources if source.weight is None)
+        raise ConfigError(f"some sources have a weight and {missing} has none: give one to all, as path@weight")
+    return {source.path: float(source.weight or 0) for source in sources}
+
+
+def held_prompts(args: Args, tokenizer: Any, cache: Path) -> list[list[int]]:
+    """The first prompts of the held-out sources that leave room for a reply; the sources take turns."""
+    corpus, _ = build_corpus([Source.parse(text) for text in args.heldout], tokenizer, cache, progress=False)
+    longest = args.length - args.eval_tokens
+    fitting = [
+        [int(i) for i in corpus.of(name) if 0 < corpus.prompts[i] <= longest] for name in dict.fromkeys(corpus.names)
+    ]
+    chosen = [part[turn] for turn in range(max(map(len, fitting))) for part in fitting if turn < len(part)]
+    if not chosen:
+        raise ValueError(f"--heldout {' '.join(args.heldout)} has no prompt of at most {longest} tokens")
+    logging.debug("%d held-out prompts", len(chosen))
+    return [corpus[i].tokens[: corpus.prompts[i]].tolist() for i in chosen[: args.eval_prompts]]
