@@ -304,7 +304,8 @@ def generate(
       temperature, top_k, top_p, min_p: the sampled law; temperature 0 is greedy.
       eos_ids: stop tokens, for all rows or one set per row; None takes the target's own, () never stops.
       key: `jax.random.key(seed)` or a seed; needed when temperature > 0. For a given key the text is the same with
-        every drafter: row r draws its token i with `fold_in(fold_in(key, r), i)`.
+        every drafter: row r draws its token i with `fold_in(fold_in(key, r), i)`. An array of keys is one per prompt:
+        row r draws with `fold_in(key[r], i)`, whatever else is in the batch.
 
     Raises:
       ValueError: before anything is compiled, naming the argument, its bound and the remedy.

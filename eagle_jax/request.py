@@ -74,7 +74,7 @@ def prepare(
     padded = np.zeros((len(rows), width), np.int32)
     for index, row in enumerate(rows):
         padded[index, : len(row)] = row
-    keys = _row_keys(_one_key(key), len(rows))
+    keys = _keys(key, len(rows))
     arrays = (jnp.asarray(padded), jnp.asarray(lengths), jnp.asarray(budgets, jnp.int32), jnp.asarray(stops), keys)
     options = {"target": target, "drafter": drafter, "slots": slots, "max_tokens": max_tokens, "chunk": chunk}
     return Request(params, arrays, options, sampling)
@@ -86,22 +86,22 @@ def _row_keys(key: jax.Array, batch: int) -> jax.Array:
     return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch))
 
 
-def _one_key(key: jax.Array | int | None) -> jax.Array:
-    """A typed PRNG key from a seed, a typed key or the two words of a raw one."""
+def _keys(key: jax.Array | int | None, batch: int) -> jax.Array:
+    """A typed PRNG key per row: given as they are, or from a seed, a typed key or the two words of a raw one."""
     if key is None:
-        return jax.random.key(0)
+        return _row_keys(jax.random.key(0), batch)
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
         if not 0 <= key < 2**32:
             raise ValueError(f"key={key} must lie in 0 to 2**32 - 1: JAX keeps 32 bits of a seed")
-        return jax.random.key(key)
+        return _row_keys(jax.random.key(key), batch)
     if isinstance(key, jax.Array | np.ndarray):
-        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():
-            return key
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape in ((), (batch,)):
+            return key if key.shape else _row_keys(key, batch)
         if key.dtype == jnp.uint32 and key.shape == (2,):
-            return jax.random.wrap_key_data(key)
+            return _row_keys(jax.random.wrap_key_data(key), batch)
         raise ValueError(
-            f"key is an array of {key.dtype}{list(key.shape)}: pass one key of jax.random.key, from which every "
-            "row derives its own, or a Python int as seed"
+            f"key is an array of {key.dtype}{list(key.shape)}: pass one key of jax.random.key, from which every row "
+            f"derives its own, one for each of the {batch} prompts, or a Python int as seed"
         )
     raise ValueError(f"key={key!r} must be jax.random.key(seed) or an integer seed")
 
