@@ -275,5 +275,5 @@ def main(args: Args) -> int:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)  # absl was there first
     run(main, Args, __doc__)

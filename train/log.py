@@ -33,8 +33,8 @@ class RunLog:
         self.path = args.out / "log.jsonl"
         self.flops, self.peak = this.flops(), peak_flops(args.dtype)
         self.tokens = args.rows * args.length
-        self.begun = self.mark = time.perf_counter()
-        self.first = self.marked = this.step
+        self.mark: float | None = None  # set by the first update, whose time is the compiler's
+        self.marked = this.step
         self.paused = 0.0
         self._board = self._wandb = None
         if not self.leads:
@@ -65,21 +65,24 @@ class RunLog:
         if not self.leads:
             return
         self.bar.update(step - self.bar.n)
+        now = time.perf_counter()
+        if self.mark is None:
+            self.mark, self.marked, self.paused = now, step, 0.0
         if step % self.args.log_every and step != self.args.steps:
             return
-        now = time.perf_counter()
-        seconds = (now - self.mark - self.paused) / max(1, step - self.marked)
-        self.mark, self.marked, self.paused = now, step, 0.0
-        speed = {"tokens_s": round(self.tokens / seconds, 1), "mfu": round(self.flops / seconds / self.peak, 4)}
+        speed: dict[str, float] = {}
+        shown = {"loss": f"{record['loss']:.3f}", "accuracy": " ".join(f"{value:.2f}" for value in record["accuracy"])}
+        if step > self.marked:
+            seconds = (now - self.mark - self.paused) / (step - self.marked)
+            self.mark, self.marked, self.paused = now, step, 0.0
+            speed = {"tokens_s": round(self.tokens / seconds, 1), "mfu": round(self.flops / seconds / self.peak, 4)}
+            shown |= {"tok/s": f"{speed['tokens_s']:.0f}", "mfu": f"{100 * speed['mfu']:.1f}%",
+                      "minutes left": f"{(self.args.steps - step) * seconds / 60:.1f}"}  # fmt: skip
         self._write({"step": step, **record, **speed})
-        by_position = " ".join(f"{value:.2f}" for value in record["accuracy"])
-        shown = {"loss": f"{record['loss']:.3f}", "accuracy": by_position, "tok/s": f"{speed['tokens_s']:.0f}",
-                 "mfu": f"{100 * speed['mfu']:.1f}%"}  # fmt: skip
         self.bar.set_postfix(shown)
         if self.bar.disable:
-            left = (self.args.steps - step) * seconds / 60
-            told = " ".join(f"{name} {value}" for name, value in shown.items())
-            logging.info("step %d of %d: %s, %.1f minutes left", step, self.args.steps, told, left)
+            told = ", ".join(f"{name} {value}" for name, value in shown.items())
+            logging.info("step %d of %d: %s", step, self.args.steps, told)
 
     def evaluated(self, step: int, found: Evaluation, seconds: float) -> None:
         """tau was measured; the time it took counts as no training time."""

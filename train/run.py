@@ -20,8 +20,9 @@ from eagle_jax.checkpoints import CheckpointError, load_head_checkpoint, save_he
 from eagle_jax.checkpoints.training import TrainingCheckpoints
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
 from eagle_jax.data.corpus import Corpus
+from eagle_jax.data.features import Features
 from eagle_jax.data.loading import Batches
-from eagle_jax.data.sources import Source, build_corpus
+from eagle_jax.data.sources import Source, build_corpus, corpus_key
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.data.vocabulary import count_tokens, draft_vocabulary
 from eagle_jax.programs import parse_tree
@@ -29,7 +30,7 @@ from eagle_jax.sharding import make_mesh, param_shardings
 from eagle_jax.training import step as training
 from eagle_jax.training.flops import product_flops
 from eagle_jax.training.initialise import fresh_head
-from eagle_jax.training.objective import PRESETS, Objective
+from eagle_jax.training.objective import PRESETS, Objective, Signals
 from eagle_jax.types import Params, Texts
 
 if TYPE_CHECKING:
@@ -104,6 +105,10 @@ class Run:
             process=jax.process_index(), processes=count,
         )  # fmt: skip
         self.first = self.batches.get_state()
+        self.features = None
+        if args.features is not None:
+            key = corpus_key(sources, tokenizer)
+            self.features = Features(args.features, self.corpus, key, args.target, self.config.taps, args.length)
         self.d2t, self.coverage = self._vocabulary()
         self.tx = training.head_optimiser(args.rate, args.warmup, args.steps, clip=args.clip)
         self.step = 0
@@ -119,7 +124,7 @@ class Run:
 
     def _check_settings(self) -> None:
         self.settings = {
-            name: list(value) if isinstance(value, tuple) else value
+            name: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
             for name, value in dataclasses.asdict(self.args).items()
             if name not in MAY_CHANGE
         }
@@ -157,17 +162,20 @@ class Run:
             self._seek(saved.notes["positions"])
         else:
             if scaled:
-                texts = jax.tree.map(lambda x: x[0], self._texts())
+                texts = jax.tree.map(lambda x: x[0], self._batch()[0])
                 self.batches.set_state(self.first)
-                measure = jax.jit(training.feature_scale, static_argnums=(0, 3), out_shardings=replicated)
-                scale = measure(self.target.config, self.target.params, texts, self.config.taps)
+                measure = jax.jit(
+                    functools.partial(training.feature_scale, self.target.config, taps=self.config.taps),
+                    out_shardings=replicated,
+                )
+                scale = measure(self.target.params, texts)
             self.state = jax.jit(self._fresh, out_shardings=shardings)(self.target.params)
             if args.init is not None:
                 self.state = self.state._replace(head=self._given(args.init, scale))
         self.d2t_array = None if self.d2t is None else jax.device_put(self.d2t, replicated)
         self.frozen = training.Frozen(self.target.params, self.d2t_array, scale)
         update = functools.partial(
-            training.head_train_step, self.target.config, self.config, self.objective, self.tx, args.dtype
+            training.head_train_step, self.target.config, self.config, self.objective, self.tx, args.dtype, mesh=mesh
         )
         self.update = jax.jit(update, donate_argnums=0, out_shardings=(shardings, replicated))
 
@@ -196,15 +204,18 @@ class Run:
             )
         self.batches.set_state(positions[jax.process_index()])
 
-    def _texts(self) -> Texts:
-        """The next micro-batches, [M, B, T] over all processes."""
+    def _batch(self) -> tuple[Texts, Signals | None]:
+        """The next micro-batches, [M, B, T] over all processes, and their features where they were written beforehand."""
+        texts, signals = next(self.batches), None
+        if self.features is not None:
+            signals = Signals(*self.features.take(self.batches.documents, texts.positions, texts.segments))
         parts = self.args.micro_batches
-        local = jax.tree.map(lambda x: x.reshape(parts, -1, x.shape[-1]), next(self.batches))
+        local = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), (texts, signals))
         return distributed.global_rows(self.mesh, local, axis=1)
 
     def advance(self) -> training.UpdateReport:
         """One update; the report's values are there when the devices are done."""
-        self.state, report = self.update(self.state, self.frozen, self._texts())
+        self.state, report = self.update(self.state, self.frozen, *self._batch())
         self.step += 1
         return report
 
@@ -254,8 +265,13 @@ class Run:
         shape = (self.args.micro_batches, self.args.rows // self.args.micro_batches, self.args.length)
         kinds = Texts(jnp.int32, jnp.bool_, jnp.int32, jnp.int32)
         texts = Texts(*(jax.ShapeDtypeStruct(shape, kind) for kind in kinds))
+        signals = None
+        if self.features is not None:
+            hidden = self.config.target_hidden_size
+            wide = ((*shape, len(self.config.taps) * hidden), (*shape, hidden))
+            signals = Signals(*(jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in wide))
         step = functools.partial(update, self.args.dtype)
-        return product_flops(step, *jax.eval_shape(lambda *trees: trees, self.state, self.frozen), texts)
+        return product_flops(step, *jax.eval_shape(lambda *trees: trees, self.state, self.frozen), texts, signals)
 
     def parameters(self) -> int:
         """Numbers that are trained."""

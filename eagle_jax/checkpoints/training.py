@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +14,9 @@ import orbax.checkpoint as ocp
 
 from eagle_jax.checkpoints.errors import CheckpointError
 from eagle_jax.types import Params
+
+
+_FULL = tuple(re.escape(os.strerror(number)) for number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 
 
 class Saved(NamedTuple):
@@ -125,13 +130,13 @@ class TrainingCheckpoints:
     def _written(self, write: Callable[[], Any]) -> None:
         try:
             write()
-        except Exception as error:  # what a full disk raises depends on the thread that meets it
-            if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+        except (OSError, ValueError) as error:  # which of them depends on the thread that meets a full disk
+            reason = re.search("|".join(_FULL), str(error), re.IGNORECASE)
+            if reason is None:
                 raise
-            reason = " ".join(str(error).split())
             raise CheckpointError(
-                f"a checkpoint could not be written to {self.directory} ({reason[:300]}); those before it are whole: "
-                "make room and resume"
+                f"a checkpoint could not be written to {self.directory} ({reason.group(0).lower()}); those before it are "
+                "whole: make room and resume"
             ) from error
 
     def _read(self, manager: Any, step: int | None, like: Any) -> Saved | None:

@@ -1,7 +1,7 @@
 """Rows of conversations from where people keep them, tokenised once into a `Corpus`.
 
-A source is written `path[#split][@weight]`: a JSONL or Parquet file (or a glob of them), or the name of a dataset on the
-Hugging Face hub. `data/*.jsonl`, `chat.parquet@2`, `HuggingFaceH4/ultrachat_200k#train_sft@1`.
+A source is written `path[#split][@weight]`: a JSONL or Parquet file (or a glob of them), or the name of a dataset on
+the Hugging Face hub. `data/*.jsonl`, `chat.parquet@2`, `HuggingFaceH4/ultrachat_200k#train_sft@1`.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def build_corpus(
     skipped: collections.Counter[str] = collections.Counter()
     for index, source in enumerate(sources):
         before = len(documents)
-        for row in tqdm(source.rows(), desc=source.path, unit=" rows", disable=not progress):
+        for row in tqdm(source.rows(), desc=source.path, unit=" rows", disable=None if progress else True):
             try:
                 documents.append(_encoded(tokenizer, row))
                 origin.append(index)

@@ -99,12 +99,12 @@ class Signals(NamedTuple):
 
     Attributes:
       features: [B, T, F], tapped states that the head reads. hidden: [B, T, H], final-normed, what its lm_head reads.
-      embeds: [B, T, E], token embeddings.
+      embeds: [B, T, E], token embeddings; None where they are still to be looked up.
     """
 
     features: Float[Array, "B T F"]
     hidden: Float[Array, "B T H"]
-    embeds: Float[Array, "B T E"]
+    embeds: Float[Array, "B T E"] | None = None
 
 
 class StepMetrics(NamedTuple):

@@ -1,0 +1,142 @@
+"""Writes the target's hidden states of a corpus once, so that heads can be trained without running the target.
+
+    python -m train.features --target MODEL --data chats/*.jsonl --out runs/features
+    python -m train.head --features runs/features --target MODEL --data chats/*.jsonl --out runs/head
+
+Says first how much it will write, and refuses what does not fit on the disk. Shards that are complete are kept when the
+same command is given again. One process; `--tensor` spreads the target over its devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm.auto import tqdm
+
+import eagle_jax
+from eagle_jax.assets import DEMO, bundled
+from eagle_jax.data.corpus import Corpus
+from eagle_jax.data.features import Layout, Stored, shard_bounds, starts_of, write_shard
+from eagle_jax.data.sources import Source, build_corpus, corpus_key
+from eagle_jax.data.tokenizers import load_tokenizer
+from eagle_jax.programs import at_least_one, run
+from eagle_jax.sharding import make_mesh
+from eagle_jax.training.step import observe
+from eagle_jax.types import Texts
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    """Arguments of the program.
+
+    Attributes:
+      target: path or hub id of the model; demo is the bundled one.
+      data: sources `path[#split][@weight]`, the same as those of the training run, in the same order.
+      out: directory to write.
+      taps: the hidden states that the head reads; default 2, L/2 and L-3; an EAGLE-1 head reads the last, L.
+      stored: bfloat16, float16, or float8 (half the space, with a scale per token and state).
+      length: documents are cut there.
+      shard_tokens: tokens per file, about.
+      rows: documents at once.
+      dtype: of the target's weights.
+      tensor: devices that the target is spread over.
+    """
+
+    target: str
+    data: tuple[str, ...]
+    out: Path
+    taps: tuple[int, ...] | None = None
+    stored: Stored = "bfloat16"
+    length: int = 2048
+    shard_tokens: int = 1_000_000
+    rows: int = 8
+    dtype: str = "bfloat16"
+    tensor: int = 1
+
+
+def announce(layout: Layout, tokens: int, out: Path) -> None:
+    """Says what is going to be written.
+
+    Raises:
+      ValueError: the disk has not that much room.
+    """
+    size, free = tokens * layout.token_bytes, shutil.disk_usage(out).free
+    have = sum(path.stat().st_size for path in out.glob("features-*.npy"))
+    logging.info("%d tokens of %d bytes: %.2f GB in %d files; %.2f GB are there, %.2f GB are free", tokens,
+                 layout.token_bytes, size / 1e9, layout.shards, have / 1e9, free / 1e9)  # fmt: skip
+    if size - have > free:
+        raise ValueError(
+            f"{out} has {free / 1e9:.2f} GB free and {(size - have) / 1e9:.2f} GB are to be written: choose --stored float8, "
+            "fewer --data, or another disk"
+        )
+
+
+def main(args: Args) -> None:
+    """Writes every shard that is missing."""
+    at_least_one(args, "length", "shard_tokens", "rows", "tensor")
+    mesh = make_mesh(1, args.tensor) if args.tensor > 1 else None
+    target = eagle_jax.load_target(bundled("target") if args.target == DEMO else args.target, args.dtype, mesh=mesh)
+    layers = target.config.num_layers
+    taps = args.taps or (2, layers // 2, layers - 3)
+    if not all(0 <= tap <= layers for tap in taps):
+        raise ValueError(f"--taps {' '.join(map(str, taps))} must lie in 0 to {layers}, the target's layers")
+    tokenizer = load_tokenizer(args.target, target.config)
+    sources = [Source.parse(text) for text in args.data]
+    corpus, _ = build_corpus(sources, tokenizer, args.out / "data")
+    layout = Layout(
+        corpus_key(sources, tokenizer), args.target, taps, target.config.hidden_size, args.stored, args.length,
+        shard_bounds(corpus, args.length, args.shard_tokens),
+    )  # fmt: skip
+    if (args.out / "layout.json").is_file() and Layout.load(args.out) != layout:
+        raise ValueError(f"{args.out} holds features of other data or options: choose another --out")
+    layout.save(args.out)
+    starts = starts_of(corpus, args.length)
+    announce(layout, int(starts[-1]), args.out)
+    forward = jax.jit(functools.partial(observe, target.config, taps=taps))
+    with tqdm(total=len(corpus), unit=" documents", disable=None) as bar:
+        for shard in range(layout.shards):
+            first, last = layout.bounds[shard], layout.bounds[shard + 1]
+            documents = np.arange(first, last)
+
+            def fill(put: Callable[[Any, Any], None], documents: np.ndarray = documents, first: int = first) -> None:
+                for at in range(0, len(documents), args.rows):
+                    part = documents[at : at + args.rows]
+                    texts = _texts(corpus, part, args.length, args.rows)
+                    found = forward(target.params, texts)
+                    states = np.concatenate([np.asarray(found.features), np.asarray(found.hidden)], axis=-1)
+                    states = states.reshape(*states.shape[:2], layout.parts, layout.hidden)
+                    for row, document in enumerate(part.tolist()):
+                        begin, end = starts[document] - starts[first], starts[document + 1] - starts[first]
+                        put(slice(begin, end), states[row, : end - begin])
+                    bar.update(len(part))
+
+            write_shard(layout, args.out, shard, int(starts[last] - starts[first]), fill)
+            bar.n = last
+    print(json.dumps({"documents": len(corpus), "tokens": int(starts[-1]), "shards": layout.shards,
+                      "bytes": int(starts[-1]) * layout.token_bytes, "out": str(args.out)}))  # fmt: skip
+
+
+def _texts(corpus: Corpus, documents: np.ndarray, length: int, rows: int) -> Texts:
+    """One document per row; the last rows of the last batch are empty."""
+    shape = (rows, length)
+    tokens, segments = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    for row, document in enumerate(documents.tolist()):
+        text = corpus[document].tokens[:length]
+        tokens[row, : len(text)] = text
+        segments[row, : len(text)] = 1
+    positions = np.broadcast_to(np.arange(length, dtype=np.int32), shape)
+    return Texts(tokens, segments > 0, segments, positions)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
+    run(main, Args, __doc__)
