@@ -128,7 +128,7 @@ class Args:
     wandb: str | None = None
 
 
-class Stopped(Exception):
+class StopRequest(Exception):  # noqa: N818 - nothing went wrong
     """SIGTERM or Ctrl-C, answered with a checkpoint."""
 
     def __init__(self, number: int) -> None:
@@ -141,9 +141,13 @@ class Requests:
 
     def __init__(self) -> None:
         self.number = 0
-        if jax.process_count() == 1:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, self._note)
+        watched = (signal.SIGTERM, signal.SIGINT) if jax.process_count() == 1 else ()
+        self._before = {number: signal.signal(number, self._note) for number in watched}
+
+    def forget(self) -> None:
+        """Signals mean again what they meant before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.number:
@@ -212,7 +216,7 @@ def train(this: Run, log: RunLog, requests: Requests) -> dict[str, Any]:
     """Updates until `--steps`; what the last one saw.
 
     Raises:
-      Stopped: a signal came; everything is saved. ValueError: see `judge`.
+      StopRequest: a signal came; everything is saved. ValueError: see `judge`.
     """
     args = this.args
     before: tuple[int, UpdateReport, np.ndarray] | None = None
@@ -240,7 +244,7 @@ def train(this: Run, log: RunLog, requests: Requests) -> dict[str, Any]:
             this.save()
         if signalled and not last:
             this.checkpoints.wait()
-            raise Stopped(signalled)
+            raise StopRequest(signalled)
     return record
 
 
@@ -249,19 +253,20 @@ def main(args: Args) -> int:
     check(args)
     distributed.initialise()
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports what is raised to us as well
-    requests = Requests()
     this = Run(args)
     this.prepare()
     log = RunLog(this)
+    requests = Requests()
     start = time.perf_counter()
     begun = this.step
     try:
         record = train(this, log, requests)
-    except Stopped as stopped:
+    except StopRequest as stopped:
         logging.info("stopped at step %d and saved; the same command goes on from there", this.step)
         return 128 + stopped.number
     finally:
         log.close()
+        requests.forget()
     path, step = this.export()
     this.checkpoints.close()
     log.figure()

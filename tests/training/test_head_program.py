@@ -1,0 +1,263 @@
+"""`train.head` from rows to a saved head: resumption to the bit, meshes, processes, what stops a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import eagle_jax
+import train.features
+import train.head
+from eagle_jax.checkpoints import CheckpointError, save_target_checkpoint
+from eagle_jax.config import ConfigError, DecoderConfig, TreeConfig
+from eagle_jax.models.decoder import init_params
+
+VOCAB = 512
+OPTIONS = dict(
+    unroll=3, taps=(0, 1, 2), draft_vocab=64, rate=3e-3, warmup=2, steps=6, rows=8, length=32, dtype="float32",
+    log_every=1, save_every=2, eval_prompts=2, eval_tokens=8, eval_tree="2,2,3", tensorboard=False, remat=False,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A saved random target with the bundled tokenizer, and rows for it."""
+    root = tmp_path_factory.mktemp("head")
+    config = DecoderConfig(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=6,
+        max_position=128,
+    )  # fmt: skip
+    params = jax.tree.map(lambda x: x * 6 if x.ndim == 2 else x, init_params(config, jax.random.key(0)))
+    save_target_checkpoint(config, params, root / "target", "float32")
+    assets = Path(eagle_jax.__file__).parent / "assets" / "demo" / "target"
+    for path in assets.glob("tokenizer*"):
+        shutil.copy(path, root / "target")
+    rng = np.random.default_rng(0)
+    for name, count in (("train", 60), ("held", 4)):
+        texts = [rng.integers(5, VOCAB, rng.integers(8, 24)).tolist() for _ in range(count)]
+        rows = [json.dumps({"tokens": text, "supervised": [[5, len(text)]]}) for text in texts]
+        (root / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
+    return root
+
+
+def args_of(place: Path, out: Path, **changes) -> train.head.Args:
+    return train.head.Args(
+        target=str(place / "target"), data=(str(place / "train.jsonl"),), out=out, **{**OPTIONS, **changes}
+    )
+
+
+def losses(out: Path) -> list[list[float]]:
+    lines = map(json.loads, (out / "log.jsonl").read_text().splitlines())
+    return [[line["loss"], line["gradient"], *line["accuracy"]] for line in lines if "loss" in line]
+
+
+def head_of(out: Path) -> dict[str, np.ndarray]:
+    return safetensors.numpy.load_file(out / "head" / "model.safetensors")
+
+
+def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    return a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """A run that nobody disturbed, on one device."""
+    out = place / "whole"
+    assert train.head.main(args_of(place, out, data_axis=1)) == 0
+    return out
+
+
+def test_a_run_leaves_a_head_that_drafts_a_log_and_a_figure(place, capsys):
+    out = place / "evaluated"
+    args = args_of(place, out, heldout=(str(place / "held.jsonl"),), data_axis=1, eval_every=4)
+    assert train.head.main(args) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["steps"] == 6 and np.isfinite(report["loss"]) and report["tau"] >= 1
+    assert losses(out)[-1][0] == report["loss"]
+    measured = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines() if "tau" in line]
+    assert [line["step"] for line in measured] == [4, 6]
+    assert report["tau"] == pytest.approx(max(line["tau"] for line in measured), abs=1e-3)
+    assert report["head_step"] == max(measured, key=lambda line: (line["tau"], -line["step"]))["step"]
+    assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
+    target = eagle_jax.load_target(place / "target")
+    head = eagle_jax.load_drafter(out / "head", target, TreeConfig(2, 2, 3))
+    prompts = [[7, 8, 9], [100, 20]]
+    texts = [eagle_jax.generate(target, drafter, prompts, max_new_tokens=12).tokens for drafter in (head, None)]
+    assert texts[0] == texts[1]
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    advance = train.run.Run.advance
+
+    def stopped_in_the_third(this):
+        if this.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return advance(this)
+
+    args = args_of(place, out, data_axis=1)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with monkeypatch.context() as patch:
+        patch.setattr(train.run.Run, "advance", stopped_in_the_third)
+        assert train.head.main(args) == 128 + signal.SIGTERM
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    assert len(losses(out)) == 3 and not (out / "head").exists()
+    shutil.copytree(out, tmp_path / "other")
+    assert train.head.main(args) == 0
+    assert losses(out) == losses(whole)
+    assert same(head_of(out), head_of(whole))
+    # On another mesh: sums in another order, the same run.
+    assert train.head.main(args_of(place, tmp_path / "other", fsdp=2, tensor=2)) == 0
+    np.testing.assert_allclose(losses(tmp_path / "other"), losses(whole), rtol=1e-5, atol=1e-5)
+    with pytest.raises(CheckpointError, match=r"of another configuration \(rate was 0.003, is 0.001\): resume with its own"):
+        train.head.main(args_of(place, out, data_axis=1, rate=1e-3))
+
+
+def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path):
+    """Documents of the batch by source and number; the checkpoint before is kept and nothing is saved after."""
+    out = tmp_path / "run"
+    with pytest.raises(ValueError, match=r"step \d: loss .*, norm of the gradient .*train.jsonl \d+ \d+.*Lower --rate"):
+        train.head.main(args_of(place, out, data_axis=1, rate=1e12, warmup=1, clip=1e9))
+    assert not (out / "head").exists()
+    with pytest.raises(ValueError, match=r"\(--max-gradient 1e-06\).*no checkpoint had been saved"):
+        train.head.main(args_of(place, tmp_path / "limit", data_axis=1, max_gradient=1e-6))
+    assert not list((tmp_path / "limit" / "latest").glob("[0-9]*"))
+
+
+def test_features_written_beforehand_teach_the_same(place, whole, tmp_path, capsys):
+    options = dict(
+        target=str(place / "target"), data=(str(place / "train.jsonl"),), out=tmp_path / "features", taps=(0, 1, 2),
+        stored="float32", length=32, shard_tokens=200, rows=4, dtype="float32",
+    )  # fmt: skip
+    train.features.main(train.features.Args(**options))
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    shards = sorted((tmp_path / "features").glob("features-*.npy"))
+    assert len(shards) == report["shards"] > 2
+    written = [path.read_bytes() for path in shards]
+    assert sum(map(len, written)) == report["bytes"] + 128 * len(shards)  # NumPy's header
+    shards[1].unlink()
+    stamp = shards[0].stat().st_mtime_ns
+    train.features.main(train.features.Args(**options))  # writes what is missing, and that alone
+    assert [path.read_bytes() for path in shards] == written and shards[0].stat().st_mtime_ns == stamp
+    args = args_of(place, tmp_path / "run", data_axis=1, features=tmp_path / "features")
+    assert train.head.main(args) == 0
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(whole), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"of taps \(0, 1, 2\) and this run's is \(0, 1, 1\)"):
+        train.head.main(dataclasses.replace(args, out=tmp_path / "b", taps=(0, 1, 1)))
+    shards[1].unlink()
+    with pytest.raises(ValueError, match=r"1 of \d+ shards are missing in .*features: run train.features to its end"):
+        train.head.main(dataclasses.replace(args, out=tmp_path / "c"))
+    with pytest.raises(ValueError, match="holds features of other data or options"):
+        train.features.main(train.features.Args(**{**options, "stored": "float16"}))
+    assert not (tmp_path / "b" / "head").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(steps=0), "--steps 0 must be at least 1"),
+        (dict(rate=0.0), "--rate 0.0 must be above 0"),
+        (dict(rows=6, micro_batches=4), "--rows 6 must be a multiple of 16: --micro-batches 4 times the 4 devices"),
+        (dict(fsdp=3), "--fsdp 3 times --tensor 1 must divide the 4 devices"),
+        (dict(eval_every=2), "--eval-every needs --heldout"),
+        (dict(heldout=("HERE/train.jsonl",)), "train.jsonl is in --data and in --heldout"),
+        (dict(heldout=("HERE/nothing.jsonl",)), "no file .*nothing.jsonl"),
+        (dict(data=("HERE/empty.jsonl",)), "empty.jsonl has no row to learn from: it is empty"),
+        (dict(data=("HERE/train.jsonl@2", "HERE/held.jsonl")), "held.jsonl has none: give one to all"),
+        (dict(taps=None), "a target of 2 layers has no default --taps"),
+        (dict(eval_tree="x"), "--tree 'x' must be depth,top_k,num_nodes"),
+        (dict(target="HERE/padded"), "token ids up to 511, a vocabulary of 512, and the target's vocabulary has 500"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_compiled(place, tmp_path, changes, message, monkeypatch):
+    (place / "empty.jsonl").touch()
+    if not (place / "padded").exists():
+        config = DecoderConfig(
+            vocab_size=500, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=6,
+            max_position=128,
+        )  # fmt: skip
+        save_target_checkpoint(config, init_params(config, jax.random.key(0)), place / "padded", "float32")
+        for path in (place / "target").glob("tokenizer*"):
+            shutil.copy(path, place / "padded")
+
+    def here(value):
+        if isinstance(value, tuple):
+            return tuple(map(here, value))
+        return value.replace("HERE", str(place)) if isinstance(value, str) else value
+
+    args = dataclasses.replace(args_of(place, tmp_path / "run"), **{name: here(value) for name, value in changes.items()})
+    monkeypatch.setattr(train.run.Run, "prepare", lambda this: pytest.fail("went on to compile"))
+    with pytest.raises((ValueError, ConfigError), match=message):
+        train.head.main(args)
+
+
+def spawn(place: Path, out: Path, devices: int, port: int = 0, index: int = 0, **changes) -> subprocess.Popen:
+    """`python -m train.head` in a process of its own, one of two if there is a port."""
+    values = {name: list(v) if isinstance(v, tuple) else v for name, v in {**OPTIONS, **changes}.items()}
+    values |= {"target": str(place / "target"), "data": [str(place / "train.jsonl")], "out": str(out)}
+    path = place / f"{out.name}.yaml"
+    path.write_text(json.dumps(values))  # JSON is YAML
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    if port:
+        environment |= {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": "2",
+                        "JAX_PROCESS_ID": str(index)}  # fmt: skip
+    command = [sys.executable, "-m", "train.head", "--config", str(path)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finished(*processes: subprocess.Popen) -> list[str]:
+    texts = [process.communicate(timeout=600)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(texts)
+    return texts
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return one.getsockname()[1]
+
+
+def test_eight_devices_see_the_losses_of_one(place, whole, tmp_path):
+    (text,) = finished(spawn(place, tmp_path / "eight", 8, fsdp=2, tensor=2))
+    assert json.loads(text.splitlines()[-1])["steps"] == 6
+    np.testing.assert_allclose(losses(tmp_path / "eight"), losses(whole), rtol=1e-5, atol=1e-5)
+
+
+def test_two_processes_train_as_one_and_resume_after_a_kill(place, tmp_path):
+    """Four devices each; both are killed with -9 in mid-run, and end with the bits of a run that was not."""
+    options = dict(fsdp=4, steps=60, save_every=10, heldout=[str(place / "held.jsonl")])
+
+    def pair(out: Path) -> list[subprocess.Popen]:
+        port = free_port()
+        return [spawn(place, out, 4, port, index, **options) for index in (0, 1)]
+
+    out = tmp_path / "killed"
+    processes = pair(out)
+    deadline = time.time() + 600
+    while not (out / "latest" / "10").exists() and time.time() < deadline:
+        assert processes[0].poll() is None, processes[0].communicate()[0]
+        time.sleep(0.02)
+    for process in processes:
+        process.kill()
+        process.wait()
+    assert not (out / "head").exists()
+    finished(*pair(out))
+    texts = finished(*pair(tmp_path / "calm"))
+    assert losses(out) == losses(tmp_path / "calm") and len(losses(out)) == 60
+    assert same(head_of(out), head_of(tmp_path / "calm"))
+    assert json.loads(texts[0].splitlines()[-1])["steps"] == 60
+    assert not any(line.startswith("{") for line in texts[1].splitlines())
