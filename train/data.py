@@ -1,15 +1,17 @@
-"""Builds the training mix, its tokenizer and the tokenised documents.
+"""Builds the training mix of the bundled pair, and its tokenizer.
 
     python -m train.data --data ../shared/data --out runs/data
 
 Sources: the Python standard library of the running interpreter (as text, and its functions as "Complete the code"
 chat turns), `gsm8k/train.jsonl` and `gpteacher/*.json` below `--data` as chat turns. Two percent of each source, chosen
-by a hash of the text, is held out. Writes `tokenizer/` (for `transformers.AutoTokenizer`), `train.npz`, `heldout.npz`.
+by a hash of the text, is held out. Writes `tokenizer/` (for `transformers.AutoTokenizer`) and a file of rows for every
+source, `gsm8k.jsonl`, `instruct.jsonl`, `completion.jsonl` and `code.jsonl`, the held-out ones in `heldout/`.
 """
 
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
 import json
 import logging
@@ -19,13 +21,13 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from eagle_jax.programs import at_least_one, run
-from eagle_jax.data.corpus import SOURCES, Corpus
 
+SOURCES = ("code", "completion", "gsm8k", "instruct")
 SPECIAL = ("<|bos|>", "<|end|>", "<|user|>", "<|assistant|>", "<|pad|>")
 # `generation` marks what an assistant wrote, for loss masks. A system message joins the first user turn.
 CHAT_TEMPLATE = (
@@ -50,6 +52,14 @@ class Document:
     text: str
     reply: str | None = None
 
+    @property
+    def row(self) -> dict[str, Any]:
+        """As it is written; the marks of a plain text are in it, since no template adds them."""
+        if self.reply is None:
+            return {"text": SPECIAL[0] + self.text + SPECIAL[1]}
+        turns = (("user", self.text), ("assistant", self.reply))
+        return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
 
 @dataclasses.dataclass(frozen=True)
 class Args:
@@ -57,7 +67,7 @@ class Args:
 
     Attributes:
       data: folder that holds gsm8k/ and gpteacher/.
-      out: where tokenizer/, train.npz and heldout.npz go.
+      out: where tokenizer/ and the rows go.
       vocab_size: entries of the tokenizer, special tokens included.
       max_characters: chat turns longer than this are left out.
     """
@@ -150,19 +160,15 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def encode(tokenizer: Tokenizer, mix: list[Document]) -> Corpus:
-    """Tokenises; chat turns become what the chat template renders, as a test asserts."""
-    ids = tokenizer.get_vocab()
-    bos, end, user, assistant = (ids[token] for token in SPECIAL[:4])
-    texts = tokenizer.encode_batch([doc.text for doc in mix])
-    replies = tokenizer.encode_batch([doc.reply or "" for doc in mix])
-    rows, prompts = [], []
-    for doc, text, reply in zip(mix, texts, replies, strict=True):
-        chat = doc.reply is not None
-        prompt = [bos, user, *text.ids, assistant] if chat else [bos, *text.ids]
-        rows.append([*prompt, *reply.ids, end])
-        prompts.append(len(prompt) if chat else 0)
-    return Corpus.from_rows(rows, prompts, [SOURCES.index(doc.source) for doc in mix])
+def write_rows(part: list[Document], directory: Path) -> None:
+    """Writes `SOURCE.jsonl` for every source; a reader never sees half of one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for source in SOURCES:
+        path = directory / f"{source}.jsonl"
+        partial = path.with_suffix(".partial")
+        with partial.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(doc.row) + "\n" for doc in part if doc.source == source)
+        partial.replace(path)
 
 
 def main(args: Args) -> None:
@@ -181,13 +187,13 @@ def main(args: Args) -> None:
     sample = [doc for i, doc in enumerate(parts["train"]) if doc.source != "code" or i % 3 == 0]
     tokenizer = train_tokenizer(sample, args.vocab_size)
     save_tokenizer(tokenizer, args.out / "tokenizer")
-    for name, part in parts.items():
-        corpus = encode(tokenizer, part)
-        corpus.save(args.out / f"{name}.npz")
-        sizes = {source: int(np.sum(corpus.lengths[corpus.source == i])) for i, source in enumerate(SOURCES)}
-        characters = sum(len(doc.text) + len(doc.reply or "") for doc in part)
-        logging.info("%s: %d documents, %.2f characters per token, tokens %s", name, len(part),
-                     characters / max(1, sum(sizes.values())), sizes)  # fmt: skip
+    for directory, part in ((args.out, parts["train"]), (args.out / "heldout", parts["heldout"])):
+        write_rows(part, directory)
+        counts = collections.Counter(doc.source for doc in part)
+        texts = [doc.text + (doc.reply or "") for doc in part]
+        tokens = sum(len(encoding.ids) for encoding in tokenizer.encode_batch(texts))
+        logging.info("%s: %s documents, %d tokens, %.2f characters per token", directory, dict(counts), tokens,
+                     sum(map(len, texts)) / max(1, tokens))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Measures tau of a head on held-out prompts: tokens per target pass, per kind of prompt and temperature.
+"""Measures a head on held-out prompts: tau, and the acceptance by position, per source and temperature.
 
-    python -m train.evaluate --target runs/target/checkpoint --head runs/eagle3 --heldout runs/data/heldout.npz
+    python -m train.evaluate --target runs/target/checkpoint --head runs/eagle3/head --heldout heldout.jsonl
+    python -m train.evaluate --target demo --head demo --heldout "runs/data/heldout/*.jsonl"
 
-The prompts are of the split that no program here trains on. `mass` is what no head can change: the average probability
-that the target gives to its 1, 2, 3, ... best tokens where it writes, at that temperature. Prints one line per
-measurement and, last, one JSON object.
+The prompts are the rows' conversations up to the first reply; take rows that no program here trains on. `tau` is tokens
+per target pass with the tree; `n_alpha` (of chains) is how often the draft that n accepted drafts precede is accepted,
+n = 0..5; `mass` is what no head can change: the average probability that the target gives to its 1, 2, 3, ... best
+tokens where it writes, at that temperature. Prints one line per measurement and, last, one JSON object.
 """
 
 from __future__ import annotations
@@ -14,19 +16,26 @@ import functools
 import json
 import logging
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import eagle_jax
+from eagle_jax.acceptance import measure_n_alpha, measure_tau
+from eagle_jax.assets import DEMO, bundled
+from eagle_jax.checkpoints import config_directory, read_target_config
 from eagle_jax.config import DecoderConfig
+from eagle_jax.data.conversations import SkippedRow, parse_row
+from eagle_jax.data.replies import Dialogue
+from eagle_jax.data.sources import Source
+from eagle_jax.data.tokenizers import load_tokenizer
+from eagle_jax.models.decoder import target_fn
 from eagle_jax.programs import at_least_one, parse_tree, run
 from eagle_jax.request import bucket
-from eagle_jax.data.corpus import SOURCES, Corpus
 from eagle_jax.training.step import observe
-from eagle_jax.types import Params
+from eagle_jax.types import Params, Texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +43,11 @@ class Args:
     """Arguments of the program.
 
     Attributes:
-      target: checkpoint of the model.
-      head: checkpoint of its head.
-      heldout: .npz of `train.data`.
-      prompts: per kind, decoded as one batch.
+      target: path or hub id of the model, or "demo".
+      head: path or hub id of its head, or "demo".
+      heldout: sources `path[#split]` of conversations; every file of a glob counts as a source of its own.
+      tokenizer: path or hub id, if it is not beside the target.
+      prompts: per source, decoded as one batch.
       max_new_tokens: per reply.
       max_prompt: longer prompts are left out.
       tree: depth,top_k,num_nodes.
@@ -45,11 +55,13 @@ class Args:
       temperatures: each is measured.
       seed: of the draws.
       compare: decode plainly as well and count identical replies.
+      dtype: of weights and activations.
     """
 
-    target: Path
-    head: Path
-    heldout: Path
+    target: str
+    head: str
+    heldout: tuple[str, ...]
+    tokenizer: str | None = None
     prompts: int = 24
     max_new_tokens: int = 128
     max_prompt: int = 128
@@ -58,46 +70,69 @@ class Args:
     temperatures: tuple[float, ...] = (0.0, 1.0)
     seed: int = 0
     compare: bool = True
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 def main(args: Args) -> None:
     """Measures and prints."""
     at_least_one(args, "prompts", "max_new_tokens", "max_prompt")
-    corpus = Corpus.load(args.heldout)
-    target = eagle_jax.load_target(args.target)
+    path = bundled("target") if args.target == DEMO else args.target
+    config = read_target_config(config_directory(path))
+    tokenizer = load_tokenizer(args.tokenizer or args.target, config)
+    asked: dict[str, list[list[int]]] = {}
+    for source in map(Source.parse, args.heldout):
+        for part in [dataclasses.replace(source, path=str(file)) for file in source.files] or [source]:
+            asked[part.path] = first_prompts(part, tokenizer, args.prompts, args.max_prompt)
+    if not any(asked.values()):
+        raise ValueError(f"{', '.join(asked)}: no prompt of at most --max-prompt {args.max_prompt} tokens")
     tree = dataclasses.replace(parse_tree(args.tree), sampled_ranking=args.sampled_ranking)
-    drafter = eagle_jax.load_drafter(args.head, target, tree=tree)
-
-    def decode(
-        head: eagle_jax.DraftHead | None, prompts: list[list[int]], temperature: float
-    ) -> eagle_jax.GenerateOutput:
-        key = jax.random.key(args.seed)
-        return eagle_jax.generate(
-            target, head, prompts, max_new_tokens=args.max_new_tokens, temperature=temperature, key=key
-        )
-
-    results: list[dict[str, object]] = []
-    for source, name in enumerate(SOURCES):
-        usable = (corpus.source == source) & (corpus.prompts > 0) & (corpus.prompts <= args.max_prompt)
-        chosen = np.flatnonzero(usable)[: args.prompts].tolist()
-        if not chosen:
+    target = eagle_jax.load_target(path, args.dtype)
+    head = eagle_jax.load_drafter(bundled("eagle2") if args.head == DEMO else args.head, target, tree=tree)
+    results: list[dict[str, Any]] = []
+    for name, prompts in asked.items():
+        if not prompts:
+            logging.info("%s: no prompt of at most --max-prompt %d tokens, left out", name, args.max_prompt)
             continue
-        prompts = [corpus.document(i)[: corpus.prompts[i]].tolist() for i in chosen]
         for temperature in args.temperatures:
-            out = decode(drafter, prompts, temperature)
-            record: dict[str, object] = {"prompts": name, "temperature": temperature, "tau": round(out.tau, 3)}
-            if temperature > 0:
-                record["mass"] = mass(target, prompts, out.tokens, temperature)
-            record |= {"replies": len(prompts), "tokens": sum(map(len, out.tokens)), "cycles": int(out.cycles.sum())}
-            if args.compare:
-                same = sum(a == b for a, b in zip(out.tokens, decode(None, prompts, temperature).tokens, strict=True))
-                record["identical"] = f"{same}/{len(prompts)}"
-            results.append(record)
-            logging.info("%s", json.dumps(record))
-    if not results:
-        raise ValueError(f"{args.heldout} has no prompt of at most --max-prompt {args.max_prompt} tokens")
-    report = {"head": str(args.head), "tree": args.tree, "sampled_ranking": args.sampled_ranking, "results": results}
+            results.append({"prompts": Path(name).stem, **measure(args, target, head, prompts, temperature)})
+            logging.info("%s", json.dumps(results[-1]))
+    report = {"head": args.head, "tree": args.tree, "sampled_ranking": args.sampled_ranking, "results": results}
     print(json.dumps(report))
+
+
+def first_prompts(source: Source, tokenizer: Any, count: int, longest: int) -> list[list[int]]:
+    """The first `count` conversations of a source up to their first reply, those of over `longest` tokens left out."""
+    found: list[list[int]] = []
+    for row in source.rows():
+        if len(found) == count:
+            break
+        try:
+            prompt = Dialogue.begin(parse_row(row)).prompt(tokenizer)
+        except SkippedRow:  # as plain texts are, which have no reply to begin
+            continue
+        if len(prompt) <= longest:
+            found.append(prompt)
+    return found
+
+
+def measure(
+    args: Args, target: eagle_jax.Target, head: eagle_jax.DraftHead, prompts: list[list[int]], temperature: float
+) -> dict[str, Any]:
+    """Everything that is measured of one source at one temperature."""
+    options: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "temperature": temperature}
+    options["key"] = jax.random.key(args.seed)
+    found = measure_tau(target, head, prompts, **options)
+    chains = measure_n_alpha(target, head, prompts, **options)
+    record: dict[str, Any] = {"temperature": temperature, "tau": round(found.tau, 3)}
+    record["n_alpha"] = [None if rate is None else round(rate, 3) for rate in chains.alpha]
+    if temperature > 0:
+        record["mass"] = mass(target, prompts, found.replies, temperature)
+    record |= {"replies": len(prompts), "tokens": sum(map(len, found.replies)), "cycles": found.cycles}
+    if args.compare:
+        plain = measure_tau(target, None, prompts, **options).replies
+        same = sum(a == b for a, b in zip(found.replies, plain, strict=True))
+        record["identical"] = f"{same}/{len(prompts)}"
+    return record
 
 
 def mass(
@@ -116,10 +151,15 @@ def mass(
 
 @functools.partial(jax.jit, static_argnums=(0, 4))
 def _mass(config: DecoderConfig, params: Params, tokens: jax.Array, temperature: float, best: int) -> jax.Array:
-    law = observe(config, params, tokens, jnp.ones(tokens.shape, bool), (), None).law
-    # The law at temperature 1 is known: its powers, normalised, are those at other temperatures.
-    law = jax.nn.softmax(jnp.log(law) / temperature)
-    return jnp.cumsum(jax.lax.top_k(law, best)[0], axis=-1)
+    one = jnp.ones((1, tokens.shape[1]), jnp.int32)
+
+    def row(tokens: jax.Array) -> jax.Array:  # one at a time: the law over all of the vocabulary is large
+        texts = Texts(tokens[None], one > 0, one, jnp.arange(tokens.shape[0])[None])
+        hidden = observe(config, params, texts, ()).hidden[0]
+        law = jax.nn.softmax(target_fn(config).logits(params, hidden) / temperature)
+        return jnp.cumsum(jax.lax.top_k(law, best)[0], axis=-1)
+
+    return jax.lax.map(row, tokens)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,50 @@
 """Lets the target write the replies that a draft head is trained on, as the papers do.
 
-    python -m train.regenerate --target runs/target/checkpoint --corpus runs/data/train.npz --out runs/regenerated.npz
+    python -m train.regenerate --target Qwen/Qwen3-8B --data chat.jsonl org/name#train --out runs/replies
+    python -m train.regenerate --target demo --head demo --data "runs/data/*.jsonl" --out runs/replies
 
-Prompts are drawn from the chat turns of the corpus; the temperatures take turns, batch by batch. With `--head`, an
-earlier head speeds the writing up; the replies are the same.
+Every row is a conversation, of which the target writes all the assistant's turns, its own earlier ones before it. With
+`--head` a head drafts; the replies are the same. `OUT/*.jsonl` is then a source for `train.head --data`, with the very
+tokens of the target. A run that was stopped in whatever way goes on where it was when the command is given again.
+Several processes (a TPU pod, say) share the shards; `--out` is then best on a disk that all of them see. The last line
+printed is one JSON object.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import hashlib
 import json
 import logging
+import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 import eagle_jax
-from eagle_jax.data.corpus import Corpus
+from eagle_jax import distributed
+from eagle_jax.assets import DEMO, bundled
+from eagle_jax.checkpoints import config_directory, read_target_config
+from eagle_jax.config import ConfigError, DecoderConfig
+from eagle_jax.converse import Row, Writer, report_of
+from eagle_jax.data.conversations import SkippedRow, parse_row
+from eagle_jax.data.replies import Dialogue
+from eagle_jax.data.shards import Shard, add_reports, remember
+from eagle_jax.data.sources import Source, corpus_key
+from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.programs import at_least_one, parse_tree, run
+from eagle_jax.sharding import make_mesh
+
+LONGEST_WAIT = 7 * 24 * 3600
+"""Seconds that a process waits for the others to finish their shards."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,79 +52,239 @@ class Args:
     """Arguments of the program.
 
     Attributes:
-      target: checkpoint of the target.
-      corpus: .npz of `train.data`.
-      out: .npz to write.
-      head: a head that drafts (None: plain decoding).
+      target: path or hub id of the model, or "demo".
+      data: sources `path[#split]` of conversations.
+      out: directory of the shards.
+      tokenizer: path or hub id, if it is not beside the target.
+      head: path of a head that drafts, or "demo"; None decodes plainly.
       tree: depth,top_k,num_nodes of its drafts.
-      documents: prompts to answer.
-      batch: prompts at once.
+      limit: source rows to answer, drawn by the seed (a smaller number draws some of a larger one's); None is all.
+      batch: conversations at once, per process.
       max_new_tokens: longest reply.
-      max_prompt: longer prompts are left out.
-      temperatures: take turns.
-      minutes: wall-clock budget, after which what is there is written.
-      seed: of the choice and of sampling.
+      max_prompt: longest prompt; conversations end before a longer one.
+      keep_cut: keep replies that --max-new-tokens cut off.
+      temperatures: rows take turns.
+      top_k: of the sampled law; 0 is off.
+      top_p: of the sampled law.
+      seed: of the sampling, and of what --limit draws.
+      dtype: of weights and activations; bfloat16 is the fast one on accelerators.
+      tensor: devices that the target is split over; the others of a process split the batch.
+      shard_rows: source rows per shard.
     """
 
-    target: Path
-    corpus: Path
+    target: str
+    data: tuple[str, ...]
     out: Path
-    head: Path | None = None
+    tokenizer: str | None = None
+    head: str | None = None
     tree: str = "3,2,5"
-    documents: int = 4096
+    limit: int | None = None
     batch: int = 64
-    max_new_tokens: int = 160
-    max_prompt: int = 128
+    max_new_tokens: int = 1024
+    max_prompt: int = 1024
+    keep_cut: bool = True
     temperatures: tuple[float, ...] = (0.0, 1.0)
-    minutes: float = 30.0
+    top_k: int = 0
+    top_p: float = 1.0
     seed: int = 0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    tensor: int = 1
+    shard_rows: int = 1024
+
+
+Numbered = tuple[int, str, dict[str, Any]]
+"""A source row: its number among all rows of all sources, where it is from, and its content."""
+
+SETTLED = ("target", "tokenizer", "data", "limit", "max_new_tokens", "max_prompt", "keep_cut", "temperatures", "top_k",
+           "top_p", "seed", "dtype", "shard_rows")  # fmt: skip
+"""Arguments that decide what is written; the others may change when a run goes on."""
 
 
 def main(args: Args) -> None:
-    """Generates batch after batch and writes one corpus."""
-    at_least_one(args, "documents", "batch", "max_new_tokens", "max_prompt")
-    corpus = Corpus.load(args.corpus)
-    target = eagle_jax.load_target(args.target)
-    drafter = None
-    if args.head is not None:
-        drafter = eagle_jax.load_drafter(args.head, target, tree=parse_tree(args.tree))
-    rng = np.random.default_rng(args.seed)
-    usable = np.flatnonzero((corpus.prompts > 0) & (corpus.prompts <= args.max_prompt))
-    chosen = rng.permutation(usable)[: args.documents]
-    # Not sorted by length: nearly every batch then falls into the same bucket, and one compilation serves them all.
-    if len(chosen) < args.batch:
+    """Writes all shards of this process and prints what was written."""
+    at_least_one(args, "limit", "batch", "max_new_tokens", "max_prompt", "tensor", "shard_rows")
+    if not args.temperatures or min(args.temperatures) < 0:
+        raise ValueError(f"--temperatures {args.temperatures} must be at least one number, none below 0")
+    if not args.data:
+        raise ValueError("--data needs at least one source")
+    distributed.initialise()
+    sources = [Source.parse(text) for text in args.data]
+    path = bundled("target") if args.target == DEMO else args.target
+    config = read_target_config(config_directory(path))
+    if args.max_prompt + args.max_new_tokens > config.max_position:
         raise ValueError(
-            f"{args.corpus} has {len(usable)} prompts of at most {args.max_prompt} tokens and --documents takes "
-            f"{len(chosen)} of them, too few for one --batch {args.batch}: lower --batch"
+            f"--max-prompt {args.max_prompt} plus --max-new-tokens {args.max_new_tokens} exceeds the target's "
+            f"{config.max_position} tokens of context: lower one of them"
         )
-    batches = [chosen[i : i + args.batch] for i in range(0, len(chosen) - args.batch + 1, args.batch)]
-    rows: list[list[int]] = []
-    prompts: list[int] = []
-    source: list[int] = []
-    written, start = 0, time.time()
-    for count, batch in enumerate(batches, 1):
-        texts = [corpus.document(i)[: corpus.prompts[i]].tolist() for i in batch.tolist()]
-        out = eagle_jax.generate(
-            target,
-            drafter,
-            texts,
-            max_new_tokens=args.max_new_tokens,
-            temperature=args.temperatures[count % len(args.temperatures)],
-            key=jax.random.key(args.seed + count),
-        )
-        for document, text, reply in zip(batch.tolist(), texts, out.tokens, strict=True):
-            rows.append(text + reply)
-            prompts.append(len(text))
-            source.append(int(corpus.source[document]))
-            written += len(reply)
-        minutes = (time.time() - start) / 60
-        if count % 8 == 0 or count == len(batches):
-            record = {"batches": count, "of": len(batches), "reply_tokens": written, "minutes": round(minutes, 2)}
-            logging.info("%s", json.dumps(record))
-        if minutes > args.minutes:
-            logging.info("stopped by --minutes after %d of %d batches", count, len(batches))
-            break
-    Corpus.from_rows(rows, prompts, source).save(args.out)
+    tokenizer = load_tokenizer(args.tokenizer or args.target, config)
+    chosen = choose(survey(sources, tokenizer), args.limit, args.seed)
+    writer = load(args, config, tokenizer, len(chosen))
+    settings = {name: getattr(args, name) for name in SETTLED}
+    contents = {"rows_and_tokenizer": corpus_key(sources, tokenizer), "weights": fingerprint(writer.target)}
+    remember(args.out, {**settings, **contents})
+
+    process, processes = jax.process_index(), jax.process_count()
+    numbers = range(process, -(-len(chosen) // args.shard_rows), processes)
+    shards = {number: Shard(args.out, number) for number in numbers}
+    left = {number: shard for number, shard in shards.items() if not shard.whole}
+    size = sum(len(chosen[number * args.shard_rows :][: args.shard_rows]) for number in left)
+    progress = Progress(size, sum(len(shard.done) for shard in left.values()))
+    with logging_redirect_tqdm():
+        for number, rows in read_shards(sources, chosen, args.shard_rows, left):
+            write_shard(writer, args.temperatures, left[number], rows, progress)
+    progress.close()
+    report = add_reports(*(shard.report() for shard in shards.values()), {"shards": len(shards)})
+    if processes > 1:
+        # Not a collective: those give up after seconds, and one process may finish hours before another.
+        ocp.multihost.sync_global_processes("regenerate", timeout=LONGEST_WAIT, processes=set(range(processes)))
+    report = add_reports(*distributed.everyones(report))
+    speed = sum(distributed.everyones(progress.speed))
+    if not report["texts"]:
+        reasons = "; ".join(f"{count} x {reason}" for reason, count in report["skipped"].items())
+        raise ValueError(f"no reply was written: {reasons}")
+    if process == 0:
+        tau = (report["reply_tokens"] - report["replies"]) / max(report.pop("cycles"), 1)
+        extra = {"tau": round(tau, 3)} if writer.head is not None else {}
+        print(json.dumps({**report, "tokens_per_second": round(speed, 1), **extra, "out": str(args.out)}))
+
+
+def survey(sources: Sequence[Source], tokenizer: Any) -> int:
+    """Counts the rows, and refuses sources that have none, or among them none with a reply to be written.
+
+    Raises:
+      ValueError: naming the source, or the reasons.
+    """
+    total, usable, reasons = 0, False, collections.Counter[str]()
+    for source in sources:
+        if source.weight is not None:
+            logging.info("%s: weights (@) are for training; every row is answered once", source.path)
+        before = total
+        for row in source.rows():
+            total += 1
+            if not usable:
+                try:
+                    Dialogue.begin(parse_row(row)).prompt(tokenizer)
+                    usable = True
+                except SkippedRow as error:
+                    reasons[str(error)] += 1
+        if total == before:
+            raise ValueError(f"{source.path} is empty")
+    if not usable:
+        found = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common())
+        raise ValueError(f"no row has a reply to be written: {found}")
+    return total
+
+
+def choose(total: int, limit: int | None, seed: int) -> np.ndarray:
+    """Row numbers in order: all, or `limit` of them drawn at random."""
+    rows = np.arange(total)
+    return rows if limit is None else np.sort(np.random.default_rng(seed).permutation(rows)[:limit])
+
+
+def load(args: Args, config: DecoderConfig, tokenizer: Any, rows: int) -> Writer:
+    """Loads target and head over this process's own devices."""
+    devices = jax.local_devices()
+    if len(devices) % args.tensor:
+        raise ConfigError(f"--tensor {args.tensor} must divide the {len(devices)} devices of a process")
+    data = len(devices) // args.tensor
+    mesh = make_mesh(data, args.tensor, devices=devices) if len(devices) > 1 else None
+    tree = parse_tree(args.tree)
+    target = eagle_jax.load_target(bundled("target") if args.target == DEMO else args.target, args.dtype, mesh=mesh)
+    head = None
+    if args.head is not None:
+        head = eagle_jax.load_drafter(bundled("eagle2") if args.head == DEMO else args.head, target, tree)
+    stops = config.eos_ids or tuple(i for i in [tokenizer.eos_token_id] if i is not None)
+    lanes = -(-min(args.batch, args.shard_rows, rows) // data) * data
+    return Writer(target, head, tokenizer, stops, lanes, args.seed, args.max_new_tokens, args.max_prompt,
+                  args.keep_cut, args.top_k, args.top_p)  # fmt: skip
+
+
+def fingerprint(target: eagle_jax.Target) -> str:
+    """What tells one training of a target from another, at little cost: its vectors, which every update changes."""
+    vectors = [np.asarray(leaf) for leaf in jax.tree.leaves(target.params) if leaf.ndim == 1]
+    return hashlib.sha256(b"".join(vector.tobytes() for vector in vectors)).hexdigest()[:16]
+
+
+def read_shards(
+    sources: Sequence[Source], chosen: np.ndarray, size: int, wanted: Any
+) -> Iterator[tuple[int, list[Numbered]]]:
+    """The wanted shards, one after the other: number, and index, source and content of its rows."""
+    if not wanted:
+        return
+    numbered = enumerate((source.path, row) for source in sources for row in source.rows())
+    place, rows = 0, []
+    for index, (path, row) in numbered:
+        if index != chosen[place]:
+            continue
+        number, place = place // size, place + 1
+        if number in wanted:
+            rows.append((index, path, row))
+        if place % size == 0 or place == len(chosen):
+            if rows:
+                yield number, rows
+            rows = []
+        if place == len(chosen):
+            return
+
+
+def write_shard(
+    writer: Writer, temperatures: Sequence[float], shard: Shard, given: Sequence[Numbered], progress: Progress
+) -> None:
+    """Writes what is missing of a shard. A batch that is begun again is the same batch, for the sake of rounding."""
+    rows: list[Row] = []
+    refused: dict[int, str] = {}
+    for index, source, row in given:
+        try:
+            rows.append(Row(index, source, Dialogue.begin(parse_row(row)), temperatures[index % len(temperatures)]))
+        except SkippedRow as error:
+            refused[index] = str(error)
+    if set(refused) - shard.done:
+        shard.append(list(refused), [], report_of(len(refused), skipped=dict(collections.Counter(refused.values()))))
+        progress.add(len(refused), 0)
+    for batch in writer.batches(rows):
+        if {row.number for row in batch} <= shard.done:
+            continue
+        found = [(row, *answer) for row, answer in zip(batch, writer.converse(batch), strict=True)]
+        new = [entry for entry in found if entry[0].number not in shard.done]  # all, unless --batch has changed
+        texts = [
+            {"row": row.number, "source": row.source, **dataclasses.asdict(text), "temperature": row.temperature}
+            for row, dialogue, _ in new
+            for text in dialogue.texts
+        ]
+        report = add_reports(*(report for _, _, report in new))
+        shard.append([row.number for row, _, _ in new], texts, report)
+        progress.add(len(new), report["reply_tokens"])
+    shard.finish()
+
+
+class Progress:
+    """Rows, tokens per second and time left: a bar on a terminal, elsewhere a line now and then."""
+
+    def __init__(self, rows: int, done: int, every: float = 30.0) -> None:
+        self.rows, self.done, self.tokens, self.every = rows, done, 0, every
+        self._first, self._start, self._last = done, time.time(), time.time()
+        self._bar = tqdm(total=rows, initial=done, unit=" rows", disable=not sys.stderr.isatty())
+        if done:
+            logging.info("%d of %d rows were there", done, rows)
+
+    @property
+    def speed(self) -> float:
+        """Reply tokens per second of this call."""
+        return self.tokens / max(time.time() - self._start, 1e-9)
+
+    def add(self, rows: int, tokens: int) -> None:
+        """Counts a batch."""
+        self.done, self.tokens = self.done + rows, self.tokens + tokens
+        self._bar.update(rows)
+        self._bar.set_postfix_str(f"{self.speed:.0f} tokens/s")
+        if self._bar.disable and time.time() - self._last > self.every:
+            self._last = time.time()
+            left = (self.rows - self.done) * (self._last - self._start) / max(self.done - self._first, 1)
+            logging.info("%d of %d rows, %.0f tokens/s, %.0f min left", self.done, self.rows, self.speed, left / 60)
+
+    def close(self) -> None:
+        """Ends the bar."""
+        self._bar.close()
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
 import logging
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import flax.serialization
 import jax
@@ -27,9 +27,12 @@ import numpy as np
 
 from eagle_jax.checkpoints import save_target_checkpoint
 from eagle_jax.config import DecoderConfig
+from eagle_jax.data.corpus import Corpus
+from eagle_jax.data.loading import Batches
+from eagle_jax.data.sources import Source, build_corpus
+from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.programs import at_least_one, run
 from eagle_jax.training import pretrain
-from eagle_jax.data.corpus import Corpus
 from eagle_jax.training.initialise import fresh_target
 
 
@@ -96,9 +99,46 @@ def write(path: Path, content: bytes) -> None:
     path.with_suffix(".tmp").replace(path)
 
 
-def take(rows: Iterator[tuple[np.ndarray, np.ndarray]], count: int) -> np.ndarray:
-    """Tokens of the next `count` rows: the target learns everything, supervised or not."""
-    return np.stack([tokens for tokens, _ in itertools.islice(rows, count)])
+def read(data: Path, tokenizer: Any) -> Corpus:
+    """The documents of `SHARES` in a folder, tokenised once and kept in `cache/` there."""
+    sources = [Source(str(data / f"{name}.jsonl")) for name in SHARES]
+    return build_corpus(sources, tokenizer, data / "cache")[0]
+
+
+class Rows:
+    """Documents end to end, each source at its share of the tokens, cut into rows that are full to the last token."""
+
+    def __init__(self, corpus: Corpus, shares: Sequence[float], length: int, seed: int) -> None:
+        lengths, self.length = corpus.lengths, length
+        # Batches mix by documents; a share of tokens is that many documents the fewer, the longer they are.
+        weights = {
+            name: share / float(lengths[corpus.of(name)].mean())
+            for name, share in zip(corpus.names, shares, strict=True)
+        }
+        self._batches = Batches(corpus, weights, length=int(lengths.max()), rows=1, seed=seed)
+        self._rest = np.zeros(0, np.int32)
+
+    def take(self, count: int) -> np.ndarray:
+        """The next [count, length] tokens: the target learns everything, supervised or not."""
+        parts: list[np.ndarray] = [self._rest]
+        size = len(self._rest)
+        while size < count * self.length:
+            texts = next(self._batches)
+            parts.append(np.asarray(texts.tokens)[np.asarray(texts.segments) > 0])
+            size += len(parts[-1])
+        tokens = np.concatenate(parts)
+        self._rest = tokens[count * self.length :]
+        return tokens[: count * self.length].reshape(count, self.length)
+
+    def get_state(self) -> str:
+        """Where the next row begins, as JSON."""
+        return json.dumps({"batches": self._batches.get_state(), "rest": self._rest.tolist()})
+
+    def set_state(self, state: str) -> None:
+        """Goes to where `get_state` was called."""
+        found = json.loads(state)
+        self._batches.set_state(found["batches"])
+        self._rest = np.asarray(found["rest"], np.int32)
 
 
 def main(args: Args) -> None:
@@ -110,14 +150,17 @@ def main(args: Args) -> None:
         raise ValueError(f"no tokenizer in {args.data}: run `python -m train.data --out {args.data}` first")
     if args.resume and not (args.out / "state.msgpack").is_file():
         raise ValueError(f"nothing to resume in {args.out}: leave --resume out")
-    tokenizer = json.loads((args.data / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))
-    vocabulary = len(tokenizer["model"]["vocab"])
-    special = {entry["content"]: entry["id"] for entry in tokenizer["added_tokens"]}
+    vocabulary = json.loads((args.data / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))
+    special = {entry["content"]: entry["id"] for entry in vocabulary["added_tokens"]}
     config = DecoderConfig(
-        vocab_size=vocabulary, hidden_size=args.hidden, intermediate_size=args.intermediate, num_layers=args.layers,
-        num_heads=args.heads, num_kv_heads=args.kv_heads, head_dim=args.head_dim, max_position=args.max_position,
-        eos_ids=(special["<|end|>"],), bos_id=special["<|bos|>"],
+        vocab_size=len(vocabulary["model"]["vocab"]), hidden_size=args.hidden, intermediate_size=args.intermediate,
+        num_layers=args.layers, num_heads=args.heads, num_kv_heads=args.kv_heads, head_dim=args.head_dim,
+        max_position=args.max_position, eos_ids=(special["<|end|>"],), bos_id=special["<|bos|>"],
     )  # fmt: skip
+    tokenizer = load_tokenizer(args.data / "tokenizer", config)
+    shares = list(SHARES.values())
+    rows = Rows(read(args.data, tokenizer), shares, args.length + 1, args.seed)
+    held = Rows(read(args.data / "heldout", tokenizer), shares, args.length + 1, args.seed).take(args.held_rows)
     tx = pretrain.optimiser()
     params = fresh_target(config, jax.random.key(args.seed))
     state = pretrain.TrainState(params, jax.jit(tx.init)(params), jnp.int32(0))
@@ -127,20 +170,19 @@ def main(args: Args) -> None:
         saved = flax.serialization.msgpack_restore((args.out / "state.msgpack").read_bytes())
         state = jax.tree.map(jnp.asarray, flax.serialization.from_state_dict(state, saved["state"]))
         consumed = int(saved["rows"])
+        rows.set_state(saved["position"])
 
     step = first = int(state.step)
     per_step = args.micro_batches * args.micro_rows
-    rows = Corpus.load(args.data / "train.npz").packed(SHARES, args.length + 1, args.seed)
-    rows = itertools.islice(rows, consumed, None)
-    held = Corpus.load(args.data / "heldout.npz").packed(SHARES, args.length + 1, args.seed, pool=args.held_rows)
-    held_rows = jnp.asarray(take(held, args.held_rows)).reshape(-1, 4, args.length + 1)
+    held_rows = jnp.asarray(held).reshape(-1, 4, args.length + 1)
     loss_fn = jax.jit(functools.partial(pretrain.next_token_loss, config))
     update = jax.jit(functools.partial(pretrain.train_step, config, tx), donate_argnums=0)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     logging.info("%.2fM parameters, %d tokens per step, from step %d", size / 1e6, per_step * args.length, step)
 
     def save() -> float:
-        everything = {"state": flax.serialization.to_state_dict(state), "rows": consumed}
+        everything = {"state": flax.serialization.to_state_dict(state), "rows": consumed,
+                      "position": rows.get_state()}  # fmt: skip
         write(args.out / "state.msgpack", flax.serialization.msgpack_serialize(everything))
         shutil.copytree(args.data / "tokenizer", args.out / "checkpoint", dirs_exist_ok=True)
         save_target_checkpoint(config, state.params, args.out / "checkpoint", "bfloat16")
@@ -165,7 +207,7 @@ def main(args: Args) -> None:
             decay_steps = max(1, round(left))
             logging.info("decay begins at step %d and takes %d steps", step, decay_steps)
         rate = pretrain.warmup_stable_decay(step, args.rate, args.warmup, decay_from, decay_steps)
-        batch = take(rows, per_step).reshape(args.micro_batches, args.micro_rows, -1)
+        batch = rows.take(per_step).reshape(args.micro_batches, args.micro_rows, -1)
         state, loss = update(state, jnp.asarray(batch), jnp.float32(rate))
         losses = [*losses[-99:], float(loss)]
         step, consumed = step + 1, consumed + per_step

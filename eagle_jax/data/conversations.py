@@ -28,7 +28,7 @@ NO_THOUGHT = "<think>\n\n</think>\n\n"
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
-class SkippedRow(ValueError):
+class SkippedRow(ValueError):  # noqa: N818 (no error: datasets have such rows)
     """A row that no training text can be made of; the message is the reason, the same for rows of the same kind."""
 
 
@@ -93,6 +93,8 @@ def _message(entry: Any) -> Message:
         content = "".join(str(part["text"]) for part in content)
     if not isinstance(content, str):
         raise SkippedRow("a message without text")
+    if any("\ud800" <= letter <= "\udfff" for letter in content):  # half a character, as cut JSON has it
+        raise SkippedRow("a message that is no Unicode text")
     return {"role": role, "content": content}
 
 
@@ -122,6 +124,27 @@ def encode(tokenizer: Any, row: list[Message] | str) -> Encoded:
         # A token that begins before the span belongs to who spoke before.
         supervised |= (offsets[:, 0] >= start) & (offsets[:, 0] < end) & (offsets[:, 1] > offsets[:, 0])
     return _checked(Encoded(np.asarray(out["input_ids"], np.int32), supervised))
+
+
+def prompt_ids(tokenizer: Any, messages: list[Message]) -> list[int]:
+    """Token ids of a conversation up to where the assistant goes on.
+
+    Raises:
+      SkippedRow: the template refuses the order of the turns, or drops one.
+      ValueError: there is no template.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise ValueError("the tokenizer has no chat template, without which nobody can be asked for a reply")
+    marks = [f"TURN{index:05d}MARK" for index in range(len(messages))]
+    marked = [message | {"content": mark} for message, mark in zip(messages, marks, strict=True)]
+    shown = _render(tokenizer, marked, tokenize=False, add_generation_prompt=True)
+    if any(mark not in shown for mark in marks):
+        raise SkippedRow("the chat template drops a turn")
+    text = _render(tokenizer, messages, tokenize=False, add_generation_prompt=True)
+    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    if not ids:
+        raise SkippedRow("nothing is asked")
+    return ids
 
 
 def assistant_spans(tokenizer: Any, messages: list[Message], text: str) -> list[tuple[int, int]]:

@@ -21,8 +21,8 @@ class Corpus:
     """Documents end to end, each with what is to be learnt of it.
 
     Attributes:
-      tokens: [sum of lengths] int32. supervised: [sum of lengths] bool, whether an assistant wrote the token; of a plain
-        text, every token but the first.
+      tokens: [sum of lengths] int32. supervised: [sum of lengths] bool, whether an assistant wrote the token; of a
+        plain text, every token but the first.
       starts: [documents + 1] int64, where each begins, and the end of the last.
       source: [documents] int32 index into `names`, the sources that they come from.
     """
