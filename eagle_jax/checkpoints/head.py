@@ -108,12 +108,14 @@ def load_head_checkpoint(
 
 
 def _is_copy(reader: TensorReader, names: dict[str, str], embedding: jax.Array | None, dtype: str) -> bool:
-    """Whether the file's embedding equals the target's, in the dtype that both will have."""
+    """Whether the file's embedding equals the target's, in the dtype that both will have or that of the file."""
     name = names.get(_EMBEDDING)
     if embedding is None or name is None or reader.infos[name].shape != embedding.shape:
         return False
-    wanted = check_dtype(dtype)
-    return np.array_equal(cast(reader.read(name), wanted, name), np.asarray(embedding).astype(wanted))
+    wanted, stored = check_dtype(dtype), reader.read(name)
+    # A copy that was rounded when it was saved is still one.
+    ours = np.asarray(embedding).astype(wanted).astype(stored.dtype)
+    return np.array_equal(cast(stored, wanted, name).astype(stored.dtype), ours)
 
 
 def _read_d2t(

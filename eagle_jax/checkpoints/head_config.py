@@ -12,7 +12,8 @@ from eagle_jax.checkpoints.mapping import TensorProblems
 from eagle_jax.checkpoints.tensors import TensorInfo
 from eagle_jax.config import DecoderConfig, HeadConfig
 
-_SWITCHES = ("fc_norm", "norm_before_fc", "norm_output", "norm_before_residual")
+SWITCHES = ("fc_norm", "norm_before_fc", "norm_output", "norm_before_residual")
+"""Fields of `HeadConfig` in which EAGLE-3 heads differ, and their keys in every layout."""
 
 
 def canonical_name(name: str) -> str:
@@ -32,7 +33,7 @@ def flat_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
       CheckpointError: a speculator that is no EAGLE-3 head.
     """
     nested = values.get("eagle_config") or {}
-    switches = {name: nested[name] for name in _SWITCHES if name in nested}
+    switches = {name: nested[name] for name in SWITCHES if name in nested}
     algorithm = values.get("speculators_model_type")
     if algorithm is None:
         return {**switches, **values}
@@ -201,10 +202,10 @@ def _taps(
 
 
 def head_config_values(config: HeadConfig, dtype: str) -> dict[str, Any]:
-    """config.json of a head; switches are written where they differ from the official head's."""
+    """config.json of a head in the official layout; switches are written where they differ from the official head's."""
     layer = config.layer
     values: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLMEagle3" if config.kind == "eagle3" else "LlamaForCausalLM"],
+        "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         **common_keys(layer, dtype),
         "num_hidden_layers": 1,
@@ -220,7 +221,7 @@ def head_config_values(config: HeadConfig, dtype: str) -> dict[str, Any]:
     values["draft_vocab_size"] = config.draft_vocab_size
     if config.target_hidden_size != layer.hidden_size:
         values["target_hidden_size"] = config.target_hidden_size
-    values |= {name: True for name in _SWITCHES if getattr(config, name)}
+    values |= {name: True for name in SWITCHES if getattr(config, name)}
     # In both numberings, each for its readers; see `_taps`.
     values["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in config.taps]}
     values["eagle_aux_hidden_state_layer_ids"] = list(config.taps)

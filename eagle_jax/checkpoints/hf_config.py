@@ -37,11 +37,14 @@ def architecture_of(values: Mapping[str, Any], where: str) -> str:
       CheckpointError: it names none that is supported.
     """
     named = values.get("architectures") or [ARCHITECTURES.get(str(values.get("model_type")), values.get("model_type"))]
+    # Official EAGLE-3 heads name the architecture of a model.
+    if any("eagle" in str(name).lower() for name in named) or {"speculators_model_type", "draft_vocab_size"} & {
+        *values
+    }:
+        raise CheckpointError(f"{where}: this is a draft head, not a model: give it to load_drafter with its target")
     for name in named:
         if name in _FAMILY_DEFAULTS:
             return name
-    if any("eagle" in str(name).lower() for name in named) or "speculators_model_type" in values:
-        raise CheckpointError(f"{where}: this is a draft head, not a model: give it to load_drafter with its target")
     raise CheckpointError(
         f"{where}: unknown architecture {', '.join(str(name) for name in named)}; "
         f"known ones: {', '.join(sorted(_FAMILY_DEFAULTS))}"

@@ -46,6 +46,24 @@ def checkpoint_directory(
     return directory if any(directory.glob("*.safetensors")) else fetch(CONFIGS + TORCH_BINS)
 
 
+def config_directory(
+    path_or_id: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Path:
+    """The local directory of a checkpoint's configuration, downloaded first, without weights, where it is a hub id.
+
+    Raises:
+      CheckpointError: as `checkpoint_directory`.
+    """
+    local = _existing_directory(path_or_id)
+    if local is not None:
+        return local
+    return _download(str(path_or_id), CONFIGS, revision=revision, token=token, cache_dir=cache_dir)
+
+
 def tokenizer_directory(
     path_or_id: str | os.PathLike[str],
     *,

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
 import safetensors.numpy
 
 from eagle_jax.checkpoints.errors import CheckpointError
@@ -28,6 +25,7 @@ from eagle_jax.checkpoints.mapping import (
     flatten,
     transposed,
 )
+from eagle_jax.checkpoints.staging import replacing, write_json
 from eagle_jax.config import DecoderConfig, HeadConfig
 from eagle_jax.types import Params
 
@@ -60,9 +58,9 @@ def save_target_checkpoint(
     flat = flatten(params)
     _check(flat, expected_shapes(config), "the target's parameters:")
     generation = {"bos_token_id": values["bos_token_id"], "eos_token_id": values["eos_token_id"]}
-    with _replacing(Path(directory)) as staging:
-        _write_json(staging / "config.json", values)
-        _write_json(staging / "generation_config.json", {k: v for k, v in generation.items() if v is not None})
+    with replacing(Path(directory)) as staging:
+        write_json(staging / "config.json", values)
+        write_json(staging / "generation_config.json", {k: v for k, v in generation.items() if v is not None})
         _write_weights(staging, flat, DECODER, wanted, max_shard_bytes=max_shard_bytes)
 
 
@@ -87,6 +85,31 @@ def save_head_checkpoint(
     Raises:
       CheckpointError: the parameters do not fit `config`, or the directory holds something else.
     """
+    prefix = "midlayer." if config.kind == "eagle3" else "layers.0."
+    write_head(config, params, directory, dtype, head_config_values(config, dtype), prefix=prefix, embedding=embedding)
+
+
+def write_head(
+    config: HeadConfig,
+    params: Params,
+    directory: str | os.PathLike[str],
+    dtype: str,
+    values: Mapping[str, Any],
+    *,
+    prefix: str,
+    embedding: Any | None = None,
+    full_tables: bool = False,
+) -> None:
+    """Writes a head's tensors under the names of a layout, beside the config.json that describes it.
+
+    Args:
+      values: the config.json. prefix: of the names of the one layer's tensors.
+      params, dtype, embedding: as in `save_head_checkpoint`.
+      full_tables: d2t and t2d are there even where draft ids are target ids.
+
+    Raises:
+      CheckpointError: as `save_head_checkpoint`.
+    """
     wanted = check_dtype(dtype)
     flat = flatten(params)
     _check(flat, expected_shapes(config), "the head's parameters:")
@@ -97,16 +120,15 @@ def save_head_checkpoint(
         if np.shape(embedding) != shape:
             raise CheckpointError(f"embedding is {list(np.shape(embedding))}, the head's would be {list(shape)}")
         flat["embed_tokens/embedding"] = embedding
-    extra = {} if d2t is None else _vocabulary_tensors(np.asarray(d2t), config.layer.vocab_size)
-    prefix = "midlayer." if config.kind == "eagle3" else "layers.0."
-    with _replacing(Path(directory)) as staging:
-        _write_json(staging / "config.json", head_config_values(config, dtype))
-        _write_weights(staging, flat, HEAD, wanted, prefix=prefix, extra=extra)
+    tables = {} if d2t is None else _vocabulary_tensors(np.asarray(d2t), config.layer.vocab_size, full_tables)
+    with replacing(Path(directory)) as staging:
+        write_json(staging / "config.json", values)
+        _write_weights(staging, flat, HEAD, wanted, prefix=prefix, extra=tables)
 
 
-def _vocabulary_tensors(d2t: np.ndarray, vocab: int) -> dict[str, np.ndarray]:
-    """`d2t` and `t2d` as stored; nothing where draft ids are target ids."""
-    if len(d2t) == vocab and not d2t.any():
+def _vocabulary_tensors(d2t: np.ndarray, vocab: int, full_tables: bool) -> dict[str, np.ndarray]:
+    """`d2t` and `t2d` as stored; nothing where draft ids are target ids, unless `full_tables`."""
+    if len(d2t) == vocab and not d2t.any() and not full_tables:
         return {}
     difference = d2t.astype(np.int64)
     ids = difference + np.arange(len(difference))
@@ -158,67 +180,16 @@ def _write_weights(
             written = name.replace("layers.0.", prefix) if table is HEAD else name
             tensors[written] = transposed(host) if table.name_of(path)[1] else np.ascontiguousarray(host)
         tensors.update(extra or {} if number == 1 else {})
-        safetensors.numpy.save_file(tensors, staging / file, metadata={"format": "pt"})
+        try:
+            safetensors.numpy.save_file(tensors, staging / file, metadata={"format": "pt"})
+        except safetensors.SafetensorError as error:  # what a full disk raises
+            reason = " ".join(str(error).split())
+            raise CheckpointError(
+                f"the weights could not be written in {staging.parent} ({reason}): make room and save again"
+            ) from error
         weight_map.update(dict.fromkeys(tensors, file))
     if len(shards) > 1:
         total = sum(int(np.prod(np.shape(leaf))) * dtype.itemsize for leaf in flat.values())
-        _write_json(
+        write_json(
             staging / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map}
         )
-
-
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-
-
-def _is_checkpoint_file(name: str) -> bool:
-    return name in ("config.json", "generation_config.json") or name.endswith(
-        (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
-    )
-
-
-@contextlib.contextmanager
-def _replacing(directory: Path) -> Iterator[Path]:
-    """A temporary sibling that takes the place of `directory` when the block ends well and vanishes when it does not.
-
-    Files of an existing directory that are no part of a checkpoint come along; weights of an older one do not.
-    """
-    directory = directory.expanduser().resolve()  # a link stays, what it points to is replaced
-    kept: list[Path] = []
-    if directory.exists():
-        inside = sorted(directory.iterdir()) if directory.is_dir() else []
-        if not directory.is_dir() or any(not path.is_file() for path in inside):
-            raise CheckpointError(
-                f"{directory} is no checkpoint directory (a file, or it has subdirectories); save elsewhere"
-            )
-        kept = [path for path in inside if not _is_checkpoint_file(path.name)]
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        yield staging
-        for path in kept:
-            shutil.copy2(path, staging / path.name)
-        mask = _umask()
-        staging.chmod(0o777 & ~mask)
-        for weights in staging.glob("*.safetensors"):
-            weights.chmod(0o666 & ~mask)
-        if directory.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-            os.replace(directory, old)
-            try:
-                os.replace(staging, directory)
-            except BaseException:
-                os.replace(old, directory)
-                raise
-            shutil.rmtree(old)
-        else:
-            os.replace(staging, directory)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def _umask() -> int:
-    # mkdtemp makes private directories and safetensors private files; a saved checkpoint is as readable as other files.
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

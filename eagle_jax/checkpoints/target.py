@@ -6,12 +6,16 @@ import dataclasses
 import os
 from pathlib import Path
 
+import numpy as np
+
+from eagle_jax.checkpoints.errors import CheckpointError
 from eagle_jax.checkpoints.hf_config import decoder_config, token_ids
 from eagle_jax.checkpoints.hub import checkpoint_directory
 from eagle_jax.checkpoints.mapping import (
     DECODER,
     Place,
     TensorProblems,
+    cast,
     check_dtype,
     expected_shapes,
     plan,
@@ -58,6 +62,19 @@ def load_target_checkpoint(
         chosen = plan(reader, DECODER, expected, problems, handled=handled)
         problems.raise_if_any(f"{directory}: the tensors do not fit the {config.architecture} of its config.json:")
         return config, read_planned(reader, chosen, dtype, place)
+
+
+def read_target_embedding(directory: Path, dtype: str = "float32") -> np.ndarray:
+    """The input embedding [V, H] alone, on the host.
+
+    Raises:
+      CheckpointError: there is none.
+    """
+    name = DECODER.name_of("embed_tokens/embedding")[0]
+    with TensorReader(directory) as reader:
+        if name not in reader.infos:
+            raise CheckpointError(f"{directory} has no tensor {name}: is it a language model?")
+        return np.array(cast(reader.read(name), check_dtype(dtype), name))
 
 
 def read_target_config(directory: Path, *, max_position: int | None = None) -> DecoderConfig:
