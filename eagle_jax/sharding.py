@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -92,6 +93,67 @@ def param_shardings(params: Params, mesh: Mesh) -> Any:
         return param_sharding(jax.tree_util.keystr(path, simple=True, separator="/"), leaf.shape, mesh)
 
     return jax.tree_util.tree_map_with_path(place, params)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _moved(x: Array, here: NamedSharding, home: NamedSharding) -> Array:
+    return jax.lax.with_sharding_constraint(x, here)
+
+
+def _moved_forward(x: Array, here: NamedSharding, home: NamedSharding) -> tuple[Array, None]:
+    return _moved(x, here, home), None
+
+
+def _moved_backward(here: NamedSharding, home: NamedSharding, saved: None, grad: Array) -> tuple[Array]:
+    # The transpose of the constraint itself would sum the whole gradient on every device and then cut it.
+    return (jax.lax.with_sharding_constraint(grad, home),)
+
+
+_moved.defvjp(_moved_forward, _moved_backward)
+
+
+def gathered(params: Params, mesh: Mesh | None, *, embedding: bool = False) -> Params:
+    """Inside jit: the matrices as products want them, whole over "fsdp"; their gradients are split over it again.
+
+    Without this the compiler may take the split of a matrix's rows for that of the states it is multiplied with, and
+    then every device computes with every row of the batch.
+
+    Args:
+      mesh: None changes nothing.
+      embedding: gather that, too: where it serves as lm_head. A look-up moves rows, which are fewer.
+
+    Raises:
+      ConfigError: as `param_sharding`.
+    """
+    if mesh is None or mesh.shape[FSDP] == 1:
+        return params
+
+    def gather(path: tuple, leaf: Array) -> Array:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        home = param_sharding(name, leaf.shape, mesh)
+        if FSDP not in home.spec or (name.endswith("embedding") and not embedding):
+            return leaf
+        here = NamedSharding(mesh, P(*(None if axis == FSDP else axis for axis in home.spec)))
+        return _moved(leaf, here, home)
+
+    return jax.tree_util.tree_map_with_path(gather, params)
+
+
+def embeds_by_rows(mesh: Mesh | None) -> Callable[..., Any]:
+    """Linen interceptor: what is looked up in an embedding lies with the rows of the batch, whatever its own split."""
+
+    def call(run: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
+        found = run(*args, **kwargs)
+        if mesh is None or not isinstance(context.module, nn.Embed) or context.method_name != "__call__":
+            return found
+        return by_rows(found, mesh)
+
+    return call
+
+
+def by_rows(x: Array, mesh: Mesh | None) -> Array:
+    """Inside jit: `x` [B, ...] with its rows over "data" and "fsdp", the other axes whole."""
+    return x if mesh is None else _split(x, mesh, ROWS, *[None] * (x.ndim - 1))
 
 
 def placer(mesh: Mesh) -> Callable[[str, np.ndarray], Array]:

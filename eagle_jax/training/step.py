@@ -8,10 +8,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from eagle_jax.config import DecoderConfig, HeadConfig
 from eagle_jax.models.decoder import target_fn
+from eagle_jax.sharding import by_rows, embeds_by_rows, gathered
 from eagle_jax.training.objective import Objective, Signals, StepMetrics, unrolled_loss
 from eagle_jax.training.pretrain import dense_gradients
 from eagle_jax.training.unroll import causal_mask
@@ -58,11 +60,14 @@ class UpdateReport(NamedTuple):
     metrics: StepMetrics
 
 
-def observe(target: DecoderConfig, params: Params, texts: Texts, taps: tuple[int, ...]) -> Signals:
-    """Runs the frozen target over packed texts; no logits are computed."""
-    fn = target_fn(target)
-    out = fn.forward(params, texts.tokens, texts.positions, causal_mask(texts.segments), None, taps)
-    return jax.lax.stop_gradient(Signals(out.features, out.hidden, fn.embed(params, texts.tokens)))
+def observe(
+    target: DecoderConfig, params: Params, texts: Texts, taps: tuple[int, ...], mesh: Mesh | None = None
+) -> Signals:
+    """Runs the frozen target over packed texts; no logits are computed. `mesh`: as in `head_loss`."""
+    fn, params = target_fn(target), gathered(params, mesh)
+    with nn.intercept_methods(embeds_by_rows(mesh)):
+        out = fn.forward(params, texts.tokens, texts.positions, causal_mask(texts.segments), None, taps)
+        return jax.lax.stop_gradient(Signals(out.features, out.hidden, fn.embed(params, texts.tokens)))
 
 
 def head_loss(
@@ -75,29 +80,37 @@ def head_loss(
     key: Array,
     dtype: str = "float32",
     signals: Signals | None = None,
+    mesh: Mesh | None = None,
 ) -> tuple[Float[Array, ""], StepMetrics]:
     """Loss of a head on a batch of packed texts.
 
     Args:
       dtype: of the head's products and activations; scores, norms and losses are float32 whatever it is.
-      signals: of the target, where they were written beforehand; its embedding and lm_head are read all the same.
+      signals: of the target, where they were written beforehand; its embedding and lm_head are read all the same, and
+        the embeddings are looked up where there are none.
+      mesh: where the parameters live by the rules of `eagle_jax.sharding`, and the rows are held to; None leaves the
+        layout to the compiler.
     """
     fn = target_fn(target)
+    texts = jax.tree.map(lambda leaf: by_rows(leaf, mesh), texts)
     if signals is None:
-        signals = observe(target, frozen.target, texts, config.taps)
+        signals = observe(target, frozen.target, texts, config.taps, mesh)
+    elif signals.embeds is None:
+        with nn.intercept_methods(embeds_by_rows(mesh)):
+            signals = signals._replace(embeds=fn.embed(frozen.target, texts.tokens))
     features = signals.features
     if frozen.feature_scale is not None:
         features = features / frozen.feature_scale[None, None]
-    head = jax.tree.map(lambda leaf: leaf.astype(dtype), head)
+    head = gathered(jax.tree.map(lambda leaf: leaf.astype(dtype), head), mesh)
     embeds = signals.embeds
     if config.own_embedding:
-        embeds = jax.lax.stop_gradient(head["embed_tokens"]["embedding"][texts.tokens])
+        embeds = by_rows(jax.lax.stop_gradient(head["embed_tokens"]["embedding"][texts.tokens]), mesh)
     signals = Signals(features.astype(dtype), signals.hidden, embeds.astype(dtype))
     kept = None if frozen.d2t is None else frozen.d2t + jnp.arange(frozen.d2t.shape[0], dtype=frozen.d2t.dtype)
+    # Gathered here and not in the loop over chunks, which reads it whole in every turn.
+    judge = gathered(frozen.target, mesh, embedding=target.tie_word_embeddings)
     with nn.intercept_methods(dense_gradients):
-        return unrolled_loss(
-            config, objective, head, signals, texts, lambda hidden: fn.logits(frozen.target, hidden), kept, key
-        )
+        return unrolled_loss(config, objective, head, signals, texts, lambda hidden: fn.logits(judge, hidden), kept, key)
 
 
 def feature_scale(
@@ -138,18 +151,22 @@ def head_train_step(
     frozen: Frozen,
     texts: Texts,
     signals: Signals | None = None,
+    mesh: Mesh | None = None,
 ) -> tuple[HeadTrainState, UpdateReport]:
     """One update of the head; neither the target nor any embedding changes.
 
     Args:
       texts: with a leading axis M of micro-batches, [M, B, T]; their gradients are averaged.
       signals: of the target, with the same leading axis, or None.
+      mesh: as in `head_loss`.
     """
     micro = texts.tokens.shape[0]
 
     def part(index: Array, texts: Texts, signals: Signals | None) -> tuple[Params, UpdateReport]:
         key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), index)
-        loss_of = lambda head: head_loss(target, config, objective, head, frozen, texts, key, dtype, signals)  # noqa: E731
+        loss_of = lambda head: head_loss(  # noqa: E731
+            target, config, objective, head, frozen, texts, key, dtype, signals, mesh
+        )
         (loss, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(state.head)
         return grads, UpdateReport(loss, jnp.zeros(()), metrics)
 
