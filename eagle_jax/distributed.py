@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -16,6 +16,9 @@ from jax.sharding import PartitionSpec as P
 from eagle_jax.config import ConfigError
 from eagle_jax.sharding import ROWS
 
+T = TypeVar("T")
+LONGEST_WAIT = 24 * 3600
+"""Seconds that a process waits for another."""
 NAMED = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
@@ -54,6 +57,21 @@ def _is_cluster(environment: Mapping[str, str]) -> bool:
     hosts = [name for name in environment.get("TPU_WORKER_HOSTNAMES", "").split(",") if name]
     counts = [environment.get(name, "1") for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")]
     return len(hosts) > 1 or "MEGASCALE_COORDINATOR_ADDRESS" in environment or any(count != "1" for count in counts)
+
+
+def leader_first(make: Callable[[], T], name: str) -> T:
+    """`make()` of every process, that of process 0 before the others begin: it may leave something on disk for them.
+
+    Args:
+      name: of the place in the program, the same on all processes.
+    """
+    made = make() if jax.process_index() == 0 else None
+    if jax.process_count() > 1:
+        import orbax.checkpoint as ocp  # seconds to import
+
+        # Not a collective over devices: those give up after seconds.
+        ocp.multihost.sync_global_processes(name, timeout=LONGEST_WAIT, processes=set(range(jax.process_count())))
+    return make() if made is None else made
 
 
 def by_rows(mesh: Mesh, axis: int = 0) -> NamedSharding:

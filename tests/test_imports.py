@@ -27,7 +27,9 @@ MAY_ENTER: dict[str, set[str]] = {
     "models": {"types", "config"},
     "request": CORE | {"generate"},
     "drafters": CORE | {"generate", "models"},
-    "training": {"types", "config", "models"},
+    "training": {"types", "config", "models", "sharding"},
+    "data": {"types", "config", "checkpoints", "assets"},
+    "distributed": {"config", "sharding"},
     "checkpoints": {"types", "config", "models"},
     "assets": set(),
     "measure": set(),
@@ -35,7 +37,9 @@ MAY_ENTER: dict[str, set[str]] = {
     "presets": {"config"},
     "costs": set(),
     "programs": {"config"},
-    "aot": CORE | {"generate", "models", "drafters", "sharding", "presets", "costs"},
+    "aot": CORE | {"generate", "models", "drafters", "training", "sharding", "presets", "costs"},
+    "acceptance": CORE | {"generate", "request", "distributed", "api"},
+    "converse": {"data", "api"},
 }
 ON_TOP = {"__init__", "api"}  # may enter every room
 FLAX = {"flax", "linen"}
@@ -44,9 +48,11 @@ FLAX_FREE = CORE | {"generate", "request"}
 ONLY_IN: dict[str, set[str]] = {
     "safetensors": {"checkpoints"},
     "huggingface_hub": {"checkpoints"},
-    "orbax": {"checkpoints"},
+    "orbax": {"checkpoints", "distributed"},
+    "grain": {"data"},
+    "datasets": {"data"},
     "torch": {"checkpoints"},
-    "transformers": {"checkpoints", "assets", "api"},
+    "transformers": {"checkpoints", "data", "api"},
 }
 PROGRAMS = {"infer", "train", "tests"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +26,7 @@ from eagle_jax.data.sources import Source, build_corpus, corpus_key
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.data.vocabulary import count_tokens, draft_vocabulary
 from eagle_jax.programs import parse_tree
-from eagle_jax.sharding import make_mesh, param_shardings
+from eagle_jax.sharding import TENSOR, make_mesh, param_shardings
 from eagle_jax.training import step as training
 from eagle_jax.training.flops import product_flops
 from eagle_jax.training.initialise import fresh_head
@@ -97,8 +97,12 @@ class Run:
         sources = [Source.parse(text) for text in args.data]
         cache = args.out / "data"
         leads = jax.process_index() == 0
-        self.corpus, self.skipped = build_corpus(sources, tokenizer, cache, progress=leads)
-        self.prompts = held_prompts(args, tokenizer, cache) if args.heldout else []
+        build = functools.partial(build_corpus, sources, tokenizer, cache, progress=leads)
+        self.corpus, self.skipped = distributed.leader_first(build, "corpus")
+        self.prompts: list[list[int]] = []
+        if args.heldout:
+            held = functools.partial(held_prompts, args, tokenizer, cache, self.mesh)
+            self.prompts = distributed.leader_first(held, "heldout")
         count = jax.process_count()
         self.batches = Batches(
             self.corpus, weights_of(self.corpus, sources), length=args.length, rows=args.rows // count, seed=args.seed,
@@ -311,8 +315,11 @@ def weights_of(corpus: Corpus, sources: list[Source]) -> dict[str, float] | None
     return {source.path: float(source.weight or 0) for source in sources}
 
 
-def held_prompts(args: Args, tokenizer: Any, cache: Path) -> list[list[int]]:
-    """The first prompts of the held-out sources that leave room for a reply; the sources take turns."""
+def held_prompts(args: Args, tokenizer: Any, cache: Path, mesh: jax.sharding.Mesh) -> list[list[int]]:
+    """The first prompts of the held-out sources that leave room for a reply; the sources take turns.
+
+    As many as every device gets the same number of; too few start again from the first.
+    """
     corpus, _ = build_corpus([Source.parse(text) for text in args.heldout], tokenizer, cache, progress=False)
     longest = args.length - args.eval_tokens
     fitting = [
@@ -321,5 +328,6 @@ def held_prompts(args: Args, tokenizer: Any, cache: Path) -> list[list[int]]:
     chosen = [part[turn] for turn in range(max(map(len, fitting))) for part in fitting if turn < len(part)]
     if not chosen:
         raise ValueError(f"--heldout {' '.join(args.heldout)} has no prompt of at most {longest} tokens")
-    logging.debug("%d held-out prompts", len(chosen))
-    return [corpus[i].tokens[: corpus.prompts[i]].tolist() for i in chosen[: args.eval_prompts]]
+    parts = mesh.size // mesh.shape[TENSOR]
+    count = parts * -(-args.eval_prompts // parts)
+    return [corpus[i].tokens[: corpus.prompts[i]].tolist() for i in itertools.islice(itertools.cycle(chosen), count)]
