@@ -59,6 +59,8 @@ def head_config(args: Args, target: DecoderConfig) -> HeadConfig:
     layer = dataclasses.replace(target, num_layers=1, intermediate_size=width, tie_word_embeddings=False)
     if args.method != "eagle3":
         return HeadConfig("eagle1", layer, target.vocab_size, target.hidden_size, (target.num_layers,))
+    # What the servers run as the head's layer is Llama's: no bias, no norm of queries and keys, whatever the target has.
+    layer = dataclasses.replace(layer, qk_norm=False, qkv_bias=False, out_bias=False, mlp_bias=False)
     if args.taps is None and target.num_layers < 6:
         raise ConfigError(f"a target of {target.num_layers} layers has no default --taps: name three hidden states")
     taps = args.taps or (2, target.num_layers // 2, target.num_layers - 3)
