@@ -128,6 +128,6 @@ def report_of(rows: int, **counts: Any) -> Report:
 
 
 @jax.jit
-def _keys(key: jax.Array, rows: jax.Array, turn: int) -> jax.Array:
+def _keys(key: jax.Array, rows: jax.Array, turn: int | jax.Array) -> jax.Array:
     """A key per row that depends on the seed, the row's number and the turn, and not on the batch."""
     return jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(key, row), turn))(rows)

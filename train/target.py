@@ -28,7 +28,6 @@ import numpy as np
 from eagle_jax.checkpoints import save_target_checkpoint
 from eagle_jax.config import DecoderConfig
 from eagle_jax.data.corpus import Corpus
-from eagle_jax.data.loading import Batches
 from eagle_jax.data.sources import Source, build_corpus
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.programs import at_least_one, run
@@ -106,39 +105,67 @@ def read(data: Path, tokenizer: Any) -> Corpus:
 
 
 class Rows:
-    """Documents end to end, each source at its share of the tokens, cut into rows that are full to the last token."""
+    """Documents end to end, each source at its share of the tokens, cut into rows that are full to the last token.
 
-    def __init__(self, corpus: Corpus, shares: Sequence[float], length: int, seed: int) -> None:
-        lengths, self.length = corpus.lengths, length
-        # Batches mix by documents; a share of tokens is that many documents the fewer, the longer they are.
-        weights = {
-            name: share / float(lengths[corpus.of(name)].mean())
-            for name, share in zip(corpus.names, shares, strict=True)
-        }
-        self._batches = Batches(corpus, weights, length=int(lengths.max()), rows=1, seed=seed)
+    Not the packing that heads are trained on: that cuts long documents and pads, and a target learns every token. Rows
+    are shuffled in pools of `pool`, since neighbours are often of one document.
+    """
+
+    def __init__(self, corpus: Corpus, shares: Sequence[float], length: int, seed: int, pool: int = 512) -> None:
+        self._corpus, self._shares, self._size, self._seed = corpus, np.asarray(shares), (pool, length), seed
+        self._members = [corpus.of(name) for name in corpus.names]
+        self._taken = [0] * len(shares)  # documents of every source
+        self._spent = np.zeros(len(shares), np.int64)  # tokens of every source
         self._rest = np.zeros(0, np.int32)
+        self._pools = 0
+        self._fill()
 
     def take(self, count: int) -> np.ndarray:
         """The next [count, length] tokens: the target learns everything, supervised or not."""
-        parts: list[np.ndarray] = [self._rest]
-        size = len(self._rest)
-        while size < count * self.length:
-            texts = next(self._batches)
-            parts.append(np.asarray(texts.tokens)[np.asarray(texts.segments) > 0])
-            size += len(parts[-1])
-        tokens = np.concatenate(parts)
-        self._rest = tokens[count * self.length :]
-        return tokens[: count * self.length].reshape(count, self.length)
+        rows = []
+        for _ in range(count):
+            if self._at == len(self._pool):
+                self._fill()
+            rows.append(self._pool[self._at])
+            self._at += 1
+        return np.stack(rows)
 
     def get_state(self) -> str:
         """Where the next row begins, as JSON."""
-        return json.dumps({"batches": self._batches.get_state(), "rest": self._rest.tolist()})
+        return json.dumps({**self._begun, "at": self._at})
 
     def set_state(self, state: str) -> None:
         """Goes to where `get_state` was called."""
-        found = json.loads(state)
-        self._batches.set_state(found["batches"])
-        self._rest = np.asarray(found["rest"], np.int32)
+        begun = json.loads(state)
+        self._taken, self._pools = begun["taken"], begun["pools"]
+        self._spent, self._rest = np.array(begun["spent"], np.int64), np.array(begun["rest"], np.int32)
+        self._fill()
+        self._at = begun["at"]
+
+    def _fill(self) -> None:
+        spent, rest = self._spent.tolist(), self._rest.tolist()
+        self._begun = {"taken": list(self._taken), "pools": self._pools, "spent": spent, "rest": rest}
+        parts, size = [self._rest], len(self._rest)
+        while size < self._size[0] * self._size[1]:
+            parts.append(self._document())
+            size += len(parts[-1])
+        tokens = np.concatenate(parts)
+        whole, self._rest = np.split(tokens, [self._size[0] * self._size[1]])
+        order = np.random.default_rng((self._seed, 0, self._pools)).permutation(self._size[0])
+        self._pool, self._at, self._pools = whole.reshape(self._size)[order], 0, self._pools + 1
+
+    def _document(self) -> np.ndarray:
+        """Tokens of the next document of the source that is furthest behind; an epoch of a source has its own order."""
+        source = int(np.argmin(self._spent / self._shares))
+        epoch, place = divmod(self._taken[source], len(self._members[source]))
+        tokens = self._corpus[int(self._order(source, epoch)[place])].tokens
+        self._taken[source] += 1
+        self._spent[source] += len(tokens)
+        return tokens
+
+    @functools.lru_cache(maxsize=2 * len(SHARES))  # noqa: B019 (lives as long as the program)
+    def _order(self, source: int, epoch: int) -> np.ndarray:
+        return np.random.default_rng((self._seed, 1 + source, epoch)).permutation(self._members[source])
 
 
 def main(args: Args) -> None:
@@ -160,7 +187,7 @@ def main(args: Args) -> None:
     tokenizer = load_tokenizer(args.data / "tokenizer", config)
     shares = list(SHARES.values())
     rows = Rows(read(args.data, tokenizer), shares, args.length + 1, args.seed)
-    held = Rows(read(args.data / "heldout", tokenizer), shares, args.length + 1, args.seed).take(args.held_rows)
+    held = Rows(read(args.data / "heldout", tokenizer), shares, args.length + 1, args.seed, args.held_rows)
     tx = pretrain.optimiser()
     params = fresh_target(config, jax.random.key(args.seed))
     state = pretrain.TrainState(params, jax.jit(tx.init)(params), jnp.int32(0))
@@ -174,7 +201,7 @@ def main(args: Args) -> None:
 
     step = first = int(state.step)
     per_step = args.micro_batches * args.micro_rows
-    held_rows = jnp.asarray(held).reshape(-1, 4, args.length + 1)
+    held_rows = jnp.asarray(held.take(args.held_rows)).reshape(-1, 4, args.length + 1)
     loss_fn = jax.jit(functools.partial(pretrain.next_token_loss, config))
     update = jax.jit(functools.partial(pretrain.train_step, config, tx), donate_argnums=0)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))

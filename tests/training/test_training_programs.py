@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors
-from transformers import AutoTokenizer
 
 import eagle_jax
 import train.data
@@ -19,10 +18,15 @@ import train.evaluate
 import train.head
 import train.regenerate
 import train.target
+from eagle_jax.checkpoints import save_head_checkpoint, save_target_checkpoint
+from eagle_jax.config import TreeConfig
+from eagle_jax.data.conversations import prompt_ids
+from eagle_jax.data.sources import Source, build_corpus
+from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.programs import arguments
-from eagle_jax.data.corpus import SOURCES, Corpus
 from tests import oracles
-from tests.models import tiny_target
+from tests.data.test_conversations import TEMPLATES, tokenizer_with
+from tests.models import tiny_head, tiny_target
 
 FUNCTION = 'def double_0(x):\n    """Twice x."""\n    y = 2 * x\n    return y\n\n\n'
 
@@ -45,61 +49,140 @@ def prepared(tmp_path_factory):
     return root
 
 
-def test_documents_are_what_the_chat_template_renders(prepared):
-    tokenizer = AutoTokenizer.from_pretrained(prepared / "data" / "tokenizer")
-    corpus, held = (Corpus.load(prepared / "data" / f"{name}.npz") for name in ("train", "heldout"))
-    assert len(held.lengths) > 0
-    row = int(np.flatnonzero(corpus.source == SOURCES.index("gsm8k"))[0])
-    ids = corpus.document(row)
-    question, answer = tokenizer.decode(ids).split("<|user|>")[1].removesuffix("<|end|>").split("<|assistant|>")
-    chat = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    rendered = tokenizer.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
-    assert rendered["input_ids"] == ids.tolist()
-    assert rendered["assistant_masks"].index(1) == corpus.prompts[row]
-    prompt = tokenizer.apply_chat_template(chat[:1], add_generation_prompt=True)["input_ids"]
-    assert prompt == ids[: corpus.prompts[row]].tolist()
-    completion = int(np.flatnonzero(corpus.source == SOURCES.index("completion"))[0])
-    text = tokenizer.decode(corpus.document(completion))
+@pytest.fixture(scope="module")
+def corpus(prepared):
+    """What `train.target` reads, and the tokenizer."""
+    tokenizer = load_tokenizer(prepared / "data" / "tokenizer", tiny_target(300).config)
+    return train.target.read(prepared / "data", tokenizer), tokenizer
+
+
+def test_rows_are_what_the_tokenizer_renders(prepared, corpus):
+    """Every document, token by token: each part tokenised alone, and the marks between them."""
+    corpus, tokenizer = corpus
+    bos, end, user, assistant = range(4)
+    encode = lambda text: tokenizer.backend_tokenizer.encode(text).ids  # noqa: E731
+    count = 0
+    for name in corpus.names:
+        for index, row in zip(corpus.of(name).tolist(), Source(name).rows(), strict=True):
+            if "text" in row:
+                text = row["text"].removeprefix("<|bos|>").removesuffix("<|end|>")
+                prompt, wanted = 1, [bos, *encode(text), end]
+            else:
+                question, answer = (turn["content"] for turn in row["messages"])
+                asked = [bos, user, *encode(question), assistant]
+                prompt, wanted = len(asked), [*asked, *encode(answer), end]
+            assert corpus[index].tokens.tolist() == wanted
+            assert np.flatnonzero(corpus[index].supervised).tolist() == list(range(prompt, len(wanted)))
+            count += 1
+    assert count == len(corpus)
+    completion = corpus[int(corpus.of(str(prepared / "data" / "completion.jsonl"))[0])]
     turn = FUNCTION.replace('x."""\n', 'x."""\n<|assistant|>').rstrip()
-    assert text == f"<|bos|><|user|>{train.data.COMPLETE}{turn}<|end|>"
+    shown = re.sub(r"double_\d+", "double_0", tokenizer.decode(completion.tokens.tolist()))
+    assert shown == f"<|bos|><|user|>{train.data.COMPLETE}{turn}<|end|>"
+
+
+def test_two_percent_of_every_source_are_held_out_and_no_row_is_in_both(prepared):
+    for name in train.data.SOURCES:
+        kept, held = (
+            [json.dumps(row) for row in Source(str(folder / f"{name}.jsonl")).rows()]
+            for folder in (prepared / "data", prepared / "data" / "heldout")
+        )
+        assert 0 < len(held) < len(kept) / 10
+        assert not set(kept) & set(held)
+    assert not list((prepared / "data").rglob("*.partial"))
+
+
+def test_the_target_reads_documents_end_to_end_at_their_shares_and_resumes(corpus):
+    corpus, _ = corpus
+    shares = list(train.target.SHARES.values())
+    rows = train.target.Rows(corpus, shares, 33, 1, pool=1000)
+    first = rows.take(1000)
+    assert first.shape == (1000, 33)
+    order = np.random.default_rng((1, 0, 0)).permutation(1000)  # of the rows; the text behind it is whole
+    text = first[np.argsort(order)].reshape(-1)
+    starts = np.flatnonzero(text == 0)  # <|bos|> begins a document, and follows the end of another
+    assert starts[0] == 0
+    assert (text[starts[1:] - 1] == 1).all()
+    known = {tuple(corpus[i].tokens.tolist()): i for i in range(len(corpus))}
+    pieces = [known[tuple(piece.tolist())] for piece in np.split(text, starts[1:])[:-1]]  # the last is cut by the pool
+    seen = np.bincount(pieces, minlength=len(corpus))
+    spent = np.bincount(corpus.source, seen * corpus.lengths)
+    for name in corpus.names:  # a document comes again when all of its source have come
+        assert np.ptp(seen[corpus.of(name)]) <= 1
+    np.testing.assert_allclose(spent / spent.sum(), shares, atol=0.03)
+    rows.take(1500)
+    state, following = rows.get_state(), rows.take(700)
+    again = train.target.Rows(corpus, shares, 33, 1, pool=1000)
+    again.set_state(json.loads(json.dumps(state)))
+    np.testing.assert_array_equal(again.take(700), following)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", ["eagle3", "eagle2"])
-def test_from_raw_data_to_a_pair_that_drafts(prepared, head, tmp_path):
+@pytest.mark.parametrize("method", ["eagle3", "eagle1"])
+def test_from_raw_data_to_a_pair_that_drafts(prepared, method, tmp_path, capsys):
     args = train.target.Args(
         data=prepared / "data", out=tmp_path / "run", layers=6, hidden=32, intermediate=48, heads=2, kv_heads=1,
         head_dim=16, length=32, micro_rows=4, micro_batches=2, steps=4, held_rows=4, warmup=2,
     )  # fmt: skip
     train.target.main(args)
+    train.target.main(train.target.dataclasses.replace(args, steps=2, resume=True))
     history = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
-    assert history[-1]["step"] == 4
-    target = tmp_path / "run" / "checkpoint"
-    train.regenerate.main(
-        train.regenerate.Args(
-            target, prepared / "data" / "train.npz", tmp_path / "replies.npz", documents=8, batch=4, max_new_tokens=8
-        )
-    )
+    assert [entry["step"] for entry in history] == [4, 6]
+    assert history[-1]["tokens"] == 6 * 8 * 32
+    target, data = tmp_path / "run" / "checkpoint", prepared / "data"
+    given = dict(
+        target=str(target), data=(str(data / "gsm8k.jsonl"), str(data / "instruct.jsonl")), limit=8, batch=4,
+        max_new_tokens=8, max_prompt=64,
+    )  # fmt: skip
+    train.regenerate.main(train.regenerate.Args(out=tmp_path / "replies", **given))
     train.head.main(
         train.head.Args(
-            target, (tmp_path / "replies.npz",), tmp_path / "head", prepared / "data" / "heldout.npz", head=head,
-            draft_vocab=64, updates=2, rows=2, length=32, steps=2, warmup=1,
+            str(target), (str(tmp_path / "replies" / "*.jsonl"),), tmp_path / "head", method=method, draft_vocab=64,
+            steps=2, rows=4, length=32, unroll=2 if method == "eagle3" else None, warmup=1, dtype="float32",
+            heldout=(str(data / "heldout" / "gsm8k.jsonl"),), eval_prompts=4, eval_tokens=8, eval_tree="2,2,4",
         )
     )  # fmt: skip
+    assert "loss" in json.loads(capsys.readouterr().out.splitlines()[-1])
+    head = tmp_path / "head" / "head"
     loaded = eagle_jax.load_target(target)
-    drafter = eagle_jax.load_drafter(tmp_path / "head", loaded, tree=eagle_jax.TreeConfig.chain(2))
-    with safetensors.safe_open(tmp_path / "head" / "model.safetensors", framework="np") as stored:
-        assert ("embed_tokens.weight" in stored.keys()) == (head == "eagle2")  # noqa: SIM118
-    args = train.regenerate.Args(
-        target, prepared / "data" / "train.npz", tmp_path / "drafted.npz", head=tmp_path / "head", tree="2,2,4",
-        documents=8, batch=4, max_new_tokens=8,
-    )  # fmt: skip
-    train.regenerate.main(args)
-    replies = [Corpus.load(tmp_path / f"{name}.npz") for name in ("replies", "drafted")]
-    assert replies[0].tokens.tolist() == replies[1].tokens.tolist()
+    drafter = eagle_jax.load_drafter(head, loaded, tree=TreeConfig.chain(2))
+    with safetensors.safe_open(head / "model.safetensors", framework="np") as stored:
+        assert ("embed_tokens.weight" in stored.keys()) == (method == "eagle1")  # noqa: SIM118
+    train.regenerate.main(train.regenerate.Args(out=tmp_path / "drafted", head=str(head), tree="2,2,4", **given))
+    for path in (tmp_path / "replies").glob("*.jsonl"):
+        assert (tmp_path / "drafted" / path.name).read_bytes() == path.read_bytes()
     prompts = [[0, 2, 40, 41, 3]]
     drafted = eagle_jax.generate(loaded, drafter, prompts, max_new_tokens=8)
     assert drafted.tokens == eagle_jax.generate(loaded, None, prompts, max_new_tokens=8).tokens
+
+
+def test_a_pair_is_evaluated_on_the_rows_it_was_not_trained_on(tmp_path, capsys):
+    target, head = tiny_target(272), tiny_head("eagle1", TreeConfig.chain(2), 272)
+    save_target_checkpoint(target.config, target.params, tmp_path / "target", "float32")
+    tokenizer = tokenizer_with(TEMPLATES["chatml"])
+    tokenizer.save_pretrained(tmp_path / "target")
+    save_head_checkpoint(head.config, head.params, tmp_path / "head", "float32")
+    turns = lambda text: [{"role": "user", "content": text}, {"role": "assistant", "content": "Ho."}]  # noqa: E731
+    rows = [{"text": "plain"}, {"messages": turns("x" * 200)}, *({"messages": turns(f"{i}")} for i in range(5))]
+    for name, some in (("a", rows), ("b", rows[3:6]), ("c", rows[:2])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    train.evaluate.main(
+        train.evaluate.Args(
+            str(tmp_path / "target"), str(tmp_path / "head"), (str(tmp_path / "*.jsonl"),), prompts=3,
+            max_new_tokens=9, tree="2,2,4", temperatures=(0.0,),
+        )
+    )  # fmt: skip
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert [entry["prompts"] for entry in found] == ["a", "b"]
+    assert [entry["replies"] for entry in found] == [3, 3]
+    asked = [prompt_ids(tokenizer, turns(f"{i}")[:1]) for i in range(3)]
+    head = head.with_tree(TreeConfig(2, 2, 4))
+    out = eagle_jax.generate(target, head, asked, max_new_tokens=9)
+    assert found[0]["tau"] == round(out.tau, 3)
+    assert found[0]["tokens"] == 27
+    assert found[0]["cycles"] == int(out.cycles.sum())
+    assert found[0]["identical"] == "3/3"
+    assert len(found[0]["n_alpha"]) == 6
 
 
 def test_mass_is_the_share_of_the_likeliest_tokens():
@@ -123,31 +206,33 @@ def test_mass_is_the_share_of_the_likeliest_tokens():
 @pytest.mark.parametrize(
     ("program", "options", "message"),
     [
-        ("data", dict(data="nowhere"), "lacks nowhere/gsm8k/train.jsonl and nowhere/gpteacher"),
-        ("target", dict(data="nowhere"), "no tokenizer in nowhere: run `python -m train.data"),
-        ("regenerate", dict(target="t", corpus="nowhere.npz", out="o"), "no corpus at nowhere.npz: `python -m train"),
-        ("regenerate", dict(target="t", corpus="text.npz", out="o"), "text.npz is not a corpus"),
-        ("head", dict(target="t", corpus=("nowhere.npz",), out="o"), "no corpus at nowhere.npz"),
-        ("head", dict(target="t", corpus=("c",), out="o", updates=0), "--updates 0 must be at least 1"),
-        ("evaluate", dict(target="t", head="h", heldout="nowhere.npz"), "no corpus at nowhere.npz"),
-        ("target", dict(data="d", held_rows=6), "--held-rows 6 must be a multiple of 4"),
+        ("data", dict(data=Path("nowhere")), "lacks nowhere/gsm8k/train.jsonl and nowhere/gpteacher"),
+        ("data", dict(vocab_size=0), "--vocab-size 0 must be at least 1"),
+        ("target", dict(data=Path("nowhere")), "no tokenizer in nowhere: run `python -m train.data"),
+        ("target", dict(data=Path("d"), held_rows=6), "--held-rows 6 must be a multiple of 4"),
+        ("evaluate", dict(target="no/such/dir", head="h", heldout=("x.jsonl",)), "no such directory: no/such/dir"),
+        ("evaluate", dict(target="demo", head="h", heldout=("nowhere.jsonl",)), "no file nowhere.jsonl"),
+        ("evaluate", dict(target="demo", head="h", heldout=("text.jsonl",)), "text.jsonl, line 1: not JSON"),
+        ("evaluate", dict(target="demo", head="h", heldout=("plain.jsonl",)), "plain.jsonl: no prompt of at most"),
+        ("evaluate", dict(target="demo", head="h", heldout=("a.jsonl",), prompts=0), "--prompts 0 must be at least 1"),
     ],
 )
 def test_a_missing_earlier_step_is_named(program, options, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("text.npz").write_text("no archive")
+    Path("text.jsonl").write_text("no JSON")
+    Path("plain.jsonl").write_text('{"text": "a"}\n')
     module = importlib.import_module(f"train.{program}")
-    paths = ("data", "target", "corpus", "out", "head", "heldout")
-    as_path = lambda value: tuple(map(Path, value)) if isinstance(value, tuple) else Path(value)  # noqa: E731
-    arguments = {name: as_path(value) if name in paths else value for name, value in options.items()}
     with pytest.raises(ValueError, match=re.escape(message)):
-        module.main(module.Args(**arguments))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["text.npz"]
+        module.main(module.Args(**options))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plain.jsonl", "text.jsonl"]
 
 
-@pytest.mark.parametrize("name", ["target", "eagle3", "eagle3_ttt", "eagle2"])
-def test_the_bundled_pairs_configurations_load(repository, name):
-    program = train.target if name == "target" else train.head
-    args = arguments(program.Args, "", ["--config", str(repository / "configs" / f"demo_{name}.yaml")])
-    assert name.removesuffix("_ttt") in str(args.out)
-    assert (args.init is not None) == (name == "eagle3_ttt") if name != "target" else args.layers == 16
+def test_an_empty_source_is_named(tmp_path):
+    (tmp_path / "a.jsonl").write_text("")
+    with pytest.raises(ValueError, match=r"a\.jsonl has no row to learn from: it is empty"):
+        build_corpus([Source(str(tmp_path / "a.jsonl"))], tokenizer_with(TEMPLATES["chatml"]), progress=False)
+
+
+def test_the_bundled_targets_configuration_loads(repository):
+    args = arguments(train.target.Args, "", ["--config", str(repository / "configs" / "demo_target.yaml")])
+    assert (args.out, args.layers) == (Path("runs/target"), 16)

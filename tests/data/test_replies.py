@@ -1,0 +1,128 @@
+"""Conversations with replies of the target: what is asked, and that every reply is taught once, in the very tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from eagle_jax.data.conversations import SkippedRow, parse_row, prompt_ids
+from eagle_jax.data.replies import Dialogue
+from tests.data.test_conversations import TEMPLATES, THINKING, tokenizer_with
+
+USER, OTHER = {"role": "user", "content": "Hi?"}, {"role": "user", "content": "And?"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+OLD = {"role": "assistant", "content": "Old."}
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def write(tokenizer, dialogue: Dialogue, *replies: str) -> Dialogue:
+    """The dialogue with these replies, tokenised as the tokenizer does unless they are lists of ids already."""
+    stops = {tokenizer.convert_tokens_to_ids("<|im_end|>")}
+    for reply in replies:
+        ids = reply if isinstance(reply, list) else tokenizer.encode(reply)
+        dialogue = dialogue.answered(tokenizer, dialogue.prompt(tokenizer), ids, stops)
+    return dialogue
+
+
+def taught(tokenizer, dialogue: Dialogue) -> list[list[str]]:
+    """Per training text, the replies that it supervises."""
+    return [[tokenizer.decode(text.tokens[a:b]) for a, b in text.supervised] for text in dialogue.texts]
+
+
+@pytest.mark.parametrize(
+    ("row", "asked"),
+    [
+        ([SYSTEM, USER, OLD, OTHER, OLD], [(SYSTEM, USER), (OTHER,)]),
+        ([OLD, USER, OLD], [(USER,)]),  # nobody asked for the greeting
+        ([SYSTEM, OLD, USER, OLD, OLD, OTHER], [(SYSTEM, USER)]),  # one reply to one question; the last has none
+    ],
+)
+def test_what_the_target_is_asked(row, asked):
+    assert Dialogue.begin(row).asked == tuple(asked)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [("text", "plain text"), ([OLD, USER], "no assistant turn that answers a user"), ([SYSTEM, OLD], "no assistant")],
+)
+def test_rows_without_a_question(row, reason):
+    with pytest.raises(SkippedRow, match=reason):
+        Dialogue.begin(row)
+
+
+def test_a_conversation_is_one_text_that_goes_on():
+    tokenizer = tokenizer_with(TEMPLATES["chatml"])
+    begun = Dialogue.begin([SYSTEM, USER, OLD, OTHER, OLD])
+    assert begun.open
+    done = write(tokenizer, begun, "New.<|im_end|>", "Newer.<|im_end|>")
+    assert not done.open
+    (text,) = done.texts
+    assert text.messages == [SYSTEM, USER, said("New."), OTHER, said("Newer.")]
+    whole = tokenizer.apply_chat_template(text.messages, tokenize=False)
+    assert tokenizer.decode(text.tokens) == whole.removesuffix("\n")
+    assert taught(tokenizer, done) == [["New.<|im_end|>", "Newer.<|im_end|>"]]
+
+
+def test_a_cut_reply_goes_on_without_an_end():
+    """The template closes the turn; the target never wrote that, so it is not supervised."""
+    tokenizer = tokenizer_with(TEMPLATES["chatml"])
+    done = write(tokenizer, Dialogue.begin([USER, OLD, OTHER, OLD]), "New", "Newer.<|im_end|>")
+    assert taught(tokenizer, done) == [["New", "Newer.<|im_end|>"]]
+    assert done.history[1] == said("New")
+
+
+def test_dropped_thoughts_begin_a_new_text():
+    """The text of the first reply has its thoughts; the second reply never saw them."""
+    tokenizer = tokenizer_with(THINKING)
+    thoughts = "<think>\nEasy.\n</think>\n\nTwo.<|im_end|>"
+    done = write(tokenizer, Dialogue.begin([USER, OLD, OTHER, OLD]), thoughts, "Four.<|im_end|>")
+    assert taught(tokenizer, done) == [[thoughts], ["Four.<|im_end|>"]]
+    assert "Easy" in tokenizer.decode(done.texts[0].tokens)
+    assert "Easy" not in tokenizer.decode(done.texts[1].tokens)
+    assert len(done.texts[0].messages) == 2
+    assert len(done.texts[1].messages) == 4
+
+
+def test_a_reply_that_is_tokenised_otherwise_begins_a_new_text():
+    """The target wrote half a character, which is read back as a mark of three bytes."""
+    tokenizer = tokenizer_with(TEMPLATES["chatml"])
+    half = [*tokenizer.encode("é")[:1], *tokenizer.encode("<|im_end|>")]
+    done = write(tokenizer, Dialogue.begin([USER, OLD, OTHER, OLD]), half, "Yes.<|im_end|>")
+    assert done.texts[0].tokens[-2:] == half
+    assert taught(tokenizer, done)[1] == ["Yes.<|im_end|>"]
+    first = len(done.texts[0].tokens)
+    assert done.texts[1].tokens[:first] != done.texts[0].tokens
+
+
+def test_a_conversation_that_ends_early_keeps_its_texts():
+    tokenizer = tokenizer_with(TEMPLATES["chatml"])
+    ended = write(tokenizer, Dialogue.begin([USER, OLD, OTHER, OLD]), "New.<|im_end|>").end("too long")
+    assert not ended.open
+    assert taught(tokenizer, ended) == [["New.<|im_end|>"]]
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "reason"),
+    [
+        ("{{ messages[-1]['content'] }}", [USER, said("a"), OTHER], "drops a turn"),
+        (TEMPLATES["chatml"].replace("in messages", "in messages[1:]"), [SYSTEM, USER], "drops a turn"),
+        (TEMPLATES["llama2"], [USER, OTHER], "refuses the conversation"),
+        (TEMPLATES["marked"].replace("<|im_start|>", "{{ raise_exception('never') }}"), [USER], "refuses"),
+    ],
+)
+def test_templates_that_cannot_ask(template, messages, reason):
+    with pytest.raises(SkippedRow, match=reason):
+        prompt_ids(tokenizer_with(template), messages)
+
+
+def test_a_tokenizer_that_cannot_ask_is_refused():
+    with pytest.raises(ValueError, match="no chat template, without which") as refused:
+        prompt_ids(tokenizer_with(""), [USER])
+    assert not isinstance(refused.value, SkippedRow)
+
+
+def test_half_a_character_is_no_text():
+    with pytest.raises(SkippedRow, match="no Unicode text"):
+        parse_row({"messages": [{"role": "user", "content": "a\ud83d"}, OLD]})

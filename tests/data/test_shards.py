@@ -1,0 +1,124 @@
+"""Shards: stopped at every single call that touches the disk, and begun again, nothing is lost and nothing repeated."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from eagle_jax.data.shards import Shard, add_reports, remember
+
+
+class Killed(BaseException):
+    """Stands in for the end of the process: nothing in the code under test catches it."""
+
+
+ROWS = [[3, 5], [8], [13, 21]]
+
+
+def texts_of(batch: list[int]) -> list[dict]:
+    return [{"row": row, "text": "é" * row} for row in batch if row != 8]
+
+
+def fill(directory: Path) -> Shard:
+    """What a run does: opens the shard, adds the batches that are missing, finishes it."""
+    shard = Shard(directory, 7)
+    if not shard.whole:
+        for batch in ROWS:
+            if not set(batch) <= shard.done:
+                report = {"rows": len(batch), "skipped": {"no": 1} if 8 in batch else {}}
+                shard.append(batch, texts_of(batch), report)
+        shard.finish()
+    return shard
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
+
+
+@pytest.fixture
+def whole(tmp_path):
+    """An uninterrupted shard."""
+    (tmp_path / "whole").mkdir()
+    shard = fill(tmp_path / "whole")
+    assert shard.report() == {"rows": 5, "skipped": {"no": 1}}
+    return content(tmp_path / "whole")
+
+
+def test_a_whole_shard_has_every_text_in_order(whole):
+    assert sorted(whole) == ["shard-00007.json", "shard-00007.jsonl"]
+    rows = [json.loads(line) for line in whole["shard-00007.jsonl"].splitlines()]
+    assert rows == [text for batch in ROWS for text in texts_of(batch)]
+
+
+@pytest.mark.parametrize("name", ["fsync", "replace", "unlink", "open"])
+def test_killed_anywhere_it_becomes_the_same_shard(whole, name, tmp_path, monkeypatch):
+    """Before the n-th call of `name` and after it, for every n there is."""
+    owner = os if name == "fsync" else Path
+    original = getattr(owner, name)
+    for count, after in itertools.product(range(1, 100), (False, True)):
+        directory = tmp_path / f"{name}-{count}-{after}"
+        directory.mkdir()
+        calls = itertools.count(1)
+
+        def killing(*args, calls=calls, count=count, after=after, **options):
+            last = next(calls) == count
+            if last and not after:
+                raise Killed
+            result = original(*args, **options)
+            if last:
+                raise Killed
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, killing)
+            try:
+                fill(directory)
+            except Killed:
+                ended = False
+            else:
+                ended = True
+        fill(directory)
+        assert content(directory) == whole
+        if ended:
+            break
+    assert count > 1  # the call was met at all
+
+
+def test_a_torn_line_is_written_again(whole, tmp_path):
+    directory = tmp_path / "torn"
+    directory.mkdir()
+    shard = Shard(directory, 7)
+    shard.append(ROWS[0], texts_of(ROWS[0]), {"rows": 2, "skipped": {}})
+    journal = directory / "shard-00007.jsonl.partial"
+    first = journal.read_bytes()
+    shard.append(ROWS[1], [], {"rows": 1, "skipped": {"no": 1}})
+    second = journal.read_bytes()
+    for size in range(len(first), len(second)):
+        journal.write_bytes(second[:size])
+        assert Shard(directory, 7).done == set(ROWS[0])
+        assert journal.read_bytes() == first
+    fill(directory)
+    assert content(directory) == whole
+
+
+def test_reports_add_up():
+    parts = [{"rows": 2, "why": {"a": 1}}, {"rows": 3, "why": {"a": 2, "b": 1}}, {"why": {}}, {"shards": 1}]
+    assert add_reports(*parts) == {"rows": 5, "why": {"a": 3, "b": 1}, "shards": 1}
+
+
+def test_settings_are_remembered(tmp_path):
+    out = tmp_path / "out"
+    remember(out, {"seed": 1, "data": ("a", "b")})
+    remember(out, {"seed": 1, "data": ("a", "b")})
+    with pytest.raises(ValueError, match=r"out was begun with other settings \(seed was 1 and is now 2\): choose"):
+        remember(out, {"seed": 2, "data": ("a", "b")})
+    with pytest.raises(ValueError, match=r"data was \['a', 'b'\] and is now \['a'\]; new was None and is now 0"):
+        remember(out, {"seed": 1, "data": ("a",), "new": 0})
+    Shard(out, 0).append([0], [], {"rows": 1})
+    (out / "settings.json").unlink()
+    with pytest.raises(ValueError, match=r"holds shards and no settings\.json"):
+        remember(out, {"seed": 1, "data": ("a", "b")})

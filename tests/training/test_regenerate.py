@@ -1,0 +1,263 @@
+"""The target writes every reply itself: killed and resumed, with a head and without, by one process and by two."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import train.regenerate as program
+from eagle_jax.checkpoints import CheckpointError, save_head_checkpoint, save_target_checkpoint
+from eagle_jax.config import TreeConfig
+from eagle_jax.data.sources import Source, build_corpus
+from tests.data.test_conversations import TEMPLATES, tokenizer_with
+from tests.models import tiny_head, tiny_target
+
+VOCAB = 272  # the tokenizer has 263
+STOPS = tuple(range(60, 80))  # enough letters that some replies end by themselves
+SYSTEM = {"role": "system", "content": "s" * 232}  # all prompts fall into one bucket: one compilation serves them
+OLD = {"role": "assistant", "content": "never used"}
+
+
+def asking(*questions: str) -> dict:
+    return {"messages": [SYSTEM, *(turn for text in questions for turn in ({"role": "user", "content": text}, OLD))]}
+
+
+ROWS = [
+    asking("one"), asking("one", "two"), {"text": "plain"}, asking("2"), asking("a", "b"), asking("x" * 200),
+    asking("three"), asking("four"), {"messages": [{"role": "user", "content": "?"}]}, asking("five", "x" * 200),
+    asking("six"), asking("q", "r", "s"), asking("seven"),
+]  # fmt: skip
+PLAIN, ALONE, LONG, SHORT = 2, 8, 5, 9  # rows that give nothing, and one that ends early
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A target with its tokenizer, a head, and two sources of rows."""
+    root = tmp_path_factory.mktemp("regenerate")
+    target, head = tiny_target(VOCAB), tiny_head("eagle1", TreeConfig.chain(2), VOCAB)
+    config = dataclasses.replace(target.config, eos_ids=STOPS)
+    save_target_checkpoint(config, target.params, root / "target", "float32")
+    tokenizer_with(TEMPLATES["chatml"]).save_pretrained(root / "target")
+    save_head_checkpoint(head.config, head.params, root / "head", "float32")
+    for name, rows in (("a", ROWS[:8]), ("b", ROWS[8:])):
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return root
+
+
+def args_of(folder: Path, out: Path, **changes) -> program.Args:
+    given = dict(
+        target=str(folder / "target"), data=(str(folder / "a.jsonl"), str(folder / "b.jsonl")), out=out,
+        batch=4, shard_rows=5, max_new_tokens=8, max_prompt=384,
+    )  # fmt: skip
+    return program.Args(**{**given, **changes})
+
+
+def written(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(out.iterdir())}
+
+
+def texts_of(out: Path) -> list[dict]:
+    return [json.loads(line) for path in sorted(out.glob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def whole(folder) -> Path:
+    """An uninterrupted run without a head."""
+    program.main(args_of(folder, folder / "whole"))
+    return folder / "whole"
+
+
+def process(folder: Path, out: Path, before: str = "", **environment: str) -> subprocess.Popen:
+    """The program in a process of its own, after the Python code `before`."""
+    given = dataclasses.asdict(args_of(folder, out))
+    code = f"import pathlib, train.regenerate as program\n{before}\nprogram.main(program.Args(**{given!r}))"
+    code = code.replace("PosixPath(", "pathlib.PosixPath(")
+    return subprocess.Popen(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def test_every_reply_is_the_targets_and_taught_once(folder, whole):
+    tokenizer = tokenizer_with(TEMPLATES["chatml"])
+    shards = [f"shard-0000{number}.json{end}" for number in range(3) for end in ("", "l")]
+    assert sorted(written(whole)) == ["settings.json", *shards]
+    texts = texts_of(whole)
+    replies: dict[int, int] = {}
+    for text in texts:
+        row = ROWS[text["row"]]
+        assert text["source"] == str(folder / ("a.jsonl" if text["row"] < 8 else "b.jsonl"))
+        assert text["temperature"] == text["row"] % 2
+        assert [turn for turn in text["messages"] if turn["role"] != "assistant"] == [
+            turn for turn in row["messages"][: len(text["messages"])] if turn["role"] != "assistant"
+        ]
+        for start, end in text["supervised"]:
+            replies[text["row"]] = replies.get(text["row"], 0) + 1
+            assert 0 < end - start <= 8
+            assert end - start == 8 or text["tokens"][end - 1] in STOPS
+            assert not set(text["tokens"][start : end - 1]) & set(STOPS)
+        shown = tokenizer.decode(text["tokens"][: text["supervised"][0][0]])
+        assert shown.endswith("<|im_start|>assistant\n")
+        last = text["tokens"][slice(*text["supervised"][-1])]
+        said = tokenizer.decode(last[:-1] if last[-1] in STOPS else last)
+        assert text["messages"][-1] == {"role": "assistant", "content": said}
+    turns = {i: sum(turn == OLD for turn in row.get("messages", [])) for i, row in enumerate(ROWS)}
+    wanted = {**turns, SHORT: 1}
+    assert replies == {i: count for i, count in wanted.items() if i not in (PLAIN, ALONE, LONG)}
+    corpus, skipped = build_corpus([Source(str(whole / "*.jsonl"))], tokenizer, progress=False)
+    assert [corpus[i].tokens.tolist() for i in range(len(corpus))] == [text["tokens"] for text in texts]
+    assert skipped == {}
+
+
+def test_what_was_written_is_told(folder, whole, capsys):
+    before = written(whole)
+    program.main(args_of(folder, whole))  # everything is there: nothing is generated, all is counted
+    assert written(whole) == before
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    texts = texts_of(whole)
+    spans = [end - start for text in texts for start, end in text["supervised"]]
+    assert report["rows"] == 13
+    assert report["shards"] == 3
+    assert report["texts"] == len(texts)
+    assert report["replies"] == len(spans)
+    assert report["reply_tokens"] == sum(spans)
+    assert report["cut"] == sum(text["tokens"][end - 1] not in STOPS for text in texts for _, end in text["supervised"])
+    assert 0 < report["cut"] < report["replies"]
+    assert report["skipped"] == {
+        "plain text, which has no replies": 1, "no assistant turn": 1, "prompt longer than --max-prompt 384": 1,
+    }  # fmt: skip
+    assert report["shortened"] == {"prompt longer than --max-prompt 384": 1}
+    assert "tau" not in report
+
+
+def test_killed_and_resumed_it_writes_the_same(folder, whole, tmp_path):
+    """SIGKILL between the turns of a batch, and a line torn off in the middle (test_shards tears everywhere)."""
+    out = tmp_path / "out"
+    kill = """
+import itertools, os, signal, eagle_jax.converse as converse
+count, generate = itertools.count(1), converse.generate
+def killing(*args, **options):
+    if next(count) == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return generate(*args, **options)
+converse.generate = killing
+"""
+    killed = process(folder, out, kill)
+    _, errors = killed.communicate(timeout=600)
+    assert killed.returncode == -signal.SIGKILL, errors
+    assert (out / "shard-00000.jsonl").exists()
+    (partial,) = out.glob("*.partial")
+    done = partial.read_bytes()
+    assert done.endswith(b"\n")
+    last = done.splitlines()[-1]
+    partial.write_bytes(done + last[: len(last) // 2])
+    program.main(args_of(folder, out))
+    assert written(out) == written(whole)
+
+
+def test_a_head_changes_nothing_but_the_time(folder, whole, tmp_path, capsys):
+    """Nor does the size of a batch: every row has its own key."""
+    program.main(args_of(folder, tmp_path / "out", head=str(folder / "head"), tree="2,2,4", batch=8))
+    found = {(text["row"], tuple(text["tokens"])): text for text in texts_of(tmp_path / "out")}
+    assert found == {(text["row"], tuple(text["tokens"])): text for text in texts_of(whole)}
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["tau"] > 1
+
+
+def test_two_processes_share_the_shards(folder, whole, tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    names = {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": "2"}
+    both = [process(folder, tmp_path / "out", **names, JAX_PROCESS_ID=str(i)) for i in range(2)]
+    outputs = [each.communicate(timeout=600) for each in both]
+    assert [each.returncode for each in both] == [0, 0], outputs
+    assert written(tmp_path / "out") == written(whole)
+    report = json.loads(outputs[0][0].splitlines()[-1])
+    assert (report["rows"], report["shards"], report["texts"]) == (13, 3, len(texts_of(whole)))
+    assert '"rows"' not in outputs[1][0]  # one of them tells
+
+
+def test_cut_replies_may_be_left_out(folder, whole, tmp_path, capsys):
+    program.main(args_of(folder, tmp_path / "out", keep_cut=False))
+    texts = texts_of(tmp_path / "out")
+    ends = [text["tokens"][end - 1] for text in texts for _, end in text["supervised"]]
+    assert ends
+    assert set(ends) <= set(STOPS)
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["skipped"]["reply cut by --max-new-tokens 8"] > 0
+    assert {text["row"] for text in texts} < {text["row"] for text in texts_of(whole)}
+
+
+def test_a_limit_draws_rows_and_a_larger_one_more_of_them():
+    few, more = program.choose(100, 10, 3), program.choose(100, 20, 3)
+    assert len(few) == 10
+    assert len(more) == 20
+    assert set(few) < set(more)
+    assert few.tolist() == sorted(few.tolist())
+    assert program.choose(100, 10, 4).tolist() != few.tolist()
+    assert program.choose(5, None, 3).tolist() == program.choose(5, 9, 3).tolist() == list(range(5))
+
+
+def test_other_settings_are_refused(folder, whole):
+    before = written(whole)
+    with pytest.raises(ValueError, match=r"whole was begun with other settings \(seed was 0 and is now 1\): choose"):
+        program.main(args_of(folder, whole, seed=1))
+    row = json.dumps(asking("other"))
+    (folder / "c.jsonl").write_text(row + "\n")
+    with pytest.raises(ValueError, match=r"data was .* and is now .*; rows_and_tokenizer was "):
+        program.main(args_of(folder, whole, data=(str(folder / "c.jsonl"),)))
+    assert written(whole) == before
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "message"),
+    [
+        ([], {}, "rows.jsonl is empty"),
+        ([{"text": "a"}, {"x": 1}], {}, "to be written: 1 x plain text, which has no replies; 1 x neither messages"),
+        ([ROWS[ALONE]], {}, "no row has a reply to be written: 1 x no assistant turn"),
+        ([asking("a", "b")], {"template": "{{ messages[-1]['content'] }}"}, "1 x the chat template drops a turn"),
+        ([asking("a")], {"template": ""}, "the tokenizer has no chat template"),
+        ([asking("a")], {"vocab": 262}, "a vocabulary of 263, and the target's vocabulary has 262"),
+        ([asking("a")], {"max_new_tokens": 400}, "--max-prompt 384 plus --max-new-tokens 400 exceeds the target's 512"),
+        ([asking("a")], {"temperatures": ()}, "--temperatures () must be at least one number"),
+        ([asking("a")], {"limit": 0}, "--limit 0 must be at least 1"),
+        ([asking("a")], {"tensor": 3}, "--tensor 3 must divide the 4 devices"),
+        ([asking("a")], {"data": ()}, "--data needs at least one source"),
+        ([asking("a")], {"data": ("nowhere.jsonl",)}, "no file nowhere.jsonl"),
+        ([asking("a")], {"target": "nowhere/at/all"}, "no such directory: nowhere/at/all"),
+        ([asking("a")], {"head": "nowhere/at/all"}, "no such directory: nowhere/at/all"),
+        ([asking("a")], {"tree": "2"}, "--tree '2' must be depth,top_k,num_nodes"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named_before_anything_is_compiled(rows, changes, message, folder, tmp_path, monkeypatch):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = {"data": (str(tmp_path / "rows.jsonl"),), **changes}
+    template, vocab = given.pop("template", None), given.pop("vocab", VOCAB)
+    if template is not None:
+        tokenizer_with(template).save_pretrained(tmp_path / "other")
+        given["tokenizer"] = str(tmp_path / "other")
+    if vocab != VOCAB:
+        target = tiny_target(vocab)
+        save_target_checkpoint(target.config, target.params, tmp_path / "small", "float32")
+        given |= {"target": str(tmp_path / "small"), "tokenizer": str(folder / "target")}
+    monkeypatch.setattr("eagle_jax.converse.generate", lambda *_, **__: pytest.fail("generated"))
+    with pytest.raises((ValueError, CheckpointError), match=re.escape(message)):
+        program.main(args_of(folder, tmp_path / "out", **given))
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_whose_prompts_are_all_too_long_are_counted(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("eagle_jax.converse.generate", lambda *_, **__: pytest.fail("generated"))
+    (tmp_path / "rows.jsonl").write_text(json.dumps(asking("x" * 200)) + "\n")
+    with pytest.raises(ValueError, match="no reply was written: 1 x prompt longer than --max-prompt 384"):
+        program.main(args_of(folder, tmp_path / "out", data=(str(tmp_path / "rows.jsonl"),)))
