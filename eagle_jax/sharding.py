@@ -16,6 +16,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -95,25 +96,8 @@ def param_shardings(params: Params, mesh: Mesh) -> Any:
     return jax.tree_util.tree_map_with_path(place, params)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _moved(x: Array, here: NamedSharding, home: NamedSharding) -> Array:
-    return jax.lax.with_sharding_constraint(x, here)
-
-
-def _moved_forward(x: Array, here: NamedSharding, home: NamedSharding) -> tuple[Array, None]:
-    return _moved(x, here, home), None
-
-
-def _moved_backward(here: NamedSharding, home: NamedSharding, saved: None, grad: Array) -> tuple[Array]:
-    # The transpose of the constraint itself would sum the whole gradient on every device and then cut it.
-    return (jax.lax.with_sharding_constraint(grad, home),)
-
-
-_moved.defvjp(_moved_forward, _moved_backward)
-
-
 def gathered(params: Params, mesh: Mesh | None, *, embedding: bool = False) -> Params:
-    """Inside jit: the matrices as products want them, whole over "fsdp"; their gradients are split over it again.
+    """Inside jit: frozen matrices as products want them, whole over "fsdp".
 
     Without this the compiler may take the split of a matrix's rows for that of the states it is multiplied with, and
     then every device computes with every row of the batch.
@@ -125,18 +109,64 @@ def gathered(params: Params, mesh: Mesh | None, *, embedding: bool = False) -> P
     Raises:
       ConfigError: as `param_sharding`.
     """
-    if mesh is None or mesh.shape[FSDP] == 1:
+    if mesh is None:
         return params
 
     def gather(path: tuple, leaf: Array) -> Array:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        home = param_sharding(name, leaf.shape, mesh)
-        if FSDP not in home.spec or (name.endswith("embedding") and not embedding):
+        home = param_sharding(name, leaf.shape, mesh).spec
+        if FSDP not in home or (name.endswith("embedding") and not embedding):
             return leaf
-        here = NamedSharding(mesh, P(*(None if axis == FSDP else axis for axis in home.spec)))
-        return _moved(leaf, here, home)
+        return _split(leaf, mesh, *_without_fsdp(home))
 
     return jax.tree_util.tree_map_with_path(gather, params)
+
+
+def copies(params: Params, mesh: Mesh) -> Params:
+    """Inside jit: a copy of trained parameters for each of the `row_groups`, [groups, ...], whole over "fsdp".
+
+    What is computed from a copy has its gradient in the copy: sums over steps, chunks and layers stay on their devices,
+    and gradients are added up between devices once, in float32. Were the parameters shared by all rows, the compiler
+    would add up every term between devices, even inside loops.
+
+    Raises:
+      ConfigError: as `param_sharding`.
+    """
+
+    def copy(path: tuple, leaf: Array) -> Array:
+        return _copied(
+            leaf, mesh, param_sharding(jax.tree_util.keystr(path, simple=True, separator="/"), leaf.shape, mesh)
+        )
+
+    return jax.tree_util.tree_map_with_path(copy, params)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _copied(x: Array, mesh: Mesh, home: NamedSharding) -> Array:
+    whole = _without_fsdp(home.spec)
+    x = _split(x, mesh, *whole)
+    return _split(jnp.broadcast_to(x[None], (row_groups(mesh), *x.shape)), mesh, ROWS, *whole)
+
+
+def _copied_forward(x: Array, mesh: Mesh, home: NamedSharding) -> tuple[Array, None]:
+    return _copied(x, mesh, home), None
+
+
+def _copied_backward(mesh: Mesh, home: NamedSharding, saved: None, grad: Array) -> tuple[Array]:
+    total = jnp.sum(grad.astype(jnp.float32), axis=0)
+    return (jax.lax.with_sharding_constraint(total, home).astype(grad.dtype),)
+
+
+_copied.defvjp(_copied_forward, _copied_backward)
+
+
+def _without_fsdp(spec: P) -> tuple[str | None, ...]:
+    return tuple(None if axis == FSDP else axis for axis in spec)
+
+
+def row_groups(mesh: Mesh | None) -> int:
+    """How many groups of devices have rows of their own."""
+    return 1 if mesh is None else mesh.shape[DATA] * mesh.shape[FSDP]
 
 
 def embeds_by_rows(mesh: Mesh | None) -> Callable[..., Any]:
@@ -236,7 +266,9 @@ def shard_target(fn: TargetFn, mesh: Mesh) -> TargetFn:
       ConfigError: the mesh has other axes, or does not divide the key-value heads.
     """
     check_mesh(mesh)
-    jax.eval_shape(lambda: place_cache(fn.init_cache(mesh.size // mesh.shape[TENSOR], 1), mesh))  # refuses heads before anything runs
+    jax.eval_shape(
+        lambda: place_cache(fn.init_cache(mesh.size // mesh.shape[TENSOR], 1), mesh)
+    )  # refuses heads before anything runs
 
     def forward(
         params: Params, tokens: Array, positions: Array, mask: Array, cache: KVCache | None, taps: tuple[int, ...] = ()

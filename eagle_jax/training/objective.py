@@ -13,10 +13,12 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import ConfigError, HeadConfig
 from eagle_jax.models.heads import make_head
+from eagle_jax.sharding import DATA, FSDP, by_rows, copies, row_groups
 from eagle_jax.training.losses import (
     ahead,
     behind,
@@ -80,9 +82,7 @@ def eagle1() -> Objective:
 
 def hass() -> Objective:
     """HASS: EAGLE-1's loss over three aligned steps, and the target's ten best tokens (arXiv:2408.15766)."""
-    return Objective(
-        steps=3, decay=1.0, token_weight=0.1, feature_weight=1.0, best_weight=1.0, noise=0.1, detach=True
-    )
+    return Objective(steps=3, decay=1.0, token_weight=0.1, feature_weight=1.0, best_weight=1.0, noise=0.1, detach=True)
 
 
 def eagle3() -> Objective:
@@ -132,6 +132,7 @@ def unrolled_loss(
     target_logits: Logits,
     kept: Int[Array, " Vd"] | None,
     key: Array | None = None,
+    mesh: Mesh | None = None,
 ) -> tuple[Float[Array, ""], StepMetrics]:
     """sum_k decay^k (mean loss of step k over its counted rows).
 
@@ -142,6 +143,10 @@ def unrolled_loss(
       target_logits: the target's lm_head, [.., H] -> [.., V]; an EAGLE-1/2 head is judged through it, too.
       kept: target ids of the draft vocabulary, ascending; None is all of V.
       key: of the noise.
+      mesh: every group of devices with rows of their own computes with a copy of the head (`sharding.copies`).
+
+    Raises:
+      ConfigError: the mesh does not divide the rows.
     """
     features = signals.features
     if objective.noise > 0:
@@ -149,27 +154,24 @@ def unrolled_loss(
             raise ValueError("an objective with noise needs a key")
         noise = jax.random.uniform(key, features.shape, jnp.float32, -objective.noise, objective.noise)
         features = features + noise.astype(features.dtype)
-    states = unroll(
-        config, head, features, signals.embeds, texts, objective.steps, detach=objective.detach, remat=objective.remat
-    )
-    if config.kind == "eagle3":
-        module = make_head(config)
-        head_logits: Logits = lambda states: module.apply({"params": head}, states, method="logits")  # noqa: E731
+
+    def judged(head: Params, signals: Signals, texts: Texts) -> _Sums:
+        return _judged(config, objective, head, signals, texts, target_logits, kept)
+
+    signals, groups = signals._replace(features=features), row_groups(mesh)
+    if mesh is None or groups == 1:
+        sums = judged(head, signals, texts)
     else:
-        head_logits = target_logits
-    guessed = jnp.stack([behind(state, 1 + k) for k, state in enumerate(states)])
-    supervised = jnp.stack(
-        [_predicted(texts, ahead(texts.supervised, 1), ahead(texts.segments, 1), k) for k in range(objective.steps)]
-    )
-    sums = _by_chunks(objective, guessed, signals.hidden, supervised, target_logits, head_logits, kept)
+        rows = texts.tokens.shape[0]
+        if rows % groups:
+            raise ConfigError(
+                f"{rows} rows are not a multiple of data={mesh.shape[DATA]} times fsdp={mesh.shape[FSDP]}"
+            )
+        parts = jax.tree.map(lambda x: by_rows(x.reshape(groups, rows // groups, *x.shape[1:]), mesh), (signals, texts))
+        sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.vmap(judged)(copies(head, mesh), *parts))
     loss = sums.loss / jnp.maximum(sums.inside, 1)
     if objective.feature_weight > 0:
-        loss += objective.feature_weight * jnp.stack(
-            [
-                jnp.sum(jnp.where(supervised[k], smooth_l1(guessed[k], signals.hidden), 0.0))
-                for k in range(objective.steps)
-            ]
-        ) / jnp.maximum(sums.counted, 1)
+        loss += objective.feature_weight * sums.feature / jnp.maximum(sums.counted, 1)
     metrics = StepMetrics(loss, sums.hits / jnp.maximum(sums.counted, 1), sums.counted)
     return jnp.sum(objective.decay ** jnp.arange(objective.steps) * loss), metrics
 
@@ -181,12 +183,50 @@ def _predicted(texts: Texts, supervised: Array, segments: Array, k: int) -> Bool
 
 
 class _Sums(NamedTuple):
-    """Over rows, [steps] each: weighted token losses, rows inside the draft vocabulary, hits, supervised rows."""
+    """Over rows, [steps]: token losses, rows inside the draft vocabulary, hits, supervised rows, feature losses."""
 
     loss: Array
     inside: Array
     hits: Array
     counted: Array
+    feature: Array
+
+
+def _judged(
+    config: HeadConfig,
+    objective: Objective,
+    head: Params,
+    signals: Signals,
+    texts: Texts,
+    target_logits: Logits,
+    kept: Int[Array, " Vd"] | None,
+) -> _Sums:
+    states = unroll(
+        config,
+        head,
+        signals.features,
+        signals.embeds,
+        texts,
+        objective.steps,
+        detach=objective.detach,
+        remat=objective.remat,
+    )
+    if config.kind == "eagle3":
+        module = make_head(config)
+        head_logits: Logits = lambda states: module.apply({"params": head}, states, method="logits")  # noqa: E731
+    else:
+        head_logits = target_logits
+    guessed = jnp.stack([behind(state, 1 + k) for k, state in enumerate(states)])
+    supervised = jnp.stack(
+        [_predicted(texts, ahead(texts.supervised, 1), ahead(texts.segments, 1), k) for k in range(objective.steps)]
+    )
+    sums = _by_chunks(objective, guessed, signals.hidden, supervised, target_logits, head_logits, kept)
+    if objective.feature_weight == 0:
+        return sums
+    feature = [
+        jnp.sum(jnp.where(supervised[k], smooth_l1(guessed[k], signals.hidden), 0.0)) for k in range(objective.steps)
+    ]
+    return sums._replace(feature=jnp.stack(feature))
 
 
 def _by_chunks(
@@ -208,25 +248,29 @@ def _by_chunks(
 
     def judge(sums: _Sums, part: tuple[Array, Array, Array]) -> tuple[_Sums, None]:
         guessed, hidden, supervised = part
-        law, best, inside = target_law(target_logits(hidden), kept)
-        law = jax.lax.stop_gradient(law)
+        law, best, inside = jax.lax.stop_gradient(target_law(target_logits(hidden), kept))
         found = []
         for states, wanted in zip(guessed, supervised, strict=True):
             logits = head_logits(states)
             counted = wanted & inside
-            loss = jnp.where(counted, _token_loss(objective, jax.nn.log_softmax(logits), law), 0.0)
-            hits = counted & (jnp.argmax(logits, axis=-1) == best)
-            found.append(_Sums(jnp.sum(loss), *(jnp.sum(x, dtype=jnp.float32) for x in (counted, hits, wanted))))
+            loss = jnp.where(counted, _token_loss(objective, logits, law), 0.0)
+            # Not argmax, which XLA for CPU does one number at a time; the maximum is computed for the loss anyway.
+            hits = counted & (jnp.take_along_axis(logits, best[..., None], -1)[..., 0] >= jnp.max(logits, axis=-1))
+            sums_of = (jnp.sum(x, dtype=jnp.float32) for x in (counted, hits, wanted))
+            found.append(_Sums(jnp.sum(loss), *sums_of, jnp.zeros(())))
         return jax.tree.map(lambda total, *new: total + jnp.stack(new), sums, *found), None
 
     zero = jnp.zeros(objective.steps)
     parts = (cut(guessed, 2), cut(hidden, 1), cut(supervised, 2))
-    if objective.remat:
-        judge = jax.checkpoint(judge)
-    return jax.lax.scan(judge, _Sums(zero, zero, zero, zero), parts)[0]
+    judge_part = jax.checkpoint(judge) if objective.remat else judge
+    return jax.lax.scan(judge_part, _Sums(zero, zero, zero, zero, zero), parts)[0]
 
 
-def _token_loss(objective: Objective, log_q: Float[Array, "*b V"], p: Float[Array, "*b V"]) -> Float[Array, "*b"]:
+def _token_loss(objective: Objective, logits: Float[Array, "*b V"], p: Float[Array, "*b V"]) -> Float[Array, "*b"]:
+    if objective.token_loss == "ce" and objective.best_weight == 0:
+        # Of probabilities that sum to one: -sum p log softmax(z) = log sum exp z - sum p z.
+        return objective.token_weight * (jax.nn.logsumexp(logits, axis=-1) - jnp.sum(p * logits, axis=-1))
+    log_q = jax.nn.log_softmax(logits)
     if objective.token_loss == "ce":
         loss = soft_cross_entropy(log_q, p)
     elif objective.token_loss == "lk":
@@ -245,11 +289,12 @@ def target_law(
     """The target's distribution as a head is taught it.
 
     Returns:
-      probabilities renormalised over the draft vocabulary; the target's own favourite as an index into the draft
-      vocabulary (meaningless where it lies outside); and whether it lies inside.
+      probabilities renormalised over the draft vocabulary; the likeliest of its tokens as an index into it; and whether
+      that is the target's own favourite, which may lie outside.
     """
-    best = jnp.argmax(logits, axis=-1)
     if kept is None:
+        best = jnp.argmax(logits, axis=-1)
         return jax.nn.softmax(logits, axis=-1), best, jnp.ones(best.shape, bool)
-    position = jnp.clip(jnp.searchsorted(kept, best), 0, kept.shape[0] - 1)
-    return jax.nn.softmax(logits[..., kept], axis=-1), position, kept[position] == best
+    inner = logits.at[..., kept].get(mode="promise_in_bounds", indices_are_sorted=True, unique_indices=True)
+    inside = jnp.max(inner, axis=-1) >= jnp.max(logits, axis=-1)
+    return jax.nn.softmax(inner, axis=-1), jnp.argmax(inner, axis=-1), inside

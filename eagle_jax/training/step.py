@@ -101,7 +101,7 @@ def head_loss(
     features = signals.features
     if frozen.feature_scale is not None:
         features = features / frozen.feature_scale[None, None]
-    head = gathered(jax.tree.map(lambda leaf: leaf.astype(dtype), head), mesh)
+    head = jax.tree.map(lambda leaf: leaf.astype(dtype), head)
     embeds = signals.embeds
     if config.own_embedding:
         embeds = by_rows(jax.lax.stop_gradient(head["embed_tokens"]["embedding"][texts.tokens]), mesh)
@@ -110,12 +110,12 @@ def head_loss(
     # Gathered here and not in the loop over chunks, which reads it whole in every turn.
     judge = gathered(frozen.target, mesh, embedding=target.tie_word_embeddings)
     with nn.intercept_methods(dense_gradients):
-        return unrolled_loss(config, objective, head, signals, texts, lambda hidden: fn.logits(judge, hidden), kept, key)
+        return unrolled_loss(
+            config, objective, head, signals, texts, lambda hidden: fn.logits(judge, hidden), kept, key, mesh
+        )
 
 
-def feature_scale(
-    target: DecoderConfig, params: Params, texts: Texts, taps: tuple[int, ...]
-) -> Float[Array, " F"]:
+def feature_scale(target: DecoderConfig, params: Params, texts: Texts, taps: tuple[int, ...]) -> Float[Array, " F"]:
     """Root mean square of every tapped channel over the given texts, [F]: see `Frozen.feature_scale`."""
     features = observe(target, params, texts, taps).features.astype(jnp.float32)
     counted = (texts.segments > 0)[..., None]
