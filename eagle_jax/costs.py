@@ -22,6 +22,8 @@ FREE_CALLS = frozenset(
     ("ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "GatherScatterIndicesBitpacked")
 )
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+CALLING = ("fusion", "async-start")
+"""Instructions that do what the computation they call does."""
 HOST = frozenset(["infeed", "outfeed", "send", "recv"])
 
 
@@ -141,27 +143,56 @@ class Program:
             raise ValueError(f"{len(loops)} loops of the program are named {op_name!r}, expected one")
         return loops[0].attribute("body")
 
+    def turns(self, loop: Instruction, lengths: Mapping[str, int]) -> int:
+        """How often the body of a `while` is executed; 1 where nothing says it.
+
+        Names are asked first. Then the condition, where it is "counter < constant": the counters of `lax.scan` and of the
+        compiler's own loops start at 0 and go up by 1.
+        """
+        name = loop.attribute("op_name")
+        fitting = [end for end in lengths if f"/{name}".endswith(f"/{end}")]
+        if fitting:
+            return lengths[max(fitting, key=len)]
+        condition = self.computations.get(loop.attribute("condition"), {})
+        for one in condition.values():
+            if one.root and one.opcode == "compare" and one.attribute("direction") == "LT":
+                bound = condition.get(one.operands[1])
+                if bound is not None and bound.opcode == "constant":
+                    return int(bound.rest.partition(")")[0])
+        return 1
+
     def moves(self, computation: str, lengths: Mapping[str, int], times: int = 1) -> Iterator[Move]:
         """What one execution of `computation` does, loops and calls unrolled.
 
         Args:
-          lengths: turns of a loop by the end of its name, as `loop_lengths` gives them; other loops count once.
+          lengths: turns of a loop by the end of its name, as `loop_lengths` gives them; see `turns` for the others.
         """
         body = self.computations[computation]
         for one in body.values():
             if one.opcode == "while":
-                name = one.attribute("op_name")
-                fitting = [end for end in lengths if f"/{name}".endswith(f"/{end}")]
-                turns = lengths[max(fitting, key=len)] if fitting else 1
-                yield from self.moves(one.attribute("body"), lengths, times * turns)
+                yield from self.moves(one.attribute("body"), lengths, times * self.turns(one, lengths))
             elif one.opcode in ("call", "conditional"):
-                for branch in re.findall(
-                    r"(?:to_apply|branch_computations|true_computation|false_computation)=([^=]*)", one.rest
-                ):
-                    for name in re.findall(r"%([\w.-]+)", branch):
-                        yield from self.moves(name, lengths, times)
-            elif one.opcode not in FREE and not one.opcode.endswith("-done"):
+                for name in _called(one):
+                    yield from self.moves(name, lengths, times)
+            elif one.opcode not in FREE and not one.opcode.endswith(("-done", "-update")):
                 yield Move(one, self._traffic(one, body), times, self._written(one, body))
+
+    def flops(self, computation: str, lengths: Mapping[str, int]) -> float:
+        """Floating-point operations of all products in one execution of `computation`, per device.
+
+        Unlike those of the jaxpr these are what a device does: work that the compiler left on several devices counts.
+        """
+        total, body = 0.0, self.computations[computation]
+        for one in body.values():
+            if one.opcode == "while":
+                total += self.turns(one, lengths) * self.flops(one.attribute("body"), lengths)
+            elif one.opcode in ("call", "conditional"):
+                total += max((self.flops(name, lengths) for name in _called(one)), default=0.0)
+            elif one.opcode in ("fusion", "async-start"):
+                total += self.flops(one.attribute("calls"), lengths)
+            elif one.opcode in ("convolution", "dot"):
+                total += _product_flops(one, body)
+        return total
 
     def traffic(self, computation: str, lengths: Mapping[str, int]) -> float:
         """Bytes that one execution of `computation` reads from and writes to HBM, per device."""
@@ -203,18 +234,11 @@ class Program:
             return 0.0
         if one.opcode == "copy-start":
             return one.buffers[0].bytes + one.buffers[1].bytes
-        if self._is_slice(one):
+        if one.opcode == "slice-start":
             part = one.buffers[1]
             return part.bytes + (part.size if one.buffers[0].hbm else 0.0)
         read = math.fsum(self._read(one, index, body) for index in range(len(one.operands)))
         return read + self._written(one, body)
-
-    def _is_slice(self, one: Instruction) -> bool:
-        """Whether it starts to fetch a slice, under either name: its results are operand, slice and a semaphore."""
-        if one.opcode != "async-start":
-            return one.opcode == "slice-start"
-        called = self.computations[one.attribute("calls")].values()
-        return any(inner.root and inner.opcode == "slice" for inner in called)
 
     def _read(self, one: Instruction, index: int, body: Computation) -> float:
         """Bytes of operand `index` that the instruction reads."""
@@ -233,7 +257,7 @@ class Program:
             return math.fsum(buffer.size for buffer in one.buffers)
         if one.opcode == "dynamic-update-slice" and index == 0:
             return 0.0
-        if one.opcode != "fusion":
+        if one.opcode not in CALLING:
             return None
         fused = self.computations[one.attribute("calls")]
         parameter = next(p for p in fused.values() if p.opcode == "parameter" and p.rest.startswith(f"{index})"))
@@ -252,13 +276,17 @@ class Program:
 
     def _written(self, one: Instruction, body: Computation) -> float:
         """Bytes of the result that go to HBM."""
-        return math.fsum(size for size, buffer in zip(self._sizes(one, body), one.buffers, strict=True) if buffer.hbm)
+        sizes, buffers = self._sizes(one, body), one.buffers
+        if one.opcode == "async-start":  # its operands come first, semaphores last
+            operands = sum(len(body[name].buffers) for name in one.operands if name in body)
+            buffers = buffers[operands : operands + len(sizes)]
+        return math.fsum(size for size, buffer in zip(sizes, buffers, strict=True) if buffer.hbm)
 
     def _sizes(self, one: Instruction, body: Computation) -> list[float]:
         """Bytes of every array of the result, wherever it lies; an update in place counts the update."""
         if one.opcode == "dynamic-update-slice":
             return [body[one.operands[1]].buffers[0].size]
-        if one.opcode == "fusion":
+        if one.opcode in CALLING:
             fused = self.computations[one.attribute("calls")]
             root = _through_bitcasts(next(inner for inner in fused.values() if inner.root), fused)
             if root.opcode != "tuple":
@@ -274,6 +302,39 @@ def _through_bitcasts(one: Instruction, body: Computation) -> Instruction:
     return one
 
 
+def _called(one: Instruction) -> list[str]:
+    """Computations of a `call` or `conditional`."""
+    branches = re.findall(r"(?:to_apply|branch_computations|true_computation|false_computation)=([^=]*)", one.rest)
+    return [name for branch in branches for name in re.findall(r"%([\w.-]+)", branch)]
+
+
+def _product_flops(one: Instruction, body: Computation) -> float:
+    """Of a `dot` or `convolution`, a multiply-add counted as two; nothing falls on padding or between dilated rows."""
+    left, right = (body[name].buffers[0].dims for name in one.operands)
+    outputs = one.buffers[0].dims
+    if one.opcode == "dot":
+        contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", one.rest)
+        shared = [int(axis) for axis in contracted.group(1).split(",") if axis] if contracted else []
+        return 2.0 * math.prod(outputs) * math.prod(left[axis] for axis in shared)
+    lhs, rhs, out = re.split(r"_|->", one.attribute("dim_labels"))
+    window = dict(re.findall(r"(\w+)=(\S+)", (re.findall(r"window=\{([^}]*)\}", one.rest) or [""])[0]))
+    axes = [label for label in out if label.isdigit()]
+    setting = lambda name, default: window[name].split("x") if name in window else [default] * len(axes)  # noqa: E731
+    total = 2.0 * outputs[out.index("b")] * outputs[out.index("f")] * right[rhs.index("i")]
+    for label, stride, pad, base, kernel in zip(
+        axes, setting("stride", "1"), setting("pad", "0_0"), setting("lhs_dilate", "1"), setting("rhs_dilate", "1"),
+        strict=True,
+    ):  # fmt: skip
+        rows, low = left[lhs.index(label)], int(pad.partition("_")[0])
+        total *= sum(
+            0 <= at <= (rows - 1) * int(base) and at % int(base) == 0
+            for position in range(outputs[out.index(label)])
+            for step in range(right[rhs.index(label)])
+            for at in (position * int(stride) + step * int(kernel) - low,)
+        )
+    return total
+
+
 def _parse(line: str) -> Instruction | None:
     match = re.match(r"\s+(ROOT )?%?([\w.-]+) = (.*)", re.sub(r"/\*.*?\*/", "", line))
     if match is None:
@@ -287,7 +348,7 @@ def _parse(line: str) -> Instruction | None:
         Buffer(dtype, tuple(int(size) for size in dims.split(",") if size), "S(" not in layout)
         for dtype, dims, layout in re.findall(r"([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?", text[:end])
     )
-    if opcode == "parameter":
+    if opcode in ("parameter", "constant"):
         rest = f"{inside}){rest}"
     return Instruction(
         match.group(2), opcode, buffers, tuple(re.findall(r"%([\w.-]+)", inside)), rest, bool(match.group(1))

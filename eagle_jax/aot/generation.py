@@ -1,36 +1,26 @@
-"""Compilation for TPUs that are not there: the whole generate program over abstract weights, its memory and its costs.
-
-`libtpu` compiles for a topology ("v6e:1x1") on any x86 Linux machine. Set `JAX_PLATFORMS=cpu`, `TPU_SKIP_MDS_QUERY=1`
-and `TPU_WORKER_HOSTNAMES=localhost` before JAX is imported, or it looks for the chips, and for several at once
-`ALLOW_MULTIPLE_LIBTPU_LOAD=1`. Weights are `ShapeDtypeStruct`s with shardings: a 70B model takes no memory here.
-"""
+"""The whole generate program over abstract weights: prefill and loop, its memory and what a cycle costs."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
-import importlib.util
 import math
-import os
-import tempfile
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from eagle_jax import costs
-from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, TreeConfig
+from eagle_jax.aot.chips import Chip, device_memory, local_bytes
+from eagle_jax.config import DecoderConfig, HeadConfig, TreeConfig
 from eagle_jax.drafters.eagle import eagle
 from eagle_jax.drafters.vanilla import vanilla
 from eagle_jax.generate import generate, prefill, required_slots, step
 from eagle_jax.models.decoder import init_params, target_fn
 from eagle_jax.models.heads import init_head_params
-from eagle_jax.sharding import DATA, ROWS, TENSOR, make_mesh, param_shardings, shard_drafter, shard_target
+from eagle_jax.sharding import DATA, ROWS, TENSOR, param_shardings, shard_drafter, shard_target
 from eagle_jax.types import Drafter, Params, Sampling, TargetFn
 
 PAPER_TREE = TreeConfig(depth=8, top_k=10, num_nodes=59)
@@ -39,72 +29,6 @@ FUNCTIONS, SHAPES = ("target", "drafter", "verify"), ("slots", "max_tokens", "ch
 GREEDY = Sampling()
 LOOP = "jit(generate)/while"
 """Name of the loop over cycles in the HLO."""
-
-
-class Chip(NamedTuple):
-    """One TPU chip, from the vendor's data sheet.
-
-    Attributes:
-      hbm: bytes. bandwidth: of the HBM, bytes per second. flops: bfloat16 operations per second.
-    """
-
-    hbm: float
-    bandwidth: float
-    flops: float
-
-
-CHIPS = {
-    "v4": Chip(32e9, 1228e9, 275e12),
-    "v5e": Chip(16e9, 819e9, 197e12),
-    "v5p": Chip(95e9, 2765e9, 459e12),
-    "v6e": Chip(32e9, 1640e9, 918e12),
-}
-
-
-def chip_of(topology: str) -> Chip:
-    """The chip of "v5e:2x2".
-
-    Raises:
-      ConfigError: no such chip; the message names the nearest.
-    """
-    name = topology.partition(":")[0]
-    if name not in CHIPS:
-        near = difflib.get_close_matches(name, CHIPS, n=1, cutoff=0.0)[0]
-        raise ConfigError(
-            f"topology {topology!r}: unknown chip {name!r}; the nearest of {', '.join(CHIPS)} is {near!r}"
-        )
-    return CHIPS[name]
-
-
-def topology_devices(topology: str) -> list[Any]:
-    """Compile-only devices of "v6e:1x1", "v5e:2x2", "v5p:2x2x1", ...
-
-    Raises:
-      ConfigError: libtpu is not installed, or it does not know the topology.
-    """
-    chip_of(topology)
-    if importlib.util.find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in os.environ:
-        raise ConfigError("compiling for TPU needs libtpu: `pip install libtpu` (Linux, x86_64); no TPU is needed")
-    try:
-        return list(topologies.get_topology_desc(topology, platform="tpu").devices)
-    except Exception as error:  # the plugin raises several kinds
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"libtpu gives no topology {topology!r} ({reason}); write v6e:1x1, v5e:2x2 or v5p:2x2x1 "
-            "(v4 and v5p have three dimensions)"
-        ) from error
-
-
-def mesh_for(devices: list[Any], kv_heads: int, tensor: int | None = None) -> Mesh:
-    """All devices as a ("data", "tensor") mesh, with the widest "tensor" axis that gives every device whole heads.
-
-    Raises:
-      ConfigError: `tensor` does not divide the number of devices.
-    """
-    tensor = math.gcd(len(devices), kv_heads) if tensor is None else tensor
-    if tensor < 1 or len(devices) % tensor:
-        raise ConfigError(f"tensor={tensor} does not divide the {len(devices)} devices of the topology")
-    return make_mesh(len(devices) // tensor, tensor, devices=devices)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,23 +175,6 @@ class Report(NamedTuple):
         return max(self.traffic / chip.bandwidth, self.flops / chip.flops)
 
 
-def compile_program(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, list[str]]:
-    """Compiles, and returns with the program the optimised HLO of every module that it became.
-
-    The compiler itself writes the HLO out: what jaxlib reads back from libtpu fails for v5p, where the SparseCores
-    gather the embedding asynchronously ("async-update instruction should have 1 operands").
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
-        written = sorted(Path(folder).glob("module_*.jit_*after_optimizations.txt"))
-        if not written:
-            names = sorted(path.name for path in Path(folder).iterdir())
-            raise RuntimeError(
-                f"the compiler wrote no optimised HLO, only {names or 'nothing'}; report it with libtpu's version"
-            )
-        return compiled, [path.read_text(encoding="utf-8") for path in written]
-
-
 def analyse(work: Workload, compiled: jax.stages.Compiled, texts: list[str]) -> Report:
     """Reads the report off a compiled generate program: `compile_program(lower_generate(work))`."""
     jaxpr = trace_step(work)
@@ -287,7 +194,7 @@ def analyse(work: Workload, compiled: jax.stages.Compiled, texts: list[str]) -> 
     return Report(
         programs=len(texts),
         memory=device_memory(compiled),
-        weights=_local_bytes(work.params()),
+        weights=local_bytes(work.params()),
         cache=2.0 * math.prod(work.cache_dims) * jnp.dtype(work.dtype).itemsize * work.config.num_layers,
         flops=costs.flops(jaxpr) / work.mesh.size,
         traffic=program.traffic(cycle, lengths),
@@ -299,15 +206,3 @@ def analyse(work: Workload, compiled: jax.stages.Compiled, texts: list[str]) -> 
         copies=[f"{move.instruction.name} x{move.times}" for move in writes if move not in spills],
         spilled=float(sum(move.written * move.times for move in spills)),
     )
-
-
-def device_memory(compiled: jax.stages.Compiled) -> float:
-    """Bytes of one device that the program holds at once: arguments, results and temporaries, aliased ones once."""
-    memory: Any = compiled.memory_analysis()
-    held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-    return float(held - memory.alias_size_in_bytes)
-
-
-def _local_bytes(params: Params) -> float:
-    sizes = (math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-    return float(sum(sizes))
