@@ -47,6 +47,7 @@ class Args:
       head: path or hub id of its head, or "demo".
       heldout: sources `path[#split]` of conversations; every file of a glob counts as a source of its own.
       tokenizer: path or hub id, if it is not beside the target.
+      chat_template: Jinja file, for a tokenizer without one (Vicuna).
       prompts: per source, decoded as one batch.
       max_new_tokens: per reply.
       max_prompt: longer prompts are left out.
@@ -62,6 +63,7 @@ class Args:
     head: str
     heldout: tuple[str, ...]
     tokenizer: str | None = None
+    chat_template: Path | None = None
     prompts: int = 24
     max_new_tokens: int = 128
     max_prompt: int = 128
@@ -78,7 +80,7 @@ def main(args: Args) -> None:
     at_least_one(args, "prompts", "max_new_tokens", "max_prompt")
     path = bundled("target") if args.target == DEMO else args.target
     config = read_target_config(config_directory(path))
-    tokenizer = load_tokenizer(args.tokenizer or args.target, config)
+    tokenizer = load_tokenizer(args.tokenizer or args.target, config, chat_template=args.chat_template)
     asked: dict[str, list[list[int]]] = {}
     for source in map(Source.parse, args.heldout):
         for part in [dataclasses.replace(source, path=str(file)) for file in source.files] or [source]:

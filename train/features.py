@@ -42,6 +42,8 @@ class Args:
       target: path or hub id of the model; demo is the bundled one.
       data: sources `path[#split][@weight]`, the same as those of the training run, in the same order.
       out: directory to write.
+      tokenizer: path or hub id, if it is not beside the target.
+      chat_template: Jinja file, for a tokenizer without one (Vicuna).
       taps: the hidden states that the head reads; default 2, L/2 and L-3; an EAGLE-1 head reads the last, L.
       stored: bfloat16, float16, or float8 (half the space, with a scale per token and state).
       length: documents are cut there.
@@ -54,6 +56,8 @@ class Args:
     target: str
     data: tuple[str, ...]
     out: Path
+    tokenizer: str | None = None
+    chat_template: Path | None = None
     taps: tuple[int, ...] | None = None
     stored: Stored = "bfloat16"
     length: int = 2048
@@ -89,7 +93,7 @@ def main(args: Args) -> None:
     taps = args.taps or (2, layers // 2, layers - 3)
     if not all(0 <= tap <= layers for tap in taps):
         raise ValueError(f"--taps {' '.join(map(str, taps))} must lie in 0 to {layers}, the target's layers")
-    tokenizer = load_tokenizer(args.target, target.config)
+    tokenizer = load_tokenizer(args.tokenizer or args.target, target.config, chat_template=args.chat_template)
     sources = [Source.parse(text) for text in args.data]
     corpus, _ = build_corpus(sources, tokenizer, args.out / "data")
     layout = Layout(

@@ -41,6 +41,8 @@ class Args:
       target: path or hub id of the model, frozen; demo is the bundled one.
       data: sources `path[#split][@weight]` of conversations.
       out: the run's directory.
+      tokenizer: path or hub id, if it is not beside the target.
+      chat_template: Jinja file, for a tokenizer without one (Vicuna).
       heldout: sources whose prompts tau is measured on; never trained on.
       features: directory of `train.features`, instead of running the target.
       method: objective and kind of head.
@@ -86,6 +88,8 @@ class Args:
     target: str
     data: tuple[str, ...]
     out: Path
+    tokenizer: str | None = None
+    chat_template: Path | None = None
     heldout: tuple[str, ...] = ()
     features: Path | None = None
     method: Literal["eagle3", "eagle1", "hass"] = "eagle3"

@@ -56,6 +56,7 @@ class Args:
       data: sources `path[#split]` of conversations.
       out: directory of the shards.
       tokenizer: path or hub id, if it is not beside the target.
+      chat_template: Jinja file, for a tokenizer without one (Vicuna).
       head: path of a head that drafts, or "demo"; None decodes plainly.
       tree: depth,top_k,num_nodes of its drafts.
       limit: source rows to answer, drawn by the seed (a smaller number draws some of a larger one's); None is all.
@@ -76,6 +77,7 @@ class Args:
     data: tuple[str, ...]
     out: Path
     tokenizer: str | None = None
+    chat_template: Path | None = None
     head: str | None = None
     tree: str = "3,2,5"
     limit: int | None = None
@@ -116,7 +118,7 @@ def main(args: Args) -> None:
             f"--max-prompt {args.max_prompt} plus --max-new-tokens {args.max_new_tokens} exceeds the target's "
             f"{config.max_position} tokens of context: lower one of them"
         )
-    tokenizer = load_tokenizer(args.tokenizer or args.target, config)
+    tokenizer = load_tokenizer(args.tokenizer or args.target, config, chat_template=args.chat_template)
     chosen = choose(survey(sources, tokenizer), args.limit, args.seed)
     writer = load(args, config, tokenizer, len(chosen))
     settings = {name: getattr(args, name) for name in SETTLED}

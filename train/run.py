@@ -95,7 +95,8 @@ class Run:
         path = bundled("target") if args.target == DEMO else args.target
         self.target = eagle_jax.load_target(path, args.dtype, mesh=self.mesh)
         self.config = head_config(args, self.target.config)
-        tokenizer = load_tokenizer(args.target, self.target.config)
+        named = args.tokenizer or args.target
+        tokenizer = load_tokenizer(named, self.target.config, chat_template=args.chat_template)
         sources = [Source.parse(text) for text in args.data]
         cache = args.out / "data"
         leads = jax.process_index() == 0

@@ -110,7 +110,7 @@ def encode(tokenizer: Any, row: list[Message] | str) -> Encoded:
         tokens = np.asarray(tokenizer.encode(row), np.int32)
         return _checked(Encoded(tokens, np.arange(len(tokens)) > 0))
     if not getattr(tokenizer, "chat_template", None):
-        raise ValueError("the tokenizer has no chat template: pass one, or use rows of plain text")
+        raise ValueError("the tokenizer has no chat template: give one with --chat-template, or use rows of plain text")
     if _MARKED.search(tokenizer.chat_template):
         out = _render(tokenizer, row, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
         mask = np.asarray(out["assistant_masks"], bool)

@@ -19,6 +19,7 @@ def load_tokenizer(
     path_or_id: str | os.PathLike[str],
     config: DecoderConfig,
     *,
+    chat_template: Path | None = None,
     revision: str | None = None,
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -28,10 +29,11 @@ def load_tokenizer(
     Args:
       path_or_id: "demo" (the bundled pair), a directory, or a hub id.
       config: of the target that will read the tokens. Its vocabulary may be larger: many are padded.
+      chat_template: a Jinja file, for a tokenizer that has no template (Vicuna) or another one than wanted.
       revision, token, cache_dir: for a hub id, as in `huggingface_hub`.
 
     Raises:
-      CheckpointError: no tokenizer there, one that cannot be read, or one with more tokens than the target knows.
+      CheckpointError: no tokenizer or template there, one that cannot be read, or one with more tokens than the target knows.
     """
     if str(path_or_id) == DEMO:
         path_or_id = bundled("target")
@@ -40,6 +42,10 @@ def load_tokenizer(
         raise CheckpointError(f"no tokenizer in {directory} ({', '.join(FILES)}): give the directory that holds it")
     tokenizer = _read(directory)
     check_vocabulary(tokenizer, config, str(path_or_id))
+    if chat_template is not None:
+        if not chat_template.is_file():
+            raise CheckpointError(f"no chat template at {chat_template}: give a Jinja file")
+        tokenizer.chat_template = chat_template.read_text(encoding="utf-8").strip("\n")
     return tokenizer
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -9,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from eagle_jax.data.conversations import SkippedRow, encode, parse_row
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 # The shape of the published templates, cut down to what decides where a turn begins and ends.
 TEMPLATES = {
     "llama3": (
@@ -32,11 +35,7 @@ TEMPLATES = {
         "{{ bos_token + '[INST] ' + (system if loop.first else '') + m['content'] + ' [/INST]' }}"
         "{% else %}{{ ' ' + m['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
     ),
-    "vicuna": (
-        "{% for m in messages %}{% if m['role'] == 'user' %}{{ 'USER: ' + m['content'] + ' ' }}"
-        "{% elif m['role'] == 'assistant' %}{{ 'ASSISTANT: ' + m['content'] + eos_token }}{% else %}"
-        "{{ m['content'] + ' ' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
-    ),
+    "vicuna": (REPOSITORY / "configs" / "templates" / "vicuna.jinja").read_text().strip("\n"),
     "marked": (
         "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}{% if m['role'] == 'assistant' %}"
         "{% generation %}{{ m['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m['content'] + '<|im_end|>' }}"
