@@ -33,7 +33,7 @@ def load_tokenizer(
       revision, token, cache_dir: for a hub id, as in `huggingface_hub`.
 
     Raises:
-      CheckpointError: no tokenizer or template there, one that cannot be read, or one with more tokens than the target knows.
+      CheckpointError: no tokenizer or template there, one that cannot be read, or one with more tokens than the target.
     """
     if str(path_or_id) == DEMO:
         path_or_id = bundled("target")

@@ -52,7 +52,9 @@ def test_a_chat_template_may_be_given(config, tmp_path, repository):
     """Vicuna's tokenizer has none."""
     path = repository / "configs" / "templates" / "vicuna.jinja"
     tokenizer = load_tokenizer("demo", config, chat_template=path)
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
+    )
     assert text.endswith("answers to the user's questions. USER: Hi ASSISTANT:")
     with pytest.raises(CheckpointError, match=r"no chat template at .*nowhere\.jinja: give a Jinja file"):
         load_tokenizer("demo", config, chat_template=tmp_path / "nowhere.jinja")

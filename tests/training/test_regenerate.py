@@ -12,11 +12,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import train.regenerate as program
 from eagle_jax.checkpoints import CheckpointError, save_head_checkpoint, save_target_checkpoint
 from eagle_jax.config import TreeConfig
+from eagle_jax.converse import _keys
 from eagle_jax.data.sources import Source, build_corpus
 from tests.data.test_conversations import TEMPLATES, tokenizer_with
 from tests.models import tiny_head, tiny_target
@@ -171,6 +174,14 @@ def test_a_head_changes_nothing_but_the_time(folder, whole, tmp_path, capsys):
     assert found == {(text["row"], tuple(text["tokens"])): text for text in texts_of(whole)}
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["tau"] > 1
+
+
+def test_keys_differ_by_row_and_by_turn_and_not_by_place():
+    rows = jnp.asarray([5, 9, 5, 0], jnp.uint32)
+    given = [(0, 0), (0, 1), (1, 0)]
+    keys = [jax.random.key_data(_keys(jax.random.key(seed), rows, turn)).tolist() for seed, turn in given]
+    assert all(found[0] == found[2] for found in keys)
+    assert len({tuple(key) for found in keys for key in found[1:]}) == 9
 
 
 def test_two_processes_share_the_shards(folder, whole, tmp_path):

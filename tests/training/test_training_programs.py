@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import re
@@ -125,10 +126,10 @@ def test_from_raw_data_to_a_pair_that_drafts(prepared, method, tmp_path, capsys)
         head_dim=16, length=32, micro_rows=4, micro_batches=2, steps=4, held_rows=4, warmup=2,
     )  # fmt: skip
     train.target.main(args)
-    train.target.main(train.target.dataclasses.replace(args, steps=2, resume=True))
+    train.target.main(dataclasses.replace(args, resume=True))
     history = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
-    assert [entry["step"] for entry in history] == [4, 6]
-    assert history[-1]["tokens"] == 6 * 8 * 32
+    assert [entry["step"] for entry in history] == [4, 8]
+    assert history[-1]["tokens"] == 8 * 8 * 32
     target, data = tmp_path / "run" / "checkpoint", prepared / "data"
     given = dict(
         target=str(target), data=(str(data / "gsm8k.jsonl"), str(data / "instruct.jsonl")), limit=8, batch=4,
