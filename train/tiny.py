@@ -81,7 +81,9 @@ def main(args: Args) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     for name, part in (("heldout", prompts[: args.held]), ("prompts", prompts[args.held :])):
         # The reply is what `train.regenerate` writes anew.
-        rows = [{"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "-"}]} for text in part]
+        rows = [
+            {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "-"}]} for text in part
+        ]
         (args.out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         logging.info("%s: %d prompts", name, len(rows))
 

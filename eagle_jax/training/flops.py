@@ -55,9 +55,9 @@ def _jaxprs(value: Any) -> Iterator[Any]:
 @functools.cache
 def peak_flops(dtype: str = "bfloat16") -> float:
     """FLOP/s that all devices together could do at most; of an unknown device, what a large product reaches on it."""
-    device = jax.devices()[0]
-    known = [peak for name, peak in PEAK.items() if device.device_kind.startswith(name)]
-    one = max(known) if known else _measured(dtype) / jax.local_device_count()
+    kind = jax.devices()[0].device_kind
+    known = [name for name in PEAK if kind.startswith(name)]  # "TPU v5 lite" begins with "TPU v5"
+    one = PEAK[max(known, key=len)] if known else _measured(dtype) / jax.local_device_count()
     return one * jax.device_count()
 
 

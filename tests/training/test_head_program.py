@@ -122,7 +122,9 @@ def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypa
     # On another mesh: sums in another order, the same run.
     assert train.head.main(args_of(place, tmp_path / "other", fsdp=2, tensor=2)) == 0
     np.testing.assert_allclose(losses(tmp_path / "other"), losses(whole), rtol=1e-5, atol=1e-5)
-    with pytest.raises(CheckpointError, match=r"of another configuration \(rate was 0.003, is 0.001\): resume with its own"):
+    with pytest.raises(
+        CheckpointError, match=r"of another configuration \(rate was 0.003, is 0.001\): resume with its own"
+    ):
         train.head.main(args_of(place, out, data_axis=1, rate=1e-3))
 
 
@@ -198,7 +200,9 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_compiled(place, tmp_
             return tuple(map(here, value))
         return value.replace("HERE", str(place)) if isinstance(value, str) else value
 
-    args = dataclasses.replace(args_of(place, tmp_path / "run"), **{name: here(value) for name, value in changes.items()})
+    args = dataclasses.replace(
+        args_of(place, tmp_path / "run"), **{name: here(value) for name, value in changes.items()}
+    )
     monkeypatch.setattr(train.run.Run, "prepare", lambda this: pytest.fail("went on to compile"))
     with pytest.raises((ValueError, ConfigError), match=message):
         train.head.main(args)

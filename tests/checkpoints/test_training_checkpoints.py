@@ -1,0 +1,117 @@
+"""Where a run stands on disk: whole or not at all, the best by tau, a full disk, another configuration, another mesh."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import signal
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from eagle_jax.checkpoints import CheckpointError
+from eagle_jax.checkpoints.training import TrainingCheckpoints
+from eagle_jax.sharding import make_mesh, param_shardings
+
+
+class State(NamedTuple):
+    head: dict
+    opt_state: tuple
+    key: jax.Array
+
+
+def state(size: int = 8, seed: int = 0) -> State:
+    head = {"norm": {"scale": jnp.ones(4)}, "fc": {"kernel": jax.random.normal(jax.random.key(seed), (size, 4))}}
+    return State(head, optax.adamw(1e-3).init(head), jax.random.key(3))
+
+
+def numbers(tree) -> list[np.ndarray]:
+    return [np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+            for x in jax.tree.leaves(tree)]  # fmt: skip
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    with contextlib.closing(TrainingCheckpoints(tmp_path)) as opened:
+        yield opened
+
+
+def test_what_was_saved_comes_back_on_another_mesh(checkpoints, tmp_path):
+    mesh = make_mesh(1, 2, 2)
+    wide = jax.device_put(state(), param_shardings(state(), mesh))
+    assert wide.opt_state[0].mu["fc"]["kernel"].sharding == NamedSharding(mesh, P("tensor", "fsdp"))
+    assert checkpoints.step is None and checkpoints.notes() is None and checkpoints.restore(state()) is None
+    for step in (1, 2, 3):
+        checkpoints.save(step, wide, {"at": [step, {"x": None}]})
+    checkpoints.wait()
+    assert sorted(path.name for path in (tmp_path / "latest").iterdir()) == ["2", "3"]
+    with contextlib.closing(TrainingCheckpoints(tmp_path)) as again:
+        found = again.restore(state(seed=1))
+        assert (found.step, found.notes) == (3, {"at": [3, {"x": None}]})
+        assert again.notes() == found.notes
+    for got, want in zip(numbers(found.state), numbers(state()), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_the_best_stays_whatever_comes_later(checkpoints, tmp_path):
+    heads = {tau: state(seed=step).head for step, tau in enumerate((1.5, 2.5, 2.0, 2.5))}
+    kept = [checkpoints.save_best(step, heads[tau], {}, tau) for step, tau in enumerate((1.5, 2.5, 2.0, 2.5))]
+    assert kept == [True, True, False, False]
+    checkpoints.wait()
+    with contextlib.closing(TrainingCheckpoints(tmp_path)) as again:
+        assert again.best_tau == 2.5
+        found = again.restore_best(heads[2.0])
+        assert found.step == 1
+        np.testing.assert_array_equal(found.state["fc"]["kernel"], heads[2.5]["fc"]["kernel"])
+        assert not again.save_best(9, heads[2.0], {}, 2.5)
+
+
+def test_another_configuration_is_named(checkpoints):
+    checkpoints.save(4, state(), {})
+    with pytest.raises(CheckpointError, match="the checkpoint of step 4 in .* is of another configuration"):
+        checkpoints.restore(state(12))
+
+
+def test_a_full_disk_is_one_sentence_and_spares_what_was_whole(tmp_path):
+    """A limit on the size of files stands for the disk."""
+    opened = TrainingCheckpoints(tmp_path)
+    opened.save(1, state(), {})
+    opened.wait()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        with pytest.raises(
+            CheckpointError, match=r"could not be written to .* \(file too large\); those before it are"
+        ):
+            opened.save(2, state(5000), {})
+            opened.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    with contextlib.closing(TrainingCheckpoints(tmp_path)) as again:
+        assert again.step == 1
+        np.testing.assert_array_equal(
+            again.restore(state(seed=1)).state.head["fc"]["kernel"], state().head["fc"]["kernel"]
+        )
+
+
+def test_a_checkpoint_cut_off_in_the_middle_does_not_count(checkpoints, tmp_path):
+    """What `kill -9` leaves: a directory under a temporary name."""
+    checkpoints.save(1, state(), {"x": 1})
+    checkpoints.wait()
+    torn = tmp_path / "latest" / "2.orbax-checkpoint-tmp"
+    (torn / "state").mkdir(parents=True)
+    (torn / "notes.json").write_text(json.dumps({}))
+    with contextlib.closing(TrainingCheckpoints(tmp_path)) as again:
+        assert again.step == 1
+        again.save(2, state(), {"x": 2})
+        again.wait()
+        assert again.notes() == {"x": 2}
