@@ -1,8 +1,9 @@
-"""What a program costs before it ever runs: flops from its jaxpr, traffic and transfers from its optimised HLO text.
+"""What a program costs before it ever runs: flops, memory traffic and transfers, from its jaxpr and optimised HLO.
 
-The compiler's own cost analysis counts the body of a loop once and adds on-chip traffic to `bytes accessed`. Here flops
-are counted on the jaxpr, where the lengths of loops are known, and memory traffic is read off the HLO: buffers that the
-layout places outside HBM (`S(1)` is VMEM) cost nothing, a slice costs the slice, an update in place costs the update.
+The compiler's own cost analysis counts the body of a loop once and adds on-chip traffic to `bytes accessed`. Here loops
+are multiplied by their turns, and memory traffic is read off the HLO: buffers that the layout places outside HBM (`S(1)`
+is VMEM) cost nothing, a slice costs the slice, an update in place costs the update. Flops of the jaxpr are those of all
+devices together and as they were written; flops of the HLO are those that one device executes.
 """
 
 from __future__ import annotations
@@ -12,10 +13,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-BYTES: dict[str, float] = {
-    "pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "s64": 8, "u64": 8,
-    "bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8, "f8e4m3fn": 1, "f8e5m2": 1,
-}  # fmt: skip
+from eagle_jax.hlo import Computation, Instruction, parse, product_flops, through_bitcasts
+
 FREE = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"))
 """Instructions that move nothing."""
 FREE_CALLS = frozenset(
@@ -62,43 +61,6 @@ def _sub_jaxprs(eqn: Any) -> Iterator[Any]:
                 yield item
 
 
-class Buffer(NamedTuple):
-    """One array of an instruction's result. `hbm` is false where the compiler placed it on the chip."""
-
-    dtype: str
-    dims: tuple[int, ...]
-    hbm: bool
-
-    @property
-    def size(self) -> float:
-        """Bytes, without the padding of its tiles."""
-        return float(BYTES.get(self.dtype, 0) * math.prod(self.dims))
-
-    @property
-    def bytes(self) -> float:
-        """Bytes in HBM."""
-        return self.size if self.hbm else 0.0
-
-
-class Instruction(NamedTuple):
-    """One line of HLO. `rest` is what follows the operands: attributes and metadata."""
-
-    name: str
-    opcode: str
-    buffers: tuple[Buffer, ...]
-    operands: tuple[str, ...]
-    rest: str
-    root: bool
-
-    def attribute(self, key: str) -> str:
-        """The value of `key=...`, without the percent sign of a computation; empty where there is none."""
-        match = re.search(rf'{key}="?%?([^\s,}}"]+)', self.rest)
-        return match.group(1) if match else ""
-
-
-Computation = dict[str, Instruction]
-
-
 class Move(NamedTuple):
     """What an instruction does.
 
@@ -113,6 +75,20 @@ class Move(NamedTuple):
     written: float = 0.0
 
 
+class Collective(NamedTuple):
+    """Communication between devices.
+
+    Attributes:
+      kind: one of `COLLECTIVES`. bytes: of its result on one device, wherever it lies; of a reduce-scatter what is
+        reduced. times: how often it is executed.
+    """
+
+    kind: str
+    instruction: Instruction
+    bytes: float
+    times: int
+
+
 class Program:
     """Optimised HLO, parsed as far as costs need it.
 
@@ -121,15 +97,7 @@ class Program:
     """
 
     def __init__(self, text: str) -> None:
-        self.computations: dict[str, Computation] = {}
-        self.entry = ""
-        current: Computation = {}
-        for line in text.splitlines():
-            if line.endswith("{") and (start := re.match(r"(ENTRY )?%?([\w.-]+) \(", line)):
-                current = self.computations[start.group(2)] = {}
-                self.entry = start.group(2) if start.group(1) else self.entry
-            elif (instruction := _parse(line)) is not None:
-                current[instruction.name] = instruction
+        self.computations, self.entry = parse(text)
 
     def loop_body(self, op_name: str) -> str:
         """The body of the `while` whose name ends with `op_name`.
@@ -146,8 +114,8 @@ class Program:
     def turns(self, loop: Instruction, lengths: Mapping[str, int]) -> int:
         """How often the body of a `while` is executed; 1 where nothing says it.
 
-        Names are asked first. Then the condition, where it is "counter < constant": the counters of `lax.scan` and of the
-        compiler's own loops start at 0 and go up by 1.
+        Names are asked first. Then the condition, where it is "counter < constant": the counters of `lax.scan` and of
+        the compiler's own loops start at 0 and go up by 1.
         """
         name = loop.attribute("op_name")
         fitting = [end for end in lengths if f"/{name}".endswith(f"/{end}")]
@@ -191,20 +159,32 @@ class Program:
             elif one.opcode in ("fusion", "async-start"):
                 total += self.flops(one.attribute("calls"), lengths)
             elif one.opcode in ("convolution", "dot"):
-                total += _product_flops(one, body)
+                total += product_flops(one, body)
         return total
 
     def traffic(self, computation: str, lengths: Mapping[str, int]) -> float:
         """Bytes that one execution of `computation` reads from and writes to HBM, per device."""
         return math.fsum(move.bytes * move.times for move in self.moves(computation, lengths))
 
-    def collectives(self, computation: str, lengths: Mapping[str, int]) -> list[Move]:
-        """Communication between devices; the bytes are those of the result, wherever it lies."""
+    def collectives(self, computation: str, lengths: Mapping[str, int]) -> list[Collective]:
+        """Communication between devices.
+
+        An all-reduce of which every device keeps its own part is a reduce-scatter, which is written as a fusion. What
+        runs beside products is in all their fusions, and counted where it starts.
+        """
         found = []
         for move in self.moves(computation, lengths):
-            if move.instruction.opcode.removesuffix("-start") in COLLECTIVES:
-                size = max(buffer.size for buffer in move.instruction.buffers)
-                found.append(Move(move.instruction, size, move.times))
+            one = move.instruction
+            inside = self.computations[one.attribute("calls")].values() if one.opcode in CALLING else (one,)
+            starts = self._target(one) == "AsyncCollectiveStart"
+            for part in inside:
+                kind = part.opcode.removesuffix("-start")
+                if kind in COLLECTIVES and (starts or not _chained(part)):
+                    sizes = [buffer.size for buffer in part.buffers]
+                    size = max(sizes) if part.opcode.endswith("-start") else math.fsum(sizes)
+                    if kind == "all-reduce" and any(other.root and other.opcode == "dynamic-slice" for other in inside):
+                        kind = "reduce-scatter"
+                    found.append(Collective(kind, part, size, move.times))
         return found
 
     def host_transfers(self) -> list[str]:
@@ -234,11 +214,22 @@ class Program:
             return 0.0
         if one.opcode == "copy-start":
             return one.buffers[0].bytes + one.buffers[1].bytes
+        if self._target(one) == "AsyncCollectiveStart":
+            return one.buffers[0].bytes + one.buffers[1].bytes
+        if self._target(one) == "AsyncCollectiveDone":
+            return 0.0
         if one.opcode == "slice-start":
             part = one.buffers[1]
             return part.bytes + (part.size if one.buffers[0].hbm else 0.0)
         read = math.fsum(self._read(one, index, body) for index in range(len(one.operands)))
         return read + self._written(one, body)
+
+    def _target(self, one: Instruction) -> str:
+        """What the root of a called computation calls in turn: the beginning and the end of chained collectives."""
+        if one.opcode not in CALLING:
+            return ""
+        fused = self.computations[one.attribute("calls")].values()
+        return next(inner.attribute("custom_call_target") for inner in fused if inner.root)
 
     def _read(self, one: Instruction, index: int, body: Computation) -> float:
         """Bytes of operand `index` that the instruction reads."""
@@ -267,7 +258,7 @@ class Program:
         total = 0.0
         for user in fused.values():
             for index, operand in enumerate(user.operands):
-                if operand == name:
+                if operand == name and user.opcode != "tuple" and not _chained(user):
                     part = self._used(user.name, fused) if user.opcode == "bitcast" else self._share(user, index)
                     if part is None or (user.opcode == "bitcast" and user.root):
                         return None
@@ -288,78 +279,21 @@ class Program:
             return [body[one.operands[1]].buffers[0].size]
         if one.opcode in CALLING:
             fused = self.computations[one.attribute("calls")]
-            root = _through_bitcasts(next(inner for inner in fused.values() if inner.root), fused)
+            root = through_bitcasts(next(inner for inner in fused.values() if inner.root), fused)
             if root.opcode != "tuple":
                 return self._sizes(root, fused)
-            outputs = [_through_bitcasts(fused[name], fused) for name in root.operands]
-            return [self._sizes(output, fused)[0] for output in outputs]
+            outputs = [through_bitcasts(fused[name], fused) for name in root.operands]
+            passed = [output.opcode == "parameter" or _chained(output) for output in outputs]
+            return [0.0 if same else self._sizes(it, fused)[0] for same, it in zip(passed, outputs, strict=True)]
         return [buffer.size for buffer in one.buffers]
 
 
-def _through_bitcasts(one: Instruction, body: Computation) -> Instruction:
-    while one.opcode == "bitcast":
-        one = body[one.operands[0]]
-    return one
+def _chained(one: Instruction) -> bool:
+    """Whether it is a collective that runs beside products: one of a chain of instructions that pass its buffers on."""
+    return one.opcode in COLLECTIVES and "chain_id=" in one.rest
 
 
 def _called(one: Instruction) -> list[str]:
     """Computations of a `call` or `conditional`."""
     branches = re.findall(r"(?:to_apply|branch_computations|true_computation|false_computation)=([^=]*)", one.rest)
     return [name for branch in branches for name in re.findall(r"%([\w.-]+)", branch)]
-
-
-def _product_flops(one: Instruction, body: Computation) -> float:
-    """Of a `dot` or `convolution`, a multiply-add counted as two; nothing falls on padding or between dilated rows."""
-    left, right = (body[name].buffers[0].dims for name in one.operands)
-    outputs = one.buffers[0].dims
-    if one.opcode == "dot":
-        contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", one.rest)
-        shared = [int(axis) for axis in contracted.group(1).split(",") if axis] if contracted else []
-        return 2.0 * math.prod(outputs) * math.prod(left[axis] for axis in shared)
-    lhs, rhs, out = re.split(r"_|->", one.attribute("dim_labels"))
-    window = dict(re.findall(r"(\w+)=(\S+)", (re.findall(r"window=\{([^}]*)\}", one.rest) or [""])[0]))
-    axes = [label for label in out if label.isdigit()]
-    setting = lambda name, default: window[name].split("x") if name in window else [default] * len(axes)  # noqa: E731
-    total = 2.0 * outputs[out.index("b")] * outputs[out.index("f")] * right[rhs.index("i")]
-    for label, stride, pad, base, kernel in zip(
-        axes, setting("stride", "1"), setting("pad", "0_0"), setting("lhs_dilate", "1"), setting("rhs_dilate", "1"),
-        strict=True,
-    ):  # fmt: skip
-        rows, low = left[lhs.index(label)], int(pad.partition("_")[0])
-        total *= sum(
-            0 <= at <= (rows - 1) * int(base) and at % int(base) == 0
-            for position in range(outputs[out.index(label)])
-            for step in range(right[rhs.index(label)])
-            for at in (position * int(stride) + step * int(kernel) - low,)
-        )
-    return total
-
-
-def _parse(line: str) -> Instruction | None:
-    match = re.match(r"\s+(ROOT )?%?([\w.-]+) = (.*)", re.sub(r"/\*.*?\*/", "", line))
-    if match is None:
-        return None
-    text = match.group(3)
-    end = _closing(text) + 1 if text.startswith("(") else text.index(" ")
-    opcode, _, tail = text[end:].strip().partition("(")
-    close = _closing("(" + tail) - 1
-    inside, rest = tail[:close], tail[close + 1 :]
-    buffers = tuple(
-        Buffer(dtype, tuple(int(size) for size in dims.split(",") if size), "S(" not in layout)
-        for dtype, dims, layout in re.findall(r"([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?", text[:end])
-    )
-    if opcode in ("parameter", "constant"):
-        rest = f"{inside}){rest}"
-    return Instruction(
-        match.group(2), opcode, buffers, tuple(re.findall(r"%([\w.-]+)", inside)), rest, bool(match.group(1))
-    )
-
-
-def _closing(text: str) -> int:
-    """Index of the bracket that closes the one at index 0."""
-    level = 0
-    for index, character in enumerate(text):
-        level += (character == "(") - (character == ")")
-        if level == 0:
-            return index
-    raise ValueError(f"unbalanced brackets in {text[:80]!r}")

@@ -14,6 +14,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
+import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -123,6 +125,7 @@ def training(args: Args) -> int:
     work = TrainWorkload(config, head, mesh, objective, rows, args.micro_batches, args.length)
     result = begin(args, config.num_layers, mesh)
     result |= {
+        "command": shlex.join(["python", "-m", "infer.aot", *sys.argv[1:]]),
         "rows": rows,
         "micro_batches": args.micro_batches,
         "length": args.length,

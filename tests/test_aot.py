@@ -53,7 +53,7 @@ def test_tensor_parallel_two_layers(repository):
     """Llama-3.1-8B with two of its layers over four chips, each of which holds a quarter of every matrix."""
     result = compile_for_tpu(repository, "--layers", "2", "--topology", "v5e:2x2", "--no-plain")
     check(result)
-    assert result["mesh"] == {"data": 1, "tensor": 4}
+    assert result["mesh"] == {"data": 1, "fsdp": 1, "tensor": 4}
     assert result["weights_gb"] == pytest.approx(3.8233 / 4, rel=1e-3)
     assert result["memory_gb"] < 1.2
     assert result["collective_mb_per_cycle"] < 40
@@ -149,8 +149,8 @@ def test_what_cannot_be_compiled_is_refused(repository, options, message):
 
 def test_mesh_takes_whole_heads():
     devices = jax.devices()
-    assert dict(aot.mesh_for(devices, 8).shape) == {"data": 1, "tensor": 4}
-    assert dict(aot.mesh_for(devices, 6).shape) == {"data": 2, "tensor": 2}
+    assert dict(aot.mesh_for(devices, 8).shape) == {"data": 1, "fsdp": 1, "tensor": 4}
+    assert dict(aot.mesh_for(devices, 6).shape) == {"data": 2, "fsdp": 1, "tensor": 2}
     with pytest.raises(ConfigError, match="tensor=3 does not divide the 4 devices"):
         aot.mesh_for(devices, 6, tensor=3)
 
@@ -233,6 +233,130 @@ ENTRY %main (weights: s8[64]) -> s8[16] {
   ROOT %done = s8[16]{0:S(1)} async-done(%start)
 }
 """
+
+
+TRAINING = """HloModule update
+
+%scatter (input: f32[64,32]) -> f32[16,32] {
+  %input = f32[64,32]{1,0} parameter(0)
+  %sum = f32[64,32]{1,0} all-reduce(%input), replica_groups={{0,1,2,3}}, to_apply=%add
+  %index = u32[] partition-id()
+  %zero = u32[] constant(0)
+  ROOT %own = f32[16,32]{1,0} dynamic-slice(%sum, %index, %zero), dynamic_slice_sizes={16,32}
+}
+
+%products (rows: bf16[8,4,16], keys: bf16[8,4,32]) -> f32[8,16,32] {
+  %rows = bf16[8,4,16]{2,1,0} parameter(0)
+  %keys = bf16[8,4,32]{2,1,0} parameter(1)
+  ROOT %all = f32[8,16,32] convolution(%rows, %keys), window={size=8 stride=7 lhs_dilate=8}, dim_labels=0fb_0io->0bf
+}
+
+%below (state: (s32[], bf16[8,4,16])) -> pred[] {
+  %state.c = (s32[], bf16[8,4,16]{2,1,0}) parameter(0)
+  %turn = s32[] get-tuple-element(%state.c), index=0
+  %bound = s32[]{:T(128)} constant(5)
+  ROOT %less = pred[] compare(%turn, %bound), direction=LT
+}
+
+%cut (whole: bf16[8,4,16], at: s32[]) -> bf16[1,4,16] {
+  %whole = bf16[8,4,16]{2,1,0} parameter(0)
+  %at = s32[] parameter(1)
+  ROOT %part = bf16[1,4,16]{2,1,0:S(1)} dynamic-slice(%whole, %at, %at, %at), dynamic_slice_sizes={1,4,16}
+}
+
+%body (state: (s32[], bf16[8,4,16])) -> (s32[], bf16[8,4,16]) {
+  %state.b = (s32[], bf16[8,4,16]{2,1,0}) parameter(0)
+  %turn.b = s32[]{:S(2)} get-tuple-element(%state.b), index=0
+  %rows.b = bf16[8,4,16]{2,1,0} get-tuple-element(%state.b), index=1
+  %keys.b = bf16[8,4,32]{2,1,0:S(1)} copy-done(%turn.b)
+  %scores = f32[8,16,32]{2,1,0:S(1)} fusion(%rows.b, %keys.b), kind=kOutput, calls=%products
+  %fetch = ((bf16[8,4,16], s32[]), bf16[1,4,16]{2,1,0:S(1)}, s32[]{:S(2)}) async-start(%rows.b, %turn.b), calls=%cut
+  ROOT %next.b = (s32[], bf16[8,4,16]{2,1,0}) tuple(%turn.b, %rows.b)
+}
+
+ENTRY %main (grads: f32[64,32], rows.m: bf16[8,4,16]) -> f32[16,32] {
+  %grads = f32[64,32]{1,0} parameter(0)
+  %rows.m = bf16[8,4,16]{2,1,0} parameter(1)
+  %zero.m = s32[] constant(0)
+  %first = (s32[], bf16[8,4,16]{2,1,0}) tuple(%zero.m, %rows.m)
+  %loop = (s32[], bf16[8,4,16]{2,1,0}) while(%first), condition=%below, body=%body
+  %both = (f32[8]{0}, f32[4]{0}) all-reduce(%rows.m, %rows.m), to_apply=%add
+  ROOT %reduced = f32[16,32]{1,0} fusion(%grads), kind=kCustom, calls=%scatter
+}
+"""
+
+
+def test_costs_of_an_update():
+    """A loop says how often it turns; a batched product is a dilated convolution; a reduce-scatter is a fusion."""
+    program = costs.Program(TRAINING)
+    assert program.flops("main", {}) == 5 * 2 * 8 * 4 * 16 * 32
+    sent = [(one.kind, one.bytes, one.times) for one in program.collectives("main", {})]
+    assert sent == [("all-reduce", 4 * (8 + 4), 1), ("reduce-scatter", 4 * 64 * 32, 1)]
+    rows, fetched = 2 * 8 * 4 * 16, 2 * 4 * 16
+    assert program.traffic("body", {}) == rows + fetched
+
+
+CHAIN = """HloModule chain
+
+%begin (part: bf16[16,32]) -> (bf16[16,32], bf16[64,32], u32[]) {
+  %part = bf16[16,32]{1,0} parameter(0)
+  %all.1 = bf16[64,32]{1,0} all-gather(%part), channel_id=7, frontend_attributes={chain_id="3"}
+  ROOT %started = (bf16[16,32], bf16[64,32], u32[]) custom-call(%all.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%beside (part: bf16[16,32], whole: bf16[64,32], rows: bf16[8,16], own: bf16[16,4]) -> (bf16[8,4], bf16[64,32]) {
+  %part.2 = bf16[16,32]{1,0} parameter(0)
+  %whole.2 = bf16[64,32]{1,0} parameter(1)
+  %rows = bf16[8,16]{1,0} parameter(2)
+  %own = bf16[16,4]{1,0} parameter(3)
+  %all.2 = bf16[64,32]{1,0} all-gather(%part.2), channel_id=7, frontend_attributes={chain_id="3"}
+  %product = bf16[8,4]{1,0} convolution(%rows, %own), dim_labels=bf_io->bf
+  ROOT %out = (bf16[8,4]{1,0}, bf16[64,32]{1,0}, bf16[64,32]{1,0}) tuple(%product, %whole.2, %all.2)
+}
+
+%end (part: bf16[16,32], whole: bf16[64,32]) -> bf16[64,32] {
+  %part.3 = bf16[16,32]{1,0} parameter(0)
+  %whole.3 = bf16[64,32]{1,0} parameter(1)
+  %all.3 = bf16[64,32]{1,0} all-gather(%part.3), channel_id=7, frontend_attributes={chain_id="3"}
+  ROOT %ended = bf16[64,32]{1,0} custom-call(%whole.3, %all.3), custom_call_target="AsyncCollectiveDone"
+}
+
+ENTRY %main (part: bf16[16,32], rows: bf16[8,16], own: bf16[16,4]) -> bf16[64,32] {
+  %part.m = bf16[16,32]{1,0} parameter(0)
+  %rows.m = bf16[8,16]{1,0} parameter(1)
+  %own.m = bf16[16,4]{1,0} parameter(2)
+  %start = (bf16[16,32]{1,0}, bf16[64,32]{1,0}, u32[]) fusion(%part.m), kind=kCustom, calls=%begin
+  %source = bf16[16,32]{1,0} get-tuple-element(%start), index=0
+  %target = bf16[64,32]{1,0} get-tuple-element(%start), index=1
+  %both = (bf16[8,4]{1,0}, bf16[64,32]{1,0}, bf16[64,32]{1,0}) fusion(%source, %target, %rows.m, %own.m), calls=%beside
+  %filled = bf16[64,32]{1,0} get-tuple-element(%both), index=1
+  ROOT %done = bf16[64,32]{1,0} fusion(%source, %filled), kind=kCustom, calls=%end
+}
+"""
+
+
+def test_a_gather_beside_products_counts_once():
+    """The compiler splits it over the fusions that it runs beside; each of them passes the buffers on."""
+    program = costs.Program(CHAIN)
+    gathered, product = 2 * (16 * 32 + 64 * 32), 2 * (8 * 16 + 16 * 4 + 8 * 4)
+    assert program.traffic("main", {}) == gathered + product
+    assert [(one.kind, one.bytes, one.times) for one in program.collectives("main", {})] == [("all-gather", 4096, 1)]
+
+
+def test_flops_of_products():
+    """A `dot`, and a convolution whose window hangs over the edge: positions in the padding are not computed."""
+    text = """HloModule products
+
+ENTRY %main (a: f32[4,6], b: f32[6,8], c: f32[1,5,3], d: f32[3,3,7]) -> f32[1,5,7] {
+  %a = f32[4,6]{1,0} parameter(0)
+  %b = f32[6,8]{1,0} parameter(1)
+  %c = f32[1,5,3]{2,1,0} parameter(2)
+  %d = f32[3,3,7]{2,1,0} parameter(3)
+  %plain = f32[4,8]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %window = f32[1,5,7]{2,1,0} convolution(%c, %d), window={size=3 pad=1_1}, dim_labels=b0f_0io->b0f
+}
+"""
+    assert costs.Program(text).flops("main", {}) == 2 * 4 * 6 * 8 + 2 * (5 * 3 - 2) * 3 * 7
 
 
 @pytest.mark.parametrize("start", ["async-start(%weights), calls=%cut", "slice-start(%weights), slice={[0:16]}"])

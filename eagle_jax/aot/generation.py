@@ -184,9 +184,8 @@ def analyse(work: Workload, compiled: jax.stages.Compiled, texts: list[str]) -> 
     moved = dict.fromkeys(("all-reduce", "all-gather", "other"), 0.0)
     largest = 0.0
     for move in program.collectives(cycle, lengths):
-        name = move.instruction.opcode.removesuffix("-start")
-        moved[name if name in moved else "other"] += move.bytes * move.times
-        largest = max(largest, move.bytes) if name == "all-gather" else largest
+        moved[move.kind if move.kind in moved else "other"] += move.bytes * move.times
+        largest = max(largest, move.bytes) if move.kind == "all-gather" else largest
     writes = program.copies(cycle, work.cache_dims, lengths)
     spills = [
         move for move in writes if move.instruction.opcode == "copy-start" and not move.instruction.buffers[1].hbm

@@ -145,11 +145,11 @@ def lower_training(work: TrainWorkload) -> jax.stages.Lowered:
     return update.lower(state, work.frozen(), work.texts())
 
 
-class Collective(NamedTuple):
+class Traffic(NamedTuple):
     """All communication of one kind in one update.
 
     Attributes:
-      times: executions. bytes: of their results, per device. looped: the part of the bytes inside loops.
+      times: executions. bytes: of their results, per device (`costs.Collective`). looped: the part inside loops.
     """
 
     times: int
@@ -180,7 +180,7 @@ class TrainReport(NamedTuple):
     flops: float
     model_flops: float
     traffic: float
-    collectives: dict[str, Collective]
+    collectives: dict[str, Traffic]
     host: list[str]
     widest: float
 
@@ -205,11 +205,11 @@ def analyse_training(work: TrainWorkload, compiled: jax.stages.Compiled, texts: 
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, frozen, work.texts()))
     moves = program.collectives(program.entry, {})
     kinds = {}
-    for kind in sorted({move.instruction.opcode.removesuffix("-start") for move in moves}):
-        these = [move for move in moves if move.instruction.opcode.removesuffix("-start") == kind]
+    for kind in sorted({move.kind for move in moves}):
+        these = [move for move in moves if move.kind == kind]
         looped = math.fsum(move.bytes * move.times for move in these if move.times > 1)
         total = math.fsum(move.bytes * move.times for move in these)
-        kinds[kind] = Collective(sum(move.times for move in these), total, looped)
+        kinds[kind] = Traffic(sum(move.times for move in these), total, looped)
     written = (buffer for move in program.moves(program.entry, {}) for buffer in move.instruction.buffers)
     return TrainReport(
         programs=len(texts),
