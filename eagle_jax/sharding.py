@@ -3,8 +3,8 @@
 The mesh has three axes. "data" and "fsdp" split the rows of the batch. "tensor" splits every matrix as in Megatron-LM
 (arXiv:1909.08053): the projections into heads and into the MLP by columns, those out of them by rows, so that a layer
 needs two all-reduces and no weight ever moves. "fsdp" splits the other axis of every matrix, which is gathered where it
-is used (ZeRO-3, arXiv:1910.02054): for training, where states and gradients outweigh the traffic. The embedding is split
-by vocabulary rows, the lm_heads by vocabulary columns, caches by key-value heads.
+is used (ZeRO-3, arXiv:1910.02054): for training, where states and gradients outweigh the traffic. The embedding is
+split by vocabulary rows, the lm_heads by vocabulary columns, caches by key-value heads.
 """
 
 from __future__ import annotations
@@ -83,8 +83,10 @@ def param_sharding(path: str, shape: tuple[int, ...], mesh: Mesh) -> NamedShardi
 
 
 def param_shardings(params: Params, mesh: Mesh) -> Any:
-    """The shardings of a tree of arrays or `ShapeDtypeStruct`s: target, head, `{"target": ..., "drafter": ...}`, or the
-    state of a training run, whose moments lie as their parameters do.
+    """The shardings of a tree of arrays or `ShapeDtypeStruct`s.
+
+    It may be a target, a head, `{"target": ..., "drafter": ...}`, or the state of a training run, whose moments lie as
+    their parameters do.
 
     Raises:
       ConfigError: as `param_sharding`.
@@ -224,7 +226,8 @@ def make_mesh(data: int = 1, tensor: int = 1, fsdp: int = 1, *, devices: Any = N
     count = data * fsdp * tensor
     if min(data, fsdp, tensor) < 1 or count > len(devices):
         raise ConfigError(
-            f"data={data} times fsdp={fsdp} times tensor={tensor} must be at least 1 and at most the {len(devices)} devices"
+            f"data={data} times fsdp={fsdp} times tensor={tensor} must be at least 1 and at most "
+            f"the {len(devices)} devices"
         )
     return Mesh(np.array(devices[:count]).reshape(data, fsdp, tensor), AXES)
 

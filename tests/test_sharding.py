@@ -70,7 +70,7 @@ def test_the_cache_is_split():
     target, head = pair()
     spread, spread_head = eagle_jax.shard(target, head, make_mesh(2, 2))
     cache = jax.jit(lambda: spread.fn.init_cache(4, 32))()
-    assert cache.keys[0].sharding.spec[:2] == (("data", "fsdp"), "tensor")
+    assert cache.keys[0].addressable_shards[0].data.shape == (2, 2, 6, 32)
     state = jax.jit(lambda: spread_head.drafter.init({}, 4, 32))()
     assert state.cache.values[0].addressable_shards[0].data.shape == (2, 2, 32, 6)
 
@@ -123,7 +123,7 @@ def test_a_mesh_that_does_not_fit_is_refused():
         eagle_jax.generate(spread, spread_head, random_prompts([3, 3, 3], 16), max_new_tokens=4)
     with pytest.raises(ConfigError, match=r"axes \('model',\).*sharding.make_mesh"):
         eagle_jax.shard(target, head, Mesh(np.array(jax.devices()[:4]), ("model",)))
-    with pytest.raises(ConfigError, match="data=3 times tensor=2 must be at least 1 and at most the 4 devices"):
+    with pytest.raises(ConfigError, match="data=3 times fsdp=1 times tensor=2 must be at least 1 and at most the 4 devices"):
         make_mesh(3, 2)
 
 

@@ -79,8 +79,8 @@ def announce(layout: Layout, tokens: int, out: Path) -> None:
                  layout.token_bytes, size / 1e9, layout.shards, have / 1e9, free / 1e9)  # fmt: skip
     if size - have > free:
         raise ValueError(
-            f"{out} has {free / 1e9:.2f} GB free and {(size - have) / 1e9:.2f} GB are to be written: choose --stored float8, "
-            "fewer --data, or another disk"
+            f"{out} has {free / 1e9:.2f} GB free and {(size - have) / 1e9:.2f} GB are to be written: choose --stored "
+            "float8, fewer --data, or another disk"
         )
 
 

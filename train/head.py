@@ -5,9 +5,9 @@
 
 `--method` chooses the papers' objective (eagle3, eagle1, hass); every number of it can be set. Data are conversations
 (JSONL, Parquet, datasets of the hub), see `eagle_jax.data.sources`. Several processes, as on a TPU pod, run the same
-command. A run that was stopped goes on where it was when the same command is given again. `--out` then holds the
-checkpoints (`latest/`, `best/`), `head/` (official layout; the best by tau), `log.jsonl` and `figure.png`. The last line
-printed is one JSON object.
+command. A run that was stopped goes on where it was when the same command is given again. `--out` holds checkpoints
+(`latest/`, `best/`), `head/` (official layout; the best by tau), `log.jsonl` and `figure.png`. The last line printed is
+one JSON object.
 """
 
 from __future__ import annotations
@@ -202,8 +202,9 @@ def judge(this: Run, step: int, report: UpdateReport, documents: np.ndarray) -> 
         last = this.checkpoints.step
         kept = "no checkpoint had been saved" if last is None else f"the checkpoint of step {last} is kept"
         raise ValueError(
-            f"step {step}: loss {loss:.4g}, norm of the gradient {gradient:.4g} (--max-gradient {this.args.max_gradient:g}); "
-            f"the batch held the documents {rows}. {kept}. Lower --rate, or leave these documents out"
+            f"step {step}: loss {loss:.4g}, norm of the gradient {gradient:.4g} (--max-gradient "
+            f"{this.args.max_gradient:g}); the batch held the documents {rows}. {kept}. Lower --rate, or leave "
+            "these documents out"
         )
     return {"loss": loss, "accuracy": found.metrics.accuracy.tolist(), "losses": found.metrics.loss.tolist(),
             "gradient": gradient}  # fmt: skip

@@ -85,7 +85,7 @@ class RunLog:
             logging.info("step %d of %d: %s", step, self.args.steps, told)
 
     def evaluated(self, step: int, found: Evaluation, seconds: float) -> None:
-        """tau was measured; the time it took counts as no training time."""
+        """Takes down a tau; the time it took counts as no training time."""
         self.paused += seconds
         if self.leads:
             self._write({"step": step, "tau": found.tau, "n_alpha": found.n_alpha})

@@ -37,8 +37,24 @@ if TYPE_CHECKING:
     from train.head import Args
 
 MAY_CHANGE = frozenset(
-    "out steps micro_batches data_axis fsdp tensor log_every save_every eval_every eval_prompts eval_tokens eval_tree "
-    "heldout keep tensorboard wandb".split()
+    [
+        "out",
+        "steps",
+        "micro_batches",
+        "data_axis",
+        "fsdp",
+        "tensor",
+        "log_every",
+        "save_every",
+        "eval_every",
+        "eval_prompts",
+        "eval_tokens",
+        "eval_tree",
+        "heldout",
+        "keep",
+        "tensorboard",
+        "wandb",
+    ]
 )
 """Arguments that a resumed run may be given anew: they change neither what is learnt from, nor what is learnt."""
 
@@ -59,7 +75,7 @@ def head_config(args: Args, target: DecoderConfig) -> HeadConfig:
     layer = dataclasses.replace(target, num_layers=1, intermediate_size=width, tie_word_embeddings=False)
     if args.method != "eagle3":
         return HeadConfig("eagle1", layer, target.vocab_size, target.hidden_size, (target.num_layers,))
-    # What the servers run as the head's layer is Llama's: no bias, no norm of queries and keys, whatever the target has.
+    # The servers run Llama's layer: no bias, no norm of queries and keys, whatever the target has.
     layer = dataclasses.replace(layer, qk_norm=False, qkv_bias=False, out_bias=False, mlp_bias=False)
     if args.taps is None and target.num_layers < 6:
         raise ConfigError(f"a target of {target.num_layers} layers has no default --taps: name three hidden states")
@@ -73,7 +89,7 @@ class Evaluation(NamedTuple):
     """What a head is worth on held-out prompts.
 
     Attributes:
-      tau: tokens per target pass with the tree. n_alpha: acceptance behind 0, 1, ... of the head's own guesses, of chains.
+      tau: tokens per target pass with the tree. n_alpha: acceptance behind 0, 1, ... of the head's own guesses.
     """
 
     tau: float
@@ -212,7 +228,7 @@ class Run:
         self.batches.set_state(positions[jax.process_index()])
 
     def _batch(self) -> tuple[Texts, Signals | None]:
-        """The next micro-batches, [M, B, T] over all processes, and their features where they were written beforehand."""
+        """The next micro-batches, [M, B, T] over all processes, and their features where they were stored."""
         texts, signals = next(self.batches), None
         if self.features is not None:
             signals = Signals(*self.features.take(self.batches.documents, texts.positions, texts.segments))

@@ -17,9 +17,59 @@ from pathlib import Path
 
 from eagle_jax.programs import at_least_one, run
 
-NAMES = "Ada Bela Chen Dora Emil Fatma Goran Hana Igor Jaya Kofi Lena Mika Nora Omar Pia Quim Rosa Sven Tara".split()
-THINGS = "apples books candles dolls eggs flags guitars hats jars kites lamps marbles notebooks oranges pencils".split()
-TOPICS = "the moon,a garden,bicycles,bread,winter,rivers,a good friend,libraries,trains,tea,honey bees,maps".split(",")
+NAMES = [
+    "Ada",
+    "Bela",
+    "Chen",
+    "Dora",
+    "Emil",
+    "Fatma",
+    "Goran",
+    "Hana",
+    "Igor",
+    "Jaya",
+    "Kofi",
+    "Lena",
+    "Mika",
+    "Nora",
+    "Omar",
+    "Pia",
+    "Quim",
+    "Rosa",
+    "Sven",
+    "Tara",
+]
+THINGS = [
+    "apples",
+    "books",
+    "candles",
+    "dolls",
+    "eggs",
+    "flags",
+    "guitars",
+    "hats",
+    "jars",
+    "kites",
+    "lamps",
+    "marbles",
+    "notebooks",
+    "oranges",
+    "pencils",
+]
+TOPICS = [
+    "the moon",
+    "a garden",
+    "bicycles",
+    "bread",
+    "winter",
+    "rivers",
+    "a good friend",
+    "libraries",
+    "trains",
+    "tea",
+    "honey bees",
+    "maps",
+]
 SUMS = (
     "{a} has {x} {thing} and buys {y} more. Then {b} takes {z} of them. How many {thing} does {a} have now?",
     "A box holds {x} {thing}. {a} packs {y} boxes and gives {z} {thing} to {b}. How many {thing} are left?",
@@ -31,8 +81,8 @@ WISHES = (
     "Explain {topic} to a child.", "Write a short poem about {topic}.", "What do people like about {topic}?",
     "Name five words that have to do with {topic}.",
 )  # fmt: skip
-VERBS = "count find remove replace sort join split check load save".split()
-NOUNS = "names lines values items keys words paths numbers files rows".split()
+VERBS = ["count", "find", "remove", "replace", "sort", "join", "split", "check", "load", "save"]
+NOUNS = ["names", "lines", "values", "items", "keys", "words", "paths", "numbers", "files", "rows"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,6 @@ import orbax.checkpoint as ocp
 from eagle_jax.checkpoints.errors import CheckpointError
 from eagle_jax.types import Params
 
-
 _FULL = tuple(re.escape(os.strerror(number)) for number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 
 
@@ -135,8 +134,8 @@ class TrainingCheckpoints:
             if reason is None:
                 raise
             raise CheckpointError(
-                f"a checkpoint could not be written to {self.directory} ({reason.group(0).lower()}); those before it are "
-                "whole: make room and resume"
+                f"a checkpoint could not be written to {self.directory} ({reason.group(0).lower()}); those before it "
+                "are whole: make room and resume"
             ) from error
 
     def _read(self, manager: Any, step: int | None, like: Any) -> Saved | None:
@@ -149,7 +148,7 @@ class TrainingCheckpoints:
         except (ValueError, KeyError, TypeError) as error:
             reason = str(error).strip().splitlines()[0]
             raise CheckpointError(
-                f"the checkpoint of step {step} in {self.directory} is of another configuration ({reason}); resume with "
-                "the one it was begun with, or choose another --out"
+                f"the checkpoint of step {step} in {self.directory} is of another configuration ({reason}); resume "
+                "with the one it was begun with, or choose another --out"
             ) from error
         return Saved(step, found["state"], found["notes"])

@@ -1,7 +1,7 @@
 """What a frozen target says about a corpus, written once: tapped features and final states of every token, in shards.
 
-Every shard is a flat `.npy` of bytes that is mapped, not read. Row i of the whole is token i of the corpus, its documents
-cut at `length`.
+Every shard is a flat `.npy` of bytes that is mapped, not read. Row i of the whole is token i of the corpus, whose
+documents are cut at `length`.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ class Features:
         for name, wanted in {"corpus": key, "target": target, "taps": taps}.items():
             if getattr(layout, name) != wanted:
                 raise ValueError(
-                    f"the features in {directory} are of {name} {getattr(layout, name)} and this run's is {wanted}: write "
-                    "them again with train.features"
+                    f"the features in {directory} are of {name} {getattr(layout, name)} and this run's is {wanted}: "
+                    "write them again with train.features"
                 )
         if layout.length < length:
             raise ValueError(f"the features in {directory} reach to --length {layout.length}, this run's is {length}")

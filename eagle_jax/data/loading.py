@@ -1,5 +1,8 @@
-"""Batches of packed documents, by Grain: the order follows from the seed, every process has its own share, and the
-position in it is a small dict that a checkpoint holds."""
+"""Batches of packed documents, by Grain.
+
+The order follows from the seed, every process has its own share, and the position in it is a small dict that a
+checkpoint holds.
+"""
 
 from __future__ import annotations
 
@@ -98,8 +101,8 @@ class Batches:
         """
         if (state["process"], state["processes"]) != (self.process, self.processes):
             raise ValueError(
-                f"the data position was saved by process {state['process']} of {state['processes']} and this is process "
-                f"{self.process} of {self.processes}: resume with as many processes"
+                f"the data position was saved by process {state['process']} of {state['processes']} and this is "
+                f"process {self.process} of {self.processes}: resume with as many processes"
             )
         self._iterator.set_state(state["position"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 
 def ahead(x: Array, by: int) -> Array:
@@ -32,7 +32,7 @@ def soft_cross_entropy(log_q: Float[Array, "*b V"], p: Float[Array, "*b V"]) -> 
 
 
 def overlap(log_q: Float[Array, "*b V"], p: Float[Array, "*b V"]) -> Float[Array, "*b"]:
-    """alpha = sum_v min(p, q): how often a draft from q is accepted by p (arXiv:2211.17192, section 3.2)."""
+    """Returns alpha = sum_v min(p, q): how often a draft from q is accepted by p (arXiv:2211.17192, section 3.2)."""
     return jnp.sum(jnp.minimum(p, jnp.exp(log_q)), axis=-1)
 
 
@@ -42,7 +42,7 @@ def likelihood_of_acceptance(log_q: Float[Array, "*b V"], p: Float[Array, "*b V"
 
 
 def blended_divergence(log_q: Float[Array, "*b V"], p: Float[Array, "*b V"], eta: float) -> Float[Array, "*b"]:
-    """lambda KL(p, q) + (1 - lambda) TV(p, q) with lambda = exp(-eta alpha) given (LK loss, arXiv:2602.23881).
+    """Returns lambda KL(p, q) + (1 - lambda) TV(p, q) with lambda = exp(-eta alpha) given (LK loss, arXiv:2602.23881).
 
     Far from the target KL leads, whose gradient never vanishes; near it the total variation 1 - alpha, which is what
     costs acceptance.

@@ -1,7 +1,7 @@
 """What a draft head is taught: the losses of EAGLE-1/2, HASS and EAGLE-3 over an unrolled head, chunk by chunk.
 
 Row t of a text stands for the target's distribution of token t + 1. Step k of the head guesses it in row t - 1 - k, so
-all steps are judged by one row of the target's logits. The rows are taken in chunks, each computed again for its gradient:
+all steps are judged by one row of the target's logits. The rows are taken in chunks, computed again for their gradient:
 neither the target's nor the head's logits ever exist for more than one chunk.
 """
 
@@ -111,8 +111,8 @@ class StepMetrics(NamedTuple):
     """Per unrolled step, [steps] each.
 
     Attributes:
-      loss: mean over the counted rows, all parts weighted. accuracy: how often the head's favourite is the target's, over
-        all supervised rows; a favourite outside the draft vocabulary is a miss. counted: supervised rows.
+      loss: mean over the counted rows, all parts weighted. accuracy: how often the head's favourite is the target's,
+        over all supervised rows; a favourite outside the draft vocabulary is a miss. counted: supervised rows.
     """
 
     loss: Float[Array, " steps"]
@@ -201,6 +201,8 @@ def _judged(
     target_logits: Logits,
     kept: Int[Array, " Vd"] | None,
 ) -> _Sums:
+    if signals.embeds is None:
+        raise ValueError("signals without token embeddings: head_loss looks them up")
     states = unroll(
         config,
         head,
@@ -256,8 +258,8 @@ def _by_chunks(
             loss = jnp.where(counted, _token_loss(objective, logits, law), 0.0)
             # Not argmax, which XLA for CPU does one number at a time; the maximum is computed for the loss anyway.
             hits = counted & (jnp.take_along_axis(logits, best[..., None], -1)[..., 0] >= jnp.max(logits, axis=-1))
-            sums_of = (jnp.sum(x, dtype=jnp.float32) for x in (counted, hits, wanted))
-            found.append(_Sums(jnp.sum(loss), *sums_of, jnp.zeros(())))
+            rows = [jnp.sum(x, dtype=jnp.float32) for x in (counted, hits, wanted)]
+            found.append(_Sums(jnp.sum(loss), rows[0], rows[1], rows[2], jnp.zeros(())))
         return jax.tree.map(lambda total, *new: total + jnp.stack(new), sums, *found), None
 
     zero = jnp.zeros(objective.steps)

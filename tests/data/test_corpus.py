@@ -46,10 +46,10 @@ def test_prompts_end_where_the_assistant_begins(corpus):
 
 
 def test_what_is_no_corpus_is_refused(corpus, tmp_path):
-    with pytest.raises(ValueError, match="no corpus at .*nowhere: `python -m train"):
+    with pytest.raises(ValueError, match=r"no corpus at .*nowhere: `python -m train"):
         Corpus.load(tmp_path / "nowhere")
     (tmp_path / "tokens.npy").write_bytes(b"x")
-    with pytest.raises(ValueError, match="is not a corpus, a directory with tokens.npy, "):
+    with pytest.raises(ValueError, match=r"is not a corpus, a directory with tokens.npy, "):
         Corpus.load(tmp_path)
     with pytest.raises(ValueError, match="no source books, only chat, code"):
         corpus.of("books")

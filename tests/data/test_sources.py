@@ -53,7 +53,9 @@ def test_rows_that_give_nothing_are_counted(tokenizer, tmp_path):
     assert len(corpus) == 1
     assert skipped == {"no assistant turn": 1, "neither messages, conversations nor text": 2}
     with pytest.raises(ValueError, match=r"b\.jsonl has no row to learn from: 1 x no assistant turn"):
-        build_corpus([Source(lines(tmp_path / "b.jsonl", {"messages": TALK["messages"][:1]}))], tokenizer, progress=False)
+        build_corpus(
+            [Source(lines(tmp_path / "b.jsonl", {"messages": TALK["messages"][:1]}))], tokenizer, progress=False
+        )
     with pytest.raises(ValueError, match="has no row to learn from: it is empty"):
         build_corpus([Source(lines(tmp_path / "c.jsonl"))], tokenizer, progress=False)
 
