@@ -13,14 +13,14 @@ from eagle_jax.api import DraftHead, Target
 from eagle_jax.config import TreeConfig
 from tests.models import random_prompts, tiny_head, tiny_target
 
-VOCAB, DEPTH, TOKENS = 6, 3, 24
+VOCAB, DEPTH, TOKENS = 4, 3, 24
 
 
 @pytest.fixture(scope="module")
 def pair():
     """A head whose tree is no chain, of a target that stops."""
-    target, head = tiny_target(VOCAB), tiny_head("eagle1", TreeConfig(2, 2, 4), VOCAB, seed=2)
-    stopping = Target.from_params(dataclasses.replace(target.config, eos_ids=(5,)), target.params)
+    target, head = tiny_target(VOCAB), tiny_head("eagle1", TreeConfig(2, 2, 4), VOCAB, seed=17)
+    stopping = Target.from_params(dataclasses.replace(target.config, eos_ids=(3,)), target.params)
     return stopping, DraftHead.from_params(head.config, head.params, stopping, head.tree)
 
 

@@ -168,8 +168,9 @@ converse.generate = killing
 
 
 def test_a_head_changes_nothing_but_the_time(folder, whole, tmp_path, capsys):
-    """Nor does the size of a batch: every row has its own key."""
-    program.main(args_of(folder, tmp_path / "out", head=str(folder / "head"), tree="2,2,4", batch=8))
+    """Nor do the sizes of batches and shards, which put rows into other places: every row has its own key."""
+    changes = dict(head=str(folder / "head"), tree="2,2,4", batch=8, shard_rows=13)
+    program.main(args_of(folder, tmp_path / "out", **changes))
     found = {(text["row"], tuple(text["tokens"])): text for text in texts_of(tmp_path / "out")}
     assert found == {(text["row"], tuple(text["tokens"])): text for text in texts_of(whole)}
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
