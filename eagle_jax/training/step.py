@@ -95,9 +95,6 @@ def head_loss(
     texts = jax.tree.map(lambda leaf: by_rows(leaf, mesh), texts)
     if signals is None:
         signals = observe(target, frozen.target, texts, config.taps, mesh)
-    elif signals.embeds is None:
-        with nn.intercept_methods(embeds_by_rows(mesh)):
-            signals = signals._replace(embeds=fn.embed(frozen.target, texts.tokens))
     features = signals.features
     if frozen.feature_scale is not None:
         features = features / frozen.feature_scale[None, None]
@@ -105,6 +102,8 @@ def head_loss(
     embeds = signals.embeds
     if config.own_embedding:
         embeds = by_rows(jax.lax.stop_gradient(head["embed_tokens"]["embedding"][texts.tokens]), mesh)
+    elif embeds is None:
+        embeds = by_rows(fn.embed(frozen.target, texts.tokens), mesh)
     signals = Signals(features.astype(dtype), signals.hidden, embeds.astype(dtype))
     kept = None if frozen.d2t is None else frozen.d2t + jnp.arange(frozen.d2t.shape[0], dtype=frozen.d2t.dtype)
     # Gathered here and not in the loop over chunks, which reads it whole in every turn.
