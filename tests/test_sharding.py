@@ -123,7 +123,7 @@ def test_a_mesh_that_does_not_fit_is_refused():
         eagle_jax.generate(spread, spread_head, random_prompts([3, 3, 3], 16), max_new_tokens=4)
     with pytest.raises(ConfigError, match=r"axes \('model',\).*sharding.make_mesh"):
         eagle_jax.shard(target, head, Mesh(np.array(jax.devices()[:4]), ("model",)))
-    with pytest.raises(ConfigError, match="data=3 times fsdp=1 times tensor=2 must be at least 1 and at most the 4 devices"):
+    with pytest.raises(ConfigError, match="data=3 times fsdp=1 times tensor=2 must be at least 1 and at most the 4"):
         make_mesh(3, 2)
 
 

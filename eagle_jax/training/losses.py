@@ -63,5 +63,3 @@ def smooth_l1(predicted: Float[Array, "*b H"], wanted: Float[Array, "*b H"]) -> 
     """Huber loss with threshold 1, averaged over the last axis: squared near zero, absolute far away."""
     error = jnp.abs(predicted.astype(jnp.float32) - wanted.astype(jnp.float32))
     return jnp.mean(jnp.where(error < 1.0, 0.5 * jnp.square(error), error - 0.5), axis=-1)
-
-

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import HeadConfig
 from eagle_jax.models.heads import HeadOutput, make_head
-from eagle_jax.models.layers import QUERY_BLOCK, attend, by_query_blocks
+from eagle_jax.models.layers import attend, by_query_blocks
 from eagle_jax.training.losses import ahead
 from eagle_jax.types import Params, Texts
 
@@ -100,7 +100,9 @@ def unroll(
     def fuse(head: Params, features: Array) -> Array:
         return module.apply({"params": head}, features, method="fuse")
 
-    def step(head: Params, embeds: Array, states: Array, positions: Array, kept: list[tuple[Array, Array]]) -> HeadOutput:
+    def step(
+        head: Params, embeds: Array, states: Array, positions: Array, kept: list[tuple[Array, Array]]
+    ) -> HeadOutput:
         mixer = _mixer(kept[0], kept[1:]) if kept else attend
         return module.apply({"params": head}, embeds, states, positions, mask, mixer=mixer)
 

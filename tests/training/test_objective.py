@@ -163,9 +163,7 @@ class Slow:
 
 def fast(config, objective, signals, texts):
     kept = jnp.asarray(KEPT) if config.kind == "eagle3" else None
-    return lambda head: unrolled_loss(
-        config, objective, head, signals, texts, target_logits, kept, jax.random.key(1)
-    )
+    return lambda head: unrolled_loss(config, objective, head, signals, texts, target_logits, kept, jax.random.key(1))
 
 
 CASES = {
@@ -290,10 +288,9 @@ def shapes_of(jaxpr):
         yield from (tuple(var.aval.shape) for var in equation.outvars)
         for value in equation.params.values():
             for inner in jax.tree.leaves(value, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
-                if hasattr(inner, "jaxpr"):
-                    inner = inner.jaxpr
-                if hasattr(inner, "eqns"):
-                    yield from shapes_of(inner)
+                program = getattr(inner, "jaxpr", inner)
+                if hasattr(program, "eqns"):
+                    yield from shapes_of(program)
 
 
 def test_shifts():
