@@ -2,8 +2,8 @@
 
 The compiler's own cost analysis counts the body of a loop once and adds on-chip traffic to `bytes accessed`. Here loops
 are multiplied by their turns, and memory traffic is read off the HLO: buffers that the layout places outside HBM
-(`S(1)` is VMEM) cost nothing, a slice costs the slice, an update in place costs the update. Flops of the jaxpr are those
-of all devices together and as they were written; flops of the HLO are those that one device executes.
+(`S(1)` is VMEM) cost nothing, a slice costs the slice, an update in place costs the update. Flops of the jaxpr are
+those of all devices together and as they were written; flops of the HLO are those that one device executes.
 """
 
 from __future__ import annotations

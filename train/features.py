@@ -138,7 +138,8 @@ def _texts(corpus: Corpus, documents: np.ndarray, length: int, rows: int) -> Tex
         tokens[row, : len(text)] = text
         segments[row, : len(text)] = 1
     positions = np.broadcast_to(np.arange(length, dtype=np.int32), shape)
-    return Texts(tokens, segments > 0, segments, positions)
+    arrays: Any = (tokens, segments > 0, segments, positions)
+    return Texts(*arrays)
 
 
 if __name__ == "__main__":

@@ -216,7 +216,7 @@ class Run:
             raise ConfigError(f"--init {path} is a head of another shape ({config}), this run's is {self.config}")
         if self.d2t is not None and not np.array_equal(params["d2t"], self.d2t):
             raise ConfigError(f"--init {path} has another draft vocabulary than the one counted over --data")
-        head = params["head"] if scale is None else training.fold_scale(params["head"], 1.0 / np.asarray(scale))
+        head = params["head"] if scale is None else training.fold_scale(params["head"], 1.0 / scale)
         return jax.device_put(head, param_shardings(head, self.mesh))
 
     def _seek(self, positions: list[dict[str, Any]]) -> None:
@@ -231,7 +231,9 @@ class Run:
         """The next micro-batches, [M, B, T] over all processes, and their features where they were stored."""
         texts, signals = next(self.batches), None
         if self.features is not None:
-            signals = Signals(*self.features.take(self.batches.documents, texts.positions, texts.segments))
+            rows: Any = (self.batches.documents, texts.positions, texts.segments)
+            stored: Any = self.features.take(*rows)
+            signals = Signals(*stored)
         parts = self.args.micro_batches
         local = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), (texts, signals))
         return distributed.global_rows(self.mesh, local, axis=1)
@@ -286,15 +288,16 @@ class Run:
         once = dataclasses.replace(self.objective, remat=False)
         update = functools.partial(training.head_train_step, self.target.config, self.config, once, self.tx)
         shape = (self.args.micro_batches, self.args.rows // self.args.micro_batches, self.args.length)
-        kinds = Texts(jnp.int32, jnp.bool_, jnp.int32, jnp.int32)
-        texts = Texts(*(jax.ShapeDtypeStruct(shape, kind) for kind in kinds))
+        kinds = (jnp.int32, jnp.bool_, jnp.int32, jnp.int32)
+        rows: Any = [jax.ShapeDtypeStruct(shape, kind) for kind in kinds]
         signals = None
         if self.features is not None:
             hidden = self.config.target_hidden_size
             wide = ((*shape, len(self.config.taps) * hidden), (*shape, hidden))
-            signals = Signals(*(jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in wide))
+            stored: Any = [jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in wide]
+            signals = Signals(*stored)
         step = functools.partial(update, self.args.dtype)
-        return product_flops(step, *jax.eval_shape(lambda *trees: trees, self.state, self.frozen), texts, signals)
+        return product_flops(step, *jax.eval_shape(lambda *trees: trees, self.state, self.frozen), Texts(*rows), signals)
 
     def parameters(self) -> int:
         """Numbers that are trained."""
