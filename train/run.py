@@ -61,7 +61,7 @@ MAY_CHANGE = frozenset(
 
 def objective_of(args: Args) -> Objective:
     """The method's objective with what `args` changes of it."""
-    given = {"steps": args.unroll, "decay": args.decay, "token_loss": args.token_loss, "eta": args.eta,
+    given: dict[str, Any] = {"steps": args.unroll, "decay": args.decay, "token_loss": args.token_loss, "eta": args.eta,
              "token_weight": args.token_weight, "feature_weight": args.feature_weight, "noise": args.noise,
              "chunk": args.chunk, "remat": args.remat}  # fmt: skip
     return dataclasses.replace(
@@ -297,7 +297,9 @@ class Run:
             stored: Any = [jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in wide]
             signals = Signals(*stored)
         step = functools.partial(update, self.args.dtype)
-        return product_flops(step, *jax.eval_shape(lambda *trees: trees, self.state, self.frozen), Texts(*rows), signals)
+        return product_flops(
+            step, *jax.eval_shape(lambda *trees: trees, self.state, self.frozen), Texts(*rows), signals
+        )
 
     def parameters(self) -> int:
         """Numbers that are trained."""
