@@ -9,7 +9,7 @@ EAGLE-1/2 (arXiv:2401.15077, section 4; arXiv:2406.16858) and EAGLE-3 (arXiv:250
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -121,20 +121,24 @@ class Eagle3Head(nn.Module):
 
     def __call__(
         self,
-        embeds: Float[Array, "B T H"],
+        embeds: Float[Array, "B T H"] | None,
         states: Float[Array, "B T H"],
         positions: Int[Array, "B T"],
         mask: Bool[Array, "*b T T2"],
         cached: tuple[Array, Array, Array] | None = None,
         earlier: tuple[Array, Array] | None = None,
         mixer: Callable[..., Array] = attend,
+        added: Mapping[str, Array] | None = None,
     ) -> HeadOutput:
-        """Pairs (embedding of the token at t+1, fused feature or own state at t)."""
+        """Pairs (embedding of the token at t+1, fused feature or own state at t).
+
+        Where `embeds` is None, `added` is their share of the projections and the parameters are `embedding_shares`'.
+        """
         cos, sin = rope_angles(self.config.layer.rope, self.config.layer.head_dim, positions)
         normed = self.hidden_norm(states)
         residual = normed if self.config.norm_before_residual else states
-        x = jnp.concatenate([self.input_layernorm(embeds), normed], axis=-1)
-        mixed, keys, values = self.self_attn(x, cos, sin, mask, cached, earlier, mixer)
+        x = normed if embeds is None else jnp.concatenate([self.input_layernorm(embeds), normed], axis=-1)
+        mixed, keys, values = self.self_attn(x, cos, sin, mask, cached, earlier, mixer, added)
         x = residual + mixed
         x = x + self.mlp(self.post_attention_layernorm(x))
         return HeadOutput(self.norm(x) if self.config.norm_output else x, keys, values)
@@ -155,6 +159,23 @@ class Eagle3Head(nn.Module):
 def make_head(config: HeadConfig) -> Eagle1Head | Eagle3Head:
     """The Linen module of a head configuration."""
     return Eagle1Head(config) if config.kind == "eagle1" else Eagle3Head(config)
+
+
+def embedding_shares(
+    config: HeadConfig, head: Params, embeds: Float[Array, "B T E"]
+) -> tuple[dict[str, Array], Params]:
+    """What an EAGLE-3 head's attention makes of embeddings alone, for passes that read the same ones again and again.
+
+    Returns:
+      their share of `q_proj`, `k_proj` and `v_proj`, [B, T, out] each; and the parameters of the head without it.
+    """
+    normed = RMSNorm(config.layer.rms_norm_eps).apply({"params": head["input_layernorm"]}, embeds)
+    width, shares, attention = embeds.shape[-1], {}, dict(head["self_attn"])
+    for name in ("q_proj", "k_proj", "v_proj"):
+        kernel = attention[name]["kernel"]
+        shares[name] = Linear(kernel.shape[1]).apply({"params": {"kernel": kernel[:width]}}, normed)
+        attention[name] = {**attention[name], "kernel": kernel[width:]}
+    return shares, {**head, "self_attn": attention}
 
 
 def init_head_params(config: HeadConfig, key: Array) -> Params:

@@ -6,7 +6,7 @@ attention scores and softmax are always float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import flax.linen as nn
 import jax
@@ -149,6 +149,7 @@ class Attention(nn.Module):
         cached: tuple[Array, Array, Array] | None,
         earlier: tuple[Array, Array] | None = None,
         mixer: Callable[..., Array] = attend,
+        added: Mapping[str, Array] | None = None,
     ) -> tuple[Float[Array, "B T H"], Array, Array]:
         """Attends from `x` to the committed, the earlier and the new tokens.
 
@@ -158,6 +159,8 @@ class Attention(nn.Module):
           cached: committed (keys [B, G, hd, S], values [B, G, S, hd], length [B]) or None.
           earlier: uncommitted keys and values [B, G, T2 - T, hd] of earlier passes (drafted levels) or None.
           mixer: what joins queries, keys and values; called as `attend` is. Training-time test brings its own.
+          added: to the projections of these names, [B, T, out], before norms and rotation: the share of inputs that `x`
+            leaves out.
 
         Returns:
           output [B, T, H], new keys [B, G, T, hd], new values [B, G, T, hd].
@@ -167,6 +170,8 @@ class Attention(nn.Module):
 
         def heads(name: str, count: int) -> Array:
             projected = Linear(count * config.head_dim, config.qkv_bias, name=name)(x)
+            if added is not None:
+                projected += added[name]
             return projected.reshape(batch, new, count, config.head_dim)
 
         query = heads("q_proj", config.num_heads)

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import HeadConfig
-from eagle_jax.models.heads import HeadOutput, make_head
-from eagle_jax.models.layers import attend, by_query_blocks
+from eagle_jax.models.heads import HeadOutput, embedding_shares, make_head
+from eagle_jax.models.layers import by_query_blocks
+from eagle_jax.training.attention import diagonal_attend
 from eagle_jax.training.losses import ahead
 from eagle_jax.types import Params, Texts
 
@@ -31,47 +32,18 @@ def causal_mask(segments: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
     return same & jnp.tril(jnp.ones((length, length), bool))[None]
 
 
-def diagonal_attend(
-    query: Float[Array, "B T A hd"],
-    keys: Float[Array, "B G S hd"],
-    values: Float[Array, "B G S hd"],
-    mask: Bool[Array, "B T S"],
-    own_keys: Float[Array, "B G T n hd"],
-    own_values: Float[Array, "B G T n hd"],
-) -> Float[Array, "B T A*hd"]:
-    """Attention of a later step: causal over the keys of step 0, and n keys that only their own row sees.
-
-    The latter are n dot products per row: no [T, n T] score matrix.
-    """
-    batch, length, heads, head_dim = query.shape
-    groups = keys.shape[1]
-    grouped = query.reshape(batch, length, groups, heads // groups, head_dim).transpose(0, 2, 3, 1, 4)
-    scale, wide = head_dim**-0.5, jnp.float32
-    causal = jnp.einsum("bgrtd,bgsd->bgrts", grouped, keys, preferred_element_type=wide) * scale
-    causal = jnp.where(mask[:, None, None], causal, jnp.finfo(wide).min)
-    own = jnp.einsum("bgrtd,bgtnd->bgrtn", grouped, own_keys, preferred_element_type=wide) * scale
-    top = jnp.maximum(jnp.max(causal, axis=-1, keepdims=True), jnp.max(own, axis=-1, keepdims=True))
-    top = jax.lax.stop_gradient(top)
-    causal, own = jnp.exp(causal - top), jnp.exp(own - top)
-    total = jnp.sum(causal, axis=-1, keepdims=True) + jnp.sum(own, axis=-1, keepdims=True)
-    mixed = jnp.einsum("bgrts,bgsd->bgrtd", causal.astype(values.dtype), values, preferred_element_type=wide)
-    mixed += jnp.einsum("bgrtn,bgtnd->bgrtd", own.astype(values.dtype), own_values, preferred_element_type=wide)
-    mixed = (mixed / total).astype(query.dtype)
-    return mixed.transpose(0, 3, 1, 2, 4).reshape(batch, length, heads * head_dim)
-
-
-def _mixer(first: tuple[Array, Array], earlier: list[tuple[Array, Array]]) -> Callable[..., Array]:
-    """What stands in for `attend` in a later step: `first` are the keys and values of step 0, `earlier` of 1..k-1."""
+def _mixer(earlier: list[tuple[Array, Array]]) -> Callable[..., Array]:
+    """What stands in for `attend`; `earlier` are the keys and values of steps 0..k-1."""
 
     def mix(query: Array, keys: Array, values: Array, mask: Array, *cache: None) -> Array:
-        own_keys = jnp.stack([*(pair[0] for pair in earlier), keys], axis=3)
-        own_values = jnp.stack([*(pair[1] for pair in earlier), values], axis=3)
+        first, *own = *earlier, (keys, values)
 
         def block(rows: tuple[Array, ...]) -> Array:
-            query, mask, own_keys, own_values = rows
-            return diagonal_attend(query, *first, mask, own_keys, own_values)
+            query, mask, *own = rows
+            return diagonal_attend(query, *first, mask, own[::2], own[1::2])
 
-        return by_query_blocks(block, (query, mask, own_keys, own_values), (1, 1, 2, 2))
+        flat = [part for pair in own for part in pair]
+        return by_query_blocks(block, (query, mask, *flat), (1, 1, *[2] * len(flat)))
 
     return mix
 
@@ -100,11 +72,14 @@ def unroll(
     def fuse(head: Params, features: Array) -> Array:
         return module.apply({"params": head}, features, method="fuse")
 
-    def step(
-        head: Params, embeds: Array, states: Array, positions: Array, kept: list[tuple[Array, Array]]
-    ) -> HeadOutput:
-        mixer = _mixer(kept[0], kept[1:]) if kept else attend
-        return module.apply({"params": head}, embeds, states, positions, mask, mixer=mixer)
+    # A head of EAGLE-3 reads the same embeddings in every step, one row further each time.
+    shares, layer = embedding_shares(config, head, embeds) if config.kind == "eagle3" else (None, head)
+
+    def step(layer: Params, states: Array, positions: Array, kept: list[tuple[Array, Array]]) -> HeadOutput:
+        by = 1 + len(kept)
+        read = {"added": jax.tree.map(lambda share: ahead(share, by), shares)} if shares else {}
+        given = None if shares else ahead(embeds, by)
+        return module.apply({"params": layer}, given, states, positions, mask, mixer=_mixer(kept), **read)
 
     if remat:
         fuse, step = jax.checkpoint(fuse), jax.checkpoint(step)
@@ -112,7 +87,7 @@ def unroll(
     found: list[Array] = []
     kept: list[tuple[Array, Array]] = []
     for k in range(steps):
-        out = step(head, ahead(embeds, 1 + k), states, texts.positions + k, kept)
+        out = step(layer, states, texts.positions + k, kept)
         found.append(out.states)
         # The keys go on carrying gradients to the weights that made them, from a state that counts as given.
         states = jax.lax.stop_gradient(out.states) if detach else out.states

@@ -1,0 +1,135 @@
+"""Loss and gradients of one EAGLE-3 step against PyTorch, written from the formula (`train/torch_step.py`).
+
+Both compute the loss as published (arXiv:2503.01840, section 3). The public trainers (EAGLE's `traineagle3`, SpecForge)
+choose otherwise in four places, and neither of the two sides here does:
+
+- Their mask is that of the row's own token p (step k: p+k), while the guess is of token p+2+k. Here the mask is shifted
+  together with the label.
+- They divide by all positions of the batch, masked ones included; here by those that count.
+- Past the end they pad the labels with uniform distributions and rely on the mask; here such rows do not count.
+- They pad every text into a row of its own; here a row may hold several documents, which neither see nor teach each
+  other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install eagle-jax[test]")
+
+from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, RopeConfig  # noqa: E402
+from eagle_jax.models.decoder import init_params  # noqa: E402
+from eagle_jax.models.heads import init_head_params  # noqa: E402
+from eagle_jax.training.objective import Objective  # noqa: E402
+from eagle_jax.training.step import Frozen, head_loss  # noqa: E402
+from eagle_jax.types import Texts  # noqa: E402
+from train import torch_step  # noqa: E402
+
+TOLERANCE = 1e-5
+V, T, STEPS = 29, 13, 4
+# head_dim is not H / A, three query heads share a key, the head's MLP is narrower than the target's.
+TARGET = DecoderConfig(V, 20, 24, 4, num_heads=6, num_kv_heads=2, head_dim=6, rope=RopeConfig(theta=50.0))
+LAYER = dataclasses.replace(TARGET, num_layers=1, intermediate_size=14, rms_norm_eps=1e-3)
+KEPT = np.array([0, 1, 4, 5, 7, 9, 10, 12, 13, 15, 18, 19, 21, 24, 25, 28], np.int32)
+HEAD = HeadConfig("eagle3", LAYER, len(KEPT), 20, (1, 2, 4))
+OBJECTIVE = Objective(steps=STEPS, chunk=5)
+
+
+def filled(shapes, seed):
+    """Random weights, large enough for every part to matter (NumPy: nothing to compile)."""
+    rng = np.random.default_rng(seed)
+    draw = lambda path, leaf: rng.normal(size=leaf.shape) * 0.3 + (path[-1].key == "scale")  # noqa: E731
+    return jax.tree_util.tree_map_with_path(lambda *leaf: jnp.asarray(draw(*leaf), jnp.float32), shapes)
+
+
+def texts_of(documents):
+    """One row per tuple of document lengths; what they leave of T is padding. Two thirds of the tokens are to learn."""
+    rng = np.random.default_rng(7)
+    segments, positions = np.zeros((2, len(documents), T), np.int32)
+    for row, lengths in enumerate(documents):
+        ends = np.cumsum(lengths)
+        for index, (size, end) in enumerate(zip(lengths, ends, strict=True), 1):
+            segments[row, end - size : end] = index
+            positions[row, end - size : end] = np.arange(size)
+    supervised = (rng.random(segments.shape) < 0.67) & (segments > 0)
+    tokens = rng.integers(0, V, segments.shape, np.int32)
+    return Texts(*map(jnp.asarray, (tokens, supervised, segments, positions)))
+
+
+PACKED, WHOLE = texts_of([(6, 7), (9,)]), texts_of([(T,), (T,)])
+
+
+@pytest.fixture(scope="module")
+def weights():
+    """(target, head)."""
+    key = jax.random.key(0)
+    target = filled(jax.eval_shape(lambda: init_params(TARGET, key)), 1)
+    return target, filled(jax.eval_shape(lambda: init_head_params(HEAD, key))["head"], 2)
+
+
+@pytest.fixture(scope="module")
+def ours(weights):
+    """`texts -> ((loss, metrics), gradients)`, compiled once."""
+    frozen = Frozen(weights[0], jnp.asarray(KEPT - np.arange(len(KEPT), dtype=np.int32)))
+    loss = functools.partial(head_loss, TARGET, HEAD, OBJECTIVE)
+    compiled = jax.jit(
+        jax.value_and_grad(lambda head, frozen, texts: loss(head, frozen, texts, jax.random.key(0)), has_aux=True)
+    )
+    return lambda texts: compiled(weights[1], frozen, texts)
+
+
+def in_torch(weights, texts, fused=False):
+    """(loss, accuracies, gradients by name), all of them tensors."""
+    target, head = torch_step.tensors(weights[0]), torch_step.tensors(weights[1])
+    head = {name: value.requires_grad_() for name, value in head.items()}
+    formula = torch_step.Formula(TARGET, HEAD, STEPS, OBJECTIVE.decay, fused)
+    kept = torch.from_numpy(KEPT).long()
+    loss, accuracies = torch_step.head_loss(formula, head, target, kept, torch_step.texts_of(texts), torch.float32)
+    loss.backward()
+    return loss.detach(), accuracies, {name: value.grad for name, value in head.items()}
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["literal", "fused"])
+@pytest.mark.parametrize("texts", [PACKED, WHOLE], ids=["packed", "whole"])
+def test_loss_and_gradients_are_those_of_pytorch(weights, ours, texts, fused):
+    (loss, metrics), grads = ours(texts)
+    wanted, accuracies, wanted_grads = in_torch(weights, texts, fused)
+    assert float(loss) == pytest.approx(float(wanted), rel=TOLERANCE)
+    np.testing.assert_allclose(metrics.accuracy, accuracies, atol=1e-6)
+    got = torch_step.tensors(grads)
+    assert got.keys() == wanted_grads.keys()
+    for name, want in wanted_grads.items():
+        scale = float(want.abs().max())
+        assert scale > 1e-4, f"{name} gets no gradient: the comparison would be empty"
+        assert float((got[name] - want).abs().max()) <= TOLERANCE * scale, name
+
+
+def test_every_token_of_a_packed_row_weighs_what_it_weighs_alone(weights, ours):
+    """Token by token: supervised alone, it gives the same loss in a packed row, in a row of its own and in PyTorch."""
+    alone = Texts(*(jnp.roll(x, -6, axis=1) for x in PACKED))  # the second document of row 0 moves to the front
+    alone = alone._replace(segments=jnp.where(jnp.arange(T)[None] < 7, alone.segments, 0).at[1].set(0))
+    seen = 0
+    for token in range(6, T):
+        only = lambda at: jnp.zeros((2, T), bool).at[0, at].set(True)  # noqa: E731
+        packed = PACKED._replace(supervised=only(token))
+        (loss, metrics), _ = ours(packed)
+        (apart, _), _ = ours(alone._replace(supervised=only(token - 6)))
+        np.testing.assert_allclose(loss, apart, rtol=2 * TOLERANCE)
+        np.testing.assert_allclose(loss, in_torch(weights, packed)[0], rtol=2 * TOLERANCE)
+        # The first two tokens of a document are nobody's guess; after them, one more step of the head each.
+        assert int(metrics.counted.sum()) == max(0, min(STEPS, token - 7))
+        seen += float(loss) > 0
+    assert seen >= 2
+
+
+def test_what_has_no_formula_in_pytorch_is_refused():
+    with pytest.raises(ConfigError, match="plain EAGLE-3 heads"):
+        torch_step.Formula(TARGET, dataclasses.replace(HEAD, fc_norm=True))
+    with pytest.raises(ConfigError, match="without biases"):
+        torch_step.Formula(dataclasses.replace(TARGET, qk_norm=True), HEAD)
