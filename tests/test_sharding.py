@@ -142,5 +142,5 @@ def test_files_load_straight_onto_the_mesh(golden):
     for name in ("eagle3", "eagle1"):
         head = eagle_jax.load_drafter(golden / name, target, TREE)
         assert head.mesh is target.mesh
-        assert head.params["head"]["fc"]["kernel"].sharding.spec == P("tensor", None)
+        assert head.params["head"]["fc"]["kernel"].sharding.spec == P("tensor", "fsdp")
         assert not head.config.own_embedding

@@ -28,6 +28,7 @@ from jax.experimental import multihost_utils
 
 from eagle_jax import distributed
 from eagle_jax.programs import at_least_one, run
+from eagle_jax.training import host
 from eagle_jax.training.step import UpdateReport
 from train.log import RunLog
 from train.run import Run
@@ -257,6 +258,8 @@ def main(args: Args) -> int:
     """Trains, measures, writes the head."""
     check(args)
     distributed.initialise()
+    if jax.default_backend() == "cpu":
+        host.keep_freed_memory()
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports what is raised to us as well
     this = Run(args)
     this.prepare()

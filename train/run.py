@@ -27,6 +27,7 @@ from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.data.vocabulary import count_tokens, draft_vocabulary
 from eagle_jax.programs import parse_tree
 from eagle_jax.sharding import TENSOR, make_mesh, param_shardings
+from eagle_jax.training import host
 from eagle_jax.training import step as training
 from eagle_jax.training.flops import product_flops
 from eagle_jax.training.initialise import fresh_head
@@ -200,7 +201,8 @@ class Run:
         update = functools.partial(
             training.head_train_step, self.target.config, self.config, self.objective, self.tx, args.dtype, mesh=mesh
         )
-        self.update = jax.jit(update, donate_argnums=0, out_shardings=(shardings, replicated))
+        options = host.compiler_options()
+        self.update = jax.jit(update, donate_argnums=0, out_shardings=(shardings, replicated), compiler_options=options)
 
     def _fresh(self, target: Params) -> training.HeadTrainState:
         key = jax.random.key(self.args.seed)

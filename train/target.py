@@ -31,7 +31,7 @@ from eagle_jax.data.corpus import Corpus
 from eagle_jax.data.sources import Source, build_corpus
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.programs import at_least_one, run
-from eagle_jax.training import pretrain
+from eagle_jax.training import host, pretrain
 from eagle_jax.training.initialise import fresh_target
 
 
@@ -203,7 +203,8 @@ def main(args: Args) -> None:
     per_step = args.micro_batches * args.micro_rows
     held_rows = jnp.asarray(held.take(args.held_rows)).reshape(-1, 4, args.length + 1)
     loss_fn = jax.jit(functools.partial(pretrain.next_token_loss, config))
-    update = jax.jit(functools.partial(pretrain.train_step, config, tx), donate_argnums=0)
+    options = host.compiler_options()
+    update = jax.jit(functools.partial(pretrain.train_step, config, tx), donate_argnums=0, compiler_options=options)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     logging.info("%.2fM parameters, %d tokens per step, from step %d", size / 1e6, per_step * args.length, step)
 

@@ -178,6 +178,4 @@ def head_train_step(
     grads, report = jax.tree.map(lambda leaf: leaf / micro, total)
     updates, opt_state = tx.update(grads, state.opt_state, state.head)
     head = optax.apply_updates(state.head, updates)
-    return HeadTrainState(head, opt_state, state.step + 1, state.key), report._replace(
-        gradient=optax.global_norm(grads)
-    )
+    return HeadTrainState(head, opt_state, state.step + 1, state.key), report._replace(gradient=optax.tree.norm(grads))
