@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import tyro
 
@@ -38,12 +38,18 @@ def arguments(cls: type[T], description: str | None, argv: Sequence[str] | None 
     return tyro.cli(cls, prog=prog, args=words, description=help_text)
 
 
-def run(main: Callable[[T], Any], cls: type[T], description: str | None) -> NoReturn:
+def run(
+    main: Callable[[T], Any], cls: type[T], description: str | None, log: Literal["plain", "timed"] | None = None
+) -> NoReturn:
     """Runs a program and exits: 0 or what `main` returns as an int, 1 after an error a user can mend, 130 after Ctrl-C.
 
     A `ValueError` or `OSError` is printed as one sentence; any other exception is a fault of ours and keeps its
-    traceback.
+    traceback. With `log`, what the program logs goes to stderr, each line with the time if "timed".
     """
+    if log is not None:
+        stamp = "%(asctime)s " if log == "timed" else ""
+        # Orbax brings absl, which puts a handler of its own on the root logger: without force ours would not be set.
+        logging.basicConfig(level=logging.INFO, format=stamp + "%(message)s", force=True)
     logging.getLogger("jax").setLevel(logging.WARNING)  # which backends it did not find is no news to a user
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)

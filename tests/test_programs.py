@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 
@@ -104,6 +105,18 @@ def test_a_program_is_named_as_it_is_started(repository):
         [sys.executable, "-m", "train.data", "--help"], cwd=repository, capture_output=True, text=True, check=True
     )
     assert run.stdout.startswith("usage: python -m train.data [-h]")
+
+
+@pytest.mark.parametrize(("log", "line"), [("plain", r"begun\n"), ("timed", r"[\d-]+ [\d:,]+ begun\n")])
+def test_programs_log_even_where_a_library_was_there_first(repository, log, line):
+    """Orbax brings absl, whose handler on the root logger would keep ours away."""
+    code = (
+        "import logging; logging.getLogger().addHandler(logging.NullHandler())\n"
+        "from eagle_jax.programs import run; from tests.test_programs import Args\n"
+        f"run(lambda args: logging.info('begun'), Args, None, log={log!r})"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=True)
+    assert re.fullmatch(line, ran.stderr)
 
 
 def test_counts_are_at_least_one():

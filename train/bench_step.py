@@ -279,5 +279,4 @@ def torch_step(args: Args, problem: Problem, threads: int, compiled: bool = Fals
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    run(main, Args, __doc__)
+    run(main, Args, __doc__, log="plain")

@@ -197,5 +197,4 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    run(main, Args, __doc__)
+    run(main, Args, __doc__, log="plain")

@@ -31,6 +31,7 @@ from eagle_jax.data.conversations import SkippedRow, parse_row
 from eagle_jax.data.replies import Dialogue
 from eagle_jax.data.sources import Source
 from eagle_jax.data.tokenizers import load_tokenizer
+from eagle_jax.measure import use_compilation_cache
 from eagle_jax.models.decoder import target_fn
 from eagle_jax.programs import at_least_one, parse_tree, run
 from eagle_jax.request import bucket
@@ -165,5 +166,5 @@ def _mass(config: DecoderConfig, params: Params, tokens: jax.Array, temperature:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    run(main, Args, __doc__)
+    use_compilation_cache()
+    run(main, Args, __doc__, log="timed")

@@ -122,5 +122,4 @@ def _places(args: Args) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    run(main, Args, __doc__)
+    run(main, Args, __doc__, log="plain")

@@ -28,6 +28,7 @@ from eagle_jax.data.corpus import Corpus
 from eagle_jax.data.features import Layout, Stored, shard_bounds, starts_of, write_shard
 from eagle_jax.data.sources import Source, build_corpus, corpus_key
 from eagle_jax.data.tokenizers import load_tokenizer
+from eagle_jax.measure import use_compilation_cache
 from eagle_jax.programs import at_least_one, run
 from eagle_jax.sharding import make_mesh
 from eagle_jax.training.step import observe
@@ -143,5 +144,5 @@ def _texts(corpus: Corpus, documents: np.ndarray, length: int, rows: int) -> Tex
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
-    run(main, Args, __doc__)
+    use_compilation_cache()
+    run(main, Args, __doc__, log="timed")

@@ -27,6 +27,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from eagle_jax import distributed
+from eagle_jax.measure import use_compilation_cache
 from eagle_jax.programs import at_least_one, run
 from eagle_jax.training import host
 from eagle_jax.training.step import UpdateReport
@@ -288,5 +289,5 @@ def main(args: Args) -> int:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)  # absl was there first
-    run(main, Args, __doc__)
+    use_compilation_cache()
+    run(main, Args, __doc__, log="timed")

@@ -40,6 +40,7 @@ from eagle_jax.data.replies import Dialogue
 from eagle_jax.data.shards import Shard, add_reports, remember
 from eagle_jax.data.sources import Source, corpus_key
 from eagle_jax.data.tokenizers import load_tokenizer
+from eagle_jax.measure import use_compilation_cache
 from eagle_jax.programs import at_least_one, parse_tree, run
 from eagle_jax.sharding import make_mesh
 
@@ -290,5 +291,5 @@ class Progress:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    run(main, Args, __doc__)
+    use_compilation_cache()
+    run(main, Args, __doc__, log="timed")

@@ -26,10 +26,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.checkpoints import save_target_checkpoint
+from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.config import DecoderConfig
 from eagle_jax.data.corpus import Corpus
 from eagle_jax.data.sources import Source, build_corpus
 from eagle_jax.data.tokenizers import load_tokenizer
+from eagle_jax.measure import use_compilation_cache
 from eagle_jax.programs import at_least_one, run
 from eagle_jax.training import host, pretrain
 from eagle_jax.training.initialise import fresh_target
@@ -90,12 +92,6 @@ class Args:
 
 SHARES = {"gsm8k": 0.35, "instruct": 0.35, "completion": 0.15, "code": 0.15}
 """Share of the tokens that every source of documents gets."""
-
-
-def write(path: Path, content: bytes) -> None:
-    """Replaces a file at once, so that a reader never sees half of it."""
-    path.with_suffix(".tmp").write_bytes(content)
-    path.with_suffix(".tmp").replace(path)
 
 
 def read(data: Path, tokenizer: Any) -> Corpus:
@@ -211,7 +207,7 @@ def main(args: Args) -> None:
     def save() -> float:
         everything = {"state": flax.serialization.to_state_dict(state), "rows": consumed,
                       "position": rows.get_state()}  # fmt: skip
-        write(args.out / "state.msgpack", flax.serialization.msgpack_serialize(everything))
+        write_whole(args.out / "state.msgpack", flax.serialization.msgpack_serialize(everything))
         shutil.copytree(args.data / "tokenizer", args.out / "checkpoint", dirs_exist_ok=True)
         save_target_checkpoint(config, state.params, args.out / "checkpoint", "bfloat16")
         held_loss = float(np.mean([float(loss_fn(state.params, part)) for part in held_rows]))
@@ -250,5 +246,5 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    run(main, Args, __doc__)
+    use_compilation_cache()
+    run(main, Args, __doc__, log="timed")

@@ -19,6 +19,14 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
+def write_whole(path: Path, content: bytes | str) -> None:
+    """Replaces a file at once, so that a reader never sees half of it; makes its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content.encode() if isinstance(content, str) else content)
+    partial.replace(path)
+
+
 def _is_checkpoint_file(name: str) -> bool:
     return name in ("config.json", "generation_config.json") or name.endswith(
         (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")

@@ -215,7 +215,8 @@ def spawn(place: Path, out: Path, devices: int, port: int = 0, index: int = 0, *
     path = place / f"{out.name}.yaml"
     path.write_text(json.dumps(values))  # JSON is YAML
     flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags,
+                   "JAX_COMPILATION_CACHE_DIR": str(place / "compiled")}  # fmt: skip
     if port:
         environment |= {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": "2",
                         "JAX_PROCESS_ID": str(index)}  # fmt: skip
