@@ -68,7 +68,7 @@ def slow(*values):
 @pytest.mark.parametrize(
     ("model", "topology", "batch", "weights"),
     [
-        ("llama-3.1-8b", "v6e:1x1", 1, 16.91),
+        slow("llama-3.1-8b", "v6e:1x1", 1, 16.91),
         slow("llama-3.1-8b", "v5e:2x2", 1, 16.91 / 4),
         slow("llama-3.1-8b", "v5p:2x2x1", 8, 16.91 / 4),
         slow("llama-3.3-70b", "v5p:2x2x1", 1, 143.9 / 4),

@@ -88,7 +88,11 @@ def compare(tokens, law):
     return stats.chisquare(observed, wanted).pvalue, 0.5 * np.abs(counts / len(tokens) - law).sum()
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+# Each processor alone takes a minute and more; `all` has them all.
+ALONE = [pytest.param(name, marks=pytest.mark.slow) if name in ("top_k", "min_p") else name for name in SETTINGS]
+
+
+@pytest.mark.parametrize("name", ALONE)
 def test_joint_law_of_three_tokens_is_the_targets(name):
     kind = "eagle1" if name == "top_p" else "eagle3"
     pvalue, variation = compare(draws(kind, SETTINGS[name]), exact_law(SETTINGS[name]))

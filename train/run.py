@@ -16,7 +16,7 @@ import eagle_jax
 from eagle_jax import distributed
 from eagle_jax.acceptance import measure_n_alpha, measure_tau
 from eagle_jax.assets import DEMO, bundled
-from eagle_jax.checkpoints import CheckpointError, load_head_checkpoint, save_head_checkpoint
+from eagle_jax.checkpoints import CheckpointError, load_head_checkpoint, load_target_checkpoint, save_head_checkpoint
 from eagle_jax.checkpoints.training import TrainingCheckpoints
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
 from eagle_jax.data.corpus import Corpus
@@ -26,7 +26,7 @@ from eagle_jax.data.sources import Source, build_corpus, corpus_key
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.data.vocabulary import count_tokens, draft_vocabulary
 from eagle_jax.programs import parse_tree
-from eagle_jax.sharding import TENSOR, make_mesh, param_shardings
+from eagle_jax.sharding import TENSOR, make_mesh, param_shardings, placer
 from eagle_jax.training import host
 from eagle_jax.training import step as training
 from eagle_jax.training.flops import product_flops
@@ -110,7 +110,7 @@ class Run:
         self.objective = objective_of(args)
         self.tree = parse_tree(args.eval_tree)
         path = bundled("target") if args.target == DEMO else args.target
-        self.target = eagle_jax.load_target(path, args.dtype, mesh=self.mesh)
+        self.target = load_target(path, args, self.mesh)
         self.config = head_config(args, self.target.config)
         named = args.tokenizer or args.target
         tokenizer = load_tokenizer(named, self.target.config, chat_template=args.chat_template)
@@ -186,13 +186,14 @@ class Run:
             self._seek(saved.notes["positions"])
         else:
             if scaled:
-                texts = jax.tree.map(lambda x: x[0], self._batch()[0])
+                texts, signals = jax.tree.map(lambda x: x[0], self._batch())
                 self.batches.set_state(self.first)
-                measure = jax.jit(
-                    functools.partial(training.feature_scale, self.target.config, taps=self.config.taps),
-                    out_shardings=replicated,
-                )
-                scale = measure(self.target.params, texts)
+
+                def measure(target: Params, texts: Texts, signals: Signals | None) -> jax.Array:
+                    seen = signals or training.observe(self.target.config, target, texts, self.config.taps)
+                    return training.feature_scale(seen.features, texts)
+
+                scale = jax.jit(measure, out_shardings=replicated)(self.target.params, texts, signals)
             self.state = jax.jit(self._fresh, out_shardings=shardings)(self.target.params)
             if args.init is not None:
                 self.state = self.state._replace(head=self._given(args.init, scale))
@@ -306,6 +307,14 @@ class Run:
     def parameters(self) -> int:
         """Numbers that are trained."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.state.head))
+
+
+def load_target(path: str | Path, args: Args, mesh: jax.sharding.Mesh) -> eagle_jax.Target:
+    """The target; without its layers where nothing runs them: features are stored, and no tau is measured."""
+    if args.features is None or args.heldout:
+        return eagle_jax.load_target(path, args.dtype, mesh=mesh)
+    config, params = load_target_checkpoint(path, args.dtype, place=placer(mesh), layers=False)
+    return eagle_jax.Target.from_params(config, params, str(path), mesh)
 
 
 def mesh_of(args: Args) -> jax.sharding.Mesh:

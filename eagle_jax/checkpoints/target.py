@@ -35,6 +35,7 @@ def load_target_checkpoint(
     cache_dir: str | os.PathLike[str] | None = None,
     max_position: int | None = None,
     place: Place | None = None,
+    layers: bool = True,
 ) -> tuple[DecoderConfig, Params]:
     """Configuration and parameters of a Llama-like language model.
 
@@ -44,6 +45,7 @@ def load_target_checkpoint(
       revision, token, cache_dir: for a hub id, as in `huggingface_hub`.
       max_position: caps the context length, e.g. to stay inside a sliding window.
       place: `(path, host array) -> device array` for a sharded load; default is the default device.
+      layers: False reads embedding, final norm and lm_head only: what training on stored features needs.
 
     Returns:
       config, and the parameters as a nested dict with the names of the Linen decoder.
@@ -61,6 +63,8 @@ def load_target_checkpoint(
         expected = expected_shapes(config)
         chosen = plan(reader, DECODER, expected, problems, handled=handled)
         problems.raise_if_any(f"{directory}: the tensors do not fit the {config.architecture} of its config.json:")
+        if not layers:
+            chosen = {path: tensor for path, tensor in chosen.items() if not path.startswith("layers_")}
         return config, read_planned(reader, chosen, dtype, place)
 
 

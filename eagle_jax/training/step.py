@@ -114,11 +114,11 @@ def head_loss(
         )
 
 
-def feature_scale(target: DecoderConfig, params: Params, texts: Texts, taps: tuple[int, ...]) -> Float[Array, " F"]:
+def feature_scale(features: Float[Array, "B T F"], texts: Texts) -> Float[Array, " F"]:
     """Root mean square of every tapped channel over the given texts, [F]: see `Frozen.feature_scale`."""
-    features = observe(target, params, texts, taps).features.astype(jnp.float32)
     counted = (texts.segments > 0)[..., None]
-    mean = jnp.sum(jnp.where(counted, jnp.square(features), 0.0), axis=(0, 1)) / jnp.maximum(jnp.sum(counted), 1)
+    squares = jnp.where(counted, jnp.square(features.astype(jnp.float32)), 0.0)
+    mean = jnp.sum(squares, axis=(0, 1)) / jnp.maximum(jnp.sum(counted), 1)
     return jnp.sqrt(mean + 1e-6)
 
 

@@ -343,7 +343,7 @@ def test_padding_sees_and_teaches_nothing():
 def test_folding_the_scale_changes_nothing():
     config, params, texts = head_config(), random_target(), texts_of()
     head = random_head(config)
-    scale = feature_scale(TARGET, params, texts, config.taps)
+    scale = feature_scale(observe(TARGET, params, texts, config.taps).features, texts)
     assert float(scale.min()) > 0
     d2t = jnp.asarray(KEPT - np.arange(VD), jnp.int32)
     key = jax.random.key(0)
