@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from eagle_jax.config import ConfigError
-from eagle_jax.sharding import ROWS
+from eagle_jax.sharding import ROWS, TENSOR
 
 T = TypeVar("T")
 LONGEST_WAIT = 24 * 3600
@@ -26,13 +27,14 @@ def initialise(environment: Mapping[str, str] = os.environ) -> bool:
     """Joins the processes of a run, where the environment says that there are several; call it before any array exists.
 
     `JAX_COORDINATOR_ADDRESS` (host:port), `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID` name them explicitly. Otherwise JAX
-    finds them itself on TPU pods (plain VMs and GKE), under SLURM and under Open MPI.
+    finds them itself on TPU slices (plain VMs and GKE), under SLURM and under Open MPI.
 
     Returns:
       whether there are several.
 
     Raises:
-      ConfigError: only some of the three variables are set, or they are no numbers.
+      ConfigError: only some of the three variables are set, or they are no numbers; there are several processes, and
+        nothing says how to join them.
     """
     given = [name for name in NAMED if environment.get(name)]
     if given:
@@ -49,14 +51,38 @@ def initialise(environment: Mapping[str, str] = os.environ) -> bool:
         jax.distributed.initialize(environment[NAMED[0]], count, index)
     elif _is_cluster(environment):
         jax.distributed.initialize()
-    return jax.process_count() > 1
+    count = jax.process_count()
+    if count > 1 and not jax.distributed.is_initialized():  # the runtime of a TPU counts for itself
+        raise ConfigError(
+            f"this is one of {count} processes, and JAX found no way to join them: set {', '.join(NAMED)} on each"
+        )
+    return count > 1
 
 
 def _is_cluster(environment: Mapping[str, str]) -> bool:
-    """Whether a scheduler started this process as one of several."""
-    hosts = [name for name in environment.get("TPU_WORKER_HOSTNAMES", "").split(",") if name]
+    """Whether a scheduler started this process as one of several, or this machine is one of several of a TPU slice."""
     counts = [environment.get(name, "1") for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")]
-    return len(hosts) > 1 or "MEGASCALE_COORDINATOR_ADDRESS" in environment or any(count != "1" for count in counts)
+    if "MEGASCALE_COORDINATOR_ADDRESS" in environment or any(count != "1" for count in counts):
+        return True
+    addresses = environment.get("TPU_PROCESS_ADDRESSES") or environment.get("TPU_WORKER_HOSTNAMES", "")
+    if addresses:  # GKE
+        return len([address for address in addresses.split(",") if address]) > 1
+    platforms = environment.get("JAX_PLATFORMS")
+    return (not platforms or "tpu" in platforms.split(",")) and _vms_of_slice() > 1
+
+
+def _vms_of_slice() -> int:
+    """How many plain TPU VMs the slice has that this machine belongs to; 1 where it is none.
+
+    Only their metadata server knows. JAX asks it where it found TPU chips in this machine and libtpu installed, so that
+    no other machine waits for an answer.
+    """
+    try:
+        from jax._src.clusters.cloud_tpu_cluster import GceTpuCluster  # what `jax.distributed.initialize` asks
+
+        return GceTpuCluster.get_process_count() if GceTpuCluster.is_env_present() else 1
+    except (ImportError, OSError):  # JAX has moved it; no such server, as where TPUs are lent in other ways
+        return 1
 
 
 def leader_first(make: Callable[[], T], name: str) -> T:
@@ -80,9 +106,32 @@ def by_rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
 
 
 def global_rows(mesh: Mesh, local: Any, axis: int = 0) -> Any:
-    """Arrays of all processes' rows from a tree of each one's own, in the order of the processes."""
+    """Arrays of all processes' rows from a tree of each one's own, in the order of the processes.
+
+    Every process has as many rows.
+
+    Raises:
+      ConfigError: the mesh has the processes in another order, or gives one row to two of them.
+    """
+    _check_order(mesh)
     sharding = by_rows(mesh, axis)
-    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)), local)
+
+    def join(own: Any) -> jax.Array:
+        own = np.asarray(own)
+        shape = (*own.shape[:axis], own.shape[axis] * jax.process_count(), *own.shape[axis + 1 :])
+        return jax.make_array_from_process_local_data(sharding, own, shape)  # without the shape it takes any layout
+
+    return jax.tree.map(join, local)
+
+
+@functools.lru_cache(maxsize=16)
+def _check_order(mesh: Mesh) -> None:
+    owners = np.array([device.process_index for device in mesh.devices.flat]).reshape(-1, mesh.shape[TENSOR])
+    if np.any(owners != owners[:, :1]) or np.any(np.diff(owners[:, 0]) < 0):
+        raise ConfigError(
+            f"the devices of the mesh belong to the processes {owners.tolist()}, one list per 'tensor' group: each "
+            "process must have whole groups, one behind the other; make it with eagle_jax.sharding.make_mesh"
+        )
 
 
 def to_host(tree: Any) -> Any:

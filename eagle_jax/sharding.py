@@ -217,19 +217,31 @@ def check_mesh(mesh: Mesh) -> None:
 
 
 def make_mesh(data: int = 1, tensor: int = 1, fsdp: int = 1, *, devices: Any = None) -> Mesh:
-    """A ("data", "fsdp", "tensor") mesh over the first `data * fsdp * tensor` devices.
+    """A ("data", "fsdp", "tensor") mesh over the first `data * fsdp * tensor` devices, process by process.
+
+    Args:
+      devices: None takes all of all processes.
 
     Raises:
-      ConfigError: there are fewer devices.
+      ConfigError: there are fewer devices, or some that share a "tensor" group belong to different running processes.
     """
-    devices = jax.devices() if devices is None else list(devices)
+    chosen = jax.devices() if devices is None else list(devices)
     count = data * fsdp * tensor
-    if min(data, fsdp, tensor) < 1 or count > len(devices):
+    if min(data, fsdp, tensor) < 1 or count > len(chosen):
         raise ConfigError(
             f"data={data} times fsdp={fsdp} times tensor={tensor} must be at least 1 and at most "
-            f"the {len(devices)} devices"
+            f"the {len(chosen)} devices"
         )
-    return Mesh(np.array(devices[:count]).reshape(data, fsdp, tensor), AXES)
+    if len({device.process_index for device in chosen}) > 1:  # TPUs are numbered by place, not by host
+        chosen = sorted(chosen, key=lambda device: (device.process_index, device.id))
+    grid = np.array(chosen[:count]).reshape(data, fsdp, tensor)
+    spans = any(len({device.process_index for device in group}) > 1 for group in grid.reshape(-1, tensor))
+    if spans and devices is None:  # given devices may be a slice that a program is only compiled for
+        raise ConfigError(
+            f"tensor={tensor} would split a matrix over devices of different processes, of which each has "
+            f"{jax.local_device_count()}: choose a 'tensor' axis that divides that"
+        )
+    return Mesh(grid, AXES)
 
 
 def place_cache(cache: KVCache, mesh: Mesh) -> KVCache:

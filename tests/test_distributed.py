@@ -1,10 +1,16 @@
-"""Joining processes: what the environment says. (Two real processes: tests/training/test_head_program.py.)"""
+"""Joining processes: what the environment says; whose rows lie where. Runs: tests/training/test_head_program.py."""
 
 from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
+from jax._src.clusters import cloud_tpu_cluster
 
 from eagle_jax import distributed
 from eagle_jax.config import ConfigError
@@ -27,6 +33,8 @@ def joined(monkeypatch) -> list[tuple]:
         (ALL, ("host0:1234", 4, 2)),
         ({"TPU_WORKER_HOSTNAMES": "localhost"}, None),
         ({"TPU_WORKER_HOSTNAMES": "t0,t1"}, ()),
+        ({"TPU_PROCESS_ADDRESSES": "t0:8476,t1:8476"}, ()),
+        ({"TPU_PROCESS_ADDRESSES": "t0:8476", "TPU_WORKER_HOSTNAMES": "t0,t1"}, None),
         ({"MEGASCALE_COORDINATOR_ADDRESS": "t0"}, ()),
         ({"SLURM_NTASKS": "1"}, None),
         ({"SLURM_NTASKS": "8"}, ()),
@@ -36,6 +44,64 @@ def joined(monkeypatch) -> list[tuple]:
 def test_processes_are_joined_where_there_are_several(environment, call, joined):
     distributed.initialise(environment)
     assert joined == ([] if call is None else [call])
+
+
+@pytest.fixture
+def metadata(monkeypatch) -> dict[str, str]:
+    """A machine with TPU chips, and what its metadata server answers."""
+    answers: dict[str, str] = {}
+    found = lambda key: (answers[key], 200) if key in answers else ("", 404)  # noqa: E731
+    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
+    monkeypatch.setattr(cloud_tpu_cluster, "get_metadata", found)
+    for name in ("TPU_SKIP_MDS_QUERY", "MEGASCALE_NUM_SLICES"):
+        monkeypatch.delenv(name, raising=False)
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("answers", "environment", "call"),
+    [
+        ({"agent-worker-number": "1", "worker-network-endpoints": "a:b:10.0.0.1,a:b:10.0.0.2"}, {}, ()),
+        ({"agent-worker-number": "1", "worker-network-endpoints": "t0,t1"}, {"JAX_PLATFORMS": "tpu,cpu"}, ()),
+        ({"agent-worker-number": "1", "worker-network-endpoints": "t0,t1"}, {"JAX_PLATFORMS": "cpu"}, None),
+        ({"agent-worker-number": "0", "worker-network-endpoints": "t0"}, {}, None),
+        (
+            {"agent-worker-number": "0", "worker-network-endpoints": "t0", "tpu-env": "MEGASCALE_NUM_SLICES: '2'"},
+            {},
+            (),
+        ),
+        ({}, {}, None),  # chips, and no word of a slice
+    ],
+)
+def test_plain_tpu_vms_are_joined(answers, environment, call, joined, metadata):
+    metadata.update(answers)
+    distributed.initialise(environment)
+    assert joined == ([] if call is None else [call])
+
+
+def test_a_machine_without_tpu_asks_nobody(joined, monkeypatch):
+    monkeypatch.setattr(cloud_tpu_cluster, "get_metadata", lambda key: pytest.fail(f"asked for {key}"))
+    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", False)
+    monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
+    distributed.initialise({})
+    assert not joined
+
+
+def test_chips_without_a_metadata_server_are_alone(joined, metadata, monkeypatch):
+    def absent(key: str) -> None:
+        raise ConnectionError(key)
+
+    monkeypatch.setattr(cloud_tpu_cluster, "get_metadata", absent)
+    distributed.initialise({})
+    assert not joined
+
+
+def test_processes_that_did_not_join_are_refused(joined, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    with pytest.raises(ConfigError, match=r"one of 4 processes.*set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_P"):
+        distributed.initialise({})
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    assert distributed.initialise({})
 
 
 @pytest.mark.parametrize(
@@ -60,3 +126,55 @@ def test_rows_go_over_data_and_fsdp_and_come_back():
     np.testing.assert_array_equal(distributed.to_host(spread)["tokens"], rows["tokens"])
     assert distributed.everyones({"a": [1]}) == [{"a": [1]}]
     assert distributed.leader_first(lambda: 7, "here") == 7
+
+
+TWO = """
+import jax
+import numpy as np
+from eagle_jax import distributed
+from eagle_jax.config import ConfigError
+from eagle_jax.sharding import AXES, make_mesh
+from jax.sharding import Mesh
+
+assert distributed.initialise()
+devices = jax.devices()
+jax.devices = lambda: [devices[i] for i in (2, 0, 3, 1)]  # numbered by place, as TPUs are
+own = np.arange(4, dtype=np.int32)[:, None] + 10 * jax.process_index()
+for mesh in (make_mesh(2, 1, 2), make_mesh(1, 2, 2)):
+    assert [d.process_index for d in mesh.devices.flat] == [0, 0, 1, 1]
+    found = distributed.to_host(distributed.global_rows(mesh, own)).ravel().tolist()
+    assert found == [0, 1, 2, 3, 10, 11, 12, 13], found
+
+def refused(run):
+    try:
+        run()
+    except (ConfigError, ValueError) as error:
+        print("refused:", error)
+
+refused(lambda: make_mesh(1, 4, 1))
+refused(lambda: distributed.global_rows(Mesh(np.array(jax.devices()).reshape(4, 1, 1), AXES), own))
+refused(lambda: distributed.global_rows(Mesh(np.array(devices).reshape(1, 1, 4), AXES), own))
+refused(lambda: distributed.global_rows(Mesh(np.array(devices[:2]).reshape(2, 1, 1), AXES), own))
+"""
+
+
+def test_two_processes_have_their_rows_in_order():
+    """With devices that JAX lists in another order than by process, and with meshes that would mix the rows."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    running = []
+    for index in range(2):
+        named = dict(zip(ALL, (f"localhost:{port}", "2", str(index)), strict=True))
+        environment = os.environ | named | {"JAX_NUM_CPU_DEVICES": "2", "XLA_FLAGS": ""}
+        running.append(
+            subprocess.Popen([sys.executable, "-c", TWO], env=environment, stdout=subprocess.PIPE, text=True)
+        )
+    for process in running:
+        out, _ = process.communicate(timeout=300)
+        assert process.returncode == 0
+        tensor, order, whole, idle = (line for line in out.splitlines() if line.startswith("refused:"))
+        assert "tensor=4 would split a matrix over devices of different processes, of which each has 2" in tensor
+        assert "belong to the processes [[1], [0], [1], [0]]" in order
+        assert "belong to the processes [[0, 0, 1, 1]]" in whole
+        assert idle
