@@ -1,4 +1,7 @@
-"""The README is true: every command and every Python block in it is run, and its tree lists what is there."""
+"""The README is true: every command and every Python block in it is run, and its tree lists what is there.
+
+Of the pages in docs/ that name commands, every command parses.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,7 @@ SHORTER = {
     "infer.aot": "--layers 2 --no-plain",
     "infer.bench": "--limit 1 --max-new-tokens 16 --repeats 1",
     "infer.profile": "--turns 2 --repeats 1",
+    "train.head": "--steps 2 --unroll 1 --length 96 --warmup 1 --eval-prompts 1 --eval-tokens 8 --out {tmp}/run",
 }
 
 
@@ -80,11 +84,11 @@ def test_every_command_exists_and_takes_its_arguments(command):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", sorted(set(PROGRAMS)))
-def test_programs_run(command, shared):
+def test_programs_run(command, shared, tmp_path):
     words = shlex.split(command)
     assert words[2] in SHORTER, f"say in SHORTER how {words[2]} ends within seconds"
     run = subprocess.run(
-        [sys.executable, *words[1:], *SHORTER[words[2]].split()],
+        [sys.executable, *words[1:], *SHORTER[words[2]].format(tmp=tmp_path).split()],
         cwd=REPOSITORY,
         env=os.environ | {"EAGLE_JAX_TASKS": str(shared / "data" / "tasks")},
         capture_output=True,
@@ -94,6 +98,29 @@ def test_programs_run(command, shared):
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1].startswith("{")
+
+
+def named_commands(page: str) -> list[str]:
+    """`python -m PROGRAM OPTIONS` wherever it stands in a block of the page, also within a quoted command."""
+    text = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    return [
+        found.strip()
+        for block in blocks
+        for line in commands(block)
+        for found in re.findall(r"python3? -m ((?:train|infer)\.[^'&]*)", line)
+    ]
+
+
+@pytest.mark.parametrize("page", ["training.md", "export.md"])
+def test_every_command_of_a_page_takes_its_arguments(page, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    found = named_commands(page)
+    assert len(found) >= 4
+    for command in found:
+        module, *words = shlex.split(command)
+        if words[-1:] != ["..."]:
+            arguments(importlib.import_module(module).Args, None, words)
 
 
 def test_the_tree_lists_what_is_there():
