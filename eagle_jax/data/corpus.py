@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ import numpy as np
 
 from eagle_jax.data.conversations import Encoded
 
-ARRAYS = ("tokens", "supervised", "starts", "source")
+ARRAYS = ("tokens", "supervised", "starts", "source", "row")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,17 +26,28 @@ class Corpus:
         plain text, every token but the first.
       starts: [documents + 1] int64, where each begins, and the end of the last.
       source: [documents] int32 index into `names`, the sources that they come from.
+      row: [documents] int32, which row of its source, from 0; rows that gave no document are counted.
     """
 
     tokens: np.ndarray
     supervised: np.ndarray
     starts: np.ndarray
     source: np.ndarray
+    row: np.ndarray
     names: tuple[str, ...]
 
     @classmethod
-    def from_documents(cls, documents: Sequence[Encoded], source: Sequence[int], names: Sequence[str]) -> Corpus:
-        """Flattens documents."""
+    def from_documents(
+        cls,
+        documents: Sequence[Encoded],
+        source: Sequence[int],
+        names: Sequence[str],
+        row: Sequence[int] | None = None,
+    ) -> Corpus:
+        """Flattens documents; without `row` they are all the rows that their sources have."""
+        if row is None:
+            counts = [itertools.count() for _ in names]
+            row = [next(counts[index]) for index in source]
         lengths = np.array([len(document.tokens) for document in documents], np.int64)
         nothing = [np.zeros(0, np.int32)]
         return cls(
@@ -43,6 +55,7 @@ class Corpus:
             np.concatenate([*nothing, *(document.supervised for document in documents)]).astype(bool),
             np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
             np.array(source, np.int32),
+            np.array(row, np.int32),
             tuple(names),
         )
 
@@ -102,11 +115,14 @@ class Corpus:
         return Encoded(np.asarray(self.tokens[span]), np.asarray(self.supervised[span]))
 
     def of(self, *names: str) -> np.ndarray:
-        """Indices of the documents of these sources.
+        """Indices of the documents of these sources; the split may be left out of a name where it is the only one.
 
         Raises:
           ValueError: a source that the corpus does not have.
         """
-        if unknown := [name for name in names if name not in self.names]:
+        paths = [name.partition("#")[0] for name in self.names]
+        alone = {path: index for index, path in enumerate(paths) if paths.count(path) == 1}
+        known = {**alone, **{name: index for index, name in enumerate(self.names)}}
+        if unknown := [name for name in names if name not in known]:
             raise ValueError(f"the corpus has no source {', '.join(unknown)}, only {', '.join(self.names)}")
-        return np.flatnonzero(np.isin(self.source, [self.names.index(name) for name in names]))
+        return np.flatnonzero(np.isin(self.source, [known[name] for name in names]))

@@ -20,8 +20,9 @@ from typing import Any
 from eagle_jax.data.conversations import Encoded, SkippedRow, encode, parse_row
 from eagle_jax.data.corpus import Corpus
 
-FORMAT = 1
-"""Raised when the same rows would be tokenised differently: old caches then count no more."""
+FORMAT = 2
+"""Raised when the same rows would be tokenised or kept differently: old caches then count no more."""
+DEFAULT_SPLIT = "train"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Source:
     """
 
     path: str
-    split: str = "train"
+    split: str = DEFAULT_SPLIT
     weight: float | None = None
 
     @classmethod
@@ -53,7 +54,12 @@ class Source:
             raise ValueError(f"source {text!r}: the weight behind @ is {weight!r}, expected a number") from None
         if not path or (share is not None and share <= 0):
             raise ValueError(f"source {text!r} must read path[#split][@weight], the weight positive")
-        return cls(path, split or "train", share)
+        return cls(path, split or DEFAULT_SPLIT, share)
+
+    @property
+    def name(self) -> str:
+        """`path`, or `path#split` for another split of a dataset than `train`: what a corpus calls its documents by."""
+        return self.path if self.split == DEFAULT_SPLIT or self.files else f"{self.path}#{self.split}"
 
     @property
     def files(self) -> list[Path]:
@@ -119,11 +125,14 @@ def build_corpus(
       cache: directory of built corpora, by a key of the sources' contents, the tokenizer and its chat template.
 
     Returns:
-      the corpus, one name per source, and how many rows were left out for which reason.
+      the corpus, its names those of the sources, and how many rows were left out for which reason.
 
     Raises:
-      ValueError: a source that cannot be read or without a single usable row.
+      ValueError: a source that cannot be read, without a single usable row, or given twice.
     """
+    names = [source.name for source in sources]
+    if twice := [name for name, count in collections.Counter(names).items() if count > 1]:
+        raise ValueError(f"the source {twice[0]} is given twice: give it once, with a weight (@) for a larger share")
     path = None if cache is None else cache / f"corpus-{corpus_key(sources, tokenizer)}"
     if path is not None and path.is_dir():
         return Corpus.load(path), json.loads((path / "skipped.json").read_text(encoding="utf-8"))
@@ -131,21 +140,24 @@ def build_corpus(
 
     documents: list[Encoded] = []
     origin: list[int] = []
+    rows: list[int] = []
     skipped: collections.Counter[str] = collections.Counter()
     for index, source in enumerate(sources):
         before = len(documents)
-        for row in tqdm(source.rows(), desc=source.path, unit=" rows", disable=None if progress else True):
+        shown = tqdm(source.rows(), desc=source.name, unit=" rows", disable=None if progress else True)
+        for number, row in enumerate(shown):
             try:
                 documents.append(_encoded(tokenizer, row))
                 origin.append(index)
+                rows.append(number)
             except SkippedRow as error:
                 skipped[str(error)] += 1
         if len(documents) == before:
             reasons = "; ".join(f"{count} x {reason}" for reason, count in skipped.most_common()) or "it is empty"
-            raise ValueError(f"{source.path} has no row to learn from: {reasons}")
+            raise ValueError(f"{source.name} has no row to learn from: {reasons}")
     for reason, count in skipped.most_common():
         logging.info("left out %d rows: %s", count, reason)
-    corpus = Corpus.from_documents(documents, origin, [source.path for source in sources])
+    corpus = Corpus.from_documents(documents, origin, names, rows)
     if path is not None:
         corpus.save(path, {"skipped.json": json.dumps(skipped)})
     return corpus, dict(skipped)

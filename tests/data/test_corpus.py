@@ -34,6 +34,7 @@ def test_round_trip(corpus, tmp_path):
     assert again[2].supervised.tolist() == [False] * 3 + [True] * 4
     assert again.names == ("chat", "code")
     assert again.of("code").tolist() == [1, 4, 6, 7]
+    assert again.row.dtype == np.int32 and again.row.tolist() == [0, 0, 1, 2, 1, 3, 2, 3]  # each in its own source
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["corpus"]
     again.save(tmp_path / "deep" / "corpus")  # over itself
     assert Corpus.load(tmp_path / "deep" / "corpus").lengths.tolist() == LENGTHS
@@ -53,6 +54,15 @@ def test_what_is_no_corpus_is_refused(corpus, tmp_path):
         Corpus.load(tmp_path)
     with pytest.raises(ValueError, match="no source books, only chat, code"):
         corpus.of("books")
+
+
+def test_splits_of_a_dataset_are_sources_of_their_own():
+    document = Encoded(np.arange(3, dtype=np.int32), np.ones(3, bool))
+    corpus = Corpus.from_documents([document] * 4, [0, 1, 2, 1], ["hub", "hub#test", "other#test"])
+    assert [corpus.of(name).tolist() for name in corpus.names] == [[0], [1, 3], [2]]
+    assert corpus.of("other").tolist() == [2]
+    with pytest.raises(ValueError, match="no source twice, only"):
+        Corpus.from_documents([document] * 2, [0, 1], ["twice#a", "twice#b"]).of("twice")
 
 
 def take(batches: Batches, count: int) -> list:

@@ -76,6 +76,34 @@ def test_a_built_corpus_is_read_back_and_never_stale(tokenizer, tmp_path, monkey
     assert "USER: Hi? ASSISTANT:" in tokenizer.decode(changed[0].tokens.tolist())
 
 
+def test_splits_of_one_dataset_are_two_sources(tokenizer, monkeypatch):
+    count = {"train": 1, "test": 3}
+    monkeypatch.setattr(sources, "_dataset", lambda name, split: [TALK] * count[split])
+    given = [Source.parse(text) for text in ("hub#train@1", "hub#test@9")]
+    corpus, _ = build_corpus(given, tokenizer, progress=False)
+    assert corpus.names == tuple(source.name for source in given) == ("hub", "hub#test")
+    assert [corpus.of(source.name).tolist() for source in given] == [[0], [1, 2, 3]]
+
+
+def test_a_source_given_twice_is_refused(tokenizer, tmp_path):
+    path = lines(tmp_path / "a.jsonl", TALK)
+    given = [Source(path), Source.parse(f"{path}#other@2")]  # files have no splits
+    with pytest.raises(ValueError, match=r"the source .*a\.jsonl is given twice: give it once, with a weight"):
+        build_corpus(given, tokenizer, tmp_path / "cache", progress=False)
+    with pytest.raises(ValueError, match="the source hub is given twice"):
+        build_corpus([Source("hub"), Source.parse("hub#train@3")], tokenizer, progress=False)
+
+
+def test_documents_know_their_rows(tokenizer, tmp_path):
+    """Rows that give no document are counted, so that a document is found again in its file."""
+    given = [Source(lines(tmp_path / name, *rows)) for name, rows in
+             (("a.jsonl", [TALK, {"x": 1}, TALK]), ("b.jsonl", [{"x": 1}, {"x": 2}, SHARE]))]  # fmt: skip
+    for _ in range(2):  # built, and read back
+        corpus, _ = build_corpus(given, tokenizer, tmp_path / "cache", progress=False)
+        assert corpus.source.tolist() == [0, 0, 1]
+        assert corpus.row.tolist() == [0, 2, 2]
+
+
 def test_specifications():
     assert Source.parse("a/*.jsonl") == Source("a/*.jsonl")
     assert Source.parse("a.parquet@2") == Source("a.parquet", weight=2.0)
