@@ -75,6 +75,8 @@ def announce(layout: Layout, tokens: int, out: Path) -> None:
       ValueError: the disk has not that much room.
     """
     size, free = tokens * layout.token_bytes, shutil.disk_usage(out).free
+    # What a killed run left half written is written over.
+    free += sum(512 * path.stat().st_blocks for path in out.glob("features-*.npy.partial"))
     have = sum(path.stat().st_size for path in out.glob("features-*.npy"))
     logging.info("%d tokens of %d bytes: %.2f GB in %d files; %.2f GB are there, %.2f GB are free", tokens,
                  layout.token_bytes, size / 1e9, layout.shards, have / 1e9, free / 1e9)  # fmt: skip
@@ -101,11 +103,12 @@ def main(args: Args) -> None:
         corpus_key(sources, tokenizer), args.target, taps, target.config.hidden_size, args.stored, args.length,
         shard_bounds(corpus, args.length, args.shard_tokens),
     )  # fmt: skip
-    if (args.out / "layout.json").is_file() and Layout.load(args.out) != layout:
+    begun = any(args.out.glob("features-*.npy"))
+    if begun and not ((args.out / "layout.json").is_file() and Layout.load(args.out) == layout):
         raise ValueError(f"{args.out} holds features of other data or options: choose another --out")
-    layout.save(args.out)
     starts = starts_of(corpus, args.length)
     announce(layout, int(starts[-1]), args.out)
+    layout.save(args.out)
     forward = jax.jit(functools.partial(observe, target.config, taps=taps))
     with tqdm(total=len(corpus), unit=" documents", disable=None) as bar:
         for shard in range(layout.shards):

@@ -7,7 +7,9 @@ documents are cut at `length`.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +17,7 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
+from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.data.corpus import Corpus
 
 Stored = Literal["bfloat16", "float16", "float8", "float32"]
@@ -59,9 +62,8 @@ class Layout:
         return len(self.bounds) - 1
 
     def save(self, directory: Path) -> None:
-        """Writes `layout.json`."""
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "layout.json").write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
+        """Writes `layout.json`, whole or not at all."""
+        write_whole(directory / "layout.json", json.dumps(dataclasses.asdict(self)))
 
     @classmethod
     def load(cls, directory: Path) -> Layout:
@@ -98,25 +100,58 @@ def write_shard(layout: Layout, directory: Path, index: int, rows: int, fill: Ca
     """Writes one shard: `fill(put)` calls `put(row numbers [n], states [n, parts, hidden])`; it appears whole or not.
 
     A shard that is there already is left alone.
+
+    Raises:
+      ValueError: the disk has no room for it, or a state is not finite as it is stored.
     """
     path = shard_path(directory, index)
     if path.exists():
         return
     partial = path.with_name(f"{path.name}.partial")
-    table = np.lib.format.open_memmap(partial, "w+", np.uint8, (rows, layout.token_bytes))
-    fill(lambda at, states: table.__setitem__(at, _pack(layout, states)))
-    table.flush()
-    del table
-    partial.rename(path)
+    try:
+        table = np.lib.format.open_memmap(partial, "w+", np.uint8, (rows, layout.token_bytes))
+        _reserve(partial)
+        fill(lambda at, states: table.__setitem__(at, _pack(layout, states)))
+        table.flush()
+        del table
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _reserve(path: Path) -> None:
+    """Gives a file its room on the disk: where a mapped page finds none, the process is killed without a word."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    size = path.stat().st_size
+    try:
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise ValueError(
+                f"{path.parent} lacks room for the next {size / 1e9:.2f} GB ({error.strerror}): make room and give the "
+                "same command again, which keeps complete shards, or another --out with --stored float8 or fewer --data"
+            ) from error
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # file systems that cannot reserve
+            raise
 
 
 def _pack(layout: Layout, states: np.ndarray) -> np.ndarray:
     states = np.asarray(states, np.float32)
-    if layout.dtype != "float8":
-        return states.astype(KINDS[layout.dtype]).reshape(len(states), -1).view(np.uint8)
-    scale = np.maximum(np.abs(states).max(axis=-1, keepdims=True), 1e-30) / LARGEST8
-    stored = (states / scale).astype(KINDS["float8"]).reshape(len(states), -1).view(np.uint8)
-    return np.concatenate([scale.astype(np.float32).reshape(len(states), -1).view(np.uint8), stored], axis=1)
+    scales: list[np.ndarray] = []
+    if layout.dtype == "float8":
+        scale = np.maximum(np.abs(states).max(axis=-1, keepdims=True), 1e-30) / LARGEST8
+        scales.append(scale.astype(np.float32))
+    with np.errstate(over="ignore", invalid="ignore"):  # refused below
+        stored = (states / scale if scales else states).astype(KINDS[layout.dtype])
+    if not np.isfinite(stored).all():
+        if not np.isfinite(states).all():
+            raise ValueError("a hidden state of the target is not finite: run it with --dtype float32")
+        largest = np.abs(states).max()
+        raise ValueError(f"a hidden state of {largest:.6g} is beyond {layout.dtype}: another --out, --stored bfloat16")
+    parts = [part.reshape(len(states), -1).view(np.uint8) for part in (*scales, stored)]
+    return np.concatenate(parts, axis=1)
 
 
 def _unpack(layout: Layout, rows: np.ndarray) -> np.ndarray:

@@ -16,12 +16,14 @@ import safetensors
 import eagle_jax
 import train.data
 import train.evaluate
+import train.features
 import train.head
 import train.regenerate
 import train.target
 from eagle_jax.checkpoints import save_head_checkpoint, save_target_checkpoint
 from eagle_jax.config import TreeConfig
 from eagle_jax.data.conversations import prompt_ids
+from eagle_jax.data.features import Layout
 from eagle_jax.data.sources import Source, build_corpus
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.programs import arguments
@@ -184,6 +186,40 @@ def test_a_pair_is_evaluated_on_the_rows_it_was_not_trained_on(tmp_path, capsys)
     assert found[0]["cycles"] == int(out.cycles.sum())
     assert found[0]["identical"] == "3/3"
     assert len(found[0]["n_alpha"]) == 6
+
+
+def test_features_that_do_not_fit_are_refused_before_anything_is_settled(tmp_path, monkeypatch):
+    """The remedy of the refusal is then no change of options."""
+    target, out = tiny_target(272), tmp_path / "features"
+    save_target_checkpoint(target.config, target.params, tmp_path / "target", "float32")
+    tokenizer_with(TEMPLATES["chatml"]).save_pretrained(tmp_path / "target")
+    turns = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Ho."}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": turns}))
+    data = (str(tmp_path / "a.jsonl"),)
+    args = train.features.Args(str(tmp_path / "target"), data, out, taps=(1, 1, 1), length=64, dtype="float32")
+    usage = train.features.shutil.disk_usage(tmp_path)
+    free = 3000  # of 27 tokens of 128 bytes, or of 80 in float8
+
+    def refuse_or_write(**options):
+        with monkeypatch.context() as patch:
+            patch.setattr(train.features.shutil, "disk_usage", lambda _: usage._replace(free=free))
+            train.features.main(dataclasses.replace(args, **options))
+
+    with pytest.raises(ValueError, match=r"has 0.00 GB free and 0.00 GB are to be written: choose --stored float8"):
+        refuse_or_write()
+    refuse_or_write(stored="float8")
+    with pytest.raises(ValueError, match="holds features of other data or options"):
+        refuse_or_write(stored="float16")
+
+
+def test_what_a_killed_run_left_is_room(tmp_path, monkeypatch):
+    layout = Layout("", "", (1, 1, 1), 64, "bfloat16", 64, (0, 1))
+    usage = train.features.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(train.features.shutil, "disk_usage", lambda _: usage._replace(free=0))
+    with pytest.raises(ValueError, match=r"0.00 GB free"):
+        train.features.announce(layout, 10, tmp_path)
+    (tmp_path / "features-00000.npy.partial").write_bytes(bytes(10 * layout.token_bytes))
+    train.features.announce(layout, 10, tmp_path)
 
 
 def test_mass_is_the_share_of_the_likeliest_tokens():

@@ -1,0 +1,113 @@
+"""Hidden states on disk: what is read is what was written, and what cannot be written is named."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eagle_jax.data.conversations import Encoded
+from eagle_jax.data.corpus import Corpus
+from eagle_jax.data.features import KINDS, Features, Layout, shard_bounds, shard_path, write_shard
+
+LENGTHS, CUT, HIDDEN = [5, 9, 3, 7], 6, 4
+
+
+@pytest.fixture
+def corpus() -> Corpus:
+    documents = [Encoded(np.arange(length, dtype=np.int32), np.ones(length, bool)) for length in LENGTHS]
+    return Corpus.from_documents(documents, [0] * len(documents), ["chat"])
+
+
+def layout_of(corpus: Corpus, dtype) -> Layout:
+    return Layout("key", "target", (1, 2), HIDDEN, dtype, CUT, shard_bounds(corpus, CUT, 10))
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("float32", 0), ("float16", 2e-3), ("bfloat16", 8e-3), ("float8", 7e-2)])
+def test_what_is_read_is_what_was_written(corpus, dtype, error, tmp_path):
+    layout = layout_of(corpus, dtype)
+    states = np.random.default_rng(0).normal(size=(20, 3, HIDDEN)).astype(np.float32)  # 5 + 6 + 3 + 6 tokens
+    layout.save(tmp_path)
+    for shard, rows in enumerate([slice(0, 11), slice(11, 20)]):
+        part = states[rows]
+        write_shard(layout, tmp_path, shard, len(part), lambda put, part=part: put(slice(0, len(part)), part))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "features-00000.npy",
+        "features-00001.npy",
+        "layout.json",
+    ]
+    documents, positions = np.array([[1, 1, 3, 0]]), np.array([[0, 5, 2, 0]])
+    features, hidden = Features(tmp_path, corpus, "key", "target", (1, 2), CUT).take(
+        documents, positions, np.array([[1, 1, 2, 0]])
+    )
+    wanted = states[[5, 10, 16]]
+    found = np.concatenate([features, hidden], axis=-1)[0].astype(np.float32)
+    largest = np.abs(wanted).max(axis=-1)[..., None]
+    assert (np.abs(found[:3].reshape(wanted.shape) - wanted) <= error * largest).all()
+    assert not found[3].any()
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_states_that_are_not_finite_are_refused(corpus, dtype, value, tmp_path):
+    with pytest.raises(ValueError, match=r"state of the target is not finite: run it with --dtype float32"):
+        write_shard(
+            layout_of(corpus, dtype), tmp_path, 0, 1, lambda put: put(slice(0, 1), np.full((1, 3, HIDDEN), value))
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_states_beyond_the_stored_type_are_refused(corpus, tmp_path):
+    def fill(put):
+        put(slice(0, 1), np.full((1, 3, HIDDEN), -65504.0))
+        put(slice(1, 2), np.full((1, 3, HIDDEN), -70000.0))
+
+    with pytest.raises(ValueError, match=r"a hidden state of 70000 is beyond float16: .*--stored bfloat16"):
+        write_shard(layout_of(corpus, "float16"), tmp_path, 0, 2, fill)
+    assert not list(tmp_path.iterdir())
+    for shard, dtype in enumerate(("bfloat16", "float8", "float32")):
+        write_shard(layout_of(corpus, dtype), tmp_path, shard, 2, fill)
+
+
+def test_a_shard_has_its_room_before_it_is_filled(corpus, tmp_path):
+    rows = 100_000
+
+    def fill(put):
+        found = shard_path(tmp_path, 0).with_suffix(".npy.partial").stat()
+        assert found.st_blocks * 512 >= found.st_size > rows
+
+    write_shard(layout_of(corpus, "float16"), tmp_path, 0, rows, fill)
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot reserve room")
+def test_a_full_disk_is_said(corpus, tmp_path, monkeypatch):
+    def refuse(number):
+        def reserve(*_):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "posix_fallocate", reserve)
+
+    layout = layout_of(corpus, "bfloat16")
+    refuse(errno.ENOSPC)
+    message = (
+        f"{tmp_path} lacks room for the next 0.00 GB (No space left on device): make room and give the same command"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        write_shard(layout, tmp_path, 0, 1, lambda put: pytest.fail("filled"))
+    assert not list(tmp_path.iterdir())
+    refuse(errno.EOPNOTSUPP)  # of a file system that cannot reserve
+    write_shard(layout, tmp_path, 0, 1, lambda put: put(slice(0, 1), np.ones((1, 3, HIDDEN))))
+    assert shard_path(tmp_path, 0).is_file()
+
+
+def test_a_layout_appears_whole(corpus, tmp_path, monkeypatch):
+    first = layout_of(corpus, "float32")
+    first.save(tmp_path)
+    monkeypatch.setattr(Path, "replace", lambda *_: pytest.fail("killed"))
+    with pytest.raises(pytest.fail.Exception, match="killed"):
+        layout_of(corpus, "float16").save(tmp_path)
+    assert Layout.load(tmp_path) == first
