@@ -6,6 +6,7 @@ otherwise from rendering the conversation turn by turn and comparing the texts.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -104,16 +105,22 @@ def encode(tokenizer: Any, row: list[Message] | str) -> Encoded:
     Of a plain text every token but the first is supervised.
 
     Raises:
-      SkippedRow: the template refuses the order of the turns, drops or changes one, or no token is supervised.
+      SkippedRow: the template refuses the order of the turns, drops one, changes a reply in a way that is not
+        understood, or no token is supervised.
     """
     if isinstance(row, str):
         tokens = np.asarray(tokenizer.encode(row), np.int32)
         return _checked(Encoded(tokens, np.arange(len(tokens)) > 0))
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError("the tokenizer has no chat template: give one with --chat-template, or use rows of plain text")
+    _check_turns(tokenizer, row)
     if _MARKED.search(tokenizer.chat_template):
-        out = _render(tokenizer, row, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
-        mask = np.asarray(out["assistant_masks"], bool)
+        options = {"return_dict": True, "return_assistant_tokens_mask": True}
+        out = _render(tokenizer, row, tokenize=True, tokenizer_kwargs={"return_offsets_mapping": True}, **options)
+        offsets = np.asarray(out["offset_mapping"], np.int64).reshape(-1, 2)
+        # The mask ends at the first token of a span's last character; a character of several bytes has several tokens.
+        letters = np.cumsum(np.append(True, offsets[1:, 0] >= offsets[:-1, 1]))[: len(offsets)]
+        mask = np.isin(letters, letters[np.asarray(out["assistant_masks"], bool)])
         return _checked(Encoded(np.asarray(out["input_ids"], np.int32), mask))
     text = _render(tokenizer, row, tokenize=False)
     spans = assistant_spans(tokenizer, row, text)
@@ -135,16 +142,32 @@ def prompt_ids(tokenizer: Any, messages: list[Message]) -> list[int]:
     """
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError("the tokenizer has no chat template, without which nobody can be asked for a reply")
-    marks = [f"TURN{index:05d}MARK" for index in range(len(messages))]
-    marked = [message | {"content": mark} for message, mark in zip(messages, marks, strict=True)]
-    shown = _render(tokenizer, marked, tokenize=False, add_generation_prompt=True)
-    if any(mark not in shown for mark in marks):
-        raise SkippedRow("the chat template drops a turn")
+    _check_turns(tokenizer, messages, add_generation_prompt=True)
     text = _render(tokenizer, messages, tokenize=False, add_generation_prompt=True)
     ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     if not ids:
         raise SkippedRow("nothing is asked")
     return ids
+
+
+def _check_turns(tokenizer: Any, messages: list[Message], **options: bool) -> None:
+    """Refuses a conversation of whose turns the template would show fewer. Nobody sees whether an empty one is shown.
+
+    Raises:
+      SkippedRow: the template drops a turn, or refuses their order.
+    """
+    turns = tuple((message["role"], bool(message["content"].strip())) for message in messages)
+    if not _shows(tokenizer, tokenizer.chat_template, turns, **options):
+        raise SkippedRow("the chat template drops a turn")
+
+
+@functools.lru_cache(maxsize=4096)  # rows are many, orders of speakers few
+def _shows(tokenizer: Any, template: str, turns: tuple[tuple[str, bool], ...], **options: bool) -> bool:
+    """Whether a mark in place of every turn that has (role, a content) is found in the rendered conversation."""
+    marks = [f"TURN{index:05d}MARK" * filled for index, (_, filled) in enumerate(turns)]
+    messages = [{"role": role, "content": mark} for (role, _), mark in zip(turns, marks, strict=True)]
+    shown = _render(tokenizer, messages, tokenize=False, chat_template=template, **options)
+    return all(mark in shown for mark in marks)
 
 
 def assistant_spans(tokenizer: Any, messages: list[Message], text: str) -> list[tuple[int, int]]:
