@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from pathlib import Path
@@ -74,5 +75,19 @@ def _read(directory: Path) -> Any:
         cls = PreTrainedTokenizerFast if named == "PreTrainedTokenizerFast" else AutoTokenizer
         return cls.from_pretrained(directory)
     except Exception as error:  # of transformers, of JSON, of a missing package; tokenizers raises just that
+        if (directory / "tokenizer.model").is_file() and not (directory / "tokenizer.json").is_file():
+            _check_sentencepiece(directory)
         reason = " ".join(str(error).split())
         raise CheckpointError(f"the tokenizer in {directory} cannot be read: {reason[:300]}") from error
+
+
+def _check_sentencepiece(directory: Path) -> None:
+    # Without them transformers takes the file for one of tiktoken's, and asks for that.
+    try:
+        importlib.import_module("sentencepiece.sentencepiece_model_pb2")
+    except Exception as error:  # of protobuf as well, where it is older than the file that it reads
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"the tokenizer in {directory} is a tokenizer.model, which takes the packages sentencepiece and protobuf "
+            f"({reason[:200]}): pip install --upgrade sentencepiece protobuf"
+        ) from error

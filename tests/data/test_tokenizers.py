@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import sys
 
 import pytest
 
 from eagle_jax.assets import bundled
 from eagle_jax.checkpoints import CheckpointError, read_target_config
+from eagle_jax.data.conversations import encode
 from eagle_jax.data.tokenizers import load_tokenizer
 from tests.data.test_conversations import TEMPLATES, tokenizer_with
 
@@ -46,6 +49,37 @@ def test_what_is_no_tokenizer_is_named(config, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(CheckpointError, match="cannot be read"):
         load_tokenizer(tmp_path, config)
+
+
+def test_the_packages_that_a_sentencepiece_model_takes_are_named(config, tmp_path, monkeypatch):
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    (tmp_path / "tokenizer.model").write_bytes(b"x")
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    monkeypatch.delitem(sys.modules, "sentencepiece.sentencepiece_model_pb2", raising=False)
+    with pytest.raises(
+        CheckpointError, match=r"a tokenizer\.model, which takes .*: pip install .*sentencepiece protobuf"
+    ):
+        load_tokenizer(tmp_path, config)
+
+
+def test_a_sentencepiece_model_is_read(config, tmp_path, repository):
+    """As Vicuna-13B has it, without tokenizer.json."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    texts = ["USER: Hello there ASSISTANT: Two, of course.", "A curious user and an artificial assistant."] * 30
+    with (tmp_path / "tokenizer.model").open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts), model_writer=file, vocab_size=360, model_type="bpe", byte_fallback=True,
+            normalization_rule_name="identity", minloglevel=2,
+        )  # fmt: skip
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    settings = {"tokenizer_class": "LlamaTokenizer", "legacy": False, **special}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = load_tokenizer(tmp_path, config, chat_template=repository / "configs" / "templates" / "vicuna.jinja")
+    talk = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Two, 𝄞 of course."}]
+    encoded = encode(tokenizer, talk)
+    pieces = tokenizer.convert_ids_to_tokens(encoded.tokens[encoded.supervised].tolist())
+    assert pieces[0] == "▁Two" and pieces[-1] == "</s>"
+    assert tokenizer.decode(encoded.tokens[encoded.supervised].tolist()) == "Two, 𝄞 of course.</s>"
 
 
 def test_a_chat_template_may_be_given(config, tmp_path, repository):
