@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from eagle_jax.config import ConfigError
+from eagle_jax.data import vocabulary
 from eagle_jax.data.conversations import Encoded
 from eagle_jax.data.corpus import Corpus
 from eagle_jax.data.loading import Batches
-from eagle_jax.data.vocabulary import count_tokens, draft_vocabulary
+from eagle_jax.data.vocabulary import cached_vocabulary, count_tokens, draft_vocabulary
 
 LENGTHS = [5, 9, 7, 4, 12, 6, 3, 8]
 
@@ -160,3 +161,43 @@ def test_draft_vocabulary_keeps_the_most_frequent_supervised_tokens():
 def test_draft_vocabulary_of_an_impossible_size_is_refused(size):
     with pytest.raises(ConfigError, match="between 1 and the target's 9"):
         draft_vocabulary(np.ones(9), size)
+
+
+def test_a_draft_vocabulary_is_counted_once(corpus, tmp_path, monkeypatch):
+    counted = []
+
+    def count(*args):
+        counted.append(args[-1])
+        return count_tokens(*args)
+
+    monkeypatch.setattr(vocabulary, "count_tokens", count)
+    cache = tmp_path / "deep" / "cache"
+    first = cached_vocabulary(corpus, "abc", 20, 800, cache)
+    again = cached_vocabulary(corpus, "abc", 20, 800, cache)
+    assert counted == [800]
+    wanted = draft_vocabulary(count_tokens(corpus.tokens, corpus.supervised, 800), 20)
+    for found in (first, again):
+        for got, want in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(got, want)
+            assert np.asarray(got).dtype == np.asarray(want).dtype
+    cached_vocabulary(corpus, "other", 20, 800, cache)
+    assert len(cached_vocabulary(corpus, "abc", 21, 800, cache)[0]) == 21
+    cached_vocabulary(corpus, "abc", 20, 900, cache)
+    assert counted == [800, 800, 800, 900]
+    assert sorted(path.name for path in cache.iterdir()) == [
+        "vocabulary-abc-20.npz", "vocabulary-abc-21.npz", "vocabulary-other-20.npz"
+    ]  # fmt: skip
+
+
+def test_a_damaged_draft_vocabulary_is_counted_again(corpus, tmp_path):
+    wanted = cached_vocabulary(corpus, "abc", 20, 800, tmp_path)
+    path = tmp_path / "vocabulary-abc-20.npz"
+    whole = path.read_bytes()
+    other = tmp_path / "other.npz"
+    np.savez(other, kept=wanted[0])
+    for damaged in (*(whole[:cut] for cut in range(0, len(whole), 50)), bytes(len(whole)), other.read_bytes()):
+        path.write_bytes(damaged)
+        np.testing.assert_array_equal(cached_vocabulary(corpus, "abc", 20, 800, tmp_path)[0], wanted[0])
+        assert path.read_bytes() == whole
+    with pytest.raises(ConfigError, match="between 1 and the target's 800"):
+        cached_vocabulary(corpus, "abc", 801, 800, tmp_path)
