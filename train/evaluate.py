@@ -27,8 +27,7 @@ from eagle_jax.acceptance import measure_n_alpha, measure_tau
 from eagle_jax.assets import DEMO, bundled
 from eagle_jax.checkpoints import config_directory, read_target_config
 from eagle_jax.config import DecoderConfig
-from eagle_jax.data.conversations import SkippedRow, parse_row
-from eagle_jax.data.replies import Dialogue
+from eagle_jax.data.prompts import first_prompts
 from eagle_jax.data.sources import Source
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.measure import use_compilation_cache
@@ -101,21 +100,6 @@ def main(args: Args) -> None:
             logging.info("%s", json.dumps(results[-1]))
     report = {"head": args.head, "tree": args.tree, "sampled_ranking": args.sampled_ranking, "results": results}
     print(json.dumps(report))
-
-
-def first_prompts(source: Source, tokenizer: Any, count: int, longest: int) -> list[list[int]]:
-    """The first `count` conversations of a source up to their first reply, those of over `longest` tokens left out."""
-    found: list[list[int]] = []
-    for row in source.rows():
-        if len(found) == count:
-            break
-        try:
-            prompt = Dialogue.begin(parse_row(row)).prompt(tokenizer)
-        except SkippedRow:  # as plain texts are, which have no reply to begin
-            continue
-        if len(prompt) <= longest:
-            found.append(prompt)
-    return found
 
 
 def measure(

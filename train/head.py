@@ -59,7 +59,7 @@ class Args:
       taps: the target's hidden states that are fused, numbered as `hidden_states` of transformers.
       fc_norm: a norm per tap before the projection (EAGLE-3.1).
       norm_output: feed the normed state back (EAGLE-3.1).
-      draft_vocab: size of the draft vocabulary; 0 is the target's.
+      draft_vocab: size of the draft vocabulary of EAGLE-3; 0 is the target's.
       head_intermediate: width of the head's MLP, 0 for the target's.
       init: a trained head to start from.
       rate: peak learning rate.
@@ -182,6 +182,12 @@ def check(args: Args) -> None:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} must be above 0")
     if args.eval_every and not args.heldout:
         raise ValueError("--eval-every needs --heldout: prompts to measure tau on")
+    if args.method != "eagle3":
+        for name in ("fc_norm", "norm_output", "taps"):
+            if getattr(args, name):
+                raise ValueError(f"--{name.replace('_', '-')} is of --method eagle3, and the method is {args.method}")
+    if args.eta is not None and args.token_loss != "lk_blend":
+        raise ValueError("--eta is of --token-loss lk_blend")
     if args.heldout and args.eval_tokens >= args.length:
         raise ValueError(f"--eval-tokens {args.eval_tokens} must be below --length {args.length}")
     if both := sorted({text.partition("@")[0] for text in args.data} & {t.partition("@")[0] for t in args.heldout}):
@@ -197,37 +203,28 @@ def judge(this: Run, step: int, report: UpdateReport, documents: np.ndarray) -> 
     found = distributed.to_host(report)
     loss, gradient = float(found.loss), float(found.gradient)
     if not math.isfinite(loss) or not gradient <= this.args.max_gradient:
-        rows = "; ".join(
-            f"{this.corpus.names[source]} {' '.join(map(str, numbers))}"
-            for source, numbers in _by_source(this, documents).items()
-        )
+        rows = "; ".join(part for part in distributed.everyones(this.named(documents)) if part)
+        this.checkpoints.wait()  # one that is still being written is kept as well
         last = this.checkpoints.step
         kept = "no checkpoint had been saved" if last is None else f"the checkpoint of step {last} is kept"
         raise ValueError(
             f"step {step}: loss {loss:.4g}, norm of the gradient {gradient:.4g} (--max-gradient "
-            f"{this.args.max_gradient:g}); the batch held the documents {rows}. {kept}. Lower --rate, or leave "
-            "these documents out"
+            f"{this.args.max_gradient:g}); the batch held the rows (from 0) {rows}. {kept}. Lower --rate, or leave "
+            "these rows out"
         )
     return {"loss": loss, "accuracy": found.metrics.accuracy.tolist(), "losses": found.metrics.loss.tolist(),
             "gradient": gradient}  # fmt: skip
 
 
-def _by_source(this: Run, documents: np.ndarray) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for document in np.unique(documents).tolist():
-        found.setdefault(int(this.corpus.source[document]), []).append(document)
-    return found
-
-
 def train(this: Run, log: RunLog, requests: Requests) -> dict[str, Any]:
-    """Updates until `--steps`; what the last one saw.
+    """Updates until `--steps`; what the last one saw, of an earlier call where there was nothing left to do.
 
     Raises:
       StopRequest: a signal came; everything is saved. ValueError: see `judge`.
     """
     args = this.args
     before: tuple[int, UpdateReport, np.ndarray] | None = None
-    record: dict[str, Any] = {}
+    record = log.last()
 
     def settle() -> None:
         nonlocal before, record
@@ -239,7 +236,7 @@ def train(this: Run, log: RunLog, requests: Requests) -> dict[str, Any]:
     while this.step < args.steps:
         report = this.advance()
         settle()  # of the update before: this one is being computed meanwhile
-        before = (this.step, report, this.batches.documents)
+        before = (this.step, report, this.documents)
         signalled = requests.at(this.step)
         last = this.step == args.steps
         evaluates = bool(args.heldout) and (last or (args.eval_every > 0 and this.step % args.eval_every == 0))
@@ -273,6 +270,9 @@ def main(args: Args) -> int:
     except StopRequest as stopped:
         logging.info("stopped at step %d and saved; the same command goes on from there", this.step)
         return 128 + stopped.number
+    except Exception:
+        this.checkpoints.wait()  # the process would end in the middle of a save
+        raise
     finally:
         log.close()
         requests.forget()

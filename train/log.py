@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import jax
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.training.flops import peak_flops
 from train.figure import draw
 
@@ -44,11 +46,15 @@ class RunLog:
                 import wandb
             except ImportError:
                 raise ValueError("--wandb needs the package of that name: pip install wandb") from None
-            self._wandb = wandb.init(project=args.wandb, name=args.out.name, config=this.settings, resume="allow")
+            name = args.out / "wandb.id"  # a run that goes on is the same run there
+            if not name.is_file():
+                write_whole(name, uuid.uuid4().hex)
+            options: dict[str, Any] = {"id": name.read_text(encoding="utf-8"), "resume": "allow"}
+            self._wandb = wandb.init(project=args.wandb, name=args.out.name, config=this.settings, **options)
         if args.tensorboard:
             from tensorboardX import SummaryWriter
 
-            self._board = SummaryWriter(str(args.out / "tensorboard"), purge_step=this.step or None)
+            self._board = SummaryWriter(str(args.out / "tensorboard"), purge_step=this.step + 1)
         truncate(self.path, this.step)
         self.bar = tqdm(total=args.steps, initial=this.step, unit=" updates", disable=not sys.stderr.isatty())
         self._redirect = logging_redirect_tqdm()
@@ -91,6 +97,11 @@ class RunLog:
             self._write({"step": step, "tau": found.tau, "n_alpha": found.n_alpha})
             alpha = " ".join("-" if value is None else f"{value:.2f}" for value in found.n_alpha)
             logging.info("step %d: tau %.3f, n-alpha %s", step, found.tau, alpha)
+
+    def last(self) -> dict[str, Any]:
+        """What the last update saw that was logged."""
+        lines = [line for line in read(self.path) if "loss" in line] if self.leads else []
+        return {name: lines[-1][name] for name in ("loss", "accuracy", "losses", "gradient")} if lines else {}
 
     def speed(self) -> dict[str, float]:
         """Of the last lines: tokens per second and the share of the devices' peak."""
@@ -144,5 +155,4 @@ def read(path: Path) -> list[dict[str, Any]]:
 def truncate(path: Path, step: int) -> None:
     """Forgets what a killed run logged after its last checkpoint."""
     kept = [line for line in read(path) if line["step"] <= step]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
+import hashlib
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,23 +17,23 @@ import eagle_jax
 from eagle_jax import distributed
 from eagle_jax.acceptance import measure_n_alpha, measure_tau
 from eagle_jax.assets import DEMO, bundled
-from eagle_jax.checkpoints import CheckpointError, load_head_checkpoint, load_target_checkpoint, save_head_checkpoint
+from eagle_jax.checkpoints import CheckpointError, load_head_checkpoint, save_head_checkpoint
 from eagle_jax.checkpoints.training import TrainingCheckpoints
-from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
-from eagle_jax.data.corpus import Corpus
+from eagle_jax.config import ConfigError
 from eagle_jax.data.features import Features
 from eagle_jax.data.loading import Batches
 from eagle_jax.data.sources import Source, build_corpus, corpus_key
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.data.vocabulary import count_tokens, draft_vocabulary
 from eagle_jax.programs import parse_tree
-from eagle_jax.sharding import TENSOR, make_mesh, param_shardings, placer
+from eagle_jax.sharding import param_shardings
 from eagle_jax.training import host
 from eagle_jax.training import step as training
 from eagle_jax.training.flops import product_flops
 from eagle_jax.training.initialise import fresh_head
-from eagle_jax.training.objective import PRESETS, Objective, Signals
+from eagle_jax.training.objective import Signals
 from eagle_jax.types import Params, Texts
+from train.setup import head_config, held_prompts, load_target, mesh_of, objective_of, weights_of
 
 if TYPE_CHECKING:
     from train.head import Args
@@ -57,33 +58,13 @@ MAY_CHANGE = frozenset(
         "wandb",
     ]
 )
-"""Arguments that a resumed run may be given anew: they change neither what is learnt from, nor what is learnt."""
+"""Arguments that a resumed run may be given anew: they change neither what is learnt from, nor what is learnt.
 
-
-def objective_of(args: Args) -> Objective:
-    """The method's objective with what `args` changes of it."""
-    given: dict[str, Any] = {"steps": args.unroll, "decay": args.decay, "token_loss": args.token_loss, "eta": args.eta,
-             "token_weight": args.token_weight, "feature_weight": args.feature_weight, "noise": args.noise,
-             "chunk": args.chunk, "remat": args.remat}  # fmt: skip
-    return dataclasses.replace(
-        PRESETS[args.method](), **{name: value for name, value in given.items() if value is not None}
-    )
-
-
-def head_config(args: Args, target: DecoderConfig) -> HeadConfig:
-    """The head's shape: one layer as wide as the target's."""
-    width = args.head_intermediate or target.intermediate_size
-    layer = dataclasses.replace(target, num_layers=1, intermediate_size=width, tie_word_embeddings=False)
-    if args.method != "eagle3":
-        return HeadConfig("eagle1", layer, target.vocab_size, target.hidden_size, (target.num_layers,))
-    # The servers run Llama's layer: no bias, no norm of queries and keys, whatever the target has.
-    layer = dataclasses.replace(layer, qk_norm=False, qkv_bias=False, out_bias=False, mlp_bias=False)
-    if args.taps is None and target.num_layers < 6:
-        raise ConfigError(f"a target of {target.num_layers} layers has no default --taps: name three hidden states")
-    taps = args.taps or (2, target.num_layers // 2, target.num_layers - 3)
-    size = min(args.draft_vocab or target.vocab_size, target.vocab_size)
-    switches = {"fc_norm": args.fc_norm, "norm_output": args.norm_output}
-    return HeadConfig("eagle3", layer, size, target.hidden_size, taps, **switches)
+Two change a little of how: `steps` is also how far the decay of the learning rate reaches, and micro-batches are
+weighed by their supervised rows (`head_train_step`).
+"""
+MEASURED = ("heldout", "eval_prompts", "eval_tokens", "eval_tree")
+"""Arguments that decide what a tau means: with others, the best one so far does not count."""
 
 
 class Evaluation(NamedTuple):
@@ -121,17 +102,18 @@ class Run:
         self.corpus, self.skipped = distributed.leader_first(build, "corpus")
         self.prompts: list[list[int]] = []
         if args.heldout:
-            held = functools.partial(held_prompts, args, tokenizer, cache, self.mesh)
-            self.prompts = distributed.leader_first(held, "heldout")
+            self.prompts = held_prompts(args, tokenizer, self.mesh)
         count = jax.process_count()
         self.batches = Batches(
-            self.corpus, weights_of(self.corpus, sources), length=args.length, rows=args.rows // count, seed=args.seed,
+            self.corpus, weights_of(sources), length=args.length, rows=args.rows // count, seed=args.seed,
             process=jax.process_index(), processes=count,
         )  # fmt: skip
         self.first = self.batches.get_state()
+        self.documents = np.zeros((0,), np.int32)
+        """Of the last batch, those of this process."""
         self.features = None
+        self.key = key = corpus_key(sources, tokenizer)
         if args.features is not None:
-            key = corpus_key(sources, tokenizer)
             self.features = Features(args.features, self.corpus, key, args.target, self.config.taps, args.length)
         self.d2t, self.coverage = self._vocabulary()
         self.tx = training.head_optimiser(args.rate, args.warmup, args.steps, clip=args.clip)
@@ -152,9 +134,19 @@ class Run:
             for name, value in dataclasses.asdict(self.args).items()
             if name not in MAY_CHANGE
         }
+        # Names stay where contents change: files behind a glob, a target that was trained on.
+        vocabulary = None if self.d2t is None else hashlib.sha256(self.d2t.tobytes()).hexdigest()[:16]
+        self.settings |= {"contents of data": f"{self.key}, {len(self.corpus.tokens)} tokens",
+                          "draft vocabulary": vocabulary, "weights of target": self._fingerprint()}  # fmt: skip
+        self.measured = {name: getattr(self.args, name) for name in MEASURED}
+        self.measured["heldout"] = list(self.args.heldout)
         notes = self.checkpoints.notes()
         if notes is None:
             return
+        if (planned := notes.get("steps")) not in (None, self.args.steps):
+            logging.info(
+                "--steps was %s, is %d: the learning rate decays over the new number", planned, self.args.steps
+            )
         other = [
             f"{name} was {notes['settings'].get(name)}, is {value}"
             for name, value in self.settings.items()
@@ -165,6 +157,19 @@ class Run:
                 f"{self.args.out} holds a run of another configuration ({'; '.join(other)}): resume with its own, or "
                 "choose another --out"
             )
+        best = self.checkpoints.best_notes()
+        if best is not None and self.args.heldout and best.get("measured") != self.measured:
+            logging.info("tau is measured in another way from now on: the best head so far is forgotten")
+            self.checkpoints.forget_best()
+
+    def _fingerprint(self) -> str:
+        """16 letters that another training of the target changes: some numbers of every array that is loaded."""
+        params = self.target.params
+        if self.args.features is not None:  # then its layers are loaded or not
+            params = {name: value for name, value in params.items() if not name.startswith("layers_")}
+        few = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf[(0,) * (leaf.ndim - 1)][:16], tree))(params)
+        leaves = jax.tree.leaves(distributed.to_host(few))
+        return hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()[:16]
 
     def prepare(self) -> None:
         """Makes the first state, or restores the last one, and compiles the update."""
@@ -233,6 +238,7 @@ class Run:
     def _batch(self) -> tuple[Texts, Signals | None]:
         """The next micro-batches, [M, B, T] over all processes, and their features where they were stored."""
         texts, signals = next(self.batches), None
+        self.documents = np.unique(self.batches.documents[texts.segments > 0])
         if self.features is not None:
             rows: Any = (self.batches.documents, texts.positions, texts.segments)
             stored: Any = self.features.take(*rows)
@@ -247,13 +253,20 @@ class Run:
         self.step += 1
         return report
 
+    def named(self, documents: np.ndarray) -> str:
+        """Documents as a reader finds them: their sources, and the numbers of their rows there."""
+        of = self.corpus.source[documents]
+        rows = {self.corpus.names[source]: self.corpus.row[documents[of == source]] for source in np.unique(of)}
+        return "; ".join(f"{name} {' '.join(map(str, sorted(numbers)))}" for name, numbers in rows.items())
+
     def save(self) -> None:
         """Begins to write a checkpoint of here and now."""
         state: dict[str, Any] = {"state": self.state}
         if self.frozen.feature_scale is not None:
             state["feature_scale"] = self.frozen.feature_scale
         positions = distributed.everyones(self.batches.get_state())
-        self.checkpoints.save(self.step, state, {"settings": self.settings, "positions": positions})
+        notes = {"settings": self.settings, "positions": positions, "steps": self.args.steps}
+        self.checkpoints.save(self.step, state, notes)
 
     def finished_head(self) -> Params:
         """The head as others read it: float32, `{"head": ..., "d2t": ...}`."""
@@ -271,7 +284,8 @@ class Run:
         tau = measure_tau(self.target, head, self.prompts, max_new_tokens=tokens).tau
         alpha = measure_n_alpha(self.target, head, self.prompts, max_new_tokens=tokens).alpha
         found = Evaluation(tau, alpha)
-        self.checkpoints.save_best(self.step, params, {"settings": self.settings, "n_alpha": found.n_alpha}, found.tau)
+        notes = {"settings": self.settings, "measured": self.measured, "n_alpha": found.n_alpha}
+        self.checkpoints.save_best(self.step, params, notes, found.tau)
         return found
 
     def export(self) -> tuple[Path, int]:
@@ -307,62 +321,3 @@ class Run:
     def parameters(self) -> int:
         """Numbers that are trained."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.state.head))
-
-
-def load_target(path: str | Path, args: Args, mesh: jax.sharding.Mesh) -> eagle_jax.Target:
-    """The target; without its layers where nothing runs them: features are stored, and no tau is measured."""
-    if args.features is None or args.heldout:
-        return eagle_jax.load_target(path, args.dtype, mesh=mesh)
-    config, params = load_target_checkpoint(path, args.dtype, place=placer(mesh), layers=False)
-    return eagle_jax.Target.from_params(config, params, str(path), mesh)
-
-
-def mesh_of(args: Args) -> jax.sharding.Mesh:
-    """The mesh over all devices of all processes.
-
-    Raises:
-      ConfigError: the rows, or the axes, do not divide evenly.
-    """
-    devices, local = jax.device_count(), jax.local_device_count()
-    if devices % (args.fsdp * args.tensor):
-        raise ConfigError(f"--fsdp {args.fsdp} times --tensor {args.tensor} must divide the {devices} devices")
-    if local % args.tensor:
-        raise ConfigError(f"--tensor {args.tensor} must divide the {local} devices of each process")
-    data = args.data_axis or devices // (args.fsdp * args.tensor)
-    if jax.process_count() > 1 and data * args.fsdp * args.tensor != devices:
-        raise ConfigError(f"--data-axis {data} leaves devices idle; several processes must use all {devices}")
-    parts = args.micro_batches * data * args.fsdp
-    if args.rows % parts:
-        raise ConfigError(
-            f"--rows {args.rows} must be a multiple of {parts}: --micro-batches {args.micro_batches} times the "
-            f"{data * args.fsdp} devices that rows are spread over"
-        )
-    return make_mesh(data, args.tensor, args.fsdp)
-
-
-def weights_of(corpus: Corpus, sources: list[Source]) -> dict[str, float] | None:
-    """Shares of the sources where one was given; a source without counts by its documents."""
-    if all(source.weight is None for source in sources):
-        return None
-    if any(source.weight is None for source in sources):
-        missing = ", ".join(source.path for source in sources if source.weight is None)
-        raise ConfigError(f"some sources have a weight and {missing} has none: give one to all, as path@weight")
-    return {source.path: float(source.weight or 0) for source in sources}
-
-
-def held_prompts(args: Args, tokenizer: Any, cache: Path, mesh: jax.sharding.Mesh) -> list[list[int]]:
-    """The first prompts of the held-out sources that leave room for a reply; the sources take turns.
-
-    As many as every device gets the same number of; too few start again from the first.
-    """
-    corpus, _ = build_corpus([Source.parse(text) for text in args.heldout], tokenizer, cache, progress=False)
-    longest = args.length - args.eval_tokens
-    fitting = [
-        [int(i) for i in corpus.of(name) if 0 < corpus.prompts[i] <= longest] for name in dict.fromkeys(corpus.names)
-    ]
-    chosen = [part[turn] for turn in range(max(map(len, fitting))) for part in fitting if turn < len(part)]
-    if not chosen:
-        raise ValueError(f"--heldout {' '.join(args.heldout)} has no prompt of at most {longest} tokens")
-    parts = mesh.size // mesh.shape[TENSOR]
-    count = parts * -(-args.eval_prompts // parts)
-    return [corpus[i].tokens[: corpus.prompts[i]].tolist() for i in itertools.islice(itertools.cycle(chosen), count)]

@@ -7,7 +7,7 @@ Every run is a `train.head` with the settings of `--base` and what `RUNS` adds: 
 What they answer: EAGLE-3's ablation (arXiv:2503.01840, table 2: EAGLE-2, then no feature loss, then fused features),
 n-alpha of EAGLE-1, HASS and EAGLE-3 (figure 7 there), tau against the number of replies (figure 1 there), and LK
 losses (arXiv:2602.23881) against cross-entropy. Prompts of `--heldout` are trained on by none. A study that was stopped
-goes on where it was; `OUT/RUN/train.log` is what a run says. Writes `study.json`, `study.md` and figures into
+goes on where it was; `OUT/RUN.log` is what a run says. Writes `study.json`, `study.md` and figures into
 `--report`; the last line printed is the JSON object.
 """
 
@@ -22,7 +22,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -31,11 +31,13 @@ from eagle_jax.acceptance import measure_n_alpha
 from eagle_jax.assets import DEMO, bundled
 from eagle_jax.checkpoints import config_directory, read_target_config
 from eagle_jax.checkpoints.staging import write_whole
+from eagle_jax.config import load_yaml
+from eagle_jax.data.prompts import first_prompts
 from eagle_jax.data.sources import Source
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.measure import machine, use_compilation_cache
 from eagle_jax.programs import at_least_one, parse_tree, run
-from train.evaluate import first_prompts
+from train.head import Args as HeadArgs
 from train.study_report import write_report
 
 SHARES = (1, 2, 4, 8)
@@ -43,24 +45,32 @@ SHARES = (1, 2, 4, 8)
 
 
 class Setting(NamedTuple):
-    """One run of the study: what is said of it, eighths of the replies it sees, and options of `train.head`."""
+    """One run of the study.
+
+    Attributes:
+      title: what is said of it. eighths: of the replies it sees. options: of `train.head`.
+      fused: the head reads low, middle and high states of the target, and not its last alone.
+    """
 
     title: str
     eighths: int
     options: str
+    fused: bool = True
 
 
-EAGLE2 = "--method eagle1 --rate 3e-3"
+EAGLE2 = "--method eagle1 --unroll 1 --rate 3e-3"
 RUNS = {
-    "eagle2": Setting("EAGLE-1/2", 8, EAGLE2),
-    "hass": Setting("HASS", 8, "--method hass --rate 3e-3"),
-    "top-feature-loss": Setting("EAGLE-3, top layer only, with feature loss", 8, "--taps {layers} --feature-weight 1"),
-    "top": Setting("EAGLE-3, top layer only", 8, "--taps {layers}"),
+    "eagle2": Setting("EAGLE-1/2", 8, EAGLE2, fused=False),
     "eagle3": Setting("EAGLE-3", 8, ""),
+    "top": Setting("EAGLE-3, top layer only", 8, "--taps {layers}", fused=False),
+    "hass": Setting("HASS", 8, "--method hass --unroll 3 --rate 3e-3", fused=False),
     "eagle3-lk": Setting("EAGLE-3, LK loss", 8, "--token-loss lk"),
-    "eagle3-lk-blend": Setting("EAGLE-3, blended LK loss", 8, "--token-loss lk_blend"),
     **{f"eagle3-{n}of8": Setting("EAGLE-3", n, "") for n in SHARES[:-1]},
-    **{f"eagle2-{n}of8": Setting("EAGLE-1/2", n, EAGLE2) for n in SHARES[:-1]},
+    **{f"eagle2-{n}of8": Setting("EAGLE-1/2", n, EAGLE2, fused=False) for n in SHARES[:-1]},
+    "top-feature-loss": Setting(
+        "EAGLE-3, top layer only, with feature loss", 8, "--taps {layers} --feature-weight 1", fused=False
+    ),
+    "eagle3-lk-blend": Setting("EAGLE-3, blended LK loss", 8, "--token-loss lk_blend"),
 }
 
 
@@ -76,6 +86,8 @@ class Args:
       base: configuration file of `train.head` that every run begins with.
       target: path or hub id of the model, or "demo".
       steps: updates of every run.
+      stored: the target's states are written once in this precision, for all runs to read; "no" runs the target anew in
+        every update, which takes twice as long.
       seeds: every run is made once with each.
       only: names of runs, separated by commas; all if not given.
       prompts: per held-out source.
@@ -90,7 +102,8 @@ class Args:
     report: Path
     base: Path = Path("configs/study_demo.yaml")
     target: str = "demo"
-    steps: int = 800
+    steps: int = 600
+    stored: Literal["float32", "bfloat16", "float16", "float8", "no"] = "bfloat16"
     seeds: tuple[int, ...] = (0,)
     only: str | None = None
     prompts: int = 24
@@ -124,6 +137,9 @@ def main(args: Args) -> None:
     for name, seed in pairs:
         setting, out = RUNS[name], args.out / f"{name}-seed{seed}"
         options = ["--config", str(args.base), "--target", args.target, "--data", str(parts[setting.eighths])]
+        if args.stored != "no":
+            taps = () if setting.fused else (config.num_layers,)
+            options += ["--features", str(store(args, parts[setting.eighths], taps))]
         options += [*shlex.split(setting.options.format(layers=config.num_layers)), "--steps", str(args.steps)]
         trained = train([*options, "--seed", str(seed), "--out", str(out)], parts[setting.eighths], out)
         command = f"python -m train.head {shlex.join(options)} --seed {seed}"
@@ -175,6 +191,40 @@ def divide(patterns: Sequence[str], folder: Path) -> dict[int, Path]:
     return parts
 
 
+def store(args: Args, replies: Path, taps: tuple[int, ...]) -> Path:
+    """Writes the target's states over those replies once, for all runs that read them.
+
+    Raises:
+      ValueError: `train.features` failed; with its own words.
+    """
+    out = args.out / "features" / f"{replies.stem}-{'last' if taps else 'fused'}"
+    length = load_yaml(HeadArgs, args.base).length
+    options = ["--target", args.target, "--data", str(replies), "--out", str(out), "--stored", args.stored, "--dtype",
+               "float32", "--length", str(length)]  # fmt: skip
+    if not (out / "done").is_file():
+        call("train.features", [*options, *(["--taps", *map(str, taps)] if taps else [])], out)
+        write_whole(out / "done", "")
+    return out
+
+
+def call(program: str, options: Sequence[str], out: Path) -> dict[str, Any]:
+    """Runs a program, whose log goes into its folder; its last line.
+
+    Raises:
+      ValueError: it failed; with its own words.
+    """
+    logging.info("%s %s", program, out.name)
+    log = out.parent / f"{out.name}.log"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as lines:
+        command = [sys.executable, "-m", program, *options]
+        ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=lines, text=True, check=False)
+    if ran.returncode:
+        last = (log.read_text(encoding="utf-8").strip().splitlines() or ["no message"])[-1]
+        raise ValueError(f"{out.name}: {program} ended with {ran.returncode}: {last.removeprefix('error: ')}")
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
 def train(options: Sequence[str], replies: Path, out: Path) -> dict[str, Any]:
     """Runs `train.head`, unless it was run to its end with the same options and replies; what its last line said.
 
@@ -188,15 +238,7 @@ def train(options: Sequence[str], replies: Path, out: Path) -> dict[str, Any]:
         if said["asked"] == asked:
             return said["report"]
         raise ValueError(f"{out} is a run of other options or replies: give another --out, or remove it")
-    logging.info("%s", out.name)
-    command = [sys.executable, "-m", "train.head", *options]
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / "train.log").open("a", encoding="utf-8") as log:
-        ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True, check=False)
-    if ran.returncode:
-        last = ((out / "train.log").read_text(encoding="utf-8").strip().splitlines() or ["no message"])[-1]
-        raise ValueError(f"{out.name}: train.head ended with {ran.returncode}: {last.removeprefix('error: ')}")
-    report = json.loads(ran.stdout.splitlines()[-1])
+    report = call("train.head", options, out)
     write_whole(kept, json.dumps({"asked": asked, "report": report}))
     return report
 

@@ -18,6 +18,9 @@ from eagle_jax.types import Params
 _FULL = tuple(re.escape(os.strerror(number)) for number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 
 
+_COMMON: dict[str, Any] = {"create": True, "cleanup_tmp_directories": True}  # what a killed process left half written
+
+
 class Saved(NamedTuple):
     """A restored checkpoint.
 
@@ -43,10 +46,10 @@ class TrainingCheckpoints:
         directory = directory.absolute()
         self.directory = directory
         self._latest = ocp.CheckpointManager(
-            directory / "latest", options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
+            directory / "latest", options=ocp.CheckpointManagerOptions(max_to_keep=keep, **_COMMON)
         )
         highest = ocp.CheckpointManagerOptions(
-            max_to_keep=1, create=True, best_fn=lambda metrics: metrics["tau"], best_mode="max"
+            max_to_keep=1, best_fn=lambda metrics: metrics["tau"], best_mode="max", **_COMMON
         )
         self._best = ocp.CheckpointManager(directory / "best", options=highest)
         step = self._best.best_step()
@@ -70,6 +73,8 @@ class TrainingCheckpoints:
         Raises:
           CheckpointError: this one, or the one before, could not be written, for want of space for example.
         """
+        # Whoever finds this step finds the head that was the best by then: else a kill between the two would lose it.
+        self._written(self._best.wait_until_finished)
         self._save(self._latest, step, state, notes)
 
     def save_best(self, step: int, head: Params, notes: dict[str, Any], tau: float) -> bool:
@@ -83,6 +88,19 @@ class TrainingCheckpoints:
         self._save(self._best, step, head, notes, {"tau": tau})
         self.best_tau = tau
         return True
+
+    def best_notes(self) -> dict[str, Any] | None:
+        """The JSON beside the best head, None without one."""
+        step = self._best.best_step()
+        if step is None:
+            return None
+        return self._best.restore(step, args=ocp.args.Composite(notes=ocp.args.JsonRestore()))["notes"]
+
+    def forget_best(self) -> None:
+        """Removes the best head: its tau is not to be compared with what is measured from now on."""
+        for step in self._best.all_steps():
+            self._best.delete(step)
+        self.best_tau = None
 
     def restore(self, like: Any) -> Saved | None:
         """The latest checkpoint that is whole, None if there is none.

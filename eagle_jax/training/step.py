@@ -155,27 +155,35 @@ def head_train_step(
     """One update of the head; neither the target nor any embedding changes.
 
     Args:
-      texts: with a leading axis M of micro-batches, [M, B, T]; their gradients are averaged.
+      texts: with a leading axis M of micro-batches, [M, B, T]; their gradients are averaged, each by its share of the
+        supervised rows. (Exact for one step over the whole vocabulary; else each micro-batch's own share of rows that
+        step k, or the draft vocabulary, leaves out makes a small difference.)
       signals: of the target, with the same leading axis, or None.
       mesh: as in `head_loss`.
     """
     micro = texts.tokens.shape[0]
 
-    def part(index: Array, texts: Texts, signals: Signals | None) -> tuple[Params, UpdateReport]:
+    def part(index: Array, texts: Texts, signals: Signals | None) -> tuple[tuple[Params, Array], UpdateReport]:
         key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), index)
         loss_of = lambda head: head_loss(  # noqa: E731
             target, config, objective, head, frozen, texts, key, dtype, signals, mesh
         )
         (loss, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(state.head)
-        return grads, UpdateReport(loss, jnp.zeros(()), metrics)
+        share = metrics.counted[0] if micro > 1 else jnp.ones(())
+        found = (grads, loss, metrics._replace(counted=jnp.ones_like(metrics.counted)))
+        grads, loss, weighed = jax.tree.map(lambda leaf: leaf * share, found)
+        return (grads, share), UpdateReport(loss, jnp.zeros(()), weighed._replace(counted=metrics.counted))
 
-    def add(total: tuple[Params, UpdateReport], xs: tuple[Array, Texts, Signals | None]) -> tuple[Any, None]:
+    def add(total: Any, xs: tuple[Array, Texts, Signals | None]) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, part(*xs)), None
 
     first = jax.tree.map(lambda x: x[0], (jnp.arange(micro), texts, signals))
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, *first))
     total = jax.lax.scan(add, zero, (jnp.arange(micro), texts, signals))[0] if micro > 1 else part(*first)
-    grads, report = jax.tree.map(lambda leaf: leaf / micro, total)
+    (grads, share), report = total
+    counted = report.metrics.counted
+    grads, report = jax.tree.map(lambda leaf: leaf / jnp.maximum(share, 1), (grads, report))
+    report = report._replace(metrics=report.metrics._replace(counted=counted))
     updates, opt_state = tx.update(grads, state.opt_state, state.head)
     head = optax.apply_updates(state.head, updates)
     return HeadTrainState(head, opt_state, state.step + 1, state.key), report._replace(gradient=optax.tree.norm(grads))

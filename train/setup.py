@@ -1,0 +1,110 @@
+"""What a run of `train.head` is set up from: objective, shapes, mesh, target, sources, prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+import eagle_jax
+from eagle_jax.checkpoints import config_directory, load_target_checkpoint, read_target_config
+from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
+from eagle_jax.data.prompts import first_prompts
+from eagle_jax.data.sources import Source
+from eagle_jax.sharding import TENSOR, make_mesh, placer
+from eagle_jax.training.objective import PRESETS, Objective
+
+if TYPE_CHECKING:
+    from train.head import Args
+
+
+def objective_of(args: Args) -> Objective:
+    """The method's objective with what `args` changes of it."""
+    given: dict[str, Any] = {"steps": args.unroll, "decay": args.decay, "token_loss": args.token_loss, "eta": args.eta,
+             "token_weight": args.token_weight, "feature_weight": args.feature_weight, "noise": args.noise,
+             "chunk": args.chunk, "remat": args.remat}  # fmt: skip
+    return dataclasses.replace(
+        PRESETS[args.method](), **{name: value for name, value in given.items() if value is not None}
+    )
+
+
+def head_config(args: Args, target: DecoderConfig) -> HeadConfig:
+    """The head's shape: one layer as wide as the target's."""
+    width = args.head_intermediate or target.intermediate_size
+    layer = dataclasses.replace(target, num_layers=1, intermediate_size=width, tie_word_embeddings=False)
+    if args.method != "eagle3":
+        return HeadConfig("eagle1", layer, target.vocab_size, target.hidden_size, (target.num_layers,))
+    # The servers run Llama's layer: no bias, no norm of queries and keys, whatever the target has.
+    layer = dataclasses.replace(layer, qk_norm=False, qkv_bias=False, out_bias=False, mlp_bias=False)
+    if args.taps is None and target.num_layers < 6:
+        raise ConfigError(f"a target of {target.num_layers} layers has no default --taps: name three hidden states")
+    taps = args.taps or (2, target.num_layers // 2, target.num_layers - 3)
+    size = min(args.draft_vocab or target.vocab_size, target.vocab_size)
+    switches = {"fc_norm": args.fc_norm, "norm_output": args.norm_output}
+    return HeadConfig("eagle3", layer, size, target.hidden_size, taps, **switches)
+
+
+def load_target(path: str | Path, args: Args, mesh: jax.sharding.Mesh) -> eagle_jax.Target:
+    """The target; without its layers where nothing runs them: features are stored, and no tau is measured.
+
+    Raises:
+      ConfigError: it has no room for rows of `--length`. CheckpointError: it cannot be loaded.
+    """
+    room = read_target_config(config_directory(path)).max_position
+    if args.length > room:
+        raise ConfigError(f"--length {args.length} exceeds the target's {room} tokens of context")
+    if args.features is None or args.heldout:
+        return eagle_jax.load_target(path, args.dtype, mesh=mesh)
+    config, params = load_target_checkpoint(path, args.dtype, place=placer(mesh), layers=False)
+    return eagle_jax.Target.from_params(config, params, str(path), mesh)
+
+
+def mesh_of(args: Args) -> jax.sharding.Mesh:
+    """The mesh over all devices of all processes.
+
+    Raises:
+      ConfigError: the rows, or the axes, do not divide evenly.
+    """
+    devices, local = jax.device_count(), jax.local_device_count()
+    if devices % (args.fsdp * args.tensor):
+        raise ConfigError(f"--fsdp {args.fsdp} times --tensor {args.tensor} must divide the {devices} devices")
+    if local % args.tensor:
+        raise ConfigError(f"--tensor {args.tensor} must divide the {local} devices of each process")
+    data = args.data_axis or devices // (args.fsdp * args.tensor)
+    if jax.process_count() > 1 and data * args.fsdp * args.tensor != devices:
+        raise ConfigError(f"--data-axis {data} leaves devices idle; several processes must use all {devices}")
+    parts = args.micro_batches * data * args.fsdp
+    if args.rows % parts:
+        raise ConfigError(
+            f"--rows {args.rows} must be a multiple of {parts}: --micro-batches {args.micro_batches} times the "
+            f"{data * args.fsdp} devices that rows are spread over"
+        )
+    return make_mesh(data, args.tensor, args.fsdp)
+
+
+def weights_of(sources: list[Source]) -> dict[str, float] | None:
+    """Shares of the sources where one was given; a source without counts by its documents."""
+    if all(source.weight is None for source in sources):
+        return None
+    if any(source.weight is None for source in sources):
+        missing = ", ".join(source.path for source in sources if source.weight is None)
+        raise ConfigError(f"some sources have a weight and {missing} has none: give one to all, as path@weight")
+    return {source.path: float(source.weight or 0) for source in sources}
+
+
+def held_prompts(args: Args, tokenizer: Any, mesh: jax.sharding.Mesh) -> list[list[int]]:
+    """The first prompts of the held-out sources that leave room for a reply; the sources take turns.
+
+    As many as every device gets the same number of; too few start again from the first.
+    """
+    longest = args.length - args.eval_tokens
+    parts = mesh.size // mesh.shape[TENSOR]
+    count = parts * -(-args.eval_prompts // parts)
+    found = [first_prompts(Source.parse(text), tokenizer, count, longest) for text in args.heldout]
+    chosen = [part[turn] for turn in range(count) for part in found if turn < len(part)]
+    if not chosen:
+        raise ValueError(f"--heldout {' '.join(args.heldout)} has no prompt of at most {longest} tokens")
+    return list(itertools.islice(itertools.cycle(chosen), count))
