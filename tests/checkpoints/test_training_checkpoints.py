@@ -73,6 +73,19 @@ def test_the_best_stays_whatever_comes_later(checkpoints, tmp_path):
         assert not again.save_best(9, heads[2.0], {}, 2.5)
 
 
+def test_whoever_finds_a_step_finds_the_best_head_of_then(checkpoints, tmp_path):
+    checkpoints.save_best(1, state(500_000).head, {"measured": {"tree": "2,2,3"}}, 1.5)
+    checkpoints.save(1, state(), {})
+    assert (tmp_path / "best" / "1").is_dir(), "a kill now would keep the step and lose its head"
+    assert checkpoints.best_notes() == {"measured": {"tree": "2,2,3"}}
+    checkpoints.forget_best()
+    assert checkpoints.best_tau is None and checkpoints.best_notes() is None
+    assert checkpoints.save_best(2, state().head, {}, 1.2)
+    checkpoints.wait()
+    with contextlib.closing(TrainingCheckpoints(tmp_path)) as again:
+        assert again.best_tau == 1.2
+
+
 def test_another_configuration_is_named(checkpoints):
     checkpoints.save(4, state(), {})
     with pytest.raises(CheckpointError, match=r"the checkpoint of step 4 in .* is of another configuration"):
@@ -110,6 +123,7 @@ def test_a_checkpoint_cut_off_in_the_middle_does_not_count(checkpoints, tmp_path
     (torn / "notes.json").write_text(json.dumps({}))
     with contextlib.closing(TrainingCheckpoints(tmp_path)) as again:
         assert again.step == 1
+        assert not torn.exists(), "it would lie there for ever"
         again.save(2, state(), {"x": 2})
         again.wait()
         assert again.notes() == {"x": 2}

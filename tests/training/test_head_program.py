@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -23,7 +25,9 @@ import train.features
 import train.head
 from eagle_jax.checkpoints import CheckpointError, save_target_checkpoint
 from eagle_jax.config import ConfigError, DecoderConfig, TreeConfig
+from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.models.decoder import init_params
+from train.setup import held_prompts
 
 VOCAB = 512
 OPTIONS = dict(
@@ -99,7 +103,7 @@ def test_a_run_leaves_a_head_that_drafts_a_log_and_a_figure(place, capsys):
     assert texts[0] == texts[1]
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypatch):
+def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
     advance = train.run.Run.advance
 
@@ -126,13 +130,80 @@ def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypa
         CheckpointError, match=r"of another configuration \(rate was 0.003, is 0.001\): resume with its own"
     ):
         train.head.main(args_of(place, out, data_axis=1, rate=1e-3))
+    # Given once more when all is done, it says what it said.
+    capsys.readouterr()
+    assert train.head.main(args) == 0
+    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (again["loss"], again["updates_here"]) == (losses(whole)[-1][0], 0)
 
 
-def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path):
-    """Documents of the batch by source and number; the checkpoint before is kept and nothing is saved after."""
+@contextlib.contextmanager
+def holding(path: Path, content: bytes):
+    """A file with other contents for a while."""
+    before = path.read_bytes()
+    path.write_bytes(content)
+    try:
+        yield
+    finally:
+        path.write_bytes(before)
+
+
+def test_other_contents_under_the_same_names_are_refused(place, whole, tmp_path):
+    """More rows would make another draft vocabulary and another position in the data; a target may be trained on."""
+    shutil.copytree(whole, tmp_path / "run")
+    args = args_of(place, tmp_path / "run", data_axis=1, steps=8)
+    data, weights = place / "train.jsonl", place / "target" / "model.safetensors"
+    with holding(data, data.read_bytes() + (place / "held.jsonl").read_bytes()):
+        with pytest.raises(CheckpointError, match=r"contents of data was .* tokens, is .* tokens"):
+            train.head.main(args)
+    tensors = safetensors.numpy.load_file(weights)
+    tensors["model.layers.1.self_attn.q_proj.weight"] += 0.5
+    with holding(weights, safetensors.numpy.save(tensors)):
+        with pytest.raises(CheckpointError, match=r"\(weights of target was \w{16}, is \w{16}\): resume with its own"):
+            train.head.main(args)
+
+
+def test_tau_is_measured_on_what_the_target_is_asked(place):
+    """With what the template adds for the reply to begin; and a best tau of other prompts does not count."""
+    row = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]}
+    (place / "asked.jsonl").write_text(json.dumps(row) + "\n")
+    target = eagle_jax.load_target(place / "target")
+    tokenizer = load_tokenizer(str(place / "target"), target.config)
+    text = tokenizer.apply_chat_template(row["messages"][:1], tokenize=False, add_generation_prompt=True)
+    wanted = tokenizer.encode(text, add_special_tokens=False)
+    args = args_of(
+        place, place / "never", heldout=(str(place / "held.jsonl"), str(place / "asked.jsonl")), eval_prompts=3
+    )
+    prompts = held_prompts(args, tokenizer, jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), AXES))
+    held = [json.loads(line) for line in (place / "held.jsonl").read_text().splitlines()]
+    assert prompts == [held[0]["tokens"][:5], wanted, held[1]["tokens"][:5]]
+
+
+def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path, monkeypatch):
+    """By the rows of its sources; the checkpoint that is being written is finished, and nothing is saved after."""
     out = tmp_path / "run"
-    with pytest.raises(ValueError, match=r"step \d: loss .*, norm of the gradient .*train.jsonl \d+ \d+.*Lower --rate"):
-        train.head.main(args_of(place, out, data_axis=1, rate=1e12, warmup=1, clip=1e9))
+    seen = []
+    judge = train.head.judge
+
+    def noting(this, step, report, documents):
+        seen.append({int(document) for document in documents})
+        poison = step == 3
+        loss = report.loss + float("nan") if poison else report.loss
+        return judge(this, step, report._replace(loss=loss), documents)
+
+    rows = [json.loads(line) for line in (place / "train.jsonl").read_text().splitlines()]
+    unusable = {"tokens": [7, 8, 9], "supervised": []}  # left out: the numbers of documents are not those of rows
+    (place / "gaps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [unusable, unusable, *rows]))
+    with monkeypatch.context() as patch:
+        patch.setattr(train.head, "judge", noting)
+        with pytest.raises(
+            ValueError, match=r"step 3: loss nan.*the checkpoint of step 2 is kept.*Lower --rate"
+        ) as error:
+            train.head.main(args_of(place, out, data_axis=1, data=(str(place / "gaps.jsonl"),)))
+    named = re.search(r"gaps.jsonl ([\d ]+)\.", str(error.value)).group(1)
+    assert {int(number) for number in named.split()} == {document + 2 for document in seen[-1]}
+    assert 0 < len(seen[-1]) < 60
+    assert sorted(path.name for path in (out / "latest").iterdir()) == ["2"]
     assert not (out / "head").exists()
     with pytest.raises(ValueError, match=r"\(--max-gradient 1e-06\).*no checkpoint had been saved"):
         train.head.main(args_of(place, tmp_path / "limit", data_axis=1, max_gradient=1e-6))
@@ -177,6 +248,10 @@ def test_features_written_beforehand_teach_the_same(place, whole, tmp_path, caps
         (dict(rows=6, micro_batches=4), "--rows 6 must be a multiple of 16: --micro-batches 4 times the 4 devices"),
         (dict(fsdp=3), "--fsdp 3 times --tensor 1 must divide the 4 devices"),
         (dict(eval_every=2), "--eval-every needs --heldout"),
+        (dict(length=129), "--length 129 exceeds the target's 128 tokens of context"),
+        (dict(method="eagle1", fc_norm=True, taps=None), "--fc-norm is of --method eagle3, and the method is eagle1"),
+        (dict(method="hass"), "--taps is of --method eagle3, and the method is hass"),
+        (dict(eta=1.0), "--eta is of --token-loss lk_blend"),
         (dict(heldout=("HERE/train.jsonl",)), "train.jsonl is in --data and in --heldout"),
         (dict(heldout=("HERE/nothing.jsonl",)), "no file .*nothing.jsonl"),
         (dict(data=("HERE/empty.jsonl",)), "empty.jsonl has no row to learn from: it is empty"),

@@ -16,7 +16,16 @@ from eagle_jax.models.decoder import init_params, target_fn
 from eagle_jax.models.heads import init_head_params, make_head
 from eagle_jax.training.losses import ahead, behind, best_of, blended_divergence, likelihood_of_acceptance, smooth_l1
 from eagle_jax.training.objective import Objective, Signals, eagle1, hass, target_law, unrolled_loss
-from eagle_jax.training.step import Frozen, feature_scale, fold_scale, head_loss, observe
+from eagle_jax.training.step import (
+    Frozen,
+    HeadTrainState,
+    feature_scale,
+    fold_scale,
+    head_loss,
+    head_optimiser,
+    head_train_step,
+    observe,
+)
 from eagle_jax.training.unroll import causal_mask
 from eagle_jax.types import Texts
 
@@ -354,3 +363,29 @@ def test_folding_the_scale_changes_nothing():
     given = observe(TARGET, params, texts, config.taps)
     offline = head_loss(TARGET, config, objective, head, Frozen(params, d2t, scale), texts, key, "float32", given)[0]
     np.testing.assert_allclose(offline, scaled, rtol=1e-6)
+
+
+def test_micro_batches_make_the_update_of_the_whole_batch():
+    """Each by what it supervises: one half has most of the supervised tokens."""
+    config = dataclasses.replace(head_config(), draft_vocab_size=V)
+    texts = texts_of()
+    rare = texts.supervised.at[1].set(jnp.arange(T) == 4)
+    texts = texts._replace(supervised=rare)
+    frozen = Frozen(random_target(), jnp.zeros((V,), jnp.int32))
+    tx = head_optimiser(1e-2, 1, 10)
+    objective = Objective(steps=1)
+    head = random_head(config)
+
+    def updated(parts):
+        shaped = jax.tree.map(lambda x: x.reshape(parts, B // parts, *x.shape[1:]), texts)
+        state = HeadTrainState(head, tx.init(head), jnp.int32(1), jax.random.key(0))
+        return jax.jit(functools.partial(head_train_step, TARGET, config, objective, tx, "float32"))(
+            state, frozen, shaped
+        )
+
+    (whole, report), (halves, other) = updated(1), updated(2)
+    for a, b in zip(jax.tree.leaves(report), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert report.metrics.counted[0] == jnp.sum(rare[:, 1:] & (texts.positions[:, 1:] > 1))
+    for a, b in zip(jax.tree.leaves(whole.head), jax.tree.leaves(halves.head), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
