@@ -90,9 +90,9 @@ def weights_of(sources: list[Source]) -> dict[str, float] | None:
     if all(source.weight is None for source in sources):
         return None
     if any(source.weight is None for source in sources):
-        missing = ", ".join(source.path for source in sources if source.weight is None)
+        missing = ", ".join(source.name for source in sources if source.weight is None)
         raise ConfigError(f"some sources have a weight and {missing} has none: give one to all, as path@weight")
-    return {source.path: float(source.weight or 0) for source in sources}
+    return {source.name: float(source.weight or 0) for source in sources}
 
 
 def held_prompts(args: Args, tokenizer: Any, mesh: jax.sharding.Mesh) -> list[list[int]]:

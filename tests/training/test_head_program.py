@@ -153,14 +153,14 @@ def test_other_contents_under_the_same_names_are_refused(place, whole, tmp_path)
     shutil.copytree(whole, tmp_path / "run")
     args = args_of(place, tmp_path / "run", data_axis=1, steps=8)
     data, weights = place / "train.jsonl", place / "target" / "model.safetensors"
-    with holding(data, data.read_bytes() + (place / "held.jsonl").read_bytes()):
-        with pytest.raises(CheckpointError, match=r"contents of data was .* tokens, is .* tokens"):
-            train.head.main(args)
+    more = data.read_bytes() + (place / "held.jsonl").read_bytes()
+    with holding(data, more), pytest.raises(CheckpointError, match=r"contents of data was .* tokens, is .* tokens"):
+        train.head.main(args)
     tensors = safetensors.numpy.load_file(weights)
     tensors["model.layers.1.self_attn.q_proj.weight"] += 0.5
-    with holding(weights, safetensors.numpy.save(tensors)):
-        with pytest.raises(CheckpointError, match=r"\(weights of target was \w{16}, is \w{16}\): resume with its own"):
-            train.head.main(args)
+    other = safetensors.numpy.save(tensors)
+    with holding(weights, other), pytest.raises(CheckpointError, match=r"\(weights of target was \w{16}, is \w{16}\)"):
+        train.head.main(args)
 
 
 def test_tau_is_measured_on_what_the_target_is_asked(place):
@@ -171,10 +171,9 @@ def test_tau_is_measured_on_what_the_target_is_asked(place):
     tokenizer = load_tokenizer(str(place / "target"), target.config)
     text = tokenizer.apply_chat_template(row["messages"][:1], tokenize=False, add_generation_prompt=True)
     wanted = tokenizer.encode(text, add_special_tokens=False)
-    args = args_of(
-        place, place / "never", heldout=(str(place / "held.jsonl"), str(place / "asked.jsonl")), eval_prompts=3
-    )
-    prompts = held_prompts(args, tokenizer, jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), AXES))
+    sources = (str(place / "held.jsonl"), str(place / "asked.jsonl"))
+    args = args_of(place, place / "never", heldout=sources, eval_prompts=3)
+    prompts = held_prompts(args, tokenizer, make_mesh())
     held = [json.loads(line) for line in (place / "held.jsonl").read_text().splitlines()]
     assert prompts == [held[0]["tokens"][:5], wanted, held[1]["tokens"][:5]]
 
@@ -199,7 +198,7 @@ def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path, monkeypatc
         with pytest.raises(
             ValueError, match=r"step 3: loss nan.*the checkpoint of step 2 is kept.*Lower --rate"
         ) as error:
-            train.head.main(args_of(place, out, data_axis=1, data=(str(place / "gaps.jsonl"),)))
+            train.head.main(dataclasses.replace(args_of(place, out, data_axis=1), data=(str(place / "gaps.jsonl"),)))
     named = re.search(r"gaps.jsonl ([\d ]+)\.", str(error.value)).group(1)
     assert {int(number) for number in named.split()} == {document + 2 for document in seen[-1]}
     assert 0 < len(seen[-1]) < 60
