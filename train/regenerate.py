@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 import json
 import logging
 import sys
@@ -123,7 +122,7 @@ def main(args: Args) -> None:
     chosen = choose(survey(sources, tokenizer), args.limit, args.seed)
     writer = load(args, config, tokenizer, len(chosen))
     settings = {name: getattr(args, name) for name in SETTLED}
-    contents = {"rows_and_tokenizer": corpus_key(sources, tokenizer), "weights": fingerprint(writer.target)}
+    contents = {"rows_and_tokenizer": corpus_key(sources, tokenizer), "weights": writer.target.fingerprint()}
     remember(args.out, {**settings, **contents})
 
     process, processes = jax.process_index(), jax.process_count()
@@ -200,12 +199,6 @@ def load(args: Args, config: DecoderConfig, tokenizer: Any, rows: int) -> Writer
     lanes = -(-min(args.batch, args.shard_rows, rows) // data) * data
     return Writer(target, head, tokenizer, stops, lanes, args.seed, args.max_new_tokens, args.max_prompt,
                   args.keep_cut, args.top_k, args.top_p)  # fmt: skip
-
-
-def fingerprint(target: eagle_jax.Target) -> str:
-    """What tells one training of a target from another, at little cost: its vectors, which every update changes."""
-    vectors = [np.asarray(leaf) for leaf in jax.tree.leaves(target.params) if leaf.ndim == 1]
-    return hashlib.sha256(b"".join(vector.tobytes() for vector in vectors)).hexdigest()[:16]
 
 
 def read_shards(

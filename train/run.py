@@ -24,7 +24,7 @@ from eagle_jax.data.features import Features
 from eagle_jax.data.loading import Batches
 from eagle_jax.data.sources import Source, build_corpus, corpus_key
 from eagle_jax.data.tokenizers import load_tokenizer
-from eagle_jax.data.vocabulary import count_tokens, draft_vocabulary
+from eagle_jax.data.vocabulary import cached_vocabulary
 from eagle_jax.programs import parse_tree
 from eagle_jax.sharding import param_shardings
 from eagle_jax.training import host
@@ -33,7 +33,16 @@ from eagle_jax.training.flops import product_flops
 from eagle_jax.training.initialise import fresh_head
 from eagle_jax.training.objective import Signals
 from eagle_jax.types import Params, Texts
-from train.setup import head_config, held_prompts, load_target, mesh_of, objective_of, weights_of
+from train.setup import (
+    generation_mesh,
+    head_config,
+    held_prompts,
+    load_target,
+    mesh_of,
+    objective_of,
+    respread,
+    weights_of,
+)
 
 if TYPE_CHECKING:
     from train.head import Args
@@ -102,7 +111,8 @@ class Run:
         self.corpus, self.skipped = distributed.leader_first(build, "corpus")
         self.prompts: list[list[int]] = []
         if args.heldout:
-            self.prompts = held_prompts(args, tokenizer, self.mesh)
+            self.measured_on = generation_mesh(self.mesh, self.target.config.num_kv_heads)
+            self.prompts = held_prompts(args, tokenizer, self.measured_on)
         count = jax.process_count()
         self.batches = Batches(
             self.corpus, weights_of(sources), length=args.length, rows=args.rows // count, seed=args.seed,
@@ -124,8 +134,9 @@ class Run:
     def _vocabulary(self) -> tuple[np.ndarray | None, float]:
         if self.config.kind != "eagle3":
             return None, 1.0
-        counts = count_tokens(self.corpus.tokens, self.corpus.supervised, self.target.config.vocab_size)
-        _, d2t, coverage = draft_vocabulary(counts, self.config.draft_vocab_size)
+        size, vocab = self.config.draft_vocab_size, self.target.config.vocab_size
+        count = functools.partial(cached_vocabulary, self.corpus, self.key, size, vocab, self.args.out / "data")
+        _, d2t, coverage = distributed.leader_first(count, "vocabulary")
         return d2t, coverage
 
     def _check_settings(self) -> None:
@@ -135,9 +146,10 @@ class Run:
             if name not in MAY_CHANGE
         }
         # Names stay where contents change: files behind a glob, a target that was trained on.
+        fingerprint = self.target.fingerprint(layers=self.args.features is None)
         vocabulary = None if self.d2t is None else hashlib.sha256(self.d2t.tobytes()).hexdigest()[:16]
         self.settings |= {"contents of data": f"{self.key}, {len(self.corpus.tokens)} tokens",
-                          "draft vocabulary": vocabulary, "weights of target": self._fingerprint()}  # fmt: skip
+                          "draft vocabulary": vocabulary, "weights of target": fingerprint}  # fmt: skip
         self.measured = {name: getattr(self.args, name) for name in MEASURED}
         self.measured["heldout"] = list(self.args.heldout)
         notes = self.checkpoints.notes()
@@ -161,15 +173,6 @@ class Run:
         if best is not None and self.args.heldout and best.get("measured") != self.measured:
             logging.info("tau is measured in another way from now on: the best head so far is forgotten")
             self.checkpoints.forget_best()
-
-    def _fingerprint(self) -> str:
-        """16 letters that another training of the target changes: some numbers of every array that is loaded."""
-        params = self.target.params
-        if self.args.features is not None:  # then its layers are loaded or not
-            params = {name: value for name, value in params.items() if not name.startswith("layers_")}
-        few = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf[(0,) * (leaf.ndim - 1)][:16], tree))(params)
-        leaves = jax.tree.leaves(distributed.to_host(few))
-        return hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()[:16]
 
     def prepare(self) -> None:
         """Makes the first state, or restores the last one, and compiles the update."""
@@ -277,12 +280,15 @@ class Run:
 
     def evaluate(self) -> Evaluation:
         """Generates from the held-out prompts with the head as it is, and keeps it if it is the best so far."""
-        params = self.finished_head()
-        cast = {**params, "head": jax.tree.map(lambda leaf: leaf.astype(self.target.dtype), params["head"])}
-        head = eagle_jax.DraftHead.from_params(self.config, cast, self.target, self.tree)
+        params, target = self.finished_head(), self.target
+        cast = {**params, "head": jax.tree.map(lambda leaf: leaf.astype(target.dtype), params["head"])}
+        if self.measured_on != self.mesh:
+            weights, cast = respread((target.params, cast), self.measured_on)
+            target = eagle_jax.Target.from_params(target.config, weights, target.name, self.measured_on)
+        head = eagle_jax.DraftHead.from_params(self.config, cast, target, self.tree)
         tokens = self.args.eval_tokens
-        tau = measure_tau(self.target, head, self.prompts, max_new_tokens=tokens).tau
-        alpha = measure_n_alpha(self.target, head, self.prompts, max_new_tokens=tokens).alpha
+        tau = measure_tau(target, head, self.prompts, max_new_tokens=tokens).tau
+        alpha = measure_n_alpha(target, head, self.prompts, max_new_tokens=tokens).alpha
         found = Evaluation(tau, alpha)
         notes = {"settings": self.settings, "measured": self.measured, "n_alpha": found.n_alpha}
         self.checkpoints.save_best(self.step, params, notes, found.tau)

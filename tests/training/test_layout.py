@@ -18,6 +18,7 @@ from eagle_jax.sharding import ROWS, make_mesh, param_shardings
 from eagle_jax.training.objective import Objective
 from eagle_jax.training.step import Frozen, head_loss
 from eagle_jax.types import Texts
+from train.setup import generation_mesh, respread
 
 ROWS_OF_BATCH, T, V, H = 4, 9, 16, 8
 TARGET = DecoderConfig(V, H, 12, 3, num_heads=4, num_kv_heads=2, head_dim=8, tie_word_embeddings=True)
@@ -74,3 +75,19 @@ def test_rows_that_do_not_divide_are_refused():
     texts = jax.tree.map(lambda leaf: leaf[:3], texts)
     with pytest.raises(ConfigError, match="3 rows are not a multiple of data=1 times fsdp=2"):
         run(make_mesh(fsdp=2), head, frozen, texts)
+
+
+def test_tau_is_measured_without_fsdp():
+    """Whole weights on every device are what the compiler makes of "fsdp" in a loop; the values stay."""
+    mesh = make_mesh(1, 2, 2)
+    assert generation_mesh(make_mesh(2, 2), 2) == make_mesh(2, 2)
+    other = generation_mesh(mesh, 2)
+    assert dict(other.shape) == {"data": 2, "fsdp": 1, "tensor": 2}
+    assert dict(generation_mesh(make_mesh(1, 1, 4), 8).shape) == {"data": 1, "fsdp": 1, "tensor": 4}
+    assert dict(generation_mesh(make_mesh(1, 1, 4), 3).shape) == {"data": 4, "fsdp": 1, "tensor": 1}
+    params = {"q_proj": {"kernel": jnp.arange(32.0).reshape(4, 8)}, "norm": {"scale": jnp.ones(4)}}
+    spread = jax.device_put(params, param_shardings(params, mesh))
+    found = respread(spread, other)
+    assert "fsdp" in str(spread["q_proj"]["kernel"].sharding.spec)
+    assert found["q_proj"]["kernel"].sharding == param_shardings(params, other)["q_proj"]["kernel"]
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found, params))
