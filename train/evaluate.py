@@ -84,7 +84,7 @@ def main(args: Args) -> None:
     asked: dict[str, list[list[int]]] = {}
     for source in map(Source.parse, args.heldout):
         for part in [dataclasses.replace(source, path=str(file)) for file in source.files] or [source]:
-            asked[part.path] = first_prompts(part, tokenizer, args.prompts, args.max_prompt)
+            asked[part.name] = first_prompts(part, tokenizer, args.prompts, args.max_prompt)
     if not any(asked.values()):
         raise ValueError(f"{', '.join(asked)}: no prompt of at most --max-prompt {args.max_prompt} tokens")
     tree = dataclasses.replace(parse_tree(args.tree), sampled_ranking=args.sampled_ranking)

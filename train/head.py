@@ -27,6 +27,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from eagle_jax import distributed
+from eagle_jax.data.sources import Source
 from eagle_jax.measure import use_compilation_cache
 from eagle_jax.programs import at_least_one, run
 from eagle_jax.training import host
@@ -190,7 +191,8 @@ def check(args: Args) -> None:
         raise ValueError("--eta is of --token-loss lk_blend")
     if args.heldout and args.eval_tokens >= args.length:
         raise ValueError(f"--eval-tokens {args.eval_tokens} must be below --length {args.length}")
-    if both := sorted({text.partition("@")[0] for text in args.data} & {t.partition("@")[0] for t in args.heldout}):
+    names = [{Source.parse(text).name for text in texts} for texts in (args.data, args.heldout)]
+    if both := sorted(set.intersection(*names)):
         raise ValueError(f"{both[0]} is in --data and in --heldout: what tau is measured on must not be trained on")
 
 
