@@ -307,7 +307,7 @@ class Run:
         return self.args.out / "head", step
 
     def flops(self) -> float:
-        """Floating-point operations of the matrix products of one update, nothing counted twice."""
+        """Floating-point operations of an update's matrix products: target, head, and attention's gradient as it is."""
         once = dataclasses.replace(self.objective, remat=False)
         update = functools.partial(training.head_train_step, self.target.config, self.config, once, self.tx)
         shape = (self.args.micro_batches, self.args.rows // self.args.micro_batches, self.args.length)
