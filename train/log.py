@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
@@ -59,6 +60,10 @@ class RunLog:
         self.bar = tqdm(total=args.steps, initial=this.step, unit=" updates", disable=not sys.stderr.isatty())
         self._redirect = logging_redirect_tqdm()
         self._redirect.__enter__()
+        if cut := int(np.sum(np.diff(this.corpus.starts) > args.length)):
+            logging.info(
+                "%d of %d documents are longer than --length %d and end there", cut, len(this.corpus), args.length
+            )
         reached = f", {100 * this.coverage:.1f}% of what is supervised" if this.d2t is not None else ""
         logging.info(
             "%s: %.1fM parameters, draft vocabulary %d of %d%s; %d documents, %d tokens per update; from step %d of %d",

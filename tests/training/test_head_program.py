@@ -178,8 +178,9 @@ def test_tau_is_measured_on_what_the_target_is_asked(place):
     assert prompts == [held[0]["tokens"][:5], wanted, held[1]["tokens"][:5]]
 
 
-def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path, monkeypatch):
+def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path, monkeypatch, caplog):
     """By the rows of its sources; the checkpoint that is being written is finished, and nothing is saved after."""
+    caplog.set_level("INFO")
     out = tmp_path / "run"
     seen = []
     judge = train.head.judge
@@ -204,8 +205,11 @@ def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path, monkeypatc
     assert 0 < len(seen[-1]) < 60
     assert sorted(path.name for path in (out / "latest").iterdir()) == ["2"]
     assert not (out / "head").exists()
+    assert "longer than" not in caplog.text
     with pytest.raises(ValueError, match=r"\(--max-gradient 1e-06\).*no checkpoint had been saved"):
-        train.head.main(args_of(place, tmp_path / "limit", data_axis=1, max_gradient=1e-6))
+        train.head.main(args_of(place, tmp_path / "limit", data_axis=1, max_gradient=1e-6, length=20))
+    long = sum(len(row["tokens"]) > 20 for row in rows)
+    assert f"{long} of 60 documents are longer than --length 20 and end there" in caplog.text
     assert not list((tmp_path / "limit" / "latest").glob("[0-9]*"))
 
 
