@@ -7,7 +7,6 @@ Everything here checks its arguments before anything is compiled, pads them into
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib.resources
 import os
 from collections.abc import Iterator, Sequence
@@ -71,17 +70,6 @@ class Target:
         dtype = str(jax.tree.leaves(params)[0].dtype)
         fn = _target_fn(config, dtype, mesh)
         return cls(config, _spread(params, mesh), fn, name, dtype, mesh)
-
-    def fingerprint(self, layers: bool = True) -> str:
-        """16 letters that another training of the model changes, at little cost: from some numbers of every array.
-
-        Args:
-          layers: False leaves the layers out, which a target for training on stored features has not.
-        """
-        chosen = {name: part for name, part in self.params.items() if layers or not name.startswith("layers_")}
-        few = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf[(0,) * (leaf.ndim - 1)][:16], tree))(chosen)
-        numbers = [leaf.tobytes() for leaf in jax.tree.leaves(to_host(few))]
-        return hashlib.sha256(b"".join(numbers)).hexdigest()[:16]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -122,7 +122,10 @@ def main(args: Args) -> None:
     chosen = choose(survey(sources, tokenizer), args.limit, args.seed)
     writer = load(args, config, tokenizer, len(chosen))
     settings = {name: getattr(args, name) for name in SETTLED}
-    contents = {"rows_and_tokenizer": corpus_key(sources, tokenizer), "weights": writer.target.fingerprint()}
+    contents = {
+        "rows_and_tokenizer": corpus_key(sources, tokenizer),
+        "weights": distributed.fingerprint(writer.target.params),
+    }
     remember(args.out, {**settings, **contents})
 
     process, processes = jax.process_index(), jax.process_count()

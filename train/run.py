@@ -146,7 +146,7 @@ class Run:
             if name not in MAY_CHANGE
         }
         # Names stay where contents change: files behind a glob, a target that was trained on.
-        fingerprint = self.target.fingerprint(layers=self.args.features is None)
+        fingerprint = distributed.fingerprint(self.target.params, layers=self.args.features is None)
         vocabulary = None if self.d2t is None else hashlib.sha256(self.d2t.tobytes()).hexdigest()[:16]
         self.settings |= {"contents of data": f"{self.key}, {len(self.corpus.tokens)} tokens",
                           "draft vocabulary": vocabulary, "weights of target": fingerprint}  # fmt: skip

@@ -27,6 +27,7 @@ from eagle_jax.checkpoints import CheckpointError, save_target_checkpoint
 from eagle_jax.config import ConfigError, DecoderConfig, TreeConfig
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.models.decoder import init_params
+from eagle_jax.sharding import make_mesh
 from train.setup import held_prompts
 
 VOCAB = 512

@@ -118,6 +118,6 @@ def test_the_report_says_what_was_measured(tmp_path):
 
 
 def test_a_name_that_is_none_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="--only eagle4: there is no such run; there are eagle2, hass"):
+    with pytest.raises(ValueError, match="--only eagle4: there is no such run; there are eagle2, eagle3, top"):
         study.main(study.Args(("x",), ("y",), tmp_path, tmp_path, only="eagle2,eagle4"))
     assert not list(tmp_path.iterdir())
