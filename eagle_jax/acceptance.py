@@ -28,12 +28,12 @@ class Tau(NamedTuple):
     """Tokens per target pass over some prompts.
 
     Attributes:
-      tau: (tokens after each reply's first) / cycles. cycles: target passes after the prefill, over all replies.
+      tau: (tokens after each reply's first) / cycles. cycles: target passes after the prefill, per reply.
       replies: token ids per prompt.
     """
 
     tau: float
-    cycles: int
+    cycles: list[int]
     replies: list[list[int]]
 
 
@@ -66,7 +66,7 @@ def measure_tau(
       ValueError: as `eagle_jax.generate`.
     """
     out = generate(target, head, prompts, max_new_tokens=max_new_tokens, temperature=temperature, key=key)
-    return Tau(out.tau, int(out.cycles.sum()), out.tokens)
+    return Tau(out.tau, out.cycles.tolist(), out.tokens)
 
 
 def measure_n_alpha(

@@ -27,8 +27,7 @@ from eagle_jax.acceptance import measure_n_alpha, measure_tau
 from eagle_jax.assets import DEMO, bundled
 from eagle_jax.checkpoints import config_directory, read_target_config
 from eagle_jax.config import DecoderConfig
-from eagle_jax.data.prompts import first_prompts
-from eagle_jax.data.sources import Source
+from eagle_jax.data.prompts import prompts_by_source
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.measure import use_compilation_cache
 from eagle_jax.models.decoder import target_fn
@@ -81,12 +80,7 @@ def main(args: Args) -> None:
     path = bundled("target") if args.target == DEMO else args.target
     config = read_target_config(config_directory(path))
     tokenizer = load_tokenizer(args.tokenizer or args.target, config, chat_template=args.chat_template)
-    asked: dict[str, list[list[int]]] = {}
-    for source in map(Source.parse, args.heldout):
-        for part in [dataclasses.replace(source, path=str(file)) for file in source.files] or [source]:
-            asked[part.name] = first_prompts(part, tokenizer, args.prompts, args.max_prompt)
-    if not any(asked.values()):
-        raise ValueError(f"{', '.join(asked)}: no prompt of at most --max-prompt {args.max_prompt} tokens")
+    asked = prompts_by_source(args.heldout, tokenizer, args.prompts, args.max_prompt)
     tree = dataclasses.replace(parse_tree(args.tree), sampled_ranking=args.sampled_ranking)
     target = eagle_jax.load_target(path, args.dtype)
     head = eagle_jax.load_drafter(bundled("eagle2") if args.head == DEMO else args.head, target, tree=tree)
@@ -114,7 +108,7 @@ def measure(
     record["n_alpha"] = [None if rate is None else round(rate, 3) for rate in chains.alpha]
     if temperature > 0:
         record["mass"] = mass(target, prompts, found.replies, temperature)
-    record |= {"replies": len(prompts), "tokens": sum(map(len, found.replies)), "cycles": found.cycles}
+    record |= {"replies": len(prompts), "tokens": sum(map(len, found.replies)), "cycles": sum(found.cycles)}
     if args.compare:
         plain = measure_tau(target, None, prompts, **options).replies
         same = sum(a == b for a, b in zip(found.replies, plain, strict=True))

@@ -98,9 +98,10 @@ def main(args: Args) -> None:
         raise ValueError(f"--taps {' '.join(map(str, taps))} must lie in 0 to {layers}, the target's layers")
     tokenizer = load_tokenizer(args.tokenizer or args.target, target.config, chat_template=args.chat_template)
     sources = [Source.parse(text) for text in args.data]
-    corpus, _ = build_corpus(sources, tokenizer, args.out / "data")
+    key = corpus_key(sources, tokenizer)
+    corpus, _ = build_corpus(sources, tokenizer, args.out / "data", key=key)
     layout = Layout(
-        corpus_key(sources, tokenizer), args.target, taps, target.config.hidden_size, args.stored, args.length,
+        key, args.target, taps, target.config.hidden_size, args.stored, args.length,
         shard_bounds(corpus, args.length, args.shard_tokens),
     )  # fmt: skip
     begun = any(args.out.glob("features-*.npy"))

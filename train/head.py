@@ -238,7 +238,7 @@ def train(this: Run, log: RunLog, requests: Requests) -> dict[str, Any]:
     while this.step < args.steps:
         report = this.advance()
         settle()  # of the update before: this one is being computed meanwhile
-        before = (this.step, report, this.documents)
+        before = (this.step, report, this.batches.documents)
         signalled = requests.at(this.step)
         last = this.step == args.steps
         evaluates = bool(args.heldout) and (last or (args.eval_every > 0 and this.step % args.eval_every == 0))

@@ -107,11 +107,12 @@ class Run:
         sources = [Source.parse(text) for text in args.data]
         cache = args.out / "data"
         leads = jax.process_index() == 0
-        build = functools.partial(build_corpus, sources, tokenizer, cache, progress=leads)
+        self.key = corpus_key(sources, tokenizer)
+        build = functools.partial(build_corpus, sources, tokenizer, cache, progress=leads, key=self.key)
         self.corpus, self.skipped = distributed.leader_first(build, "corpus")
         self.prompts: list[list[int]] = []
         if args.heldout:
-            self.measured_on = generation_mesh(self.mesh, self.target.config.num_kv_heads)
+            self.measured_on = generation_mesh(self.mesh, self.target)
             self.prompts = held_prompts(args, tokenizer, self.measured_on)
         count = jax.process_count()
         self.batches = Batches(
@@ -119,12 +120,9 @@ class Run:
             process=jax.process_index(), processes=count,
         )  # fmt: skip
         self.first = self.batches.get_state()
-        self.documents = np.zeros((0,), np.int32)
-        """Of the last batch, those of this process."""
         self.features = None
-        self.key = key = corpus_key(sources, tokenizer)
         if args.features is not None:
-            self.features = Features(args.features, self.corpus, key, args.target, self.config.taps, args.length)
+            self.features = Features(args.features, self.corpus, self.key, args.target, self.config.taps, args.length)
         self.d2t, self.coverage = self._vocabulary()
         self.tx = training.head_optimiser(args.rate, args.warmup, args.steps, clip=args.clip)
         self.step = 0
@@ -241,7 +239,6 @@ class Run:
     def _batch(self) -> tuple[Texts, Signals | None]:
         """The next micro-batches, [M, B, T] over all processes, and their features where they were stored."""
         texts, signals = next(self.batches), None
-        self.documents = np.unique(self.batches.documents[texts.segments > 0])
         if self.features is not None:
             rows: Any = (self.batches.documents, texts.positions, texts.segments)
             stored: Any = self.features.take(*rows)
@@ -257,10 +254,11 @@ class Run:
         return report
 
     def named(self, documents: np.ndarray) -> str:
-        """Documents as a reader finds them: their sources, and the numbers of their rows there."""
+        """The documents of a batch as a reader finds them: their sources, and the numbers of their rows there."""
+        documents = np.unique(documents[documents >= 0])
         of = self.corpus.source[documents]
         rows = {self.corpus.names[source]: self.corpus.row[documents[of == source]] for source in np.unique(of)}
-        return "; ".join(f"{name} {' '.join(map(str, sorted(numbers)))}" for name, numbers in rows.items())
+        return "; ".join(f"{name} {' '.join(map(str, numbers))}" for name, numbers in rows.items())
 
     def save(self) -> None:
         """Begins to write a checkpoint of here and now."""

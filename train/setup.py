@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -87,16 +88,21 @@ def mesh_of(args: Args) -> jax.sharding.Mesh:
     return make_mesh(data, args.tensor, args.fsdp)
 
 
-def generation_mesh(mesh: jax.sharding.Mesh, kv_heads: int) -> jax.sharding.Mesh:
-    """The same devices for `generate`: without "fsdp", and "tensor" as wide as a host and the heads allow.
+def generation_mesh(mesh: jax.sharding.Mesh, target: eagle_jax.Target) -> jax.sharding.Mesh:
+    """The same devices for `generate`: without "fsdp", and "tensor" as wide as a process and the target allow.
 
     Under "fsdp" the compiler gathers all layers before the loop over cycles: whole weights on every device. (Compiled
     for v5e:4x4, 0.46 GB of temporaries for each layer of an 8B model.)
     """
     if mesh.shape[FSDP] == 1:
         return mesh
-    tensor = math.gcd(jax.local_device_count(), kv_heads)
-    return make_mesh(mesh.size // tensor, tensor, devices=list(mesh.devices.flat))
+    widest = math.gcd(mesh.size // jax.process_count(), target.config.num_kv_heads)
+    for tensor in (size for size in range(widest, 0, -1) if widest % size == 0):
+        found = make_mesh(mesh.size // tensor, tensor, devices=list(mesh.devices.flat))
+        with contextlib.suppress(ConfigError):  # a vocabulary of an odd size, say; 1 divides all
+            param_shardings(target.params, found)
+            break
+    return found
 
 
 def respread(params: Params, mesh: jax.sharding.Mesh) -> Params:

@@ -27,12 +27,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 import eagle_jax
-from eagle_jax.acceptance import measure_n_alpha
+from eagle_jax.acceptance import measure_n_alpha, measure_tau
 from eagle_jax.assets import DEMO, bundled
 from eagle_jax.checkpoints import config_directory, read_target_config
 from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.config import load_yaml
-from eagle_jax.data.prompts import first_prompts
+from eagle_jax.data.prompts import prompts_by_source
 from eagle_jax.data.sources import Source
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.measure import machine, use_compilation_cache
@@ -123,13 +123,7 @@ def main(args: Args) -> None:
     path = bundled("target") if args.target == DEMO else args.target
     config = read_target_config(config_directory(path))
     tokenizer = load_tokenizer(args.target, config)
-    asked = {
-        file.stem: first_prompts(dataclasses.replace(source, path=str(file)), tokenizer, args.prompts, args.max_prompt)
-        for source in map(Source.parse, args.heldout)
-        for file in source.files
-    }
-    if not any(asked.values()):
-        raise ValueError(f"--heldout {' '.join(args.heldout)}: no prompt of at most {args.max_prompt} tokens")
+    asked = prompts_by_source(args.heldout, tokenizer, args.prompts, args.max_prompt)
     parts = divide(args.replies, args.out / "replies")
 
     found: dict[str, dict[str, Any]] = {}
@@ -254,10 +248,10 @@ def measure(
     for source, prompts in asked.items():
         if not prompts:
             continue
-        out = eagle_jax.generate(target, head, prompts, max_new_tokens=args.max_new_tokens)
-        by_source[source] = round(out.tau, 3)
-        new += [len(tokens) - 1 for tokens in out.tokens]
-        cycles += out.cycles.tolist()
+        found = measure_tau(target, head, prompts, max_new_tokens=args.max_new_tokens)
+        by_source[Path(source).stem] = round(found.tau, 3)
+        new += [len(reply) - 1 for reply in found.replies]
+        cycles += found.cycles
         alpha = measure_n_alpha(target, head, prompts, max_new_tokens=args.max_new_tokens)
         tested += alpha.tested
         accepted += alpha.accepted

@@ -63,9 +63,7 @@ class TrainingCheckpoints:
 
     def notes(self) -> dict[str, Any] | None:
         """The JSON beside the latest checkpoint, read without its arrays; None without one."""
-        if self.step is None:
-            return None
-        return self._latest.restore(self.step, args=ocp.args.Composite(notes=ocp.args.JsonRestore()))["notes"]
+        return _notes(self._latest, self.step)
 
     def save(self, step: int, state: Any, notes: dict[str, Any]) -> None:
         """Begins to write; training goes on meanwhile.
@@ -91,10 +89,7 @@ class TrainingCheckpoints:
 
     def best_notes(self) -> dict[str, Any] | None:
         """The JSON beside the best head, None without one."""
-        step = self._best.best_step()
-        if step is None:
-            return None
-        return self._best.restore(step, args=ocp.args.Composite(notes=ocp.args.JsonRestore()))["notes"]
+        return _notes(self._best, self._best.best_step())
 
     def forget_best(self) -> None:
         """Removes the best head: its tau is not to be compared with what is measured from now on."""
@@ -170,3 +165,9 @@ class TrainingCheckpoints:
                 "with the one it was begun with, or choose another --out"
             ) from error
         return Saved(step, found["state"], found["notes"])
+
+
+def _notes(manager: Any, step: int | None) -> dict[str, Any] | None:
+    if step is None:
+        return None
+    return manager.restore(step, args=ocp.args.Composite(notes=ocp.args.JsonRestore()))["notes"]

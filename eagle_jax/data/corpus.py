@@ -115,14 +115,11 @@ class Corpus:
         return Encoded(np.asarray(self.tokens[span]), np.asarray(self.supervised[span]))
 
     def of(self, *names: str) -> np.ndarray:
-        """Indices of the documents of these sources; the split may be left out of a name where it is the only one.
+        """Indices of the documents of these sources.
 
         Raises:
           ValueError: a source that the corpus does not have.
         """
-        paths = [name.partition("#")[0] for name in self.names]
-        alone = {path: index for index, path in enumerate(paths) if paths.count(path) == 1}
-        known = {**alone, **{name: index for index, name in enumerate(self.names)}}
-        if unknown := [name for name in names if name not in known]:
+        if unknown := [name for name in names if name not in self.names]:
             raise ValueError(f"the corpus has no source {', '.join(unknown)}, only {', '.join(self.names)}")
-        return np.flatnonzero(np.isin(self.source, [known[name] for name in names]))
+        return np.flatnonzero(np.isin(self.source, [self.names.index(name) for name in names]))

@@ -31,7 +31,7 @@ class Batches:
       process, processes: which share of the documents is read.
 
     Attributes:
-      documents: [rows, T] int32, the document that each token of the last batch is of; 0 in padding as well.
+      documents: [rows, T] int32, the document that each token of the last batch is of; -1 in padding.
 
     Raises:
       ValueError: fewer documents than processes, or weights that do not fit.
@@ -85,8 +85,8 @@ class Batches:
 
     def __next__(self) -> Texts:
         batch = next(self._iterator)
-        self.documents = batch["document"]
         segments = batch["tokens_segment_ids"]
+        self.documents = np.where(segments > 0, batch["document"], -1)
         return Texts(batch["tokens"], batch["supervised"].astype(bool), segments, batch["tokens_positions"])
 
     def get_state(self) -> dict[str, Any]:

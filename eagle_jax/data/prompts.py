@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from eagle_jax.data.conversations import SkippedRow, parse_row
@@ -28,4 +31,18 @@ def first_prompts(source: Source, tokenizer: Any, count: int, longest: int) -> l
             continue
         if 0 < len(prompt) <= longest:
             found.append(prompt)
+    return found
+
+
+def prompts_by_source(texts: Sequence[str], tokenizer: Any, count: int, longest: int) -> dict[str, list[list[int]]]:
+    """`first_prompts` of every source `path[#split]`, by its name; every file of a glob is a source of its own.
+
+    Raises:
+      ValueError: there is not one.
+    """
+    given = map(Source.parse, texts)
+    parts = [[dataclasses.replace(one, path=str(file)) for file in one.files] or [one] for one in given]
+    found = {one.name: first_prompts(one, tokenizer, count, longest) for one in itertools.chain(*parts)}
+    if not any(found.values()):
+        raise ValueError(f"{', '.join(found)}: no prompt of at most {longest} tokens")
     return found

@@ -117,12 +117,18 @@ def _dataset(name: str, split: str) -> Iterable[dict[str, Any]]:
 
 
 def build_corpus(
-    sources: Sequence[Source], tokenizer: Any, cache: Path | None = None, *, progress: bool = True
+    sources: Sequence[Source],
+    tokenizer: Any,
+    cache: Path | None = None,
+    *,
+    progress: bool = True,
+    key: str | None = None,
 ) -> tuple[Corpus, dict[str, int]]:
     """Tokenises every row of every source; what has been built from the same is read back.
 
     Args:
       cache: directory of built corpora, by a key of the sources' contents, the tokenizer and its chat template.
+      key: that of `corpus_key`, where the caller has it: for it every file is read.
 
     Returns:
       the corpus, its names those of the sources, and how many rows were left out for which reason.
@@ -133,7 +139,7 @@ def build_corpus(
     names = [source.name for source in sources]
     if twice := [name for name, count in collections.Counter(names).items() if count > 1]:
         raise ValueError(f"the source {twice[0]} is given twice: give it once, with a weight (@) for a larger share")
-    path = None if cache is None else cache / f"corpus-{corpus_key(sources, tokenizer)}"
+    path = None if cache is None else cache / f"corpus-{key or corpus_key(sources, tokenizer)}"
     if path is not None and path.is_dir():
         return Corpus.load(path), json.loads((path / "skipped.json").read_text(encoding="utf-8"))
     from tqdm.auto import tqdm

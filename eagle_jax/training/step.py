@@ -163,16 +163,16 @@ def head_train_step(
     """
     micro = texts.tokens.shape[0]
 
-    def part(index: Array, texts: Texts, signals: Signals | None) -> tuple[tuple[Params, Array], UpdateReport]:
+    def part(index: Array, texts: Texts, signals: Signals | None) -> tuple[Any, Array, Array]:
+        """What is averaged, times its weight; the weight; the supervised rows of every step."""
         key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), index)
         loss_of = lambda head: head_loss(  # noqa: E731
             target, config, objective, head, frozen, texts, key, dtype, signals, mesh
         )
         (loss, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(state.head)
-        share = metrics.counted[0] if micro > 1 else jnp.ones(())
-        found = (grads, loss, metrics._replace(counted=jnp.ones_like(metrics.counted)))
-        grads, loss, weighed = jax.tree.map(lambda leaf: leaf * share, found)
-        return (grads, share), UpdateReport(loss, jnp.zeros(()), weighed._replace(counted=metrics.counted))
+        weight = metrics.counted[0] if micro > 1 else jnp.ones(())
+        averaged = (grads, loss, metrics.loss, metrics.accuracy)
+        return jax.tree.map(lambda leaf: leaf * weight, averaged), weight, metrics.counted
 
     def add(total: Any, xs: tuple[Array, Texts, Signals | None]) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, part(*xs)), None
@@ -180,10 +180,9 @@ def head_train_step(
     first = jax.tree.map(lambda x: x[0], (jnp.arange(micro), texts, signals))
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, *first))
     total = jax.lax.scan(add, zero, (jnp.arange(micro), texts, signals))[0] if micro > 1 else part(*first)
-    (grads, share), report = total
-    counted = report.metrics.counted
-    grads, report = jax.tree.map(lambda leaf: leaf / jnp.maximum(share, 1), (grads, report))
-    report = report._replace(metrics=report.metrics._replace(counted=counted))
+    averaged, weight, counted = total
+    grads, loss, losses, accuracy = jax.tree.map(lambda leaf: leaf / jnp.maximum(weight, 1), averaged)
+    report = UpdateReport(loss, optax.tree.norm(grads), StepMetrics(losses, accuracy, counted))
     updates, opt_state = tx.update(grads, state.opt_state, state.head)
     head = optax.apply_updates(state.head, updates)
-    return HeadTrainState(head, opt_state, state.step + 1, state.key), report._replace(gradient=optax.tree.norm(grads))
+    return HeadTrainState(head, opt_state, state.step + 1, state.key), report

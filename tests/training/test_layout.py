@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from eagle_jax.api import Target
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
@@ -77,14 +78,21 @@ def test_rows_that_do_not_divide_are_refused():
         run(make_mesh(fsdp=2), head, frozen, texts)
 
 
+def target_of(kv_heads: int, vocab: int = V) -> Target:
+    config = DecoderConfig(vocab, H, 16, 1, num_heads=2 * kv_heads, num_kv_heads=kv_heads, head_dim=8)
+    return Target.from_params(config, jax.eval_shape(lambda: init_params(config, jax.random.key(0))))
+
+
 def test_tau_is_measured_without_fsdp():
     """Whole weights on every device are what the compiler makes of "fsdp" in a loop; the values stay."""
-    mesh = make_mesh(1, 2, 2)
-    assert generation_mesh(make_mesh(2, 2), 2) == make_mesh(2, 2)
-    other = generation_mesh(mesh, 2)
+    mesh, fsdp = make_mesh(1, 2, 2), make_mesh(1, 1, 4)
+    assert generation_mesh(make_mesh(2, 2), target_of(2)) == make_mesh(2, 2)
+    other = generation_mesh(mesh, target_of(2))
     assert dict(other.shape) == {"data": 2, "fsdp": 1, "tensor": 2}
-    assert dict(generation_mesh(make_mesh(1, 1, 4), 8).shape) == {"data": 1, "fsdp": 1, "tensor": 4}
-    assert dict(generation_mesh(make_mesh(1, 1, 4), 3).shape) == {"data": 4, "fsdp": 1, "tensor": 1}
+    assert dict(generation_mesh(fsdp, target_of(8)).shape) == {"data": 1, "fsdp": 1, "tensor": 4}
+    assert dict(generation_mesh(fsdp, target_of(3)).shape) == {"data": 4, "fsdp": 1, "tensor": 1}
+    assert dict(generation_mesh(fsdp, target_of(8, vocab=17)).shape) == {"data": 4, "fsdp": 1, "tensor": 1}
+    assert dict(generation_mesh(fsdp, target_of(8, vocab=18)).shape) == {"data": 2, "fsdp": 1, "tensor": 2}
     params = {"q_proj": {"kernel": jnp.arange(32.0).reshape(4, 8)}, "norm": {"scale": jnp.ones(4)}}
     spread = jax.device_put(params, param_shardings(params, mesh))
     found = respread(spread, other)
