@@ -171,7 +171,7 @@ class Attention(nn.Module):
         def heads(name: str, count: int) -> Array:
             projected = Linear(count * config.head_dim, config.qkv_bias, name=name)(x)
             if added is not None:
-                projected += added[name]
+                projected = jax.lax.optimization_barrier(projected + added[name])
             return projected.reshape(batch, new, count, config.head_dim)
 
         query = heads("q_proj", config.num_heads)

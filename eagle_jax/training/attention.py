@@ -10,10 +10,11 @@ and keys again wherever they are read; on a CPU they only do so under `eagle_jax
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float, Int
 
 Own = tuple[Array, ...]
 """Keys or values [B, G, T, hd] of steps 1..k, each seen by its own row alone."""
@@ -21,11 +22,34 @@ Own = tuple[Array, ...]
 WIDE = jnp.float32
 
 
+class Bias(NamedTuple):
+    """What is added to scores: 0 where a row sees a key, else `UNSEEN`.
+
+    Attributes:
+      rows: of every row for every key. turned: the same for every key of every row, which the gradient reads.
+    """
+
+    rows: Float[Array, "B T S"]
+    turned: Float[Array, "B S T"]
+
+
+UNSEEN = -1e30
+
+
+def causal_bias(segments: Int[Array, "B T"]) -> Bias:
+    """Earlier tokens of the same document are seen, and the token itself. Written out, once for all steps."""
+    length = segments.shape[1]
+    same = segments[:, :, None] == segments[:, None, :]
+    earlier = jnp.tril(jnp.ones((length, length), bool))
+    found = Bias(*(jnp.where(same & seen[None], 0.0, UNSEEN) for seen in (earlier, earlier.T)))
+    return jax.lax.optimization_barrier(found)
+
+
 def diagonal_attend(
     query: Float[Array, "B T A hd"],
     keys: Float[Array, "B G S hd"],
     values: Float[Array, "B G S hd"],
-    mask: Bool[Array, "B T S"],
+    bias: Bias,
     own_keys: Sequence[Float[Array, "B G T hd"]] = (),
     own_values: Sequence[Float[Array, "B G T hd"]] = (),
 ) -> Float[Array, "B T A*hd"]:
@@ -36,18 +60,18 @@ def diagonal_attend(
     batch, length, heads, head_dim = query.shape
     groups = keys.shape[1]
     grouped = query.reshape(batch, length, groups, heads // groups, head_dim).transpose(0, 2, 3, 1, 4)
-    mixed = _attend(grouped, keys, values, mask, tuple(own_keys), tuple(own_values))
+    mixed = _attend(grouped, keys, values, bias, tuple(own_keys), tuple(own_values))
     return mixed.transpose(0, 3, 1, 2, 4).reshape(batch, length, heads * head_dim)
 
 
 @jax.custom_vjp
-def _attend(query: Array, keys: Array, values: Array, mask: Array, own_keys: Own, own_values: Own) -> Array:
+def _attend(query: Array, keys: Array, values: Array, bias: Bias, own_keys: Own, own_values: Own) -> Array:
     """`diagonal_attend` of queries [B, G, R, T, hd], in their shape."""
-    return _forward(query, keys, values, mask, own_keys, own_values)[0]
+    return _forward(query, keys, values, bias, own_keys, own_values)[0]
 
 
 def _forward(
-    query: Array, keys: Array, values: Array, mask: Array, own_keys: Own, own_values: Own
+    query: Array, keys: Array, values: Array, bias: Bias, own_keys: Own, own_values: Own
 ) -> tuple[Array, tuple]:
     batch, groups, repeats, length, head_dim = query.shape
     scale = head_dim**-0.5
@@ -55,8 +79,7 @@ def _forward(
     query, keys, values, own_keys, own_values = jax.lax.optimization_barrier(given)
     rows = query.reshape(batch, groups, repeats * length, head_dim)
     scores = jnp.einsum("bgmd,bgsd->bgms", rows, keys, preferred_element_type=WIDE) * scale
-    scores = scores.reshape(batch, groups, repeats, length, -1)
-    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(WIDE).min)
+    scores = scores.reshape(batch, groups, repeats, length, -1) + bias.rows[:, None, None]
     own = [_dots(query, key) * scale for key in own_keys]
     top = jnp.max(scores, axis=-1)
     for score in own:
@@ -68,7 +91,7 @@ def _forward(
     for weight, value in zip(own, own_values, strict=True):
         mixed += weight[..., None] * value[:, :, None].astype(WIDE)
     mixed = (mixed / total[..., None]).astype(query.dtype)
-    return mixed, (query, keys, values, mask, own_keys, own_values, mixed, top + jnp.log(total))
+    return mixed, (query, keys, values, bias, own_keys, own_values, mixed, top + jnp.log(total))
 
 
 def _dots(query: Array, key: Array) -> Array:
@@ -82,7 +105,7 @@ def _over_repeats(x: Array) -> Array:
 
 
 def _backward(saved: tuple, grad: Array) -> tuple:
-    query, keys, values, mask, own_keys, own_values, mixed, divisor = saved
+    query, keys, values, bias, own_keys, own_values, mixed, divisor = saved
     batch, groups, repeats, length, head_dim = query.shape
     scale = head_dim**-0.5
     rows = lambda x: x.reshape(batch, groups, repeats * length, *x.shape[4:])  # noqa: E731
@@ -91,9 +114,8 @@ def _backward(saved: tuple, grad: Array) -> tuple:
     along = jnp.sum(wide * mixed.astype(WIDE), axis=-1)
 
     scores = jnp.einsum("bgsd,bgmd->bgsm", keys, rows(query), preferred_element_type=WIDE) * scale
-    scores = scores.reshape(batch, groups, -1, repeats, length)
-    seen = mask.transpose(0, 2, 1)[:, None, :, None]
-    weights = jnp.where(seen, jnp.exp(scores - divisor[:, :, None]), 0.0)
+    scores = scores.reshape(batch, groups, -1, repeats, length) + bias.turned[:, None, :, None]
+    weights = jnp.exp(scores - divisor[:, :, None])
     to_weights = jnp.einsum("bgsd,bgmd->bgsm", values, rows(grad), preferred_element_type=WIDE)
     to_scores = weights * (to_weights.reshape(scores.shape) - along[:, :, None]) * scale
     flat = lambda x: x.reshape(batch, groups, -1, repeats * length).astype(query.dtype)  # noqa: E731

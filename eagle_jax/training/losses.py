@@ -26,9 +26,14 @@ def masked_mean(values: Float[Array, "*b"], counted: Bool[Array, "*b"]) -> Float
     return jnp.sum(jnp.where(counted, values, 0.0)) / jnp.maximum(jnp.sum(counted), 1)
 
 
+def rowwise_dot(x: Float[Array, "*b N"], y: Float[Array, "*b N"]) -> Float[Array, "*b"]:
+    """Sum of x(n) y(n) over n. As a sum of products XLA for CPU takes ten times as long."""
+    return jnp.einsum("...n,...n->...", x, y, precision=jax.lax.Precision.HIGHEST)
+
+
 def soft_cross_entropy(log_q: Float[Array, "*b V"], p: Float[Array, "*b V"]) -> Float[Array, "*b"]:
     """-sum_v p(v) log q(v) in nats."""
-    return -jnp.sum(p * log_q, axis=-1)
+    return -rowwise_dot(p, log_q)
 
 
 def overlap(log_q: Float[Array, "*b V"], p: Float[Array, "*b V"]) -> Float[Array, "*b"]:

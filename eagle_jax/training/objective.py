@@ -25,6 +25,7 @@ from eagle_jax.training.losses import (
     best_of,
     blended_divergence,
     likelihood_of_acceptance,
+    rowwise_dot,
     smooth_l1,
     soft_cross_entropy,
 )
@@ -271,7 +272,7 @@ def _by_chunks(
 def _token_loss(objective: Objective, logits: Float[Array, "*b V"], p: Float[Array, "*b V"]) -> Float[Array, "*b"]:
     if objective.token_loss == "ce" and objective.best_weight == 0:
         # Of probabilities that sum to one: -sum p log softmax(z) = log sum exp z - sum p z.
-        return objective.token_weight * (jax.nn.logsumexp(logits, axis=-1) - jnp.sum(p * logits, axis=-1))
+        return objective.token_weight * (jax.nn.logsumexp(logits, axis=-1) - rowwise_dot(p, logits))
     log_q = jax.nn.log_softmax(logits)
     if objective.token_loss == "ce":
         loss = soft_cross_entropy(log_q, p)

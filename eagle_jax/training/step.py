@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, Int
 from eagle_jax.config import DecoderConfig, HeadConfig
 from eagle_jax.models.decoder import target_fn
 from eagle_jax.sharding import by_rows, embeds_by_rows, gathered
+from eagle_jax.training.gradients import dense_gradients
 from eagle_jax.training.objective import Objective, Signals, StepMetrics, unrolled_loss
-from eagle_jax.training.pretrain import dense_gradients
 from eagle_jax.training.unroll import causal_mask
 from eagle_jax.types import Params, Texts
 

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from eagle_jax.config import HeadConfig
 from eagle_jax.models.heads import HeadOutput, embedding_shares, make_head
 from eagle_jax.models.layers import by_query_blocks
-from eagle_jax.training.attention import diagonal_attend
+from eagle_jax.training.attention import Bias, causal_bias, diagonal_attend
 from eagle_jax.training.losses import ahead
 from eagle_jax.types import Params, Texts
 
@@ -32,18 +32,18 @@ def causal_mask(segments: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
     return same & jnp.tril(jnp.ones((length, length), bool))[None]
 
 
-def _mixer(earlier: list[tuple[Array, Array]]) -> Callable[..., Array]:
-    """What stands in for `attend`; `earlier` are the keys and values of steps 0..k-1."""
+def _mixer(bias: Bias, earlier: list[tuple[Array, Array]]) -> Callable[..., Array]:
+    """What stands in for `attend`; `earlier` are the keys and values of steps 0..k-1, `bias` its mask."""
 
     def mix(query: Array, keys: Array, values: Array, mask: Array, *cache: None) -> Array:
         first, *own = *earlier, (keys, values)
 
         def block(rows: tuple[Array, ...]) -> Array:
-            query, mask, *own = rows
-            return diagonal_attend(query, *first, mask, own[::2], own[1::2])
+            query, seen, turned, *own = rows
+            return diagonal_attend(query, *first, Bias(seen, turned), own[::2], own[1::2])
 
         flat = [part for pair in own for part in pair]
-        return by_query_blocks(block, (query, mask, *flat), (1, 1, *[2] * len(flat)))
+        return by_query_blocks(block, (query, *bias, *flat), (1, 1, 2, *[2] * len(flat)))
 
     return mix
 
@@ -67,7 +67,7 @@ def unroll(
       remat: a step's activations are computed again for its gradient instead of kept.
     """
     module = make_head(config)
-    mask = causal_mask(texts.segments)
+    mask, bias = causal_mask(texts.segments), causal_bias(texts.segments)
 
     def fuse(head: Params, features: Array) -> Array:
         return module.apply({"params": head}, features, method="fuse")
@@ -79,7 +79,7 @@ def unroll(
         by = 1 + len(kept)
         read = {"added": jax.tree.map(lambda share: ahead(share, by), shares)} if shares else {}
         given = None if shares else ahead(embeds, by)
-        return module.apply({"params": layer}, given, states, positions, mask, mixer=_mixer(kept), **read)
+        return module.apply({"params": layer}, given, states, positions, mask, mixer=_mixer(bias, kept), **read)
 
     if remat:
         fuse, step = jax.checkpoint(fuse), jax.checkpoint(step)
