@@ -61,16 +61,15 @@ def _tau_table(report: Records, names: tuple[str, ...]) -> str:
     if not records:
         return ""
     sources = list(records[0]["measured"]["by_source"])
-    head = ["run", "seed", "tau", "95%", *sources, *(f"{n}-alpha" for n in range(6)), "minutes"]
+    head = ["run", "seed", "tau", "95%", *sources, *(f"{n}-alpha" for n in range(6))]
     lines = [_row(*head), "|---|" + "---:|" * (len(head) - 1)]
     for record in records:
         seen = record["measured"]
         low, high = seen["interval"]
         alpha = ["-" if value is None else f"{value:.2f}" for value in seen["n_alpha"]]
         taus = [f"{seen['by_source'][source]:.2f}" for source in sources]
-        minutes = f"{record['trained']['seconds'] / 60:.1f}"
         lines.append(_row(record["title"], record["seed"], f"**{seen['tau']:.2f}**", f"{low:.2f}-{high:.2f}", *taus,
-                          *alpha, minutes))  # fmt: skip
+                          *alpha))  # fmt: skip
     return "\n".join(lines)
 
 

@@ -1,0 +1,41 @@
+"""What docs/evidence.md shows is what the study's result file holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from train.study import RUNS
+from train.study_report import ABLATION, LOSSES, N_ALPHA, tables
+
+DOCS = Path(__file__).parents[1] / "docs"
+TEXT = (DOCS / "evidence.md").read_text(encoding="utf-8")
+REPORT = json.loads((DOCS / "evidence" / "study.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("title", tables(REPORT))
+def test_a_table_is_that_of_the_results(title):
+    assert tables(REPORT)[title] in TEXT
+
+
+def test_every_run_is_there():
+    """None of the comparisons lacks a side, and a run that is not there is said to be missing."""
+    found = {record["run"] for record in REPORT["runs"].values()}
+    assert {*ABLATION, *N_ALPHA, *LOSSES} <= set(RUNS)
+    missing = set(RUNS) - found
+    assert all(f"`{name}`" in TEXT for name in missing), missing
+
+
+def test_the_same_budget_for_each():
+    runs = list(REPORT["runs"].values())
+    assert len({re.search(r"--steps (\d+)", record["command"])[1] for record in runs}) == 1
+    assert len({record["measured"]["prompts"] for record in runs}) == 1
+
+
+def test_figures_are_there_and_shown():
+    shown = set(re.findall(r"!\[[^\]]+\]\(evidence/([\w.]+)\)", TEXT))
+    assert shown == {path.name for path in (DOCS / "evidence").glob("*.png")}
+    assert {f"study_{name}.png" for name in ("ablation", "n_alpha", "scaling", "losses")} <= shown
