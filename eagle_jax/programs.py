@@ -50,7 +50,9 @@ def run(
         stamp = "%(asctime)s " if log == "timed" else ""
         # Orbax brings absl, which puts a handler of its own on the root logger: without force ours would not be set.
         logging.basicConfig(level=logging.INFO, format=stamp + "%(message)s", force=True)
-    logging.getLogger("jax").setLevel(logging.WARNING)  # which backends it did not find is no news to a user
+    # Which backends were not found is no news to a user, nor which requests were made.
+    for chatty in ("jax", "datasets", "httpx", "huggingface_hub"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -78,8 +80,8 @@ def at_least_one(args: object, *names: str) -> None:
             raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
 
 
-def parse_tree(text: str) -> TreeConfig:
-    """`"depth,top_k,num_nodes"` -> the tree.
+def parse_tree(text: str, option: str = "--tree") -> TreeConfig:
+    """`"depth,top_k,num_nodes"` -> the tree; `option` is named in the error.
 
     Raises:
       ValueError: it does not read so. ConfigError: there is no such tree.
@@ -87,5 +89,5 @@ def parse_tree(text: str) -> TreeConfig:
     try:
         depth, top_k, num_nodes = map(int, text.split(","))
     except ValueError:
-        raise ValueError(f"--tree {text!r} must be depth,top_k,num_nodes, such as 6,10,59") from None
+        raise ValueError(f"{option} {text!r} must be depth,top_k,num_nodes, such as 6,10,59") from None
     return TreeConfig(depth, top_k, num_nodes)

@@ -90,6 +90,7 @@ def main(args: Args) -> None:
             logging.info("%s: no prompt of at most --max-prompt %d tokens, left out", name, args.max_prompt)
             continue
         for temperature in args.temperatures:
+            logging.info("%s: %d prompts at temperature %g ...", name, len(prompts), temperature)
             results.append({"prompts": Path(name).stem, **measure(args, target, head, prompts, temperature)})
             logging.info("%s", json.dumps(results[-1]))
     report = {"head": args.head, "tree": args.tree, "sampled_ranking": args.sampled_ranking, "results": results}

@@ -11,12 +11,12 @@ how to serve it. No tokenizer is written: every engine takes the target's. The l
 from __future__ import annotations
 
 import dataclasses
-import importlib.resources
 import json
 import logging
 from pathlib import Path
 from typing import Literal
 
+from eagle_jax.assets import DEMO, bundled
 from eagle_jax.checkpoints import (
     carries_embedding,
     check_unoccupied,
@@ -38,9 +38,9 @@ class Args:
 
     Attributes:
       to: the layout.
-      head: a head's directory or hub id, or "demo" for the bundled EAGLE-3 head.
+      head: a head's directory (of a run of `train.head`: OUT/head) or hub id, or "demo" for the bundled EAGLE-3 head.
       out: directory to write; it appears whole or not at all.
-      target: directory or hub id of the head's target; its vocabulary, context length and RoPE are written.
+      target: directory or hub id of the head's target, or "demo"; its vocabulary, context length and RoPE are written.
       verifier: what a speculators config names as the target; --target unless given (a directory by its full path).
       speculative_tokens: length of the chain that vLLM drafts with a speculators config.
       dtype: of the weights; as stored unless given.
@@ -108,17 +108,19 @@ def _places(args: Args) -> tuple[str, str]:
     Raises:
       ValueError: the target of a head of one's own is not given.
     """
-    if args.head != "demo":
+    if args.head != DEMO:
         if args.target is None:
             raise ValueError(
                 f"--target is missing: the exported config takes vocabulary, RoPE and context length from the model "
                 f"that {args.head} was trained for"
             )
-        return args.head, args.target
-    if args.target is not None:
+        run_of_training = Path(args.head).expanduser()
+        if (run_of_training / "log.jsonl").is_file() and not (run_of_training / "config.json").is_file():
+            raise ValueError(f"--head {args.head} is the directory of a training run: give {run_of_training / 'head'}")
+        return args.head, str(bundled("target")) if args.target == DEMO else args.target
+    if args.target not in (None, DEMO):
         raise ValueError("--target is not for --head demo, which goes with the bundled target")
-    demo = Path(str(importlib.resources.files("eagle_jax.assets"))) / "demo"
-    return str(demo / "eagle3"), str(demo / "target")
+    return str(bundled("eagle3")), str(bundled("target"))
 
 
 if __name__ == "__main__":

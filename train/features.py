@@ -20,12 +20,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from tqdm.auto import tqdm
 
 import eagle_jax
 from eagle_jax.assets import DEMO, bundled
 from eagle_jax.data.corpus import Corpus
-from eagle_jax.data.features import Layout, Stored, shard_bounds, starts_of, write_shard
+from eagle_jax.data.features import Layout, Stored, shard_bounds, shard_path, starts_of, write_shard
 from eagle_jax.data.sources import Source, build_corpus, corpus_key
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.measure import use_compilation_cache
@@ -33,6 +32,8 @@ from eagle_jax.programs import at_least_one, run
 from eagle_jax.sharding import make_mesh
 from eagle_jax.training.step import observe
 from eagle_jax.types import Texts
+from train.progress import Progress
+from train.setup import check_own, check_taps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,12 +91,12 @@ def announce(layout: Layout, tokens: int, out: Path) -> None:
 def main(args: Args) -> None:
     """Writes every shard that is missing."""
     at_least_one(args, "length", "shard_tokens", "rows", "tensor")
+    check_own(args.out, ("data", "layout.json"), "a directory of train.features")
     mesh = make_mesh(1, args.tensor) if args.tensor > 1 else None
     target = eagle_jax.load_target(bundled("target") if args.target == DEMO else args.target, args.dtype, mesh=mesh)
     layers = target.config.num_layers
     taps = args.taps or (2, layers // 2, layers - 3)
-    if not all(0 <= tap <= layers for tap in taps):
-        raise ValueError(f"--taps {' '.join(map(str, taps))} must lie in 0 to {layers}, the target's layers")
+    check_taps(taps, layers)
     tokenizer = load_tokenizer(args.tokenizer or args.target, target.config, chat_template=args.chat_template)
     sources = [Source.parse(text) for text in args.data]
     key = corpus_key(sources, tokenizer)
@@ -111,25 +112,26 @@ def main(args: Args) -> None:
     announce(layout, int(starts[-1]), args.out)
     layout.save(args.out)
     forward = jax.jit(functools.partial(observe, target.config, taps=taps))
-    with tqdm(total=len(corpus), unit=" documents", disable=None) as bar:
-        for shard in range(layout.shards):
-            first, last = layout.bounds[shard], layout.bounds[shard + 1]
-            documents = np.arange(first, last)
+    whole = [shard for shard in range(layout.shards) if shard_path(args.out, shard).exists()]
+    progress = Progress(len(corpus), sum(layout.bounds[i + 1] - layout.bounds[i] for i in whole), unit="documents")
+    for shard in (i for i in range(layout.shards) if i not in whole):
+        first, last = layout.bounds[shard], layout.bounds[shard + 1]
+        documents = np.arange(first, last)
 
-            def fill(put: Callable[[Any, Any], None], documents: np.ndarray = documents, first: int = first) -> None:
-                for at in range(0, len(documents), args.rows):
-                    part = documents[at : at + args.rows]
-                    texts = _texts(corpus, part, args.length, args.rows)
-                    found = forward(target.params, texts)
-                    states = np.concatenate([np.asarray(found.features), np.asarray(found.hidden)], axis=-1)
-                    states = states.reshape(*states.shape[:2], layout.parts, layout.hidden)
-                    for row, document in enumerate(part.tolist()):
-                        begin, end = starts[document] - starts[first], starts[document + 1] - starts[first]
-                        put(slice(begin, end), states[row, : end - begin])
-                    bar.update(len(part))
+        def fill(put: Callable[[Any, Any], None], documents: np.ndarray = documents, first: int = first) -> None:
+            for at in range(0, len(documents), args.rows):
+                part = documents[at : at + args.rows]
+                texts = _texts(corpus, part, args.length, args.rows)
+                found = forward(target.params, texts)
+                states = np.concatenate([np.asarray(found.features), np.asarray(found.hidden)], axis=-1)
+                states = states.reshape(*states.shape[:2], layout.parts, layout.hidden)
+                for row, document in enumerate(part.tolist()):
+                    begin, end = starts[document] - starts[first], starts[document + 1] - starts[first]
+                    put(slice(begin, end), states[row, : end - begin])
+                progress.add(len(part), int(starts[part[-1] + 1] - starts[part[0]]))
 
-            write_shard(layout, args.out, shard, int(starts[last] - starts[first]), fill)
-            bar.n = last
+        write_shard(layout, args.out, shard, int(starts[last] - starts[first]), fill)
+    progress.close()
     print(json.dumps({"documents": len(corpus), "tokens": int(starts[-1]), "shards": layout.shards,
                       "bytes": int(starts[-1]) * layout.token_bytes, "out": str(args.out)}))  # fmt: skip
 

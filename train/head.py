@@ -60,7 +60,7 @@ class Args:
       taps: the target's hidden states that are fused, numbered as `hidden_states` of transformers.
       fc_norm: a norm per tap before the projection (EAGLE-3.1).
       norm_output: feed the normed state back (EAGLE-3.1).
-      draft_vocab: size of the draft vocabulary of EAGLE-3; 0 is the target's.
+      draft_vocab: size of the draft vocabulary of EAGLE-3; 0 is the target's, None 32000 or the target's if smaller.
       head_intermediate: width of the head's MLP, 0 for the target's.
       init: a trained head to start from.
       rate: peak learning rate.
@@ -107,7 +107,7 @@ class Args:
     taps: tuple[int, ...] | None = None
     fc_norm: bool = False
     norm_output: bool = False
-    draft_vocab: int = 32000
+    draft_vocab: int | None = None
     head_intermediate: int = 0
     init: str | None = None
     rate: float = 1e-4
@@ -176,6 +176,8 @@ def check(args: Args) -> None:
     """
     at_least_one(args, "steps", "rows", "micro_batches", "length", "log_every", "save_every", "keep", "fsdp", "tensor",
                  "eval_prompts", "eval_tokens", "unroll", "chunk", "warmup")  # fmt: skip
+    if (args.draft_vocab or 0) < 0:
+        raise ValueError(f"--draft-vocab {args.draft_vocab} must not be negative; 0 is the target's")
     if not args.data:
         raise ValueError("--data names no source: give JSONL or Parquet files, or datasets of the hub")
     for name in ("rate", "clip", "max_gradient"):
@@ -247,6 +249,7 @@ def train(this: Run, log: RunLog, requests: Requests) -> dict[str, Any]:
             if evaluates:
                 start = time.perf_counter()
                 log.evaluated(this.step, this.evaluate(), time.perf_counter() - start)
+                log.figure()
             this.save()
         if signalled and not last:
             this.checkpoints.wait()

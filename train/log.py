@@ -64,6 +64,8 @@ class RunLog:
             logging.info(
                 "%d of %d documents are longer than --length %d and end there", cut, len(this.corpus), args.length
             )
+        if late := int(np.sum(~this.corpus.teaches_within(args.length))):
+            logging.info("%d of them hold nothing to learn before that and are left out", late)
         reached = f", {100 * this.coverage:.1f}% of what is supervised" if this.d2t is not None else ""
         logging.info(
             "%s: %.1fM parameters, draft vocabulary %d of %d%s; %d documents, %d tokens per update; from step %d of %d",

@@ -16,8 +16,6 @@ import collections
 import dataclasses
 import json
 import logging
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +23,6 @@ from typing import Any, Literal
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 import eagle_jax
@@ -42,6 +39,8 @@ from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.measure import use_compilation_cache
 from eagle_jax.programs import at_least_one, parse_tree, run
 from eagle_jax.sharding import make_mesh
+from train.progress import Progress
+from train.setup import check_own
 
 LONGEST_WAIT = 7 * 24 * 3600
 """Seconds that a process waits for the others to finish their shards."""
@@ -104,6 +103,7 @@ SETTLED = ("target", "tokenizer", "data", "limit", "max_new_tokens", "max_prompt
 
 def main(args: Args) -> None:
     """Writes all shards of this process and prints what was written."""
+    check_own(args.out, ("settings.json",), "a directory of train.regenerate")
     at_least_one(args, "limit", "batch", "max_new_tokens", "max_prompt", "tensor", "shard_rows")
     if not args.temperatures or min(args.temperatures) < 0:
         raise ValueError(f"--temperatures {args.temperatures} must be at least one number, none below 0")
@@ -134,9 +134,15 @@ def main(args: Args) -> None:
     left = {number: shard for number, shard in shards.items() if not shard.whole}
     size = sum(len(chosen[number * args.shard_rows :][: args.shard_rows]) for number in left)
     progress = Progress(size, sum(len(shard.done) for shard in left.values()))
-    with logging_redirect_tqdm():
-        for number, rows in read_shards(sources, chosen, args.shard_rows, left):
-            write_shard(writer, args.temperatures, left[number], rows, progress)
+    if left:
+        logging.info("%d rows, %d at once; the first batch waits for the compiler", size, writer.lanes)
+    try:
+        with logging_redirect_tqdm():
+            for number, rows in read_shards(sources, chosen, args.shard_rows, left):
+                write_shard(writer, args.temperatures, left[number], rows, progress)
+    except KeyboardInterrupt:
+        logging.info("stopped; the same command goes on from here")
+        raise
     progress.close()
     report = add_reports(*(shard.report() for shard in shards.values()), {"shards": len(shards)})
     if processes > 1:
@@ -254,36 +260,6 @@ def write_shard(
         shard.append([row.number for row, _, _ in new], texts, report)
         progress.add(len(new), report["reply_tokens"])
     shard.finish()
-
-
-class Progress:
-    """Rows, tokens per second and time left: a bar on a terminal, elsewhere a line now and then."""
-
-    def __init__(self, rows: int, done: int, every: float = 30.0) -> None:
-        self.rows, self.done, self.tokens, self.every = rows, done, 0, every
-        self._first, self._start, self._last = done, time.time(), time.time()
-        self._bar = tqdm(total=rows, initial=done, unit=" rows", disable=not sys.stderr.isatty())
-        if done:
-            logging.info("%d of %d rows were there", done, rows)
-
-    @property
-    def speed(self) -> float:
-        """Reply tokens per second of this call."""
-        return self.tokens / max(time.time() - self._start, 1e-9)
-
-    def add(self, rows: int, tokens: int) -> None:
-        """Counts a batch."""
-        self.done, self.tokens = self.done + rows, self.tokens + tokens
-        self._bar.update(rows)
-        self._bar.set_postfix_str(f"{self.speed:.0f} tokens/s")
-        if self._bar.disable and time.time() - self._last > self.every:
-            self._last = time.time()
-            left = (self.rows - self.done) * (self._last - self._start) / max(self.done - self._first, 1)
-            logging.info("%d of %d rows, %.0f tokens/s, %.0f min left", self.done, self.rows, self.speed, left / 60)
-
-    def close(self) -> None:
-        """Ends the bar."""
-        self._bar.close()
 
 
 if __name__ == "__main__":

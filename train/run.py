@@ -34,6 +34,7 @@ from eagle_jax.training.initialise import fresh_head
 from eagle_jax.training.objective import Signals
 from eagle_jax.types import Params, Texts
 from train.setup import (
+    check_places,
     generation_mesh,
     head_config,
     held_prompts,
@@ -96,27 +97,29 @@ class Run:
 
     def __init__(self, args: Args) -> None:
         self.args = args
+        check_places(args)
         self.mesh = mesh_of(args)
         self.objective = objective_of(args)
-        self.tree = parse_tree(args.eval_tree)
+        self.tree = parse_tree(args.eval_tree, "--eval-tree")
         path = bundled("target") if args.target == DEMO else args.target
         self.target = load_target(path, args, self.mesh)
         self.config = head_config(args, self.target.config)
         named = args.tokenizer or args.target
         tokenizer = load_tokenizer(named, self.target.config, chat_template=args.chat_template)
         sources = [Source.parse(text) for text in args.data]
+        weights = weights_of(sources)
+        self.prompts: list[list[int]] = []
+        if args.heldout:
+            self.measured_on = generation_mesh(self.mesh, self.target)
+            self.prompts = held_prompts(args, tokenizer, self.measured_on)
         cache = args.out / "data"
         leads = jax.process_index() == 0
         self.key = corpus_key(sources, tokenizer)
         build = functools.partial(build_corpus, sources, tokenizer, cache, progress=leads, key=self.key)
         self.corpus, self.skipped = distributed.leader_first(build, "corpus")
-        self.prompts: list[list[int]] = []
-        if args.heldout:
-            self.measured_on = generation_mesh(self.mesh, self.target)
-            self.prompts = held_prompts(args, tokenizer, self.measured_on)
         count = jax.process_count()
         self.batches = Batches(
-            self.corpus, weights_of(sources), length=args.length, rows=args.rows // count, seed=args.seed,
+            self.corpus, weights, length=args.length, rows=args.rows // count, seed=args.seed,
             process=jax.process_index(), processes=count,
         )  # fmt: skip
         self.first = self.batches.get_state()
@@ -153,10 +156,6 @@ class Run:
         notes = self.checkpoints.notes()
         if notes is None:
             return
-        if (planned := notes.get("steps")) not in (None, self.args.steps):
-            logging.info(
-                "--steps was %s, is %d: the learning rate decays over the new number", planned, self.args.steps
-            )
         other = [
             f"{name} was {notes['settings'].get(name)}, is {value}"
             for name, value in self.settings.items()
@@ -166,6 +165,17 @@ class Run:
             raise CheckpointError(
                 f"{self.args.out} holds a run of another configuration ({'; '.join(other)}): resume with its own, or "
                 "choose another --out"
+            )
+        done = self.checkpoints.step or 0
+        if done > self.args.steps:
+            raise CheckpointError(
+                f"{self.args.out} is at step {done} already: --steps {self.args.steps} lies behind it"
+            )
+        if done == self.args.steps:
+            logging.info("%s has done its %d steps already: nothing is left to train", self.args.out, done)
+        elif (planned := notes.get("steps")) not in (None, self.args.steps):
+            logging.info(
+                "--steps was %s, is %d: the learning rate decays over the new number", planned, self.args.steps
             )
         best = self.checkpoints.best_notes()
         if best is not None and self.args.heldout and best.get("measured") != self.measured:
@@ -289,20 +299,24 @@ class Run:
         alpha = measure_n_alpha(target, head, self.prompts, max_new_tokens=tokens).alpha
         found = Evaluation(tau, alpha)
         notes = {"settings": self.settings, "measured": self.measured, "n_alpha": found.n_alpha}
-        self.checkpoints.save_best(self.step, params, notes, found.tau)
+        if self.checkpoints.save_best(self.step, params, notes, found.tau):
+            self._write(params)
         return found
 
     def export(self) -> tuple[Path, int]:
         """Writes the best head, or the last where none was measured, in the official layout; where, and its step."""
         saved = self.checkpoints.restore_best(self.finished_head())
         step, params = (self.step, self.finished_head()) if saved is None else (saved.step, saved.state)
+        return self._write(params), step
+
+    def _write(self, params: Params) -> Path:
         host = distributed.to_host(params)
         embedding = None
         if self.config.kind == "eagle1":
             embedding = distributed.to_host(self.target.params["embed_tokens"]["embedding"])
         if jax.process_index() == 0:
             save_head_checkpoint(self.config, host, self.args.out / "head", embedding=embedding)
-        return self.args.out / "head", step
+        return self.args.out / "head"
 
     def flops(self) -> float:
         """Floating-point operations of an update's matrix products: target, head, and attention's gradient as it is."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ import jax
 import eagle_jax
 from eagle_jax.checkpoints import config_directory, load_target_checkpoint, read_target_config
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
-from eagle_jax.data.prompts import first_prompts
+from eagle_jax.data.prompts import first_prompts, none_of
 from eagle_jax.data.sources import Source
 from eagle_jax.sharding import FSDP, TENSOR, make_mesh, param_shardings, placer
 from eagle_jax.training.objective import PRESETS, Objective
@@ -22,6 +24,9 @@ from eagle_jax.types import Params
 
 if TYPE_CHECKING:
     from train.head import Args
+
+DRAFT_VOCAB = 32000
+"""Size of a draft vocabulary where none is asked for, as the published heads have it."""
 
 
 def objective_of(args: Args) -> Objective:
@@ -45,9 +50,48 @@ def head_config(args: Args, target: DecoderConfig) -> HeadConfig:
     if args.taps is None and target.num_layers < 6:
         raise ConfigError(f"a target of {target.num_layers} layers has no default --taps: name three hidden states")
     taps = args.taps or (2, target.num_layers // 2, target.num_layers - 3)
-    size = min(args.draft_vocab or target.vocab_size, target.vocab_size)
+    check_taps(taps, target.num_layers)
+    if (args.draft_vocab or 0) > target.vocab_size:
+        raise ConfigError(f"--draft-vocab {args.draft_vocab} exceeds the target's vocabulary of {target.vocab_size}")
+    wanted = DRAFT_VOCAB if args.draft_vocab is None else args.draft_vocab or target.vocab_size
+    size = min(wanted, target.vocab_size)
     switches = {"fc_norm": args.fc_norm, "norm_output": args.norm_output}
     return HeadConfig("eagle3", layer, size, target.hidden_size, taps, **switches)
+
+
+def check_taps(taps: Sequence[int], layers: int) -> None:
+    """Refuses hidden states that a target of so many layers has not.
+
+    Raises:
+      ConfigError: naming them.
+    """
+    if outside := [tap for tap in taps if not 0 <= tap <= layers]:
+        raise ConfigError(f"--taps {' '.join(map(str, outside))}: the target has the hidden states 0 to {layers}")
+
+
+def check_places(args: Args) -> None:
+    """Refuses, before anything is read or written, what is not there and a directory that is somebody else's.
+
+    Raises:
+      ConfigError: naming the option.
+    """
+    check_own(args.out, ("latest", "best", "data", "log.jsonl"), "a run of train.head")
+    if args.features is not None and not (args.features / "layout.json").is_file():
+        raise ConfigError(f"--features {args.features} holds no features: `python -m train.features` writes them")
+    if args.init is not None:
+        config_directory(args.init)
+
+
+def check_own(out: Path, marks: Sequence[str], what: str) -> None:
+    """Refuses a directory that has something in it, and none of the names in `marks`.
+
+    Raises:
+      ConfigError: naming the directory.
+    """
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is a file: give a directory")
+    if out.is_dir() and any(out.iterdir()) and not any((out / mark).exists() for mark in marks):
+        raise ConfigError(f"--out {out} has files in it and is not {what}: give another directory")
 
 
 def load_target(path: str | Path, args: Args, mesh: jax.sharding.Mesh) -> eagle_jax.Target:
@@ -128,8 +172,10 @@ def held_prompts(args: Args, tokenizer: Any, mesh: jax.sharding.Mesh) -> list[li
     longest = args.length - args.eval_tokens
     parts = mesh.size // mesh.shape[TENSOR]
     count = parts * -(-args.eval_prompts // parts)
-    found = [first_prompts(Source.parse(text), tokenizer, count, longest) for text in args.heldout]
+    reasons: collections.Counter[str] = collections.Counter()
+    found = [first_prompts(Source.parse(text), tokenizer, count, longest, reasons) for text in args.heldout]
     chosen = [part[turn] for turn in range(count) for part in found if turn < len(part)]
     if not chosen:
-        raise ValueError(f"--heldout {' '.join(args.heldout)} has no prompt of at most {longest} tokens")
+        room = f"--length {args.length} less --eval-tokens {args.eval_tokens}"
+        raise ValueError(f"--heldout {' '.join(args.heldout)}: {none_of(reasons, longest)} ({room})")
     return list(itertools.islice(itertools.cycle(chosen), count))

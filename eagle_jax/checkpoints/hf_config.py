@@ -41,7 +41,7 @@ def architecture_of(values: Mapping[str, Any], where: str) -> str:
     if any("eagle" in str(name).lower() for name in named) or {"speculators_model_type", "draft_vocab_size"} & {
         *values
     }:
-        raise CheckpointError(f"{where}: this is a draft head, not a model: give it to load_drafter with its target")
+        raise CheckpointError(f"{where}: this is a draft head, not a model: give the model it was trained for")
     for name in named:
         if name in _FAMILY_DEFAULTS:
             return name

@@ -109,6 +109,12 @@ class Corpus:
         tokens = np.minimum(begins, self.starts[1:]) - self.starts[:-1]
         return np.where(tokens == 1, 0, tokens)
 
+    def teaches_within(self, length: int) -> np.ndarray:
+        """[documents] bool: whether an assistant wrote any of the first `length` tokens."""
+        written = np.flatnonzero(self.supervised)
+        first = np.append(written, len(self.tokens))[np.searchsorted(written, self.starts[:-1])]
+        return first < np.minimum(self.starts[1:], self.starts[:-1] + length)
+
     def __getitem__(self, index: int) -> Encoded:
         """Document `index`."""
         span = slice(int(self.starts[index]), int(self.starts[index + 1]))

@@ -23,7 +23,8 @@ class Batches:
     """Batches without end; an iterator of `Texts` in NumPy, [rows, length] each.
 
     Documents are drawn without replacement, reshuffled every epoch; sources with weights take turns. A document longer
-    than a row is cut; rows are filled with whole documents (first fit), each a segment of its own.
+    than a row is cut, and left out if nothing to learn is before the cut; rows are filled with whole documents (first
+    fit), each a segment of its own.
 
     Args:
       weights: share of every source in documents, by its name; None is by their number.
@@ -52,15 +53,17 @@ class Batches:
     ) -> None:
         import grain
 
+        teaches = corpus.teaches_within(length)
         parts = {"": np.arange(len(corpus))} if weights is None else {name: corpus.of(name) for name in weights}
+        parts = {name: documents[teaches[documents]] for name, documents in parts.items()}
         shares = [1.0] if weights is None else list(weights.values())
         if not parts or min(shares) <= 0:
             raise ValueError(f"the weights of the sources must be positive, got {weights}")
         for name, documents in parts.items():
             if len(documents) < processes:
                 raise ValueError(
-                    f"{name or 'the corpus'} has {len(documents)} documents, too few for {processes} process(es): each "
-                    "reads its own"
+                    f"{name or 'the corpus'} has {len(documents)} documents with something to learn in their first "
+                    f"{length} tokens, too few for {processes} process(es): each reads its own"
                 )
         streams = [
             grain.MapDataset.source(_Documents(corpus, documents, length))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -12,13 +13,17 @@ from eagle_jax.data.replies import Dialogue
 from eagle_jax.data.sources import Source
 
 
-def first_prompts(source: Source, tokenizer: Any, count: int, longest: int) -> list[list[int]]:
+def first_prompts(
+    source: Source, tokenizer: Any, count: int, longest: int, reasons: collections.Counter[str] | None = None
+) -> list[list[int]]:
     """The first `count` rows of a source up to their first reply, those of over `longest` tokens left out.
 
     A conversation is rendered with what the template adds for the reply to begin; rows of `train.regenerate` hold the
-    very tokens that the target was given. Rows without a reply, as plain texts, are left out.
+    very tokens that the target was given. Rows without a reply, as plain texts, are left out. `reasons` counts
+    what was left out and why.
     """
     found: list[list[int]] = []
+    reasons = collections.Counter() if reasons is None else reasons
     for row in source.rows():
         if len(found) == count:
             break
@@ -27,11 +32,20 @@ def first_prompts(source: Source, tokenizer: Any, count: int, longest: int) -> l
                 prompt = list(row["tokens"][: row["supervised"][0][0]])
             else:
                 prompt = Dialogue.begin(parse_row(row)).prompt(tokenizer)
-        except SkippedRow:
+        except SkippedRow as error:
+            reasons[str(error)] += 1
             continue
         if 0 < len(prompt) <= longest:
             found.append(prompt)
+        else:
+            reasons["a longer prompt" if prompt else "plain text, which asks nothing"] += 1
     return found
+
+
+def none_of(reasons: collections.Counter[str], longest: int) -> str:
+    """Why sources gave no prompt."""
+    found = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common())
+    return f"no prompt of at most {longest} tokens: {found or 'it is empty'}"
 
 
 def prompts_by_source(texts: Sequence[str], tokenizer: Any, count: int, longest: int) -> dict[str, list[list[int]]]:
@@ -42,7 +56,8 @@ def prompts_by_source(texts: Sequence[str], tokenizer: Any, count: int, longest:
     """
     given = map(Source.parse, texts)
     parts = [[dataclasses.replace(one, path=str(file)) for file in one.files] or [one] for one in given]
-    found = {one.name: first_prompts(one, tokenizer, count, longest) for one in itertools.chain(*parts)}
+    reasons: collections.Counter[str] = collections.Counter()
+    found = {one.name: first_prompts(one, tokenizer, count, longest, reasons) for one in itertools.chain(*parts)}
     if not any(found.values()):
-        raise ValueError(f"{', '.join(found)}: no prompt of at most {longest} tokens")
+        raise ValueError(f"{', '.join(found)}: {none_of(reasons, longest)}")
     return found

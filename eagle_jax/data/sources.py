@@ -52,6 +52,10 @@ class Source:
             share = float(weight) if weight else None
         except ValueError:
             raise ValueError(f"source {text!r}: the weight behind @ is {weight!r}, expected a number") from None
+        if split and any(map(os.path.isfile, glob.glob(path))):
+            raise ValueError(
+                f"source {text!r}: #{split} names a part of a dataset of the hub, and {path} is a local file"
+            )
         if not path or (share is not None and share <= 0):
             raise ValueError(f"source {text!r} must read path[#split][@weight], the weight positive")
         return cls(path, split or DEFAULT_SPLIT, share)
@@ -162,7 +166,7 @@ def build_corpus(
             reasons = "; ".join(f"{count} x {reason}" for reason, count in skipped.most_common()) or "it is empty"
             raise ValueError(f"{source.name} has no row to learn from: {reasons}")
     for reason, count in skipped.most_common():
-        logging.info("left out %d rows: %s", count, reason)
+        logging.info("left out %d row%s: %s", count, "s" if count > 1 else "", reason)
     corpus = Corpus.from_documents(documents, origin, names, rows)
     if path is not None:
         corpus.save(path, {"skipped.json": json.dumps(skipped)})

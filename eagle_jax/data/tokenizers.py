@@ -43,6 +43,7 @@ def load_tokenizer(
         raise CheckpointError(f"no tokenizer in {directory} ({', '.join(FILES)}): give the directory that holds it")
     tokenizer = _read(directory)
     check_vocabulary(tokenizer, config, str(path_or_id))
+    tokenizer.model_max_length = 10**9  # what is too long for what is said where it matters; here it only alarms
     if chat_template is not None:
         if not chat_template.is_file():
             raise CheckpointError(f"no chat template at {chat_template}: give a Jinja file")

@@ -129,6 +129,7 @@ class TestProgram:
             ({"target": "./nowhere"}, "no such directory: nowhere"),
             ({"verifier": "a/b"}, "--verifier is for --to speculators"),
             ({"speculative_tokens": 0}, "--speculative-tokens 0 must be at least 1"),
+            ({"head": "{run}"}, "is the directory of a training run: give"),
             ({"head": "{target}"}, "holds a whole model and no draft head"),
             ({"target": "{head}"}, "this is a draft head, not a model"),
             ({"out": "{target}", "overwrite": True}, "is the target itself"),
@@ -137,9 +138,12 @@ class TestProgram:
     )
     def test_refused(self, change, message, target_directory, tmp_path):
         head = write(tmp_path / "head", *eagle3(rope_theta=10000.0))
+        run = tmp_path / "run"
+        run.mkdir()
+        (run / "log.jsonl").touch()
         before = {path: path.read_bytes() for path in (*head.iterdir(), *target_directory.iterdir())}
         change = {
-            key: value.format(target=target_directory, head=head) if isinstance(value, str) else value
+            key: value.format(target=target_directory, head=head, run=run) if isinstance(value, str) else value
             for key, value in change.items()
         }
         if "out" in change:
@@ -185,6 +189,13 @@ def test_the_bundled_heads_draft_the_same_from_every_layout(name, layouts, promp
     stored = safetensors.numpy.load_file(tmp_path / "official" / "model.safetensors")
     original = safetensors.numpy.load_file(DEMO / name / "model.safetensors")
     assert_same(stored, original)
+
+
+def test_the_bundled_target_may_be_named(tmp_path):
+    """A head that was trained for it; and with the bundled head, where it goes without saying."""
+    for head, out in ((str(DEMO / "eagle2"), tmp_path / "two"), ("demo", tmp_path / "three")):
+        main(Args("official", head, out, "demo"))
+        assert json.loads((out / "config.json").read_text())["vocab_size"] == 512
 
 
 def test_a_head_that_was_just_trained_may_be_overwritten_in_place(tmp_path):

@@ -67,7 +67,7 @@ def test_unknown_architecture_is_refused_with_the_known_ones(values):
 
 def test_a_head_is_no_model():
     for values in ({"architectures": ["LlamaForCausalLMEagle3"]}, {"speculators_model_type": "eagle3"}):
-        with pytest.raises(CheckpointError, match="this is a draft head, not a model: give it to load_drafter"):
+        with pytest.raises(CheckpointError, match="this is a draft head, not a model: give the model"):
             architecture_of(values, "config.json")
 
 

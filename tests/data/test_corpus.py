@@ -138,12 +138,23 @@ def test_weights_are_shares_of_the_documents(corpus):
 
 
 def test_impossible_mixes_are_refused(corpus):
-    with pytest.raises(ValueError, match="the corpus has 8 documents, too few for 9 process"):
+    with pytest.raises(ValueError, match=r"the corpus has 8 documents with .* first 8 tokens, too few for 9 process"):
         Batches(corpus, length=8, rows=1, seed=0, processes=9)
     with pytest.raises(ValueError, match="must be positive"):
         Batches(corpus, {"chat": 1.0, "code": 0.0}, length=8, rows=1, seed=0)
     with pytest.raises(ValueError, match="no source books"):
         Batches(corpus, {"books": 1.0}, length=8, rows=1, seed=0)
+
+
+def test_what_teaches_only_beyond_the_cut_is_left_out():
+    documents = [
+        Encoded(np.full(9, number, np.int32), np.arange(9) >= first) for number, first in enumerate((1, 7, 8, 9))
+    ]
+    corpus = Corpus.from_documents(documents, [0] * 4, ["chat"])
+    assert corpus.teaches_within(8).tolist() == [True, True, False, False]
+    assert corpus.teaches_within(100).tolist() == [True, True, True, False]
+    seen = {int(number) for texts in take(Batches(corpus, length=8, rows=1, seed=0), 8) for number in texts.tokens[0]}
+    assert seen == {0, 1}
 
 
 def test_draft_vocabulary_keeps_the_most_frequent_supervised_tokens():

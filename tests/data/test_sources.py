@@ -87,7 +87,7 @@ def test_splits_of_one_dataset_are_two_sources(tokenizer, monkeypatch):
 
 def test_a_source_given_twice_is_refused(tokenizer, tmp_path):
     path = lines(tmp_path / "a.jsonl", TALK)
-    given = [Source(path), Source.parse(f"{path}#other@2")]  # files have no splits
+    given = [Source(path), Source.parse(f"{path}@2")]
     with pytest.raises(ValueError, match=r"the source .*a\.jsonl is given twice: give it once, with a weight"):
         build_corpus(given, tokenizer, tmp_path / "cache", progress=False)
     with pytest.raises(ValueError, match="the source hub is given twice"):
@@ -104,10 +104,15 @@ def test_documents_know_their_rows(tokenizer, tmp_path):
         assert corpus.row.tolist() == [0, 2, 2]
 
 
-def test_specifications():
+def test_specifications(tmp_path):
     assert Source.parse("a/*.jsonl") == Source("a/*.jsonl")
     assert Source.parse("a.parquet@2") == Source("a.parquet", weight=2.0)
     assert Source.parse("org/name#train_sft@0.5") == Source("org/name", "train_sft", 0.5)
+    (tmp_path / "a.jsonl").touch()
+    with pytest.raises(
+        ValueError, match=r"#train names a part of a dataset of the hub, and .*a\.jsonl is a local file"
+    ):
+        Source.parse(f"{tmp_path / 'a.jsonl'}#train")
     for text, message in (("a@b", "behind @ is 'b'"), ("a@-1", "weight positive"), ("@2", "must read path")):
         with pytest.raises(ValueError, match=message):
             Source.parse(text)

@@ -85,8 +85,16 @@ def whole(place):
     return out
 
 
-def test_a_run_leaves_a_head_that_drafts_a_log_and_a_figure(place, capsys):
+def test_a_run_leaves_a_head_that_drafts_a_log_and_a_figure(place, capsys, monkeypatch):
     out = place / "evaluated"
+    advance = train.run.Run.advance
+
+    def looking(this):
+        if this.step == 5:  # behind the first measurement
+            assert (out / "head" / "config.json").is_file() and (out / "figure.png").is_file()
+        return advance(this)
+
+    monkeypatch.setattr(train.run.Run, "advance", looking)
     args = args_of(place, out, heldout=(str(place / "held.jsonl"),), data_axis=1, eval_every=4)
     assert train.head.main(args) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -104,7 +112,8 @@ def test_a_run_leaves_a_head_that_drafts_a_log_and_a_figure(place, capsys):
     assert texts[0] == texts[1]
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypatch, capsys):
+def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypatch, capsys, caplog):
+    caplog.set_level("INFO")
     out = tmp_path / "run"
     advance = train.run.Run.advance
 
@@ -136,6 +145,9 @@ def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypa
     assert train.head.main(args) == 0
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (again["loss"], again["updates_here"]) == (losses(whole)[-1][0], 0)
+    assert "has done its 6 steps already" in caplog.text
+    with pytest.raises(CheckpointError, match=r"is at step 6 already: --steps 5 lies behind it"):
+        train.head.main(args_of(place, out, data_axis=1, steps=5))
 
 
 @contextlib.contextmanager
@@ -260,13 +272,24 @@ def test_features_written_beforehand_teach_the_same(place, whole, tmp_path, caps
         (dict(heldout=("HERE/nothing.jsonl",)), "no file .*nothing.jsonl"),
         (dict(data=("HERE/empty.jsonl",)), "empty.jsonl has no row to learn from: it is empty"),
         (dict(data=("HERE/train.jsonl@2", "HERE/held.jsonl")), "held.jsonl has none: give one to all"),
+        (
+            dict(heldout=("HERE/empty.jsonl",)),
+            r"empty.jsonl: no prompt of at most 24 tokens: it is empty \(--length 32",
+        ),
+        (dict(heldout=("HERE/texts.jsonl",)), "texts.jsonl: no prompt of at most 24 tokens: 2 x plain text"),
+        (dict(taps=(1, 99, 2)), "--taps 99: the target has the hidden states 0 to 2"),
+        (dict(draft_vocab=513), "--draft-vocab 513 exceeds the target's vocabulary of 512"),
+        (dict(draft_vocab=-1), "--draft-vocab -1 must not be negative"),
+        (dict(features=Path("nowhere")), "--features nowhere holds no features"),
+        (dict(init="./nowhere"), "no such directory: nowhere"),
         (dict(taps=None), "a target of 2 layers has no default --taps"),
-        (dict(eval_tree="x"), "--tree 'x' must be depth,top_k,num_nodes"),
+        (dict(eval_tree="x"), "--eval-tree 'x' must be depth,top_k,num_nodes"),
         (dict(target="HERE/padded"), "token ids up to 511, a vocabulary of 512, and the target's vocabulary has 500"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_compiled(place, tmp_path, changes, message, monkeypatch):
     (place / "empty.jsonl").touch()
+    (place / "texts.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
     if not (place / "padded").exists():
         config = DecoderConfig(
             vocab_size=500, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=6,
@@ -287,6 +310,16 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_compiled(place, tmp_
     monkeypatch.setattr(train.run.Run, "prepare", lambda this: pytest.fail("went on to compile"))
     with pytest.raises((ValueError, ConfigError), match=message):
         train.head.main(args)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_of_something_else_is_left_alone(place, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"has files in it and is not a run of train.head: give another directory"):
+        train.head.main(args_of(place, tmp_path))
+    with pytest.raises(ConfigError, match=r"notes.txt is a file: give a directory"):
+        train.head.main(args_of(place, tmp_path / "notes.txt"))
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def spawn(place: Path, out: Path, devices: int, port: int = 0, index: int = 0, **changes) -> subprocess.Popen:

@@ -268,6 +268,13 @@ def test_bad_input_is_named_before_anything_is_compiled(rows, changes, message, 
     assert not (tmp_path / "out").exists()
 
 
+def test_a_directory_of_something_else_is_left_alone(folder, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"has files in it and is not a directory of train.regenerate"):
+        program.main(args_of(folder, tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
 def test_rows_whose_prompts_are_all_too_long_are_counted(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("eagle_jax.converse.generate", lambda *_, **__: pytest.fail("generated"))
     (tmp_path / "rows.jsonl").write_text(json.dumps(asking("x" * 200)) + "\n")
