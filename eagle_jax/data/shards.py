@@ -46,9 +46,7 @@ def remember(directory: Path, settings: Mapping[str, Any]) -> None:
     names = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
     if names:
         changed = "; ".join(f"{name} was {found.get(name)!r} and is now {wanted.get(name)!r}" for name in names)
-        remedy = (
-            "choose another directory" if begun else "choose another directory, or remove it: it holds no reply yet"
-        )
+        remedy = "choose another directory" if begun else "choose another directory, or remove this one, which is empty"
         raise ValueError(f"{directory} was begun with other settings ({changed}): {remedy}")
     return None
 
