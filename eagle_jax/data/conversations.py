@@ -55,18 +55,20 @@ class Encoded(NamedTuple):
 def parse_row(row: Mapping[str, Any]) -> list[Message] | str:
     """The messages of a ShareGPT (`conversations`) or OpenAI (`messages`) row, or the text of a plain one (`text`).
 
+    A row with none of the three may hold a `prompt`, a text or messages, which a reply is still to be written to.
+
     Raises:
-      SkippedRow: none of the three, an unknown speaker, a message without text, or nobody to learn from.
+      SkippedRow: none of the four, an unknown speaker, or a message without text.
     """
     for key in ("messages", "conversations", "conversation"):
         if row.get(key) is not None:
-            messages = [_message(entry) for entry in _entries(row[key])]
-            if not any(message["role"] == "assistant" for message in messages):
-                raise SkippedRow("no assistant turn")
-            return messages
-    text = row.get("text")
+            return [_message(entry) for entry in _entries(row[key])]
+    text, prompt = row.get("text"), row.get("prompt")
+    if text is None and prompt is not None:
+        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return [_message(entry) for entry in _entries(asked)]
     if not isinstance(text, str):
-        raise SkippedRow("neither messages, conversations nor text")
+        raise SkippedRow("neither messages, conversations, text nor prompt")
     if not text.strip():
         raise SkippedRow("empty text")
     return text
@@ -75,8 +77,10 @@ def parse_row(row: Mapping[str, Any]) -> list[Message] | str:
 def _entries(value: Any) -> Sequence[Any]:
     if isinstance(value, np.ndarray):  # Parquet
         value = value.tolist()
-    if not isinstance(value, list | tuple) or not value:
+    if not isinstance(value, list | tuple):
         raise SkippedRow("the conversation is not a list of messages")
+    if not value:
+        raise SkippedRow("an empty conversation")
     return value
 
 
@@ -105,12 +109,14 @@ def encode(tokenizer: Any, row: list[Message] | str) -> Encoded:
     Of a plain text every token but the first is supervised.
 
     Raises:
-      SkippedRow: the template refuses the order of the turns, drops one, changes a reply in a way that is not
-        understood, or no token is supervised.
+      SkippedRow: no assistant turn; the template refuses the order of the turns, drops one, changes a reply in a way
+        that is not understood; or no token is supervised.
     """
     if isinstance(row, str):
         tokens = np.asarray(tokenizer.encode(row), np.int32)
         return _checked(Encoded(tokens, np.arange(len(tokens)) > 0))
+    if not any(message["role"] == "assistant" for message in row):
+        raise SkippedRow("no assistant turn")
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError("the tokenizer has no chat template: give one with --chat-template, or use rows of plain text")
     _check_turns(tokenizer, row)

@@ -42,10 +42,11 @@ class Dialogue:
     def begin(cls, row: list[Message] | str) -> Dialogue:
         """From what `parse_row` returned: the user's and the system's turns; of the assistant's, only where they are.
 
-        Replies that answer no user, as greetings do, and what is said after the last reply are left out.
+        A user's last turn is answered whether the row has a reply to it or not. Replies that answer no user, as
+        greetings do, are left out.
 
         Raises:
-          SkippedRow: a plain text, or no reply to a user.
+          SkippedRow: a plain text, or nobody asks.
         """
         if isinstance(row, str):
             raise SkippedRow("plain text, which has no replies")
@@ -57,8 +58,10 @@ class Dialogue:
             elif any(turn["role"] == "user" for turn in said):
                 asked.append(tuple(said))
                 said = []
+        if any(turn["role"] == "user" for turn in said):
+            asked.append(tuple(said))
         if not asked:
-            raise SkippedRow("no assistant turn that answers a user")
+            raise SkippedRow("no turn of a user to answer")
         return cls(tuple(asked))
 
     @property

@@ -167,16 +167,18 @@ def test_formats():
     sharegpt = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "id": 3}
     parts = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, openai["messages"][1]]}
     assert parse_row(openai) == parse_row(sharegpt) == parse_row(parts) == openai["messages"]
-    assert parse_row({"text": "plain"}) == "plain"
+    assert parse_row({"text": "plain", "prompt": "a"}) == "plain"
+    assert parse_row({"prompt": "a"}) == parse_row({"prompt": openai["messages"][:1]}) == openai["messages"][:1]
 
 
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({}, "neither messages, conversations nor text"),
+        ({}, "neither messages, conversations, text nor prompt"),
+        ({"prompt": 3}, "not a list of messages"),
         ({"text": " "}, "empty text"),
-        ({"messages": []}, "not a list of messages"),
-        ({"messages": [{"role": "user", "content": "a"}]}, "no assistant turn"),
+        ({"messages": []}, "an empty conversation"),
+        ({"messages": "hi"}, "not a list of messages"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "unknown speaker 'tool'"),
         ({"messages": [{"role": "user", "content": None}]}, "a message without text"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "something else than text"),
@@ -186,6 +188,12 @@ def test_formats():
 def test_rows_without_a_text(row, reason):
     with pytest.raises(SkippedRow, match=reason):
         parse_row(row)
+
+
+@pytest.mark.parametrize("row", [{"messages": [{"role": "user", "content": "a"}]}, {"prompt": "a"}])
+def test_rows_without_an_assistant_teach_nothing(row):
+    with pytest.raises(SkippedRow, match="no assistant turn"):
+        encode(tokenizer_with(TEMPLATES["chatml"]), parse_row(row))
 
 
 def test_plain_text_is_supervised_from_its_second_token():

@@ -36,7 +36,10 @@ def taught(tokenizer, dialogue: Dialogue) -> list[list[str]]:
     [
         ([SYSTEM, USER, OLD, OTHER, OLD], [(SYSTEM, USER), (OTHER,)]),
         ([OLD, USER, OLD], [(USER,)]),  # nobody asked for the greeting
-        ([SYSTEM, OLD, USER, OLD, OLD, OTHER], [(SYSTEM, USER)]),  # one reply to one question; the last has none
+        ([SYSTEM, OLD, USER, OLD, OLD], [(SYSTEM, USER)]),  # one reply to one question
+        ([USER, OLD, OTHER], [(USER,), (OTHER,)]),  # the last turn is answered, too
+        ([OLD, USER], [(USER,)]),
+        ([USER, OLD, SYSTEM], [(USER,)]),
     ],
 )
 def test_what_the_target_is_asked(row, asked):
@@ -45,7 +48,7 @@ def test_what_the_target_is_asked(row, asked):
 
 @pytest.mark.parametrize(
     ("row", "reason"),
-    [("text", "plain text"), ([OLD, USER], "no assistant turn that answers a user"), ([SYSTEM, OLD], "no assistant")],
+    [("text", "plain text"), ([OLD], "no turn of a user to answer"), ([SYSTEM, OLD], "no turn of a user")],
 )
 def test_rows_without_a_question(row, reason):
     with pytest.raises(SkippedRow, match=reason):

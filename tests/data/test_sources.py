@@ -51,7 +51,7 @@ def test_rows_that_give_nothing_are_counted(tokenizer, tmp_path):
     path = lines(tmp_path / "a.jsonl", TALK, {"messages": TALK["messages"][:1]}, {"x": 1}, {"x": 2})
     corpus, skipped = build_corpus([Source(path)], tokenizer, progress=False)
     assert len(corpus) == 1
-    assert skipped == {"no assistant turn": 1, "neither messages, conversations nor text": 2}
+    assert skipped == {"no assistant turn": 1, "neither messages, conversations, text nor prompt": 2}
     with pytest.raises(ValueError, match=r"b\.jsonl has no row to learn from: 1 x no assistant turn"):
         build_corpus(
             [Source(lines(tmp_path / "b.jsonl", {"messages": TALK["messages"][:1]}))], tokenizer, progress=False
@@ -67,7 +67,7 @@ def test_a_built_corpus_is_read_back_and_never_stale(tokenizer, tmp_path, monkey
     monkeypatch.setattr(sources, "_encoded", lambda *_: pytest.fail("tokenised again"))
     again = build_corpus([Source(path)], tokenizer, cache, progress=False)
     assert again[0][0].tokens.tolist() == first[0][0].tokens.tolist()
-    assert again[1] == {"neither messages, conversations nor text": 1}
+    assert again[1] == {"neither messages, conversations, text nor prompt": 1}
     monkeypatch.undo()
     lines(tmp_path / "a.jsonl", TALK, TALK)
     assert len(build_corpus([Source(path)], tokenizer, cache, progress=False)[0]) == 2

@@ -36,10 +36,11 @@ def asking(*questions: str) -> dict:
 
 ROWS = [
     asking("one"), asking("one", "two"), {"text": "plain"}, asking("2"), asking("a", "b"), asking("x" * 200),
-    asking("three"), asking("four"), {"messages": [{"role": "user", "content": "?"}]}, asking("five", "x" * 200),
-    asking("six"), asking("q", "r", "s"), asking("seven"),
+    asking("three"), asking("four"), {"messages": [OLD]}, asking("five", "x" * 200),
+    {"messages": [SYSTEM, {"role": "user", "content": "six"}]}, asking("q", "r", "s"), asking("seven"),
 ]  # fmt: skip
-PLAIN, ALONE, LONG, SHORT = 2, 8, 5, 9  # rows that give nothing, and one that ends early
+PLAIN, ALONE, LONG = 2, 8, 5  # rows that give nothing
+SHORT, PROMPT = 9, 10  # one that ends early, one whose last turn has no reply
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def test_every_reply_is_the_targets_and_taught_once(folder, whole):
         said = tokenizer.decode(last[:-1] if last[-1] in STOPS else last)
         assert text["messages"][-1] == {"role": "assistant", "content": said}
     turns = {i: sum(turn == OLD for turn in row.get("messages", [])) for i, row in enumerate(ROWS)}
-    wanted = {**turns, SHORT: 1}
+    wanted = {**turns, SHORT: 1, PROMPT: 1}
     assert replies == {i: count for i, count in wanted.items() if i not in (PLAIN, ALONE, LONG)}
     corpus, skipped = build_corpus([Source(str(whole / "*.jsonl"))], tokenizer, progress=False)
     assert [corpus[i].tokens.tolist() for i in range(len(corpus))] == [text["tokens"] for text in texts]
@@ -136,7 +137,7 @@ def test_what_was_written_is_told(folder, whole, capsys):
     assert report["cut"] == sum(text["tokens"][end - 1] not in STOPS for text in texts for _, end in text["supervised"])
     assert 0 < report["cut"] < report["replies"]
     assert report["skipped"] == {
-        "plain text, which has no replies": 1, "no assistant turn": 1, "prompt longer than --max-prompt 384": 1,
+        "plain text, which has no replies": 1, "no turn of a user to answer": 1, "prompt longer than --max-prompt 384": 1,
     }  # fmt: skip
     assert report["shortened"] == {"prompt longer than --max-prompt 384": 1}
     assert "tau" not in report
@@ -236,7 +237,7 @@ def test_other_settings_are_refused(folder, whole):
     [
         ([], {}, "rows.jsonl is empty"),
         ([{"text": "a"}, {"x": 1}], {}, "to be written: 1 x plain text, which has no replies; 1 x neither messages"),
-        ([ROWS[ALONE]], {}, "no row has a reply to be written: 1 x no assistant turn"),
+        ([ROWS[ALONE]], {}, "no row has a reply to be written: 1 x no turn of a user to answer"),
         ([asking("a", "b")], {"template": "{{ messages[-1]['content'] }}"}, "1 x the chat template drops a turn"),
         ([asking("a")], {"template": ""}, "the tokenizer has no chat template"),
         ([asking("a")], {"vocab": 262}, "a vocabulary of 263, and the target's vocabulary has 262"),
