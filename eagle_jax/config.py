@@ -337,6 +337,8 @@ def _fit(hint: Any, value: Any, where: str) -> Any:
         raise ConfigError(f"{where}={value!r} must be one of {', '.join(map(repr, arms))}")
     if origin is tuple and isinstance(value, list | tuple):  # here always `tuple[X, ...]`
         return tuple(_fit(arms[0], entry, f"{where}[{index}]") for index, entry in enumerate(value))
+    if origin is tuple:
+        raise ConfigError(f"{where}={value!r} must be a list, such as [{value}]")
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return from_mapping(hint, value, where=where)  # type: ignore[arg-type]
     if hint is Path and isinstance(value, str):

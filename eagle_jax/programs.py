@@ -90,4 +90,7 @@ def parse_tree(text: str, option: str = "--tree") -> TreeConfig:
         depth, top_k, num_nodes = map(int, text.split(","))
     except ValueError:
         raise ValueError(f"{option} {text!r} must be depth,top_k,num_nodes, such as 6,10,59") from None
-    return TreeConfig(depth, top_k, num_nodes)
+    try:
+        return TreeConfig(depth, top_k, num_nodes)
+    except ConfigError as error:
+        raise ConfigError(f"{option} {text}: {error}") from error

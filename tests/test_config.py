@@ -209,7 +209,7 @@ class TestYaml:
             ("steps: 3\nshuffle: 1", "shuffle=1 must be bool, found int"),
             ("steps: 3\nloss: mse", "loss='mse' must be one of 'kl', 'lk'"),
             ("steps: 3\nbetas: [0.9, high]", r"betas\[1\]='high' must be float"),
-            ("steps: 3\nbetas: 0.9", "betas=0.9 must be tuple"),
+            ("steps: 3\nbetas: 0.9", "betas=0.9 must be a list, such as"),
             ("steps: 3\ntree: 4", "tree=4 must be TreeConfig, found int"),
             ("steps: 3\ntree: {num_nodes: 9999}", "tree: TreeConfig.num_nodes=9999 exceeds the 510 candidates"),
             ("steps: 3\nsteps: 4", "line 2: 'steps' is given twice"),

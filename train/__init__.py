@@ -1,1 +1,8 @@
-"""Programs that train the bundled pair. Not installed; run them with `python -m train.<name> [--config FILE] ...`."""
+"""Programs that train targets and heads. Not installed; run them with `python -m train.<name> [--config FILE] ...`."""
+
+import signal
+import sys
+
+# As in infer/__init__.py: until `eagle_jax.programs.run`, Ctrl-C simply ends the process.
+if sys.argv[0] == "-m" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -16,7 +16,7 @@ import logging
 from pathlib import Path
 from typing import Literal
 
-from eagle_jax.assets import DEMO, bundled
+from eagle_jax.assets import DEMO
 from eagle_jax.checkpoints import (
     carries_embedding,
     check_unoccupied,
@@ -30,6 +30,7 @@ from eagle_jax.checkpoints import (
     stored_dtype,
 )
 from eagle_jax.programs import at_least_one, run
+from train.places import head_path, target_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,13 +115,10 @@ def _places(args: Args) -> tuple[str, str]:
                 f"--target is missing: the exported config takes vocabulary, RoPE and context length from the model "
                 f"that {args.head} was trained for"
             )
-        run_of_training = Path(args.head).expanduser()
-        if (run_of_training / "log.jsonl").is_file() and not (run_of_training / "config.json").is_file():
-            raise ValueError(f"--head {args.head} is the directory of a training run: give {run_of_training / 'head'}")
-        return args.head, str(bundled("target")) if args.target == DEMO else args.target
+        return head_path(args.head), target_path(args.target)
     if args.target not in (None, DEMO):
         raise ValueError("--target is not for --head demo, which goes with the bundled target")
-    return str(bundled("eagle3")), str(bundled("target"))
+    return head_path(DEMO, part="eagle3"), target_path(DEMO)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import functools
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ import jax
 import numpy as np
 
 import eagle_jax
-from eagle_jax.assets import DEMO, bundled
 from eagle_jax.data.corpus import Corpus
 from eagle_jax.data.features import Layout, Stored, shard_bounds, shard_path, starts_of, write_shard
 from eagle_jax.data.sources import Source, build_corpus, corpus_key
@@ -32,8 +31,9 @@ from eagle_jax.programs import at_least_one, run
 from eagle_jax.sharding import make_mesh
 from eagle_jax.training.step import observe
 from eagle_jax.types import Texts
+from train.places import alone_in, check_own, naming, target_path
 from train.progress import Progress
-from train.setup import check_own, check_taps
+from train.setup import check_taps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,16 +89,29 @@ def announce(layout: Layout, tokens: int, out: Path) -> None:
 
 
 def main(args: Args) -> None:
-    """Writes every shard that is missing."""
+    """Loads the target, and writes."""
     at_least_one(args, "length", "shard_tokens", "rows", "tensor")
     check_own(args.out, ("data", "layout.json"), "a directory of train.features")
     mesh = make_mesh(1, args.tensor) if args.tensor > 1 else None
-    target = eagle_jax.load_target(bundled("target") if args.target == DEMO else args.target, args.dtype, mesh=mesh)
+    with naming("--target", args.target):
+        target = eagle_jax.load_target(target_path(args.target), args.dtype, mesh=mesh)
     layers = target.config.num_layers
     taps = args.taps or (2, layers // 2, layers - 3)
     check_taps(taps, layers)
     tokenizer = load_tokenizer(args.tokenizer or args.target, target.config, chat_template=args.chat_template)
     sources = [Source.parse(text) for text in args.data]
+    with alone_in(args.out):
+        write(args, target, taps, sources, tokenizer)
+
+
+def write(
+    args: Args, target: eagle_jax.Target, taps: tuple[int, ...], sources: Sequence[Source], tokenizer: Any
+) -> None:
+    """Writes the shards that are missing.
+
+    Raises:
+      ValueError: other features are there, or the disk has no room for these.
+    """
     key = corpus_key(sources, tokenizer)
     corpus, _ = build_corpus(sources, tokenizer, args.out / "data", key=key)
     layout = Layout(

@@ -32,7 +32,7 @@ def draw(lines: list[dict[str, Any]], path: Path, title: str) -> None:
         for n in range(len(measured[0]["n_alpha"])):
             beside.plot(at, [line["n_alpha"][n] for line in measured], ".--", alpha=0.6, label=f"{n}-alpha")
         beside.set(ylabel="n-alpha", ylim=(0, 1))
-        beside.legend(fontsize="small", ncols=2, loc="lower right")
+        beside.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.15, 0.5))
     for axes in (loss, accuracy, tau):
         axes.grid(alpha=0.3)
     figure.suptitle(title)

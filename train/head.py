@@ -18,6 +18,7 @@ import logging
 import math
 import signal
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -33,7 +34,9 @@ from eagle_jax.programs import at_least_one, run
 from eagle_jax.training import host
 from eagle_jax.training.step import UpdateReport
 from train.log import RunLog
+from train.places import alone_in
 from train.run import Run
+from train.setup import check_places
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +186,11 @@ def check(args: Args) -> None:
     for name in ("rate", "clip", "max_gradient"):
         if not getattr(args, name) > 0:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} must be above 0")
+    for name in ("decay", "eta", "token_weight", "feature_weight", "noise"):
+        if (getattr(args, name) or 0) < 0:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} must not be negative")
+    if args.wandb is not None and find_spec("wandb") is None:
+        raise ValueError("--wandb needs the package of that name: pip install wandb")
     if args.eval_every and not args.heldout:
         raise ValueError("--eval-every needs --heldout: prompts to measure tau on")
     if args.method != "eagle3":
@@ -237,34 +245,49 @@ def train(this: Run, log: RunLog, requests: Requests) -> dict[str, Any]:
             log.updated(before[0], record)
             before = None
 
+    def due() -> bool:
+        ends = this.step == args.steps or (args.eval_every > 0 and this.step % args.eval_every == 0)
+        return bool(args.heldout) and this.step > 0 and ends
+
+    def measure() -> None:
+        start = time.perf_counter()
+        log.evaluated(this.step, this.evaluate(), time.perf_counter() - start)
+        log.figure()
+
+    known = any(distributed.everyones(log.has_tau(this.step))) and this.checkpoints.best_tau is not None
+    if due() and not known:
+        measure()  # what was saved and not measured any more, or is measured in another way from now on
     while this.step < args.steps:
         report = this.advance()
         settle()  # of the update before: this one is being computed meanwhile
         before = (this.step, report, this.batches.documents)
         signalled = requests.at(this.step)
         last = this.step == args.steps
-        evaluates = bool(args.heldout) and (last or (args.eval_every > 0 and this.step % args.eval_every == 0))
-        if evaluates or last or signalled or this.step % args.save_every == 0:
+        if due() or last or signalled or this.step % args.save_every == 0:
             settle()  # nothing is saved or measured that was not looked at
-            if evaluates:
-                start = time.perf_counter()
-                log.evaluated(this.step, this.evaluate(), time.perf_counter() - start)
-                log.figure()
-            this.save()
+            this.save()  # first: a measurement takes long, and can be made up for
         if signalled and not last:
             this.checkpoints.wait()
             raise StopRequest(signalled)
+        if due():
+            measure()
     return record
 
 
 def main(args: Args) -> int:
     """Trains, measures, writes the head."""
     check(args)
+    check_places(args)
     distributed.initialise()
     if jax.default_backend() == "cpu":
         host.keep_freed_memory()
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports what is raised to us as well
-    this = Run(args)
+    with alone_in(args.out, jax.process_index() == 0):
+        return learn(Run(args))
+
+
+def learn(this: Run) -> int:
+    """From the run as it stands to its end; the exit status."""
     this.prepare()
     log = RunLog(this)
     requests = Requests()

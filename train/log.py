@@ -23,11 +23,15 @@ if TYPE_CHECKING:
     from train.run import Evaluation, Run
 
 
+COVERED = 0.9
+"""Share of the supervised tokens below which a draft vocabulary is warned of."""
+
+
 class RunLog:
     """Tells of a run as it goes on; on every process but the first it is silent.
 
     Raises:
-      ValueError: Weights & Biases was asked for and is not installed.
+      ValueError: `log.jsonl` is there and not of a run.
     """
 
     def __init__(self, this: Run) -> None:
@@ -43,10 +47,8 @@ class RunLog:
         if not self.leads:
             return
         if args.wandb is not None:
-            try:
-                import wandb
-            except ImportError:
-                raise ValueError("--wandb needs the package of that name: pip install wandb") from None
+            import wandb
+
             name = args.out / "wandb.id"  # a run that goes on is the same run there
             if not name.is_file():
                 write_whole(name, uuid.uuid4().hex)
@@ -60,6 +62,8 @@ class RunLog:
         self.bar = tqdm(total=args.steps, initial=this.step, unit=" updates", disable=not sys.stderr.isatty())
         self._redirect = logging_redirect_tqdm()
         self._redirect.__enter__()
+        for told in shares(this) if len(this.corpus.names) > 1 else ():
+            logging.info("%s", told)
         if cut := int(np.sum(np.diff(this.corpus.starts) > args.length)):
             logging.info(
                 "%d of %d documents are longer than --length %d and end there", cut, len(this.corpus), args.length
@@ -67,6 +71,11 @@ class RunLog:
         if late := int(np.sum(~this.corpus.teaches_within(args.length))):
             logging.info("%d of them hold nothing to learn before that and are left out", late)
         reached = f", {100 * this.coverage:.1f}% of what is supervised" if this.d2t is not None else ""
+        if this.coverage < COVERED:
+            logging.warning(
+                "the draft vocabulary reaches %.1f%% of what is supervised, the rest can never be drafted: a larger "
+                "--draft-vocab would", 100 * this.coverage
+            )  # fmt: skip
         logging.info(
             "%s: %.1fM parameters, draft vocabulary %d of %d%s; %d documents, %d tokens per update; from step %d of %d",
             args.method, this.parameters() / 1e6, this.config.draft_vocab_size, this.target.config.vocab_size, reached,
@@ -105,6 +114,10 @@ class RunLog:
             alpha = " ".join("-" if value is None else f"{value:.2f}" for value in found.n_alpha)
             logging.info("step %d: tau %.3f, n-alpha %s", step, found.tau, alpha)
 
+    def has_tau(self, step: int) -> bool:
+        """Whether the tau of a step was taken down; only the first process knows."""
+        return self.leads and any(line["step"] == step for line in read(self.path) if "tau" in line)
+
     def last(self) -> dict[str, Any]:
         """What the last update saw that was logged."""
         lines = [line for line in read(self.path) if "loss" in line] if self.leads else []
@@ -138,8 +151,21 @@ class RunLog:
         if self._board is not None:
             for name, value in scalars.items():
                 self._board.add_scalar(name, value, step)
+            self._board.flush()  # a killed run would lose minutes
         if self._wandb is not None:
             self._wandb.log(scalars, step=step)
+
+
+def shares(this: Run) -> list[str]:
+    """What every source brings: documents, tokens, and its share of what is drawn."""
+    corpus, told = this.corpus, []
+    drawn = this.weights or {name: len(corpus.of(name)) for name in corpus.names}
+    for name in corpus.names:
+        documents = corpus.of(name)
+        share = 100 * drawn[name] / sum(drawn.values())
+        tokens = corpus.lengths[documents].sum()
+        told.append(f"{name}: {len(documents)} documents, {tokens} tokens, {share:.1f}% of what is drawn")
+    return told
 
 
 def flat(record: dict[str, Any]) -> list[tuple[str, float]]:
@@ -152,11 +178,20 @@ def flat(record: dict[str, Any]) -> list[tuple[str, float]]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log; a last one that was cut off by a kill is left out."""
+    """The lines of a log; a last one that was cut off by a kill is left out.
+
+    Raises:
+      ValueError: it is no such log.
+    """
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    return [json.loads(line) for line in lines]
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+        if any("step" not in line for line in lines):
+            raise ValueError("a line without a step")
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is not the log of a run of train.head ({error}): move it away") from error
+    return lines
 
 
 def truncate(path: Path, step: int) -> None:

@@ -27,7 +27,6 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 import eagle_jax
 from eagle_jax import distributed
-from eagle_jax.assets import DEMO, bundled
 from eagle_jax.checkpoints import config_directory, read_target_config
 from eagle_jax.config import ConfigError, DecoderConfig
 from eagle_jax.converse import Row, Writer, report_of
@@ -39,8 +38,8 @@ from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.measure import use_compilation_cache
 from eagle_jax.programs import at_least_one, parse_tree, run
 from eagle_jax.sharding import make_mesh
+from train.places import alone_in, check_own, head_path, naming, target_path
 from train.progress import Progress
-from train.setup import check_own
 
 LONGEST_WAIT = 7 * 24 * 3600
 """Seconds that a process waits for the others to finish their shards."""
@@ -111,8 +110,12 @@ def main(args: Args) -> None:
         raise ValueError("--data needs at least one source")
     distributed.initialise()
     sources = [Source.parse(text) for text in args.data]
-    path = bundled("target") if args.target == DEMO else args.target
-    config = read_target_config(config_directory(path))
+    parse_tree(args.tree)
+    with naming("--target", args.target):
+        config = read_target_config(config_directory(target_path(args.target)))
+    if args.head is not None:
+        with naming("--head", args.head):
+            config_directory(head_path(args.head))
     if args.max_prompt + args.max_new_tokens > config.max_position:
         raise ValueError(
             f"--max-prompt {args.max_prompt} plus --max-new-tokens {args.max_new_tokens} exceeds the target's "
@@ -126,8 +129,17 @@ def main(args: Args) -> None:
         "rows_and_tokenizer": corpus_key(sources, tokenizer),
         "weights": distributed.fingerprint(writer.target.params),
     }
-    remember(args.out, {**settings, **contents})
+    with alone_in(args.out, jax.process_index() == 0):
+        remember(args.out, {**settings, **contents})
+        write(args, writer, sources, chosen)
 
+
+def write(args: Args, writer: Writer, sources: Sequence[Source], chosen: np.ndarray) -> None:
+    """Writes the shards of this process that are missing, waits for the others, and prints what came of all.
+
+    Raises:
+      ValueError: not one reply was written.
+    """
     process, processes = jax.process_index(), jax.process_count()
     numbers = range(process, -(-len(chosen) // args.shard_rows), processes)
     shards = {number: Shard(args.out, number) for number in numbers}
@@ -156,7 +168,8 @@ def main(args: Args) -> None:
     if process == 0:
         tau = (report["reply_tokens"] - report["replies"]) / max(report.pop("cycles"), 1)
         extra = {"tau": round(tau, 3)} if writer.head is not None else {}
-        print(json.dumps({**report, "tokens_per_second": round(speed, 1), **extra, "out": str(args.out)}))
+        extra |= {"tokens_per_second": round(speed, 1)} if speed else {}  # nothing was left to write
+        print(json.dumps({**report, **extra, "out": str(args.out)}))
 
 
 def survey(sources: Sequence[Source], tokenizer: Any) -> int:
@@ -200,10 +213,12 @@ def load(args: Args, config: DecoderConfig, tokenizer: Any, rows: int) -> Writer
     data = len(devices) // args.tensor
     mesh = make_mesh(data, args.tensor, devices=devices) if len(devices) > 1 else None
     tree = parse_tree(args.tree)
-    target = eagle_jax.load_target(bundled("target") if args.target == DEMO else args.target, args.dtype, mesh=mesh)
+    with naming("--target", args.target):
+        target = eagle_jax.load_target(target_path(args.target), args.dtype, mesh=mesh)
     head = None
     if args.head is not None:
-        head = eagle_jax.load_drafter(bundled("eagle2") if args.head == DEMO else args.head, target, tree)
+        with naming("--head", args.head):
+            head = eagle_jax.load_drafter(head_path(args.head), target, tree)
     stops = config.eos_ids or tuple(i for i in [tokenizer.eos_token_id] if i is not None)
     lanes = -(-min(args.batch, args.shard_rows, rows) // data) * data
     return Writer(target, head, tokenizer, stops, lanes, args.seed, args.max_new_tokens, args.max_prompt,

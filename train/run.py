@@ -16,15 +16,13 @@ import numpy as np
 import eagle_jax
 from eagle_jax import distributed
 from eagle_jax.acceptance import measure_n_alpha, measure_tau
-from eagle_jax.assets import DEMO, bundled
-from eagle_jax.checkpoints import CheckpointError, load_head_checkpoint, save_head_checkpoint
+from eagle_jax.checkpoints import CheckpointError, save_head_checkpoint
 from eagle_jax.checkpoints.training import TrainingCheckpoints
-from eagle_jax.config import ConfigError
 from eagle_jax.data.features import Features
 from eagle_jax.data.loading import Batches
 from eagle_jax.data.sources import Source, build_corpus, corpus_key
 from eagle_jax.data.tokenizers import load_tokenizer
-from eagle_jax.data.vocabulary import cached_vocabulary
+from eagle_jax.data.vocabulary import cached_vocabulary, count_tokens
 from eagle_jax.programs import parse_tree
 from eagle_jax.sharding import param_shardings
 from eagle_jax.training import host
@@ -33,11 +31,11 @@ from eagle_jax.training.flops import product_flops
 from eagle_jax.training.initialise import fresh_head
 from eagle_jax.training.objective import Signals
 from eagle_jax.types import Params, Texts
+from train.places import naming, target_path
 from train.setup import (
-    check_places,
     generation_mesh,
-    head_config,
     held_prompts,
+    initial_head,
     load_target,
     mesh_of,
     objective_of,
@@ -97,17 +95,16 @@ class Run:
 
     def __init__(self, args: Args) -> None:
         self.args = args
-        check_places(args)
         self.mesh = mesh_of(args)
         self.objective = objective_of(args)
         self.tree = parse_tree(args.eval_tree, "--eval-tree")
-        path = bundled("target") if args.target == DEMO else args.target
-        self.target = load_target(path, args, self.mesh)
-        self.config = head_config(args, self.target.config)
+        with naming("--target", args.target):
+            self.target = load_target(target_path(args.target), args, self.mesh)
+        self.config, self.initial = initial_head(args, self.target)
         named = args.tokenizer or args.target
         tokenizer = load_tokenizer(named, self.target.config, chat_template=args.chat_template)
         sources = [Source.parse(text) for text in args.data]
-        weights = weights_of(sources)
+        self.weights = weights_of(sources)
         self.prompts: list[list[int]] = []
         if args.heldout:
             self.measured_on = generation_mesh(self.mesh, self.target)
@@ -119,7 +116,7 @@ class Run:
         self.corpus, self.skipped = distributed.leader_first(build, "corpus")
         count = jax.process_count()
         self.batches = Batches(
-            self.corpus, weights, length=args.length, rows=args.rows // count, seed=args.seed,
+            self.corpus, self.weights, length=args.length, rows=args.rows // count, seed=args.seed,
             process=jax.process_index(), processes=count,
         )  # fmt: skip
         self.first = self.batches.get_state()
@@ -136,6 +133,10 @@ class Run:
         if self.config.kind != "eagle3":
             return None, 1.0
         size, vocab = self.config.draft_vocab_size, self.target.config.vocab_size
+        if self.initial is not None:
+            counts = count_tokens(self.corpus.tokens, self.corpus.supervised, vocab)
+            d2t = np.asarray(self.initial["d2t"])
+            return d2t, float(counts[d2t + np.arange(size)].sum() / counts.sum())
         count = functools.partial(cached_vocabulary, self.corpus, self.key, size, vocab, self.args.out / "data")
         _, d2t, coverage = distributed.leader_first(count, "vocabulary")
         return d2t, coverage
@@ -211,8 +212,11 @@ class Run:
 
                 scale = jax.jit(measure, out_shardings=replicated)(self.target.params, texts, signals)
             self.state = jax.jit(self._fresh, out_shardings=shardings)(self.target.params)
-            if args.init is not None:
-                self.state = self.state._replace(head=self._given(args.init, scale))
+            if self.initial is not None:
+                head = self.initial["head"]
+                head = head if scale is None else training.fold_scale(head, 1.0 / scale)
+                self.state = self.state._replace(head=jax.device_put(head, param_shardings(head, self.mesh)))
+        self.initial = None
         self.d2t_array = None if self.d2t is None else jax.device_put(self.d2t, replicated)
         self.frozen = training.Frozen(self.target.params, self.d2t_array, scale)
         update = functools.partial(
@@ -227,16 +231,6 @@ class Run:
         head = fresh_head(self.config, key, target, d2t)
         head = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), head)
         return training.HeadTrainState(head, self.tx.init(head), jnp.int32(0), key)
-
-    def _given(self, path: str, scale: Any) -> Params:
-        """A trained head to start from."""
-        config, params = load_head_checkpoint(path, self.target.config, "float32")
-        if config != self.config:
-            raise ConfigError(f"--init {path} is a head of another shape ({config}), this run's is {self.config}")
-        if self.d2t is not None and not np.array_equal(params["d2t"], self.d2t):
-            raise ConfigError(f"--init {path} has another draft vocabulary than the one counted over --data")
-        head = params["head"] if scale is None else training.fold_scale(params["head"], 1.0 / scale)
-        return jax.device_put(head, param_shardings(head, self.mesh))
 
     def _seek(self, positions: list[dict[str, Any]]) -> None:
         if len(positions) != jax.process_count():

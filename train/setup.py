@@ -14,17 +14,26 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 import eagle_jax
-from eagle_jax.checkpoints import config_directory, load_target_checkpoint, read_target_config
+from eagle_jax import distributed
+from eagle_jax.checkpoints import (
+    config_directory,
+    load_head_checkpoint,
+    load_target_checkpoint,
+    read_target_config,
+)
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
 from eagle_jax.data.prompts import first_prompts, none_of
 from eagle_jax.data.sources import Source
 from eagle_jax.sharding import FSDP, TENSOR, make_mesh, param_shardings, placer
 from eagle_jax.training.objective import PRESETS, Objective
 from eagle_jax.types import Params
+from train.places import check_own, head_path, naming
 
 if TYPE_CHECKING:
     from train.head import Args
 
+PARTS = {"eagle3": "eagle3", "eagle1": "eagle2", "hass": "eagle2"}
+"""The bundled head that `--init demo` means, by method."""
 DRAFT_VOCAB = 32000
 """Size of a draft vocabulary where none is asked for, as the published heads have it."""
 
@@ -59,6 +68,37 @@ def head_config(args: Args, target: DecoderConfig) -> HeadConfig:
     return HeadConfig("eagle3", layer, size, target.hidden_size, taps, **switches)
 
 
+def initial_head(args: Args, target: eagle_jax.Target) -> tuple[HeadConfig, Params | None]:
+    """The head's configuration; with `--init` that head's own, and its parameters in float32.
+
+    Of a given head the taps, the draft vocabulary and the width are taken over where no option says otherwise, and what
+    its layer computes must be what this run's would.
+
+    Raises:
+      ConfigError: it is a head of another kind or shape. CheckpointError: it cannot be loaded.
+    """
+    if args.init is None:
+        return head_config(args, target.config), None
+    embedding = distributed.to_host(target.params["embed_tokens"]["embedding"])
+    path = head_path(args.init, "--init", PARTS[args.method])
+    with naming("--init", args.init):
+        given, params = load_head_checkpoint(path, target.config, "float32", embedding=embedding)
+    if args.method == "eagle3":
+        taps = given.taps if args.taps is None else args.taps
+        draft_vocab = given.draft_vocab_size if args.draft_vocab is None else args.draft_vocab
+        args = dataclasses.replace(args, taps=taps, draft_vocab=draft_vocab)
+    width = args.head_intermediate or given.layer.intermediate_size
+    wanted = head_config(dataclasses.replace(args, head_intermediate=width), target.config)
+    told = {name: getattr(given.layer, name) for name in ("max_position", "eos_ids", "bos_id", "architecture")}
+    wanted = dataclasses.replace(wanted, layer=dataclasses.replace(wanted.layer, **told))
+    if wanted != given:
+        pairs = [(name, getattr(given, name), getattr(wanted, name)) for name in vars(wanted) if name != "layer"]
+        pairs += [(name, getattr(given.layer, name), getattr(wanted.layer, name)) for name in vars(wanted.layer)]
+        other = "; ".join(f"{name} is {theirs} there and {ours} here" for name, theirs, ours in pairs if theirs != ours)
+        raise ConfigError(f"--init {args.init} is not a head such as this run trains: {other}")
+    return given, params
+
+
 def check_taps(taps: Sequence[int], layers: int) -> None:
     """Refuses hidden states that a target of so many layers has not.
 
@@ -79,19 +119,8 @@ def check_places(args: Args) -> None:
     if args.features is not None and not (args.features / "layout.json").is_file():
         raise ConfigError(f"--features {args.features} holds no features: `python -m train.features` writes them")
     if args.init is not None:
-        config_directory(args.init)
-
-
-def check_own(out: Path, marks: Sequence[str], what: str) -> None:
-    """Refuses a directory that has something in it, and none of the names in `marks`.
-
-    Raises:
-      ConfigError: naming the directory.
-    """
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out} is a file: give a directory")
-    if out.is_dir() and any(out.iterdir()) and not any((out / mark).exists() for mark in marks):
-        raise ConfigError(f"--out {out} has files in it and is not {what}: give another directory")
+        with naming("--init", args.init):
+            config_directory(head_path(args.init, "--init", PARTS[args.method]))
 
 
 def load_target(path: str | Path, args: Args, mesh: jax.sharding.Mesh) -> eagle_jax.Target:

@@ -42,7 +42,7 @@ def load_head_checkpoint(
     cache_dir: str | os.PathLike[str] | None = None,
     rope_theta: float | int | None = None,
     taps: Sequence[int] | None = None,
-    embedding: jax.Array | None = None,
+    embedding: jax.Array | np.ndarray | None = None,
     place: Place | None = None,
 ) -> tuple[HeadConfig, Params]:
     """Configuration and parameters of a draft head for `target`.
@@ -107,7 +107,7 @@ def load_head_checkpoint(
         return config, params
 
 
-def _is_copy(reader: TensorReader, names: dict[str, str], embedding: jax.Array | None, dtype: str) -> bool:
+def _is_copy(reader: TensorReader, names: dict[str, str], embedding: jax.Array | np.ndarray | None, dtype: str) -> bool:
     """Whether the file's embedding equals the target's, in the dtype that both will have or that of the file."""
     name = names.get(_EMBEDDING)
     if embedding is None or name is None or reader.infos[name].shape != embedding.shape:

@@ -71,12 +71,10 @@ class TrainingCheckpoints:
         Raises:
           CheckpointError: this one, or the one before, could not be written, for want of space for example.
         """
-        # Whoever finds this step finds the head that was the best by then: else a kill between the two would lose it.
-        self._written(self._best.wait_until_finished)
         self._save(self._latest, step, state, notes)
 
     def save_best(self, step: int, head: Params, notes: dict[str, Any], tau: float) -> bool:
-        """Keeps the head if its tau is the highest so far; whether it is.
+        """Keeps the head if its tau is the highest so far; whether it is. When this returns it is on disk.
 
         Raises:
           CheckpointError: as `save`.
@@ -84,6 +82,7 @@ class TrainingCheckpoints:
         if self.best_tau is not None and tau <= self.best_tau:
             return False
         self._save(self._best, step, head, notes, {"tau": tau})
+        self._written(self._best.wait_until_finished)
         self.best_tau = tau
         return True
 
@@ -114,7 +113,6 @@ class TrainingCheckpoints:
         Raises:
           CheckpointError: it holds other arrays.
         """
-        self._written(self._best.wait_until_finished)
         return self._read(self._best, self._best.best_step(), like)
 
     def wait(self) -> None:
@@ -123,8 +121,7 @@ class TrainingCheckpoints:
         Raises:
           CheckpointError: something could not be written.
         """
-        for manager in (self._latest, self._best):
-            self._written(manager.wait_until_finished)
+        self._written(self._latest.wait_until_finished)
 
     def close(self) -> None:
         """Waits, and ends the background threads.
@@ -146,9 +143,10 @@ class TrainingCheckpoints:
             reason = re.search("|".join(_FULL), str(error), re.IGNORECASE)
             if reason is None:
                 raise
+            whole = any(path.name.isdigit() for path in (self.directory / "latest").iterdir())
+            before = "those before it are whole: make room and resume" if whole else "there is none yet: make room"
             raise CheckpointError(
-                f"a checkpoint could not be written to {self.directory} ({reason.group(0).lower()}); those before it "
-                "are whole: make room and resume"
+                f"a checkpoint could not be written to {self.directory} ({reason.group(0).lower()}); {before}"
             ) from error
 
     def _read(self, manager: Any, step: int | None, like: Any) -> Saved | None:

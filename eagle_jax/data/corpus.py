@@ -103,17 +103,18 @@ class Corpus:
     @property
     def prompts(self) -> np.ndarray:
         """[documents] tokens before the first that an assistant wrote; 0 for plain text, all for one without any."""
-        first = np.flatnonzero(self.supervised)
-        at = np.searchsorted(first, self.starts[:-1])
-        begins = np.append(first, self.starts[-1])[at]
-        tokens = np.minimum(begins, self.starts[1:]) - self.starts[:-1]
+        tokens = np.minimum(self._first_supervised, self.starts[1:]) - self.starts[:-1]
         return np.where(tokens == 1, 0, tokens)
 
     def teaches_within(self, length: int) -> np.ndarray:
         """[documents] bool: whether an assistant wrote any of the first `length` tokens."""
+        return self._first_supervised < np.minimum(self.starts[1:], self.starts[:-1] + length)
+
+    @property
+    def _first_supervised(self) -> np.ndarray:
+        """[documents] place in `tokens` of the first one from each document's start on that an assistant wrote."""
         written = np.flatnonzero(self.supervised)
-        first = np.append(written, len(self.tokens))[np.searchsorted(written, self.starts[:-1])]
-        return first < np.minimum(self.starts[1:], self.starts[:-1] + length)
+        return np.append(written, len(self.tokens))[np.searchsorted(written, self.starts[:-1])]
 
     def __getitem__(self, index: int) -> Encoded:
         """Document `index`."""

@@ -77,6 +77,8 @@ class Source:
           ValueError: no such file or dataset, or a line that is not JSON.
         """
         files = self.files
+        if not files and any(Path(self.path).glob("shard-*.jsonl*")):
+            raise ValueError(f"{self.path} is a directory of train.regenerate: give '{Path(self.path) / '*.jsonl'}'")
         if not files and (Path(self.path).suffix in (".jsonl", ".json", ".parquet") or "*" in self.path):
             raise ValueError(f"no file {self.path}")
         for path in files:

@@ -129,7 +129,7 @@ class TestProgram:
             ({"target": "./nowhere"}, "no such directory: nowhere"),
             ({"verifier": "a/b"}, "--verifier is for --to speculators"),
             ({"speculative_tokens": 0}, "--speculative-tokens 0 must be at least 1"),
-            ({"head": "{run}"}, "is the directory of a training run: give"),
+            ({"head": "{run}"}, "is the directory of a training run: it has no head yet"),
             ({"head": "{target}"}, "holds a whole model and no draft head"),
             ({"target": "{head}"}, "this is a draft head, not a model"),
             ({"out": "{target}", "overwrite": True}, "is the target itself"),

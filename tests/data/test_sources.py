@@ -121,6 +121,10 @@ def test_specifications(tmp_path):
 def test_what_cannot_be_read_is_named(tokenizer, tmp_path):
     with pytest.raises(ValueError, match=r"no file .*nowhere\.jsonl"):
         build_corpus([Source(str(tmp_path / "nowhere.jsonl"))], tokenizer, progress=False)
+    (tmp_path / "replies").mkdir()
+    (tmp_path / "replies" / "shard-00000.jsonl").touch()
+    with pytest.raises(ValueError, match=r"replies is a directory of train.regenerate: give '.*replies/\*.jsonl'"):
+        build_corpus([Source(str(tmp_path / "replies"))], tokenizer, progress=False)
     with pytest.raises(ValueError, match=r"'no/such' is no local file, and no dataset no/such#train could be loaded"):
         build_corpus([Source("no/such")], tokenizer, progress=False)
     (tmp_path / "a.jsonl").write_text('{"messages": []}\n{"messages"', encoding="utf-8")

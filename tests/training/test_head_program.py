@@ -28,53 +28,8 @@ from eagle_jax.config import ConfigError, DecoderConfig, TreeConfig
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.models.decoder import init_params
 from eagle_jax.sharding import make_mesh
+from tests.training.runs import OPTIONS, args_of, head_of, losses, same
 from train.setup import held_prompts
-
-VOCAB = 512
-OPTIONS = dict(
-    unroll=3, taps=(0, 1, 2), draft_vocab=64, rate=3e-3, warmup=2, steps=6, rows=8, length=32, dtype="float32",
-    log_every=1, save_every=2, eval_prompts=2, eval_tokens=8, eval_tree="2,2,3", tensorboard=False, remat=False,
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A saved random target with the bundled tokenizer, and rows for it."""
-    root = tmp_path_factory.mktemp("head")
-    config = DecoderConfig(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=6,
-        max_position=128,
-    )  # fmt: skip
-    params = jax.tree.map(lambda x: x * 6 if x.ndim == 2 else x, init_params(config, jax.random.key(0)))
-    save_target_checkpoint(config, params, root / "target", "float32")
-    assets = Path(eagle_jax.__file__).parent / "assets" / "demo" / "target"
-    for path in assets.glob("tokenizer*"):
-        shutil.copy(path, root / "target")
-    rng = np.random.default_rng(0)
-    for name, count in (("train", 60), ("held", 4)):
-        texts = [rng.integers(5, VOCAB, rng.integers(8, 24)).tolist() for _ in range(count)]
-        rows = [json.dumps({"tokens": text, "supervised": [[5, len(text)]]}) for text in texts]
-        (root / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
-    return root
-
-
-def args_of(place: Path, out: Path, **changes) -> train.head.Args:
-    return train.head.Args(
-        target=str(place / "target"), data=(str(place / "train.jsonl"),), out=out, **{**OPTIONS, **changes}
-    )
-
-
-def losses(out: Path) -> list[list[float]]:
-    lines = map(json.loads, (out / "log.jsonl").read_text().splitlines())
-    return [[line["loss"], line["gradient"], *line["accuracy"]] for line in lines if "loss" in line]
-
-
-def head_of(out: Path) -> dict[str, np.ndarray]:
-    return safetensors.numpy.load_file(out / "head" / "model.safetensors")
-
-
-def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
-    return a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
 
 
 @pytest.fixture(scope="module")
@@ -282,6 +237,11 @@ def test_features_written_beforehand_teach_the_same(place, whole, tmp_path, caps
         (dict(draft_vocab=-1), "--draft-vocab -1 must not be negative"),
         (dict(features=Path("nowhere")), "--features nowhere holds no features"),
         (dict(init="./nowhere"), "no such directory: nowhere"),
+        (dict(init="./tests"), "--init ./tests: no config.json in"),
+        (dict(decay=-0.1), "--decay -0.1 must not be negative"),
+        (dict(wandb="project"), "--wandb needs the package of that name"),
+        (dict(eval_tree="4,2,9999"), "--eval-tree 4,2,9999: TreeConfig.num_nodes=9999 exceeds"),
+        (dict(target="./tests"), "--target ./tests: no config.json in"),
         (dict(taps=None), "a target of 2 layers has no default --taps"),
         (dict(eval_tree="x"), "--eval-tree 'x' must be depth,top_k,num_nodes"),
         (dict(target="HERE/padded"), "token ids up to 511, a vocabulary of 512, and the target's vocabulary has 500"),

@@ -137,8 +137,10 @@ def test_what_was_written_is_told(folder, whole, capsys):
     assert report["cut"] == sum(text["tokens"][end - 1] not in STOPS for text in texts for _, end in text["supervised"])
     assert 0 < report["cut"] < report["replies"]
     assert report["skipped"] == {
-        "plain text, which has no replies": 1, "no turn of a user to answer": 1, "prompt longer than --max-prompt 384": 1,
-    }  # fmt: skip
+        "plain text, which has no replies": 1,
+        "no turn of a user to answer": 1,
+        "prompt longer than --max-prompt 384": 1,
+    }
     assert report["shortened"] == {"prompt longer than --max-prompt 384": 1}
     assert "tau" not in report
 

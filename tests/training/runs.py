@@ -1,0 +1,61 @@
+"""Runs of `train.head` on a random target: where they lie, what they are asked, what they leave."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import safetensors.numpy
+
+import eagle_jax
+import train.head
+from eagle_jax.checkpoints import save_target_checkpoint
+from eagle_jax.config import DecoderConfig
+from eagle_jax.models.decoder import init_params
+
+VOCAB = 512
+OPTIONS = dict(
+    unroll=3, taps=(0, 1, 2), draft_vocab=64, rate=3e-3, warmup=2, steps=6, rows=8, length=32, dtype="float32",
+    log_every=1, save_every=2, eval_prompts=2, eval_tokens=8, eval_tree="2,2,3", tensorboard=False, remat=False,
+)  # fmt: skip
+
+
+def make_place(root: Path) -> Path:
+    """A saved random target with the bundled tokenizer, and rows for it."""
+    config = DecoderConfig(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=6,
+        max_position=128,
+    )  # fmt: skip
+    params = jax.tree.map(lambda x: x * 6 if x.ndim == 2 else x, init_params(config, jax.random.key(0)))
+    save_target_checkpoint(config, params, root / "target", "float32")
+    assets = Path(eagle_jax.__file__).parent / "assets" / "demo" / "target"
+    for path in assets.glob("tokenizer*"):
+        shutil.copy(path, root / "target")
+    rng = np.random.default_rng(0)
+    for name, count in (("train", 60), ("held", 4)):
+        texts = [rng.integers(5, VOCAB, rng.integers(8, 24)).tolist() for _ in range(count)]
+        rows = [json.dumps({"tokens": text, "supervised": [[5, len(text)]]}) for text in texts]
+        (root / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
+    return root
+
+
+def args_of(place: Path, out: Path, **changes) -> train.head.Args:
+    return train.head.Args(
+        target=str(place / "target"), data=(str(place / "train.jsonl"),), out=out, **{**OPTIONS, **changes}
+    )
+
+
+def losses(out: Path) -> list[list[float]]:
+    lines = map(json.loads, (out / "log.jsonl").read_text().splitlines())
+    return [[line["loss"], line["gradient"], *line["accuracy"]] for line in lines if "loss" in line]
+
+
+def head_of(out: Path) -> dict[str, np.ndarray]:
+    return safetensors.numpy.load_file(out / "head" / "model.safetensors")
+
+
+def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    return a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)

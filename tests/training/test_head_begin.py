@@ -1,0 +1,171 @@
+"""`train.head` that begins with a trained head, is killed while it measures, or finds another run at work."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import train.head
+import train.run
+from eagle_jax.config import ConfigError
+from tests.training.runs import args_of, head_of, losses, same
+from train.places import alone_in
+
+
+class Killed(BaseException):
+    """What no program catches, in place of kill -9."""
+
+
+def measured(out) -> list[dict]:
+    return [line for line in map(json.loads, (out / "log.jsonl").read_text().splitlines()) if "tau" in line]
+
+
+@pytest.mark.parametrize("method", ["eagle3", "hass"])
+def test_a_trained_head_is_trained_on(place, tmp_path, method, capsys):
+    """With its own taps and draft vocabulary: those of published heads were counted over other data."""
+    shape = dict(taps=(0, 1, 2), draft_vocab=64) if method == "eagle3" else dict(taps=None, draft_vocab=None)
+    first = args_of(place, tmp_path / "first", data_axis=1, method=method, **shape)
+    assert train.head.main(first) == 0
+    rows = [json.loads(line) for line in (place / "train.jsonl").read_text().splitlines()]
+    part = [row for row in rows if max(row["tokens"]) < 300][:20] or rows[:20]
+    (place / "part.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    options = dict(method=method, taps=None, draft_vocab=None, data_axis=1, init=str(tmp_path / "first" / "head"))
+    more = args_of(place, tmp_path / "more", **options, rate=1e-7)
+    more = dataclasses.replace(more, data=(str(place / "part.jsonl"),))
+    assert train.head.main(more) == 0
+    before, after = head_of(tmp_path / "first"), head_of(tmp_path / "more")
+    assert before.keys() == after.keys()
+    for name in before:  # the rate moves nothing by more than the rounding of files
+        np.testing.assert_allclose(
+            after[name].astype(np.float32), before[name].astype(np.float32), atol=2e-2, rtol=2e-2
+        )
+    if method == "eagle3":
+        np.testing.assert_array_equal(before["d2t"], after["d2t"])
+        kept = set((before["d2t"] + np.arange(64)).tolist())
+        supervised = [token for row in part for token in row["tokens"][row["supervised"][0][0] :]]
+        coverage = json.loads(capsys.readouterr().out.splitlines()[-1])["coverage"]
+        assert coverage == pytest.approx(sum(token in kept for token in supervised) / len(supervised), abs=1e-4)
+    assert losses(tmp_path / "more")[0][0] < losses(tmp_path / "first")[0][0]
+
+
+def test_a_head_of_another_shape_is_no_beginning(place, tmp_path):
+    first = args_of(place, tmp_path / "first", data_axis=1)
+    assert train.head.main(first) == 0
+    head = str(tmp_path / "first" / "head")
+    for changes, message in (
+        (dict(taps=(0, 1, 1)), r"taps is \(0, 1, 2\) there and \(0, 1, 1\) here"),
+        (dict(draft_vocab=65), r"draft_vocab_size is 64 there and 65 here$"),
+        (dict(fc_norm=True), r"is not a head such as this run trains: fc_norm is False there and True here$"),
+        (dict(head_intermediate=8), r"intermediate_size is 24 there and 8 here$"),
+        (dict(method="hass", taps=None, draft_vocab=None), r"kind is eagle3 there and eagle1 here"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            train.head.main(args_of(place, tmp_path / "other", init=head, **changes))
+    with pytest.raises(ValueError, match=r"--init .*first is the directory of a training run: give .*head$"):
+        train.head.main(args_of(place, tmp_path / "other", init=str(tmp_path / "first")))
+    with pytest.raises(ValueError, match=r"(?s)--init demo: .*hidden size is 256, the target's 16"):
+        train.head.main(args_of(place, tmp_path / "other", init="demo"))
+    with pytest.raises(ValueError, match=r"--init .*target: "):
+        train.head.main(args_of(place, tmp_path / "other", init=str(place / "target")))
+    assert not (tmp_path / "other").exists()
+
+
+def test_killed_while_it_measures_a_run_ends_with_the_same_best_head(place, tmp_path, monkeypatch):
+    """Before the measurement, and when the best head is on disk and the log does not know of it."""
+    options = dict(heldout=(str(place / "held.jsonl"),), data_axis=1, eval_every=2)
+    calm = tmp_path / "calm"
+    assert train.head.main(args_of(place, calm, **options)) == 0
+    taus = [(line["step"], line["tau"]) for line in measured(calm)]
+    assert [step for step, _ in taus] == [2, 4, 6]
+    evaluate = train.run.Run.evaluate
+
+    def killed(when: str):
+        def evaluating(this):
+            if this.step == 4 and when == "before":
+                this.checkpoints.wait()
+                raise Killed
+            found = evaluate(this)
+            if this.step == 4:
+                this.checkpoints.wait()
+                raise Killed
+            return found
+
+        return evaluating
+
+    for when in ("before", "behind"):
+        out = tmp_path / when
+        with monkeypatch.context() as patch:
+            patch.setattr(train.run.Run, "evaluate", killed(when))
+            with pytest.raises(Killed):
+                train.head.main(args_of(place, out, **options))
+        assert (out / "latest" / "4").is_dir()  # saved first
+        assert [line["step"] for line in measured(out)] == [2]
+        assert train.head.main(args_of(place, out, **options)) == 0
+        assert [(line["step"], line["tau"]) for line in measured(out)] == taus
+        assert losses(out) == losses(calm)
+        assert same(head_of(out), head_of(calm))
+
+
+def test_a_finished_run_is_measured_when_prompts_are_given_later(place, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train.head.main(args_of(place, out, data_axis=1)) == 0
+    assert "tau" not in json.loads(capsys.readouterr().out.splitlines()[-1])
+    options = dict(heldout=(str(place / "held.jsonl"),), data_axis=1)
+    assert train.head.main(args_of(place, out, **options)) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["tau"] >= 1 and report["updates_here"] == 0 and report["head_step"] == 6
+    assert train.head.main(args_of(place, out, **options)) == 0
+    assert len(measured(out)) == 1  # once is enough
+
+
+def test_a_second_run_in_the_same_place_is_refused(place, tmp_path):
+    with alone_in(tmp_path / "run"), pytest.raises(ConfigError, match="another run is writing there"):
+        train.head.main(args_of(place, tmp_path / "run"))
+
+
+def test_a_log_of_something_else_is_left_alone(place, tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "log.jsonl").write_text('{"epoch": 1}\n')
+    with pytest.raises(ValueError, match=r"log.jsonl is not the log of a run of train.head"):
+        train.head.main(args_of(place, out))
+    assert (out / "log.jsonl").read_text() == '{"epoch": 1}\n'
+
+
+def test_what_is_logged_is_on_disk_at_once(place, tmp_path, monkeypatch):
+    """TensorBoard's writer would keep it for minutes, and a killed run would lose it."""
+    advance = train.run.Run.advance
+
+    def killed(this):
+        if this.step == 4:
+            raise Killed
+        return advance(this)
+
+    monkeypatch.setattr(train.run.Run, "advance", killed)
+    closed = train.log.RunLog.close
+    sizes = []
+
+    def close(this):
+        sizes.extend(path.stat().st_size for path in (tmp_path / "run" / "tensorboard").iterdir())
+        closed(this)
+
+    monkeypatch.setattr(train.log.RunLog, "close", close)
+    with pytest.raises(Killed):
+        train.head.main(args_of(place, tmp_path / "run", data_axis=1, tensorboard=True))
+    assert len(sizes) == 1 and sizes[0] > 500
+
+
+def test_what_the_sources_bring_and_the_draft_vocabulary_misses_is_told(place, tmp_path, caplog):
+    caplog.set_level("INFO")
+    sources = [str(place / "train.jsonl"), str(place / "held.jsonl")]
+    args = args_of(place, tmp_path / "run", data_axis=1, draft_vocab=3, steps=1)
+    train.head.main(dataclasses.replace(args, data=(f"{sources[0]}@1", f"{sources[1]}@3")))
+    assert re.search(r"the draft vocabulary reaches [\d.]+% of what is supervised, the rest can never", caplog.text)
+    for source, documents, share in zip(sources, (60, 4), ("25.0", "75.0"), strict=True):
+        tokens = sum(len(json.loads(line)["tokens"]) for line in Path(source).read_text().splitlines())
+        assert f"{source}: {documents} documents, {tokens} tokens, {share}% of the documents" in caplog.text

@@ -1,0 +1,79 @@
+"""Directories that one run has alone, checkpoints by name, and errors that name their option."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from eagle_jax.assets import bundled
+from eagle_jax.config import ConfigError
+from train.places import LOCK, alone_in, check_own, head_path, naming, target_path
+
+HOLDING = """
+import sys, time
+from pathlib import Path
+from train.places import alone_in
+with alone_in(Path(sys.argv[1])):
+    print("in", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_second_run_is_kept_out_until_the_first_ends_in_whatever_way(tmp_path):
+    out = tmp_path / "new" / "run"
+    holder = subprocess.Popen([sys.executable, "-c", HOLDING, str(out)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "in\n"
+        with pytest.raises(ConfigError, match=r"--out .*run: another run is writing there"), alone_in(out):
+            pytest.fail("two runs in one directory")
+        with alone_in(out, leads=False):
+            pass
+    finally:
+        holder.kill()
+        holder.wait()
+    with alone_in(out):  # what a killed run left does not count
+        (out / "file").touch()
+        with pytest.raises(ConfigError, match="another run"), alone_in(out):
+            pytest.fail("two runs in one directory")
+    assert [path.name for path in out.iterdir()] == ["file"]
+
+
+def test_a_directory_in_which_nothing_was_written_goes(tmp_path):
+    (tmp_path / "mine").mkdir()
+    for name in ("new", "mine"):
+        with pytest.raises(ValueError, match="refused"), alone_in(tmp_path / name):
+            raise ValueError("refused")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_whose_directory_it_is(tmp_path):
+    check_own(tmp_path / "new", ("mark",), "a run")
+    (tmp_path / LOCK).touch()
+    check_own(tmp_path, ("mark",), "a run")
+    (tmp_path / "other").touch()
+    with pytest.raises(ConfigError, match=r"--out .* has files in it and is not a run: give another directory"):
+        check_own(tmp_path, ("mark",), "a run")
+    with pytest.raises(ConfigError, match=r"--out .*other is a file"):
+        check_own(tmp_path / "other", ("mark",), "a run")
+    (tmp_path / "mark").touch()
+    check_own(tmp_path, ("mark",), "a run")
+
+
+def test_checkpoints_by_name(tmp_path):
+    assert target_path("demo") == str(bundled("target")) and target_path("a/b") == "a/b"
+    assert head_path("demo") == str(bundled("eagle2")) and head_path("demo", part="eagle3") == str(bundled("eagle3"))
+    (tmp_path / "log.jsonl").touch()
+    with pytest.raises(ValueError, match=r"--init .* is the directory of a training run: it has no head yet"):
+        head_path(str(tmp_path), "--init")
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "config.json").touch()
+    with pytest.raises(ValueError, match=r"--head .* is the directory of a training run: give .*head$"):
+        head_path(str(tmp_path))
+    assert head_path(str(tmp_path / "head")) == str(tmp_path / "head")
+
+
+def test_errors_name_their_option():
+    with pytest.raises(ConfigError, match=r"^--head configs: no such thing$"), naming("--head", "configs"):
+        raise ConfigError("no such thing")

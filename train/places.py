@@ -1,0 +1,96 @@
+"""Where programs read and write: checkpoints by path or by the name "demo", and directories that one run has alone."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from eagle_jax.assets import DEMO, bundled
+from eagle_jax.checkpoints import CheckpointError
+from eagle_jax.config import ConfigError
+
+LOCK = ".lock"
+
+
+def target_path(text: str) -> str:
+    """A path or hub id as it is; of "demo", the bundled target's."""
+    return str(bundled("target")) if text == DEMO else text
+
+
+def head_path(text: str, option: str = "--head", part: str = "eagle2") -> str:
+    """A path or hub id as it is; of "demo", that of the bundled head `part`.
+
+    Raises:
+      ValueError: it is the directory of a training run, in which a head lies.
+    """
+    if text == DEMO:
+        return str(bundled(part))
+    run = Path(text).expanduser()
+    if (run / "log.jsonl").is_file() and not (run / "config.json").is_file():
+        there = (run / "head" / "config.json").is_file()
+        remedy = f"give {run / 'head'}" if there else "it has no head yet: let it go on"
+        raise ValueError(f"{option} {text} is the directory of a training run: {remedy}")
+    return text
+
+
+@contextlib.contextmanager
+def naming(option: str, value: object) -> Iterator[None]:
+    """Puts the option in front of what is wrong with the checkpoint, or the numbers, that it names."""
+    try:
+        yield
+    except (CheckpointError, ConfigError) as error:
+        raise type(error)(f"{option} {value}: {error}") from error
+
+
+def check_own(out: Path, marks: Sequence[str], what: str) -> None:
+    """Refuses a directory that has something in it, and none of the names in `marks`.
+
+    Raises:
+      ConfigError: naming the directory.
+    """
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is a file: give a directory")
+    if not out.is_dir() or any((out / mark).exists() for mark in marks):
+        return
+    if any(path.name != LOCK for path in out.iterdir()):
+        raise ConfigError(f"--out {out} has files in it and is not {what}: give another directory")
+
+
+@contextlib.contextmanager
+def alone_in(out: Path, leads: bool = True) -> Iterator[None]:
+    """Makes the directory, and keeps other runs out of it until this one ends, in whatever way.
+
+    Of a run's processes the one that `leads` keeps the others' runs out. A directory in which nothing was written is
+    removed again.
+
+    Raises:
+      ConfigError: another run is at it.
+    """
+    made = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    if not leads:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        while True:
+            lock = stack.enter_context((out / LOCK).open("a"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"--out {out}: another run is writing there; wait for it, stop it, or give another directory"
+                ) from None
+            except OSError as error:  # some network file systems
+                logging.info("%s cannot be locked (%s): let no two runs write there", out, error.strerror)
+            if os.fstat(lock.fileno()).st_nlink:  # else who had it before has just removed it
+                break
+        try:
+            yield
+        finally:
+            (out / LOCK).unlink(missing_ok=True)
+            if made and not any(out.iterdir()):
+                out.rmdir()
