@@ -1,7 +1,6 @@
 """Trains heads that differ in one thing each on the same replies, and measures them on the same held-out prompts.
 
-    python -m train.study --replies "runs/replies/*.jsonl" --heldout "runs/data/heldout/*.jsonl" \\
-      --out runs/study --report runs/study/report
+    python -m train.study --replies "runs/replies/*.jsonl" --heldout "held/*.jsonl" --out runs/study --report runs/found
     python -m train.study ... --only eagle2,eagle3 --steps 200
 
 Every run is a `train.head` with the settings of `--base` and what `RUNS` adds: as many updates of as many tokens each.

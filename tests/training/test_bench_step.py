@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -79,3 +80,17 @@ def test_compiler_options_are_for_cpus(monkeypatch):
     assert "cse_barrier_expander" in host.compiler_options().values()
     monkeypatch.setattr(host.jax, "default_backend", lambda: "tpu")
     assert host.compiler_options() == {}
+
+
+def test_the_published_table_is_that_of_the_published_run():
+    folder = Path(__file__).parents[2] / "docs" / "measured"
+    kept = json.loads((folder / "bench_step.json").read_text(encoding="utf-8"))
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    rows = {line.split("|")[1].strip(): line.split("|")[2:9] for line in text.splitlines() if line.startswith("| ")}
+    for name, seconds in kept["seconds"].items():
+        wanted = [seconds["median"], seconds["min"], seconds["max"], kept["cpu_seconds"][name],
+                  kept["tokens_per_second"][name], *kept["loss"][name]]  # fmt: skip
+        assert [float(cell) for cell in rows[name]] == pytest.approx(wanted, rel=2e-3), name
+    assert "torch, compiled" in kept["seconds"], "the fastest rival is among those that were timed"
+    assert f"takes {kept['ratio']:.2f} times as long" in text
+    assert kept["machine"].partition(",")[0] in text
