@@ -66,11 +66,12 @@ def test_colours_only_where_there_is_text():
     assert demo.paint("a", demo.GREEN, False) == "a"
 
 
-def test_ctrl_c_while_importing_ends_it_silently(repository):
+@pytest.mark.parametrize("program", ["infer.demo", "train.head"])
+def test_ctrl_c_while_importing_ends_it_silently(repository, program):
     # A suite that a shell runs in the background has SIGINT ignored, and its children would inherit that.
     start = (
         "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
-        "os.execv(sys.executable, [sys.executable, '-m', 'infer.demo'])"
+        f"os.execv(sys.executable, [sys.executable, '-m', '{program}'])"
     )
     with subprocess.Popen([sys.executable, "-c", start], cwd=repository, stderr=subprocess.PIPE) as process:
         time.sleep(0.7)
