@@ -159,10 +159,13 @@ def everyones(value: Any) -> list[Any]:
 def fingerprint(params: Mapping[str, Any], layers: bool = True) -> str:
     """16 letters that another training of a model changes, at little cost: from some numbers of every array.
 
+    They are the same in whichever dtype of at least bfloat16's precision the weights were loaded.
+
     Args:
       layers: False leaves the layers out, which a target for training on stored features has not.
     """
     chosen = {name: part for name, part in params.items() if layers or not name.startswith("layers_")}
-    few = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf[(0,) * (leaf.ndim - 1)][:16], tree))(chosen)
+    first = lambda leaf: leaf[(0,) * (leaf.ndim - 1)][:16].astype("bfloat16")  # noqa: E731
+    few = jax.jit(lambda tree: jax.tree.map(first, tree))(chosen)
     numbers = [leaf.tobytes() for leaf in jax.tree.leaves(to_host(few))]
     return hashlib.sha256(b"".join(numbers)).hexdigest()[:16]

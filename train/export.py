@@ -30,7 +30,7 @@ from eagle_jax.checkpoints import (
     stored_dtype,
 )
 from eagle_jax.programs import at_least_one, run
-from train.places import head_path, target_path
+from train.places import head_path, target_of_head, target_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Args:
       head: a head's directory (of a run of `train.head`: OUT/head) or hub id, or "demo" for the bundled EAGLE-3 head.
       out: directory to write; it appears whole or not at all.
       target: directory or hub id of the head's target, or "demo"; its vocabulary, context length and RoPE are written.
+        A head of `train.head` knows its own.
       verifier: what a speculators config names as the target; --target unless given (a directory by its full path).
       speculative_tokens: length of the chain that vLLM drafts with a speculators config.
       dtype: of the weights; as stored unless given.
@@ -110,12 +111,14 @@ def _places(args: Args) -> tuple[str, str]:
       ValueError: the target of a head of one's own is not given.
     """
     if args.head != DEMO:
-        if args.target is None:
+        head = head_path(args.head)
+        target = args.target or target_of_head(head)
+        if target is None:
             raise ValueError(
                 f"--target is missing: the exported config takes vocabulary, RoPE and context length from the model "
                 f"that {args.head} was trained for"
             )
-        return head_path(args.head), target_path(args.target)
+        return head, target_path(target)
     if args.target not in (None, DEMO):
         raise ValueError("--target is not for --head demo, which goes with the bundled target")
     return head_path(DEMO, part="eagle3"), target_path(DEMO)

@@ -22,18 +22,20 @@ import jax
 import numpy as np
 
 import eagle_jax
+from eagle_jax import distributed
 from eagle_jax.data.corpus import Corpus
 from eagle_jax.data.features import Layout, Stored, shard_bounds, shard_path, starts_of, write_shard
 from eagle_jax.data.sources import Source, build_corpus, corpus_key
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.measure import use_compilation_cache
 from eagle_jax.programs import at_least_one, run
+from eagle_jax.request import bucket
 from eagle_jax.sharding import make_mesh
 from eagle_jax.training.step import observe
 from eagle_jax.types import Texts
 from train.places import alone_in, check_own, naming, target_path
 from train.progress import Progress
-from train.setup import check_taps
+from train.setup import taps_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +98,7 @@ def main(args: Args) -> None:
     with naming("--target", args.target):
         target = eagle_jax.load_target(target_path(args.target), args.dtype, mesh=mesh)
     layers = target.config.num_layers
-    taps = args.taps or (2, layers // 2, layers - 3)
-    check_taps(taps, layers)
+    taps = taps_of(args.taps, layers)
     tokenizer = load_tokenizer(args.tokenizer or args.target, target.config, chat_template=args.chat_template)
     sources = [Source.parse(text) for text in args.data]
     with alone_in(args.out):
@@ -114,14 +115,17 @@ def write(
     """
     key = corpus_key(sources, tokenizer)
     corpus, _ = build_corpus(sources, tokenizer, args.out / "data", key=key)
+    corpus.check_vocabulary(target.config.vocab_size)
     layout = Layout(
-        key, args.target, taps, target.config.hidden_size, args.stored, args.length,
+        key, args.target, distributed.fingerprint(target.params), distributed.fingerprint(target.params, layers=False),
+        args.dtype, taps, target.config.hidden_size, args.stored, args.length,
         shard_bounds(corpus, args.length, args.shard_tokens),
     )  # fmt: skip
     begun = any(args.out.glob("features-*.npy"))
     if begun and not ((args.out / "layout.json").is_file() and Layout.load(args.out) == layout):
-        raise ValueError(f"{args.out} holds features of other data or options: choose another --out")
+        raise ValueError(f"{args.out} holds features of other data, weights or options: choose another --out")
     starts = starts_of(corpus, args.length)
+    lengths = np.diff(starts)
     announce(layout, int(starts[-1]), args.out)
     layout.save(args.out)
     forward = jax.jit(functools.partial(observe, target.config, taps=taps))
@@ -129,19 +133,21 @@ def write(
     progress = Progress(len(corpus), sum(layout.bounds[i + 1] - layout.bounds[i] for i in whole), unit="documents")
     for shard in (i for i in range(layout.shards) if i not in whole):
         first, last = layout.bounds[shard], layout.bounds[shard + 1]
-        documents = np.arange(first, last)
+        # Of one length after the other: a batch is as wide as its longest document needs.
+        documents = first + np.argsort(lengths[first:last], kind="stable")
 
         def fill(put: Callable[[Any, Any], None], documents: np.ndarray = documents, first: int = first) -> None:
             for at in range(0, len(documents), args.rows):
                 part = documents[at : at + args.rows]
-                texts = _texts(corpus, part, args.length, args.rows)
+                width = min(args.length, bucket(int(lengths[part].max())))
+                texts = _texts(corpus, part, width, args.rows)
                 found = forward(target.params, texts)
                 states = np.concatenate([np.asarray(found.features), np.asarray(found.hidden)], axis=-1)
                 states = states.reshape(*states.shape[:2], layout.parts, layout.hidden)
                 for row, document in enumerate(part.tolist()):
                     begin, end = starts[document] - starts[first], starts[document + 1] - starts[first]
                     put(slice(begin, end), states[row, : end - begin])
-                progress.add(len(part), int(starts[part[-1] + 1] - starts[part[0]]))
+                progress.add(len(part), int(lengths[part].sum()))
 
         write_shard(layout, args.out, shard, int(starts[last] - starts[first]), fill)
     progress.close()
@@ -150,7 +156,7 @@ def write(
 
 
 def _texts(corpus: Corpus, documents: np.ndarray, length: int, rows: int) -> Texts:
-    """One document per row; the last rows of the last batch are empty."""
+    """One document per row, cut at `length`; the last rows of a shard's last batch are empty."""
     shape = (rows, length)
     tokens, segments = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     for row, document in enumerate(documents.tolist()):

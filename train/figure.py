@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
+
+from eagle_jax.checkpoints.staging import write_whole
 
 
 def draw(lines: list[dict[str, Any]], path: Path, title: str) -> None:
@@ -32,8 +35,10 @@ def draw(lines: list[dict[str, Any]], path: Path, title: str) -> None:
         for n in range(len(measured[0]["n_alpha"])):
             beside.plot(at, [line["n_alpha"][n] for line in measured], ".--", alpha=0.6, label=f"{n}-alpha")
         beside.set(ylabel="n-alpha", ylim=(0, 1))
-        beside.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.15, 0.5))
+        beside.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.2, 0.5))
     for axes in (loss, accuracy, tau):
         axes.grid(alpha=0.3)
     figure.suptitle(title)
-    figure.savefig(path, dpi=110)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=110)
+    write_whole(path, picture.getvalue())

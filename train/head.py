@@ -34,7 +34,7 @@ from eagle_jax.programs import at_least_one, run
 from eagle_jax.training import host
 from eagle_jax.training.step import UpdateReport
 from train.log import RunLog
-from train.places import alone_in
+from train.places import alone_in, sweep
 from train.run import Run
 from train.setup import check_places
 
@@ -201,8 +201,10 @@ def check(args: Args) -> None:
         raise ValueError("--eta is of --token-loss lk_blend")
     if args.heldout and args.eval_tokens >= args.length:
         raise ValueError(f"--eval-tokens {args.eval_tokens} must be below --length {args.length}")
-    names = [{Source.parse(text).name for text in texts} for texts in (args.data, args.heldout)]
-    if both := sorted(set.intersection(*names)):
+    sources = [[Source.parse(text) for text in texts] for texts in (args.data, args.heldout)]
+    given = [{str(file.resolve()) for one in part for file in one.files} for part in sources]
+    given = [files | {one.name for one in part} for files, part in zip(given, sources, strict=True)]
+    if both := sorted(set.intersection(*given)):
         raise ValueError(f"{both[0]} is in --data and in --heldout: what tau is measured on must not be trained on")
 
 
@@ -224,6 +226,8 @@ def judge(this: Run, step: int, report: UpdateReport, documents: np.ndarray) -> 
             f"{this.args.max_gradient:g}); the batch held the rows (from 0) {rows}. {kept}. Lower --rate, or leave "
             "these rows out"
         )
+    if not float(found.metrics.counted[0]):
+        logging.warning("step %d taught nothing: no supervised token of its rows follows two others", step)
     return {"loss": loss, "accuracy": found.metrics.accuracy.tolist(), "losses": found.metrics.loss.tolist(),
             "gradient": gradient}  # fmt: skip
 
@@ -265,7 +269,9 @@ def train(this: Run, log: RunLog, requests: Requests) -> dict[str, Any]:
         last = this.step == args.steps
         if due() or last or signalled or this.step % args.save_every == 0:
             settle()  # nothing is saved or measured that was not looked at
+            start = time.perf_counter()
             this.save()  # first: a measurement takes long, and can be made up for
+            log.pause(time.perf_counter() - start)
         if signalled and not last:
             this.checkpoints.wait()
             raise StopRequest(signalled)
@@ -281,8 +287,12 @@ def main(args: Args) -> int:
     distributed.initialise()
     if jax.default_backend() == "cpu":
         host.keep_freed_memory()
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports what is raised to us as well
-    with alone_in(args.out, jax.process_index() == 0):
+    for twice in ("absl", "asyncio"):  # Orbax reports what is raised to us as well
+        logging.getLogger(twice).setLevel(logging.CRITICAL)
+    leads = jax.process_index() == 0
+    with alone_in(args.out, leads):
+        if leads:
+            sweep(args.out, args.out / "data")
         return learn(Run(args))
 
 
@@ -311,7 +321,7 @@ def learn(this: Run) -> int:
         best = {} if this.checkpoints.best_tau is None else {"tau": round(this.checkpoints.best_tau, 3)}
         report = {"steps": this.step, **record, **best, "head": str(path), "head_step": step,
                   "coverage": round(this.coverage, 4), "seconds": round(time.perf_counter() - start, 1),
-                  "updates_here": this.step - begun, **log.speed()}  # fmt: skip
+                  "updates_here": this.step - begun, **log.speed}  # fmt: skip
         print(json.dumps(report))
     return 0
 

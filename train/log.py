@@ -43,6 +43,8 @@ class RunLog:
         self.mark: float | None = None  # set by the first update, whose time is the compiler's
         self.marked = this.step
         self.paused = 0.0
+        self.seconds, self.updates = 0.0, 0
+        """Of the updates since that mark; saving and measuring do not count."""
         self._board = self._wandb = None
         if not self.leads:
             return
@@ -95,9 +97,11 @@ class RunLog:
         speed: dict[str, float] = {}
         shown = {"loss": f"{record['loss']:.3f}", "accuracy": " ".join(f"{value:.2f}" for value in record["accuracy"])}
         if step > self.marked:
-            seconds = (now - self.mark - self.paused) / (step - self.marked)
+            spent, updates = now - self.mark - self.paused, step - self.marked
+            seconds = spent / updates
+            self.seconds, self.updates = self.seconds + spent, self.updates + updates
             self.mark, self.marked, self.paused = now, step, 0.0
-            speed = {"tokens_s": round(self.tokens / seconds, 1), "mfu": round(self.flops / seconds / self.peak, 4)}
+            speed = self._speed(seconds)
             shown |= {"tok/s": f"{speed['tokens_s']:.0f}", "mfu": f"{100 * speed['mfu']:.1f}%",
                       "minutes left": f"{(self.args.steps - step) * seconds / 60:.1f}"}  # fmt: skip
         self._write({"step": step, **record, **speed})
@@ -106,9 +110,13 @@ class RunLog:
             told = ", ".join(f"{name} {value}" for name, value in shown.items())
             logging.info("step %d of %d: %s", step, self.args.steps, told)
 
+    def pause(self, seconds: float) -> None:
+        """So much of the time since the last update was no training."""
+        self.paused += seconds
+
     def evaluated(self, step: int, found: Evaluation, seconds: float) -> None:
         """Takes down a tau; the time it took counts as no training time."""
-        self.paused += seconds
+        self.pause(seconds)
         if self.leads:
             self._write({"step": step, "tau": found.tau, "n_alpha": found.n_alpha})
             alpha = " ".join("-" if value is None else f"{value:.2f}" for value in found.n_alpha)
@@ -123,10 +131,13 @@ class RunLog:
         lines = [line for line in read(self.path) if "loss" in line] if self.leads else []
         return {name: lines[-1][name] for name in ("loss", "accuracy", "losses", "gradient")} if lines else {}
 
+    @property
     def speed(self) -> dict[str, float]:
-        """Of the last lines: tokens per second and the share of the devices' peak."""
-        lines = [line for line in read(self.path) if "tokens_s" in line]
-        return {name: lines[-1][name] for name in ("tokens_s", "mfu")} if lines else {}
+        """Of all updates of this call but the first: tokens per second and the share of the devices' peak."""
+        return self._speed(self.seconds / self.updates) if self.updates else {}
+
+    def _speed(self, seconds: float) -> dict[str, float]:
+        return {"tokens_s": round(self.tokens / seconds, 1), "mfu": round(self.flops / seconds / self.peak, 4)}
 
     def figure(self) -> None:
         """Draws the run so far."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import logging
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from eagle_jax.assets import DEMO, bundled
 from eagle_jax.checkpoints import CheckpointError
+from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.config import ConfigError
 
-LOCK = ".lock"
+LOCK, RUN = ".lock", "run.json"
 
 
 def target_path(text: str) -> str:
@@ -22,19 +25,30 @@ def target_path(text: str) -> str:
 
 
 def head_path(text: str, option: str = "--head", part: str = "eagle2") -> str:
-    """A path or hub id as it is; of "demo", that of the bundled head `part`.
+    """A path or hub id as it is; of "demo", that of the bundled head `part`; of a run of `train.head`, its head's.
 
     Raises:
-      ValueError: it is the directory of a training run, in which a head lies.
+      ValueError: the run has no head yet.
     """
     if text == DEMO:
         return str(bundled(part))
     run = Path(text).expanduser()
     if (run / "log.jsonl").is_file() and not (run / "config.json").is_file():
-        there = (run / "head" / "config.json").is_file()
-        remedy = f"give {run / 'head'}" if there else "it has no head yet: let it go on"
-        raise ValueError(f"{option} {text} is the directory of a training run: {remedy}")
+        if not (run / "head" / "config.json").is_file():
+            raise ValueError(f"{option} {text} is the directory of a training run, which has no head yet: let it go on")
+        return str(run / "head")
     return text
+
+
+def note_run(out: Path, target: str) -> None:
+    """Writes down in a run's directory whose head it trains."""
+    write_whole(out / RUN, json.dumps({"target": target}) + "\n")
+
+
+def target_of_head(head: str) -> str | None:
+    """The target that a head of `train.head` was trained for, as it was given; None of other heads."""
+    note = Path(head).expanduser().parent / RUN
+    return json.loads(note.read_text(encoding="utf-8"))["target"] if note.is_file() else None
 
 
 @contextlib.contextmanager
@@ -58,6 +72,16 @@ def check_own(out: Path, marks: Sequence[str], what: str) -> None:
         return
     if any(path.name != LOCK for path in out.iterdir()):
         raise ConfigError(f"--out {out} has files in it and is not {what}: give another directory")
+
+
+def sweep(*folders: Path) -> None:
+    """Removes what killed runs left half written in folders that this run has alone."""
+    for folder in folders:
+        for path in [*folder.glob(".*.????????"), *folder.glob("*.partial")]:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ from eagle_jax.converse import Row, Writer, report_of
 from eagle_jax.data.conversations import SkippedRow, parse_row
 from eagle_jax.data.replies import Dialogue
 from eagle_jax.data.shards import Shard, add_reports, remember
-from eagle_jax.data.sources import Source, corpus_key
+from eagle_jax.data.sources import TOKENIZER_KEY, Source, corpus_key, tokenizer_key
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.measure import use_compilation_cache
 from eagle_jax.programs import at_least_one, parse_tree, run
@@ -127,6 +127,7 @@ def main(args: Args) -> None:
     settings = {name: getattr(args, name) for name in SETTLED}
     contents = {
         "rows_and_tokenizer": corpus_key(sources, tokenizer),
+        TOKENIZER_KEY: tokenizer_key(tokenizer),
         "weights": distributed.fingerprint(writer.target.params),
     }
     with alone_in(args.out, jax.process_index() == 0):

@@ -31,7 +31,7 @@ from eagle_jax.training.flops import product_flops
 from eagle_jax.training.initialise import fresh_head
 from eagle_jax.training.objective import Signals
 from eagle_jax.types import Params, Texts
-from train.places import naming, target_path
+from train.places import naming, note_run, target_path
 from train.setup import (
     generation_mesh,
     held_prompts,
@@ -68,8 +68,8 @@ MAY_CHANGE = frozenset(
 )
 """Arguments that a resumed run may be given anew: they change neither what is learnt from, nor what is learnt.
 
-Two change a little of how: `steps` is also how far the decay of the learning rate reaches, and micro-batches are
-weighed by their supervised rows (`head_train_step`).
+Two change a little of how: `steps` is also how far the decay of the learning rate reaches, and micro-batches may have
+unequal shares of rows outside the draft vocabulary (`head_train_step`).
 """
 MEASURED = ("heldout", "eval_prompts", "eval_tokens", "eval_tree")
 """Arguments that decide what a tau means: with others, the best one so far does not count."""
@@ -114,6 +114,7 @@ class Run:
         self.key = corpus_key(sources, tokenizer)
         build = functools.partial(build_corpus, sources, tokenizer, cache, progress=leads, key=self.key)
         self.corpus, self.skipped = distributed.leader_first(build, "corpus")
+        self.corpus.check_vocabulary(self.target.config.vocab_size)
         count = jax.process_count()
         self.batches = Batches(
             self.corpus, self.weights, length=args.length, rows=args.rows // count, seed=args.seed,
@@ -122,7 +123,11 @@ class Run:
         self.first = self.batches.get_state()
         self.features = None
         if args.features is not None:
-            self.features = Features(args.features, self.corpus, self.key, args.target, self.config.taps, args.length)
+            whole = "layers_0" in self.target.params
+            of = "weights" if whole else "ends"
+            wanted = {"corpus": self.key, "target": args.target, "taps": self.config.taps,
+                      of: distributed.fingerprint(self.target.params, layers=whole)}  # fmt: skip
+            self.features = Features(args.features, self.corpus, wanted, args.length)
         self.d2t, self.coverage = self._vocabulary()
         self.tx = training.head_optimiser(args.rate, args.warmup, args.steps, clip=args.clip)
         self.step = 0
@@ -309,6 +314,7 @@ class Run:
         if self.config.kind == "eagle1":
             embedding = distributed.to_host(self.target.params["embed_tokens"]["embedding"])
         if jax.process_index() == 0:
+            note_run(self.args.out, self.args.target)
             save_head_checkpoint(self.config, host, self.args.out / "head", embedding=embedding)
         return self.args.out / "head"
 

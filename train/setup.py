@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,10 +55,7 @@ def head_config(args: Args, target: DecoderConfig) -> HeadConfig:
         return HeadConfig("eagle1", layer, target.vocab_size, target.hidden_size, (target.num_layers,))
     # The servers run Llama's layer: no bias, no norm of queries and keys, whatever the target has.
     layer = dataclasses.replace(layer, qk_norm=False, qkv_bias=False, out_bias=False, mlp_bias=False)
-    if args.taps is None and target.num_layers < 6:
-        raise ConfigError(f"a target of {target.num_layers} layers has no default --taps: name three hidden states")
-    taps = args.taps or (2, target.num_layers // 2, target.num_layers - 3)
-    check_taps(taps, target.num_layers)
+    taps = taps_of(args.taps, target.num_layers)
     if (args.draft_vocab or 0) > target.vocab_size:
         raise ConfigError(f"--draft-vocab {args.draft_vocab} exceeds the target's vocabulary of {target.vocab_size}")
     wanted = DRAFT_VOCAB if args.draft_vocab is None else args.draft_vocab or target.vocab_size
@@ -99,14 +95,18 @@ def initial_head(args: Args, target: eagle_jax.Target) -> tuple[HeadConfig, Para
     return given, params
 
 
-def check_taps(taps: Sequence[int], layers: int) -> None:
-    """Refuses hidden states that a target of so many layers has not.
+def taps_of(given: tuple[int, ...] | None, layers: int) -> tuple[int, ...]:
+    """The hidden states to fuse of a target of so many layers; unless given a low, a middle and a high one.
 
     Raises:
-      ConfigError: naming them.
+      ConfigError: there are none such.
     """
+    if given is None and layers < 6:
+        raise ConfigError(f"a target of {layers} layers has no default --taps: name three hidden states")
+    taps = given or (2, layers // 2, layers - 3)
     if outside := [tap for tap in taps if not 0 <= tap <= layers]:
         raise ConfigError(f"--taps {' '.join(map(str, outside))}: the target has the hidden states 0 to {layers}")
+    return taps
 
 
 def check_places(args: Args) -> None:

@@ -44,12 +44,20 @@ class Encoded(NamedTuple):
     supervised: Bool[np.ndarray, " T"]
 
     @classmethod
-    def from_spans(cls, tokens: Sequence[int], spans: Sequence[Sequence[int]]) -> Encoded:
-        """From token ids and the [start, end) ranges of those that an assistant wrote."""
-        supervised = np.zeros(len(tokens), bool)
-        for start, end in spans:
-            supervised[start:end] = True
-        return _checked(cls(np.asarray(tokens, np.int32), supervised))
+    def from_spans(cls, tokens: Any, spans: Any) -> Encoded:
+        """From token ids and the [start, end) ranges of those that an assistant wrote.
+
+        Raises:
+          SkippedRow: they are none, or nobody wrote any.
+        """
+        try:
+            ids = np.asarray(tokens, np.int32).reshape(len(tokens))
+            supervised = np.zeros(len(ids), bool)
+            for start, end in spans:
+                supervised[start:end] = True
+        except (TypeError, ValueError):
+            raise SkippedRow("tokens and supervised are no ids and no [start, end) of them") from None
+        return _checked(cls(ids, supervised))
 
 
 def parse_row(row: Mapping[str, Any]) -> list[Message] | str:
@@ -217,7 +225,8 @@ def _reply(text: str, before: str, content: str, after: str) -> tuple[int, str]:
         # Templates of reasoning models drop the thoughts of earlier replies, and set those of the last one apart.
         opened = before.removesuffix(NO_THOUGHT)
         apart = f"<think>\n{thoughts.removeprefix('<think>').strip(chr(10))}\n</think>\n\n{answer.lstrip(chr(10))}"
-        variants += [(before, answer.lstrip("\n")), (before, answer.strip()), (opened, apart), (opened, content)]
+        answers = (answer.lstrip("\n"), answer.strip(), answer)
+        variants += [*((before, said) for said in answers), (opened, apart), (opened, content)]
     for lead, reply in variants:
         if text.startswith(lead + reply + after.removesuffix(NO_THOUGHT)):
             return len(lead), reply

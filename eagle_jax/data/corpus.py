@@ -110,6 +110,24 @@ class Corpus:
         """[documents] bool: whether an assistant wrote any of the first `length` tokens."""
         return self._first_supervised < np.minimum(self.starts[1:], self.starts[:-1] + length)
 
+    def check_vocabulary(self, size: int) -> None:
+        """Refuses token ids that a vocabulary of `size` has not.
+
+        Raises:
+          ValueError: naming the source and the row.
+        """
+        largest = int(np.max(self.tokens, initial=0))
+        smallest = int(np.min(self.tokens, initial=0))
+        if largest >= size or smallest < 0:
+            bad = largest if largest >= size else smallest
+            place = np.flatnonzero(self.tokens == bad)[0]
+            document = int(np.searchsorted(self.starts, place, side="right")) - 1
+            name = self.names[self.source[document]]
+            raise ValueError(
+                f"{name}, row {self.row[document]} (from 0): token id {bad}, and the target's vocabulary has {size}: "
+                "these are tokens of another model; regenerate the replies with the target that the head is for"
+            )
+
     @property
     def _first_supervised(self) -> np.ndarray:
         """[documents] place in `tokens` of the first one from each document's start on that an assistant wrote."""

@@ -10,7 +10,7 @@ import dataclasses
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,12 +33,17 @@ class Layout:
     """What a directory of features is made of; `layout.json`.
 
     Attributes:
-      corpus: key of the corpus. target: its name. taps: which hidden states are side by side. hidden: width of one.
-      dtype: as stored. length: documents are cut there. bounds: documents of shard i are bounds[i] to bounds[i + 1].
+      corpus: key of the corpus. target: its name. weights: fingerprint of them all. ends: of those outside the layers,
+        which is what training on stored features loads. computed: dtype of the target's pass. taps: which hidden states
+        are side by side. hidden: width of one. dtype: as stored. length: documents are cut there. bounds: documents of
+        shard i are bounds[i] to bounds[i + 1].
     """
 
     corpus: str
     target: str
+    weights: str
+    ends: str
+    computed: str
     taps: tuple[int, ...]
     hidden: int
     dtype: Stored
@@ -70,12 +75,14 @@ class Layout:
         """Reads `layout.json`.
 
         Raises:
-          ValueError: there is none.
+          ValueError: there is none, or one of an earlier format.
         """
         path = directory / "layout.json"
         if not path.is_file():
             raise ValueError(f"no features in {directory}: `python -m train.features` writes them")
         values = json.loads(path.read_text(encoding="utf-8"))
+        if missing := sorted({field.name for field in dataclasses.fields(cls)} - set(values)):
+            raise ValueError(f"{path} does not say {', '.join(missing)}: write the features again, into another --out")
         return cls(**{**values, "taps": tuple(values["taps"]), "bounds": tuple(values["bounds"])})
 
 
@@ -167,16 +174,19 @@ def _unpack(layout: Layout, rows: np.ndarray) -> np.ndarray:
 class Features:
     """The features of a corpus, mapped.
 
+    Args:
+      wanted: of the layout, what this run needs: corpus, target, weights (or ends, without layers) and taps.
+
     Raises:
       ValueError: none there, not all of them, or those of another corpus, target or head.
     """
 
-    def __init__(self, directory: Path, corpus: Corpus, key: str, target: str, taps: tuple[int, ...], length: int):
+    def __init__(self, directory: Path, corpus: Corpus, wanted: Mapping[str, Any], length: int):
         self.layout = layout = Layout.load(directory)
-        for name, wanted in {"corpus": key, "target": target, "taps": taps}.items():
-            if getattr(layout, name) != wanted:
+        for name, ours in wanted.items():
+            if getattr(layout, name) != ours:
                 raise ValueError(
-                    f"the features in {directory} are of {name} {getattr(layout, name)} and this run's is {wanted}: "
+                    f"the features in {directory} are of {name} {getattr(layout, name)} and this run's is {ours}: "
                     "write them again with train.features"
                 )
         if layout.length < length:

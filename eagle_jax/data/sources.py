@@ -23,6 +23,8 @@ from eagle_jax.data.corpus import Corpus
 FORMAT = 2
 """Raised when the same rows would be tokenised or kept differently: old caches then count no more."""
 DEFAULT_SPLIT = "train"
+TOKENIZER_KEY = "tokenizer_key"
+"""Under which `train.regenerate` notes the tokenizer in its settings.json."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,12 +90,14 @@ class Source:
 
 
 def _jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line.decode("utf-8-sig"))
+            except UnicodeDecodeError:
+                raise ValueError(f"{path}, line {number}: not UTF-8; save the file in that encoding") from None
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}, line {number}: not JSON ({error.msg}); one object per line") from None
             if not isinstance(row, dict):
@@ -104,10 +108,14 @@ def _jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parquet(path: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow
     from pyarrow import parquet
 
-    for batch in parquet.ParquetFile(path).iter_batches():
-        yield from batch.to_pylist()
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path} cannot be read as Parquet: {error}") from error
 
 
 def _dataset(name: str, split: str) -> Iterable[dict[str, Any]]:
@@ -155,6 +163,7 @@ def build_corpus(
     rows: list[int] = []
     skipped: collections.Counter[str] = collections.Counter()
     for index, source in enumerate(sources):
+        _check_tokenizer(source, tokenizer)
         before = len(documents)
         shown = tqdm(source.rows(), desc=source.name, unit=" rows", disable=None if progress else True)
         for number, row in enumerate(shown):
@@ -190,9 +199,31 @@ def corpus_key(sources: Sequence[Source], tokenizer: Any) -> str:
         for path in files:
             with path.open("rb") as content:
                 digest.update(hashlib.file_digest(content, "sha256").digest())
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    digest.update(
-        (backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)).encode()
-    )
+        if not files and source.path:  # a data set of the hub, or a folder of one, may change under its name
+            digest.update(str(getattr(_dataset(source.path, source.split), "_fingerprint", "")).encode())
+    digest.update(tokenizer_key(tokenizer).encode())
     digest.update(str(getattr(tokenizer, "chat_template", "")).encode())
     return digest.hexdigest()[:16]
+
+
+def tokenizer_key(tokenizer: Any) -> str:
+    """16 letters of how a tokenizer cuts and numbers; its chat template is no part of it."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    content = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def _check_tokenizer(source: Source, tokenizer: Any) -> None:
+    """Refuses the token ids of `train.regenerate` that another tokenizer gave.
+
+    Raises:
+      ValueError: naming the directory.
+    """
+    for folder in {path.parent for path in source.files if path.name.startswith("shard-")}:
+        settings = folder / "settings.json"
+        key = json.loads(settings.read_text(encoding="utf-8")).get(TOKENIZER_KEY) if settings.is_file() else None
+        if key not in (None, tokenizer_key(tokenizer)):
+            raise ValueError(
+                f"{folder} holds token ids of another tokenizer than this target's: regenerate the replies with the "
+                "target that the head is for"
+            )

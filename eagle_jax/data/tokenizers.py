@@ -5,8 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
+
+from jinja2 import TemplateSyntaxError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from eagle_jax.assets import DEMO, bundled
 from eagle_jax.checkpoints import CheckpointError, tokenizer_directory
@@ -14,6 +18,7 @@ from eagle_jax.config import DecoderConfig
 
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 """Any of these makes a tokenizer."""
+_GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # a tag of transformers, which plain Jinja does not know
 
 
 def load_tokenizer(
@@ -47,7 +52,12 @@ def load_tokenizer(
     if chat_template is not None:
         if not chat_template.is_file():
             raise CheckpointError(f"no chat template at {chat_template}: give a Jinja file")
-        tokenizer.chat_template = chat_template.read_text(encoding="utf-8").strip("\n")
+        try:
+            text = chat_template.read_text(encoding="utf-8").strip("\n")
+            ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", text))
+        except (UnicodeDecodeError, TemplateSyntaxError) as error:
+            raise CheckpointError(f"the chat template {chat_template} is no Jinja: {error}") from error
+        tokenizer.chat_template = text
     return tokenizer
 
 

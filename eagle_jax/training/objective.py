@@ -134,6 +134,7 @@ def unrolled_loss(
     kept: Int[Array, " Vd"] | None,
     key: Array | None = None,
     mesh: Mesh | None = None,
+    shares: Float[Array, " steps"] | None = None,
 ) -> tuple[Float[Array, ""], StepMetrics]:
     """sum_k decay^k (mean loss of step k over its counted rows).
 
@@ -145,6 +146,7 @@ def unrolled_loss(
       kept: target ids of the draft vocabulary, ascending; None is all of V.
       key: of the noise.
       mesh: every group of devices with rows of their own computes with a copy of the head (`sharding.copies`).
+      shares: weight of every step's mean; of a micro-batch, its share of the rows that step judges.
 
     Raises:
       ConfigError: the mesh does not divide the rows.
@@ -174,7 +176,15 @@ def unrolled_loss(
     if objective.feature_weight > 0:
         loss += objective.feature_weight * sums.feature / jnp.maximum(sums.counted, 1)
     metrics = StepMetrics(loss, sums.hits / jnp.maximum(sums.counted, 1), sums.counted)
-    return jnp.sum(objective.decay ** jnp.arange(objective.steps) * loss), metrics
+    weighed = loss if shares is None else loss * shares
+    return jnp.sum(objective.decay ** jnp.arange(objective.steps) * weighed), metrics
+
+
+def judged_rows(texts: Texts, steps: int) -> Float[Array, " steps"]:
+    """Rows of packed texts, [B, T], that each unrolled step is judged by; those outside a draft vocabulary included."""
+    supervised, segments = ahead(texts.supervised, 1), ahead(texts.segments, 1)
+    rows = [_predicted(texts, supervised, segments, k) for k in range(steps)]
+    return jnp.stack([jnp.sum(row, dtype=jnp.float32) for row in rows])
 
 
 def _predicted(texts: Texts, supervised: Array, segments: Array, k: int) -> Bool[Array, "B T"]:

@@ -15,7 +15,7 @@ from eagle_jax.config import DecoderConfig, HeadConfig
 from eagle_jax.models.decoder import target_fn
 from eagle_jax.sharding import by_rows, embeds_by_rows, gathered
 from eagle_jax.training.gradients import dense_gradients
-from eagle_jax.training.objective import Objective, Signals, StepMetrics, unrolled_loss
+from eagle_jax.training.objective import Objective, Signals, StepMetrics, judged_rows, unrolled_loss
 from eagle_jax.training.unroll import causal_mask
 from eagle_jax.types import Params, Texts
 
@@ -81,6 +81,7 @@ def head_loss(
     dtype: str = "float32",
     signals: Signals | None = None,
     mesh: Mesh | None = None,
+    shares: Float[Array, " steps"] | None = None,
 ) -> tuple[Float[Array, ""], StepMetrics]:
     """Loss of a head on a batch of packed texts.
 
@@ -90,6 +91,7 @@ def head_loss(
         the embeddings are looked up where there are none.
       mesh: where the parameters live by the rules of `eagle_jax.sharding`, and the rows are held to; None leaves the
         layout to the compiler.
+      shares: as in `unrolled_loss`.
     """
     fn = target_fn(target)
     texts = jax.tree.map(lambda leaf: by_rows(leaf, mesh), texts)
@@ -110,8 +112,9 @@ def head_loss(
     judge = gathered(frozen.target, mesh, embedding=target.tie_word_embeddings)
     with nn.intercept_methods(dense_gradients):
         return unrolled_loss(
-            config, objective, head, signals, texts, lambda hidden: fn.logits(judge, hidden), kept, key, mesh
-        )
+            config, objective, head, signals, texts, lambda hidden: fn.logits(judge, hidden), kept, key, mesh,
+            shares,
+        )  # fmt: skip
 
 
 def feature_scale(features: Float[Array, "B T F"], texts: Texts) -> Float[Array, " F"]:
@@ -155,33 +158,38 @@ def head_train_step(
     """One update of the head; neither the target nor any embedding changes.
 
     Args:
-      texts: with a leading axis M of micro-batches, [M, B, T]; their gradients are averaged, each by its share of the
-        supervised rows. (Exact for one step over the whole vocabulary; else each micro-batch's own share of rows that
-        step k, or the draft vocabulary, leaves out makes a small difference.)
+      texts: with a leading axis M of micro-batches, [M, B, T]; every unrolled step's mean is weighed by the
+        micro-batch's share of the rows that step is judged by. (The same as one batch over the whole vocabulary. Which
+        of the rows a draft vocabulary leaves out only the target's logits say: where micro-batches differ in that,
+        rows inside it weigh a little more in the one than in the other.)
       signals: of the target, with the same leading axis, or None.
       mesh: as in `head_loss`.
     """
     micro = texts.tokens.shape[0]
 
-    def part(index: Array, texts: Texts, signals: Signals | None) -> tuple[Any, Array, Array]:
-        """What is averaged, times its weight; the weight; the supervised rows of every step."""
+    rows = jax.vmap(lambda texts: judged_rows(texts, objective.steps))(texts)
+    shares = rows / jnp.maximum(jnp.sum(rows, axis=0, keepdims=True), 1)
+
+    def part(index: Array, texts: Texts, signals: Signals | None, shares: Array) -> Any:
+        """What a micro-batch adds to the gradient, the loss and the metrics."""
+        weights = shares if micro > 1 else None
         key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), index)
         loss_of = lambda head: head_loss(  # noqa: E731
-            target, config, objective, head, frozen, texts, key, dtype, signals, mesh
+            target, config, objective, head, frozen, texts, key, dtype, signals, mesh, weights
         )
         (loss, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(state.head)
-        weight = metrics.counted[0] if micro > 1 else jnp.ones(())
-        averaged = (grads, loss, metrics.loss, metrics.accuracy)
-        return jax.tree.map(lambda leaf: leaf * weight, averaged), weight, metrics.counted
+        if weights is not None:
+            metrics = metrics._replace(loss=metrics.loss * weights, accuracy=metrics.accuracy * weights)
+        return grads, loss, *metrics
 
-    def add(total: Any, xs: tuple[Array, Texts, Signals | None]) -> tuple[Any, None]:
+    def add(total: Any, xs: tuple[Array, Texts, Signals | None, Array]) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, part(*xs)), None
 
-    first = jax.tree.map(lambda x: x[0], (jnp.arange(micro), texts, signals))
+    parts = (jnp.arange(micro), texts, signals, shares)
+    first = jax.tree.map(lambda x: x[0], parts)
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, *first))
-    total = jax.lax.scan(add, zero, (jnp.arange(micro), texts, signals))[0] if micro > 1 else part(*first)
-    averaged, weight, counted = total
-    grads, loss, losses, accuracy = jax.tree.map(lambda leaf: leaf / jnp.maximum(weight, 1), averaged)
+    total = jax.lax.scan(add, zero, parts)[0] if micro > 1 else part(*first)
+    grads, loss, losses, accuracy, counted = total
     report = UpdateReport(loss, optax.tree.norm(grads), StepMetrics(losses, accuracy, counted))
     updates, opt_state = tx.update(grads, state.opt_state, state.head)
     head = optax.apply_updates(state.head, updates)

@@ -29,6 +29,7 @@ from tests.checkpoints.random_exports import (
 )
 from tests.checkpoints.random_heads import TARGET, eagle1, eagle3, write
 from train.export import Args, main
+from train.places import note_run
 
 DEMO = Path(eagle_jax.__file__).parent / "assets" / "demo"
 
@@ -129,7 +130,7 @@ class TestProgram:
             ({"target": "./nowhere"}, "no such directory: nowhere"),
             ({"verifier": "a/b"}, "--verifier is for --to speculators"),
             ({"speculative_tokens": 0}, "--speculative-tokens 0 must be at least 1"),
-            ({"head": "{run}"}, "is the directory of a training run: it has no head yet"),
+            ({"head": "{run}"}, "is the directory of a training run, which has no head yet"),
             ({"head": "{target}"}, "holds a whole model and no draft head"),
             ({"target": "{head}"}, "this is a draft head, not a model"),
             ({"out": "{target}", "overwrite": True}, "is the target itself"),
@@ -196,6 +197,16 @@ def test_the_bundled_target_may_be_named(tmp_path):
     for head, out in ((str(DEMO / "eagle2"), tmp_path / "two"), ("demo", tmp_path / "three")):
         main(Args("official", head, out, "demo"))
         assert json.loads((out / "config.json").read_text())["vocab_size"] == 512
+
+
+def test_a_head_of_a_run_knows_its_target(tmp_path):
+    """By the run's directory as well as by the head's."""
+    shutil.copytree(DEMO / "eagle3", tmp_path / "run" / "head")
+    (tmp_path / "run" / "log.jsonl").touch()
+    note_run(tmp_path / "run", "demo")
+    for head in ("run", "run/head"):
+        main(Args("official", str(tmp_path / head), tmp_path / "out", overwrite=True))
+        assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
 def test_a_head_that_was_just_trained_may_be_overwritten_in_place(tmp_path):

@@ -147,6 +147,22 @@ THINKING = (
 )
 
 
+# What DeepSeek-R1-Distill's template does with turns: thoughts go, the blank lines behind them stay.
+R1 = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '<|User|>' + m['content'] }}{% endif %}"
+    "{% if m['role'] == 'assistant' %}{% set content = m['content'] %}{% if '</think>' in content %}"
+    "{% set content = content.split('</think>')[-1] %}{% endif %}{{ '<|Assistant|>' + content + eos_token }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|Assistant|><think>\n' }}{% endif %}"
+)
+
+
+def test_thoughts_that_a_template_cuts_off():
+    tokenizer = tokenizer_with(R1)
+    talk = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "<think>\nEasy.\n</think>\n\nTwo."}]
+    for conversation, wanted in ((talk, ["\n\nTwo.</s>"]), (talk * 2, ["\n\nTwo.</s>"] * 2)):
+        assert supervised_texts(tokenizer, encode(tokenizer, conversation)) == wanted
+
+
 def test_thoughts():
     """Those of earlier replies are gone, as they are when the model writes; those of the last are supervised."""
     tokenizer = tokenizer_with(THINKING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 from pathlib import Path
@@ -24,7 +25,9 @@ def corpus() -> Corpus:
 
 
 def layout_of(corpus: Corpus, dtype) -> Layout:
-    return Layout("key", "target", (1, 2), HIDDEN, dtype, CUT, shard_bounds(corpus, CUT, 10))
+    return Layout(
+        "key", "target", "whole", "ends", "float32", (1, 2), HIDDEN, dtype, CUT, shard_bounds(corpus, CUT, 10)
+    )
 
 
 @pytest.mark.parametrize(("dtype", "error"), [("float32", 0), ("float16", 2e-3), ("bfloat16", 8e-3), ("float8", 7e-2)])
@@ -41,14 +44,23 @@ def test_what_is_read_is_what_was_written(corpus, dtype, error, tmp_path):
         "layout.json",
     ]
     documents, positions = np.array([[1, 1, 3, 0]]), np.array([[0, 5, 2, 0]])
-    features, hidden = Features(tmp_path, corpus, "key", "target", (1, 2), CUT).take(
-        documents, positions, np.array([[1, 1, 2, 0]])
-    )
+    wanted_of = {"corpus": "key", "target": "target", "taps": (1, 2), "ends": "ends"}
+    features, hidden = Features(tmp_path, corpus, wanted_of, CUT).take(documents, positions, np.array([[1, 1, 2, 0]]))
     wanted = states[[5, 10, 16]]
     found = np.concatenate([features, hidden], axis=-1)[0].astype(np.float32)
     largest = np.abs(wanted).max(axis=-1)[..., None]
     assert (np.abs(found[:3].reshape(wanted.shape) - wanted) <= error * largest).all()
     assert not found[3].any()
+    with pytest.raises(ValueError, match=r"are of weights whole and this run's is others: write them again"):
+        Features(tmp_path, corpus, {**wanted_of, "weights": "others"}, CUT)
+
+
+def test_features_of_an_earlier_format_are_written_again(corpus, tmp_path):
+    layout_of(corpus, "float32").save(tmp_path)
+    path = tmp_path / "layout.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k not in ("weights", "ends")}))
+    with pytest.raises(ValueError, match=r"layout.json does not say ends, weights: write the features again"):
+        Layout.load(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", KINDS)

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from eagle_jax.data import sources
-from eagle_jax.data.sources import Source, build_corpus
+from eagle_jax.data.sources import Source, build_corpus, tokenizer_key
 from tests.data.test_conversations import TEMPLATES, tokenizer_with
 
 TALK = {"messages": [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Ho."}]}
@@ -133,3 +133,23 @@ def test_what_cannot_be_read_is_named(tokenizer, tmp_path):
     (tmp_path / "b.jsonl").write_text("[1]\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"b\.jsonl, line 1: list instead of an object"):
         build_corpus([Source(str(tmp_path / "b.jsonl"))], tokenizer, progress=False)
+    (tmp_path / "c.jsonl").write_bytes(b'{"text": "a"}\n{"text": "\xe9"}\n')
+    with pytest.raises(ValueError, match=r"c\.jsonl, line 2: not UTF-8"):
+        build_corpus([Source(str(tmp_path / "c.jsonl"))], tokenizer, progress=False)
+    (tmp_path / "d.parquet").write_bytes(b"no such thing")
+    with pytest.raises(ValueError, match=r"d\.parquet cannot be read as Parquet"):
+        build_corpus([Source(str(tmp_path / "d.parquet"))], tokenizer, progress=False)
+    (tmp_path / "e.jsonl").write_text('{"tokens": "abc", "supervised": 5}\n{"tokens": [1, 2], "supervised": [5]}\n')
+    with pytest.raises(ValueError, match=r"e\.jsonl has no row to learn from: 2 x tokens and supervised are no ids"):
+        build_corpus([Source(str(tmp_path / "e.jsonl"))], tokenizer, progress=False)
+
+
+def test_replies_of_another_tokenizer_are_refused(tokenizer, tmp_path):
+    (tmp_path / "shard-00000.jsonl").write_text('{"tokens": [1, 2, 3], "supervised": [[1, 3]]}\n')
+    source = [Source(str(tmp_path / "*.jsonl"))]
+    for key in (tokenizer_key(tokenizer), None):
+        (tmp_path / "settings.json").write_text(json.dumps({"tokenizer_key": key}))
+        assert len(build_corpus(source, tokenizer, progress=False)[0]) == 1
+    (tmp_path / "settings.json").write_text(json.dumps({"tokenizer_key": "another"}))
+    with pytest.raises(ValueError, match="holds token ids of another tokenizer than this target's: regenerate"):
+        build_corpus(source, tokenizer, progress=False)

@@ -92,3 +92,9 @@ def test_a_chat_template_may_be_given(config, tmp_path, repository):
     assert text.endswith("answers to the user's questions. USER: Hi ASSISTANT:")
     with pytest.raises(CheckpointError, match=r"no chat template at .*nowhere\.jinja: give a Jinja file"):
         load_tokenizer("demo", config, chat_template=tmp_path / "nowhere.jinja")
+    for content, message in ((b"{% if %}", "is no Jinja: Expected"), (b"\xff\xfe\x00", "is no Jinja: 'utf-8' codec")):
+        (tmp_path / "other.jinja").write_bytes(content)
+        with pytest.raises(CheckpointError, match=message):
+            load_tokenizer("demo", config, chat_template=tmp_path / "other.jinja")
+    (tmp_path / "marked.jinja").write_text(TEMPLATES["marked"])
+    assert load_tokenizer("demo", config, chat_template=tmp_path / "marked.jinja").chat_template == TEMPLATES["marked"]

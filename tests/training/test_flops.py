@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 
+from eagle_jax.config import DecoderConfig, HeadConfig
+from eagle_jax.models.decoder import init_params
+from eagle_jax.models.heads import init_head_params
 from eagle_jax.training.flops import PEAK, peak_flops, product_flops
+from eagle_jax.training.objective import Objective
+from eagle_jax.training.step import Frozen, HeadTrainState, head_optimiser, head_train_step
+from eagle_jax.types import Texts
 
 A, B = jax.ShapeDtypeStruct((3, 5), jnp.float32), jax.ShapeDtypeStruct((5, 7), jnp.float32)
 
@@ -26,6 +35,24 @@ def test_loops_count_their_turns_and_inner_programs_count():
     assert product_flops(jax.grad(again), square) > product_flops(again, square) * 2
     either = lambda x: jax.lax.cond(x[0, 0] > 0, lambda y: y @ y, lambda y: y, x)  # noqa: E731
     assert product_flops(either, square) == 2 * 4**3
+
+
+def test_an_update_counts_as_the_compiler_counts_it():
+    """Where no loop has more than one turn; the compiler's count has the arithmetic beside the products as well."""
+    target = DecoderConfig(vocab_size=512, hidden_size=128, intermediate_size=256, num_layers=2, num_heads=4,
+                           num_kv_heads=2, head_dim=32, max_position=128)  # fmt: skip
+    config = HeadConfig("eagle3", dataclasses.replace(target, num_layers=1), 256, 128, (0, 1, 2))
+    objective, tx = Objective(steps=2, remat=False, chunk=64), head_optimiser(1e-3, 1, 10)
+    key = jax.random.key(0)
+    params = jax.eval_shape(lambda: init_params(target, key))
+    head = jax.eval_shape(lambda: init_head_params(config, key)["head"])
+    state = HeadTrainState(head, jax.eval_shape(tx.init, head), jax.ShapeDtypeStruct((), jnp.int32), key)
+    frozen = Frozen(params, jax.ShapeDtypeStruct((256,), jnp.int32))
+    texts = Texts(*(jax.ShapeDtypeStruct((1, 4, 64), kind) for kind in (jnp.int32, jnp.bool_, jnp.int32, jnp.int32)))
+    step = functools.partial(head_train_step, target, config, objective, tx, "float32")
+    ours = product_flops(step, state, frozen, texts)
+    theirs = jax.jit(step).lower(state, frozen, texts).compile().cost_analysis()["flops"]
+    assert 0.8 * theirs < ours <= 1.02 * theirs
 
 
 def test_an_unknown_device_is_measured(monkeypatch):

@@ -206,8 +206,18 @@ def test_features_written_beforehand_teach_the_same(place, whole, tmp_path, caps
     shards[1].unlink()
     with pytest.raises(ValueError, match=r"1 of \d+ shards are missing in .*features: run train.features to its end"):
         train.head.main(dataclasses.replace(args, out=tmp_path / "c"))
-    with pytest.raises(ValueError, match="holds features of other data or options"):
+    with pytest.raises(ValueError, match="holds features of other data, weights or options"):
         train.features.main(train.features.Args(**{**options, "stored": "float16"}))
+    weights = place / "target" / "model.safetensors"
+    tensors = safetensors.numpy.load_file(weights)
+    for name, of in (("model.layers.1.self_attn.q_proj.weight", "weights"), ("model.norm.weight", "ends")):
+        other = safetensors.numpy.save({**tensors, name: tensors[name] + 0.5})
+        with holding(weights, other):
+            with pytest.raises(ValueError, match="holds features of other data, weights or options"):
+                train.features.main(train.features.Args(**options))
+            prompts = (str(place / "held.jsonl"),) if of == "weights" else ()  # else the layers are not even loaded
+            with pytest.raises(ValueError, match=rf"are of {of} \w{{16}} and this run's is \w{{16}}: write them again"):
+                train.head.main(dataclasses.replace(args, out=tmp_path / "d", heldout=prompts))
     assert not (tmp_path / "b" / "head").exists()
 
 
@@ -224,6 +234,7 @@ def test_features_written_beforehand_teach_the_same(place, whole, tmp_path, caps
         (dict(method="hass"), "--taps is of --method eagle3, and the method is hass"),
         (dict(eta=1.0), "--eta is of --token-loss lk_blend"),
         (dict(heldout=("HERE/train.jsonl",)), "train.jsonl is in --data and in --heldout"),
+        (dict(data=("HERE/t*.jsonl",), heldout=("HERE/../HEREDIR/train.jsonl",)), "train.jsonl is in --data and in"),
         (dict(heldout=("HERE/nothing.jsonl",)), "no file .*nothing.jsonl"),
         (dict(data=("HERE/empty.jsonl",)), "empty.jsonl has no row to learn from: it is empty"),
         (dict(data=("HERE/train.jsonl@2", "HERE/held.jsonl")), "held.jsonl has none: give one to all"),
@@ -236,6 +247,7 @@ def test_features_written_beforehand_teach_the_same(place, whole, tmp_path, caps
         (dict(draft_vocab=513), "--draft-vocab 513 exceeds the target's vocabulary of 512"),
         (dict(draft_vocab=-1), "--draft-vocab -1 must not be negative"),
         (dict(features=Path("nowhere")), "--features nowhere holds no features"),
+        (dict(data=("HERE/beyond.jsonl",)), r"beyond.jsonl, row 1 \(from 0\): token id 512, and the target's vocabul"),
         (dict(init="./nowhere"), "no such directory: nowhere"),
         (dict(init="./tests"), "--init ./tests: no config.json in"),
         (dict(decay=-0.1), "--decay -0.1 must not be negative"),
@@ -249,6 +261,8 @@ def test_features_written_beforehand_teach_the_same(place, whole, tmp_path, caps
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_compiled(place, tmp_path, changes, message, monkeypatch):
     (place / "empty.jsonl").touch()
+    ids = [[1, 2, 511], [1, 2, 512]]
+    (place / "beyond.jsonl").write_text("".join(f'{{"tokens": {row}, "supervised": [[1, 3]]}}\n' for row in ids))
     (place / "texts.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
     if not (place / "padded").exists():
         config = DecoderConfig(
@@ -262,7 +276,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_compiled(place, tmp_
     def here(value):
         if isinstance(value, tuple):
             return tuple(map(here, value))
-        return value.replace("HERE", str(place)) if isinstance(value, str) else value
+        return value.replace("HEREDIR", place.name).replace("HERE", str(place)) if isinstance(value, str) else value
 
     args = dataclasses.replace(
         args_of(place, tmp_path / "run"), **{name: here(value) for name, value in changes.items()}

@@ -15,7 +15,7 @@ from eagle_jax.models import layers
 from eagle_jax.models.decoder import init_params, target_fn
 from eagle_jax.models.heads import init_head_params, make_head
 from eagle_jax.training.losses import ahead, behind, best_of, blended_divergence, likelihood_of_acceptance, smooth_l1
-from eagle_jax.training.objective import Objective, Signals, eagle1, hass, target_law, unrolled_loss
+from eagle_jax.training.objective import Objective, Signals, eagle1, hass, judged_rows, target_law, unrolled_loss
 from eagle_jax.training.step import (
     Frozen,
     HeadTrainState,
@@ -365,15 +365,16 @@ def test_folding_the_scale_changes_nothing():
     np.testing.assert_allclose(offline, scaled, rtol=1e-6)
 
 
-def test_micro_batches_make_the_update_of_the_whole_batch():
-    """Each by what it supervises: one half has most of the supervised tokens."""
+@pytest.mark.parametrize("feature_weight", [0.0, 1.0])
+def test_micro_batches_make_the_update_of_the_whole_batch(feature_weight):
+    """Each step by what it judges there: one half has most of the supervised tokens, and none for the last step."""
     config = dataclasses.replace(head_config(), draft_vocab_size=V)
     texts = texts_of()
-    rare = texts.supervised.at[1].set(jnp.arange(T) == 4)
+    rare = texts.supervised.at[1].set(jnp.arange(T) == 2)
     texts = texts._replace(supervised=rare)
     frozen = Frozen(random_target(), jnp.zeros((V,), jnp.int32))
     tx = head_optimiser(1e-2, 1, 10)
-    objective = Objective(steps=1)
+    objective = Objective(steps=3, feature_weight=feature_weight)
     head = random_head(config)
 
     def updated(parts):
@@ -386,6 +387,7 @@ def test_micro_batches_make_the_update_of_the_whole_batch():
     (whole, report), (halves, other) = updated(1), updated(2)
     for a, b in zip(jax.tree.leaves(report), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert judged_rows(jax.tree.map(lambda x: x[1:], texts), 3).tolist() == [1, 0, 0]
     assert report.metrics.counted[0] == jnp.sum(rare[:, 1:] & (texts.positions[:, 1:] > 1))
     for a, b in zip(jax.tree.leaves(whole.head), jax.tree.leaves(halves.head), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)

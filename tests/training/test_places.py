@@ -9,7 +9,7 @@ import pytest
 
 from eagle_jax.assets import bundled
 from eagle_jax.config import ConfigError
-from train.places import LOCK, alone_in, check_own, head_path, naming, target_path
+from train.places import LOCK, alone_in, check_own, head_path, naming, note_run, sweep, target_of_head, target_path
 
 HOLDING = """
 import sys, time
@@ -65,13 +65,24 @@ def test_checkpoints_by_name(tmp_path):
     assert target_path("demo") == str(bundled("target")) and target_path("a/b") == "a/b"
     assert head_path("demo") == str(bundled("eagle2")) and head_path("demo", part="eagle3") == str(bundled("eagle3"))
     (tmp_path / "log.jsonl").touch()
-    with pytest.raises(ValueError, match=r"--init .* is the directory of a training run: it has no head yet"):
+    with pytest.raises(ValueError, match=r"--init .* is the directory of a training run, which has no head yet"):
         head_path(str(tmp_path), "--init")
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "config.json").touch()
-    with pytest.raises(ValueError, match=r"--head .* is the directory of a training run: give .*head$"):
-        head_path(str(tmp_path))
-    assert head_path(str(tmp_path / "head")) == str(tmp_path / "head")
+    assert head_path(str(tmp_path)) == head_path(str(tmp_path / "head")) == str(tmp_path / "head")
+    assert target_of_head(str(tmp_path / "head")) is None
+    note_run(tmp_path, "some/model")
+    assert target_of_head(str(tmp_path / "head")) == "some/model"
+
+
+def test_what_killed_runs_left_half_written_is_removed(tmp_path):
+    for name in (".head.n9yqdxgf", "corpus-1.17091.partial", "head", "corpus-1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    for name in ("figure.png.partial", "figure.png", LOCK):
+        (tmp_path / name).touch()
+    sweep(tmp_path, tmp_path / "nowhere")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK, "corpus-1", "figure.png", "head"]
 
 
 def test_errors_name_their_option():

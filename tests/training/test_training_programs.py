@@ -213,7 +213,7 @@ def test_features_that_do_not_fit_are_refused_before_anything_is_settled(tmp_pat
 
 
 def test_what_a_killed_run_left_is_room(tmp_path, monkeypatch):
-    layout = Layout("", "", (1, 1, 1), 64, "bfloat16", 64, (0, 1))
+    layout = Layout("", "", "", "", "", (1, 1, 1), 64, "bfloat16", 64, (0, 1))
     usage = train.features.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(train.features.shutil, "disk_usage", lambda _: usage._replace(free=0))
     with pytest.raises(ValueError, match=r"0.00 GB free"):
