@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,18 @@ def test_the_same_budget_for_each():
     runs = list(REPORT["runs"].values())
     assert len({re.search(r"--steps (\d+)", record["command"])[1] for record in runs}) == 1
     assert len({record["measured"]["prompts"] for record in runs}) == 1
+    # Beyond that every command is the same but for what `RUNS` gives it, and the page says what.
+    shared = set()
+    for record in runs:
+        own = set(shlex.split(RUNS[record["run"]].options.format(layers=16)))
+        words = record["command"].split()
+        options = dict(zip(words[3::2], words[4::2], strict=False))
+        assert own <= set(words)
+        places = {"--data", "--features", "--seed"}
+        shared.add(tuple(sorted((k, v) for k, v in options.items() if k not in own | places)))
+    assert len(shared) == 1, shared
+    rates = {re.search(r"--rate (\S+)", record["command"])[1] for record in runs if "--rate" in record["command"]}
+    assert all(f" {rate} " in TEXT for rate in rates | {"4e-3"})
 
 
 def test_figures_are_there_and_shown():
