@@ -23,8 +23,20 @@ def write_whole(path: Path, content: bytes | str) -> None:
     """Replaces a file at once, so that a reader never sees half of it; makes its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content.encode() if isinstance(content, str) else content)
-    partial.replace(path)
+    with named_errors(path):
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        partial.replace(path)
+
+
+@contextlib.contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Gives errors of the system their file: where a disk is full, the system's own names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def _is_checkpoint_file(name: str) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from eagle_jax.checkpoints.staging import named_errors
 from eagle_jax.data.conversations import Encoded
 
 ARRAYS = ("tokens", "supervised", "starts", "source", "row")
@@ -66,10 +67,11 @@ class Corpus:
         shutil.rmtree(partial, ignore_errors=True)
         try:
             partial.mkdir()
-            for name in ARRAYS:
-                np.save(partial / f"{name}.npy", getattr(self, name))
-            for name, text in {"names.json": json.dumps(self.names), **(notes or {})}.items():
-                (partial / name).write_text(text, encoding="utf-8")
+            with named_errors(path):
+                for name in ARRAYS:
+                    np.save(partial / f"{name}.npy", getattr(self, name))
+                for name, text in {"names.json": json.dumps(self.names), **(notes or {})}.items():
+                    (partial / name).write_text(text, encoding="utf-8")
             shutil.rmtree(path, ignore_errors=True)
             partial.rename(path)
         finally:

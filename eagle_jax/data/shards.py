@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from eagle_jax.checkpoints.staging import named_errors
+
 Report = dict[str, Any]
 """Numbers that add up, and dicts of such."""
 
@@ -80,7 +82,7 @@ class Shard:
     def append(self, rows: list[int], texts: list[dict[str, Any]], report: Report) -> None:
         """Writes a batch; when this returns it is on disk."""
         line = json.dumps({"rows": rows, "texts": texts, "report": report})
-        with self._journal.open("ab") as journal:
+        with named_errors(self._journal), self._journal.open("ab") as journal:
             journal.write(line.encode() + b"\n")
             journal.flush()
             os.fsync(journal.fileno())
@@ -108,7 +110,7 @@ def _replace(path: Path, text: str) -> None:
     """Puts a file in place whole; never seen half written."""
     partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.tmp")
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        with named_errors(path), partial.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -122,3 +123,16 @@ def test_settings_are_remembered(tmp_path):
     (out / "settings.json").unlink()
     with pytest.raises(ValueError, match=r"holds shards and no settings\.json"):
         remember(out, {"seed": 1, "data": ("a", "b")})
+
+
+def test_an_error_of_the_system_names_its_file(tmp_path, monkeypatch):
+    """Of a full disk the system's own names none."""
+
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*shard-00003\.jsonl\.partial'"):
+        Shard(tmp_path, 3).append([0], [], {})
+    with pytest.raises(OSError, match=r"No space left on device: '.*settings\.json'"):
+        remember(tmp_path / "new", {"a": 1})
