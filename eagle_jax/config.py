@@ -309,8 +309,8 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str = "confi
     hints = get_type_hints(cls)
     for key in values:
         if key not in fields:
-            near = difflib.get_close_matches(str(key), list(fields), n=1, cutoff=0.0)
-            nearest = f"the nearest known one is {near[0]!r}" if near else f"{cls.__name__} has no keys"
+            near = difflib.get_close_matches(str(key), list(fields), n=1)
+            nearest = f"the nearest known one is {near[0]!r}" if near else f"known are {', '.join(fields)}"
             raise ConfigError(f"{where}: unknown key {key!r}; {nearest}")
     built = {key: _fit(hints[key], value, f"{where}: {key}") for key, value in values.items()}
     required = [

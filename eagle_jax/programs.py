@@ -80,6 +80,18 @@ def at_least_one(args: object, *names: str) -> None:
             raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
 
 
+def not_negative(args: object, *names: str) -> None:
+    """Refuses numbers below 0; None passes.
+
+    Raises:
+      ValueError: naming the option.
+    """
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and (min(value, default=0) if isinstance(value, tuple) else value) < 0:
+            raise ValueError(f"--{name.replace('_', '-')} {value} must not be negative")
+
+
 def parse_tree(text: str, option: str = "--tree") -> TreeConfig:
     """`"depth,top_k,num_nodes"` -> the tree; `option` is named in the error.
 

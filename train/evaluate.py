@@ -30,7 +30,7 @@ from eagle_jax.data.prompts import prompts_by_source
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.measure import use_compilation_cache
 from eagle_jax.models.decoder import target_fn
-from eagle_jax.programs import at_least_one, parse_tree, run
+from eagle_jax.programs import at_least_one, not_negative, parse_tree, run
 from eagle_jax.request import bucket
 from eagle_jax.training.step import observe
 from eagle_jax.types import Params, Texts
@@ -77,6 +77,7 @@ class Args:
 def main(args: Args) -> None:
     """Measures and prints."""
     at_least_one(args, "prompts", "max_new_tokens", "max_prompt")
+    not_negative(args, "seed", "temperatures")
     tree = dataclasses.replace(parse_tree(args.tree), sampled_ranking=args.sampled_ranking)
     path, head_at = target_path(args.target), head_path(args.head)
     with naming("--target", args.target):

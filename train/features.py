@@ -16,7 +16,7 @@ import logging
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -67,7 +67,7 @@ class Args:
     length: int = 2048
     shard_tokens: int = 1_000_000
     rows: int = 8
-    dtype: str = "bfloat16"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
     tensor: int = 1
 
 

@@ -33,9 +33,13 @@ def draw(lines: list[dict[str, Any]], path: Path, title: str) -> None:
     if measured:
         beside = tau.twinx()
         for n in range(len(measured[0]["n_alpha"])):
+            if all(line["n_alpha"][n] is None for line in measured):
+                continue
             beside.plot(at, [line["n_alpha"][n] for line in measured], ".--", alpha=0.6, label=f"{n}-alpha")
-        beside.set(ylabel="n-alpha", ylim=(0, 1))
-        beside.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.2, 0.5))
+        beside.set(ylabel="n-alpha", ylim=(-0.02, 1.02), xlim=(0, None))
+        beside.legend(
+            handles=[*tau.lines, *beside.lines], fontsize="small", loc="center left", bbox_to_anchor=(1.2, 0.5)
+        )
     for axes in (loss, accuracy, tau):
         axes.grid(alpha=0.3)
     figure.suptitle(title)

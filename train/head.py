@@ -30,7 +30,7 @@ from jax.experimental import multihost_utils
 from eagle_jax import distributed
 from eagle_jax.data.sources import Source
 from eagle_jax.measure import use_compilation_cache
-from eagle_jax.programs import at_least_one, run
+from eagle_jax.programs import at_least_one, not_negative, run
 from eagle_jax.training import host
 from eagle_jax.training.step import UpdateReport
 from train.log import RunLog
@@ -53,19 +53,20 @@ class Args:
       features: directory of `train.features`, instead of running the target.
       method: objective and kind of head.
       steps: updates.
-      unroll: steps of the head on its own outputs.
-      decay: weight of each further step of them.
-      token_loss: ce, lk (-log acceptance) or lk_blend.
-      eta: of lk_blend, how soon the total variation takes over.
-      token_weight: of the token loss.
-      feature_weight: of the feature loss.
-      noise: width of the uniform noise on features.
-      taps: the target's hidden states that are fused, numbered as `hidden_states` of transformers.
+      unroll: steps of the head on its own outputs; eagle3 7, hass 3, eagle1 1.
+      decay: weight of each step over the one before; eagle3 0.8, else 1.
+      token_loss: ce (all methods), lk (-log acceptance) or lk_blend.
+      eta: of lk_blend, how soon the total variation takes over; 3.
+      token_weight: of the token loss; eagle3 1, else 0.1.
+      feature_weight: of the feature loss; eagle3 0, else 1.
+      noise: width of the uniform noise on features; eagle3 0, else 0.1.
+      taps: the target's hidden states that are fused, numbered as `hidden_states` of transformers; of L
+        layers 2, L/2 and L-3.
       fc_norm: a norm per tap before the projection (EAGLE-3.1).
       norm_output: feed the normed state back (EAGLE-3.1).
       draft_vocab: size of the draft vocabulary of EAGLE-3; 0 is the target's, None 32000 or the target's if smaller.
       head_intermediate: width of the head's MLP, 0 for the target's.
-      init: a trained head to start from.
+      init: a trained head to start from (path, hub id, demo); its taps, draft vocabulary and width are taken over.
       rate: peak learning rate.
       warmup: updates until it is reached.
       clip: largest norm of a gradient.
@@ -73,8 +74,8 @@ class Args:
       rows: packed rows per update, over all processes.
       micro_batches: parts of an update that are computed one after the other.
       length: tokens per row.
-      chunk: rows of a text whose logits exist at once.
-      remat: compute activations of the unrolled steps again for their gradient.
+      chunk: rows of a text whose logits exist at once; 256.
+      remat: compute activations of the unrolled steps again for their gradient; True.
       dtype: of products and activations of head and target; master weights and optimiser state are float32.
       data_axis: devices along "data"; 0 takes what the other two leave.
       fsdp: devices along "fsdp".
@@ -179,16 +180,15 @@ def check(args: Args) -> None:
     """
     at_least_one(args, "steps", "rows", "micro_batches", "length", "log_every", "save_every", "keep", "fsdp", "tensor",
                  "eval_prompts", "eval_tokens", "unroll", "chunk", "warmup")  # fmt: skip
-    if (args.draft_vocab or 0) < 0:
-        raise ValueError(f"--draft-vocab {args.draft_vocab} must not be negative; 0 is the target's")
+    not_negative(args, "seed", "draft_vocab", "decay", "eta", "token_weight", "feature_weight", "noise", "eval_every",
+                 "head_intermediate", "data_axis")  # fmt: skip
+    if (args.decay or 0) > 1:
+        raise ValueError(f"--decay {args.decay} must be at most 1: it is the weight of each step over the one before")
     if not args.data:
         raise ValueError("--data names no source: give JSONL or Parquet files, or datasets of the hub")
     for name in ("rate", "clip", "max_gradient"):
         if not getattr(args, name) > 0:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} must be above 0")
-    for name in ("decay", "eta", "token_weight", "feature_weight", "noise"):
-        if (getattr(args, name) or 0) < 0:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} must not be negative")
     if args.wandb is not None and find_spec("wandb") is None:
         raise ValueError("--wandb needs the package of that name: pip install wandb")
     if args.eval_every and not args.heldout:
@@ -250,10 +250,12 @@ def train(this: Run, log: RunLog, requests: Requests) -> dict[str, Any]:
             before = None
 
     def due() -> bool:
-        ends = this.step == args.steps or (args.eval_every > 0 and this.step % args.eval_every == 0)
-        return bool(args.heldout) and this.step > 0 and ends
+        ends = this.step in (0, args.steps) or (args.eval_every > 0 and this.step % args.eval_every == 0)
+        # What a run begins with is worth measuring where it was trained before.
+        return bool(args.heldout) and ends and (this.step > 0 or args.init is not None)
 
     def measure() -> None:
+        logging.info("measuring tau on %d prompts ...", len(this.prompts))
         start = time.perf_counter()
         log.evaluated(this.step, this.evaluate(), time.perf_counter() - start)
         log.figure()

@@ -36,7 +36,7 @@ from eagle_jax.data.shards import Shard, add_reports, remember
 from eagle_jax.data.sources import TOKENIZER_KEY, Source, corpus_key, tokenizer_key
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.measure import use_compilation_cache
-from eagle_jax.programs import at_least_one, parse_tree, run
+from eagle_jax.programs import at_least_one, not_negative, parse_tree, run
 from eagle_jax.sharding import make_mesh
 from train.places import alone_in, check_own, head_path, naming, target_path
 from train.progress import Progress
@@ -104,8 +104,11 @@ def main(args: Args) -> None:
     """Writes all shards of this process and prints what was written."""
     check_own(args.out, ("settings.json",), "a directory of train.regenerate")
     at_least_one(args, "limit", "batch", "max_new_tokens", "max_prompt", "tensor", "shard_rows")
-    if not args.temperatures or min(args.temperatures) < 0:
-        raise ValueError(f"--temperatures {args.temperatures} must be at least one number, none below 0")
+    not_negative(args, "seed", "top_k", "temperatures")
+    if not args.temperatures:
+        raise ValueError(f"--temperatures {args.temperatures} must be at least one number")
+    if not 0 < args.top_p <= 1:
+        raise ValueError(f"--top-p {args.top_p} must lie above 0 and be at most 1")
     if not args.data:
         raise ValueError("--data needs at least one source")
     distributed.initialise()
@@ -126,7 +129,7 @@ def main(args: Args) -> None:
     writer = load(args, config, tokenizer, len(chosen))
     settings = {name: getattr(args, name) for name in SETTLED}
     contents = {
-        "rows_and_tokenizer": corpus_key(sources, tokenizer),
+        "contents of data": corpus_key(sources, tokenizer),
         TOKENIZER_KEY: tokenizer_key(tokenizer),
         "weights": distributed.fingerprint(writer.target.params),
     }
@@ -147,7 +150,9 @@ def write(args: Args, writer: Writer, sources: Sequence[Source], chosen: np.ndar
     left = {number: shard for number, shard in shards.items() if not shard.whole}
     size = sum(len(chosen[number * args.shard_rows :][: args.shard_rows]) for number in left)
     progress = Progress(size, sum(len(shard.done) for shard in left.values()))
-    if left:
+    if not left:
+        logging.info("all rows are answered already")
+    else:
         logging.info("%d rows, %d at once; the first batch waits for the compiler", size, writer.lanes)
     try:
         with logging_redirect_tqdm():

@@ -76,7 +76,8 @@ def parse_row(row: Mapping[str, Any]) -> list[Message] | str:
         asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return [_message(entry) for entry in _entries(asked)]
     if not isinstance(text, str):
-        raise SkippedRow("neither messages, conversations, text nor prompt")
+        keys = ", ".join(sorted(map(str, row))[:8])
+        raise SkippedRow("neither messages, conversations, text nor prompt" + f" (found {keys})" * bool(keys))
     if not text.strip():
         raise SkippedRow("empty text")
     return text

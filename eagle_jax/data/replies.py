@@ -52,13 +52,17 @@ class Dialogue:
             raise SkippedRow("plain text, which has no replies")
         asked: list[tuple[Message, ...]] = []
         said: list[Message] = []
+
+        def asks() -> bool:
+            return any(turn["role"] == "user" and turn["content"].strip() for turn in said)
+
         for message in row:
             if message["role"] != "assistant":
                 said.append(message)
-            elif any(turn["role"] == "user" for turn in said):
+            elif asks():
                 asked.append(tuple(said))
                 said = []
-        if any(turn["role"] == "user" for turn in said):
+        if asks():
             asked.append(tuple(said))
         if not asked:
             raise SkippedRow("no turn of a user to answer")

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import difflib
 import glob
 import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from eagle_jax.data.corpus import Corpus
 FORMAT = 2
 """Raised when the same rows would be tokenised or kept differently: old caches then count no more."""
 DEFAULT_SPLIT = "train"
+_DATASET = re.compile(r"[\w-]+|[\w-]+/[\w.-]+(?<!\.jsonl)(?<!\.json)(?<!\.parquet)")  # `name` or `owner/name`
 TOKENIZER_KEY = "tokenizer_key"
 """Under which `train.regenerate` notes the tokenizer in its settings.json."""
 
@@ -54,10 +57,8 @@ class Source:
             share = float(weight) if weight else None
         except ValueError:
             raise ValueError(f"source {text!r}: the weight behind @ is {weight!r}, expected a number") from None
-        if split and any(map(os.path.isfile, glob.glob(path))):
-            raise ValueError(
-                f"source {text!r}: #{split} names a part of a dataset of the hub, and {path} is a local file"
-            )
+        if split and cls(path).files:
+            raise ValueError(f"source {text!r}: #{split} names a part of a dataset of the hub, and {path} is here")
         if not path or (share is not None and share <= 0):
             raise ValueError(f"source {text!r} must read path[#split][@weight], the weight positive")
         return cls(path, split or DEFAULT_SPLIT, share)
@@ -69,8 +70,27 @@ class Source:
 
     @property
     def files(self) -> list[Path]:
-        """The local files that `path` names; none for the name of a dataset."""
+        """The local files that `path` names, of a folder those that hold rows; none for the name of a dataset."""
+        if Path(self.path).is_dir():
+            return sorted(path for path in Path(self.path).iterdir() if path.suffix in (".jsonl", ".parquet"))
         return sorted(Path(found) for found in glob.glob(self.path) if os.path.isfile(found))
+
+    def check(self) -> None:
+        """Refuses what is neither there nor reads like the name of a dataset; nothing is fetched.
+
+        Raises:
+          ValueError: naming it, and files of a like name.
+        """
+        folder, files = Path(self.path), self.files
+        if folder.is_dir():
+            if (folder / "log.jsonl").is_file():
+                raise ValueError(f"{self.path} is the directory of a training run and no data: name files of rows")
+            if not files:
+                raise ValueError(f"{self.path} is a directory without JSONL or Parquet files: name files of rows")
+        elif not files and not _DATASET.fullmatch(self.path):
+            beside = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
+            near = difflib.get_close_matches(folder.name, beside, n=1)
+            raise ValueError(f"no file {self.path}" + (f"; there is {folder.parent / near[0]}" if near else ""))
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every row.
@@ -78,11 +98,8 @@ class Source:
         Raises:
           ValueError: no such file or dataset, or a line that is not JSON.
         """
+        self.check()
         files = self.files
-        if not files and any(Path(self.path).glob("shard-*.jsonl*")):
-            raise ValueError(f"{self.path} is a directory of train.regenerate: give '{Path(self.path) / '*.jsonl'}'")
-        if not files and (Path(self.path).suffix in (".jsonl", ".json", ".parquet") or "*" in self.path):
-            raise ValueError(f"no file {self.path}")
         for path in files:
             yield from _parquet(path) if path.suffix == ".parquet" else _jsonl(path)
         if not files:
@@ -194,12 +211,13 @@ def corpus_key(sources: Sequence[Source], tokenizer: Any) -> str:
     """What a built corpus depends on, as 16 letters: contents of files (names of datasets), tokenizer, template."""
     digest = hashlib.sha256(f"{FORMAT}".encode())
     for source in sources:
+        source.check()
         files = source.files
         digest.update(f"{source.path}#{source.split}".encode())
         for path in files:
             with path.open("rb") as content:
                 digest.update(hashlib.file_digest(content, "sha256").digest())
-        if not files and source.path:  # a data set of the hub, or a folder of one, may change under its name
+        if not files:  # a dataset of the hub may change under its name
             digest.update(str(getattr(_dataset(source.path, source.split), "_fingerprint", "")).encode())
     digest.update(tokenizer_key(tokenizer).encode())
     digest.update(str(getattr(tokenizer, "chat_template", "")).encode())

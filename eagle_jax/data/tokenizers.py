@@ -15,6 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from eagle_jax.assets import DEMO, bundled
 from eagle_jax.checkpoints import CheckpointError, tokenizer_directory
 from eagle_jax.config import DecoderConfig
+from eagle_jax.data.conversations import SkippedRow, prompt_ids
 
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 """Any of these makes a tokenizer."""
@@ -58,6 +59,10 @@ def load_tokenizer(
         except (UnicodeDecodeError, TemplateSyntaxError) as error:
             raise CheckpointError(f"the chat template {chat_template} is no Jinja: {error}") from error
         tokenizer.chat_template = text
+        try:
+            prompt_ids(tokenizer, [{"role": "user", "content": "Hello?"}])
+        except SkippedRow as error:
+            raise CheckpointError(f"the chat template {chat_template} shows no question of a user: {error}") from error
     return tokenizer
 
 

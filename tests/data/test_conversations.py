@@ -190,7 +190,8 @@ def test_formats():
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({}, "neither messages, conversations, text nor prompt"),
+        ({}, "neither messages, conversations, text nor prompt$"),
+        ({"output": "b", "instruction": "a"}, r"text nor prompt \(found instruction, output\)"),
         ({"prompt": 3}, "not a list of messages"),
         ({"text": " "}, "empty text"),
         ({"messages": []}, "an empty conversation"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from eagle_jax.data import sources
-from eagle_jax.data.sources import Source, build_corpus, tokenizer_key
+from eagle_jax.data.sources import Source, build_corpus, corpus_key, tokenizer_key
 from tests.data.test_conversations import TEMPLATES, tokenizer_with
 
 TALK = {"messages": [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Ho."}]}
@@ -51,7 +52,7 @@ def test_rows_that_give_nothing_are_counted(tokenizer, tmp_path):
     path = lines(tmp_path / "a.jsonl", TALK, {"messages": TALK["messages"][:1]}, {"x": 1}, {"x": 2})
     corpus, skipped = build_corpus([Source(path)], tokenizer, progress=False)
     assert len(corpus) == 1
-    assert skipped == {"no assistant turn": 1, "neither messages, conversations, text nor prompt": 2}
+    assert skipped == {"no assistant turn": 1, "neither messages, conversations, text nor prompt (found x)": 2}
     with pytest.raises(ValueError, match=r"b\.jsonl has no row to learn from: 1 x no assistant turn"):
         build_corpus(
             [Source(lines(tmp_path / "b.jsonl", {"messages": TALK["messages"][:1]}))], tokenizer, progress=False
@@ -67,7 +68,7 @@ def test_a_built_corpus_is_read_back_and_never_stale(tokenizer, tmp_path, monkey
     monkeypatch.setattr(sources, "_encoded", lambda *_: pytest.fail("tokenised again"))
     again = build_corpus([Source(path)], tokenizer, cache, progress=False)
     assert again[0][0].tokens.tolist() == first[0][0].tokens.tolist()
-    assert again[1] == {"neither messages, conversations, text nor prompt": 1}
+    assert again[1] == {"neither messages, conversations, text nor prompt (found x)": 1}
     monkeypatch.undo()
     lines(tmp_path / "a.jsonl", TALK, TALK)
     assert len(build_corpus([Source(path)], tokenizer, cache, progress=False)[0]) == 2
@@ -109,22 +110,33 @@ def test_specifications(tmp_path):
     assert Source.parse("a.parquet@2") == Source("a.parquet", weight=2.0)
     assert Source.parse("org/name#train_sft@0.5") == Source("org/name", "train_sft", 0.5)
     (tmp_path / "a.jsonl").touch()
-    with pytest.raises(
-        ValueError, match=r"#train names a part of a dataset of the hub, and .*a\.jsonl is a local file"
-    ):
+    with pytest.raises(ValueError, match=r"#train names a part of a dataset of the hub, and .*a\.jsonl is here"):
         Source.parse(f"{tmp_path / 'a.jsonl'}#train")
     for text, message in (("a@b", "behind @ is 'b'"), ("a@-1", "weight positive"), ("@2", "must read path")):
         with pytest.raises(ValueError, match=message):
             Source.parse(text)
 
 
-def test_what_cannot_be_read_is_named(tokenizer, tmp_path):
+def test_what_cannot_be_read_is_named(tokenizer, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"no file .*nowhere\.jsonl"):
         build_corpus([Source(str(tmp_path / "nowhere.jsonl"))], tokenizer, progress=False)
-    (tmp_path / "replies").mkdir()
-    (tmp_path / "replies" / "shard-00000.jsonl").touch()
-    with pytest.raises(ValueError, match=r"replies is a directory of train.regenerate: give '.*replies/\*.jsonl'"):
-        build_corpus([Source(str(tmp_path / "replies"))], tokenizer, progress=False)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty is a directory without JSONL or Parquet files"):
+        build_corpus([Source(str(tmp_path / "empty"))], tokenizer, progress=False)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "log.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(ValueError, match=r"run is the directory of a training run and no data"):
+        build_corpus([Source(str(tmp_path / "run"))], tokenizer, progress=False)
+    (tmp_path / "chats.jsonl").touch()
+    monkeypatch.setattr(sources, "_dataset", lambda *_: pytest.fail("went to the hub"))
+    for name in ("chat.jsonl", "chat*s.json", "a/b/chats"):
+        with pytest.raises(ValueError, match=f"no file .*{re.escape(name)}"):
+            build_corpus([Source(str(tmp_path / name))], tokenizer, progress=False)
+    with pytest.raises(ValueError, match=r"no file .*chat\.jsonl; there is .*chats\.jsonl$"):
+        corpus_key([Source(str(tmp_path / "chat.jsonl"))], tokenizer)
+    with pytest.raises(ValueError, match=r"no file chats\.jsonl"):
+        corpus_key([Source("chats.jsonl")], tokenizer)
+    monkeypatch.undo()
     with pytest.raises(ValueError, match=r"'no/such' is no local file, and no dataset no/such#train could be loaded"):
         build_corpus([Source("no/such")], tokenizer, progress=False)
     (tmp_path / "a.jsonl").write_text('{"messages": []}\n{"messages"', encoding="utf-8")

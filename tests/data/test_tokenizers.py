@@ -96,5 +96,10 @@ def test_a_chat_template_may_be_given(config, tmp_path, repository):
         (tmp_path / "other.jinja").write_bytes(content)
         with pytest.raises(CheckpointError, match=message):
             load_tokenizer("demo", config, chat_template=tmp_path / "other.jinja")
+    (tmp_path / "readme.jinja").write_text("# Read me")
+    with pytest.raises(
+        CheckpointError, match=r"readme\.jinja shows no question of a user: the chat template drops a turn"
+    ):
+        load_tokenizer("demo", config, chat_template=tmp_path / "readme.jinja")
     (tmp_path / "marked.jinja").write_text(TEMPLATES["marked"])
     assert load_tokenizer("demo", config, chat_template=tmp_path / "marked.jinja").chat_template == TEMPLATES["marked"]

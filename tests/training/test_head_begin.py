@@ -167,3 +167,15 @@ def test_what_the_sources_bring_and_the_draft_vocabulary_misses_is_told(place, t
     for source, documents, share in zip(sources, (60, 4), ("25.0", "75.0"), strict=True):
         tokens = sum(len(json.loads(line)["tokens"]) for line in Path(source).read_text().splitlines())
         assert f"{source}: {documents} documents, {tokens} tokens, {share}% of the documents" in caplog.text
+
+
+def test_a_head_that_training_makes_worse_stays_the_best(place, tmp_path, capsys):
+    """What `--init` begins with is measured as well."""
+    assert train.head.main(args_of(place, tmp_path / "first", data_axis=1, steps=1)) == 0
+    head = str(tmp_path / "first")
+    options = dict(data_axis=1, init=head, heldout=(str(place / "held.jsonl"),), steps=2, rate=10.0, warmup=1)
+    assert train.head.main(args_of(place, tmp_path / "more", **options)) == 0
+    taus = [(line["step"], line["tau"]) for line in measured(tmp_path / "more")]
+    assert [step for step, _ in taus] == [0, 2]
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["head_step"] == max(taus, key=lambda each: (each[1], -each[0]))[0]

@@ -250,6 +250,8 @@ def test_features_written_beforehand_teach_the_same(place, whole, tmp_path, caps
         (dict(data=("HERE/beyond.jsonl",)), r"beyond.jsonl, row 1 \(from 0\): token id 512, and the target's vocabul"),
         (dict(init="./nowhere"), "no such directory: nowhere"),
         (dict(init="./tests"), "--init ./tests: no config.json in"),
+        (dict(decay=7.0), "--decay 7.0 must be at most 1"),
+        (dict(seed=-1), "--seed -1 must not be negative"),
         (dict(decay=-0.1), "--decay -0.1 must not be negative"),
         (dict(wandb="project"), "--wandb needs the package of that name"),
         (dict(eval_tree="4,2,9999"), "--eval-tree 4,2,9999: TreeConfig.num_nodes=9999 exceeds"),

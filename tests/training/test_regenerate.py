@@ -229,7 +229,7 @@ def test_other_settings_are_refused(folder, whole):
         program.main(args_of(folder, whole, seed=1))
     row = json.dumps(asking("other"))
     (folder / "c.jsonl").write_text(row + "\n")
-    with pytest.raises(ValueError, match=r"data was .* and is now .*; rows_and_tokenizer was "):
+    with pytest.raises(ValueError, match=r"data was .* and is now .*; contents of data was "):
         program.main(args_of(folder, whole, data=(str(folder / "c.jsonl"),)))
     assert written(whole) == before
 
@@ -245,6 +245,9 @@ def test_other_settings_are_refused(folder, whole):
         ([asking("a")], {"vocab": 262}, "a vocabulary of 263, and the target's vocabulary has 262"),
         ([asking("a")], {"max_new_tokens": 400}, "--max-prompt 384 plus --max-new-tokens 400 exceeds the target's 512"),
         ([asking("a")], {"temperatures": ()}, "--temperatures () must be at least one number"),
+        ([asking("a")], {"top_p": 2.0}, "--top-p 2.0 must lie above 0 and be at most 1"),
+        ([asking("a")], {"seed": -1}, "--seed -1 must not be negative"),
+        ([{"prompt": " "}], {}, "no row has a reply to be written: 1 x no turn of a user to answer"),
         ([asking("a")], {"limit": 0}, "--limit 0 must be at least 1"),
         ([asking("a")], {"tensor": 3}, "--tensor 3 must divide the 4 devices"),
         ([asking("a")], {"data": ()}, "--data needs at least one source"),
