@@ -48,6 +48,16 @@ def test_the_same_budget_for_each():
     assert all(f" {rate} " in TEXT for rate in rates | {"4e-3"})
 
 
+def test_the_bundled_heads_table_is_that_of_their_runs():
+    runs = json.loads((DOCS / "evidence" / "heads.json").read_text(encoding="utf-8"))["runs"]
+    for title, record in runs.items():
+        (row,) = [line for line in TEXT.splitlines() if line.startswith(f"| {title} |")]
+        found = [cell.strip() for cell in row.split("|")[2:6]]
+        taus = {line["step"]: f"{line['tau']:.2f}" for line in record["measured"]}
+        assert found == [taus.get(step, "-") for step in (600, 1200, 1800, 2400)]
+    assert len(runs) == 4
+
+
 def test_figures_are_there_and_shown():
     shown = set(re.findall(r"!\[[^\]]+\]\(evidence/([\w.]+)\)", TEXT))
     assert shown == {path.name for path in (DOCS / "evidence").glob("*.png")}
