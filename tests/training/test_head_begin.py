@@ -166,7 +166,7 @@ def test_what_the_sources_bring_and_the_draft_vocabulary_misses_is_told(place, t
     assert re.search(r"the draft vocabulary reaches [\d.]+% of what is supervised, the rest can never", caplog.text)
     for source, documents, share in zip(sources, (60, 4), ("25.0", "75.0"), strict=True):
         tokens = sum(len(json.loads(line)["tokens"]) for line in Path(source).read_text().splitlines())
-        assert f"{source}: {documents} documents, {tokens} tokens, {share}% of the documents" in caplog.text
+        assert f"{source}: {documents} documents, {tokens} tokens, {share}% of what is drawn" in caplog.text
 
 
 def test_a_head_that_training_makes_worse_stays_the_best(place, tmp_path, capsys):
