@@ -112,7 +112,8 @@ class Run:
         cache = args.out / "data"
         leads = jax.process_index() == 0
         self.key = corpus_key(sources, tokenizer)
-        build = functools.partial(build_corpus, sources, tokenizer, cache, progress=leads, key=self.key)
+        build = functools.partial(build_corpus, sources, tokenizer, cache, progress=leads, key=self.key,
+                                  vocab_size=self.target.config.vocab_size)  # fmt: skip
         self.corpus, self.skipped = distributed.leader_first(build, "corpus")
         self.corpus.check_vocabulary(self.target.config.vocab_size)
         count = jax.process_count()

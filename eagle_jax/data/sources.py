@@ -154,12 +154,14 @@ def build_corpus(
     *,
     progress: bool = True,
     key: str | None = None,
+    vocab_size: int | None = None,
 ) -> tuple[Corpus, dict[str, int]]:
     """Tokenises every row of every source; what has been built from the same is read back.
 
     Args:
       cache: directory of built corpora, by a key of the sources' contents, the tokenizer and its chat template.
       key: that of `corpus_key`, where the caller has it: for it every file is read.
+      vocab_size: the target's, beyond which no token id may lie.
 
     Returns:
       the corpus, its names those of the sources, and how many rows were left out for which reason.
@@ -196,6 +198,8 @@ def build_corpus(
     for reason, count in skipped.most_common():
         logging.info("left out %d row%s: %s", count, "s" if count > 1 else "", reason)
     corpus = Corpus.from_documents(documents, origin, names, rows)
+    if vocab_size is not None:
+        corpus.check_vocabulary(vocab_size)
     if path is not None:
         corpus.save(path, {"skipped.json": json.dumps(skipped)})
     return corpus, dict(skipped)
