@@ -156,7 +156,7 @@ def main(args: Args) -> dict[str, Any]:
             if rows
         },
         "machine": machine(),
-        "settings": dataclasses.asdict(args) | {"data": str(args.data)},
+        "settings": dataclasses.asdict(args) | {"data": args.data.name},  # where it lies says nothing
     }
     print_table(report)
     if args.golden:

@@ -24,7 +24,6 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.acceptance import measure_n_alpha, measure_tau
-from eagle_jax.checkpoints import config_directory, read_target_config
 from eagle_jax.config import DecoderConfig
 from eagle_jax.data.prompts import prompts_by_source
 from eagle_jax.data.tokenizers import load_tokenizer
@@ -34,7 +33,7 @@ from eagle_jax.programs import at_least_one, not_negative, parse_tree, run
 from eagle_jax.request import bucket
 from eagle_jax.training.step import observe
 from eagle_jax.types import Params, Texts
-from train.places import head_path, naming, target_path
+from train.places import head_path, naming, target_config, target_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,15 +78,11 @@ def main(args: Args) -> None:
     at_least_one(args, "prompts", "max_new_tokens", "max_prompt")
     not_negative(args, "seed", "temperatures")
     tree = dataclasses.replace(parse_tree(args.tree), sampled_ranking=args.sampled_ranking)
-    path, head_at = target_path(args.target), head_path(args.head)
-    with naming("--target", args.target):
-        config = read_target_config(config_directory(path))
-    with naming("--head", args.head):
-        config_directory(head_at)
+    config, head_at = target_config(args.target), head_path(args.head)
     tokenizer = load_tokenizer(args.tokenizer or args.target, config, chat_template=args.chat_template)
     asked = prompts_by_source(args.heldout, tokenizer, args.prompts, args.max_prompt)
     with naming("--target", args.target):
-        target = eagle_jax.load_target(path, args.dtype)
+        target = eagle_jax.load_target(target_path(args.target), args.dtype)
     with naming("--head", args.head):
         head = eagle_jax.load_drafter(head_at, target, tree=tree)
     results: list[dict[str, Any]] = []

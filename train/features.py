@@ -114,8 +114,7 @@ def write(
       ValueError: other features are there, or the disk has no room for these.
     """
     key = corpus_key(sources, tokenizer)
-    corpus, _ = build_corpus(sources, tokenizer, args.out / "data", key=key)
-    corpus.check_vocabulary(target.config.vocab_size)
+    corpus, _ = build_corpus(sources, tokenizer, args.out / "data", key=key, vocab_size=target.config.vocab_size)
     layout = Layout(
         key, args.target, distributed.fingerprint(target.params), distributed.fingerprint(target.params, layers=False),
         args.dtype, taps, target.config.hidden_size, args.stored, args.length,

@@ -28,13 +28,14 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from eagle_jax import distributed
+from eagle_jax.checkpoints.staging import sweep
 from eagle_jax.data.sources import Source
 from eagle_jax.measure import use_compilation_cache
 from eagle_jax.programs import at_least_one, not_negative, run
 from eagle_jax.training import host
 from eagle_jax.training.step import UpdateReport
 from train.log import RunLog
-from train.places import alone_in, sweep
+from train.places import alone_in
 from train.run import Run
 from train.setup import check_places
 
@@ -202,8 +203,7 @@ def check(args: Args) -> None:
     if args.heldout and args.eval_tokens >= args.length:
         raise ValueError(f"--eval-tokens {args.eval_tokens} must be below --length {args.length}")
     sources = [[Source.parse(text) for text in texts] for texts in (args.data, args.heldout)]
-    given = [{str(file.resolve()) for one in part for file in one.files} for part in sources]
-    given = [files | {one.name for one in part} for files, part in zip(given, sources, strict=True)]
+    given = [{str(at) for one in part for at in (one.name, *map(Path.resolve, one.files))} for part in sources]
     if both := sorted(set.intersection(*given)):
         raise ValueError(f"{both[0]} is in --data and in --heldout: what tau is measured on must not be trained on")
 

@@ -169,14 +169,14 @@ class RunLog:
 
 def shares(this: Run) -> list[str]:
     """What every source brings: documents, tokens, and its share of what is drawn."""
-    corpus, told = this.corpus, []
-    drawn = this.weights or {name: len(corpus.of(name)) for name in corpus.names}
-    for name in corpus.names:
-        documents = corpus.of(name)
-        share = 100 * drawn[name] / sum(drawn.values())
-        tokens = corpus.lengths[documents].sum()
-        told.append(f"{name}: {len(documents)} documents, {tokens} tokens, {share:.1f}% of what is drawn")
-    return told
+    documents = {name: this.corpus.of(name) for name in this.corpus.names}
+    drawn = this.weights or {name: len(found) for name, found in documents.items()}
+    whole = sum(drawn.values())
+    return [
+        f"{name}: {len(found)} documents, {this.corpus.lengths[found].sum()} tokens, "
+        f"{100 * drawn[name] / whole:.1f}% of what is drawn"
+        for name, found in documents.items()
+    ]
 
 
 def flat(record: dict[str, Any]) -> list[tuple[str, float]]:

@@ -7,14 +7,13 @@ import fcntl
 import json
 import logging
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from eagle_jax.assets import DEMO, bundled
-from eagle_jax.checkpoints import CheckpointError
+from eagle_jax.checkpoints import CheckpointError, config_directory, read_target_config
 from eagle_jax.checkpoints.staging import write_whole
-from eagle_jax.config import ConfigError
+from eagle_jax.config import ConfigError, DecoderConfig
 
 LOCK, RUN = ".lock", "run.json"
 
@@ -24,11 +23,21 @@ def target_path(text: str) -> str:
     return str(bundled("target")) if text == DEMO else text
 
 
+def target_config(text: str) -> DecoderConfig:
+    """The configuration of what `--target` names, of which no weights are read.
+
+    Raises:
+      CheckpointError: there is none.
+    """
+    with naming("--target", text):
+        return read_target_config(config_directory(target_path(text)))
+
+
 def head_path(text: str, option: str = "--head", part: str = "eagle2") -> str:
     """A path or hub id as it is; of "demo", that of the bundled head `part`; of a run of `train.head`, its head's.
 
     Raises:
-      ValueError: the run has no head yet.
+      ValueError: the run has no head yet. CheckpointError: there is nothing there.
     """
     if text == DEMO:
         return str(bundled(part))
@@ -37,6 +46,8 @@ def head_path(text: str, option: str = "--head", part: str = "eagle2") -> str:
         if not (run / "head" / "config.json").is_file():
             raise ValueError(f"{option} {text} is the directory of a training run, which has no head yet: let it go on")
         return str(run / "head")
+    with naming(option, text):
+        config_directory(text)
     return text
 
 
@@ -72,16 +83,6 @@ def check_own(out: Path, marks: Sequence[str], what: str) -> None:
         return
     if any(path.name != LOCK for path in out.iterdir()):
         raise ConfigError(f"--out {out} has files in it and is not {what}: give another directory")
-
-
-def sweep(*folders: Path) -> None:
-    """Removes what killed runs left half written in folders that this run has alone."""
-    for folder in folders:
-        for path in [*folder.glob(".*.????????"), *folder.glob("*.partial")]:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
 
 
 @contextlib.contextmanager

@@ -27,7 +27,6 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 import eagle_jax
 from eagle_jax import distributed
-from eagle_jax.checkpoints import config_directory, read_target_config
 from eagle_jax.config import ConfigError, DecoderConfig
 from eagle_jax.converse import Row, Writer, report_of
 from eagle_jax.data.conversations import SkippedRow, parse_row
@@ -38,7 +37,7 @@ from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.measure import use_compilation_cache
 from eagle_jax.programs import at_least_one, not_negative, parse_tree, run
 from eagle_jax.sharding import make_mesh
-from train.places import alone_in, check_own, head_path, naming, target_path
+from train.places import alone_in, check_own, head_path, naming, target_config, target_path
 from train.progress import Progress
 
 LONGEST_WAIT = 7 * 24 * 3600
@@ -114,11 +113,9 @@ def main(args: Args) -> None:
     distributed.initialise()
     sources = [Source.parse(text) for text in args.data]
     parse_tree(args.tree)
-    with naming("--target", args.target):
-        config = read_target_config(config_directory(target_path(args.target)))
+    config = target_config(args.target)
     if args.head is not None:
-        with naming("--head", args.head):
-            config_directory(head_path(args.head))
+        head_path(args.head)  # is there
     if args.max_prompt + args.max_new_tokens > config.max_position:
         raise ValueError(
             f"--max-prompt {args.max_prompt} plus --max-new-tokens {args.max_new_tokens} exceeds the target's "

@@ -22,7 +22,7 @@ from eagle_jax.data.features import Features
 from eagle_jax.data.loading import Batches
 from eagle_jax.data.sources import Source, build_corpus, corpus_key
 from eagle_jax.data.tokenizers import load_tokenizer
-from eagle_jax.data.vocabulary import cached_vocabulary, count_tokens
+from eagle_jax.data.vocabulary import cached_vocabulary, count_tokens, coverage_of
 from eagle_jax.programs import parse_tree
 from eagle_jax.sharding import param_shardings
 from eagle_jax.training import host
@@ -115,7 +115,6 @@ class Run:
         build = functools.partial(build_corpus, sources, tokenizer, cache, progress=leads, key=self.key,
                                   vocab_size=self.target.config.vocab_size)  # fmt: skip
         self.corpus, self.skipped = distributed.leader_first(build, "corpus")
-        self.corpus.check_vocabulary(self.target.config.vocab_size)
         count = jax.process_count()
         self.batches = Batches(
             self.corpus, self.weights, length=args.length, rows=args.rows // count, seed=args.seed,
@@ -140,9 +139,9 @@ class Run:
             return None, 1.0
         size, vocab = self.config.draft_vocab_size, self.target.config.vocab_size
         if self.initial is not None:
-            counts = count_tokens(self.corpus.tokens, self.corpus.supervised, vocab)
             d2t = np.asarray(self.initial["d2t"])
-            return d2t, float(counts[d2t + np.arange(size)].sum() / counts.sum())
+            counts = count_tokens(self.corpus.tokens, self.corpus.supervised, vocab)
+            return d2t, coverage_of(counts, d2t + np.arange(size))
         count = functools.partial(cached_vocabulary, self.corpus, self.key, size, vocab, self.args.out / "data")
         _, d2t, coverage = distributed.leader_first(count, "vocabulary")
         return d2t, coverage

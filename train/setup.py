@@ -119,8 +119,7 @@ def check_places(args: Args) -> None:
     if args.features is not None and not (args.features / "layout.json").is_file():
         raise ConfigError(f"--features {args.features} holds no features: `python -m train.features` writes them")
     if args.init is not None:
-        with naming("--init", args.init):
-            config_directory(head_path(args.init, "--init", PARTS[args.method]))
+        head_path(args.init, "--init", PARTS[args.method])  # is there
 
 
 def load_target(path: str | Path, args: Args, mesh: jax.sharding.Mesh) -> eagle_jax.Target:

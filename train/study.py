@@ -28,7 +28,6 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.acceptance import measure_n_alpha, measure_tau
-from eagle_jax.checkpoints import config_directory, read_target_config
 from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.config import load_yaml
 from eagle_jax.data.prompts import prompts_by_source
@@ -37,7 +36,7 @@ from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.measure import machine, use_compilation_cache
 from eagle_jax.programs import at_least_one, parse_tree, run
 from train.head import Args as HeadArgs
-from train.places import naming, target_path
+from train.places import target_config, target_path
 from train.study_report import write_report
 
 SHARES = (1, 2, 4, 8)
@@ -121,8 +120,7 @@ def main(args: Args) -> None:
     if unknown := [name for name in chosen if name not in RUNS]:
         raise ValueError(f"--only {unknown[0]}: there is no such run; there are {', '.join(RUNS)}")
     path = target_path(args.target)
-    with naming("--target", args.target):
-        config = read_target_config(config_directory(path))
+    config = target_config(args.target)
     tokenizer = load_tokenizer(args.target, config)
     asked = prompts_by_source(args.heldout, tokenizer, args.prompts, args.max_prompt)
     parts = divide(args.replies, args.out / "replies")

@@ -85,6 +85,16 @@ def replacing(directory: Path) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
+def sweep(*folders: Path) -> None:
+    """Removes what killed processes left half written of the above, in folders that nobody else writes to."""
+    for folder in folders:
+        for path in [*folder.glob(".*.????????"), *folder.glob("*.partial")]:  # of mkdtemp; of write_whole, of corpora
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
 def _umask() -> int:
     # mkdtemp makes private directories and safetensors private files; a saved checkpoint is as readable as other files.
     mask = os.umask(0)

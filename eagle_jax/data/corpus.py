@@ -118,15 +118,13 @@ class Corpus:
         Raises:
           ValueError: naming the source and the row.
         """
-        largest = int(np.max(self.tokens, initial=0))
-        smallest = int(np.min(self.tokens, initial=0))
-        if largest >= size or smallest < 0:
-            bad = largest if largest >= size else smallest
-            place = np.flatnonzero(self.tokens == bad)[0]
-            document = int(np.searchsorted(self.starts, place, side="right")) - 1
+        beyond = np.flatnonzero((self.tokens < 0) | (self.tokens >= size))
+        if len(beyond):
+            document = int(np.searchsorted(self.starts, beyond[0], side="right")) - 1
             name = self.names[self.source[document]]
             raise ValueError(
-                f"{name}, row {self.row[document]} (from 0): token id {bad}, and the target's vocabulary has {size}: "
+                f"{name}, row {self.row[document]} (from 0): token id {self.tokens[beyond[0]]}, and the target's "
+                f"vocabulary has {size}: "
                 "these are tokens of another model; regenerate the replies with the target that the head is for"
             )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import difflib
+import functools
 import glob
 import hashlib
 import json
@@ -135,6 +136,7 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
         raise ValueError(f"{path} cannot be read as Parquet: {error}") from error
 
 
+@functools.lru_cache(maxsize=16)  # asked for its key and for its rows
 def _dataset(name: str, split: str) -> Iterable[dict[str, Any]]:
     import datasets
 
@@ -154,7 +156,7 @@ def build_corpus(
     *,
     progress: bool = True,
     key: str | None = None,
-    vocab_size: int | None = None,
+    vocab_size: int = 2**31,
 ) -> tuple[Corpus, dict[str, int]]:
     """Tokenises every row of every source; what has been built from the same is read back.
 
@@ -167,14 +169,16 @@ def build_corpus(
       the corpus, its names those of the sources, and how many rows were left out for which reason.
 
     Raises:
-      ValueError: a source that cannot be read, without a single usable row, or given twice.
+      ValueError: a source that cannot be read, without a single usable row, or given twice; tokens of another model.
     """
     names = [source.name for source in sources]
     if twice := [name for name, count in collections.Counter(names).items() if count > 1]:
         raise ValueError(f"the source {twice[0]} is given twice: give it once, with a weight (@) for a larger share")
     path = None if cache is None else cache / f"corpus-{key or corpus_key(sources, tokenizer)}"
     if path is not None and path.is_dir():
-        return Corpus.load(path), json.loads((path / "skipped.json").read_text(encoding="utf-8"))
+        corpus = Corpus.load(path)
+        corpus.check_vocabulary(vocab_size)
+        return corpus, json.loads((path / "skipped.json").read_text(encoding="utf-8"))
     from tqdm.auto import tqdm
 
     documents: list[Encoded] = []
@@ -198,8 +202,7 @@ def build_corpus(
     for reason, count in skipped.most_common():
         logging.info("left out %d row%s: %s", count, "s" if count > 1 else "", reason)
     corpus = Corpus.from_documents(documents, origin, names, rows)
-    if vocab_size is not None:
-        corpus.check_vocabulary(vocab_size)
+    corpus.check_vocabulary(vocab_size)
     if path is not None:
         corpus.save(path, {"skipped.json": json.dumps(skipped)})
     return corpus, dict(skipped)

@@ -5,12 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
-
-from jinja2 import TemplateSyntaxError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from eagle_jax.assets import DEMO, bundled
 from eagle_jax.checkpoints import CheckpointError, tokenizer_directory
@@ -19,7 +15,6 @@ from eagle_jax.data.conversations import SkippedRow, prompt_ids
 
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 """Any of these makes a tokenizer."""
-_GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # a tag of transformers, which plain Jinja does not know
 
 
 def load_tokenizer(
@@ -54,15 +49,10 @@ def load_tokenizer(
         if not chat_template.is_file():
             raise CheckpointError(f"no chat template at {chat_template}: give a Jinja file")
         try:
-            text = chat_template.read_text(encoding="utf-8").strip("\n")
-            ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", text))
-        except (UnicodeDecodeError, TemplateSyntaxError) as error:
-            raise CheckpointError(f"the chat template {chat_template} is no Jinja: {error}") from error
-        tokenizer.chat_template = text
-        try:
+            tokenizer.chat_template = chat_template.read_text(encoding="utf-8").strip("\n")
             prompt_ids(tokenizer, [{"role": "user", "content": "Hello?"}])
-        except SkippedRow as error:
-            raise CheckpointError(f"the chat template {chat_template} shows no question of a user: {error}") from error
+        except (UnicodeDecodeError, SkippedRow) as error:
+            raise CheckpointError(f"{chat_template} is no chat template that shows a user's turn: {error}") from error
     return tokenizer
 
 

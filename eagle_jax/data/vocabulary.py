@@ -31,7 +31,12 @@ def draft_vocabulary(counts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndar
     if not 1 <= size <= len(counts):
         raise ConfigError(f"draft vocabulary size {size} must be between 1 and the target's {len(counts)}")
     kept = np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
-    return kept, kept - np.arange(size, dtype=np.int32), float(counts[kept].sum() / max(counts.sum(), 1))
+    return kept, kept - np.arange(size, dtype=np.int32), coverage_of(counts, kept)
+
+
+def coverage_of(counts: np.ndarray, kept: np.ndarray) -> float:
+    """Share of the counted tokens that are among the `kept` ids."""
+    return float(counts[kept].sum() / max(counts.sum(), 1))
 
 
 def cached_vocabulary(

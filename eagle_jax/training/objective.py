@@ -182,15 +182,14 @@ def unrolled_loss(
 
 def judged_rows(texts: Texts, steps: int) -> Float[Array, " steps"]:
     """Rows of packed texts, [B, T], that each unrolled step is judged by; those outside a draft vocabulary included."""
-    supervised, segments = ahead(texts.supervised, 1), ahead(texts.segments, 1)
-    rows = [_predicted(texts, supervised, segments, k) for k in range(steps)]
-    return jnp.stack([jnp.sum(row, dtype=jnp.float32) for row in rows])
+    return jnp.sum(_judged_rows(texts, steps), axis=(1, 2), dtype=jnp.float32)
 
 
-def _predicted(texts: Texts, supervised: Array, segments: Array, k: int) -> Bool[Array, "B T"]:
+def _judged_rows(texts: Texts, steps: int) -> Bool[Array, "n B T"]:
     """Whether row t holds a guess of step k that is to be judged: token t + 1 is supervised, of the row's document."""
-    origin = behind(texts.segments, 1 + k)
-    return supervised & (origin == segments) & (origin > 0)
+    supervised, segments = ahead(texts.supervised, 1), ahead(texts.segments, 1)
+    origins = [behind(texts.segments, 1 + k) for k in range(steps)]
+    return jnp.stack([supervised & (origin == segments) & (origin > 0) for origin in origins])
 
 
 class _Sums(NamedTuple):
@@ -230,9 +229,7 @@ def _judged(
     else:
         head_logits = target_logits
     guessed = jnp.stack([behind(state, 1 + k) for k, state in enumerate(states)])
-    supervised = jnp.stack(
-        [_predicted(texts, ahead(texts.supervised, 1), ahead(texts.segments, 1), k) for k in range(objective.steps)]
-    )
+    supervised = _judged_rows(texts, objective.steps)
     sums = _by_chunks(objective, guessed, signals.hidden, supervised, target_logits, head_logits, kept)
     if objective.feature_weight == 0:
         return sums

@@ -123,12 +123,12 @@ def test_a_checkpoint_cut_off_in_the_middle_does_not_count(checkpoints, tmp_path
     """What `kill -9` leaves: a directory under a temporary name."""
     checkpoints.save(1, state(), {"x": 1})
     checkpoints.wait()
-    torn = tmp_path / "latest" / "2.orbax-checkpoint-tmp"
+    torn = tmp_path / "latest" / "3.orbax-checkpoint-tmp"
     (torn / "state").mkdir(parents=True)
     (torn / "notes.json").write_text(json.dumps({}))
     with contextlib.closing(TrainingCheckpoints(tmp_path)) as again:
         assert again.step == 1
-        assert not torn.exists(), "it would lie there for ever"
-        again.save(2, state(), {"x": 2})
+        again.save(2, state(), {"x": 2})  # waits for what was begun when it was opened: the removal of the torn one
         again.wait()
+        assert not torn.exists(), "it would lie there for ever"
         assert again.notes() == {"x": 2}

@@ -92,14 +92,13 @@ def test_a_chat_template_may_be_given(config, tmp_path, repository):
     assert text.endswith("answers to the user's questions. USER: Hi ASSISTANT:")
     with pytest.raises(CheckpointError, match=r"no chat template at .*nowhere\.jinja: give a Jinja file"):
         load_tokenizer("demo", config, chat_template=tmp_path / "nowhere.jinja")
-    for content, message in ((b"{% if %}", "is no Jinja: Expected"), (b"\xff\xfe\x00", "is no Jinja: 'utf-8' codec")):
-        (tmp_path / "other.jinja").write_bytes(content)
-        with pytest.raises(CheckpointError, match=message):
-            load_tokenizer("demo", config, chat_template=tmp_path / "other.jinja")
-    (tmp_path / "readme.jinja").write_text("# Read me")
-    with pytest.raises(
-        CheckpointError, match=r"readme\.jinja shows no question of a user: the chat template drops a turn"
+    for content, reason in (
+        (b"{% if %}", "refuses .*Expected"),
+        (b"\xff\xfe", "'utf-8' codec"),
+        (b"# Me", "drops a turn"),
     ):
-        load_tokenizer("demo", config, chat_template=tmp_path / "readme.jinja")
+        (tmp_path / "other.jinja").write_bytes(content)
+        with pytest.raises(CheckpointError, match=rf"other\.jinja is no chat template that shows .*{reason}"):
+            load_tokenizer("demo", config, chat_template=tmp_path / "other.jinja")
     (tmp_path / "marked.jinja").write_text(TEMPLATES["marked"])
     assert load_tokenizer("demo", config, chat_template=tmp_path / "marked.jinja").chat_template == TEMPLATES["marked"]

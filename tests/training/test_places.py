@@ -9,7 +9,7 @@ import pytest
 
 from eagle_jax.assets import bundled
 from eagle_jax.config import ConfigError
-from train.places import LOCK, alone_in, check_own, head_path, naming, note_run, sweep, target_of_head, target_path
+from train.places import LOCK, alone_in, check_own, head_path, naming, note_run, target_of_head, target_path
 
 HOLDING = """
 import sys, time
@@ -73,16 +73,6 @@ def test_checkpoints_by_name(tmp_path):
     assert target_of_head(str(tmp_path / "head")) is None
     note_run(tmp_path, "some/model")
     assert target_of_head(str(tmp_path / "head")) == "some/model"
-
-
-def test_what_killed_runs_left_half_written_is_removed(tmp_path):
-    for name in (".head.n9yqdxgf", "corpus-1.17091.partial", "head", "corpus-1"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").touch()
-    for name in ("figure.png.partial", "figure.png", LOCK):
-        (tmp_path / name).touch()
-    sweep(tmp_path, tmp_path / "nowhere")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK, "corpus-1", "figure.png", "head"]
 
 
 def test_errors_name_their_option():
