@@ -42,6 +42,7 @@ SHORTER = {
     "infer.bench": "--limit 1 --max-new-tokens 16 --repeats 1",
     "infer.profile": "--turns 2 --repeats 1",
     "train.head": "--steps 2 --unroll 1 --length 96 --warmup 1 --eval-prompts 1 --eval-tokens 8 --out {tmp}/run",
+    "train.bench_step": "--size tiny --no-compile --repeats 1",
 }
 
 
