@@ -1,20 +1,14 @@
-"""Frozen dataclasses that describe models, heads and draft trees, and the strict YAML loader.
+"""Frozen dataclasses that describe models, heads and draft trees.
 
 Nothing here imports JAX: a configuration is hashable, comparable and safe to use as a static argument of `jax.jit`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import difflib
 import numbers
-import types
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
-
-import yaml
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args
 
 
 class ConfigError(ValueError):
@@ -150,6 +144,10 @@ class HeadConfig:
             )
 
 
+Verification = Literal["deterministic", "rejection", "block", "traversal"]
+"""Names of the acceptance rules."""
+
+
 @dataclasses.dataclass(frozen=True)
 class TreeConfig:
     """Shape of the draft tree. All trees are static in shape: `num_nodes` drafted nodes, the root not counted.
@@ -169,6 +167,11 @@ class TreeConfig:
         "draw": how likely each is the very token that the target will draw, whose noise the key tells beforehand; the
         most is accepted. "law": the head's law at the sampling temperature. "untempered": its law at temperature 1, as
         the papers' code ranks. The text is the same with all three.
+      top_p: a node of a ranked tree gets children until their probability reaches this, `top_k` at most.
+      verification: the acceptance rule. "deterministic" walks a ranked tree with the target's own draws; the text of a
+        key is then the same with every drafter. The others are for sampled drafts, whose law they accept by, and at
+        temperature 0 do the same as the first: "rejection" (standard speculative sampling; siblings without
+        replacement), "block" (chains) and "traversal" (static trees), both of which accept longer. See `rejection`.
 
     Raises:
       ConfigError: naming the bound that is broken.
@@ -181,8 +184,11 @@ class TreeConfig:
     rank_by: Literal["value", "confidence"] = "value"
     rerank: bool = True
     sampled_ranking: Literal["draw", "law", "untempered"] = "draw"
+    top_p: float = 1.0
+    verification: Verification = "deterministic"
 
     def __post_init__(self) -> None:
+        self._check_rules()
         if self.rank_by not in ("value", "confidence"):
             raise ConfigError(f"TreeConfig.rank_by={self.rank_by!r} must be 'value' or 'confidence'")
         if self.sampled_ranking not in ("draw", "law", "untempered"):
@@ -216,6 +222,27 @@ class TreeConfig:
                 f"never be kept with its ancestors; lower depth to at most {self.num_nodes} or raise num_nodes"
             )
 
+    def _check_rules(self) -> None:
+        rules = get_args(Verification)
+        if self.verification not in rules:
+            raise ConfigError(f"TreeConfig.verification={self.verification!r} must be one of {', '.join(rules)}")
+        if isinstance(self.top_p, bool) or not isinstance(self.top_p, numbers.Real) or not 0 < self.top_p <= 1:
+            raise ConfigError(f"TreeConfig.top_p={self.top_p!r} must lie in (0, 1]; 1 gives every node top_k children")
+        if self.verification == "deterministic":
+            return
+        if self.parents is None and self.top_k != 1:
+            raise ConfigError(
+                f"TreeConfig.verification={self.verification!r} is for drafts whose shape does not depend on the "
+                "tokens drawn: use it with TreeConfig.chain or TreeConfig.static, or take 'deterministic'"
+            )
+        if self.verification == "block" and self.parents is not None and max(sibling_ranks(self.parents)) > 0:
+            raise ConfigError("TreeConfig.verification='block' is for chains: for a tree, take 'traversal'")
+        if self.top_p != 1:
+            raise ConfigError(
+                f"TreeConfig.top_p={self.top_p} chooses among ranked children, and verification="
+                f"{self.verification!r} wants sampled ones: leave one of them out"
+            )
+
     def _derive_from_parents(self, parents: tuple[int, ...]) -> None:
         derived = {
             "depth": max(_static_depths(parents)),
@@ -240,15 +267,15 @@ class TreeConfig:
         return self.top_k + (self.depth - 1) * self.top_k**2
 
     @classmethod
-    def chain(cls, length: int) -> TreeConfig:
+    def chain(cls, length: int, verification: Verification = "deterministic") -> TreeConfig:
         """A chain of `length` tokens: a tree whose every node has one child."""
-        return cls(depth=length, top_k=1, num_nodes=length)
+        return cls(depth=length, top_k=1, num_nodes=length, verification=verification)
 
     @classmethod
-    def static(cls, parents: Sequence[int]) -> TreeConfig:
+    def static(cls, parents: Sequence[int], verification: Verification = "deterministic") -> TreeConfig:
         """A tree of fixed shape, given by its `parents` list; that of EAGLE-1 is `EAGLE1_PARENTS`."""
         given: Any = () if parents is None else parents  # None would be a dynamic tree; the checks make a tuple of it
-        return cls(parents=given)
+        return cls(parents=given, verification=verification)
 
 
 EAGLE1_PARENTS = (*[-1] * 4, 0, 0, 0, 1, 1, 2, 2, 3, 4, 4, 4, 5, 5, 6, 6, 7, 12, 12, 12, 20, 20)
@@ -294,93 +321,3 @@ def sibling_ranks(parents: Sequence[int]) -> tuple[int, ...]:
         ranks.append(seen.get(parent, 0))
         seen[parent] = ranks[-1] + 1
     return tuple(ranks)
-
-
-T = TypeVar("T")
-
-
-def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str = "config") -> T:
-    """Builds the dataclass `cls` from `values`, recursing into dataclass fields.
-
-    Raises:
-      ConfigError: for an unknown key (naming the nearest known one), or a missing or ill-typed value.
-    """
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    hints = get_type_hints(cls)
-    for key in values:
-        if key not in fields:
-            near = difflib.get_close_matches(str(key), list(fields), n=1)
-            nearest = f"the nearest known one is {near[0]!r}" if near else f"known are {', '.join(fields)}"
-            raise ConfigError(f"{where}: unknown key {key!r}; {nearest}")
-    built = {key: _fit(hints[key], value, f"{where}: {key}") for key, value in values.items()}
-    required = [
-        name
-        for name, field in fields.items()
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
-    if missing := [name for name in required if name not in built]:
-        raise ConfigError(f"{where}: missing {', '.join(missing)}")
-    try:
-        return cls(**built)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
-
-
-def _fit(hint: Any, value: Any, where: str) -> Any:
-    """`value` as the annotation `hint` wants it; nothing is converted that could be a mistake."""
-    origin, arms = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):  # here always `X | None`
-        return None if value is None else _fit(next(arm for arm in arms if arm is not type(None)), value, where)
-    if origin is Literal:
-        if value in arms:
-            return value
-        raise ConfigError(f"{where}={value!r} must be one of {', '.join(map(repr, arms))}")
-    if origin is tuple and isinstance(value, list | tuple):  # here always `tuple[X, ...]`
-        return tuple(_fit(arms[0], entry, f"{where}[{index}]") for index, entry in enumerate(value))
-    if origin is tuple:
-        raise ConfigError(f"{where}={value!r} must be a list, such as [{value}]")
-    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-        return from_mapping(hint, value, where=where)  # type: ignore[arg-type]
-    if hint is Path and isinstance(value, str):
-        return Path(value)
-    if hint is float and isinstance(value, int | str) and not isinstance(value, bool):
-        with contextlib.suppress(ValueError):
-            return float(value)  # YAML 1.1 reads 1e-4 as a string
-    plain = origin or hint
-    if hint is Any or (
-        isinstance(plain, type) and isinstance(value, plain) and (hint is bool or not isinstance(value, bool))
-    ):
-        return value
-    expected = hint.__name__ if isinstance(hint, type) else str(hint)
-    raise ConfigError(f"{where}={value!r} must be {expected}, found {type(value).__name__}")
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """PyYAML keeps the last of two equal keys; here the second is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise ConfigError(f"line {key_node.start_mark.line + 1}: {key!r} is given twice")
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def load_yaml(cls: type[T], path: str | Path) -> T:
-    """Reads a YAML file into the dataclass `cls`; an unknown key is an error that names the nearest known one.
-
-    Raises:
-      ConfigError: the file is missing, is no YAML, is not a mapping, or does not fit `cls`.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise ConfigError(f"no such configuration file: {path}")
-    try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)  # a SafeLoader
-    except (yaml.YAMLError, ConfigError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{path}: expected a mapping of keys to values, found {type(values).__name__}")
-    return from_mapping(cls, values, where=str(path))

@@ -151,13 +151,17 @@ def step(
     target: TargetFn,
     drafter: Drafter,
     sampling: Sampling,
-    verify: VerifyFn = deterministic,
+    verify: VerifyFn | None = None,
 ) -> tuple[GenerateState, StepInfo]:
     """One cycle for every row of the batch. A finished row keeps its lane, changes nothing and emits nothing.
 
     Randomness lives in the state: the token of generated position i of a row is drawn with
       `fold_in(state.keys[row], i)`.
+
+    Args:
+      verify: None is the drafter's own rule, `deterministic` where it names none.
     """
+    rule = verify or drafter.verify or deterministic
     cache, depth = state.cache, drafter.depth
     chance = Chance(state.keys, state.num_tokens)
     tree, drafter_state = drafter.draft(params, state.drafter, state.root, chance, sampling)
@@ -166,7 +170,8 @@ def step(
         positions = cache.length[:, None] + node_depths(mask)
         out = target.forward(params["target"], tree.tokens, positions, mask, cache, drafter.taps)
         logits = target.logits(params["target"], out.hidden)
-        acceptance = verify(tree, logits, state.keys, state.num_tokens, sampling, depth)
+        acceptance = rule(tree, logits, state.keys, state.num_tokens, sampling, depth)
+        choices = jnp.argmax(logits, axis=-1).astype(jnp.int32) if drafter.reads_choices else None
 
     with jax.named_scope("commit"):
         path, count = acceptance.path, acceptance.count
@@ -177,7 +182,7 @@ def step(
         emitted = _cut(tokens, count + 1, state)
         features = jnp.take_along_axis(out.features, path[:, :, None], axis=1)
         drafter_state = drafter.update(
-            params, drafter_state, Verified(on_path, tokens, features, cache.length, emitted)
+            params, drafter_state, Verified(on_path, tokens, features, cache.length, emitted, choices)
         )
         last = jnp.take_along_axis(tokens, jnp.maximum(emitted - 1, 0)[:, None], axis=1)[:, 0]
         running = ~state.done
@@ -223,7 +228,7 @@ def generate(
     slots: int,
     max_tokens: int,
     chunk: int,
-    verify: VerifyFn = deterministic,
+    verify: VerifyFn | None = None,
 ) -> GenerateState:
     """Prefill, then `lax.while_loop` over `step` until every row is done: one program. Arguments as in `prefill`."""
     state = prefill(

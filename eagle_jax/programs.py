@@ -11,7 +11,8 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 import tyro
 
-from eagle_jax.config import ConfigError, TreeConfig, load_yaml
+from eagle_jax.config import ConfigError, TreeConfig
+from eagle_jax.settings import load_yaml
 
 T = TypeVar("T")
 

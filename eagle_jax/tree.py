@@ -80,12 +80,11 @@ def node_depths(mask: Bool[Array, "B T T"]) -> Int[Array, "B T"]:
     return jnp.sum(mask, axis=-1, dtype=jnp.int32) - 1
 
 
-def find_child(
-    tokens: Int[Array, " T"], parents: Int[Array, " T"], node: Int[Array, ""], token: Int[Array, ""]
-) -> tuple[Int[Array, ""], Bool[Array, ""]]:
-    """Row of the first child of `node` that carries `token`, and whether there is one. Padding is nobody's child."""
-    match = (parents == node) & (tokens == token)
-    return jnp.argmax(match).astype(jnp.int32), jnp.any(match)
+def children_with(
+    tokens: Int[Array, " T"], parents: Int[Array, " T"], nodes: Bool[Array, " T"], token: Int[Array, ""]
+) -> Bool[Array, " T"]:
+    """Which rows are children of one of `nodes` and carry `token`. Padding is nobody's child."""
+    return (parents >= 0) & nodes[jnp.maximum(parents, 0)] & (tokens == token)
 
 
 def pad_tree(tree: DraftTree, num_nodes: int) -> DraftTree:

@@ -113,7 +113,8 @@ class TargetFn(NamedTuple):
 
     Attributes:
       forward: `(params, tokens [B,T], positions [B,T], mask [T,T] or [B,T,T] bool, cache, taps) -> TargetOutput`. Token
-        i sees every committed token and those new tokens j with mask[i, j]. The cache is read, never written.
+        i sees every committed token and those new tokens j with mask[i, j]. The cache is read, never written. As a
+        draft model it takes one more, `earlier`: a `NewKV` of uncommitted tokens, whose columns come first in the mask.
       logits: `(params, hidden [..., H]) -> [..., V] float32`.
       embed: `(params, tokens [...]) -> [..., H]`.
       init_cache: `(batch, slots) -> KVCache`, empty.
@@ -136,6 +137,8 @@ class Verified(NamedTuple):
       features: [B, T, F], the target's tapped states at position p.
       start: [B] int32, position of row 0 = committed tokens before this run.
       count: [B] int32, valid rows, 0 to T; rows beyond are padding.
+      choices: [B, N+1] int32, the target's likeliest token after every row of the tree that was verified; only for a
+        drafter with `reads_choices`, and None for a run of the prompt.
     """
 
     tokens: Int[Array, "B T"]
@@ -143,6 +146,7 @@ class Verified(NamedTuple):
     features: Float[Array, "B T F"]
     start: Int[Array, " B"]
     count: Int[Array, " B"]  # type: ignore[assignment]  # hides tuple.count, which nobody calls
+    choices: Int[Array, "B N1"] | None = None
 
 
 class Sampling(NamedTuple):
@@ -183,8 +187,13 @@ class Chance(NamedTuple):
         return jax.vmap(lambda key, index: jax.random.fold_in(jax.random.fold_in(key, _DRAFT), index))(*self)
 
 
-_DRAFT = 2**31 - 1
-"""A position that no generated token has: its fold is the root of the drafter's keys."""
+_DRAFT, _VERIFY = 2**31 - 1, 2**31 - 2
+"""Positions that no generated token has: their folds are the roots of other chance than the target's own draws."""
+
+
+def verify_key(key: Key[Array, ""], index: Int[Array, ""]) -> Key[Array, ""]:
+    """A row's key for an acceptance rule with chance of its own, apart from the draws of drafter and target."""
+    return jax.random.fold_in(jax.random.fold_in(key, _VERIFY), index)
 
 
 class Drafter(NamedTuple):
@@ -199,6 +208,8 @@ class Drafter(NamedTuple):
       update: `(params, state, verified) -> state`, fed every run of confirmed tokens: prompt chunks, accepted paths.
       taps: the target's hidden states that `update` wants as features, in `transformers` numbering.
       depth: D, drafted levels. num_nodes: N, drafted nodes.
+      verify: the acceptance rule that its drafts want (`verify.VerifyFn`); None is `verify.deterministic`.
+      reads_choices: whether `update` is told the target's likeliest token after every row of the tree.
     """
 
     init: Callable[[Params, int, int], Any]
@@ -207,6 +218,8 @@ class Drafter(NamedTuple):
     taps: tuple[int, ...]
     depth: int
     num_nodes: int
+    verify: Callable[..., Acceptance] | None = None
+    reads_choices: bool = False
 
 
 class Acceptance(NamedTuple):

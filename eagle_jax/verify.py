@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from eagle_jax.sampling import draw
-from eagle_jax.tree import find_child
+from eagle_jax.tree import children_with
 from eagle_jax.types import Acceptance, DraftTree, Sampling
 
 VerifyFn = Callable[..., Acceptance]
@@ -42,7 +42,7 @@ def deterministic(
     with that very noise in view (`TreeConfig.sampled_ranking`): more is accepted, and the tokens stay the same.
 
     Args:
-      tree: siblings carry different tokens.
+      tree: siblings may carry equal tokens; the paths of all of them are walked.
       logits: the target's, at every row of the tree.
       keys: one per row of the batch. index: [B] tokens generated so far; the draw for token i uses `fold_in(key, i)`.
       depth: D, longest path of the tree.
@@ -60,20 +60,22 @@ def deterministic(
 def walk(tree: DraftTree, choose: Callable[[Array, Array], Array], depth: int) -> Acceptance:
     """Walks one row's tree from the root; `choose(node, step)` is the target's token after the node at depth `step`.
 
-    Only the visited nodes are asked, so that sampling costs D + 1 draws and not N + 1.
+    Only the visited nodes are asked, so that sampling costs D + 1 draws and not N + 1. Rows that stand for the same
+    text (lookahead's window and its n-grams may meet) are walked together: the first is asked, and is on the path.
     """
     start = jnp.int32(0)
     path = jnp.zeros((depth + 1,), jnp.int32)
 
     def visit(step: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        node, path, count, token, alive = carry
+        nodes, path, count, token, alive = carry
+        node = jnp.argmax(nodes).astype(jnp.int32)
         path = jnp.where(jnp.arange(depth + 1) >= step, node, path)
         chosen = choose(node, step)
         token = jnp.where(alive, chosen, token)
-        child, found = find_child(tree.tokens, tree.parents, node, chosen)
-        alive = alive & found & (step < depth)
-        return jnp.where(alive, child, node), path, count + alive.astype(jnp.int32), token, alive
+        below = children_with(tree.tokens, tree.parents, nodes, chosen)
+        alive = alive & jnp.any(below) & (step < depth)
+        return jnp.where(alive, below, nodes), path, count + alive.astype(jnp.int32), token, alive
 
-    carry = (start, path, start, start, jnp.bool_(True))
+    carry = (jnp.arange(tree.tokens.shape[0]) == 0, path, start, start, jnp.bool_(True))
     _, path, count, token, _ = jax.lax.fori_loop(0, depth + 1, visit, carry)
     return Acceptance(path, count, token)

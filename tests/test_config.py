@@ -24,8 +24,6 @@ from eagle_jax.config import (
     HeadConfig,
     RopeConfig,
     TreeConfig,
-    from_mapping,
-    load_yaml,
     sibling_ranks,
     static_depths,
 )
@@ -33,6 +31,7 @@ from eagle_jax.generate import required_slots
 from eagle_jax.presets import model
 from eagle_jax.programs import arguments
 from eagle_jax.request import PREFILL_CHUNK, bucket
+from eagle_jax.settings import from_mapping, load_yaml
 
 CONFIGS = sorted((Path(__file__).resolve().parent.parent / "configs").glob("*.yaml"))
 TARGETS = {  # of the configurations for slices, whose regeneration must fit; what presets calls them

@@ -12,7 +12,8 @@ import pytest
 import eagle_jax
 from eagle_jax import api
 from eagle_jax.config import TreeConfig
-from eagle_jax.drafters.eagle import SPREAD, Frontier, HeadFns, _run_frontier
+from eagle_jax.drafters.eagle import HeadFns
+from eagle_jax.drafters.grow import SPREAD
 from eagle_jax.types import Chance
 from tests import oracles
 from tests.models import random_prompts, tiny_head, tiny_target
@@ -40,26 +41,20 @@ def drafted(head, seed=0, temperature=TEMPERATURE):
 
 def path_log_probs(head, params, whole):
     """Log-confidence of every next token after a path of target ids: one head pass per token, no tree and no mask."""
-    state = whole.drafter
     fns = HeadFns(head.config, head.target_fn, "float32")
+    model = fns.expander(params, whole.drafter)
     known = {}
 
     def run(path):
         if path not in known:
             if not path:
-                hidden, earlier = state.hidden, None
+                hidden, earlier = model.root, model.blank(0)
             else:
                 parent, earlier = run(path[:-1])[:2]
                 ones = jnp.ones((1, 1, len(path)), bool)
-                front = Frontier(
-                    jnp.array([[path[-1]]]), parent[:, None], jnp.zeros((1, 1)), jnp.zeros((1, 1), jnp.int32), ones
-                )
-                out = _run_frontier(fns, params, state, front, len(path) + 1, ones, earlier)
-                hidden = out.states[:, 0]
-                earlier = tuple(
-                    new if earlier is None else jnp.concatenate([old, new], axis=2)
-                    for old, new in zip(earlier or (None, None), (out.keys, out.values), strict=True)
-                )
+                states, new = model.extend(jnp.array([[path[-1]]]), parent[:, None], len(path) + 1, ones, earlier)
+                hidden = states[:, 0]
+                earlier = jax.tree.map(lambda old, part: jnp.concatenate([old, part], axis=2), earlier, new)
             logits = np.asarray(fns.logits(params, hidden), np.float64)[0]
             tokens = np.asarray(fns.to_target(params, jnp.arange(logits.size)))
             law = oracles.log_softmax(logits if head.tree.sampled_ranking == "untempered" else logits / TEMPERATURE)

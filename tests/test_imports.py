@@ -14,7 +14,7 @@ from jaxtyping import TypeCheckError
 import eagle_jax
 from eagle_jax.types import empty_tree
 
-CORE = {"types", "config", "tree", "sampling", "cache", "verify"}
+CORE = {"types", "config", "tree", "sampling", "cache", "verify", "rejection"}
 # Room -> the other rooms it may import. A module at the top of the package is a room, and so is a sub-package.
 MAY_ENTER: dict[str, set[str]] = {
     "types": set(),
@@ -23,7 +23,8 @@ MAY_ENTER: dict[str, set[str]] = {
     "sampling": {"types", "config"},
     "cache": {"types", "config"},
     "verify": {"types", "config", "tree", "sampling", "cache"},
-    "generate": CORE,
+    "rejection": {"types", "config", "tree", "sampling", "verify"},
+    "generate": CORE - {"rejection"},
     "models": {"types", "config"},
     "request": CORE | {"generate"},
     "drafters": CORE | {"generate", "models"},
@@ -37,7 +38,8 @@ MAY_ENTER: dict[str, set[str]] = {
     "presets": {"config"},
     "hlo": set(),
     "costs": {"hlo"},
-    "programs": {"config"},
+    "settings": {"config"},
+    "programs": {"config", "settings"},
     "aot": CORE | {"generate", "models", "drafters", "training", "sharding", "presets", "costs"},
     "acceptance": CORE | {"generate", "request", "distributed", "api"},
     "converse": {"data", "api"},

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from eagle_jax.config import TreeConfig, static_depths
 from eagle_jax.sampling import make_sampling
-from eagle_jax.tree import Pool, ancestor_mask, find_child, gather_tree, node_depths, pad_tree, select_best
+from eagle_jax.tree import Pool, ancestor_mask, children_with, gather_tree, node_depths, pad_tree, select_best
 from eagle_jax.types import PADDING, ROOT, Chance, DraftTree
 from eagle_jax.verify import deterministic
 from tests import oracles
@@ -95,8 +95,28 @@ def test_padded_rows_are_nobodys_child_whatever_their_token():
     assert tree.tokens.shape == (1, 5)
     assert np.asarray(tree.valid)[0].tolist() == [True, True, False, False, False]
     for node in range(5):
-        _, found = find_child(tree.tokens[0], tree.parents[0], jnp.int32(node), jnp.int32(0))
-        assert not bool(found)
+        assert not children_with(tree.tokens[0], tree.parents[0], jnp.arange(5) == node, jnp.int32(0)).any()
+
+
+@given(random_trees(), st.data())
+def test_rows_that_stand_for_the_same_text_are_walked_together(parents, data):
+    """Where siblings carry equal tokens, the longest of all their paths is found."""
+    tokens = np.array([data.draw(st.integers(0, 1)) for _ in parents], np.int32)
+    nodes = np.flatnonzero(parents != PADDING)
+    texts = dict(enumerate([(), *oracles.paths_of(tokens[nodes], parents[nodes])]))
+    after = {text: data.draw(st.integers(0, 1)) for text in sorted(set(texts.values()))}
+    choices = np.array([after.get(texts.get(row, ()), 0) for row in range(len(parents))])
+    wanted: tuple[int, ...] = ()
+    while (*wanted, after[wanted]) in after:
+        wanted = (*wanted, after[wanted])
+    tree = DraftTree(jnp.asarray(tokens)[None], jnp.asarray(parents, jnp.int32)[None], jnp.zeros((1, 12)))
+    result = deterministic(
+        tree, jax.nn.one_hot(choices, 2)[None], jax.random.split(jax.random.key(0), 1), jnp.zeros((1,), jnp.int32),
+        make_sampling(), 11,
+    )  # fmt: skip
+    count = int(result.count[0])
+    assert tokens[np.asarray(result.path)[0, 1 : count + 1]].tolist() == list(wanted)
+    assert int(result.next_token[0]) == after[wanted]
 
 
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3"])

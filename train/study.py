@@ -29,12 +29,12 @@ import numpy as np
 import eagle_jax
 from eagle_jax.acceptance import measure_n_alpha, measure_tau
 from eagle_jax.checkpoints.staging import write_whole
-from eagle_jax.config import load_yaml
 from eagle_jax.data.prompts import prompts_by_source
 from eagle_jax.data.sources import Source
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.measure import machine, use_compilation_cache
 from eagle_jax.programs import at_least_one, parse_tree, run
+from eagle_jax.settings import load_yaml
 from train.head import Args as HeadArgs
 from train.places import target_config, target_path
 from train.study_report import write_report

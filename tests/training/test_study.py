@@ -12,8 +12,8 @@ import pytest
 
 import train.head
 import train.study as study
-from eagle_jax.config import load_yaml
 from eagle_jax.programs import arguments
+from eagle_jax.settings import load_yaml
 from train.study_report import tables, write_report
 
 

@@ -1,0 +1,264 @@
+"""Growing draft trees from any draft model: dynamic trees (EAGLE-2), static trees and chains, ranked or sampled.
+
+A method says by an `Expander` how its model goes on from a node; which nodes there are is decided here, once for all
+methods. Candidates of probability zero (behind the top-p cut, or outside the support of a sampled draft) are padding.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from eagle_jax.config import TreeConfig, sibling_ranks, static_depths
+from eagle_jax.sampling import noise, process_logits
+from eagle_jax.tree import Pool, gather_tree, select_best
+from eagle_jax.types import PADDING, ROOT, Chance, DraftTree, NewKV, Sampling
+
+
+class Expander(NamedTuple):
+    """A draft model in one cycle, bound to its parameters and to the text so far.
+
+    Attributes:
+      root: [B, H], the state whose logits are the children of the root.
+      extend: `(tokens [B,W], states [B,W,H], level, mask [B,W,E+W], earlier) -> (states [B,W,H], NewKV)`. One pass over
+        nodes of depth `level - 1`, given the states that predicted them. Beside the text, `mask` says which of the E
+        uncommitted entries of `earlier` passes each sees, then which of the W. `level` may be traced.
+      logits: `(states [B,W,H], level) -> [B,W,Vd]`, of the tokens at depth `level`.
+      to_target: draft vocabulary ids as target ids.
+      vocab: V, the target's.
+      blank: `(entries) -> NewKV` of zeros, as `extend` returns them.
+    """
+
+    root: Float[Array, "B H"]
+    extend: Callable[..., tuple[Array, NewKV]]
+    logits: Callable[[Array, Array | int], Array]
+    to_target: Callable[[Array], Array]
+    vocab: int
+    blank: Callable[[int], NewKV]
+
+
+class Candidates(NamedTuple):
+    """The children that W nodes are offered, best or first drawn first.
+
+    Attributes:
+      tokens: [B, W, K] int32, target ids. gains: [B, W, K] float32, their log-probability; -inf is no candidate.
+      law: [B, W, V] float32, only for sampled drafts: what they were drawn from.
+    """
+
+    tokens: Int[Array, "B W K"]
+    gains: Float[Array, "B W K"]
+    law: Float[Array, "B W V"] | None = None
+
+
+class Frontier(NamedTuple):
+    """Nodes of one level that are expanded next.
+
+    Attributes:
+      tokens: [B, W] int32. states: [B, W, H], the state that predicted each of them. scores: [B, W] float32.
+      pool: [B, W] int32, their pool indices. mask: [B, W, E], which drafted entries of earlier levels each sees.
+    """
+
+    tokens: Int[Array, "B W"]
+    states: Float[Array, "B W H"]
+    scores: Float[Array, "B W"]
+    pool: Int[Array, "B W"]
+    mask: Bool[Array, "B W E"]
+
+
+SPREAD = 0.7
+"""Scale of the Gumbel noise by which a head's log-probabilities are taken to miss the target's: 0.5 to 1 serve the
+bundled heads equally well, small trees at 1, wide ones at 0.7."""
+
+
+def grow(model: Expander, tree: TreeConfig, root: Int[Array, " B"], chance: Chance, sampling: Sampling) -> DraftTree:
+    """One draft tree per row, in the shape that `tree` describes."""
+    sampled = tree.verification != "deterministic" and not sampling.greedy
+    if sampled:
+        propose = functools.partial(_draw_children, model, chance, sampling)
+    else:
+        propose = functools.partial(_best_children, model, tree, chance, sampling)
+    if tree.parents is None and not sampled:
+        return _grow_dynamic(model, tree, root, propose)
+    return _grow_static(model, tree.parents or tuple(range(-1, tree.depth - 1)), root, propose)
+
+
+def confidence(
+    model: Expander, ranking: str, chance: Chance, sampling: Sampling, states: Array, level: Array | int
+) -> Float[Array, "B W Vd"]:
+    """Log of how likely each token of the draft vocabulary is accepted after each of `states`, float32.
+
+    Greedy, this is the model's log-probability. When sampling, the target draws argmax(log p + g) with Gumbel noise g
+    that the row's key and the position fix beforehand, so a model whose law q is near p can know the outcome and not
+    only its probability (drafting with shared randomness: Daliri, Musco and Suresh, arXiv:2408.07978). If log p differs
+    from log q by independent Gumbel noise of scale s, then P(token drawn | g) = softmax((log q + g) / s).
+
+    Args:
+      level: depth of the nodes that the tokens would be, from 1.
+    """
+    logits = model.logits(states, level)
+    if sampling.temperature is None or ranking == "untempered":
+        return jax.nn.log_softmax(logits, axis=-1)
+    if ranking == "law":
+        return jax.nn.log_softmax(logits / sampling.temperature, axis=-1)
+    ids = model.to_target(jnp.arange(logits.shape[-1]))
+    drawn = jax.vmap(lambda key, index: noise(key, index + level - 1, model.vocab)[ids])(*chance)
+    return jax.nn.log_softmax((process_logits(logits, sampling) + drawn[:, None]) / SPREAD, axis=-1)
+
+
+def _best_children(
+    model: Expander, tree: TreeConfig, chance: Chance, sampling: Sampling, states: Array, level: Any, count: int
+) -> Candidates:
+    """The likeliest children; with `tree.top_p`, those until their probability reaches it."""
+    ranked = confidence(model, tree.sampled_ranking, chance, sampling, states, level)
+    gains, ids = jax.lax.top_k(ranked, count)
+    if tree.top_p < 1:
+        probs = jnp.exp(gains)
+        gains = jnp.where(jnp.cumsum(probs, axis=-1) - probs < tree.top_p, gains, -jnp.inf)
+    return Candidates(model.to_target(ids).astype(jnp.int32), gains)
+
+
+def _draw_children(
+    model: Expander, chance: Chance, sampling: Sampling, states: Array, level: Any, count: int
+) -> Candidates:
+    """Children drawn without replacement from the processed law of the draft: the order of perturbed log-probabilities.
+
+    (Gumbel top-k: Kool, van Hoof and Welling, arXiv:1903.06059.)
+    """
+    law = process_logits(model.logits(states, level), sampling)
+    keys = jax.vmap(lambda key: jax.random.fold_in(key, level))(chance.own_keys())
+    fresh = jax.vmap(lambda key: jax.random.gumbel(key, law.shape[1:], jnp.float32))(keys)
+    _, ids = jax.lax.top_k(law + fresh, count)
+    whole = jnp.full((*law.shape[:-1], model.vocab), -jnp.inf, jnp.float32)
+    whole = whole.at[..., model.to_target(jnp.arange(law.shape[-1]))].set(law)
+    return Candidates(model.to_target(ids).astype(jnp.int32), jnp.take_along_axis(law, ids, axis=-1), whole)
+
+
+def _grow_dynamic(
+    model: Expander, tree: TreeConfig, root: Int[Array, " B"], propose: Callable[..., Candidates]
+) -> DraftTree:
+    """Expand and rerank (EAGLE-2, sections 4.1 and 4.2): K children per frontier node, the best K go on.
+
+    One loop body serves all levels, with buffers of the final size: the program does not grow with the depth.
+    """
+    batch, width, levels = root.shape[0], tree.top_k, tree.depth - 1
+    begin = propose(model.root[:, None], 1, width)
+    tokens, scores = begin.tokens[:, 0], begin.gains[:, 0]
+    first = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (batch, width))
+    pool = Pool(tokens, jnp.full_like(tokens, ROOT), scores)
+    pool = Pool(*(jnp.pad(part, ((0, 0), (0, levels * width * width))) for part in pool))
+    frontiers = jnp.pad(first, ((0, 0), (0, levels * width)))
+    front = Frontier(
+        tokens=tokens,
+        states=jnp.broadcast_to(model.root[:, None], (batch, width, model.root.shape[-1])),
+        scores=scores,
+        pool=first,
+        mask=jnp.zeros((batch, width, levels * width), bool),
+    )
+    own = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))
+
+    def expand(level: Array, carry: tuple[Pool, Array, Frontier, NewKV]) -> tuple:
+        """Level `level` (2 to D) from the frontier above it."""
+        pool, frontiers, front, drafted = carry
+        done = (level - 2) * width  # entries of `drafted` that earlier levels have filled
+        mask = jnp.concatenate([front.mask, own], axis=-1)
+        states, new = model.extend(front.tokens, front.states, level, mask, drafted)
+        drafted = jax.tree.map(lambda whole, part: _put(whole, part, done, 2), drafted, new)
+        tokens, gains, _ = propose(states, level, width)
+        values = (front.scores[:, :, None] + gains).reshape(batch, -1)
+        tokens = tokens.reshape(batch, -1)
+        offset = width + done * width
+        found = Pool(tokens, jnp.repeat(front.pool, width, axis=1), values)
+        pool = Pool(*(_put(whole, part, offset, 1) for whole, part in zip(pool, found, strict=True)))
+        merit = values if tree.rank_by == "value" else gains.reshape(batch, -1)
+        _, best = jax.lax.top_k(merit, width)
+        parent = best // width
+        mask = jnp.take_along_axis(front.mask, parent[:, :, None], axis=1)
+        front = Frontier(
+            tokens=jnp.take_along_axis(tokens, best, axis=1),
+            states=jnp.take_along_axis(states, parent[:, :, None], axis=1),
+            scores=jnp.take_along_axis(values, best, axis=1),
+            pool=(offset + best).astype(jnp.int32),
+            mask=_put(mask, jax.nn.one_hot(parent, width, dtype=bool), done, 2),
+        )
+        return pool, _put(frontiers, front.pool, done + width, 1), front, drafted
+
+    carry = (pool, frontiers, front, model.blank(levels * width))
+    pool, frontiers, _, _ = jax.lax.fori_loop(2, tree.depth + 1, expand, carry) if levels else carry
+    if tree.rerank:
+        return _without_the_impossible(gather_tree(root, pool, select_best(pool, tree.num_nodes)))
+    # Creation order between levels; within a level the better nodes come first, so the cut at num_nodes drops the
+    # worst.
+    return _without_the_impossible(gather_tree(root, pool, jnp.sort(frontiers[:, : tree.num_nodes], axis=1)))
+
+
+def _put(whole: Array, part: Array, at: Array | int, axis: int) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(whole, part.astype(whole.dtype), at, axis)
+
+
+def _without_the_impossible(tree: DraftTree) -> DraftTree:
+    """Nodes of probability zero, of which all descendants have it too, become padding."""
+    return tree._replace(parents=jnp.where(tree.scores == -jnp.inf, PADDING, tree.parents))
+
+
+def _grow_static(
+    model: Expander, shape: tuple[int, ...], root: Int[Array, " B"], propose: Callable[..., Candidates]
+) -> DraftTree:
+    """A tree of fixed shape (EAGLE-1, Medusa): child number r of a node is the candidate of rank r there."""
+    parents, nodes, batch = np.array(shape), len(shape), root.shape[0]
+    depths, ranks = np.array(static_depths(shape)), np.array(sibling_ranks(shape))
+    tokens = [jnp.zeros((batch,), jnp.int32)] * nodes
+    scores = [jnp.zeros((batch,), jnp.float32)] * nodes
+    laws: dict[int, Array] = {}
+    expanded = np.array([-1])  # the root: its state is known, it needs no pass
+    states, entries, previous = model.root[:, None], np.zeros((0,), int), expanded
+    earlier = model.blank(0)
+    for level in range(1, int(depths.max()) + 1):
+        if level > 1:
+            # Which drafted entries (earlier expanded nodes, then this level's) each expanded node sees: itself and
+            # its ancestors.
+            entries = np.concatenate([entries, expanded])
+            sees = np.array([[_is_ancestor(parents, int(e), int(n)) for e in entries] for n in expanded])
+            states, new = model.extend(
+                jnp.stack([tokens[n] for n in expanded], axis=1),
+                states[:, _positions(previous, parents[expanded])],
+                level,
+                jnp.broadcast_to(jnp.asarray(sees), (batch, *sees.shape)),
+                earlier,
+            )
+            earlier = jax.tree.map(lambda old, part: jnp.concatenate([old, part.astype(old.dtype)], 2), earlier, new)
+        children = np.flatnonzero(depths == level)
+        found = propose(states, level, int(ranks[children].max()) + 1)
+        if found.law is not None:
+            laws |= {int(node): found.law[:, place] for place, node in enumerate(expanded)}
+        for node in children:
+            where = int(_positions(expanded, parents[node : node + 1])[0])
+            above = scores[parents[node]] if level > 1 else 0.0
+            tokens[node] = found.tokens[:, where, ranks[node]]
+            scores[node] = above + found.gains[:, where, ranks[node]]
+        previous, expanded = expanded, np.array([n for n in children if n in parents], int)
+    rows = jnp.broadcast_to(jnp.asarray(np.concatenate([[ROOT], parents + 1]), jnp.int32), (batch, nodes + 1))
+    nowhere = jnp.full((batch, model.vocab), -jnp.inf, jnp.float32)  # a leaf offers nothing
+    return _without_the_impossible(
+        DraftTree(
+            jnp.stack([root, *tokens], axis=1),
+            rows,
+            jnp.stack([jnp.zeros((batch,), jnp.float32), *scores], axis=1),
+            jnp.stack([laws.get(node, nowhere) for node in range(-1, nodes)], axis=1) if laws else None,
+        )
+    )
+
+
+def _is_ancestor(parents: np.ndarray, ancestor: int, node: int) -> bool:
+    while node > ancestor:
+        node = int(parents[node])
+    return node == ancestor
+
+
+def _positions(of: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    return np.array([int(np.flatnonzero(of == w)[0]) for w in wanted], int)
