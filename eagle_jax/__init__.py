@@ -1,24 +1,16 @@
 """EAGLE speculative decoding in JAX: the target model's own text, several tokens per pass."""
 
-from eagle_jax.api import (
-    DraftHead,
-    GenerateOutput,
-    StreamChunk,
-    Target,
-    generate,
-    load_demo,
-    load_drafter,
-    load_target,
-    shard,
-    stream,
-)
+from eagle_jax.api import GenerateOutput, StreamChunk, generate, load_demo, load_drafter, load_target, stream
+from eagle_jax.bound import BoundDrafter, DraftHead, SmallModel, Target, shard
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, RopeConfig, TreeConfig
+from eagle_jax.methods import load_draft_model, lookahead, prompt_lookup
 from eagle_jax.types import Drafter, DraftTree, KVCache, Sampling, TargetFn
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BoundDrafter",
     "CheckpointError",
     "ConfigError",
     "DecoderConfig",
@@ -30,14 +22,18 @@ __all__ = [
     "KVCache",
     "RopeConfig",
     "Sampling",
+    "SmallModel",
     "StreamChunk",
     "Target",
     "TargetFn",
     "TreeConfig",
     "generate",
     "load_demo",
+    "load_draft_model",
     "load_drafter",
     "load_target",
+    "lookahead",
+    "prompt_lookup",
     "shard",
     "stream",
 ]

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from eagle_jax.api import DraftHead, Target, generate
+from eagle_jax.api import generate
+from eagle_jax.bound import BoundDrafter, DraftHead, Target
 from eagle_jax.config import TreeConfig
 from eagle_jax.distributed import to_host
 from eagle_jax.generate import prefill, step
@@ -53,7 +54,7 @@ class NAlpha(NamedTuple):
 
 def measure_tau(
     target: Target,
-    head: DraftHead | None,
+    head: BoundDrafter | None,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int = 128,

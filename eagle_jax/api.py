@@ -10,7 +10,6 @@ import dataclasses
 import importlib.resources
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,21 +19,19 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from eagle_jax.bound import DEFAULT_TREE, BoundDrafter, DraftHead, Target, check_target, on_mesh
 from eagle_jax.checkpoints import load_head_checkpoint, load_target_checkpoint
-from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, TreeConfig
+from eagle_jax.config import TreeConfig
 from eagle_jax.distributed import to_host
-from eagle_jax.drafters.eagle import eagle
 from eagle_jax.drafters.vanilla import vanilla
 from eagle_jax.generate import generate as run_generate
 from eagle_jax.generate import prefill as run_prefill
 from eagle_jax.generate import step as run_step
-from eagle_jax.models.decoder import target_fn
 from eagle_jax.request import Request, StopTokens, check_law, prepare
 from eagle_jax.sampling import make_sampling
-from eagle_jax.sharding import param_shardings, placer, shard_drafter, shard_target
-from eagle_jax.types import Drafter, GenerateState, Params, Sampling, TargetFn
+from eagle_jax.sharding import placer
+from eagle_jax.types import GenerateState, Sampling
 
-DEFAULT_TREE = TreeConfig()
 DEMO_TREE_CPU = TreeConfig(depth=4, top_k=2, num_nodes=7)
 """Best of those measured for the bundled pair on two CPU cores at temperature 0: a pass over eight tokens costs about
 as much as one and a half over one. At temperature 1, where less is accepted, 5 nodes in 3 levels are better."""
@@ -43,97 +40,6 @@ SHAPES = ("slots", "max_tokens", "chunk")
 _generate = jax.jit(run_generate, static_argnames=("target", "drafter", "verify", *SHAPES))
 _prefill = jax.jit(run_prefill, static_argnames=("target", "drafter", *SHAPES))
 _step = jax.jit(run_step, static_argnames=("target", "drafter", "verify"), donate_argnums=(1,))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Target:
-    """A loaded target model.
-
-    Attributes:
-      config: sizes and stop tokens. params: plain nested dict of arrays. fn: the model as the engine sees it.
-      name: where it came from. dtype: of its weights and cache.
-      mesh: the ("data", "tensor") mesh that parameters and caches are spread over; None is one device.
-    """
-
-    config: DecoderConfig = field(repr=False)
-    params: Params = field(repr=False)
-    fn: TargetFn = field(repr=False)
-    name: str
-    dtype: str
-    mesh: Mesh | None = None
-
-    @classmethod
-    def from_params(
-        cls, config: DecoderConfig, params: Params, name: str = "target", mesh: Mesh | None = None
-    ) -> Target:
-        """Wraps parameters that are already in memory, e.g. a policy in training; with a mesh, spreads them over it."""
-        dtype = str(jax.tree.leaves(params)[0].dtype)
-        fn = _target_fn(config, dtype, mesh)
-        return cls(config, _spread(params, mesh), fn, name, dtype, mesh)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class DraftHead:
-    """A draft head bound to its target.
-
-    Attributes:
-      config: the head. params: `{"head": ..., "d2t": ...}`. tree: shape of its drafts. drafter: the three pure
-        functions.
-    """
-
-    config: HeadConfig = field(repr=False)
-    params: Params = field(repr=False)
-    tree: TreeConfig
-    drafter: Drafter = field(repr=False)
-    target_fn: TargetFn = field(repr=False)
-    name: str
-    mesh: Mesh | None = None
-
-    @classmethod
-    def from_params(
-        cls, config: HeadConfig, params: Params, target: Target, tree: TreeConfig = DEFAULT_TREE, name: str = "head"
-    ) -> DraftHead:
-        """Binds parameters that are already in memory to `target`, and spreads them over its mesh."""
-        dtype = str(jax.tree.leaves(params["head"])[0].dtype)
-        drafter = _eagle(config, tree, target.fn, dtype, target.mesh)
-        return cls(config, _spread(params, target.mesh), tree, drafter, target.fn, name, target.mesh)
-
-    def with_tree(self, tree: TreeConfig) -> DraftHead:
-        """The same head with another tree; no weights are copied."""
-        dtype = str(jax.tree.leaves(self.params["head"])[0].dtype)
-        drafter = _eagle(self.config, tree, self.target_fn, dtype, self.mesh)
-        return dataclasses.replace(self, tree=tree, drafter=drafter)
-
-
-def shard(target: Target, drafter: DraftHead | None, mesh: Mesh) -> tuple[Target, DraftHead | None]:
-    """Spreads a loaded pair over a ("data", "tensor") mesh; `generate` and `stream` then run on all its devices.
-
-    "tensor" splits weights and caches (it must divide the key-value heads), "data" the rows of a batch. What does not
-    fit on one device is loaded in place instead: `load_target(path, mesh=mesh)`.
-
-    Raises:
-      ConfigError: the mesh does not divide the model, naming the parameter or the heads.
-    """
-    target = Target.from_params(target.config, target.params, target.name, mesh)
-    if drafter is None:
-        return target, None
-    return target, DraftHead.from_params(drafter.config, drafter.params, target, drafter.tree, drafter.name)
-
-
-def _target_fn(config: DecoderConfig, dtype: str, mesh: Mesh | None) -> TargetFn:
-    fn = target_fn(config, dtype)
-    return fn if mesh is None else shard_target(fn, mesh)
-
-
-def _eagle(config: HeadConfig, tree: TreeConfig, fn: TargetFn, dtype: str, mesh: Mesh | None) -> Drafter:
-    if not isinstance(tree, TreeConfig):
-        raise ConfigError(f"tree={tree!r} must be an eagle_jax.TreeConfig, such as TreeConfig.chain(4)")
-    drafter = eagle(config, tree, fn, dtype)
-    return drafter if mesh is None else shard_drafter(drafter, mesh)
-
-
-def _spread(params: Params, mesh: Mesh | None) -> Params:
-    return params if mesh is None else jax.device_put(params, param_shardings(params, mesh))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +111,7 @@ def load_target(
         max_position=max_position,
         place=None if mesh is None else placer(mesh),
     )
-    return Target(config, params, _target_fn(config, dtype, mesh), str(path_or_hub_id), dtype, mesh)
+    return Target(config, params, on_mesh(config, dtype, mesh), str(path_or_hub_id), dtype, mesh)
 
 
 def load_drafter(
@@ -232,7 +138,7 @@ def load_drafter(
       ConfigError: a tree the head cannot fill.
       ValueError: `target` is not what `load_target` returns.
     """
-    _check_target(target)
+    check_target(target)
     config, params = load_head_checkpoint(
         path_or_hub_id,
         target.config,
@@ -245,8 +151,7 @@ def load_drafter(
         embedding=target.params["embed_tokens"]["embedding"],  # shared where the file only carries a copy of it
         place=None if target.mesh is None else placer(target.mesh),
     )
-    drafter = _eagle(config, tree, target.fn, target.dtype, target.mesh)
-    return DraftHead(config, params, tree, drafter, target.fn, str(path_or_hub_id), target.mesh)
+    return DraftHead.from_params(config, params, target, tree, str(path_or_hub_id))
 
 
 def load_demo(
@@ -284,7 +189,7 @@ def load_demo(
 
 def generate(
     target: Target,
-    drafter: DraftHead | None,
+    drafter: BoundDrafter | None,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int | Sequence[int] = 128,
@@ -318,7 +223,7 @@ def generate(
 
 def stream(
     target: Target,
-    drafter: DraftHead | None,
+    drafter: BoundDrafter | None,
     prompt: Sequence[int],
     *,
     max_new_tokens: int = 128,
@@ -359,7 +264,7 @@ def _law(temperature: float, top_k: int, top_p: float, min_p: float) -> Sampling
 
 def _prepare(
     target: Target,
-    head: DraftHead | None,
+    head: BoundDrafter | None,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int | Sequence[int],
     sampling: Sampling,
@@ -367,8 +272,8 @@ def _prepare(
     key: jax.Array | int | None,
     **naming: str,
 ) -> Request:
-    _check_target(target)
-    if head is not None and not isinstance(head, DraftHead):
+    check_target(target)
+    if head is not None and not isinstance(head, BoundDrafter):
         raise ValueError(f"drafter is a {type(head).__name__}: pass what eagle_jax.load_drafter returns, or None")
     if head is not None and head.target_fn is not target.fn:
         raise ValueError(
@@ -387,11 +292,6 @@ def _prepare(
         key,
         **naming,
     )
-
-
-def _check_target(target: Target) -> None:
-    if not isinstance(target, Target):
-        raise ValueError(f"target is a {type(target).__name__}: pass what eagle_jax.load_target returns")
 
 
 def _collect(arrays: tuple[np.ndarray, ...]) -> GenerateOutput:

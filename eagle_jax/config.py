@@ -272,10 +272,12 @@ class TreeConfig:
         return cls(depth=length, top_k=1, num_nodes=length, verification=verification)
 
     @classmethod
-    def static(cls, parents: Sequence[int], verification: Verification = "deterministic") -> TreeConfig:
+    def static(
+        cls, parents: Sequence[int], verification: Verification = "deterministic", *, top_p: float = 1.0
+    ) -> TreeConfig:
         """A tree of fixed shape, given by its `parents` list; that of EAGLE-1 is `EAGLE1_PARENTS`."""
         given: Any = () if parents is None else parents  # None would be a dynamic tree; the checks make a tuple of it
-        return cls(parents=given, verification=verification)
+        return cls(parents=given, verification=verification, top_p=top_p)
 
 
 EAGLE1_PARENTS = (*[-1] * 4, 0, 0, 0, 1, 1, 2, 2, 3, 4, 4, 4, 5, 5, 6, 6, 7, 12, 12, 12, 20, 20)

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.api import DraftHead, Target, generate
+from eagle_jax.api import generate
+from eagle_jax.bound import BoundDrafter, Target
 from eagle_jax.data.conversations import SkippedRow
 from eagle_jax.data.replies import Dialogue
 from eagle_jax.data.shards import Report
@@ -44,7 +45,7 @@ class Writer:
     """
 
     target: Target
-    head: DraftHead | None
+    head: BoundDrafter | None
     tokenizer: Any
     stops: tuple[int, ...]
     lanes: int

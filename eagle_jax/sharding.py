@@ -286,10 +286,16 @@ def shard_target(fn: TargetFn, mesh: Mesh) -> TargetFn:
     )  # refuses heads before anything runs
 
     def forward(
-        params: Params, tokens: Array, positions: Array, mask: Array, cache: KVCache | None, taps: tuple[int, ...] = ()
+        params: Params,
+        tokens: Array,
+        positions: Array,
+        mask: Array,
+        cache: KVCache | None,
+        taps: tuple[int, ...] = (),
+        *earlier: NewKV | None,
     ) -> TargetOutput:
         tokens, positions = _split(tokens, mesh, ROWS, None), _split(positions, mesh, ROWS, None)
-        out = fn.forward(params, tokens, positions, mask, cache, taps)
+        out = fn.forward(params, tokens, positions, mask, cache, taps, *earlier)
         return TargetOutput(
             _split(out.hidden, mesh, ROWS, None, None),
             _split(out.features, mesh, ROWS, None, None),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import eagle_jax
 from eagle_jax import api
-from eagle_jax.api import DraftHead, Target
+from eagle_jax.bound import BoundDrafter, DraftHead, SmallModel, Target
 from eagle_jax.config import DecoderConfig, HeadConfig, TreeConfig
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
@@ -43,6 +45,67 @@ def tiny_head(
         kept = np.sort(np.random.default_rng(seed).choice(vocab, reduced, replace=False))
         params["d2t"] = jnp.asarray(kept - np.arange(reduced), jnp.int32)
     return DraftHead.from_params(config, params, target, tree)
+
+
+def near_model(target: Target, tree: TreeConfig, distance: float = 0.03) -> SmallModel:
+    """A draft model that often agrees with a tiny target: the target itself with noise on its weights."""
+    leaves, form = jax.tree.flatten(target.params)
+    keys = jax.random.split(jax.random.key(4), len(leaves))
+    noisy = [leaf + distance * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
+    return SmallModel.bind(target, Target.from_params(target.config, jax.tree.unflatten(form, noisy), "near"), tree)
+
+
+# Chain, static, dynamic; K 1..10, nodes 1..128; the ablations of EAGLE-2.
+TREES = {
+    "one": TreeConfig(depth=1, top_k=1, num_nodes=1),
+    "chain4": TreeConfig.chain(4),
+    "static": TreeConfig.static([-1, -1, -1, 0, 0, 1, 3, 3, 6]),
+    "k2n6": TreeConfig(depth=3, top_k=2, num_nodes=6),
+    "k3n12": TreeConfig(depth=4, top_k=3, num_nodes=12),
+    "k10n59": TreeConfig(depth=6, top_k=10, num_nodes=59),
+    "k8n128": TreeConfig(depth=3, top_k=8, num_nodes=128),
+    "confidence": TreeConfig(depth=4, top_k=3, num_nodes=12, rank_by="confidence"),
+    "no-rerank": TreeConfig(depth=4, top_k=3, num_nodes=12, rerank=False),
+    "law": TreeConfig(depth=3, top_k=4, num_nodes=16, sampled_ranking="law"),
+    "untempered": TreeConfig(depth=3, top_k=4, num_nodes=16, sampled_ranking="untempered"),
+    "top-p": TreeConfig(depth=3, top_k=4, num_nodes=16, top_p=0.6),
+    "static-top-p": TreeConfig.static([-1, -1, -1, 0, 0, 1, 3, 3, 6], top_p=0.6),
+}
+SAMPLED = {
+    "rejection": TreeConfig.chain(3, "rejection"),
+    "block": TreeConfig.chain(3, "block"),
+    "tree-rejection": TreeConfig.static([-1, -1, -1, 0, 0, 1, 3, 3, 6], "rejection"),
+    "traversal": TreeConfig.static([-1, -1, -1, 0, 0, 1, 3, 3, 6], "traversal"),
+}
+
+
+def _head(kind: str, tree: TreeConfig) -> Callable[[Target], BoundDrafter]:
+    def bind(target: Target) -> BoundDrafter:
+        # Of the random heads, one of those whose longer paths the random target accepts.
+        head = tiny_head(
+            kind, tree, target.config.vocab_size, min(10, target.config.vocab_size), seed=9 if kind == "eagle3" else 1
+        )
+        return head.on(target)
+
+    return bind
+
+
+DRAFTERS: dict[str, Callable[[Target], BoundDrafter]] = {
+    **{f"{kind}-{name}": _head(kind, tree) for kind in ("eagle1", "eagle3") for name, tree in TREES.items()},
+    **{f"eagle3-{name}": _head("eagle3", tree) for name, tree in SAMPLED.items()},
+    "small-chain": functools.partial(near_model, tree=TreeConfig.chain(4)),
+    "small-dynamic": functools.partial(near_model, tree=TREES["k3n12"]),
+    "small-static": functools.partial(near_model, tree=TREES["static"]),
+    **{f"small-{name}": functools.partial(near_model, tree=tree) for name, tree in SAMPLED.items()},
+    "lookup": functools.partial(eagle_jax.prompt_lookup, ngram=2, length=5),
+    "lookup-latest": functools.partial(eagle_jax.prompt_lookup, latest=True),
+    "lookahead": functools.partial(eagle_jax.lookahead, ngram=3, window=4, guesses=3),
+    "lookahead-of-two": functools.partial(eagle_jax.lookahead, ngram=2, window=3, guesses=2),
+    "lookahead-default": eagle_jax.lookahead,
+}
+"""Every method, as `name -> (target) -> drafter`, for tiny targets: whoever adds a method adds it here."""
+DRAWN = {name for name in DRAFTERS if name.partition("-")[2] in SAMPLED}
+"""Those whose text at temperature > 0 depends on their drafts (its law does not)."""
 
 
 def _sharpen(params: dict, factor: float) -> dict:

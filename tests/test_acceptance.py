@@ -9,7 +9,7 @@ import pytest
 
 import eagle_jax
 from eagle_jax.acceptance import measure_n_alpha, measure_tau
-from eagle_jax.api import DraftHead, Target
+from eagle_jax.bound import DraftHead, Target
 from eagle_jax.config import TreeConfig
 from tests.models import random_prompts, tiny_head, tiny_target
 

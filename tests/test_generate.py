@@ -12,22 +12,8 @@ import pytest
 import eagle_jax
 from eagle_jax import api, request
 from eagle_jax.config import TreeConfig
-from tests.models import prepared, random_prompts, tiny_head, tiny_target
+from tests.models import DRAFTERS, DRAWN, TREES, prepared, random_prompts, tiny_head, tiny_target
 
-# Chain, static, dynamic; K 1..10, nodes 1..128; the ablations of EAGLE-2.
-TREES = {
-    "one": TreeConfig(depth=1, top_k=1, num_nodes=1),
-    "chain4": TreeConfig.chain(4),
-    "static": TreeConfig.static([-1, -1, -1, 0, 0, 1, 3, 3, 6]),
-    "k2n6": TreeConfig(depth=3, top_k=2, num_nodes=6),
-    "k3n12": TreeConfig(depth=4, top_k=3, num_nodes=12),
-    "k10n59": TreeConfig(depth=6, top_k=10, num_nodes=59),
-    "k8n128": TreeConfig(depth=3, top_k=8, num_nodes=128),
-    "confidence": TreeConfig(depth=4, top_k=3, num_nodes=12, rank_by="confidence"),
-    "no-rerank": TreeConfig(depth=4, top_k=3, num_nodes=12, rerank=False),
-    "law": TreeConfig(depth=3, top_k=4, num_nodes=16, sampled_ranking="law"),
-    "untempered": TreeConfig(depth=3, top_k=4, num_nodes=16, sampled_ranking="untempered"),
-}
 # Rows that stop at different times: by budget, by a stop token of their own, in the first token, never.
 PROMPTS = random_prompts([5, 31, 1, 17, 8, 3], 12)
 RUN = dict(max_new_tokens=[30, 7, 25, 1, 32, 12], eos_ids=[[3], [5], [], [1, 2], [0, 7, 9, 11, 10], [4]])
@@ -43,22 +29,41 @@ def plain():
     }
 
 
-@pytest.mark.parametrize("name", TREES)
-@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
-def test_text_is_that_of_plain_decoding(kind, name, plain):
-    # Of the random heads, one of those whose longer paths the random target accepts.
-    head = tiny_head(kind, TREES[name], draft_vocab=10, seed=9 if kind == "eagle3" else 1)
-    # One program serves both temperatures' checks only if compiled twice: greedy everywhere, sampled where the rule
-    # differs.
-    temperatures = (0.0, 1.0) if name in ("static", "k10n59", "law", "untempered") else (0.0,)
-    for temperature in temperatures:
-        out = eagle_jax.generate(tiny_target(), head, PROMPTS, temperature=temperature, key=7, **RUN)
+# One program serves both temperatures only if compiled twice: of the methods whose rule differs, or that see chance.
+ALSO_SAMPLED = {"eagle1-static", "eagle1-k10n59", "eagle3-law", "eagle3-untempered", "eagle3-top-p"}
+ALSO_SAMPLED |= {"small-chain", "small-dynamic", "lookahead", "lookup"}
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_text_is_that_of_plain_decoding(name, plain):
+    drafter = DRAFTERS[name](tiny_target())
+    for temperature in (0.0, 1.0) if name in ALSO_SAMPLED else (0.0,):
+        out = eagle_jax.generate(tiny_target(), drafter, PROMPTS, temperature=temperature, key=7, **RUN)
         assert out.tokens == plain[temperature].tokens
-        assert out.accepted.shape == (len(PROMPTS), TREES[name].depth + 1)
+        assert out.accepted.shape == (len(PROMPTS), drafter.drafter.depth + 1)
         assert out.accepted.sum(1).tolist() == out.cycles.tolist()
         assert out.tau > plain[temperature].tau, "nothing was ever accepted: the test would not see a wrong acceptance"
-        if TREES[name].depth > 1:
+        if drafter.drafter.depth > 1 and temperature == 0:
             assert out.accepted[:, 2:].sum() > 0, "no path beyond one node was ever accepted"
+
+
+@pytest.mark.parametrize("name", sorted(DRAWN))
+def test_sampled_drafts_obey_stops_budgets_and_keys(name, plain):
+    """Their text has the same law, not the same tokens; see test_law for the law."""
+    drafter = DRAFTERS[name](tiny_target())
+    out = eagle_jax.generate(tiny_target(), drafter, PROMPTS, temperature=1.0, key=7, **RUN)
+    assert out.tau > 1
+    for row, tokens in enumerate(out.tokens):
+        stops, budget = RUN["eos_ids"][row], RUN["max_new_tokens"][row]
+        assert 1 <= len(tokens) <= budget
+        assert not set(tokens[:-1]) & set(stops)
+        assert len(tokens) == budget or tokens[-1] in stops
+    run = {option: values[:2] for option, values in RUN.items()}
+    alone = eagle_jax.generate(tiny_target(), drafter, PROMPTS[:2], temperature=1.0, key=7, **run)
+    assert alone.tokens == out.tokens[:2], "a row's text depends on the other rows"
+
+
+EVERY = ["eagle3-k3n12", "small-dynamic", "small-block", "lookup", "lookahead"]  # one of every kind of state
 
 
 FAST_SEEDS = range(4, 8)  # a chain, a static and two dynamic trees whose longer paths are accepted
@@ -120,18 +125,20 @@ def test_plain_rows_stop_where_they_should(plain):
     assert plain[0.0].cycles.tolist() == [len(tokens) - 1 for tokens in plain[0.0].tokens]
 
 
-def test_adding_a_row_changes_no_other_row(plain):
-    head = tiny_head("eagle3", TREES["k3n12"], draft_vocab=10)
-    for temperature in (0.0, 1.0):
+@pytest.mark.parametrize("name", EVERY)
+def test_adding_a_row_changes_no_other_row(name, plain):
+    head = DRAFTERS[name](tiny_target())
+    for temperature in (0.0,) if name in DRAWN else (0.0, 1.0):
         for rows in (1, 3):
             run = {name: values[:rows] for name, values in RUN.items()}
             out = eagle_jax.generate(tiny_target(), head, PROMPTS[:rows], temperature=temperature, key=7, **run)
             assert out.tokens == plain[temperature].tokens[:rows]
 
 
-def test_stream_yields_the_tokens_of_generate(plain):
-    head = tiny_head("eagle3", TREES["k3n12"], draft_vocab=10)
-    for temperature in (0.0, 1.0):
+@pytest.mark.parametrize("name", EVERY)
+def test_stream_yields_the_tokens_of_generate(name, plain):
+    head = DRAFTERS[name](tiny_target())
+    for temperature in (0.0,) if name in DRAWN else (0.0, 1.0):
         run = dict(max_new_tokens=RUN["max_new_tokens"][0], eos_ids=RUN["eos_ids"][0], temperature=temperature, key=7)
         chunks = list(eagle_jax.stream(tiny_target(), head, PROMPTS[0], **run))
         assert [token for chunk in chunks for token in chunk.tokens] == plain[temperature].tokens[0]
@@ -152,15 +159,17 @@ def test_two_streams_do_not_share_a_cache(plain):
     assert texts == [plain[0.0].tokens[0], plain[0.0].tokens[2]]
 
 
-def test_long_prompts_go_through_in_chunks(monkeypatch):
+@pytest.mark.parametrize("name", EVERY)
+def test_long_prompts_go_through_in_chunks(name, monkeypatch):
     """Chunked prefill gives the text of a one-piece prefill, for ragged rows that end in different chunks."""
     prompts = random_prompts([90, 33, 64, 7], 12)
-    head = tiny_head("eagle3", TREES["k3n12"])
+    head = DRAFTERS[name](tiny_target())
     whole = eagle_jax.generate(tiny_target(), head, prompts, max_new_tokens=24)
     monkeypatch.setattr(request, "PREFILL_CHUNK", 32)
     chunked = eagle_jax.generate(tiny_target(), head, prompts, max_new_tokens=24)
     assert chunked.tokens == whole.tokens
-    assert chunked.accepted.tolist() == whole.accepted.tolist()
+    if not name.startswith("lookahead"):  # whose window begins with what the last chunk held
+        assert chunked.accepted.tolist() == whole.accepted.tolist()
 
 
 @pytest.mark.parametrize("switch", [jax.enable_x64(True), jax.numpy_dtype_promotion("strict")], ids=["x64", "strict"])
@@ -197,12 +206,13 @@ def test_pure_functions_compose_with_jit_vmap_and_eval_shape():
             assert (np.asarray(tokens)[index, row, counts[index, row] :] == 0).all()
 
 
-def test_shard_map_over_the_batch_gives_the_same_text(plain):
+@pytest.mark.parametrize("name", EVERY)
+def test_shard_map_over_the_batch_gives_the_same_text(name, plain):
     from jax.sharding import Mesh, PartitionSpec
 
     from eagle_jax.generate import emitted_tokens, generate
 
-    head = tiny_head("eagle3", TREES["k2n6"])
+    head = DRAFTERS[name](tiny_target())
     prompts = PROMPTS[:4]
     request = prepared(head, prompts, max_new_tokens=20)
 

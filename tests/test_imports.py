@@ -41,8 +41,10 @@ MAY_ENTER: dict[str, set[str]] = {
     "settings": {"config"},
     "programs": {"config", "settings"},
     "aot": CORE | {"generate", "models", "drafters", "training", "sharding", "presets", "costs"},
-    "acceptance": CORE | {"generate", "request", "distributed", "api"},
-    "converse": {"data", "api"},
+    "bound": {"types", "config", "drafters", "models", "sharding"},
+    "methods": {"types", "config", "bound", "checkpoints", "drafters", "api"},
+    "acceptance": CORE | {"generate", "request", "distributed", "api", "bound"},
+    "converse": {"data", "api", "bound"},
 }
 ON_TOP = {"__init__", "api"}  # may enter every room
 FLAX = {"flax", "linen"}

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from eagle_jax.config import TreeConfig
 from eagle_jax.generate import emitted_tokens, generate, required_slots
 from eagle_jax.sampling import make_sampling
-from eagle_jax.verify import deterministic
+from eagle_jax.verify import VerifyFn, deterministic
 from tests import oracles
-from tests.models import tiny_head, tiny_target
+from tests.models import DRAFTERS, DRAWN, tiny_target
 
 VOCAB, ROWS, ROUNDS = 8, 8192, 12  # 98,304 draws
 SHARPNESS = 25.0  # of the target: a flat law has 512 likely outcomes, whose counts alone would vary by more than 0.01
@@ -25,7 +24,6 @@ SETTINGS = {
     "min_p": dict(temperature=1.0, min_p=0.1),
     "all": dict(temperature=1.1, top_k=5, top_p=0.9, min_p=0.05),
 }
-TREE = TreeConfig(depth=3, top_k=3, num_nodes=9)
 
 
 def exact_law(settings):
@@ -46,9 +44,10 @@ def exact_law(settings):
     return law
 
 
-def draws(kind, settings, verify=deterministic):
+def draws(name, settings, verify: VerifyFn | None = None):
     """[ROUNDS * ROWS, 3] tokens from independent rows of the same prompt, through the drafter's trees."""
-    target, head = tiny_target(VOCAB, sharpness=SHARPNESS), tiny_head(kind, TREE, VOCAB)
+    target = tiny_target(VOCAB, sharpness=SHARPNESS)
+    head = DRAFTERS[name](target)
     sampling = make_sampling(**settings)
     batch = (
         jnp.tile(jnp.asarray(PROMPT), (ROWS, 1)),
@@ -64,13 +63,13 @@ def draws(kind, settings, verify=deterministic):
     ):  # the batch is an argument: as a constant XLA would evaluate the prefill at compile time
         state = generate(
             params, *batch, keys, target=target.fn, drafter=head.drafter, sampling=sampling, verify=verify,
-            slots=required_slots(3, 4, TREE.depth, 3), max_tokens=4, chunk=3,
+            slots=required_slots(3, 4, head.drafter.depth, 3), max_tokens=4, chunk=3,
         )  # fmt: skip
         return emitted_tokens(state)[:, :3], state.accepted.sum(0)
 
     results = [run(params, batch, jax.random.split(jax.random.key(seed), ROWS)) for seed in range(ROUNDS)]
     accepted = sum(np.asarray(hist) for _, hist in results)
-    assert accepted[1:].sum() > 0.2 * accepted.sum(), "too little is accepted to test acceptance"
+    assert accepted[1:].sum() > 0.1 * accepted.sum(), "too little is accepted to test acceptance"
     return np.concatenate([np.asarray(tokens) for tokens, _ in results])
 
 
@@ -94,8 +93,20 @@ ALONE = [pytest.param(name, marks=pytest.mark.slow) if name in ("top_k", "min_p"
 
 @pytest.mark.parametrize("name", ALONE)
 def test_joint_law_of_three_tokens_is_the_targets(name):
-    kind = "eagle1" if name == "top_p" else "eagle3"
-    pvalue, variation = compare(draws(kind, SETTINGS[name]), exact_law(SETTINGS[name]))
+    method = "eagle1-k3n12" if name == "top_p" else "eagle3-k3n12"
+    pvalue, variation = compare(draws(method, SETTINGS[name]), exact_law(SETTINGS[name]))
+    assert pvalue > 1e-3
+    assert variation < 0.01
+
+
+# What is decided by the target's own draws needs no more than the text's identity (test_generate); the others, all of
+# which the table tests of test_rejection know, are drawn here from a model each.
+QUICK = {"eagle3-tree-rejection", "small-block"}
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(DRAWN)])
+def test_joint_law_of_every_sampled_method_is_the_targets(name):
+    pvalue, variation = compare(draws(name, SETTINGS["all"]), exact_law(SETTINGS["all"]))
     assert pvalue > 1e-3
     assert variation < 0.01
 
@@ -110,6 +121,6 @@ def keep_a_rejected_node(tree, logits, keys, index, sampling, depth):
 
 def test_a_broken_rule_is_seen():
     settings = SETTINGS["temperature"]
-    pvalue, variation = compare(draws("eagle3", settings, keep_a_rejected_node), exact_law(settings))
+    pvalue, variation = compare(draws("eagle3-k3n12", settings, keep_a_rejected_node), exact_law(settings))
     assert pvalue < 1e-6
     assert variation > 0.02

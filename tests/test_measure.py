@@ -43,7 +43,8 @@ def test_the_compilation_cache_is_written(tmp_path):
 
 def test_loaded_things_print_as_one_line():
     assert repr(tiny_target()) == "Target(name='target', dtype='float32', mesh=None)"
-    assert repr(tiny_head("eagle3", TreeConfig.chain(2))).startswith("DraftHead(tree=TreeConfig(depth=2, top_k=1, ")
+    told = repr(tiny_head("eagle3", TreeConfig.chain(2)))
+    assert told.startswith("DraftHead(name='head', mesh=None, tree=TreeConfig(depth=2, ")
 
 
 def test_questions(write):

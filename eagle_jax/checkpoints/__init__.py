@@ -12,10 +12,12 @@ from eagle_jax.checkpoints.head import load_head_checkpoint
 from eagle_jax.checkpoints.hub import checkpoint_directory, config_directory, tokenizer_directory
 from eagle_jax.checkpoints.save import save_head_checkpoint, save_target_checkpoint
 from eagle_jax.checkpoints.target import load_target_checkpoint, read_target_config, read_target_embedding
+from eagle_jax.checkpoints.vocabulary import check_same_tokens
 
 __all__ = [
     "CheckpointError",
     "carries_embedding",
+    "check_same_tokens",
     "check_unoccupied",
     "checkpoint_directory",
     "config_directory",

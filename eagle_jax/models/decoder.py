@@ -26,13 +26,14 @@ class DecoderLayer(nn.Module):
         x: Float[Array, "B T H"],
         cos: Float[Array, "B T 2 hd2"],
         sin: Float[Array, "B T 2 hd2"],
-        mask: Bool[Array, "*b T T"],
+        mask: Bool[Array, "*b T T2"],
         cached: tuple[Array, Array, Array] | None,
+        earlier: tuple[Array, Array] | None = None,
     ) -> tuple[Float[Array, "B T H"], Array, Array]:
         config = self.config
         with jax.named_scope("attention"):
             normed = RMSNorm(config.rms_norm_eps, name="input_layernorm")(x)
-            mixed, keys, values = Attention(config, name="self_attn")(normed, cos, sin, mask, cached)
+            mixed, keys, values = Attention(config, name="self_attn")(normed, cos, sin, mask, cached, earlier)
             x = x + mixed
         with jax.named_scope("mlp"):
             normed = RMSNorm(config.rms_norm_eps, name="post_attention_layernorm")(x)
@@ -56,9 +57,10 @@ class Decoder(nn.Module):
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        mask: Bool[Array, "*b T T"],
+        mask: Bool[Array, "*b T T2"],
         cache: KVCache | None = None,
         taps: tuple[int, ...] = (),
+        earlier: NewKV | None = None,
     ) -> TargetOutput:
         """Runs the T new tokens against the committed cache (or alone, where `cache` is None).
 
@@ -66,6 +68,7 @@ class Decoder(nn.Module):
           positions: position of every token in its text; sets RoPE only, visibility is `mask` and `cache.length`.
           mask: which new tokens see which; includes self.
           taps: hidden states to return as features, numbered as `hidden_states` of `transformers`.
+          earlier: of T2 - T uncommitted tokens that earlier passes saw; their columns come first in `mask`.
         """
         config = self.config
         cos, sin = rope_angles(config.rope, config.head_dim, positions)
@@ -73,7 +76,8 @@ class Decoder(nn.Module):
         states, new_keys, new_values = {0: x}, [], []
         for index, layer in enumerate(self.layers):
             cached = None if cache is None else (cache.keys[index], cache.values[index], cache.length)
-            x, keys, values = layer(x, cos, sin, mask, cached)
+            before = None if earlier is None else (earlier.keys[index], earlier.values[index])
+            x, keys, values = layer(x, cos, sin, mask, cached, before)
             new_keys.append(keys)
             new_values.append(values)
             states[index + 1] = x
@@ -115,9 +119,15 @@ def target_fn(config: DecoderConfig, dtype: str = "float32") -> TargetFn:
     model = Decoder(config)
 
     def forward(
-        params: Params, tokens: Array, positions: Array, mask: Array, cache: KVCache | None, taps: tuple[int, ...] = ()
+        params: Params,
+        tokens: Array,
+        positions: Array,
+        mask: Array,
+        cache: KVCache | None,
+        taps: tuple[int, ...] = (),
+        earlier: NewKV | None = None,
     ) -> TargetOutput:
-        return model.apply({"params": params}, tokens, positions, mask, cache, taps)
+        return model.apply({"params": params}, tokens, positions, mask, cache, taps, earlier)
 
     def logits(params: Params, hidden: Array) -> Array:
         return model.apply({"params": params}, hidden, method=Decoder.logits)

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from eagle_jax.api import Target
+from eagle_jax.bound import Target
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params

@@ -1,0 +1,193 @@
+"""Models in memory, with what the engine needs to run them: a target, and drafters bound to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import field
+
+import jax
+from jax.sharding import Mesh
+
+from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, TreeConfig
+from eagle_jax.drafters.eagle import eagle
+from eagle_jax.drafters.small_model import small_model
+from eagle_jax.models.decoder import target_fn
+from eagle_jax.sharding import param_shardings, shard_drafter, shard_target
+from eagle_jax.types import Drafter, Params, TargetFn
+
+DEFAULT_TREE = TreeConfig()
+DEFAULT_CHAIN = TreeConfig.chain(5)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Target:
+    """A loaded target model.
+
+    Attributes:
+      config: sizes and stop tokens. params: plain nested dict of arrays. fn: the model as the engine sees it.
+      name: where it came from. dtype: of its weights and cache.
+      mesh: the ("data", "tensor") mesh that parameters and caches are spread over; None is one device.
+    """
+
+    config: DecoderConfig = field(repr=False)
+    params: Params = field(repr=False)
+    fn: TargetFn = field(repr=False)
+    name: str
+    dtype: str
+    mesh: Mesh | None = None
+
+    @classmethod
+    def from_params(
+        cls, config: DecoderConfig, params: Params, name: str = "target", mesh: Mesh | None = None
+    ) -> Target:
+        """Wraps parameters that are already in memory, e.g. a policy in training; with a mesh, spreads them over it."""
+        dtype = str(jax.tree.leaves(params)[0].dtype)
+        fn = on_mesh(config, dtype, mesh)
+        return cls(config, spread(params, mesh), fn, name, dtype, mesh)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BoundDrafter:
+    """A drafting method with its parameters, bound to a target: what `generate` takes.
+
+    Attributes:
+      drafter: the three pure functions. params: what they read as `params["drafter"]`.
+      target_fn: of the target it was bound to. name: what messages call it.
+      mesh: the target's; parameters and caches are spread over it.
+      plain: the functions as they were before they were held to the mesh.
+    """
+
+    drafter: Drafter = field(repr=False)
+    params: Params = field(repr=False)
+    target_fn: TargetFn = field(repr=False)
+    name: str
+    mesh: Mesh | None = None
+    plain: Drafter | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, drafter: Drafter, target: Target, params: Params | None = None, name: str = "drafter") -> BoundDrafter:
+        """Binds a method to `target` and spreads its parameters over the target's mesh.
+
+        Raises:
+          ValueError: `drafter` or `target` is something else. ConfigError: a parameter that no sharding rule knows.
+        """
+        check_target(target)
+        if not isinstance(drafter, Drafter):
+            raise ValueError(f"drafter is a {type(drafter).__name__}, expected an eagle_jax.Drafter: three functions")
+        held = drafter if target.mesh is None else shard_drafter(drafter, target.mesh)
+        return BoundDrafter(held, spread(params or {}, target.mesh), target.fn, name, target.mesh, drafter)
+
+    def on(self, target: Target) -> BoundDrafter:
+        """The same method and parameters for another copy of the target, on another mesh for example."""
+        return BoundDrafter.of(self.plain or self.drafter, target, self.params, self.name)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DraftHead(BoundDrafter):
+    """An EAGLE head bound to its target; `params` are `{"head": ..., "d2t": ...}`.
+
+    Attributes:
+      config: the head. tree: shape of its drafts.
+    """
+
+    config: HeadConfig = field(kw_only=True, repr=False)
+    tree: TreeConfig = field(kw_only=True)
+
+    @classmethod
+    def from_params(
+        cls, config: HeadConfig, params: Params, target: Target, tree: TreeConfig = DEFAULT_TREE, name: str = "head"
+    ) -> DraftHead:
+        """Binds parameters that are already in memory to `target`, and spreads them over its mesh."""
+        drafter = _eagle(config, tree, target.fn, params, target.mesh)
+        spread_params = spread(params, target.mesh)
+        return cls(drafter, spread_params, target.fn, name, target.mesh, config=config, tree=tree)
+
+    def with_tree(self, tree: TreeConfig) -> DraftHead:
+        """The same head with another tree; no weights are copied."""
+        drafter = _eagle(self.config, tree, self.target_fn, self.params, self.mesh)
+        return dataclasses.replace(self, tree=tree, drafter=drafter)
+
+    def on(self, target: Target) -> DraftHead:
+        """The same head for another copy of the target."""
+        return DraftHead.from_params(self.config, self.params, target, self.tree, self.name)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SmallModel(BoundDrafter):
+    """A small language model that drafts for a larger one with the same tokenizer; `params` are `{"model": ...}`.
+
+    Attributes:
+      model: the small model. tree: shape of its drafts, and the rule by which they are accepted.
+    """
+
+    model: Target = field(kw_only=True, repr=False)
+    tree: TreeConfig = field(kw_only=True)
+
+    @classmethod
+    def bind(cls, target: Target, model: Target, tree: TreeConfig = DEFAULT_CHAIN) -> SmallModel:
+        """Binds a model that is in memory to `target`, and spreads it over the target's mesh.
+
+        Raises:
+          ValueError: `target` or `model` is no target. ConfigError: `tree` is none, or cannot be filled.
+        """
+        check_target(target)
+        check_target(model, "model")
+        _check_tree(tree)
+        if model.mesh is not target.mesh:
+            model = Target.from_params(model.config, model.params, model.name, target.mesh)
+        plain = small_model(model.fn, tree, target.config.vocab_size, model.config.vocab_size)
+        drafter = plain if target.mesh is None else shard_drafter(plain, target.mesh)
+        return cls(drafter, {"model": model.params}, target.fn, model.name, target.mesh, plain, model=model, tree=tree)
+
+    def on(self, target: Target) -> SmallModel:
+        """The same model for another copy of the target."""
+        return SmallModel.bind(target, self.model, self.tree)
+
+
+def shard(target: Target, drafter: BoundDrafter | None, mesh: Mesh) -> tuple[Target, BoundDrafter | None]:
+    """Spreads a loaded pair over a ("data", "fsdp", "tensor") mesh; `generate` then runs on all its devices.
+
+    "tensor" splits weights and caches (it must divide the key-value heads), "data" the rows of a batch. What does not
+    fit on one device is loaded in place instead: `load_target(path, mesh=mesh)`.
+
+    Raises:
+      ConfigError: the mesh does not divide the model, naming the parameter or the heads.
+    """
+    target = Target.from_params(target.config, target.params, target.name, mesh)
+    return target, None if drafter is None else drafter.on(target)
+
+
+def check_target(target: Target, name: str = "target") -> None:
+    """Refuses what is no target.
+
+    Raises:
+      ValueError: saying what it is.
+    """
+    if not isinstance(target, Target):
+        raise ValueError(f"{name} is a {type(target).__name__}: pass what eagle_jax.load_target returns")
+
+
+def _check_tree(tree: TreeConfig) -> None:
+    if not isinstance(tree, TreeConfig):
+        raise ConfigError(f"tree={tree!r} must be an eagle_jax.TreeConfig, such as TreeConfig.chain(4)")
+
+
+def on_mesh(config: DecoderConfig, dtype: str, mesh: Mesh | None) -> TargetFn:
+    """A decoder as the engine sees it, held to a mesh.
+
+    Raises:
+      ConfigError: the mesh does not divide the model.
+    """
+    fn = target_fn(config, dtype)
+    return fn if mesh is None else shard_target(fn, mesh)
+
+
+def _eagle(config: HeadConfig, tree: TreeConfig, fn: TargetFn, params: Params, mesh: Mesh | None) -> Drafter:
+    _check_tree(tree)
+    drafter = eagle(config, tree, fn, str(jax.tree.leaves(params["head"])[0].dtype))
+    return drafter if mesh is None else shard_drafter(drafter, mesh)
+
+
+def spread(params: Params, mesh: Mesh | None) -> Params:
+    """Parameters where the mesh wants them."""
+    return params if mesh is None else jax.device_put(params, param_shardings(params, mesh))

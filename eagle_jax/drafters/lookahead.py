@@ -1,0 +1,128 @@
+"""Lookahead decoding (Fu, Bailis, Stoica and Zhang, arXiv:2402.02057): the target drafts for itself.
+
+A window of guessed tokens rides in the target's own pass and is refined by it, as in Jacobi's iteration: columns are
+positions ahead, levels the last N - 1 iterations. Every pass gives each column one token more, so every column is an
+n-gram that the target itself wrote; these are kept, and those that begin with the root are verified in the next pass.
+
+Seen as a draft tree, level 0 of the window is a chain below the root and the other levels of a column hang below its
+first token; the n-grams are chains of their own. So the window needs no pass and no mask of its own, and where it is
+right its tokens are accepted as well.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from eagle_jax.config import ConfigError
+from eagle_jax.types import PADDING, ROOT, Chance, Drafter, DraftTree, Params, Sampling, Verified
+
+POOL = 512
+"""N-grams that are kept per row of the batch, the latest ones."""
+
+
+class LookaheadState(NamedTuple):
+    """What the passes so far have left.
+
+    Attributes:
+      window: [B, N-1, W] int32, tokens of the last N - 1 iterations for the W positions after the root.
+      pool: [B, P, N] int32, n-grams. stamps: [B, P] int32, when each was seen last; 0 is none.
+      clock: [B] int32, the last stamp given.
+    """
+
+    window: Int[Array, "B N1 W"]
+    pool: Int[Array, "B P N"]
+    stamps: Int[Array, "B P"]
+    clock: Int[Array, " B"]
+
+
+@functools.lru_cache(maxsize=64)
+def lookahead(ngram: int = 5, window: int = 7, guesses: int = 7) -> Drafter:
+    """The Jacobi window and the n-gram pool as one static tree.
+
+    Args:
+      ngram: N, tokens of an n-gram. window: W, positions ahead. guesses: G, n-grams verified per pass.
+
+    Raises:
+      ConfigError: a number that is too small.
+    """
+    for name, value, least in (("ngram", ngram, 2), ("window", window, 1), ("guesses", guesses, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(f"lookahead: {name}={value!r} must be an integer of at least {least}")
+    levels = ngram - 1
+    parents = _shape(levels, window, guesses)
+    last = 1 + (levels - 1) * window  # row of the last level's first column
+
+    def init(params: Params, batch: int, slots: int) -> LookaheadState:
+        zeros = functools.partial(jnp.zeros, dtype=jnp.int32)
+        return LookaheadState(
+            zeros((batch, levels, window)), zeros((batch, POOL, ngram)), zeros((batch, POOL)), zeros((batch,))
+        )
+
+    def update(params: Params, state: LookaheadState, verified: Verified) -> LookaheadState:
+        with jax.named_scope("head_update"):
+            if verified.choices is None:
+                return _seed(state, verified)
+            fresh = verified.choices[:, last : last + window]
+            found = jnp.concatenate([state.window, fresh[:, None]], axis=1).swapaxes(1, 2)  # [B, W, N]
+            pool, stamps, clock = jax.vmap(_remember)(state.pool, state.stamps, state.clock, found)
+            moved = jnp.concatenate([state.window[:, 1:], fresh[:, None]], axis=1)
+            new = LookaheadState(moved, pool, stamps, clock)
+            running = verified.count > 0
+            return jax.tree.map(
+                lambda new, old: jnp.where(running.reshape(-1, *[1] * (new.ndim - 1)), new, old), new, state
+            )
+
+    def draft(
+        params: Params, state: LookaheadState, root: Array, chance: Chance, sampling: Sampling
+    ) -> tuple[DraftTree, LookaheadState]:
+        with jax.named_scope("draft"):
+            batch = root.shape[0]
+            stamps, best = jax.lax.top_k(jnp.where(state.pool[:, :, 0] == root[:, None], state.stamps, 0), guesses)
+            guessed = jnp.take_along_axis(state.pool[:, :, 1:], best[:, :, None], axis=1).reshape(batch, -1)
+            known = jnp.repeat(stamps > 0, levels, axis=1)
+            valid = jnp.concatenate([jnp.ones((batch, 1 + levels * window), bool), known], axis=1)
+            rows = jnp.where(valid, jnp.broadcast_to(jnp.asarray(parents), valid.shape), PADDING)
+            tokens = jnp.concatenate([root[:, None], state.window.reshape(batch, -1), guessed], axis=1)
+            return DraftTree(tokens, rows, jnp.where(valid, 0.0, -jnp.inf)), state  # no probabilities are known
+
+    nodes = levels * (window + guesses)
+    return Drafter(init, draft, update, taps=(), depth=window + ngram - 2, num_nodes=nodes, reads_choices=True)
+
+
+def _shape(levels: int, window: int, guesses: int) -> np.ndarray:
+    """Parents of the root, the window level by level, and the n-grams one after another."""
+    rows = [ROOT, *range(window)]
+    rows += [1 + (level - 1) * window + column for level in range(1, levels) for column in range(window)]
+    for _ in range(guesses):
+        rows += [0, *range(len(rows), len(rows) + levels - 1)]
+    return np.array(rows, np.int32)
+
+
+def _seed(state: LookaheadState, verified: Verified) -> LookaheadState:
+    """The window begins with tokens of the prompt."""
+    width = verified.tokens.shape[1]
+    if width == 1:  # the end of the prompt, whose run came before
+        return state
+    cells = np.arange(state.window[0].size)
+    places = jnp.asarray(cells)[None] % jnp.maximum(verified.count, 1)[:, None]
+    seeded = jnp.take_along_axis(verified.tokens, places, axis=1).reshape(state.window.shape)
+    return state._replace(window=jnp.where((verified.count > 0)[:, None, None], seeded, state.window))
+
+
+def _remember(
+    pool: Int[Array, "P N"], stamps: Int[Array, " P"], clock: Int[Array, ""], found: Int[Array, "W N"]
+) -> tuple[Array, Array, Array]:
+    """Puts one row's new n-grams in the places of the oldest; one that is there already is only stamped anew."""
+    count = found.shape[0]
+    same = jnp.all(pool[:, None] == found[None], axis=-1)
+    stamps = jnp.where(jnp.any(same, axis=1), 0, stamps)
+    twice = jnp.triu(jnp.all(found[:, None] == found[None], axis=-1), k=1)  # of equal ones the last stays
+    fresh = jnp.where(jnp.any(twice, axis=1), 0, clock + 1 + jnp.arange(count))
+    _, oldest = jax.lax.top_k(-stamps, count)
+    return pool.at[oldest].set(found), stamps.at[oldest].set(fresh), clock + count

@@ -1,0 +1,93 @@
+"""Prompt lookup decoding: the text so far is the draft model.
+
+Where the last n tokens stood before, what followed them then is drafted now (Saxena, 2023,
+https://github.com/apoorvumang/prompt-lookup-decoding). The text is a fixed buffer in the drafter's state and the search
+a comparison with its shifts: no loop over the text, nothing on the host.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from eagle_jax.config import ConfigError
+from eagle_jax.types import PADDING, ROOT, Chance, Drafter, DraftTree, Params, Sampling, Verified
+
+
+class LookupState(NamedTuple):
+    """The confirmed text.
+
+    Attributes:
+      tokens: [B, S] int32, garbage beyond `length`. length: [B] int32; the root is not among them yet.
+    """
+
+    tokens: Int[Array, "B S"]
+    length: Int[Array, " B"]
+
+
+@functools.lru_cache(maxsize=64)
+def prompt_lookup(ngram: int = 3, length: int = 10, latest: bool = False) -> Drafter:
+    """Drafts a chain: what followed the last `ngram` tokens where they stood before; if nowhere, one token fewer ...
+
+    Args:
+      ngram: most tokens that are looked up. length: most tokens drafted.
+      latest: of several places take the latest, not the first.
+
+    Raises:
+      ConfigError: a number below 1.
+    """
+    for name, value in (("ngram", ngram), ("length", length)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"prompt_lookup: {name}={value!r} must be an integer of at least 1")
+
+    def init(params: Params, batch: int, slots: int) -> LookupState:
+        return LookupState(jnp.zeros((batch, slots), jnp.int32), jnp.zeros((batch,), jnp.int32))
+
+    def update(params: Params, state: LookupState, verified: Verified) -> LookupState:
+        with jax.named_scope("head_update"):
+            put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
+            tokens = put(state.tokens, verified.tokens, verified.start)
+            # A finished row keeps what it has: what is written past the end of the text nobody reads.
+            end = jnp.where(verified.count > 0, verified.start + verified.count, state.length)
+            return LookupState(tokens, end)
+
+    def draft(
+        params: Params, state: LookupState, root: Array, chance: Chance, sampling: Sampling
+    ) -> tuple[DraftTree, LookupState]:
+        with jax.named_scope("draft"):
+            tokens, found = jax.vmap(functools.partial(_continue, ngram=ngram, size=length, latest=latest))(
+                state.tokens, state.length, root
+            )
+            rows = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), found.shape)
+            parents = jnp.where(found, rows, PADDING)
+            above = jnp.full((root.shape[0], 1), ROOT, jnp.int32)
+            scores = jnp.where(found, 0.0, -jnp.inf)  # no probabilities are known
+            return DraftTree(
+                jnp.concatenate([root[:, None], tokens], axis=1),
+                jnp.concatenate([above, parents], axis=1),
+                jnp.concatenate([jnp.zeros((root.shape[0], 1)), scores], axis=1),
+            ), state
+
+    return Drafter(init, draft, update, taps=(), depth=length, num_nodes=length)
+
+
+def _continue(
+    text: Int[Array, " S"], length: Int[Array, ""], root: Int[Array, ""], *, ngram: int, size: int, latest: bool
+) -> tuple[Array, Array]:
+    """What followed the end of one row's text before, [size], and how much of it is text."""
+    at, end = jnp.arange(text.shape[0]), length + 1
+    text = jnp.where(at == length, root, text)
+    start, known = jnp.int32(0), jnp.bool_(False)
+    for width in range(min(ngram, text.shape[0]), 0, -1):  # the longest that is found counts
+        match = at + width < end
+        for step in range(width):
+            match &= jnp.roll(text, -step) == text[end - width + step]
+        place = text.shape[0] - 1 - jnp.argmax(match[::-1]) if latest else jnp.argmax(match)
+        use = jnp.any(match) & ~known & (end > width)
+        start, known = jnp.where(use, place + width, start).astype(jnp.int32), known | use
+    steps = start + jnp.arange(size)
+    return text[jnp.minimum(steps, text.shape[0] - 1)], known & (steps < end)

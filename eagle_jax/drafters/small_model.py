@@ -1,0 +1,107 @@
+"""Standard speculative sampling: a small language model with the target's tokenizer drafts chains or trees.
+
+(Leviathan, Kalman and Matias, arXiv:2211.17192; Chen et al., arXiv:2302.01318.) Its cache holds the text up to and with
+the root, so that its last state gives the children of the root; drafted tokens live only within one `draft`. A cycle
+costs D passes of the small model: one in `update`, over what was confirmed, and D - 1 in `draft`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from eagle_jax.cache import commit
+from eagle_jax.config import ConfigError, TreeConfig
+from eagle_jax.drafters.grow import Expander, grow
+from eagle_jax.rejection import RULES
+from eagle_jax.types import Chance, Drafter, DraftTree, KVCache, NewKV, Params, Sampling, TargetFn, Verified
+
+SPARE = 32
+"""Cache slots beyond the target's: the root is in this cache already, and a run is one token longer."""
+
+
+class SmallModelState(NamedTuple):
+    """State of a small draft model.
+
+    Attributes:
+      cache: its own, over the confirmed text and the root. hidden: [B, H], its last state at the root.
+    """
+
+    cache: KVCache
+    hidden: Float[Array, "B H"]
+
+
+@functools.lru_cache(maxsize=64)
+def small_model(fn: TargetFn, tree: TreeConfig, vocab: int, draft_vocab: int) -> Drafter:
+    """Builds the drafter of a small model. Equal arguments give the same object, so that jit caches are shared.
+
+    Args:
+      fn: the small model; the engine's `params["drafter"]` are `{"model": its parameters}`.
+      vocab: V, the target's. draft_vocab: of the small model; the ids that both have are the same tokens.
+
+    Raises:
+      ConfigError: more children per node than the models have tokens in common.
+    """
+    shared = min(vocab, draft_vocab)
+    if tree.top_k > shared:
+        raise ConfigError(f"TreeConfig.top_k={tree.top_k} exceeds the {shared} tokens of the draft model")
+
+    def known(tokens: Array) -> Array:
+        return jnp.minimum(tokens, draft_vocab - 1)  # rows that pad a vocabulary are no text
+
+    def init(params: Params, batch: int, slots: int) -> SmallModelState:
+        cache = fn.init_cache(batch, slots + SPARE)
+        one = jnp.zeros((batch, 1), jnp.int32)
+        shape = jax.eval_shape(lambda: fn.forward(params["drafter"]["model"], one, one, jnp.ones((1, 1), bool), cache))
+        return SmallModelState(cache, jnp.zeros((batch, shape.hidden.shape[-1]), shape.hidden.dtype))
+
+    def update(params: Params, state: SmallModelState, verified: Verified) -> SmallModelState:
+        """Reads the tokens that follow; where the text begins, its first token before them."""
+        with jax.named_scope("head_update"):
+            width = verified.tokens.shape[1]
+            first = verified.start == 0
+            tokens = known(jnp.concatenate([verified.tokens[:, :1], verified.next_tokens], axis=1))
+            positions = verified.start[:, None] + jnp.arange(width + 1)[None]
+            causal = jnp.tril(jnp.ones((width + 1, width + 1), bool))
+            # Later, the first one is in the cache: nobody sees it twice, and it is not written again.
+            hidden_row = (jnp.arange(width + 1) > 0)[None] | first[:, None]
+            mask = causal[None] & (hidden_row[:, None] | jnp.eye(width + 1, dtype=bool)[None])
+            out = fn.forward(params["drafter"]["model"], tokens, positions, mask, state.cache)
+            rows = jnp.minimum(jnp.arange(width + 1)[None] + jnp.where(first, 0, 1)[:, None], width)
+            count = jnp.where(verified.count > 0, verified.count + first.astype(jnp.int32), 0)
+            cache = commit(state.cache, out.new, count, rows)
+            hidden = jnp.take_along_axis(out.hidden, verified.count[:, None, None], axis=1)[:, 0]
+            return SmallModelState(cache, jnp.where(verified.count[:, None] > 0, hidden, state.hidden))
+
+    def draft(
+        params: Params, state: SmallModelState, root: Array, chance: Chance, sampling: Sampling
+    ) -> tuple[DraftTree, SmallModelState]:
+        with jax.named_scope("draft"):
+            return grow(expander(params, state), tree, root, chance, sampling), state
+
+    def expander(params: Params, state: SmallModelState) -> Expander:
+        def extend(
+            tokens: Array, states: Array, level: Array | int, mask: Array, earlier: NewKV
+        ) -> tuple[Array, NewKV]:
+            positions = jnp.broadcast_to(state.cache.length[:, None] + level - 2, tokens.shape)
+            out = fn.forward(params["drafter"]["model"], known(tokens), positions, mask, state.cache, (), earlier)
+            return out.hidden, out.new
+
+        def blank(entries: int) -> NewKV:
+            zeros = tuple(jnp.zeros((*v.shape[:2], entries, v.shape[3]), v.dtype) for v in state.cache.values)
+            return NewKV(zeros, zeros)
+
+        return Expander(
+            root=state.hidden,
+            extend=extend,
+            logits=lambda states, level: fn.logits(params["drafter"]["model"], states)[..., :shared],
+            to_target=lambda ids: ids,
+            vocab=vocab,
+            blank=blank,
+        )
+
+    return Drafter(init, draft, update, (), tree.depth, tree.num_nodes, RULES[tree.verification])

@@ -1,0 +1,69 @@
+"""The methods that are no EAGLE head, bound to a target: what `generate` takes as `drafter`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from eagle_jax.api import load_target
+from eagle_jax.bound import DEFAULT_CHAIN, BoundDrafter, SmallModel, Target, check_target
+from eagle_jax.checkpoints import check_same_tokens, config_directory, read_target_config
+from eagle_jax.config import TreeConfig
+from eagle_jax.drafters import lookahead as _lookahead
+from eagle_jax.drafters import prompt_lookup as _prompt_lookup
+
+
+def prompt_lookup(target: Target, *, ngram: int = 3, length: int = 10, latest: bool = False) -> BoundDrafter:
+    """Prompt lookup decoding: drafts what followed the last tokens where they stood before. Needs no weights.
+
+    Args:
+      ngram: most tokens that are looked up. length: most tokens drafted. latest: of several places take the latest.
+
+    Raises:
+      ConfigError: a number below 1. ValueError: `target` is none.
+    """
+    return BoundDrafter.of(_prompt_lookup.prompt_lookup(ngram, length, latest), target, name="prompt lookup")
+
+
+def lookahead(target: Target, *, ngram: int = 5, window: int = 7, guesses: int = 7) -> BoundDrafter:
+    """Lookahead decoding (arXiv:2402.02057): the target's own n-grams from a Jacobi window. Needs no weights.
+
+    Args:
+      ngram: N, tokens of an n-gram. window: W, positions ahead. guesses: G, n-grams verified per pass. A target pass
+        has (N - 1) * (W + G) + 1 rows.
+
+    Raises:
+      ConfigError: a number that is too small. ValueError: `target` is none.
+    """
+    return BoundDrafter.of(_lookahead.lookahead(ngram, window, guesses), target, name="lookahead")
+
+
+def load_draft_model(
+    path_or_hub_id: str | os.PathLike[str],
+    target: Target,
+    tree: TreeConfig = DEFAULT_CHAIN,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> SmallModel:
+    """Loads a small language model with the target's tokenizer: standard speculative sampling (arXiv:2211.17192).
+
+    Args:
+      tree: what it drafts. `TreeConfig.chain(5, "rejection")` is the method of the papers; by default the chain is
+        ranked and the text of a key the same as with every other drafter. A model that is in memory is bound with
+        `eagle_jax.SmallModel.bind(target, model, tree)`.
+
+    Raises:
+      CheckpointError: nothing there, tensors that do not fit, or the model of another tokenizer.
+      ConfigError: a tree that cannot be filled. ValueError: `target` is none.
+    """
+    check_target(target)
+    at = config_directory(path_or_hub_id, revision=revision, token=token, cache_dir=cache_dir)
+    if Path(target.name).is_dir() or "/" in target.name:  # a target made from parameters has no files
+        sizes = read_target_config(at).vocab_size, target.config.vocab_size
+        check_same_tokens(path_or_hub_id, target.name, sizes, revision=revision, token=token, cache_dir=cache_dir)
+    model = load_target(
+        path_or_hub_id, target.dtype, revision=revision, token=token, cache_dir=cache_dir, mesh=target.mesh
+    )
+    return SmallModel.bind(target, model, tree)
