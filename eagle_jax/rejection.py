@@ -100,9 +100,8 @@ def block(
       ValueError: the tree is no chain, or the drafts were not sampled.
     """
     if tree.tokens.shape[1] != depth + 1:
-        raise ValueError(
-            f"block verification is for chains: a tree of {tree.tokens.shape[1] - 1} nodes is {depth} deep"
-        )
+        nodes = tree.tokens.shape[1] - 1
+        raise ValueError(f"block verification is for chains, and this tree has {nodes} nodes in {depth} levels")
     if sampling.greedy:
         return deterministic(tree, logits, keys, index, sampling, depth)
 

@@ -75,11 +75,11 @@ def walk(tokens: list[int], parents: list[int], choices: list[int]) -> tuple[lis
 
 
 def paths_of(tokens: np.ndarray, parents: np.ndarray) -> list[tuple[int, ...]]:
-    """Token path from the root of every drafted node of one row, in row order; the root's own token is left out."""
+    """Token path from the root of every drafted node of one row, in row order, padding left out."""
     paths: list[tuple[int, ...]] = [()]
     for token, parent in zip(tokens[1:].tolist(), parents[1:].tolist(), strict=True):
-        paths.append((*paths[parent], token))
-    return paths[1:]
+        paths.append((*paths[parent], token) if parent >= 0 else ())
+    return [path for path in paths[1:] if path]
 
 
 def grow_eagle2(
@@ -89,6 +89,7 @@ def grow_eagle2(
     num_nodes: int,
     by_confidence: bool = False,
     rerank: bool = True,
+    top_p: float = 1.0,
 ) -> dict[tuple[int, ...], float]:
     """EAGLE-2 (sections 4.1 and 4.2) with dictionaries: the kept paths and their cumulative log-probabilities.
 
@@ -102,7 +103,11 @@ def grow_eagle2(
         children = []
         for path in frontier:
             gains = law(path)
+            mass = 0.0
             for token in sorted(gains, key=lambda token, gains=gains: -gains[token])[:top_k]:
+                if mass >= top_p:
+                    break
+                mass += np.exp(gains[token])
                 child = (*path, token)
                 value[child] = value[path] + gains[token]
                 children.append((gains[token] if by_confidence else value[child], child))
