@@ -23,10 +23,10 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import eagle_jax
-from eagle_jax.checkpoints import tokenizer_directory
+from eagle_jax.config import Verification
 from eagle_jax.measure import (
     Question,
     chat_ids,
@@ -37,6 +37,7 @@ from eagle_jax.measure import (
     use_compilation_cache,
 )
 from eagle_jax.programs import at_least_one, parse_tree, run
+from infer.methods import Sources, check_methods, load_method, load_pair
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"
 GOLDEN_RUN = "eagle3_total60_depth5_topk10"
@@ -47,7 +48,8 @@ class Args:
     """Arguments of the benchmark.
 
     Attributes:
-      methods: of vanilla, eagle2, eagle3; vanilla is always measured, the others are compared with it.
+      methods: of vanilla, sps (a small model), pld (prompt lookup), lookahead, eagle2, eagle3; vanilla is always
+        measured, the others are compared with it.
       tasks: names in the data folder or paths of question files, separated by commas.
       data: folder of the tasks; EAGLE_JAX_TASKS sets another default.
       limit: questions per task.
@@ -61,6 +63,8 @@ class Args:
       target: path or hub id of the model; default is the bundled one.
       eagle2: path or hub id of its EAGLE-1/2 head.
       eagle3: path or hub id of its EAGLE-3 head.
+      draft_model: path or hub id of a small model with its tokenizer, for sps.
+      chain: tokens that sps drafts. verification: the rule by which they are accepted (TreeConfig).
       dtype: of the weights.
       transformers: measure `transformers` generate too, if torch is installed.
       golden: measure `engine_tok_s` too.
@@ -80,6 +84,9 @@ class Args:
     target: str | None = None
     eagle2: str | None = None
     eagle3: str | None = None
+    draft_model: str | None = None
+    chain: int = 5
+    verification: Verification = "rejection"
     dtype: str = "float32"
     transformers: bool = True
     golden: bool = True
@@ -127,9 +134,8 @@ class Tally:
 
 def main(args: Args) -> dict[str, Any]:
     """Runs the benchmark; returns what it prints last."""
-    at_least_one(args, "limit", "max_new_tokens", "batch", "repeats")
-    if not split(args.methods):
-        raise ValueError("--methods names no method: vanilla, eagle2 and eagle3 are measured")
+    at_least_one(args, "limit", "max_new_tokens", "batch", "repeats", "chain")
+    names = check_methods(split(args.methods), sources := sources_of(args))
     if not split(args.tasks):
         raise ValueError("--tasks names no task; a task is a name in the folder --data or the path of a file")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
@@ -137,7 +143,7 @@ def main(args: Args) -> dict[str, Any]:
     paths = [find_task(name, args.data) for name in split(args.tasks)]
     tasks = {path.parent.name if path.stem == "question" else path.stem: path for path in paths}
     questions = {task: read_questions(path, args.limit) for task, path in tasks.items()}
-    target, tokenizer, methods = load(args)
+    target, tokenizer, methods = load(args, sources, names)
 
     results: dict[str, dict[str, Any]] = {name: {} for name in methods}
     for task, entries in questions.items():
@@ -201,33 +207,17 @@ def measure(
     return tallies, skipped
 
 
-def load(args: Args) -> tuple[eagle_jax.Target, Any, dict[str, Method]]:
-    """The target, its tokenizer, and the methods by name."""
-    wanted = split(args.methods)
-    if unknown := [name for name in wanted if name not in ("vanilla", "eagle2", "eagle3")]:
-        raise ValueError(f"unknown method {unknown[0]!r}: vanilla, eagle2 and eagle3 are measured")
+def sources_of(args: Args) -> Sources:
+    """Where the methods come from."""
     tree = parse_tree(args.tree) if args.tree else None
-    heads: dict[str, eagle_jax.DraftHead | None] = {"vanilla": None}
-    if args.target is None:
-        target, _, tokenizer = eagle_jax.load_demo(dtype=args.dtype)
-    else:
-        from transformers import AutoTokenizer
+    shared = {field.name: getattr(args, field.name) for field in dataclasses.fields(Sources) if field.name != "tree"}
+    return Sources(tree=tree, **shared)
 
-        target = eagle_jax.load_target(args.target, args.dtype)
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer_directory(args.target))
-    for name in wanted:
-        if name == "vanilla":
-            continue
-        path = args.eagle2 if name == "eagle2" else args.eagle3
-        if path is not None:
-            head = eagle_jax.load_drafter(path, target)
-        elif args.target is None:
-            head = eagle_jax.load_demo(cast(Literal["eagle3", "eagle2"], name), dtype=args.dtype)[1]
-        else:
-            raise ValueError(f"--methods {name} with --target needs --{name} PATH, the head of that target")
-        heads[name] = head.with_tree(dataclasses.replace(tree or head.tree, sampled_ranking=args.sampled_ranking))
 
-    methods = {name: engine(target, head, args) for name, head in heads.items()}
+def load(args: Args, sources: Sources, names: list[str]) -> tuple[eagle_jax.Target, Any, dict[str, Method]]:
+    """The target, its tokenizer, and the methods by name."""
+    target, tokenizer = load_pair(sources)
+    methods = {name: engine(target, load_method(name, target, sources), args) for name in names}
     if args.transformers and find_spec("torch"):
         methods["transformers"] = hugging_face(target, args)
     elif args.transformers:
@@ -235,7 +225,7 @@ def load(args: Args) -> tuple[eagle_jax.Target, Any, dict[str, Method]]:
     return target, tokenizer, methods
 
 
-def engine(target: eagle_jax.Target, head: eagle_jax.DraftHead | None, args: Args) -> Method:
+def engine(target: eagle_jax.Target, head: eagle_jax.BoundDrafter | None, args: Args) -> Method:
     """This library's `generate` as a method."""
 
     def run(prompts: list[list[int]], seed: int) -> Answer:

@@ -165,9 +165,8 @@ def test_a_ranked_tree_is_refused(rule):
 
 
 def test_settings_that_contradict_each_other_are_refused():
-    zero = jnp.zeros((2,), jnp.int32)
+    zero, keys = jnp.zeros((2,), jnp.int32), jax.random.split(jax.random.key(0), 2)
     with pytest.raises(ValueError, match="3 nodes in 2 levels"):
-        keys = jax.random.split(jax.random.key(0), 2)
         block(sampled_tree((-1, -1, 0)), jnp.zeros((2, 4, VOCAB)), keys, zero, make_sampling(1.0), 2)
     with pytest.raises(ConfigError, match="'block' is for chains: for a tree, take 'traversal'"):
         TreeConfig.static([-1, -1, 0], verification="block")

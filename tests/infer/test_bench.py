@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from eagle_jax.checkpoints import save_target_checkpoint
 from infer import bench
 
 
@@ -48,6 +49,17 @@ def test_batches_and_temperature(pair, tasks, temperature):
     assert results["eagle3"]["talk"]["identical"] == "3/3"
 
 
+def test_every_method_is_measured_by_its_name(pair, tasks, tmp_path):
+    target = bench.load_pair(bench.Sources())[0]
+    save_target_checkpoint(target.config, target.params, tmp_path / "small", "float32")
+    names = ("sps", "pld", "lookahead")
+    args = bench.Args(methods=",".join(names), tasks="talk", data=tasks, draft_model=str(tmp_path / "small"), **QUICK)
+    results = bench.main(args)["results"]
+    assert list(results) == ["vanilla", *names]
+    assert all(results[name]["talk"]["identical"] == "3/3" for name in names)
+    assert results["sps"]["talk"]["tau"] > 2  # it is the target itself
+
+
 def test_tally():
     plain, drafted = bench.Tally(), bench.Tally()
     plain.add(bench.Answer([[1, 2, 3]], 2), bench.Answer([[1, 2, 3]], 2), seconds=2.0)
@@ -64,8 +76,12 @@ def test_what_is_refused(pair, tasks):
         bench.main(bench.Args(tasks=" , ", data=tasks, **QUICK))
     with pytest.raises(ValueError, match="--methods names no method"):
         bench.main(bench.Args(methods="", tasks="talk", data=tasks))
-    with pytest.raises(ValueError, match="unknown method 'medusa'"):
-        bench.main(bench.Args(methods="vanilla,medusa", tasks="talk", data=tasks, **QUICK))
+    with pytest.raises(ValueError, match="unknown method 'typical': there are vanilla, sps, pld, lookahead, eagle2"):
+        bench.main(bench.Args(methods="vanilla,typical", tasks="talk", data=tasks, **QUICK))
+    with pytest.raises(ValueError, match="--methods sps needs --draft-model PATH"):
+        bench.main(bench.Args(methods="sps", tasks="talk", data=tasks, **QUICK))
+    with pytest.raises(ValueError, match="--methods eagle3 with --target needs --eagle3 PATH"):
+        bench.main(bench.Args(methods="eagle3", target="some/model", tasks="talk", data=tasks, **QUICK))
     with pytest.raises(ValueError, match="neither a file nor a name"):
         bench.main(bench.Args(tasks="chat", data=tasks, **QUICK))
     with pytest.raises(ValueError, match="the small pair is float32, not bfloat16"):
