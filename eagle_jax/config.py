@@ -22,7 +22,7 @@ class RopeConfig:
     Attributes:
       theta: base of the geometric sequence of frequencies.
       kind: "default", "linear" (positions divided by `factor`), "dynamic" (NTK, base grows with the context), "llama3"
-        (frequency-dependent division) or "yarn" (arXiv:2309.00071).
+        (frequency-dependent division), "yarn" (arXiv:2309.00071) or "none" (nothing is rotated).
       factor: ratio of the extended to the original context length.
       original_max_position: context length before scaling, in tokens.
       low_freq_factor, high_freq_factor: llama3 only, in wavelengths per original context.
@@ -33,7 +33,7 @@ class RopeConfig:
     """
 
     theta: float = 10000.0
-    kind: Literal["default", "linear", "dynamic", "llama3", "yarn"] = "default"
+    kind: Literal["none", "default", "linear", "dynamic", "llama3", "yarn"] = "default"
     factor: float = 1.0
     original_max_position: int = 2048
     low_freq_factor: float = 1.0
@@ -48,13 +48,16 @@ class RopeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """A Llama-like decoder, by numbers alone. Families differ only in these fields.
+    """A decoder, by numbers alone. Families differ only in these fields.
 
     Attributes:
-      vocab_size: V. hidden_size: H. intermediate_size: width of the gated MLP. num_layers: L.
+      vocab_size: V. hidden_size: H. intermediate_size: width of the MLP. num_layers: L.
       num_heads: A. num_kv_heads: G, divides A. head_dim: size of one head, independent of H / A.
+      rms_norm_eps: added to the mean square, or to the variance, by the norms.
       qkv_bias, out_bias, mlp_bias: whether those projections carry a bias (Qwen2 has only the first).
       qk_norm: RMSNorm over head_dim on queries and keys before RoPE (Qwen3).
+      block: "llama" (RMSNorm, gated MLP with SiLU, RoPE) or "gpt2" (LayerNorm with bias, plain MLP with GELU, one
+        learned embedding per position, `rope.kind` "none").
       tie_word_embeddings: the lm_head is the transposed embedding.
       max_position: longest context in tokens.
       eos_ids: stop tokens named by the checkpoint. bos_id: first token of a prompt, if the checkpoint names one.
@@ -75,6 +78,7 @@ class DecoderConfig:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    block: Literal["llama", "gpt2"] = "llama"
     tie_word_embeddings: bool = False
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
@@ -97,6 +101,21 @@ class DecoderConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"head_dim={self.head_dim} must be even: RoPE rotates pairs of dimensions")
+        if self.block not in ("llama", "gpt2"):
+            raise ConfigError(f"DecoderConfig.block={self.block!r} must be 'llama' or 'gpt2'")
+        if (self.block == "gpt2") != (self.rope.kind == "none"):
+            raise ConfigError(f"block={self.block!r} and rope.kind={self.rope.kind!r}: gpt2 alone does not rotate")
+
+    def one_layer(self, **changes: Any) -> DecoderConfig:
+        """The shape of a draft head for this model: one layer, always of the "llama" kind.
+
+        Args:
+          changes: further fields.
+        """
+        if self.block == "gpt2":
+            plain = {"block": "llama", "rope": RopeConfig(), "qkv_bias": False, "out_bias": False, "mlp_bias": False}
+            changes = plain | changes
+        return dataclasses.replace(self, num_layers=1, **changes)
 
 
 @dataclasses.dataclass(frozen=True)

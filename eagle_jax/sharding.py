@@ -30,7 +30,7 @@ ROWS = (DATA, FSDP)
 """Axes that split the rows of a batch."""
 
 RULES: tuple[tuple[str, P], ...] = (
-    (r"embed_tokens/embedding", P(TENSOR, FSDP)),
+    (r"embed_(tokens|positions)/embedding", P(TENSOR, FSDP)),
     (r"lm_head/kernel", P(FSDP, TENSOR)),
     (r"(q|k|v|gate|up)_proj/kernel", P(FSDP, TENSOR)),
     (r"(q|k|v|gate|up)_proj/bias", P(TENSOR)),
@@ -38,7 +38,7 @@ RULES: tuple[tuple[str, P], ...] = (
     # The features come whole out of the target, so a split by rows costs one all-reduce, like o_proj and down_proj.
     (r"fc/kernel", P(TENSOR, FSDP)),
     (r"(o_proj|down_proj|fc)/bias", P(None)),
-    (r"(\w*norm\w*)/scale", P(None)),
+    (r"(\w*norm\w*)/(scale|bias)", P(None)),
     (r"d2t", P(None)),
 )
 """(pattern for the end of the parameter's path, how its axes are split); the first match counts."""

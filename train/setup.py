@@ -50,7 +50,7 @@ def objective_of(args: Args) -> Objective:
 def head_config(args: Args, target: DecoderConfig) -> HeadConfig:
     """The head's shape: one layer as wide as the target's."""
     width = args.head_intermediate or target.intermediate_size
-    layer = dataclasses.replace(target, num_layers=1, intermediate_size=width, tie_word_embeddings=False)
+    layer = target.one_layer(intermediate_size=width, tie_word_embeddings=False)
     if args.method != "eagle3":
         return HeadConfig("eagle1", layer, target.vocab_size, target.hidden_size, (target.num_layers,))
     # The servers run Llama's layer: no bias, no norm of queries and keys, whatever the target has.

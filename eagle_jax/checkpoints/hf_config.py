@@ -14,6 +14,7 @@ ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
 }
 """model_type -> architecture. Llama 2/3.x, Vicuna and DeepSeek-R1-Distill-Llama are all LlamaForCausalLM."""
 
@@ -25,6 +26,7 @@ _FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "Qwen3ForCausalLM": {
         "num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096, "head_dim": 128,
     },
+    "GPT2LMHeadModel": {},  # see `gpt2`
 }  # fmt: skip
 
 _ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")

@@ -12,6 +12,7 @@ import safetensors
 import safetensors.numpy
 
 from eagle_jax.checkpoints.errors import CheckpointError
+from eagle_jax.checkpoints.gpt2 import GPT2, PREFIX, fused, gpt2_values
 from eagle_jax.checkpoints.head_config import head_config_values
 from eagle_jax.checkpoints.hf_config import hf_config
 from eagle_jax.checkpoints.mapping import (
@@ -54,14 +55,18 @@ def save_target_checkpoint(
       CheckpointError: the parameters do not fit `config`, or the directory holds something else.
     """
     wanted = check_dtype(dtype)
-    values = hf_config(config, dtype)
+    gpt2 = config.block == "gpt2"
+    values = (gpt2_values if gpt2 else hf_config)(config, dtype)
     flat = flatten(params)
     _check(flat, expected_shapes(config), "the target's parameters:")
     generation = {"bos_token_id": values["bos_token_id"], "eos_token_id": values["eos_token_id"]}
     with replacing(Path(directory)) as staging:
         write_json(staging / "config.json", values)
         write_json(staging / "generation_config.json", {k: v for k, v in generation.items() if v is not None})
-        _write_weights(staging, flat, DECODER, wanted, max_shard_bytes=max_shard_bytes)
+        if gpt2:
+            _write_weights(staging, fused(flat), GPT2, wanted, before=PREFIX, max_shard_bytes=max_shard_bytes)
+        else:
+            _write_weights(staging, flat, DECODER, wanted, max_shard_bytes=max_shard_bytes)
 
 
 def save_head_checkpoint(
@@ -158,6 +163,7 @@ def _write_weights(
     dtype: np.dtype,
     *,
     prefix: str = "layers.0.",
+    before: str = "",
     extra: Mapping[str, np.ndarray] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
@@ -169,7 +175,7 @@ def _write_weights(
         if shards[-1] and filled + size > max_shard_bytes:
             shards.append({})
             filled = 0
-        shards[-1][table.name_of(path)[0]] = path
+        shards[-1][before + table.name_of(path)[0]] = path
         filled += size
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from eagle_jax.checkpoints.errors import CheckpointError
-from eagle_jax.checkpoints.hf_config import decoder_config, token_ids
+from eagle_jax.checkpoints.gpt2 import ARCHITECTURE, GPT2, Gpt2Reader, canonical, gpt2_config
+from eagle_jax.checkpoints.hf_config import architecture_of, decoder_config, token_ids
 from eagle_jax.checkpoints.hub import checkpoint_directory
 from eagle_jax.checkpoints.mapping import (
     DECODER,
@@ -37,7 +38,7 @@ def load_target_checkpoint(
     place: Place | None = None,
     layers: bool = True,
 ) -> tuple[DecoderConfig, Params]:
-    """Configuration and parameters of a Llama-like language model.
+    """Configuration and parameters of a language model.
 
     Args:
       path_or_id: a directory with config.json and weights, or a hub id.
@@ -56,12 +57,16 @@ def load_target_checkpoint(
     check_dtype(dtype)
     directory = checkpoint_directory(path_or_id, revision=revision, token=token, cache_dir=cache_dir)
     config = read_target_config(directory, max_position=max_position)
-    with TensorReader(directory) as reader:
+    gpt2 = config.block == "gpt2"
+    with (Gpt2Reader if gpt2 else TensorReader)(directory) as reader:
         problems = TensorProblems()
         # `transformers` ties the lm_head to the embedding whatever the file holds, and some files hold a copy.
         handled = ("lm_head.weight",) if config.tie_word_embeddings else ()
         expected = expected_shapes(config)
-        chosen = plan(reader, DECODER, expected, problems, handled=handled)
+        if gpt2:
+            chosen = plan(reader, GPT2, expected, problems, canonical=canonical)
+        else:
+            chosen = plan(reader, DECODER, expected, problems, handled=handled)
         problems.raise_if_any(f"{directory}: the tensors do not fit the {config.architecture} of its config.json:")
         if not layers:
             chosen = {path: tensor for path, tensor in chosen.items() if not path.startswith("layers_")}
@@ -74,10 +79,12 @@ def read_target_embedding(directory: Path, dtype: str = "float32") -> np.ndarray
     Raises:
       CheckpointError: there is none.
     """
-    name = DECODER.name_of("embed_tokens/embedding")[0]
+    wanted = DECODER.name_of("embed_tokens/embedding")[0]
+    names = (wanted, "transformer.wte.weight", "wte.weight")
     with TensorReader(directory) as reader:
-        if name not in reader.infos:
-            raise CheckpointError(f"{directory} has no tensor {name}: is it a language model?")
+        name = next((name for name in names if name in reader.infos), None)
+        if name is None:
+            raise CheckpointError(f"{directory} has no tensor {wanted}: is it a language model?")
         return np.array(cast(reader.read(name), check_dtype(dtype), name))
 
 
@@ -88,7 +95,9 @@ def read_target_config(directory: Path, *, max_position: int | None = None) -> D
       CheckpointError: as `load_target_checkpoint`.
     """
     path = directory / "config.json"
-    config = decoder_config(read_json(path), str(path), max_position=max_position)
+    values = read_json(path)
+    read = gpt2_config if architecture_of(values, str(path)) == ARCHITECTURE else decoder_config
+    config = read(values, str(path), max_position=max_position)
     if (directory / "generation_config.json").is_file():
         stop = token_ids(read_json(directory / "generation_config.json").get("eos_token_id"))
         config = dataclasses.replace(config, eos_ids=stop or config.eos_ids)

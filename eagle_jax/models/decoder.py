@@ -1,4 +1,4 @@
-"""One decoder for all Llama-like families; a family is a `DecoderConfig`."""
+"""One decoder for the Llama-like families and GPT-2; a family is a `DecoderConfig`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import DecoderConfig
-from eagle_jax.models.layers import Attention, GatedMLP, Linear, RMSNorm
+from eagle_jax.models.layers import Attention, GatedMLP, Linear, PlainMLP, norm_of
 from eagle_jax.models.rope import rope_angles
 from eagle_jax.types import KVCache, NewKV, Params, TargetFn, TargetOutput, empty_cache
 
@@ -32,16 +32,17 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Float[Array, "B T H"], Array, Array]:
         config = self.config
         with jax.named_scope("attention"):
-            normed = RMSNorm(config.rms_norm_eps, name="input_layernorm")(x)
+            normed = norm_of(config, "input_layernorm")(x)
             mixed, keys, values = Attention(config, name="self_attn")(normed, cos, sin, mask, cached, earlier)
             x = x + mixed
         with jax.named_scope("mlp"):
-            normed = RMSNorm(config.rms_norm_eps, name="post_attention_layernorm")(x)
-            return x + GatedMLP(config, name="mlp")(normed), keys, values
+            normed = norm_of(config, "post_attention_layernorm")(x)
+            mlp = PlainMLP if config.block == "gpt2" else GatedMLP
+            return x + mlp(config, name="mlp")(normed), keys, values
 
 
 class Decoder(nn.Module):
-    """Llama-like language model. Parameter names are the Hugging Face checkpoint's, `layers.i` as `layers_i`."""
+    """Language model. Parameter names are the Hugging Face checkpoint's, `layers.i` as `layers_i`."""
 
     config: DecoderConfig
 
@@ -49,7 +50,11 @@ class Decoder(nn.Module):
         config = self.config
         self.embed_tokens = nn.Embed(config.vocab_size, config.hidden_size, embedding_init=nn.initializers.normal(0.02))
         self.layers = [DecoderLayer(config) for _ in range(config.num_layers)]
-        self.norm = RMSNorm(config.rms_norm_eps)
+        self.norm = norm_of(config)
+        if config.block == "gpt2":
+            self.embed_positions = nn.Embed(
+                config.max_position, config.hidden_size, embedding_init=nn.initializers.normal(0.02)
+            )
         if not config.tie_word_embeddings:
             self.lm_head = Linear(config.vocab_size, dtype="float32")
 
@@ -65,7 +70,7 @@ class Decoder(nn.Module):
         """Runs the T new tokens against the committed cache (or alone, where `cache` is None).
 
         Args:
-          positions: position of every token in its text; sets RoPE only, visibility is `mask` and `cache.length`.
+          positions: position of every token in its text; what is visible say `mask` and `cache.length`.
           mask: which new tokens see which; includes self.
           taps: hidden states to return as features, numbered as `hidden_states` of `transformers`.
           earlier: of T2 - T uncommitted tokens that earlier passes saw; their columns come first in `mask`.
@@ -73,6 +78,8 @@ class Decoder(nn.Module):
         config = self.config
         cos, sin = rope_angles(config.rope, config.head_dim, positions)
         x = self.embed(tokens)
+        if config.block == "gpt2":  # rows that are only padding may stand beyond the last position
+            x = x + self.embed_positions(jnp.clip(positions, 0, config.max_position - 1))
         states, new_keys, new_values = {0: x}, [], []
         for index, layer in enumerate(self.layers):
             cached = None if cache is None else (cache.keys[index], cache.values[index], cache.length)

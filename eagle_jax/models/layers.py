@@ -1,4 +1,4 @@
-"""Layers shared by the decoder and the draft heads: linear, RMSNorm, two-part attention, gated MLP.
+"""Layers shared by the decoder and the draft heads: linear, norms, two-part attention, MLPs.
 
 All modules are stateless. Weights may be float32, bfloat16 or float16; activations follow the weights, while norms,
 attention scores and softmax are always float32.
@@ -52,6 +52,26 @@ class RMSNorm(nn.Module):
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
         return wide.astype(x.dtype) * jnp.broadcast_to(scale, x.shape)
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation (arXiv:1607.06450) with scale and bias, computed in float32, returned in the dtype of `x`."""
+
+    eps: float
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*b H"]) -> Float[Array, "*b H"]:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+        wide = x.astype(jnp.float32)
+        wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
+        return wide.astype(x.dtype) * jnp.broadcast_to(scale, x.shape) + jnp.broadcast_to(bias, x.shape)
+
+
+def norm_of(config: DecoderConfig, name: str | None = None) -> RMSNorm | LayerNorm:
+    """The norm of the model's family."""
+    return (LayerNorm if config.block == "gpt2" else RMSNorm)(config.rms_norm_eps, name=name)
 
 
 QUERY_BLOCK = 512
@@ -201,3 +221,15 @@ class GatedMLP(nn.Module):
         gate = Linear(config.intermediate_size, config.mlp_bias, name="gate_proj")(x)
         up = Linear(config.intermediate_size, config.mlp_bias, name="up_proj")(x)
         return Linear(config.hidden_size, config.mlp_bias, name="down_proj")(nn.silu(gate) * up)
+
+
+class PlainMLP(nn.Module):
+    """The feed-forward block of GPT-2: `down(gelu(up(x)))`, GELU by its tanh approximation."""
+
+    config: DecoderConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T H"]) -> Float[Array, "B T H"]:
+        config = self.config
+        up = Linear(config.intermediate_size, config.mlp_bias, name="up_proj")(x)
+        return Linear(config.hidden_size, config.mlp_bias, name="down_proj")(nn.gelu(up, approximate=True))

@@ -71,6 +71,9 @@ def rope_angles(
     "dynamic" scaling takes, at position p, the base of a context of p + 1 tokens: what token-by-token decoding does. It
     depends on the position alone, so that a tree pass and a single-token pass rotate the same token alike.
     """
+    if config.kind == "none":
+        still = jnp.zeros((*positions.shape, 2, head_dim // 2), jnp.float32)
+        return still + 1.0, still
     at = positions[..., None].astype(jnp.float32)
     lead = (1,) * positions.ndim + (head_dim // 2,)
     if config.kind == "dynamic":

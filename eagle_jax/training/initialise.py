@@ -27,7 +27,7 @@ def fresh_head(config: HeadConfig, key: Array, target: Params, d2t: Int[Array, "
     if config.kind == "eagle3" and d2t is not None and config.layer.hidden_size == config.target_hidden_size:
         kept = d2t + jnp.arange(d2t.shape[0], dtype=d2t.dtype)
         lm_head = target["lm_head"]["kernel"] if "lm_head" in target else target["embed_tokens"]["embedding"].T
-        head = {**head, "lm_head": {"kernel": lm_head[:, kept]}, "norm": jax.tree.map(jnp.array, target["norm"])}
+        head = {**head, "lm_head": {"kernel": lm_head[:, kept]}, "norm": {"scale": jnp.array(target["norm"]["scale"])}}
     return head
 
 

@@ -57,6 +57,8 @@ CASES = {
     "qwen2": ("Qwen2", {"head_dim": None, "hidden_size": 48}),
     "qwen2_tied_yarn": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": ROPE["yarn"]}),
     "qwen3": ("Qwen3", {}),
+    "gpt2": ("GPT2", {"hidden_size": 48, "n_inner": 50, "tie_word_embeddings": True}),
+    "gpt2_wide": ("GPT2", {"hidden_size": 36, "layer_norm_epsilon": 1e-2, "tie_word_embeddings": True}),
     "qwen3_biases": ("Qwen3", {"attention_bias": True, "head_dim": 16, "rope_parameters": {"rope_theta": 1e6}}),
 }
 
@@ -115,7 +117,7 @@ def test_dynamic_rope_is_that_of_decoding_token_by_token(tmp_path):
 
 
 @pytest.mark.parametrize("case", ["llama", "llama_tied", "llama_biases", "llama_llama3", "llama_yarn_given", "mistral",
-                                  "qwen2_tied_yarn", "qwen3"])  # fmt: skip
+                                  "qwen2_tied_yarn", "qwen3", "gpt2"])  # fmt: skip
 def test_transformers_loads_what_we_save(case, tmp_path):
     from transformers import AutoModelForCausalLM
 

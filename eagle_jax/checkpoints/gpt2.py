@@ -1,0 +1,176 @@
+"""The GPT-2 family: its config.json, and its tensors, of which one holds queries, keys and values side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from eagle_jax.checkpoints.errors import CheckpointError
+from eagle_jax.checkpoints.hf_config import token_ids
+from eagle_jax.checkpoints.mapping import Rule, Table
+from eagle_jax.checkpoints.tensors import TensorReader
+from eagle_jax.config import ConfigError, DecoderConfig, RopeConfig
+
+ARCHITECTURE = "GPT2LMHeadModel"
+PROJECTIONS = ("q", "k", "v")
+PREFIX = "transformer."
+"""Of the names in files that `transformers` writes; the first files of OpenAI have none."""
+
+_LAYER = (
+    Rule("h.{i}.attn.c_proj.{leaf}", "layers_{i}/self_attn/o_proj/{leaf}"),
+    Rule("h.{i}.attn.c_attn.{leaf}/{proj}", "layers_{i}/self_attn/{proj}_proj/{leaf}"),
+    Rule("h.{i}.attn.c_attn.{leaf}", "layers_{i}/self_attn/qkv/{leaf}"),  # only where a file is written, see `fused`
+    Rule("h.{i}.mlp.c_fc.{leaf}", "layers_{i}/mlp/up_proj/{leaf}"),
+    Rule("h.{i}.mlp.c_proj.{leaf}", "layers_{i}/mlp/down_proj/{leaf}"),
+    Rule("h.{i}.ln_1.{leaf}", "layers_{i}/input_layernorm/{leaf}"),
+    Rule("h.{i}.ln_2.{leaf}", "layers_{i}/post_attention_layernorm/{leaf}"),
+    Rule("ln_f.{leaf}", "norm/{leaf}"),
+)
+
+
+def _leaves(rule: Rule) -> tuple[Rule, Rule]:
+    """The rule for weight and for bias; linear weights are stored [in, out], as here."""
+    weight = "scale" if "norm" in rule.path else "kernel"
+    return (
+        Rule(rule.name.replace("{leaf}", "weight"), rule.path.replace("{leaf}", weight)),
+        Rule(rule.name.replace("{leaf}", "bias"), rule.path.replace("{leaf}", "bias")),
+    )
+
+
+GPT2 = Table(
+    rules=(
+        Rule("wte.weight", "embed_tokens/embedding"),
+        Rule("wpe.weight", "embed_positions/embedding"),
+        *(leaf for rule in _LAYER for leaf in _leaves(rule)),
+    ),
+    ignored=(r"h\.\d+\.attn\.(masked_)?bias", r"lm_head\.weight"),  # causal masks; the tied embedding once more
+)
+
+_SUPPORTED = {
+    "activation_function": "gelu_new",
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+
+
+class Gpt2Reader(TensorReader):
+    """A reader in which `c_attn` is three tensors, named `.../q`, `.../k` and `.../v`."""
+
+    def _open_all(self) -> None:
+        super()._open_all()
+        self._fused = {name: info for name, info in self.infos.items() if re.search(r"attn\.c_attn\.\w+$", name)}
+        for name, info in self._fused.items():
+            del self.infos[name]
+            part = info._replace(shape=(*info.shape[:-1], info.shape[-1] // len(PROJECTIONS)))
+            self.infos |= {f"{name}/{projection}": part for projection in PROJECTIONS}
+
+    def read(self, name: str) -> np.ndarray:
+        """The tensor as stored, or a third of `c_attn`."""
+        whole, slash, projection = name.partition("/")
+        if not slash:
+            return super().read(name)
+        self.infos[whole] = self._fused[whole]
+        try:
+            return np.split(super().read(whole), len(PROJECTIONS), axis=-1)[PROJECTIONS.index(projection)]
+        finally:
+            del self.infos[whole]
+
+
+def canonical(name: str) -> str:
+    """A tensor's name without the prefix that some files have."""
+    return name.removeprefix(PREFIX)
+
+
+def fused(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """{path: leaf} with the queries', keys' and values' projections side by side, as a file has them."""
+    out: dict[str, Any] = {}
+    for path, leaf in flat.items():
+        match = re.fullmatch(r"(layers_\d+/self_attn)/([qkv])_proj/(kernel|bias)", path)
+        if match is None:
+            out[path] = leaf
+        elif match[2] == "q":
+            parts = [np.asarray(flat[f"{match[1]}/{projection}_proj/{match[3]}"]) for projection in PROJECTIONS]
+            out[f"{match[1]}/qkv/{match[3]}"] = np.concatenate(parts, axis=-1)
+    return out
+
+
+def gpt2_config(values: Mapping[str, Any], where: str, *, max_position: int | None = None) -> DecoderConfig:
+    """The decoder that a GPT-2's config.json describes.
+
+    Raises:
+      CheckpointError: a size that is missing, or a switch that the decoder does not have.
+    """
+    for key, wanted in _SUPPORTED.items():
+        if values.get(key, wanted) != wanted:
+            raise CheckpointError(f"{where}: {key}={values[key]!r} is not supported, only {wanted!r}")
+    sizes: dict[str, Any] = {}
+    for key in ("vocab_size", "n_embd", "n_layer", "n_head"):
+        sizes[key] = values.get(key)
+        if not isinstance(sizes[key], int) or isinstance(sizes[key], bool) or sizes[key] < 1:
+            raise CheckpointError(f"{where}: {key}={sizes[key]!r} must be a positive integer")
+    hidden, heads = sizes["n_embd"], sizes["n_head"]
+    if hidden % heads:
+        raise CheckpointError(f"{where}: n_embd={hidden} is not a multiple of n_head={heads}")
+    length = int(values.get("n_positions") or values.get("n_ctx") or 1024)
+    try:
+        config = DecoderConfig(
+            vocab_size=sizes["vocab_size"],
+            hidden_size=hidden,
+            intermediate_size=int(values.get("n_inner") or 4 * hidden),
+            num_layers=sizes["n_layer"],
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=hidden // heads,
+            rms_norm_eps=float(values.get("layer_norm_epsilon", 1e-5)),
+            rope=RopeConfig(kind="none"),
+            max_position=length,
+            block="gpt2",
+            qkv_bias=True,
+            out_bias=True,
+            mlp_bias=True,
+            tie_word_embeddings=True,
+            eos_ids=token_ids(values.get("eos_token_id")),
+            bos_id=next(iter(token_ids(values.get("bos_token_id"))), None),
+            architecture=ARCHITECTURE,
+        )
+    except ConfigError as error:
+        raise CheckpointError(f"{where}: {error}") from error
+    if max_position is not None and max_position != length:
+        raise CheckpointError(f"max_position={max_position}: the {length} learned positions of {where} cannot be cut")
+    return config
+
+
+def gpt2_values(config: DecoderConfig, dtype: str) -> dict[str, Any]:
+    """The config.json of a GPT-2.
+
+    Raises:
+      CheckpointError: GPT-2 has no such biases, heads or head.
+    """
+    like = dataclasses.replace(
+        config, qkv_bias=True, out_bias=True, mlp_bias=True, qk_norm=False, tie_word_embeddings=True,
+        num_kv_heads=config.num_heads, head_dim=config.hidden_size // config.num_heads, block="gpt2",
+    )  # fmt: skip
+    if like != config:
+        raise CheckpointError(f"{ARCHITECTURE} has biases everywhere, a key for every head and a tied lm_head")
+    eos = list(config.eos_ids)
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": "gpt2",
+        "vocab_size": config.vocab_size,
+        "n_embd": config.hidden_size,
+        "n_inner": config.intermediate_size,
+        "n_layer": config.num_layers,
+        "n_head": config.num_heads,
+        "n_positions": config.max_position,
+        "layer_norm_epsilon": config.rms_norm_eps,
+        **_SUPPORTED,
+        "bos_token_id": config.bos_id,
+        "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
+        "torch_dtype": dtype,
+    }
