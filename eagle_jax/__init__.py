@@ -1,10 +1,10 @@
 """EAGLE speculative decoding in JAX: the target model's own text, several tokens per pass."""
 
 from eagle_jax.api import GenerateOutput, StreamChunk, generate, load_demo, load_drafter, load_target, stream
-from eagle_jax.bound import BoundDrafter, DraftHead, SmallModel, Target, shard
+from eagle_jax.bound import BoundDrafter, DraftHead, Medusa, SmallModel, Target, shard
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, RopeConfig, TreeConfig
-from eagle_jax.methods import load_draft_model, lookahead, prompt_lookup
+from eagle_jax.methods import load_draft_model, load_medusa, lookahead, prompt_lookup
 from eagle_jax.types import Drafter, DraftTree, KVCache, Sampling, TargetFn
 
 __version__ = "0.1.0"
@@ -20,6 +20,7 @@ __all__ = [
     "GenerateOutput",
     "HeadConfig",
     "KVCache",
+    "Medusa",
     "RopeConfig",
     "Sampling",
     "SmallModel",
@@ -31,6 +32,7 @@ __all__ = [
     "load_demo",
     "load_draft_model",
     "load_drafter",
+    "load_medusa",
     "load_target",
     "lookahead",
     "prompt_lookup",

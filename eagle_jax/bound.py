@@ -8,8 +8,9 @@ from dataclasses import field
 import jax
 from jax.sharding import Mesh
 
-from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, TreeConfig
+from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
 from eagle_jax.drafters.eagle import eagle
+from eagle_jax.drafters.medusa import medusa
 from eagle_jax.drafters.small_model import small_model
 from eagle_jax.models.decoder import target_fn
 from eagle_jax.sharding import param_shardings, shard_drafter, shard_target
@@ -110,6 +111,43 @@ class DraftHead(BoundDrafter):
     def on(self, target: Target) -> DraftHead:
         """The same head for another copy of the target."""
         return DraftHead.from_params(self.config, self.params, target, self.tree, self.name)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Medusa(BoundDrafter):
+    """Medusa or Hydra heads bound to their target; `params` are `{"heads": ...}`.
+
+    Attributes:
+      config: the heads. tree: shape of their drafts.
+    """
+
+    config: MedusaConfig = field(kw_only=True, repr=False)
+    tree: TreeConfig = field(kw_only=True)
+
+    @classmethod
+    def from_params(
+        cls, config: MedusaConfig, params: Params, target: Target, tree: TreeConfig, name: str = "heads"
+    ) -> Medusa:
+        """Binds parameters that are already in memory to `target`, and spreads them over its mesh.
+
+        Raises:
+          ConfigError: heads of another width or vocabulary, or a tree that they cannot fill.
+        """
+        check_target(target)
+        _check_tree(tree)
+        for field_name in ("hidden_size", "vocab_size"):
+            own, wanted = getattr(config, field_name), getattr(target.config, field_name)
+            if own != wanted:
+                raise ConfigError(f"{name}: {field_name}={own}, and the target's is {wanted}: heads of another model")
+        layers = target.config.num_layers
+        plain = medusa(config, tree, target.fn, layers, str(jax.tree.leaves(params["heads"])[0].dtype))
+        drafter = plain if target.mesh is None else shard_drafter(plain, target.mesh)
+        params = spread(params, target.mesh)
+        return cls(drafter, params, target.fn, name, target.mesh, plain, config=config, tree=tree)
+
+    def on(self, target: Target) -> Medusa:
+        """The same heads for another copy of the target."""
+        return Medusa.from_params(self.config, self.params, target, self.tree, self.name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -119,6 +119,34 @@ class DecoderConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class MedusaConfig:
+    """Heads of Medusa-1, Hydra or Hydra++ on a target's last state.
+
+    Attributes:
+      kind: "medusa" (heads read the state alone) or "hydra" (and the tokens drafted before).
+      hidden_size, vocab_size: the target's. num_heads: levels that can be drafted.
+      num_layers: residual blocks per head.
+      prefix: Hydra++'s decoder layer between the target and the heads; None without one.
+    """
+
+    kind: Literal["medusa", "hydra"]
+    hidden_size: int
+    vocab_size: int
+    num_heads: int = 4
+    num_layers: int = 1
+    prefix: DecoderConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("medusa", "hydra"):
+            raise ConfigError(f"MedusaConfig.kind={self.kind!r} must be 'medusa' or 'hydra'")
+        _require_positive(self, "hidden_size", "vocab_size", "num_heads", "num_layers")
+        if self.prefix is not None and self.kind == "medusa":
+            raise ConfigError("MedusaConfig.prefix is Hydra++'s layer: kind='medusa' has none")
+        if self.prefix is not None and self.prefix.hidden_size != self.hidden_size:
+            raise ConfigError(f"MedusaConfig.prefix is {self.prefix.hidden_size} wide, the heads {self.hidden_size}")
+
+
+@dataclasses.dataclass(frozen=True)
 class HeadConfig:
     """An EAGLE draft head: one decoder layer that reads the target's features (EAGLE-1/2 and EAGLE-3 layouts).
 

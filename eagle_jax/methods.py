@@ -6,11 +6,13 @@ import os
 from pathlib import Path
 
 from eagle_jax.api import load_target
-from eagle_jax.bound import DEFAULT_CHAIN, BoundDrafter, SmallModel, Target, check_target
-from eagle_jax.checkpoints import check_same_tokens, config_directory, read_target_config
+from eagle_jax.bound import DEFAULT_CHAIN, BoundDrafter, Medusa, SmallModel, Target, check_target
+from eagle_jax.checkpoints import check_same_tokens, config_directory, load_medusa_checkpoint, read_target_config
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafters import lookahead as _lookahead
 from eagle_jax.drafters import prompt_lookup as _prompt_lookup
+from eagle_jax.shapes import medusa_parents
+from eagle_jax.sharding import placer
 
 
 def prompt_lookup(target: Target, *, ngram: int = 3, length: int = 10, latest: bool = False) -> BoundDrafter:
@@ -36,6 +38,39 @@ def lookahead(target: Target, *, ngram: int = 5, window: int = 7, guesses: int =
       ConfigError: a number that is too small. ValueError: `target` is none.
     """
     return BoundDrafter.of(_lookahead.lookahead(ngram, window, guesses), target, name="lookahead")
+
+
+def load_medusa(
+    path_or_hub_id: str | os.PathLike[str],
+    target: Target,
+    tree: TreeConfig | None = None,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Medusa:
+    """Loads heads of Medusa-1 (arXiv:2401.10774), Hydra or Hydra++ (arXiv:2402.05109) trained for `target`.
+
+    Args:
+      tree: at most as deep as there are heads; None is Medusa's static tree of 63 nodes. Acceptance is lossless; the
+        "typical acceptance" of Medusa's paper is not, and is not here.
+
+    Raises:
+      CheckpointError: no such heads, or heads of another model. ConfigError: a tree that they cannot fill.
+      ValueError: `target` is none.
+    """
+    check_target(target)
+    config, params = load_medusa_checkpoint(
+        path_or_hub_id,
+        target.config,
+        target.dtype,
+        revision=revision,
+        token=token,
+        cache_dir=cache_dir,
+        place=None if target.mesh is None else placer(target.mesh),
+    )
+    shape = tree or TreeConfig.static(medusa_parents(config.num_heads))
+    return Medusa.from_params(config, params, target, shape, str(path_or_hub_id))
 
 
 def load_draft_model(

@@ -31,13 +31,14 @@ ROWS = (DATA, FSDP)
 
 RULES: tuple[tuple[str, P], ...] = (
     (r"embed_(tokens|positions)/embedding", P(TENSOR, FSDP)),
-    (r"lm_head/kernel", P(FSDP, TENSOR)),
+    (r"\w*lm_head/kernel", P(FSDP, TENSOR)),
+    (r"\w*lm_head/bias", P(TENSOR)),
     (r"(q|k|v|gate|up)_proj/kernel", P(FSDP, TENSOR)),
     (r"(q|k|v|gate|up)_proj/bias", P(TENSOR)),
     (r"(o|down)_proj/kernel", P(TENSOR, FSDP)),
     # The features come whole out of the target, so a split by rows costs one all-reduce, like o_proj and down_proj.
-    (r"fc/kernel", P(TENSOR, FSDP)),
-    (r"(o_proj|down_proj|fc)/bias", P(None)),
+    (r"(fc|linear|res_connection)/kernel", P(TENSOR, FSDP)),
+    (r"(o_proj|down_proj|fc|linear|res_connection)/bias", P(None)),
     (r"(\w*norm\w*)/(scale|bias)", P(None)),
     (r"d2t", P(None)),
 )

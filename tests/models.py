@@ -12,10 +12,11 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax import api
-from eagle_jax.bound import BoundDrafter, DraftHead, SmallModel, Target
-from eagle_jax.config import DecoderConfig, HeadConfig, TreeConfig
+from eagle_jax.bound import BoundDrafter, DraftHead, Medusa, SmallModel, Target
+from eagle_jax.config import DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
+from eagle_jax.models.medusa import init_medusa_params
 from eagle_jax.request import Request
 
 
@@ -90,6 +91,30 @@ def _head(kind: str, tree: TreeConfig) -> Callable[[Target], BoundDrafter]:
     return bind
 
 
+@functools.cache
+def tiny_medusa(kind: str, tree: TreeConfig, vocab: int = 12) -> Medusa:
+    """Heads for `tiny_target(vocab)` that begin with its lm_head, with noise; "hydra++" has the extra layer."""
+    target = tiny_target(vocab)
+    prefix = target.config.one_layer() if kind == "hydra++" else None
+    form = "medusa" if kind == "medusa" else "hydra"
+    config = MedusaConfig(form, 16, vocab, num_heads=4, num_layers=2, prefix=prefix)
+    params = init_medusa_params(config, jax.random.key(8))
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(9), len(leaves))
+    noisy = [leaf + 0.1 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
+    params = jax.tree.unflatten(structure, noisy)
+    for head in range(config.num_heads):
+        params["heads"][f"heads_{head}_lm_head"]["kernel"] += target.params["lm_head"]["kernel"]
+        if kind != "medusa":  # the state goes through as it is
+            wide = params["heads"][f"heads_{head}_blocks_0"]["res_connection"]
+            wide["kernel"] = wide["kernel"].at[:16].add(jnp.eye(16))
+    return Medusa.from_params(config, params, target, tree)
+
+
+def _medusa(kind: str, tree: TreeConfig) -> Callable[[Target], BoundDrafter]:
+    return lambda target: tiny_medusa(kind, tree, target.config.vocab_size).on(target)
+
+
 DRAFTERS: dict[str, Callable[[Target], BoundDrafter]] = {
     **{f"{kind}-{name}": _head(kind, tree) for kind in ("eagle1", "eagle3") for name, tree in TREES.items()},
     **{f"eagle3-{name}": _head("eagle3", tree) for name, tree in SAMPLED.items()},
@@ -97,6 +122,11 @@ DRAFTERS: dict[str, Callable[[Target], BoundDrafter]] = {
     "small-dynamic": functools.partial(near_model, tree=TREES["k3n12"]),
     "small-static": functools.partial(near_model, tree=TREES["static"]),
     **{f"small-{name}": functools.partial(near_model, tree=tree) for name, tree in SAMPLED.items()},
+    **{
+        f"{kind}-{name}": _medusa(kind, {**TREES, **SAMPLED}[name])
+        for kind in ("medusa", "hydra", "hydra++")
+        for name in ("static", "k3n12", "chain4", "traversal")
+    },
     "lookup": functools.partial(eagle_jax.prompt_lookup, ngram=2, length=5),
     "lookup-latest": functools.partial(eagle_jax.prompt_lookup, latest=True),
     "lookahead": functools.partial(eagle_jax.lookahead, ngram=3, window=4, guesses=3),

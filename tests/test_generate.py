@@ -31,7 +31,7 @@ def plain():
 
 # One program serves both temperatures only if compiled twice: of the methods whose rule differs, or that see chance.
 ALSO_SAMPLED = {"eagle1-static", "eagle1-k10n59", "eagle3-law", "eagle3-untempered", "eagle3-top-p"}
-ALSO_SAMPLED |= {"small-chain", "small-dynamic", "lookahead", "lookup"}
+ALSO_SAMPLED |= {"small-chain", "small-dynamic", "lookahead", "lookup", "medusa-k3n12", "hydra++-static"}
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -63,7 +63,8 @@ def test_sampled_drafts_obey_stops_budgets_and_keys(name, plain):
     assert alone.tokens == out.tokens[:2], "a row's text depends on the other rows"
 
 
-EVERY = ["eagle3-k3n12", "small-dynamic", "small-block", "lookup", "lookahead"]  # one of every kind of state
+# One of every kind of state.
+EVERY = ["eagle3-k3n12", "small-dynamic", "small-block", "medusa-static", "hydra++-static", "lookup", "lookahead"]
 
 
 FAST_SEEDS = range(4, 8)  # a chain, a static and two dynamic trees whose longer paths are accepted

@@ -39,10 +39,11 @@ MAY_ENTER: dict[str, set[str]] = {
     "hlo": set(),
     "costs": {"hlo"},
     "settings": {"config"},
+    "shapes": {"config"},
     "programs": {"config", "settings"},
     "aot": CORE | {"generate", "models", "drafters", "training", "sharding", "presets", "costs"},
     "bound": {"types", "config", "drafters", "models", "sharding"},
-    "methods": {"types", "config", "bound", "checkpoints", "drafters", "api"},
+    "methods": {"types", "config", "bound", "checkpoints", "drafters", "api", "shapes", "sharding"},
     "acceptance": CORE | {"generate", "request", "distributed", "api", "bound"},
     "converse": {"data", "api", "bound"},
 }

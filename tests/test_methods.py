@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import re
 from pathlib import Path
@@ -15,14 +17,15 @@ from hypothesis import strategies as st
 
 import eagle_jax
 from eagle_jax import api
-from eagle_jax.bound import BoundDrafter, SmallModel
+from eagle_jax.bound import BoundDrafter, Medusa, SmallModel, Target
 from eagle_jax.checkpoints import CheckpointError, save_target_checkpoint
-from eagle_jax.config import ConfigError, TreeConfig
+from eagle_jax.config import ConfigError, MedusaConfig, TreeConfig
 from eagle_jax.drafters.lookahead import lookahead
 from eagle_jax.drafters.prompt_lookup import LookupState, prompt_lookup
+from eagle_jax.models.medusa import MedusaHeads, init_medusa_params
 from eagle_jax.types import PADDING, ROOT, Chance, Sampling
 from tests import oracles
-from tests.models import TREES, near_model, random_prompts, tiny_target
+from tests.models import TREES, near_model, random_prompts, tiny_medusa, tiny_target
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -148,6 +151,48 @@ def test_a_draft_model_may_pad_its_vocabulary():
         SmallModel.bind(target, other, TreeConfig(depth=1, top_k=13, num_nodes=13))
 
 
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "hydra++"])
+def test_medusa_and_hydra_heads_read_what_they_should(kind):
+    """Head i after a path: the state before the root, the root's embedding, those of the path; tree, chain, dynamic."""
+    target, prompt = tiny_target(), random_prompts([9], 12, seed=5)[0]
+    embedding = np.asarray(target.params["embed_tokens"]["embedding"])
+    for name in ("static", "k3n12"):
+        head = tiny_medusa(kind, TREES[name])
+        request = api._prepare(target, head, [prompt], 24, api.make_sampling(), (), None)
+        state = api._prefill(request.params, *request.arrays, sampling=request.sampling, **request.options)
+        model = MedusaHeads(head.config)
+        run = functools.partial(model.apply, {"params": head.params["heads"]})
+        size = len(prompt)
+        causal, positions = jnp.tril(jnp.ones((size, size), bool)), jnp.arange(size)[None]
+        read = target.fn.forward(target.params, jnp.asarray([prompt]), positions, causal, None).hidden
+        if kind == "hydra++":
+            read = run(read, positions, causal, method="prefix").states
+        read = np.asarray(read[0, -1])
+        np.testing.assert_allclose(state.drafter.hidden[0], read, atol=1e-5)
+        chance = Chance(state.keys, state.num_tokens)
+        tree, _ = jax.jit(head.drafter.draft)(request.params, state.drafter, state.root, chance, request.sampling)
+        paths = oracles.paths_of(np.asarray(tree.tokens[0]), np.asarray(tree.parents[0]))
+        for path, score in zip(paths, np.asarray(tree.scores[0, 1:]), strict=True):
+            total = 0.0
+            for depth, token in enumerate(path):
+                before = [read, embedding[int(state.root[0])], *embedding[list(path[:depth])]]
+                law = jax.nn.log_softmax(run(jnp.concatenate(before[:1] if kind == "medusa" else before), depth))
+                total += float(law[token])
+            assert score == pytest.approx(total, abs=1e-4)
+
+
+def test_heads_of_another_model_are_refused():
+    head = tiny_medusa("medusa", TREES["static"])
+    with pytest.raises(ConfigError, match="heads: hidden_size=16, and the target's is 18: heads of another model"):
+        head.on(Target.from_params(dataclasses.replace(tiny_target().config, hidden_size=18), tiny_target().params))
+    with pytest.raises(ConfigError, match=r"TreeConfig\.depth=5 exceeds the 4 heads, one for every level"):
+        tiny_medusa("medusa", TreeConfig.chain(5))
+    with pytest.raises(ConfigError, match="kind='medusa' has none"):
+        MedusaConfig("medusa", 16, 12, prefix=tiny_target().config.one_layer())
+    with pytest.raises(ConfigError, match="prefix is 16 wide, the heads 8"):
+        MedusaConfig("hydra", 8, 12, prefix=tiny_target().config.one_layer())
+
+
 def write_tokenizer(path, tokens):
     path.mkdir(parents=True, exist_ok=True)
     model = {"type": "BPE", "vocab": {token: number for number, token in enumerate(tokens)}, "merges": []}
@@ -193,13 +238,20 @@ def test_methods_refuse_numbers_that_cannot_be():
             call()
 
 
-@pytest.mark.parametrize("name", ["small", "lookup", "lookahead"])
+def wide_hydra(target):
+    config = MedusaConfig("hydra", 16, 16, num_heads=3, prefix=target.config.one_layer())
+    params = jax.tree.map(lambda leaf: 4 * leaf, init_medusa_params(config, jax.random.key(2)))
+    return Medusa.from_params(config, params, target, TreeConfig.static([-1, -1, 0, 0, 2]))
+
+
+@pytest.mark.parametrize("name", ["small", "lookup", "lookahead", "hydra++"])
 def test_methods_on_a_mesh_write_the_same_text(name):
     from tests.test_sharding import pair
 
     target = pair()[0]
     drafter = {
         "small": lambda: near_model(target, TREES["k3n12"]),
+        "hydra++": lambda: wide_hydra(target),
         "lookup": lambda: eagle_jax.prompt_lookup(target),
         "lookahead": lambda: eagle_jax.lookahead(target, ngram=3, window=4, guesses=3),
     }[name]()

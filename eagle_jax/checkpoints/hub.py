@@ -16,6 +16,7 @@ from eagle_jax.checkpoints.errors import CheckpointError
 CONFIGS = ("config.json", "generation_config.json")
 SAFETENSORS = ("model*.safetensors", "model.safetensors.index.json")
 TORCH_BINS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+HEADS = ("medusa_lm_head*", "hydra_lm_head*")
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
@@ -44,6 +45,24 @@ def checkpoint_directory(
     fetch = functools.partial(_download, str(path_or_id), revision=revision, token=token, cache_dir=cache_dir)
     directory = fetch(CONFIGS + SAFETENSORS)
     return directory if any(directory.glob("*.safetensors")) else fetch(CONFIGS + TORCH_BINS)
+
+
+def head_directory(
+    path_or_id: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Path:
+    """The local directory of Medusa's or Hydra's heads, downloaded first where it is a hub id.
+
+    Raises:
+      CheckpointError: as `checkpoint_directory`.
+    """
+    local = _existing_directory(path_or_id)
+    if local is not None:
+        return local
+    return _download(str(path_or_id), CONFIGS + HEADS, revision=revision, token=token, cache_dir=cache_dir)
 
 
 def config_directory(

@@ -20,6 +20,7 @@ from eagle_jax.checkpoints.errors import CheckpointError
 FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 """Dtypes a weight may be stored in; anything else is a quantised checkpoint."""
 
+_TORCH = (".bin", ".pt")
 _SAFETENSORS_DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
@@ -38,7 +39,7 @@ class TensorReader:
     """The tensors of one checkpoint directory; use as a context manager.
 
     Attributes:
-      directory: the checkpoint directory.
+      directory: the checkpoint directory. stem: of another file than a model's, `.safetensors` or `.pt`.
       infos: name -> `TensorInfo` of every stored tensor.
 
     Raises:
@@ -46,8 +47,9 @@ class TensorReader:
         corrupt file.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, stem: str | None = None) -> None:
         self.directory = directory
+        self.stem = stem
         self.infos: dict[str, TensorInfo] = {}
         self._files: dict[str, Any] = {}
         self._stack = contextlib.ExitStack()
@@ -68,7 +70,7 @@ class TensorReader:
         """The tensor as stored; bfloat16 arrives in JAX's dtype for it."""
         info = self.infos[name]
         source = self._files[info.file]
-        if info.file.endswith(".bin"):
+        if info.file.endswith(_TORCH):
             return _torch_to_numpy(source[name])
         try:
             return source.get_tensor(name)
@@ -76,12 +78,12 @@ class TensorReader:
             raise CheckpointError(f"{self.directory / info.file}: cannot read tensor {name!r}: {error}") from error
 
     def _open_all(self) -> None:
-        files, index = _weight_files(self.directory)
+        files, index = _weight_files(self.directory, self.stem)
         for file in files:
             path = self.directory / file
             if not path.is_file():
                 raise CheckpointError(f"{self.directory}: the index names {file}, which is missing")
-            opened = _read_torch(path) if file.endswith(".bin") else self._stack.enter_context(_open_safetensors(path))
+            opened = _read_torch(path) if file.endswith(_TORCH) else self._stack.enter_context(_open_safetensors(path))
             self._files[file] = opened
             for name in opened.keys():  # noqa: SIM118 (a safetensors file is no mapping)
                 if name in self.infos:
@@ -92,8 +94,13 @@ class TensorReader:
             raise CheckpointError(f"{self.directory}: the index names tensors that no shard holds: {', '.join(absent)}")
 
 
-def _weight_files(directory: Path) -> tuple[list[str], dict[str, str]]:
+def _weight_files(directory: Path, stem: str | None = None) -> tuple[list[str], dict[str, str]]:
     """Files to read and the index (tensor -> file; empty for a single file). Safetensors win over `.bin`."""
+    if stem is not None:
+        for file in (f"{stem}.safetensors", f"{stem}.pt"):
+            if (directory / file).is_file():
+                return [file], {}
+        raise CheckpointError(f"{directory}: no weights; expected {stem}.safetensors or {stem}.pt")
     for single, index in (
         ("model.safetensors", "model.safetensors.index.json"),
         ("pytorch_model.bin", "pytorch_model.bin.index.json"),

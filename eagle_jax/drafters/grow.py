@@ -29,7 +29,7 @@ class Expander(NamedTuple):
       extend: `(tokens [B,W], states [B,W,H], level, mask [B,W,E+W], earlier) -> (states [B,W,H], NewKV)`. One pass over
         nodes of depth `level - 1`, given the states that predicted them. Beside the text, `mask` says which of the E
         uncommitted entries of `earlier` passes each sees, then which of the W. `level` may be traced.
-      logits: `(states [B,W,H], level) -> [B,W,Vd]`, of the tokens at depth `level`.
+      logits: `(states [B,W,H], level) -> [B,W,Vd]`, of the tokens at depth `level`; [B,1,Vd] where nodes do not differ.
       to_target: draft vocabulary ids as target ids.
       vocab: V, the target's.
       blank: `(entries) -> NewKV` of zeros, as `extend` returns them.
@@ -120,7 +120,8 @@ def _best_children(
     if tree.top_p < 1:
         probs = jnp.exp(gains)
         gains = jnp.where(jnp.cumsum(probs, axis=-1) - probs < tree.top_p, gains, -jnp.inf)
-    return Candidates(model.to_target(ids).astype(jnp.int32), gains)
+    shape = (*states.shape[:2], count)
+    return Candidates(jnp.broadcast_to(model.to_target(ids).astype(jnp.int32), shape), jnp.broadcast_to(gains, shape))
 
 
 def _draw_children(
@@ -131,6 +132,7 @@ def _draw_children(
     (Gumbel top-k: Kool, van Hoof and Welling, arXiv:1903.06059.)
     """
     law = process_logits(model.logits(states, level), sampling)
+    law = jnp.broadcast_to(law, (*states.shape[:2], law.shape[-1]))  # every node draws for itself
     keys = jax.vmap(lambda key: jax.random.fold_in(key, level))(chance.own_keys())
     fresh = jax.vmap(lambda key: jax.random.gumbel(key, law.shape[1:], jnp.float32))(keys)
     _, ids = jax.lax.top_k(law + fresh, count)

@@ -1,0 +1,165 @@
+"""Heads of Medusa, Hydra and Hydra++ on disk, in the files and names that their authors publish."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors.numpy
+
+from eagle_jax.checkpoints.errors import CheckpointError
+from eagle_jax.checkpoints.hub import head_directory
+from eagle_jax.checkpoints.mapping import (
+    Place,
+    Rule,
+    Table,
+    TensorProblems,
+    cast,
+    check_dtype,
+    flatten,
+    plan,
+    read_planned,
+    transposed,
+)
+from eagle_jax.checkpoints.staging import replacing, write_json
+from eagle_jax.checkpoints.tensors import TensorReader, read_json
+from eagle_jax.config import ConfigError, DecoderConfig, MedusaConfig
+from eagle_jax.models.medusa import init_medusa_params
+from eagle_jax.types import Params
+
+_PREFIX = "prefix_embeding_layer."  # as its authors spell it
+
+
+def load_medusa_checkpoint(
+    path_or_id: str | os.PathLike[str],
+    target: DecoderConfig,
+    dtype: str = "float32",
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    place: Place | None = None,
+) -> tuple[MedusaConfig, Params]:
+    """Configuration and parameters `{"heads": ...}` from `medusa_lm_head` or `hydra_lm_head`, `.safetensors` or `.pt`.
+
+    Args:
+      target: the model that the heads are for; place: as in `load_target_checkpoint`.
+
+    Raises:
+      CheckpointError: no such heads, or heads of another width, vocabulary or model, naming what does not fit.
+    """
+    check_dtype(dtype)
+    directory = head_directory(path_or_id, revision=revision, token=token, cache_dir=cache_dir)
+    where = directory / "config.json"
+    values = read_json(where)
+    kind = next((kind for kind in ("medusa", "hydra") if f"{kind}_num_heads" in values), None)
+    if kind is None:
+        raise CheckpointError(f"{where}: neither medusa_num_heads nor hydra_num_heads: these are no such heads")
+    if kind == "hydra" and not values.get("grounded_heads", True):
+        raise CheckpointError(f"{where}: grounded_heads=false: these are Medusa's heads under another name")
+    with TensorReader(directory, stem=f"{kind}_lm_head") as reader:
+        prefixed = any(name.startswith(_PREFIX) for name in reader.infos)
+        prefix = target.one_layer(tie_word_embeddings=False) if prefixed else None
+        try:
+            config = MedusaConfig(
+                kind,  # type: ignore[arg-type]
+                target.hidden_size,
+                target.vocab_size,
+                _count(values, f"{kind}_num_heads", where),
+                _count(values, f"{kind}_num_layers", where),
+                prefix,
+            )
+        except ConfigError as error:
+            raise CheckpointError(f"{where}: {error}") from error
+        problems = TensorProblems()
+        ignored = (rf"{_PREFIX}embed_tokens\.weight", rf"{_PREFIX}layers\.0\.self_attn\.rotary_emb\.inv_freq")
+        shapes = {path: tuple(leaf.shape) for path, leaf in _leaves(config).items()}
+        chosen = plan(reader, Table(_rules(config), ignored), shapes, problems)
+        problems.raise_if_any(
+            f"{directory}: not the {kind} heads of a model that is {target.hidden_size} wide with "
+            f"{target.vocab_size} tokens:"
+        )
+        return config, {"heads": read_planned(reader, chosen, dtype, place)}
+
+
+def save_medusa_checkpoint(
+    config: MedusaConfig, params: Params, directory: str | os.PathLike[str], dtype: str = "bfloat16"
+) -> None:
+    """Writes heads in their authors' layout; the directory is replaced as a whole, other files in it are kept.
+
+    Raises:
+      CheckpointError: the parameters do not fit `config`.
+    """
+    wanted, flat = check_dtype(dtype), flatten(params["heads"])
+    shapes = {path: np.shape(leaf) for path, leaf in flat.items()}
+    wrong = {path for path, _ in shapes.items() ^ {path: leaf.shape for path, leaf in _leaves(config).items()}.items()}
+    if wrong:
+        raise CheckpointError(f"the heads' parameters do not fit their configuration: {', '.join(sorted(wrong))}")
+    table = Table(_rules(config))
+    tensors = {}
+    for path, leaf in flat.items():
+        name, turned = table.name_of(path)
+        host = cast(np.asarray(leaf), wanted, name)
+        tensors[name] = transposed(host) if turned else np.ascontiguousarray(host)
+    values = {"model_type": config.kind, f"{config.kind}_num_heads": config.num_heads,
+              f"{config.kind}_num_layers": config.num_layers, "torch_dtype": dtype}  # fmt: skip
+    if config.kind == "hydra":
+        values |= {"grounded_heads": True, "hydra_head_arch": "mlp" if config.prefix is None else "prefix-mlp"}
+    with replacing(Path(directory)) as staging:
+        write_json(staging / "config.json", values)
+        file = staging / f"{config.kind}_lm_head.safetensors"
+        try:
+            safetensors.numpy.save_file(tensors, file, metadata={"format": "pt"})
+        except safetensors.SafetensorError as error:  # what a full disk raises
+            raise CheckpointError(f"the heads could not be written to {directory} ({error}): make room") from error
+
+
+def _count(values: dict[str, Any], key: str, where: Path) -> int:
+    count = values.get(key)
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise CheckpointError(f"{where}: {key}={count!r} must be a positive integer")
+    return count
+
+
+@functools.lru_cache(maxsize=64)
+def _leaves(config: MedusaConfig) -> dict[str, Any]:
+    return flatten(jax.eval_shape(lambda: init_medusa_params(config, jax.random.key(0)))["heads"])
+
+
+def _rules(config: MedusaConfig) -> tuple[Rule, ...]:
+    """One rule per parameter: the names differ by kind, and in Hydra++ by its layers of dropout."""
+    rules = []
+    # In Hydra++'s sequences every block stands behind a dropout, which has no weights but a number.
+    stride, first = (2, 1) if config.prefix is not None else (1, 0)
+    for head in range(config.num_heads):
+        for block in range(config.num_layers):
+            number = block * stride + first
+            name = f"{head}.{number}" if config.kind == "medusa" else f"hydra_mlp.{head}.{number}"
+            path = f"heads_{head}_blocks_{block}"
+            for part in ("linear", "res_connection"):
+                rules += [
+                    Rule(f"{name}.{part}.weight", f"{path}/{part}/kernel", True),
+                    Rule(f"{name}.{part}.bias", f"{path}/{part}/bias"),
+                ]
+        end = f"{head}.{config.num_layers}" if config.kind == "medusa" else f"hydra_lm_head.{head}"
+        end += ".1" if config.prefix is not None else ""
+        rules += [
+            Rule(f"{end}.weight", f"heads_{head}_lm_head/kernel", True),
+            Rule(f"{end}.bias", f"heads_{head}_lm_head/bias"),
+        ]
+    layer = f"{_PREFIX}layers.0."
+    for part in ("self_attn", "mlp"):
+        rules += [
+            Rule(f"{layer}{part}.{{proj}}_proj.weight", f"prefix_layer/{part}/{{proj}}_proj/kernel", True),
+            Rule(f"{layer}{part}.{{proj}}_proj.bias", f"prefix_layer/{part}/{{proj}}_proj/bias"),
+        ]
+    rules += [
+        Rule(f"{layer}self_attn.{{norm}}_norm.weight", "prefix_layer/self_attn/{norm}_norm/scale"),
+        Rule(f"{layer}{{norm}}_layernorm.weight", "prefix_layer/{norm}_layernorm/scale"),
+        Rule(f"{_PREFIX}norm.weight", "prefix_norm/scale"),
+    ]
+    return tuple(rules)

@@ -1,0 +1,120 @@
+"""Medusa-1, Hydra and Hydra++ as drafters: heads on the target's last state, one for every level of the tree.
+
+A Medusa tree costs no pass at all: all levels read one state. Hydra's heads read the drafted tokens as well, level by
+level; Hydra++ adds one layer over what was confirmed, whose cache is the drafter's.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from eagle_jax.cache import commit
+from eagle_jax.config import ConfigError, MedusaConfig, TreeConfig
+from eagle_jax.drafters.grow import Expander, grow
+from eagle_jax.models.medusa import MedusaHeads
+from eagle_jax.rejection import RULES
+from eagle_jax.types import (
+    Chance,
+    Drafter,
+    DraftTree,
+    KVCache,
+    NewKV,
+    Params,
+    Sampling,
+    TargetFn,
+    Verified,
+    empty_cache,
+)
+
+
+class MedusaState(NamedTuple):
+    """State of the drafter.
+
+    Attributes:
+      cache: of Hydra++'s layer; None without one.
+      hidden: [B, H], what the heads read: the target's state at the last confirmed position, or that layer's.
+    """
+
+    cache: KVCache | None
+    hidden: Float[Array, "B H"]
+
+
+@functools.lru_cache(maxsize=256)
+def medusa(config: MedusaConfig, tree: TreeConfig, target: TargetFn, tap: int, dtype: str = "float32") -> Drafter:
+    """Builds the drafter. Equal arguments give the same object, so that jit caches are shared.
+
+    Args:
+      config: the heads; the engine's `params["drafter"]` are `{"heads": their parameters}`.
+      tree: static, chain or dynamic, at most as deep as there are heads.
+      tap: of the target's state after its final norm, that is, its number of layers.
+      dtype: of the heads' weights.
+
+    Raises:
+      ConfigError: the tree is deeper than there are heads, or wider than the vocabulary.
+    """
+    if tree.depth > config.num_heads:
+        raise ConfigError(f"TreeConfig.depth={tree.depth} exceeds the {config.num_heads} heads, one for every level")
+    if tree.top_k > config.vocab_size:
+        raise ConfigError(f"TreeConfig.top_k={tree.top_k} exceeds the vocabulary of {config.vocab_size} tokens")
+    model, width, hydra = MedusaHeads(config), config.hidden_size, config.kind == "hydra"
+
+    def run(params: Params, *args: object, method: str = "__call__") -> Any:
+        return model.apply({"params": params["drafter"]["heads"]}, *args, method=method)
+
+    def init(params: Params, batch: int, slots: int) -> MedusaState:
+        layer, cache = config.prefix, None
+        if layer is not None:
+            cache = empty_cache(1, batch, layer.num_kv_heads, slots, layer.head_dim, dtype)
+        return MedusaState(cache, jnp.zeros((batch, width), dtype))
+
+    def update(params: Params, state: MedusaState, verified: Verified) -> MedusaState:
+        with jax.named_scope("head_update"):
+            states, cache = verified.features, state.cache
+            if cache is not None:
+                size = states.shape[1]
+                positions = verified.start[:, None] + jnp.arange(size)[None]
+                cached = cache.keys[0], cache.values[0], cache.length
+                out = run(params, states, positions, jnp.tril(jnp.ones((size, size), bool)), cached, method="prefix")
+                states, cache = out.states, commit(cache, NewKV((out.keys,), (out.values,)), verified.count)
+            last = jnp.maximum(verified.count - 1, 0)[:, None, None]
+            hidden = jnp.take_along_axis(states, last, axis=1)[:, 0].astype(state.hidden.dtype)
+            return MedusaState(cache, jnp.where(verified.count[:, None] > 0, hidden, state.hidden))
+
+    def draft(
+        params: Params, state: MedusaState, root: Array, chance: Chance, sampling: Sampling
+    ) -> tuple[DraftTree, MedusaState]:
+        with jax.named_scope("draft"):
+            return grow(expander(params, state, root), tree, root, chance, sampling), state
+
+    def expander(params: Params, state: MedusaState, root: Array) -> Expander:
+        def embed(tokens: Array) -> Array:
+            return target.embed(params["target"], tokens).astype(state.hidden.dtype)
+
+        def extend(
+            tokens: Array, states: Array, level: Array | int, mask: Array, earlier: NewKV
+        ) -> tuple[Array, NewKV]:
+            if hydra:  # the token's embedding goes behind those of its ancestors
+                states = jax.lax.dynamic_update_slice_in_dim(states, embed(tokens), level * width, axis=2)
+            return states, NewKV((), ())
+
+        def logits(states: Array, level: Array | int) -> Array:
+            def of(head: int) -> Array:
+                # Nodes of a level differ in what a Hydra head reads, and in nothing that a Medusa head does.
+                return run(params, states[..., : (head + 2) * width] if hydra else states[:, :1], head)
+
+            if isinstance(level, int):
+                return of(level - 1)
+            return jax.lax.switch(level - 1, [functools.partial(of, head) for head in range(config.num_heads)])
+
+        begin = state.hidden
+        if hydra:
+            blank = jnp.zeros((root.shape[0], (config.num_heads - 1) * width), begin.dtype)
+            begin = jnp.concatenate([begin, embed(root), blank], axis=-1)
+        return Expander(begin, extend, logits, lambda ids: ids, config.vocab_size, lambda entries: NewKV((), ()))
+
+    return Drafter(init, draft, update, (tap,), tree.depth, tree.num_nodes, RULES[tree.verification])

@@ -1,0 +1,74 @@
+"""Static trees: from the lists in which Medusa's trees are published, or built from measured accuracies."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Sequence
+
+from eagle_jax.config import ConfigError
+
+MEDUSA = (
+    "0 1 2 3 4 5 6 7 8 9 00 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 20 21 22 30 31 40 50 60 70 80 90 000 001 "
+    "002 003 004 005 006 007 008 009 010 011 012 020 021 030 040 050 060 070 100 101 200 0000 0001"
+)
+"""Medusa's tree of 63 nodes ("mc_sim_7b_63", which Hydra uses as well): the ranks along every path."""
+
+
+def medusa_parents(depth: int = 4) -> tuple[int, ...]:
+    """Medusa's tree, cut to so many levels."""
+    return parents_of_paths([[int(rank) for rank in path] for path in MEDUSA.split() if len(path) <= depth])
+
+
+def parents_of_paths(paths: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """`TreeConfig.static`'s parents from paths of ranks: [0, 2] is the third child of the root's first child.
+
+    Raises:
+      ConfigError: a path whose parent, or whose elder sibling, is not in the list, or one given twice.
+    """
+    given = [tuple(path) for path in paths]
+    order = sorted(given, key=lambda path: (len(path), path))
+    row = {path: number for number, path in enumerate(order)}
+    if len(row) != len(given):
+        twice = next(path for path in given if given.count(path) > 1)
+        raise ConfigError(f"the path {list(twice)} is given twice")
+    for path in order:
+        if not path or min(path) < 0:
+            raise ConfigError(f"the path {list(path)} must list ranks from 0 up, one for every level")
+        if path[:-1] and path[:-1] not in row:
+            raise ConfigError(f"the path {list(path)} has no parent {list(path[:-1])} in the list")
+        if path[-1] and (*path[:-1], path[-1] - 1) not in row:
+            raise ConfigError(f"the path {list(path)} has no elder sibling of rank {path[-1] - 1} in the list")
+    return tuple(row[path[:-1]] if path[:-1] else -1 for path in order)
+
+
+def best_parents(accuracies: Sequence[Sequence[float]], num_nodes: int) -> tuple[int, ...]:
+    """The static tree of `num_nodes` nodes whose expected accepted length is greatest (Medusa, section 3.3).
+
+    Args:
+      accuracies: [D][K]: how often the candidate of rank r at depth d + 1 is the target's token. A node's worth is the
+        product along its path; the best nodes are taken one by one, each behind its parent and its elder siblings.
+
+    Raises:
+      ConfigError: no accuracy, one outside 0 to 1, or more nodes than there are paths.
+    """
+    if not accuracies or not all(accuracies):
+        raise ConfigError("accuracies must list, for every depth, how often the candidate of each rank is right")
+    if not all(0 <= value <= 1 for level in accuracies for value in level):
+        raise ConfigError("accuracies must lie in 0 to 1")
+    # An elder sibling is never worth less: what a later rank adds beyond it is only taken with it.
+    levels = [list(itertools.accumulate(level, min)) for level in accuracies]
+    chosen: list[tuple[int, ...]] = []
+    waiting: list[tuple[float, tuple[int, ...]]] = [(-levels[0][0], (0,))]
+    while waiting and len(chosen) < num_nodes:
+        worth, path = heapq.heappop(waiting)
+        chosen.append(path)
+        depth, rank = len(path), path[-1]
+        if rank + 1 < len(levels[depth - 1]):
+            above = worth / levels[depth - 1][rank] if levels[depth - 1][rank] else 0.0
+            heapq.heappush(waiting, (above * levels[depth - 1][rank + 1], (*path[:-1], rank + 1)))
+        if depth < len(levels):
+            heapq.heappush(waiting, (worth * levels[depth][0], (*path, 0)))
+    if len(chosen) < num_nodes:
+        raise ConfigError(f"num_nodes={num_nodes} exceeds the {len(chosen)} paths of these accuracies")
+    return parents_of_paths(chosen)
