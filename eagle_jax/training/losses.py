@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -19,6 +21,25 @@ def behind(x: Array, by: int) -> Array:
     """`x[:, t - by]` in row t of axis 1; zeros (False) in the first `by` rows."""
     kept = x[:, : max(0, x.shape[1] - by)]
     return jnp.concatenate([jnp.zeros_like(x[:, : x.shape[1] - kept.shape[1]]), kept], axis=1)
+
+
+def by_chunks(judge: Callable[..., tuple[Array, ...]], rows: tuple[Array, ...], chunk: int) -> tuple[Array, ...]:
+    """The sums that `judge(*rows)` gives, chunk by chunk along axis 1; 0 is all at once.
+
+    What a chunk holds, its logits above all, is computed anew for the gradient, so that it is never there for all rows.
+    Rows that fill the last chunk are zeros (False), which must count for nothing.
+    """
+    length = rows[0].shape[1]
+    if not chunk or chunk >= length:
+        return judge(*rows)
+    blocks = -(-length // chunk)
+
+    def cut(x: Array) -> Array:
+        padded = jnp.pad(x, [(0, blocks * chunk - length if axis == 1 else 0) for axis in range(x.ndim)])
+        return jnp.moveaxis(padded.reshape(x.shape[0], blocks, chunk, *x.shape[2:]), 1, 0)
+
+    sums = jax.lax.map(jax.checkpoint(lambda part: judge(*part)), tuple(map(cut, rows)))
+    return tuple(jnp.sum(part, axis=0) for part in sums)
 
 
 def masked_mean(values: Float[Array, "*b"], counted: Bool[Array, "*b"]) -> Float[Array, ""]:

@@ -1,0 +1,65 @@
+"""Distillation of a small draft model: it learns the target's law where the target speaks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from eagle_jax.config import DecoderConfig
+from eagle_jax.models.decoder import target_fn
+from eagle_jax.training.gradients import dense_gradients
+from eagle_jax.training.losses import ahead, by_chunks, likelihood_of_acceptance, overlap, soft_cross_entropy
+from eagle_jax.training.objective import Logits
+from eagle_jax.training.unroll import causal_mask
+from eagle_jax.types import Params, Texts
+
+Divergence = Literal["kl", "tv", "lk"]
+"""KL(p, q); total variation 1 - sum min(p, q), what standard speculative sampling rejects; its -log (LK loss)."""
+
+
+def distillation_loss(
+    config: DecoderConfig,
+    params: Params,
+    texts: Texts,
+    hidden: Float[Array, "B T H"],
+    target_logits: Logits,
+    *,
+    divergence: Divergence = "kl",
+    chunk: int = 256,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Mean divergence of the draft model q from the target p over the supervised tokens.
+
+    (Distillation for speculative decoding: DistillSpec, arXiv:2310.08461.) Row t judges both models' laws for token
+    t + 1, and counts where that is supervised and of the same document.
+
+    Args:
+      config: the draft model, with the target's vocabulary. hidden: of the target, final-normed.
+      target_logits: its lm_head. chunk: rows of a text whose logits are held at once; 0 is all.
+
+    Returns:
+      the loss, and alpha: how often standard speculative sampling would accept the draft model's token.
+    """
+    fn = target_fn(config)
+    hidden = jax.lax.stop_gradient(hidden)
+    counted = ahead(texts.supervised, 1) & (ahead(texts.segments, 1) == texts.segments) & (texts.segments > 0)
+
+    def judge(own: Array, teacher: Array, counted: Array) -> tuple[Array, Array]:
+        log_q = jax.nn.log_softmax(fn.logits(params, own), axis=-1)
+        log_p = jax.nn.log_softmax(jax.lax.stop_gradient(target_logits(teacher)), axis=-1)
+        p = jnp.exp(log_p)
+        alpha = overlap(log_q, p)
+        if divergence == "kl":
+            loss = soft_cross_entropy(log_q, p) - soft_cross_entropy(log_p, p)
+        else:
+            loss = 1.0 - alpha if divergence == "tv" else likelihood_of_acceptance(log_q, p)
+        return jnp.sum(jnp.where(counted, loss, 0.0)), jnp.sum(jnp.where(counted, alpha, 0.0))
+
+    with nn.intercept_methods(dense_gradients):
+        out = fn.forward(params, texts.tokens, texts.positions, causal_mask(texts.segments), None)
+        loss, alpha = by_chunks(judge, (out.hidden, hidden, counted), chunk)
+    count = jnp.maximum(jnp.sum(counted), 1)
+    return loss / count, alpha / count

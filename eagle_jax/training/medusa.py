@@ -1,0 +1,83 @@
+"""Objectives of Medusa-1, Hydra and Hydra++ heads on a frozen target."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from eagle_jax.config import MedusaConfig
+from eagle_jax.models.medusa import MedusaHeads
+from eagle_jax.training.gradients import dense_gradients
+from eagle_jax.training.losses import ahead, by_chunks, soft_cross_entropy
+from eagle_jax.training.objective import Logits, Signals, StepMetrics
+from eagle_jax.training.unroll import causal_mask
+from eagle_jax.types import Params, Texts
+
+
+def medusa_loss(
+    config: MedusaConfig,
+    heads: Params,
+    signals: Signals,
+    texts: Texts,
+    target_logits: Logits,
+    *,
+    decay: float = 0.8,
+    teacher: bool = True,
+    chunk: int = 256,
+) -> tuple[Float[Array, ""], StepMetrics]:
+    """sum_i decay^i (mean loss of head i over its counted rows).
+
+    Head i at row t guesses token t + i + 2 from the target's state at t; a Hydra head also from the embeddings of the
+    tokens t + 1 to t + i + 1. A row counts where the guessed token is supervised and in the same document.
+
+    Args:
+      heads: `params["heads"]`. signals: `hidden`, and for Hydra `embeds`, of the target; nothing flows back into them.
+      target_logits: the target's lm_head, [..., H] -> [..., V].
+      decay: weight of each further head (Medusa, section 2.2.1: 0.8).
+      teacher: the labels are the target's law (Hydra++, section 4.2); else the texts' own tokens (Medusa-1, Hydra).
+      chunk: rows of a text whose logits are held at once; 0 is all.
+
+    Returns:
+      the loss, and per head its mean, how often its favourite is the label's, and the rows counted.
+    """
+    model = MedusaHeads(config)
+    hidden = jax.lax.stop_gradient(signals.hidden)
+    with nn.intercept_methods(dense_gradients):
+        states = hidden
+        if config.prefix is not None:
+            mask = causal_mask(texts.segments)
+            states = model.apply({"params": heads}, hidden, texts.positions, mask, method="prefix").states
+        total, parts = jnp.float32(0), []
+        for head in range(config.num_heads):
+            inputs = [states]
+            if config.kind == "hydra":
+                assert signals.embeds is not None, "Hydra's heads read embeddings"
+                embeds = jax.lax.stop_gradient(signals.embeds).astype(states.dtype)
+                inputs += [ahead(embeds, step + 1) for step in range(head + 1)]
+            same = (ahead(texts.segments, head + 2) == texts.segments) & (texts.segments > 0)
+            counted = same & ahead(texts.supervised, head + 2)
+
+            def judge(
+                read: Array, following: Array, labels: Array, counted: Array, head: int = head
+            ) -> tuple[Array, Array]:
+                logits = model.apply({"params": heads}, read, head)
+                log_q = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+                if teacher:
+                    p = jax.nn.softmax(jax.lax.stop_gradient(target_logits(following)).astype(jnp.float32), axis=-1)
+                    loss, wanted = soft_cross_entropy(log_q, p), jnp.argmax(p, axis=-1)
+                else:
+                    loss, wanted = -jnp.take_along_axis(log_q, labels[..., None], axis=-1)[..., 0], labels
+                hit = jnp.argmax(logits, axis=-1) == wanted
+                return jnp.sum(jnp.where(counted, loss, 0.0)), jnp.sum(hit & counted).astype(jnp.float32)
+
+            rows = (
+                jnp.concatenate(inputs, axis=-1), ahead(hidden, head + 1), ahead(texts.tokens, head + 2), counted,
+            )  # fmt: skip
+            loss, hits = by_chunks(judge, rows, chunk)
+            count = jnp.sum(counted).astype(jnp.float32)
+            mean = loss / jnp.maximum(count, 1.0)
+            total = total + decay**head * mean
+            parts.append(StepMetrics(mean, hits / jnp.maximum(count, 1.0), count))
+    return total, jax.tree.map(lambda *each: jnp.stack(each), *parts)

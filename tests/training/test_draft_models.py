@@ -1,0 +1,195 @@
+"""Losses of Medusa and Hydra heads and of distilled draft models, against loops over rows."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from eagle_jax.config import DecoderConfig, MedusaConfig
+from eagle_jax.models.decoder import init_params, target_fn
+from eagle_jax.models.medusa import MedusaHeads, init_medusa_params
+from eagle_jax.training.distill import distillation_loss
+from eagle_jax.training.medusa import medusa_loss
+from eagle_jax.training.objective import Signals
+from eagle_jax.types import Texts
+
+T, V, H, HEADS = 11, 13, 8, 3
+TARGET = DecoderConfig(V, H, 12, 2, num_heads=4, num_kv_heads=2, head_dim=6)
+SMALL = DecoderConfig(V, H, 12, 1, num_heads=2, num_kv_heads=1, head_dim=4)
+KINDS = ["medusa", "hydra", "hydra++"]
+
+
+def texts():
+    """Two packed documents and padding in the first row, one document in the second."""
+    rng = np.random.default_rng(0)
+    segments = np.array([[1] * 6 + [2] * 4 + [0], [1] * T])
+    positions = np.array([[*range(6), *range(4), 0], [*range(T)]])
+    supervised = rng.random((2, T)) < 0.7
+    return Texts(*map(jnp.asarray, (rng.integers(0, V, (2, T)), supervised & (segments > 0), segments, positions)))
+
+
+def wide(params, seed):
+    leaves, form = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    return jax.tree.unflatten(
+        form, [leaf + 0.4 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
+    )
+
+
+@functools.cache
+def target():
+    params = wide(init_params(TARGET, jax.random.key(0)), 1)
+    fn = target_fn(TARGET)
+    hidden, embeds = [], fn.embed(params, texts().tokens)
+    for row in range(2):  # document by document, without a mask of segments
+        parts = []
+        for segment in (1, 2, 0):
+            places = np.flatnonzero(np.asarray(texts().segments[row]) == segment)
+            if len(places):
+                size = len(places)
+                causal = jnp.tril(jnp.ones((size, size), bool))
+                tokens = texts().tokens[row, places][None]
+                parts.append(fn.forward(params, tokens, jnp.arange(size)[None], causal, None).hidden[0])
+        hidden.append(jnp.concatenate(parts))
+    return params, Signals(jnp.stack(hidden), jnp.stack(hidden), embeds)
+
+
+def law(hidden):
+    return np.asarray(jax.nn.log_softmax(target_fn(TARGET).logits(target()[0], hidden)), np.float64)
+
+
+@functools.cache
+def heads(kind):
+    prefix = TARGET.one_layer() if kind == "hydra++" else None
+    config = MedusaConfig("medusa" if kind == "medusa" else "hydra", H, V, HEADS, 2, prefix)
+    return config, wide(init_medusa_params(config, jax.random.key(3)), 4)["heads"]
+
+
+def slow(kind, teacher):
+    """Loss and counted rows of every head, row by row; Hydra++'s layer runs over each document alone."""
+    config, params = heads(kind)
+    run = functools.partial(MedusaHeads(config).apply, {"params": params})
+    given, (_, signals) = texts(), target()
+    segments, supervised = np.asarray(given.segments), np.asarray(given.supervised)
+    states = np.asarray(signals.hidden)
+    if kind == "hydra++":
+        states = states.copy()
+        for row in range(2):
+            for segment in (1, 2):
+                places = np.flatnonzero(segments[row] == segment)
+                if len(places):
+                    size = len(places)
+                    causal = jnp.tril(jnp.ones((size, size), bool))
+                    own = jnp.asarray(signals.hidden[row, places])[None]
+                    states[row, places] = run(own, jnp.arange(size)[None], causal, method="prefix").states[0]
+    found = []
+    for head in range(HEADS):
+        losses = []
+        for row in range(2):
+            for t in range(T - head - 2):
+                label = t + head + 2
+                if segments[row, t] == 0 or segments[row, t] != segments[row, label] or not supervised[row, label]:
+                    continue
+                read = [states[row, t]]
+                if kind != "medusa":
+                    read += [np.asarray(signals.embeds[row, t + 1 + step]) for step in range(head + 1)]
+                log_q = np.asarray(jax.nn.log_softmax(run(jnp.concatenate(read), head)), np.float64)
+                if teacher:
+                    losses.append(-np.exp(law(signals.hidden[row, label - 1])) @ log_q)
+                else:
+                    losses.append(-log_q[int(given.tokens[row, label])])
+        found.append((np.mean(losses), len(losses)))
+    return found
+
+
+@pytest.mark.parametrize("teacher", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_medusa_loss_is_that_of_a_loop_over_rows(kind, teacher):
+    config, params = heads(kind)
+    weights, signals = target()
+    judge = functools.partial(target_fn(TARGET).logits, weights)
+    loss_of = functools.partial(medusa_loss, config, params, signals, texts(), judge, teacher=teacher, decay=0.5)
+    results = [loss_of(chunk=0), loss_of(chunk=4)]
+    wanted = slow(kind, teacher)
+    for loss, metrics in results:
+        np.testing.assert_allclose(metrics.loss, [mean for mean, _ in wanted], rtol=1e-5)
+        np.testing.assert_array_equal(metrics.counted, [count for _, count in wanted])
+        assert float(loss) == pytest.approx(sum(0.5**head * mean for head, (mean, _) in enumerate(wanted)), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_chunks_change_no_gradient_and_the_target_gets_none(kind):
+    config, params = heads(kind)
+    weights, signals = target()
+    fn = target_fn(TARGET)
+
+    def loss(params, weights, signals, chunk):
+        judge = functools.partial(fn.logits, weights)
+        return medusa_loss(config, params, signals, texts(), judge, chunk=chunk)[0]
+
+    whole, parts = (jax.grad(loss)(params, weights, signals, chunk) for chunk in (0, 4))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), whole, parts)
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(whole)), "a parameter that learns nothing"
+    for frozen in jax.tree.leaves(jax.grad(loss, argnums=(1, 2))(params, weights, signals, 4)):
+        assert np.abs(frozen).max() == 0
+
+
+def divergence_of(log_p, log_q, name):
+    p, q = np.exp(log_p), np.exp(log_q)
+    alpha = np.minimum(p, q).sum(-1)
+    return {"kl": (p * (log_p - log_q)).sum(-1), "tv": 1 - alpha, "lk": -np.log(alpha)}[name], alpha
+
+
+@pytest.mark.parametrize("name", ["kl", "tv", "lk"])
+def test_distillation_loss_is_that_of_its_definition(name):
+    weights, signals = target()
+    small = wide(init_params(SMALL, jax.random.key(6)), 7)
+    judge = functools.partial(target_fn(TARGET).logits, weights)
+    fn, given = target_fn(SMALL), texts()
+    losses, alphas = [], []
+    for row in range(2):
+        for segment in (1, 2):
+            places = np.flatnonzero(np.asarray(given.segments[row]) == segment)
+            if not len(places):
+                continue
+            size = len(places)
+            causal = jnp.tril(jnp.ones((size, size), bool))
+            out = fn.forward(small, given.tokens[row, places][None], jnp.arange(size)[None], causal, None)
+            log_q = np.asarray(jax.nn.log_softmax(fn.logits(small, out.hidden[0])), np.float64)
+            loss, alpha = divergence_of(law(signals.hidden[row, places]), log_q, name)
+            counted = np.asarray(given.supervised[row, places])[1:]
+            losses += loss[:-1][counted].tolist()
+            alphas += alpha[:-1][counted].tolist()
+    for chunk in (0, 4):
+        loss, alpha = distillation_loss(SMALL, small, given, signals.hidden, judge, divergence=name, chunk=chunk)
+        assert float(loss) == pytest.approx(np.mean(losses), rel=1e-4)
+        assert float(alpha) == pytest.approx(np.mean(alphas), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["kl", "tv", "lk"])
+def test_a_distilled_model_comes_to_agree_with_its_target(name):
+    weights, signals = target()
+    judge = functools.partial(target_fn(TARGET).logits, weights)
+    loss = functools.partial(distillation_loss, TARGET, divergence=name)
+    same, alpha = loss(weights, texts(), signals.hidden, judge)
+    assert float(same) == pytest.approx(0.0, abs=1e-4) and float(alpha) == pytest.approx(1.0, abs=1e-4)
+    tx = optax.adam(3e-2)
+
+    @jax.jit
+    def learn(carry, _):
+        params, state = carry
+        (_, alpha), grads = jax.value_and_grad(
+            lambda params: distillation_loss(SMALL, params, texts(), signals.hidden, judge, divergence=name),
+            has_aux=True,
+        )(params)
+        updates, state = tx.update(grads, state, params)
+        return (optax.apply_updates(params, updates), state), alpha
+
+    small = init_params(SMALL, jax.random.key(6))
+    _, alphas = jax.lax.scan(learn, (small, tx.init(small)), None, length=60)
+    assert alphas[-1] > alphas[0] + 0.15
