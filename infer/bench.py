@@ -48,8 +48,8 @@ class Args:
     """Arguments of the benchmark.
 
     Attributes:
-      methods: of vanilla, sps (a small model), pld (prompt lookup), lookahead, eagle2, eagle3; vanilla is always
-        measured, the others are compared with it.
+      methods: of vanilla, sps (a small model), pld (prompt lookup), lookahead, medusa, hydra, eagle2, eagle3; vanilla
+        is always measured, the others are compared with it.
       tasks: names in the data folder or paths of question files, separated by commas.
       data: folder of the tasks; EAGLE_JAX_TASKS sets another default.
       limit: questions per task.
@@ -64,6 +64,7 @@ class Args:
       eagle2: path or hub id of its EAGLE-1/2 head.
       eagle3: path or hub id of its EAGLE-3 head.
       draft_model: path or hub id of a small model with its tokenizer, for sps.
+      medusa: path or hub id of its Medusa heads. hydra: of its Hydra or Hydra++ heads.
       chain: tokens that sps drafts. verification: the rule by which they are accepted (TreeConfig).
       dtype: of the weights.
       transformers: measure `transformers` generate too, if torch is installed.
@@ -85,6 +86,8 @@ class Args:
     eagle2: str | None = None
     eagle3: str | None = None
     draft_model: str | None = None
+    medusa: str | None = None
+    hydra: str | None = None
     chain: int = 5
     verification: Verification = "rejection"
     dtype: str = "float32"

@@ -11,9 +11,11 @@ from eagle_jax.checkpoints import tokenizer_directory
 from eagle_jax.config import TreeConfig, Verification
 
 PLAIN = "vanilla"
-HEADS = ("eagle2", "eagle3")
-METHODS = (PLAIN, "sps", "pld", "lookahead", *HEADS)
-"""Plain decoding, standard speculative sampling, prompt lookup decoding, lookahead decoding, EAGLE heads."""
+BUNDLED = ("eagle2", "eagle3")
+GIVEN = {"sps": "draft_model", "medusa": "medusa", "hydra": "hydra"}
+"""Methods whose weights are no part of the bundled pair, and where they come from."""
+METHODS = (PLAIN, "sps", "pld", "lookahead", "medusa", "hydra", *BUNDLED)
+"""Plain decoding, standard speculative sampling, prompt lookup, lookahead, Medusa-1, Hydra or Hydra++, EAGLE heads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Sources:
 
     Attributes:
       target: path or hub id; None is the bundled one. eagle2, eagle3: its heads; None are the bundled ones.
-      draft_model: a small model with the target's tokenizer. dtype: of all weights.
+      draft_model: a small model with the target's tokenizer. medusa, hydra: heads. dtype: of all weights.
       tree: of the heads; None is each one's own. chain: tokens that a small model drafts, and their rule.
       sampled_ranking: what heads rank by at temperature > 0.
     """
@@ -31,6 +33,8 @@ class Sources:
     eagle2: str | None = None
     eagle3: str | None = None
     draft_model: str | None = None
+    medusa: str | None = None
+    hydra: str | None = None
     dtype: str = "float32"
     tree: TreeConfig | None = None
     chain: int = 5
@@ -48,9 +52,11 @@ def check_methods(names: Sequence[str], sources: Sources) -> list[str]:
         raise ValueError(f"--methods names no method: there are {', '.join(METHODS)}")
     if unknown := [name for name in names if name not in METHODS]:
         raise ValueError(f"unknown method {unknown[0]!r}: there are {', '.join(METHODS)}")
-    if "sps" in names and sources.draft_model is None:
-        raise ValueError("--methods sps needs --draft-model PATH, a small model with the target's tokenizer")
-    for name in HEADS:
+    for name, option in GIVEN.items():
+        if name in names and getattr(sources, option) is None:
+            what = "a small model with the target's tokenizer" if name == "sps" else "heads trained for the target"
+            raise ValueError(f"--methods {name} needs --{option.replace('_', '-')} PATH, {what}")
+    for name in BUNDLED:
         if name in names and sources.target is not None and getattr(sources, name) is None:
             raise ValueError(f"--methods {name} with --target needs --{name} PATH, the head of that target")
     return list(dict.fromkeys([PLAIN, *names]))
@@ -79,6 +85,8 @@ def load_method(name: str, target: eagle_jax.Target, sources: Sources) -> eagle_
     if name == "lookahead":
         return eagle_jax.lookahead(target)
     path = getattr(sources, name)
+    if name in ("medusa", "hydra"):
+        return eagle_jax.load_medusa(path, target, sources.tree)
     if path is None:
         kind = cast(Literal["eagle3", "eagle2"], name)
         head = eagle_jax.load_demo(kind, dtype=sources.dtype)[1].on(target)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import jax
 import pytest
 
-from eagle_jax.checkpoints import save_target_checkpoint
+from eagle_jax.checkpoints import save_medusa_checkpoint, save_target_checkpoint
+from eagle_jax.config import MedusaConfig
+from eagle_jax.models.medusa import init_medusa_params
 from infer import bench
 
 
@@ -52,8 +55,11 @@ def test_batches_and_temperature(pair, tasks, temperature):
 def test_every_method_is_measured_by_its_name(pair, tasks, tmp_path):
     target = bench.load_pair(bench.Sources())[0]
     save_target_checkpoint(target.config, target.params, tmp_path / "small", "float32")
-    names = ("sps", "pld", "lookahead")
-    args = bench.Args(methods=",".join(names), tasks="talk", data=tasks, draft_model=str(tmp_path / "small"), **QUICK)
+    names, given = ("sps", "pld", "lookahead", "medusa", "hydra"), {"draft_model": str(tmp_path / "small")}
+    for kind in ("medusa", "hydra"):
+        config, given[kind] = MedusaConfig(kind, 32, 258, num_heads=2), str(tmp_path / kind)
+        save_medusa_checkpoint(config, init_medusa_params(config, jax.random.key(1)), tmp_path / kind, "float32")
+    args = bench.Args(methods=",".join(names), tasks="talk", data=tasks, **given, **QUICK)
     results = bench.main(args)["results"]
     assert list(results) == ["vanilla", *names]
     assert all(results[name]["talk"]["identical"] == "3/3" for name in names)
@@ -76,8 +82,10 @@ def test_what_is_refused(pair, tasks):
         bench.main(bench.Args(tasks=" , ", data=tasks, **QUICK))
     with pytest.raises(ValueError, match="--methods names no method"):
         bench.main(bench.Args(methods="", tasks="talk", data=tasks))
-    with pytest.raises(ValueError, match="unknown method 'typical': there are vanilla, sps, pld, lookahead, eagle2"):
+    with pytest.raises(ValueError, match="unknown method 'typical': there are vanilla, sps, pld, lookahead, medusa, "):
         bench.main(bench.Args(methods="vanilla,typical", tasks="talk", data=tasks, **QUICK))
+    with pytest.raises(ValueError, match="--methods hydra needs --hydra PATH, heads trained for the target"):
+        bench.main(bench.Args(methods="hydra", tasks="talk", data=tasks, **QUICK))
     with pytest.raises(ValueError, match="--methods sps needs --draft-model PATH"):
         bench.main(bench.Args(methods="sps", tasks="talk", data=tasks, **QUICK))
     with pytest.raises(ValueError, match="--methods eagle3 with --target needs --eagle3 PATH"):
