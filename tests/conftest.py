@@ -25,10 +25,11 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # From here on the types and array shapes of every function of eagle_jax are checked on every call. Not in config.py
-# and api.py: they refuse wrong types themselves, with messages that are tested.
+# api.py, bound.py and methods.py: they refuse wrong types themselves, with messages that are tested.
+_unchecked = {"api", "bound", "methods", "config", "request", "__init__"}
 _rooms = sorted({path.stem for path in (REPOSITORY / "eagle_jax").iterdir() if path.suffix in ("", ".py")})
 install_import_hook(
-    [f"eagle_jax.{room}" for room in _rooms if room not in ("api", "config", "request", "__init__")],
+    [f"eagle_jax.{room}" for room in _rooms if room not in _unchecked],
     "beartype.beartype",
 )
 
@@ -37,11 +38,16 @@ hypothesis.settings.register_profile("eagle_jax", deadline=None, derandomize=Tru
 hypothesis.settings.load_profile("eagle_jax")
 
 
-@pytest.fixture(scope="module", autouse=True)
+MOST_MAPS = 20_000
+"""Memory maps at which compiled programs are forgotten: each lives in several, and Linux allows a process 65,530."""
+
+
+@pytest.fixture(autouse=True)
 def _programs_are_forgotten():
-    """Compiled programs live as long as JAX's caches, several memory maps each; Linux allows a process 65,530."""
     yield
-    jax.clear_caches()
+    maps = Path("/proc/self/maps")
+    if not maps.exists() or maps.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

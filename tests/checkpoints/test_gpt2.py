@@ -79,7 +79,7 @@ def test_what_is_not_supported_is_named(tmp_path, change, message):
 
 def test_shapes_that_gpt2_does_not_have(tmp_path):
     save_target_checkpoint(CONFIG, params(), tmp_path / "model", "float32")
-    with pytest.raises(CheckpointError, match="the 48 learned positions of .* cannot be cut"):
+    with pytest.raises(CheckpointError, match=r"the 48 learned positions of .* cannot be cut"):
         load_target_checkpoint(tmp_path / "model", max_position=20)
     untied = dataclasses.replace(CONFIG, tie_word_embeddings=False)
     with pytest.raises(CheckpointError, match="has biases everywhere"):
