@@ -34,7 +34,13 @@ ALSO_SAMPLED = {"eagle1-static", "eagle1-k10n59", "eagle3-law", "eagle3-untemper
 ALSO_SAMPLED |= {"small-chain", "small-dynamic", "lookahead", "lookup", "medusa-k3n12", "hydra++-static"}
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+# What another method with the same tree, or another tree of the same method, has in common with these is run fast.
+SLOW = {f"eagle1-{tree}" for tree in TREES if tree not in ("chain4", "static", "k10n59", "k3n12")}
+SLOW |= {f"{kind}-{tree}" for kind in ("hydra", "hydra++") for tree in ("chain4", "traversal")}
+SLOW |= {"hydra-static", "hydra++-k3n12", "lookahead-of-two", "eagle3-no-rerank", "eagle3-one"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in DRAFTERS])
 def test_text_is_that_of_plain_decoding(name, plain):
     drafter = DRAFTERS[name](tiny_target())
     for temperature in (0.0, 1.0) if name in ALSO_SAMPLED else (0.0,):
@@ -47,7 +53,7 @@ def test_text_is_that_of_plain_decoding(name, plain):
             assert out.accepted[:, 2:].sum() > 0, "no path beyond one node was ever accepted"
 
 
-@pytest.mark.parametrize("name", sorted(DRAWN))
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in sorted(DRAWN)])
 def test_sampled_drafts_obey_stops_budgets_and_keys(name, plain):
     """Their text has the same law, not the same tokens; see test_law for the law."""
     drafter = DRAFTERS[name](tiny_target())
