@@ -13,7 +13,7 @@ GENERATE = "tests/test_generate.py"
 CASES = {
     "golden": "tests/golden -k test_every_run",
     "trees": f"{GENERATE} -k 'of_plain_decoding and (k10n59 or static)'",
-    "rows": f"{GENERATE} -k 'adding_a_row'",
+    "rows": f"{GENERATE} -k 'adding_a_row and (eagle3 or lookahead)'",
     "sharded": "tests/test_sharding.py -k 'text_is_the_same or sampling_and_plain'",
 }
 FAST = ("rows",)

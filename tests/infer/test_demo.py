@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -74,7 +75,12 @@ def test_ctrl_c_while_importing_ends_it_silently(repository, program):
         f"os.execv(sys.executable, [sys.executable, '-m', '{program}'])"
     )
     with subprocess.Popen([sys.executable, "-c", start], cwd=repository, stderr=subprocess.PIPE) as process:
-        time.sleep(0.7)
+        maps, begun = Path(f"/proc/{process.pid}/maps"), time.monotonic()
+        if not maps.exists():
+            time.sleep(0.7)
+        while maps.exists() and b"numpy" not in maps.read_bytes():  # until the program's own imports run
+            assert time.monotonic() - begun < 60, "it never came to its imports"
+            time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT
