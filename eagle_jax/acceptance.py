@@ -1,4 +1,4 @@
-"""How well a head drafts for its target, measured by the engine itself: tau, and the acceptance rate by position."""
+"""How well a method drafts for its target, measured by the engine itself: tau, n-alpha, and every tree it verified."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from eagle_jax.api import generate
 from eagle_jax.bound import BoundDrafter, DraftHead, Target
 from eagle_jax.config import TreeConfig
 from eagle_jax.distributed import to_host
+from eagle_jax.drafters.vanilla import vanilla
 from eagle_jax.generate import prefill, step
 from eagle_jax.request import check_law, prepare
 from eagle_jax.sampling import make_sampling
@@ -50,6 +51,80 @@ class NAlpha(NamedTuple):
     alpha: list[float | None]
     tested: list[int]
     accepted: list[int]
+
+
+class Cycles(NamedTuple):
+    """Every tree that was verified while some replies were written: C cycles of rows that were still running.
+
+    Attributes:
+      prompt: [C] the prompt that cycle belongs to. tokens, parents: [C, N+1], scores: [C, N+1], as in `DraftTree`.
+      accepted: [C, N+1] nodes that the reply went through, the root among them; drafts beyond the reply's end (its
+        budget, a stop token) are not.
+      reached: [C, N+1] nodes that the target looked at: those whose parent is accepted, unless the reply ended there.
+      emitted: [C] tokens of the cycle that count.
+    """
+
+    prompt: np.ndarray
+    tokens: np.ndarray
+    parents: np.ndarray
+    scores: np.ndarray
+    accepted: np.ndarray
+    reached: np.ndarray
+    emitted: np.ndarray
+
+
+def record_cycles(
+    target: Target,
+    drafter: BoundDrafter | None,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    key: jax.Array | int | None = None,
+) -> Cycles:
+    """Generates from a batch of prompts cycle by cycle and keeps every tree; what `generate` does, watched.
+
+    Raises:
+      ValueError: as `eagle_jax.generate`.
+    """
+    check_law(temperature=temperature)
+    request = prepare(
+        {"target": target.params, "drafter": {} if drafter is None else drafter.params},
+        target.config,
+        target.fn,
+        vanilla() if drafter is None else drafter.drafter,
+        prompts,
+        max_new_tokens,
+        make_sampling(temperature),
+        None,
+        key,
+    )
+    fns = {name: request.options[name] for name in ("target", "drafter")}
+    state = _prefill(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    found: list[tuple[np.ndarray, ...]] = []
+    while not bool(jnp.all(state.done)):
+        state, info = _step(request.params, state, sampling=request.sampling, **fns)
+        tree, walk = info.tree, info.acceptance
+        found.append(to_host((tree.tokens, tree.parents, tree.scores, walk.path, walk.count, info.emitted)))
+    width = fns["drafter"].num_nodes + 1
+    cycles = []
+    for tokens, parents, scores, path, count, emitted in found:
+        for row in np.flatnonzero(emitted):
+            walked = path[row, : min(int(count[row]), int(emitted[row])) + 1]
+            accepted = np.zeros(width, bool)
+            accepted[walked] = True
+            # Behind the reply's last token the target says nothing that counts.
+            looked = walked if emitted[row] > count[row] else walked[:-1]
+            reached = np.isin(parents[row], looked)
+            cycles.append((row, tokens[row], parents[row], scores[row], accepted, reached, emitted[row]))
+    if not cycles:  # every reply ended with its first token
+        ids, flags, none = np.zeros((0, width), np.int32), np.zeros((0, width), bool), np.zeros(0, np.int32)
+        return Cycles(none, ids, ids, ids.astype(np.float32), flags, flags, none)
+    return Cycles._make(np.stack(column) for column in zip(*cycles, strict=True))
+
+
+_prefill = jax.jit(prefill, static_argnames=("target", "drafter", "slots", "max_tokens", "chunk"))
+_step = jax.jit(step, static_argnames=("target", "drafter"), donate_argnums=(1,))
 
 
 def measure_tau(

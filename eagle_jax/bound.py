@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import field
+from typing import Any, Self
 
 import jax
 from jax.sharding import Mesh
@@ -62,12 +63,17 @@ class BoundDrafter:
     params: Params = field(repr=False)
     target_fn: TargetFn = field(repr=False)
     name: str
-    mesh: Mesh | None = None
-    plain: Drafter | None = field(default=None, repr=False)
+    mesh: Mesh | None
+    plain: Drafter = field(repr=False)
 
     @classmethod
-    def of(cls, drafter: Drafter, target: Target, params: Params | None = None, name: str = "drafter") -> BoundDrafter:
+    def of(
+        cls, drafter: Drafter, target: Target, params: Params | None = None, name: str = "drafter", **own: Any
+    ) -> Self:
         """Binds a method to `target` and spreads its parameters over the target's mesh.
+
+        Args:
+          own: what a subclass keeps besides.
 
         Raises:
           ValueError: `drafter` or `target` is something else. ConfigError: a parameter that no sharding rule knows.
@@ -75,12 +81,12 @@ class BoundDrafter:
         check_target(target)
         if not isinstance(drafter, Drafter):
             raise ValueError(f"drafter is a {type(drafter).__name__}, expected an eagle_jax.Drafter: three functions")
-        held = drafter if target.mesh is None else shard_drafter(drafter, target.mesh)
-        return BoundDrafter(held, spread(params or {}, target.mesh), target.fn, name, target.mesh, drafter)
+        mesh = target.mesh
+        return cls(_held(drafter, mesh), spread(params or {}, mesh), target.fn, name, mesh, drafter, **own)
 
     def on(self, target: Target) -> BoundDrafter:
         """The same method and parameters for another copy of the target, on another mesh for example."""
-        return BoundDrafter.of(self.plain or self.drafter, target, self.params, self.name)
+        return BoundDrafter.of(self.plain, target, self.params, self.name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,14 +105,12 @@ class DraftHead(BoundDrafter):
         cls, config: HeadConfig, params: Params, target: Target, tree: TreeConfig = DEFAULT_TREE, name: str = "head"
     ) -> DraftHead:
         """Binds parameters that are already in memory to `target`, and spreads them over its mesh."""
-        drafter = _eagle(config, tree, target.fn, params, target.mesh)
-        spread_params = spread(params, target.mesh)
-        return cls(drafter, spread_params, target.fn, name, target.mesh, config=config, tree=tree)
+        return cls.of(_eagle(config, tree, target.fn, params), target, params, name, config=config, tree=tree)
 
     def with_tree(self, tree: TreeConfig) -> DraftHead:
         """The same head with another tree; no weights are copied."""
-        drafter = _eagle(self.config, tree, self.target_fn, self.params, self.mesh)
-        return dataclasses.replace(self, tree=tree, drafter=drafter)
+        plain = _eagle(self.config, tree, self.target_fn, self.params)
+        return dataclasses.replace(self, tree=tree, drafter=_held(plain, self.mesh), plain=plain)
 
     def on(self, target: Target) -> DraftHead:
         """The same head for another copy of the target."""
@@ -139,11 +143,9 @@ class Medusa(BoundDrafter):
             own, wanted = getattr(config, field_name), getattr(target.config, field_name)
             if own != wanted:
                 raise ConfigError(f"{name}: {field_name}={own}, and the target's is {wanted}: heads of another model")
-        layers = target.config.num_layers
-        plain = medusa(config, tree, target.fn, layers, str(jax.tree.leaves(params["heads"])[0].dtype))
-        drafter = plain if target.mesh is None else shard_drafter(plain, target.mesh)
-        params = spread(params, target.mesh)
-        return cls(drafter, params, target.fn, name, target.mesh, plain, config=config, tree=tree)
+        dtype = str(jax.tree.leaves(params["heads"])[0].dtype)
+        drafter = medusa(config, tree, target.fn, target.config.num_layers, dtype)
+        return cls.of(drafter, target, params, name, config=config, tree=tree)
 
     def on(self, target: Target) -> Medusa:
         """The same heads for another copy of the target."""
@@ -171,11 +173,10 @@ class SmallModel(BoundDrafter):
         check_target(target)
         check_target(model, "model")
         _check_tree(tree)
-        if model.mesh is not target.mesh:
+        if model.mesh != target.mesh:
             model = Target.from_params(model.config, model.params, model.name, target.mesh)
-        plain = small_model(model.fn, tree, target.config.vocab_size, model.config.vocab_size)
-        drafter = plain if target.mesh is None else shard_drafter(plain, target.mesh)
-        return cls(drafter, {"model": model.params}, target.fn, model.name, target.mesh, plain, model=model, tree=tree)
+        drafter = small_model(model.fn, tree, target.config.vocab_size, model.config.vocab_size)
+        return cls.of(drafter, target, {"model": model.params}, model.name, model=model, tree=tree)
 
     def on(self, target: Target) -> SmallModel:
         """The same model for another copy of the target."""
@@ -220,9 +221,12 @@ def on_mesh(config: DecoderConfig, dtype: str, mesh: Mesh | None) -> TargetFn:
     return fn if mesh is None else shard_target(fn, mesh)
 
 
-def _eagle(config: HeadConfig, tree: TreeConfig, fn: TargetFn, params: Params, mesh: Mesh | None) -> Drafter:
+def _eagle(config: HeadConfig, tree: TreeConfig, fn: TargetFn, params: Params) -> Drafter:
     _check_tree(tree)
-    drafter = eagle(config, tree, fn, str(jax.tree.leaves(params["head"])[0].dtype))
+    return eagle(config, tree, fn, str(jax.tree.leaves(params["head"])[0].dtype))
+
+
+def _held(drafter: Drafter, mesh: Mesh | None) -> Drafter:
     return drafter if mesh is None else shard_drafter(drafter, mesh)
 
 

@@ -8,6 +8,7 @@ it is another one for every drafter. Siblings must have been drawn without repla
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -19,6 +20,17 @@ from eagle_jax.types import Acceptance, DraftTree, Sampling, verify_key
 from eagle_jax.verify import VerifyFn, deterministic
 
 
+def _greedily_deterministic(rule: VerifyFn) -> VerifyFn:
+    """The rule where there is chance; at temperature 0 `deterministic`, which all of them then agree with."""
+
+    @functools.wraps(rule)
+    def run(tree: DraftTree, logits: Array, keys: Array, index: Array, sampling: Sampling, depth: int) -> Acceptance:
+        return (deterministic if sampling.greedy else rule)(tree, logits, keys, index, sampling, depth)
+
+    return run
+
+
+@_greedily_deterministic
 def rejection(
     tree: DraftTree,
     logits: Float[Array, "B N1 V"],
@@ -38,8 +50,6 @@ def rejection(
     Raises:
       ValueError: the drafts were not sampled.
     """
-    if sampling.greedy:
-        return deterministic(tree, logits, keys, index, sampling, depth)
 
     def row(tree: DraftTree, logits: Array, key: Key[Array, ""], index: Array) -> Acceptance:
         key = verify_key(key, index)
@@ -78,10 +88,10 @@ def rejection(
         _, path, count, token, _ = jax.lax.fori_loop(0, depth + 1, visit, carry)
         return Acceptance(path, count, token)
 
-    _drafted(tree)
     return jax.vmap(row)(tree, logits, keys, index)
 
 
+@_greedily_deterministic
 def block(
     tree: DraftTree,
     logits: Float[Array, "B N1 V"],
@@ -102,12 +112,13 @@ def block(
     if tree.tokens.shape[1] != depth + 1:
         nodes = tree.tokens.shape[1] - 1
         raise ValueError(f"block verification is for chains, and this tree has {nodes} nodes in {depth} levels")
-    if sampling.greedy:
-        return deterministic(tree, logits, keys, index, sampling, depth)
 
     def row(tree: DraftTree, logits: Array, key: Key[Array, ""], index: Array) -> Acceptance:
         key = verify_key(key, index)
-        target, draft = _law(logits, sampling), jnp.exp(_drafted(tree))  # [D+1, V]; a leaf's draft is 0 everywhere
+        target, draft = (
+            _law(logits, sampling),
+            jnp.exp(_drafted(tree)),
+        )  # [D+1, V]; a leaf's draft is 0 everywhere
         drawn = tree.tokens[1:, None]
         ratios = jnp.take_along_axis(target[:-1], drawn, 1)[:, 0] / jnp.take_along_axis(draft[:-1], drawn, 1)[:, 0]
 
@@ -125,10 +136,10 @@ def block(
         spare = jnp.where(mass[count] > 0, left[count], target[count])
         return Acceptance(jnp.minimum(steps, count).astype(jnp.int32), count, _draw(spare, key))
 
-    _drafted(tree)
     return jax.vmap(row)(tree, logits, keys, index)
 
 
+@_greedily_deterministic
 def traversal(
     tree: DraftTree,
     logits: Float[Array, "B N1 V"],
@@ -148,8 +159,6 @@ def traversal(
     Raises:
       ValueError: the drafts were not sampled.
     """
-    if sampling.greedy:
-        return deterministic(tree, logits, keys, index, sampling, depth)
     size = tree.tokens.shape[1]
 
     def visit(tree: DraftTree, key: Key[Array, ""], index: Array, carry: Any) -> Any:

@@ -89,7 +89,7 @@ def load_method(name: str, target: eagle_jax.Target, sources: Sources) -> eagle_
         return eagle_jax.load_medusa(path, target, sources.tree)
     if path is None:
         kind = cast(Literal["eagle3", "eagle2"], name)
-        head = eagle_jax.load_demo(kind, dtype=sources.dtype)[1].on(target)
+        head = eagle_jax.load_demo(kind, dtype=sources.dtype)[1]
     else:
         head = eagle_jax.load_drafter(path, target)
     return head.with_tree(dataclasses.replace(sources.tree or head.tree, sampled_ranking=sources.sampled_ranking))

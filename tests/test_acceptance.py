@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax.acceptance import measure_n_alpha, measure_tau
+from eagle_jax.acceptance import measure_n_alpha, measure_tau, record_cycles
 from eagle_jax.bound import DraftHead, Target
 from eagle_jax.config import TreeConfig
 from tests.models import random_prompts, tiny_head, tiny_target
@@ -61,3 +61,38 @@ def test_tau_is_that_of_generate(pair):
     assert measure_tau(target, None, prompts, max_new_tokens=TOKENS).tau == 1.0
     with pytest.raises(ValueError, match="pass key="):
         measure_n_alpha(target, head, prompts, temperature=1.0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_recorded_cycles_are_those_of_generate(pair, temperature):
+    target, head = pair
+    prompts = random_prompts([5, 9, 3, 7, 6, 4, 8, 5], VOCAB)
+    options = {"max_new_tokens": TOKENS, "temperature": temperature, "key": 3}
+    out = eagle_jax.generate(target, head, prompts, **options)
+    found = record_cycles(target, head, prompts, **options)
+    assert np.bincount(found.prompt, minlength=len(prompts)).tolist() == out.cycles.tolist()
+    for row, reply in enumerate(out.tokens):
+        written, last = [reply[0]], reply[0]
+        for cycle in np.flatnonzero(found.prompt == row):
+            assert found.tokens[cycle, 0] == last
+            drafted = found.tokens[cycle][found.accepted[cycle]][1:].tolist()
+            emitted = int(found.emitted[cycle])
+            written += drafted[:emitted]
+            assert len(drafted) in (emitted, emitted - 1)  # the rest is the target's own token
+            if len(drafted) < emitted:
+                written.append(reply[len(written)])
+                nodes = np.flatnonzero(found.accepted[cycle])
+                assert set(found.parents[cycle][found.reached[cycle]]) <= set(nodes)
+                children = found.parents[cycle] == nodes[-1]  # of the last accepted node: looked at, none accepted
+                assert np.all(found.reached[cycle][children])
+                assert written[-1] not in found.tokens[cycle][children]
+            last = written[-1]
+        assert written == reply
+    assert not np.any(found.accepted[:, 1:] & ~found.reached[:, 1:])
+
+
+def test_plain_decoding_has_cycles_without_drafts(pair):
+    found = record_cycles(pair[0], None, [[1, 2]], max_new_tokens=4)
+    assert found.tokens.shape == (len(found.emitted), 1)
+    assert np.all(found.accepted)
+    assert record_cycles(pair[0], None, [[1, 2]], max_new_tokens=1).tokens.shape == (0, 1)

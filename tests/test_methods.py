@@ -217,7 +217,7 @@ def test_a_draft_model_of_another_tokenizer_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="3 token ids, 9 the first, are only in one of them"):
         eagle_jax.load_draft_model(tmp_path / "draft", loaded)
     (tmp_path / "draft" / "tokenizer.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json is no JSON"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: cannot be read as JSON"):
         eagle_jax.load_draft_model(tmp_path / "draft", loaded)
     (tmp_path / "draft" / "tokenizer.json").unlink()
     eagle_jax.load_draft_model(tmp_path / "draft", loaded)  # nothing to compare but the sizes

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from eagle_jax.checkpoints.errors import CheckpointError
-from eagle_jax.checkpoints.hf_config import token_ids
+from eagle_jax.checkpoints.hf_config import required, token_ids
 from eagle_jax.checkpoints.mapping import Rule, Table
 from eagle_jax.checkpoints.tensors import TensorReader
 from eagle_jax.config import ConfigError, DecoderConfig, RopeConfig
@@ -36,18 +36,18 @@ def _leaves(rule: Rule) -> tuple[Rule, Rule]:
     """The rule for weight and for bias; linear weights are stored [in, out], as here."""
     weight = "scale" if "norm" in rule.path else "kernel"
     return (
-        Rule(rule.name.replace("{leaf}", "weight"), rule.path.replace("{leaf}", weight)),
-        Rule(rule.name.replace("{leaf}", "bias"), rule.path.replace("{leaf}", "bias")),
+        Rule(PREFIX + rule.name.replace("{leaf}", "weight"), rule.path.replace("{leaf}", weight)),
+        Rule(PREFIX + rule.name.replace("{leaf}", "bias"), rule.path.replace("{leaf}", "bias")),
     )
 
 
 GPT2 = Table(
     rules=(
-        Rule("wte.weight", "embed_tokens/embedding"),
-        Rule("wpe.weight", "embed_positions/embedding"),
+        Rule(f"{PREFIX}wte.weight", "embed_tokens/embedding"),
+        Rule(f"{PREFIX}wpe.weight", "embed_positions/embedding"),
         *(leaf for rule in _LAYER for leaf in _leaves(rule)),
     ),
-    ignored=(r"h\.\d+\.attn\.(masked_)?bias", r"lm_head\.weight"),  # causal masks; the tied embedding once more
+    ignored=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),  # causal masks
 )
 
 _SUPPORTED = {
@@ -83,8 +83,8 @@ class Gpt2Reader(TensorReader):
 
 
 def canonical(name: str) -> str:
-    """A tensor's name without the prefix that some files have."""
-    return name.removeprefix(PREFIX)
+    """A tensor's name with the prefix that some files leave out."""
+    return name if name.startswith((PREFIX, "lm_head.")) else PREFIX + name
 
 
 def fused(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,21 +109,16 @@ def gpt2_config(values: Mapping[str, Any], where: str, *, max_position: int | No
     for key, wanted in _SUPPORTED.items():
         if values.get(key, wanted) != wanted:
             raise CheckpointError(f"{where}: {key}={values[key]!r} is not supported, only {wanted!r}")
-    sizes: dict[str, Any] = {}
-    for key in ("vocab_size", "n_embd", "n_layer", "n_head"):
-        sizes[key] = values.get(key)
-        if not isinstance(sizes[key], int) or isinstance(sizes[key], bool) or sizes[key] < 1:
-            raise CheckpointError(f"{where}: {key}={sizes[key]!r} must be a positive integer")
-    hidden, heads = sizes["n_embd"], sizes["n_head"]
+    hidden, heads = required(values, "n_embd", where), required(values, "n_head", where)
     if hidden % heads:
         raise CheckpointError(f"{where}: n_embd={hidden} is not a multiple of n_head={heads}")
     length = int(values.get("n_positions") or values.get("n_ctx") or 1024)
     try:
         config = DecoderConfig(
-            vocab_size=sizes["vocab_size"],
+            vocab_size=required(values, "vocab_size", where),
             hidden_size=hidden,
             intermediate_size=int(values.get("n_inner") or 4 * hidden),
-            num_layers=sizes["n_layer"],
+            num_layers=required(values, "n_layer", where),
             num_heads=heads,
             num_kv_heads=heads,
             head_dim=hidden // heads,

@@ -94,25 +94,36 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
     return config
 
 
+def required(values: Mapping[str, Any], key: str, where: object) -> int:
+    """A size that a config.json must have.
+
+    Raises:
+      CheckpointError: it is no positive integer.
+    """
+    value = values.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(f"{where}: {key}={value!r} must be a positive integer")
+    return value
+
+
 def layer_sizes(values: Mapping[str, Any], where: str, **fields: Any) -> DecoderConfig:
     """The fields that targets and heads read alike; `fields` gives those that they decide differently."""
-
-    def required(key: str) -> int:
-        value = values.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise CheckpointError(f"{where}: {key}={value!r} must be a positive integer")
-        return value
-
-    heads, hidden, rope = required("num_attention_heads"), required("hidden_size"), rope_config(values, where)
+    heads, hidden, rope = (
+        required(values, "num_attention_heads", where),
+        required(values, "hidden_size", where),
+        rope_config(values, where),
+    )
     try:
         return DecoderConfig(
-            vocab_size=required("vocab_size"),
+            vocab_size=required(values, "vocab_size", where),
             hidden_size=hidden,
-            intermediate_size=required("intermediate_size"),
-            num_layers=fields.pop("num_layers", None) or required("num_hidden_layers"),
+            intermediate_size=required(values, "intermediate_size", where),
+            num_layers=fields.pop("num_layers", None) or required(values, "num_hidden_layers", where),
             num_heads=heads,
-            num_kv_heads=heads if values.get("num_key_value_heads") is None else required("num_key_value_heads"),
-            head_dim=hidden // heads if values.get("head_dim") is None else required("head_dim"),
+            num_kv_heads=heads
+            if values.get("num_key_value_heads") is None
+            else required(values, "num_key_value_heads", where),
+            head_dim=hidden // heads if values.get("head_dim") is None else required(values, "head_dim", where),
             rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
             rope=rope,
             max_position=context_length(int(values.get("max_position_embeddings", 2048)), rope),

@@ -47,14 +47,15 @@ def checkpoint_directory(
     return directory if any(directory.glob("*.safetensors")) else fetch(CONFIGS + TORCH_BINS)
 
 
-def head_directory(
+def files_directory(
     path_or_id: str | os.PathLike[str],
+    patterns: Sequence[str],
     *,
     revision: str | None = None,
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Path:
-    """The local directory of Medusa's or Hydra's heads, downloaded first where it is a hub id.
+    """The local directory, or that of a hub id's files of these patterns, downloaded first.
 
     Raises:
       CheckpointError: as `checkpoint_directory`.
@@ -62,39 +63,15 @@ def head_directory(
     local = _existing_directory(path_or_id)
     if local is not None:
         return local
-    return _download(str(path_or_id), CONFIGS + HEADS, revision=revision, token=token, cache_dir=cache_dir)
+    return _download(str(path_or_id), patterns, revision=revision, token=token, cache_dir=cache_dir)
 
 
-def config_directory(
-    path_or_id: str | os.PathLike[str],
-    *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-) -> Path:
-    """The local directory of a checkpoint's configuration, downloaded first, without weights, where it is a hub id.
-
-    Raises:
-      CheckpointError: as `checkpoint_directory`.
-    """
-    local = _existing_directory(path_or_id)
-    if local is not None:
-        return local
-    return _download(str(path_or_id), CONFIGS, revision=revision, token=token, cache_dir=cache_dir)
-
-
-def tokenizer_directory(
-    path_or_id: str | os.PathLike[str],
-    *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-) -> Path:
-    """The local directory of a checkpoint's tokenizer files, downloaded first where it is a hub id."""
-    local = _existing_directory(path_or_id)
-    if local is not None:
-        return local
-    return _download(str(path_or_id), TOKENIZER + CONFIGS, revision=revision, token=token, cache_dir=cache_dir)
+config_directory = functools.partial(files_directory, patterns=CONFIGS)
+"""Of a checkpoint's configuration, without weights."""
+tokenizer_directory = functools.partial(files_directory, patterns=TOKENIZER + CONFIGS)
+"""Of its tokenizer."""
+head_directory = functools.partial(files_directory, patterns=CONFIGS + HEADS)
+"""Of Medusa's or Hydra's heads."""
 
 
 def _existing_directory(path_or_id: str | os.PathLike[str]) -> Path | None:

@@ -12,6 +12,7 @@ import numpy as np
 import safetensors.numpy
 
 from eagle_jax.checkpoints.errors import CheckpointError
+from eagle_jax.checkpoints.hf_config import required
 from eagle_jax.checkpoints.hub import head_directory
 from eagle_jax.checkpoints.mapping import (
     Place,
@@ -69,8 +70,8 @@ def load_medusa_checkpoint(
                 kind,  # type: ignore[arg-type]
                 target.hidden_size,
                 target.vocab_size,
-                _count(values, f"{kind}_num_heads", where),
-                _count(values, f"{kind}_num_layers", where),
+                required(values, f"{kind}_num_heads", where),
+                required(values, f"{kind}_num_layers", where),
                 prefix,
             )
         except ConfigError as error:
@@ -116,13 +117,6 @@ def save_medusa_checkpoint(
             safetensors.numpy.save_file(tensors, file, metadata={"format": "pt"})
         except safetensors.SafetensorError as error:  # what a full disk raises
             raise CheckpointError(f"the heads could not be written to {directory} ({error}): make room") from error
-
-
-def _count(values: dict[str, Any], key: str, where: Path) -> int:
-    count = values.get(key)
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise CheckpointError(f"{where}: {key}={count!r} must be a positive integer")
-    return count
 
 
 @functools.lru_cache(maxsize=64)

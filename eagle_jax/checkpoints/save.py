@@ -12,7 +12,7 @@ import safetensors
 import safetensors.numpy
 
 from eagle_jax.checkpoints.errors import CheckpointError
-from eagle_jax.checkpoints.gpt2 import GPT2, PREFIX, fused, gpt2_values
+from eagle_jax.checkpoints.gpt2 import GPT2, fused, gpt2_values
 from eagle_jax.checkpoints.head_config import head_config_values
 from eagle_jax.checkpoints.hf_config import hf_config
 from eagle_jax.checkpoints.mapping import (
@@ -63,10 +63,8 @@ def save_target_checkpoint(
     with replacing(Path(directory)) as staging:
         write_json(staging / "config.json", values)
         write_json(staging / "generation_config.json", {k: v for k, v in generation.items() if v is not None})
-        if gpt2:
-            _write_weights(staging, fused(flat), GPT2, wanted, before=PREFIX, max_shard_bytes=max_shard_bytes)
-        else:
-            _write_weights(staging, flat, DECODER, wanted, max_shard_bytes=max_shard_bytes)
+        written, table = (fused(flat), GPT2) if gpt2 else (flat, DECODER)
+        _write_weights(staging, written, table, wanted, max_shard_bytes=max_shard_bytes)
 
 
 def save_head_checkpoint(
@@ -163,7 +161,6 @@ def _write_weights(
     dtype: np.dtype,
     *,
     prefix: str = "layers.0.",
-    before: str = "",
     extra: Mapping[str, np.ndarray] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
@@ -175,7 +172,7 @@ def _write_weights(
         if shards[-1] and filled + size > max_shard_bytes:
             shards.append({})
             filled = 0
-        shards[-1][before + table.name_of(path)[0]] = path
+        shards[-1][table.name_of(path)[0]] = path
         filled += size
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):

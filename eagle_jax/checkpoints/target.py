@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from eagle_jax.checkpoints.hub import checkpoint_directory
 from eagle_jax.checkpoints.mapping import (
     DECODER,
     Place,
+    Table,
     TensorProblems,
     cast,
     check_dtype,
@@ -25,6 +28,22 @@ from eagle_jax.checkpoints.mapping import (
 from eagle_jax.checkpoints.tensors import TensorReader, read_json
 from eagle_jax.config import DecoderConfig
 from eagle_jax.types import Params
+
+
+class Layout(NamedTuple):
+    """How a family's tensors lie in its files.
+
+    Attributes:
+      reader: opens them. table: which tensor is which parameter. canonical: a tensor's name in a file as in the table.
+    """
+
+    reader: type[TensorReader]
+    table: Table
+    canonical: Callable[[str], str]
+
+
+LAYOUTS = {"llama": Layout(TensorReader, DECODER, str), "gpt2": Layout(Gpt2Reader, GPT2, canonical)}
+"""By `DecoderConfig.block`."""
 
 
 def load_target_checkpoint(
@@ -57,16 +76,13 @@ def load_target_checkpoint(
     check_dtype(dtype)
     directory = checkpoint_directory(path_or_id, revision=revision, token=token, cache_dir=cache_dir)
     config = read_target_config(directory, max_position=max_position)
-    gpt2 = config.block == "gpt2"
-    with (Gpt2Reader if gpt2 else TensorReader)(directory) as reader:
+    layout = LAYOUTS[config.block]
+    with layout.reader(directory) as reader:
         problems = TensorProblems()
         # `transformers` ties the lm_head to the embedding whatever the file holds, and some files hold a copy.
         handled = ("lm_head.weight",) if config.tie_word_embeddings else ()
         expected = expected_shapes(config)
-        if gpt2:
-            chosen = plan(reader, GPT2, expected, problems, canonical=canonical)
-        else:
-            chosen = plan(reader, DECODER, expected, problems, handled=handled)
+        chosen = plan(reader, layout.table, expected, problems, canonical=layout.canonical, handled=handled)
         problems.raise_if_any(f"{directory}: the tensors do not fit the {config.architecture} of its config.json:")
         if not layers:
             chosen = {path: tensor for path, tensor in chosen.items() if not path.startswith("layers_")}
@@ -79,10 +95,10 @@ def read_target_embedding(directory: Path, dtype: str = "float32") -> np.ndarray
     Raises:
       CheckpointError: there is none.
     """
-    wanted = DECODER.name_of("embed_tokens/embedding")[0]
-    names = (wanted, "transformer.wte.weight", "wte.weight")
-    with TensorReader(directory) as reader:
-        name = next((name for name in names if name in reader.infos), None)
+    layout = LAYOUTS[read_target_config(directory).block]
+    wanted = layout.table.name_of("embed_tokens/embedding")[0]
+    with layout.reader(directory) as reader:
+        name = next((name for name in reader.infos if layout.canonical(name) == wanted), None)
         if name is None:
             raise CheckpointError(f"{directory} has no tensor {wanted}: is it a language model?")
         return np.array(cast(reader.read(name), check_dtype(dtype), name))

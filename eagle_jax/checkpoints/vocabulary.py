@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 from eagle_jax.checkpoints.errors import CheckpointError
 from eagle_jax.checkpoints.hub import tokenizer_directory
+from eagle_jax.checkpoints.tensors import read_json
 
 FEW = 0.01
 """Share of the target's tokens that may be missing: special tokens that only the larger model's chats use."""
@@ -61,16 +61,9 @@ def _tokens(directory: Path) -> dict[int, str] | None:
         path = directory / "vocab.json"
         if not path.is_file():
             return None
-        return {number: text for text, number in _read(path).items()}
-    content = _read(path)
+        return {number: text for text, number in read_json(path).items()}
+    content = read_json(path)
     vocab = content.get("model", {}).get("vocab", {})
     # Unigram models list [token, score], the others map tokens to ids.
     pairs = enumerate(row[0] for row in vocab) if isinstance(vocab, list) else ((n, text) for text, n in vocab.items())
     return dict(pairs) | {added["id"]: added["content"] for added in content.get("added_tokens", [])}
-
-
-def _read(path: Path) -> dict:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path} is no JSON: {error}; fetch the tokenizer again") from error

@@ -79,15 +79,14 @@ def _continue(
     text: Int[Array, " S"], length: Int[Array, ""], root: Int[Array, ""], *, ngram: int, size: int, latest: bool
 ) -> tuple[Array, Array]:
     """What followed the end of one row's text before, [size], and how much of it is text."""
-    at, end = jnp.arange(text.shape[0]), length + 1
-    text = jnp.where(at == length, root, text)
+    at = jnp.arange(text.shape[0])
+    text = jnp.where(at == length, root, text)  # whose last token is the root
     start, known = jnp.int32(0), jnp.bool_(False)
-    for width in range(min(ngram, text.shape[0]), 0, -1):  # the longest that is found counts
-        match = at + width < end
-        for step in range(width):
-            match &= jnp.roll(text, -step) == text[end - width + step]
+    match = at < length  # places where the last tokens stood, by the last of them
+    for back in range(min(ngram, text.shape[0])):
+        match &= (at >= back) & (jnp.roll(text, back) == text[length - back])
         place = text.shape[0] - 1 - jnp.argmax(match[::-1]) if latest else jnp.argmax(match)
-        use = jnp.any(match) & ~known & (end > width)
-        start, known = jnp.where(use, place + width, start).astype(jnp.int32), known | use
+        found = jnp.any(match)  # more tokens than before: these count
+        start, known = jnp.where(found, place + 1, start).astype(jnp.int32), known | found
     steps = start + jnp.arange(size)
-    return text[jnp.minimum(steps, text.shape[0] - 1)], known & (steps < end)
+    return text[jnp.minimum(steps, text.shape[0] - 1)], known & (steps <= length)

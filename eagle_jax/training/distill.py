@@ -60,6 +60,6 @@ def distillation_loss(
 
     with nn.intercept_methods(dense_gradients):
         out = fn.forward(params, texts.tokens, texts.positions, causal_mask(texts.segments), None)
-        loss, alpha = by_chunks(judge, (out.hidden, hidden, counted), chunk)
+        loss, alpha = by_chunks(judge, (out.hidden, hidden, counted), (1, 1, 1), chunk)
     count = jnp.maximum(jnp.sum(counted), 1)
     return loss / count, alpha / count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,23 +24,31 @@ def behind(x: Array, by: int) -> Array:
     return jnp.concatenate([jnp.zeros_like(x[:, : x.shape[1] - kept.shape[1]]), kept], axis=1)
 
 
-def by_chunks(judge: Callable[..., tuple[Array, ...]], rows: tuple[Array, ...], chunk: int) -> tuple[Array, ...]:
-    """The sums that `judge(*rows)` gives, chunk by chunk along axis 1; 0 is all at once.
+def by_chunks(
+    judge: Callable[..., Any], rows: tuple[Array, ...], axes: tuple[int, ...], chunk: int, *, remat: bool = True
+) -> Any:
+    """The sums that `judge(*rows)` gives, a tree, chunk by chunk of the rows along `axes`; 0 is all at once.
 
-    What a chunk holds, its logits above all, is computed anew for the gradient, so that it is never there for all rows.
     Rows that fill the last chunk are zeros (False), which must count for nothing.
+
+    Args:
+      remat: what a chunk holds, its logits above all, is computed anew for the gradient and never there for all rows.
     """
-    length = rows[0].shape[1]
-    if not chunk or chunk >= length:
-        return judge(*rows)
-    blocks = -(-length // chunk)
+    length = rows[0].shape[axes[0]]
+    chunk = min(chunk or length, length)
+    count = -(-length // chunk)
 
-    def cut(x: Array) -> Array:
-        padded = jnp.pad(x, [(0, blocks * chunk - length if axis == 1 else 0) for axis in range(x.ndim)])
-        return jnp.moveaxis(padded.reshape(x.shape[0], blocks, chunk, *x.shape[2:]), 1, 0)
+    def cut(x: Array, axis: int) -> Array:
+        padding = [(0, count * chunk - length if i == axis else 0) for i in range(x.ndim)]
+        return jnp.moveaxis(jnp.pad(x, padding).reshape(*x.shape[:axis], count, chunk, *x.shape[axis + 1 :]), axis, 0)
 
-    sums = jax.lax.map(jax.checkpoint(lambda part: judge(*part)), tuple(map(cut, rows)))
-    return tuple(jnp.sum(part, axis=0) for part in sums)
+    def add(sums: Any, part: tuple[Array, ...]) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, sums, judge(*part)), None
+
+    parts = tuple(cut(x, axis) for x, axis in zip(rows, axes, strict=True))
+    shapes = jax.eval_shape(judge, *(jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in parts))
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return jax.lax.scan(jax.checkpoint(add) if remat else add, zero, parts)[0]
 
 
 def masked_mean(values: Float[Array, "*b"], counted: Bool[Array, "*b"]) -> Float[Array, ""]:

@@ -75,7 +75,7 @@ def medusa_loss(
             rows = (
                 jnp.concatenate(inputs, axis=-1), ahead(hidden, head + 1), ahead(texts.tokens, head + 2), counted,
             )  # fmt: skip
-            loss, hits = by_chunks(judge, rows, chunk)
+            loss, hits = by_chunks(judge, rows, (1, 1, 1, 1), chunk)
             count = jnp.sum(counted).astype(jnp.float32)
             mean = loss / jnp.maximum(count, 1.0)
             total = total + decay**head * mean

@@ -24,6 +24,7 @@ from eagle_jax.training.losses import (
     behind,
     best_of,
     blended_divergence,
+    by_chunks,
     likelihood_of_acceptance,
     rowwise_dot,
     smooth_l1,
@@ -230,7 +231,7 @@ def _judged(
         head_logits = target_logits
     guessed = jnp.stack([behind(state, 1 + k) for k, state in enumerate(states)])
     supervised = _judged_rows(texts, objective.steps)
-    sums = _by_chunks(objective, guessed, signals.hidden, supervised, target_logits, head_logits, kept)
+    sums = _judge_rows(objective, guessed, signals.hidden, supervised, target_logits, head_logits, kept)
     if objective.feature_weight == 0:
         return sums
     feature = [
@@ -239,7 +240,7 @@ def _judged(
     return sums._replace(feature=jnp.stack(feature))
 
 
-def _by_chunks(
+def _judge_rows(
     objective: Objective,
     guessed: Float[Array, "n B T H"],
     hidden: Float[Array, "B T Ht"],
@@ -248,16 +249,7 @@ def _by_chunks(
     head_logits: Logits,
     kept: Int[Array, " Vd"] | None,
 ) -> _Sums:
-    length = hidden.shape[1]
-    chunk = min(objective.chunk, length)
-    count = -(-length // chunk)
-
-    def cut(x: Array, axis: int) -> Array:
-        padding = [(0, count * chunk - length if i == axis else 0) for i in range(x.ndim)]
-        return jnp.moveaxis(jnp.pad(x, padding).reshape(*x.shape[:axis], count, chunk, *x.shape[axis + 1 :]), axis, 0)
-
-    def judge(sums: _Sums, part: tuple[Array, Array, Array]) -> tuple[_Sums, None]:
-        guessed, hidden, supervised = part
+    def judge(guessed: Array, hidden: Array, supervised: Array) -> _Sums:
         law, best, inside = jax.lax.stop_gradient(target_law(target_logits(hidden), kept))
         found = []
         for states, wanted in zip(guessed, supervised, strict=True):
@@ -268,12 +260,9 @@ def _by_chunks(
             hits = counted & (jnp.take_along_axis(logits, best[..., None], -1)[..., 0] >= jnp.max(logits, axis=-1))
             rows = [jnp.sum(x, dtype=jnp.float32) for x in (counted, hits, wanted)]
             found.append(_Sums(jnp.sum(loss), rows[0], rows[1], rows[2], jnp.zeros(())))
-        return jax.tree.map(lambda total, *new: total + jnp.stack(new), sums, *found), None
+        return jax.tree.map(lambda *steps: jnp.stack(steps), *found)
 
-    zero = jnp.zeros(objective.steps)
-    parts = (cut(guessed, 2), cut(hidden, 1), cut(supervised, 2))
-    judge_part = jax.checkpoint(judge) if objective.remat else judge
-    return jax.lax.scan(judge_part, _Sums(zero, zero, zero, zero, zero), parts)[0]
+    return by_chunks(judge, (guessed, hidden, supervised), (2, 1, 2), objective.chunk, remat=objective.remat)
 
 
 def _token_loss(objective: Objective, logits: Float[Array, "*b V"], p: Float[Array, "*b V"]) -> Float[Array, "*b"]:

@@ -55,7 +55,7 @@ def test_files_without_prefix_and_with_masks(tmp_path):
     np.testing.assert_array_equal(read_target_embedding(tmp_path), bare["wte.weight"])
     del bare["h.1.attn.c_attn.weight"]
     safetensors.numpy.save_file(bare, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"missing \(3\): h\.1\.attn\.c_attn\.weight/"):
+    with pytest.raises(CheckpointError, match=r"missing \(3\): transformer\.h\.1\.attn\.c_attn\.weight/"):
         load_target_checkpoint(tmp_path)
 
 
