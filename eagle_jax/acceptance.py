@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from eagle_jax.api import generate
-from eagle_jax.bound import BoundDrafter, DraftHead, Target
+from eagle_jax.bound import BoundDrafter, Target, TreeDrafter
 from eagle_jax.config import TreeConfig
 from eagle_jax.distributed import to_host
 from eagle_jax.drafters.vanilla import vanilla
@@ -23,7 +23,7 @@ from eagle_jax.sampling import make_sampling
 from eagle_jax.types import Params
 
 CHAIN = 6
-"""Drafted tokens of the chains that n-alpha is measured with: n = 0..5, as in the papers."""
+"""Most drafted tokens of the chains that n-alpha is measured with: n = 0..5, as in the papers."""
 
 
 class Tau(NamedTuple):
@@ -147,25 +147,27 @@ def measure_tau(
 
 def measure_n_alpha(
     target: Target,
-    head: DraftHead,
+    head: TreeDrafter,
     prompts: Sequence[Sequence[int]],
     *,
-    depth: int = CHAIN,
+    depth: int | None = None,
     max_new_tokens: int = 128,
     temperature: float = 0.0,
     key: jax.Array | int | None = None,
 ) -> NAlpha:
     """n-alpha (arXiv:2401.15077): how often the target accepts the draft that n drafts, all accepted, precede.
 
-    Chains are drafted, whatever the head's own tree. Where the budget or a stop token ends a reply inside a chain, the
-    drafts up to there are counted and those behind are not: what the target would say after its last token is nobody's
-    concern, and to leave such chains out whole would count fewer of the long ones.
+    Chains of `depth` tokens are drafted, whatever the head's own tree; None is 6, or as many as Medusa has heads. Where
+    the budget or a stop token ends a reply inside a chain, the drafts up to there are counted and those behind are not:
+    what the target would say after its last token is nobody's concern, and to leave such chains out whole would count
+    fewer of the long ones.
 
     Raises:
       ValueError: as `eagle_jax.generate`.
     """
     check_law(temperature=temperature)
     sampling = make_sampling(temperature)
+    depth = min(CHAIN, head.deepest or CHAIN) if depth is None else depth
     chain = dataclasses.replace(TreeConfig.chain(depth), sampled_ranking=head.tree.sampled_ranking)
     request = prepare(
         {"target": target.params, "drafter": head.params},

@@ -90,15 +90,43 @@ class BoundDrafter:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DraftHead(BoundDrafter):
+class TreeDrafter(BoundDrafter):
+    """A method that fills the tree it is asked for.
+
+    Attributes:
+      tree: shape of its drafts, and the rule by which they are accepted.
+    """
+
+    tree: TreeConfig = field(kw_only=True)
+
+    @property
+    def deepest(self) -> int | None:
+        """Most levels it can draft; None is as many as wanted."""
+        return None
+
+    def with_tree(self, tree: TreeConfig) -> Self:
+        """The same weights with another tree; nothing is copied.
+
+        Raises:
+          ConfigError: `tree` is none, or cannot be filled.
+        """
+        _check_tree(tree)
+        plain = self._filling(tree)
+        return dataclasses.replace(self, tree=tree, drafter=_held(plain, self.mesh), plain=plain)
+
+    def _filling(self, tree: TreeConfig) -> Drafter:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DraftHead(TreeDrafter):
     """An EAGLE head bound to its target; `params` are `{"head": ..., "d2t": ...}`.
 
     Attributes:
-      config: the head. tree: shape of its drafts.
+      config: the head.
     """
 
     config: HeadConfig = field(kw_only=True, repr=False)
-    tree: TreeConfig = field(kw_only=True)
 
     @classmethod
     def from_params(
@@ -107,10 +135,8 @@ class DraftHead(BoundDrafter):
         """Binds parameters that are already in memory to `target`, and spreads them over its mesh."""
         return cls.of(_eagle(config, tree, target.fn, params), target, params, name, config=config, tree=tree)
 
-    def with_tree(self, tree: TreeConfig) -> DraftHead:
-        """The same head with another tree; no weights are copied."""
-        plain = _eagle(self.config, tree, self.target_fn, self.params)
-        return dataclasses.replace(self, tree=tree, drafter=_held(plain, self.mesh), plain=plain)
+    def _filling(self, tree: TreeConfig) -> Drafter:
+        return _eagle(self.config, tree, self.target_fn, self.params)
 
     def on(self, target: Target) -> DraftHead:
         """The same head for another copy of the target."""
@@ -118,15 +144,14 @@ class DraftHead(BoundDrafter):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Medusa(BoundDrafter):
+class Medusa(TreeDrafter):
     """Medusa or Hydra heads bound to their target; `params` are `{"heads": ...}`.
 
     Attributes:
-      config: the heads. tree: shape of their drafts.
+      config: the heads.
     """
 
     config: MedusaConfig = field(kw_only=True, repr=False)
-    tree: TreeConfig = field(kw_only=True)
 
     @classmethod
     def from_params(
@@ -143,9 +168,16 @@ class Medusa(BoundDrafter):
             own, wanted = getattr(config, field_name), getattr(target.config, field_name)
             if own != wanted:
                 raise ConfigError(f"{name}: {field_name}={own}, and the target's is {wanted}: heads of another model")
-        dtype = str(jax.tree.leaves(params["heads"])[0].dtype)
-        drafter = medusa(config, tree, target.fn, target.config.num_layers, dtype)
+        drafter = _medusa(config, tree, target.fn, target.config.num_layers, params)
         return cls.of(drafter, target, params, name, config=config, tree=tree)
+
+    @property
+    def deepest(self) -> int:
+        """As many levels as there are heads."""
+        return self.config.num_heads
+
+    def _filling(self, tree: TreeConfig) -> Drafter:
+        return _medusa(self.config, tree, self.target_fn, self.plain.taps[0], self.params)
 
     def on(self, target: Target) -> Medusa:
         """The same heads for another copy of the target."""
@@ -153,15 +185,15 @@ class Medusa(BoundDrafter):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SmallModel(BoundDrafter):
+class SmallModel(TreeDrafter):
     """A small language model that drafts for a larger one with the same tokenizer; `params` are `{"model": ...}`.
 
     Attributes:
-      model: the small model. tree: shape of its drafts, and the rule by which they are accepted.
+      model: the small model. vocab_size: the target's, which may be another by padding.
     """
 
     model: Target = field(kw_only=True, repr=False)
-    tree: TreeConfig = field(kw_only=True)
+    vocab_size: int = field(kw_only=True, repr=False)
 
     @classmethod
     def bind(cls, target: Target, model: Target, tree: TreeConfig = DEFAULT_CHAIN) -> SmallModel:
@@ -175,8 +207,13 @@ class SmallModel(BoundDrafter):
         _check_tree(tree)
         if model.mesh != target.mesh:
             model = Target.from_params(model.config, model.params, model.name, target.mesh)
-        drafter = small_model(model.fn, tree, target.config.vocab_size, model.config.vocab_size)
-        return cls.of(drafter, target, {"model": model.params}, model.name, model=model, tree=tree)
+        vocab = target.config.vocab_size
+        drafter = small_model(model.fn, tree, vocab, model.config.vocab_size)
+        params = {"model": model.params}
+        return cls.of(drafter, target, params, model.name, model=model, tree=tree, vocab_size=vocab)
+
+    def _filling(self, tree: TreeConfig) -> Drafter:
+        return small_model(self.model.fn, tree, self.vocab_size, self.model.config.vocab_size)
 
     def on(self, target: Target) -> SmallModel:
         """The same model for another copy of the target."""
@@ -224,6 +261,10 @@ def on_mesh(config: DecoderConfig, dtype: str, mesh: Mesh | None) -> TargetFn:
 def _eagle(config: HeadConfig, tree: TreeConfig, fn: TargetFn, params: Params) -> Drafter:
     _check_tree(tree)
     return eagle(config, tree, fn, str(jax.tree.leaves(params["head"])[0].dtype))
+
+
+def _medusa(config: MedusaConfig, tree: TreeConfig, fn: TargetFn, tap: int, params: Params) -> Drafter:
+    return medusa(config, tree, fn, tap, str(jax.tree.leaves(params["heads"])[0].dtype))
 
 
 def _held(drafter: Drafter, mesh: Mesh | None) -> Drafter:

@@ -7,13 +7,13 @@ from typing import Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from eagle_jax.config import DecoderConfig
 from eagle_jax.models.decoder import target_fn
 from eagle_jax.training.gradients import dense_gradients
 from eagle_jax.training.losses import ahead, by_chunks, likelihood_of_acceptance, overlap, soft_cross_entropy
-from eagle_jax.training.objective import Logits
+from eagle_jax.training.objective import Logits, StepMetrics
 from eagle_jax.training.unroll import causal_mask
 from eagle_jax.types import Params, Texts
 
@@ -30,7 +30,8 @@ def distillation_loss(
     *,
     divergence: Divergence = "kl",
     chunk: int = 256,
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    remat: bool = True,
+) -> tuple[Float[Array, ""], StepMetrics]:
     """Mean divergence of the draft model q from the target p over the supervised tokens.
 
     (Distillation for speculative decoding: DistillSpec, arXiv:2310.08461.) Row t judges both models' laws for token
@@ -39,13 +40,15 @@ def distillation_loss(
     Args:
       config: the draft model, with the target's vocabulary. hidden: of the target, final-normed.
       target_logits: its lm_head. chunk: rows of a text whose logits are held at once; 0 is all.
+      remat: chunks are computed again for the gradient.
 
     Returns:
-      the loss, and alpha: how often standard speculative sampling would accept the draft model's token.
+      the loss, and in metrics of length 1: it, alpha (how often standard speculative sampling would accept the draft
+      model's token) as accuracy, and the rows counted.
     """
     fn = target_fn(config)
     hidden = jax.lax.stop_gradient(hidden)
-    counted = ahead(texts.supervised, 1) & (ahead(texts.segments, 1) == texts.segments) & (texts.segments > 0)
+    counted = _counted(texts)
 
     def judge(own: Array, teacher: Array, counted: Array) -> tuple[Array, Array]:
         log_q = jax.nn.log_softmax(fn.logits(params, own), axis=-1)
@@ -60,6 +63,17 @@ def distillation_loss(
 
     with nn.intercept_methods(dense_gradients):
         out = fn.forward(params, texts.tokens, texts.positions, causal_mask(texts.segments), None)
-        loss, alpha = by_chunks(judge, (out.hidden, hidden, counted), (1, 1, 1), chunk)
-    count = jnp.maximum(jnp.sum(counted), 1)
-    return loss / count, alpha / count
+        loss, alpha = by_chunks(judge, (out.hidden, hidden, counted), (1, 1, 1), chunk, remat=remat)
+    count = jnp.sum(counted, dtype=jnp.float32)
+    rows = jnp.maximum(count, 1)
+    return loss / rows, StepMetrics((loss / rows)[None], (alpha / rows)[None], count[None])
+
+
+def distilled_rows(texts: Texts) -> Float[Array, " 1"]:
+    """Rows of packed texts that a draft model is judged by."""
+    return jnp.sum(_counted(texts), dtype=jnp.float32)[None]
+
+
+def _counted(texts: Texts) -> Bool[Array, "B T"]:
+    """Whether row t is judged: token t + 1 is supervised, of the row's document."""
+    return ahead(texts.supervised, 1) & (ahead(texts.segments, 1) == texts.segments) & (texts.segments > 0)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
-from eagle_jax.config import DecoderConfig, HeadConfig
+from eagle_jax.config import DecoderConfig, HeadConfig, MedusaConfig
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
+from eagle_jax.models.medusa import init_medusa_params
 from eagle_jax.types import Params
 
 
@@ -26,9 +27,40 @@ def fresh_head(config: HeadConfig, key: Array, target: Params, d2t: Int[Array, "
     head = _scaled(init_head_params(config, key)["head"], 2, skipped=())
     if config.kind == "eagle3" and d2t is not None and config.layer.hidden_size == config.target_hidden_size:
         kept = d2t + jnp.arange(d2t.shape[0], dtype=d2t.dtype)
-        lm_head = target["lm_head"]["kernel"] if "lm_head" in target else target["embed_tokens"]["embedding"].T
-        head = {**head, "lm_head": {"kernel": lm_head[:, kept]}, "norm": {"scale": jnp.array(target["norm"]["scale"])}}
+        norm = {"scale": jnp.array(target["norm"]["scale"])}
+        head = {**head, "lm_head": {"kernel": lm_head_of(target)[:, kept]}, "norm": norm}
     return head
+
+
+def fresh_medusa(config: MedusaConfig, key: Array, target: Params) -> Params:
+    """Parameters of Medusa's or Hydra's heads before training: blocks that change nothing, the target's own lm_head.
+
+    (Medusa, section 2.2.1: every head begins with the prediction of the target.) Hydra++'s layer begins as a fresh one.
+    """
+    heads = init_medusa_params(config, key)["heads"]
+    lm_head = lm_head_of(target)
+    found = {name: {**leaf, "kernel": lm_head} if name.endswith("lm_head") else leaf for name, leaf in heads.items()}
+    if config.prefix is not None:
+        found["prefix_layer"] = _scaled(found["prefix_layer"], 2, skipped=())
+        found["prefix_norm"] = {"scale": jnp.array(target["norm"]["scale"])}
+    return found
+
+
+def fresh_draft_model(config: DecoderConfig, key: Array, target: Params, layers: tuple[int, ...]) -> Params:
+    """Parameters of a small model before distillation.
+
+    With `layers`, those of the target, in that order, between its own embedding and head: the small model then has the
+    target's width, and begins with what those layers know (arXiv:1910.01108, section 3).
+    """
+    if not layers:
+        return fresh_target(config, key)
+    ends = {name: leaf for name, leaf in target.items() if not name.startswith("layers_")}
+    return {**ends, **{f"layers_{place}": target[f"layers_{layer}"] for place, layer in enumerate(layers)}}
+
+
+def lm_head_of(target: Params) -> Float[Array, "H V"]:
+    """The target's lm_head, which may be its embedding."""
+    return target["lm_head"]["kernel"] if "lm_head" in target else target["embed_tokens"]["embedding"].T
 
 
 def _scaled(params: Params, residual_writes: int, skipped: tuple[str, ...]) -> Params:

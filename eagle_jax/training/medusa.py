@@ -5,7 +5,7 @@ from __future__ import annotations
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from eagle_jax.config import MedusaConfig
 from eagle_jax.models.medusa import MedusaHeads
@@ -26,6 +26,8 @@ def medusa_loss(
     decay: float = 0.8,
     teacher: bool = True,
     chunk: int = 256,
+    remat: bool = True,
+    shares: Float[Array, " heads"] | None = None,
 ) -> tuple[Float[Array, ""], StepMetrics]:
     """sum_i decay^i (mean loss of head i over its counted rows).
 
@@ -37,7 +39,8 @@ def medusa_loss(
       target_logits: the target's lm_head, [..., H] -> [..., V].
       decay: weight of each further head (Medusa, section 2.2.1: 0.8).
       teacher: the labels are the target's law (Hydra++, section 4.2); else the texts' own tokens (Medusa-1, Hydra).
-      chunk: rows of a text whose logits are held at once; 0 is all.
+      chunk: rows of a text whose logits are held at once; 0 is all. remat: chunks are computed again for the gradient.
+      shares: weight of every head's mean; of a micro-batch, its share of the rows that head is judged by.
 
     Returns:
       the loss, and per head its mean, how often its favourite is the label's, and the rows counted.
@@ -56,8 +59,7 @@ def medusa_loss(
                 assert signals.embeds is not None, "Hydra's heads read embeddings"
                 embeds = jax.lax.stop_gradient(signals.embeds).astype(states.dtype)
                 inputs += [ahead(embeds, step + 1) for step in range(head + 1)]
-            same = (ahead(texts.segments, head + 2) == texts.segments) & (texts.segments > 0)
-            counted = same & ahead(texts.supervised, head + 2)
+            counted = _counted(texts, head)
 
             def judge(
                 read: Array, following: Array, labels: Array, counted: Array, head: int = head
@@ -75,9 +77,20 @@ def medusa_loss(
             rows = (
                 jnp.concatenate(inputs, axis=-1), ahead(hidden, head + 1), ahead(texts.tokens, head + 2), counted,
             )  # fmt: skip
-            loss, hits = by_chunks(judge, rows, (1, 1, 1, 1), chunk)
+            loss, hits = by_chunks(judge, rows, (1, 1, 1, 1), chunk, remat=remat)
             count = jnp.sum(counted).astype(jnp.float32)
             mean = loss / jnp.maximum(count, 1.0)
-            total = total + decay**head * mean
+            total = total + decay**head * (mean if shares is None else mean * shares[head])
             parts.append(StepMetrics(mean, hits / jnp.maximum(count, 1.0), count))
     return total, jax.tree.map(lambda *each: jnp.stack(each), *parts)
+
+
+def medusa_rows(texts: Texts, heads: int) -> Float[Array, " heads"]:
+    """Rows of packed texts that each head is judged by."""
+    return jnp.stack([jnp.sum(_counted(texts, head), dtype=jnp.float32) for head in range(heads)])
+
+
+def _counted(texts: Texts, head: int) -> Bool[Array, "B T"]:
+    """Whether head `head` is judged by its guess in row t: token t + head + 2 is supervised, of the row's document."""
+    same = (ahead(texts.segments, head + 2) == texts.segments) & (texts.segments > 0)
+    return same & ahead(texts.supervised, head + 2)

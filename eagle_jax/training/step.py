@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -36,10 +37,11 @@ class Frozen(NamedTuple):
 
 
 class HeadTrainState(NamedTuple):
-    """What head training carries on from.
+    """What training carries on from.
 
     Attributes:
-      head: float32 master weights (without `d2t`). opt_state: the optimiser's. step: scalar int32. key: of the noise.
+      head: float32 master weights of what is trained (of an EAGLE head without `d2t`). opt_state: the optimiser's.
+      step: scalar int32. key: of the noise.
     """
 
     head: Params
@@ -143,6 +145,12 @@ def head_optimiser(
     return optax.chain(optax.clip_by_global_norm(clip), adam)
 
 
+LossFn = Callable[
+    [Params, Texts, Signals | None, Array, Float[Array, " n"] | None], tuple[Float[Array, ""], StepMetrics]
+]
+"""`(trained, texts, signals, key, shares) -> (loss, metrics)`; `shares` weigh the means of the n places judged."""
+
+
 def head_train_step(
     target: DecoderConfig,
     config: HeadConfig,
@@ -155,28 +163,43 @@ def head_train_step(
     signals: Signals | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[HeadTrainState, UpdateReport]:
-    """One update of the head; neither the target nor any embedding changes.
+    """One update of an EAGLE head: `train_step` with `head_loss`."""
+
+    def loss_fn(head: Params, texts: Texts, signals: Signals | None, key: Array, shares: Array | None) -> Any:
+        return head_loss(target, config, objective, head, frozen, texts, key, dtype, signals, mesh, shares)
+
+    return train_step(loss_fn, lambda texts: judged_rows(texts, objective.steps), tx, state, texts, signals)
+
+
+def train_step(
+    loss_fn: LossFn,
+    judged: Callable[[Texts], Float[Array, " n"]],
+    tx: optax.GradientTransformation,
+    state: HeadTrainState,
+    texts: Texts,
+    signals: Signals | None = None,
+) -> tuple[HeadTrainState, UpdateReport]:
+    """One update of what is trained; neither the target nor any embedding of its changes.
 
     Args:
-      texts: with a leading axis M of micro-batches, [M, B, T]; every unrolled step's mean is weighed by the
-        micro-batch's share of the rows that step is judged by. (The same as one batch over the whole vocabulary. Which
-        of the rows a draft vocabulary leaves out only the target's logits say: where micro-batches differ in that,
-        rows inside it weigh a little more in the one than in the other.)
+      loss_fn: of a micro-batch. judged: the rows that each of its n places is judged by, outside a draft vocabulary or
+        not.
+      texts: with a leading axis M of micro-batches, [M, B, T]; every place's mean is weighed by the micro-batch's share
+        of the rows that place is judged by. (The same as one batch over the whole vocabulary. Which of the rows a
+        draft vocabulary leaves out only the target's logits say: where micro-batches differ in that, rows inside it
+        weigh a little more in the one than in the other.)
       signals: of the target, with the same leading axis, or None.
-      mesh: as in `head_loss`.
     """
     micro = texts.tokens.shape[0]
 
-    rows = jax.vmap(lambda texts: judged_rows(texts, objective.steps))(texts)
+    rows = jax.vmap(judged)(texts)
     shares = rows / jnp.maximum(jnp.sum(rows, axis=0, keepdims=True), 1)
 
     def part(index: Array, texts: Texts, signals: Signals | None, shares: Array) -> Any:
         """What a micro-batch adds to the gradient, the loss and the metrics."""
         weights = shares if micro > 1 else None
         key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), index)
-        loss_of = lambda head: head_loss(  # noqa: E731
-            target, config, objective, head, frozen, texts, key, dtype, signals, mesh, weights
-        )
+        loss_of = lambda trained: loss_fn(trained, texts, signals, key, weights)  # noqa: E731
         (loss, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(state.head)
         if weights is not None:
             metrics = metrics._replace(loss=metrics.loss * weights, accuracy=metrics.accuracy * weights)

@@ -13,8 +13,8 @@ import pytest
 from eagle_jax.config import DecoderConfig, MedusaConfig
 from eagle_jax.models.decoder import init_params, target_fn
 from eagle_jax.models.medusa import MedusaHeads, init_medusa_params
-from eagle_jax.training.distill import distillation_loss
-from eagle_jax.training.medusa import medusa_loss
+from eagle_jax.training.distill import distillation_loss, distilled_rows
+from eagle_jax.training.medusa import medusa_loss, medusa_rows
 from eagle_jax.training.objective import Signals
 from eagle_jax.types import Texts
 
@@ -119,6 +119,7 @@ def test_medusa_loss_is_that_of_a_loop_over_rows(kind, teacher):
     for loss, metrics in results:
         np.testing.assert_allclose(metrics.loss, [mean for mean, _ in wanted], rtol=1e-5)
         np.testing.assert_array_equal(metrics.counted, [count for _, count in wanted])
+        np.testing.assert_array_equal(metrics.counted, medusa_rows(texts(), HEADS))
         assert float(loss) == pytest.approx(sum(0.5**head * mean for head, (mean, _) in enumerate(wanted)), rel=1e-5)
 
 
@@ -166,9 +167,10 @@ def test_distillation_loss_is_that_of_its_definition(name):
             losses += loss[:-1][counted].tolist()
             alphas += alpha[:-1][counted].tolist()
     for chunk in (0, 4):
-        loss, alpha = distillation_loss(SMALL, small, given, signals.hidden, judge, divergence=name, chunk=chunk)
+        loss, seen = distillation_loss(SMALL, small, given, signals.hidden, judge, divergence=name, chunk=chunk)
         assert float(loss) == pytest.approx(np.mean(losses), rel=1e-4)
-        assert float(alpha) == pytest.approx(np.mean(alphas), rel=1e-4)
+        assert float(seen.accuracy[0]) == pytest.approx(np.mean(alphas), rel=1e-4)
+        assert float(seen.counted[0]) == len(losses) == float(distilled_rows(given)[0])
 
 
 @pytest.mark.parametrize("name", ["kl", "tv", "lk"])
@@ -176,19 +178,19 @@ def test_a_distilled_model_comes_to_agree_with_its_target(name):
     weights, signals = target()
     judge = functools.partial(target_fn(TARGET).logits, weights)
     loss = functools.partial(distillation_loss, TARGET, divergence=name)
-    same, alpha = loss(weights, texts(), signals.hidden, judge)
-    assert float(same) == pytest.approx(0.0, abs=1e-4) and float(alpha) == pytest.approx(1.0, abs=1e-4)
+    same, seen = loss(weights, texts(), signals.hidden, judge)
+    assert float(same) == pytest.approx(0.0, abs=1e-4) and float(seen.accuracy[0]) == pytest.approx(1.0, abs=1e-4)
     tx = optax.adam(3e-2)
 
     @jax.jit
     def learn(carry, _):
         params, state = carry
-        (_, alpha), grads = jax.value_and_grad(
+        (_, seen), grads = jax.value_and_grad(
             lambda params: distillation_loss(SMALL, params, texts(), signals.hidden, judge, divergence=name),
             has_aux=True,
         )(params)
         updates, state = tx.update(grads, state, params)
-        return (optax.apply_updates(params, updates), state), alpha
+        return (optax.apply_updates(params, updates), state), seen.accuracy[0]
 
     small = init_params(SMALL, jax.random.key(6))
     _, alphas = jax.lax.scan(learn, (small, tx.init(small)), None, length=60)
