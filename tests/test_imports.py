@@ -45,6 +45,7 @@ MAY_ENTER: dict[str, set[str]] = {
     "bound": {"types", "config", "drafters", "models", "sharding"},
     "methods": {"types", "config", "bound", "checkpoints", "drafters", "api", "shapes", "sharding"},
     "acceptance": CORE | {"generate", "request", "distributed", "api", "bound"},
+    "positions": {"types", "acceptance"},
     "converse": {"data", "api", "bound"},
 }
 ON_TOP = {"__init__", "api"}  # may enter every room
