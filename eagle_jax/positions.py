@@ -58,7 +58,7 @@ class Calibration(NamedTuple):
       accepted: [M] int64, how many of them were accepted.
     """
 
-    count: np.ndarray
+    count: np.ndarray  # type: ignore[assignment]  # hides tuple.count, which nobody calls
     confidence: np.ndarray
     accepted: np.ndarray
 
