@@ -1,0 +1,305 @@
+"""Records where drafts are accepted: by tree position, by confidence, and along chains. No clock is read.
+
+    python -m infer.acceptance --methods eagle2,eagle3 --tasks gsm8k,humaneval,mt_bench --limit 10
+    python -m infer.acceptance --methods eagle2,eagle3 --temperatures 0,1,1.5 --out runs/acceptance --resume
+
+Every method answers the turns of every task with its own tree, and every tree that the target verified is counted. A
+method that fills any tree drafts chains too, of every length in `chains`: they give n-alpha, and the tokens per pass
+that (1 - a^(K+1)) / (1 - a) is held against. Conversations go on with the plain loop's text. Writes
+`OUT/result.json` anew after every cell, which `infer.report` makes tables and figures of, and prints last one JSON
+object: tau of every method, task and temperature.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+import eagle_jax
+from eagle_jax import positions
+from eagle_jax.acceptance import Cycles, record_cycles
+from eagle_jax.bound import BoundDrafter, Target, TreeDrafter
+from eagle_jax.config import TreeConfig, Verification
+from eagle_jax.measure import Question, chat_ids, find_task, machine, read_questions, use_compilation_cache
+from eagle_jax.programs import at_least_one, not_negative, parse_tree, run
+from infer.methods import PLAIN, Sources, check_methods, load_method, load_pair
+from infer.recorded import Cell, Recorded, read, write
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    """Arguments of the recording.
+
+    Attributes:
+      methods: as in infer.bench, separated by commas; vanilla drafts nothing and is left out.
+      tasks: names in the data folder or paths of question files, separated by commas.
+      temperatures: separated by commas; 0 is greedy.
+      chains: lengths of the chains, separated by commas; empty for none. n-alpha is of the longest.
+      data: folder of the tasks; EAGLE_JAX_TASKS sets another default.
+      limit: questions per task.
+      max_new_tokens: longest reply.
+      batch: replies that are written at a time; it changes no count.
+      bins: of confidence, in the calibration.
+      seed: of sampled draws; every method gets the same.
+      tree: depth,top_k,num_nodes of all heads; default is each bundled head's own.
+      sampled_ranking: what heads rank their candidates by at temperature > 0 (TreeConfig).
+      target: path or hub id of the model; default is the bundled one.
+      eagle2: path or hub id of its EAGLE-1/2 head.
+      eagle3: path or hub id of its EAGLE-3 head.
+      draft_model: path or hub id of a small model with its tokenizer, for sps.
+      medusa: path or hub id of its Medusa heads. hydra: of its Hydra or Hydra++ heads.
+      chain: tokens that sps drafts. verification: the rule by which they are accepted (TreeConfig).
+      dtype: of the weights.
+      out: folder of the result file.
+      resume: go on with the result file that is there.
+    """
+
+    methods: str = "eagle2,eagle3"
+    tasks: str = "gsm8k,humaneval,mt_bench"
+    temperatures: str = "0,1"
+    chains: str = "1,2,3,4,5,6,7,8"
+    data: Path = Path(os.environ.get("EAGLE_JAX_TASKS", "../shared/data/tasks"))
+    limit: int = 10
+    max_new_tokens: int = 128
+    batch: int = 4
+    bins: int = positions.BINS
+    seed: int = 0
+    tree: str | None = None
+    sampled_ranking: Literal["draw", "law", "untempered"] = "draw"
+    target: str | None = None
+    eagle2: str | None = None
+    eagle3: str | None = None
+    draft_model: str | None = None
+    medusa: str | None = None
+    hydra: str | None = None
+    chain: int = 5
+    verification: Verification = "rejection"
+    dtype: str = "float32"
+    out: Path = Path("runs/acceptance")
+    resume: bool = False
+
+
+FREE = ("methods", "tasks", "temperatures", "batch", "data", "out", "resume")
+"""Options that may change between a run and the one that resumes it: no cell depends on them."""
+
+
+def main(args: Args) -> dict[str, Any]:
+    """Records; returns what it prints last."""
+    at_least_one(args, "limit", "max_new_tokens", "batch", "bins", "chain")
+    not_negative(args, "seed")
+    temperatures = _numbers(args.temperatures, "--temperatures", float, 0.0)
+    lengths = sorted(set(_numbers(args.chains, "--chains", int, 1)))
+    sources = _sources(args)
+    labels = [name for name in check_methods(_split(args.methods), sources) if name != PLAIN]
+    if not labels or not temperatures or not _split(args.tasks):
+        raise ValueError("--methods must name a method that drafts, --tasks a task, --temperatures a temperature")
+    paths = [find_task(name, args.data) for name in _split(args.tasks)]
+    tasks = {path.parent.name if path.stem == "question" else path.stem: path for path in paths}
+    questions = {task: read_questions(path, args.limit) for task, path in tasks.items()}
+    recorded = _begin(args)
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
+    use_compilation_cache()
+    target, tokenizer = load_pair(sources)
+    methods = {label: load_method(label, target, sources) for label in labels}
+    cells = list(recorded.cells)
+    there = {cell.key for cell in cells}
+    for task, entries in questions.items():
+        for temperature in temperatures:
+            wanted = {label: method for label, method in methods.items() if (label, task, temperature) not in there}
+            if not wanted:
+                continue
+            batches = conversations(entries, target, tokenizer, args, temperature)
+            watch = functools.partial(record, target, batches=batches, args=args, temperature=temperature)
+            chains: dict[Any, list[dict[str, Any]]] = {}
+            for label, method in wanted.items():
+                assert method is not None  # plain decoding is not among them
+                print(f"{task} at temperature {temperature:g}: {label} ...", file=sys.stderr, flush=True)
+                found = count(watch(method), method, temperature, args.bins)
+                found["chains"] = follow(watch, method, label.partition("@")[0], lengths, chains)
+                who: dict[str, Any] = {"method": label.partition("@")[0], "label": label, "task": task, "temperature": temperature}
+                asked: dict[str, Any] = {"questions": len(entries), "replies": sum(map(len, batches))}
+                cells.append(Cell(**who, **asked, **found))
+                write(dataclasses.replace(recorded, cells=cells), args.out / "result.json")
+    report = {
+        "result": str(args.out / "result.json"),
+        "tau": [{"label": c.label, "task": c.task, "temperature": c.temperature, "tau": c.tau} for c in cells],
+    }
+    print(json.dumps(report))
+    return report
+
+
+def _begin(args: Args) -> Recorded:
+    """The file to go on with, or an empty one."""
+    path = args.out / "result.json"
+    settings = {
+        name: value for name, value in dataclasses.asdict(args).items() if name not in ("out", "resume", "data")
+    }
+    if not path.exists():
+        return Recorded(machine(), _revision(), settings, [])
+    if not args.resume:
+        raise ValueError(f"{path} is there already: go on with it (--resume), or give another folder (--out)")
+    old = read(path)
+    for name, value in settings.items():
+        if name not in FREE and old.settings.get(name) != value:
+            raise ValueError(
+                f"{path} was recorded with {name} {old.settings.get(name)!r}, not {value!r}: its cells do not belong "
+                "beside new ones; give another --out"
+            )
+    return old
+
+
+def conversations(
+    questions: list[Question], target: Target, tokenizer: Any, args: Args, temperature: float
+) -> list[list[list[int]]]:
+    """Batches of prompts: every turn of every conversation, answered so far with plain decoding's text.
+
+    A turn that is too long for the model with its reply is left out, as in `infer.bench`.
+    """
+    batches: list[list[list[int]]] = []
+    messages: list[list[dict[str, str]]] = [[] for _ in questions]
+    for turn in range(max(len(question.turns) for question in questions)):
+        prompts: dict[int, list[int]] = {}
+        for row, question in enumerate(questions):
+            if turn < len(question.turns):
+                messages[row].append({"role": "user", "content": question.turns[turn]})
+                prompt = chat_ids(tokenizer, messages[row])
+                if len(prompt) + args.max_new_tokens <= target.config.max_position:
+                    prompts[row] = prompt
+        rows = sorted(prompts, key=lambda row: (len(prompts[row]), row))  # equal lengths share a compiled program
+        groups = [rows[start : start + args.batch] for start in range(0, len(rows), args.batch)]
+        last = max(len(question.turns) for question in questions) - 1
+        for group in groups:
+            batches.append([prompts[row] for row in group])
+            if turn == last:
+                continue
+            key = _key(args, len(batches) - 1)
+            options: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "temperature": temperature, "key": key}
+            for row, reply in zip(group, eagle_jax.generate(target, None, batches[-1], **options).tokens, strict=True):
+                text = tokenizer.decode(reply, skip_special_tokens=True)
+                messages[row].append({"role": "assistant", "content": text})
+    if not batches:
+        raise ValueError(f"every turn is too long for the model's {target.config.max_position} positions")
+    return batches
+
+
+def record(
+    target: Target, drafter: BoundDrafter, *, batches: list[list[list[int]]], args: Args, temperature: float
+) -> Cycles:
+    """Every cycle of a method over all batches of prompts."""
+    parts = [
+        record_cycles(
+            target, drafter, prompts, max_new_tokens=args.max_new_tokens, temperature=temperature,
+            key=_key(args, number),
+        )
+        for number, prompts in enumerate(batches)
+    ]  # fmt: skip
+    return Cycles._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
+
+
+def count(cycles: Cycles, method: BoundDrafter, temperature: float, bins: int) -> dict[str, Any]:
+    """The fields of a cell that its cycles give."""
+    tau = positions.tokens_per_pass(cycles)
+    found: dict[str, Any] = {"tokens": int(cycles.emitted.sum()), "cycles": len(cycles.emitted)}
+    found["tau"] = None if tau is None else round(tau, 4)
+    found["positions"] = {name: table.tolist() for name, table in positions.by_position(cycles)._asdict().items()}
+    try:
+        found["nodes"] = {name: column.tolist() for name, column in positions.by_node(cycles)._asdict().items()}
+    except ValueError:  # a dynamic tree: its rows are no positions
+        found["nodes"] = None
+    found["calibration"] = found["uncalibrated"] = None
+    try:
+        if temperature > 0 and method.drafter.verify is not None:
+            raise ValueError(
+                "drafts that are sampled are accepted by p/q, not with the probability the draft gave them"
+            )
+        found["calibration"] = _calibration(positions.calibrate(cycles, bins))
+    except ValueError as error:
+        found["uncalibrated"] = str(error)
+    return found
+
+
+def _calibration(found: positions.Calibration) -> dict[str, Any]:
+    confidence = [None if np.isnan(value) else round(float(value), 6) for value in found.confidence]
+    error = None if found.error is None else round(found.error, 6)
+    return {
+        "count": found.count.tolist(),
+        "confidence": confidence,
+        "accepted": found.accepted.tolist(),
+        "error": error,
+    }
+
+
+def follow(
+    watch: Any, method: BoundDrafter, name: str, lengths: list[int], done: dict[Any, list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """Chains of a method, whatever its own tree; none of a method that fills no tree it is given.
+
+    Block and traversal verification accept a path as a whole, not draft by draft: such a method's chains are left out.
+    """
+    if not isinstance(method, TreeDrafter) or method.tree.verification in ("block", "traversal"):
+        return []
+    own = (name, method.tree.verification, method.tree.sampled_ranking)
+    if own not in done:  # labels of one head differ in the tree, and the chains are the same
+        done[own] = []
+        for length in lengths:
+            if length > (method.deepest or length):
+                continue
+            chain = TreeConfig.chain(length, method.tree.verification)
+            tree = dataclasses.replace(chain, sampled_ranking=method.tree.sampled_ranking)
+            cycles = watch(method.with_tree(tree))
+            alpha = positions.n_alpha(cycles)
+            counts = {"length": length, "tokens": int(cycles.emitted.sum()), "cycles": len(cycles.emitted)}
+            done[own].append(counts | {"tested": alpha.tested, "accepted": alpha.accepted})
+    return done[own]
+
+
+def _key(args: Args, batch: int) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(args.seed), batch)
+
+
+def _sources(args: Args) -> Sources:
+    tree = parse_tree(args.tree) if args.tree else None
+    shared = {field.name: getattr(args, field.name) for field in dataclasses.fields(Sources) if field.name != "tree"}
+    return Sources(tree=tree, **shared)
+
+
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def _numbers(text: str, option: str, kind: type, least: float) -> list[Any]:
+    try:
+        values = [kind(word) for word in _split(text)]
+    except ValueError:
+        raise ValueError(f"{option} {text!r} must be numbers, separated by commas") from None
+    if wrong := [value for value in values if not least <= value < float("inf")]:
+        raise ValueError(f"{option} {wrong[0]} must be at least {least:g}")
+    return values
+
+
+def _revision() -> str | None:
+    import subprocess
+
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:  # no git
+        return None
+    return found.stdout.strip() or None
+
+
+if __name__ == "__main__":
+    run(main, Args, __doc__)

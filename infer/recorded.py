@@ -1,0 +1,185 @@
+"""Result files of `infer.acceptance`: one cell per method, task and temperature, read strictly; no times."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from eagle_jax.checkpoints.staging import write_whole
+
+SCHEMA = "eagle_jax.acceptance/1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One method on one task at one temperature.
+
+    Attributes:
+      method: name of the papers. label: the method and its setting, as asked for.
+      task, temperature: what was answered, and how; 0 is greedy.
+      questions: conversations. replies: turns that were answered. tokens: emitted after each reply's first token.
+      cycles: target passes, summed over replies. tau: tokens / cycles; None without a cycle.
+      positions: `drafted`, `reached`, `accepted`, each [D][K] counts by depth and rank (`eagle_jax.positions`).
+      nodes: `parents`, `drafted`, `reached`, `accepted`, each [N], of a tree of one shape; None for a dynamic tree.
+      calibration: `count`, `confidence`, `accepted`, each [M] by bin of confidence (an empty bin's is null), and
+        `error`, the expected calibration error; None where the drafts have no confidence that it could be held to.
+      uncalibrated: why `calibration` is None.
+      chains: by length: `length`, `tokens`, `cycles`, and `tested`, `accepted`, each [length], the counts of n-alpha;
+        empty for a method that drafts no chain of a given length.
+    """
+
+    method: str
+    label: str
+    task: str
+    temperature: float
+    questions: int
+    replies: int
+    tokens: int
+    cycles: int
+    tau: float | None
+    positions: dict[str, list[list[int]]]
+    nodes: dict[str, list[int]] | None
+    calibration: dict[str, Any] | None
+    uncalibrated: str | None
+    chains: list[dict[str, Any]]
+
+    @property
+    def key(self) -> tuple[str, str, float]:
+        """What it is unique by: label, task, temperature."""
+        return self.label, self.task, self.temperature
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """What such a file holds; `machine` and `revision` are where and by which code it was recorded."""
+
+    machine: str
+    revision: str | None
+    settings: dict[str, Any]
+    cells: list[Cell]
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object."""
+        own = {"schema": SCHEMA, "machine": self.machine, "revision": self.revision, "settings": self.settings}
+        return own | {"cells": [dataclasses.asdict(cell) for cell in self.cells]}
+
+
+def write(recorded: Recorded, path: Path) -> None:
+    """Writes a file as a whole: a reader sees the old one or the new one."""
+    write_whole(path, json.dumps(recorded.as_json(), indent=1, allow_nan=False) + "\n")
+
+
+def read(path: str | os.PathLike[str]) -> Recorded:
+    """Reads such a file.
+
+    Raises:
+      ValueError: naming the file and what is wrong: no JSON, another schema, a cell that lacks a field, is of another
+        kind, counts more accepted than reached, or is there twice.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no JSON file ({error}): expected a result of infer.acceptance") from None
+    found = content.get("schema", "no schema") if isinstance(content, dict) else f"a JSON {type(content).__name__}"
+    if found != SCHEMA:
+        raise ValueError(f"{path} is {found!r}, expected {SCHEMA!r}: give a result.json that infer.acceptance wrote")
+    for name, kind in (("machine", str), ("revision", (str, type(None))), ("settings", dict), ("cells", list)):
+        if name not in content or not isinstance(content[name], kind):
+            raise ValueError(f"{path}: {name} is missing or of another kind than infer.acceptance writes")
+    cells = [_cell(entry, f"{path}, cell {number}") for number, entry in enumerate(content["cells"])]
+    if twice := [cell for number, cell in enumerate(cells) if cell.key in {other.key for other in cells[:number]}]:
+        raise ValueError(f"{path}: {describe(twice[0])} is there twice")
+    return Recorded(content["machine"], content["revision"], content["settings"], cells)
+
+
+def describe(cell: Cell) -> str:
+    """A cell in words."""
+    return f"{cell.label} on {cell.task} at temperature {cell.temperature:g}"
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_count, value))
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _table(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_counts, value)) and len({len(row) for row in value}) <= 1
+
+
+def _confidences(value: Any) -> bool:
+    return isinstance(value, list) and all(entry is None or _number(entry) for entry in value)
+
+
+_KINDS = {
+    "str": lambda value: isinstance(value, str),
+    "str | None": lambda value: value is None or isinstance(value, str),
+    "int": _count,
+    "float": _number,
+    "float | None": lambda value: value is None or _number(value),
+}
+"""By the annotation of a field, which is a string in this module."""
+
+_FORMS: dict[str, dict[str, Any]] = {
+    "positions": dict.fromkeys(("drafted", "reached", "accepted"), _table),
+    "nodes": {"parents": lambda value: isinstance(value, list)}
+    | dict.fromkeys(("drafted", "reached", "accepted"), _counts),
+    "calibration": {
+        "count": _counts,
+        "confidence": _confidences,
+        "accepted": _counts,
+        "error": lambda value: value is None or _number(value),
+    },
+    "chains": {"length": _count, "tokens": _count, "cycles": _count, "tested": _counts, "accepted": _counts},
+}
+
+
+def _cell(entry: Any, where: str) -> Cell:
+    fields = {field.name: str(field.type) for field in dataclasses.fields(Cell)}
+    _same_names(entry, list(fields), where)
+    for name, kind in fields.items():
+        if kind in _KINDS and not _KINDS[kind](entry[name]):
+            raise ValueError(f"{where}: {name} is {entry[name]!r}, expected {kind}")
+    if not isinstance(entry["chains"], list):
+        raise ValueError(f"{where}: chains is {entry['chains']!r}, expected a list")
+    for name, form in _FORMS.items():
+        values = entry[name] if name == "chains" else [entry[name]]
+        for value in values:
+            if value is None and name in ("nodes", "calibration"):
+                continue
+            _same_names(value, list(form), f"{where}, {name}")
+            if wrong := [part for part, test in form.items() if not test(value[part])]:
+                raise ValueError(
+                    f"{where}, {name}: {wrong[0]} is {value[wrong[0]]!r}, which infer.acceptance writes not"
+                )
+            if len({len(part) for part in value.values() if isinstance(part, list)}) > 1:
+                raise ValueError(f"{where}, {name}: its lists differ in length")
+    if any(
+        accepted > reached
+        for row, above in zip(entry["positions"]["accepted"], entry["positions"]["reached"], strict=True)
+        for accepted, reached in zip(row, above, strict=True)
+    ):
+        raise ValueError(f"{where}, positions: more nodes accepted than reached")
+    if (entry["calibration"] is None) == (entry["uncalibrated"] is None):
+        raise ValueError(f"{where}: either calibration or the reason why there is none, uncalibrated, must be null")
+    return Cell(**entry)
+
+
+def _same_names(entry: Any, names: Sequence[str], where: str) -> None:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where}: {type(entry).__name__} instead of an object")
+    if missing := [name for name in names if name not in entry]:
+        raise ValueError(f"{where} lacks {', '.join(missing)}")
+    if unknown := [name for name in entry if name not in names]:
+        raise ValueError(f"{where} has an unknown field {unknown[0]!r}")
