@@ -1,21 +1,49 @@
-"""The methods that the programs of this folder compare, by the names of the papers."""
+"""The methods that the programs of this folder compare, by the names of the papers, each with a setting.
+
+A label is `name[@setting]`; parts of a setting are separated by "/":
+
+    eagle3@6x10x59            dynamic tree: depth, top_k, nodes     eagle2@static           the published static tree
+    eagle3@chain3             a chain                               sps@chain5/block        and its acceptance rule
+    eagle2@4x2x7/confidence   frontier by confidence, not value     eagle2@4x2x7/norerank   frontiers as they are
+    eagle3@untempered         ranking at temperature > 0            eagle3@4x4x12/top_p0.9  children by probability
+    pld@10, pld@10x3          drafted tokens (x longest n-gram)     lookahead@5x7x7         N, W and G
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, Literal, cast
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, get_args
 
 import eagle_jax
+from eagle_jax.bound import DEFAULT_CHAIN, Medusa, TreeDrafter
 from eagle_jax.checkpoints import tokenizer_directory
-from eagle_jax.config import TreeConfig, Verification
+from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig, Verification
+from eagle_jax.drafters.lookahead import lookahead
+from eagle_jax.drafters.prompt_lookup import prompt_lookup
+from eagle_jax.shapes import medusa_parents
 
 PLAIN = "vanilla"
-BUNDLED = ("eagle2", "eagle3")
-GIVEN = {"sps": "draft_model", "medusa": "medusa", "hydra": "hydra"}
-"""Methods whose weights are no part of the bundled pair, and where they come from."""
-METHODS = (PLAIN, "sps", "pld", "lookahead", "medusa", "hydra", *BUNDLED)
+BUNDLED = {"eagle2": "eagle2", "eagle3": "eagle3"}
+"""Methods whose weights are bundled with the target, and their names there."""
+OPTIONS = {"sps": "draft_model", "medusa": "medusa", "hydra": "hydra", "eagle2": "eagle2", "eagle3": "eagle3"}
+"""Methods with weights, and the option that names their path."""
+WEIGHTLESS = {"pld": (10, 3), "lookahead": (5, 7, 7)}
+"""Methods without weights, and the numbers of the papers: length and longest n-gram; N, W and G."""
+METHODS = (PLAIN, "sps", "pld", "lookahead", "medusa", "hydra", "eagle2", "eagle3")
 """Plain decoding, standard speculative sampling, prompt lookup, lookahead, Medusa-1, Hydra or Hydra++, EAGLE heads."""
+WORDS: dict[str, tuple[str, Any]] = {
+    "value": ("rank_by", "value"),
+    "confidence": ("rank_by", "confidence"),
+    "rerank": ("rerank", True),
+    "norerank": ("rerank", False),
+    "draw": ("sampled_ranking", "draw"),
+    "law": ("sampled_ranking", "law"),
+    "untempered": ("sampled_ranking", "untempered"),
+} | {rule: ("verification", rule) for rule in get_args(Verification)}
+"""Words of a setting, and the field of `TreeConfig` that each gives."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +53,7 @@ class Sources:
     Attributes:
       target: path or hub id; None is the bundled one. eagle2, eagle3: its heads; None are the bundled ones.
       draft_model: a small model with the target's tokenizer. medusa, hydra: heads. dtype: of all weights.
-      tree: of the heads; None is each one's own. chain: tokens that a small model drafts, and their rule.
-      sampled_ranking: what heads rank by at temperature > 0.
+      tree: of the heads whose label says none; None is each one's own.
     """
 
     target: str | None = None
@@ -37,29 +64,145 @@ class Sources:
     hydra: str | None = None
     dtype: str = "float32"
     tree: TreeConfig | None = None
-    chain: int = 5
-    verification: Verification = "rejection"
-    sampled_ranking: Literal["draw", "law", "untempered"] = "draw"
 
 
-def check_methods(names: Sequence[str], sources: Sources) -> list[str]:
-    """The methods in order, plain decoding first, each once.
+@dataclasses.dataclass(frozen=True)
+class Label:
+    """A label, read.
+
+    Attributes:
+      text: as it was given. method: one of `METHODS`.
+      shape: "static", or a chain or dynamic tree; None is the method's own.
+      fields: fields of `TreeConfig` that the setting gives besides. numbers: of pld and lookahead.
+    """
+
+    text: str
+    method: str
+    shape: TreeConfig | str | None = None
+    fields: tuple[tuple[str, Any], ...] = ()
+    numbers: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Label:
+        """Reads "name[@setting]".
+
+        Raises:
+          ValueError: an unknown method or setting, or one that the method does not take.
+          ConfigError: a tree that cannot be.
+        """
+        method, at, setting = text.partition("@")
+        if method not in METHODS:
+            raise ValueError(f"unknown method {method!r}: there are {', '.join(METHODS)}")
+        if at and not setting:
+            raise ValueError(f"{text!r}: a setting must follow the @, such as eagle3@6x10x59; leave it out for the own")
+        if method in WEIGHTLESS:
+            return cls(text, method, numbers=_numbers(text, method, setting))
+        if setting and method == PLAIN:
+            raise ValueError(f"{text!r}: {PLAIN} is plain decoding and takes no setting")
+        shape: TreeConfig | str | None = None
+        fields: dict[str, Any] = {}
+        for place, word in enumerate(setting.split("/") if setting else ()):
+            with _named(text):
+                found = _shape(word)
+            if found is not None:
+                if place:
+                    raise ValueError(f"{text!r}: the tree {word!r} comes first, and once")
+                shape = found
+                continue
+            name, value = _field(text, word)
+            if name in fields:
+                raise ValueError(f"{text!r}: {word!r} contradicts or repeats what is said before it")
+            fields[name] = value
+        label = cls(text, method, shape, tuple(fields.items()))
+        if shape is not None:
+            label.tree(DEFAULT_CHAIN, EAGLE1_PARENTS)
+        return label
+
+    def tree(self, own: TreeConfig, static: Sequence[int]) -> TreeConfig:
+        """The tree that is asked for, given the method's own and its published static one.
+
+        Raises:
+          ConfigError: there is no such tree; the message names the label.
+        """
+        with _named(self.text):
+            shape = TreeConfig.static(static) if self.shape == "static" else self.shape or own
+            assert isinstance(shape, TreeConfig)
+            fields = dict(self.fields)
+            if self.method == "sps" and shape.top_k == 1 and shape.parents is None:
+                fields = {"verification": "rejection"} | fields  # the method of the papers
+            return dataclasses.replace(shape, **fields)
+
+
+@contextlib.contextmanager
+def _named(text: str) -> Iterator[None]:
+    """Puts the label before the message of a `ConfigError`."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{text}: {error}") from error
+
+
+def _shape(word: str) -> TreeConfig | str | None:
+    """The tree that a word of a setting names; None if it names none."""
+    if word == "static":
+        return word
+    if chain := re.fullmatch(r"chain(\d+)", word):
+        return TreeConfig.chain(int(chain[1]))
+    if dynamic := re.fullmatch(r"(\d+)x(\d+)x(\d+)", word):
+        depth, top_k, num_nodes = map(int, dynamic.groups())
+        return TreeConfig(depth, top_k, num_nodes)
+    return None
+
+
+def _field(text: str, word: str) -> tuple[str, Any]:
+    if word in WORDS:
+        return WORDS[word]
+    if word.startswith("top_p"):
+        try:
+            return "top_p", float(word.removeprefix("top_p"))
+        except ValueError:
+            raise ValueError(f"{text!r}: {word!r} must read like top_p0.9") from None
+    raise ValueError(
+        f"{text!r}: unknown setting {word!r}: a tree is 6x10x59 (depth, top_k, nodes), chain3 or static, and after a "
+        f"slash there may be {', '.join(WORDS)} or top_p0.9"
+    )
+
+
+def _numbers(text: str, method: str, setting: str) -> tuple[int, ...]:
+    own = WEIGHTLESS[method]
+    pattern, form = (r"\d+(x\d+)?", "pld@10 or pld@10x3") if method == "pld" else (r"\d+x\d+x\d+", "lookahead@5x7x7")
+    if not setting:
+        return own
+    if not re.fullmatch(pattern, setting):
+        raise ValueError(f"{text!r}: unknown setting {setting!r}: it reads {form}")
+    given = tuple(map(int, setting.split("x")))
+    numbers = given + own[len(given) :]
+    with _named(text):  # what builds the method checks its numbers
+        if method == "pld":
+            prompt_lookup(numbers[1], numbers[0])
+        else:
+            lookahead(*numbers)
+    return numbers
+
+
+def check_methods(labels: Sequence[str], sources: Sources) -> list[str]:
+    """The labels in order, plain decoding first, each once.
 
     Raises:
-      ValueError: none, an unknown one, or one that nothing was given for.
+      ValueError: none, an unknown one, or one that nothing was given for. ConfigError: a tree that cannot be.
     """
-    if not names:
+    if not labels:
         raise ValueError(f"--methods names no method: there are {', '.join(METHODS)}")
-    if unknown := [name for name in names if name not in METHODS]:
-        raise ValueError(f"unknown method {unknown[0]!r}: there are {', '.join(METHODS)}")
-    for name, option in GIVEN.items():
-        if name in names and getattr(sources, option) is None:
+    for name in [Label.parse(label).method for label in labels]:
+        if name not in OPTIONS or getattr(sources, OPTIONS[name]) is not None:
+            continue
+        option = f"--{OPTIONS[name].replace('_', '-')} PATH"
+        if name not in BUNDLED:
             what = "a small model with the target's tokenizer" if name == "sps" else "heads trained for the target"
-            raise ValueError(f"--methods {name} needs --{option.replace('_', '-')} PATH, {what}")
-    for name in BUNDLED:
-        if name in names and sources.target is not None and getattr(sources, name) is None:
-            raise ValueError(f"--methods {name} with --target needs --{name} PATH, the head of that target")
-    return list(dict.fromkeys([PLAIN, *names]))
+            raise ValueError(f"--methods {name} needs {option}, {what}")
+        if sources.target is not None:
+            raise ValueError(f"--methods {name} with --target needs {option}, the head of that target")
+    return list(dict.fromkeys([PLAIN, *labels]))
 
 
 def load_pair(sources: Sources) -> tuple[eagle_jax.Target, Any]:
@@ -73,23 +216,50 @@ def load_pair(sources: Sources) -> tuple[eagle_jax.Target, Any]:
     return target, AutoTokenizer.from_pretrained(tokenizer_directory(sources.target))
 
 
-def load_method(name: str, target: eagle_jax.Target, sources: Sources) -> eagle_jax.BoundDrafter | None:
-    """A method bound to the target; None is plain decoding. `name` has passed `check_methods`."""
-    if name == PLAIN:
-        return None
-    if name == "sps":
-        chain = TreeConfig.chain(sources.chain, sources.verification)
-        return eagle_jax.load_draft_model(str(sources.draft_model), target, chain)
-    if name == "pld":
-        return eagle_jax.prompt_lookup(target)
-    if name == "lookahead":
-        return eagle_jax.lookahead(target)
-    path = getattr(sources, name)
-    if name in ("medusa", "hydra"):
-        return eagle_jax.load_medusa(path, target, sources.tree)
-    if path is None:
-        kind = cast(Literal["eagle3", "eagle2"], name)
-        head = eagle_jax.load_demo(kind, dtype=sources.dtype)[1]
-    else:
-        head = eagle_jax.load_drafter(path, target)
-    return head.with_tree(dataclasses.replace(sources.tree or head.tree, sampled_ranking=sources.sampled_ranking))
+class Loader:
+    """Methods bound to one target, by label; weights are read once, however many settings want them."""
+
+    def __init__(self, target: eagle_jax.Target, sources: Sources):
+        self.target, self.sources = target, sources
+        self._weights: dict[str, TreeDrafter] = {}
+
+    def __call__(self, text: str) -> eagle_jax.BoundDrafter | None:
+        """A method with its setting; None is plain decoding.
+
+        Raises:
+          ValueError: as `Label.parse`. ConfigError: a tree that the method cannot fill.
+          CheckpointError: weights that are missing or do not fit.
+        """
+        label = Label.parse(text)
+        if label.method == PLAIN:
+            return None
+        if label.method == "pld":
+            length, ngram = label.numbers
+            return eagle_jax.prompt_lookup(self.target, length=length, ngram=ngram)
+        if label.method == "lookahead":
+            ngram, window, guesses = label.numbers
+            return eagle_jax.lookahead(self.target, ngram=ngram, window=window, guesses=guesses)
+        if label.method not in self._weights:
+            self._weights[label.method] = self._load(label.method)
+        bound = self._weights[label.method]
+        static = medusa_parents(bound.config.num_heads) if isinstance(bound, Medusa) else EAGLE1_PARENTS
+        own = bound.tree if label.method == "sps" else self.sources.tree or bound.tree
+        tree = label.tree(own, static)
+        with _named(text):
+            return bound.with_tree(tree)
+
+    def _load(self, method: str) -> TreeDrafter:
+        path = getattr(self.sources, OPTIONS[method])
+        if path is None:
+            head: Any = BUNDLED[method]
+            return eagle_jax.load_demo(head, dtype=self.sources.dtype)[1]
+        if method == "sps":
+            return eagle_jax.load_draft_model(path, self.target)
+        if method in ("medusa", "hydra"):
+            return eagle_jax.load_medusa(path, self.target)
+        return eagle_jax.load_drafter(path, self.target)
+
+
+def load_method(label: str, target: eagle_jax.Target, sources: Sources) -> eagle_jax.BoundDrafter | None:
+    """One method bound to the target; None is plain decoding. Several of one target: `Loader`."""
+    return Loader(target, sources)(label)

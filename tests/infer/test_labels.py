@@ -1,0 +1,122 @@
+"""Labels of methods: one grammar, weights read once."""
+
+from __future__ import annotations
+
+import pytest
+
+import eagle_jax
+from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig
+from infer.methods import Label, Loader, Sources, check_methods, load_pair
+
+OWN = TreeConfig(depth=2, top_k=2, num_nodes=4)
+TREE = TreeConfig(depth=4, top_k=2, num_nodes=7)
+
+
+def with_fields(**fields) -> TreeConfig:
+    return TreeConfig(depth=4, top_k=2, num_nodes=7, **fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "tree"),
+    [
+        ("eagle3", OWN),
+        ("eagle3@6x10x59", TreeConfig(6, 10, 59)),
+        ("eagle3@chain3", TreeConfig.chain(3)),
+        ("eagle2@static", TreeConfig.static(EAGLE1_PARENTS)),
+        ("eagle2@static/traversal", TreeConfig.static(EAGLE1_PARENTS, "traversal")),
+        ("eagle2@4x2x7/confidence", with_fields(rank_by="confidence")),
+        ("eagle2@4x2x7/norerank", with_fields(rerank=False)),
+        ("eagle2@4x2x7/confidence/norerank", with_fields(rank_by="confidence", rerank=False)),
+        ("eagle3@4x2x7/untempered", with_fields(sampled_ranking="untempered")),
+        ("eagle3@4x2x7/law", with_fields(sampled_ranking="law")),
+        ("eagle3@4x2x7/draw", TREE),
+        ("eagle3@4x2x7/top_p0.9", with_fields(top_p=0.9)),
+        ("eagle3@untempered", TreeConfig(2, 2, 4, sampled_ranking="untempered")),
+        ("sps@chain5/rejection", TreeConfig.chain(5, "rejection")),
+        ("sps@chain5/block", TreeConfig.chain(5, "block")),
+        ("sps@chain5/traversal", TreeConfig.chain(5, "traversal")),
+        ("sps@chain5/deterministic", TreeConfig.chain(5)),
+        ("sps@chain4", TreeConfig.chain(4, "rejection")),
+        ("sps@4x2x7", TREE),
+    ],
+)
+def test_a_label_names_a_tree(text, tree):
+    label = Label.parse(text)
+    assert label.text == text
+    assert label.method == text.partition("@")[0]
+    assert label.tree(OWN, EAGLE1_PARENTS) == tree
+
+
+def test_numbers():
+    assert Label.parse("pld").numbers == (10, 3)
+    assert Label.parse("pld@12").numbers == (12, 3)
+    assert Label.parse("pld@12x2").numbers == (12, 2)
+    assert Label.parse("lookahead").numbers == (5, 7, 7)
+    assert Label.parse("lookahead@3x4x5").numbers == (3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("typical", "unknown method 'typical': there are vanilla, sps, pld, lookahead, medusa, hydra, eagle2, eagle3"),
+        ("eagle3@", "a setting must follow the @, such as eagle3@6x10x59"),
+        ("vanilla@chain3", "vanilla is plain decoding and takes no setting"),
+        ("eagle3@chian3", "'eagle3@chian3': unknown setting 'chian3': a tree is 6x10x59 "),
+        ("eagle3@6x10", "unknown setting '6x10'"),
+        ("eagle3@untempered/chain3", "the tree 'chain3' comes first, and once"),
+        ("eagle3@chain3/chain4", "the tree 'chain4' comes first, and once"),
+        ("eagle3@law/draw", "'draw' contradicts or repeats"),
+        ("eagle3@top_p", "'top_p' must read like top_p0.9"),
+        ("pld@chain3", "'pld@chain3': unknown setting 'chain3': it reads pld@10 or pld@10x3"),
+        ("lookahead@5x7", "it reads lookahead@5x7x7"),
+    ],
+)
+def test_what_is_no_label_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        Label.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("eagle3@2x2x99", r"eagle3@2x2x99: TreeConfig.num_nodes=99 exceeds the 6 candidates"),
+        ("eagle3@chain0", "eagle3@chain0: TreeConfig.depth=0 must be an integer of at least 1"),
+        ("eagle3@4x2x7/block", r"eagle3@4x2x7/block: TreeConfig.verification='block' is for drafts whose shape"),
+        ("eagle2@static/norerank", "eagle2@static/norerank: TreeConfig.rank_by and rerank choose among"),
+        ("eagle3@chain3/top_p2", r"TreeConfig.top_p=2.0 must lie in \(0, 1\]"),
+        ("pld@0", "pld@0: prompt_lookup: length=0 must be an integer of at least 1"),
+        ("lookahead@1x2x3", "lookahead@1x2x3: lookahead: ngram=1 must be an integer of at least 2"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_before_anything_is_loaded(text, message):
+    with pytest.raises(ConfigError, match=message):
+        check_methods([text], Sources())
+
+
+def test_plain_decoding_comes_first_and_each_once():
+    assert check_methods(["eagle3", "vanilla", "eagle3@chain3", "eagle3"], Sources()) == [
+        "vanilla",
+        "eagle3",
+        "eagle3@chain3",
+    ]
+
+
+def test_settings_of_a_method_share_its_weights(pair, monkeypatch):
+    sources = Sources(tree=TreeConfig(3, 2, 5))
+    target, _ = load_pair(sources)
+    loads, load_demo = [], eagle_jax.load_demo
+    monkeypatch.setattr(
+        eagle_jax, "load_demo", lambda head, **options: loads.append(head) or load_demo(head, **options)
+    )
+    load = Loader(target, sources)
+    one, two, own = load("eagle3@chain2"), load("eagle3@2x2x3/untempered"), load("eagle3")
+    assert loads == ["eagle3"]
+    assert one.params is two.params is own.params
+    assert one.tree == TreeConfig.chain(2)
+    assert two.tree == TreeConfig(2, 2, 3, sampled_ranking="untempered")
+    assert own.tree == TreeConfig(3, 2, 5)  # that of --tree
+    assert load("vanilla") is None
+    assert load("pld@4x2").drafter.depth == 4
+    assert load("lookahead@3x2x2").drafter.num_nodes == 8
+    with pytest.raises(ConfigError, match=r"eagle3@2x300x400: .*top_k=300"):
+        load("eagle3@2x300x400")
