@@ -5,6 +5,7 @@ from eagle_jax.bound import BoundDrafter, DraftHead, Medusa, SmallModel, Target,
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, RopeConfig, TreeConfig
 from eagle_jax.methods import load_draft_model, load_medusa, lookahead, prompt_lookup
+from eagle_jax.profile import load_profile
 from eagle_jax.types import Drafter, DraftTree, KVCache, Sampling, TargetFn
 
 __version__ = "0.1.0"
@@ -33,6 +34,7 @@ __all__ = [
     "load_draft_model",
     "load_drafter",
     "load_medusa",
+    "load_profile",
     "load_target",
     "lookahead",
     "prompt_lookup",

@@ -11,7 +11,7 @@ import importlib.resources
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,9 @@ from eagle_jax.request import Request, StopTokens, check_law, prepare
 from eagle_jax.sampling import make_sampling
 from eagle_jax.sharding import placer
 from eagle_jax.types import GenerateState, Sampling
+
+if TYPE_CHECKING:
+    from eagle_jax.profile import Profile  # which loads drafters, from here
 
 DEMO_TREE_CPU = TreeConfig(depth=4, top_k=2, num_nodes=7)
 """Best of those measured for the bundled pair on two CPU cores at temperature 0: a pass over eight tokens costs about
@@ -189,9 +192,10 @@ def load_demo(
 
 def generate(
     target: Target,
-    drafter: BoundDrafter | None,
+    drafter: BoundDrafter | Literal["auto"] | None,
     prompts: Sequence[Sequence[int]],
     *,
+    profile: Profile | str | os.PathLike[str] | None = None,
     max_new_tokens: int | Sequence[int] = 128,
     temperature: float = 0.0,
     top_k: int = 0,
@@ -204,7 +208,9 @@ def generate(
 
     Args:
       prompts: token ids per row; rows may differ in length.
-      drafter: None is plain decoding through the same program.
+      drafter: None is plain decoding through the same program; "auto" takes what `profile` names for as many rows and
+        this temperature.
+      profile: for "auto", what `load_profile` returns or the path of the file, read again only when it changes.
       max_new_tokens: budget, one number or one per row.
       temperature, top_k, top_p, min_p: the sampled law; temperature 0 is greedy.
       eos_ids: stop tokens, for all rows or one set per row; None takes the target's own, () never stops.
@@ -216,6 +222,7 @@ def generate(
       ValueError: before anything is compiled, naming the argument, its bound and the remedy.
     """
     sampling = _law(temperature, top_k, top_p, min_p)
+    drafter = _chosen(target, drafter, profile, prompts, temperature)
     request = _prepare(target, drafter, prompts, max_new_tokens, sampling, eos_ids, key)
     state = _generate(request.params, *request.arrays, sampling=request.sampling, **request.options)
     return _collect(to_host((state.tokens, state.num_tokens, state.cycles, state.accepted)))
@@ -223,9 +230,10 @@ def generate(
 
 def stream(
     target: Target,
-    drafter: BoundDrafter | None,
+    drafter: BoundDrafter | Literal["auto"] | None,
     prompt: Sequence[int],
     *,
+    profile: Profile | str | os.PathLike[str] | None = None,
     max_new_tokens: int = 128,
     temperature: float = 0.0,
     top_k: int = 0,
@@ -240,6 +248,7 @@ def stream(
     Arguments are checked at the call, not at the first `next`.
     """
     sampling = _law(temperature, top_k, top_p, min_p)
+    drafter = _chosen(target, drafter, profile, [prompt], temperature)
     return _stream(_prepare(target, drafter, [prompt], max_new_tokens, sampling, eos_ids, key, name="prompt"))
 
 
@@ -262,6 +271,25 @@ def _law(temperature: float, top_k: int, top_p: float, min_p: float) -> Sampling
     return make_sampling(temperature, top_k, top_p, min_p)
 
 
+def _chosen(
+    target: Target,
+    drafter: Any,
+    profile: Profile | str | os.PathLike[str] | None,
+    prompts: Sequence[Sequence[int]],
+    temperature: float,
+) -> BoundDrafter | None:
+    """What "auto" stands for; every other drafter as it is."""
+    if not (isinstance(drafter, str) and drafter == "auto"):
+        if profile is not None:
+            raise ValueError('profile= is what drafter="auto" follows: pass "auto", or leave profile out')
+        return drafter
+    from eagle_jax.profile import bound_profile
+
+    check_target(target)
+    rows = len(prompts) if hasattr(prompts, "__len__") else 1  # what is no list of prompts is refused later
+    return bound_profile(profile, target).choose(rows, float(temperature))
+
+
 def _prepare(
     target: Target,
     head: BoundDrafter | None,
@@ -274,7 +302,10 @@ def _prepare(
 ) -> Request:
     check_target(target)
     if head is not None and not isinstance(head, BoundDrafter):
-        raise ValueError(f"drafter is a {type(head).__name__}: pass what eagle_jax.load_drafter returns, or None")
+        raise ValueError(
+            f"drafter is a {type(head).__name__}: pass what eagle_jax.load_drafter returns, or None, "
+            'or "auto" with profile='
+        )
     if head is not None and head.target_fn is not target.fn:
         raise ValueError(
             f"drafter {head.name!r} was loaded for another target than {target.name!r}; "

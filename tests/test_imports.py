@@ -44,9 +44,12 @@ MAY_ENTER: dict[str, set[str]] = {
     "aot": CORE | {"generate", "models", "drafters", "training", "sharding", "presets", "costs"},
     "bound": {"types", "config", "drafters", "models", "sharding"},
     "methods": {"types", "config", "bound", "checkpoints", "drafters", "api", "shapes", "sharding"},
-    "acceptance": CORE | {"generate", "request", "distributed", "api", "bound"},
+    "acceptance": CORE | {"generate", "request", "distributed", "api", "bound", "drafters"},
     "positions": {"types", "acceptance"},
     "converse": {"data", "api", "bound"},
+    "watching": {"types", "bound", "distributed", "generate", "request", "sampling"},
+    "tuning": {"types", "config"},
+    "profile": {"types", "config", "settings", "bound", "api", "methods", "distributed", "assets"},
 }
 ON_TOP = {"__init__", "api"}  # may enter every room
 FLAX = {"flax", "linen"}

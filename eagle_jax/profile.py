@@ -1,0 +1,272 @@
+"""Profiles: which method and tree is fastest for a target on a machine, by batch size and temperature.
+
+`python -m infer.tune` measures and writes one; `eagle_jax.generate(target, "auto", prompts, profile=...)` follows it.
+The choice is made on the host from the number of prompts and the temperature, before anything is compiled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.resources
+import os
+import weakref
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import jax
+import numpy as np
+import yaml
+
+from eagle_jax.api import load_drafter
+from eagle_jax.bound import BoundDrafter, Target, check_target
+from eagle_jax.config import ConfigError, TreeConfig
+from eagle_jax.distributed import to_host
+from eagle_jax.methods import load_draft_model, load_medusa, lookahead, prompt_lookup
+from eagle_jax.settings import load_yaml
+from eagle_jax.types import TargetFn
+
+SCHEMA = "eagle_jax.profile/1"
+BUNDLED = "bundled"
+"""`Entry.weights` of the heads that come with the package."""
+
+Method = Literal["vanilla", "sps", "pld", "lookahead", "medusa", "hydra", "eagle2", "eagle3"]
+NUMBERS: dict[str, tuple[str, ...]] = {"pld": ("ngram", "length"), "lookahead": ("ngram", "window", "guesses")}
+"""What the methods without weights are described by."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What to use for a batch size and a temperature.
+
+    Attributes:
+      batch: rows. temperature: 0 is greedy.
+      method: by the papers' names; vanilla is plain decoding, used where no method was safely faster.
+      weights: a path, a hub id, or "bundled"; None for methods without.
+      tree: of a method with weights. ngram, length: of pld. ngram, window, guesses: of lookahead.
+      predicted, measured: tokens per second over those of plain decoding, the mean over the tasks it was tuned on.
+      worst: the least measured one of a task.
+    """
+
+    batch: int
+    temperature: float
+    method: Method = "vanilla"
+    weights: str | None = None
+    tree: TreeConfig | None = None
+    ngram: int | None = None
+    length: int | None = None
+    window: int | None = None
+    guesses: int | None = None
+    predicted: float | None = None
+    measured: float | None = None
+    worst: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or not 0 <= self.temperature < float("inf"):
+            raise ConfigError(f"batch={self.batch} must be at least 1 and temperature={self.temperature} at least 0")
+        if self.method not in get_args(Method):
+            raise ConfigError(f"method={self.method!r} must be one of {', '.join(get_args(Method))}")
+        own = NUMBERS.get(self.method, () if self.method == "vanilla" else ("weights", "tree"))
+        for name in ("weights", "tree", "ngram", "length", "window", "guesses"):
+            if (getattr(self, name) is None) == (name in own):
+                verb = "needs" if name in own else "takes no"
+                raise ConfigError(f"method {self.method} {verb} {name}; its fields are {', '.join(own) or 'none'}")
+        if self.weights == BUNDLED and self.method not in ("eagle2", "eagle3"):
+            raise ConfigError(f"no weights of method {self.method} are bundled: give their path or hub id")
+        if self.tree is not None and self.tree.verification != "deterministic":
+            raise ConfigError(
+                f"verification={self.tree.verification!r} makes the text of a key depend on the drafts; a profile "
+                "changes no text: leave verification out"
+            )
+
+    def bind(self, target: Target, weights: dict[tuple[str, str], Any]) -> BoundDrafter | None:
+        """The method bound to `target`; None is plain decoding.
+
+        Args:
+          weights: those loaded already, by method and where they are; loads into it what is missing.
+
+        Raises:
+          CheckpointError: weights that are missing or do not fit. ConfigError: a tree that the method cannot fill.
+        """
+        if self.method == "vanilla":
+            return None
+        if self.method in NUMBERS:
+            make: Any = prompt_lookup if self.method == "pld" else lookahead
+            return make(target, **{name: getattr(self, name) for name in NUMBERS[self.method]})
+        where = str(self.weights)
+        if (self.method, where) not in weights:
+            load: dict[str, Any] = {"sps": load_draft_model, "medusa": load_medusa, "hydra": load_medusa}
+            path = where
+            if where == BUNDLED:
+                path = str(Path(str(importlib.resources.files("eagle_jax.assets"))) / "demo" / self.method)
+            weights[self.method, where] = load.get(self.method, load_drafter)(path, target)
+        return weights[self.method, where].with_tree(self.tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProfileFile:
+    """The contents of a profile.
+
+    Attributes:
+      schema: of the file. target: name of the target, as it was loaded. fingerprint: of its weights.
+      dtype: of the target, which the choice depends on. machine: where it was measured.
+      entries: at most one for every batch size and temperature.
+    """
+
+    schema: Literal["eagle_jax.profile/1"]
+    target: str
+    fingerprint: str
+    dtype: str
+    machine: str
+    entries: tuple[Entry, ...]
+
+    def __post_init__(self) -> None:
+        if not self.entries:
+            raise ConfigError("entries is empty: a profile needs at least one; make it with python -m infer.tune")
+        places = [(entry.batch, entry.temperature) for entry in self.entries]
+        for batch, temperature in places:
+            if places.count((batch, temperature)) > 1:
+                raise ConfigError(f"entries: batch {batch} at temperature {temperature:g} is given twice; keep one")
+
+    def find(self, batch: int, temperature: float) -> Entry | None:
+        """The entry that holds for a batch size and a temperature; None where nothing was measured.
+
+        It is that of the smallest measured batch size not below `batch`, and of these that of the lowest temperature
+        not below `temperature`. Drafts are worth less as both grow: what pays there pays here. Beyond the largest that
+        were measured nothing is known, and plain decoding cannot be slower than itself.
+        """
+        batches = [entry.batch for entry in self.entries if entry.batch >= batch and entry.temperature >= temperature]
+        fitting = [e for e in self.entries if e.batch == min(batches, default=0) and e.temperature >= temperature]
+        return min(fitting, key=lambda entry: entry.temperature, default=None)
+
+    def to_yaml(self, comment: str = "") -> str:
+        """The file as text, an entry per line; `comment` becomes its first lines."""
+        lines = [f"# {line}" for line in comment.splitlines()]
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        entries = fields.pop("entries")
+        lines.append(yaml.safe_dump(fields, sort_keys=False, width=1000).rstrip())
+        lines.append("entries:")
+        for entry in entries:
+            text = yaml.safe_dump(_differing(entry), default_flow_style=True, sort_keys=False, width=1000)
+            lines.append(f"- {text.rstrip()}")
+        return "\n".join(lines) + "\n"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Profile:
+    """A profile bound to a target: its methods in memory.
+
+    Attributes:
+      file: what was read. drafters: of every entry; None is plain decoding. target_fn: of the target it is bound to.
+    """
+
+    file: ProfileFile
+    drafters: tuple[BoundDrafter | None, ...] = dataclasses.field(repr=False)
+    target_fn: TargetFn = dataclasses.field(repr=False)
+
+    def choose(self, batch: int, temperature: float) -> BoundDrafter | None:
+        """The method for a batch size and a temperature, see `ProfileFile.find`; None is plain decoding."""
+        entry = self.file.find(batch, temperature)
+        return None if entry is None else self.drafters[self.file.entries.index(entry)]
+
+
+def load_profile(path: str | os.PathLike[str], target: Target) -> Profile:
+    """Reads a profile that `python -m infer.tune` wrote and loads the weights it names, each once.
+
+    Raises:
+      ConfigError: no such file, an unknown key or schema, an impossible tree, or a profile for another target or dtype.
+      CheckpointError: weights that are missing or do not fit. ValueError: `target` is none.
+    """
+    check_target(target)
+    file = read_profile(path)
+    if file.dtype != target.dtype:
+        raise ConfigError(
+            f"{path} was tuned for {file.target!r} in {file.dtype}, and this target is in {target.dtype}: load it with "
+            f"dtype={file.dtype!r}, or tune again with python -m infer.tune --dtypes {target.dtype}"
+        )
+    if (found := fingerprint(target)) != file.fingerprint:
+        raise ConfigError(
+            f"{path} was tuned for the target {file.target!r} (fingerprint {file.fingerprint}), not for "
+            f"{target.name!r} ({found}): tune this one with python -m infer.tune --target {target.name}"
+        )
+    weights: dict[tuple[str, str], Any] = {}
+    return Profile(file, tuple(entry.bind(target, weights) for entry in file.entries), target.fn)
+
+
+def read_profile(path: str | os.PathLike[str]) -> ProfileFile:
+    """The contents of a profile, checked; no weights are read.
+
+    Raises:
+      ConfigError: no such file, an unknown key or schema, an impossible tree.
+    """
+    path = Path(path)
+    if path.is_file():
+        # Before all else, or a file of a later schema would be refused for the first key that is new in it.
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except yaml.YAMLError:
+            values = None  # which `load_yaml` says better
+        if isinstance(values, dict) and values.get("schema", SCHEMA) != SCHEMA:
+            raise ConfigError(
+                f"{path} has schema {values['schema']!r}, and this version reads {SCHEMA!r}: "
+                "tune again with python -m infer.tune"
+            )
+    return load_yaml(ProfileFile, path)
+
+
+_BOUND: weakref.WeakKeyDictionary[Target, dict[Path, tuple[Any, Profile]]] = weakref.WeakKeyDictionary()
+
+
+def bound_profile(profile: Profile | str | os.PathLike[str] | None, target: Target) -> Profile:
+    """A profile for `target`; that of a path is loaded once, and again only when the file changes.
+
+    Raises:
+      ValueError: no profile, or one that is bound to another target. ConfigError, CheckpointError: as `load_profile`.
+    """
+    if isinstance(profile, Profile):
+        if profile.target_fn is not target.fn:
+            raise ValueError(
+                f"profile was loaded for another target than {target.name!r}: load it with load_profile(path, target)"
+            )
+        return profile
+    if not isinstance(profile, str | os.PathLike):
+        raise ValueError(
+            f'drafter="auto" needs profile=, the path of a file that python -m infer.tune wrote or what '
+            f"eagle_jax.load_profile returns (found {type(profile).__name__}); without one pass a drafter, or None "
+            "for plain decoding"
+        )
+    path = Path(profile).resolve()
+    if not path.is_file():
+        return load_profile(profile, target)  # which says so
+    status = path.stat()
+    stamp = status.st_mtime_ns, status.st_size
+    known = _BOUND.setdefault(target, {})
+    if path not in known or known[path][0] != stamp:
+        known[path] = stamp, load_profile(profile, target)
+    return known[path][1]
+
+
+def fingerprint(target: Target) -> str:
+    """Twelve hexadecimal digits that tell targets apart: of sizes and a few weights of every parameter."""
+    heads = jax.tree.map(lambda leaf: leaf[(0,) * (leaf.ndim - 1)][:4].astype("float32"), target.params)
+    digest = hashlib.sha256()
+    for (place, leaf), (_, few) in zip(
+        jax.tree_util.tree_leaves_with_path(target.params), jax.tree_util.tree_leaves_with_path(heads), strict=True
+    ):
+        digest.update(f"{jax.tree_util.keystr(place)}{leaf.shape}".encode())
+        digest.update(np.asarray(to_host(few)).tobytes())
+    return digest.hexdigest()[:12]
+
+
+def _differing(entry: Any) -> dict[str, Any]:
+    """Fields that are not at their defaults, and the sizes of a tree."""
+    found = {}
+    for field in dataclasses.fields(entry):
+        value = getattr(entry, field.name)
+        if dataclasses.is_dataclass(value):
+            value = _differing(value)
+        elif isinstance(value, tuple):
+            value = list(value)
+        if value != field.default or field.name in ("method", "depth", "top_k", "num_nodes"):
+            found[field.name] = value
+    return found

@@ -1,0 +1,123 @@
+"""What a method would have drafted at every position of a text, while the target writes it plainly.
+
+A cycle of speculative decoding shows its tree only where the cycle before ended, and that depends on the tree. The
+state of a drafter, however, depends on the confirmed text alone (drafts do not persist). So plain decoding can carry a
+drafter along and ask it at every position: from these trees any number of cycles of any smaller tree can be replayed,
+see `eagle_jax.tuning`. The target passes over one row whatever the tree, so that a very wide one costs little.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool
+
+from eagle_jax.bound import BoundDrafter, Target
+from eagle_jax.distributed import to_host
+from eagle_jax.generate import prefill, step
+from eagle_jax.request import check_law, prepare
+from eagle_jax.sampling import make_sampling
+from eagle_jax.types import Chance, Drafter, DraftTree, GenerateState, Params, Sampling, TargetFn, empty_tree
+
+
+class Watched(NamedTuple):
+    """The trees of P positions: those of reply 0 in order, then those of reply 1, ...
+
+    Attributes:
+      replies: token ids per prompt, as plain decoding writes them.
+      reply: [P] the reply that a position belongs to. at: [P] index in it of the token that comes next, from 1.
+      tokens, parents: [P, N+1], scores: [P, N+1], as in `DraftTree`; row 0 is the root, token `at - 1`.
+    """
+
+    replies: list[list[int]]
+    reply: np.ndarray
+    at: np.ndarray
+    tokens: np.ndarray
+    parents: np.ndarray
+    scores: np.ndarray
+
+
+def can_watch(drafter: BoundDrafter) -> bool:
+    """Whether the drafts follow from the text alone: neither sampled nor made from what the target said to others."""
+    return drafter.drafter.verify is None and not drafter.drafter.reads_choices
+
+
+def watch(
+    target: Target,
+    drafter: BoundDrafter,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    key: jax.Array | int | None = None,
+) -> Watched:
+    """Decodes a batch of prompts plainly and keeps what `drafter` would draft at every position.
+
+    Raises:
+      ValueError: as `eagle_jax.generate`, or drafts that do not follow from the text alone (`can_watch`).
+    """
+    check_law(temperature=temperature)
+    if not can_watch(drafter):
+        raise ValueError(
+            f"{drafter.name}: its drafts depend on more than the text (they are sampled, or made from the target's "
+            "words on earlier trees), so they cannot be watched; measure it with eagle_jax.generate"
+        )
+    request = prepare(
+        {"target": target.params, "drafter": drafter.params},
+        target.config,
+        target.fn,
+        silent(drafter.drafter),
+        prompts,
+        max_new_tokens,
+        make_sampling(temperature),
+        None,
+        key,
+    )
+    state = _prefill(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    fns: dict[str, Any] = {"target": request.options["target"], "drafter": drafter.drafter}
+    found: list[tuple[np.ndarray, ...]] = []
+    done = to_host(state.done)
+    while not done.all():
+        state, tree, running = _look_and_step(request.params, state, sampling=request.sampling, **fns)
+        *seen, done = to_host((tree.tokens, tree.parents, tree.scores, running, state.done))
+        found.append(tuple(seen))
+    tokens, counts = to_host((state.tokens, state.num_tokens))
+    replies = [row[:count].tolist() for row, count in zip(tokens, counts, strict=True)]
+    places = [(row, at + 1) for row, reply in enumerate(replies) for at in range(len(reply) - 1)]
+    assert all(found[at - 1][3][row] for row, at in places)
+    columns = [
+        np.stack([found[at - 1][column][row] for row, at in places])
+        if places  # every reply may end with its first token
+        else np.zeros((0, drafter.drafter.num_nodes + 1), np.float32 if column == 2 else np.int32)
+        for column in range(3)
+    ]
+    reply, at = np.array(places, np.int32).reshape(-1, 2).T
+    return Watched(replies, reply, at, *columns)
+
+
+@functools.lru_cache(maxsize=64)
+def silent(drafter: Drafter) -> Drafter:
+    """The same method, following the text and drafting nothing: plain decoding that keeps the drafter's state."""
+
+    def draft(params: Params, state: Any, root: Array, chance: Chance, sampling: Sampling) -> tuple[DraftTree, Any]:
+        return empty_tree(root), state
+
+    return drafter._replace(draft=draft, depth=0, num_nodes=0)
+
+
+_prefill = jax.jit(prefill, static_argnames=("target", "drafter", "slots", "max_tokens", "chunk"))
+
+
+@functools.partial(jax.jit, static_argnames=("target", "drafter"), donate_argnums=(1,))
+def _look_and_step(
+    params: Params, state: GenerateState, *, target: TargetFn, drafter: Drafter, sampling: Sampling
+) -> tuple[GenerateState, DraftTree, Bool[Array, " B"]]:
+    chance = Chance(state.keys, state.num_tokens)
+    tree, _ = drafter.draft(params, state.drafter, state.root, chance, sampling)
+    running = ~state.done
+    state, _ = step(params, state, target=target, drafter=silent(drafter), sampling=sampling)
+    return state, tree._replace(draft_log_probs=None), running
