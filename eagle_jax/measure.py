@@ -1,85 +1,34 @@
-"""What the measuring programs share: prompts of a benchmark, fair timing, a compilation cache, the machine's name."""
+"""What the measuring programs share: prompts, fair timing, a compilation cache, the machine and the code by name."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import statistics
+import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import jax
 
+from eagle_jax.tasks import Question, find_task, read_questions
 
-class Question(NamedTuple):
-    """One entry of a `question.jsonl` (the format of MT-bench, EAGLE and Spec-Bench).
-
-    Attributes:
-      id: as in the file. category: may be empty. turns: what the user says, turn by turn.
-    """
-
-    id: str
-    category: str
-    turns: tuple[str, ...]
-
-
-def find_task(name_or_path: str, folder: str | os.PathLike[str]) -> Path:
-    """The file of a task: a path as it is, a name as `folder/name.jsonl` or `folder/name/question.jsonl`.
-
-    Raises:
-      ValueError: no such file; the message lists the names the folder has.
-    """
-    folder = Path(folder)
-    candidates = [Path(name_or_path), folder / f"{name_or_path}.jsonl", folder / name_or_path / "question.jsonl"]
-    for path in candidates:
-        if path.is_file():
-            return path
-    known = {path.stem for path in folder.glob("*.jsonl")} | {
-        path.parent.name for path in folder.glob("*/question.jsonl")
-    }
-    has = f"it has {', '.join(sorted(known))}" if known else "it is empty or does not exist"
-    raise ValueError(
-        f"task {name_or_path!r} is neither a file nor a name in the folder {folder} ({has}); give the path of a "
-        "question.jsonl, or the folder with --data or EAGLE_JAX_TASKS"
-    )
+__all__ = [
+    "Question",
+    "chat_ids",
+    "find_task",
+    "machine",
+    "read_questions",
+    "revision",
+    "time_interleaved",
+    "time_repetitions",
+    "use_compilation_cache",
+]
 
 
-def read_questions(path: str | os.PathLike[str], limit: int | None = None) -> list[Question]:
-    """The first `limit` questions of a file; blank lines are skipped.
-
-    Raises:
-      ValueError: naming the file and the number of the line that is no question.
-    """
-    questions: list[Question] = []
-    with open(path, encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if limit is not None and len(questions) >= limit:
-                break
-            if line.strip():
-                questions.append(_question(line, f"{path}, line {number}"))
-    if not questions:
-        raise ValueError(f"{path} holds no questions")
-    return questions
-
-
-def _question(line: str, where: str) -> Question:
-    try:
-        entry = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: not JSON ({error.msg}, column {error.colno})") from None
-    if not isinstance(entry, dict):
-        raise ValueError(
-            f"{where}: expected an object with question_id, category and turns, found {type(entry).__name__}"
-        )
-    if missing := [name for name in ("question_id", "turns") if name not in entry]:
-        raise ValueError(f"{where}: missing {', '.join(missing)}")
-    turns = entry["turns"]
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        raise ValueError(f"{where}: turns must be a non-empty list of non-empty strings")
-    return Question(str(entry["question_id"]), str(entry.get("category", "")), tuple(turns))
+K = TypeVar("K", bound=Hashable)
 
 
 def chat_ids(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -90,19 +39,24 @@ def chat_ids(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> list[int]
     return list(tokenizer.encode("\n\n".join(message["content"] for message in messages)))
 
 
-def time_interleaved(calls: Mapping[str, Callable[[], Any]], repetitions: int) -> dict[str, float]:
-    """Median seconds of every call, made in turns so that a slow minute of the machine hits all of them alike.
+def time_repetitions(calls: Mapping[K, Callable[[], Any]], repetitions: int) -> dict[K, list[float]]:
+    """Seconds of every call in every repetition, made in turns so that a slow minute of the machine hits all alike.
 
     A call must return only when its work is done, and must have been made once before, so that nothing compiles here.
+    Every other repetition goes backwards.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    seconds: dict[K, list[float]] = {name: [] for name in calls}
     for repetition in range(repetitions):
-        names = list(calls)[:: 1 if repetition % 2 == 0 else -1]
-        for name in names:
+        for name in list(calls)[:: 1 if repetition % 2 == 0 else -1]:
             start = time.perf_counter()
             calls[name]()
             seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    return seconds
+
+
+def time_interleaved(calls: Mapping[K, Callable[[], Any]], repetitions: int) -> dict[K, float]:
+    """Median seconds of every call; see `time_repetitions`."""
+    return {name: statistics.median(values) for name, values in time_repetitions(calls, repetitions).items()}
 
 
 def use_compilation_cache(directory: str | os.PathLike[str] = ".jax_cache") -> Path:
@@ -122,6 +76,16 @@ def machine() -> str:
     else:
         what = f"{len(devices)} x {devices[0].device_kind}"
     return f"{what}, {platform.system().lower()}, jax {jax.__version__}"
+
+
+def revision(folder: str | os.PathLike[str]) -> str | None:
+    """The commit that a checkout is at, with "-dirty" where files were changed since; None where it is no checkout."""
+    command = ["git", "-C", os.fspath(folder), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:  # there is no git
+        return None
+    return found.stdout.strip() or None
 
 
 def _processor() -> str:

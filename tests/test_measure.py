@@ -1,31 +1,16 @@
-"""Reading tasks, prompts from conversations, fair timing."""
+"""Prompts from conversations, fair timing, names of machine and code."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from eagle_jax.config import TreeConfig
-from eagle_jax.measure import chat_ids, find_task, machine, read_questions, time_interleaved
+from eagle_jax.measure import chat_ids, machine, revision, time_interleaved, time_repetitions
 from tests.models import tiny_head, tiny_target
-
-LINE = {"question_id": 7, "category": "math", "turns": ["How many?", "Why?"], "reference": ["3"]}
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write(*lines):
-        path = tmp_path / "question.jsonl"
-        path.write_text("\n".join(lines), encoding="utf-8")
-        return path
-
-    return write
 
 
 def test_the_compilation_cache_is_written(tmp_path):
@@ -45,55 +30,6 @@ def test_loaded_things_print_as_one_line():
     assert repr(tiny_target()) == "Target(name='target', dtype='float32', mesh=None)"
     told = repr(tiny_head("eagle3", TreeConfig.chain(2)))
     assert told.startswith("DraftHead(name='head', mesh=None, tree=TreeConfig(depth=2, ")
-
-
-def test_questions(write):
-    path = write(json.dumps(LINE), "", json.dumps({"question_id": "b", "turns": ["Über?"]}, ensure_ascii=False))
-    first, second = read_questions(path)
-    assert first == ("7", "math", ("How many?", "Why?"))
-    assert second == ("b", "", ("Über?",))
-    assert read_questions(path, limit=1) == [first]
-
-
-@pytest.mark.parametrize(
-    ("broken", "message"),
-    [
-        ('{"question_id": 1, "turns": ["a"', r"question\.jsonl, line 3: not JSON"),
-        ("[1, 2]", r"line 3: expected an object with question_id, category and turns, found list"),
-        ('{"category": "x"}', r"line 3: missing question_id, turns"),
-        ('{"question_id": 1, "turns": "a"}', r"line 3: turns must be a non-empty list of non-empty strings"),
-        ('{"question_id": 1, "turns": []}', r"line 3: turns must"),
-        ('{"question_id": 1, "turns": ["a", ""]}', r"line 3: turns must"),
-    ],
-)
-def test_a_broken_line_is_named_by_its_number(write, broken, message):
-    path = write(json.dumps(LINE), "", broken)
-    with pytest.raises(ValueError, match=message):
-        read_questions(path)
-    assert len(read_questions(path, limit=1)) == 1  # never reached
-
-
-def test_no_questions(write):
-    with pytest.raises(ValueError, match="holds no questions"):
-        read_questions(write("", ""))
-
-
-def test_a_task_is_a_name_or_a_path(tmp_path):
-    (tmp_path / "gsm8k.jsonl").touch()
-    (tmp_path / "mt_bench").mkdir()
-    (tmp_path / "mt_bench" / "question.jsonl").touch()
-    assert find_task("gsm8k", tmp_path) == tmp_path / "gsm8k.jsonl"
-    assert find_task("mt_bench", tmp_path) == tmp_path / "mt_bench" / "question.jsonl"
-    assert find_task(str(tmp_path / "gsm8k.jsonl"), "nowhere") == tmp_path / "gsm8k.jsonl"
-    with pytest.raises(ValueError, match=r"task 'alpaca' is neither a file nor a name .* \(it has gsm8k, mt_bench\)"):
-        find_task("alpaca", tmp_path)
-    with pytest.raises(ValueError, match="empty or does not exist"):
-        find_task("alpaca", tmp_path / "absent")
-
-
-def test_the_tasks_beside_the_checkout_are_readable(shared):
-    for name in ("alpaca", "gsm8k", "humaneval", "mt_bench", "qa", "sum"):
-        assert len(read_questions(find_task(name, shared / "data" / "tasks"))) > 70
 
 
 class Tokenizer:
@@ -125,11 +61,32 @@ def test_timing_takes_turns():
         "slow": lambda: (order.append("slow"), time.sleep(0.02)),
         "fast": lambda: order.append("fast"),
     }
-    seconds = time_interleaved(calls, 3)
+    seconds = time_repetitions(calls, 3)
     assert order == ["slow", "fast", "fast", "slow", "slow", "fast"]
-    assert seconds["slow"] > 0.015 > seconds["fast"]
+    assert len(seconds["slow"]) == len(seconds["fast"]) == 3
+    assert min(seconds["slow"]) > 0.015
+
+
+def test_the_median_counts(monkeypatch):
+    clock = iter([0.0, 5.0, 5.0, 6.0, 6.0, 8.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    assert time_interleaved({"call": lambda: None}, 3) == {"call": 2.0}
 
 
 def test_the_machine_has_a_name():
     assert "cores" in machine()
     assert "jax" in machine()
+
+
+def test_the_code_has_a_name(tmp_path):
+    assert revision(tmp_path) is None  # no checkout
+    repository = tmp_path / "checkout"
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for command in (["init", "-q"], ["add", "."], [*author, "commit", "-q", "-m", "first"]):
+        repository.mkdir(exist_ok=True)
+        (repository / "file").write_text("1")
+        subprocess.run(["git", "-C", str(repository), *command], check=True)
+    commit = revision(repository)
+    assert len(commit) >= 7
+    (repository / "file").write_text("2")
+    assert revision(repository) == f"{commit}-dirty"

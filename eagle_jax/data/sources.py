@@ -138,15 +138,35 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
 
 @functools.lru_cache(maxsize=16)  # asked for its key and for its rows
 def _dataset(name: str, split: str) -> Iterable[dict[str, Any]]:
-    import datasets
+    return _load(name, f"{name}#{split}", split=split)
 
+
+def hub_rows(name: str, part: str | None = None) -> Iterable[dict[str, Any]]:
+    """The rows of a dataset of the hub, or of a folder laid out like one.
+
+    Args:
+      part: a split, `config/split`, or a JSON, JSONL or Parquet file of the repository; None is the split "train".
+
+    Raises:
+      ValueError: no such dataset or part.
+    """
+    part = part or DEFAULT_SPLIT
+    if part.endswith((".json", ".jsonl", ".parquet")):
+        return _load(name, f"{name}:{part}", data_files=part, split="train")
+    config, _, split = part.rpartition("/")
+    return _load(name, f"{name}:{part}", name=config or None, split=split)
+
+
+def _load(path: str, asked: str, **options: Any) -> Iterable[dict[str, Any]]:
     try:
-        return datasets.load_dataset(name, split=split)
+        import datasets
+    except ImportError:
+        raise ValueError(f"{asked} is read with the package datasets: pip install -e '.[train]'") from None
+    try:
+        return datasets.load_dataset(path, **options)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ValueError(
-            f"{name!r} is no local file, and no dataset {name}#{split} could be loaded ({reason})"
-        ) from error
+        raise ValueError(f"{path!r} is no local file, and no dataset {asked} could be loaded ({reason})") from error
 
 
 def build_corpus(

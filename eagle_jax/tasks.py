@@ -1,0 +1,167 @@
+"""Questions of benchmarks: files in the format of EAGLE and Spec-Bench, and datasets of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from eagle_jax.data.sources import Source, hub_rows
+
+ALIASES = {"nq": "qa", "cnn_dm": "sum"}
+"""Names of the papers whose files in their repository are called otherwise."""
+COLUMNS = ("turns", "prompt", "question", "instruction", "article")
+"""Where a row says what the user says: the first of these that it has."""
+SUMMARIZE = "Summarize: "
+"""What the papers' files put before an article of CNN/DM."""
+HUB = {
+    "mt_bench": ("HuggingFaceH4/mt_bench_prompts:train", ""),
+    "humaneval": ("openai/openai_humaneval:test", "Complete the code I provided.\n\n"),
+    "gsm8k": ("openai/gsm8k:main/test", ""),
+    "alpaca": ("tatsu-lab/alpaca:train", ""),
+    "cnn_dm": ("abisee/cnn_dailymail:3.0.0/test", ""),
+    "nq": ("google-research-datasets/nq_open:validation", ""),
+}
+"""Where the six tasks of the papers come from, and the words that the papers put before each. The papers measure 80
+questions each, chosen by their authors; the first 80 of these are others."""
+_HUB_NAME = re.compile(r"([\w-]+/[\w.-]+)(?::(.+))?")
+
+
+class Question(NamedTuple):
+    """One entry of a `question.jsonl` (the format of MT-bench, EAGLE and Spec-Bench).
+
+    Attributes:
+      id: as in the file. category: may be empty. turns: what the user says, turn by turn.
+    """
+
+    id: str
+    category: str
+    turns: tuple[str, ...]
+
+
+class Task(NamedTuple):
+    """Some questions under a name."""
+
+    name: str
+    questions: tuple[Question, ...]
+
+    @property
+    def key(self) -> str:
+        """16 letters that change with the questions."""
+        return hashlib.sha256(json.dumps(self.questions).encode()).hexdigest()[:16]
+
+
+def load_task(name: str, folder: str | os.PathLike[str], limit: int | None = None) -> Task:
+    """The first `limit` questions of a task.
+
+    Args:
+      name: a name in `folder` or a path (`find_task`); `owner/dataset[:part]` on the hub, where `part` is a split,
+        `config/split`, or a file of the repository; or `hub:gsm8k` for one of `HUB`.
+      folder: where names are looked for.
+
+    Raises:
+      ValueError: nothing of the kind, or naming the file and the number of the line that is no question.
+    """
+    if name.startswith("hub:"):
+        paper = {files: paper for paper, files in ALIASES.items()}.get(name[4:], name[4:])
+        if paper not in HUB:
+            raise ValueError(
+                f"task {name!r}: the tasks known on the hub are {', '.join(HUB)}; name others owner/dataset"
+            )
+        source, before = HUB[paper]
+        return Task(name[4:], tuple(_from_hub(source, limit, before)))
+    on_hub = _HUB_NAME.fullmatch(name)
+    try:
+        path = find_task(name, folder)
+    except ValueError:
+        if on_hub is None or on_hub[1].endswith((".jsonl", ".json", ".parquet")):
+            raise
+        return Task(on_hub[1].partition("/")[2], tuple(_from_hub(name, limit)))
+    called = name if name in ALIASES else path.parent.name if path.stem == "question" else path.stem
+    return Task(called, tuple(read_questions(path, limit)))
+
+
+def find_task(name_or_path: str, folder: str | os.PathLike[str]) -> Path:
+    """The file of a task: a path as it is, a name as `folder/name.jsonl` or `folder/name/question.jsonl`.
+
+    Raises:
+      ValueError: no such file; the message lists the names the folder has.
+    """
+    folder = Path(folder)
+    names = [name_or_path, *([ALIASES[name_or_path]] if name_or_path in ALIASES else [])]
+    inside = [folder / form for name in names for form in (f"{name}.jsonl", f"{name}/question.jsonl")]
+    for path in [Path(name_or_path), *inside]:
+        if path.is_file():
+            return path
+    known = {path.stem for path in folder.glob("*.jsonl")} | {
+        path.parent.name for path in folder.glob("*/question.jsonl")
+    }
+    has = f"it has {', '.join(sorted(known))}" if known else "it is empty or does not exist"
+    raise ValueError(
+        f"task {name_or_path!r} is neither a file nor a name in the folder {folder} ({has}); give the path of a "
+        "question.jsonl, owner/dataset of the hub, or the folder with --data or EAGLE_JAX_TASKS"
+    )
+
+
+def read_questions(path: str | os.PathLike[str], limit: int | None = None) -> list[Question]:
+    """The first `limit` questions of a JSONL or Parquet file; blank lines are skipped.
+
+    Raises:
+      ValueError: naming the file and the number of the line that is no question.
+    """
+    if Path(path).suffix == ".parquet":
+        rows: Iterable[tuple[int, Any]] = enumerate(Source(str(path)).rows(), 1)
+        return _taken(rows, f"{path}, row", limit) or _none(path)
+    with open(path, encoding="utf-8") as lines:
+        found = (
+            (number, _decoded(line, f"{path}, line {number}")) for number, line in enumerate(lines, 1) if line.strip()
+        )
+        return _taken(found, f"{path}, line", limit) or _none(path)
+
+
+def _from_hub(source: str, limit: int | None, before: str = "") -> list[Question]:
+    name, _, part = source.partition(":")
+    rows = enumerate(hub_rows(name, part or None), 1)
+    found = _taken(rows, f"{source}, row", limit) or _none(source)
+    return [question._replace(turns=tuple(before + turn for turn in question.turns)) for question in found]
+
+
+def _taken(rows: Iterable[tuple[int, Any]], where: str, limit: int | None) -> list[Question]:
+    return [_question(entry, f"{where} {number}", number) for number, entry in itertools.islice(rows, limit)]
+
+
+def _none(where: object) -> list[Question]:
+    raise ValueError(f"{where} holds no questions")
+
+
+def _decoded(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not JSON ({error.msg}, column {error.colno})") from None
+
+
+def _question(entry: Any, where: str, number: int) -> Question:
+    if not isinstance(entry, Mapping):
+        raise ValueError(
+            f"{where}: expected an object with question_id, category and turns, found {type(entry).__name__}"
+        )
+    column = next((name for name in COLUMNS if entry.get(name) is not None), None)
+    if column is None:
+        raise ValueError(f"{where}: it has none of {', '.join(COLUMNS)} (found {', '.join(entry) or 'nothing'})")
+    said = entry[column]
+    turns = [said] if column != "turns" and isinstance(said, str) else said
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
+        text = "" if column == "turns" else " or one string"
+        raise ValueError(f"{where}: {column} must be a non-empty list of non-empty strings{text}")
+    if column == "instruction" and entry.get("input"):
+        turns = [f"{turns[0]}\n\n{entry['input']}", *turns[1:]]
+    if column == "article":
+        turns = [SUMMARIZE + turn for turn in turns]
+    name = next((entry[key] for key in ("question_id", "prompt_id", "task_id", "id") if key in entry), number)
+    return Question(str(name), str(entry.get("category") or ""), tuple(turns))
