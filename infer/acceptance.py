@@ -123,8 +123,9 @@ def main(args: Args) -> dict[str, Any]:
                 assert method is not None  # plain decoding is not among them
                 print(f"{task} at temperature {temperature:g}: {label} ...", file=sys.stderr, flush=True)
                 found = count(watch(method), method, temperature, args.bins)
-                found["chains"] = follow(watch, method, label.partition("@")[0], lengths, chains)
-                who: dict[str, Any] = {"method": label.partition("@")[0], "label": label, "task": task, "temperature": temperature}
+                name = label.partition("@")[0]
+                found["chains"] = follow(watch, method, name, lengths, chains)
+                who: dict[str, Any] = {"method": name, "label": label, "task": task, "temperature": temperature}
                 asked: dict[str, Any] = {"questions": len(entries), "replies": sum(map(len, batches))}
                 cells.append(Cell(**who, **asked, **found))
                 write(dataclasses.replace(recorded, cells=cells), args.out / "result.json")

@@ -1,0 +1,278 @@
+"""The sections of `infer.report` about the drafts themselves, which no clock is read for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from eagle_jax.positions import best_chain, chain_speedup, expected_tokens, expected_tokens_by_position
+from infer import figures
+from infer.evidence import Evidence, Section, distinct, missing, table, title, unablated
+from infer.recorded import Cell
+
+COMMAND = "python -m infer.acceptance --methods eagle2,eagle3"
+STUDY = {"eagle2": 4.05, "top-feature-loss": None, "top": 5.37, "eagle3": 6.13}
+"""Runs of train.study that are EAGLE-3's ablation, and tau as printed in its paper: Llama-3.1-8B, MT-bench."""
+RANKS = 4
+"""Siblings that a table of positions shows; wider trees have more."""
+ALPHAS = (0.5, 0.7, 0.9)
+COSTS = (0.02, 0.05, 0.1, 0.2, 0.5)
+
+
+class Chain(NamedTuple):
+    """Chains of one length, pooled over tasks; `tested` and `accepted` by position."""
+
+    length: int
+    tokens: int
+    cycles: int
+    tested: list[int]
+    accepted: list[int]
+
+    @property
+    def alpha(self) -> list[float | None]:
+        """n-alpha."""
+        return [hits / tries if tries else None for hits, tries in zip(self.accepted, self.tested, strict=True)]
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted of all drafts that the target looked at, whatever their position: the a of the formula."""
+        return sum(self.accepted) / sum(self.tested) if sum(self.tested) else None
+
+
+def study(evidence: Evidence) -> Section:
+    """EAGLE-3's ablation: no feature loss, fused features."""
+    heading = "EAGLE-3's ablation"
+    runs = [] if evidence.study is None else list(evidence.study["runs"].values())
+    rows = []
+    for name, printed in STUDY.items():
+        for run in (run for run in runs if run["run"] == name):
+            measured = run["measured"]
+            low, high = measured["interval"]
+            sources = [f"{measured['by_source'][source]:.2f}" for source in measured["by_source"]]
+            known = "-" if printed is None else f"{printed:.2f}"
+            rows.append([run["title"], str(run.get("seed", 0)), f"{measured['tau']:.2f}", f"{low:.2f}-{high:.2f}",
+                         *sources, known])  # fmt: skip
+    if not rows:
+        return missing(heading, "no study.json", "python -m train.study")
+    sources = list(next(run for run in runs if run["run"] in STUDY)["measured"]["by_source"])
+    head = ["head", "seed", "tau", "95%", *sources, "published tau (EAGLE-3 paper, Llama-3.1-8B, MT-bench)"]
+    return Section(heading, "Heads of one target, trained for as many updates on the same replies (`train.study`).\n\n"
+                   + table(head, rows))  # fmt: skip
+
+
+def positions(evidence: Evidence) -> Section:
+    """Acceptance by tree position (EAGLE-2, figure 5)."""
+    heading = "Acceptance by tree position"
+    groups = _groups(evidence)
+    if not groups:
+        return missing(heading, "no recorded trees", COMMAND)
+    parts = [
+        "Share of the nodes that the target looked at (their parent was accepted) and accepted, pooled over tasks. "
+        "In a dynamic tree a position is filled only where the draft was confident of it; a static tree "
+        "(`eagle2@static`) shows the positions themselves, as the paper's figure does."
+    ]
+    pictures = {}
+    for temperature in distinct(heat for _, heat in groups):
+        rows, panels = [], {}
+        for label in distinct(label for label, heat in groups if heat == temperature):
+            cells = groups[label, temperature]
+            reached, accepted = (_pooled([cell.positions[name] for cell in cells]) for name in ("reached", "accepted"))
+            panels[title(label)] = (reached, accepted)
+            for depth in range(len(reached)):
+                cells_of = [_share(int(a), int(r)) for a, r in zip(accepted[depth], reached[depth], strict=True)]
+                cells_of = [*cells_of[:RANKS], *["-"] * (RANKS - len(cells_of))]
+                rows.append([title(label) if depth == 0 else "", str(depth + 1), *cells_of])
+        name = f"positions_t{temperature:g}.png"
+        pictures[name] = figures.positions(panels)
+        parts += [
+            table([f"T={temperature:g}", "depth", *(f"sibling {rank + 1}" for rank in range(RANKS))], rows),
+            f"![acceptance by depth and rank among siblings]({name})",
+        ]
+        nodes = {
+            title(label): cells for (label, heat), cells in groups.items() if heat == temperature and _shape(cells)
+        }
+        if nodes:
+            name = f"nodes_t{temperature:g}.png"
+            pictures[name] = figures.nodes({label: _node_counts(cells) for label, cells in nodes.items()})
+            parts.append(f"By node of the static trees, in the order of the tree:\n\n![acceptance by node]({name})")
+    return Section(heading, "\n\n".join(parts), pictures)
+
+
+def calibration(evidence: Evidence) -> Section:
+    """Confidence of the draft against acceptance (EAGLE-2, figure 6)."""
+    heading = "Confidence of the draft against acceptance"
+    groups = _groups(evidence)
+    if not groups:
+        return missing(heading, "no recorded trees", COMMAND)
+    parts = [
+        "Confidence is the probability that the draft gave a node after its parent. Of the nodes that the target "
+        "looked at, by confidence: the share that it accepted. The calibration error is the mean over nodes of the "
+        "distance of the two, by bin."
+    ]
+    panels: dict[float, dict[str, Any]] = {}
+    rows: list[tuple[int, list[str]]] = []
+    reasons: dict[str, str] = {}
+    for (label, temperature), cells in groups.items():
+        known = [cell.calibration for cell in cells if cell.calibration is not None]
+        if len(known) < len(cells):
+            reasons.setdefault(title(label), distinct(cell.uncalibrated for cell in cells if cell.uncalibrated)[0])
+            continue
+        if len({len(found["count"]) for found in known}) > 1:
+            raise ValueError(f"{label} was recorded with another number of --bins on one task than on another")
+        count, accepted = (np.sum([found[name] for found in known], axis=0) for name in ("count", "accepted"))
+        total = np.sum(
+            [np.nan_to_num(np.array(found["confidence"], float)) * found["count"] for found in known], axis=0
+        )
+        full = count > 0
+        error = float(np.abs(accepted - total)[full].sum() / count.sum()) if full.any() else None
+        mean = np.divide(total, count, out=np.full(len(count), np.nan), where=full)
+        panels.setdefault(temperature, {})[title(label)] = (mean[full], (accepted[full] / count[full]), count[full])
+        shares = [_share(int(a), int(n)) for a, n in zip(accepted, count, strict=True)]
+        rows.append(
+            (len(shares), [title(label), f"{temperature:g}", "-" if error is None else f"{error:.3f}", *shares])
+        )
+    for bins in sorted({number for number, _ in rows}):
+        edges = [f"{b / bins:g}-{(b + 1) / bins:g}" for b in range(bins)]
+        head = ["method", "T", "calibration error", *edges]
+        parts.append(table(head, [row for number, row in rows if number == bins]))
+    parts += [f"{label} has none: {reason}." for label, reason in reasons.items()]
+    if not panels:
+        return Section(heading, "\n\n".join(parts))
+    parts.append("![acceptance over confidence](calibration.png)")
+    return Section(heading, "\n\n".join(parts), {"calibration.png": figures.calibration(panels)})
+
+
+def n_alpha(evidence: Evidence) -> Section:
+    """n-alpha of chains (EAGLE-3, figure 7)."""
+    heading = "n-alpha"
+    chains = {key: max(found, key=lambda chain: chain.length) for key, found in _chains(evidence).items()}
+    if not chains:
+        return missing(heading, "no recorded chains", COMMAND)
+    deepest = max(chain.length for chain in chains.values())
+    rows = []
+    panels: dict[float, dict[str, list[float | None]]] = {}
+    for (label, temperature), chain in chains.items():
+        shares = [_share(a, t) for a, t in zip(chain.accepted, chain.tested, strict=True)]
+        rows.append([title(label), f"{temperature:g}", *shares, *["-"] * (deepest - len(shares))])
+        panels.setdefault(temperature, {})[title(label)] = chain.alpha
+    text = [
+        "Share of the drafts of a chain that the target accepted, of those that n accepted drafts precede "
+        "(accepted/looked at), pooled over tasks. Flat: the head drafts as well from its own states as from the "
+        "target's.",
+        table(["method", "T", *(f"{n}-alpha" for n in range(deepest))], rows),
+        "![n-alpha over n](n_alpha.png)",
+    ]
+    return Section(heading, "\n\n".join(text), {"n_alpha.png": figures.n_alpha(panels)})
+
+
+def expected(evidence: Evidence, costs: Mapping[str, float]) -> Section:
+    """Tokens per pass that (1 - a^(K+1)) / (1 - a) expects, beside those measured, and the best K.
+
+    Args:
+      costs: what a drafted token was measured to cost, by label (`speeds.chain_costs`).
+    """
+    heading = "Expected tokens per pass, and the best chain"
+    chains = {key: found for key, found in _chains(evidence).items() if len(found) > 1}
+    parts, pictures = [], {}
+    if chains:
+        rows = []
+        panels: dict[float, dict[str, figures.Lengths]] = {}
+        for (label, temperature), found in chains.items():
+            longest = max(found, key=lambda chain: chain.length)
+            rate = longest.acceptance
+            curve = figures.Lengths([], [], [])
+            for chain in found:
+                if rate is None or not chain.cycles:
+                    continue
+                seen = chain.tokens / chain.cycles
+                flat = expected_tokens(rate, chain.length)
+                each = expected_tokens_by_position(longest.alpha[: chain.length])
+                curve.lengths.append(chain.length)
+                curve.measured.append(seen)
+                curve.formula.append(flat)
+                first = [title(label), f"{temperature:g}", f"{rate:.3f}"] if chain is found[0] else ["", "", ""]
+                numbers = [f"{seen:.2f}", f"{flat:.2f}", f"{100 * (flat / seen - 1):+.0f}%", f"{each:.2f}"]
+                rows.append([*first, str(chain.length), *numbers])
+            panels.setdefault(temperature, {})[title(label)] = curve
+        head = ["method", "T", "a", "K", "measured", "(1 - a^(K+1)) / (1 - a)", "off by", "1 + a0 + a0 a1 + ..."]
+        parts += [
+            "a is the share of accepted among all drafts of the longest chain that the target looked at; the "
+            "formula takes every draft to be accepted with it, independently. The last column takes each "
+            "position's own rate (n-alpha).",
+            table(head, rows),
+            "![tokens per pass over the length of the chain](expected.png)",
+        ]
+        pictures["expected.png"] = figures.expected(panels)
+    else:
+        parts.append(f"Not in these files: chains of several lengths. `{COMMAND}` gives them.")
+    named = {f"c={cost:g}": cost for cost in COSTS}
+    named |= {f"c={cost:.2f}, measured: {title(label)}": cost for label, cost in costs.items()}
+    rows = []
+    for alpha in ALPHAS:
+        found_best = [(best_chain(alpha, cost), cost) for cost in named.values()]
+        rows.append([f"{alpha:g}", *(f"{k} ({chain_speedup(alpha, k, cost):.2f}x)" for k, cost in found_best)])
+    parts += [
+        "The K that maximises (1 - a^(K+1)) / ((1 - a)(1 + c K)), and that expected speedup (Leviathan et al., "
+        "arXiv:2211.17192, theorem 3.8), by arithmetic alone; c is the time of a draft pass over that of a target "
+        "pass. A measured c is (a cycle's time / a plain step's - 1) / K at the smallest batch: all that a drafted "
+        "token adds.",
+        table(["a", *named], rows),
+    ]
+    return Section(heading, "\n\n".join(parts), pictures, there=bool(chains))
+
+
+def _groups(evidence: Evidence) -> dict[tuple[str, float], list[Cell]]:
+    """Cells by label and temperature, one per task, the ablations left out; temperatures ascending."""
+    cells = [cell for cell in evidence.cells if not unablated(cell.label)[1]]
+    keys = sorted(distinct((cell.label, cell.temperature) for cell in cells), key=lambda key: key[1])
+    return {key: [cell for cell in cells if (cell.label, cell.temperature) == key] for key in keys}
+
+
+def _chains(evidence: Evidence) -> dict[tuple[str, float], list[Chain]]:
+    """Chains by label and temperature, pooled over tasks; of labels that differ in the tree alone, the first."""
+    found: dict[tuple[str, float], list[Chain]] = {}
+    for (label, temperature), cells in _groups(evidence).items():
+        shared = [{chain["length"]: chain for chain in cell.chains} for cell in cells]
+        chains = []
+        for length in sorted(set.intersection(*(set(chains) for chains in shared))):
+            each = [chains[length] for chains in shared]
+            counts = [sum(chain[name] for chain in each) for name in ("tokens", "cycles")]
+            columns = [np.sum([chain[name] for chain in each], axis=0).tolist() for name in ("tested", "accepted")]
+            chains.append(Chain(length, *counts, *columns))
+        twin = any(
+            old.partition("@")[0] == label.partition("@")[0] and heat == temperature and chains == other
+            for (old, heat), other in found.items()
+        )
+        if chains and not twin:
+            found[label, temperature] = chains
+    return found
+
+
+def _pooled(tables: Sequence[Any]) -> np.ndarray:
+    """The sum of tables of counts that may differ in size."""
+    shape = max(len(each) for each in tables), max((len(row) for each in tables for row in each), default=0)
+    total = np.zeros(shape, int)
+    for each in tables:
+        if each:
+            total[: len(each), : len(each[0])] += np.array(each, int)
+    return total
+
+
+def _shape(cells: Sequence[Cell]) -> list[int] | None:
+    """Parents of a static tree that branches, the same on all tasks; None for any other."""
+    shapes = [None if cell.nodes is None else cell.nodes["parents"] for cell in cells]
+    first = shapes[0]
+    branches = first is not None and any(count > 1 for count in map(first.count, first))
+    return first if branches and all(shape == first for shape in shapes) else None
+
+
+def _node_counts(cells: Sequence[Cell]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    nodes = [cell.nodes for cell in cells if cell.nodes is not None]
+    reached, accepted = (np.sum([node[name] for node in nodes], axis=0) for name in ("reached", "accepted"))
+    return np.array(nodes[0]["parents"], int), reached, accepted
+
+
+def _share(accepted: int, reached: int) -> str:
+    return f"{accepted / reached:.2f} ({accepted}/{reached})" if reached else "-"

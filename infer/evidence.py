@@ -1,0 +1,201 @@
+"""What `infer.report` reads: results of infer.bench, of infer.acceptance and of train.study, merged by kind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from infer import recorded, results
+
+ORDER = ("vanilla", "sps", "pld", "lookahead", "medusa", "hydra", "eagle1", "hass", "eagle2", "eagle3", "transformers")
+"""Methods in the order of the papers' tables; others come last, as the files have them."""
+NAMES = {
+    "vanilla": "plain decoding",
+    "sps": "SpS",
+    "pld": "PLD",
+    "lookahead": "Lookahead",
+    "medusa": "Medusa",
+    "hydra": "Hydra",
+    "eagle1": "EAGLE",
+    "hass": "HASS",
+    "eagle2": "EAGLE-2",
+    "eagle3": "EAGLE-3",
+    "transformers": "`transformers`",
+}
+ABLATED = ("confidence", "norerank")
+"""Settings of a label that switch off a part of EAGLE-2."""
+SAME = ("target", "dtype", "max_new_tokens", "sampled_ranking")
+"""Settings that results in one table share."""
+
+
+class Source(NamedTuple):
+    """A file as it was given. kind: "bench", "acceptance" or "study". machine, revision: where it was measured."""
+
+    path: str
+    kind: str
+    machine: str
+    revision: str | None
+
+
+class Section(NamedTuple):
+    """A part of the page.
+
+    Attributes:
+      title: its heading. text: Markdown, or the one line that says which command gives what is missing.
+      pictures: figures by file name, that `text` shows. there: whether the files had anything for it.
+    """
+
+    title: str
+    text: str
+    pictures: Mapping[str, Any] = MappingProxyType({})
+    there: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """Everything that was read.
+
+    Attributes:
+      sources: the files, in the order given. bench, cells: of infer.bench and infer.acceptance, in the papers' order
+        of methods. study: the object of train.study; None without such a file.
+    """
+
+    sources: list[Source]
+    bench: list[results.Cell]
+    cells: list[recorded.Cell]
+    study: dict[str, Any] | None
+
+
+def gather(paths: Sequence[Path]) -> Evidence:
+    """Reads files of all kinds and merges those of one kind. What is in two files alike is taken once.
+
+    Raises:
+      ValueError: a file that is of none of the kinds, or broken; bench results of several machines; results of
+        different models or settings; the same cell in two files with other numbers.
+    """
+    sources, bench, cells = [], _Merger(), _Merger()
+    studies: list[tuple[Path, dict[str, Any]]] = []
+    settings: dict[str, tuple[Path, Any]] = {}
+    for path in paths:
+        kind = _kind(path)
+        found: Any
+        if kind == "study":
+            studies.append((path, found := json.loads(path.read_text(encoding="utf-8"))))
+            sources.append(Source(str(path), kind, str(found.get("machine")), None))
+            continue
+        if kind == "bench":
+            found = results.read(path)
+            _one_machine(path, found.machine, sources)
+            for cell in found.cells:
+                bench.add((cell.label, cell.group), cell, path, f"{cell.label}, {results.describe(cell.group)}")
+        else:
+            found = recorded.read(path)
+            for entry in found.cells:
+                cells.add(entry.key, entry, path, recorded.describe(entry))
+        _same_settings(path, found.settings, settings)
+        sources.append(Source(str(path), kind, found.machine, found.revision))
+    if len(studies) > 1:
+        raise ValueError(f"{studies[0][0]} and {studies[1][0]} are both results of train.study: give one of them")
+    study = studies[0][1] if studies else None
+    return Evidence(sources, in_order(bench.values()), in_order(cells.values()), study)
+
+
+def in_order(cells: Iterable[Any]) -> list[Any]:
+    """Cells by the papers' order of methods; of one method as they came."""
+    return sorted(cells, key=lambda cell: ORDER.index(cell.method) if cell.method in ORDER else len(ORDER))
+
+
+def title(label: str) -> str:
+    """A label in the papers' words: `eagle3@6x10x59` is EAGLE-3, 6x10x59."""
+    name, _, setting = label.partition("@")
+    return NAMES.get(name, name) + (f", {setting.replace('/', ' ')}" if setting else "")
+
+
+def unablated(label: str) -> tuple[str, frozenset[str]]:
+    """A label without the settings of EAGLE-2's ablation, and which of them it had."""
+    name, _, setting = label.partition("@")
+    parts = setting.split("/") if setting else []
+    rest = "/".join(part for part in parts if part not in ABLATED)
+    return name + (f"@{rest}" if rest else ""), frozenset(part for part in parts if part in ABLATED)
+
+
+def missing(heading: str, what: str, command: str) -> Section:
+    """A section whose data no file has."""
+    return Section(heading, f"Not in these files: {what}. `{command}` gives it.", there=False)
+
+
+def distinct(values: Iterable[Any]) -> list[Any]:
+    """Each once, in order of first appearance."""
+    return list(dict.fromkeys(values))
+
+
+class _Merger:
+    def __init__(self) -> None:
+        self.found: dict[Any, tuple[Any, Path]] = {}
+
+    def add(self, key: Any, cell: Any, path: Path, words: str) -> None:
+        old, at = self.found.setdefault(key, (cell, path))
+        if old != cell:
+            raise ValueError(f"{at} and {path} both have {words}, with other numbers: leave one of them out")
+
+    def values(self) -> list[Any]:
+        return [cell for cell, _ in self.found.values()]
+
+
+def _kind(path: Path) -> str:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no JSON file ({error}): expected a result file") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a JSON {type(content).__name__}, expected the object of a result file")
+    kinds = {results.SCHEMA: "bench", recorded.SCHEMA: "acceptance"}
+    if content.get("schema") in kinds:
+        return kinds[content["schema"]]
+    if "schema" not in content and _is_study(content):
+        return "study"
+    found = content.get("schema", "no schema")
+    raise ValueError(
+        f"{path} is {found!r}, expected {results.SCHEMA!r} (infer.bench), {recorded.SCHEMA!r} (infer.acceptance) or a "
+        "study.json of train.study"
+    )
+
+
+def _is_study(content: dict[str, Any]) -> bool:
+    runs = content.get("runs")
+    if not isinstance(runs, dict) or "replies" not in content:
+        return False
+    return all(isinstance(run, dict) and {"run", "title", "measured"} <= set(run) for run in runs.values())
+
+
+def _one_machine(path: Path, machine: str, sources: Sequence[Source]) -> None:
+    for source in sources:
+        if source.kind == "bench" and source.machine != machine:
+            raise ValueError(
+                f"{source.path} was measured on {source.machine}, {path} on {machine}: speeds of several machines do "
+                "not belong in one table; write a report of each (--out)"
+            )
+
+
+def _same_settings(path: Path, settings: dict[str, Any], seen: dict[str, tuple[Path, Any]]) -> None:
+    for name in SAME:
+        if name not in settings:
+            continue
+        at, value = seen.setdefault(name, (path, settings[name]))
+        if value != settings[name]:
+            raise ValueError(
+                f"{at} was measured with {name} {value!r}, {path} with {settings[name]!r}: write a report of each "
+                "(--out)"
+            )
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """A Markdown table; the first `left` columns are text, the others numbers."""
+    lines = [head, *rows]
+    rule = "|" + "---|" * left + "---:|" * (len(head) - left)
+    written = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([written[0], rule, *written[1:]])

@@ -1,0 +1,346 @@
+"""The report of small result files whose rows were computed by hand."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infer import figures, recorded, report, results
+from infer.evidence import gather, title, unablated
+
+STUDY = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "study.json"
+
+
+def bench_cell(label: str, task: str, speedup: float, tau: float | None, **own) -> results.Cell:
+    """A cell; plain decoding makes 100 tokens per second."""
+    theirs = results.SpecBench(None if tau is None else tau + 0.25, 90 * speedup, speedup - 0.125)
+    values = dict(
+        method=label.partition("@")[0], label=label, task=task, temperature=0.0, batch=1, questions=5, replies=5,
+        tokens=205, passes=None if tau is None else 100, cycles=None if tau is None else 100,
+        seconds=[2.0, 2.1], prefill_seconds=[0.1, 0.1], tok_s=100 * speedup, tok_s_range=[90 * speedup, 110 * speedup],
+        decode_tok_s=None, speedup=speedup, speedup_range=[speedup - 0.125, speedup + 0.25], decode_speedup=None,
+        tau=tau, accepted=None, ms_per_pass=10.0, identical=5, compared=5, spec_bench=theirs, categories={},
+    )  # fmt: skip
+    return results.Cell(**(values | own))
+
+
+def bench_file(path: Path, cells: list[results.Cell], machine: str = "a laptop", **settings) -> Path:
+    results.write(results.Result(machine, "abc1234", {"target": None, "dtype": "float32"} | settings, cells), path)
+    return path
+
+
+def record_cell(label: str, task: str, temperature: float = 0.0, **own) -> recorded.Cell:
+    values = dict(
+        method=label.partition("@")[0], label=label, task=task, temperature=temperature, questions=5, replies=5,
+        tokens=30, cycles=12, tau=2.5,
+        positions={"drafted": [[12, 12], [12, 0]], "reached": [[10, 10], [5, 0]], "accepted": [[6, 1], [2, 0]]},
+        nodes=None,
+        calibration={"count": [4, 6], "confidence": [0.25, 0.75], "accepted": [2, 6], "error": 0.25},
+        uncalibrated=None,
+        chains=[
+            {"length": 1, "tokens": 16, "cycles": 10, "tested": [10], "accepted": [6]},
+            {"length": 2, "tokens": 20, "cycles": 10, "tested": [10, 6], "accepted": [6, 3]},
+        ],
+    )  # fmt: skip
+    return recorded.Cell(**(values | own))
+
+
+def record_file(path: Path, cells: list[recorded.Cell], **settings) -> Path:
+    recorded.write(recorded.Recorded("a server", None, {"target": None} | settings, cells), path)
+    return path
+
+
+def made(tmp_path: Path, *files: Path) -> str:
+    report.main(report.Args(files, tmp_path / "out"))
+    return (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+
+
+def part(text: str, heading: str) -> str:
+    """A section of the page."""
+    return text.split(f"## {heading}\n")[1].split("\n## ", maxsplit=1)[0]
+
+
+def size(path: Path) -> tuple[int, int]:
+    """Width and height of a PNG."""
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    return struct.unpack(">II", content[16:24])
+
+
+PLAIN = [bench_cell("vanilla", task, 1.0, 1.0) for task in ("gsm8k", "mt_bench")]
+TABLE_1 = [
+    bench_cell("eagle3", "mt_bench", 2.0, 4.0, identical=4),
+    bench_cell("transformers", "gsm8k", 0.5, None),
+    *PLAIN,
+    bench_cell("eagle3", "gsm8k", 3.0, 5.0),
+    bench_cell("pld@10", "gsm8k", 1.25, 1.5),
+]
+
+
+def test_table_1(tmp_path):
+    text = part(made(tmp_path, bench_file(tmp_path / "b.json", TABLE_1)), "Speedup and tau at temperature 0")
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert lines[:6] == [
+        "| method | gsm8k | mt_bench | mean |",
+        "|---|---:|---:|---:|",
+        "| plain decoding | 1.00x, 1.00 | 1.00x, 1.00 | 1.00x, 1.00 |",
+        "| PLD, 10 | 1.25x, 1.50 | - | - |",  # the mean of one task is none of both
+        "| EAGLE-3 | 3.00x, 5.00 | 2.00x, 4.00 | 2.50x, 4.50 |",
+        "| `transformers` | 0.50x, - | - | - |",
+    ]
+    assert "| EAGLE-3 | 2.88x-3.25x, 5/5 | 1.88x-2.25x, 4/5 |" in lines
+    assert "over 2 repetitions" in text
+    assert "| EAGLE-3 | Llama-3.1-8B | 4.40x, 6.13 | 4.85x, 6.74 | 4.48x, 6.23 | 4.82x, 6.70 | 3.65x, 5.34 |" in lines
+    assert "| PLD | Vicuna-13B | 1.58x, 1.63 | - | - | - | - |" in lines
+    assert not any("Medusa" in line for line in lines)  # printed in the paper, not measured here
+    width, height = size(tmp_path / "out" / "speedup_t0.png")
+    assert width > height > 200
+
+
+def test_a_section_without_data_names_its_command(tmp_path):
+    text = made(tmp_path, bench_file(tmp_path / "b.json", TABLE_1))
+    for heading, command in {
+        "Speedup and tau at temperature 1": "python -m infer.bench --methods vanilla,eagle2,eagle3 --temperatures 1",
+        "EAGLE-2's ablation": "--methods eagle2@4x2x7,eagle2@4x2x7/confidence,eagle2@4x2x7/norerank,",
+        "EAGLE-3's ablation": "python -m train.study",
+        "Acceptance by tree position": "python -m infer.acceptance",
+        "n-alpha": "python -m infer.acceptance",
+        "Throughput against batch size": "--batches 1,2,4,8",
+        "Where it fails: high temperature": "--temperatures 0,1,1.5",
+    }.items():
+        (line,) = part(text, heading).strip().splitlines()
+        assert line.startswith("Not in these files: ")
+        assert command in line
+
+
+def test_eagle_2s_ablation(tmp_path):
+    base = "eagle2@4x2x7"
+    cells = [
+        bench_cell(base, "gsm8k", 2.0, 4.0),
+        bench_cell(f"{base}/confidence", "gsm8k", 1.5, 3.0),
+        bench_cell(f"{base}/confidence/norerank", "gsm8k", 1.25, 2.5),
+    ]
+    text = made(tmp_path, bench_file(tmp_path / "b.json", [*cells, *PLAIN[:1]]))
+    lines = part(text, "EAGLE-2's ablation").splitlines()
+    assert "| value and rerank (EAGLE-2) | 2.00x, 4.00 | 2.00x, 4.00 | 4.98 |" in lines
+    assert "| no rerank | - | - | 4.86 |" in lines
+    assert "| no value: expanded by confidence | 1.50x, 3.00 | 1.50x, 3.00 | 4.39 |" in lines
+    assert "| neither | 1.25x, 2.50 | 1.25x, 2.50 | 3.92 |" in lines
+    assert "confidence" not in part(text, "Speedup and tau at temperature 0")
+
+
+def test_eagle_3s_ablation_is_that_of_the_study(tmp_path):
+    text = part(made(tmp_path, STUDY), "EAGLE-3's ablation")
+    runs = json.loads(STUDY.read_text(encoding="utf-8"))["runs"]
+    for name, printed in {"eagle2": "4.05", "top": "5.37", "eagle3": "6.13", "top-feature-loss": "-"}.items():
+        (run,) = [run for run in runs.values() if run["run"] == name]
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| {run['title']} |")]
+        assert f"| {run['measured']['tau']:.2f} |" in line
+        assert line.endswith(f"| {printed} |")
+
+
+def test_batches_of_chains(tmp_path):
+    cells = []
+    for batch, speed in ((1, 2.0), (4, 1.5)):
+        cells.append(bench_cell("vanilla", "gsm8k", 1.0, 1.0, batch=batch, tok_s=100.0 * batch))
+        cells.append(bench_cell("eagle3@chain3", "gsm8k", speed, 2.5, batch=batch, tok_s=100.0 * batch * speed))
+    text = made(tmp_path, bench_file(tmp_path / "b.json", [*cells, bench_cell("eagle3", "gsm8k", 3.0, 5.0)]))
+    lines = part(text, "Throughput against batch size").splitlines()
+    assert "| EAGLE-3, chain3 | 200, 2.00x | 600, 1.50x |" in lines
+    assert not any(line.startswith("| EAGLE-3 |") for line in lines)  # measured at one batch size
+    assert "batch 1." in part(text, "Speedup and tau at temperature 0")
+    assert (tmp_path / "out" / "batch_t0.png").stat().st_size > 5000
+
+
+def test_high_temperature_is_compared_on_the_tasks_that_all_have(tmp_path):
+    cells = [
+        bench_cell("eagle3", task, speedup, tau, temperature=heat)
+        for task, heat, speedup, tau in [
+            ("gsm8k", 0.0, 3.0, 5.0), ("mt_bench", 0.0, 2.0, 4.0), ("gsm8k", 1.0, 2.0, 3.0),
+            ("mt_bench", 1.0, 1.5, 2.5), ("gsm8k", 1.5, 0.75, 1.5),
+        ]
+    ]  # fmt: skip
+    text = part(made(tmp_path, bench_file(tmp_path / "b.json", cells)), "Where it fails: high temperature")
+    assert "| method | T=0 | T=1 | T=1.5 | tasks |" in text
+    assert "| EAGLE-3 | 3.00x, 5.00 | 2.00x, 3.00 | 0.75x, 1.50 | gsm8k |" in text
+    assert (tmp_path / "out" / "temperature.png").exists()
+
+
+def test_spec_benchs_definitions(tmp_path):
+    writing = results.Category(2.5, 1.5, results.SpecBench(2.75, 120.0, 1.75))
+    cells = [bench_cell("eagle3", "mt_bench", 2.0, 4.0, categories={"writing": writing}), PLAIN[1]]
+    text = part(made(tmp_path, bench_file(tmp_path / "b.json", cells)), "By the definitions of Spec-Bench")
+    assert "| mt_bench, T=0 | EAGLE-3 | 4.00 | 4.25 | 2.00x | 1.88x | 200 | 180 |" in text
+    assert "| method | writing |" in text
+    assert "| EAGLE-3 | 1.75x, 2.50 |" in text
+
+
+RECORDS = [record_cell("eagle3", "gsm8k"), record_cell("eagle3", "mt_bench")]
+
+
+def test_positions_are_pooled_over_tasks(tmp_path):
+    wider = {"drafted": [[9, 9, 9]], "reached": [[10, 10, 10]], "accepted": [[4, 2, 1]]}
+    cells = [RECORDS[0], record_cell("eagle3", "mt_bench", positions=wider)]
+    text = part(made(tmp_path, record_file(tmp_path / "a.json", cells)), "Acceptance by tree position")
+    assert "| EAGLE-3 | 1 | 0.50 (10/20) | 0.15 (3/20) | 0.10 (1/10) | - |" in text
+    assert "|  | 2 | 0.40 (2/5) | - | - | - |" in text
+    assert "nodes_t0.png" not in text
+    assert (tmp_path / "out" / "positions_t0.png").exists()
+
+
+def test_a_static_tree_has_nodes(tmp_path):
+    nodes = {"parents": [-1, -1, 0], "drafted": [9, 9, 9], "reached": [9, 9, 5], "accepted": [5, 1, 2]}
+    chain = {"parents": [-1, 0, 1], "drafted": [9, 9, 9], "reached": [9, 5, 2], "accepted": [5, 2, 1]}
+    cells = [record_cell("eagle2@static", "gsm8k", nodes=nodes), record_cell("eagle2@chain3", "gsm8k", nodes=chain)]
+    evidence = gather([record_file(tmp_path / "a.json", cells)])
+    pictures = {name for section in report.sections(evidence) for name in section.pictures}
+    assert "nodes_t0.png" in pictures
+    figure = figures.nodes({"static": (np.array([-1, -1, 0]), np.array([9, 9, 5]), np.array([5, 1, 2]))})
+    heights = [bar.get_height() for bar in figure.axes[0].patches]
+    assert heights == pytest.approx([5 / 9, 1 / 9, 2 / 5])
+
+
+def test_calibration_is_pooled_by_bin(tmp_path):
+    other = {"count": [6, 0], "confidence": [0.5, None], "accepted": [0, 0], "error": 0.5}
+    cells = [
+        RECORDS[0],
+        record_cell("eagle3", "mt_bench", calibration=other),
+        record_cell("pld", "gsm8k", calibration=None, uncalibrated="it drafts without probabilities", chains=[]),
+    ]
+    text = part(made(tmp_path, record_file(tmp_path / "a.json", cells)), "Confidence of the draft against acceptance")
+    # Bin 1: 10 nodes, confidences 4 x 0.25 + 6 x 0.5 = 4, 2 accepted; bin 2: 6 nodes, 4.5 expected, 6 accepted.
+    assert "| EAGLE-3 | 0 | 0.219 | 0.20 (2/10) | 1.00 (6/6) |" in text
+    assert "PLD has none: it drafts without probabilities." in text
+
+
+def test_n_alpha_and_expected_tokens(tmp_path):
+    cells = [*RECORDS, record_cell("eagle3@2x2x4", "gsm8k"), record_cell("eagle3@2x2x4", "mt_bench")]
+    text = made(tmp_path, record_file(tmp_path / "a.json", cells))
+    own = part(text, "n-alpha")
+    assert "| EAGLE-3 | 0 | 0.60 (12/20) | 0.50 (6/12) |" in own
+    assert "2x2x4" not in own  # another tree of the same head: its chains are the same
+    best = part(text, "Expected tokens per pass, and the best chain")
+    # a = 18 of 32; formula for K = 1: 1 + a, measured 32 tokens in 20 cycles.
+    assert "| EAGLE-3 | 0 | 0.562 | 1 | 1.60 | 1.56 | -2% | 1.60 |" in best
+    assert "|  |  |  | 2 | 2.00 | 1.88 | -6% | 1.90 |" in best
+    # By hand, a = 0.5: K = 2 at c = 0.1 (1.75 / 1.2); 0.2 pays one draft (1.5 / 1.2), 0.5 none.
+    (row,) = [line for line in best.splitlines() if line.startswith("| 0.5 |")]
+    assert row.split(" | ")[3:] == ["2 (1.46x)", "1 (1.25x)", "0 (1.00x) |"]
+
+
+def test_the_measured_cost_of_a_draft(tmp_path):
+    cells = [PLAIN[0], bench_cell("eagle3@chain3", "gsm8k", 1.5, 2.5, ms_per_pass=13.0)]
+    text = made(tmp_path, bench_file(tmp_path / "b.json", cells))
+    best = part(text, "Expected tokens per pass, and the best chain")
+    assert "c=0.10, measured: EAGLE-3, chain3 |" in best  # (13 / 10 - 1) / 3
+    (row,) = [line for line in best.splitlines() if line.startswith("| 0.5 |")]
+    assert row.endswith("| 2 (1.46x) |")
+
+
+def test_the_same_files_give_the_same_bytes(tmp_path):
+    files = bench_file(tmp_path / "b.json", TABLE_1), record_file(tmp_path / "a.json", RECORDS)
+    seen = []
+    for _ in range(2):
+        made(tmp_path, *files)
+        seen.append({path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()})
+    assert seen[0] == seen[1]
+    assert len(seen[0]) > 4
+
+
+def test_figures_of_an_older_report_go_and_other_files_stay(tmp_path):
+    (tmp_path / "out").mkdir()
+    for name in ("n_alpha.png", "speedup_t0.7.png", "own.png"):
+        (tmp_path / "out" / name).write_bytes(b"old")
+    made(tmp_path, bench_file(tmp_path / "b.json", TABLE_1))
+    assert {path.name for path in (tmp_path / "out").glob("*.png")} == {"speedup_t0.png", "own.png"}
+
+
+def test_files_of_one_kind_merge(tmp_path, capsys):
+    a = bench_file(tmp_path / "1.json", TABLE_1[:3])
+    b = bench_file(tmp_path / "2.json", TABLE_1[2:])  # one cell is in both, with the same numbers
+    one = made(tmp_path, bench_file(tmp_path / "b.json", TABLE_1))
+    two = made(tmp_path, a, b)
+    assert part(one, "Speedup and tau at temperature 0") == part(two, "Speedup and tau at temperature 0")
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last["figures"] == ["speedup_t0.png"]
+    assert "n-alpha" in last["missing"]
+
+
+def test_what_is_refused(tmp_path):
+    bench, record = bench_file(tmp_path / "b.json", TABLE_1), record_file(tmp_path / "a.json", RECORDS)
+
+    def refused(match: str, *files: Path) -> None:
+        with pytest.raises(ValueError, match=match):
+            made(tmp_path, *files)
+        assert not (tmp_path / "out").exists()
+
+    other = bench_file(tmp_path / "other.json", [bench_cell("eagle3", "gsm8k", 2.5, 5.0)])
+    refused(
+        r"b\.json and .*other\.json both have eagle3, gsm8k at temperature 0, batch 1, with other numbers", bench, other
+    )
+    other = record_file(tmp_path / "other.json", [record_cell("eagle3", "gsm8k", tokens=31)])
+    refused(r"a\.json and .*other\.json both have eagle3 on gsm8k at temperature 0, with other numbers", record, other)
+    other = bench_file(tmp_path / "other.json", [], "a desktop")
+    refused(r"b\.json was measured on a laptop, .*other\.json on a desktop: speeds of several machines", bench, other)
+    other = record_file(tmp_path / "other.json", [], target="some/model")
+    refused(r"b\.json was measured with target None, .*other\.json with 'some/model'", bench, other)
+    refused("are both results of train.study", STUDY, STUDY)
+    odd = tmp_path / "odd.json"
+    for text, match in {
+        '{"schema": "eagle_jax.tune/1"}': r"odd\.json is 'eagle_jax\.tune/1', expected 'eagle_jax\.bench/1' \(",
+        '{"results": {}}': r"odd\.json is 'no schema', expected 'eagle_jax\.bench/1'",
+        '{"runs": {"a": 1}, "replies": {}}': r"odd\.json is 'no schema'",
+        "[]": r"odd\.json holds a JSON list",
+        '{"schema": ': r"odd\.json is no JSON file",
+    }.items():
+        odd.write_text(text, encoding="utf-8")
+        refused(match, bench, odd)
+    refused("no result file is given")
+    with pytest.raises(FileNotFoundError):
+        made(tmp_path, tmp_path / "nowhere.json")
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(ValueError, match="is a file, not a folder"):
+        report.main(report.Args((bench,), tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda cell: cell.pop("tau"), "cell 0 lacks tau"),
+        (lambda cell: cell.update(taus=1), "cell 0 has an unknown field 'taus'"),
+        (lambda cell: cell.update(cycles=-1), "cell 0: cycles is -1, expected int"),
+        (lambda cell: cell["positions"].pop("reached"), "cell 0, positions lacks reached"),
+        (lambda cell: cell["positions"].update(accepted=[[99, 0], [0, 0]]), "more nodes accepted than reached"),
+        (lambda cell: cell["positions"].update(reached=[[99, 0]]), "positions: its lists differ in length"),
+        (lambda cell: cell["chains"][0].update(tested=["x"]), r"chains: tested is \['x'\]"),
+        (lambda cell: cell["calibration"].update(count=[1]), "calibration: its lists differ in length"),
+        (lambda cell: cell.update(uncalibrated="why"), "uncalibrated, must be null"),
+    ],
+)
+def test_a_broken_recording_is_refused_by_name(tmp_path, change, match):
+    path = record_file(tmp_path / "a.json", [RECORDS[0]])
+    content = json.loads(path.read_text(encoding="utf-8"))
+    change(content["cells"][0])
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ValueError, match=match) as error:
+        recorded.read(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_recording_twice_or_of_another_program_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="eagle3 on gsm8k at temperature 0 is there twice"):
+        recorded.read(record_file(tmp_path / "a.json", [RECORDS[0], RECORDS[0]]))
+    with pytest.raises(ValueError, match=r"is 'eagle_jax\.bench/1', expected 'eagle_jax\.acceptance/1'"):
+        recorded.read(bench_file(tmp_path / "b.json", TABLE_1))
+
+
+def test_labels_in_words():
+    assert title("eagle3@6x10x59/untempered") == "EAGLE-3, 6x10x59 untempered"
+    assert title("own") == "own"
+    assert unablated("eagle2@4x2x7/confidence/norerank") == ("eagle2@4x2x7", {"confidence", "norerank"})
+    assert unablated("eagle2@norerank") == ("eagle2", {"norerank"})
+    assert unablated("eagle3") == ("eagle3", set())
