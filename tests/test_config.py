@@ -32,6 +32,7 @@ from eagle_jax.presets import model
 from eagle_jax.programs import arguments
 from eagle_jax.request import PREFILL_CHUNK, bucket
 from eagle_jax.settings import from_mapping, load_yaml
+from train.options import RunArgs
 
 CONFIGS = sorted((Path(__file__).resolve().parent.parent / "configs").glob("*.yaml"))
 TARGETS = {  # of the configurations for slices, whose regeneration must fit; what presets calls them
@@ -252,8 +253,8 @@ class TestFiles:
         assert text.count("\n") <= 40
         program = importlib.import_module("train.head" if named[0] == "train.study" else named[0])
         args = load_yaml(program.Args, path)
-        if program is train.head and args.data:
-            train.head.check(args)
+        if isinstance(args, RunArgs) and args.data:
+            program.check(args)
 
     @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
     def test_every_command_in_a_comment_parses(self, path, monkeypatch):

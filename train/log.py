@@ -79,9 +79,9 @@ class RunLog:
                 "--draft-vocab would", 100 * this.coverage
             )  # fmt: skip
         logging.info(
-            "%s: %.1fM parameters, draft vocabulary %d of %d%s; %d documents, %d tokens per update; from step %d of %d",
-            args.method, this.parameters() / 1e6, this.config.draft_vocab_size, this.target.config.vocab_size, reached,
-            len(this.corpus), self.tokens, this.step, args.steps,
+            "%s%s; %.1fM parameters; %d documents, %d tokens per update; from step %d of %d",
+            this.learner.told(this.target.config), reached, this.parameters() / 1e6, len(this.corpus), self.tokens,
+            this.step, args.steps,
         )  # fmt: skip
 
     def updated(self, step: int, record: dict[str, Any]) -> None:
@@ -201,7 +201,7 @@ def read(path: Path) -> list[dict[str, Any]]:
         if any("step" not in line for line in lines):
             raise ValueError("a line without a step")
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is not the log of a run of train.head ({error}): move it away") from error
+        raise ValueError(f"{path} is not the log of a training run ({error}): move it away") from error
     return lines
 
 

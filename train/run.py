@@ -1,4 +1,4 @@
-"""A head-training run: what it is made of, one update, one measurement of tau, one checkpoint, and where it resumes."""
+"""A training run: what it is made of, one update, one measurement of tau, one checkpoint, and where it resumes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import hashlib
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,35 +16,23 @@ import numpy as np
 import eagle_jax
 from eagle_jax import distributed
 from eagle_jax.acceptance import measure_n_alpha, measure_tau
-from eagle_jax.checkpoints import CheckpointError, save_head_checkpoint
+from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.checkpoints.training import TrainingCheckpoints
 from eagle_jax.data.features import Features
 from eagle_jax.data.loading import Batches
 from eagle_jax.data.sources import Source, build_corpus, corpus_key
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.data.vocabulary import cached_vocabulary, count_tokens, coverage_of
-from eagle_jax.programs import parse_tree
 from eagle_jax.sharding import param_shardings
 from eagle_jax.training import host
 from eagle_jax.training import step as training
 from eagle_jax.training.flops import product_flops
-from eagle_jax.training.initialise import fresh_head
 from eagle_jax.training.objective import Signals
 from eagle_jax.types import Params, Texts
+from train.learners import Learner
+from train.options import RunArgs
 from train.places import naming, note_run, target_path
-from train.setup import (
-    generation_mesh,
-    held_prompts,
-    initial_head,
-    load_target,
-    mesh_of,
-    objective_of,
-    respread,
-    weights_of,
-)
-
-if TYPE_CHECKING:
-    from train.head import Args
+from train.setup import generation_mesh, held_prompts, load_target, mesh_of, respread, weights_of
 
 MAY_CHANGE = frozenset(
     [
@@ -93,14 +81,12 @@ class Run:
       ConfigError, ValueError, CheckpointError: what is given does not fit together; nothing is compiled before.
     """
 
-    def __init__(self, args: Args) -> None:
-        self.args = args
+    def __init__(self, args: RunArgs, learner: Learner) -> None:
+        self.args, self.learner = args, learner
         self.mesh = mesh_of(args)
-        self.objective = objective_of(args)
-        self.tree = parse_tree(args.eval_tree, "--eval-tree")
         with naming("--target", args.target):
             self.target = load_target(target_path(args.target), args, self.mesh)
-        self.config, self.initial = initial_head(args, self.target)
+        learner.begin(self.target)
         named = args.tokenizer or args.target
         tokenizer = load_tokenizer(named, self.target.config, chat_template=args.chat_template)
         sources = [Source.parse(text) for text in args.data]
@@ -125,21 +111,23 @@ class Run:
         if args.features is not None:
             whole = "layers_0" in self.target.params
             of = "weights" if whole else "ends"
-            wanted = {"corpus": self.key, "target": args.target, "taps": self.config.taps,
+            wanted: dict[str, Any] = {"corpus": self.key, "target": args.target,
                       of: distributed.fingerprint(self.target.params, layers=whole)}  # fmt: skip
+            if learner.taps:  # who reads the last state alone takes it from features of any taps
+                wanted["taps"] = learner.taps
             self.features = Features(args.features, self.corpus, wanted, args.length)
         self.d2t, self.coverage = self._vocabulary()
+        assert args.rate is not None, "the program fills in the method's own"
         self.tx = training.head_optimiser(args.rate, args.warmup, args.steps, clip=args.clip)
         self.step = 0
         self.checkpoints = TrainingCheckpoints(args.out, args.keep)
         self._check_settings()
 
     def _vocabulary(self) -> tuple[np.ndarray | None, float]:
-        if self.config.kind != "eagle3":
+        size, vocab = self.learner.draft_vocab, self.target.config.vocab_size
+        if size is None:
             return None, 1.0
-        size, vocab = self.config.draft_vocab_size, self.target.config.vocab_size
-        if self.initial is not None:
-            d2t = np.asarray(self.initial["d2t"])
+        if (d2t := self.learner.d2t) is not None:
             counts = count_tokens(self.corpus.tokens, self.corpus.supervised, vocab)
             return d2t, coverage_of(counts, d2t + np.arange(size))
         count = functools.partial(cached_vocabulary, self.corpus, self.key, size, vocab, self.args.out / "data")
@@ -190,11 +178,10 @@ class Run:
 
     def prepare(self) -> None:
         """Makes the first state, or restores the last one, and compiles the update."""
-        args, mesh = self.args, self.mesh
+        mesh = self.mesh
         shapes = jax.eval_shape(self._fresh, self.target.params)
         shardings = param_shardings(shapes, mesh)
-        scaled = self.config.kind == "eagle3" and not self.config.fc_norm
-        width = len(self.config.taps) * self.config.target_hidden_size
+        scaled, width = self.learner.scaled, len(self.learner.taps) * self.target.config.hidden_size
         scale_like = {"feature_scale": jax.ShapeDtypeStruct((width,), jnp.float32)} if scaled else {}
         replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         like = {"state": shapes, **scale_like}
@@ -212,28 +199,39 @@ class Run:
                 self.batches.set_state(self.first)
 
                 def measure(target: Params, texts: Texts, signals: Signals | None) -> jax.Array:
-                    seen = signals or training.observe(self.target.config, target, texts, self.config.taps)
+                    seen = signals or training.observe(self.target.config, target, texts, self.learner.taps)
                     return training.feature_scale(seen.features, texts)
 
                 scale = jax.jit(measure, out_shardings=replicated)(self.target.params, texts, signals)
             self.state = jax.jit(self._fresh, out_shardings=shardings)(self.target.params)
-            if self.initial is not None:
-                head = self.initial["head"]
+            if (head := self.learner.initial) is not None:
                 head = head if scale is None else training.fold_scale(head, 1.0 / scale)
                 self.state = self.state._replace(head=jax.device_put(head, param_shardings(head, self.mesh)))
-        self.initial = None
+        self.learner.initial = None
         self.d2t_array = None if self.d2t is None else jax.device_put(self.d2t, replicated)
         self.frozen = training.Frozen(self.target.params, self.d2t_array, scale)
-        update = functools.partial(
-            training.head_train_step, self.target.config, self.config, self.objective, self.tx, args.dtype, mesh=mesh
-        )
         options = host.compiler_options()
-        self.update = jax.jit(update, donate_argnums=0, out_shardings=(shardings, replicated), compiler_options=options)
+        self.update = jax.jit(
+            functools.partial(self._update, mesh), donate_argnums=0, out_shardings=(shardings, replicated),
+            compiler_options=options,
+        )  # fmt: skip
+
+    def _update(
+        self,
+        mesh: jax.sharding.Mesh | None,
+        state: training.HeadTrainState,
+        frozen: training.Frozen,
+        texts: Texts,
+        signals: Signals | None,
+        remat: bool | None = None,
+    ) -> tuple[training.HeadTrainState, training.UpdateReport]:
+        loss = self.learner.loss(frozen, mesh, remat=remat)
+        return training.train_step(loss, self.learner.judged, self.tx, state, texts, signals)
 
     def _fresh(self, target: Params) -> training.HeadTrainState:
         key = jax.random.key(self.args.seed)
         d2t = None if self.d2t is None else jnp.asarray(self.d2t)
-        head = fresh_head(self.config, key, target, d2t)
+        head = self.learner.fresh(key, target, d2t)
         head = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), head)
         return training.HeadTrainState(head, self.tx.init(head), jnp.int32(0), key)
 
@@ -279,20 +277,19 @@ class Run:
         self.checkpoints.save(self.step, state, notes)
 
     def finished_head(self) -> Params:
-        """The head as others read it: float32, `{"head": ..., "d2t": ...}`."""
-        head = self.state.head
-        if self.frozen.feature_scale is not None:
-            head = training.fold_scale(head, self.frozen.feature_scale)
-        return {"head": head, **({} if self.d2t_array is None else {"d2t": self.d2t_array})}
+        """What was trained as others read it, float32; of an EAGLE head `{"head": ..., "d2t": ...}`."""
+        return self.learner.finished(self.state.head, self.frozen)
 
     def evaluate(self) -> Evaluation:
         """Generates from the held-out prompts with the head as it is, and keeps it if it is the best so far."""
         params, target = self.finished_head(), self.target
-        cast = {**params, "head": jax.tree.map(lambda leaf: leaf.astype(target.dtype), params["head"])}
+        cast = jax.tree.map(
+            lambda leaf: leaf.astype(target.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, params
+        )
         if self.measured_on != self.mesh:
             weights, cast = respread((target.params, cast), self.measured_on)
             target = eagle_jax.Target.from_params(target.config, weights, target.name, self.measured_on)
-        head = eagle_jax.DraftHead.from_params(self.config, cast, target, self.tree)
+        head = self.learner.bind(cast, target)
         tokens = self.args.eval_tokens
         tau = measure_tau(target, head, self.prompts, max_new_tokens=tokens).tau
         alpha = measure_n_alpha(target, head, self.prompts, max_new_tokens=tokens).alpha
@@ -309,31 +306,28 @@ class Run:
         return self._write(params), step
 
     def _write(self, params: Params) -> Path:
-        host = distributed.to_host(params)
-        embedding = None
-        if self.config.kind == "eagle1":
-            embedding = distributed.to_host(self.target.params["embed_tokens"]["embedding"])
+        host, directory = distributed.to_host(params), self.args.out / self.learner.folder
         if jax.process_index() == 0:
             note_run(self.args.out, self.args.target)
-            save_head_checkpoint(self.config, host, self.args.out / "head", embedding=embedding)
-        return self.args.out / "head"
+        self.learner.write(host, self.target, directory)
+        return directory
 
     def flops(self) -> float:
         """Floating-point operations of an update's matrix products: target, head, and attention's gradient as it is."""
-        once = dataclasses.replace(self.objective, remat=False)
-        update = functools.partial(training.head_train_step, self.target.config, self.config, once, self.tx)
         shape = (self.args.micro_batches, self.args.rows // self.args.micro_batches, self.args.length)
         kinds = (jnp.int32, jnp.bool_, jnp.int32, jnp.int32)
         rows: Any = [jax.ShapeDtypeStruct(shape, kind) for kind in kinds]
         signals = None
         if self.features is not None:
-            hidden = self.config.target_hidden_size
-            wide = ((*shape, len(self.config.taps) * hidden), (*shape, hidden))
+            hidden = self.target.config.hidden_size
+            wide = ((*shape, len(self.features.layout.taps) * hidden), (*shape, hidden))
             stored: Any = [jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in wide]
             signals = Signals(*stored)
-        step = functools.partial(update, self.args.dtype)
         return product_flops(
-            step, *jax.eval_shape(lambda *trees: trees, self.state, self.frozen), Texts(*rows), signals
+            functools.partial(self._update, None, remat=False),
+            *jax.eval_shape(lambda *trees: trees, self.state, self.frozen),
+            Texts(*rows),
+            signals,
         )
 
     def parameters(self) -> int:

@@ -1,4 +1,4 @@
-"""What a run of `train.head` is set up from: objective, shapes, mesh, target, sources, prompts."""
+"""What a training run is set up from: objective, shapes, mesh, target, sources, prompts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,20 @@ from eagle_jax.data.sources import Source
 from eagle_jax.sharding import FSDP, TENSOR, make_mesh, param_shardings, placer
 from eagle_jax.training.objective import PRESETS, Objective
 from eagle_jax.types import Params
-from train.places import check_own, head_path, naming
+from train.options import RunArgs
+from train.places import head_path, naming
 
 if TYPE_CHECKING:
     from train.head import Args
 
-PARTS = {"eagle3": "eagle3", "eagle1": "eagle2", "hass": "eagle2"}
+PARTS = {
+    "eagle3": "eagle3",
+    "eagle1": "eagle2",
+    "hass": "eagle2",
+    "medusa": "medusa",
+    "hydra": "hydra",
+    "hydra++": "hydra",
+}
 """The bundled head that `--init demo` means, by method."""
 DRAFT_VOCAB = 32000
 """Size of a draft vocabulary where none is asked for, as the published heads have it."""
@@ -109,20 +117,7 @@ def taps_of(given: tuple[int, ...] | None, layers: int) -> tuple[int, ...]:
     return taps
 
 
-def check_places(args: Args) -> None:
-    """Refuses, before anything is read or written, what is not there and a directory that is somebody else's.
-
-    Raises:
-      ConfigError: naming the option.
-    """
-    check_own(args.out, ("latest", "best", "data", "log.jsonl"), "a run of train.head")
-    if args.features is not None and not (args.features / "layout.json").is_file():
-        raise ConfigError(f"--features {args.features} holds no features: `python -m train.features` writes them")
-    if args.init is not None:
-        head_path(args.init, "--init", PARTS[args.method])  # is there
-
-
-def load_target(path: str | Path, args: Args, mesh: jax.sharding.Mesh) -> eagle_jax.Target:
+def load_target(path: str | Path, args: RunArgs, mesh: jax.sharding.Mesh) -> eagle_jax.Target:
     """The target; without its layers where nothing runs them: features are stored, and no tau is measured.
 
     Raises:
@@ -137,7 +132,7 @@ def load_target(path: str | Path, args: Args, mesh: jax.sharding.Mesh) -> eagle_
     return eagle_jax.Target.from_params(config, params, str(path), mesh)
 
 
-def mesh_of(args: Args) -> jax.sharding.Mesh:
+def mesh_of(args: RunArgs) -> jax.sharding.Mesh:
     """The mesh over all devices of all processes.
 
     Raises:
@@ -192,7 +187,7 @@ def weights_of(sources: list[Source]) -> dict[str, float] | None:
     return {source.name: float(source.weight or 0) for source in sources}
 
 
-def held_prompts(args: Args, tokenizer: Any, mesh: jax.sharding.Mesh) -> list[list[int]]:
+def held_prompts(args: RunArgs, tokenizer: Any, mesh: jax.sharding.Mesh) -> list[list[int]]:
     """The first prompts of the held-out sources that leave room for a reply; the sources take turns.
 
     As many as every device gets the same number of; too few start again from the first.

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float
 
 from eagle_jax.config import DecoderConfig
 from eagle_jax.models.decoder import target_fn
 from eagle_jax.training.gradients import dense_gradients
 from eagle_jax.training.losses import ahead, by_chunks, likelihood_of_acceptance, overlap, soft_cross_entropy
-from eagle_jax.training.objective import Logits, StepMetrics
+from eagle_jax.training.objective import Logits, Signals, StepMetrics
+from eagle_jax.training.step import beside
 from eagle_jax.training.unroll import causal_mask
 from eagle_jax.types import Params, Texts
 
@@ -67,6 +69,31 @@ def distillation_loss(
     count = jnp.sum(counted, dtype=jnp.float32)
     rows = jnp.maximum(count, 1)
     return loss / rows, StepMetrics((loss / rows)[None], (alpha / rows)[None], count[None])
+
+
+def draft_model_loss(
+    target: DecoderConfig,
+    config: DecoderConfig,
+    model: Params,
+    weights: Params,
+    texts: Texts,
+    dtype: str = "float32",
+    signals: Signals | None = None,
+    mesh: Mesh | None = None,
+    shares: Float[Array, " 1"] | None = None,
+    **options: Any,
+) -> tuple[Float[Array, ""], StepMetrics]:
+    """`distillation_loss` of a draft model beside its target.
+
+    Args:
+      weights: of the target. dtype: of the draft model's products and activations.
+      signals: of the target, where they were written beforehand. mesh, shares: as in `step.head_loss`.
+      options: of `distillation_loss`.
+    """
+    texts, seen, judge = beside(target, weights, texts, signals, mesh)
+    model = jax.tree.map(lambda leaf: leaf.astype(dtype), model)
+    loss, metrics = distillation_loss(config, model, texts, seen.hidden, judge, **options)
+    return loss if shares is None else loss * shares[0], metrics
 
 
 def distilled_rows(texts: Texts) -> Float[Array, " 1"]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float
 
-from eagle_jax.config import MedusaConfig
+from eagle_jax.config import DecoderConfig, MedusaConfig
+from eagle_jax.models.decoder import target_fn
 from eagle_jax.models.medusa import MedusaHeads
+from eagle_jax.sharding import by_rows
 from eagle_jax.training.gradients import dense_gradients
 from eagle_jax.training.losses import ahead, by_chunks, soft_cross_entropy
 from eagle_jax.training.objective import Logits, Signals, StepMetrics
+from eagle_jax.training.step import beside
 from eagle_jax.training.unroll import causal_mask
 from eagle_jax.types import Params, Texts
 
@@ -83,6 +89,33 @@ def medusa_loss(
             total = total + decay**head * (mean if shares is None else mean * shares[head])
             parts.append(StepMetrics(mean, hits / jnp.maximum(count, 1.0), count))
     return total, jax.tree.map(lambda *each: jnp.stack(each), *parts)
+
+
+def medusa_head_loss(
+    target: DecoderConfig,
+    config: MedusaConfig,
+    heads: Params,
+    weights: Params,
+    texts: Texts,
+    dtype: str = "float32",
+    signals: Signals | None = None,
+    mesh: Mesh | None = None,
+    shares: Float[Array, " heads"] | None = None,
+    **options: Any,
+) -> tuple[Float[Array, ""], StepMetrics]:
+    """`medusa_loss` of heads beside their target.
+
+    Args:
+      weights: of the target. dtype: of the heads' products and activations.
+      signals: of the target, where they were written beforehand. mesh, shares: as in `step.head_loss`.
+      options: of `medusa_loss`.
+    """
+    texts, seen, judge = beside(target, weights, texts, signals, mesh)
+    heads = jax.tree.map(lambda leaf: leaf.astype(dtype), heads)
+    if config.kind == "hydra" and seen.embeds is None:
+        seen = seen._replace(embeds=by_rows(target_fn(target).embed(weights, texts.tokens), mesh))
+    seen = seen._replace(hidden=seen.hidden.astype(dtype))
+    return medusa_loss(config, heads, seen, texts, judge, shares=shares, **options)
 
 
 def medusa_rows(texts: Texts, heads: int) -> Float[Array, " heads"]:

@@ -16,7 +16,7 @@ from eagle_jax.config import DecoderConfig, HeadConfig
 from eagle_jax.models.decoder import target_fn
 from eagle_jax.sharding import by_rows, embeds_by_rows, gathered
 from eagle_jax.training.gradients import dense_gradients
-from eagle_jax.training.objective import Objective, Signals, StepMetrics, judged_rows, unrolled_loss
+from eagle_jax.training.objective import Logits, Objective, Signals, StepMetrics, judged_rows, unrolled_loss
 from eagle_jax.training.unroll import causal_mask
 from eagle_jax.types import Params, Texts
 
@@ -117,6 +117,17 @@ def head_loss(
             config, objective, head, signals, texts, lambda hidden: fn.logits(judge, hidden), kept, key, mesh,
             shares,
         )  # fmt: skip
+
+
+def beside(
+    target: DecoderConfig, params: Params, texts: Texts, signals: Signals | None, mesh: Mesh | None
+) -> tuple[Texts, Signals, Logits]:
+    """Rows held to the mesh, what the target says of them (given or computed; its last state alone), its lm_head."""
+    texts = jax.tree.map(lambda leaf: by_rows(leaf, mesh), texts)
+    if signals is None:
+        signals = observe(target, params, texts, (), mesh)
+    judge = gathered(params, mesh, embedding=target.tie_word_embeddings)
+    return texts, signals, lambda hidden: target_fn(target).logits(judge, hidden)
 
 
 def feature_scale(features: Float[Array, "B T F"], texts: Texts) -> Float[Array, " F"]:

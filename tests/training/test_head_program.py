@@ -23,6 +23,8 @@ import safetensors.numpy
 import eagle_jax
 import train.features
 import train.head
+import train.loop
+import train.run
 from eagle_jax.checkpoints import CheckpointError, save_target_checkpoint
 from eagle_jax.config import ConfigError, DecoderConfig, TreeConfig
 from eagle_jax.data.tokenizers import load_tokenizer
@@ -151,7 +153,7 @@ def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path, monkeypatc
     caplog.set_level("INFO")
     out = tmp_path / "run"
     seen = []
-    judge = train.head.judge
+    judge = train.loop.judge
 
     def noting(this, step, report, documents):
         seen.append({int(document) for document in documents[documents >= 0]})
@@ -163,7 +165,7 @@ def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path, monkeypatc
     unusable = {"tokens": [7, 8, 9], "supervised": []}  # left out: the numbers of documents are not those of rows
     (place / "gaps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [unusable, unusable, *rows]))
     with monkeypatch.context() as patch:
-        patch.setattr(train.head, "judge", noting)
+        patch.setattr(train.loop, "judge", noting)
         with pytest.raises(
             ValueError, match=r"step 3: loss nan.*the checkpoint of step 2 is kept.*Lower --rate"
         ) as error:

@@ -1,0 +1,199 @@
+"""`train.head` with Medusa's and Hydra's heads, and `train.distill`: what every learner must do, and what differs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+import eagle_jax
+import train.distill
+import train.features
+import train.head
+import train.run
+from eagle_jax.bound import TreeDrafter
+from eagle_jax.checkpoints import CheckpointError
+from eagle_jax.config import ConfigError
+from tests.training.runs import OPTIONS, losses
+
+KINDS = ["medusa", "hydra", "hydra++", "distill"]
+EAGLE = ("unroll", "taps", "draft_vocab", "eval_tree")
+
+
+def arguments(kind, place, out, **changes):
+    options = {name: value for name, value in OPTIONS.items() if name not in EAGLE}
+    options |= {"target": str(place / "target"), "data": (str(place / "train.jsonl"),), "out": out, "data_axis": 1}
+    if kind == "distill":
+        return train.distill.Args(**{**options, "layers": 1, "hidden": 8, "intermediate": 12, **changes})
+    return train.head.Args(**{**options, "method": kind, "heads": 3, **changes})
+
+
+def main(args):
+    return (train.distill if isinstance(args, train.distill.Args) else train.head).main(args)
+
+
+def trained(out, kind, target) -> TreeDrafter:
+    if kind == "distill":
+        return eagle_jax.load_draft_model(out / "model", target)
+    return eagle_jax.load_medusa(out / "head", target)
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """Runs that nobody disturbed."""
+    found = {}
+
+    def of(kind):
+        if kind not in found:
+            found[kind] = place / f"whole-{kind}"
+            assert main(arguments(kind, place, found[kind])) == 0
+        return found[kind]
+
+    return of
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_leaves_what_drafts_losslessly_and_a_log(place, tmp_path, kind, capsys):
+    out = tmp_path / "run"
+    held = (str(place / "held.jsonl"),)
+    assert main(arguments(kind, place, out, heldout=held, rate=1e-2, steps=8, eval_every=4)) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["steps"] == 8 and report["tau"] >= 1
+    seen = losses(out)
+    assert seen[-1][0] < seen[0][0]
+    places = {"distill": 1}.get(kind, 3)
+    assert all(len(line) == 2 + places for line in seen)
+    target = eagle_jax.load_target(place / "target")
+    drafter = trained(out, kind, target)
+    prompts = [[7, 8, 9], [100, 20]]
+    texts = [eagle_jax.generate(target, one, prompts, max_new_tokens=12).tokens for one in (drafter, None)]
+    assert texts[0] == texts[1]
+    measured = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines() if "tau" in line]
+    assert [line["step"] for line in measured] == [4, 8]
+    assert len(measured[0]["n_alpha"]) == (6 if kind == "distill" else 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypatch, kind):
+    out = tmp_path / "run"
+    advance = train.run.Run.advance
+
+    def stopped_in_the_third(this):
+        if this.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return advance(this)
+
+    args = arguments(kind, place, out)
+    with monkeypatch.context() as patch:
+        patch.setattr(train.run.Run, "advance", stopped_in_the_third)
+        assert main(args) == 128 + signal.SIGTERM
+    assert main(args) == 0
+    assert losses(out) == losses(whole(kind))
+
+
+@pytest.mark.parametrize("kind", ["hydra++", "distill"])  # medusa and hydra are parts of the first
+def test_meshes_micro_batches_and_recomputation_change_nothing(place, whole, tmp_path, kind):
+    for number, changes in enumerate(
+        (dict(data_axis=0, fsdp=2), dict(data_axis=0, tensor=2, micro_batches=2), dict(remat=True, chunk=4))
+    ):
+        if kind == "distill":  # whose 2 key-value heads of 6 do not fit 8 channels over everything
+            changes |= {"head_dim": 6}
+            reference = tmp_path / "reference"
+            if number == 0:
+                assert main(arguments(kind, place, reference, head_dim=6)) == 0
+        else:
+            reference = whole(kind)
+        out = tmp_path / str(number)
+        assert main(arguments(kind, place, out, **changes)) == 0
+        np.testing.assert_allclose(losses(out), losses(reference), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["hydra", "distill"])
+def test_stored_features_of_any_taps_teach_the_same(place, whole, tmp_path, kind, monkeypatch):
+    options = dict(
+        target=str(place / "target"), data=(str(place / "train.jsonl"),), out=tmp_path / "features", taps=(1,),
+        stored="float32", length=32, rows=4, dtype="float32",
+    )  # fmt: skip
+    train.features.main(train.features.Args(**options))
+    monkeypatch.setattr(eagle_jax, "load_target", lambda *_, **__: pytest.fail("loaded the layers of the target"))
+    assert main(arguments(kind, place, tmp_path / "run", features=tmp_path / "features")) == 0
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(whole(kind)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["hydra++", "distill"])
+def test_a_run_begins_with_what_it_is_given(place, whole, tmp_path, kind):
+    """At a rate near nothing the first loss is that of the weights given, rounded to bfloat16 by their file."""
+    folder = "model" if kind == "distill" else "head"
+    given = str(whole(kind) / folder)
+    sizes = {"hidden": None, "intermediate": None} if kind == "distill" else {}
+    again = arguments(kind, place, tmp_path / "again", init=given, rate=1e-9, steps=12, **sizes)
+    assert main(again) == 0
+    fresh, after = losses(whole(kind)), losses(tmp_path / "again")
+    # The data of updates 1 to 6 are the same.
+    assert all(b[0] < a[0] for a, b in zip(fresh[:3], after[:3], strict=True))
+    assert abs(after[0][0] - after[6][0]) < abs(fresh[0][0] - fresh[5][0]) or after[0][0] < fresh[0][0]
+
+
+def test_a_draft_model_of_the_targets_own_layers_begins_as_they_are(place, tmp_path):
+    args = arguments(
+        "distill", place, tmp_path / "run", target_layers=(0, 1), hidden=None, intermediate=None, rate=1e-9, steps=1
+    )
+    assert main(args) == 0
+    assert losses(tmp_path / "run")[0][0] == pytest.approx(0.0, abs=1e-5)  # all layers: it is the target
+    target = eagle_jax.load_target(place / "target")
+    model = eagle_jax.load_draft_model(tmp_path / "run" / "model", target)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-2), model.params["model"], target.params
+    )
+    kept = eagle_jax.generate(target, model, [[7, 8, 9]], max_new_tokens=30)
+    assert kept.tau > 3  # but for bfloat16 it would accept every token
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("medusa", dict(unroll=3), "--unroll is of eagle3, eagle1 and hass, and --method is medusa"),
+        ("hydra", dict(draft_vocab=9), "--draft-vocab is of eagle3, eagle1 and hass, and --method is hydra"),
+        ("medusa", dict(heads=0), "--heads 0 must be at least 1"),
+        ("medusa", dict(eval_tree="4,1,4"), "--eval-tree 4,1,4 has 4 levels, and there are 3 heads, one for each"),
+        ("medusa", dict(init="./tests"), "--init ./tests: no config.json in"),
+        ("hydra++", dict(init="HERE/whole-hydra++/head", head_layers=2), "num_layers is 1 there and 2 here"),
+        ("medusa", dict(init="HERE/whole-hydra++/head"), "kind is hydra there and medusa here"),
+        ("distill", dict(layers=0), "--layers 0 must be at least 1"),
+        ("distill", dict(target_layers=(0, 2)), "--hidden is of a fresh model, and --target-layers gives one"),
+        ("distill", dict(target_layers=(0, 2), hidden=None, intermediate=None), "--target-layers 2: the target has"),
+        ("distill", dict(init="HERE/target"), "--hidden is of a fresh model, and --init gives one"),
+        ("distill", dict(init="demo", hidden=None, intermediate=None, target_layers=(0,)), "both say what to begin"),
+        ("distill", dict(init="HERE/other", hidden=None, intermediate=None), "a draft model must have its target's"),
+        ("distill", dict(num_heads=3), "there is no such model: num_attention_heads=3"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_refused(place, whole, tmp_path, kind, changes, message, monkeypatch):
+    if any("HERE/whole" in str(value) for value in changes.values()):
+        whole("hydra++")
+    other = place / "other"
+    if not other.exists():
+        shutil.copytree(place / "target", other)
+        content = json.loads((other / "tokenizer.json").read_text())
+        vocab = content["model"]["vocab"]
+        names = sorted(vocab, key=vocab.get)
+        vocab[names[300]], vocab[names[301]] = 301, 300
+        (other / "tokenizer.json").write_text(json.dumps(content))
+    args = arguments(kind, place, tmp_path / "run")
+    given = {name: value.replace("HERE", str(place)) if isinstance(value, str) else value
+             for name, value in changes.items()}  # fmt: skip
+    monkeypatch.setattr(train.run.Run, "prepare", lambda this: pytest.fail("went on to compile"))
+    with pytest.raises((ValueError, ConfigError, CheckpointError), match=message):
+        main(dataclasses.replace(args, **given))
+    assert not (tmp_path / "run").exists()
+
+
+def test_options_of_medusa_are_not_those_of_eagle(place, tmp_path):
+    with pytest.raises(ValueError, match=r"--heads is of medusa, hydra and hydra\+\+, and --method is eagle3"):
+        train.head.main(arguments("eagle3", place, tmp_path / "run"))
