@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,10 @@ RANKS = 4
 """Siblings that a table of positions shows; wider trees have more."""
 ALPHAS = (0.5, 0.7, 0.9)
 COSTS = (0.02, 0.05, 0.1, 0.2, 0.5)
+
+
+_TREE = re.compile(r"(?<=@)(\d+x\d+x\d+|chain\d+|static)(/|$)")
+"""What a label says of the tree, which its chains do not have."""
 
 
 class Chain(NamedTuple):
@@ -153,10 +158,10 @@ def n_alpha(evidence: Evidence) -> Section:
     deepest = max(chain.length for chain in chains.values())
     rows = []
     panels: dict[float, dict[str, list[float | None]]] = {}
-    for (label, temperature), chain in chains.items():
+    for (name, temperature), chain in chains.items():
         shares = [_share(a, t) for a, t in zip(chain.accepted, chain.tested, strict=True)]
-        rows.append([title(label), f"{temperature:g}", *shares, *["-"] * (deepest - len(shares))])
-        panels.setdefault(temperature, {})[title(label)] = chain.alpha
+        rows.append([name, f"{temperature:g}", *shares, *["-"] * (deepest - len(shares))])
+        panels.setdefault(temperature, {})[name] = chain.alpha
     text = [
         "Share of the drafts of a chain that the target accepted, of those that n accepted drafts precede "
         "(accepted/looked at), pooled over tasks. Flat: the head drafts as well from its own states as from the "
@@ -179,10 +184,13 @@ def expected(evidence: Evidence, costs: Mapping[str, float]) -> Section:
     if chains:
         rows = []
         panels: dict[float, dict[str, figures.Lengths]] = {}
-        for (label, temperature), found in chains.items():
+        every = sorted({chain.length for found in chains.values() for chain in found})
+        lines_of = ("measured", "(1 - a^(K+1)) / (1 - a)", "1 + a0 + a0 a1 + ...")
+        for (name, temperature), found in chains.items():
             longest = max(found, key=lambda chain: chain.length)
             rate = longest.acceptance
             curve = figures.Lengths([], [], [])
+            exact = []
             for chain in found:
                 if rate is None or not chain.cycles:
                     continue
@@ -192,15 +200,18 @@ def expected(evidence: Evidence, costs: Mapping[str, float]) -> Section:
                 curve.lengths.append(chain.length)
                 curve.measured.append(seen)
                 curve.formula.append(flat)
-                first = [title(label), f"{temperature:g}", f"{rate:.3f}"] if chain is found[0] else ["", "", ""]
-                numbers = [f"{seen:.2f}", f"{flat:.2f}", f"{100 * (flat / seen - 1):+.0f}%", f"{each:.2f}"]
-                rows.append([*first, str(chain.length), *numbers])
-            panels.setdefault(temperature, {})[title(label)] = curve
-        head = ["method", "T", "a", "K", "measured", "(1 - a^(K+1)) / (1 - a)", "off by", "1 + a0 + a0 a1 + ..."]
+                exact.append(each)
+            for words, values in zip(lines_of, (curve.measured, curve.formula, exact), strict=True):
+                by_length = dict(zip(curve.lengths, values, strict=True))
+                numbers = [f"{by_length[length]:.2f}" if length in by_length else "-" for length in every]
+                first = [name, f"{temperature:g}", f"{rate or 0:.3f}"] if words == lines_of[0] else [""] * 3
+                rows.append([*first, words, *numbers])
+            panels.setdefault(temperature, {})[name] = curve
+        head = ["method", "T", "a", "tokens per pass", *(f"K={length}" for length in every)]
         parts += [
             "a is the share of accepted among all drafts of the longest chain that the target looked at; the "
-            "formula takes every draft to be accepted with it, independently. The last column takes each "
-            "position's own rate (n-alpha).",
+            "formula takes every draft to be accepted with it, independently. The third line takes each position's own "
+            "rate (n-alpha).",
             table(head, rows),
             "![tokens per pass over the length of the chain](expected.png)",
         ]
@@ -231,8 +242,9 @@ def _groups(evidence: Evidence) -> dict[tuple[str, float], list[Cell]]:
 
 
 def _chains(evidence: Evidence) -> dict[tuple[str, float], list[Chain]]:
-    """Chains by label and temperature, pooled over tasks; of labels that differ in the tree alone, the first."""
+    """Chains by name of the head and temperature, pooled over tasks; labels that differ in the tree share them."""
     found: dict[tuple[str, float], list[Chain]] = {}
+    seen: list[tuple[str, float, list[Chain]]] = []
     for (label, temperature), cells in _groups(evidence).items():
         shared = [{chain["length"]: chain for chain in cell.chains} for cell in cells]
         chains = []
@@ -241,12 +253,12 @@ def _chains(evidence: Evidence) -> dict[tuple[str, float], list[Chain]]:
             counts = [sum(chain[name] for chain in each) for name in ("tokens", "cycles")]
             columns = [np.sum([chain[name] for chain in each], axis=0).tolist() for name in ("tested", "accepted")]
             chains.append(Chain(length, *counts, *columns))
-        twin = any(
-            old.partition("@")[0] == label.partition("@")[0] and heat == temperature and chains == other
-            for (old, heat), other in found.items()
-        )
-        if chains and not twin:
-            found[label, temperature] = chains
+        method = label.partition("@")[0]
+        if not chains or (method, temperature, chains) in seen:
+            continue
+        seen.append((method, temperature, chains))
+        name = title(_TREE.sub("", label).removesuffix("@"))
+        found[title(label) if (name, temperature) in found else name, temperature] = chains
     return found
 
 

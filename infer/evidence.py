@@ -24,7 +24,7 @@ NAMES = {
     "hass": "HASS",
     "eagle2": "EAGLE-2",
     "eagle3": "EAGLE-3",
-    "transformers": "`transformers`",
+    "transformers": "transformers",
 }
 ABLATED = ("confidence", "norerank")
 """Settings of a label that switch off a part of EAGLE-2."""

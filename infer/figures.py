@@ -31,7 +31,8 @@ def png(figure: Any) -> bytes:
 
 def bars(cells: Sequence[Any], labels: Sequence[str], tasks: Sequence[str], title: Callable[[str], str]) -> Any:
     """Speedup, with its range, and tau: a group of bars per task, a bar per method."""
-    figure, (left, right) = _panels(2, width=max(4.6, 0.9 + 0.24 * len(labels) * len(tasks)))
+    crowded = len(labels) * len(tasks) > 18
+    figure, (left, right) = _panels(2, width=9.2 if crowded else 4.6, columns=1 if crowded else 2)
     width = 0.8 / len(labels)
     for place, label in enumerate(labels):
         own = {cell.task: cell for cell in cells if cell.label == label}
@@ -174,12 +175,13 @@ def expected(panels: Mapping[float, Mapping[str, Lengths]]) -> Any:
     return _legend_below(figure, *every)
 
 
-def _panels(count: int, width: float = 4.6, share: bool = False) -> tuple[Any, list[Any]]:
-    """A figure of panels side by side, four in a row at most."""
+def _panels(count: int, width: float = 4.6, share: bool = False, columns: int = 4) -> tuple[Any, list[Any]]:
+    """A figure of panels side by side, `columns` in a row at most."""
     from matplotlib.figure import Figure
 
-    columns = min(4, max(1, count))
-    rows = -(-max(1, count) // columns)
+    count = max(1, count)
+    rows = -(-count // columns)
+    columns = -(-count // rows)
     figure = Figure(figsize=(width * columns, 3.6 * rows), layout="constrained", facecolor="white")
     grid = figure.subplots(rows, columns, squeeze=False, sharey=share).ravel().tolist()
     for empty in grid[count:]:

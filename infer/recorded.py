@@ -165,15 +165,27 @@ def _cell(entry: Any, where: str) -> Cell:
                 )
             if len({len(part) for part in value.values() if isinstance(part, list)}) > 1:
                 raise ValueError(f"{where}, {name}: its lists differ in length")
-    if any(
-        accepted > reached
-        for row, above in zip(entry["positions"]["accepted"], entry["positions"]["reached"], strict=True)
-        for accepted, reached in zip(row, above, strict=True)
-    ):
-        raise ValueError(f"{where}, positions: more nodes accepted than reached")
+    tables = entry["positions"]["accepted"], entry["positions"]["reached"]
+    for accepted, reached in zip(*tables, strict=True):
+        _no_more(accepted, reached, "reached", f"{where}, positions")
+    if (nodes := entry["nodes"]) is not None:
+        _no_more(nodes["accepted"], nodes["reached"], "reached", f"{where}, nodes")
+    for chain in entry["chains"]:
+        _no_more(chain["accepted"], chain["tested"], "tested", f"{where}, chains")
+        if chain["length"] != len(chain["tested"]):
+            raise ValueError(f"{where}, chains: {len(chain['tested'])} positions of a chain of {chain['length']}")
+    if (bins := entry["calibration"]) is not None:
+        _no_more(bins["accepted"], bins["count"], "count", f"{where}, calibration")
+        if any(count and mean is None for count, mean in zip(bins["count"], bins["confidence"], strict=True)):
+            raise ValueError(f"{where}, calibration: a bin with nodes has no confidence")
     if (entry["calibration"] is None) == (entry["uncalibrated"] is None):
         raise ValueError(f"{where}: either calibration or the reason why there is none, uncalibrated, must be null")
     return Cell(**entry)
+
+
+def _no_more(accepted: Sequence[int], of: Sequence[int], name: str, where: str) -> None:
+    if len(accepted) != len(of) or any(part > whole for part, whole in zip(accepted, of, strict=True)):
+        raise ValueError(f"{where}: more accepted than {name}")
 
 
 def _same_names(entry: Any, names: Sequence[str], where: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from infer import figures
 from infer.evidence import Evidence, Section, distinct, missing, table, title, unablated
-from infer.results import Cell, Group
+from infer.results import Cell, Group, SpecBench
 
 Published = dict[str, dict[str, tuple[float, float]]]
 
@@ -146,12 +146,14 @@ def batches(evidence: Evidence) -> Section:
     sections, pictures = [], {}
     for temperature in sorted({cell.temperature for cell in evidence.bench}):
         own = [cell for cell in evidence.bench if cell.temperature == temperature and not unablated(cell.label)[1]]
-        sizes = {label: {cell.batch for cell in own if cell.label == label} for label in distinct(c.label for c in own)}
-        labels = [label for label, batch in sizes.items() if len(batch) > 1]
-        if not labels:
+        sizes: dict[tuple[str, str], set[int]] = {}
+        for cell in own:
+            sizes.setdefault((cell.label, cell.task), set()).add(cell.batch)
+        several = {key: batch for key, batch in sizes.items() if len(batch) > 1}
+        if not several:
             continue
-        every = sorted(set().union(*(sizes[label] for label in labels)))
-        tasks = _tasks([cell for cell in own if cell.label in labels])
+        labels, tasks = distinct(label for label, _ in several), sorted({task for _, task in several})
+        every = sorted(set().union(*several.values()))
         rows, curves = [], {}
         for label in labels:
             at: dict[int, tuple[float | None, float | None]] = {}
@@ -210,31 +212,33 @@ def spec_bench(evidence: Evidence) -> Section:
     cells = [cell for cell in evidence.bench if not unablated(cell.label)[1] and cell.label != "vanilla"]
     if not cells:
         return missing(heading, "no method was timed", "python -m infer.bench --methods vanilla,eagle2,eagle3")
-    rows = []
-    for group in sorted({cell.group for cell in cells}, key=lambda group: (group.temperature, group.batch, group.task)):
-        for cell in (cell for cell in cells if cell.group == group):
-            theirs = cell.spec_bench
-            ours = [_number(cell.tau), _number(theirs.mean_accepted_tokens)]
-            speeds = [_times(cell.speedup), _times(theirs.speedup), f"{cell.tok_s:.0f}", f"{theirs.tok_s:.0f}"]
-            rows.append([_words(group), title(cell.label), *ours, *speeds])
-    head = ["task", "method", "tau", "mean accepted tokens", "speedup", "theirs", "tokens/s", "theirs"]
     parts = [
         "Tau pools: tokens after each reply's first over cycles. Spec-Bench's mean accepted tokens "
-        "(arXiv:2401.07851) is the mean over cycles of the accepted drafts and one more, also where the reply "
-        "ended sooner. Our speed is all tokens over all seconds; theirs the mean over questions of tokens over "
-        "seconds, and the speedup the ratio of these means.",
-        table(head, rows, left=2),
+        "(arXiv:2401.07851) are the mean over cycles of the accepted drafts and one more, also where the reply "
+        "ended sooner. Our speedup is of all tokens over all seconds; theirs of the mean over questions of tokens "
+        "over seconds. Means over tasks."
     ]
+    for temperature in sorted({cell.temperature for cell in cells}):
+        own, batch = _smallest(cells, temperature)
+        tasks, rows = _tasks(own), []
+        for label in distinct(cell.label for cell in own):
+            found = [_find(own, label, task) for task in tasks]
+            speedup, tau = _means(found)
+            theirs = [(None, None) if cell is None else _theirs(cell.spec_bench) for cell in found]
+            ratio, mat = _mean([pair[0] for pair in theirs]), _mean([pair[1] for pair in theirs])
+            rows.append([title(label), _number(tau), _number(mat), _times(speedup), _times(ratio)])
+        here = f"T={temperature:g}, batch {batch}: {', '.join(tasks)}"
+        parts.append(table([here, "tau", "mean accepted tokens", "speedup", "Spec-Bench's"], rows))
     for group in distinct(cell.group for cell in cells if cell.categories):
         own = [cell for cell in cells if cell.group == group and cell.categories]
         names = distinct(name for cell in own for name in cell.categories)
         lines = []
         for cell in own:
-            found = [cell.categories.get(name) for name in names]
-            pairs = ["-" if part is None else _pair(part.spec_bench.speedup, part.tau) for part in found]
+            parts_of = [cell.categories.get(name) for name in names]
+            pairs = ["-" if part is None else _pair(*_theirs(part.spec_bench)) for part in parts_of]
             lines.append([title(cell.label), *pairs])
         parts += [
-            f"Spec-Bench's speedup, and tau, by category of {_words(group)}:",
+            f"Spec-Bench's speedup and mean accepted tokens, by category of {_words(group)}:",
             table(["method", *names], lines),
         ]
     return Section(heading, "\n\n".join(parts))
@@ -282,8 +286,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _means(cells: Sequence[Cell | None]) -> tuple[float | None, float | None]:
     """Mean speedup and mean tau."""
-    known = [None if cell is None else (cell.speedup, cell.tau) for cell in cells]
-    return _mean([pair and pair[0] for pair in known]), _mean([pair and pair[1] for pair in known])
+    pairs = [(None, None) if cell is None else (cell.speedup, cell.tau) for cell in cells]
+    return _mean([pair[0] for pair in pairs]), _mean([pair[1] for pair in pairs])
 
 
 def _both(cell: Cell | None) -> str:
@@ -311,6 +315,10 @@ def _spread(cell: Cell | None) -> str:
         return "-"
     low, high = cell.speedup_range
     return f"{low:.2f}x-{high:.2f}x, {cell.identical}/{cell.compared}"
+
+
+def _theirs(found: SpecBench) -> tuple[float | None, float | None]:
+    return found.speedup, found.mean_accepted_tokens
 
 
 def _words(group: Group) -> str:

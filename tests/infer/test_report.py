@@ -90,7 +90,7 @@ def test_table_1(tmp_path):
         "| plain decoding | 1.00x, 1.00 | 1.00x, 1.00 | 1.00x, 1.00 |",
         "| PLD, 10 | 1.25x, 1.50 | - | - |",  # the mean of one task is none of both
         "| EAGLE-3 | 3.00x, 5.00 | 2.00x, 4.00 | 2.50x, 4.50 |",
-        "| `transformers` | 0.50x, - | - | - |",
+        "| transformers | 0.50x, - | - | - |",
     ]
     assert "| EAGLE-3 | 2.88x-3.25x, 5/5 | 1.88x-2.25x, 4/5 |" in lines
     assert "over 2 repetitions" in text
@@ -174,9 +174,10 @@ def test_spec_benchs_definitions(tmp_path):
     writing = results.Category(2.5, 1.5, results.SpecBench(2.75, 120.0, 1.75))
     cells = [bench_cell("eagle3", "mt_bench", 2.0, 4.0, categories={"writing": writing}), PLAIN[1]]
     text = part(made(tmp_path, bench_file(tmp_path / "b.json", cells)), "By the definitions of Spec-Bench")
-    assert "| mt_bench, T=0 | EAGLE-3 | 4.00 | 4.25 | 2.00x | 1.88x | 200 | 180 |" in text
+    assert "| T=0, batch 1: mt_bench | tau | mean accepted tokens | speedup | Spec-Bench's |" in text
+    assert "| EAGLE-3 | 4.00 | 4.25 | 2.00x | 1.88x |" in text
     assert "| method | writing |" in text
-    assert "| EAGLE-3 | 1.75x, 2.50 |" in text
+    assert "| EAGLE-3 | 1.75x, 2.75 |" in text
 
 
 RECORDS = [record_cell("eagle3", "gsm8k"), record_cell("eagle3", "mt_bench")]
@@ -219,14 +220,18 @@ def test_calibration_is_pooled_by_bin(tmp_path):
 
 def test_n_alpha_and_expected_tokens(tmp_path):
     cells = [*RECORDS, record_cell("eagle3@2x2x4", "gsm8k"), record_cell("eagle3@2x2x4", "mt_bench")]
+    other = [{"length": 1, "tokens": 12, "cycles": 10, "tested": [10], "accepted": [2]}]
+    cells.append(record_cell("eagle3@2x2x4/untempered", "gsm8k", chains=other))
     text = made(tmp_path, record_file(tmp_path / "a.json", cells))
     own = part(text, "n-alpha")
     assert "| EAGLE-3 | 0 | 0.60 (12/20) | 0.50 (6/12) |" in own
     assert "2x2x4" not in own  # another tree of the same head: its chains are the same
+    assert "| EAGLE-3, untempered | 0 | 0.20 (2/10) | - |" in own
     best = part(text, "Expected tokens per pass, and the best chain")
     # a = 18 of 32; formula for K = 1: 1 + a, measured 32 tokens in 20 cycles.
-    assert "| EAGLE-3 | 0 | 0.562 | 1 | 1.60 | 1.56 | -2% | 1.60 |" in best
-    assert "|  |  |  | 2 | 2.00 | 1.88 | -6% | 1.90 |" in best
+    assert "| EAGLE-3 | 0 | 0.562 | measured | 1.60 | 2.00 |" in best
+    assert "|  |  |  | (1 - a^(K+1)) / (1 - a) | 1.56 | 1.88 |" in best
+    assert "|  |  |  | 1 + a0 + a0 a1 + ... | 1.60 | 1.90 |" in best
     # By hand, a = 0.5: K = 2 at c = 0.1 (1.75 / 1.2); 0.2 pays one draft (1.5 / 1.2), 0.5 none.
     (row,) = [line for line in best.splitlines() if line.startswith("| 0.5 |")]
     assert row.split(" | ")[3:] == ["2 (1.46x)", "1 (1.25x)", "0 (1.00x) |"]
@@ -314,9 +319,13 @@ def test_what_is_refused(tmp_path):
         (lambda cell: cell.update(taus=1), "cell 0 has an unknown field 'taus'"),
         (lambda cell: cell.update(cycles=-1), "cell 0: cycles is -1, expected int"),
         (lambda cell: cell["positions"].pop("reached"), "cell 0, positions lacks reached"),
-        (lambda cell: cell["positions"].update(accepted=[[99, 0], [0, 0]]), "more nodes accepted than reached"),
+        (lambda cell: cell["positions"].update(accepted=[[99, 0], [0, 0]]), "positions: more accepted than reached"),
         (lambda cell: cell["positions"].update(reached=[[99, 0]]), "positions: its lists differ in length"),
         (lambda cell: cell["chains"][0].update(tested=["x"]), r"chains: tested is \['x'\]"),
+        (lambda cell: cell["chains"][1].update(accepted=[6, 7]), "chains: more accepted than tested"),
+        (lambda cell: cell["chains"][1].update(length=3), "chains: 2 positions of a chain of 3"),
+        (lambda cell: cell["calibration"].update(accepted=[2, 7]), "calibration: more accepted than count"),
+        (lambda cell: cell["calibration"].update(confidence=[0.25, None]), "calibration: a bin with nodes has no"),
         (lambda cell: cell["calibration"].update(count=[1]), "calibration: its lists differ in length"),
         (lambda cell: cell.update(uncalibrated="why"), "uncalibrated, must be null"),
     ],
