@@ -47,6 +47,14 @@ class Replay:
         self.path = self._text_path(np.asarray(tokens))
         self._beams: dict[int, tuple[np.ndarray, float]] = {}
 
+    @classmethod
+    def joined(cls, parts: Sequence[Any]) -> Replay:
+        """Of several batches, each given as the six arguments; all watched with the same tree."""
+        replies = [reply for part in parts for reply in part[0]]
+        before = np.cumsum([0, *(len(part[0]) for part in parts)])
+        owner = np.concatenate([part[1] + start for part, start in zip(parts, before[:-1], strict=True)])
+        return cls(replies, owner, *(np.concatenate(column) for column in list(zip(*parts, strict=True))[2:]))
+
     def accepted(self, tree: TreeConfig) -> np.ndarray:
         """[P] drafted tokens that a cycle with this tree would accept if it began here.
 
@@ -167,7 +175,7 @@ class DraftCosts:
         points = sorted((d, seconds) for d, width, seconds in self.measured if width == top_k)
         (low, first), (high, last) = points[0], points[-1]
         if high == low:
-            return first
+            return max(first, 0.0)
         return max(first + (last - first) / (high - low) * (depth - low), 0.0)
 
 

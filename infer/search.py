@@ -1,0 +1,278 @@
+"""The search for the fastest method and tree: what is predicted from costs and replayed drafts, then measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import eagle_jax
+from eagle_jax.bound import BoundDrafter, TreeDrafter
+from eagle_jax.config import ConfigError, TreeConfig
+from eagle_jax.profile import BUNDLED, NUMBERS, Entry
+from eagle_jax.tuning import Replay, Score, choose, count_passes, speedup, trees
+from eagle_jax.watching import can_watch
+from infer.methods import OPTIONS, PLAIN, Label, Loader, Sources
+from infer.trials import (
+    Costs,
+    Sample,
+    Setting,
+    Trial,
+    compete,
+    cycles_of,
+    designs,
+    measure_costs,
+    note,
+    prefill_seconds,
+    record,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """What is searched, and how thoroughly it is measured.
+
+    Attributes:
+      depths, top_ks, nodes: of trees. lengths: of what prompt lookup drafts. widths: rows of measured target passes.
+      candidates: of the best predicted, how many are measured. repeats: of all measurements.
+      turns: cycles per measurement of a cycle. exhaustive: whether all are measured.
+    """
+
+    depths: tuple[int, ...]
+    top_ks: tuple[int, ...]
+    nodes: tuple[int, ...]
+    lengths: tuple[int, ...]
+    widths: tuple[int, ...]
+    candidates: int = 4
+    repeats: int = 5
+    turns: int = 8
+    exhaustive: bool = False
+
+
+class Tuned(NamedTuple):
+    """The result at one setting.
+
+    Attributes:
+      entry: of the profile. plain: tokens per second of plain decoding. report: for the JSON object.
+    """
+
+    entry: Entry
+    plain: float
+    report: dict[str, Any]
+
+
+class Tuner:
+    """Chooses for one target, setting by setting; what is watched and loaded is kept."""
+
+    def __init__(
+        self, grid: Grid, target: eagle_jax.Target, sources: Sources, labels: Sequence[str], samples: dict[str, Sample]
+    ):
+        self.grid, self.target, self.sources, self.samples = grid, target, sources, samples
+        self.load = Loader(target, sources)
+        self.widths = sorted({1, *grid.widths})
+        self.drafters: dict[str, BoundDrafter] = {}
+        for label in labels:
+            for text in [label] if "@" in label else self.labels(label):
+                with_setting = self.load(text)
+                assert with_setting is not None
+                entry_of(text, with_setting, sources, Setting(1, 0.0, 1))  # refuses what a profile cannot hold
+                self.drafters[text] = with_setting
+        if not self.drafters:
+            raise ValueError("--methods and the grid leave nothing to choose from: name a method, or widen --depths, "
+                             "--top-ks and --nodes")  # fmt: skip
+        self._replays: dict[tuple[str, float], dict[str, Replay]] = {}
+
+    def labels(self, method: str) -> list[str]:
+        """Labels of all settings of a method that are searched."""
+        if method == "pld":
+            return [f"pld@{length}" for length in self.grid.lengths]
+        if method == "lookahead":
+            return ["lookahead@5x7x7"]
+        head = self.load(method + ("/deterministic" if "@" in method else "@deterministic"))
+        assert isinstance(head, TreeDrafter)
+        depths = [d for d in self.grid.depths if head.deepest is None or d <= head.deepest]
+        shapes = trees(depths, self.grid.top_ks, self.grid.nodes)
+        return [label_of(method, tree) for tree in shapes]
+
+    def replayed(self) -> dict[str, list[str]]:
+        """By method, the labels whose cycles follow from watching one wide tree (or one long lookup)."""
+        found: dict[str, list[str]] = {}
+        for label, drafter in self.drafters.items():
+            method = Label.parse(label).method
+            tree = drafter.tree if isinstance(drafter, TreeDrafter) else None
+            plain = tree is not None and tree == TreeConfig(tree.depth, tree.top_k, tree.num_nodes)
+            ranked = plain and can_watch(drafter)
+            if ranked or (method == "pld" and Label.parse(label).numbers[1] == 3):
+                found.setdefault(method, []).append(label)
+        return found
+
+    def replays(self, method: str, labels: Sequence[str], setting: Setting) -> dict[str, Replay]:
+        """Per task the drafts of a method along the replies."""
+        if (method, setting.temperature) not in self._replays:
+            shapes = [shape_of(self.drafters[label]) for label in labels]
+            if method == "pld":
+                widest: Any = self.load(f"pld@{max(shape.depth for shape in shapes)}")
+            else:
+                depth, top_k = (max(getattr(shape, name) for shape in shapes) for name in ("depth", "top_k"))
+                pool = TreeConfig(depth, top_k, depth).pool_size
+                drafter: Any = self.drafters[labels[0]]
+                widest = drafter.with_tree(TreeConfig(depth, top_k, pool))
+            self._replays[method, setting.temperature] = {}
+            for task, sample in self.samples.items():
+                note(f"{task}: watching {method} at temperature {setting.temperature:g}")
+                found = record(self.target, widest, sample, setting)
+                self._replays[method, setting.temperature][task] = found
+        return self._replays[method, setting.temperature]
+
+    def costs(self, setting: Setting) -> Costs:
+        """Of passes, drafts and of the methods that are measured as they are, at a batch of middling prompts."""
+        parts = [part for sample in self.samples.values() for part in sample.batches(setting.batch)]
+        parts = [part for part in parts if len(part.prompts) == min(setting.batch, max(len(p.prompts) for p in parts))]
+        middle = sorted(parts, key=lambda part: max(map(len, part.prompts)))[len(parts) // 2]
+        heads: dict[str, tuple[Any, list[TreeConfig]]] = {}
+        replayed = self.replayed()
+        for method, labels in replayed.items():
+            if method != "pld":
+                shapes = [shape_of(self.drafters[label]) for label in labels]
+                depths, top_ks = [s.depth for s in shapes], [s.top_k for s in shapes]
+                heads[method] = self.drafters[labels[0]], designs(depths, top_ks, self.widths)
+        within = {label for method, labels in replayed.items() if method != "pld" for label in labels}
+        fixed = {label: drafter for label, drafter in self.drafters.items() if label not in within}
+        return measure_costs(
+            self.target, heads, fixed, middle, setting, self.widths, self.grid.turns, self.grid.repeats
+        )
+
+    def predict(self, setting: Setting) -> tuple[dict[str, Score], Costs]:
+        """Speed over plain decoding per label and task, from costs and replayed cycles."""
+        costs, replayed = self.costs(setting), self.replayed()
+        before = prefill_seconds(self.target, self.samples, setting)
+        plain = costs.passes.at(1)
+        found = {}
+        for label, drafter in self.drafters.items():
+            method, shape = Label.parse(label).method, shape_of(drafter)
+            if label in costs.whole:
+                cycle = costs.whole[label]
+            else:
+                cycle = costs.passes.at(shape.num_nodes + 1) + costs.drafts[method].at(shape.depth, shape.top_k)
+            ratios: dict[str, tuple[float, ...]] = {}
+            for task, sample in self.samples.items():
+                if label in replayed.get(method, ()):
+                    replay = self.replays(method, replayed[method], setting)[task]
+                    drafted, alone = replay.cycles(shape), replay.cycles(None)
+                else:
+                    drafted = np.array(cycles_of(self.target, drafter, sample, setting))
+                    alone = self.plain_cycles(task, setting)
+                passes = [count_passes(cycles, setting.batch) for cycles in (alone, drafted)]
+                ratios[task] = (speedup(passes[0], plain, passes[1], cycle, before[task]),)
+            found[label] = Score(ratios)
+        return found, costs
+
+    def plain_cycles(self, task: str, setting: Setting) -> np.ndarray:
+        """Cycles of plain decoding per reply."""
+        parts = self.samples[task].batches(setting.batch)
+        options: dict[str, Any] = {"temperature": setting.temperature, "max_new_tokens": setting.max_new_tokens}
+        texts = [eagle_jax.generate(self.target, None, part.prompts, key=part.keys, **options).tokens for part in parts]
+        return np.array([len(row) - 1 for text in texts for row in text])
+
+    def tune(self, setting: Setting) -> Tuned:
+        """Predicts, measures the best, chooses."""
+        predicted, costs = self.predict(setting)
+        names = shortlist(predicted, self.grid.candidates)
+        trial = self.measure(names, setting)
+        chosen = choose(trial.scores)
+        report: dict[str, Any] = {"batch": setting.batch, "temperature": setting.temperature}
+        if self.grid.exhaustive:
+            chosen, trial, report["exhaustive"] = self.exhaust(chosen, trial, setting)
+        name = chosen or PLAIN
+        entry = entry_of(name, self.drafters.get(name), self.sources, setting)
+        if chosen is not None:
+            score = trial.scores[chosen]
+            entry = dataclasses.replace(entry, predicted=round(predicted[chosen].mean, 3),
+                                        measured=round(score.mean, 3), worst=round(score.worst, 3))  # fmt: skip
+        errors = {label: predicted[label].mean / score.mean - 1 for label, score in trial.scores.items()}
+        report |= {
+            "chosen": name,
+            "plain_tok_s": round(trial.plain, 1),
+            "plain_ms_per_pass": round(1000 * costs.passes.at(1), 3),
+            "pass_over_plain": {rows: round(costs.passes.at(rows) / costs.passes.at(1), 3) for rows in self.widths},
+            "candidates": {
+                label: {"predicted": round(predicted[label].mean, 3), "measured": round(score.mean, 3),
+                        "worst": round(score.worst, 3), "safe": score.safe, "error": round(errors[label], 3)}
+                for label, score in trial.scores.items()
+            },
+            "mean_absolute_error": round(float(np.mean(np.abs(list(errors.values())))), 3),
+            "searched": len(predicted),
+            "identical": f"{trial.identical}/{trial.compared}",
+        }  # fmt: skip
+        return Tuned(entry, trial.plain, report)
+
+    def measure(self, labels: Sequence[str], setting: Setting, repeats: int | None = None) -> Trial:
+        """Whole calls in turns with plain decoding."""
+        methods = {label: self.drafters[label] for label in labels}
+        return compete(self.target, methods, self.samples, setting, repeats or self.grid.repeats)
+
+    def exhaust(self, chosen: str | None, trial: Trial, setting: Setting) -> tuple[str | None, Trial, dict[str, Any]]:
+        """Measures all there is, a few at a time, and then the best of them once more beside the choice."""
+        scores: dict[str, Score] = {}
+        rest = list(self.drafters)
+        for at in range(0, len(rest), 6):
+            scores |= self.measure(rest[at : at + 6], setting, min(2, self.grid.repeats)).scores
+        best = sorted(scores, key=lambda label: -scores[label].mean)[: self.grid.candidates]
+        final = self.measure(list(dict.fromkeys([*([chosen] if chosen else []), *best])), setting)
+        mean = {label: score.mean for label, score in final.scores.items()} | {PLAIN: 1.0}
+        top = max(mean, key=lambda label: mean[label])
+        merged = trial._replace(
+            scores=trial.scores | final.scores,
+            identical=trial.identical + final.identical,
+            compared=trial.compared + final.compared,
+        )
+        report = {"trees": len(rest), "chosen": chosen or PLAIN, "best": top, "best_speedup": round(mean[top], 3),
+                  "choice_over_best": round(mean[chosen or PLAIN] / mean[top], 3)}  # fmt: skip
+        return choose(final.scores), merged, report
+
+
+def shortlist(predicted: dict[str, Score], count: int) -> list[str]:
+    """What is measured: the best predicted one of every method that may win, then the best of all the others."""
+    order = sorted(predicted, key=lambda label: -predicted[label].mean)
+    first: dict[str, str] = {}
+    for label in order:
+        first.setdefault(label.partition("@")[0], label)
+    near = [label for label in first.values() if predicted[label].mean > 0.9 * predicted[order[0]].mean]
+    return list(dict.fromkeys([*near, *order]))[: max(count, 1)]
+
+
+def entry_of(label: str, drafter: BoundDrafter | None, sources: Sources, setting: Setting) -> Entry:
+    """The entry of a profile that stands for a label.
+
+    Raises:
+      ValueError: a setting that a profile cannot hold, naming it.
+    """
+    method = Label.parse(label).method
+    fields: dict[str, Any] = {}
+    if isinstance(drafter, TreeDrafter):
+        where = getattr(sources, OPTIONS[method])
+        if where is not None and Path(where).is_dir():
+            where = str(Path(where).resolve())
+        fields = {"weights": where or BUNDLED, "tree": drafter.tree}
+    elif method in NUMBERS:
+        numbers = Label.parse(label).numbers
+        names = ("length", "ngram") if method == "pld" else NUMBERS[method]
+        fields = dict(zip(names, numbers, strict=True))
+    try:
+        return Entry(setting.batch, setting.temperature, method, **fields)  # type: ignore[arg-type]
+    except ConfigError as error:
+        raise ConfigError(f"{label}: {error}") from error
+
+
+def shape_of(drafter: BoundDrafter) -> TreeConfig:
+    """What it drafts; of a lookup a chain."""
+    return drafter.tree if isinstance(drafter, TreeDrafter) else TreeConfig.chain(drafter.drafter.depth)
+
+
+def label_of(method: str, tree: TreeConfig) -> str:
+    """The label of a method with a chain or dynamic tree."""
+    shape = f"chain{tree.depth}" if tree.top_k == 1 else f"{tree.depth}x{tree.top_k}x{tree.num_nodes}"
+    return f"{method}@{shape}/deterministic" if method == "sps" else f"{method}@{shape}"

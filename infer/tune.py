@@ -1,0 +1,264 @@
+"""Finds the fastest method and tree for a target on this machine, and writes them down for `generate`.
+
+    python -m infer.tune --methods eagle2,eagle3,pld --tasks gsm8k,humaneval --temperatures 0,1 --out profile.yaml
+    python -m infer.tune --target PATH --eagle3 PATH --methods eagle3 --batches 1,8 --dtypes float32,bfloat16
+    python -m infer.tune --check profile.yaml --tasks alpaca,qa
+
+It measures what a cycle costs by the width of the target's pass and by the levels that are drafted, and watches what
+every method would draft along the target's own replies; from both follows the speed of every tree of the grid. The few
+best by that prediction are then measured in turns with plain decoding. The fastest of those that beat it on every task
+by more than the spread is chosen; where none does, plain decoding is. Prints a table per batch size and temperature
+and, last, one JSON object; docs/tuning.md describes both. With --search exhaustive every tree of the grid is measured
+as well, and the best of them once more beside the choice. With --check nothing is tuned: "auto" is measured against
+plain decoding (and, with --search exhaustive, against every tree), and the exit status is 1 where it is more than 5%
+slower.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import eagle_jax
+from eagle_jax.checkpoints.staging import write_whole
+from eagle_jax.measure import chat_ids, find_task, machine, read_questions, use_compilation_cache
+from eagle_jax.profile import ProfileFile, fingerprint, read_profile
+from eagle_jax.programs import at_least_one, not_negative, run
+from infer.methods import PLAIN, Sources, check_methods, load_pair
+from infer.search import Grid, Tuned, Tuner
+from infer.trials import Sample, Setting, compete
+
+MOST_ENTRIES = 30
+"""Of a profile, which is to be read by people."""
+SLOWER = 0.05
+"""What "auto" may lose."""
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    """Arguments of the program.
+
+    Attributes:
+      methods: as in infer.bench, separated by commas. Of one without a setting the whole grid is searched, of one with
+        a setting (eagle3@6x10x59) that alone.
+      tasks: names in the data folder or paths of question files; their first turns are the sample prompts.
+      data: folder of the tasks; EAGLE_JAX_TASKS sets another default.
+      limit: prompts per task.
+      max_new_tokens: longest reply.
+      batches: prompts at a time, separated by commas. temperatures: 0 is greedy. dtypes: of the target's weights;
+        another dtype is another target, so only several if any will do.
+      depths, top_ks, nodes: the grid of trees. lengths: of what prompt lookup drafts.
+      widths: rows of the target passes that are measured.
+      candidates: how many of the best predicted are measured.
+      repeats: of all measurements. turns: cycles per measurement of a cycle.
+      search: whether every tree of the grid is measured as well.
+      seed: of sampled draws.
+      target: path or hub id of the model; default is the bundled one.
+      eagle2, eagle3, draft_model, medusa, hydra: paths or hub ids of what drafts for it.
+      out: the profile that is written.
+      check: a profile that is measured instead; the methods it names need no paths.
+    """
+
+    methods: str = "eagle2,eagle3,pld"
+    tasks: str = "gsm8k,humaneval,mt_bench"
+    data: Path = Path(os.environ.get("EAGLE_JAX_TASKS", "../shared/data/tasks"))
+    limit: int = 4
+    max_new_tokens: int = 64
+    batches: str = "1"
+    temperatures: str = "0,1"
+    dtypes: str = "float32"
+    depths: str = "1,2,3,4,5,6,8"
+    top_ks: str = "1,2,3,4,6,10"
+    nodes: str = "2,3,4,5,6,7,8,10,12,15,20,31,45,59"
+    lengths: str = "1,2,3,5,10"
+    widths: str = "1,2,3,4,6,8,12,16,24,32,60"
+    candidates: int = 4
+    repeats: int = 5
+    turns: int = 8
+    search: Literal["predicted", "exhaustive"] = "predicted"
+    seed: int = 0
+    target: str | None = None
+    eagle2: str | None = None
+    eagle3: str | None = None
+    draft_model: str | None = None
+    medusa: str | None = None
+    hydra: str | None = None
+    out: Path = Path("profile.yaml")
+    check: Path | None = None
+
+
+def main(args: Args) -> int:
+    """Tunes or checks; the exit status is 1 where a checked profile does not hold."""
+    at_least_one(args, "limit", "max_new_tokens", "candidates", "repeats", "turns")
+    not_negative(args, "seed")
+    batches, temperatures = listed(args, "batches", int), listed(args, "temperatures", float)
+    if min(batches) < 1 or min(temperatures) < 0:
+        raise ValueError("--batches must be at least 1, --temperatures at least 0")
+    grid = grid_of(args)
+    if len(batches) * len(temperatures) > MOST_ENTRIES:
+        raise ValueError(f"--batches x --temperatures are {len(batches) * len(temperatures)} settings: a profile has "
+                         f"{MOST_ENTRIES} at most")  # fmt: skip
+    settings = [Setting(batch, heat, args.max_new_tokens) for heat in temperatures for batch in batches]
+    if args.check is not None:
+        return check(args, settings, grid)
+    dtypes = listed(args, "dtypes", str)
+    labels = [label for label in check_methods(listed(args, "methods", str), sources_of(args)) if label != PLAIN]
+    paths = [find_task(name, args.data) for name in listed(args, "tasks", str)]
+    use_compilation_cache()
+    found: dict[str, tuple[eagle_jax.Target, list[Tuned]]] = {}
+    for dtype in dtypes:
+        sources = sources_of(args, dtype)
+        target, tokenizer = load_pair(sources)
+        tuner = Tuner(grid, target, sources, labels, samples_of(paths, tokenizer, target, args))
+        found[dtype] = target, []
+        for setting in settings:
+            found[dtype][1].append(tuner.tune(setting))
+            show(found[dtype][1][-1].report)
+    best = max(found, key=lambda dtype: np.mean([one.plain * (one.entry.measured or 1.0) for one in found[dtype][1]]))
+    target, tuned = found[best]
+    name = "bundled" if args.target is None else args.target
+    entries = tuple(one.entry for one in tuned)
+    file = ProfileFile("eagle_jax.profile/1", name, fingerprint(target), best, machine(), entries)
+    write_whole(args.out, file.to_yaml(
+        'Made by python -m infer.tune; eagle_jax.generate(target, "auto", prompts, profile=THIS FILE) follows it.\n'
+        "predicted, measured, worst: tokens/s over plain decoding's, mean and least over the tasks tuned on."
+    ))  # fmt: skip
+    print(f"\nWritten: {args.out}, for {best} weights. Machine: {machine()}")
+    result = {dtype: [one.report for one in each] for dtype, (_, each) in found.items()}
+    print(json.dumps({"profile": str(args.out), "dtype": best, "settings": result, "machine": machine(),
+                      "arguments": shown(args)}))  # fmt: skip
+    return 0
+
+
+def check(args: Args, settings: Sequence[Setting], grid: Grid) -> int:
+    """Measures "auto" with a profile against plain decoding, and with an exhaustive search against every tree."""
+    file = read_profile(str(args.check))
+    paths = [find_task(name, args.data) for name in listed(args, "tasks", str)]
+    labels = [label for label in listed(args, "methods", str) if label != PLAIN]
+    if args.search == "exhaustive":
+        check_methods(labels, sources_of(args))
+    use_compilation_cache()
+    sources = sources_of(args, file.dtype)
+    target, tokenizer = load_pair(sources)
+    profile = eagle_jax.load_profile(str(args.check), target)
+    samples, rows = samples_of(paths, tokenizer, target, args), []
+    print("| batch | temperature | auto is | worst task | mean | identical |\n|---:|---:|---|---:|---:|---:|")
+    for setting in settings:
+        auto: Any = {"auto": "auto"}
+        trial = compete(target, auto, samples, setting, args.repeats, profile=profile)
+        score, entry = trial.scores["auto"], profile.file.find(setting.batch, setting.temperature)
+        name = PLAIN if entry is None else entry.method
+        row: dict[str, Any] = {"batch": setting.batch, "temperature": setting.temperature, "auto": name,
+                               "per_task": {task: round(value, 3) for task, value in score.speedups.items()},
+                               "worst": round(score.worst, 3), "mean": round(score.mean, 3),
+                               "identical": f"{trial.identical}/{trial.compared}"}  # fmt: skip
+        if args.search == "exhaustive":
+            tuner = Tuner(grid, target, sources, labels, samples)
+            tuner.drafters["auto"] = profile.choose(setting.batch, setting.temperature)  # type: ignore[assignment]
+            _, _, found = tuner.exhaust("auto", trial, setting)
+            row |= {"best": found["best"], "over_best": found["choice_over_best"]}
+        rows.append(row)
+        print(
+            f"| {setting.batch} | {setting.temperature:g} | {name} | {row['worst']:.2f}x | {row['mean']:.2f}x | "
+            f"{row['identical']} |" + (f" {row['over_best']:.2f} of {row['best']}" if "best" in row else "")
+        )
+    worst = min(row["worst"] for row in rows)
+    holds = worst >= 1 - SLOWER and min(row.get("over_best", 1.0) for row in rows) >= 1 - SLOWER
+    print(f"\nWorst against plain decoding: {worst:.2f}x. Machine: {machine()}")
+    print(json.dumps({"profile": str(args.check), "holds": holds, "worst": worst, "settings": rows,
+                      "machine": machine(), "arguments": shown(args)}))  # fmt: skip
+    return 0 if holds else 1
+
+
+def samples_of(paths: Sequence[Path], tokenizer: Any, target: eagle_jax.Target, args: Args) -> dict[str, Sample]:
+    """The first turns of every task that leave room for a reply, each with its key.
+
+    Raises:
+      ValueError: a task of which every prompt is too long.
+    """
+    found: dict[str, Sample] = {}
+    base, number = jax.random.key(args.seed), 0
+    for path in paths:
+        task = path.parent.name if path.stem == "question" else path.stem
+        prompts = [chat_ids(tokenizer, [{"role": "user", "content": question.turns[0]}])
+                   for question in read_questions(path, args.limit)]  # fmt: skip
+        fitting = [prompt for prompt in prompts if len(prompt) + args.max_new_tokens <= target.config.max_position]
+        if not fitting:
+            raise ValueError(f"task {task}: every prompt is too long for the model's {target.config.max_position} "
+                             "positions; lower --max-new-tokens or leave the task out")  # fmt: skip
+        keys = jax.vmap(lambda index: jax.random.fold_in(base, index))(jnp.arange(number, number + len(fitting)))
+        number += len(fitting)
+        found[task] = Sample(fitting, keys)
+    return found
+
+
+def sources_of(args: Args, dtype: str = "float32") -> Sources:
+    """Where the methods come from."""
+    given = {name: getattr(args, name) for name in ("target", "eagle2", "eagle3", "draft_model", "medusa", "hydra")}
+    return Sources(dtype=dtype, **given)
+
+
+def grid_of(args: Args) -> Grid:
+    """What is searched.
+
+    Raises:
+      ValueError: a number below 1, or one that does not read so.
+    """
+    names = ("depths", "top_ks", "nodes", "lengths", "widths")
+    values = {name: tuple(sorted(listed(args, name, int))) for name in names}
+    if low := [name for name, numbers in values.items() if numbers[0] < 1]:
+        raise ValueError(f"--{low[0].replace('_', '-')} {getattr(args, low[0])} must be numbers of at least 1")
+    exhaustive = args.search == "exhaustive"
+    return Grid(**values, candidates=args.candidates, repeats=args.repeats, turns=args.turns, exhaustive=exhaustive)
+
+
+def listed(args: Args, name: str, kind: Callable[[str], T]) -> list[T]:
+    """An option with commas as a list, each value once.
+
+    Raises:
+      ValueError: it is empty, or an entry does not read so.
+    """
+    option, text = f"--{name.replace('_', '-')}", getattr(args, name)
+    try:
+        values = list(dict.fromkeys(kind(word.strip()) for word in text.split(",") if word.strip()))
+    except ValueError:
+        raise ValueError(f"{option} {text!r} must be numbers separated by commas") from None
+    if not values:
+        raise ValueError(f"{option} is empty: give at least one value")
+    return values
+
+
+def show(report: dict[str, Any]) -> None:
+    """The candidates of one setting, and what was chosen."""
+    print(f"\nBatch {report['batch']}, temperature {report['temperature']:g}: {report['searched']} settings searched, "
+          f"plain decoding {report['plain_tok_s']:.0f} tokens/s\n\n"
+          "| candidate | predicted | measured | worst task | error |\n|---|---:|---:|---:|---:|")  # fmt: skip
+    for label, row in report["candidates"].items():
+        values = " | ".join(f"{row[name]:.2f}x" for name in ("predicted", "measured", "worst"))
+        print(f"| {label} | {values} | {row['error']:+.1%} |")
+    if report["chosen"] == PLAIN:
+        print("Plain decoding: no candidate is faster on every task by more than the spread.")
+    else:
+        print(f"Chosen: {report['chosen']}")
+    if "exhaustive" in report:
+        found = report["exhaustive"]
+        print(f"Of {found['trees']} measured, {found['best']} is the best with {found['best_speedup']:.2f}x; "
+              f"{found['chosen']}, chosen by prediction, reaches {found['choice_over_best']:.1%} of it.")  # fmt: skip
+
+
+def shown(args: Args) -> dict[str, Any]:
+    """The arguments for the report."""
+    return {name: str(value) if isinstance(value, Path) else value for name, value in dataclasses.asdict(args).items()}
+
+
+if __name__ == "__main__":
+    run(main, Args, __doc__)
