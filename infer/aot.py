@@ -3,6 +3,7 @@
     python -m infer.aot --model llama-3.1-8b --topology v6e:1x1
     python -m infer.aot --model llama-3.3-70b --topology v5p:2x2x1 --batch 4
     python -m infer.aot --model qwen3-8b --topology v5e:2x2 --layers 2   # a quick look at two layers
+    python -m infer.aot --model llama-3.1-8b --topology v5e:2x2 --method sps --draft-model llama-3.2-1b
     python -m infer.aot --program train --model llama-3.1-8b --topology v5e:4x4 --rows 16
 
 Needs libtpu (`pip install libtpu`) and no TPU. The whole program is compiled, with abstract weights: prefill and loop,
@@ -44,7 +45,7 @@ from eagle_jax.aot import (
     topology_devices,
     training_mesh,
 )
-from eagle_jax.config import TreeConfig
+from eagle_jax.config import DecoderConfig, MedusaConfig, TreeConfig
 from eagle_jax.presets import eagle3_head, model
 from eagle_jax.programs import at_least_one, run
 from eagle_jax.sampling import make_sampling
@@ -61,13 +62,16 @@ class Args:
     Attributes:
       program: generate, or train: one update of a draft head.
       model: name of a published model; a wrong one names the nearest.
+      method: of generation: eagle3, medusa (5 heads), hydra++ (4), sps (a small model), pld, lookahead.
+      draft_model: of sps, name of a published model with the target's vocabulary.
       topology: chip and shape of the slice, such as v6e:1x1, v5e:2x2, v5p:2x2x1, v5p:2x2x4.
       batch: rows over all devices; None is one per slice of the "data" axis.
       prompt: width of the prompt buffer.
       max_new_tokens: width of the output buffer.
-      depth: levels of the draft tree (EAGLE-3).
-      top_k: children per node of the draft tree.
-      nodes: of the draft tree, the root not counted.
+      depth: levels of the draft tree; None is 8, as many as there are heads (medusa, hydra++), 5 (sps).
+      top_k: children per node of the draft tree; None is 10, of sps 1.
+      nodes: of the draft tree, the root not counted; None is 59, of sps 5.
+      verification: the acceptance rule (TreeConfig), compiled at temperature > 0; "traversal" is for static trees.
       temperature: 0 is greedy; above it sampling is compiled, and drafting with the noise in view.
       top_p: of the sampled law; below 1 the program looks for its edge in every distribution.
       tensor: size of the "tensor" axis; None is for generation the widest that gives every device whole key-value
@@ -86,13 +90,16 @@ class Args:
 
     program: Literal["generate", "train"] = "generate"
     model: str = "llama-3.1-8b"
+    method: Literal["eagle3", "medusa", "hydra++", "sps", "pld", "lookahead"] = "eagle3"
+    draft_model: str = "llama-3.2-1b"
     topology: str = "v6e:1x1"
     batch: int | None = None
     prompt: int = 1024
     max_new_tokens: int = 1024
-    depth: int = 8
-    top_k: int = 10
-    nodes: int = 59
+    depth: int | None = None
+    top_k: int | None = None
+    nodes: int | None = None
+    verification: Literal["deterministic", "rejection", "block"] = "deterministic"
     temperature: float = 0.0
     top_p: float = 1.0
     tensor: int | None = None
@@ -110,7 +117,7 @@ class Args:
 
 def main(args: Args) -> int:
     """Runs it; the exit status is 0 if everything compiles and fits."""
-    at_least_one(args, "batch", "prompt", "max_new_tokens", "layers", "tensor")
+    at_least_one(args, "batch", "prompt", "max_new_tokens", "layers", "tensor", "depth", "top_k", "nodes")
     at_least_one(args, "rows", "micro_batches", "length", "unroll", "draft_vocab", "data", "fsdp")
     return generation(args) if args.program == "generate" else training(args)
 
@@ -230,11 +237,11 @@ def generation(args: Args) -> int:
     config = model(args.model, args.layers)
     mesh = mesh_for(topology_devices(args.topology), config.num_kv_heads, args.tensor)
     batch = mesh.shape[AXES[0]] if args.batch is None else args.batch
-    tree = TreeConfig(depth=args.depth, top_k=args.top_k, num_nodes=args.nodes)
+    head, tree = drafts(args, config)
     sampling = make_sampling(args.temperature, top_p=args.top_p)
-    work = Workload(config, eagle3_head(config), mesh, tree, batch, args.prompt, args.max_new_tokens, sampling=sampling)
+    work = Workload(config, head, mesh, tree, batch, args.prompt, args.max_new_tokens, sampling=sampling)
     result = begin(args, config.num_layers, mesh)
-    result |= {"batch": batch, "context": work.slots, "temperature": args.temperature}
+    result |= {"method": args.method, "batch": batch, "context": work.slots, "temperature": args.temperature}
     result |= compile_one("tree", work, chip, args.hlo)
     if args.plain and result["compiles"]:
         plain = compile_one("plain", work.plain(), chip, args.hlo)
@@ -249,6 +256,24 @@ def generation(args: Args) -> int:
             result["plain_reason"] = plain["reason"]
     print(json.dumps(result))
     return 0 if result["compiles"] and result["fits"] and "plain_reason" not in result else 1
+
+
+def drafts(args: Args, config: DecoderConfig) -> tuple[Any, TreeConfig]:
+    """What drafts, as `Workload.head` takes it, and its tree."""
+    chain = args.method == "sps"
+    deepest = {"medusa": 5, "hydra++": 4, "sps": 5}.get(args.method, 8)
+    given = (args.depth or deepest, args.top_k or (1 if chain else 10), args.nodes or (5 if chain else 59))
+    ranked = args.verification == "deterministic"
+    tree = TreeConfig(*given) if ranked else TreeConfig.chain(given[0], args.verification)
+    if args.method == "eagle3":
+        return eagle3_head(config), tree
+    if chain:
+        return model(args.draft_model), tree
+    if args.method in ("pld", "lookahead"):
+        return args.method, tree
+    prefix = config.one_layer(tie_word_embeddings=False) if args.method == "hydra++" else None
+    kind: Literal["medusa", "hydra"] = "medusa" if args.method == "medusa" else "hydra"
+    return MedusaConfig(kind, config.hidden_size, config.vocab_size, deepest, 1, prefix), tree
 
 
 def compile_one(name: str, work: Workload, chip: Chip, folder: Path | None) -> dict[str, Any]:

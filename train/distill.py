@@ -1,8 +1,7 @@
 """Distils a small draft model from a frozen target: standard speculative sampling with a model that knows its target.
 
     python -m train.distill --config configs/demo_small.yaml
-    python -m train.distill --target gpt2-medium --init distilgpt2 --chat-template configs/templates/plain.jinja \
-        --data runs/replies --heldout runs/heldout --out runs/gpt2
+    python -m train.distill --config configs/gpt2_medium.yaml --divergence tv
 
 The small model learns the target's law, token by token, where the target speaks (DistillSpec, arXiv:2310.08461): by KL,
 or by what is accepted itself (total variation, or its logarithm). It begins as a given model of the same tokenizer

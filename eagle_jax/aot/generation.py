@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,17 @@ from jax.sharding import PartitionSpec as P
 
 from eagle_jax import costs
 from eagle_jax.aot.chips import Chip, device_memory, local_bytes
-from eagle_jax.config import DecoderConfig, HeadConfig, TreeConfig
+from eagle_jax.config import DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
 from eagle_jax.drafters.eagle import eagle
+from eagle_jax.drafters.lookahead import lookahead
+from eagle_jax.drafters.medusa import medusa
+from eagle_jax.drafters.prompt_lookup import prompt_lookup
+from eagle_jax.drafters.small_model import small_model
 from eagle_jax.drafters.vanilla import vanilla
 from eagle_jax.generate import generate, prefill, required_slots, step
 from eagle_jax.models.decoder import init_params, target_fn
 from eagle_jax.models.heads import init_head_params
+from eagle_jax.models.medusa import init_medusa_params
 from eagle_jax.sharding import DATA, ROWS, TENSOR, param_shardings, shard_drafter, shard_target
 from eagle_jax.types import Drafter, Params, Sampling, TargetFn
 
@@ -36,13 +41,15 @@ class Workload:
     """What is compiled.
 
     Attributes:
-      config, head: sizes of target and EAGLE head. mesh: where they live. tree: of the drafts; None is plain decoding.
+      config: sizes of the target. head: of what drafts: an EAGLE head, Medusa's or Hydra's heads, a small model, or
+        the name of a method without weights ("pld", "lookahead"). mesh: where they live.
+      tree: of the drafts; None is plain decoding. Methods without weights take no notice of its shape.
       batch: rows over all devices. prompt, max_tokens: widths of the buffers. chunk: prompt tokens per prefill pass.
       sampling: the sampled law; which of its settings are on decides the program, their values do not.
     """
 
     config: DecoderConfig
-    head: HeadConfig
+    head: HeadConfig | MedusaConfig | DecoderConfig | Literal["pld", "lookahead"]
     mesh: Mesh
     tree: TreeConfig | None = PAPER_TREE
     batch: int = 1
@@ -64,15 +71,24 @@ class Workload:
     @property
     def drafter(self) -> Drafter:
         """The drafter, held to the mesh."""
-        if self.tree is None:
-            return vanilla()
-        return shard_drafter(eagle(self.head, self.tree, self.target, self.dtype), self.mesh)
+        plain, head, tree = vanilla(), self.head, self.tree
+        if tree is None:
+            return plain
+        if isinstance(head, HeadConfig):
+            plain = eagle(head, tree, self.target, self.dtype)
+        elif isinstance(head, MedusaConfig):
+            plain = medusa(head, tree, self.target, self.config.num_layers, self.dtype)
+        elif isinstance(head, DecoderConfig):
+            model = shard_target(target_fn(head, self.dtype), self.mesh)
+            plain = small_model(model, tree, self.config.vocab_size, head.vocab_size)
+        else:
+            plain = prompt_lookup(3, 10) if head == "pld" else lookahead(5, 7, 7)
+        return shard_drafter(plain, self.mesh)
 
     @property
     def slots(self) -> int:
         """Cache slots, a multiple of 128."""
-        depth = 0 if self.tree is None else self.tree.depth
-        return -(-required_slots(self.prompt, self.max_tokens, depth, self.chunk) // 128) * 128
+        return -(-required_slots(self.prompt, self.max_tokens, self.drafter.depth, self.chunk) // 128) * 128
 
     @property
     def cache_dims(self) -> tuple[int, int, int, int]:
@@ -81,11 +97,9 @@ class Workload:
         return self.batch // mesh[DATA], config.num_kv_heads // mesh[TENSOR], self.slots, config.head_dim
 
     def params(self) -> Params:
-        """Abstract parameters with the shardings of `eagle_jax.sharding`; none without a drafter for the head."""
-        key = jax.random.key(0)
-        target = jax.eval_shape(functools.partial(init_params, self.config), key)
-        head = {} if self.tree is None else jax.eval_shape(functools.partial(init_head_params, self.head), key)
-        params = {"target": target, "drafter": head}
+        """Abstract parameters with the shardings of `eagle_jax.sharding`; of plain decoding none for the drafter."""
+        target = jax.eval_shape(functools.partial(init_params, self.config), jax.random.key(0))
+        params = {"target": target, "drafter": jax.eval_shape(self._drafter_params)}
         return jax.tree.map(self._abstract, params, param_shardings(params, self.mesh))
 
     def arguments(self) -> tuple[Any, ...]:
@@ -112,6 +126,14 @@ class Workload:
         sampling = options.pop("sampling")  # abstract, hence no constant of the function
         run = functools.partial(prefill, **options, **self.buffers())
         return jax.tree.map(self._by_rows, jax.eval_shape(run, *self.arguments(), sampling=sampling))
+
+    def _drafter_params(self) -> Params:
+        head, key = self.head, jax.random.key(0)
+        if self.tree is None or isinstance(head, str):
+            return {}
+        if isinstance(head, HeadConfig):
+            return init_head_params(head, key)
+        return init_medusa_params(head, key) if isinstance(head, MedusaConfig) else {"model": init_params(head, key)}
 
     def _abstract(self, leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
         dtype = self.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype
