@@ -226,15 +226,21 @@ class Score:
 
     @property
     def safe(self) -> bool:
-        """Whether it beats plain decoding on every task by more than the spread.
+        """Whether it beats plain decoding on every task by more than the measured spread.
 
-        The spread is twice the median absolute deviation of the ratios, so that one slow moment of the machine does not
-        decide.
+        The spread is that of a median: two standard errors, 2 * 1.48 * (median absolute deviation) / sqrt(repetitions).
+        One slow moment of the machine does not decide, and more repetitions decide more.
         """
-        return all(
-            np.median(values) - 2 * np.median(np.abs(np.subtract(values, np.median(values)))) > 1
-            for values in self.ratios.values()
-        )
+        return all(_median_less_spread(values) > 1 for values in self.ratios.values())
+
+    def and_then(self, more: Score) -> Score:
+        """With the repetitions of a later measurement of the same tasks."""
+        return Score({task: (*values, *more.ratios[task]) for task, values in self.ratios.items()})
+
+
+def _median_less_spread(values: Sequence[float]) -> float:
+    middle = float(np.median(values))
+    return middle - 2 * 1.4826 * float(np.median(np.abs(np.subtract(values, middle)))) / len(values) ** 0.5
 
 
 def choose(scores: dict[Any, Score]) -> Any | None:

@@ -75,6 +75,13 @@ class Trial(NamedTuple):
     identical: int
     compared: int
 
+    def and_then(self, later: Trial) -> Trial:
+        """With what was measured later: more repetitions of the same methods, or other methods."""
+        scores = dict(self.scores)
+        for label, score in later.scores.items():
+            scores[label] = scores[label].and_then(score) if label in scores else score
+        return Trial(scores, self.plain, self.identical + later.identical, self.compared + later.compared)
+
 
 @functools.lru_cache(maxsize=64)
 def blank(rows: int) -> Drafter:

@@ -172,6 +172,9 @@ def test_the_best_of_the_safe_is_chosen():
     faster_but_not_everywhere = Score({"a": (2.5, 2.5, 2.5), "b": (0.97, 0.98, 0.99)})
     within_the_spread = Score({"a": (2.0, 2.0, 2.0), "b": (1.02, 1.2, 0.9)})
     assert (steady.safe, faster_but_not_everywhere.safe, within_the_spread.safe) == (True, False, False)
+    more = Score({"a": (2.0, 2.0, 2.0), "b": (1.04, 1.02, 1.03, 1.03, 1.02)})
+    assert within_the_spread.and_then(more).safe
+    assert within_the_spread.and_then(more).ratios["b"] == (1.02, 1.2, 0.9, 1.04, 1.02, 1.03, 1.03, 1.02)
     assert steady.mean == pytest.approx(1.305)
     assert steady.worst == 1.11
     scores = {"x": faster_but_not_everywhere, "y": steady, "z": within_the_spread}
