@@ -40,6 +40,8 @@ SHORTER = {
     "infer.demo": "--max-new-tokens 16 --repetitions 1",
     "infer.aot": "--layers 2 --no-plain",
     "infer.bench": "--limit 1 --max-new-tokens 16 --repeats 1",
+    "infer.tune": "--methods eagle2 --limit 1 --max-new-tokens 16 --temperatures 0 --depths 2 --top-ks 2 --nodes 4 "
+    "--widths 1,5 --candidates 1 --repeats 1 --turns 2 --tasks gsm8k --out {tmp}/profile.yaml",
     "infer.profile": "--turns 2 --repeats 1",
     "train.head": "--steps 2 --unroll 1 --length 96 --warmup 1 --eval-prompts 1 --eval-tokens 8 --out {tmp}/run",
     "train.bench_step": "--size tiny --no-compile --repeats 1",
@@ -113,7 +115,7 @@ def named_commands(page: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("page", ["training.md", "export.md"])
+@pytest.mark.parametrize("page", ["training.md", "export.md", "tuning.md"])
 def test_every_command_of_a_page_takes_its_arguments(page, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     found = named_commands(page)
