@@ -1,7 +1,7 @@
 """Records where drafts are accepted: by tree position, by confidence, and along chains. No clock is read.
 
     python -m infer.acceptance --methods eagle2,eagle3 --tasks gsm8k,humaneval,mt_bench --limit 10
-    python -m infer.acceptance --methods eagle2,eagle3 --temperatures 0,1,1.5 --out runs/acceptance --resume
+    python -m infer.acceptance --methods eagle2@static,eagle3@untempered --temperatures 0,1,1.5 --resume
 
 Every method answers the turns of every task with its own tree, and every tree that the target verified is counted. A
 method that fills any tree drafts chains too, of every length in `chains`: they give n-alpha, and the tokens per pass
@@ -17,8 +17,9 @@ import functools
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,10 +28,11 @@ import eagle_jax
 from eagle_jax import positions
 from eagle_jax.acceptance import Cycles, record_cycles
 from eagle_jax.bound import BoundDrafter, Target, TreeDrafter
-from eagle_jax.config import TreeConfig, Verification
-from eagle_jax.measure import Question, chat_ids, find_task, machine, read_questions, use_compilation_cache
+from eagle_jax.config import TreeConfig
+from eagle_jax.measure import chat_ids, machine, revision, use_compilation_cache
 from eagle_jax.programs import at_least_one, not_negative, parse_tree, run
-from infer.methods import PLAIN, Sources, check_methods, load_method, load_pair
+from eagle_jax.tasks import Question, load_task
+from infer.methods import PLAIN, Loader, Sources, check_methods, load_pair
 from infer.recorded import Cell, Recorded, read, write
 
 
@@ -39,24 +41,22 @@ class Args:
     """Arguments of the recording.
 
     Attributes:
-      methods: as in infer.bench, separated by commas; vanilla drafts nothing and is left out.
-      tasks: names in the data folder or paths of question files, separated by commas.
+      methods: as in infer.bench, with settings if wanted, separated by commas; vanilla drafts nothing and is left out.
+      tasks: as in infer.bench, separated by commas.
       temperatures: separated by commas; 0 is greedy.
       chains: lengths of the chains, separated by commas; empty for none. n-alpha is of the longest.
       data: folder of the tasks; EAGLE_JAX_TASKS sets another default.
       limit: questions per task.
       max_new_tokens: longest reply.
-      batch: replies that are written at a time; it changes no count.
+      batch: replies that are written at a time. At temperature > 0 another number draws other noise.
       bins: of confidence, in the calibration.
       seed: of sampled draws; every method gets the same.
-      tree: depth,top_k,num_nodes of all heads; default is each bundled head's own.
-      sampled_ranking: what heads rank their candidates by at temperature > 0 (TreeConfig).
+      tree: depth,top_k,num_nodes of heads whose label says none; default is each one's own.
       target: path or hub id of the model; default is the bundled one.
       eagle2: path or hub id of its EAGLE-1/2 head.
       eagle3: path or hub id of its EAGLE-3 head.
       draft_model: path or hub id of a small model with its tokenizer, for sps.
       medusa: path or hub id of its Medusa heads. hydra: of its Hydra or Hydra++ heads.
-      chain: tokens that sps drafts. verification: the rule by which they are accepted (TreeConfig).
       dtype: of the weights.
       out: folder of the result file.
       resume: go on with the result file that is there.
@@ -73,45 +73,44 @@ class Args:
     bins: int = positions.BINS
     seed: int = 0
     tree: str | None = None
-    sampled_ranking: Literal["draw", "law", "untempered"] = "draw"
     target: str | None = None
     eagle2: str | None = None
     eagle3: str | None = None
     draft_model: str | None = None
     medusa: str | None = None
     hydra: str | None = None
-    chain: int = 5
-    verification: Verification = "rejection"
     dtype: str = "float32"
     out: Path = Path("runs/acceptance")
     resume: bool = False
 
 
-FREE = ("methods", "tasks", "temperatures", "batch", "data", "out", "resume")
+REPOSITORY = Path(__file__).resolve().parent.parent
+FREE = ("methods", "tasks", "temperatures")
 """Options that may change between a run and the one that resumes it: no cell depends on them."""
 
 
 def main(args: Args) -> dict[str, Any]:
     """Records; returns what it prints last."""
-    at_least_one(args, "limit", "max_new_tokens", "batch", "bins", "chain")
+    at_least_one(args, "limit", "max_new_tokens", "batch", "bins")
     not_negative(args, "seed")
     temperatures = _numbers(args.temperatures, "--temperatures", float, 0.0)
     lengths = sorted(set(_numbers(args.chains, "--chains", int, 1)))
     sources = _sources(args)
-    labels = [name for name in check_methods(_split(args.methods), sources) if name != PLAIN]
+    labels = [label for label in check_methods(_split(args.methods), sources) if label != PLAIN]
     if not labels or not temperatures or not _split(args.tasks):
         raise ValueError("--methods must name a method that drafts, --tasks a task, --temperatures a temperature")
-    paths = [find_task(name, args.data) for name in _split(args.tasks)]
-    tasks = {path.parent.name if path.stem == "question" else path.stem: path for path in paths}
-    questions = {task: read_questions(path, args.limit) for task, path in tasks.items()}
-    recorded = _begin(args)
+    tasks = [load_task(name, args.data, args.limit) for name in dict.fromkeys(_split(args.tasks))]
+    if len({task.name for task in tasks}) < len(tasks):
+        raise ValueError(f"--tasks {args.tasks} names two tasks that are called alike: record them apart")
+    recorded = _begin(args, {task.name: task.key for task in tasks})
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
     use_compilation_cache()
     target, tokenizer = load_pair(sources)
-    methods = {label: load_method(label, target, sources) for label in labels}
+    load = Loader(target, sources)
+    methods = {label: load(label) for label in labels}
     cells = list(recorded.cells)
     there = {cell.key for cell in cells}
-    for task, entries in questions.items():
+    for task, entries in tasks:
         for temperature in temperatures:
             wanted = {label: method for label, method in methods.items() if (label, task, temperature) not in there}
             if not wanted:
@@ -137,28 +136,33 @@ def main(args: Args) -> dict[str, Any]:
     return report
 
 
-def _begin(args: Args) -> Recorded:
-    """The file to go on with, or an empty one."""
+def _begin(args: Args, tasks: dict[str, str]) -> Recorded:
+    """The file to go on with, or an empty one; its settings hold which questions the tasks have (`Task.key`)."""
     path = args.out / "result.json"
-    settings = {
-        name: value for name, value in dataclasses.asdict(args).items() if name not in ("out", "resume", "data")
-    }
+    own = {name: value for name, value in dataclasses.asdict(args).items() if name not in ("out", "resume", "data")}
     if not path.exists():
-        return Recorded(machine(), _revision(), settings, [])
+        if args.out.exists() and not args.out.is_dir():
+            raise ValueError(f"--out {args.out} is a file: give a directory")
+        return Recorded(machine(), revision(REPOSITORY), own | {"questions": tasks}, [])
     if not args.resume:
         raise ValueError(f"{path} is there already: go on with it (--resume), or give another folder (--out)")
     old = read(path)
-    for name, value in settings.items():
+    for name, value in own.items():
         if name not in FREE and old.settings.get(name) != value:
             raise ValueError(
                 f"{path} was recorded with {name} {old.settings.get(name)!r}, not {value!r}: its cells do not belong "
                 "beside new ones; give another --out"
             )
-    return old
+    known = old.settings.get("questions", {})
+    if changed := [name for name, key in tasks.items() if known.get(name, key) != key]:
+        raise ValueError(f"{path} was recorded with other questions of {changed[0]}: give another --out")
+    revisions = dict.fromkeys([*(old.revision or "").split(", "), revision(REPOSITORY) or ""])
+    code = ", ".join(filter(None, revisions)) or None
+    return dataclasses.replace(old, revision=code, settings=own | {"questions": known | tasks})
 
 
 def conversations(
-    questions: list[Question], target: Target, tokenizer: Any, args: Args, temperature: float
+    questions: Sequence[Question], target: Target, tokenizer: Any, args: Args, temperature: float
 ) -> list[list[list[int]]]:
     """Batches of prompts: every turn of every conversation, answered so far with plain decoding's text.
 
@@ -221,7 +225,9 @@ def count(cycles: Cycles, method: BoundDrafter, temperature: float, bins: int) -
             raise ValueError(
                 "drafts that are sampled are accepted by p/q, not with the probability the draft gave them"
             )
-        found["calibration"] = _calibration(positions.calibrate(cycles, bins))
+        if not (calibration := positions.calibrate(cycles, bins)).count.any():
+            raise ValueError("nothing was drafted that the target looked at")
+        found["calibration"] = _calibration(calibration)
     except ValueError as error:
         found["uncalibrated"] = str(error)
     return found
@@ -284,22 +290,6 @@ def _numbers(text: str, option: str, kind: type, least: float) -> list[Any]:
     if wrong := [value for value in values if not least <= value < float("inf")]:
         raise ValueError(f"{option} {wrong[0]} must be at least {least:g}")
     return values
-
-
-def _revision() -> str | None:
-    import subprocess
-
-    try:
-        found = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except OSError:  # no git
-        return None
-    return found.stdout.strip() or None
 
 
 if __name__ == "__main__":

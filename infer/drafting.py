@@ -84,17 +84,19 @@ def positions(evidence: Evidence) -> Section:
         for label in distinct(label for label, heat in groups if heat == temperature):
             cells = groups[label, temperature]
             reached, accepted = (_pooled([cell.positions[name] for cell in cells]) for name in ("reached", "accepted"))
+            if not reached.any():
+                rows.append([title(label), "-", *["-"] * RANKS])  # nothing was drafted that the target looked at
+                continue
             panels[title(label)] = (reached, accepted)
             for depth in range(len(reached)):
                 cells_of = [_share(int(a), int(r)) for a, r in zip(accepted[depth], reached[depth], strict=True)]
                 cells_of = [*cells_of[:RANKS], *["-"] * (RANKS - len(cells_of))]
                 rows.append([title(label) if depth == 0 else "", str(depth + 1), *cells_of])
-        name = f"positions_t{temperature:g}.png"
-        pictures[name] = figures.positions(panels)
-        parts += [
-            table([f"T={temperature:g}", "depth", *(f"sibling {rank + 1}" for rank in range(RANKS))], rows),
-            f"![acceptance by depth and rank among siblings]({name})",
-        ]
+        parts.append(table([f"T={temperature:g}", "depth", *(f"sibling {rank + 1}" for rank in range(RANKS))], rows))
+        if panels:
+            name = f"positions_t{temperature:g}.png"
+            pictures[name] = figures.positions(panels)
+            parts.append(f"![acceptance by depth and rank among siblings]({name})")
         nodes = {
             title(label): cells for (label, heat), cells in groups.items() if heat == temperature and _shape(cells)
         }

@@ -92,12 +92,10 @@ def heat(curves: Mapping[str, Mapping[float, tuple[float | None, float | None]]]
 
 
 def positions(panels: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Any:
-    """Acceptance over depth, a line per rank among siblings, a panel per method: `(reached, accepted)`, each [D, K]."""
-    shown = {name: tables for name, tables in panels.items() if tables[0].size}
-    figure, every = _panels(len(shown), share=True)
-    ranks = min(len(LINES), max((tables[0].shape[1] for tables in shown.values()), default=1))
-    for axes, (name, (reached, accepted)) in zip(every, shown.items(), strict=True):
-        for rank in range(min(ranks, reached.shape[1])):
+    """Acceptance over depth, a line for each of four siblings; a panel per method: `(reached, accepted)`, [D, K]."""
+    figure, every = _panels(len(panels), share=True)
+    for axes, (name, (reached, accepted)) in zip(every, panels.items(), strict=True):
+        for rank in range(min(4, reached.shape[1])):
             depth = np.flatnonzero(reached[:, rank])
             rate = accepted[depth, rank] / reached[depth, rank]
             axes.plot(depth + 1, rate, **_style(rank), label=f"sibling {rank + 1}")
