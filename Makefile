@@ -28,8 +28,7 @@ demo: $(INSTALLED)
 	@$(PY) -m infer.demo $(ARGS)
 
 bench: $(INSTALLED_TEST)  # `transformers` is measured beside the engine, and needs torch
-	@$(PY) -m infer.bench --temperature 0 $(ARGS)
-	@$(PY) -m infer.bench --temperature 1 $(ARGS)
+	@$(PY) -m infer.bench --temperatures 0,1 $(ARGS)
 
 # libtpu is installed for ahead-of-time compilation; without this JAX would look for the chip.
 test test-all: export JAX_PLATFORMS ?= cpu

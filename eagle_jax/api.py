@@ -224,8 +224,28 @@ def generate(
     sampling = _law(temperature, top_k, top_p, min_p)
     drafter = _chosen(target, drafter, profile, prompts, temperature)
     request = _prepare(target, drafter, prompts, max_new_tokens, sampling, eos_ids, key)
-    state = _generate(request.params, *request.arrays, sampling=request.sampling, **request.options)
-    return _collect(to_host((state.tokens, state.num_tokens, state.cycles, state.accepted)))
+    return _run(request)
+
+
+def first_tokens(
+    target: Target,
+    drafter: BoundDrafter | None,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    key: jax.Array | int | None = None,
+) -> GenerateOutput:
+    """`generate` up to the end of the prefill, by the very program that the same arguments of `generate` compile.
+
+    Every row has a budget of one token, the prefill's own, so that the loop does not turn: for timing a prefill apart.
+
+    Raises:
+      ValueError: as `generate`.
+    """
+    request = _prepare(target, drafter, prompts, max_new_tokens, _law(temperature, 0, 1.0, 0.0), None, key)
+    prompt_ids, lengths, budget, *rest = request.arrays
+    return _run(request._replace(arrays=(prompt_ids, lengths, jnp.ones_like(budget), *rest)))
 
 
 def stream(
@@ -325,6 +345,7 @@ def _prepare(
     )
 
 
-def _collect(arrays: tuple[np.ndarray, ...]) -> GenerateOutput:
-    tokens, counts, cycles, accepted = arrays
+def _run(request: Request) -> GenerateOutput:
+    state = _generate(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    tokens, counts, cycles, accepted = to_host((state.tokens, state.num_tokens, state.cycles, state.accepted))
     return GenerateOutput([row[:count].tolist() for row, count in zip(tokens, counts, strict=True)], cycles, accepted)

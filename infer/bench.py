@@ -1,46 +1,51 @@
-"""Measures drafting methods against plain decoding, prompt by prompt, on real tasks.
+"""Measures drafting methods against plain decoding, prompt by prompt, on the tasks of the papers.
 
-    python -m infer.bench --methods vanilla,eagle2,eagle3 --tasks gsm8k,humaneval,mt_bench --limit 10 --temperature 0
+    python -m infer.bench --methods eagle2,eagle3 --tasks gsm8k,humaneval,mt_bench --limit 10 --temperatures 0,1
+    python -m infer.bench --methods eagle3@chain3,eagle3@4x2x7 --tasks mt_bench --batches 1,4,16 --limit 16
     python -m infer.bench --target meta-llama/Llama-3.1-8B-Instruct --eagle3 yuhuili/EAGLE3-LLaMA3.1-Instruct-8B \
-        --methods eagle3 --dtype bfloat16 --tree 8,10,59 --tasks path/to/question.jsonl
+        --methods eagle3@7x10x59,eagle3@static,pld,lookahead --dtype bfloat16 --tasks path/to/question.jsonl
 
-Every method runs a prompt once unmeasured (which compiles, and gives the text that is compared), then `repeats`
-times in turns with the others; the median counts. The turns of a conversation follow each other, answered with the
-plain loop's text. Prints a table and, last, one JSON object: `results` per method and task has tok_s (new tokens per
-second of the whole call, prompt included), speedup and identical (against plain decoding), tau (new tokens per target
-pass, pooled) and cycle_ms. `transformers` on the same weights is measured beside them where torch is installed, and
-`engine_tok_s` is this engine on the golden pair of the tests (batch 1, 59 nodes, 6 levels, float32).
+A method may carry a setting, `name[@setting]`: see `infer/methods.py`. For every task, temperature and batch size all
+methods run a prompt once unmeasured (which compiles, and gives the text that is compared), then `repeats` times in
+turns; of ratios within a repetition the median counts. The prefill alone is timed as well, by the same program. The
+turns of a conversation follow each other, answered with the plain loop's text.
+
+Writes result.json, table.md and figures to `out`, after every task, so that a run that is stopped goes on with
+`--resume`. Prints the tables and, last, the result as one JSON object (`infer/results.py` says what is in it).
+`transformers` on the same weights is measured beside the engine where torch is installed, and `engine_tok_s` is this
+engine on the golden pair of the tests (batch 1, 59 nodes, 6 levels, float32).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import os
-import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import eagle_jax
-from eagle_jax.config import Verification
-from eagle_jax.measure import (
-    Question,
-    chat_ids,
-    find_task,
-    machine,
-    read_questions,
-    time_interleaved,
-    use_compilation_cache,
-)
+from eagle_jax.checkpoints.staging import write_whole
+from eagle_jax.measure import chat_ids, machine, revision, time_interleaved, time_repetitions, use_compilation_cache
 from eagle_jax.programs import at_least_one, parse_tree, run
-from infer.methods import Sources, check_methods, load_method, load_pair
+from eagle_jax.tasks import Question, Task, load_task
+from infer import results
+from infer.bench_table import markdown
+from infer.calls import Method, engine, hugging_face
+from infer.methods import PLAIN, Label, Loader, Sources, check_methods, load_pair
+from infer.results import Group, Result
+from infer.tally import Tally, cell
 
-GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"
+REPOSITORY = Path(__file__).resolve().parent.parent
+GOLDEN = REPOSITORY / "tests" / "golden"
 GOLDEN_RUN = "eagle3_total60_depth5_topk10"
+FREE = ("methods", "transformers", "tasks", "temperatures", "batches", "data", "golden")
+"""Settings that say what is measured, not how: with others a run may go on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,27 +53,28 @@ class Args:
     """Arguments of the benchmark.
 
     Attributes:
-      methods: of vanilla, sps (a small model), pld (prompt lookup), lookahead, medusa, hydra, eagle2, eagle3; vanilla
-        is always measured, the others are compared with it.
-      tasks: names in the data folder or paths of question files, separated by commas.
+      methods: of vanilla, sps (a small model), pld (prompt lookup), lookahead, medusa, hydra, eagle2, eagle3, each with
+        a setting if wanted: eagle3@6x10x59, eagle3@chain3, eagle2@static, sps@chain5/block, eagle2@4x2x7/norerank,
+        eagle3@untempered, pld@10, lookahead@5x7x7; vanilla is always measured, the others are compared with it.
+      tasks: names in the data folder, paths of question files, or owner/dataset[:part] on the hub, separated by commas;
+        of the papers mt_bench, humaneval, gsm8k, alpaca, cnn_dm, nq (hub:gsm8k takes one from the hub).
       data: folder of the tasks; EAGLE_JAX_TASKS sets another default.
       limit: questions per task.
       max_new_tokens: longest answer.
-      batch: conversations at a time.
+      batches: conversations at a time, several sizes separated by commas.
       repeats: timed runs, of which the median counts.
-      temperature: 0 is greedy.
+      temperatures: 0 is greedy; several separated by commas.
       seed: of sampled draws; every method gets the same.
-      tree: depth,top_k,num_nodes of all heads; default is each bundled head's own, or 6,10,59.
-      sampled_ranking: what heads rank their candidates by at temperature > 0 (TreeConfig).
+      tree: depth,top_k,num_nodes of heads whose label says none; default is each one's own.
       target: path or hub id of the model; default is the bundled one.
       eagle2: path or hub id of its EAGLE-1/2 head.
       eagle3: path or hub id of its EAGLE-3 head.
       draft_model: path or hub id of a small model with its tokenizer, for sps.
       medusa: path or hub id of its Medusa heads. hydra: of its Hydra or Hydra++ heads.
-      chain: tokens that sps drafts. verification: the rule by which they are accepted (TreeConfig).
       dtype: of the weights.
       transformers: measure `transformers` generate too, if torch is installed.
       golden: measure `engine_tok_s` too.
+      out: directory of the result. resume: go on with the result that is there.
     """
 
     methods: str = "vanilla,eagle2,eagle3"
@@ -76,138 +82,203 @@ class Args:
     data: Path = Path(os.environ.get("EAGLE_JAX_TASKS", "../shared/data/tasks"))
     limit: int = 10
     max_new_tokens: int = 128
-    batch: int = 1
+    batches: str = "1"
     repeats: int = 3
-    temperature: float = 0.0
+    temperatures: str = "0"
     seed: int = 0
     tree: str | None = None
-    sampled_ranking: Literal["draw", "law", "untempered"] = "draw"
     target: str | None = None
     eagle2: str | None = None
     eagle3: str | None = None
     draft_model: str | None = None
     medusa: str | None = None
     hydra: str | None = None
-    chain: int = 5
-    verification: Verification = "rejection"
     dtype: str = "float32"
     transformers: bool = True
     golden: bool = True
-
-
-class Answer(NamedTuple):
-    """New tokens per row, and target passes after the prefill where the method counts them."""
-
-    tokens: list[list[int]]
-    cycles: int | None
-
-
-Method = Callable[[list[list[int]], int], Answer]
-"""`(prompts, seed) -> Answer`."""
-
-
-@dataclasses.dataclass
-class Tally:
-    """Sums over the prompts of a task."""
-
-    seconds: float = 0.0
-    tokens: int = 0
-    rows: int = 0
-    identical: int = 0
-    cycles: int | None = 0
-
-    def add(self, answer: Answer, plain: Answer, seconds: float) -> None:
-        """Counts one batch."""
-        self.seconds += seconds
-        self.tokens += sum(map(len, answer.tokens))
-        self.rows += len(answer.tokens)
-        self.identical += sum(a == b for a, b in zip(answer.tokens, plain.tokens, strict=True))
-        self.cycles = None if self.cycles is None or answer.cycles is None else self.cycles + answer.cycles
-
-    def summary(self, plain: Tally) -> dict[str, Any]:
-        """What the table shows."""
-        entry: dict[str, Any] = {"tok_s": round(self.tokens / self.seconds, 1)}
-        entry["speedup"] = round(self.tokens / self.seconds / (plain.tokens / plain.seconds), 3)
-        if self.cycles:
-            entry["tau"] = round((self.tokens - self.rows) / self.cycles, 3)
-            entry["cycle_ms"] = round(1000 * self.seconds / self.cycles, 3)
-        entry["identical"] = f"{self.identical}/{self.rows}"
-        return entry
+    out: Path = Path("runs/bench")
+    resume: bool = False
 
 
 def main(args: Args) -> dict[str, Any]:
     """Runs the benchmark; returns what it prints last."""
-    at_least_one(args, "limit", "max_new_tokens", "batch", "repeats", "chain")
-    names = check_methods(split(args.methods), sources := sources_of(args))
-    if not split(args.tasks):
-        raise ValueError("--tasks names no task; a task is a name in the folder --data or the path of a file")
+    at_least_one(args, "limit", "max_new_tokens", "repeats")
+    labels = check_methods(split(args.methods), sources := sources_of(args))
+    temperatures = numbers(args, "temperatures", float, 0)
+    batches = numbers(args, "batches", int, 1)
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
+    tasks = load_tasks(args)
+    if small := [task.name for task in tasks if len(task.questions) < max(batches)]:
+        raise ValueError(
+            f"--batches {max(batches)} is more than the questions of {small[0]}: raise --limit, or lower --batches"
+        )
+    others = ["transformers"] if args.transformers and find_spec("torch") else []
+    if args.transformers and not others:
+        print("torch is not installed (pip install -e '.[test]'): transformers is not measured beside the engine")
+    result = begin(args, [*labels, *others], tasks)
     use_compilation_cache()
-    paths = [find_task(name, args.data) for name in split(args.tasks)]
-    tasks = {path.parent.name if path.stem == "question" else path.stem: path for path in paths}
-    questions = {task: read_questions(path, args.limit) for task, path in tasks.items()}
-    target, tokenizer, methods = load(args, sources, names)
 
-    results: dict[str, dict[str, Any]] = {name: {} for name in methods}
-    for task, entries in questions.items():
-        print(f"{task}: {len(entries)} questions, {', '.join(methods)} in turns ...", file=sys.stderr, flush=True)
-        tallies, skipped = measure(entries, methods, tokenizer, target.config.max_position, args)
-        if skipped:
-            print(f"{task}: {skipped} turns left out: too long for the model's {target.config.max_position} positions")
-        if tallies["vanilla"].rows:
-            for name, tally in tallies.items():
-                results[name][task] = tally.summary(tallies["vanilla"])
-    report: dict[str, Any] = {
-        "results": results,
-        "mean_speedup": {
-            name: round(statistics.mean(entry["speedup"] for entry in rows.values()), 3)
-            for name, rows in results.items()
-            if rows
-        },
-        "machine": machine(),
-        "settings": dataclasses.asdict(args) | {"data": args.data.name},  # where it lies says nothing
-    }
-    print_table(report)
-    if args.golden:
-        report |= golden(args.repeats)
-    print(json.dumps(report))
+    groups = [Group(*found) for found in itertools.product((task.name for task in tasks), temperatures, batches)]
+    done = {Group(entry["task"], entry["temperature"], entry["batch"]) for entry in result.more["groups"]}
+    if ahead := [group for group in groups if group not in done]:
+        questions = {task.name: task.questions for task in tasks}
+        for finished in measured(result, ahead, questions, labels, others, sources, args):
+            save(result := finished, args.out)
+    if args.golden and "golden" not in result.more:
+        result = dataclasses.replace(result, more=result.more | golden(args.repeats))
+        save(result, args.out)
+    if find_spec("matplotlib") and result.cells:
+        from infer.bench_figures import draw
+
+        draw(result, args.out)
+    print(f"\n{markdown(result)}")
+    print(json.dumps(report := result.as_json()))
     return report
 
 
+def measured(
+    result: Result,
+    groups: list[Group],
+    questions: Mapping[str, tuple[Question, ...]],
+    labels: list[str],
+    others: list[str],
+    sources: Sources,
+    args: Args,
+) -> Iterator[Result]:
+    """The result with one group more, again and again."""
+    target, tokenizer = load_pair(sources)
+    load = Loader(target, sources)
+    drafters = {label: load(label) for label in labels}
+    beside = {name: hugging_face(target) for name in others}
+    for group in groups:
+        named = results.describe(group)
+        many = f"{len(questions[group.task])} questions, {', '.join([*drafters, *beside])}"
+        print(f"{named}: {many} in turns ...", file=sys.stderr, flush=True)
+        law = (args.max_new_tokens, group.temperature)
+        methods = {label: engine(target, drafter, *law) for label, drafter in drafters.items()}
+        methods |= {name: make(*law) for name, make in beside.items()}
+        room = target.config.max_position
+        tallies, left_out = measure(questions[group.task], methods, tokenizer, room, group, args)
+        if left_out:
+            print(f"{named}: {left_out} turns left out: too long for the model's {room} positions")
+        result = with_group(result, group, tallies, left_out)
+        yield result
+
+
+def begin(args: Args, labels: list[str], tasks: list[Task]) -> Result:
+    """The result so far: an empty one, or with `resume` what is there.
+
+    Raises:
+      ValueError: a result that is not to be gone on with, or files that are none, each with the remedy.
+    """
+    settings = {name: value for name, value in dataclasses.asdict(args).items() if name not in ("out", "resume")}
+    settings |= {"data": args.data.name}  # where it lies says nothing
+    keys = {task.name: task.key for task in tasks}
+    here = Result(machine(), revision(REPOSITORY), settings, [], {"labels": labels, "tasks": keys, "groups": []})
+    path = args.out / "result.json"
+    if not path.is_file():
+        if args.out.exists() and not args.out.is_dir():
+            raise ValueError(f"--out {args.out} is a file: give a directory")
+        if foreign := sorted(found.name for found in args.out.glob("*") if found.suffix != ".partial"):
+            raise ValueError(f"--out {args.out} holds no result of infer.bench but {foreign[0]}: give another --out")
+        return here
+    there = results.read(path)
+    if not args.resume:
+        raise ValueError(f"{path} is there already: go on with it by --resume, or give another --out")
+    changed = [name for name, value in settings.items() if name not in FREE and there.settings.get(name) != value]
+    differences = [f"--{name.replace('_', '-')} was {there.settings.get(name)}" for name in changed]
+    if set(there.more["labels"]) != set(labels):
+        differences.append(f"the methods were {', '.join(there.more['labels'])}")
+    known = there.more["tasks"]
+    differences += [f"{name} had other questions" for name, key in keys.items() if known.get(name, key) != key]
+    if there.machine != here.machine:
+        differences.append(f"the machine was {there.machine}")
+    if differences:
+        raise ValueError(f"{path} cannot be gone on with: {'; '.join(differences)}. Give another --out")
+    revisions = dict.fromkeys([*(there.revision or "").split(", "), here.revision or ""])
+    more = there.more | {"tasks": known | keys}
+    return dataclasses.replace(there, revision=", ".join(filter(None, revisions)) or None, settings=settings, more=more)
+
+
+def with_group(result: Result, group: Group, tallies: Mapping[str, Tally], left_out: int) -> Result:
+    """The result with one group more; one of which no turn fits the model has no cells."""
+    plain = tallies[PLAIN]
+    cells = [
+        cell(name if name == "transformers" else Label.parse(name).method, name, group, tally, plain)
+        for name, tally in tallies.items()
+        if plain.replies
+    ]
+    more = result.more | {"groups": [*result.more["groups"], group._asdict() | {"left_out": left_out}]}
+    return dataclasses.replace(result, cells=[*result.cells, *cells], more=more)
+
+
+def save(result: Result, out: Path) -> None:
+    """The result and its tables, each file as a whole."""
+    results.write(result, out / "result.json")
+    write_whole(out / "table.md", markdown(result))
+
+
 def measure(
-    questions: list[Question], methods: dict[str, Method], tokenizer: Any, max_position: int, args: Args
+    questions: tuple[Question, ...],
+    methods: dict[str, Method],
+    tokenizer: Any,
+    max_position: int,
+    group: Group,
+    args: Args,
 ) -> tuple[dict[str, Tally], int]:
-    """Sums of every method over the conversations of a task, and how many turns were too long for the model."""
+    """Every method on the conversations of a task, and how many turns were too long for the model."""
     tallies = {name: Tally() for name in methods}
-    skipped = 0
-    for start in range(0, len(questions), args.batch):
-        group = questions[start : start + args.batch]
-        messages: list[list[dict[str, str]]] = [[] for _ in group]
-        for turn in range(max(len(question.turns) for question in group)):
+    left_out = 0
+    for start in range(0, len(questions), group.batch):
+        together = questions[start : start + group.batch]
+        messages: list[list[dict[str, str]]] = [[] for _ in together]
+        for turn in range(max(len(question.turns) for question in together)):
             rows, prompts = [], []
-            for row, question in enumerate(group):
+            for row, question in enumerate(together):
                 if turn >= len(question.turns):
                     continue
                 messages[row].append({"role": "user", "content": question.turns[turn]})
                 prompt = chat_ids(tokenizer, messages[row])
                 if len(prompt) + args.max_new_tokens > max_position:
-                    skipped += 1
+                    left_out += 1
                     continue
                 rows.append(row)
                 prompts.append(prompt)
             if not rows:
                 continue
-            calls = {name: functools.partial(method, prompts, args.seed + turn) for name, method in methods.items()}
-            answers = {name: call() for name, call in calls.items()}
-            seconds = time_interleaved(calls, args.repeats)
-            for name, answer in answers.items():
-                tallies[name].add(answer, answers["vanilla"], seconds[name])
-            for row, tokens in zip(rows, answers["vanilla"].tokens, strict=True):
+            calls: dict[tuple[str, str], Callable[[], Any]] = {}
+            for name, method in methods.items():
+                calls[name, "answer"] = functools.partial(method.answer, prompts, args.seed + turn)
+                calls[name, "prefill"] = functools.partial(method.prefill, prompts, args.seed + turn)
+            texts = {call: function() for call, function in calls.items()}
+            seconds = time_repetitions(calls, args.repeats)
+            plain = texts[PLAIN, "answer"]
+            which = [start + row for row in rows]
+            categories = [together[row].category for row in rows]
+            for name, tally in tallies.items():
+                took = (seconds[name, "answer"], seconds[name, "prefill"])
+                tally.add(which, categories, texts[name, "answer"], plain, *took)
+            for row, tokens in zip(rows, plain.tokens, strict=True):
                 text = tokenizer.decode(tokens, skip_special_tokens=True)
                 messages[row].append({"role": "assistant", "content": text})
         if sys.stderr.isatty():
-            print(f"{start + len(group)} of {len(questions)} questions", end="\r", file=sys.stderr, flush=True)
-    return tallies, skipped
+            print(f"{start + len(together)} of {len(questions)} questions", end="\r", file=sys.stderr, flush=True)
+    return tallies, left_out
+
+
+def load_tasks(args: Args) -> list[Task]:
+    """The tasks that are asked for.
+
+    Raises:
+      ValueError: none, one that is not there or is broken, or two of one name.
+    """
+    if not split(args.tasks):
+        raise ValueError("--tasks names no task; a task is a name in the folder --data or the path of a file")
+    tasks = [load_task(name, args.data, args.limit) for name in dict.fromkeys(split(args.tasks))]
+    names = [task.name for task in tasks]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"--tasks names two tasks that are called {twice[0]}: measure them apart, or rename a file")
+    return tasks
 
 
 def sources_of(args: Args) -> Sources:
@@ -217,50 +288,21 @@ def sources_of(args: Args) -> Sources:
     return Sources(tree=tree, **shared)
 
 
-def load(args: Args, sources: Sources, names: list[str]) -> tuple[eagle_jax.Target, Any, dict[str, Method]]:
-    """The target, its tokenizer, and the methods by name."""
-    target, tokenizer = load_pair(sources)
-    methods = {name: engine(target, load_method(name, target, sources), args) for name in names}
-    if args.transformers and find_spec("torch"):
-        methods["transformers"] = hugging_face(target, args)
-    elif args.transformers:
-        print("torch is not installed (pip install -e '.[test]'): transformers is not measured beside the engine")
-    return target, tokenizer, methods
+def numbers(args: Args, name: str, kind: type, least: int) -> list[Any]:
+    """`"0,1"` -> `[0, 1]`, each once.
 
-
-def engine(target: eagle_jax.Target, head: eagle_jax.BoundDrafter | None, args: Args) -> Method:
-    """This library's `generate` as a method."""
-
-    def run(prompts: list[list[int]], seed: int) -> Answer:
-        options = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "key": seed}
-        out = eagle_jax.generate(target, head, prompts, **options)  # type: ignore[arg-type]
-        return Answer(out.tokens, int(out.cycles.sum()))
-
-    return run
-
-
-def hugging_face(target: eagle_jax.Target, args: Args) -> Method:
-    """`generate` of `transformers` on the same weights in PyTorch."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(target.name, dtype=getattr(torch, args.dtype)).eval()
-    stops = set(target.config.eos_ids)
-    law = {"do_sample": True, "temperature": args.temperature, "top_k": 0, "top_p": 1.0} if args.temperature else {}
-
-    @torch.no_grad()
-    def run(prompts: list[list[int]], seed: int) -> Answer:
-        torch.manual_seed(seed)
-        width = max(map(len, prompts))
-        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        options = {"max_new_tokens": args.max_new_tokens, "pad_token_id": 0, "eos_token_id": sorted(stops) or None}
-        full = model.generate(ids, attention_mask=mask, **({"do_sample": False} | law), **options)
-        rows = full[:, width:].tolist()
-        ends = [next((i + 1 for i, token in enumerate(row) if token in stops), len(row)) for row in rows]
-        return Answer([row[:end] for row, end in zip(rows, ends, strict=True)], None)
-
-    return run
+    Raises:
+      ValueError: naming the option.
+    """
+    text = getattr(args, name)
+    try:
+        values = list(dict.fromkeys(map(kind, split(text))))
+    except ValueError:
+        values = []
+    if not values or not all(least <= value < float("inf") for value in values):
+        what = "numbers" if kind is float else "whole numbers"
+        raise ValueError(f"--{name} {text!r} must be {what} of at least {least}, separated by commas")
+    return values
 
 
 def golden(repeats: int) -> dict[str, Any]:
@@ -292,21 +334,6 @@ def golden(repeats: int) -> dict[str, Any]:
         "engine_tok_s": rates["engine"],
         "golden": {"plain_tok_s": rates["plain"], "identical": f"{identical}/{len(rows)}"},
     }
-
-
-def print_table(report: dict[str, Any]) -> None:
-    """A Markdown table, one row per task and method."""
-    print(
-        "\n| task | method | tokens/s | speedup | tau | ms per cycle | identical |\n|---|---|---:|---:|---:|---:|---:|"
-    )
-    for task in report["results"]["vanilla"]:
-        for name, rows in report["results"].items():
-            entry = rows[task]
-            counts = f"{entry['tau']:.2f} | {entry['cycle_ms']:.2f}" if "tau" in entry else "- | -"
-            row = f"{entry['tok_s']:.0f} | {entry['speedup']:.2f}x | {counts} | {entry['identical']}"
-            print(f"| {task} | {name} | {row} |")
-    means = ", ".join(f"{name} {value:.2f}x" for name, value in report["mean_speedup"].items())
-    print(f"\nMean speedup over tasks: {means}\nMachine: {report['machine']}")
 
 
 def split(names: str) -> list[str]:

@@ -8,89 +8,187 @@ import jax
 import pytest
 
 from eagle_jax.checkpoints import save_medusa_checkpoint, save_target_checkpoint
-from eagle_jax.config import MedusaConfig
+from eagle_jax.config import ConfigError, MedusaConfig
 from eagle_jax.models.medusa import init_medusa_params
-from infer import bench
+from infer import bench, results
+from infer.results import Group
 
 
 @pytest.fixture
 def tasks(tmp_path):
     folder = tmp_path / "tasks"
     folder.mkdir()
-    lines = [{"question_id": 1, "turns": ["abc", "again"]}, {"question_id": 2, "turns": ["de"]}]
+    lines = [
+        {"question_id": 1, "category": "math", "turns": ["abc", "again"]},
+        {"question_id": 2, "category": "qa", "turns": ["de"]},
+    ]
     (folder / "talk.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     (folder / "long.jsonl").write_text(json.dumps({"question_id": 1, "turns": ["x" * 3000]}), encoding="utf-8")
     return folder
 
 
-QUICK = {"max_new_tokens": 6, "repeats": 1, "transformers": False, "golden": False}
+@pytest.fixture
+def quick(tmp_path):
+    """Arguments of a quick run into an empty folder; nothing beside the engine is measured."""
+
+    def quick(**given):
+        defaults = {"max_new_tokens": 6, "repeats": 1, "transformers": False, "golden": False, "out": tmp_path / "out"}
+        return bench.Args(**(defaults | {"data": tmp_path / "tasks", "tasks": "talk"} | given))
+
+    return quick
 
 
-def test_report(pair, tasks, capsys):
-    report = bench.main(bench.Args(tasks="talk,long", data=tasks, **QUICK))
+def test_report(pair, tasks, quick, capsys, tmp_path):
+    report = bench.main(quick(tasks="talk,long", methods="eagle2,eagle3@chain2", repeats=2))
     printed = capsys.readouterr().out
     assert json.loads(printed.splitlines()[-1]) == report
-    assert set(report) == {"results", "mean_speedup", "machine", "settings"}
-    assert set(report["results"]) == {"vanilla", "eagle2", "eagle3"}
-    for method, results in report["results"].items():
-        assert set(results) == {"talk"}  # no turn of the other task fits the model
-        assert set(results["talk"]) == {"tok_s", "speedup", "tau", "cycle_ms", "identical"}
-        assert results["talk"]["identical"] == "3/3"
-        assert f"| talk | {method} |" in printed
-    assert report["results"]["vanilla"]["talk"]["tau"] == 1
-    assert report["results"]["vanilla"]["talk"]["speedup"] == 1
-    assert "long: 1 turns left out" in printed
+    assert report["schema"] == results.SCHEMA
+    assert report["settings"]["limit"] == 10
+    assert "out" not in report["settings"]
+    told = results.read(tmp_path / "out" / "result.json")
+    assert told.as_json() == report
+    assert told.labels == ["vanilla", "eagle2", "eagle3@chain2"]
+    assert told.groups == [Group("talk", 0.0, 1)]  # no turn of the other task fits the model
+    assert told.more["groups"][1] == {"task": "long", "temperature": 0.0, "batch": 1, "left_out": 1}
+    assert "long at temperature 0, batch 1: 1 turns left out" in printed
+    for cell in told.cells:
+        assert (cell.questions, cell.replies, cell.identical, cell.compared) == (2, 3, 3, 3)
+        assert len(cell.seconds) == len(cell.prefill_seconds) == 2
+        assert all(part > 0 for part in cell.prefill_seconds)
+        assert sum(cell.accepted) == cell.cycles == cell.passes
+        assert cell.tau == pytest.approx((cell.tokens - cell.replies) / cell.cycles, rel=1e-5)
+        assert cell.tok_s_range[0] <= cell.tok_s <= cell.tok_s_range[1]
+        assert set(cell.categories) == {"mt_bench", "qa"}
+        assert f"| 0 | 1 | talk | {cell.label} |" in printed
+    plain, chain = told.cells[0], told.cell("eagle3@chain2", told.groups[0])
+    assert plain.tau == plain.speedup == plain.spec_bench.mean_accepted_tokens == 1
+    assert chain.method == "eagle3"
+    assert len(chain.accepted) == 3
+    assert (tmp_path / "out" / "table.md").read_text() in printed
+    for name in ("speedup", "tau", "accepted"):
+        assert (tmp_path / "out" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_batches_and_temperature(pair, tasks, temperature):
-    args = bench.Args(
-        methods="eagle3", tasks=str(tasks / "talk.jsonl"), batch=2, temperature=temperature, tree="1,2,2", **QUICK
+def test_temperatures_and_batches(pair, tasks, quick, tmp_path):
+    bench.main(
+        quick(methods="eagle3", tasks=str(tasks / "talk.jsonl"), temperatures="0,1", batches="1,2", tree="1,2,2")
     )
-    results = bench.main(args)["results"]
-    assert set(results) == {"vanilla", "eagle3"}  # what eagle3 is compared with is always measured
-    assert results["eagle3"]["talk"]["identical"] == "3/3"
+    told = results.read(tmp_path / "out" / "result.json")
+    assert told.groups == [Group("talk", t, b) for t in (0.0, 1.0) for b in (1, 2)]
+    assert told.labels == ["vanilla", "eagle3"]  # what eagle3 is compared with is always measured
+    assert all(cell.identical == cell.compared == 3 for cell in told.cells)
+    one, two = (told.cell("vanilla", Group("talk", 0.0, batch)) for batch in (1, 2))
+    assert (one.tokens, one.cycles) == (two.tokens, two.cycles)
+    assert two.passes < one.passes == one.cycles  # rows of a batch share their passes
+    assert (tmp_path / "out" / "throughput.png").stat().st_size > 1000
 
 
-def test_every_method_is_measured_by_its_name(pair, tasks, tmp_path):
+def test_every_method_is_measured_by_its_name(pair, tasks, quick, tmp_path):
     target = bench.load_pair(bench.Sources())[0]
     save_target_checkpoint(target.config, target.params, tmp_path / "small", "float32")
-    names, given = ("sps", "pld", "lookahead", "medusa", "hydra"), {"draft_model": str(tmp_path / "small")}
+    names, given = (
+        ("sps", "pld@4", "lookahead@3x2x2", "medusa", "hydra@chain2"),
+        {"draft_model": str(tmp_path / "small")},
+    )
     for kind in ("medusa", "hydra"):
         config, given[kind] = MedusaConfig(kind, 32, 258, num_heads=2), str(tmp_path / kind)
         save_medusa_checkpoint(config, init_medusa_params(config, jax.random.key(1)), tmp_path / kind, "float32")
-    args = bench.Args(methods=",".join(names), tasks="talk", data=tasks, **given, **QUICK)
-    results = bench.main(args)["results"]
-    assert list(results) == ["vanilla", *names]
-    assert all(results[name]["talk"]["identical"] == "3/3" for name in names)
-    assert results["sps"]["talk"]["tau"] > 2  # it is the target itself
+    bench.main(quick(methods=",".join(names), limit=1, **given))
+    told = results.read(tmp_path / "out" / "result.json")
+    assert told.labels == ["vanilla", *names]
+    assert [cell.method for cell in told.cells] == ["vanilla", "sps", "pld", "lookahead", "medusa", "hydra"]
+    assert all(cell.identical == cell.compared == 2 for cell in told.cells)
+    assert told.cells[1].tau > 2  # it is the target itself
 
 
-def test_tally():
-    plain, drafted = bench.Tally(), bench.Tally()
-    plain.add(bench.Answer([[1, 2, 3]], 2), bench.Answer([[1, 2, 3]], 2), seconds=2.0)
-    drafted.add(bench.Answer([[1, 2, 4]], 1), bench.Answer([[1, 2, 3]], 2), seconds=1.0)
-    assert drafted.summary(plain) == {"tok_s": 3.0, "speedup": 2.0, "tau": 2.0, "cycle_ms": 1000.0, "identical": "0/1"}
-    drafted.add(bench.Answer([[1]], None), bench.Answer([[1]], None), seconds=1.0)
-    assert "tau" not in drafted.summary(plain)  # a method that does not count its passes
+UNTIMED = ("task", "temperature", "batch", "label", "replies", "tokens", "passes", "cycles", "tau", "accepted")
 
 
-def test_what_is_refused(pair, tasks):
-    with pytest.raises(ValueError, match="--limit 0 must be at least 1"):
-        bench.main(bench.Args(tasks="talk", data=tasks, limit=0, **QUICK))
-    with pytest.raises(ValueError, match="--tasks names no task"):
-        bench.main(bench.Args(tasks=" , ", data=tasks, **QUICK))
-    with pytest.raises(ValueError, match="--methods names no method"):
-        bench.main(bench.Args(methods="", tasks="talk", data=tasks))
-    with pytest.raises(ValueError, match="unknown method 'typical': there are vanilla, sps, pld, lookahead, medusa, "):
-        bench.main(bench.Args(methods="vanilla,typical", tasks="talk", data=tasks, **QUICK))
-    with pytest.raises(ValueError, match="--methods hydra needs --hydra PATH, heads trained for the target"):
-        bench.main(bench.Args(methods="hydra", tasks="talk", data=tasks, **QUICK))
-    with pytest.raises(ValueError, match="--methods sps needs --draft-model PATH"):
-        bench.main(bench.Args(methods="sps", tasks="talk", data=tasks, **QUICK))
-    with pytest.raises(ValueError, match="--methods eagle3 with --target needs --eagle3 PATH"):
-        bench.main(bench.Args(methods="eagle3", target="some/model", tasks="talk", data=tasks, **QUICK))
-    with pytest.raises(ValueError, match="neither a file nor a name"):
-        bench.main(bench.Args(tasks="chat", data=tasks, **QUICK))
-    with pytest.raises(ValueError, match="the small pair is float32, not bfloat16"):
-        bench.main(bench.Args(tasks="talk", data=tasks, dtype="bfloat16", **QUICK))
+def test_a_killed_run_goes_on_and_gives_the_same(pair, tasks, quick, tmp_path, monkeypatch):
+    args = quick(methods="eagle2", temperatures="0,1", limit=1)
+    measure, calls = bench.measure, []
+
+    def measured(*given):
+        calls.append(given[4])
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return measure(*given)
+
+    monkeypatch.setattr(bench, "measure", measured)
+    with pytest.raises(KeyboardInterrupt):
+        bench.main(args)
+    kept = results.read(tmp_path / "out" / "result.json")
+    assert kept.groups == [Group("talk", 0.0, 1)]
+    with pytest.raises(ValueError, match=r"out/result\.json is there already: go on with it by --resume, or give"):
+        bench.main(args)
+    bench.main(quick(methods="eagle2", temperatures="0,1", limit=1, resume=True))
+    told = results.read(tmp_path / "out" / "result.json")
+    assert calls == [Group("talk", 0.0, 1), Group("talk", 1.0, 1), Group("talk", 1.0, 1)]
+    assert told.cells[:2] == kept.cells
+    bench.main(quick(methods="eagle2", temperatures="0,1", limit=1, out=tmp_path / "whole"))
+    whole = results.read(tmp_path / "whole" / "result.json")
+    assert [[getattr(cell, name) for name in UNTIMED] for cell in told.cells] == [
+        [getattr(cell, name) for name in UNTIMED] for cell in whole.cells
+    ]
+    # Nothing is left to do: the result is printed again, and no model loaded for it.
+    monkeypatch.setattr(bench, "load_pair", None)
+    bench.main(quick(methods="eagle2", temperatures="0", limit=1, resume=True))
+    assert len(calls) == 5
+    assert results.read(tmp_path / "out" / "result.json").cells == told.cells
+
+
+def test_a_result_of_something_else_is_not_gone_on_with(pair, tasks, quick, tmp_path):
+    bench.main(quick(methods="vanilla", limit=1))
+    path = tmp_path / "out" / "result.json"
+    with pytest.raises(ValueError, match=r"cannot be gone on with: --seed was 0; --dtype was float32\. Give another"):
+        bench.main(quick(methods="vanilla", limit=1, seed=3, dtype="bfloat16", resume=True))
+    with pytest.raises(ValueError, match="the methods were vanilla"):
+        bench.main(quick(methods="eagle2", limit=1, resume=True))
+    (tasks / "talk.jsonl").write_text(json.dumps({"turns": ["other"]}))
+    with pytest.raises(ValueError, match="talk had other questions"):
+        bench.main(quick(methods="vanilla", limit=1, resume=True))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": "eagle_jax.tune/1"}))
+    with pytest.raises(ValueError, match=r"result\.json is 'eagle_jax\.tune/1', expected 'eagle_jax\.bench/1'"):
+        bench.main(quick(methods="vanilla", limit=1, resume=True))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").touch()
+    with pytest.raises(ValueError, match=r"other holds no result of infer\.bench but notes\.txt: give another --out"):
+        bench.main(quick(methods="vanilla", limit=1, out=tmp_path / "other"))
+    with pytest.raises(ValueError, match=r"notes\.txt is a file: give a directory"):
+        bench.main(quick(methods="vanilla", limit=1, out=tmp_path / "other" / "notes.txt"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"limit": 0}, "--limit 0 must be at least 1"),
+        ({"tasks": " , "}, "--tasks names no task"),
+        ({"tasks": "chat"}, "neither a file nor a name"),
+        ({"methods": ""}, "--methods names no method"),
+        ({"methods": "vanilla,typical"}, "unknown method 'typical': there are vanilla, sps, pld, lookahead, medusa, "),
+        ({"methods": "hydra"}, "--methods hydra needs --hydra PATH, heads trained for the target"),
+        ({"methods": "sps"}, "--methods sps needs --draft-model PATH"),
+        ({"methods": "eagle3", "target": "some/model"}, "--methods eagle3 with --target needs --eagle3 PATH"),
+        ({"dtype": "bfloat16"}, "the small pair is float32, not bfloat16"),
+        ({"temperatures": "0,warm"}, "--temperatures '0,warm' must be numbers of at least 0, separated by commas"),
+        ({"temperatures": "nan"}, "--temperatures 'nan' must be numbers"),
+        ({"batches": "0"}, "--batches '0' must be whole numbers of at least 1"),
+        ({"batches": "1,4"}, "--batches 4 is more than the questions of talk: raise --limit, or lower --batches"),
+    ],
+)
+def test_what_is_refused(pair, tasks, quick, tmp_path, given, message):
+    with pytest.raises(ValueError, match=message):
+        bench.main(quick(**given))
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_tasks_of_one_name_are_refused(pair, tasks, quick, tmp_path):
+    (tmp_path / "talk.jsonl").write_text(json.dumps({"turns": ["a"]}))
+    with pytest.raises(ValueError, match="--tasks names two tasks that are called talk"):
+        bench.main(quick(tasks=f"talk,{tmp_path / 'talk.jsonl'}"))
+
+
+def test_a_tree_that_a_head_cannot_fill_is_refused_before_anything_is_measured(pair, tasks, quick, tmp_path):
+    with pytest.raises(ConfigError, match="eagle3@2x300x400"):
+        bench.main(quick(methods="eagle3@2x300x400"))
+    assert not (tmp_path / "out").exists()

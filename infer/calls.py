@@ -1,0 +1,80 @@
+"""Methods as calls that can be timed: the whole answer, and the prefill alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import eagle_jax
+from eagle_jax.api import first_tokens
+
+
+class Answer(NamedTuple):
+    """New tokens per row, and, of a method that counts its passes, what it says of every row.
+
+    Attributes:
+      tokens: [rows] new tokens. cycles: [rows] target passes after the prefill. accepted: [rows][D+1] histograms.
+    """
+
+    tokens: list[list[int]]
+    cycles: list[int] | None = None
+    accepted: list[list[int]] | None = None
+
+
+class Method(NamedTuple):
+    """Two functions `(prompts, seed) -> Answer` that return when their work is done.
+
+    Attributes:
+      answer: whole replies. prefill: only the first token of every reply, by the same program where there is one.
+    """
+
+    answer: Callable[[list[list[int]], int], Answer]
+    prefill: Callable[[list[list[int]], int], Answer]
+
+
+def engine(
+    target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter | None, max_new_tokens: int, temperature: float
+) -> Method:
+    """This library's `generate`."""
+
+    def answer(prompts: list[list[int]], seed: int) -> Answer:
+        out = eagle_jax.generate(
+            target, drafter, prompts, max_new_tokens=max_new_tokens, temperature=temperature, key=seed
+        )
+        return Answer(out.tokens, out.cycles.tolist(), out.accepted.tolist())
+
+    def prefill(prompts: list[list[int]], seed: int) -> Answer:
+        out = first_tokens(target, drafter, prompts, max_new_tokens=max_new_tokens, temperature=temperature, key=seed)
+        return Answer(out.tokens)
+
+    return Method(answer, prefill)
+
+
+def hugging_face(target: eagle_jax.Target) -> Callable[[int, float], Method]:
+    """`generate` of `transformers` on the same weights in PyTorch: `(max_new_tokens, temperature) -> Method`."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(target.name, dtype=getattr(torch, target.dtype)).eval()
+    stops = set(target.config.eos_ids)
+
+    @torch.no_grad()
+    def run(prompts: list[list[int]], seed: int, max_new_tokens: int, temperature: float) -> Answer:
+        torch.manual_seed(seed)
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        law = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+        options = {"max_new_tokens": max_new_tokens, "pad_token_id": 0, "eos_token_id": sorted(stops) or None}
+        full = model.generate(ids, attention_mask=mask, **({"do_sample": False} | law), **options)
+        rows = full[:, width:].tolist()
+        ends = [next((i + 1 for i, token in enumerate(row) if token in stops), len(row)) for row in rows]
+        return Answer([row[:end] for row, end in zip(rows, ends, strict=True)])
+
+    def method(max_new_tokens: int, temperature: float) -> Method:
+        return Method(
+            lambda prompts, seed: run(prompts, seed, max_new_tokens, temperature),
+            lambda prompts, seed: run(prompts, seed, 1, temperature),
+        )
+
+    return method
