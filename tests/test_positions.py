@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -198,6 +199,14 @@ def test_counts_are_those_of_a_walk_up_every_tree(seed):
     for b, (count, total, right) in enumerate(slow_calibration(cycles, 7)):
         assert (int(seen.count[b]), int(seen.accepted[b])) == (count, right)
         assert not count or seen.confidence[b] == pytest.approx(total / count, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_the_example_of_the_page_runs(repository, capsys):
+    page = (repository / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    exec(compile(example, "docs/benchmarks.md", "exec"), {})
+    assert "best K at a = 0.7, c = 0.1: 4" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
