@@ -37,24 +37,28 @@ def _tau(cell: Cell) -> float | None:
 
 
 def _panels(result: Result, colours: dict[str, Any], path: Path, quantity: str, paint: Callable[..., None]) -> Path:
-    """One panel per temperature and batch size."""
+    """One panel per temperature and batch size, side by side where they are narrow."""
     from matplotlib.figure import Figure
 
-    temperatures = list(dict.fromkeys(group.temperature for group in result.groups))
-    batches = list(dict.fromkeys(group.batch for group in result.groups))
-    tasks = len({group.task for group in result.groups})
-    width = min(14.0, max(5.0, 1.2 + 0.22 * tasks * len(result.labels)))
-    figure = Figure(figsize=(width * len(batches) + 2.2, 3.4 * len(temperatures)), layout="constrained")
-    grid = figure.subplots(len(temperatures), len(batches), squeeze=False, sharey=True)
-    for row, temperature in enumerate(temperatures):
-        for column, batch in enumerate(batches):
-            axes = grid[row][column]
-            cells = [cell for cell in result.cells if (cell.temperature, cell.batch) == (temperature, batch)]
-            paint(axes, cells, colours)
-            axes.set_title(f"temperature {temperature:g}, batch {batch}", fontsize="medium")
-            axes.set_ylabel(quantity if column == 0 else "")
-            axes.grid(axis="y", alpha=0.3)
-            axes.set_axisbelow(True)
+    shown = list(dict.fromkeys((group.temperature, group.batch) for group in result.groups))
+    batches = len({batch for _, batch in shown})
+    bars = len({group.task for group in result.groups}) * len(result.labels)
+    wide = paint is not _histograms and bars > 24
+    columns = 1 if wide else min(batches, 3)
+    width = min(12.0, max(4.6, 0.22 * bars)) if paint is not _histograms else 4.6
+    rows = -(-len(shown) // columns)
+    figure = Figure(figsize=(width * columns + 2.2, 3.1 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    for axes in grid.flat[len(shown) :]:
+        axes.set_visible(False)
+    for place, (axes, (temperature, batch)) in enumerate(zip(grid.flat, shown, strict=False)):
+        cells = [cell for cell in result.cells if (cell.temperature, cell.batch) == (temperature, batch)]
+        paint(axes, cells, colours)
+        axes.set_title(f"temperature {temperature:g}, batch {batch}", fontsize="medium")
+        axes.set_ylabel(quantity if place % columns == 0 else "")
+        axes.grid(axis="y", alpha=0.3)
+        axes.set_axisbelow(True)
+    grid.flat[0].set_ylim(bottom=0)  # last: shared axes no longer follow what is drawn after it
     return _save(figure, grid.flat, path)
 
 
@@ -92,7 +96,6 @@ def _histograms(axes: Any, cells: list[Cell], colours: dict[str, Any]) -> None:
             range(len(counts)), [count / total for count in counts], "o-", color=colour, label=label, markersize=4
         )
     axes.set_xlabel("drafted tokens accepted in a cycle, all tasks")
-    axes.set_ylim(bottom=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
 
 
@@ -123,8 +126,8 @@ def _throughput(result: Result, colours: dict[str, Any], path: Path) -> Path:
         axes.set(title=f"temperature {temperature:g}", xlabel="batch, conversations at a time", xscale="log")
         axes.set_xticks(batches, map(str, batches))
         axes.minorticks_off()
-        axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
+    grid[0][0].set_ylim(bottom=0)
     grid[0][0].set_ylabel("tokens per second, mean over tasks")
     return _save(figure, grid.flat, path)
 

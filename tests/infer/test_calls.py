@@ -1,0 +1,31 @@
+"""Methods as calls: the prefill alone is the beginning of the whole, by the same program."""
+
+from __future__ import annotations
+
+import pytest
+
+from eagle_jax import api
+from eagle_jax.config import TreeConfig
+from infer.calls import engine
+from tests.models import random_prompts, tiny_head, tiny_target
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("drafted", [False, True])
+def test_the_prefill_compiles_nothing_of_its_own(temperature, drafted):
+    head = tiny_head("eagle3", TreeConfig.chain(2), draft_vocab=10).on(tiny_target()) if drafted else None
+    method = engine(tiny_target(), head, 8, temperature)
+    prompts = random_prompts([5, 3], 12)
+    whole = method.answer(prompts, 7)
+    compiled = api._generate._cache_size()
+    first = method.prefill(prompts, 7)
+    assert api._generate._cache_size() == compiled
+    assert first.tokens == [tokens[:1] for tokens in whole.tokens]
+    assert [len(tokens) for tokens in whole.tokens] == [8, 8]
+    assert [sum(row) for row in whole.accepted] == whole.cycles
+
+
+def test_a_prefill_makes_no_cycle_and_is_checked_like_generate():
+    assert api.first_tokens(tiny_target(), None, random_prompts([5, 3], 12)).cycles.tolist() == [0, 0]
+    with pytest.raises(ValueError, match="max_new_tokens=0 must be an integer of at least 1"):
+        api.first_tokens(tiny_target(), None, [[1]], max_new_tokens=0)
