@@ -13,21 +13,6 @@ from typing import Any, TypeVar
 
 import jax
 
-from eagle_jax.tasks import Question, find_task, read_questions
-
-__all__ = [
-    "Question",
-    "chat_ids",
-    "find_task",
-    "machine",
-    "read_questions",
-    "revision",
-    "time_interleaved",
-    "time_repetitions",
-    "use_compilation_cache",
-]
-
-
 K = TypeVar("K", bound=Hashable)
 
 

@@ -29,9 +29,10 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.checkpoints.staging import write_whole
-from eagle_jax.measure import chat_ids, find_task, machine, read_questions, use_compilation_cache
+from eagle_jax.measure import chat_ids, machine, use_compilation_cache
 from eagle_jax.profile import ProfileFile, fingerprint, read_profile
 from eagle_jax.programs import at_least_one, not_negative, run
+from eagle_jax.tasks import find_task, read_questions
 from infer.methods import PLAIN, Sources, check_methods, load_pair
 from infer.search import Grid, Tuned, Tuner
 from infer.trials import Sample, Setting, compete

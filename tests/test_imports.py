@@ -33,7 +33,7 @@ MAY_ENTER: dict[str, set[str]] = {
     "distributed": {"config", "sharding"},
     "checkpoints": {"types", "config", "models"},
     "assets": set(),
-    "measure": {"tasks"},
+    "measure": set(),
     "tasks": {"data"},
     "sharding": {"types", "config"},
     "presets": {"config"},
