@@ -130,7 +130,7 @@ def test_a_log_of_something_else_is_left_alone(place, tmp_path):
     out = tmp_path / "run"
     out.mkdir()
     (out / "log.jsonl").write_text('{"epoch": 1}\n')
-    with pytest.raises(ValueError, match=r"log.jsonl is not the log of a run of train.head"):
+    with pytest.raises(ValueError, match=r"log.jsonl is not the log of a training run"):
         train.head.main(args_of(place, out))
     assert (out / "log.jsonl").read_text() == '{"epoch": 1}\n'
 
