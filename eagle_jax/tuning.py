@@ -23,37 +23,38 @@ class Replay:
     """The trees of P positions, watched with one wide dynamic tree whose every candidate is a node.
 
     Args:
-      replies: token ids of every reply. reply: [P] which of them. at: [P] index in it of the next token, from 1.
+      replies: token ids of every reply. depth: levels of the trees, even where padding leaves fewer.
+      reply: [P] which of them. at: [P] index in it of the next token, from 1.
       tokens, parents, scores: [P, N+1], as in `DraftTree`; positions of a reply in order, replies one after the other.
     """
 
     def __init__(
         self,
         replies: Sequence[Sequence[int]],
+        depth: int,
         reply: np.ndarray,
         at: np.ndarray,
         tokens: np.ndarray,
         parents: np.ndarray,
         scores: np.ndarray,
     ) -> None:
-        self.replies, self.reply, self.at = replies, reply, at
+        self.replies, self.levels, self.reply, self.at = replies, depth, reply, at
         self.parents, self.scores = np.asarray(parents), np.asarray(scores)
         # Padding and what has no probability are nodes of no tree.
         self.nodes = (self.parents >= 0) & np.isfinite(self.scores)
         self.above = np.maximum(self.parents, 0)
         self.depths = _depths(self.parents, self.above)
         self.ranks = _sibling_ranks(self.parents)
-        self.levels = int(self.depths.max(initial=0))
         self.path = self._text_path(np.asarray(tokens))
         self._beams: dict[int, tuple[np.ndarray, float]] = {}
 
     @classmethod
     def joined(cls, parts: Sequence[Any]) -> Replay:
-        """Of several batches, each given as the six arguments; all watched with the same tree."""
+        """Of several batches, each given as the seven arguments; all watched with the same tree."""
         replies = [reply for part in parts for reply in part[0]]
         before = np.cumsum([0, *(len(part[0]) for part in parts)])
-        owner = np.concatenate([part[1] + start for part, start in zip(parts, before[:-1], strict=True)])
-        return cls(replies, owner, *(np.concatenate(column) for column in list(zip(*parts, strict=True))[2:]))
+        owner = np.concatenate([part[2] + start for part, start in zip(parts, before[:-1], strict=True)])
+        return cls(replies, parts[0][1], owner, *map(np.concatenate, list(zip(*parts, strict=True))[3:]))
 
     def accepted(self, tree: TreeConfig) -> np.ndarray:
         """[P] drafted tokens that a cycle with this tree would accept if it began here.
@@ -66,7 +67,7 @@ class Replay:
         """
         if tree.parents is not None or tree.rank_by != "value" or not tree.rerank or tree.top_p != 1:
             raise ValueError(f"{tree} is no plain dynamic tree: only those are replayed, measure it instead")
-        if len(self.at) and tree.depth > self.levels:
+        if tree.depth > self.levels:
             raise ValueError(f"depth={tree.depth}: only {self.levels} levels were watched")
         beam, _ = self._beam(tree.top_k)
         pool = beam & (self.depths <= tree.depth)

@@ -28,12 +28,13 @@ class Watched(NamedTuple):
     """The trees of P positions: those of reply 0 in order, then those of reply 1, ...
 
     Attributes:
-      replies: token ids per prompt, as plain decoding writes them.
+      replies: token ids per prompt, as plain decoding writes them. depth: D, levels that are drafted at most.
       reply: [P] the reply that a position belongs to. at: [P] index in it of the token that comes next, from 1.
       tokens, parents: [P, N+1], scores: [P, N+1], as in `DraftTree`; row 0 is the root, token `at - 1`.
     """
 
     replies: list[list[int]]
+    depth: int
     reply: np.ndarray
     at: np.ndarray
     tokens: np.ndarray
@@ -96,7 +97,7 @@ def watch(
         for column in range(3)
     ]
     reply, at = np.array(places, np.int32).reshape(-1, 2).T
-    return Watched(replies, reply, at, *columns)
+    return Watched(replies, drafter.drafter.depth, reply, at, *columns)
 
 
 @functools.lru_cache(maxsize=64)

@@ -87,6 +87,18 @@ def test_lookups_are_replayed_from_the_longest():
     assert max(short.cycles) < 23
 
 
+def test_a_lookup_that_finds_nothing_accepts_nothing():
+    target = tiny_target()
+    found = watch(target, eagle_jax.prompt_lookup(target, length=6), [[1]], max_new_tokens=3)
+    record = Replay(*found._replace(parents=np.where(found.parents == -1, -1, -2)))  # all padding
+    assert record.cycles(TreeConfig.chain(2)).tolist() == [2]
+
+
+def test_batches_are_joined():
+    parts = [watch(tiny_target(), drafter("eagle1", WIDE), PROMPTS[at : at + 2], max_new_tokens=24) for at in (0, 2)]
+    assert Replay.joined(parts).cycles(TreeConfig(2, 3, 5)).tolist() == measured("eagle1", TreeConfig(2, 3, 5), 0.0)
+
+
 def slow_accepted(record: Replay, tokens: np.ndarray, tree: TreeConfig, position: int) -> int:
     """A tree of one position, grown, reranked and walked one node after the other."""
     parents, scores = record.parents[position], record.scores[position]
