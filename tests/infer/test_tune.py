@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 import eagle_jax
+from eagle_jax.profile import Entry, ProfileFile, fingerprint
 from eagle_jax.tuning import PassCosts
 from infer import search, tune
 
@@ -65,23 +66,31 @@ def test_tune_and_check(quick, capsys):
 
 @pytest.mark.slow
 def test_every_method_batch_and_temperature(quick, capsys):
-    given = {"methods": "eagle2,eagle3@static,pld,lookahead@3x2x2", "tasks": "talk,sums", "batches": "1,2",
-             "temperatures": "0,1", "candidates": 5, "search": "exhaustive"}  # fmt: skip
+    given = {"methods": "eagle2,eagle3@static,pld,lookahead@2x2x2", "tasks": "talk,sums", "batches": "2", "depths": "2",
+             "temperatures": "0,1", "candidates": 4, "repeats": 1, "search": "exhaustive"}  # fmt: skip
     assert tune.main(tune.Args(**quick | given)) == 0
     printed = capsys.readouterr().out
     rows = json.loads(printed.splitlines()[-1])["settings"]["float32"]
-    assert [(row["batch"], row["temperature"]) for row in rows] == [(1, 0.0), (2, 0.0), (1, 1.0), (2, 1.0)]
+    assert [(row["batch"], row["temperature"]) for row in rows] == [(2, 0.0), (2, 1.0)]
     for row in rows:
-        assert {label.partition("@")[0] for label in row["candidates"]} >= {"eagle2", "eagle3", "pld", "lookahead"}
+        assert set(row["candidates"]) == {"eagle2@2x2x2", "eagle3@static", "pld@2", "lookahead@2x2x2"}
         identical, compared = row["identical"].split("/")
         assert identical == compared
-        assert row["exhaustive"]["trees"] == 5
+        assert row["exhaustive"]["trees"] == 4
         assert 0 < row["exhaustive"]["choice_over_best"] <= 1
-    assert "5 settings searched" in printed
-    assert len(yaml.safe_load(quick["out"].read_text())["entries"]) == 4
-    given = {"methods": "eagle2", "temperatures": "0,1.5", "search": "exhaustive", "check": quick["out"]}
+    assert "4 settings searched" in printed
+    assert len(yaml.safe_load(quick["out"].read_text())["entries"]) == 2
+
+
+@pytest.mark.slow
+def test_a_profile_is_checked_against_every_tree(quick, pair, capsys):
+    file = ProfileFile("eagle_jax.profile/1", "x", fingerprint(pair), "float32", "here", (Entry(1, 0.0),))
+    quick["out"].write_text(file.to_yaml())
+    given = {"check": quick["out"], "temperatures": "0,1.5", "depths": "1", "search": "exhaustive"}
     tune.main(tune.Args(**quick | given))
-    assert [row["auto"] for row in last(capsys)["settings"]][1] == "vanilla"  # 1.5 was not tuned for
+    rows = last(capsys)["settings"]
+    assert [row["auto"] for row in rows] == ["vanilla", "vanilla"]  # 1.5 was not tuned for
+    assert all(row["best"] in ("auto", "vanilla", "eagle3@1x2x2") and row["over_best"] > 0 for row in rows)
 
 
 def test_the_choice_is_the_best_of_what_was_measured(quick, pair, monkeypatch):
