@@ -1,9 +1,10 @@
 """EAGLE speculative decoding in JAX: the target model's own text, several tokens per pass."""
 
-from eagle_jax.api import GenerateOutput, StreamChunk, generate, load_demo, load_drafter, load_target, stream
+from eagle_jax.api import GenerateOutput, StreamChunk, generate, load_drafter, load_target, stream
 from eagle_jax.bound import BoundDrafter, DraftHead, Medusa, SmallModel, Target, shard
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, RopeConfig, TreeConfig
+from eagle_jax.demo import load_demo
 from eagle_jax.methods import load_draft_model, load_medusa, lookahead, prompt_lookup
 from eagle_jax.profile import load_profile
 from eagle_jax.types import Drafter, DraftTree, KVCache, Sampling, TargetFn

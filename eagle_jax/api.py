@@ -7,10 +7,8 @@ Everything here checks its arguments before anything is compiled, pads them into
 from __future__ import annotations
 
 import dataclasses
-import importlib.resources
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -34,10 +32,6 @@ from eagle_jax.types import GenerateState, Sampling
 
 if TYPE_CHECKING:
     from eagle_jax.profile import Profile  # which loads drafters, from here
-
-DEMO_TREE_CPU = TreeConfig(depth=4, top_k=2, num_nodes=7)
-"""Best of those measured for the bundled pair on two CPU cores at temperature 0: a pass over eight tokens costs about
-as much as one and a half over one. At temperature 1, where less is accepted, 5 nodes in 3 levels are better."""
 
 SHAPES = ("slots", "max_tokens", "chunk")
 _generate = jax.jit(run_generate, static_argnames=("target", "drafter", "verify", *SHAPES))
@@ -155,39 +149,6 @@ def load_drafter(
         place=None if target.mesh is None else placer(target.mesh),
     )
     return DraftHead.from_params(config, params, target, tree, str(path_or_hub_id))
-
-
-def load_demo(
-    head: Literal["eagle2", "eagle3"] = "eagle2", tree: TreeConfig | None = None, *, dtype: DTypeLike = "float32"
-) -> tuple[Target, DraftHead, Any]:
-    """Loads the bundled pair: a small trained chat model, one of its two heads, and its tokenizer. Needs no network.
-
-    Args:
-      head: which head; the two are level, the EAGLE-2 head a little ahead on two CPU cores (README, model card).
-      tree: None takes the best tree measured for the platform (small on CPU, where width costs time).
-      dtype: as in `load_target`; the files hold bfloat16.
-
-    Returns:
-      target, drafter, tokenizer (of `transformers`, with a chat template).
-
-    Raises:
-      ValueError: no such head.
-    """
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch, which nothing here needs
-    # Not AutoTokenizer, which imports torch where it is installed: seconds.
-    from transformers import PreTrainedTokenizerFast
-
-    if head not in ("eagle3", "eagle2"):
-        raise ValueError(f"head={head!r}: the bundled pair has 'eagle3' and 'eagle2'")
-    if tree is None:
-        tree = DEMO_TREE_CPU if jax.default_backend() == "cpu" else DEFAULT_TREE
-    directory = Path(str(importlib.resources.files("eagle_jax.assets"))) / "demo"
-    target = load_target(directory / "target", dtype)
-    return (
-        target,
-        load_drafter(directory / head, target, tree),
-        PreTrainedTokenizerFast.from_pretrained(directory / "target"),
-    )
 
 
 def generate(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.resources
 import os
 import weakref
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 import yaml
 
 from eagle_jax.api import load_drafter
+from eagle_jax.assets import bundled
 from eagle_jax.bound import BoundDrafter, Target, check_target
 from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.distributed import to_host
@@ -71,8 +71,6 @@ class Entry:
             if (getattr(self, name) is None) == (name in own):
                 verb = "needs" if name in own else "takes no"
                 raise ConfigError(f"method {self.method} {verb} {name}; its fields are {', '.join(own) or 'none'}")
-        if self.weights == BUNDLED and self.method not in ("eagle2", "eagle3"):
-            raise ConfigError(f"no weights of method {self.method} are bundled: give their path or hub id")
         if self.tree is not None and self.tree.verification != "deterministic":
             raise ConfigError(
                 f"verification={self.tree.verification!r} makes the text of a key depend on the drafts; a profile "
@@ -98,7 +96,7 @@ class Entry:
             load: dict[str, Any] = {"sps": load_draft_model, "medusa": load_medusa, "hydra": load_medusa}
             path = where
             if where == BUNDLED:
-                path = str(Path(str(importlib.resources.files("eagle_jax.assets"))) / "demo" / self.method)
+                path = str(bundled("small" if self.method == "sps" else self.method))
             weights[self.method, where] = load.get(self.method, load_drafter)(path, target)
         return weights[self.method, where].with_tree(self.tree)
 

@@ -57,6 +57,7 @@ class Args:
       eagle3: path or hub id of its EAGLE-3 head.
       draft_model: path or hub id of a small model with its tokenizer, for sps.
       medusa: path or hub id of its Medusa heads. hydra: of its Hydra or Hydra++ heads.
+      positions: a result of infer.acceptance, for static trees that are best for it (medusa@best31).
       dtype: of the weights.
       out: folder of the result file.
       resume: go on with the result file that is there.
@@ -79,6 +80,7 @@ class Args:
     draft_model: str | None = None
     medusa: str | None = None
     hydra: str | None = None
+    positions: Path | None = None
     dtype: str = "float32"
     out: Path = Path("runs/acceptance")
     resume: bool = False

@@ -71,6 +71,7 @@ class Args:
       eagle3: path or hub id of its EAGLE-3 head.
       draft_model: path or hub id of a small model with its tokenizer, for sps.
       medusa: path or hub id of its Medusa heads. hydra: of its Hydra or Hydra++ heads.
+      positions: a result of infer.acceptance, for static trees that are best for it (medusa@best31).
       dtype: of the weights.
       transformers: measure `transformers` generate too, if torch is installed.
       golden: measure `engine_tok_s` too.
@@ -93,6 +94,7 @@ class Args:
     draft_model: str | None = None
     medusa: str | None = None
     hydra: str | None = None
+    positions: Path | None = None
     dtype: str = "float32"
     transformers: bool = True
     golden: bool = True

@@ -19,9 +19,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import eagle_jax
+from eagle_jax.demo import Bundled
 from eagle_jax.measure import chat_ids, machine, time_interleaved, use_compilation_cache
 from eagle_jax.programs import at_least_one, run
 
@@ -34,7 +35,7 @@ class Args:
 
     Attributes:
       prompt: what the user says.
-      head: draft head of the bundled pair.
+      head: which of the bundled drafters.
       max_new_tokens: length of the completion.
       temperature: 0 is greedy; above it the text depends on `seed`, and still not on the drafter.
       seed: of the sampled draws.
@@ -42,7 +43,7 @@ class Args:
     """
 
     prompt: str = "Write a Python function that computes the factorial of n."
-    head: Literal["eagle2", "eagle3"] = "eagle2"
+    head: Bundled = "eagle2"
     max_new_tokens: int = 128
     temperature: float = 0.0
     seed: int = 0
@@ -60,10 +61,10 @@ def main(args: Args) -> None:
     options: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "key": args.seed}
     paths = {"eagle": drafter, "vanilla": None}
 
-    def complete(head: eagle_jax.DraftHead | None) -> eagle_jax.GenerateOutput:
+    def complete(head: eagle_jax.BoundDrafter | None) -> eagle_jax.GenerateOutput:
         return eagle_jax.generate(target, head, [prompt], **options)
 
-    def watch(head: eagle_jax.DraftHead | None) -> Iterator[eagle_jax.StreamChunk]:
+    def watch(head: eagle_jax.BoundDrafter | None) -> Iterator[eagle_jax.StreamChunk]:
         return eagle_jax.stream(target, head, prompt, **options)
 
     watch(drafter)  # refuses bad arguments here, before any thread compiles

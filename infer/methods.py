@@ -7,14 +7,17 @@ A label is `name[@setting]`; parts of a setting are separated by "/":
     eagle2@4x2x7/confidence   frontier by confidence, not value     eagle2@4x2x7/norerank   frontiers as they are
     eagle3@untempered         ranking at temperature > 0            eagle3@4x4x12/top_p0.9  children by probability
     pld@10, pld@10x3          drafted tokens (x longest n-gram)     lookahead@5x7x7         N, W and G
+    medusa@best31             static tree of 31 nodes that is best for the acceptance recorded in --positions
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import eagle_jax
@@ -23,10 +26,11 @@ from eagle_jax.checkpoints import tokenizer_directory
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig, Verification
 from eagle_jax.drafters.lookahead import lookahead
 from eagle_jax.drafters.prompt_lookup import prompt_lookup
-from eagle_jax.shapes import medusa_parents
+from eagle_jax.shapes import best_parents, medusa_parents
+from infer.recorded import read as read_recorded
 
 PLAIN = "vanilla"
-BUNDLED = {"eagle2": "eagle2", "eagle3": "eagle3"}
+BUNDLED = {"sps": "small", "medusa": "medusa", "hydra": "hydra", "eagle2": "eagle2", "eagle3": "eagle3"}
 """Methods whose weights are bundled with the target, and their names there."""
 OPTIONS = {"sps": "draft_model", "medusa": "medusa", "hydra": "hydra", "eagle2": "eagle2", "eagle3": "eagle3"}
 """Methods with weights, and the option that names their path."""
@@ -51,9 +55,10 @@ class Sources:
     """Where methods come from.
 
     Attributes:
-      target: path or hub id; None is the bundled one. eagle2, eagle3: its heads; None are the bundled ones.
-      draft_model: a small model with the target's tokenizer. medusa, hydra: heads. dtype: of all weights.
+      target: path or hub id; None is the bundled one. eagle2, eagle3, medusa, hydra: its heads; None are the bundled
+        ones. draft_model: a small model with the target's tokenizer; None is the bundled one. dtype: of all weights.
       tree: of the heads whose label says none; None is each one's own.
+      positions: a result of infer.acceptance, whose rates the trees of `@best31` are built from.
     """
 
     target: str | None = None
@@ -64,6 +69,7 @@ class Sources:
     hydra: str | None = None
     dtype: str = "float32"
     tree: TreeConfig | None = None
+    positions: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +78,7 @@ class Label:
 
     Attributes:
       text: as it was given. method: one of `METHODS`.
-      shape: "static", or a chain or dynamic tree; None is the method's own.
+      shape: "static", "best31" and the like, or a chain or dynamic tree; None is the method's own.
       fields: fields of `TreeConfig` that the setting gives besides. numbers: of pld and lookahead.
     """
 
@@ -119,13 +125,13 @@ class Label:
         return label
 
     def tree(self, own: TreeConfig, static: Sequence[int]) -> TreeConfig:
-        """The tree that is asked for, given the method's own and its published static one.
+        """The tree that is asked for, given the method's own and its published (or best) static one.
 
         Raises:
           ConfigError: there is no such tree; the message names the label.
         """
         with _named(self.text):
-            shape = TreeConfig.static(static) if self.shape == "static" else self.shape or own
+            shape = TreeConfig.static(static) if isinstance(self.shape, str) else self.shape or own
             assert isinstance(shape, TreeConfig)
             fields = dict(self.fields)
             if self.method == "sps" and shape.top_k == 1 and shape.parents is None:
@@ -144,7 +150,7 @@ def _named(text: str) -> Iterator[None]:
 
 def _shape(word: str) -> TreeConfig | str | None:
     """The tree that a word of a setting names; None if it names none."""
-    if word == "static":
+    if word == "static" or re.fullmatch(r"best\d+", word):
         return word
     if chain := re.fullmatch(r"chain(\d+)", word):
         return TreeConfig.chain(int(chain[1]))
@@ -163,8 +169,8 @@ def _field(text: str, word: str) -> tuple[str, Any]:
         except ValueError:
             raise ValueError(f"{text!r}: {word!r} must read like top_p0.9") from None
     raise ValueError(
-        f"{text!r}: unknown setting {word!r}: a tree is 6x10x59 (depth, top_k, nodes), chain3 or static, and after a "
-        f"slash there may be {', '.join(WORDS)} or top_p0.9"
+        f"{text!r}: unknown setting {word!r}: a tree is 6x10x59 (depth, top_k, nodes), chain3, static or best31, and "
+        f"after a slash there may be {', '.join(WORDS)} or top_p0.9"
     )
 
 
@@ -193,16 +199,49 @@ def check_methods(labels: Sequence[str], sources: Sources) -> list[str]:
     """
     if not labels:
         raise ValueError(f"--methods names no method: there are {', '.join(METHODS)}")
-    for name in [Label.parse(label).method for label in labels]:
+    for label in map(Label.parse, labels):
+        name = label.method
+        if isinstance(label.shape, str) and label.shape != "static":
+            if sources.positions is None:
+                command = f"python -m infer.acceptance --methods {name}@static"
+                raise ValueError(f"{label.text!r} needs --positions FILE, a result of `{command}`")
+            best_static(label, sources.positions)
         if name not in OPTIONS or getattr(sources, OPTIONS[name]) is not None:
             continue
-        option = f"--{OPTIONS[name].replace('_', '-')} PATH"
-        if name not in BUNDLED:
-            what = "a small model with the target's tokenizer" if name == "sps" else "heads trained for the target"
-            raise ValueError(f"--methods {name} needs {option}, {what}")
         if sources.target is not None:
-            raise ValueError(f"--methods {name} with --target needs {option}, the head of that target")
+            option = f"--{OPTIONS[name].replace('_', '-')} PATH"
+            what = "a small model with its tokenizer" if name == "sps" else "the heads of that target"
+            raise ValueError(f"--methods {name} with --target needs {option}, {what}")
     return list(dict.fromkeys([PLAIN, *labels]))
+
+
+def best_static(label: Label, path: Path, deepest: int | None = None) -> tuple[int, ...]:
+    """The static tree that is best for a method's recorded acceptance, greedy where that was recorded.
+
+    The rates by depth and rank are those of all tasks and trees of the method in the file together; a static tree,
+    whose positions are all filled in every cycle, gives the fairest.
+
+    Raises:
+      ValueError: no result of infer.acceptance, none of that method, or too few positions for so many nodes.
+    """
+    cells = [cell for cell in read_recorded(path).cells if cell.method == label.method]
+    if not cells:
+        raise ValueError(f"{label.text!r}: {path} holds nothing of {label.method}; record it with infer.acceptance")
+    coolest = min(cell.temperature for cell in cells)
+    tables = [cell.positions for cell in cells if cell.temperature == coolest]
+    reached, accepted = (_added([table[name] for table in tables])[:deepest] for name in ("reached", "accepted"))
+    rates = [
+        [hits / tries for hits, tries in zip(*level, strict=True) if tries]
+        for level in zip(accepted, reached, strict=True)
+    ]
+    with _named(label.text):
+        return best_parents(list(itertools.takewhile(bool, rates)), int(str(label.shape).removeprefix("best")))
+
+
+def _added(tables: list[list[list[int]]]) -> list[list[int]]:
+    """Sums of tables of different sizes, entry by entry."""
+    levels = itertools.zip_longest(*tables, fillvalue=[])
+    return [[sum(column) for column in itertools.zip_longest(*level, fillvalue=0)] for level in levels]
 
 
 def load_pair(sources: Sources) -> tuple[eagle_jax.Target, Any]:
@@ -243,6 +282,9 @@ class Loader:
             self._weights[label.method] = self._load(label.method)
         bound = self._weights[label.method]
         static = medusa_parents(bound.config.num_heads) if isinstance(bound, Medusa) else EAGLE1_PARENTS
+        if isinstance(label.shape, str) and label.shape != "static":
+            assert self.sources.positions is not None, "`check_methods` asks for it"
+            static = best_static(label, self.sources.positions, bound.deepest)
         own = bound.tree if label.method == "sps" else self.sources.tree or bound.tree
         tree = label.tree(own, static)
         with _named(text):

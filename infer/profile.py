@@ -66,6 +66,7 @@ def main(args: Args) -> dict[str, Any]:
     if (args.target is None) != (args.head is None):
         raise ValueError("--target and --head belong together; without both the bundled pair is profiled")
     use_compilation_cache()
+    head: Any
     if args.target is None or args.head is None:
         target, head, _ = eagle_jax.load_demo(args.bundled, dtype=args.dtype)
     else:

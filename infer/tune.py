@@ -33,7 +33,7 @@ from eagle_jax.measure import chat_ids, machine, use_compilation_cache
 from eagle_jax.profile import ProfileFile, fingerprint, read_profile
 from eagle_jax.programs import at_least_one, not_negative, run
 from eagle_jax.tasks import find_task, read_questions
-from infer.methods import PLAIN, Sources, check_methods, load_pair
+from infer.methods import OPTIONS, PLAIN, Sources, check_methods, load_pair
 from infer.search import Grid, Tuned, Tuner
 from infer.trials import Sample, Setting, compete
 
@@ -65,6 +65,7 @@ class Args:
       seed: of sampled draws.
       target: path or hub id of the model; default is the bundled one.
       eagle2, eagle3, draft_model, medusa, hydra: paths or hub ids of what drafts for it.
+      positions: a result of infer.acceptance, for static trees that are best for it (medusa@best31).
       out: the profile that is written.
       check: a profile that is measured instead; the methods it names need no paths.
     """
@@ -93,6 +94,7 @@ class Args:
     draft_model: str | None = None
     medusa: str | None = None
     hydra: str | None = None
+    positions: Path | None = None
     out: Path = Path("profile.yaml")
     check: Path | None = None
 
@@ -204,7 +206,7 @@ def samples_of(paths: Sequence[Path], tokenizer: Any, target: eagle_jax.Target, 
 
 def sources_of(args: Args, dtype: str = "float32") -> Sources:
     """Where the methods come from."""
-    given = {name: getattr(args, name) for name in ("target", "eagle2", "eagle3", "draft_model", "medusa", "hydra")}
+    given = {name: getattr(args, name) for name in ("target", "positions", *OPTIONS.values())}
     return Sources(dtype=dtype, **given)
 
 

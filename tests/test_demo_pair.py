@@ -49,7 +49,7 @@ def test_both_heads_belong_to_the_target(pair):
         target, head, _ = eagle_jax.load_demo(name)
         assert head.target_fn is target.fn is pair[0].fn
         assert head.config.kind == ("eagle3" if name == "eagle3" else "eagle1")
-    with pytest.raises(ValueError, match="head='eagle': the bundled pair has 'eagle3' and 'eagle2'"):
+    with pytest.raises(ValueError, match="head='eagle': the bundled drafters are eagle2, eagle3, medusa, hydra, small"):
         eagle_jax.load_demo("eagle")
 
 

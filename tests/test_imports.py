@@ -50,6 +50,7 @@ MAY_ENTER: dict[str, set[str]] = {
     "converse": {"data", "api", "bound"},
     "watching": {"types", "bound", "distributed", "generate", "request", "sampling"},
     "tuning": {"types", "config"},
+    "demo": {"config", "bound", "api", "methods", "assets"},
     "profile": {"types", "config", "settings", "bound", "api", "methods", "distributed", "assets"},
 }
 ON_TOP = {"__init__", "api"}  # may enter every room
@@ -63,7 +64,7 @@ ONLY_IN: dict[str, set[str]] = {
     "grain": {"data"},
     "datasets": {"data"},
     "torch": {"checkpoints"},
-    "transformers": {"checkpoints", "data", "api"},
+    "transformers": {"checkpoints", "data", "demo"},
 }
 PROGRAMS = {"infer", "train", "tests"}
 

@@ -153,10 +153,6 @@ def test_another_target_or_dtype_is_refused(path, loads):
         ({"entries": [{"batch": 1, "temperature": 0.0, "ngram": 2}]}, "method vanilla takes no ngram"),
         ({"entries": [{"batch": 1, "temperature": 0.0}, {"batch": 1, "temperature": 0}]}, "given twice"),
         (
-            {"entries": [{"batch": 1, "temperature": 0.0, "method": "sps", "weights": "bundled", "tree": {}}]},
-            "no weights of method sps are bundled",
-        ),
-        (
             {"entries": [{"batch": 1, "temperature": 0.0, "method": "eagle3", "weights": "x",
                           "tree": {"depth": 9, "top_k": 2, "num_nodes": 4}}]},
             r"entries\[0\]: tree: TreeConfig.num_nodes=4 is below depth=9",

@@ -1,4 +1,4 @@
-"""The bundled pair: a small trained target and its draft heads. README.md beside this file is the model card."""
+"""The bundled pair: a small trained target and its drafters. README.md beside this file is the model card."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ DEMO = "demo"
 
 
 def bundled(name: str) -> Path:
-    """Directory of the bundled `target` (with its tokenizer), `eagle2` or `eagle3`."""
+    """Directory of `target` (with its tokenizer), or of what drafts for it: eagle2, eagle3, medusa, hydra, small."""
     return Path(str(importlib.resources.files("eagle_jax.assets"))) / "demo" / name

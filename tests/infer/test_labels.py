@@ -6,7 +6,8 @@ import pytest
 
 import eagle_jax
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig
-from infer.methods import Label, Loader, Sources, check_methods, load_pair
+from infer import recorded
+from infer.methods import Label, Loader, Sources, best_static, check_methods, load_pair
 
 OWN = TreeConfig(depth=2, top_k=2, num_nodes=4)
 TREE = TreeConfig(depth=4, top_k=2, num_nodes=7)
@@ -120,3 +121,47 @@ def test_settings_of_a_method_share_its_weights(pair, monkeypatch):
     assert load("lookahead@3x2x2").drafter.num_nodes == 8
     with pytest.raises(ConfigError, match=r"eagle3@2x300x400: .*top_k=300"):
         load("eagle3@2x300x400")
+
+
+def recording(folder, *, method="medusa", temperatures=(0.0, 1.0)):
+    """Rates 0.8, 0.5 at the first level and 0.6, 0 at the second where greedy, in two tasks of different width."""
+    tables = [
+        ([[10, 10], [8, 8]], [[8, 5], [5, 0]]),
+        ([[10], [2]], [[8], [1]]),
+    ]
+    cells = []
+    for temperature in temperatures:
+        for task, (reached, accepted) in enumerate(tables):
+            positions = {"drafted": reached, "reached": reached, "accepted": accepted}
+            if temperature:  # of no consequence
+                positions = {**positions, "accepted": [[0] * len(level) for level in accepted]}
+            cells.append(
+                recorded.Cell(
+                    method, f"{method}@static", str(task), temperature, 1, 1, 10, 5, 2.0, positions, None, None, "", []
+                )
+            )
+    path = folder / "positions.json"
+    recorded.write(recorded.Recorded("machine", None, {}, cells), path)
+    return path
+
+
+def test_the_best_static_tree_is_that_of_the_recorded_rates(tmp_path):
+    path = recording(tmp_path)
+    # Worth 0.8; 0.5; 0.8 * 0.6; 0.5 * 0.6; and nothing below.
+    assert best_static(Label.parse("medusa@best3"), path) == (-1, -1, 0)
+    assert best_static(Label.parse("medusa@best4"), path) == (-1, -1, 0, 1)
+    assert best_static(Label.parse("medusa@best2"), path, deepest=1) == (-1, -1)
+    sources = Sources(positions=path)
+    assert check_methods(["medusa@best4"], sources) == ["vanilla", "medusa@best4"]
+    with pytest.raises(ConfigError, match="medusa@best9: num_nodes=9 exceeds the 6 paths"):
+        check_methods(["medusa@best9"], sources)
+    with pytest.raises(ValueError, match=r"'medusa@best4' needs --positions FILE, a result of .*--methods medusa@stat"):
+        check_methods(["medusa@best4"], Sources())
+    with pytest.raises(ValueError, match=r"holds nothing of eagle2; record it with infer\.acceptance"):
+        check_methods(["eagle2@best4"], sources)
+
+
+def test_a_method_drafts_the_best_static_tree(pair, tmp_path):
+    sources = Sources(positions=recording(tmp_path, method="eagle3"))
+    target, _ = load_pair(sources)
+    assert Loader(target, sources)("eagle3@best3").tree == TreeConfig.static([-1, -1, 0])

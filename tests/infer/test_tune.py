@@ -146,7 +146,7 @@ def test_the_shortlist_has_the_best_of_every_method_that_may_win():
         ({"top_ks": "0,2"}, "--top-ks 0,2 must be numbers of at least 1"),
         ({"batches": ",".join(map(str, range(1, 32)))}, "31 settings: a profile has 30 at most"),
         ({"methods": "eagle9"}, "unknown method 'eagle9'"),
-        ({"methods": "sps"}, "--methods sps needs --draft-model PATH"),
+        ({"methods": "sps", "target": "a/b"}, "--methods sps with --target needs --draft-model PATH"),
         ({"methods": "vanilla"}, "leave nothing to choose from"),
         ({"nodes": "50"}, "leave nothing to choose from"),
         ({"methods": "eagle3@chain2/rejection"}, "eagle3@chain2/rejection: verification='rejection' makes the text"),

@@ -1,0 +1,61 @@
+"""The bundled target with one of the drafters that were trained for it: everything here runs without a download."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal, get_args
+
+import jax
+from jax.typing import DTypeLike
+
+from eagle_jax.api import load_drafter, load_target
+from eagle_jax.assets import bundled
+from eagle_jax.bound import DEFAULT_CHAIN, DEFAULT_TREE, Target, TreeDrafter
+from eagle_jax.config import TreeConfig
+from eagle_jax.methods import load_draft_model, load_medusa
+
+Bundled = Literal["eagle2", "eagle3", "medusa", "hydra", "small"]
+"""EAGLE-1/2 and EAGLE-3 heads, Medusa-1, Hydra++, a distilled small model."""
+
+DEMO_TREE_CPU = TreeConfig(depth=4, top_k=2, num_nodes=7)
+"""Best of those measured for the bundled pair on two CPU cores at temperature 0: a pass over eight tokens costs about
+as much as one and a half over one. At temperature 1, where less is accepted, 5 nodes in 3 levels are better."""
+
+
+def load_demo(
+    head: Bundled = "eagle2", tree: TreeConfig | None = None, *, dtype: DTypeLike = "float32"
+) -> tuple[Target, TreeDrafter, Any]:
+    """Loads the bundled target, a small trained chat model, with a drafter and its tokenizer. Needs no network.
+
+    Args:
+      head: which drafter: the EAGLE-2 or EAGLE-3 head (level; EAGLE-2 a little ahead on two CPU cores: README, model
+        card), Medusa or Hydra++ heads, or the small model.
+      tree: None takes the best tree measured for the platform (small on CPU, where width costs time), of the small
+        model a chain of 5.
+      dtype: as in `load_target`; the files hold bfloat16.
+
+    Returns:
+      target, drafter, tokenizer (of `transformers`, with a chat template).
+
+    Raises:
+      ValueError: no such drafter. ConfigError: a tree that it cannot fill.
+    """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch, which nothing here needs
+    # Not AutoTokenizer, which imports torch where it is installed: seconds.
+    from transformers import PreTrainedTokenizerFast
+
+    if head not in get_args(Bundled):
+        raise ValueError(f"head={head!r}: the bundled drafters are {', '.join(get_args(Bundled))}")
+    target = load_target(bundled("target"), dtype)
+    drafter: TreeDrafter
+    if head == "small":
+        drafter = load_draft_model(bundled(head), target, tree or DEFAULT_CHAIN)
+    elif head in ("medusa", "hydra"):
+        drafter = load_medusa(bundled(head), target, tree or (DEMO_TREE_CPU if _on_cpu() else None))
+    else:
+        drafter = load_drafter(bundled(head), target, tree or (DEMO_TREE_CPU if _on_cpu() else DEFAULT_TREE))
+    return target, drafter, PreTrainedTokenizerFast.from_pretrained(bundled("target"))
+
+
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
