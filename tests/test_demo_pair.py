@@ -44,11 +44,17 @@ def test_the_target_loads_in_transformers_unchanged(pair):
     np.testing.assert_allclose(np.asarray(target.fn.logits(target.params, out.hidden[0])), expected, atol=1e-3)
 
 
-def test_both_heads_belong_to_the_target(pair):
-    for name in ("eagle3", "eagle2"):
-        target, head, _ = eagle_jax.load_demo(name)
-        assert head.target_fn is target.fn is pair[0].fn
-        assert head.config.kind == ("eagle3" if name == "eagle3" else "eagle1")
+def test_all_drafters_belong_to_the_target(pair):
+    drafters = {}
+    for name in ("eagle3", "eagle2", "medusa", "hydra", "small"):
+        target, drafters[name], _ = eagle_jax.load_demo(name)
+        assert drafters[name].target_fn is target.fn is pair[0].fn
+    assert [drafters[name].config.kind for name in ("eagle3", "eagle2")] == ["eagle3", "eagle1"]
+    medusa, hydra = drafters["medusa"].config, drafters["hydra"].config
+    assert (medusa.kind, medusa.num_heads, medusa.prefix) == ("medusa", 5, None)
+    assert (hydra.kind, hydra.num_heads) == ("hydra", 4) and hydra.prefix is not None
+    assert drafters["small"].model.config.num_layers == 2
+    assert eagle_jax.load_demo("small", eagle_jax.TreeConfig.chain(2))[1].drafter.depth == 2
     with pytest.raises(ValueError, match="head='eagle': the bundled drafters are eagle2, eagle3, medusa, hydra, small"):
         eagle_jax.load_demo("eagle")
 
@@ -79,7 +85,7 @@ prompts = [tokenizer.encode(part, add_special_tokens=False) for part in (text, "
 run = {"max_new_tokens": [90, 70], "eos_ids": ()}
 for options in ({"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.95, "key": 0}):
     plain = eagle_jax.generate(target, None, prompts, **run, **options)
-    for name in ("eagle3", "eagle2"):
+    for name in ("eagle3", "eagle2") if options["temperature"] else ("eagle3", "eagle2", "medusa", "hydra", "small"):
         fast = eagle_jax.generate(target, eagle_jax.load_demo(name)[1], prompts, **run, **options)
         assert fast.tokens == plain.tokens, (name, options)
         assert fast.tau > 1.2, fast.tau
