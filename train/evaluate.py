@@ -1,7 +1,8 @@
-"""Measures a head on held-out prompts: tau, and the acceptance by position, per source and temperature.
+"""Measures a head or draft model on held-out prompts: tau, and the acceptance by position, per source and temperature.
 
     python -m train.evaluate --target runs/target/checkpoint --head runs/eagle3/head --heldout heldout.jsonl
     python -m train.evaluate --target demo --head demo --heldout "runs/data/heldout/*.jsonl"
+    python -m train.evaluate --target demo --head runs/small --kind draft_model --tree 5,1,5 --heldout heldout.jsonl
 
 The prompts are the rows' conversations up to the first reply; take rows that no program here trains on. `tau` is tokens
 per target pass with the tree; `n_alpha` (of chains) is how often the draft that n accepted drafts precede is accepted,
@@ -24,6 +25,7 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.acceptance import measure_n_alpha, measure_tau
+from eagle_jax.bound import TreeDrafter
 from eagle_jax.config import DecoderConfig
 from eagle_jax.data.prompts import prompts_by_source
 from eagle_jax.data.tokenizers import load_tokenizer
@@ -43,6 +45,7 @@ class Args:
     Attributes:
       target: path or hub id of the model, or "demo".
       head: path or hub id of its head, or "demo".
+      kind: eagle, medusa (and Hydra) or draft_model.
       heldout: sources `path[#split]` of conversations; every file of a glob counts as a source of its own.
       tokenizer: path or hub id, if it is not beside the target.
       chat_template: Jinja file, for a tokenizer without one (Vicuna).
@@ -60,6 +63,7 @@ class Args:
     target: str
     head: str
     heldout: tuple[str, ...]
+    kind: Literal["eagle", "medusa", "draft_model"] = "eagle"
     tokenizer: str | None = None
     chat_template: Path | None = None
     prompts: int = 24
@@ -78,13 +82,17 @@ def main(args: Args) -> None:
     at_least_one(args, "prompts", "max_new_tokens", "max_prompt")
     not_negative(args, "seed", "temperatures")
     tree = dataclasses.replace(parse_tree(args.tree), sampled_ranking=args.sampled_ranking)
-    config, head_at = target_config(args.target), head_path(args.head)
+    part = {"eagle": "eagle2", "medusa": "medusa", "draft_model": "small"}[args.kind]
+    config, head_at = target_config(args.target), head_path(args.head, part=part)
     tokenizer = load_tokenizer(args.tokenizer or args.target, config, chat_template=args.chat_template)
     asked = prompts_by_source(args.heldout, tokenizer, args.prompts, args.max_prompt)
     with naming("--target", args.target):
         target = eagle_jax.load_target(target_path(args.target), args.dtype)
     with naming("--head", args.head):
-        head = eagle_jax.load_drafter(head_at, target, tree=tree)
+        load: Any = {
+            "eagle": eagle_jax.load_drafter, "medusa": eagle_jax.load_medusa, "draft_model": eagle_jax.load_draft_model
+        }[args.kind]  # fmt: skip
+        head: TreeDrafter = load(head_at, target, tree)
     results: list[dict[str, Any]] = []
     for name, prompts in asked.items():
         if not prompts:
@@ -99,7 +107,7 @@ def main(args: Args) -> None:
 
 
 def measure(
-    args: Args, target: eagle_jax.Target, head: eagle_jax.DraftHead, prompts: list[list[int]], temperature: float
+    args: Args, target: eagle_jax.Target, head: TreeDrafter, prompts: list[list[int]], temperature: float
 ) -> dict[str, Any]:
     """Everything that is measured of one source at one temperature."""
     options: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "temperature": temperature}

@@ -34,7 +34,7 @@ def target_config(text: str) -> DecoderConfig:
 
 
 def head_path(text: str, option: str = "--head", part: str = "eagle2") -> str:
-    """A path or hub id as it is; of "demo", that of the bundled head `part`; of a run of `train.head`, its head's.
+    """A path or hub id as it is; of "demo", that of the bundled `part`; of a training run, its head's or model's.
 
     Raises:
       ValueError: the run has no head yet. CheckpointError: there is nothing there.
@@ -43,9 +43,10 @@ def head_path(text: str, option: str = "--head", part: str = "eagle2") -> str:
         return str(bundled(part))
     run = Path(text).expanduser()
     if (run / "log.jsonl").is_file() and not (run / "config.json").is_file():
-        if not (run / "head" / "config.json").is_file():
+        made = [run / folder for folder in ("head", "model") if (run / folder / "config.json").is_file()]
+        if not made:
             raise ValueError(f"{option} {text} is the directory of a training run, which has no head yet: let it go on")
-        return str(run / "head")
+        return str(made[0])
     with naming(option, text):
         config_directory(text)
     return text

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import json
 import re
+import shutil
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -186,6 +187,18 @@ def test_a_pair_is_evaluated_on_the_rows_it_was_not_trained_on(tmp_path, capsys)
     assert found[0]["cycles"] == int(out.cycles.sum())
     assert found[0]["identical"] == "3/3"
     assert len(found[0]["n_alpha"]) == 6
+    run = tmp_path / "run"  # as train.distill leaves one: the target itself, which is always right
+    shutil.copytree(tmp_path / "target", run / "model")
+    (run / "log.jsonl").touch()
+    train.evaluate.main(
+        train.evaluate.Args(
+            str(tmp_path / "target"), str(run), (str(tmp_path / "b.jsonl"),), kind="draft_model", prompts=3,
+            max_new_tokens=9, tree="3,1,3", temperatures=(0.0,),
+        )
+    )  # fmt: skip
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["results"][0]
+    assert (found["tau"], found["identical"]) == (4.0, "3/3")
+    assert set(found["n_alpha"]) == {1.0}
 
 
 def test_features_that_do_not_fit_are_refused_before_anything_is_settled(tmp_path, monkeypatch):
