@@ -13,12 +13,11 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from eagle_jax.api import generate
-from eagle_jax.bound import BoundDrafter, Target, TreeDrafter
+from eagle_jax.bound import BoundDrafter, Target, TreeDrafter, request_of
 from eagle_jax.config import TreeConfig
 from eagle_jax.distributed import to_host
-from eagle_jax.drafters.vanilla import vanilla
 from eagle_jax.generate import prefill, step
-from eagle_jax.request import check_law, prepare
+from eagle_jax.request import check_law
 from eagle_jax.sampling import make_sampling
 from eagle_jax.types import Params
 
@@ -88,17 +87,7 @@ def record_cycles(
       ValueError: as `eagle_jax.generate`.
     """
     check_law(temperature=temperature)
-    request = prepare(
-        {"target": target.params, "drafter": {} if drafter is None else drafter.params},
-        target.config,
-        target.fn,
-        vanilla() if drafter is None else drafter.drafter,
-        prompts,
-        max_new_tokens,
-        make_sampling(temperature),
-        None,
-        key,
-    )
+    request = request_of(target, drafter, prompts, max_new_tokens, make_sampling(temperature), key=key)
     fns = {name: request.options[name] for name in ("target", "drafter")}
     state = _prefill(request.params, *request.arrays, sampling=request.sampling, **request.options)
     found: list[tuple[np.ndarray, ...]] = []
@@ -169,17 +158,7 @@ def measure_n_alpha(
     sampling = make_sampling(temperature)
     depth = min(CHAIN, head.deepest or CHAIN) if depth is None else depth
     chain = dataclasses.replace(TreeConfig.chain(depth), sampled_ranking=head.tree.sampled_ranking)
-    request = prepare(
-        {"target": target.params, "drafter": head.params},
-        target.config,
-        target.fn,
-        head.with_tree(chain).drafter,
-        prompts,
-        max_new_tokens,
-        sampling,
-        None,
-        key,
-    )
+    request = request_of(target, head.with_tree(chain), prompts, max_new_tokens, sampling, key=key)
     counts = to_host(_chains(request.params, *request.arrays, sampling=request.sampling, **request.options))
     tested, accepted = (np.asarray(count).tolist() for count in counts)
     alpha = [hits / tries if tries else None for hits, tries in zip(accepted, tested, strict=True)]

@@ -17,15 +17,14 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from eagle_jax.bound import DEFAULT_TREE, BoundDrafter, DraftHead, Target, check_target, on_mesh
+from eagle_jax.bound import DEFAULT_TREE, BoundDrafter, DraftHead, Target, check_target, on_mesh, request_of
 from eagle_jax.checkpoints import load_head_checkpoint, load_target_checkpoint
 from eagle_jax.config import TreeConfig
 from eagle_jax.distributed import to_host
-from eagle_jax.drafters.vanilla import vanilla
 from eagle_jax.generate import generate as run_generate
 from eagle_jax.generate import prefill as run_prefill
 from eagle_jax.generate import step as run_step
-from eagle_jax.request import Request, StopTokens, check_law, prepare
+from eagle_jax.request import Request, StopTokens, check_law
 from eagle_jax.sampling import make_sampling
 from eagle_jax.sharding import placer
 from eagle_jax.types import GenerateState, Sampling
@@ -184,7 +183,7 @@ def generate(
     """
     sampling = _law(temperature, top_k, top_p, min_p)
     drafter = _chosen(target, drafter, profile, prompts, temperature)
-    request = _prepare(target, drafter, prompts, max_new_tokens, sampling, eos_ids, key)
+    request = request_of(target, drafter, prompts, max_new_tokens, sampling, eos_ids, key)
     return _run(request)
 
 
@@ -204,7 +203,7 @@ def first_tokens(
     Raises:
       ValueError: as `generate`.
     """
-    request = _prepare(target, drafter, prompts, max_new_tokens, _law(temperature, 0, 1.0, 0.0), None, key)
+    request = request_of(target, drafter, prompts, max_new_tokens, _law(temperature, 0, 1.0, 0.0), None, key)
     prompt_ids, lengths, budget, *rest = request.arrays
     return _run(request._replace(arrays=(prompt_ids, lengths, jnp.ones_like(budget), *rest)))
 
@@ -230,7 +229,7 @@ def stream(
     """
     sampling = _law(temperature, top_k, top_p, min_p)
     drafter = _chosen(target, drafter, profile, [prompt], temperature)
-    return _stream(_prepare(target, drafter, [prompt], max_new_tokens, sampling, eos_ids, key, name="prompt"))
+    return _stream(request_of(target, drafter, [prompt], max_new_tokens, sampling, eos_ids, key, name="prompt"))
 
 
 def _stream(request: Request) -> Iterator[StreamChunk]:
@@ -269,41 +268,6 @@ def _chosen(
     check_target(target)
     rows = len(prompts) if hasattr(prompts, "__len__") else 1  # what is no list of prompts is refused later
     return bound_profile(profile, target).choose(rows, float(temperature))
-
-
-def _prepare(
-    target: Target,
-    head: BoundDrafter | None,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int | Sequence[int],
-    sampling: Sampling,
-    eos_ids: StopTokens,
-    key: jax.Array | int | None,
-    **naming: str,
-) -> Request:
-    check_target(target)
-    if head is not None and not isinstance(head, BoundDrafter):
-        raise ValueError(
-            f"drafter is a {type(head).__name__}: pass what eagle_jax.load_drafter returns, or None, "
-            'or "auto" with profile='
-        )
-    if head is not None and head.target_fn is not target.fn:
-        raise ValueError(
-            f"drafter {head.name!r} was loaded for another target than {target.name!r}; "
-            "load it again with load_drafter(path, target)"
-        )
-    return prepare(
-        {"target": target.params, "drafter": {} if head is None else head.params},
-        target.config,
-        target.fn,
-        vanilla() if head is None else head.drafter,
-        prompts,
-        max_new_tokens,
-        sampling,
-        eos_ids,
-        key,
-        **naming,
-    )
 
 
 def _run(request: Request) -> GenerateOutput:

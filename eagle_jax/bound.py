@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import field
 from typing import Any, Self
 
@@ -13,9 +14,11 @@ from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, MedusaConfi
 from eagle_jax.drafters.eagle import eagle
 from eagle_jax.drafters.medusa import medusa
 from eagle_jax.drafters.small_model import small_model
+from eagle_jax.drafters.vanilla import vanilla
 from eagle_jax.models.decoder import target_fn
+from eagle_jax.request import Request, StopTokens, prepare
 from eagle_jax.sharding import param_shardings, shard_drafter, shard_target
-from eagle_jax.types import Drafter, Params, TargetFn
+from eagle_jax.types import Drafter, Params, Sampling, TargetFn
 
 DEFAULT_TREE = TreeConfig()
 DEFAULT_CHAIN = TreeConfig.chain(5)
@@ -231,6 +234,49 @@ def shard(target: Target, drafter: BoundDrafter | None, mesh: Mesh) -> tuple[Tar
     """
     target = Target.from_params(target.config, target.params, target.name, mesh)
     return target, None if drafter is None else drafter.on(target)
+
+
+def request_of(
+    target: Target,
+    head: BoundDrafter | None,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int | Sequence[int],
+    sampling: Sampling,
+    eos_ids: StopTokens = None,
+    key: jax.Array | int | None = None,
+    **naming: str,
+) -> Request:
+    """The call of the engine that decodes these prompts; arguments as in `eagle_jax.generate`.
+
+    Args:
+      head: None is plain decoding.
+
+    Raises:
+      ValueError: before anything is compiled, naming the argument, its bound and the remedy.
+    """
+    check_target(target)
+    if head is not None and not isinstance(head, BoundDrafter):
+        raise ValueError(
+            f"drafter is a {type(head).__name__}: pass what eagle_jax.load_drafter returns, or None, "
+            'or "auto" with profile='
+        )
+    if head is not None and head.target_fn is not target.fn:
+        raise ValueError(
+            f"drafter {head.name!r} was loaded for another target than {target.name!r}; "
+            "load it again with load_drafter(path, target)"
+        )
+    return prepare(
+        {"target": target.params, "drafter": {} if head is None else head.params},
+        target.config,
+        target.fn,
+        vanilla() if head is None else head.drafter,
+        prompts,
+        max_new_tokens,
+        sampling,
+        eos_ids,
+        key,
+        **naming,
+    )
 
 
 def check_target(target: Target, name: str = "target") -> None:

@@ -8,6 +8,7 @@ see `eagle_jax.tuning`. The target passes over one row whatever the tree, so tha
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,10 +17,10 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool
 
-from eagle_jax.bound import BoundDrafter, Target
+from eagle_jax.bound import BoundDrafter, Target, request_of
 from eagle_jax.distributed import to_host
 from eagle_jax.generate import prefill, step
-from eagle_jax.request import check_law, prepare
+from eagle_jax.request import check_law
 from eagle_jax.sampling import make_sampling
 from eagle_jax.types import Chance, Drafter, DraftTree, GenerateState, Params, Sampling, TargetFn, empty_tree
 
@@ -67,17 +68,8 @@ def watch(
             f"{drafter.name}: its drafts depend on more than the text (they are sampled, or made from the target's "
             "words on earlier trees), so they cannot be watched; measure it with eagle_jax.generate"
         )
-    request = prepare(
-        {"target": target.params, "drafter": drafter.params},
-        target.config,
-        target.fn,
-        silent(drafter.drafter),
-        prompts,
-        max_new_tokens,
-        make_sampling(temperature),
-        None,
-        key,
-    )
+    quiet = dataclasses.replace(drafter, drafter=silent(drafter.drafter))
+    request = request_of(target, quiet, prompts, max_new_tokens, make_sampling(temperature), key=key)
     state = _prefill(request.params, *request.arrays, sampling=request.sampling, **request.options)
     fns: dict[str, Any] = {"target": request.options["target"], "drafter": drafter.drafter}
     found: list[tuple[np.ndarray, ...]] = []

@@ -30,14 +30,14 @@ from eagle_jax.acceptance import Cycles, record_cycles
 from eagle_jax.bound import BoundDrafter, Target, TreeDrafter
 from eagle_jax.config import TreeConfig
 from eagle_jax.measure import chat_ids, machine, revision, use_compilation_cache
-from eagle_jax.programs import at_least_one, not_negative, parse_tree, run
+from eagle_jax.programs import at_least_one, not_negative, run
 from eagle_jax.tasks import Question, load_task
-from infer.methods import PLAIN, Loader, Sources, check_methods, load_pair
+from infer.methods import PLAIN, Loader, Places, Sources, check_methods, load_pair
 from infer.recorded import Cell, Recorded, read, write
 
 
 @dataclasses.dataclass(frozen=True)
-class Args:
+class Args(Places):
     """Arguments of the recording.
 
     Attributes:
@@ -52,12 +52,6 @@ class Args:
       bins: of confidence, in the calibration.
       seed: of sampled draws; every method gets the same.
       tree: depth,top_k,num_nodes of heads whose label says none; default is each one's own.
-      target: path or hub id of the model; default is the bundled one.
-      eagle2: path or hub id of its EAGLE-1/2 head.
-      eagle3: path or hub id of its EAGLE-3 head.
-      draft_model: path or hub id of a small model with its tokenizer, for sps.
-      medusa: path or hub id of its Medusa heads. hydra: of its Hydra or Hydra++ heads.
-      positions: a result of infer.acceptance, for static trees that are best for it (medusa@best31).
       dtype: of the weights.
       out: folder of the result file.
       resume: go on with the result file that is there.
@@ -74,13 +68,6 @@ class Args:
     bins: int = positions.BINS
     seed: int = 0
     tree: str | None = None
-    target: str | None = None
-    eagle2: str | None = None
-    eagle3: str | None = None
-    draft_model: str | None = None
-    medusa: str | None = None
-    hydra: str | None = None
-    positions: Path | None = None
     dtype: str = "float32"
     out: Path = Path("runs/acceptance")
     resume: bool = False
@@ -97,7 +84,7 @@ def main(args: Args) -> dict[str, Any]:
     not_negative(args, "seed")
     temperatures = _numbers(args.temperatures, "--temperatures", float, 0.0)
     lengths = sorted(set(_numbers(args.chains, "--chains", int, 1)))
-    sources = _sources(args)
+    sources = Sources.of(args, args.dtype, args.tree)
     labels = [label for label in check_methods(_split(args.methods), sources) if label != PLAIN]
     if not labels or not temperatures or not _split(args.tasks):
         raise ValueError("--methods must name a method that drafts, --tasks a task, --temperatures a temperature")
@@ -272,12 +259,6 @@ def follow(
 
 def _key(args: Args, batch: int) -> jax.Array:
     return jax.random.fold_in(jax.random.key(args.seed), batch)
-
-
-def _sources(args: Args) -> Sources:
-    tree = parse_tree(args.tree) if args.tree else None
-    shared = {field.name: getattr(args, field.name) for field in dataclasses.fields(Sources) if field.name != "tree"}
-    return Sources(tree=tree, **shared)
 
 
 def _split(names: str) -> list[str]:

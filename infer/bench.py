@@ -32,12 +32,12 @@ from typing import Any
 import eagle_jax
 from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.measure import chat_ids, machine, revision, time_interleaved, time_repetitions, use_compilation_cache
-from eagle_jax.programs import at_least_one, parse_tree, run
+from eagle_jax.programs import at_least_one, run
 from eagle_jax.tasks import Question, Task, load_task
 from infer import results
 from infer.bench_table import markdown
 from infer.calls import Method, engine, hugging_face
-from infer.methods import PLAIN, Label, Loader, Sources, check_methods, load_pair
+from infer.methods import PLAIN, Label, Loader, Places, Sources, check_methods, load_pair
 from infer.results import Group, Result
 from infer.tally import Tally, cell
 
@@ -49,7 +49,7 @@ FREE = ("methods", "transformers", "tasks", "temperatures", "batches", "data", "
 
 
 @dataclasses.dataclass(frozen=True)
-class Args:
+class Args(Places):
     """Arguments of the benchmark.
 
     Attributes:
@@ -66,12 +66,6 @@ class Args:
       temperatures: 0 is greedy; several separated by commas.
       seed: of sampled draws; every method gets the same.
       tree: depth,top_k,num_nodes of heads whose label says none; default is each one's own.
-      target: path or hub id of the model; default is the bundled one.
-      eagle2: path or hub id of its EAGLE-1/2 head.
-      eagle3: path or hub id of its EAGLE-3 head.
-      draft_model: path or hub id of a small model with its tokenizer, for sps.
-      medusa: path or hub id of its Medusa heads. hydra: of its Hydra or Hydra++ heads.
-      positions: a result of infer.acceptance, for static trees that are best for it (medusa@best31).
       dtype: of the weights.
       transformers: measure `transformers` generate too, if torch is installed.
       golden: measure `engine_tok_s` too.
@@ -88,13 +82,6 @@ class Args:
     temperatures: str = "0"
     seed: int = 0
     tree: str | None = None
-    target: str | None = None
-    eagle2: str | None = None
-    eagle3: str | None = None
-    draft_model: str | None = None
-    medusa: str | None = None
-    hydra: str | None = None
-    positions: Path | None = None
     dtype: str = "float32"
     transformers: bool = True
     golden: bool = True
@@ -105,7 +92,7 @@ class Args:
 def main(args: Args) -> dict[str, Any]:
     """Runs the benchmark; returns what it prints last."""
     at_least_one(args, "limit", "max_new_tokens", "repeats")
-    labels = check_methods(split(args.methods), sources := sources_of(args))
+    labels = check_methods(split(args.methods), sources := Sources.of(args, args.dtype, args.tree))
     temperatures = numbers(args, "temperatures", float, 0)
     batches = numbers(args, "batches", int, 1)
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
@@ -281,13 +268,6 @@ def load_tasks(args: Args) -> list[Task]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"--tasks names two tasks that are called {twice[0]}: measure them apart, or rename a file")
     return tasks
-
-
-def sources_of(args: Args) -> Sources:
-    """Where the methods come from."""
-    tree = parse_tree(args.tree) if args.tree else None
-    shared = {field.name: getattr(args, field.name) for field in dataclasses.fields(Sources) if field.name != "tree"}
-    return Sources(tree=tree, **shared)
 
 
 def numbers(args: Args, name: str, kind: type, least: int) -> list[Any]:

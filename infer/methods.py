@@ -26,6 +26,7 @@ from eagle_jax.checkpoints import tokenizer_directory
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig, Verification
 from eagle_jax.drafters.lookahead import lookahead
 from eagle_jax.drafters.prompt_lookup import prompt_lookup
+from eagle_jax.programs import parse_tree
 from eagle_jax.shapes import best_parents, medusa_parents
 from infer.recorded import read as read_recorded
 
@@ -51,14 +52,17 @@ WORDS: dict[str, tuple[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Sources:
-    """Where methods come from.
+class Places:
+    """Where methods come from: options that every program here has.
 
     Attributes:
-      target: path or hub id; None is the bundled one. eagle2, eagle3, medusa, hydra: its heads; None are the bundled
-        ones. draft_model: a small model with the target's tokenizer; None is the bundled one. dtype: of all weights.
-      tree: of the heads whose label says none; None is each one's own.
-      positions: a result of infer.acceptance, whose rates the trees of `@best31` are built from.
+      target: path or hub id of the model; default is the bundled one, for which all that drafts is bundled, too.
+      eagle2: path or hub id of its EAGLE-1/2 head.
+      eagle3: path or hub id of its EAGLE-3 head.
+      draft_model: path or hub id of a small model with its tokenizer, for sps.
+      medusa: path or hub id of its Medusa heads.
+      hydra: path or hub id of its Hydra or Hydra++ heads.
+      positions: a result of infer.acceptance, for static trees that are best for it (medusa@best31).
     """
 
     target: str | None = None
@@ -67,9 +71,29 @@ class Sources:
     draft_model: str | None = None
     medusa: str | None = None
     hydra: str | None = None
+    positions: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sources(Places):
+    """Where methods come from, and how they are loaded.
+
+    Attributes:
+      dtype: of all weights. tree: of the heads whose label says none; None is each one's own.
+    """
+
     dtype: str = "float32"
     tree: TreeConfig | None = None
-    positions: Path | None = None
+
+    @classmethod
+    def of(cls, args: Places, dtype: str = "float32", tree: str | None = None) -> Sources:
+        """From a program's arguments; `tree` as its option says it.
+
+        Raises:
+          ValueError: `tree` does not read as one. ConfigError: there is no such tree.
+        """
+        given = {field.name: getattr(args, field.name) for field in dataclasses.fields(Places)}
+        return cls(**given, dtype=dtype, tree=parse_tree(tree) if tree else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +239,7 @@ def check_methods(labels: Sequence[str], sources: Sources) -> list[str]:
     return list(dict.fromkeys([PLAIN, *labels]))
 
 
-def best_static(label: Label, path: Path, deepest: int | None = None) -> tuple[int, ...]:
+def best_static(label: Label, path: str | Path, deepest: int | None = None) -> tuple[int, ...]:
     """The static tree that is best for a method's recorded acceptance, greedy where that was recorded.
 
     The rates by depth and rank are those of all tasks and trees of the method in the file together; a static tree,

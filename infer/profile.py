@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 import eagle_jax
 from eagle_jax import api
+from eagle_jax.bound import request_of
 from eagle_jax.cache import commit
 from eagle_jax.costs import flops
 from eagle_jax.generate import prefill, step
@@ -124,7 +125,7 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> di
     sampling = api.make_sampling()
 
     def start(drafter: eagle_jax.DraftHead | None) -> tuple[Params, GenerateState, dict[str, Any]]:
-        request = api._prepare(target, drafter, prompts, budget, sampling, (), None)
+        request = request_of(target, drafter, prompts, budget, sampling, (), None)
         run = jax.jit(functools.partial(prefill, sampling=sampling, **request.options))
         fns = {name: request.options[name] for name in ("target", "drafter")}
         return request.params, run(request.params, *request.arrays), fns

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 import eagle_jax
 from eagle_jax import api
+from eagle_jax.bound import request_of
 from eagle_jax.config import TreeConfig
 from eagle_jax.generate import prefill, step
 from eagle_jax.measure import time_repetitions
@@ -112,7 +113,7 @@ def loop(
     depend on the numbers in it.
     """
     sampling = api.make_sampling(setting.temperature)
-    request = api._prepare(target, drafter, sample.prompts, setting.max_new_tokens, sampling, (), sample.keys)
+    request = request_of(target, drafter, sample.prompts, setting.max_new_tokens, sampling, (), sample.keys)
     fns = {name: request.options[name] for name in ("target", "drafter")}
     keys = request.arrays[-1]
 

@@ -33,7 +33,7 @@ from eagle_jax.measure import chat_ids, machine, use_compilation_cache
 from eagle_jax.profile import ProfileFile, fingerprint, read_profile
 from eagle_jax.programs import at_least_one, not_negative, run
 from eagle_jax.tasks import find_task, read_questions
-from infer.methods import OPTIONS, PLAIN, Sources, check_methods, load_pair
+from infer.methods import PLAIN, Places, Sources, check_methods, load_pair
 from infer.search import Grid, Tuned, Tuner
 from infer.trials import Sample, Setting, compete
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class Args:
+class Args(Places):
     """Arguments of the program.
 
     Attributes:
@@ -63,9 +63,6 @@ class Args:
       repeats: of all measurements. turns: cycles per measurement of a cycle.
       search: whether every tree of the grid is measured as well.
       seed: of sampled draws.
-      target: path or hub id of the model; default is the bundled one.
-      eagle2, eagle3, draft_model, medusa, hydra: paths or hub ids of what drafts for it.
-      positions: a result of infer.acceptance, for static trees that are best for it (medusa@best31).
       out: the profile that is written.
       check: a profile that is measured instead; the methods it names need no paths.
     """
@@ -88,13 +85,6 @@ class Args:
     turns: int = 8
     search: Literal["predicted", "exhaustive"] = "predicted"
     seed: int = 0
-    target: str | None = None
-    eagle2: str | None = None
-    eagle3: str | None = None
-    draft_model: str | None = None
-    medusa: str | None = None
-    hydra: str | None = None
-    positions: Path | None = None
     out: Path = Path("profile.yaml")
     check: Path | None = None
 
@@ -114,12 +104,12 @@ def main(args: Args) -> int:
     if args.check is not None:
         return check(args, settings, grid)
     dtypes = listed(args, "dtypes", str)
-    labels = [label for label in check_methods(listed(args, "methods", str), sources_of(args)) if label != PLAIN]
+    labels = [label for label in check_methods(listed(args, "methods", str), Sources.of(args)) if label != PLAIN]
     paths = [find_task(name, args.data) for name in listed(args, "tasks", str)]
     use_compilation_cache()
     found: dict[str, tuple[eagle_jax.Target, list[Tuned]]] = {}
     for dtype in dtypes:
-        sources = sources_of(args, dtype)
+        sources = Sources.of(args, dtype)
         target, tokenizer = load_pair(sources)
         tuner = Tuner(grid, target, sources, labels, samples_of(paths, tokenizer, target, args))
         found[dtype] = target, []
@@ -148,9 +138,9 @@ def check(args: Args, settings: Sequence[Setting], grid: Grid) -> int:
     paths = [find_task(name, args.data) for name in listed(args, "tasks", str)]
     labels = [label for label in listed(args, "methods", str) if label != PLAIN]
     if args.search == "exhaustive":
-        check_methods(labels, sources_of(args))
+        check_methods(labels, Sources.of(args))
     use_compilation_cache()
-    sources = sources_of(args, file.dtype)
+    sources = Sources.of(args, file.dtype)
     target, tokenizer = load_pair(sources)
     profile = eagle_jax.load_profile(str(args.check), target)
     samples, rows = samples_of(paths, tokenizer, target, args), []
@@ -202,12 +192,6 @@ def samples_of(paths: Sequence[Path], tokenizer: Any, target: eagle_jax.Target, 
         number += len(fitting)
         found[task] = Sample(fitting, keys)
     return found
-
-
-def sources_of(args: Args, dtype: str = "float32") -> Sources:
-    """Where the methods come from."""
-    given = {name: getattr(args, name) for name in ("target", "positions", *OPTIONS.values())}
-    return Sources(dtype=dtype, **given)
 
 
 def grid_of(args: Args) -> Grid:

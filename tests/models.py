@@ -12,7 +12,7 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax import api
-from eagle_jax.bound import BoundDrafter, DraftHead, Medusa, SmallModel, Target
+from eagle_jax.bound import BoundDrafter, DraftHead, Medusa, SmallModel, Target, request_of
 from eagle_jax.config import DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
@@ -149,4 +149,4 @@ def random_prompts(lengths: list[int], vocab: int, seed: int = 0) -> list[list[i
 
 def prepared(head: DraftHead, prompts: list[list[int]], temperature: float = 0.0, max_new_tokens: int = 16) -> Request:
     """A request to `tiny_target()`, checked and padded."""
-    return api._prepare(tiny_target(), head, prompts, max_new_tokens, api.make_sampling(temperature), None, 3)
+    return request_of(tiny_target(), head, prompts, max_new_tokens, api.make_sampling(temperature), None, 3)

@@ -9,6 +9,7 @@ from transformers import BatchEncoding
 
 import eagle_jax
 from eagle_jax import api
+from eagle_jax.bound import request_of
 from eagle_jax.config import ConfigError, TreeConfig
 from tests.models import tiny_head, tiny_target
 
@@ -107,7 +108,7 @@ def test_what_a_head_is_loaded_with():
 
 
 def test_arrays_are_welcome_where_lists_are():
-    request = api._prepare(
+    request = request_of(
         tiny_target(), None, jnp.array([[1, 2, 3]]), jnp.array([4]), api.make_sampling(), jnp.array([5, 2]), None
     )
     prompts, _, budget, stops, _ = request.arrays
@@ -173,7 +174,7 @@ def test_a_tree_wider_than_the_draft_vocabulary():
 
 
 def test_a_cache_too_small_for_the_run():
-    request = api._prepare(tiny_target(), None, GOOD, 8, api.make_sampling(), None, None)
+    request = request_of(tiny_target(), None, GOOD, 8, api.make_sampling(), None, None)
     options = request.options | {"slots": 16}
     with pytest.raises(ValueError, match="slots=16 is below the 65 cache slots"):
         jax.eval_shape(

@@ -11,6 +11,7 @@ import pytest
 
 import eagle_jax
 from eagle_jax import api
+from eagle_jax.bound import request_of
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafters.eagle import HeadFns
 from eagle_jax.drafters.grow import SPREAD
@@ -33,7 +34,7 @@ PROMPT_SEEDS = range(4)
 def drafted(head, seed=0, temperature=TEMPERATURE):
     """The head's first tree after a prompt, and what a slow version needs to grow the same one."""
     sampling = api.make_sampling(temperature)
-    request = api._prepare(tiny_target(), head, random_prompts([9], 12, seed=seed), 8, sampling, (), 0)
+    request = request_of(tiny_target(), head, random_prompts([9], 12, seed=seed), 8, sampling, (), 0)
     state = api._prefill(request.params, *request.arrays, sampling=sampling, **request.options)
     draft = jax.jit(head.drafter.draft)
     tree, _ = draft(request.params, state.drafter, state.root, Chance(state.keys, state.num_tokens), sampling)
@@ -118,7 +119,7 @@ def test_the_drafter_gets_keys_of_its_own_in_every_cycle():
         jax.debug.callback(lambda words: seen.append(tuple(np.asarray(words).ravel())), words)
         return head.drafter.draft(params, state, root, chance, sampling)
 
-    request = api._prepare(tiny_target(), head, [[1, 2]], 6, api.make_sampling(1.0), (), 3)
+    request = request_of(tiny_target(), head, [[1, 2]], 6, api.make_sampling(1.0), (), 3)
     drafter = head.drafter._replace(draft=spy)
     options = dict(request.options, drafter=drafter)
     state = api._prefill(request.params, *request.arrays, sampling=request.sampling, **options)

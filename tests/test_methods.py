@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import eagle_jax
 from eagle_jax import api
-from eagle_jax.bound import BoundDrafter, Medusa, SmallModel, Target
+from eagle_jax.bound import BoundDrafter, Medusa, SmallModel, Target, request_of
 from eagle_jax.checkpoints import CheckpointError, save_target_checkpoint
 from eagle_jax.config import ConfigError, MedusaConfig, TreeConfig
 from eagle_jax.drafters.lookahead import lookahead
@@ -81,7 +81,7 @@ def test_lookahead_is_jacobi_iteration_with_a_pool_of_n_grams():
     target, prompt = tiny_target(), random_prompts([9], 12, seed=5)[0]
     after, drafter = greedy(target), lookahead(ngram, window, guesses)
     head = BoundDrafter.of(drafter, target)
-    request = api._prepare(target, head, [prompt], 24, api.make_sampling(), (), None)
+    request = request_of(target, head, [prompt], 24, api.make_sampling(), (), None)
     state = api._prefill(request.params, *request.arrays, sampling=request.sampling, **request.options)
     rows, text, pool = [prompt[:3], prompt[3:6], [prompt[6], prompt[7], prompt[0]]], prompt, []
     text = [*text, int(state.root[0])]
@@ -124,7 +124,7 @@ def test_a_draft_model_that_is_the_target_is_always_right(tree):
 def test_a_draft_model_scores_its_tree_as_plain_passes_do():
     target, prompt = tiny_target(), random_prompts([9], 12, seed=5)[0]
     head = SmallModel.bind(target, target, TREES["k3n12"])
-    request = api._prepare(target, head, [prompt], 24, api.make_sampling(), (), None)
+    request = request_of(target, head, [prompt], 24, api.make_sampling(), (), None)
     state = api._prefill(request.params, *request.arrays, sampling=request.sampling, **request.options)
     chance = Chance(state.keys, state.num_tokens)
     tree, _ = jax.jit(head.drafter.draft)(request.params, state.drafter, state.root, chance, request.sampling)
@@ -158,7 +158,7 @@ def test_medusa_and_hydra_heads_read_what_they_should(kind):
     embedding = np.asarray(target.params["embed_tokens"]["embedding"])
     for name in ("static", "k3n12"):
         head = tiny_medusa(kind, TREES[name])
-        request = api._prepare(target, head, [prompt], 24, api.make_sampling(), (), None)
+        request = request_of(target, head, [prompt], 24, api.make_sampling(), (), None)
         state = api._prefill(request.params, *request.arrays, sampling=request.sampling, **request.options)
         model = MedusaHeads(head.config)
         run = functools.partial(model.apply, {"params": head.params["heads"]})

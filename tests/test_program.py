@@ -13,6 +13,7 @@ from jax.profiler import ProfileData
 
 import eagle_jax
 from eagle_jax import api, costs
+from eagle_jax.bound import request_of
 from eagle_jax.config import TreeConfig
 from tests.models import prepared, random_prompts, tiny_head, tiny_target
 
@@ -36,7 +37,7 @@ def test_only_the_last_prompt_position_meets_the_lm_head():
     """The prefill computes no array of (chunk positions) x (vocabulary)."""
     vocab = 41  # no other size of the model
     head = tiny_head("eagle3", TREE, vocab)
-    request = api._prepare(tiny_target(vocab), head, PROMPTS, 16, api.make_sampling(), (), None)
+    request = request_of(tiny_target(vocab), head, PROMPTS, 16, api.make_sampling(), (), None)
     program = functools.partial(api.run_prefill, sampling=request.sampling, **request.options)
     jaxpr = jax.make_jaxpr(program)(request.params, *request.arrays)
     shapes = [var.aval.shape for eqn in _equations(jaxpr.jaxpr) for var in eqn.outvars]
@@ -49,7 +50,7 @@ def test_half_precision_weights_keep_float32_scores():
     target, head = (_half(which) for which in (tiny_target(), tiny_head("eagle3", TREE)))
     head = api.DraftHead.from_params(head.config, head.params, target, head.tree)
     sampling = api.make_sampling(1.0, top_p=0.9)
-    request = api._prepare(target, head, PROMPTS, 8, sampling, (), 0)
+    request = request_of(target, head, PROMPTS, 8, sampling, (), 0)
     program = functools.partial(api.run_generate, sampling=sampling, **request.options)
     jaxpr = jax.make_jaxpr(program)(request.params, *request.arrays)
     seen = set()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from eagle_jax import api
+from eagle_jax.bound import request_of
 from eagle_jax.config import TreeConfig
 from eagle_jax.tree import ancestor_mask
 
@@ -33,7 +34,7 @@ def test_every_run_is_the_references(name, target):
     rows = run["rows"]
     cycles = max(row["cycles"] for row in rows)
     budget = cycles * (tree.depth + 1) + 1
-    request = api._prepare(
+    request = request_of(
         target, head, [row["prompt_ids"] for row in rows], min(budget, 400), api.make_sampling(), (), None
     )
     fns = {key: request.options[key] for key in ("target", "drafter")}

@@ -142,7 +142,7 @@ def recording(folder, *, method="medusa", temperatures=(0.0, 1.0)):
             )
     path = folder / "positions.json"
     recorded.write(recorded.Recorded("machine", None, {}, cells), path)
-    return path
+    return str(path)
 
 
 def test_the_best_static_tree_is_that_of_the_recorded_rates(tmp_path):
