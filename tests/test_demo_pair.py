@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -101,3 +102,18 @@ def test_text_is_that_of_plain_decoding_at_full_optimisation(repository):
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip().endswith("identical")
+
+
+def test_the_model_cards_taus_are_those_measured(repository):
+    card = (repository / "eagle_jax" / "assets" / "README.md").read_text(encoding="utf-8")
+    names = ("eagle2", "eagle3", "hydra", "medusa", "small")
+    found = {}
+    for name in names:
+        report = json.loads((repository / "docs" / "measured" / f"evaluate_{name}.json").read_text(encoding="utf-8"))
+        for entry in report["results"]:
+            found[f"{entry['temperature']:g}", entry["prompts"], name] = f"{entry['tau']:.2f}"
+            assert entry["identical"] == "16/16"
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in card.splitlines() if line.startswith("|")]
+    shown = {(row[0], row[1], name): value for row in rows if row[1:] and row[1] in ("completion", "gsm8k", "instruct")
+             for name, value in zip(names, row[2:], strict=True)}  # fmt: skip
+    assert shown == found
