@@ -22,7 +22,13 @@ from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.config import ConfigError
 from tests.training.runs import OPTIONS, losses
 
-KINDS = ["medusa", "hydra", "hydra++", "distill"]
+KINDS = [
+    pytest.param("medusa", marks=pytest.mark.slow),
+    pytest.param("hydra", marks=pytest.mark.slow),
+    "hydra++",
+    "distill",
+]
+"""Hydra++ has all that the first two have; those are run with the slow tests."""
 EAGLE = ("unroll", "taps", "draft_vocab", "eval_tree")
 
 
@@ -97,7 +103,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypa
     assert losses(out) == losses(whole(kind))
 
 
-@pytest.mark.parametrize("kind", ["hydra++", "distill"])  # medusa and hydra are parts of the first
+@pytest.mark.parametrize("kind", ["hydra++", pytest.param("distill", marks=pytest.mark.slow)])
 def test_meshes_micro_batches_and_recomputation_change_nothing(place, whole, tmp_path, kind):
     for number, changes in enumerate(
         (dict(data_axis=0, fsdp=2), dict(data_axis=0, tensor=2, micro_batches=2), dict(remat=True, chunk=4))
@@ -114,7 +120,7 @@ def test_meshes_micro_batches_and_recomputation_change_nothing(place, whole, tmp
         np.testing.assert_allclose(losses(out), losses(reference), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["hydra", "distill"])
+@pytest.mark.parametrize("kind", ["hydra++", pytest.param("distill", marks=pytest.mark.slow)])
 def test_stored_features_of_any_taps_teach_the_same(place, whole, tmp_path, kind, monkeypatch):
     options = dict(
         target=str(place / "target"), data=(str(place / "train.jsonl"),), out=tmp_path / "features", taps=(1,),
