@@ -88,7 +88,8 @@ def compare(tokens, law):
 
 
 # Each processor alone takes a minute and more; `all` has them all.
-ALONE = [pytest.param(name, marks=pytest.mark.slow) if name in ("top_k", "min_p") else name for name in SETTINGS]
+PROCESSORS = ("top_k", "top_p", "min_p")
+ALONE = [pytest.param(name, marks=pytest.mark.slow) if name in PROCESSORS else name for name in SETTINGS]
 
 
 @pytest.mark.parametrize("name", ALONE)
