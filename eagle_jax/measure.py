@@ -44,6 +44,23 @@ def time_interleaved(calls: Mapping[K, Callable[[], Any]], repetitions: int) -> 
     return {name: statistics.median(values) for name, values in time_repetitions(calls, repetitions).items()}
 
 
+MOST_MAPS = 20_000
+"""Memory maps at which `forget_programs` acts."""
+
+
+def forget_programs() -> bool:
+    """Drops compiled programs where there are very many, and says whether it did; the next calls load them anew.
+
+    On CPU every program lives in a few hundred memory maps, and Linux allows a process 65,530 (`vm.max_map_count`):
+    the program after that ends the process. To be called where many shapes are measured, before what is warmed up.
+    """
+    maps = Path("/proc/self/maps")
+    if not maps.exists() or maps.read_bytes().count(b"\n") <= MOST_MAPS:
+        return False
+    jax.clear_caches()
+    return True
+
+
 def use_compilation_cache(directory: str | os.PathLike[str] = ".jax_cache") -> Path:
     """Keeps compiled programs on disk, so that the next process starts at once; JAX_COMPILATION_CACHE_DIR wins."""
     path = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR", directory)).resolve()

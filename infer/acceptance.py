@@ -29,7 +29,7 @@ from eagle_jax import positions
 from eagle_jax.acceptance import Cycles, record_cycles
 from eagle_jax.bound import BoundDrafter, Target, TreeDrafter
 from eagle_jax.config import TreeConfig
-from eagle_jax.measure import chat_ids, machine, revision, use_compilation_cache
+from eagle_jax.measure import chat_ids, forget_programs, machine, revision, use_compilation_cache
 from eagle_jax.programs import at_least_one, not_negative, run
 from eagle_jax.tasks import Question, load_task
 from infer.methods import PLAIN, Loader, Places, Sources, check_methods, load_pair
@@ -110,6 +110,7 @@ def main(args: Args) -> dict[str, Any]:
             for label, method in wanted.items():
                 assert method is not None  # plain decoding is not among them
                 print(f"{task} at temperature {temperature:g}: {label} ...", file=sys.stderr, flush=True)
+                forget_programs()
                 found = count(watch(method), method, temperature, args.bins)
                 name = label.partition("@")[0]
                 found["chains"] = follow(watch, method, name, lengths, chains)

@@ -31,7 +31,15 @@ from typing import Any
 
 import eagle_jax
 from eagle_jax.checkpoints.staging import write_whole
-from eagle_jax.measure import chat_ids, machine, revision, time_interleaved, time_repetitions, use_compilation_cache
+from eagle_jax.measure import (
+    chat_ids,
+    forget_programs,
+    machine,
+    revision,
+    time_interleaved,
+    time_repetitions,
+    use_compilation_cache,
+)
 from eagle_jax.programs import at_least_one, run
 from eagle_jax.tasks import Question, Task, load_task
 from infer import results
@@ -235,6 +243,7 @@ def measure(
                 prompts.append(prompt)
             if not rows:
                 continue
+            forget_programs()
             calls: dict[tuple[str, str], Callable[[], Any]] = {}
             for name, method in methods.items():
                 calls[name, "answer"] = functools.partial(method.answer, prompts, args.seed + turn)

@@ -16,7 +16,7 @@ from eagle_jax import api
 from eagle_jax.bound import request_of
 from eagle_jax.config import TreeConfig
 from eagle_jax.generate import prefill, step
-from eagle_jax.measure import time_repetitions
+from eagle_jax.measure import forget_programs, time_repetitions
 from eagle_jax.tuning import DraftCosts, PassCosts, Replay, Score
 from eagle_jax.types import ROOT, Chance, Drafter, DraftTree, Params, Sampling, Verified
 from eagle_jax.watching import watch
@@ -159,6 +159,7 @@ def measure_costs(
       heads: by method, what fills trees, and the trees that are measured. fixed: by label, measured as they are.
       sample: the prompts of one batch.
     """
+    forget_programs()
     calls: dict[Any, Callable[[], Any]] = {}
     for rows in widths:
         drafter = None if rows == 1 else eagle_jax.BoundDrafter.of(blank(rows), target, name=f"{rows} rows")
@@ -245,6 +246,7 @@ def compete(
         sums: dict[str | None, list[float]] = {label: [0.0] * repeats for label in (None, *methods)}
         for number, part in enumerate(sample.batches(setting.batch), 1):
             note(f"{task}: batch {number}, {len(methods)} methods in turns with plain decoding")
+            forget_programs()
             calls: dict[str | None, Callable[[], Any]] = {None: generation(target, None, part, setting)}
             for label, drafter in methods.items():
                 more: dict[str, Any] = options if isinstance(drafter, str) else {}

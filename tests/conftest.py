@@ -33,21 +33,17 @@ install_import_hook(
     "beartype.beartype",
 )
 
+from eagle_jax.measure import forget_programs
+
 # Compilation makes the first example slow; the same examples every time, so that a red test stays red.
 hypothesis.settings.register_profile("eagle_jax", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.load_profile("eagle_jax")
 
 
-MOST_MAPS = 20_000
-"""Memory maps at which compiled programs are forgotten: each lives in several, and Linux allows a process 65,530."""
-
-
 @pytest.fixture(autouse=True)
 def _programs_are_forgotten():
     yield
-    maps = Path("/proc/self/maps")
-    if not maps.exists() or maps.read_bytes().count(b"\n") > MOST_MAPS:
-        jax.clear_caches()
+    forget_programs()
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+import jax
+import pytest
+
+from eagle_jax import measure
 from eagle_jax.config import TreeConfig
 from eagle_jax.measure import chat_ids, machine, revision, time_interleaved, time_repetitions
 from tests.models import tiny_head, tiny_target
@@ -90,3 +94,15 @@ def test_the_code_has_a_name(tmp_path):
     assert len(commit) >= 7
     (repository / "file").write_text("2")
     assert revision(repository) == f"{commit}-dirty"
+
+
+def test_programs_are_forgotten_where_there_are_many(monkeypatch):
+    """As many compiled programs as a long benchmark has would end the process: each lives in many memory maps."""
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("only Linux counts memory maps")
+    double = jax.jit(lambda x: 2 * x)
+    double(1.0)
+    assert not measure.forget_programs() and double._cache_size() == 1
+    monkeypatch.setattr(measure, "MOST_MAPS", 1)
+    assert measure.forget_programs() and double._cache_size() == 0
+    assert double(2.0) == 4.0
