@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import field
@@ -93,7 +94,7 @@ class BoundDrafter:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TreeDrafter(BoundDrafter):
+class TreeDrafter(BoundDrafter, abc.ABC):
     """A method that fills the tree it is asked for.
 
     Attributes:
@@ -117,8 +118,9 @@ class TreeDrafter(BoundDrafter):
         plain = self._filling(tree)
         return dataclasses.replace(self, tree=tree, drafter=_held(plain, self.mesh), plain=plain)
 
+    @abc.abstractmethod
     def _filling(self, tree: TreeConfig) -> Drafter:
-        raise NotImplementedError
+        """The three functions that fill `tree`, not held to a mesh."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -115,10 +115,8 @@ def block(
 
     def row(tree: DraftTree, logits: Array, key: Key[Array, ""], index: Array) -> Acceptance:
         key = verify_key(key, index)
-        target, draft = (
-            _law(logits, sampling),
-            jnp.exp(_drafted(tree)),
-        )  # [D+1, V]; a leaf's draft is 0 everywhere
+        target = _law(logits, sampling)
+        draft = jnp.exp(_drafted(tree))  # [D+1, V] both; a leaf's draft is 0 everywhere
         drawn = tree.tokens[1:, None]
         ratios = jnp.take_along_axis(target[:-1], drawn, 1)[:, 0] / jnp.take_along_axis(draft[:-1], drawn, 1)[:, 0]
 

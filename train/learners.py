@@ -6,6 +6,7 @@ its loss, how it drafts and how it is written.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import shutil
 from pathlib import Path
@@ -40,8 +41,9 @@ from eagle_jax.training.initialise import fresh_draft_model, fresh_head, fresh_m
 from eagle_jax.training.medusa import medusa_head_loss, medusa_rows
 from eagle_jax.training.objective import judged_rows
 from eagle_jax.types import Params, Texts
+from train.options import RunArgs
 from train.places import head_path, naming, target_path
-from train.setup import PARTS, initial_head, objective_of
+from train.setup import PARTS, differences, initial_head, objective_of
 
 if TYPE_CHECKING:
     from train.distill import Args as DistillArgs
@@ -51,7 +53,7 @@ NUM_HEADS = {"medusa": 5, "hydra": 4, "hydra++": 4}
 """Heads where no number is asked for, as their authors have them."""
 
 
-class Learner:
+class Learner(abc.ABC):
     """What is trained.
 
     Attributes:
@@ -60,46 +62,53 @@ class Learner:
       scaled: what it reads of them is divided by their size per channel, which the finished weights take over.
       draft_vocab: size of a vocabulary that is counted in the data; None is all of the target's.
       d2t: of the weights it begins with. initial: those; None is fresh ones.
+      copies_layers: fresh weights are layers of the target, which are then loaded whatever features are stored.
     """
 
     program = folder = "head"
+    copies_layers: bool = False
     taps: tuple[int, ...] = ()
     scaled: bool = False
     draft_vocab: int | None = None
     d2t: np.ndarray | None = None
     initial: Params | None = None
 
+    @abc.abstractmethod
     def begin(self, target: eagle_jax.Target) -> None:
         """Settles sizes and initial weights, once the target is known."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
         """Parameters before training."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def loss(self, frozen: training.Frozen, mesh: Mesh | None, *, remat: bool | None = None) -> training.LossFn:
         """The loss of a micro-batch."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def judged(self, texts: Texts) -> Array:
         """Rows that each place of the loss is judged by."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def finished(self, trained: Params, frozen: training.Frozen) -> Params:
         """The parameters as the engine and the files have them."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def bind(self, params: Params, target: eagle_jax.Target) -> TreeDrafter:
         """Finished parameters as a drafter, with the tree that tau is measured with."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def write(self, params: Params, target: eagle_jax.Target, directory: Path) -> None:
         """Writes finished parameters, which are on the host."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def told(self, target: DecoderConfig) -> str:
         """What the log calls it."""
-        raise NotImplementedError
+
+    @staticmethod
+    def logits_options(args: RunArgs, remat: bool | None) -> dict[str, Any]:
+        """How many rows have logits at once, and whether these are computed again; `remat` overrides the option."""
+        return {"chunk": args.chunk or 256, "remat": args.remat is not False if remat is None else remat}
 
 
 class EagleLearner(Learner):
@@ -171,8 +180,7 @@ class MedusaLearner(Learner):
         if self.tree.depth > self.heads:
             levels = f"--eval-tree {args.eval_tree} has {self.tree.depth} levels"
             raise ConfigError(f"{levels}, and there are {self.heads} heads, one for each")
-        if args.init is not None:
-            head_path(args.init, "--init", PARTS[args.method])
+        self.init = None if args.init is None else head_path(args.init, "--init", PARTS[args.method])
 
     def begin(self, target: eagle_jax.Target) -> None:
         config = self.target = target.config
@@ -181,15 +189,11 @@ class MedusaLearner(Learner):
         self.config = MedusaConfig(
             kind, config.hidden_size, config.vocab_size, self.heads, self.args.head_layers, prefix
         )  # fmt: skip
-        self.initial = None
-        if self.args.init is not None:
-            with naming("--init", self.args.init):
-                given, params = load_medusa_checkpoint(
-                    head_path(self.args.init, "--init", PARTS[self.args.method]), config, "float32"
-                )
+        if self.init is not None:
+            with naming("--init", str(self.args.init)):
+                given, params = load_medusa_checkpoint(self.init, config, "float32")
             if given != self.config:
-                pairs = {name: (getattr(given, name), getattr(self.config, name)) for name in vars(given)}
-                other = "; ".join(f"{name} is {a} there and {b} here" for name, (a, b) in pairs.items() if a != b)
+                other = differences((name, getattr(given, name), getattr(self.config, name)) for name in vars(given))
                 raise ConfigError(f"--init {self.args.init} are not heads such as this run trains: {other}")
             self.initial = params["heads"]
 
@@ -200,8 +204,7 @@ class MedusaLearner(Learner):
         args = self.args
         teacher = args.method == "hydra++" if args.teacher is None else args.teacher
         options: dict[str, Any] = {
-            "decay": 0.8 if args.decay is None else args.decay, "teacher": teacher, "chunk": args.chunk or 256,
-            "remat": args.remat is not False if remat is None else remat,
+            "decay": 0.8 if args.decay is None else args.decay, "teacher": teacher, **self.logits_options(args, remat)
         }  # fmt: skip
 
         def loss_fn(heads: Params, texts: Texts, signals: Any, key: Array, shares: Array | None) -> Any:
@@ -235,7 +238,7 @@ class SmallModelLearner(Learner):
     config: DecoderConfig
 
     def __init__(self, args: DistillArgs) -> None:
-        self.args = args
+        self.args, self.copies_layers = args, bool(args.target_layers)
         self.tree = TreeConfig.chain(5) if args.eval_tree is None else parse_tree(args.eval_tree, "--eval-tree")
 
     def begin(self, target: eagle_jax.Target) -> None:
@@ -243,7 +246,6 @@ class SmallModelLearner(Learner):
         if args.init is not None:
             self.config, self.initial = self._given(args.init, target)
             return
-        self.initial = None
         count = len(args.target_layers) or args.layers
         if outside := [layer for layer in args.target_layers if not 0 <= layer < self.target.num_layers]:
             named, last = " ".join(map(str, outside)), self.target.num_layers - 1
@@ -263,17 +265,19 @@ class SmallModelLearner(Learner):
         with naming("--init", name):
             sizes = read_target_config(config_directory(path)).vocab_size, self.target.vocab_size
             check_same_tokens(path, target_path(self.args.tokenizer or self.args.target), sizes)
-            return load_target_checkpoint(path, "float32")
+            config, params = load_target_checkpoint(path, "float32")
+        if config.max_position < self.args.length:
+            raise ConfigError(
+                f"--length {self.args.length} exceeds the {config.max_position} positions of --init {name}"
+            )
+        return config, params
 
     def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
         return fresh_draft_model(self.config, key, target, self.args.target_layers)
 
     def loss(self, frozen: training.Frozen, mesh: Mesh | None, *, remat: bool | None = None) -> training.LossFn:
         args = self.args
-        options: dict[str, Any] = {
-            "divergence": args.divergence, "chunk": args.chunk or 256,
-            "remat": args.remat is not False if remat is None else remat,
-        }  # fmt: skip
+        options: dict[str, Any] = {"divergence": args.divergence, **self.logits_options(args, remat)}
 
         def loss_fn(model: Params, texts: Texts, signals: Any, key: Array, shares: Array | None) -> Any:
             return draft_model_loss(
@@ -294,10 +298,11 @@ class SmallModelLearner(Learner):
 
     def write(self, params: Params, target: eagle_jax.Target, directory: Path) -> None:
         if jax.process_index() == 0:
-            save_target_checkpoint(self.config, params["model"], directory, "bfloat16")
+            directory.mkdir(parents=True, exist_ok=True)
             place = tokenizer_directory(target_path(self.args.tokenizer or self.args.target))
             for file in (file for pattern in TOKENIZER for file in place.glob(pattern)):
-                shutil.copy(file, directory)
+                shutil.copy(file, directory)  # before the weights, which make a model of it
+            save_target_checkpoint(self.config, params["model"], directory, "bfloat16")
 
     def told(self, target: DecoderConfig) -> str:
         return f"distilled by {self.args.divergence}: {self.config.num_layers} layers, hidden {self.config.hidden_size}"

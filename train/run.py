@@ -85,7 +85,7 @@ class Run:
         self.args, self.learner = args, learner
         self.mesh = mesh_of(args)
         with naming("--target", args.target):
-            self.target = load_target(target_path(args.target), args, self.mesh)
+            self.target = load_target(target_path(args.target), args, self.mesh, layers=learner.copies_layers)
         learner.begin(self.target)
         named = args.tokenizer or args.target
         tokenizer = load_tokenizer(named, self.target.config, chat_template=args.chat_template)

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,9 +99,13 @@ def initial_head(args: Args, target: eagle_jax.Target) -> tuple[HeadConfig, Para
     if wanted != given:
         pairs = [(name, getattr(given, name), getattr(wanted, name)) for name in vars(wanted) if name != "layer"]
         pairs += [(name, getattr(given.layer, name), getattr(wanted.layer, name)) for name in vars(wanted.layer)]
-        other = "; ".join(f"{name} is {theirs} there and {ours} here" for name, theirs, ours in pairs if theirs != ours)
-        raise ConfigError(f"--init {args.init} is not a head such as this run trains: {other}")
+        raise ConfigError(f"--init {args.init} is not a head such as this run trains: {differences(pairs)}")
     return given, params
+
+
+def differences(pairs: Iterable[tuple[str, Any, Any]]) -> str:
+    """Which of `(name, what is given, what is wanted)` differ, in words."""
+    return "; ".join(f"{name} is {theirs} there and {ours} here" for name, theirs, ours in pairs if theirs != ours)
 
 
 def taps_of(given: tuple[int, ...] | None, layers: int) -> tuple[int, ...]:
@@ -117,8 +122,11 @@ def taps_of(given: tuple[int, ...] | None, layers: int) -> tuple[int, ...]:
     return taps
 
 
-def load_target(path: str | Path, args: RunArgs, mesh: jax.sharding.Mesh) -> eagle_jax.Target:
+def load_target(path: str | Path, args: RunArgs, mesh: jax.sharding.Mesh, *, layers: bool = False) -> eagle_jax.Target:
     """The target; without its layers where nothing runs them: features are stored, and no tau is measured.
+
+    Args:
+      layers: they are wanted all the same.
 
     Raises:
       ConfigError: it has no room for rows of `--length`. CheckpointError: it cannot be loaded.
@@ -126,7 +134,7 @@ def load_target(path: str | Path, args: RunArgs, mesh: jax.sharding.Mesh) -> eag
     room = read_target_config(config_directory(path)).max_position
     if args.length > room:
         raise ConfigError(f"--length {args.length} exceeds the target's {room} tokens of context")
-    if args.features is None or args.heldout:
+    if layers or args.features is None or args.heldout:
         return eagle_jax.load_target(path, args.dtype, mesh=mesh)
     config, params = load_target_checkpoint(path, args.dtype, place=placer(mesh), layers=False)
     return eagle_jax.Target.from_params(config, params, str(path), mesh)

@@ -108,11 +108,9 @@ def required(values: Mapping[str, Any], key: str, where: object) -> int:
 
 def layer_sizes(values: Mapping[str, Any], where: str, **fields: Any) -> DecoderConfig:
     """The fields that targets and heads read alike; `fields` gives those that they decide differently."""
-    heads, hidden, rope = (
-        required(values, "num_attention_heads", where),
-        required(values, "hidden_size", where),
-        rope_config(values, where),
-    )
+    heads, hidden = required(values, "num_attention_heads", where), required(values, "hidden_size", where)
+    kv_heads = heads if values.get("num_key_value_heads") is None else required(values, "num_key_value_heads", where)
+    rope = rope_config(values, where)
     try:
         return DecoderConfig(
             vocab_size=required(values, "vocab_size", where),
@@ -120,9 +118,7 @@ def layer_sizes(values: Mapping[str, Any], where: str, **fields: Any) -> Decoder
             intermediate_size=required(values, "intermediate_size", where),
             num_layers=fields.pop("num_layers", None) or required(values, "num_hidden_layers", where),
             num_heads=heads,
-            num_kv_heads=heads
-            if values.get("num_key_value_heads") is None
-            else required(values, "num_key_value_heads", where),
+            num_kv_heads=kv_heads,
             head_dim=hidden // heads if values.get("head_dim") is None else required(values, "head_dim", where),
             rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
             rope=rope,

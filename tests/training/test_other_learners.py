@@ -132,6 +132,18 @@ def test_stored_features_of_any_taps_teach_the_same(place, whole, tmp_path, kind
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(whole(kind)), rtol=1e-4, atol=1e-5)
 
 
+def test_layers_of_the_target_are_there_whatever_features_are_stored(place, tmp_path):
+    train.features.main(
+        train.features.Args(
+            target=str(place / "target"), data=(str(place / "train.jsonl"),), out=tmp_path / "features", taps=(1,),
+            stored="float32", length=32, rows=4, dtype="float32",
+        )
+    )  # fmt: skip
+    begun = dict(target_layers=(0, 1), hidden=None, intermediate=None, rate=1e-9, steps=1)
+    assert main(arguments("distill", place, tmp_path / "run", features=tmp_path / "features", **begun)) == 0
+    assert losses(tmp_path / "run")[0][0] == pytest.approx(0.0, abs=1e-4)  # all layers: it is the target
+
+
 @pytest.mark.parametrize("kind", ["hydra++", "distill"])
 def test_a_run_begins_with_what_it_is_given(place, whole, tmp_path, kind):
     """At a rate near nothing the first loss is that of the weights given, rounded to bfloat16 by their file."""
@@ -177,6 +189,7 @@ def test_a_draft_model_of_the_targets_own_layers_begins_as_they_are(place, tmp_p
         ("distill", dict(init="HERE/target"), "--hidden is of a fresh model, and --init gives one"),
         ("distill", dict(init="demo", hidden=None, intermediate=None, target_layers=(0,)), "both say what to begin"),
         ("distill", dict(init="HERE/other", hidden=None, intermediate=None), "a draft model must have its target's"),
+        ("distill", dict(init="HERE/short", hidden=None, intermediate=None), "--length 32 exceeds the 16 positions of"),
         ("distill", dict(num_heads=3), "there is no such model: num_attention_heads=3"),
     ],
 )  # fmt: skip
@@ -191,6 +204,11 @@ def test_what_cannot_be_meant_is_refused(place, whole, tmp_path, kind, changes, 
         names = sorted(vocab, key=vocab.get)
         vocab[names[300]], vocab[names[301]] = 301, 300
         (other / "tokenizer.json").write_text(json.dumps(content))
+    short = place / "short"
+    if not short.exists():
+        shutil.copytree(place / "target", short)
+        config = json.loads((short / "config.json").read_text())
+        (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16}))
     args = arguments(kind, place, tmp_path / "run")
     given = {name: value.replace("HERE", str(place)) if isinstance(value, str) else value
              for name, value in changes.items()}  # fmt: skip
