@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from eagle_jax.api import generate
+from eagle_jax.api import generate, prefill_program, step_program
 from eagle_jax.bound import BoundDrafter, Target, TreeDrafter, request_of
 from eagle_jax.config import TreeConfig
 from eagle_jax.distributed import to_host
@@ -89,10 +89,10 @@ def record_cycles(
     check_law(temperature=temperature)
     request = request_of(target, drafter, prompts, max_new_tokens, make_sampling(temperature), key=key)
     fns = {name: request.options[name] for name in ("target", "drafter")}
-    state = _prefill(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    state = prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
     found: list[tuple[np.ndarray, ...]] = []
     while not bool(jnp.all(state.done)):
-        state, info = _step(request.params, state, sampling=request.sampling, **fns)
+        state, info = step_program(request.params, state, sampling=request.sampling, **fns)
         tree, walk = info.tree, info.acceptance
         found.append(to_host((tree.tokens, tree.parents, tree.scores, walk.path, walk.count, info.emitted)))
     width = fns["drafter"].num_nodes + 1
@@ -110,10 +110,6 @@ def record_cycles(
         ids, flags, none = np.zeros((0, width), np.int32), np.zeros((0, width), bool), np.zeros(0, np.int32)
         return Cycles(none, ids, ids, ids.astype(np.float32), flags, flags, none)
     return Cycles._make(np.stack(column) for column in zip(*cycles, strict=True))
-
-
-_prefill = jax.jit(prefill, static_argnames=("target", "drafter", "slots", "max_tokens", "chunk"))
-_step = jax.jit(step, static_argnames=("target", "drafter"), donate_argnums=(1,))
 
 
 def measure_tau(

@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from eagle_jax.profile import Profile  # which loads drafters, from here
 
 SHAPES = ("slots", "max_tokens", "chunk")
-_generate = jax.jit(run_generate, static_argnames=("target", "drafter", "verify", *SHAPES))
-_prefill = jax.jit(run_prefill, static_argnames=("target", "drafter", *SHAPES))
-_step = jax.jit(run_step, static_argnames=("target", "drafter", "verify"), donate_argnums=(1,))
+generate_program = jax.jit(run_generate, static_argnames=("target", "drafter", "verify", *SHAPES))
+prefill_program = jax.jit(run_prefill, static_argnames=("target", "drafter", *SHAPES))
+step_program = jax.jit(run_step, static_argnames=("target", "drafter", "verify"), donate_argnums=(1,))
+"""Compiled once for all who run them: `generate`, `stream`, recordings."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,11 +235,12 @@ def stream(
 
 def _stream(request: Request) -> Iterator[StreamChunk]:
     fns = {name: request.options[name] for name in ("target", "drafter")}
-    state: GenerateState = _prefill(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    options = {"sampling": request.sampling, **request.options}
+    state: GenerateState = prefill_program(request.params, *request.arrays, **options)
     yield StreamChunk([int(state.root[0])], 0)
     done = bool(state.done[0])
     while not done:
-        state, info = _step(request.params, state, sampling=request.sampling, **fns)
+        state, info = step_program(request.params, state, sampling=request.sampling, **fns)
         tokens, emitted, count, finished = jax.device_get(
             (info.tokens[0], info.emitted[0], info.acceptance.count[0], state.done[0])
         )
@@ -271,6 +273,6 @@ def _chosen(
 
 
 def _run(request: Request) -> GenerateOutput:
-    state = _generate(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    state = generate_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
     tokens, counts, cycles, accepted = to_host((state.tokens, state.num_tokens, state.cycles, state.accepted))
     return GenerateOutput([row[:count].tolist() for row, count in zip(tokens, counts, strict=True)], cycles, accepted)

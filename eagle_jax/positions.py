@@ -111,6 +111,16 @@ def by_position(cycles: Cycles) -> Positions:
     return Positions(count(node), count(cycles.reached), count(cycles.accepted))
 
 
+def pooled(tables: Sequence[Sequence[Sequence[int]]]) -> np.ndarray:
+    """The sum of tables of counts of different sizes, as large as the largest: trees differ in depth and width."""
+    shape = max(map(len, tables)), max((len(row) for table in tables for row in table), default=0)
+    total = np.zeros(shape, np.int64)
+    for table in tables:
+        for depth, row in enumerate(table):
+            total[depth, : len(row)] += np.asarray(row, np.int64)
+    return total
+
+
 def by_node(cycles: Cycles) -> Nodes:
     """Acceptance by node of a static tree: of a Medusa tree, EAGLE-1's, a chain.
 

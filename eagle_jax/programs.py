@@ -93,6 +93,31 @@ def not_negative(args: object, *names: str) -> None:
             raise ValueError(f"--{name.replace('_', '-')} {value} must not be negative")
 
 
+def listed(args: object, name: str, kind: Callable[[str], Any] = str, least: int | None = None) -> list[Any]:
+    """An option with commas as a list, each value once: `"0,1"` -> `[0, 1]`.
+
+    Args:
+      least: smallest number that is allowed; infinities never are.
+
+    Raises:
+      ValueError: it is empty, or an entry does not read so; naming the option.
+    """
+    option, text = f"--{name.replace('_', '-')}", getattr(args, name)
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise ValueError(f"{option} is empty: give at least one value")
+    try:
+        values = list(dict.fromkeys(map(kind, words)))
+    except ValueError:
+        values = []
+    bounded = least is None or all(least <= value < float("inf") for value in values)
+    if not values or not bounded:
+        what = "whole numbers" if kind is int else "numbers"
+        bound = "" if least is None else f" of at least {least}"
+        raise ValueError(f"{option} {text!r} must be {what}{bound}, separated by commas")
+    return values
+
+
 def parse_tree(text: str, option: str = "--tree") -> TreeConfig:
     """`"depth,top_k,num_nodes"` -> the tree; `option` is named in the error.
 

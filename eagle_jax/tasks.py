@@ -7,11 +7,12 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from eagle_jax.data.sources import Source, hub_rows
+from eagle_jax.measure import chat_ids
 
 ALIASES = {"nq": "qa", "cnn_dm": "sum"}
 """Names of the papers whose files in their repository are called otherwise."""
@@ -84,6 +85,42 @@ def load_task(name: str, folder: str | os.PathLike[str], limit: int | None = Non
         return Task(on_hub[1].partition("/")[2], tuple(_from_hub(name, limit)))
     called = name if name in ALIASES else path.parent.name if path.stem == "question" else path.stem
     return Task(called, tuple(read_questions(path, limit)))
+
+
+def load_tasks(names: Sequence[str], folder: str | os.PathLike[str], limit: int | None = None) -> list[Task]:
+    """Several tasks, by whose names results are told apart.
+
+    Raises:
+      ValueError: as `load_task`, or two that are called alike.
+    """
+    tasks = [load_task(name, folder, limit) for name in dict.fromkeys(names)]
+    called = [task.name for task in tasks]
+    if twice := [name for name in called if called.count(name) > 1]:
+        raise ValueError(f"--tasks names two tasks that are called {twice[0]}: measure them apart, or rename a file")
+    return tasks
+
+
+class Conversation:
+    """A question that is asked turn by turn, with what was said so far.
+
+    Args:
+      room: tokens that a prompt may have at the most.
+    """
+
+    def __init__(self, question: Question, tokenizer: Any, room: int) -> None:
+        self.question, self._tokenizer, self._room = question, tokenizer, room
+        self._messages: list[dict[str, str]] = []
+
+    def ask(self, turn: int) -> list[int] | None:
+        """The prompt of a turn, counted from 0, up to the assistant's reply; None where it is too long."""
+        self._messages.append({"role": "user", "content": self.question.turns[turn]})
+        prompt = chat_ids(self._tokenizer, self._messages)
+        return prompt if len(prompt) <= self._room else None
+
+    def hear(self, reply: Sequence[int]) -> None:
+        """Takes down the assistant's reply."""
+        text = self._tokenizer.decode(reply, skip_special_tokens=True)
+        self._messages.append({"role": "assistant", "content": text})
 
 
 def find_task(name_or_path: str, folder: str | os.PathLike[str]) -> Path:

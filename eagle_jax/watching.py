@@ -17,9 +17,10 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool
 
+from eagle_jax.api import prefill_program
 from eagle_jax.bound import BoundDrafter, Target, request_of
 from eagle_jax.distributed import to_host
-from eagle_jax.generate import prefill, step
+from eagle_jax.generate import step
 from eagle_jax.request import check_law
 from eagle_jax.sampling import make_sampling
 from eagle_jax.types import Chance, Drafter, DraftTree, GenerateState, Params, Sampling, TargetFn, empty_tree
@@ -70,7 +71,7 @@ def watch(
         )
     quiet = dataclasses.replace(drafter, drafter=silent(drafter.drafter))
     request = request_of(target, quiet, prompts, max_new_tokens, make_sampling(temperature), key=key)
-    state = _prefill(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    state = prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
     fns: dict[str, Any] = {"target": request.options["target"], "drafter": drafter.drafter}
     found: list[tuple[np.ndarray, ...]] = []
     done = to_host(state.done)
@@ -100,9 +101,6 @@ def silent(drafter: Drafter) -> Drafter:
         return empty_tree(root), state
 
     return drafter._replace(draft=draft, depth=0, num_nodes=0)
-
-
-_prefill = jax.jit(prefill, static_argnames=("target", "drafter", "slots", "max_tokens", "chunk"))
 
 
 @functools.partial(jax.jit, static_argnames=("target", "drafter"), donate_argnums=(1,))

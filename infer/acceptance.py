@@ -29,9 +29,9 @@ from eagle_jax import positions
 from eagle_jax.acceptance import Cycles, record_cycles
 from eagle_jax.bound import BoundDrafter, Target, TreeDrafter
 from eagle_jax.config import TreeConfig
-from eagle_jax.measure import chat_ids, forget_programs, machine, revision, use_compilation_cache
-from eagle_jax.programs import at_least_one, not_negative, run
-from eagle_jax.tasks import Question, load_task
+from eagle_jax.measure import forget_programs, machine, revision, use_compilation_cache
+from eagle_jax.programs import at_least_one, listed, not_negative, run
+from eagle_jax.tasks import Conversation, Question, load_tasks
 from infer.methods import PLAIN, Loader, Places, Sources, check_methods, load_pair
 from infer.recorded import Cell, Recorded, read, write
 
@@ -82,15 +82,13 @@ def main(args: Args) -> dict[str, Any]:
     """Records; returns what it prints last."""
     at_least_one(args, "limit", "max_new_tokens", "batch", "bins")
     not_negative(args, "seed")
-    temperatures = _numbers(args.temperatures, "--temperatures", float, 0.0)
-    lengths = sorted(set(_numbers(args.chains, "--chains", int, 1)))
+    temperatures = listed(args, "temperatures", float, 0)
+    lengths = sorted(listed(args, "chains", int, 1)) if args.chains.strip() else []
     sources = Sources.of(args, args.dtype, args.tree)
-    labels = [label for label in check_methods(_split(args.methods), sources) if label != PLAIN]
-    if not labels or not temperatures or not _split(args.tasks):
-        raise ValueError("--methods must name a method that drafts, --tasks a task, --temperatures a temperature")
-    tasks = [load_task(name, args.data, args.limit) for name in dict.fromkeys(_split(args.tasks))]
-    if len({task.name for task in tasks}) < len(tasks):
-        raise ValueError(f"--tasks {args.tasks} names two tasks that are called alike: record them apart")
+    labels = [label for label in check_methods(listed(args, "methods"), sources) if label != PLAIN]
+    if not labels:
+        raise ValueError("--methods must name a method that drafts")
+    tasks = load_tasks(listed(args, "tasks"), args.data, args.limit)
     recorded = _begin(args, {task.name: task.key for task in tasks})
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
     use_compilation_cache()
@@ -159,18 +157,14 @@ def conversations(
     A turn that is too long for the model with its reply is left out, as in `infer.bench`.
     """
     batches: list[list[list[int]]] = []
-    messages: list[list[dict[str, str]]] = [[] for _ in questions]
-    for turn in range(max(len(question.turns) for question in questions)):
-        prompts: dict[int, list[int]] = {}
-        for row, question in enumerate(questions):
-            if turn < len(question.turns):
-                messages[row].append({"role": "user", "content": question.turns[turn]})
-                prompt = chat_ids(tokenizer, messages[row])
-                if len(prompt) + args.max_new_tokens <= target.config.max_position:
-                    prompts[row] = prompt
+    room = target.config.max_position - args.max_new_tokens
+    talks = [Conversation(question, tokenizer, room) for question in questions]
+    last = max(len(question.turns) for question in questions) - 1
+    for turn in range(last + 1):
+        asked = {row: talk.ask(turn) for row, talk in enumerate(talks) if turn < len(talk.question.turns)}
+        prompts = {row: prompt for row, prompt in asked.items() if prompt is not None}
         rows = sorted(prompts, key=lambda row: (len(prompts[row]), row))  # equal lengths share a compiled program
         groups = [rows[start : start + args.batch] for start in range(0, len(rows), args.batch)]
-        last = max(len(question.turns) for question in questions) - 1
         for group in groups:
             batches.append([prompts[row] for row in group])
             if turn == last:
@@ -178,8 +172,7 @@ def conversations(
             key = _key(args, len(batches) - 1)
             options: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "temperature": temperature, "key": key}
             for row, reply in zip(group, eagle_jax.generate(target, None, batches[-1], **options).tokens, strict=True):
-                text = tokenizer.decode(reply, skip_special_tokens=True)
-                messages[row].append({"role": "assistant", "content": text})
+                talks[row].hear(reply)
     if not batches:
         raise ValueError(f"every turn is too long for the model's {target.config.max_position} positions")
     return batches
@@ -260,20 +253,6 @@ def follow(
 
 def _key(args: Args, batch: int) -> jax.Array:
     return jax.random.fold_in(jax.random.key(args.seed), batch)
-
-
-def _split(names: str) -> list[str]:
-    return [name.strip() for name in names.split(",") if name.strip()]
-
-
-def _numbers(text: str, option: str, kind: type, least: float) -> list[Any]:
-    try:
-        values = [kind(word) for word in _split(text)]
-    except ValueError:
-        raise ValueError(f"{option} {text!r} must be numbers, separated by commas") from None
-    if wrong := [value for value in values if not least <= value < float("inf")]:
-        raise ValueError(f"{option} {wrong[0]} must be at least {least:g}")
-    return values
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ from typing import Any
 import eagle_jax
 from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.measure import (
-    chat_ids,
     forget_programs,
     machine,
     revision,
@@ -40,8 +39,8 @@ from eagle_jax.measure import (
     time_repetitions,
     use_compilation_cache,
 )
-from eagle_jax.programs import at_least_one, run
-from eagle_jax.tasks import Question, Task, load_task
+from eagle_jax.programs import at_least_one, listed, run
+from eagle_jax.tasks import Conversation, Question, Task, load_tasks
 from infer import results
 from infer.bench_table import markdown
 from infer.calls import Method, engine, hugging_face
@@ -100,11 +99,11 @@ class Args(Places):
 def main(args: Args) -> dict[str, Any]:
     """Runs the benchmark; returns what it prints last."""
     at_least_one(args, "limit", "max_new_tokens", "repeats")
-    labels = check_methods(split(args.methods), sources := Sources.of(args, args.dtype, args.tree))
-    temperatures = numbers(args, "temperatures", float, 0)
-    batches = numbers(args, "batches", int, 1)
+    labels = check_methods(listed(args, "methods"), sources := Sources.of(args, args.dtype, args.tree))
+    temperatures = listed(args, "temperatures", float, 0)
+    batches = listed(args, "batches", int, 1)
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
-    tasks = load_tasks(args)
+    tasks = load_tasks(listed(args, "tasks"), args.data, args.limit)
     if small := [task.name for task in tasks if len(task.questions) < max(batches)]:
         raise ValueError(
             f"--batches {max(batches)} is more than the questions of {small[0]}: raise --limit, or lower --batches"
@@ -228,19 +227,12 @@ def measure(
     left_out = 0
     for start in range(0, len(questions), group.batch):
         together = questions[start : start + group.batch]
-        messages: list[list[dict[str, str]]] = [[] for _ in together]
+        talks = [Conversation(question, tokenizer, max_position - args.max_new_tokens) for question in together]
         for turn in range(max(len(question.turns) for question in together)):
-            rows, prompts = [], []
-            for row, question in enumerate(together):
-                if turn >= len(question.turns):
-                    continue
-                messages[row].append({"role": "user", "content": question.turns[turn]})
-                prompt = chat_ids(tokenizer, messages[row])
-                if len(prompt) + args.max_new_tokens > max_position:
-                    left_out += 1
-                    continue
-                rows.append(row)
-                prompts.append(prompt)
+            asked = {row: talk.ask(turn) for row, talk in enumerate(talks) if turn < len(talk.question.turns)}
+            left_out += sum(prompt is None for prompt in asked.values())
+            rows = [row for row, prompt in asked.items() if prompt is not None]
+            prompts = [prompt for prompt in asked.values() if prompt is not None]
             if not rows:
                 continue
             forget_programs()
@@ -257,43 +249,10 @@ def measure(
                 took = (seconds[name, "answer"], seconds[name, "prefill"])
                 tally.add(which, categories, texts[name, "answer"], plain, *took)
             for row, tokens in zip(rows, plain.tokens, strict=True):
-                text = tokenizer.decode(tokens, skip_special_tokens=True)
-                messages[row].append({"role": "assistant", "content": text})
+                talks[row].hear(tokens)
         if sys.stderr.isatty():
             print(f"{start + len(together)} of {len(questions)} questions", end="\r", file=sys.stderr, flush=True)
     return tallies, left_out
-
-
-def load_tasks(args: Args) -> list[Task]:
-    """The tasks that are asked for.
-
-    Raises:
-      ValueError: none, one that is not there or is broken, or two of one name.
-    """
-    if not split(args.tasks):
-        raise ValueError("--tasks names no task; a task is a name in the folder --data or the path of a file")
-    tasks = [load_task(name, args.data, args.limit) for name in dict.fromkeys(split(args.tasks))]
-    names = [task.name for task in tasks]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"--tasks names two tasks that are called {twice[0]}: measure them apart, or rename a file")
-    return tasks
-
-
-def numbers(args: Args, name: str, kind: type, least: int) -> list[Any]:
-    """`"0,1"` -> `[0, 1]`, each once.
-
-    Raises:
-      ValueError: naming the option.
-    """
-    text = getattr(args, name)
-    try:
-        values = list(dict.fromkeys(map(kind, split(text))))
-    except ValueError:
-        values = []
-    if not values or not all(least <= value < float("inf") for value in values):
-        what = "numbers" if kind is float else "whole numbers"
-        raise ValueError(f"--{name} {text!r} must be {what} of at least {least}, separated by commas")
-    return values
 
 
 def golden(repeats: int) -> dict[str, Any]:
@@ -325,11 +284,6 @@ def golden(repeats: int) -> dict[str, Any]:
         "engine_tok_s": rates["engine"],
         "golden": {"plain_tok_s": rates["plain"], "identical": f"{identical}/{len(rows)}"},
     }
-
-
-def split(names: str) -> list[str]:
-    """`"a,b"` -> `["a", "b"]`."""
-    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 if __name__ == "__main__":

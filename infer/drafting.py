@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eagle_jax.positions import best_chain, chain_speedup, expected_tokens, expected_tokens_by_position
+from eagle_jax.positions import (
+    Calibration,
+    best_chain,
+    chain_speedup,
+    expected_tokens,
+    expected_tokens_by_position,
+    pooled,
+)
 from infer import figures
 from infer.evidence import Evidence, Section, distinct, missing, table, title, unablated
 from infer.recorded import Cell
@@ -83,7 +90,7 @@ def positions(evidence: Evidence) -> Section:
         rows, panels = [], {}
         for label in distinct(label for label, heat in groups if heat == temperature):
             cells = groups[label, temperature]
-            reached, accepted = (_pooled([cell.positions[name] for cell in cells]) for name in ("reached", "accepted"))
+            reached, accepted = (pooled([cell.positions[name] for cell in cells]) for name in ("reached", "accepted"))
             if not reached.any():
                 rows.append([title(label), "-", *["-"] * RANKS])  # nothing was drafted that the target looked at
                 continue
@@ -129,12 +136,11 @@ def calibration(evidence: Evidence) -> Section:
         if len({len(found["count"]) for found in known}) > 1:
             raise ValueError(f"{label} was recorded with another number of --bins on one task than on another")
         count, accepted = (np.sum([found[name] for found in known], axis=0) for name in ("count", "accepted"))
-        total = np.sum(
-            [np.nan_to_num(np.array(found["confidence"], float)) * found["count"] for found in known], axis=0
-        )
+        means = [np.nan_to_num(np.array(found["confidence"], float)) for found in known]
+        total = np.sum([mean * found["count"] for mean, found in zip(means, known, strict=True)], axis=0)
         full = count > 0
-        error = float(np.abs(accepted - total)[full].sum() / count.sum()) if full.any() else None
         mean = np.divide(total, count, out=np.full(len(count), np.nan), where=full)
+        error = Calibration(count, mean, accepted).error
         panels.setdefault(temperature, {})[title(label)] = (mean[full], (accepted[full] / count[full]), count[full])
         shares = [_share(int(a), int(n)) for a, n in zip(accepted, count, strict=True)]
         rows.append(
@@ -262,16 +268,6 @@ def _chains(evidence: Evidence) -> dict[tuple[str, float], list[Chain]]:
         name = title(_TREE.sub("", label).removesuffix("@"))
         found[title(label) if (name, temperature) in found else name, temperature] = chains
     return found
-
-
-def _pooled(tables: Sequence[Any]) -> np.ndarray:
-    """The sum of tables of counts that may differ in size."""
-    shape = max(len(each) for each in tables), max((len(row) for each in tables for row in each), default=0)
-    total = np.zeros(shape, int)
-    for each in tables:
-        if each:
-            total[: len(each), : len(each[0])] += np.array(each, int)
-    return total
 
 
 def _shape(cells: Sequence[Cell]) -> list[int] | None:

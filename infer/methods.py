@@ -26,6 +26,7 @@ from eagle_jax.checkpoints import tokenizer_directory
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig, Verification
 from eagle_jax.drafters.lookahead import lookahead
 from eagle_jax.drafters.prompt_lookup import prompt_lookup
+from eagle_jax.positions import pooled
 from eagle_jax.programs import parse_tree
 from eagle_jax.shapes import best_parents, medusa_parents
 from infer.recorded import read as read_recorded
@@ -253,19 +254,13 @@ def best_static(label: Label, path: str | Path, deepest: int | None = None) -> t
         raise ValueError(f"{label.text!r}: {path} holds nothing of {label.method}; record it with infer.acceptance")
     coolest = min(cell.temperature for cell in cells)
     tables = [cell.positions for cell in cells if cell.temperature == coolest]
-    reached, accepted = (_added([table[name] for table in tables])[:deepest] for name in ("reached", "accepted"))
+    reached, accepted = (pooled([table[name] for table in tables])[:deepest] for name in ("reached", "accepted"))
     rates = [
         [hits / tries for hits, tries in zip(*level, strict=True) if tries]
         for level in zip(accepted, reached, strict=True)
     ]
     with _named(label.text):
         return best_parents(list(itertools.takewhile(bool, rates)), int(str(label.shape).removeprefix("best")))
-
-
-def _added(tables: list[list[list[int]]]) -> list[list[int]]:
-    """Sums of tables of different sizes, entry by entry."""
-    levels = itertools.zip_longest(*tables, fillvalue=[])
-    return [[sum(column) for column in itertools.zip_longest(*level, fillvalue=0)] for level in levels]
 
 
 def load_pair(sources: Sources) -> tuple[eagle_jax.Target, Any]:

@@ -70,18 +70,14 @@ def _speedups(evidence: Evidence, temperature: float) -> Section:
         spreads.append([title(label), *(_spread(cell) for cell in own)])
     name = f"speedup_t{temperature:g}.png"
     repetitions = max(len(cell.seconds) for cell in cells)
+    other = " (drafts that are sampled, and `transformers`, follow the same law with other draws)"
+    sampled = other if temperature else ""
     parts = [
         f"Speedup over this engine's own plain decoding, and tau; batch {batch}. A dash: not measured, or a method "
         "that counts no passes.",
         table(["method", *tasks, "mean"], rows),
         f"Least and most of the speedup over {repetitions} repetition{'s' * (repetitions > 1)}, and how many replies "
-        "are plain decoding's, token for token"
-        + (
-            " (drafts that are sampled, and `transformers`, follow the same law with other draws)."
-            if temperature
-            else "."
-        )
-        + "",
+        f"are plain decoding's, token for token{sampled}.",
         table(["method", *tasks], spreads),
         f"![speedup and tau by method and task]({name})",
     ]

@@ -19,9 +19,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +29,10 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.checkpoints.staging import write_whole
-from eagle_jax.measure import chat_ids, machine, use_compilation_cache
+from eagle_jax.measure import machine, use_compilation_cache
 from eagle_jax.profile import ProfileFile, fingerprint, read_profile
-from eagle_jax.programs import at_least_one, not_negative, run
-from eagle_jax.tasks import find_task, read_questions
+from eagle_jax.programs import at_least_one, listed, not_negative, run
+from eagle_jax.tasks import Conversation, Task, load_tasks
 from infer.methods import PLAIN, Places, Sources, check_methods, load_pair
 from infer.search import Grid, Tuned, Tuner
 from infer.trials import Sample, Setting, compete
@@ -41,7 +41,6 @@ MOST_ENTRIES = 30
 """Of a profile, which is to be read by people."""
 SLOWER = 0.05
 """What "auto" may lose."""
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Args(Places):
     Attributes:
       methods: as in infer.bench, separated by commas. Of one without a setting the whole grid is searched, of one with
         a setting (eagle3@6x10x59) that alone.
-      tasks: names in the data folder or paths of question files; their first turns are the sample prompts.
+      tasks: as in infer.bench; their first turns are the sample prompts.
       data: folder of the tasks; EAGLE_JAX_TASKS sets another default.
       limit: prompts per task.
       max_new_tokens: longest reply.
@@ -93,9 +92,7 @@ def main(args: Args) -> int:
     """Tunes or checks; the exit status is 1 where a checked profile does not hold."""
     at_least_one(args, "limit", "max_new_tokens", "candidates", "repeats", "turns")
     not_negative(args, "seed")
-    batches, temperatures = listed(args, "batches", int), listed(args, "temperatures", float)
-    if min(batches) < 1 or min(temperatures) < 0:
-        raise ValueError("--batches must be at least 1, --temperatures at least 0")
+    batches, temperatures = listed(args, "batches", int, 1), listed(args, "temperatures", float, 0)
     grid = grid_of(args)
     if len(batches) * len(temperatures) > MOST_ENTRIES:
         raise ValueError(f"--batches x --temperatures are {len(batches) * len(temperatures)} settings: a profile has "
@@ -103,15 +100,15 @@ def main(args: Args) -> int:
     settings = [Setting(batch, heat, args.max_new_tokens) for heat in temperatures for batch in batches]
     if args.check is not None:
         return check(args, settings, grid)
-    dtypes = listed(args, "dtypes", str)
-    labels = [label for label in check_methods(listed(args, "methods", str), Sources.of(args)) if label != PLAIN]
-    paths = [find_task(name, args.data) for name in listed(args, "tasks", str)]
+    dtypes = listed(args, "dtypes")
+    labels = [label for label in check_methods(listed(args, "methods"), Sources.of(args)) if label != PLAIN]
+    tasks = load_tasks(listed(args, "tasks"), args.data, args.limit)
     use_compilation_cache()
     found: dict[str, tuple[eagle_jax.Target, list[Tuned]]] = {}
     for dtype in dtypes:
         sources = Sources.of(args, dtype)
         target, tokenizer = load_pair(sources)
-        tuner = Tuner(grid, target, sources, labels, samples_of(paths, tokenizer, target, args))
+        tuner = Tuner(grid, target, sources, labels, samples_of(tasks, tokenizer, target, args))
         found[dtype] = target, []
         for setting in settings:
             found[dtype][1].append(tuner.tune(setting))
@@ -135,15 +132,16 @@ def main(args: Args) -> int:
 def check(args: Args, settings: Sequence[Setting], grid: Grid) -> int:
     """Measures "auto" with a profile against plain decoding, and with an exhaustive search against every tree."""
     file = read_profile(str(args.check))
-    paths = [find_task(name, args.data) for name in listed(args, "tasks", str)]
-    labels = [label for label in listed(args, "methods", str) if label != PLAIN]
+    tasks = load_tasks(listed(args, "tasks"), args.data, args.limit)
+    labels = [label for label in listed(args, "methods") if label != PLAIN]
     if args.search == "exhaustive":
         check_methods(labels, Sources.of(args))
     use_compilation_cache()
     sources = Sources.of(args, file.dtype)
     target, tokenizer = load_pair(sources)
     profile = eagle_jax.load_profile(str(args.check), target)
-    samples, rows = samples_of(paths, tokenizer, target, args), []
+    samples, rows = samples_of(tasks, tokenizer, target, args), []
+    tuner = Tuner(grid, target, sources, labels, samples) if args.search == "exhaustive" else None
     print("| batch | temperature | auto is | worst task | mean | identical |\n|---:|---:|---|---:|---:|---:|")
     for setting in settings:
         auto: Any = {"auto": "auto"}
@@ -154,8 +152,7 @@ def check(args: Args, settings: Sequence[Setting], grid: Grid) -> int:
                                "per_task": {task: round(value, 3) for task, value in score.speedups.items()},
                                "worst": round(score.worst, 3), "mean": round(score.mean, 3),
                                "identical": f"{trial.identical}/{trial.compared}"}  # fmt: skip
-        if args.search == "exhaustive":
-            tuner = Tuner(grid, target, sources, labels, samples)
+        if tuner is not None:
             tuner.drafters["auto"] = profile.choose(setting.batch, setting.temperature)  # type: ignore[assignment]
             _, _, found = tuner.exhaust("auto", trial, setting)
             row |= {"best": found["best"], "over_best": found["choice_over_best"]}
@@ -172,7 +169,7 @@ def check(args: Args, settings: Sequence[Setting], grid: Grid) -> int:
     return 0 if holds else 1
 
 
-def samples_of(paths: Sequence[Path], tokenizer: Any, target: eagle_jax.Target, args: Args) -> dict[str, Sample]:
+def samples_of(tasks: Sequence[Task], tokenizer: Any, target: eagle_jax.Target, args: Args) -> dict[str, Sample]:
     """The first turns of every task that leave room for a reply, each with its key.
 
     Raises:
@@ -180,11 +177,10 @@ def samples_of(paths: Sequence[Path], tokenizer: Any, target: eagle_jax.Target, 
     """
     found: dict[str, Sample] = {}
     base, number = jax.random.key(args.seed), 0
-    for path in paths:
-        task = path.parent.name if path.stem == "question" else path.stem
-        prompts = [chat_ids(tokenizer, [{"role": "user", "content": question.turns[0]}])
-                   for question in read_questions(path, args.limit)]  # fmt: skip
-        fitting = [prompt for prompt in prompts if len(prompt) + args.max_new_tokens <= target.config.max_position]
+    for task, questions in tasks:
+        room = target.config.max_position - args.max_new_tokens
+        prompts = [Conversation(question, tokenizer, room).ask(0) for question in questions]
+        fitting = [prompt for prompt in prompts if prompt is not None]
         if not fitting:
             raise ValueError(f"task {task}: every prompt is too long for the model's {target.config.max_position} "
                              "positions; lower --max-new-tokens or leave the task out")  # fmt: skip
@@ -201,27 +197,9 @@ def grid_of(args: Args) -> Grid:
       ValueError: a number below 1, or one that does not read so.
     """
     names = ("depths", "top_ks", "nodes", "lengths", "widths")
-    values = {name: tuple(sorted(listed(args, name, int))) for name in names}
-    if low := [name for name, numbers in values.items() if numbers[0] < 1]:
-        raise ValueError(f"--{low[0].replace('_', '-')} {getattr(args, low[0])} must be numbers of at least 1")
+    values = {name: tuple(sorted(listed(args, name, int, 1))) for name in names}
     exhaustive = args.search == "exhaustive"
     return Grid(**values, candidates=args.candidates, repeats=args.repeats, turns=args.turns, exhaustive=exhaustive)
-
-
-def listed(args: Args, name: str, kind: Callable[[str], T]) -> list[T]:
-    """An option with commas as a list, each value once.
-
-    Raises:
-      ValueError: it is empty, or an entry does not read so.
-    """
-    option, text = f"--{name.replace('_', '-')}", getattr(args, name)
-    try:
-        values = list(dict.fromkeys(kind(word.strip()) for word in text.split(",") if word.strip()))
-    except ValueError:
-        raise ValueError(f"{option} {text!r} must be numbers separated by commas") from None
-    if not values:
-        raise ValueError(f"{option} is empty: give at least one value")
-    return values
 
 
 def show(report: dict[str, Any]) -> None:

@@ -18,9 +18,9 @@ GOOD = [[1, 2, 3]]
 
 @pytest.fixture(autouse=True)
 def nothing_is_compiled():
-    before = api._generate._cache_size()
+    before = api.generate_program._cache_size()
     yield
-    assert api._generate._cache_size() == before
+    assert api.generate_program._cache_size() == before
 
 
 @pytest.mark.parametrize(

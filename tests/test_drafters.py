@@ -35,7 +35,7 @@ def drafted(head, seed=0, temperature=TEMPERATURE):
     """The head's first tree after a prompt, and what a slow version needs to grow the same one."""
     sampling = api.make_sampling(temperature)
     request = request_of(tiny_target(), head, random_prompts([9], 12, seed=seed), 8, sampling, (), 0)
-    state = api._prefill(request.params, *request.arrays, sampling=sampling, **request.options)
+    state = api.prefill_program(request.params, *request.arrays, sampling=sampling, **request.options)
     draft = jax.jit(head.drafter.draft)
     tree, _ = draft(request.params, state.drafter, state.root, Chance(state.keys, state.num_tokens), sampling)
     return jax.device_get(tree), request.params, state
@@ -122,10 +122,12 @@ def test_the_drafter_gets_keys_of_its_own_in_every_cycle():
     request = request_of(tiny_target(), head, [[1, 2]], 6, api.make_sampling(1.0), (), 3)
     drafter = head.drafter._replace(draft=spy)
     options = dict(request.options, drafter=drafter)
-    state = api._prefill(request.params, *request.arrays, sampling=request.sampling, **options)
+    state = api.prefill_program(request.params, *request.arrays, sampling=request.sampling, **options)
     draws = {tuple(np.asarray(jax.random.key_data(jax.random.fold_in(state.keys[0], i))).ravel()) for i in range(8)}
     while not state.done.all():
-        state, _ = api._step(request.params, state, target=tiny_target().fn, drafter=drafter, sampling=request.sampling)
+        state, _ = api.step_program(
+            request.params, state, target=tiny_target().fn, drafter=drafter, sampling=request.sampling
+        )
     jax.effects_barrier()
     assert len(seen) == int(state.cycles[0]) == len(set(seen))
     assert not set(seen) & draws

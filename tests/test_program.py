@@ -28,7 +28,7 @@ def test_a_step_writes_into_the_donated_caches():
         functools.partial(api.run_prefill, sampling=request.sampling, **request.options),
         request.params, *request.arrays,
     )  # fmt: skip
-    memory = api._step.lower(request.params, state, sampling=request.sampling, **fns).compile().memory_analysis()
+    memory = api.step_program.lower(request.params, state, sampling=request.sampling, **fns).compile().memory_analysis()
     caches = (state.cache, state.drafter.cache)
     assert memory.alias_size_in_bytes >= sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(caches))
 
@@ -87,7 +87,7 @@ def _equations(jaxpr):
 
 def test_prompts_of_a_bucket_share_one_compilation():
     head = tiny_head("eagle3", TREE)
-    jitted = api._generate
+    jitted = api.generate_program
     eagle_jax.generate(tiny_target(), head, random_prompts([20, 9], 12), max_new_tokens=20)
     before = jitted._cache_size()
     eagle_jax.generate(tiny_target(), head, random_prompts([32, 1], 12), max_new_tokens=[31, 3], eos_ids=[1, 2])
@@ -100,14 +100,14 @@ def test_changing_a_sampling_value_does_not_recompile():
     head = tiny_head("eagle3", TREE)
     run = dict(max_new_tokens=8, key=1)
     eagle_jax.generate(tiny_target(), head, PROMPTS[:1], temperature=0.7, top_p=0.9, **run)
-    before = api._generate._cache_size()
+    before = api.generate_program._cache_size()
     eagle_jax.generate(tiny_target(), head, PROMPTS[:1], temperature=1.3, top_p=0.5, **run)
-    assert api._generate._cache_size() == before
+    assert api.generate_program._cache_size() == before
 
 
 def test_the_program_holds_no_host_call_and_no_weight():
     request = prepared(tiny_head("eagle3", TREE), PROMPTS)
-    lowered = api._generate.lower(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    lowered = api.generate_program.lower(request.params, *request.arrays, sampling=request.sampling, **request.options)
     text = lowered.as_text()
     assert _host_calls(lowered) == []
     largest = min(leaf.size for leaf in jax.tree.leaves(request.params) if leaf.ndim == 2)

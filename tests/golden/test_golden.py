@@ -38,11 +38,11 @@ def test_every_run_is_the_references(name, target):
         target, head, [row["prompt_ids"] for row in rows], min(budget, 400), api.make_sampling(), (), None
     )
     fns = {key: request.options[key] for key in ("target", "drafter")}
-    state = api._prefill(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    state = api.prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
     output = [[int(token)] for token in state.root]
     accepted = [[] for _ in rows]
     for cycle in range(cycles):
-        state, info = api._step(request.params, state, sampling=request.sampling, **fns)
+        state, info = api.step_program(request.params, state, sampling=request.sampling, **fns)
         info = jax.device_get(info)
         mask = np.asarray(ancestor_mask(jnp.asarray(info.tree.parents), tree.depth))
         for index, row in enumerate(rows):

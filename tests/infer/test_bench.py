@@ -161,9 +161,9 @@ def test_a_result_of_something_else_is_not_gone_on_with(pair, tasks, quick, tmp_
     ("given", "message"),
     [
         ({"limit": 0}, "--limit 0 must be at least 1"),
-        ({"tasks": " , "}, "--tasks names no task"),
+        ({"tasks": " , "}, "--tasks is empty: give at least one value"),
         ({"tasks": "chat"}, "neither a file nor a name"),
-        ({"methods": ""}, "--methods names no method"),
+        ({"methods": ""}, "--methods is empty: give at least one value"),
         ({"methods": "vanilla,typical"}, "unknown method 'typical': there are vanilla, sps, pld, lookahead, medusa, "),
         ({"methods": "hydra", "target": "a/b"}, "--methods hydra with --target needs --hydra PATH, the heads of that"),
         ({"methods": "sps", "target": "a/b"}, "--methods sps with --target needs --draft-model PATH, a small model"),

@@ -17,9 +17,9 @@ def test_the_prefill_compiles_nothing_of_its_own(temperature, drafted):
     method = engine(tiny_target(), head, 8, temperature)
     prompts = random_prompts([5, 3], 12)
     whole = method.answer(prompts, 7)
-    compiled = api._generate._cache_size()
+    compiled = api.generate_program._cache_size()
     first = method.prefill(prompts, 7)
-    assert api._generate._cache_size() == compiled
+    assert api.generate_program._cache_size() == compiled
     assert first.tokens == [tokens[:1] for tokens in whole.tokens]
     assert [len(tokens) for tokens in whole.tokens] == [8, 8]
     assert [sum(row) for row in whole.accepted] == whole.cycles

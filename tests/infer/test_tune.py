@@ -140,10 +140,10 @@ def test_the_shortlist_has_the_best_of_every_method_that_may_win():
     ("given", "message"),
     [
         ({"repeats": 0}, "--repeats 0 must be at least 1"),
-        ({"batches": "0,1"}, "--batches must be at least 1"),
-        ({"batches": "one"}, "--batches 'one' must be numbers"),
+        ({"batches": "0,1"}, "--batches '0,1' must be whole numbers of at least 1"),
+        ({"batches": "one"}, "--batches 'one' must be whole numbers"),
         ({"temperatures": " "}, "--temperatures is empty"),
-        ({"top_ks": "0,2"}, "--top-ks 0,2 must be numbers of at least 1"),
+        ({"top_ks": "0,2"}, "--top-ks '0,2' must be whole numbers of at least 1"),
         ({"batches": ",".join(map(str, range(1, 32)))}, "31 settings: a profile has 30 at most"),
         ({"methods": "eagle9"}, "unknown method 'eagle9'"),
         ({"methods": "sps", "target": "a/b"}, "--methods sps with --target needs --draft-model PATH"),
