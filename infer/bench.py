@@ -41,7 +41,8 @@ from eagle_jax.measure import (
 )
 from eagle_jax.programs import at_least_one, listed, run
 from eagle_jax.tasks import Conversation, Question, Task, load_tasks
-from infer import results
+from infer import figures, results
+from infer.bench_figures import draw
 from infer.bench_table import markdown
 from infer.calls import Method, engine, hugging_face
 from infer.methods import PLAIN, Label, Loader, Places, Sources, check_methods, load_pair
@@ -123,9 +124,9 @@ def main(args: Args) -> dict[str, Any]:
     if args.golden and "golden" not in result.more:
         result = dataclasses.replace(result, more=result.more | golden(args.repeats))
         save(result, args.out)
-    if find_spec("matplotlib") and result.cells:
-        from infer.bench_figures import draw
-
+    if not find_spec("matplotlib"):
+        print(figures.WANTED, file=sys.stderr)
+    elif result.cells:
         draw(result, args.out)
     print(f"\n{markdown(result)}")
     print(json.dumps(report := result.as_json()))

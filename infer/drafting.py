@@ -235,7 +235,7 @@ def expected(evidence: Evidence, costs: Mapping[str, float]) -> Section:
     parts += [
         "The K that maximises (1 - a^(K+1)) / ((1 - a)(1 + c K)), and that expected speedup (Leviathan et al., "
         "arXiv:2211.17192, theorem 3.8), by arithmetic alone; c is the time of a draft pass over that of a target "
-        "pass. A measured c is (a cycle's time / a plain step's - 1) / K at the smallest batch: all that a drafted "
+        "pass. A measured c is (a cycle's time / a plain step's - 1) / K of one prompt at a time: all that a drafted "
         "token adds.",
         table(["a", *named], rows),
     ]

@@ -7,8 +7,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
+from eagle_jax.config import Verification
 from infer import recorded, results
 
 ORDER = ("vanilla", "sps", "pld", "lookahead", "medusa", "hydra", "eagle1", "hass", "eagle2", "eagle3", "transformers")
@@ -28,6 +29,10 @@ NAMES = {
 }
 ABLATED = ("confidence", "norerank")
 """Settings of a label that switch off a part of EAGLE-2."""
+BASELINES = ("vanilla", "transformers")
+"""Methods that every run times anew, to compare the others with."""
+RULES = get_args(Verification)
+"""Settings of a label that choose an acceptance rule."""
 SAME = ("target", "dtype", "max_new_tokens", "sampled_ranking")
 """Settings that results in one table share."""
 
@@ -73,11 +78,15 @@ class Evidence:
 def gather(paths: Sequence[Path]) -> Evidence:
     """Reads files of all kinds and merges those of one kind. What is in two files alike is taken once.
 
+    Every file of infer.bench has plain decoding of its own, which its ratios are to. Here it is only shown: that of the
+    file which timed it at the most batch sizes, of several the first.
+
     Raises:
       ValueError: a file that is of none of the kinds, or broken; bench results of several machines; results of
         different models or settings; the same cell in two files with other numbers.
     """
     sources, bench, cells = [], _Merger(), _Merger()
+    baselines: dict[Any, dict[Path, list[results.Cell]]] = {}
     studies: list[tuple[Path, dict[str, Any]]] = []
     settings: dict[str, tuple[Path, Any]] = {}
     for path in paths:
@@ -91,7 +100,12 @@ def gather(paths: Sequence[Path]) -> Evidence:
             found = results.read(path)
             _one_machine(path, found.machine, sources)
             for cell in found.cells:
-                bench.add((cell.label, cell.group), cell, path, f"{cell.label}, {results.describe(cell.group)}")
+                if cell.label in BASELINES:
+                    baselines.setdefault((cell.label, cell.task, cell.temperature), {}).setdefault(path, []).append(
+                        cell
+                    )
+                else:
+                    bench.add((cell.label, cell.group), cell, path, f"{cell.label}, {results.describe(cell.group)}")
         else:
             found = recorded.read(path)
             for entry in found.cells:
@@ -101,7 +115,8 @@ def gather(paths: Sequence[Path]) -> Evidence:
     if len(studies) > 1:
         raise ValueError(f"{studies[0][0]} and {studies[1][0]} are both results of train.study: give one of them")
     study = studies[0][1] if studies else None
-    return Evidence(sources, in_order(bench.values()), in_order(cells.values()), study)
+    plain = [cell for files in baselines.values() for cell in max(files.values(), key=len)]
+    return Evidence(sources, in_order([*plain, *bench.values()]), in_order(cells.values()), study)
 
 
 def in_order(cells: Iterable[Any]) -> list[Any]:
@@ -121,6 +136,14 @@ def unablated(label: str) -> tuple[str, frozenset[str]]:
     parts = setting.split("/") if setting else []
     rest = "/".join(part for part in parts if part not in ABLATED)
     return name + (f"@{rest}" if rest else ""), frozenset(part for part in parts if part in ABLATED)
+
+
+def unruled(label: str) -> tuple[str, str | None]:
+    """A label without its acceptance rule, and that rule; None where it names none."""
+    name, _, setting = label.partition("@")
+    parts = setting.split("/") if setting else []
+    rest = "/".join(part for part in parts if part not in RULES)
+    return name + (f"@{rest}" if rest else ""), next((part for part in parts if part in RULES), None)
 
 
 def missing(heading: str, what: str, command: str) -> Section:

@@ -14,6 +14,9 @@ MARKS = "osD^vP*X"
 LINES = ("-", "--", "-.", ":")
 
 
+WANTED = "figures need matplotlib: pip install matplotlib"
+
+
 class Lengths(NamedTuple):
     """Tokens per target pass by length of the chain, measured and by the formula."""
 
@@ -55,6 +58,21 @@ def bars(cells: Sequence[Any], labels: Sequence[str], tasks: Sequence[str], titl
         axes.grid(alpha=0.3, axis="y")
         axes.set_axisbelow(True)
     return _legend_below(figure, left)
+
+
+def accepted(panels: Mapping[str, Mapping[str, Sequence[int]]]) -> Any:
+    """How many drafted tokens a cycle accepts: `panels[title][method]` is the histogram."""
+    figure, every = _panels(len(panels), share=True)
+    names = list(dict.fromkeys(name for counts in panels.values() for name in counts))
+    for axes, (heading, histograms) in zip(every, panels.items(), strict=True):
+        for name, counts in histograms.items():
+            shares = [count / sum(counts) for count in counts]
+            axes.plot(range(len(counts)), shares, **_style(names.index(name)), label=name)
+        axes.set_title(heading, fontsize="medium")
+        axes.set_ylim(bottom=0)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        _name(axes, "drafted tokens accepted in a cycle", "share of cycles")
+    return _legend_below(figure, *every)
 
 
 def throughput(curves: Mapping[str, Mapping[int, tuple[float, float]]]) -> Any:
@@ -175,7 +193,10 @@ def expected(panels: Mapping[float, Mapping[str, Lengths]]) -> Any:
 
 def _panels(count: int, width: float = 4.6, share: bool = False, columns: int = 4) -> tuple[Any, list[Any]]:
     """A figure of panels side by side, `columns` in a row at most."""
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ValueError(WANTED) from error
 
     count = max(1, count)
     rows = -(-count // columns)

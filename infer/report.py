@@ -19,7 +19,7 @@ import tyro
 
 from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.programs import run
-from infer import drafting, figures, speeds
+from infer import ablations, drafting, figures, speeds
 from infer.evidence import Evidence, Section, gather, table
 
 PICTURES = ("speedup_t*.png", "batch_t*.png", "temperature.png", "positions_t*.png", "nodes_t*.png", "calibration.png",
@@ -69,13 +69,14 @@ def sections(evidence: Evidence) -> list[Section]:
     """All parts of the page, in the order of the papers."""
     return [
         *speeds.speedups(evidence),
-        speeds.ablation(evidence),
+        ablations.ablation(evidence),
         drafting.study(evidence),
         drafting.positions(evidence),
         drafting.calibration(evidence),
         drafting.n_alpha(evidence),
         speeds.batches(evidence),
         drafting.expected(evidence, speeds.chain_costs(evidence)),
+        ablations.rules(evidence),
         speeds.hot(evidence),
         speeds.spec_bench(evidence),
     ]

@@ -65,7 +65,7 @@ def test_report(pair, tasks, quick, capsys, tmp_path):
     assert chain.method == "eagle3"
     assert len(chain.accepted) == 3
     assert (tmp_path / "out" / "table.md").read_text() in printed
-    for name in ("speedup", "tau", "accepted"):
+    for name in ("speedup_t0", "accepted"):
         assert (tmp_path / "out" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -78,7 +78,7 @@ def test_batches(pair, tasks, quick, tmp_path):
     one, two = (told.cell("vanilla", Group("talk", 0.0, batch)) for batch in (1, 2))
     assert (one.tokens, one.cycles) == (two.tokens, two.cycles)
     assert two.passes < one.passes == one.cycles  # rows of a batch share their passes
-    assert (tmp_path / "out" / "throughput.png").stat().st_size > 1000
+    assert (tmp_path / "out" / "throughput_t0.png").stat().st_size > 1000
 
 
 @pytest.mark.slow

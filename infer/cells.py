@@ -1,0 +1,57 @@
+"""Cells of `infer.bench` as the report's tables show them: which belong together, their means, their words."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from infer.results import Cell
+
+
+def smallest(cells: Sequence[Cell], temperature: float) -> tuple[list[Cell], int]:
+    """Cells of a temperature at the smallest batch size that it was measured at."""
+    own = [cell for cell in cells if cell.temperature == temperature]
+    batch = min((cell.batch for cell in own), default=1)
+    return [cell for cell in own if cell.batch == batch], batch
+
+
+def tasks_of(cells: Sequence[Cell]) -> list[str]:
+    """Their tasks, by name."""
+    return sorted({cell.task for cell in cells})
+
+
+def find(cells: Sequence[Cell], label: str, task: str) -> Cell | None:
+    """The cell of a method on a task, of cells of one temperature and batch size."""
+    return next((cell for cell in cells if cell.label == label and cell.task == task), None)
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """None where one is missing: a mean over fewer tasks would be another number."""
+    known = [value for value in values if value is not None]
+    return statistics.mean(known) if known and len(known) == len(values) else None
+
+
+def means(cells: Sequence[Cell | None]) -> tuple[float | None, float | None]:
+    """Mean speedup and mean tau."""
+    pairs = [(None, None) if cell is None else (cell.speedup, cell.tau) for cell in cells]
+    return mean([speedup for speedup, _ in pairs]), mean([tau for _, tau in pairs])
+
+
+def both(cell: Cell | None) -> str:
+    """Speedup and tau of a cell; a dash where it was not measured."""
+    return "-" if cell is None else pair(cell.speedup, cell.tau)
+
+
+def number(value: float | None) -> str:
+    """Two digits; a dash for what is not known."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def times(value: float | None) -> str:
+    """A ratio; a dash for what is not known."""
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def pair(speedup: float | None, tau: float | None) -> str:
+    """Speedup and tau; one dash where neither is known."""
+    return "-" if speedup is None and tau is None else f"{times(speedup)}, {number(tau)}"
