@@ -160,7 +160,7 @@ def calibration(evidence: Evidence) -> Section:
 def n_alpha(evidence: Evidence) -> Section:
     """n-alpha of chains (EAGLE-3, figure 7)."""
     heading = "n-alpha"
-    chains = {key: max(found, key=lambda chain: chain.length) for key, found in _chains(evidence).items()}
+    chains = {key: max(found, key=lambda chain: chain.length) for key, found in pooled_chains(evidence).items()}
     if not chains:
         return missing(heading, "no recorded chains", COMMAND)
     deepest = max(chain.length for chain in chains.values())
@@ -187,7 +187,7 @@ def expected(evidence: Evidence, costs: Mapping[str, float]) -> Section:
       costs: what a drafted token was measured to cost, by label (`speeds.chain_costs`).
     """
     heading = "Expected tokens per pass, and the best chain"
-    chains = {key: found for key, found in _chains(evidence).items() if len(found) > 1}
+    chains = {key: found for key, found in pooled_chains(evidence).items() if len(found) > 1}
     parts, pictures = [], {}
     if chains:
         rows = []
@@ -249,7 +249,7 @@ def _groups(evidence: Evidence) -> dict[tuple[str, float], list[Cell]]:
     return {key: [cell for cell in cells if (cell.label, cell.temperature) == key] for key in keys}
 
 
-def _chains(evidence: Evidence) -> dict[tuple[str, float], list[Chain]]:
+def pooled_chains(evidence: Evidence) -> dict[tuple[str, float], list[Chain]]:
     """Chains by name of the head and temperature, pooled over tasks; labels that differ in the tree share them."""
     found: dict[tuple[str, float], list[Chain]] = {}
     seen: list[tuple[str, float, list[Chain]]] = []

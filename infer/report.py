@@ -19,7 +19,7 @@ import tyro
 
 from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.programs import run
-from infer import ablations, drafting, figures, speeds
+from infer import ablations, claims, drafting, figures, speeds
 from infer.evidence import Evidence, Section, gather, table
 
 PICTURES = ("speedup_t*.png", "batch_t*.png", "temperature.png", "positions_t*.png", "nodes_t*.png", "calibration.png",
@@ -68,6 +68,7 @@ def main(args: Args) -> dict[str, Any]:
 def sections(evidence: Evidence) -> list[Section]:
     """All parts of the page, in the order of the papers."""
     return [
+        claims.claims(evidence),
         *speeds.speedups(evidence),
         ablations.ablation(evidence),
         drafting.study(evidence),
