@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
@@ -54,6 +55,8 @@ def run(
     # Which backends were not found is no news to a user, nor which requests were made.
     for chatty in ("jax", "datasets", "httpx", "huggingface_hub"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # a log that is watched shows every line when it is printed
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

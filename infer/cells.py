@@ -37,6 +37,16 @@ def means(cells: Sequence[Cell | None]) -> tuple[float | None, float | None]:
     return mean([speedup for speedup, _ in pairs]), mean([tau for _, tau in pairs])
 
 
+def cycle_cost(cell: Cell | None) -> float | None:
+    """Time of a cycle (draft, wider target pass, update) over that of a plain step: tau over the speedup of decoding.
+
+    None at batch sizes above 1, where rows end at different times, and where either is not known.
+    """
+    if cell is None or cell.batch > 1 or not cell.tau or not cell.decode_speedup:
+        return None
+    return cell.tau / cell.decode_speedup
+
+
 def both(cell: Cell | None) -> str:
     """Speedup and tau of a cell; a dash where it was not measured."""
     return "-" if cell is None else pair(cell.speedup, cell.tau)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from infer import figures
-from infer.cells import both, find, mean, means, number, pair, smallest, tasks_of, times
+from infer.cells import both, cycle_cost, find, mean, means, number, pair, smallest, tasks_of, times
 from infer.evidence import Evidence, Section, distinct, missing, table, title, unablated, unruled
 from infer.results import Cell, Group, SpecBench
 
@@ -59,7 +59,8 @@ def _speedups(evidence: Evidence, temperature: float) -> Section:
     name = f"speedup_t{temperature:g}.png"
     parts = [
         f"Speedup over this engine's own plain decoding, and tau; batch {batch}. A dash: not measured, or a method "
-        "that counts no passes. Second, least and most of the speedup over "
+        "that counts no passes. Last, mean time of a cycle over that of a plain step, which tau has to exceed to be "
+        "of use. Second table: least and most of the speedup over "
         f"{repetitions} repetition{'s' * (repetitions > 1)}, and how many replies are plain decoding's, token for "
         f"token{other if temperature else ''}.",
         *_by_task(cells, whole),
@@ -74,13 +75,13 @@ def _speedups(evidence: Evidence, temperature: float) -> Section:
 
 
 def _by_task(cells: Sequence[Cell], labels: Sequence[str]) -> list[str]:
-    """Two tables: speedup and tau with their means, and the spread of the speedup."""
+    """Two tables: speedup and tau with their means and what a cycle costs; the spread of the speedup."""
     tasks, rows, spreads = tasks_of(cells), [], []
     for label in labels:
         own = [find(cells, label, task) for task in tasks]
-        rows.append([title(label), *map(both, own), pair(*means(own))])
+        rows.append([title(label), *map(both, own), pair(*means(own)), number(mean(list(map(cycle_cost, own))))])
         spreads.append([title(label), *map(_spread, own)])
-    return [table(["method", *tasks, "mean"], rows), table(["method", *tasks], spreads)]
+    return [table(["method", *tasks, "mean", "cycle over plain step"], rows), table(["method", *tasks], spreads)]
 
 
 def _published(methods: Sequence[str]) -> list[str]:
@@ -232,15 +233,14 @@ def spec_bench(evidence: Evidence) -> Section:
 def chain_costs(evidence: Evidence) -> dict[str, float]:
     """What a drafted token of a chain costs all in, over a plain step, by label: (cycle / plain step - 1) / K.
 
-    A cycle is draft, wider target pass and update together. Of one prompt at a time its time over that of a plain step
-    is tau over the speedup of decoding.
+    Of one prompt at a time (`cycle_cost`); a cycle is draft, wider target pass and update together.
     """
     cells = [cell for cell in evidence.bench if (cell.temperature, cell.batch) == (0.0, 1)]
     found = {}
     for label in distinct(cell.label for cell in cells):
         length = re.search(r"@(?:.*/)?chain(\d+)", label)
         own = [cell for cell in cells if cell.label == label]
-        ratios = [cell.tau / cell.decode_speedup for cell in own if cell.tau and cell.decode_speedup]
+        ratios = [cost for cost in map(cycle_cost, own) if cost is not None]
         if length and ratios:
             found[label] = max(0.0, (statistics.mean(ratios) - 1) / int(length.group(1)))
     return found

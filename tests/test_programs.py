@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from eagle_jax.config import ConfigError, TreeConfig
-from eagle_jax.programs import arguments, at_least_one, parse_tree, run
+from eagle_jax.programs import arguments, at_least_one, listed, parse_tree, run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +117,29 @@ def test_programs_log_even_where_a_library_was_there_first(repository, log, line
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=True)
     assert re.fullmatch(line, ran.stderr)
+
+
+def test_a_line_is_there_when_it_is_printed(repository, tmp_path):
+    """Also in a file, whose buffer Python would fill first: what kills the program next takes no line with it."""
+    code = "import os; from eagle_jax.programs import run; from tests.test_programs import Args\n"
+    code += "run(lambda args: (print('begun'), os.kill(os.getpid(), 9)), Args, None)"
+    with (tmp_path / "log").open("w") as log:
+        subprocess.run([sys.executable, "-c", code], cwd=repository, stdout=log, stderr=subprocess.DEVNULL, check=False)
+    assert (tmp_path / "log").read_text() == "begun\n"
+
+
+def test_lists():
+    assert listed(Args(name=" b, a,b"), "name") == ["b", "a"]
+    assert listed(Args(name="1,0.5"), "name", float, 0) == [1.0, 0.5]
+    for text, kind, least, message in [
+        (" , ", str, None, "--name is empty"),
+        ("a", float, None, "--name 'a' must be numbers, separated by commas"),
+        ("0,1", int, 1, "--name '0,1' must be whole numbers of at least 1"),
+        ("inf", float, 0, "--name 'inf' must be numbers of at least 0"),
+        ("nan", float, 0, "--name 'nan' must be numbers of at least 0"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            listed(Args(name=text), "name", kind, least)
 
 
 def test_counts_are_at_least_one():

@@ -5,9 +5,7 @@ Of the pages in docs/ that name commands, every command parses.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
-import json
 import os
 import re
 import shlex
@@ -18,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-import infer.bench
 from eagle_jax.programs import arguments
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -132,45 +129,6 @@ def test_the_tree_lists_what_is_there():
     package = REPOSITORY / "eagle_jax"
     there = {path.name for path in package.iterdir() if path.suffix in ("", ".py") and not path.name.startswith("_")}
     assert listed == there
-
-
-def measured_rows(report: dict) -> list[str]:
-    """The rows of the README's table that a kept result of `infer.bench` makes."""
-    results, temperature = report["results"], report["settings"]["temperature"]
-    rows = []
-    for task, plain in results["vanilla"].items():
-        heads = [results[name][task] for name in ("eagle2", "eagle3")]
-        cells = [f"{head['speedup']:.2f}x (tau {head['tau']:.2f}, {head['identical']})" for head in heads]
-        cells.append(f"{results['transformers'][task]['speedup']:.2f}x")
-        rows.append(f"| {temperature:g} | {task} | {plain['tok_s']:.0f} tokens/s | {' | '.join(cells)} |")
-    means = [f"**{report['mean_speedup'][name]:.2f}x**" for name in ("eagle2", "eagle3")]
-    means.append(f"{report['mean_speedup']['transformers']:.2f}x")
-    return [*rows, f"| {temperature:g} | mean | | {' | '.join(means)} |"]
-
-
-def test_the_measured_table_is_what_was_measured():
-    """Every row stands in a kept result file, printed by the command that the README names, on one machine."""
-    reports = [
-        json.loads(path.read_text()) for path in sorted((REPOSITORY / "docs" / "measured").glob("bench_t*.json"))
-    ]
-    table = [line for line in README.splitlines() if re.match(r"\| [\d.]+ \|", line)]
-    assert table == [row for report in reports for row in measured_rows(report)]
-    assert len({report["machine"] for report in reports}) == 1
-    assert reports[0]["machine"] in README
-    # The README names the command: what it sets, and what it leaves at its default, is how it was measured.
-    named = next(shlex.split(line)[3:] for line in COMMANDS if line.startswith("python -m infer.bench"))
-    settings = dataclasses.asdict(arguments(infer.bench.Args, None, named))
-    assert settings["temperatures"] == ",".join(f"{report['settings']['temperature']:g}" for report in reports)
-    for report in reports:
-        kept = today(report["settings"])
-        assert kept == {name: value for name, value in settings.items() if name in kept}
-
-
-def today(settings: dict) -> dict:
-    """The settings of a kept result in today's words; those that came after it are at their defaults in it."""
-    gone = {"data", "temperature", "batch", "sampled_ranking"}
-    assert settings["sampled_ranking"] == "draw"  # a label says another
-    return {name: value for name, value in settings.items() if name not in gone} | {"batches": str(settings["batch"])}
 
 
 def test_links_lead_somewhere():
