@@ -91,17 +91,21 @@ def _order(evidence: Evidence) -> list[Claim]:
 
 def _heat(evidence: Evidence) -> list[Claim]:
     found: list[Claim] = []
-    by_heat = {heat: _table_1(evidence, heat) for heat in sorted({cell.temperature for cell in evidence.bench})}
-    for low, high in itertools.pairwise(by_heat):
-        labels = [label for label in by_heat[high] if label in by_heat[low] and label not in BASELINES]
-        if not labels:
-            continue
-        here = ", ".join(
-            f"{title(label)} {by_heat[low][label][0]:.2f}x to {by_heat[high][label][0]:.2f}x" for label in labels
-        )
-        holds = all(by_heat[high][label][0] < by_heat[low][label][0] for label in labels)
-        printed = "lower (EAGLE-3 paper, table 1)" if high <= 1 else "-"
-        found.append(Claim(f"Speedup falls from temperature {low:g} to {high:g}", printed, here, holds))
+    shown = [cell for cell in evidence.bench if not unablated(cell.label)[1] and not unruled(cell.label)[1]]
+    heats = sorted({cell.temperature for cell in shown})
+    for pair in itertools.pairwise(heats):
+        cells = [[cell for cell in smallest(shown, heat)[0] if cell.label not in BASELINES] for heat in pair]
+        words, holds = [], True
+        for label in distinct(cell.label for cell in cells[0]):
+            own = [{cell.task: cell.speedup for cell in of if cell.label == label} for of in cells]
+            if tasks := own[0].keys() & own[1].keys():
+                before, after = (mean([of[task] for task in sorted(tasks)]) or 0.0 for of in own)
+                words.append(f"{title(label)} {before:.2f}x to {after:.2f}x")
+                holds = holds and after < before
+        if words:
+            printed = "lower (EAGLE-3 paper, table 1)" if pair[1] <= 1 else "-"
+            claim = f"Speedup falls from temperature {pair[0]:g} to {pair[1]:g}"
+            found.append(Claim(claim, printed, ", ".join(words), holds))
     return found
 
 

@@ -102,13 +102,13 @@ def test_eagle_2s_ablation(tmp_path):
 
 
 def test_acceptance_rules_stand_in_a_section_of_their_own(tmp_path):
-    base = "eagle2@4x2x7"
+    base = "eagle2@static"
     own = [bench_cell(base, "gsm8k", 2.0, 4.0), bench_cell(f"{base}/traversal", "gsm8k", 1.5, 3.0),
            bench_cell("eagle3", "gsm8k", 2.0, 4.0)]  # fmt: skip
     cells = [dataclasses.replace(cell, temperature=1.0) for cell in [*own, PLAIN[0]]]
     text = made(tmp_path, bench_file(tmp_path / "b.json", cells))
     assert part(text, "Acceptance rules").strip().splitlines()[2:] == [
-        "| EAGLE-2, 4x2x7, temperature 1, batch 1 | gsm8k | mean |",
+        "| EAGLE-2, static, temperature 1, batch 1 | gsm8k | mean |",
         "|---|---:|---:|",
         "| as it is | 2.00x, 4.00 | 2.00x, 4.00 |",
         "| traversal | 1.50x, 3.00 | 1.50x, 3.00 |",
