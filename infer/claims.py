@@ -252,12 +252,12 @@ def _rules(evidence: Evidence) -> list[Claim]:
         taus = {unruled(label)[1]: means([cell for cell in cells if cell.label == label])[1]
                 for label in distinct(cell.label for cell in cells)}  # fmt: skip
         plain = taus.get("rejection")
-        for rule in ("block", "traversal"):
+        for rule, paper in (("block", "proven (arXiv:2403.10444)"), ("traversal", "reported (arXiv:2505.12398)")):
             better = taus.get(rule)
             if plain is not None and better is not None:
                 here = f"{title(base)}: {plain:.2f} and {better:.2f}, temperature {heat:g}"
                 found.append(Claim(f"{rule.capitalize()} verification accepts at least as much as token by token",
-                                   "proven in its paper", here, better >= plain))  # fmt: skip
+                                   paper, here, better >= plain))  # fmt: skip
     return found
 
 
