@@ -99,6 +99,10 @@ def test_calibration_and_chains(judged):
     two = record_cell("eagle2", "gsm8k", calibration=honest, chains=chains)
     three = record_cell("eagle3", "gsm8k", chains=[chains[0] | {"accepted": [60, 33]}])
     assert judged("Acceptance rises", two) == [("EAGLE-2: 0.25, 0.75", True)]  # three nodes say nothing
+    noisy, worse = ({"count": [40, 60, 60], "confidence": [0.2, 0.7, 0.9], "accepted": [10, 45, last], "error": 0.0}
+                    for last in (43, 20))  # fmt: skip
+    assert judged("Acceptance rises", record_cell("eagle2", "gsm8k", calibration=noisy))[0][1]  # 0.75 to 0.72 is chance
+    assert not judged("Acceptance rises", record_cell("eagle2", "gsm8k", calibration=worse))[0][1]
     assert judged("n-alpha falls", two, three) == [("EAGLE-2 0.60 to 0.50 (n = 1), EAGLE-3 0.60 to 0.55 (n = 1)", True)]
     assert judged("n-alpha falls", two) == []
     # a = 90 / 160: 1 + a + a^2 = 1.879, measured 150 tokens in 100 cycles.
