@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from infer.cells import both, find, means, pair, smallest, tasks_of
-from infer.evidence import Evidence, Section, distinct, missing, table, title, unablated, unruled
+from infer.evidence import Evidence, Section, distinct, missing, rule_of, table, title, unablated, unruled
 
 PUBLISHED_ABLATION = {
     frozenset[str](): 4.98,
@@ -66,14 +66,20 @@ def rules(evidence: Evidence) -> Section:
     for temperature in sorted({cell.temperature for cell in evidence.bench if unruled(cell.label)[1]}):
         for base in bases:
             cells, batch = smallest([cell for cell in evidence.bench if unruled(cell.label)[0] == base], temperature)
-            labels = distinct(cell.label for cell in cells)
-            if not any(unruled(label)[1] for label in labels):
+            named = {unruled(cell.label)[1] for cell in cells} - {None}
+            if not named:
                 continue
+            # The label without a rule stands for its method's own, unless that was measured by its name as well.
+            labels = [
+                label
+                for label in distinct(cell.label for cell in cells)
+                if unruled(label)[1] or rule_of(label) not in named
+            ]
             tasks = tasks_of([cell for cell in cells if unruled(cell.label)[1]])
             rows = []
             for label in labels:
                 found = [find(cells, label, task) for task in tasks]
                 if any(found):
-                    rows.append([unruled(label)[1] or "as it is", *map(both, found), pair(*means(found))])
+                    rows.append([rule_of(label), *map(both, found), pair(*means(found))])
             parts.append(table([f"{title(base)}, temperature {temperature:g}, batch {batch}", *tasks, "mean"], rows))
     return Section(heading, "\n\n".join(parts))

@@ -16,7 +16,7 @@ from eagle_jax.positions import expected_tokens, pooled
 from infer.ablations import ABLATION, PUBLISHED_ABLATION
 from infer.cells import mean, means, smallest, tasks_of
 from infer.drafting import STUDY, pooled_chains
-from infer.evidence import BASELINES, Evidence, Section, distinct, missing, table, title, unablated, unruled
+from infer.evidence import BASELINES, Evidence, Section, distinct, missing, rule_of, table, title, unablated, unruled
 from infer.recorded import Cell as Recording
 from infer.results import Cell
 from infer.speeds import PUBLISHED
@@ -271,8 +271,7 @@ CHECKS: tuple[Callable[[Evidence], list[Claim]], ...] = (
 
 def _sampled(cell: Cell) -> bool:
     """Whether drafts were drawn, so that the text follows the law with other draws."""
-    rule = unruled(cell.label)[1] or ("rejection" if cell.method == "sps" else "deterministic")
-    return cell.temperature > 0 and rule != "deterministic"
+    return cell.temperature > 0 and rule_of(cell.label) != "deterministic"
 
 
 def _table_1(evidence: Evidence, temperature: float) -> dict[str, tuple[float, float | None]]:

@@ -146,6 +146,11 @@ def unruled(label: str) -> tuple[str, str | None]:
     return name + (f"@{rest}" if rest else ""), next((part for part in parts if part in RULES), None)
 
 
+def rule_of(label: str) -> str:
+    """The acceptance rule of a label, its method's own where it names none: a small model draws its drafts."""
+    return unruled(label)[1] or ("rejection" if label.partition("@")[0] == "sps" else "deterministic")
+
+
 def missing(heading: str, what: str, command: str) -> Section:
     """A section whose data no file has."""
     return Section(heading, f"Not in these files: {what}. `{command}` gives it.", there=False)

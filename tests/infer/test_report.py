@@ -110,10 +110,14 @@ def test_acceptance_rules_stand_in_a_section_of_their_own(tmp_path):
     assert part(text, "Acceptance rules").strip().splitlines()[2:] == [
         "| EAGLE-2, static, temperature 1, batch 1 | gsm8k | mean |",
         "|---|---:|---:|",
-        "| as it is | 2.00x, 4.00 | 2.00x, 4.00 |",
+        "| deterministic | 2.00x, 4.00 | 2.00x, 4.00 |",
         "| traversal | 1.50x, 3.00 | 1.50x, 3.00 |",
     ]
     assert "traversal" not in part(text, "Speedup and tau at temperature 1")
+    named = dataclasses.replace(cells[0], label=f"{base}/deterministic", speedup=3.0)
+    text = part(made(tmp_path, bench_file(tmp_path / "b.json", [*cells, named])), "Acceptance rules")
+    assert text.count("| deterministic |") == 1  # what was measured beside the others
+    assert "| deterministic | 3.00x, 4.00 | 3.00x, 4.00 |" in text
 
 
 def test_eagle_3s_ablation_is_that_of_the_study(tmp_path):
