@@ -142,7 +142,8 @@ def check(args: Args, settings: Sequence[Setting], grid: Grid) -> int:
     profile = eagle_jax.load_profile(str(args.check), target)
     samples, rows = samples_of(tasks, tokenizer, target, args), []
     tuner = Tuner(grid, target, sources, labels, samples) if args.search == "exhaustive" else None
-    print("| batch | temperature | auto is | worst task | mean | identical |\n|---:|---:|---|---:|---:|---:|")
+    head = "| batch | temperature | auto is | worst task | mean | identical |"
+    print(head + (" of the best |" if tuner else "") + "\n|---:|---:|---|---:|---:|---:|" + ("---|" if tuner else ""))
     for setting in settings:
         auto: Any = {"auto": "auto"}
         trial = compete(target, auto, samples, setting, args.repeats, profile=profile)
@@ -157,16 +158,22 @@ def check(args: Args, settings: Sequence[Setting], grid: Grid) -> int:
             _, _, found = tuner.exhaust("auto", trial, setting)
             row |= {"best": found["best"], "over_best": found["choice_over_best"]}
         rows.append(row)
-        print(
-            f"| {setting.batch} | {setting.temperature:g} | {name} | {row['worst']:.2f}x | {row['mean']:.2f}x | "
-            f"{row['identical']} |" + (f" {row['over_best']:.2f} of {row['best']}" if "best" in row else "")
-        )
+        print(checked(row))
     worst = min(row["worst"] for row in rows)
     holds = worst >= 1 - SLOWER and min(row.get("over_best", 1.0) for row in rows) >= 1 - SLOWER
     print(f"\nWorst against plain decoding: {worst:.2f}x. Machine: {machine()}")
     print(json.dumps({"profile": str(args.check), "holds": holds, "worst": worst, "settings": rows,
                       "machine": machine(), "arguments": shown(args)}))  # fmt: skip
     return 0 if holds else 1
+
+
+def checked(row: dict[str, Any]) -> str:
+    """A row of the table of a check."""
+    against = f" {row['over_best']:.2f} ({row['best']}) |" if "best" in row else ""
+    return (
+        f"| {row['batch']} | {row['temperature']:g} | {row['auto']} | {row['worst']:.2f}x | {row['mean']:.2f}x | "
+        f"{row['identical']} |{against}"
+    )
 
 
 def samples_of(tasks: Sequence[Task], tokenizer: Any, target: eagle_jax.Target, args: Args) -> dict[str, Sample]:

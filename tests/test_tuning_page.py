@@ -1,0 +1,85 @@
+"""docs/tuning.md's measured part is what the kept files say, and those were written by the commands beside them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle_jax.profile import ProfileFile, read_profile
+from eagle_jax.programs import arguments
+from infer import tune
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+MEASURED = REPOSITORY / "docs" / "measured"
+PAGE = (REPOSITORY / "docs" / "tuning.md").read_text(encoding="utf-8")
+HERE = PAGE[PAGE.index("## Measured on the bundled pair") :]
+ROWS = {line for line in HERE.splitlines() if line.startswith("|")}
+COMMANDS = [
+    line
+    for block in re.findall(r"^```bash\n(.*?)^```$", HERE, flags=re.DOTALL | re.MULTILINE)
+    for line in block.replace("\\\n", " ").splitlines()
+]
+
+
+def kept(name: str) -> dict[str, Any]:
+    """The last line that the program printed."""
+    return json.loads((MEASURED / name).read_text(encoding="utf-8"))
+
+
+TUNED, CHECKED, EXHAUSTED = (kept(f"tune{name}.json") for name in ("", "_check", "_exhaustive"))
+
+
+def rows_of_tuning() -> set[str]:
+    """Chosen at every temperature: predicted and measured, and what was off over all that was measured."""
+    rows = set()
+    for setting in TUNED["settings"]["float32"]:
+        found = setting["candidates"][setting["chosen"]]
+        rows.add(
+            f"| {setting['temperature']:g} | {setting['chosen']} | {setting['searched']} | {found['predicted']:.2f}x | "
+            f"{found['measured']:.2f}x | {found['worst']:.2f}x | {setting['mean_absolute_error']:.1%} |"
+        )
+    return rows
+
+
+def test_the_tables_are_what_was_measured():
+    numbers = {row for row in ROWS if re.match(r"\| \d", row)}
+    assert numbers == rows_of_tuning() | {tune.checked(row) for row in CHECKED["settings"] + EXHAUSTED["settings"]}
+    for result in (TUNED, CHECKED, EXHAUSTED):
+        assert result["machine"] in " ".join(HERE.split())
+
+
+def test_auto_loses_at_most_five_percent_on_any_task():
+    tasks = {"gsm8k", "humaneval", "mt_bench", "alpaca", "sum", "qa"}
+    assert all(set(row["per_task"]) == tasks for row in CHECKED["settings"])
+    assert {row["temperature"] for row in CHECKED["settings"]} == {0.0, 1.0, 1.5}
+    for row in CHECKED["settings"] + EXHAUSTED["settings"]:
+        assert row["worst"] == min(row["per_task"].values()) >= 0.95
+    assert CHECKED["holds"]
+
+
+def test_auto_is_within_five_percent_of_the_best_of_a_search():
+    assert {row["temperature"] for row in EXHAUSTED["settings"]} >= {0.0, 1.0}
+    assert all(row["over_best"] >= 0.95 for row in EXHAUSTED["settings"])
+    assert EXHAUSTED["holds"]
+
+
+@pytest.mark.parametrize(("command", "result"), list(zip(COMMANDS, (TUNED, CHECKED, EXHAUSTED), strict=True)))
+def test_every_file_was_written_by_its_command(command, result, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    said = tune.shown(arguments(tune.Args, None, shlex.split(command)[3:]))
+    places = ("data", "out", "check")  # folders of the one who measured
+    assert {name: value for name, value in result["arguments"].items() if name not in places} == {
+        name: value for name, value in said.items() if name not in places
+    }
+
+
+def test_the_profile_is_kept_and_reads():
+    file = read_profile(str(MEASURED / "profile.yaml"))
+    assert isinstance(file, ProfileFile)
+    chosen = {setting["temperature"]: setting["chosen"].partition("@")[0] for setting in TUNED["settings"]["float32"]}
+    assert {entry.temperature: entry.method for entry in file.entries} == chosen
