@@ -108,7 +108,8 @@ def load_target(
         max_position=max_position,
         place=None if mesh is None else placer(mesh),
     )
-    return Target(config, params, on_mesh(config, dtype, mesh), str(path_or_hub_id), dtype, mesh)
+    name = str(path_or_hub_id)
+    return Target(config, params, on_mesh(config, dtype, mesh), name, dtype, mesh, source=name)
 
 
 def load_drafter(

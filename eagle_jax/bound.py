@@ -33,6 +33,7 @@ class Target:
       config: sizes and stop tokens. params: plain nested dict of arrays. fn: the model as the engine sees it.
       name: where it came from. dtype: of its weights and cache.
       mesh: the ("data", "tensor") mesh that parameters and caches are spread over; None is one device.
+      source: directory or hub id that it was read from, with its tokenizer; None where it was made from parameters.
     """
 
     config: DecoderConfig = field(repr=False)
@@ -41,6 +42,7 @@ class Target:
     name: str
     dtype: str
     mesh: Mesh | None = None
+    source: str | None = field(default=None, repr=False)
 
     @classmethod
     def from_params(
@@ -172,7 +174,10 @@ class Medusa(TreeDrafter):
         for field_name in ("hidden_size", "vocab_size"):
             own, wanted = getattr(config, field_name), getattr(target.config, field_name)
             if own != wanted:
-                raise ConfigError(f"{name}: {field_name}={own}, and the target's is {wanted}: heads of another model")
+                raise ConfigError(
+                    f"{name}: {field_name}={own}, and the target's is {wanted}: heads of another model; take those "
+                    "that were trained for this target, or load the target they were trained for"
+                )
         drafter = _medusa(config, tree, target.fn, target.config.num_layers, params)
         return cls.of(drafter, target, params, name, config=config, tree=tree)
 
@@ -234,7 +239,8 @@ def shard(target: Target, drafter: BoundDrafter | None, mesh: Mesh) -> tuple[Tar
     Raises:
       ConfigError: the mesh does not divide the model, naming the parameter or the heads.
     """
-    target = Target.from_params(target.config, target.params, target.name, mesh)
+    spread_out = Target.from_params(target.config, target.params, target.name, mesh)
+    target = dataclasses.replace(spread_out, source=target.source)
     return target, None if drafter is None else drafter.on(target)
 
 

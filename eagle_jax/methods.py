@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from eagle_jax.api import load_target
 from eagle_jax.bound import DEFAULT_CHAIN, BoundDrafter, Medusa, SmallModel, Target, check_target
@@ -95,9 +94,9 @@ def load_draft_model(
     """
     check_target(target)
     at = config_directory(path_or_hub_id, revision=revision, token=token, cache_dir=cache_dir)
-    if Path(target.name).is_dir() or "/" in target.name:  # a target made from parameters has no files
+    if target.source is not None:
         sizes = read_target_config(at).vocab_size, target.config.vocab_size
-        check_same_tokens(path_or_hub_id, target.name, sizes, revision=revision, token=token, cache_dir=cache_dir)
+        check_same_tokens(path_or_hub_id, target.source, sizes, revision=revision, token=token, cache_dir=cache_dir)
     model = load_target(
         path_or_hub_id, target.dtype, revision=revision, token=token, cache_dir=cache_dir, mesh=target.mesh
     )

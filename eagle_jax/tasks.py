@@ -178,7 +178,7 @@ def _none(where: object) -> list[Question]:
 
 def _decoded(line: str, where: str) -> Any:
     try:
-        return json.loads(line)
+        return json.loads(line.rstrip())
     except json.JSONDecodeError as error:
         raise ValueError(f"{where}: not JSON ({error.msg}, column {error.colno})") from None
 

@@ -215,6 +215,10 @@ def test_a_draft_model_of_another_tokenizer_is_refused(tmp_path):
     write_tokenizer(tmp_path / "draft", [*tokens[:7], "other", *tokens[8:]])
     with pytest.raises(CheckpointError, match="token 7 is 'other' here and 't7' there; a draft model must have its"):
         eagle_jax.load_draft_model(tmp_path / "draft", loaded)
+    with pytest.raises(CheckpointError, match="token 7 is 'other' here"):  # whatever the target is called
+        eagle_jax.load_draft_model(tmp_path / "draft", dataclasses.replace(loaded, name="gpt2-medium"))
+    bare = eagle_jax.Target.from_params(loaded.config, loaded.params, "a/policy")  # has no files to compare with
+    assert eagle_jax.load_draft_model(tmp_path / "draft", bare).vocab_size == 12
     write_tokenizer(tmp_path / "draft", tokens[:9])
     with pytest.raises(CheckpointError, match="3 token ids, 9 the first, are only in one of them"):
         eagle_jax.load_draft_model(tmp_path / "draft", loaded)

@@ -47,9 +47,9 @@ def expander(table, batch):
 
 
 @functools.cache
-def outcome(rule, parents, law, rows=ROWS):
+def outcome(rule, parents, law, seed=0, rows=ROWS):
     """Three tokens of every row, drafted and verified once and then drawn on; and the accepted counts."""
-    target, draft = tables()
+    target, draft = tables(seed)
     sampling = make_sampling(**LAWS[law])
     shape = TreeConfig.static(parents, verification=rule)
     keys = jax.random.split(jax.random.key(1), rows)
@@ -102,9 +102,10 @@ CASES = [("rejection", CHAIN), ("block", CHAIN), ("traversal", CHAIN), ("rejecti
 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(("rule", "parents"), CASES)
-def test_the_emitted_law_is_the_targets(rule, parents, law):
-    words, count = outcome(rule, parents, law)
-    assert distance(words, exact(tables()[0], law)) > 1e-3
+@pytest.mark.parametrize("seed", [0, 2])  # on some tables some faults hardly show
+def test_the_emitted_law_is_the_targets(rule, parents, law, seed):
+    words, count = outcome(rule, parents, law, seed)
+    assert distance(words, exact(tables(seed)[0], law)) > 1e-3
     assert 0.05 < (count == 2).mean() < 0.95, "too little is decided to test the decisions"
 
 
@@ -137,6 +138,12 @@ def test_a_rule_without_the_residual_is_seen(monkeypatch):
     monkeypatch.setattr("eagle_jax.rejection._residual", lambda target, draft: target)
     words, _ = outcome.__wrapped__("rejection", CHAIN, "plain")
     assert distance(words, exact(tables()[0], "plain")) < 1e-6
+
+
+def test_a_traversal_that_forgets_which_siblings_were_rejected_is_seen(monkeypatch):
+    monkeypatch.setattr("eagle_jax.rejection._without", lambda draft, token: draft)
+    words, _ = outcome.__wrapped__("traversal", TREE, "plain", 2)
+    assert distance(words, exact(tables(2)[0], "plain")) < 1e-6
 
 
 def sampled_tree(parents=CHAIN, rows=2):

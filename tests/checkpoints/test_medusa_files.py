@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import jax
@@ -86,9 +87,14 @@ def test_heads_of_pytorch(kind, tmp_path):
 def test_heads_that_do_not_fit_are_refused_by_name(tmp_path):
     config, params = heads("medusa")
     save_medusa_checkpoint(config, params, tmp_path, "float32")
-    wide = tiny_target(vocab=13).config
-    with pytest.raises(CheckpointError, match=r"not the medusa heads of a model that is 16 wide with 13 tokens:\n"):
-        load_medusa_checkpoint(tmp_path, wide)
+    own = tiny_target().config
+    for other, sizes in (
+        (tiny_target(vocab=13).config, "16 wide with 13 tokens"),
+        (dataclasses.replace(own, hidden_size=18), "18 wide with 12 tokens"),
+    ):
+        message = rf"not the medusa heads of a model that is {sizes}; take heads that were trained for this target, or"
+        with pytest.raises(CheckpointError, match=message):
+            load_medusa_checkpoint(tmp_path, other)
     tensors = safetensors.numpy.load_file(tmp_path / "medusa_lm_head.safetensors")
     tensors["9.0.linear.weight"] = tensors.pop("3.0.linear.weight")
     safetensors.numpy.save_file(tensors, tmp_path / "medusa_lm_head.safetensors")
