@@ -198,6 +198,8 @@ def read_profile(path: str | os.PathLike[str]) -> ProfileFile:
       ConfigError: no such file, an unknown key or schema, an impossible tree.
     """
     path = Path(path)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a directory: give the YAML file that python -m infer.tune wrote")
     if path.is_file():
         # Before all else, or a file of a later schema would be refused for the first key that is new in it.
         try:

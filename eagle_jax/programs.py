@@ -7,7 +7,9 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
 import tyro
@@ -94,6 +96,31 @@ def not_negative(args: object, *names: str) -> None:
         value = getattr(args, name)
         if value is not None and (min(value, default=0) if isinstance(value, tuple) else value) < 0:
             raise ValueError(f"--{name.replace('_', '-')} {value} must not be negative")
+
+
+def can_write(path: Path, *, folder: bool = True, option: str = "--out") -> None:
+    """Refuses, before the work whose result it would lose, a place where nothing can be written; leaves nothing there.
+
+    Args:
+      folder: whether it will be a directory, which is made then; otherwise a file, which is replaced.
+
+    Raises:
+      ValueError: naming the option and what stands in the way.
+    """
+    if path.exists() and path.is_dir() != folder:
+        raise ValueError(f"{option} {path} is a {'file: give a directory' if folder else 'directory: give a file'}")
+    above = path.absolute()
+    while not above.exists() or (above == path.absolute() and not folder):
+        above = above.parent
+    if not above.is_dir():
+        raise ValueError(f"{option} {path}: {above} is a file and holds nothing: give another place")
+    try:
+        with tempfile.TemporaryFile(dir=above):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{option} {path}: nothing can be written in {above} ({error.strerror}): give another place"
+        ) from error
 
 
 def listed(args: object, name: str, kind: Callable[[str], Any] = str, least: int | None = None) -> list[Any]:

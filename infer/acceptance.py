@@ -30,7 +30,7 @@ from eagle_jax.acceptance import Cycles, record_cycles
 from eagle_jax.bound import BoundDrafter, Target, TreeDrafter
 from eagle_jax.config import TreeConfig
 from eagle_jax.measure import forget_programs, machine, revision, use_compilation_cache
-from eagle_jax.programs import at_least_one, listed, not_negative, run
+from eagle_jax.programs import at_least_one, can_write, listed, not_negative, run
 from eagle_jax.tasks import Conversation, Question, load_tasks
 from infer.methods import PLAIN, Loader, Places, Sources, check_methods, load_pair
 from infer.recorded import Cell, Recorded, read, write
@@ -129,8 +129,7 @@ def _begin(args: Args, tasks: dict[str, str]) -> Recorded:
     path = args.out / "result.json"
     own = {name: value for name, value in dataclasses.asdict(args).items() if name not in ("out", "resume", "data")}
     if not path.exists():
-        if args.out.exists() and not args.out.is_dir():
-            raise ValueError(f"--out {args.out} is a file: give a directory")
+        can_write(args.out)
         return Recorded(machine(), revision(REPOSITORY), own | {"questions": tasks}, [])
     if not args.resume:
         raise ValueError(f"{path} is there already: go on with it (--resume), or give another folder (--out)")

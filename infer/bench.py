@@ -39,7 +39,7 @@ from eagle_jax.measure import (
     time_repetitions,
     use_compilation_cache,
 )
-from eagle_jax.programs import at_least_one, listed, run
+from eagle_jax.programs import at_least_one, can_write, listed, run
 from eagle_jax.tasks import Conversation, Question, Task, load_tasks
 from infer import figures, results
 from infer.bench_figures import draw
@@ -174,8 +174,7 @@ def begin(args: Args, labels: list[str], tasks: list[Task]) -> Result:
     here = Result(machine(), revision(REPOSITORY), settings, [], {"labels": labels, "tasks": keys, "groups": []})
     path = args.out / "result.json"
     if not path.is_file():
-        if args.out.exists() and not args.out.is_dir():
-            raise ValueError(f"--out {args.out} is a file: give a directory")
+        can_write(args.out)
         if foreign := sorted(found.name for found in args.out.glob("*") if found.suffix != ".partial"):
             raise ValueError(f"--out {args.out} holds no result of infer.bench but {foreign[0]}: give another --out")
         return here

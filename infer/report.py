@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import tyro
 
 from eagle_jax.checkpoints.staging import write_whole
-from eagle_jax.programs import run
+from eagle_jax.programs import can_write, run
 from infer import ablations, claims, drafting, figures, speeds
 from infer.evidence import Evidence, Section, gather, table
 
@@ -43,8 +43,7 @@ def main(args: Args) -> dict[str, Any]:
     """Writes the page; returns what it prints last."""
     if not args.files:
         raise ValueError("no result file is given: name files that infer.bench, infer.acceptance or train.study wrote")
-    if args.out.exists() and not args.out.is_dir():
-        raise ValueError(f"--out {args.out} is a file, not a folder")
+    can_write(args.out)
     evidence = gather(args.files)
     made = sections(evidence)
     text = page(evidence, made)

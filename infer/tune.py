@@ -31,7 +31,7 @@ import eagle_jax
 from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.measure import machine, use_compilation_cache
 from eagle_jax.profile import ProfileFile, fingerprint, read_profile
-from eagle_jax.programs import at_least_one, listed, not_negative, run
+from eagle_jax.programs import at_least_one, can_write, listed, not_negative, run
 from eagle_jax.tasks import Conversation, Task, load_tasks
 from infer.methods import PLAIN, Places, Sources, check_methods, load_pair
 from infer.search import Grid, Tuned, Tuner
@@ -100,6 +100,7 @@ def main(args: Args) -> int:
     settings = [Setting(batch, heat, args.max_new_tokens) for heat in temperatures for batch in batches]
     if args.check is not None:
         return check(args, settings, grid)
+    can_write(args.out, folder=False)
     dtypes = listed(args, "dtypes")
     labels = [label for label in check_methods(listed(args, "methods"), Sources.of(args)) if label != PLAIN]
     tasks = load_tasks(listed(args, "tasks"), args.data, args.limit)

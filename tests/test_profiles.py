@@ -179,6 +179,8 @@ def test_what_is_no_profile_is_refused(path, tmp_path):
         eagle_jax.stream(target, "auto", [1], profile=3)
     with pytest.raises(ValueError, match='profile= is what drafter="auto" follows'):
         eagle_jax.generate(target, None, [[1]], profile=path)
+    with pytest.raises(ConfigError, match="is a directory: give the YAML file"):
+        eagle_jax.load_profile(tmp_path, tiny_target())
     with pytest.raises(ConfigError, match="no such configuration file"):
         eagle_jax.generate(target, "auto", [[1]], profile=tmp_path / "none.yaml")
     path.write_text("schema: [")

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from eagle_jax.config import ConfigError, TreeConfig
-from eagle_jax.programs import arguments, at_least_one, listed, parse_tree, run
+from eagle_jax.programs import arguments, at_least_one, can_write, listed, parse_tree, run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,3 +147,26 @@ def test_counts_are_at_least_one():
     at_least_one(Args(size=None), "size")
     with pytest.raises(ValueError, match="--size 0 must be at least 1"):
         at_least_one(Args(size=0), "size")
+
+
+def test_a_place_where_nothing_can_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
+    can_write(tmp_path / "new" / "folder")
+    can_write(tmp_path / "profile.yaml", folder=False)
+    assert list(tmp_path.iterdir()) == []
+    (file := tmp_path / "notes.txt").touch()
+    can_write(file, folder=False)  # is replaced
+    for path, folder, message in [
+        (file, True, r"--out .*notes\.txt is a file: give a directory"),
+        (tmp_path, False, "is a directory: give a file"),
+        (file / "below" / "it", True, r"below/it: .*notes\.txt is a file and holds nothing: give another place"),
+        (file / "profile.yaml", False, r"notes\.txt is a file and holds nothing"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            can_write(path, folder=folder)
+
+    def refused(**options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)  # whoever runs this may be root, whom no mode bits stop
+    with pytest.raises(ValueError, match=r"nothing can be written in .* \(Permission denied\): give another place"):
+        can_write(tmp_path / "new")

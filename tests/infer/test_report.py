@@ -303,7 +303,7 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError):
         made(tmp_path, tmp_path / "nowhere.json")
     (tmp_path / "out").write_text("a file")
-    with pytest.raises(ValueError, match="is a file, not a folder"):
+    with pytest.raises(ValueError, match="is a file: give a directory"):
         report.main(report.Args((bench,), tmp_path / "out"))
 
 
