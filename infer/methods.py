@@ -316,9 +316,14 @@ class Loader:
             return eagle_jax.load_demo(head, dtype=self.sources.dtype)[1]
         if method == "sps":
             return eagle_jax.load_draft_model(path, self.target)
-        if method in ("medusa", "hydra"):
-            return eagle_jax.load_medusa(path, self.target)
-        return eagle_jax.load_drafter(path, self.target)
+        load: Any = eagle_jax.load_medusa if method in ("medusa", "hydra") else eagle_jax.load_drafter
+        heads = load(path, self.target)
+        held = {"eagle1": "eagle2"}.get(heads.config.kind, heads.config.kind)  # EAGLE-1 and EAGLE-2 share weights
+        if held != method:  # the numbers would stand under another method's name
+            raise ValueError(
+                f"--{method} {path}: these are heads of {held}: give them as --{held}, for --methods {held}"
+            )
+        return heads
 
 
 def load_method(label: str, target: eagle_jax.Target, sources: Sources) -> eagle_jax.BoundDrafter | None:

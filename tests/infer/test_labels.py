@@ -6,6 +6,7 @@ import pytest
 
 import eagle_jax
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig
+from eagle_jax.demo import bundled
 from infer import recorded
 from infer.methods import Label, Loader, Sources, best_static, check_methods, load_pair
 
@@ -121,6 +122,15 @@ def test_settings_of_a_method_share_its_weights(pair, monkeypatch):
     assert load("lookahead@3x2x2").drafter.num_nodes == 8
     with pytest.raises(ConfigError, match=r"eagle3@2x300x400: .*top_k=300"):
         load("eagle3@2x300x400")
+
+
+@pytest.mark.parametrize(("method", "held"), [("eagle2", "eagle3"), ("eagle3", "eagle2"), ("hydra", "medusa")])
+def test_heads_of_another_method_are_not_measured_under_its_name(method, held):
+    target, _, _ = eagle_jax.load_demo()
+    load = Loader(target, Sources(**{method: str(bundled(held))}))
+    with pytest.raises(ValueError, match=rf"--{method} .*{held}: these are heads of {held}: give them as --{held}"):
+        load(method)
+    assert Loader(target, Sources(**{held: str(bundled(held))}))(held) is not None
 
 
 def recording(folder, *, method="medusa", temperatures=(0.0, 1.0)):
