@@ -1,9 +1,30 @@
-"""The sections of `infer.report` that compare settings of one method: EAGLE-2's ablation, acceptance rules."""
+"""The sections of `infer.report` that compare settings of one method, and say what each setting is.
+
+What each label is, tau at the papers' own trees, EAGLE-2's ablation, acceptance rules.
+"""
 
 from __future__ import annotations
 
-from infer.cells import both, find, means, pair, smallest, tasks_of
-from infer.evidence import Evidence, Section, distinct, missing, rule_of, table, title, unablated, unruled
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from infer.cells import both, find, mean, means, number, pair, smallest, tasks_of, uneven
+from infer.drafts import rule_words, tree_words
+from infer.evidence import (
+    NAMES,
+    Evidence,
+    Section,
+    distinct,
+    in_order,
+    missing,
+    one_row,
+    rule_of,
+    table,
+    title,
+    unablated,
+    unruled,
+)
 
 PUBLISHED_ABLATION = {
     frozenset[str](): 4.98,
@@ -12,6 +33,17 @@ PUBLISHED_ABLATION = {
     frozenset({"confidence", "norerank"}): 3.92,
 }
 """Tau as printed in the EAGLE-2 paper (arXiv:2406.16858): Vicuna-7B, MT-bench, temperature 0."""
+PAPERS: dict[str, tuple[str, ...]] = {
+    "sps": ("sps",),
+    "pld": ("pld",),
+    "lookahead": ("lookahead",),
+    "medusa": ("medusa@static",),
+    "hydra": ("hydra@static",),
+    "eagle1": ("eagle1", "eagle2@static"),
+    "eagle2": ("eagle2@6x10x59",),
+    "eagle3": ("eagle3@8x10x59",),
+}
+"""By method of table 1, labels of its tree as published: sizes that suit a GPU, whatever pays on the machine at hand."""
 ABLATION = {
     frozenset[str](): "value and rerank (EAGLE-2)",
     frozenset({"norerank"}): "no rerank",
@@ -21,33 +53,103 @@ ABLATION = {
 
 
 def ablation(evidence: Evidence) -> Section:
-    """EAGLE-2's ablation: the frontier by confidence and not by value, no rerank, both."""
+    """EAGLE-2's ablation: the frontier by confidence and not by value, no rerank, both; timed, and recorded."""
     heading = "EAGLE-2's ablation"
-    bases = distinct(unablated(cell.label)[0] for cell in evidence.bench if unablated(cell.label)[1])
-    base = bases[0] if bases else "eagle2@4x2x7"
-    command = "python -m infer.bench --methods " + ",".join(
-        [base, f"{base}/confidence", f"{base}/norerank", f"{base}/confidence/norerank"]
+    parts: list[str] = []
+    cells: Sequence[Any]
+    for cells, what in ((evidence.bench, "Speedup and tau"), (evidence.cells, "Tau alone, recorded by infer.acceptance")):
+        bases = distinct(unablated(cell.label)[0] for cell in cells if unablated(cell.label)[1])
+        if bases:
+            parts.append(f"{what}, of one head and one size of tree; what is left out is named.")
+        for base in bases:
+            parts += _ablated(base, [cell for cell in cells if unablated(cell.label)[0] == base])
+    if parts:
+        return Section(heading, "\n\n".join(parts))
+    base = PAPERS["eagle2"][0]
+    labels = ",".join([base, f"{base}/confidence", f"{base}/norerank", f"{base}/confidence/norerank"])
+    return missing(
+        heading, "no label with confidence or norerank", f'python -m infer.acceptance --methods {labels} --chains ""'
     )
-    if not bases:
-        return missing(heading, "no label with confidence or norerank", command)
-    parts = ["Speedup and tau of one head and one size of tree; what is left out is named."]
-    for base in bases:
-        own = [cell for cell in evidence.bench if unablated(cell.label)[0] == base]
-        for temperature in sorted({cell.temperature for cell in own}):
-            cells, batch = smallest(own, temperature)
-            tasks = tasks_of(cells)
-            rows = []
-            for without, words in ABLATION.items():
-                found = [
-                    next((c for c in cells if unablated(c.label)[1] == without and c.task == task), None)
-                    for task in tasks
-                ]
-                printed = [f"{PUBLISHED_ABLATION[without]:.2f}"] if temperature == 0 else []
-                rows.append([words, *map(both, found), pair(*means(found)), *printed])
-            head = [f"{title(base)}, temperature {temperature:g}, batch {batch}", *tasks, "mean"]
-            head += ["published tau (EAGLE-2 paper, Vicuna-7B, MT-bench)"] * (temperature == 0)
-            parts.append(table(head, rows))
+
+
+def _ablated(base: str, own: Sequence[Any]) -> list[str]:
+    """A table per temperature, of one head and one size of tree."""
+    parts = []
+    for temperature in sorted({cell.temperature for cell in own}):
+        cells = [cell for cell in own if cell.temperature == temperature]
+        batch = ""
+        if timed := hasattr(cells[0], "batch"):
+            cells, size = smallest(cells, temperature)
+            batch = f", batch {size}"
+        tasks, rows = tasks_of(cells), []
+        for without, words in ABLATION.items():
+            found = [
+                next((c for c in cells if unablated(c.label)[1] == without and c.task == task), None) for task in tasks
+            ]
+            shown = [*map(both, found), pair(*means(found))] if timed else tau_row(found)
+            printed = [f"{PUBLISHED_ABLATION[without]:.2f}"] if temperature == 0 else []
+            rows.append([words, *shown, *printed])
+        head = [f"{title(base)}, temperature {temperature:g}{batch}", *tasks, "mean"]
+        head += ["published tau (EAGLE-2 paper, Vicuna-7B, MT-bench)"] * (temperature == 0)
+        parts += [*uneven(cells), table(head, rows)]
+    return parts
+
+
+def labels(evidence: Evidence) -> Section:
+    """What every label really drafted."""
+    heading = "What each label is"
+    cells: list[Any] = [*evidence.bench, *evidence.cells]
+    if not cells:
+        return missing(heading, "no method was timed or recorded", "python -m infer.bench --methods vanilla,eagle2")
+    drafts: dict[str, Any] = {}
+    for cell in in_order(cells):
+        drafts.setdefault(json.dumps([cell.method, cell.draft], sort_keys=True), cell)
+    rows = []
+    for what, first in drafts.items():
+        names = distinct(
+            cell.label for cell in cells if json.dumps([cell.method, cell.draft], sort_keys=True) == what
+        )
+        weights = first.draft["weights"] or "-"
+        rows.append([", ".join(f"`{name}`" for name in sorted(names, key=len)), NAMES.get(first.method, first.method),
+                     weights, tree_words(first.draft), rule_words(first.draft), str(first.draft["rows"])])  # fmt: skip
+    text = (
+        "As it was loaded and measured, not as it is asked for; labels of one row are one thing, and one row of every "
+        "table that compares methods. Ranked by: what candidates are ordered by at temperature > 0. "
+        "The bundled head of EAGLE-1/2's kind (`bundled eagle2`) was taught as HASS teaches, on its own outputs: rows of "
+        "EAGLE, HASS and EAGLE-2 that have it differ in the tree only."
+    )
+    head = ["label", "method", "weights", "drafts", "accepted by", "rows of a pass"]
+    return Section(heading, text + "\n\n" + table(head, rows, left=5))
+
+
+def taus(evidence: Evidence) -> Section:
+    """Tau of every recorded tree, those of the papers among them: no clock is read, so that width costs nothing."""
+    heading = "Tau at the papers' own trees"
+    shown = one_row(cell for cell in evidence.cells if not unablated(cell.label)[1] and not unruled(cell.label)[1])
+    if not shown:
+        own = ",".join(names[0] for names in PAPERS.values())
+        return missing(heading, "no recorded trees", f'python -m infer.acceptance --methods {own} --chains ""')
+    parts = [
+        "Tokens per target pass as `infer.acceptance` recorded them, whatever the pass costs. The papers' own trees are "
+        f"{', '.join(f'`{names[0]}`' for names in PAPERS.values())}."
+    ]
+    for temperature in sorted({cell.temperature for cell in shown}):
+        cells = [cell for cell in shown if cell.temperature == temperature]
+        tasks = tasks_of(cells)
+        rows = [
+            [title(label), f"{next(cell for cell in cells if cell.label == label).draft['rows'] - 1}",
+             *tau_row([find(cells, label, task) for task in tasks])]
+            for label in distinct(cell.label for cell in cells)
+        ]  # fmt: skip
+        head = [f"temperature {temperature:g}", "nodes", *tasks, "mean"]
+        parts += [*uneven(cells), table(head, rows)]
     return Section(heading, "\n\n".join(parts))
+
+
+def tau_row(found: Sequence[Any]) -> list[str]:
+    """Tau by task, and their mean."""
+    values = [None if cell is None else cell.tau for cell in found]
+    return [*map(number, values), number(mean(values))]
 
 
 def rules(evidence: Evidence) -> Section:
@@ -81,5 +183,6 @@ def rules(evidence: Evidence) -> Section:
                 found = [find(cells, label, task) for task in tasks]
                 if any(found):
                     rows.append([rule_of(label), *map(both, found), pair(*means(found))])
+            parts += uneven([cell for cell in cells if cell.task in tasks and cell.label in labels])
             parts.append(table([f"{title(base)}, temperature {temperature:g}, batch {batch}", *tasks, "mean"], rows))
     return Section(heading, "\n\n".join(parts))

@@ -19,7 +19,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -34,6 +34,7 @@ from eagle_jax.programs import at_least_one, can_write, listed, not_negative, ru
 from eagle_jax.tasks import Conversation, Question, load_tasks
 from infer.methods import PLAIN, Loader, Places, Sources, check_methods, load_pair
 from infer.recorded import Cell, Recorded, read, write
+from infer.tally import names_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +74,13 @@ class Args(Places):
     resume: bool = False
 
 
+class Batch(NamedTuple):
+    """Prompts that are answered together, and the question that each is a turn of."""
+
+    prompts: list[list[int]]
+    questions: list[str]
+
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 FREE = ("methods", "tasks", "temperatures")
 """Options that may change between a run and the one that resumes it: no cell depends on them."""
@@ -109,11 +117,14 @@ def main(args: Args) -> dict[str, Any]:
                 assert method is not None  # plain decoding is not among them
                 print(f"{task} at temperature {temperature:g}: {label} ...", file=sys.stderr, flush=True)
                 forget_programs()
-                found = count(watch(method), method, temperature, args.bins)
+                cycles = watch(method)
+                found = count(cycles, method, temperature, args.bins)
+                found["by_question"] = by_question(cycles, [name for _, names in batches for name in names])
                 name = label.partition("@")[0]
-                found["chains"] = follow(watch, method, name, lengths, chains)
+                found["chains"] = follow(watch, method, lengths, chains)
+                found["draft"] = load.draft(label)
                 who: dict[str, Any] = {"method": name, "label": label, "task": task, "temperature": temperature}
-                asked: dict[str, Any] = {"questions": len(entries), "replies": sum(map(len, batches))}
+                asked: dict[str, Any] = {"questions": len(entries), "replies": sum(len(prompts) for prompts, _ in batches)}
                 cells.append(Cell(**who, **asked, **found))
                 write(dataclasses.replace(recorded, cells=cells), args.out / "result.json")
     report = {
@@ -150,12 +161,13 @@ def _begin(args: Args, tasks: dict[str, str]) -> Recorded:
 
 def conversations(
     questions: Sequence[Question], target: Target, tokenizer: Any, args: Args, temperature: float
-) -> list[list[list[int]]]:
+) -> list[Batch]:
     """Batches of prompts: every turn of every conversation, answered so far with plain decoding's text.
 
     A turn that is too long for the model with its reply is left out, as in `infer.bench`.
     """
-    batches: list[list[list[int]]] = []
+    batches: list[Batch] = []
+    names = names_of(questions)
     room = target.config.max_position - args.max_new_tokens
     talks = [Conversation(question, tokenizer, room) for question in questions]
     last = max(len(question.turns) for question in questions) - 1
@@ -165,12 +177,12 @@ def conversations(
         rows = sorted(prompts, key=lambda row: (len(prompts[row]), row))  # equal lengths share a compiled program
         groups = [rows[start : start + args.batch] for start in range(0, len(rows), args.batch)]
         for group in groups:
-            batches.append([prompts[row] for row in group])
+            batches.append(Batch([prompts[row] for row in group], [names[row] for row in group]))
             if turn == last:
                 continue
             key = _key(args, len(batches) - 1)
             options: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "temperature": temperature, "key": key}
-            for row, reply in zip(group, eagle_jax.generate(target, None, batches[-1], **options).tokens, strict=True):
+            for row, reply in zip(group, eagle_jax.generate(target, None, batches[-1].prompts, **options).tokens, strict=True):
                 talks[row].hear(reply)
     if not batches:
         raise ValueError(f"every turn is too long for the model's {target.config.max_position} positions")
@@ -178,17 +190,27 @@ def conversations(
 
 
 def record(
-    target: Target, drafter: BoundDrafter, *, batches: list[list[list[int]]], args: Args, temperature: float
+    target: Target, drafter: BoundDrafter, *, batches: list[Batch], args: Args, temperature: float
 ) -> Cycles:
-    """Every cycle of a method over all batches of prompts."""
+    """Every cycle of a method over all batches of prompts; `prompt` counts on from batch to batch."""
     parts = [
         record_cycles(
-            target, drafter, prompts, max_new_tokens=args.max_new_tokens, temperature=temperature,
+            target, drafter, batch.prompts, max_new_tokens=args.max_new_tokens, temperature=temperature,
             key=_key(args, number),
         )
-        for number, prompts in enumerate(batches)
+        for number, batch in enumerate(batches)
     ]  # fmt: skip
+    first = np.cumsum([0, *(len(batch.prompts) for batch in batches)])
+    parts = [part._replace(prompt=part.prompt + before) for part, before in zip(parts, first, strict=False)]
     return Cycles._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
+
+
+def by_question(cycles: Cycles, names: Sequence[str]) -> dict[str, Any]:
+    """Tokens and cycles of every question; `names` has that of every prompt."""
+    own = list(dict.fromkeys(names))
+    place = np.array([own.index(name) for name in names])[cycles.prompt]
+    tokens, passes = np.bincount(place, cycles.emitted, len(own)), np.bincount(place, minlength=len(own))
+    return {"question": own, "tokens": tokens.astype(int).tolist(), "cycles": passes.tolist()}
 
 
 def count(cycles: Cycles, method: BoundDrafter, temperature: float, bins: int) -> dict[str, Any]:
@@ -227,7 +249,7 @@ def _calibration(found: positions.Calibration) -> dict[str, Any]:
 
 
 def follow(
-    watch: Any, method: BoundDrafter, name: str, lengths: list[int], done: dict[Any, list[dict[str, Any]]]
+    watch: Any, method: BoundDrafter, lengths: list[int], done: dict[Any, list[dict[str, Any]]]
 ) -> list[dict[str, Any]]:
     """Chains of a method, whatever its own tree; none of a method that fills no tree it is given.
 
@@ -235,8 +257,8 @@ def follow(
     """
     if not isinstance(method, TreeDrafter) or method.tree.verification in ("block", "traversal"):
         return []
-    own = (name, method.tree.verification, method.tree.sampled_ranking)
-    if own not in done:  # labels of one head differ in the tree, and the chains are the same
+    own = (id(method.params), method.tree.verification, method.tree.sampled_ranking)
+    if own not in done:  # labels of the same weights differ in the tree, and the chains are the same
         done[own] = []
         for length in lengths:
             if length > (method.deepest or length):

@@ -41,13 +41,13 @@ from eagle_jax.measure import (
 )
 from eagle_jax.programs import at_least_one, can_write, listed, run
 from eagle_jax.tasks import Conversation, Question, Task, load_tasks
-from infer import figures, results
+from infer import drafts, figures, results
 from infer.bench_figures import draw
 from infer.bench_table import markdown
 from infer.calls import Method, engine, hugging_face
 from infer.methods import PLAIN, Label, Loader, Places, Sources, check_methods, load_pair
 from infer.results import Group, Result
-from infer.tally import Tally, cell
+from infer.tally import Tally, cell, names_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 GOLDEN = REPOSITORY / "tests" / "golden"
@@ -61,8 +61,8 @@ class Args(Places):
     """Arguments of the benchmark.
 
     Attributes:
-      methods: of vanilla, sps (a small model), pld (prompt lookup), lookahead, medusa, hydra, eagle2, eagle3, each with
-        a setting if wanted: eagle3@6x10x59, eagle3@chain3, eagle2@static, sps@chain5/block, eagle2@4x2x7/norerank,
+      methods: of vanilla, sps (a small model), pld (prompt lookup), lookahead, medusa, hydra, eagle1 (a static tree),
+        hass, eagle2, eagle3, each with a setting if wanted: eagle3@6x10x59, eagle3@chain3, eagle2@static, sps@chain5/block, eagle2@4x2x7/norerank,
         eagle3@untempered, pld@10, lookahead@5x7x7; vanilla is always measured, the others are compared with it.
       tasks: names in the data folder, paths of question files, or owner/dataset[:part] on the hub, separated by commas;
         of the papers mt_bench, humaneval, gsm8k, alpaca, cnn_dm, nq (hub:gsm8k takes one from the hub).
@@ -146,6 +146,7 @@ def measured(
     target, tokenizer = load_pair(sources)
     load = Loader(target, sources)
     drafters = {label: load(label) for label in labels}
+    drafted = {label: load.draft(label) for label in labels} | dict.fromkeys(others, drafts.PLAIN)
     beside = {name: hugging_face(target) for name in others}
     for group in groups:
         named = results.describe(group)
@@ -158,7 +159,7 @@ def measured(
         tallies, left_out = measure(questions[group.task], methods, tokenizer, room, group, args)
         if left_out:
             print(f"{named}: {left_out} turns left out: too long for the model's {room} positions")
-        result = with_group(result, group, tallies, left_out)
+        result = with_group(result, group, tallies, left_out, drafted)
         yield result
 
 
@@ -196,11 +197,13 @@ def begin(args: Args, labels: list[str], tasks: list[Task]) -> Result:
     return dataclasses.replace(there, revision=", ".join(filter(None, revisions)) or None, settings=settings, more=more)
 
 
-def with_group(result: Result, group: Group, tallies: Mapping[str, Tally], left_out: int) -> Result:
+def with_group(
+    result: Result, group: Group, tallies: Mapping[str, Tally], left_out: int, drafted: Mapping[str, dict[str, Any]]
+) -> Result:
     """The result with one group more; one of which no turn fits the model has no cells."""
     plain = tallies[PLAIN]
     cells = [
-        cell(name if name == "transformers" else Label.parse(name).method, name, group, tally, plain)
+        cell(name if name == "transformers" else Label.parse(name).method, name, group, tally, plain, drafted[name])
         for name, tally in tallies.items()
         if plain.replies
     ]
@@ -224,7 +227,7 @@ def measure(
 ) -> tuple[dict[str, Tally], int]:
     """Every method on the conversations of a task, and how many turns were too long for the model."""
     tallies = {name: Tally() for name in methods}
-    left_out = 0
+    left_out, names = 0, names_of(questions)
     for start in range(0, len(questions), group.batch):
         together = questions[start : start + group.batch]
         talks = [Conversation(question, tokenizer, max_position - args.max_new_tokens) for question in together]
@@ -243,7 +246,7 @@ def measure(
             texts = {call: function() for call, function in calls.items()}
             seconds = time_repetitions(calls, args.repeats)
             plain = texts[PLAIN, "answer"]
-            which = [start + row for row in rows]
+            which = [names[start + row] for row in rows]
             categories = [together[row].category for row in rows]
             for name, tally in tallies.items():
                 took = (seconds[name, "answer"], seconds[name, "prefill"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from infer.results import Cell
 
@@ -45,6 +46,19 @@ def cycle_cost(cell: Cell | None) -> float | None:
     if cell is None or cell.batch > 1 or not cell.tau or not cell.decode_speedup:
         return None
     return cell.tau / cell.decode_speedup
+
+
+def uneven(cells: Sequence[Any]) -> list[str]:
+    """A sentence that says which methods answered other questions of a task than most; none where all are the same."""
+    words = []
+    for task in dict.fromkeys(cell.task for cell in cells):
+        own = [cell for cell in cells if cell.task == task]
+        asked = {cell.label: tuple(sorted({q for one in own if one.label == cell.label
+                                           for q in one.by_question["question"]})) for cell in own}  # fmt: skip
+        usual = statistics.mode(asked.values())
+        words += [f"`{label}` {len(questions)} on {task} (the others {len(usual)})"
+                  for label, questions in asked.items() if questions != usual]  # fmt: skip
+    return [f"Not all answered the same questions: {'; '.join(words)}."] if words else []
 
 
 def both(cell: Cell | None) -> str:

@@ -6,34 +6,45 @@ Every claim says when it holds; none is judged by hand. A claim that no file has
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from eagle_jax.positions import expected_tokens, pooled
-from infer.ablations import ABLATION, PUBLISHED_ABLATION
-from infer.cells import mean, means, smallest, tasks_of
-from infer.drafting import STUDY, pooled_chains
-from infer.evidence import BASELINES, Evidence, Section, distinct, missing, rule_of, table, title, unablated, unruled
+from infer import compare
+from infer.ablations import ABLATION, PAPERS, PUBLISHED_ABLATION
+from infer.cells import smallest, tasks_of
+from infer.compare import NO, UNKNOWN, YES, Difference, Estimate, difference, judge, negative, share, trend
+from infer.drafting import STUDY, Chain, pooled_chains
+from infer.evidence import (
+    BASELINES,
+    RULES,
+    Evidence,
+    Section,
+    distinct,
+    missing,
+    one_row,
+    rule_of,
+    table,
+    title,
+    unablated,
+    unruled,
+)
 from infer.recorded import Cell as Recording
 from infer.results import Cell
 from infer.speeds import PUBLISHED
 
 FEW = 30
 """Nodes below which a rate is not compared with another."""
-STATIC = {"eagle2@static": "eagle1"}
-"""Labels that are a method of the papers by another name: EAGLE is an EAGLE-2 head with the static tree."""
-
-
 class Claim(NamedTuple):
-    """A claim of a paper, what was measured, and whether that agrees."""
+    """A claim of a paper, what was measured, and whether that agrees: yes, no, or cannot tell."""
 
     claim: str
     published: str
     here: str
-    holds: bool
+    holds: str
 
 
 def claims(evidence: Evidence) -> Section:
@@ -44,12 +55,15 @@ def claims(evidence: Evidence) -> Section:
         return missing(
             heading, "nothing that a claim is about", "python -m infer.bench --methods vanilla,eagle2,eagle3"
         )
-    rows = [[claim, published, here, "yes" if holds else "no"] for claim, published, here, holds in found]
     text = (
         "Published numbers are of other models on GPUs; what is compared is the order, not the size. "
-        "Means over tasks, batch 1, temperature 0 where nothing else is said."
+        "Means over tasks, batch 1, temperature 0 where nothing else is said. One standard for all: a difference counts "
+        f"where it exceeds {compare.ERRORS} standard errors, taken over the questions that both answered (of counted "
+        "nodes: over nodes). A claim holds where every difference it is about is above that, fails where one is as far "
+        "below, and cannot be told otherwise; of a row of numbers that rises or falls, where its ends differ so and no "
+        "neighbours do in the other direction. Only identical texts need no errors: one that differs is one too many."
     )
-    return Section(heading, text + "\n\n" + table(["claim", "published", "here", "holds"], rows, left=4))
+    return Section(heading, text + "\n\n" + table(["claim", "published", "here", "holds"], found, left=4))
 
 
 def _same_text(evidence: Evidence) -> list[Claim]:
@@ -57,99 +71,120 @@ def _same_text(evidence: Evidence) -> list[Claim]:
     if not cells:
         return []
     identical, compared = sum(cell.identical for cell in cells), sum(cell.compared for cell in cells)
-    here = f"{identical:,} of {compared:,} replies identical, {len(distinct(cell.label for cell in cells))} methods"
+    settings, methods = _many(one_row(cells), "label", "setting"), _many(cells, "method", "method")
+    here = f"{identical:,} of {compared:,} replies identical, {settings} of {methods}"
     claim = "The text is plain decoding's (where drafts are not sampled: at every temperature)"
-    return [Claim(claim, "the same law", here, identical == compared)]
+    return [Claim(claim, "the same law", here, YES if identical == compared else NO)]
+
+
+def _many(cells: Sequence[Any], field: str, word: str) -> str:
+    count = len({getattr(cell, field) for cell in cells})
+    return f"{count} {word}{'s' * (count > 1)}"
 
 
 def _faster(evidence: Evidence) -> list[Claim]:
-    speeds = {label: speed for label, (speed, _) in _table_1(evidence, 0.0).items() if label not in BASELINES}
+    """Of whatever was timed on all tasks, in the trees that were timed."""
+    found = {label: compare.speedup(cells) for label, cells in _table_1(evidence, 0.0).items()}
+    speeds = {label: speed for label, speed in found.items() if speed is not None}
     if len(speeds) < 2:
         return []
-    here = ", ".join(f"{title(label)} {speed:.2f}x" for label, speed in speeds.items())
+    here = ", ".join(f"{title(label)} {speed.value:.2f}x" for label, speed in speeds.items())
     lowest = min(ratio for method in PUBLISHED["Vicuna-13B"].values() for ratio, _ in method.values())
     return [Claim("Every method is faster than plain decoding", f"{lowest:.2f}x and more", here,
-                  min(speeds.values()) > 1)]  # fmt: skip
+                  judge(difference(Estimate(1.0), speed) for speed in speeds.values()))]  # fmt: skip
 
 
 def _order(evidence: Evidence) -> list[Claim]:
+    """By the papers' own trees, recorded: narrow trees that pay on a small machine would say nothing of the methods."""
     printed = {method: tasks["mt_bench"][1] for method, tasks in PUBLISHED["Vicuna-13B"].items()}
-    cells, _ = smallest([cell for cell in evidence.bench if cell.task == "mt_bench"], 0.0)
-    named = {STATIC.get(cell.label, cell.label): cell.tau for cell in cells}
-    here = {name: tau for name, tau in named.items() if name in printed and tau is not None}
-    if len(here) < 3:
+    cells = {method: own for method in printed if (own := _at_papers_tree(evidence, method, ("mt_bench",)))}
+    keys = compare.shared(*cells.values()) if cells else set()
+    taus = {method: tau for method, own in cells.items() if keys and (tau := compare.tau(own, keys))}
+    if len(taus) < 3:
         return []
-    pairs = list(itertools.combinations(sorted(here, key=lambda name: printed[name]), 2))
-    right = sum(here[low] < here[high] for low, high in pairs)
+    pairs = list(itertools.combinations(sorted(taus, key=lambda name: printed[name]), 2))
+    steps = [difference(taus[low], taus[high]) for low, high in pairs]
+    verdicts = [judge([step]) for step in steps]
 
     def words(of: dict[str, float]) -> str:
-        return " < ".join(f"{title(name)} {of[name]:.2f}" for name in sorted(here, key=lambda name: of[name]))
+        return " < ".join(f"{title(name)} {of[name]:.2f}" for name in sorted(of, key=lambda name: of[name]))
 
-    return [Claim("Order of tau on MT-bench", words(printed), f"{words(here)}; {right} of {len(pairs)} pairs in order",
-                  right == len(pairs))]  # fmt: skip
+    counts = f"of {len(pairs)} pairs {verdicts.count(YES)} in order, {verdicts.count(NO)} reversed"
+    here = f"{words({name: tau.value for name, tau in taus.items()})}; {counts}"
+    return [Claim("Order of tau on MT-bench, each method with its paper's tree", words(printed), here, judge(steps))]
 
 
 def _heat(evidence: Evidence) -> list[Claim]:
     found: list[Claim] = []
-    shown = [cell for cell in evidence.bench if not unablated(cell.label)[1] and not unruled(cell.label)[1]]
-    heats = sorted({cell.temperature for cell in shown})
-    for pair in itertools.pairwise(heats):
-        cells = [[cell for cell in smallest(shown, heat)[0] if cell.label not in BASELINES] for heat in pair]
-        words, holds = [], True
-        for label in distinct(cell.label for cell in cells[0]):
-            own = [{cell.task: cell.speedup for cell in of if cell.label == label} for of in cells]
-            if tasks := own[0].keys() & own[1].keys():
-                before, after = (mean([of[task] for task in sorted(tasks)]) or 0.0 for of in own)
-                words.append(f"{title(label)} {before:.2f}x to {after:.2f}x")
-                holds = holds and after < before
+    shown = one_row(
+        cell for cell in evidence.bench
+        if cell.label not in BASELINES and not unablated(cell.label)[1] and not unruled(cell.label)[1]
+    )  # fmt: skip
+    for heats in itertools.pairwise(sorted({cell.temperature for cell in shown})):
+        both = [smallest(shown, heat)[0] for heat in heats]
+        words, steps, without = [], [], []
+        for label in distinct(cell.label for cell in both[0] if cell.label in {other.label for other in both[1]}):
+            own = [[cell for cell in of if cell.label == label] for of in both]
+            if not (keys := compare.shared(*own)):
+                without.append(title(label))
+                continue
+            before, after = (compare.speedup(of, keys) for of in own)
+            assert before is not None and after is not None  # of one question at least
+            words.append(f"{title(label)} {before.value:.2f}x to {after.value:.2f}x ({len(keys)} questions)")
+            steps.append(difference(after, before))
         if words:
-            printed = "lower (EAGLE-3 paper, table 1)" if pair[1] <= 1 else "-"
-            claim = f"Speedup falls from temperature {pair[0]:g} to {pair[1]:g}"
-            found.append(Claim(claim, printed, ", ".join(words), holds))
+            here = ", ".join(words) + (f"; no question in common: {', '.join(without)}" if without else "")
+            printed = "lower (EAGLE-3 paper, table 1)" if heats[1] <= 1 else "-"
+            claim = f"Speedup falls from temperature {heats[0]:g} to {heats[1]:g} (the same questions)"
+            found.append(Claim(claim, printed, here, judge(steps)))
     return found
 
 
 def _dynamic(evidence: Evidence) -> list[Claim]:
     found = []
-    cells = [cell for cell in evidence.cells if cell.temperature == 0]
-    for static in distinct(cell.label for cell in cells if cell.label.endswith("@static") and cell.nodes):
-        own = [cell for cell in cells if cell.label == static]
-        nodes = len((own[0].nodes or {})["parents"])
-        same = re.compile(rf"{re.escape(own[0].method)}@\d+x\d+x{nodes}")
-        for dynamic in distinct(cell.label for cell in cells if same.fullmatch(cell.label)):
-            tasks = {cell.task for cell in own} & {cell.task for cell in cells if cell.label == dynamic}
-            before, after = (_tau(cell for cell in cells if cell.label == label and cell.task in tasks)
-                             for label in (static, dynamic))  # fmt: skip
-            here = f"{title(static)} {before:.2f}, {title(dynamic)} {after:.2f}"
-            found.append(Claim(f"A dynamic tree accepts more than a static one of as many nodes ({nodes})",
-                               "EAGLE 3.98, EAGLE-2 4.83 (Vicuna-13B, MT-bench)", here, after > before))  # fmt: skip
+    cells = one_row(cell for cell in evidence.cells if cell.temperature == 0)
+    by_label = {label: [cell for cell in cells if cell.label == label] for label in distinct(c.label for c in cells)}
+    done = []
+    for static, own in by_label.items():
+        what = own[0].draft
+        if what["kind"] != "static" or what["rule"] != "deterministic" or what in done:
+            continue
+        done.append(what)
+        nodes = len(what["parents"].split())
+        for dynamic, other in by_label.items():
+            wanted = {"kind": "dynamic", "nodes": nodes, "rank_by": "value", "rerank": True}
+            wanted |= {name: what[name] for name in ("weights", "ranking")}
+            if any(other[0].draft.get(name) != value for name, value in wanted.items()):
+                continue
+            here, verdict = _paired(own, other, f"{title(static)}", f"{title(dynamic)}")
+            if here:
+                found.append(Claim(f"A dynamic tree accepts more than a static one of as many nodes ({nodes})",
+                                   "EAGLE 3.98, EAGLE-2 4.83 (Vicuna-13B, MT-bench)", here, verdict))  # fmt: skip
     return found
 
 
 def _eagle_3(evidence: Evidence) -> list[Claim]:
-    found = _table_1(evidence, 0.0)
-    if "eagle2" not in found or "eagle3" not in found:
-        return []
-    (_, two), (_, three) = found["eagle2"], found["eagle3"]
-    return [Claim("EAGLE-3 accepts more than EAGLE-2", "4.05 and 6.13 (Llama-3.1-8B, MT-bench)",
-                  f"{two:.2f} and {three:.2f}", (three or 0) > (two or 0))]  # fmt: skip
+    two, three = (_at_papers_tree(evidence, method) for method in ("eagle2", "eagle3"))
+    here, verdict = _paired(two, three, "EAGLE-2", "EAGLE-3")
+    claim = "EAGLE-3 accepts more than EAGLE-2, each with its paper's tree"
+    return [Claim(claim, "4.05 and 6.13 (Llama-3.1-8B, MT-bench)", here, verdict)] if here else []
 
 
 def _eagle_2s_ablation(evidence: Evidence) -> list[Claim]:
+    """By recorded tau, and by that of timed runs: the trees differ in size."""
     found = []
-    for base in distinct(unablated(cell.label)[0] for cell in evidence.bench if unablated(cell.label)[1]):
-        cells, _ = smallest([cell for cell in evidence.bench if unablated(cell.label)[0] == base], 0.0)
-        taus = {}
-        for without in ABLATION:
-            own = [cell for cell in cells if unablated(cell.label)[1] == without]
-            taus[without] = mean([cell.tau for cell in own]) if tasks_of(own) == tasks_of(cells) else None
-        whole, rest = taus[frozenset()], [tau for without, tau in taus.items() if without]
-        if whole is None or any(tau is None for tau in rest):
-            continue
-        here = ", ".join(f"{words} {taus[without]:.2f}" for without, words in ABLATION.items())
-        printed = ", ".join(f"{PUBLISHED_ABLATION[without]:.2f}" for without in ABLATION)
-        holds = all(whole >= (tau or 0) for tau in rest)
-        found.append(Claim(f"Value and rerank each raise tau ({title(base)})", printed, here, holds))
+    for cells, how in ((_recorded(evidence, 0.0), "recorded"), (smallest(evidence.bench, 0.0)[0], "timed")):
+        for base in distinct(unablated(cell.label)[0] for cell in cells if unablated(cell.label)[1]):
+            own = [cell for cell in cells if unablated(cell.label)[0] == base]
+            parts = [[cell for cell in own if unablated(cell.label)[1] == without] for without in ABLATION]
+            keys = compare.shared(*parts) if all(parts) else set()
+            taus = [tau for part in parts if keys and (tau := compare.tau(part, keys))]
+            if len(taus) < len(ABLATION):
+                continue
+            here = ", ".join(f"{words} {tau.value:.2f}" for words, tau in zip(ABLATION.values(), taus, strict=True))
+            printed = ", ".join(f"{PUBLISHED_ABLATION[without]:.2f}" for without in ABLATION)
+            found.append(Claim(f"Value and rerank each raise tau ({title(base)}, {how})", printed, here,
+                               judge(difference(tau, taus[0]) for tau in taus[1:])))  # fmt: skip
     return found
 
 
@@ -158,25 +193,27 @@ def _eagle_3s_ablation(evidence: Evidence) -> list[Claim]:
     names = [name for name, printed in STUDY.items() if printed is not None]
     if not all(name in runs for name in names):
         return []
-    taus = [runs[name]["measured"]["tau"] for name in names]
-    here = ", ".join(f"{runs[name]['title']} {tau:.2f}" for name, tau in zip(names, taus, strict=True))
+    measured = [runs[name]["measured"] for name in names]
+    # Its intervals are of 95%, 1.96 standard errors to either side.
+    taus = [Estimate(one["tau"], variance=((one["interval"][1] - one["interval"][0]) / 3.92) ** 2) for one in measured]
+    here = ", ".join(f"{runs[name]['title']} {tau.value:.2f}" for name, tau in zip(names, taus, strict=True))
     printed = ", ".join(f"{STUDY[name]:.2f}" for name in names)
     return [Claim("No feature loss, then fused features, each raise tau (heads trained alike)", printed, here,
-                  taus == sorted(taus) and len(set(taus)) == len(taus))]  # fmt: skip
+                  judge(difference(*pair) for pair in itertools.pairwise(taus)))]  # fmt: skip
 
 
 def _by_position(evidence: Evidence) -> list[Claim]:
     found = []
-    cells = [cell for cell in evidence.cells if cell.temperature == 0 and cell.label.endswith("@static")]
+    cells = one_row(cell for cell in _recorded(evidence, 0.0) if cell.draft["kind"] == "static")
     for label in distinct(cell.label for cell in cells):
         own = [cell for cell in cells if cell.label == label]
         reached, accepted = (pooled([cell.positions[name] for cell in own]) for name in ("reached", "accepted"))
-        if not reached.size or reached[0].min() < FEW:
+        if not reached.size or reached[0].min() < FEW or reached.shape[1] < 2:
             continue
-        rates = accepted[0] / reached[0]
-        here = ", ".join(f"{rate:.2f}" for rate in rates) + f" ({title(label)})"
+        rates = [share(*pair) for pair in zip(accepted[0].tolist(), reached[0].tolist(), strict=True)]
+        here = ", ".join(f"{rate.value:.2f}" for rate in rates) + f" ({title(label)})"
         found.append(Claim("Acceptance at depth 1 falls from sibling to sibling", "EAGLE-2, figure 5", here,
-                           bool(np.all(np.diff(rates) < 0))))  # fmt: skip
+                           trend(list(map(negative, rates)))))  # fmt: skip
     return found
 
 
@@ -187,79 +224,92 @@ def _calibrated(evidence: Evidence) -> list[Claim]:
         known = [cell.calibration for cell in own if cell.calibration]
         if not own or len(known) < len(own) or len({len(one["count"]) for one in known}) > 1:
             continue
-        count, accepted = (np.sum([one[name] for one in known], axis=0) for name in ("count", "accepted"))
-        full = count >= FEW
-        rates = accepted[full] / count[full]
-        here = f"{title(label)}: " + ", ".join(f"{rate:.2f}" for rate in rates)
-        chance = rates * (1 - rates) / count[full]
-        falls = rates[:-1] - rates[1:] > 2 * np.sqrt(chance[:-1] + chance[1:])  # more than two standard errors
+        count, accepted = (np.sum([one[name] for one in known], axis=0).tolist() for name in ("count", "accepted"))
+        rates = [share(hits, tries) for hits, tries in zip(accepted, count, strict=True) if tries >= FEW]
+        if len(rates) < 2:
+            continue
+        here = f"{title(label)}: " + ", ".join(f"{rate.value:.2f}" for rate in rates)
         found.append(Claim("Acceptance rises with the draft's confidence, bin by bin", "EAGLE-2, figure 6", here,
-                           len(rates) > 1 and bool(rates[-1] > rates[0]) and not falls.any()))  # fmt: skip
+                           trend(rates)))  # fmt: skip
     return found
 
 
 def _flat(evidence: Evidence) -> list[Claim]:
     """EAGLE-3's figure 7: EAGLE's rate falls with n, EAGLE-3's hardly does."""
-    found = {}
+    words, falls = {}, {}
     for (name, heat), chains in pooled_chains(evidence).items():
         longest = max(chains, key=lambda chain: chain.length)
         seen = [n for n, tested in enumerate(longest.tested) if tested >= FEW]
         if heat == 0 and name in (title("eagle2"), title("eagle3")) and len(seen) > 1:
-            alpha = longest.alpha
-            found[name] = seen[-1], alpha[0] or 0.0, alpha[seen[-1]] or 0.0
-    if len(found) < 2:
+            first, last = (share(longest.accepted[n], longest.tested[n]) for n in (0, seen[-1]))
+            words[name] = f"{name} {first.value:.2f} to {last.value:.2f} (n = {seen[-1]})"
+            falls[name] = Estimate(first.value - last.value, variance=first.variance + last.variance)
+    if len(falls) < 2:
         return []
-    here = ", ".join(f"{name} {first:.2f} to {last:.2f} (n = {n})" for name, (n, first, last) in found.items())
-    falls = {name: first - last for name, (_, first, last) in found.items()}
-    return [Claim("n-alpha falls with n for EAGLE-2, hardly for EAGLE-3", "EAGLE-3, figure 7", here,
-                  falls[title("eagle2")] > 0 and falls[title("eagle3")] < falls[title("eagle2")])]  # fmt: skip
+    two, three = falls[title("eagle2")], falls[title("eagle3")]
+    return [Claim("n-alpha falls with n for EAGLE-2, hardly for EAGLE-3", "EAGLE-3, figure 7", ", ".join(words.values()),
+                  judge([difference(Estimate(0.0), two), difference(three, two)]))]  # fmt: skip
 
 
 def _batches(evidence: Evidence) -> list[Claim]:
     found = []
-    cells = [cell for cell in evidence.bench if cell.temperature == 0 and cell.label not in BASELINES]
+    cells = one_row(cell for cell in evidence.bench if cell.temperature == 0 and cell.label not in BASELINES)
     for label in distinct(cell.label for cell in cells):
-        own = {cell.batch: cell.speedup for cell in cells if cell.label == label}
-        if len({cell.task for cell in cells if cell.label == label}) == 1 and len(own) > 1:
-            sizes = sorted(own)
-            here = ", ".join(f"batch {size} {own[size]:.2f}x" for size in sizes)
-            falls = all(own[large] < own[small] for small, large in itertools.pairwise(sizes))
+        own = [cell for cell in cells if cell.label == label]
+        sizes = sorted({cell.batch for cell in own})
+        by_size = [[cell for cell in own if cell.batch == size] for size in sizes]
+        speeds = [speed for of in by_size if (speed := compare.speedup(of, compare.shared(*by_size)))]
+        if len(sizes) > 1 and len(speeds) == len(sizes):
+            here = ", ".join(f"batch {size} {speed.value:.2f}x" for size, speed in zip(sizes, speeds, strict=True))
             found.append(Claim(f"The larger the batch, the smaller the speedup ({title(label)})",
-                               "1.81x at batch 2, 1.38x at 64 (SGLang)", here, falls))  # fmt: skip
+                               "1.81x at batch 2, 1.38x at 64 (SGLang)", here,
+                               trend(list(map(negative, speeds)))))  # fmt: skip
     return found
 
 
 def _formula(evidence: Evidence) -> list[Claim]:
-    worst: dict[str, tuple[float, int]] = {}
+    worst: dict[str, tuple[float, int, float]] = {}
     for (name, heat), chains in pooled_chains(evidence).items():
-        rate = max(chains, key=lambda chain: chain.length).acceptance
-        if heat or rate is None:
+        longest = max(chains, key=lambda chain: chain.length)
+        if heat or longest.acceptance is None:
             continue
-        errors = [(expected_tokens(rate, chain.length) / (chain.tokens / chain.cycles) - 1, chain.length)
-                  for chain in chains if chain.cycles]  # fmt: skip
-        worst[name] = max(errors, key=lambda pair: abs(pair[0]), default=(0.0, 0))
+        rate = share(sum(longest.accepted), sum(longest.tested))
+        found = [(*_off(rate, chain), chain.length) for chain in chains if chain.cycles]
+        error, spread, length = max(found, key=lambda one: abs(one[0]))
+        worst[name] = error, length, spread
     if not worst:
         return []
-    here = ", ".join(f"{name} {error:+.0%} at K = {length}" for name, (error, length) in worst.items())
+    here = ", ".join(f"{name} {error:+.0%} at K = {length}" for name, (error, length, _) in worst.items())
+    steps = [Difference(0.1 - abs(error), spread) for error, _, spread in worst.values()]
     return [Claim("(1 - a^(K+1)) / (1 - a) is the number of tokens per pass, within 10%", "Leviathan et al., eq. 1",
-                  f"farthest off: {here}", all(abs(error) <= 0.1 for error, _ in worst.values()))]  # fmt: skip
+                  f"farthest off: {here}", judge(steps))]  # fmt: skip
+
+
+def _off(rate: Estimate, chain: Chain) -> tuple[float, float]:
+    """How far the formula is off, and the standard error of that: of the rate, and of the measured mean."""
+    expected, measured = expected_tokens(rate.value, chain.length), chain.tokens / chain.cycles
+    steep = sum(k * rate.value ** (k - 1) for k in range(1, chain.length + 1))
+    beyond = [hits / chain.cycles for hits in chain.accepted]  # share of cycles that accepted so many at least
+    spread = sum((2 * n + 1) * part for n, part in enumerate(beyond)) - sum(beyond) ** 2
+    relative = rate.variance * (steep / expected) ** 2 + max(spread, 0.0) / chain.cycles / measured**2
+    return expected / measured - 1, expected / measured * math.sqrt(relative)
 
 
 def _rules(evidence: Evidence) -> list[Claim]:
+    """By recorded tau where a rule was recorded, by that of timed runs elsewhere."""
     found = []
-    ruled = [cell for cell in evidence.bench if unruled(cell.label)[1] and cell.temperature > 0]
-    for base in distinct(unruled(cell.label)[0] for cell in ruled):
-        heat = min(cell.temperature for cell in ruled)
-        cells, _ = smallest([cell for cell in ruled if unruled(cell.label)[0] == base], heat)
-        taus = {unruled(label)[1]: means([cell for cell in cells if cell.label == label])[1]
-                for label in distinct(cell.label for cell in cells)}  # fmt: skip
-        plain = taus.get("rejection")
+    for base in distinct(unruled(c.label)[0] for c in [*evidence.cells, *evidence.bench] if unruled(c.label)[1]):
+        kinds = ([c for c in of if unruled(c.label)[0] == base and unruled(c.label)[1] and c.temperature > 0]
+                 for of in (evidence.cells, evidence.bench))  # fmt: skip
+        ruled: list[Any] = next(filter(None, kinds), [])
+        heat = min((cell.temperature for cell in ruled), default=0.0)
+        at_heat = [cell for cell in ruled if cell.temperature == heat]
+        cells = {rule: [cell for cell in at_heat if unruled(cell.label)[1] == rule] for rule in RULES}
         for rule, paper in (("block", "proven (arXiv:2403.10444)"), ("traversal", "reported (arXiv:2505.12398)")):
-            better = taus.get(rule)
-            if plain is not None and better is not None:
-                here = f"{title(base)}: {plain:.2f} and {better:.2f}, temperature {heat:g}"
-                found.append(Claim(f"{rule.capitalize()} verification accepts at least as much as token by token",
-                                   paper, here, better >= plain))  # fmt: skip
+            here, verdict = _paired(cells["rejection"], cells[rule], "token by token", rule)
+            if here:
+                found.append(Claim(f"{rule.capitalize()} verification accepts more than token by token", paper,
+                                   f"{title(base)}, temperature {heat:g}: {here}", verdict))  # fmt: skip
     return found
 
 
@@ -274,20 +324,35 @@ def _sampled(cell: Cell) -> bool:
     return cell.temperature > 0 and rule_of(cell.label) != "deterministic"
 
 
-def _table_1(evidence: Evidence, temperature: float) -> dict[str, tuple[float, float | None]]:
-    """Mean speedup and tau of what was timed on every task of a temperature, by label."""
+def _table_1(evidence: Evidence, temperature: float) -> dict[str, list[Cell]]:
+    """The cells of what was timed on every task of a temperature, by label."""
     cells, _ = smallest(evidence.bench, temperature)
-    cells = [cell for cell in cells if not unablated(cell.label)[1] and not unruled(cell.label)[1]]
-    found = {}
-    for label in distinct(cell.label for cell in cells):
-        own: Sequence[Cell] = [cell for cell in cells if cell.label == label]
-        speed, tau = means(own)
-        if tasks_of(own) == tasks_of(cells) and speed is not None:
-            found[label] = speed, tau
-    return found
+    cells = one_row(cell for cell in cells if not unablated(cell.label)[1] and not unruled(cell.label)[1])
+    by_label = {label: [cell for cell in cells if cell.label == label] for label in distinct(c.label for c in cells)}
+    return {
+        label: own for label, own in by_label.items() if label not in BASELINES and tasks_of(own) == tasks_of(cells)
+    }
 
 
-def _tau(cells: Iterable[Recording]) -> float:
-    """Pooled, as the papers do."""
-    tokens, cycles = np.sum([(cell.tokens, cell.cycles) for cell in cells], axis=0)
-    return float(tokens / max(1, cycles))
+def _recorded(evidence: Evidence, temperature: float) -> list[Recording]:
+    return [cell for cell in evidence.cells if cell.temperature == temperature]
+
+
+def _at_papers_tree(evidence: Evidence, method: str, tasks: Sequence[str] | None = None) -> list[Recording]:
+    """Greedy recordings of a method with the tree of its paper."""
+    for label in PAPERS[method]:
+        own = [cell for cell in _recorded(evidence, 0.0) if cell.label == label]
+        if found := [cell for cell in own if tasks is None or cell.task in tasks]:
+            return found
+    return []
+
+
+def _paired(low: Sequence[Any], high: Sequence[Any], *names: str) -> tuple[str, str]:
+    """What two methods' taus are on the questions that both answered, and whether the second's is above; "" if none."""
+    keys = compare.shared(low, high) if low and high else set()
+    one, two = (compare.tau(cells, keys) if keys else None for cells in (low, high))
+    if one is None or two is None:
+        return "", UNKNOWN
+    step = difference(one, two)
+    words = ", ".join(f"{name} {tau.value:.2f}" for name, tau in zip(names, (one, two), strict=True))
+    return f"{words} (difference {step}, {len(keys)} questions)", judge([step])

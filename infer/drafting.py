@@ -17,7 +17,7 @@ from eagle_jax.positions import (
     pooled,
 )
 from infer import figures
-from infer.evidence import Evidence, Section, distinct, missing, table, title, unablated
+from infer.evidence import Evidence, Section, distinct, missing, one_row, table, title, unablated
 from infer.recorded import Cell
 
 COMMAND = "python -m infer.acceptance --methods eagle2,eagle3"
@@ -244,7 +244,7 @@ def expected(evidence: Evidence, costs: Mapping[str, float]) -> Section:
 
 def _groups(evidence: Evidence) -> dict[tuple[str, float], list[Cell]]:
     """Cells by label and temperature, one per task, the ablations left out; temperatures ascending."""
-    cells = [cell for cell in evidence.cells if not unablated(cell.label)[1]]
+    cells = one_row(cell for cell in evidence.cells if not unablated(cell.label)[1])
     keys = sorted(distinct((cell.label, cell.temperature) for cell in cells), key=lambda key: key[1])
     return {key: [cell for cell in cells if (cell.label, cell.temperature) == key] for key in keys}
 
@@ -261,10 +261,10 @@ def pooled_chains(evidence: Evidence) -> dict[tuple[str, float], list[Chain]]:
             counts = [sum(chain[name] for chain in each) for name in ("tokens", "cycles")]
             columns = [np.sum([chain[name] for chain in each], axis=0).tolist() for name in ("tested", "accepted")]
             chains.append(Chain(length, *counts, *columns))
-        method = label.partition("@")[0]
-        if not chains or (method, temperature, chains) in seen:
+        weights = str(cells[0].draft["weights"])  # whatever the method is called
+        if not chains or (weights, temperature, chains) in seen:
             continue
-        seen.append((method, temperature, chains))
+        seen.append((weights, temperature, chains))
         name = title(_TREE.sub("", label).removesuffix("@"))
         found[title(label) if (name, temperature) in found else name, temperature] = chains
     return found

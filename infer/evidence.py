@@ -33,8 +33,10 @@ BASELINES = ("vanilla", "transformers")
 """Methods that every run times anew, to compare the others with."""
 RULES = get_args(Verification)
 """Settings of a label that choose an acceptance rule."""
-SAME = ("target", "dtype", "max_new_tokens", "sampled_ranking")
-"""Settings that results in one table share."""
+SAME = ("target", "dtype", "max_new_tokens", "seed")
+"""Settings that results in one table share. Trees and weights are compared label by label, and questions by name."""
+STATIC = {"eagle2@static": "eagle1"}
+"""Labels that are a method of the papers by another name: EAGLE is an EAGLE-2 head with the static tree."""
 
 
 class Source(NamedTuple):
@@ -83,12 +85,14 @@ def gather(paths: Sequence[Path]) -> Evidence:
 
     Raises:
       ValueError: a file that is of none of the kinds, or broken; bench results of several machines; results of
-        different models or settings; the same cell in two files with other numbers.
+        different models or settings; the same cell in two files with other numbers; a label that stands for another tree
+        or other weights in one file than in another.
     """
     sources, bench, cells = [], _Merger(), _Merger()
     baselines: dict[Any, dict[Path, list[results.Cell]]] = {}
     studies: list[tuple[Path, dict[str, Any]]] = []
     settings: dict[str, tuple[Path, Any]] = {}
+    drafts: dict[str, tuple[Path, dict[str, Any]]] = {}
     for path in paths:
         kind = _kind(path)
         found: Any
@@ -111,6 +115,7 @@ def gather(paths: Sequence[Path]) -> Evidence:
             for entry in found.cells:
                 cells.add(entry.key, entry, path, recorded.describe(entry))
         _same_settings(path, found.settings, settings)
+        _same_drafts(path, found.cells, drafts)
         sources.append(Source(str(path), kind, found.machine, found.revision))
     if len(studies) > 1:
         raise ValueError(f"{studies[0][0]} and {studies[1][0]} are both results of train.study: give one of them")
@@ -219,6 +224,45 @@ def _same_settings(path: Path, settings: dict[str, Any], seen: dict[str, tuple[P
                 f"{at} was measured with {name} {value!r}, {path} with {settings[name]!r}: write a report of each "
                 "(--out)"
             )
+
+
+def _same_drafts(path: Path, cells: Iterable[Any], seen: dict[str, tuple[Path, dict[str, Any]]]) -> None:
+    for cell in cells:
+        at, draft = seen.setdefault(cell.label, (path, cell.draft))
+        if draft != cell.draft:
+            names = sorted(name for name in {*draft, *cell.draft} if draft.get(name) != cell.draft.get(name))
+            was, now = (", ".join(f"{name} {of.get(name)!r}" for name in names) for of in (draft, cell.draft))
+            raise ValueError(
+                f"{cell.label} is not the same in {at} ({was}) and {path} ({now}): name the setting in the label, or "
+                "leave one of the files out"
+            )
+
+
+def one_row(cells: Iterable[Any]) -> list[Any]:
+    """Cells in which labels of one method with equal drafts are one, the shortest: `eagle2` and `eagle2@4x2x7`, say.
+
+    Where both were measured on the same, the cell of the shortest label is kept.
+    """
+    cells = list(cells)
+    found: dict[Any, Any] = {}
+    names: dict[str, list[str]] = {}
+    for cell in cells:
+        names.setdefault(_what(cell), []).append(cell.label)
+    for cell in cells:
+        label = min(names[_what(cell)], key=lambda name: (len(name), name))
+        place = (label, cell.task, cell.temperature, getattr(cell, "batch", None))
+        if cell.label == label or place not in found:
+            found[place] = dataclasses.replace(cell, label=label)
+    return list(found.values())
+
+
+def _what(cell: Any) -> str:
+    return json.dumps([cell.method, cell.draft], sort_keys=True)
+
+
+def published_as(cell: Any) -> str:
+    """The name under which the papers print a method."""
+    return STATIC.get(cell.label, cell.method)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:

@@ -5,6 +5,7 @@ A label is `name[@setting]`; parts of a setting are separated by "/":
     eagle3@6x10x59            dynamic tree: depth, top_k, nodes     eagle2@static           the published static tree
     eagle3@chain3             a chain                               sps@chain5/block        and its acceptance rule
     eagle2@4x2x7/confidence   frontier by confidence, not value     eagle2@4x2x7/norerank   frontiers as they are
+    eagle1, hass              by default the bundled EAGLE-2 head; eagle1 with the static tree
     eagle3@untempered         ranking at temperature > 0            eagle3@4x4x12/top_p0.9  children by probability
     pld@10, pld@10x3          drafted tokens (x longest n-gram)     lookahead@5x7x7         N, W and G
     medusa@best31             static tree of 31 nodes that is best for the acceptance recorded in --positions
@@ -29,17 +30,23 @@ from eagle_jax.drafters.prompt_lookup import prompt_lookup
 from eagle_jax.positions import pooled
 from eagle_jax.programs import parse_tree
 from eagle_jax.shapes import best_parents, medusa_parents
+from infer import drafts
 from infer.recorded import read as read_recorded
 
 PLAIN = "vanilla"
-BUNDLED = {"sps": "small", "medusa": "medusa", "hydra": "hydra", "eagle2": "eagle2", "eagle3": "eagle3"}
-"""Methods whose weights are bundled with the target, and their names there."""
-OPTIONS = {"sps": "draft_model", "medusa": "medusa", "hydra": "hydra", "eagle2": "eagle2", "eagle3": "eagle3"}
+BUNDLED = {
+    "sps": "small", "medusa": "medusa", "hydra": "hydra", "eagle1": "eagle2", "hass": "eagle2", "eagle2": "eagle2",
+    "eagle3": "eagle3",
+}  # fmt: skip
+"""Methods whose weights are bundled with the target, and their names there. The one head of EAGLE-1/2's kind was taught
+as HASS teaches; EAGLE has its static tree by default."""
+OPTIONS = {name: name for name in BUNDLED} | {"sps": "draft_model"}
 """Methods with weights, and the option that names their path."""
 WEIGHTLESS = {"pld": (10, 3), "lookahead": (5, 7, 7)}
 """Methods without weights, and the numbers of the papers: length and longest n-gram; N, W and G."""
-METHODS = (PLAIN, "sps", "pld", "lookahead", "medusa", "hydra", "eagle2", "eagle3")
-"""Plain decoding, standard speculative sampling, prompt lookup, lookahead, Medusa-1, Hydra or Hydra++, EAGLE heads."""
+METHODS = (PLAIN, "sps", "pld", "lookahead", "medusa", "hydra", "eagle1", "hass", "eagle2", "eagle3")
+"""Plain decoding, standard speculative sampling, prompt lookup, lookahead, Medusa-1, Hydra or Hydra++, EAGLE heads:
+`eagle1`, `hass` and `eagle2` load heads of one kind, which differ in how they were taught and what tree they fill."""
 WORDS: dict[str, tuple[str, Any]] = {
     "value": ("rank_by", "value"),
     "confidence": ("rank_by", "confidence"),
@@ -58,6 +65,8 @@ class Places:
 
     Attributes:
       target: path or hub id of the model; default is the bundled one, for which all that drafts is bundled, too.
+      eagle1: path or hub id of an EAGLE-1/2 head for the method eagle1, which fills the static tree unless told otherwise.
+      hass: path or hub id of an EAGLE-1/2 head taught as HASS teaches; default is the bundled EAGLE-2 head, which was.
       eagle2: path or hub id of its EAGLE-1/2 head.
       eagle3: path or hub id of its EAGLE-3 head.
       draft_model: path or hub id of a small model with its tokenizer, for sps.
@@ -67,6 +76,8 @@ class Places:
     """
 
     target: str | None = None
+    eagle1: str | None = None
+    hass: str | None = None
     eagle2: str | None = None
     eagle3: str | None = None
     draft_model: str | None = None
@@ -144,6 +155,8 @@ class Label:
             if name in fields:
                 raise ValueError(f"{text!r}: {word!r} contradicts or repeats what is said before it")
             fields[name] = value
+        if method == "eagle1" and shape is None:
+            shape = "static"
         label = cls(text, method, shape, tuple(fields.items()))
         if shape is not None:
             label.tree(DEFAULT_CHAIN, EAGLE1_PARENTS)
@@ -297,9 +310,11 @@ class Loader:
         if label.method == "lookahead":
             ngram, window, guesses = label.numbers
             return eagle_jax.lookahead(self.target, ngram=ngram, window=window, guesses=guesses)
-        if label.method not in self._weights:
-            self._weights[label.method] = self._load(label.method)
-        bound = self._weights[label.method]
+        where = self.weights(label.method)
+        if where not in self._weights:
+            self._weights[where] = self._load(label.method)
+        bound = self._weights[where]
+        self._check_kind(label.method, bound)
         static = medusa_parents(bound.config.num_heads) if isinstance(bound, Medusa) else EAGLE1_PARENTS
         if isinstance(label.shape, str) and label.shape != "static":
             assert self.sources.positions is not None, "`check_methods` asks for it"
@@ -309,6 +324,30 @@ class Loader:
         with _named(text):
             return bound.with_tree(tree)
 
+    def weights(self, method: str) -> str:
+        """Where the weights of a method come from: a path or hub id, or which of those bundled."""
+        return getattr(self.sources, OPTIONS[method]) or f"bundled {BUNDLED[method]}"
+
+    def draft(self, text: str) -> dict[str, Any]:
+        """What a label drafts, as result files record it (`infer/drafts.py`)."""
+        bound, label = self(text), Label.parse(text)
+        if bound is None:
+            return drafts.PLAIN
+        found = drafts.PLAIN | {"rows": bound.drafter.num_nodes + 1}
+        if not isinstance(bound, TreeDrafter):
+            kind = "lookup" if label.method == "pld" else "lookahead"
+            return found | {"kind": kind} | dict(zip(drafts.FIELDS[kind], label.numbers, strict=True))
+        tree = bound.tree
+        kind = "chain" if tree.top_k == 1 else "dynamic" if tree.parents is None else "static"
+        own: dict[str, Any] = {
+            "depth": tree.depth, "top_k": tree.top_k, "nodes": tree.num_nodes, "rank_by": tree.rank_by,
+            "rerank": tree.rerank, "parents": drafts.written(tree.parents or ()),
+        }  # fmt: skip
+        found |= {"kind": kind, "weights": self.weights(label.method), "rule": tree.verification}
+        found |= {"ranking": tree.sampled_ranking if tree.verification == "deterministic" else None}
+        found |= {name: own[name] for name in drafts.FIELDS[kind]}
+        return found | ({} if tree.top_p == 1 else {"top_p": tree.top_p})
+
     def _load(self, method: str) -> TreeDrafter:
         path = getattr(self.sources, OPTIONS[method])
         if path is None:
@@ -317,13 +356,17 @@ class Loader:
         if method == "sps":
             return eagle_jax.load_draft_model(path, self.target)
         load: Any = eagle_jax.load_medusa if method in ("medusa", "hydra") else eagle_jax.load_drafter
-        heads = load(path, self.target)
-        held = {"eagle1": "eagle2"}.get(heads.config.kind, heads.config.kind)  # EAGLE-1 and EAGLE-2 share weights
-        if held != method:  # the numbers would stand under another method's name
+        return load(path, self.target)
+
+    def _check_kind(self, method: str, heads: TreeDrafter) -> None:
+        """Refuses heads of another method: the numbers would stand under its name."""
+        path, held = getattr(self.sources, OPTIONS[method]), heads.config.kind
+        if path is None or method == "sps" or (BUNDLED[method], held) == ("eagle2", "eagle1"):
+            return  # EAGLE-1 and EAGLE-2 share weights
+        if held != BUNDLED[method]:
             raise ValueError(
                 f"--{method} {path}: these are heads of {held}: give them as --{held}, for --methods {held}"
             )
-        return heads
 
 
 def load_method(label: str, target: eagle_jax.Target, sources: Sources) -> eagle_jax.BoundDrafter | None:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax.checkpoints.staging import write_whole
+from infer.compare import check_columns
+from infer.drafts import check_draft
 
-SCHEMA = "eagle_jax.acceptance/1"
+SCHEMA = "eagle_jax.acceptance/2"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Cell:
       uncalibrated: why `calibration` is None.
       chains: by length: `length`, `tokens`, `cycles`, and `tested`, `accepted`, each [length], the counts of n-alpha;
         empty for a method that drafts no chain of a given length.
+      draft: what was really drafted, with which weights, and by which rule it was accepted (`infer/drafts.py`).
+      by_question: a list per column, one entry per question: `question` (its name), `tokens`, `cycles`.
     """
 
     method: str
@@ -47,6 +51,8 @@ class Cell:
     calibration: dict[str, Any] | None
     uncalibrated: str | None
     chains: list[dict[str, Any]]
+    draft: dict[str, Any]
+    by_question: dict[str, Any]
 
     @property
     def key(self) -> tuple[str, str, float]:
@@ -151,6 +157,9 @@ def _cell(entry: Any, where: str) -> Cell:
     for name, kind in fields.items():
         if kind in _KINDS and not _KINDS[kind](entry[name]):
             raise ValueError(f"{where}: {name} is {entry[name]!r}, expected {kind}")
+    check_draft(entry["draft"], where)
+    check_columns(entry["by_question"], dict.fromkeys(("question", "tokens", "cycles"), "count") | {"question": "name"},
+                  where)  # fmt: skip
     if not isinstance(entry["chains"], list):
         raise ValueError(f"{where}: chains is {entry['chains']!r}, expected a list")
     for name, form in _FORMS.items():

@@ -68,7 +68,9 @@ def sections(evidence: Evidence) -> list[Section]:
     """All parts of the page, in the order of the papers."""
     return [
         claims.claims(evidence),
+        ablations.labels(evidence),
         *speeds.speedups(evidence),
+        ablations.taus(evidence),
         ablations.ablation(evidence),
         drafting.study(evidence),
         drafting.positions(evidence),

@@ -16,8 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eagle_jax.checkpoints.staging import write_whole
+from infer.compare import check_columns
+from infer.drafts import check_draft
 
-SCHEMA = "eagle_jax.bench/1"
+SCHEMA = "eagle_jax.bench/2"
+COLUMNS = {"question": "name", "replies": "count", "tokens": "count", "cycles": "counts or null", "seconds": "seconds",
+           "plain_tokens": "count", "plain_seconds": "seconds"}  # fmt: skip
+"""Of `Cell.by_question`."""
 
 
 class Group(NamedTuple):
@@ -73,6 +78,9 @@ class Cell:
       identical: replies that are plain decoding's. compared: replies that were compared.
       spec_bench: by the definitions of Spec-Bench.
       categories: the same by category, where the task has more than one.
+      draft: what was really drafted, with which weights, and by which rule it was accepted (`infer/drafts.py`).
+      by_question: a list per column, one entry per question: `question` (its name), `replies`, `tokens`, `cycles` (null
+        where not counted), `seconds` (a list per repetition), and plain decoding's `plain_tokens`, `plain_seconds`.
     """
 
     method: str
@@ -100,6 +108,8 @@ class Cell:
     compared: int
     spec_bench: SpecBench
     categories: dict[str, Category]
+    draft: dict[str, Any]
+    by_question: dict[str, Any]
 
     @property
     def group(self) -> Group:
@@ -256,6 +266,8 @@ def _cell(entry: Any, where: str) -> Cell:
     fields = dict(_record(Cell, entry, where))
     if not isinstance(fields["categories"], dict):
         raise ValueError(f"{where}: categories is {fields['categories']!r}, expected an object")
+    check_draft(fields["draft"], where)
+    check_columns(fields["by_question"], COLUMNS, where)
     fields["spec_bench"] = _spec_bench(fields["spec_bench"], f"{where}, spec_bench")
     categories = {}
     for name, value in fields["categories"].items():

@@ -244,7 +244,7 @@ def shortlist(predicted: dict[str, Score], count: int) -> list[str]:
 
 
 def entry_of(label: str, drafter: BoundDrafter | None, sources: Sources, setting: Setting) -> Entry:
-    """The entry of a profile that stands for a label.
+    """The entry of a profile that stands for a label; eagle1 and hass are heads of the kind that it calls eagle2.
 
     Raises:
       ValueError: a setting that a profile cannot hold, naming it.
@@ -261,7 +261,8 @@ def entry_of(label: str, drafter: BoundDrafter | None, sources: Sources, setting
         names = ("length", "ngram") if method == "pld" else NUMBERS[method]
         fields = dict(zip(names, numbers, strict=True))
     try:
-        return Entry(setting.batch, setting.temperature, method, **fields)  # type: ignore[arg-type]
+        kind = "eagle2" if method in ("eagle1", "hass") else method
+        return Entry(setting.batch, setting.temperature, kind, **fields)  # type: ignore[arg-type]
     except ConfigError as error:
         raise ConfigError(f"{label}: {error}") from error
 

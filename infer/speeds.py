@@ -7,9 +7,21 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from infer import figures
-from infer.cells import both, cycle_cost, find, mean, means, number, pair, smallest, tasks_of, times
-from infer.evidence import Evidence, Section, distinct, missing, table, title, unablated, unruled
+from infer import compare, figures
+from infer.cells import both, cycle_cost, find, mean, means, number, pair, smallest, tasks_of, times, uneven
+from infer.evidence import (
+    BASELINES,
+    Evidence,
+    Section,
+    distinct,
+    missing,
+    one_row,
+    published_as,
+    table,
+    title,
+    unablated,
+    unruled,
+)
 from infer.results import Cell, Group, SpecBench
 
 Published = dict[str, dict[str, tuple[float, float]]]
@@ -47,7 +59,7 @@ def speedups(evidence: Evidence) -> list[Section]:
 def _speedups(evidence: Evidence, temperature: float) -> Section:
     heading = f"Speedup and tau at temperature {temperature:g}"
     cells, batch = smallest(evidence.bench, temperature)
-    cells = [cell for cell in cells if not unablated(cell.label)[1] and not unruled(cell.label)[1]]
+    cells = one_row(cell for cell in cells if not unablated(cell.label)[1] and not unruled(cell.label)[1])
     if not cells:
         command = f"python -m infer.bench --methods vanilla,eagle2,eagle3 --temperatures {temperature:g}"
         return missing(heading, f"no method was timed at temperature {temperature:g}", command)
@@ -60,16 +72,17 @@ def _speedups(evidence: Evidence, temperature: float) -> Section:
     parts = [
         f"Speedup over this engine's own plain decoding, and tau; batch {batch}. A dash: not measured, or a method "
         "that counts no passes. Last, mean time of a cycle over that of a plain step, which tau has to exceed to be "
-        "of use. Second table: least and most of the speedup over "
+        "of use, and the rows of its target pass. Second table: least and most of the speedup over "
         f"{repetitions} repetition{'s' * (repetitions > 1)}, and how many replies are plain decoding's, token for "
         f"token{other if temperature else ''}.",
+        *uneven(cells),
         *_by_task(cells, whole),
         f"![speedup and tau by method and task]({name})",
     ]
     if rest := [label for label in labels if label not in whole]:
         parts += ["On some of the tasks only:", *_by_task([cell for cell in cells if cell.label in rest], rest)]
     if temperature == 0:
-        parts += _published(distinct(cell.method for cell in cells))
+        parts += _published(distinct(map(published_as, cells)))
     drawn = [label for label in whole if label != "vanilla"] or whole
     return Section(heading, "\n\n".join(parts), {name: figures.bars(cells, drawn, tasks_of(cells), title)})
 
@@ -79,9 +92,15 @@ def _by_task(cells: Sequence[Cell], labels: Sequence[str]) -> list[str]:
     tasks, rows, spreads = tasks_of(cells), [], []
     for label in labels:
         own = [find(cells, label, task) for task in tasks]
-        rows.append([title(label), *map(both, own), pair(*means(own)), number(mean(list(map(cycle_cost, own))))])
+        rows.append([title(label), *map(both, own), pair(*means(own)), _cost(own)])
         spreads.append([title(label), *map(_spread, own)])
     return [table(["method", *tasks, "mean", "cycle over plain step"], rows), table(["method", *tasks], spreads)]
+
+
+def _cost(own: Sequence[Cell | None]) -> str:
+    """What a cycle costs, with the rows of its target pass: the one says little without the other."""
+    cost, rows = mean(list(map(cycle_cost, own))), distinct(cell.draft["rows"] for cell in own if cell)
+    return number(cost) if cost is None else f"{cost:.2f} ({rows[0]} row{'s' * (rows[0] > 1)})"
 
 
 def _published(methods: Sequence[str]) -> list[str]:
@@ -139,10 +158,11 @@ def by_batch(cells: Sequence[Cell]) -> ByBatch:
 def batches(evidence: Evidence) -> Section:
     """Throughput against batch size (the papers' tables 3 and 5, which draft chains)."""
     heading = "Throughput against batch size"
-    command = "python -m infer.bench --methods vanilla,eagle2@chain3,eagle3@chain3 --batches 1,2,4,8"
+    command = "python -m infer.bench --methods vanilla,eagle2@chain3,eagle3@chain3 --batches 1,2,4,8,16,32"
     sections, pictures = [], {}
     for temperature in sorted({cell.temperature for cell in evidence.bench}):
-        own = [cell for cell in evidence.bench if cell.temperature == temperature and not unablated(cell.label)[1]]
+        own = [cell for cell in evidence.bench if cell.temperature == temperature]
+        own = one_row(cell for cell in own if not unablated(cell.label)[1] and not unruled(cell.label)[1])
         tasks, sizes, rates, curves = by_batch(own)
         if not rates:
             continue
@@ -171,30 +191,40 @@ def hot(evidence: Evidence) -> Section:
     temperatures = sorted({cell.temperature for cell in evidence.bench})
     if not any(temperature > 1 for temperature in temperatures):
         return missing(heading, "nothing was timed above temperature 1", command)
-    by_heat = {heat: smallest(evidence.bench, heat)[0] for heat in temperatures}
-    labels = distinct(
-        cell.label for cell in by_heat[temperatures[-1]] if not unablated(cell.label)[1] and cell.label != "vanilla"
-    )
+    cells = one_row(cell for cell in evidence.bench if not unablated(cell.label)[1] and not unruled(cell.label)[1])
+    by_heat = {heat: smallest(cells, heat)[0] for heat in temperatures}
+    labels = distinct(cell.label for cell in by_heat[temperatures[-1]] if cell.label not in BASELINES)
     rows, curves = [], {}
     for label in labels:
-        there = [heat for heat in temperatures if any(cell.label == label for cell in by_heat[heat])]
-        of = {heat: {cell.task: cell for cell in by_heat[heat] if cell.label == label} for heat in there}
-        tasks = [task for task in of[there[-1]] if all(task in found for found in of.values())]
-        curve = {heat: means([of[heat][task] for task in tasks]) for heat in there}
+        there = {heat: own for heat in temperatures if (own := [c for c in by_heat[heat] if c.label == label])}
+        keys = compare.shared(*there.values())
+        all_of = max(len(compare.asked(own)) for own in there.values())
+        if not keys or len(there) < 2:
+            rows.append([title(label), *["-"] * len(temperatures), f"0 of {all_of}"])
+            continue
+        curve = {}
+        for heat, own in there.items():
+            speed, tau = compare.speedup(own, keys), compare.tau(own, keys)
+            curve[heat] = speed and speed.value, tau and tau.value
         curves[title(label)] = curve
-        rows.append([title(label), *(pair(*curve.get(heat, (None, None))) for heat in temperatures), ", ".join(tasks)])
+        tasks = ", ".join(sorted({task for task, _ in keys}))
+        rows.append([title(label), *(pair(*curve.get(heat, (None, None))) for heat in temperatures),
+                     f"{len(keys)} of {all_of}: {tasks}"])  # fmt: skip
     text = [
-        "Speedup and tau, means over the tasks that were measured at all of the temperatures.",
-        table(["method", *(f"T={heat:g}" for heat in temperatures), "tasks"], rows),
-        "![speedup and tau over temperature](temperature.png)",
+        "Speedup and tau of the questions that were answered at all of a row's temperatures, means over their tasks; "
+        "questions that were answered at some of them only are left out (last column).",
+        table(["method", *(f"T={heat:g}" for heat in temperatures), "questions"], rows),
     ]
+    if not curves:
+        return Section(heading, "\n\n".join(text))
+    text.append("![speedup and tau over temperature](temperature.png)")
     return Section(heading, "\n\n".join(text), {"temperature.png": figures.heat(curves)})
 
 
 def spec_bench(evidence: Evidence) -> Section:
     """Spec-Bench's definitions beside ours, and its categories."""
     heading = "By the definitions of Spec-Bench"
-    shown = [cell for cell in evidence.bench if not unablated(cell.label)[1] and not unruled(cell.label)[1]]
+    shown = one_row(cell for cell in evidence.bench if not unablated(cell.label)[1] and not unruled(cell.label)[1])
     cells = [cell for cell in shown if cell.label != "vanilla"]
     if not cells:
         return missing(heading, "no method was timed", "python -m infer.bench --methods vanilla,eagle2,eagle3")
@@ -214,6 +244,7 @@ def spec_bench(evidence: Evidence) -> Section:
             ratio, mat = mean([pair[0] for pair in theirs]), mean([pair[1] for pair in theirs])
             rows.append([title(label), number(tau), number(mat), times(speedup), times(ratio)])
         here = f"T={temperature:g}, batch {batch}: {', '.join(tasks)}"
+        parts += uneven(own)
         parts.append(table([here, "tau", "mean accepted tokens", "speedup", "Spec-Bench's"], rows))
     for group in distinct(cell.group for cell in cells if cell.categories):
         own = [cell for cell in cells if cell.group == group and cell.categories]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from eagle_jax.tasks import Question
 from infer.calls import Answer
 from infer.results import Category, Cell, Group, SpecBench
 
@@ -18,13 +21,13 @@ class Reply(NamedTuple):
     """One turn of one conversation by one method.
 
     Attributes:
-      question: which of the task. category: of the question. tokens: new ones.
+      question: its name (`names_of`). category: of the question. tokens: new ones.
       cycles, accepted: target passes after the prefill and the histogram of accepted drafts; None where not counted.
       seconds, prefill_seconds: its share of the call's, per repetition: rows of a batch share alike.
       identical: whether it is plain decoding's.
     """
 
-    question: int
+    question: str
     category: str
     tokens: int
     cycles: int | None
@@ -47,7 +50,7 @@ class Tally:
 
     def add(
         self,
-        questions: Sequence[int],
+        questions: Sequence[str],
         categories: Sequence[str],
         answer: Answer,
         plain: Answer,
@@ -73,8 +76,17 @@ class Tally:
         self.passes = self.passes + max(answer.cycles) if counted else None  # type: ignore[operator, arg-type]
 
 
-def cell(method: str, label: str, group: Group, tally: Tally, plain: Tally) -> Cell:
-    """What a result says of a method on a group."""
+def names_of(questions: Sequence[Question]) -> list[str]:
+    """A name for every question, that tells questions apart whatever the file they come from: its id and a hash."""
+    found: list[str] = []
+    for question in questions:
+        name = f"{question.id}:{hashlib.sha256(json.dumps(question.turns).encode()).hexdigest()[:8]}"
+        found.append(f"{name}:{found.count(name)}" if name in found else name)
+    return found
+
+
+def cell(method: str, label: str, group: Group, tally: Tally, plain: Tally, draft: dict[str, Any]) -> Cell:
+    """What a result says of a method on a group; `draft` as in `infer/drafts.py`."""
     own, base = tally.replies, plain.replies
     seconds, prefills = _sums(own, "seconds"), _sums(own, "prefill_seconds")
     rates, decoding = _rates(own), _decode_rates(own)
@@ -108,7 +120,27 @@ def cell(method: str, label: str, group: Group, tally: Tally, plain: Tally) -> C
         compared=len(own),
         spec_bench=_spec_bench(own, base),
         categories=_categories(own, base),
+        draft=draft,
+        by_question=_by_question(own, base),
     )
+
+
+def _by_question(own: list[Reply], base: list[Reply]) -> dict[str, Any]:
+    """Sums over the replies of every question, as `Cell.by_question` has them."""
+    names = list(dict.fromkeys(reply.question for reply in own))
+    mine, plain = ([[reply for reply in of if reply.question == name] for name in names] for of in (own, base))
+    seconds, plainly = ([list(map(_round, column)) for column in zip(*(_sums(one, "seconds") for one in of), strict=True)]
+                        for of in (mine, plain))  # fmt: skip
+    counted = [_cycles(one) for one in mine]
+    return {
+        "question": names,
+        "replies": list(map(len, mine)),
+        "tokens": [sum(reply.tokens for reply in one) for one in mine],
+        "cycles": None if None in counted else counted,
+        "seconds": seconds,
+        "plain_tokens": [sum(reply.tokens for reply in one) for one in plain],
+        "plain_seconds": plainly,
+    }
 
 
 def _categories(own: list[Reply], base: list[Reply]) -> dict[str, Category]:

@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
+from typing import Any
 
-from infer import recorded, results
+from infer import drafts, recorded, results
 
 
-def bench_cell(label: str, task: str, speedup: float, tau: float | None, **own) -> results.Cell:
-    """A cell; plain decoding makes 100 tokens per second."""
+QUESTIONS = [f"q{number}" for number in range(5)]
+
+
+def draft_of(label: str, **own) -> dict[str, Any]:
+    """A tree that no other label has, of weights that all labels of the method share."""
+    if label in ("vanilla", "transformers"):
+        return drafts.PLAIN | own
+    tree = {"kind": "dynamic", "depth": zlib.crc32(label.encode()), "top_k": 2, "nodes": 7, "rows": 8,
+            "rank_by": "value", "rerank": True}  # fmt: skip
+    weights = f"bundled {label.partition('@')[0]}"
+    return tree | {"weights": weights, "ranking": "draw", "rule": "deterministic"} | own
+
+
+def static_draft(label: str, *parents: int, **own) -> dict[str, Any]:
+    own = {"weights": draft_of(label)["weights"], "ranking": "draw"} | own
+    return drafts.PLAIN | {"kind": "static", "rows": len(parents) + 1, "parents": drafts.written(parents)} | own
+
+
+def bench_cell(
+    label: str, task: str, speedup: float, tau: float | None, *, noise: tuple[float, ...] = (0, 0, 0, 0, 0), **own
+) -> results.Cell:
+    """A cell; plain decoding makes 100 tokens per second. Its questions are alike but for `noise`, in tau and speed."""
+    names = QUESTIONS[: own.get("questions", 5)]
+    noise = noise[: len(names)]
+    tokens = [round(((tau or 1) + extra) * 1600) + 1 for extra in noise]
+    by_question = {
+        "question": names, "replies": [1] * len(names), "tokens": tokens,
+        "cycles": None if tau is None else [1600] * len(names), "seconds": [[1.0] * len(names)],
+        "plain_tokens": tokens, "plain_seconds": [[speedup + extra for extra in noise]],
+    }  # fmt: skip
     theirs = results.SpecBench(None if tau is None else tau + 0.25, 90 * speedup, speedup - 0.125)
     values = dict(
         method=label.partition("@")[0], label=label, task=task, temperature=0.0, batch=1, questions=5, replies=5,
         tokens=205, passes=None if tau is None else 100, cycles=None if tau is None else 100,
         seconds=[2.0, 2.1], prefill_seconds=[0.1, 0.1], tok_s=100 * speedup, tok_s_range=[90 * speedup, 110 * speedup],
         decode_tok_s=None, speedup=speedup, speedup_range=[speedup - 0.125, speedup + 0.25], decode_speedup=None,
-        tau=tau, accepted=None, ms_per_pass=10.0, identical=5, compared=5, spec_bench=theirs, categories={},
+        tau=tau, accepted=None, ms_per_pass=10.0, identical=5, compared=5, spec_bench=theirs, categories={}, draft=draft_of(label), by_question=by_question,
     )  # fmt: skip
     return results.Cell(**(values | own))
 
@@ -25,7 +55,14 @@ def bench_file(path: Path, cells: list[results.Cell], machine: str = "a laptop",
     return path
 
 
-def record_cell(label: str, task: str, temperature: float = 0.0, **own) -> recorded.Cell:
+def record_cell(
+    label: str, task: str, temperature: float = 0.0, *, noise: tuple[float, ...] = (0, 0, 0, 0, 0), **own
+) -> recorded.Cell:
+    """A cell; its questions are alike but for `noise` in tau."""
+    tau = own.get("tau", 2.5)
+    by_question = {
+        "question": QUESTIONS, "tokens": [round((tau + extra) * 1600) for extra in noise], "cycles": [1600] * 5,
+    }  # fmt: skip
     values = dict(
         method=label.partition("@")[0], label=label, task=task, temperature=temperature, questions=5, replies=5,
         tokens=30, cycles=12, tau=2.5,
@@ -37,6 +74,7 @@ def record_cell(label: str, task: str, temperature: float = 0.0, **own) -> recor
             {"length": 1, "tokens": 16, "cycles": 10, "tested": [10], "accepted": [6]},
             {"length": 2, "tokens": 20, "cycles": 10, "tested": [10, 6], "accepted": [6, 3]},
         ],
+        draft=draft_of(label), by_question=by_question,
     )  # fmt: skip
     return recorded.Cell(**(values | own))
 

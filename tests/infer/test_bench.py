@@ -59,10 +59,14 @@ def test_report(pair, tasks, quick, capsys, tmp_path):
         assert cell.tau == pytest.approx((cell.tokens - cell.replies) / cell.cycles, rel=1e-5)
         assert cell.tok_s_range[0] <= cell.tok_s <= cell.tok_s_range[1]
         assert set(cell.categories) == {"mt_bench", "qa"}
+        assert sum(cell.by_question["tokens"]) == cell.tokens
+        assert cell.by_question["replies"] == [2, 1]
         assert f"| 0 | 1 | talk | {cell.label} |" in printed
     plain, chain = told.cells[0], told.cell("eagle3@chain2", told.groups[0])
     assert plain.tau == plain.speedup == plain.spec_bench.mean_accepted_tokens == 1
     assert chain.method == "eagle3"
+    assert (chain.draft["kind"], chain.draft["depth"], chain.draft["rows"]) == ("chain", 2, 3)
+    assert chain.draft["weights"] == "bundled eagle3"
     assert len(chain.accepted) == 3
     assert (tmp_path / "out" / "table.md").read_text() in printed
     for name in ("speedup_t0", "accepted"):

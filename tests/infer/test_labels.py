@@ -7,7 +7,7 @@ import pytest
 import eagle_jax
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig
 from eagle_jax.demo import bundled
-from infer import recorded
+from infer import drafts, recorded
 from infer.methods import Label, Loader, Sources, best_static, check_methods, load_pair
 
 OWN = TreeConfig(depth=2, top_k=2, num_nodes=4)
@@ -40,6 +40,10 @@ def with_fields(**fields) -> TreeConfig:
         ("sps@chain5/deterministic", TreeConfig.chain(5)),
         ("sps@chain4", TreeConfig.chain(4, "rejection")),
         ("sps@4x2x7", TREE),
+        ("eagle1", TreeConfig.static(EAGLE1_PARENTS)),
+        ("eagle1@rejection", TreeConfig.static(EAGLE1_PARENTS, "rejection")),
+        ("eagle1@chain3", TreeConfig.chain(3)),
+        ("hass", OWN),
     ],
 )
 def test_a_label_names_a_tree(text, tree):
@@ -60,7 +64,7 @@ def test_numbers():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("typical", "unknown method 'typical': there are vanilla, sps, pld, lookahead, medusa, hydra, eagle2, eagle3"),
+        ("typical", "unknown method 'typical': there are vanilla, sps, pld, lookahead, medusa, hydra, eagle1, hass, eagle2, eagle3"),
         ("eagle3@", "a setting must follow the @, such as eagle3@6x10x59"),
         ("vanilla@chain3", "vanilla is plain decoding and takes no setting"),
         ("eagle3@chian3", "'eagle3@chian3': unknown setting 'chian3': a tree is 6x10x59 "),
@@ -133,6 +137,51 @@ def test_heads_of_another_method_are_not_measured_under_its_name(method, held):
     assert Loader(target, Sources(**{held: str(bundled(held))}))(held) is not None
 
 
+def test_eagle_and_hass_are_names_of_the_same_kind_of_head(pair, monkeypatch):
+    sources = Sources(tree=TREE)
+    target, _ = load_pair(sources)
+    loads, load_demo = [], eagle_jax.load_demo
+    monkeypatch.setattr(
+        eagle_jax, "load_demo", lambda head, **options: loads.append(head) or load_demo(head, **options)
+    )
+    load = Loader(target, sources)
+    one, hass, two = load("eagle1"), load("hass"), load("eagle2")
+    assert loads == ["eagle2"]  # the bundled head, once
+    assert one.params is hass.params is two.params
+    assert (one.tree, hass.tree) == (TreeConfig.static(EAGLE1_PARENTS), TREE)
+    found = {}
+    monkeypatch.setattr(eagle_jax, "load_drafter", lambda path, target: found.setdefault(path, load_demo("eagle2")[1]))
+    load = Loader(target, Sources(eagle1="taught/one", hass="taught/hass"))
+    assert load("eagle1").params is found["taught/one"].params
+    assert load("hass").params is found["taught/hass"].params
+    assert load.draft("hass")["weights"] == "taught/hass"
+    with pytest.raises(ValueError, match="--methods eagle1 with --target needs --eagle1 PATH"):
+        check_methods(["eagle1"], Sources(target="a/b"))
+
+
+def test_what_a_label_drafts(pair):
+    """As it is recorded, and in words."""
+    target, _ = load_pair(Sources())
+    load = Loader(target, Sources())
+
+    def told(text: str) -> tuple:
+        draft = load.draft(text)
+        drafts.check_draft(draft, text)
+        return drafts.tree_words(draft), drafts.rule_words(draft), draft["rows"], draft["weights"]
+
+    assert told("vanilla") == ("nothing", "deterministic", 1, None)
+    ranked, head = "deterministic, ranked by draw", "bundled eagle2"
+    assert told("eagle2") == ("dynamic, depth 2, top 2, 4 nodes", ranked, 5, head)
+    assert load.draft("eagle2") == load.draft("eagle2@2x2x4") != load.draft("eagle2@2x2x5")
+    words = "dynamic, depth 2, top 2, 3 nodes by confidence, no rerank, top-p 0.9"
+    assert told("eagle2@2x2x3/confidence/norerank/top_p0.9")[0] == words
+    assert told("eagle2@untempered")[1] == "deterministic, ranked by untempered"
+    assert told("eagle2@chain3/rejection") == ("chain of 3", "rejection", 4, head)
+    assert told("eagle1") == ("static, 25 nodes: 4+8+8+3+2", ranked, 26, head)
+    assert told("pld@4x2") == ("4 tokens behind an n-gram of 2 at most", "deterministic", 5, None)
+    assert told("lookahead@3x2x2") == ("N=3, W=2, G=2", "deterministic", 9, None)
+
+
 def recording(folder, *, method="medusa", temperatures=(0.0, 1.0)):
     """Rates 0.8, 0.5 at the first level and 0.6, 0 at the second where greedy, in two tasks of different width."""
     tables = [
@@ -147,7 +196,8 @@ def recording(folder, *, method="medusa", temperatures=(0.0, 1.0)):
                 positions = {**positions, "accepted": [[0] * len(level) for level in accepted]}
             cells.append(
                 recorded.Cell(
-                    method, f"{method}@static", str(task), temperature, 1, 1, 10, 5, 2.0, positions, None, None, "", []
+                    method, f"{method}@static", str(task), temperature, 1, 1, 10, 5, 2.0, positions, None, None, "", [],
+                    drafts.PLAIN, {"question": ["q"], "tokens": [10], "cycles": [5]},
                 )
             )
     path = folder / "positions.json"

@@ -46,6 +46,11 @@ def test_a_method_without_weights(pair, tasks, capsys):
     assert (cell.method, cell.label, cell.questions, cell.replies) == ("pld", "pld@2x1", 2, 2)
     assert cell.tokens == 2 * 5  # the first of six tokens comes from the prompt's pass
     assert cell.tau == pytest.approx(cell.tokens / cell.cycles, abs=1e-4)
+    assert cell.draft["kind"] == "lookup"
+    columns = cell.by_question
+    assert [name.split(":")[0] for name in columns["question"]] == ["0", "1"]
+    assert columns["tokens"] == [5, 5]
+    assert sum(columns["cycles"]) == cell.cycles
     assert cell.calibration is None
     assert cell.uncalibrated
     assert cell.chains == []
@@ -79,9 +84,11 @@ def test_what_cycles_say():
     sampled = SimpleNamespace(drafter=SimpleNamespace(verify=len))
     assert "accepted by p/q" in acceptance.count(cycles, sampled, 1.0, 2)["uncalibrated"]
     assert acceptance.count(cycles, sampled, 0.0, 2)["calibration"] == found["calibration"]  # greedy, all rules agree
+    two = acceptance.by_question(cycles._replace(prompt=np.array([2, 1], np.int32)), ["a", "b", "a", "c"])
+    assert two == {"question": ["a", "b", "c"], "tokens": [3, 1, 0], "cycles": [1, 1, 0]}
     none = cycles._replace(reached=np.zeros((2, 3), bool))
     assert acceptance.count(none, ranked, 1.0, 2)["uncalibrated"] == "nothing was drafted that the target looked at"
-    assert acceptance.follow(None, ranked, "pld", [1, 2], {}) == []
+    assert acceptance.follow(None, ranked, [1, 2], {}) == []
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import json
 import pytest
 
 from infer import results
+from infer.drafts import PLAIN
 from infer.results import Category, Cell, Group, Result, SpecBench
 
 
@@ -20,7 +21,9 @@ def cell(**changes) -> Cell:
         questions=1, replies=2, tokens=42, passes=20, cycles=20, seconds=[2.0, 2.1], prefill_seconds=[0.5, 0.5],
         tok_s=20.5, tok_s_range=[20.0, 21.0], decode_tok_s=26.0, speedup=2.0, speedup_range=[1.9, 2.1],
         decode_speedup=2.2, tau=2.0, accepted=[5, 10, 5], ms_per_pass=75.0, identical=2, compared=2,
-        spec_bench=speeds, categories={"math": Category(2.0, 2.0, speeds)},
+        spec_bench=speeds, categories={"math": Category(2.0, 2.0, speeds)}, draft=PLAIN,
+        by_question={"question": ["1"], "replies": [2], "tokens": [42], "cycles": [20], "seconds": [[2.0], [2.1]],
+                     "plain_tokens": [42], "plain_seconds": [[4.0], [4.2]]},
     )  # fmt: skip
     return dataclasses.replace(made, **changes)
 
@@ -64,12 +67,16 @@ def double(content):
     ("damage", "message"),
     [
         (lambda content: content.update(schema="eagle_jax.tune/1"), "is 'eagle_jax.tune/1', expected 'eagle_jax.bench"),
-        (lambda content: content.pop("schema"), "is 'no schema', expected 'eagle_jax.bench/1': give a result.json"),
+        (lambda content: content.pop("schema"), "is 'no schema', expected 'eagle_jax.bench/2': give a result.json"),
         (lambda content: content.pop("settings"), "settings is missing or of another kind"),
         (drop, r"result\.json, cell 0 lacks tau"),
         (rename, "cell 0 has an unknown field 'taus'; there is 'tau'"),
         (misspell, r"cell 0: accepted is \[1, '2'\], expected a list of counts or null"),
         (hollow, "cell 0, category math, spec_bench lacks tok_s"),
+        (lambda content: content["cells"][0].update(draft={"kind": "bush"}), "cell 0: draft is {'kind': 'bush'}, expe"),
+        (lambda content: content["cells"][0]["draft"].pop("rule"), "cell 0: draft lacks or has unknown rule"),
+        (lambda content: content["cells"][0]["by_question"].pop("cycles"), "by_question must have question, replies"),
+        (lambda content: content["cells"][0]["by_question"].update(tokens=[1, 2]), r"tokens is \[1, 2\], expected one"),
         (double, "eagle3@6x10x59 is there twice for gsm8k at temperature 0, batch 1"),
     ],
 )

@@ -1,0 +1,188 @@
+"""How far a measured difference can be trusted: the one standard by which `infer.claims` judges.
+
+A number of a method is a mean over tasks of ratios, each of sums over the questions of a task: tau is tokens over
+cycles, a speedup is tokens per second over plain decoding's. What a question adds to the error of such a number is
+known (to first order), so that of a difference is too: the same questions are compared, and what makes a question easy
+for both falls out. A difference counts where it is more than two standard errors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+ERRORS = 2
+"""Standard errors that a difference has to exceed."""
+YES, NO, UNKNOWN = "yes", "no", "cannot tell"
+
+Key = tuple[str, str]
+"""Task and question."""
+
+
+class Estimate(NamedTuple):
+    """A measured number.
+
+    Attributes:
+      value: the number. parts: what every question adds to its error. variance: of an error that no question tells
+        of, such as that of a share of independent trials.
+    """
+
+    value: float
+    parts: Mapping[Key, float] = {}
+    variance: float = 0.0
+
+
+class Difference(NamedTuple):
+    """A difference that a claim takes to be above 0, and its standard error."""
+
+    value: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.value:+.2f} ± {ERRORS * self.error:.2f}" if math.isfinite(self.error) else f"{self.value:+.2f}"
+
+
+def judge(differences: Iterable[Difference]) -> str:
+    """Whether all are above 0: no where one is below it by more than two standard errors, yes where all are above."""
+    found = list(differences)
+    if any(one.value < -ERRORS * one.error for one in found):
+        return NO
+    return YES if found and all(one.value > ERRORS * one.error for one in found) else UNKNOWN
+
+
+def trend(values: Sequence[Estimate]) -> str:
+    """Whether a row of numbers rises: no neighbours fall, and the last is above the first, both by `judge`."""
+    steps = [difference(*pair) for pair in itertools.pairwise(values)]
+    if any(judge([step]) == NO for step in steps):
+        return NO
+    return judge([difference(values[0], values[-1])])
+
+
+def difference(low: Estimate, high: Estimate) -> Difference:
+    """`high` - `low`; questions that are in both are compared with themselves."""
+    keys = dict.fromkeys([*low.parts, *high.parts])
+    squares = sum((high.parts.get(key, 0.0) - low.parts.get(key, 0.0)) ** 2 for key in keys)
+    return Difference(high.value - low.value, math.sqrt(squares + low.variance + high.variance))
+
+
+def negative(found: Estimate) -> Estimate:
+    """The same below 0: what falls, rises there."""
+    return Estimate(-found.value, {key: -part for key, part in found.parts.items()}, found.variance)
+
+
+def share(accepted: float, tried: float) -> Estimate:
+    """A rate of independent trials. Of none or all it is taken to be one short of that, or it would be certain."""
+    rate = accepted / tried
+    safe = min(max(accepted, 1), tried - 1) / tried if tried > 1 else 0.5
+    return Estimate(rate, variance=safe * (1 - safe) / tried)
+
+
+def asked(cells: Iterable[Any]) -> set[Key]:
+    """The questions of some cells, of infer.bench or infer.acceptance."""
+    return {(cell.task, question) for cell in cells for question in cell.by_question["question"]}
+
+
+def shared(*groups: Sequence[Any]) -> set[Key]:
+    """Questions that all of the groups of cells have."""
+    return set.intersection(*map(asked, groups))
+
+
+def tau(cells: Sequence[Any], keys: set[Key] | None = None) -> Estimate | None:
+    """Mean over tasks of tokens per cycle; cells of one label, each of another task.
+
+    Args:
+      keys: questions that count; None is all. None comes back where a task has no cycle.
+    """
+    found = []
+    for cell in cells:
+        columns = cell.by_question
+        if columns.get("cycles") is None:
+            return None
+        own = _of(cell, keys)
+        if not own:
+            continue
+        tokens = {key: columns["tokens"][at] - columns.get("replies", _Zeros())[at] for key, at in own.items()}
+        cycles = {key: columns["cycles"][at] for key, at in own.items()}
+        if not (total := sum(cycles.values())):
+            return None
+        value = sum(tokens.values()) / total
+        found.append(_stratum(value, {key: (tokens[key] - value * cycles[key]) / total for key in own}))
+    return _mean(found)
+
+
+def speedup(cells: Sequence[Any], keys: set[Key] | None = None) -> Estimate | None:
+    """Mean over tasks of tokens per second over plain decoding's, the median over repetitions; cells as for `tau`."""
+    found = []
+    for cell in cells:
+        columns, own = cell.by_question, _of(cell, keys)
+        if not own:
+            continue
+        ratios, logs = [], []
+        for seconds, plain in zip(columns["seconds"], columns["plain_seconds"], strict=True):
+            sums = [sum(column[at] for at in own.values()) for column in
+                    (columns["tokens"], seconds, columns["plain_tokens"], plain)]  # fmt: skip
+            ratios.append(sums[0] / sums[1] / (sums[2] / sums[3]))
+            logs.append({
+                key: columns["tokens"][at] / sums[0] - seconds[at] / sums[1]
+                - columns["plain_tokens"][at] / sums[2] + plain[at] / sums[3] for key, at in own.items()
+            })  # fmt: skip
+        value = statistics.median(ratios)
+        found.append(_stratum(value, {key: value * statistics.fmean(log[key] for log in logs) for key in own}))
+    return _mean(found)
+
+
+class _Zeros:
+    """Replies whose first token is not among those counted."""
+
+    def __getitem__(self, place: int) -> int:
+        return 0
+
+
+def _of(cell: Any, keys: set[Key] | None) -> dict[Key, int]:
+    """Places of the questions that count."""
+    named = {(cell.task, question): at for at, question in enumerate(cell.by_question["question"])}
+    return {key: at for key, at in named.items() if keys is None or key in keys}
+
+
+def _stratum(value: float, parts: dict[Key, float]) -> Estimate:
+    """Of one task; one question alone says nothing of the error, which is then without bound."""
+    count = len(parts)
+    grown = math.sqrt(count / (count - 1)) if count > 1 else math.inf
+    return Estimate(value, {key: part * grown for key, part in parts.items()}) if count > 1 else Estimate(
+        value, {}, math.inf
+    )  # fmt: skip
+
+
+def _mean(found: Sequence[Estimate]) -> Estimate | None:
+    if not found:
+        return None
+    parts = {key: part / len(found) for one in found for key, part in one.parts.items()}
+    return Estimate(statistics.fmean(one.value for one in found), parts, sum(one.variance for one in found))
+
+
+def check_columns(entry: Any, wanted: Mapping[str, str], where: str) -> None:
+    """Refuses what is not one entry per question in every column.
+
+    Args:
+      wanted: by column "name", "count", "counts or null" or "seconds" (a list of them per repetition).
+
+    Raises:
+      ValueError: naming the column.
+    """
+    if not isinstance(entry, dict) or set(entry) != set(wanted):
+        raise ValueError(f"{where}: by_question must have {', '.join(wanted)}")
+    size = len(entry["question"]) if isinstance(entry["question"], list) else -1
+    for column, kind in wanted.items():
+        value = entry[column]
+        if kind == "counts or null" and value is None:
+            continue
+        rows = value if kind == "seconds" and isinstance(value, list) else [value]
+        good = str if kind == "name" else (int, float) if kind == "seconds" else int
+        if not all(isinstance(row, list) and len(row) == size and all(isinstance(one, good) and not isinstance(one, bool)
+                   for one in row) for row in rows):  # fmt: skip
+            raise ValueError(f"{where}: by_question, {column} is {value!r}, expected one {kind} per question")
+    if len(set(entry["question"])) != size:
+        raise ValueError(f"{where}: by_question names a question twice")
