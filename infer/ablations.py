@@ -43,7 +43,7 @@ PAPERS: dict[str, tuple[str, ...]] = {
     "eagle2": ("eagle2@6x10x59",),
     "eagle3": ("eagle3@8x10x59",),
 }
-"""By method of table 1, labels of its tree as published: sizes that suit a GPU, whatever pays on the machine at hand."""
+"""By method of table 1, labels of its tree as published: its size suits a GPU, whatever pays on the machine at hand."""
 ABLATION = {
     frozenset[str](): "value and rerank (EAGLE-2)",
     frozenset({"norerank"}): "no rerank",
@@ -57,7 +57,10 @@ def ablation(evidence: Evidence) -> Section:
     heading = "EAGLE-2's ablation"
     parts: list[str] = []
     cells: Sequence[Any]
-    for cells, what in ((evidence.bench, "Speedup and tau"), (evidence.cells, "Tau alone, recorded by infer.acceptance")):
+    for cells, what in (
+        (evidence.bench, "Speedup and tau"),
+        (evidence.cells, "Tau alone, recorded by infer.acceptance"),
+    ):
         bases = distinct(unablated(cell.label)[0] for cell in cells if unablated(cell.label)[1])
         if bases:
             parts.append(f"{what}, of one head and one size of tree; what is left out is named.")
@@ -106,17 +109,15 @@ def labels(evidence: Evidence) -> Section:
         drafts.setdefault(json.dumps([cell.method, cell.draft], sort_keys=True), cell)
     rows = []
     for what, first in drafts.items():
-        names = distinct(
-            cell.label for cell in cells if json.dumps([cell.method, cell.draft], sort_keys=True) == what
-        )
+        names = distinct(cell.label for cell in cells if json.dumps([cell.method, cell.draft], sort_keys=True) == what)
         weights = first.draft["weights"] or "-"
         rows.append([", ".join(f"`{name}`" for name in sorted(names, key=len)), NAMES.get(first.method, first.method),
                      weights, tree_words(first.draft), rule_words(first.draft), str(first.draft["rows"])])  # fmt: skip
     text = (
         "As it was loaded and measured, not as it is asked for; labels of one row are one thing, and one row of every "
         "table that compares methods. Ranked by: what candidates are ordered by at temperature > 0. "
-        "The bundled head of EAGLE-1/2's kind (`bundled eagle2`) was taught as HASS teaches, on its own outputs: rows of "
-        "EAGLE, HASS and EAGLE-2 that have it differ in the tree only."
+        "The bundled head of EAGLE-1/2's kind (`bundled eagle2`) was taught as HASS teaches, on its own outputs: rows "
+        "of EAGLE, HASS and EAGLE-2 that have it differ in the tree only."
     )
     head = ["label", "method", "weights", "drafts", "accepted by", "rows of a pass"]
     return Section(heading, text + "\n\n" + table(head, rows, left=5))
@@ -130,8 +131,8 @@ def taus(evidence: Evidence) -> Section:
         own = ",".join(names[0] for names in PAPERS.values())
         return missing(heading, "no recorded trees", f'python -m infer.acceptance --methods {own} --chains ""')
     parts = [
-        "Tokens per target pass as `infer.acceptance` recorded them, whatever the pass costs. The papers' own trees are "
-        f"{', '.join(f'`{names[0]}`' for names in PAPERS.values())}."
+        "Tokens per target pass as `infer.acceptance` recorded them, whatever the pass costs. The papers' own trees "
+        f"are {', '.join(f'`{names[0]}`' for names in PAPERS.values())}."
     ]
     for temperature in sorted({cell.temperature for cell in shown}):
         cells = [cell for cell in shown if cell.temperature == temperature]

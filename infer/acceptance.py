@@ -124,7 +124,10 @@ def main(args: Args) -> dict[str, Any]:
                 found["chains"] = follow(watch, method, lengths, chains)
                 found["draft"] = load.draft(label)
                 who: dict[str, Any] = {"method": name, "label": label, "task": task, "temperature": temperature}
-                asked: dict[str, Any] = {"questions": len(entries), "replies": sum(len(prompts) for prompts, _ in batches)}
+                asked: dict[str, Any] = {
+                    "questions": len(entries),
+                    "replies": sum(len(prompts) for prompts, _ in batches),
+                }
                 cells.append(Cell(**who, **asked, **found))
                 write(dataclasses.replace(recorded, cells=cells), args.out / "result.json")
     report = {
@@ -182,16 +185,16 @@ def conversations(
                 continue
             key = _key(args, len(batches) - 1)
             options: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "temperature": temperature, "key": key}
-            for row, reply in zip(group, eagle_jax.generate(target, None, batches[-1].prompts, **options).tokens, strict=True):
+            for row, reply in zip(
+                group, eagle_jax.generate(target, None, batches[-1].prompts, **options).tokens, strict=True
+            ):
                 talks[row].hear(reply)
     if not batches:
         raise ValueError(f"every turn is too long for the model's {target.config.max_position} positions")
     return batches
 
 
-def record(
-    target: Target, drafter: BoundDrafter, *, batches: list[Batch], args: Args, temperature: float
-) -> Cycles:
+def record(target: Target, drafter: BoundDrafter, *, batches: list[Batch], args: Args, temperature: float) -> Cycles:
     """Every cycle of a method over all batches of prompts; `prompt` counts on from batch to batch."""
     parts = [
         record_cycles(

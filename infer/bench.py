@@ -62,8 +62,9 @@ class Args(Places):
 
     Attributes:
       methods: of vanilla, sps (a small model), pld (prompt lookup), lookahead, medusa, hydra, eagle1 (a static tree),
-        hass, eagle2, eagle3, each with a setting if wanted: eagle3@6x10x59, eagle3@chain3, eagle2@static, sps@chain5/block, eagle2@4x2x7/norerank,
-        eagle3@untempered, pld@10, lookahead@5x7x7; vanilla is always measured, the others are compared with it.
+        hass, eagle2, eagle3, each with a setting if wanted: eagle3@6x10x59, eagle3@chain3, eagle2@static,
+        sps@chain5/block, eagle2@4x2x7/norerank, eagle3@untempered, pld@10, lookahead@5x7x7; vanilla is always
+        measured, the others are compared with it.
       tasks: names in the data folder, paths of question files, or owner/dataset[:part] on the hub, separated by commas;
         of the papers mt_bench, humaneval, gsm8k, alpaca, cnn_dm, nq (hub:gsm8k takes one from the hub).
       data: folder of the tasks; EAGLE_JAX_TASKS sets another default.

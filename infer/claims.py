@@ -38,6 +38,8 @@ from infer.speeds import PUBLISHED
 
 FEW = 30
 """Nodes below which a rate is not compared with another."""
+
+
 class Claim(NamedTuple):
     """A claim of a paper, what was measured, and whether that agrees: yes, no, or cannot tell."""
 
@@ -57,11 +59,12 @@ def claims(evidence: Evidence) -> Section:
         )
     text = (
         "Published numbers are of other models on GPUs; what is compared is the order, not the size. "
-        "Means over tasks, batch 1, temperature 0 where nothing else is said. One standard for all: a difference counts "
-        f"where it exceeds {compare.ERRORS} standard errors, taken over the questions that both answered (of counted "
-        "nodes: over nodes). A claim holds where every difference it is about is above that, fails where one is as far "
-        "below, and cannot be told otherwise; of a row of numbers that rises or falls, where its ends differ so and no "
-        "neighbours do in the other direction. Only identical texts need no errors: one that differs is one too many."
+        "Means over tasks, batch 1, temperature 0 where nothing else is said. One standard for all: a difference "
+        f"counts where it exceeds {compare.ERRORS} standard errors, taken over the questions that both answered (of "
+        "counted nodes: over nodes). A claim holds where every difference it is about is above that, fails where one "
+        "is as far below, and cannot be told otherwise; of a row of numbers that rises or falls, where its ends differ "
+        "so and no neighbours do in the other direction. Only identical texts need no errors: one that differs is one "
+        "too many."
     )
     return Section(heading, text + "\n\n" + table(["claim", "published", "here", "holds"], found, left=4))
 
@@ -129,7 +132,8 @@ def _heat(evidence: Evidence) -> list[Claim]:
                 without.append(title(label))
                 continue
             before, after = (compare.speedup(of, keys) for of in own)
-            assert before is not None and after is not None  # of one question at least
+            assert before is not None, label  # of one question at least
+            assert after is not None, label
             words.append(f"{title(label)} {before.value:.2f}x to {after.value:.2f}x ({len(keys)} questions)")
             steps.append(difference(after, before))
         if words:
@@ -247,7 +251,8 @@ def _flat(evidence: Evidence) -> list[Claim]:
     if len(falls) < 2:
         return []
     two, three = falls[title("eagle2")], falls[title("eagle3")]
-    return [Claim("n-alpha falls with n for EAGLE-2, hardly for EAGLE-3", "EAGLE-3, figure 7", ", ".join(words.values()),
+    here = ", ".join(words.values())
+    return [Claim("n-alpha falls with n for EAGLE-2, hardly for EAGLE-3", "EAGLE-3, figure 7", here,
                   judge([difference(Estimate(0.0), two), difference(three, two)]))]  # fmt: skip
 
 
@@ -298,7 +303,8 @@ def _off(rate: Estimate, chain: Chain) -> tuple[float, float]:
 def _rules(evidence: Evidence) -> list[Claim]:
     """By recorded tau where a rule was recorded, by that of timed runs elsewhere."""
     found = []
-    for base in distinct(unruled(c.label)[0] for c in [*evidence.cells, *evidence.bench] if unruled(c.label)[1]):
+    every: list[Any] = [*evidence.cells, *evidence.bench]
+    for base in distinct(unruled(cell.label)[0] for cell in every if unruled(cell.label)[1]):
         kinds = ([c for c in of if unruled(c.label)[0] == base and unruled(c.label)[1] and c.temperature > 0]
                  for of in (evidence.cells, evidence.bench))  # fmt: skip
         ruled: list[Any] = next(filter(None, kinds), [])

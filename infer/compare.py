@@ -104,7 +104,8 @@ def tau(cells: Sequence[Any], keys: set[Key] | None = None) -> Estimate | None:
         own = _of(cell, keys)
         if not own:
             continue
-        tokens = {key: columns["tokens"][at] - columns.get("replies", _Zeros())[at] for key, at in own.items()}
+        first = columns.get("replies", [0] * len(columns["question"]))  # a reply's first token is the prefill's
+        tokens = {key: columns["tokens"][at] - first[at] for key, at in own.items()}
         cycles = {key: columns["cycles"][at] for key, at in own.items()}
         if not (total := sum(cycles.values())):
             return None
@@ -134,13 +135,6 @@ def speedup(cells: Sequence[Any], keys: set[Key] | None = None) -> Estimate | No
     return _mean(found)
 
 
-class _Zeros:
-    """Replies whose first token is not among those counted."""
-
-    def __getitem__(self, place: int) -> int:
-        return 0
-
-
 def _of(cell: Any, keys: set[Key] | None) -> dict[Key, int]:
     """Places of the questions that count."""
     named = {(cell.task, question): at for at, question in enumerate(cell.by_question["question"])}
@@ -149,40 +143,15 @@ def _of(cell: Any, keys: set[Key] | None) -> dict[Key, int]:
 
 def _stratum(value: float, parts: dict[Key, float]) -> Estimate:
     """Of one task; one question alone says nothing of the error, which is then without bound."""
-    count = len(parts)
-    grown = math.sqrt(count / (count - 1)) if count > 1 else math.inf
-    return Estimate(value, {key: part * grown for key, part in parts.items()}) if count > 1 else Estimate(
-        value, {}, math.inf
-    )  # fmt: skip
+    if len(parts) < 2:
+        return Estimate(value, variance=math.inf)
+    grown = math.sqrt(len(parts) / (len(parts) - 1))
+    return Estimate(value, {key: part * grown for key, part in parts.items()})
 
 
 def _mean(found: Sequence[Estimate]) -> Estimate | None:
     if not found:
         return None
     parts = {key: part / len(found) for one in found for key, part in one.parts.items()}
-    return Estimate(statistics.fmean(one.value for one in found), parts, sum(one.variance for one in found))
-
-
-def check_columns(entry: Any, wanted: Mapping[str, str], where: str) -> None:
-    """Refuses what is not one entry per question in every column.
-
-    Args:
-      wanted: by column "name", "count", "counts or null" or "seconds" (a list of them per repetition).
-
-    Raises:
-      ValueError: naming the column.
-    """
-    if not isinstance(entry, dict) or set(entry) != set(wanted):
-        raise ValueError(f"{where}: by_question must have {', '.join(wanted)}")
-    size = len(entry["question"]) if isinstance(entry["question"], list) else -1
-    for column, kind in wanted.items():
-        value = entry[column]
-        if kind == "counts or null" and value is None:
-            continue
-        rows = value if kind == "seconds" and isinstance(value, list) else [value]
-        good = str if kind == "name" else (int, float) if kind == "seconds" else int
-        if not all(isinstance(row, list) and len(row) == size and all(isinstance(one, good) and not isinstance(one, bool)
-                   for one in row) for row in rows):  # fmt: skip
-            raise ValueError(f"{where}: by_question, {column} is {value!r}, expected one {kind} per question")
-    if len(set(entry["question"])) != size:
-        raise ValueError(f"{where}: by_question names a question twice")
+    variance = sum(one.variance for one in found) / len(found) ** 2
+    return Estimate(statistics.fmean(one.value for one in found), parts, variance)

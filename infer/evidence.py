@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, get_args
 
 from eagle_jax.config import Verification
 from infer import recorded, results
+from infer.reading import read_object, schema_of
 
 ORDER = ("vanilla", "sps", "pld", "lookahead", "medusa", "hydra", "eagle1", "hass", "eagle2", "eagle3", "transformers")
 """Methods in the order of the papers' tables; others come last, as the files have them."""
@@ -85,8 +86,8 @@ def gather(paths: Sequence[Path]) -> Evidence:
 
     Raises:
       ValueError: a file that is of none of the kinds, or broken; bench results of several machines; results of
-        different models or settings; the same cell in two files with other numbers; a label that stands for another tree
-        or other weights in one file than in another.
+        different models or settings; the same cell in two files with other numbers; a label that stands for another
+        tree or other weights in one file than in another.
     """
     sources, bench, cells = [], _Merger(), _Merger()
     baselines: dict[Any, dict[Path, list[results.Cell]]] = {}
@@ -100,8 +101,10 @@ def gather(paths: Sequence[Path]) -> Evidence:
             studies.append((path, found := json.loads(path.read_text(encoding="utf-8"))))
             sources.append(Source(str(path), kind, str(found.get("machine")), None))
             continue
+        found = (results if kind == "bench" else recorded).read(path)
+        _same_settings(path, found.settings, settings)
+        _same_drafts(path, found.cells, drafts)
         if kind == "bench":
-            found = results.read(path)
             _one_machine(path, found.machine, sources)
             for cell in found.cells:
                 if cell.label in BASELINES:
@@ -111,11 +114,8 @@ def gather(paths: Sequence[Path]) -> Evidence:
                 else:
                     bench.add((cell.label, cell.group), cell, path, f"{cell.label}, {results.describe(cell.group)}")
         else:
-            found = recorded.read(path)
             for entry in found.cells:
                 cells.add(entry.key, entry, path, recorded.describe(entry))
-        _same_settings(path, found.settings, settings)
-        _same_drafts(path, found.cells, drafts)
         sources.append(Source(str(path), kind, found.machine, found.revision))
     if len(studies) > 1:
         raise ValueError(f"{studies[0][0]} and {studies[1][0]} are both results of train.study: give one of them")
@@ -125,8 +125,9 @@ def gather(paths: Sequence[Path]) -> Evidence:
 
 
 def in_order(cells: Iterable[Any]) -> list[Any]:
-    """Cells by the papers' order of methods; of one method as they came."""
-    return sorted(cells, key=lambda cell: ORDER.index(cell.method) if cell.method in ORDER else len(ORDER))
+    """Cells by the papers' order of methods, those of one method by label: whatever the order of the files."""
+    place = {method: number for number, method in enumerate(ORDER)}
+    return sorted(cells, key=lambda cell: (place.get(cell.method, len(ORDER)), cell.label))
 
 
 def title(label: str) -> str:
@@ -180,21 +181,16 @@ class _Merger:
 
 
 def _kind(path: Path) -> str:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no JSON file ({error}): expected a result file") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a JSON {type(content).__name__}, expected the object of a result file")
+    content = read_object(path)
     kinds = {results.SCHEMA: "bench", recorded.SCHEMA: "acceptance"}
     if content.get("schema") in kinds:
         return kinds[content["schema"]]
     if "schema" not in content and _is_study(content):
         return "study"
-    found = content.get("schema", "no schema")
     raise ValueError(
-        f"{path} is {found!r}, expected {results.SCHEMA!r} (infer.bench), {recorded.SCHEMA!r} (infer.acceptance) or a "
-        "study.json of train.study"
+        f"{path} is {schema_of(content)}, expected {results.SCHEMA!r} (infer.bench), {recorded.SCHEMA!r} "
+        "(infer.acceptance) or a study.json of train.study: measure anew what an older version wrote, or leave the "
+        "file out"
     )
 
 

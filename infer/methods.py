@@ -65,7 +65,7 @@ class Places:
 
     Attributes:
       target: path or hub id of the model; default is the bundled one, for which all that drafts is bundled, too.
-      eagle1: path or hub id of an EAGLE-1/2 head for the method eagle1, which fills the static tree unless told otherwise.
+      eagle1: path or hub id of an EAGLE-1/2 head for the method eagle1, whose own tree is the static one.
       hass: path or hub id of an EAGLE-1/2 head taught as HASS teaches; default is the bundled EAGLE-2 head, which was.
       eagle2: path or hub id of its EAGLE-1/2 head.
       eagle3: path or hub id of its EAGLE-3 head.
@@ -358,11 +358,12 @@ class Loader:
         load: Any = eagle_jax.load_medusa if method in ("medusa", "hydra") else eagle_jax.load_drafter
         return load(path, self.target)
 
-    def _check_kind(self, method: str, heads: TreeDrafter) -> None:
+    def _check_kind(self, method: str, heads: Any) -> None:
         """Refuses heads of another method: the numbers would stand under its name."""
-        path, held = getattr(self.sources, OPTIONS[method]), heads.config.kind
-        if path is None or method == "sps" or (BUNDLED[method], held) == ("eagle2", "eagle1"):
-            return  # EAGLE-1 and EAGLE-2 share weights
+        path = getattr(self.sources, OPTIONS[method])
+        if path is None or method == "sps":
+            return
+        held = {"eagle1": "eagle2"}.get(heads.config.kind, heads.config.kind)  # EAGLE-1 and EAGLE-2 share weights
         if held != BUNDLED[method]:
             raise ValueError(
                 f"--{method} {path}: these are heads of {held}: give them as --{held}, for --methods {held}"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax.checkpoints.staging import write_whole
-from infer.compare import check_columns
 from infer.drafts import check_draft
+from infer.reading import check_columns, read_object, remedy, schema_of
 
 SCHEMA = "eagle_jax.acceptance/2"
 
@@ -87,13 +87,17 @@ def read(path: str | os.PathLike[str]) -> Recorded:
       ValueError: naming the file and what is wrong: no JSON, another schema, a cell that lacks a field, is of another
         kind, counts more accepted than reached, or is there twice.
     """
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no JSON file ({error}): expected a result of infer.acceptance") from None
-    found = content.get("schema", "no schema") if isinstance(content, dict) else f"a JSON {type(content).__name__}"
-    if found != SCHEMA:
-        raise ValueError(f"{path} is {found!r}, expected {SCHEMA!r}: give a result.json that infer.acceptance wrote")
+    content = read_object(path)
+    if content.get("schema") != SCHEMA:
+        raise ValueError(
+            f"{path} is {schema_of(content)}, expected {SCHEMA!r}: give a result.json that this version's "
+            "infer.acceptance wrote"
+        )
+    with remedy("infer.acceptance"):
+        return _recorded(content, str(path))
+
+
+def _recorded(content: dict[str, Any], path: str) -> Recorded:
     for name, kind in (("machine", str), ("revision", (str, type(None))), ("settings", dict), ("cells", list)):
         if name not in content or not isinstance(content[name], kind):
             raise ValueError(f"{path}: {name} is missing or of another kind than infer.acceptance writes")

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eagle_jax.checkpoints.staging import write_whole
-from infer.compare import check_columns
 from infer.drafts import check_draft
+from infer.reading import check_columns, read_object, remedy, schema_of
 
 SCHEMA = "eagle_jax.bench/2"
 COLUMNS = {"question": "name", "replies": "count", "tokens": "count", "cycles": "counts or null", "seconds": "seconds",
@@ -165,13 +165,17 @@ def read(path: str | os.PathLike[str]) -> Result:
       ValueError: naming the file and what is wrong with it: no JSON, another schema, a cell that lacks a field or has
         one of another kind, a method twice in a group.
     """
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no JSON file ({error}): expected a result of infer.bench") from None
-    found = content.get("schema", "no schema") if isinstance(content, dict) else f"a JSON {type(content).__name__}"
-    if found != SCHEMA:
-        raise ValueError(f"{path} is {found!r}, expected {SCHEMA!r}: give a result.json that infer.bench wrote")
+    content = read_object(path)
+    if content.get("schema") != SCHEMA:
+        raise ValueError(
+            f"{path} is {schema_of(content)}, expected {SCHEMA!r}: give a result.json that this version's "
+            "infer.bench wrote"
+        )
+    with remedy("infer.bench"):
+        return _result(content, str(path))
+
+
+def _result(content: dict[str, Any], path: str) -> Result:
     for name, kinds in (("machine", str), ("revision", (str, type(None))), ("settings", dict), ("cells", list)):
         if name not in content or not isinstance(content[name], kinds):
             raise ValueError(f"{path}: {name} is missing or of another kind than infer.bench writes")

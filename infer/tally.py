@@ -129,8 +129,8 @@ def _by_question(own: list[Reply], base: list[Reply]) -> dict[str, Any]:
     """Sums over the replies of every question, as `Cell.by_question` has them."""
     names = list(dict.fromkeys(reply.question for reply in own))
     mine, plain = ([[reply for reply in of if reply.question == name] for name in names] for of in (own, base))
-    seconds, plainly = ([list(map(_round, column)) for column in zip(*(_sums(one, "seconds") for one in of), strict=True)]
-                        for of in (mine, plain))  # fmt: skip
+    times = ([_sums(one, "seconds") for one in of] for of in (mine, plain))
+    seconds, plainly = ([list(map(_round, column)) for column in zip(*of, strict=True)] for of in times)
     counted = [_cycles(one) for one in mine]
     return {
         "question": names,
@@ -173,7 +173,7 @@ def _spec_bench(own: list[Reply], base: list[Reply]) -> SpecBench:
 
 def _per_question(replies: list[Reply]) -> list[float]:
     """Per repetition the mean over questions of tokens per second of all its turns."""
-    turns: dict[int, list[Reply]] = {}
+    turns: dict[str, list[Reply]] = {}
     for reply in replies:
         turns.setdefault(reply.question, []).append(reply)
     rates = [_rates(group) for group in turns.values()]

@@ -8,7 +8,6 @@ from typing import Any
 
 from infer import drafts, recorded, results
 
-
 QUESTIONS = [f"q{number}" for number in range(5)]
 
 
@@ -45,7 +44,8 @@ def bench_cell(
         tokens=205, passes=None if tau is None else 100, cycles=None if tau is None else 100,
         seconds=[2.0, 2.1], prefill_seconds=[0.1, 0.1], tok_s=100 * speedup, tok_s_range=[90 * speedup, 110 * speedup],
         decode_tok_s=None, speedup=speedup, speedup_range=[speedup - 0.125, speedup + 0.25], decode_speedup=None,
-        tau=tau, accepted=None, ms_per_pass=10.0, identical=5, compared=5, spec_bench=theirs, categories={}, draft=draft_of(label), by_question=by_question,
+        tau=tau, accepted=None, ms_per_pass=10.0, identical=5, compared=5, spec_bench=theirs, categories={},
+        draft=draft_of(label), by_question=by_question,
     )  # fmt: skip
     return results.Cell(**(values | own))
 

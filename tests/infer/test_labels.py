@@ -64,7 +64,11 @@ def test_numbers():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("typical", "unknown method 'typical': there are vanilla, sps, pld, lookahead, medusa, hydra, eagle1, hass, eagle2, eagle3"),
+        (
+            "typical",
+            "unknown method 'typical': there are vanilla, sps, pld, lookahead, medusa, hydra, eagle1, hass, eagle2, "
+            "eagle3",
+        ),
         ("eagle3@", "a setting must follow the @, such as eagle3@6x10x59"),
         ("vanilla@chain3", "vanilla is plain decoding and takes no setting"),
         ("eagle3@chian3", "'eagle3@chian3': unknown setting 'chian3': a tree is 6x10x59 "),
@@ -196,8 +200,22 @@ def recording(folder, *, method="medusa", temperatures=(0.0, 1.0)):
                 positions = {**positions, "accepted": [[0] * len(level) for level in accepted]}
             cells.append(
                 recorded.Cell(
-                    method, f"{method}@static", str(task), temperature, 1, 1, 10, 5, 2.0, positions, None, None, "", [],
-                    drafts.PLAIN, {"question": ["q"], "tokens": [10], "cycles": [5]},
+                    method,
+                    f"{method}@static",
+                    str(task),
+                    temperature,
+                    1,
+                    1,
+                    10,
+                    5,
+                    2.0,
+                    positions,
+                    None,
+                    None,
+                    "",
+                    [],
+                    drafts.PLAIN,
+                    {"question": ["q"], "tokens": [10], "cycles": [5]},
                 )
             )
     path = folder / "positions.json"

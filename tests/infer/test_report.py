@@ -12,7 +12,7 @@ import pytest
 
 from infer import figures, recorded, report, results
 from infer.evidence import gather, title, unablated, unruled
-from tests.infer.result_files import bench_cell, bench_file, record_cell, record_file
+from tests.infer.result_files import bench_cell, bench_file, draft_of, record_cell, record_file
 
 STUDY = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "study.json"
 
@@ -51,7 +51,7 @@ def test_table_1(tmp_path):
         "| method | gsm8k | mt_bench | mean | cycle over plain step |",
         "|---|---:|---:|---:|---:|",
         "| plain decoding | 1.00x, 1.00 | 1.00x, 1.00 | 1.00x, 1.00 | - |",
-        "| EAGLE-3 | 3.00x, 5.00 | 2.00x, 4.00 | 2.50x, 4.50 | 1.75 |",
+        "| EAGLE-3 | 3.00x, 5.00 | 2.00x, 4.00 | 2.50x, 4.50 | 1.75 (8 rows) |",
     ]
     some = text.split("On some of the tasks only:")[1].strip().splitlines()
     assert some[:4] == [
@@ -73,7 +73,7 @@ def test_a_section_without_data_names_its_command(tmp_path):
     text = made(tmp_path, bench_file(tmp_path / "b.json", TABLE_1))
     for heading, command in {
         "Speedup and tau at temperature 1": "python -m infer.bench --methods vanilla,eagle2,eagle3 --temperatures 1",
-        "EAGLE-2's ablation": "--methods eagle2@4x2x7,eagle2@4x2x7/confidence,eagle2@4x2x7/norerank,",
+        "EAGLE-2's ablation": "--methods eagle2@6x10x59,eagle2@6x10x59/confidence,eagle2@6x10x59/norerank,",
         "EAGLE-3's ablation": "python -m train.study",
         "Acceptance by tree position": "python -m infer.acceptance",
         "n-alpha": "python -m infer.acceptance",
@@ -152,8 +152,8 @@ def test_high_temperature_is_compared_on_the_tasks_that_all_have(tmp_path):
         ]
     ]  # fmt: skip
     text = part(made(tmp_path, bench_file(tmp_path / "b.json", cells)), "Where it fails: high temperature")
-    assert "| method | T=0 | T=1 | T=1.5 | tasks |" in text
-    assert "| EAGLE-3 | 3.00x, 5.00 | 2.00x, 3.00 | 0.75x, 1.50 | gsm8k |" in text
+    assert "| method | T=0 | T=1 | T=1.5 | questions |" in text
+    assert "| EAGLE-3 | 3.00x, 5.00 | 2.00x, 3.00 | 0.75x, 1.50 | 5 of 10: gsm8k |" in text
     assert (tmp_path / "out" / "temperature.png").exists()
 
 
@@ -165,6 +165,44 @@ def test_spec_benchs_definitions(tmp_path):
     assert "| EAGLE-3 | 4.00 | 4.25 | 2.00x | 1.88x |" in text
     assert "| method | writing |" in text
     assert "| EAGLE-3 | 1.75x, 2.75 |" in text
+
+
+def test_what_each_label_is(tmp_path):
+    """Labels of equal drafts are one row, here and in the tables; the order is the papers', whatever that of files."""
+    tree = draft_of("eagle2", depth=4)
+    cells = [
+        bench_cell("eagle3", "gsm8k", 2.0, 4.0),
+        *PLAIN[:1],
+        bench_cell("eagle2@4x2x7", "gsm8k", 2.0, 4.0, draft=tree),
+    ]
+    recordings = [record_cell("eagle2", "gsm8k", draft=tree), record_cell("hass", "gsm8k", draft=tree)]
+    files = [bench_file(tmp_path / "b.json", cells), record_file(tmp_path / "a.json", recordings)]
+    text = made(tmp_path, *files)
+    assert text.split("\n## ", 1)[1] == made(tmp_path, *files[::-1]).split("\n## ", 1)[1]
+    rows = [line for line in part(text, "What each label is").splitlines() if line.startswith("|")][2:]
+    words = "dynamic, depth 4, top 2, 7 nodes | deterministic, ranked by draw | 8 |"
+    assert rows == [
+        "| `vanilla` | plain decoding | - | nothing | deterministic | 1 |",
+        f"| `hass` | HASS | bundled eagle2 | {words}".replace("bundled eagle2", tree["weights"]),
+        f"| `eagle2`, `eagle2@4x2x7` | EAGLE-2 | bundled eagle2 | {words}",
+        rows[-1],
+    ]
+    assert rows[-1].startswith("| `eagle3` | EAGLE-3 | bundled eagle3 | dynamic, depth ")
+    # Timed by its long name alone, it keeps that; measured by both in one table it is one row.
+    both = [*cells, bench_cell("eagle2", "gsm8k", 2.0, 4.0, draft=tree)]
+    table = part(made(tmp_path, bench_file(tmp_path / "b.json", both)), "Speedup and tau at temperature 0")
+    assert table.count("| EAGLE-2 | 2.00x, 4.00 |") == 1
+    assert "4x2x7" not in table
+
+
+def test_tau_at_the_papers_trees(tmp_path):
+    cells = [record_cell("eagle2@6x10x59", task, tau=tau) for task, tau in (("gsm8k", 3.0), ("nq", 4.0))]
+    cells += [record_cell("medusa@static", "gsm8k", tau=2.0), record_cell("eagle2@6x10x59/norerank", "gsm8k", tau=1.0)]
+    text = part(made(tmp_path, record_file(tmp_path / "a.json", cells)), "Tau at the papers' own trees")
+    assert "| temperature 0 | nodes | gsm8k | nq | mean |" in text
+    assert "| EAGLE-2, 6x10x59 | 7 | 3.00 | 4.00 | 3.50 |" in text
+    assert "| Medusa, static | 7 | 2.00 | - | - |" in text
+    assert "norerank" not in text
 
 
 RECORDS = [record_cell("eagle3", "gsm8k"), record_cell("eagle3", "mt_bench")]
@@ -288,12 +326,24 @@ def test_what_is_refused(tmp_path):
     refused(r"b\.json was measured on a laptop, .*other\.json on a desktop: speeds of several machines", bench, other)
     other = record_file(tmp_path / "other.json", [], target="some/model")
     refused(r"b\.json was measured with target None, .*other\.json with 'some/model'", bench, other)
+    short = bench_file(tmp_path / "short.json", TABLE_1, max_new_tokens=16)
+    long = bench_file(tmp_path / "long.json", [bench_cell("eagle3", "gsm8k", 2.5, 5.0)], max_new_tokens=64)
+    refused(r"short\.json was measured with max_new_tokens 16, .*long\.json with 64", short, long)
+    other = bench_file(
+        tmp_path / "other.json", [bench_cell("eagle3", "nq", 2.5, 5.0, draft=draft_of("eagle3", nodes=9))]
+    )
+    refused(
+        r"eagle3 is not the same in .*b\.json \(nodes 7\) and .*other\.json \(nodes 9\): name the setting", bench, other
+    )
+    taught = draft_of("eagle3", weights="runs/other")
+    other = record_file(tmp_path / "other.json", [record_cell("eagle3", "nq", draft=taught)])
+    refused(r"eagle3 is not the same in .*\(weights 'bundled eagle3'\) and .*\(weights 'runs/other'\)", bench, other)
     refused("are both results of train.study", STUDY, STUDY)
     odd = tmp_path / "odd.json"
     for text, match in {
-        '{"schema": "eagle_jax.tune/1"}': r"odd\.json is 'eagle_jax\.tune/1', expected 'eagle_jax\.bench/1' \(",
-        '{"results": {}}': r"odd\.json is 'no schema', expected 'eagle_jax\.bench/1'",
-        '{"runs": {"a": 1}, "replies": {}}': r"odd\.json is 'no schema'",
+        '{"schema": "eagle_jax.tune/1"}': r"odd\.json is of schema 'eagle_jax\.tune/1', expected 'eagle_jax\.ben",
+        '{"results": {}}': r"odd\.json is without a schema, expected 'eagle_jax\.bench/2'.*: measure anew",
+        '{"runs": {"a": 1}, "replies": {}}': r"odd\.json is without a schema",
         "[]": r"odd\.json holds a JSON list",
         '{"schema": ': r"odd\.json is no JSON file",
     }.items():
@@ -323,6 +373,11 @@ def test_what_is_refused(tmp_path):
         (lambda cell: cell["calibration"].update(confidence=[0.25, None]), "calibration: a bin with nodes has no"),
         (lambda cell: cell["calibration"].update(count=[1]), "calibration: its lists differ in length"),
         (lambda cell: cell.update(uncalibrated="why"), "uncalibrated, must be null"),
+        (lambda cell: cell["draft"].update(kind="bush"), "draft is .*'bush'.* expected an object with a kind of none"),
+        (lambda cell: cell["draft"].pop("depth"), "draft lacks or has unknown depth"),
+        (lambda cell: cell["by_question"].pop("cycles"), "by_question must have question, tokens, cycles"),
+        (lambda cell: cell["by_question"]["tokens"].pop(), "by_question, tokens is .* expected one count per question"),
+        (lambda cell: cell["by_question"].update(question=["q"] * 5), "by_question names a question twice"),
     ],
 )
 def test_a_broken_recording_is_refused_by_name(tmp_path, change, match):
@@ -330,7 +385,7 @@ def test_a_broken_recording_is_refused_by_name(tmp_path, change, match):
     content = json.loads(path.read_text(encoding="utf-8"))
     change(content["cells"][0])
     path.write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(ValueError, match=match) as error:
+    with pytest.raises(ValueError, match=match + ".*: leave the file out, or measure it anew") as error:
         recorded.read(path)
     assert str(path) in str(error.value)
 
@@ -338,7 +393,7 @@ def test_a_broken_recording_is_refused_by_name(tmp_path, change, match):
 def test_a_recording_twice_or_of_another_program_is_refused(tmp_path):
     with pytest.raises(ValueError, match="eagle3 on gsm8k at temperature 0 is there twice"):
         recorded.read(record_file(tmp_path / "a.json", [RECORDS[0], RECORDS[0]]))
-    with pytest.raises(ValueError, match=r"is 'eagle_jax\.bench/1', expected 'eagle_jax\.acceptance/1'"):
+    with pytest.raises(ValueError, match=r"is of schema 'eagle_jax\.bench/2', expected 'eagle_jax\.acceptance/2'"):
         recorded.read(bench_file(tmp_path / "b.json", TABLE_1))
 
 

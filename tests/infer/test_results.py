@@ -66,8 +66,14 @@ def double(content):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda content: content.update(schema="eagle_jax.tune/1"), "is 'eagle_jax.tune/1', expected 'eagle_jax.bench"),
-        (lambda content: content.pop("schema"), "is 'no schema', expected 'eagle_jax.bench/2': give a result.json"),
+        (
+            lambda content: content.update(schema="eagle_jax.tune/1"),
+            "is of schema 'eagle_jax.tune/1', expected 'eagle_jax.bench",
+        ),
+        (
+            lambda content: content.pop("schema"),
+            "is without a schema, expected 'eagle_jax.bench/2': give a result.json",
+        ),
         (lambda content: content.pop("settings"), "settings is missing or of another kind"),
         (drop, r"result\.json, cell 0 lacks tau"),
         (rename, "cell 0 has an unknown field 'taus'; there is 'tau'"),
@@ -93,7 +99,7 @@ def test_what_is_no_json_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"table\.md is no JSON file"):
         results.read(tmp_path / "table.md")
     (tmp_path / "list.json").write_text("[]", encoding="utf-8")
-    with pytest.raises(ValueError, match="is 'a JSON list'"):
+    with pytest.raises(ValueError, match="holds a JSON list: give"):
         results.read(tmp_path / "list.json")
 
 

@@ -90,7 +90,9 @@ def test_categories(tallies):
 def test_a_method_that_does_not_count_its_passes(tallies):
     plain, _ = tallies
     silent = Tally()
-    silent.add(["a", "b"], ["math", "qa"], Answer([[1], [6, 7, 8]]), Answer([[1, 2], [6, 7, 8]]), [4.0, 4.0], [1.0, 1.0])
+    silent.add(
+        ["a", "b"], ["math", "qa"], Answer([[1], [6, 7, 8]]), Answer([[1, 2], [6, 7, 8]]), [4.0, 4.0], [1.0, 1.0]
+    )
     silent.add(["a"], ["math"], Answer([[1, 2]]), Answer([[1, 2]]), [1.0, 1.0], [0.5, 0.5])
     told = cell("transformers", "transformers", GROUP, silent, plain, PLAIN)
     assert (told.passes, told.cycles, told.tau, told.accepted, told.ms_per_pass) == (None,) * 5
@@ -120,7 +122,10 @@ def test_questions_have_names_that_tell_them_apart():
 
 def test_the_table(tallies):
     plain, drafted = tallies
-    cells = [cell("vanilla", "vanilla", GROUP, plain, plain, PLAIN), cell("eagle3", "eagle3@chain2", GROUP, drafted, plain, PLAIN)]
+    cells = [
+        cell("vanilla", "vanilla", GROUP, plain, plain, PLAIN),
+        cell("eagle3", "eagle3@chain2", GROUP, drafted, plain, PLAIN),
+    ]
     told = markdown(Result("a machine", None, {}, cells))
     assert "| 0 | 2 | talk | eagle3@chain2 | 4 | 2.23x (1.67 to 2.80) | 2.97x | 1.75 | 458.33 | 2/3 |" in told
     assert "| 0 | 2 | eagle3@chain2 | 2.23x | 1.75 |" in told
