@@ -129,9 +129,17 @@ def main(args: Args) -> dict[str, Any]:
         print(figures.WANTED, file=sys.stderr)
     elif result.cells:
         draw(result, args.out)
-    print(f"\n{markdown(result)}")
-    print(json.dumps(report := result.as_json()))
+    print(f"\n{markdown(result)}\n\nWritten: {args.out / 'result.json'}, with every number of every cell")
+    print(json.dumps(report := {"result": str(args.out / "result.json")} | short(result)))
     return report
+
+
+def short(result: Result) -> dict[str, Any]:
+    """What a result says, for the last line: of its cells the numbers alone."""
+    whole = result.as_json()
+    cells = [{name: value for name, value in cell.items() if not isinstance(value, dict | list)} | {
+        "speedup_range": cell["speedup_range"]} for cell in whole["cells"]]  # fmt: skip
+    return whole | {"cells": cells}
 
 
 def measured(
@@ -186,13 +194,15 @@ def begin(args: Args, labels: list[str], tasks: list[Task]) -> Result:
     changed = [name for name, value in settings.items() if name not in FREE and there.settings.get(name) != value]
     differences = [f"--{name.replace('_', '-')} was {there.settings.get(name)}" for name in changed]
     if set(there.more["labels"]) != set(labels):
-        differences.append(f"the methods were {', '.join(there.more['labels'])}")
+        differences.append(f"the methods were {', '.join(there.more['labels'])}, and all are timed in turns")
     known = there.more["tasks"]
     differences += [f"{name} had other questions" for name, key in keys.items() if known.get(name, key) != key]
     if there.machine != here.machine:
         differences.append(f"the machine was {there.machine}")
     if differences:
-        raise ValueError(f"{path} cannot be gone on with: {'; '.join(differences)}. Give another --out")
+        raise ValueError(
+            f"{path} cannot be gone on with: {'; '.join(differences)}. Give another --out; infer.report joins files"
+        )
     revisions = dict.fromkeys([*(there.revision or "").split(", "), here.revision or ""])
     more = there.more | {"tasks": known | keys}
     return dataclasses.replace(there, revision=", ".join(filter(None, revisions)) or None, settings=settings, more=more)
