@@ -99,6 +99,9 @@ def main(args: Args) -> int:
     if len(batches) * len(temperatures) > MOST_ENTRIES:
         raise ValueError(f"--batches x --temperatures are {len(batches) * len(temperatures)} settings: a profile has "
                          f"{MOST_ENTRIES} at most")  # fmt: skip
+    if max(batches) > args.limit:
+        raise ValueError(f"--batches {args.batches}: a batch of {max(batches)} takes as many prompts of every task; "
+                         f"raise --limit {args.limit}")  # fmt: skip
     settings = [Setting(batch, heat, args.max_new_tokens) for heat in temperatures for batch in batches]
     if args.check is not None:
         return check(args, settings, grid)

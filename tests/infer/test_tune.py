@@ -272,6 +272,7 @@ def test_the_shortlist_has_the_best_of_every_method_that_may_win():
         ({"skip": -1}, "--skip -1 must not be negative"),
         ({"skip": 1}, "task talk has 2 questions: --skip 1 --limit 2 takes 3; lower one of them"),
         ({"ngrams": "0"}, "--ngrams '0' must be whole numbers of at least 1"),
+        ({"batches": "1,3"}, "--batches 1,3: a batch of 3 takes as many prompts of every task; raise --limit 2"),
         ({"repeats": 0}, "--repeats 0 must be at least 1"),
         ({"batches": "0,1"}, "--batches '0,1' must be whole numbers of at least 1"),
         ({"batches": "one"}, "--batches 'one' must be whole numbers"),
