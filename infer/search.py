@@ -30,13 +30,19 @@ from infer.trials import (
     record,
 )
 
+LEAST = 3
+"""Repetitions that a choice takes: of one or two the spread says nothing."""
+AUTO = "auto"
+"""Label of what a profile chooses, among those of `Tuner.drafters`."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
     """What is searched, and how thoroughly it is measured.
 
     Attributes:
-      depths, top_ks, nodes: of trees. lengths: of what prompt lookup drafts. widths: rows of measured target passes.
+      depths, top_ks, nodes: of trees. lengths: of what prompt lookup drafts. ngrams: of most tokens that it looks up.
+      widths: rows of measured target passes.
       candidates: of the best predicted, how many are measured. repeats: of all measurements.
       turns: cycles per measurement of a cycle. exhaustive: whether all are measured.
     """
@@ -45,6 +51,7 @@ class Grid:
     top_ks: tuple[int, ...]
     nodes: tuple[int, ...]
     lengths: tuple[int, ...]
+    ngrams: tuple[int, ...]
     widths: tuple[int, ...]
     candidates: int = 4
     repeats: int = 5
@@ -88,7 +95,7 @@ class Tuner:
     def labels(self, method: str) -> list[str]:
         """Labels of all settings of a method that are searched."""
         if method == "pld":
-            return [f"pld@{length}" for length in self.grid.lengths]
+            return [f"pld@{length}x{ngram}" for length in self.grid.lengths for ngram in self.grid.ngrams]
         if method == "lookahead":
             return ["lookahead@5x7x7"]
         head = self.load(method + ("/deterministic" if "@" in method else "@deterministic"))
@@ -98,23 +105,24 @@ class Tuner:
         return [label_of(method, tree) for tree in shapes]
 
     def replayed(self) -> dict[str, list[str]]:
-        """By method, the labels whose cycles follow from watching one wide tree (or one long lookup)."""
+        """By what is watched (the wide tree of a method, a long lookup as "pld3") the labels that follow from it."""
         found: dict[str, list[str]] = {}
         for label, drafter in self.drafters.items():
             method = Label.parse(label).method
             tree = drafter.tree if isinstance(drafter, TreeDrafter) else None
             plain = tree is not None and tree == TreeConfig(tree.depth, tree.top_k, tree.num_nodes)
-            ranked = plain and can_watch(drafter)
-            if ranked or (method == "pld" and Label.parse(label).numbers[1] == 3):
+            if method == "pld":
+                found.setdefault(f"pld{Label.parse(label).numbers[1]}", []).append(label)
+            elif plain and can_watch(drafter):
                 found.setdefault(method, []).append(label)
         return found
 
     def replays(self, method: str, labels: Sequence[str], setting: Setting) -> dict[str, Replay]:
-        """Per task the drafts of a method along the replies."""
+        """Per task the drafts of a method along the replies; `method` and `labels` are of `replayed`."""
         if (method, setting.temperature) not in self._replays:
             shapes = [shape_of(self.drafters[label]) for label in labels]
-            if method == "pld":
-                widest: Any = self.load(f"pld@{max(shape.depth for shape in shapes)}")
+            if method.startswith("pld"):
+                widest: Any = max((self.drafters[label] for label in labels), key=lambda one: one.drafter.depth)
             else:
                 depth, top_k = (max(getattr(shape, name) for shape in shapes) for name in ("depth", "top_k"))
                 pool = TreeConfig(depth, top_k, depth).pool_size
@@ -135,11 +143,11 @@ class Tuner:
         heads: dict[str, tuple[Any, list[TreeConfig]]] = {}
         replayed = self.replayed()
         for method, labels in replayed.items():
-            if method != "pld":
+            if not method.startswith("pld"):
                 shapes = [shape_of(self.drafters[label]) for label in labels]
                 depths, top_ks = [s.depth for s in shapes], [s.top_k for s in shapes]
                 heads[method] = self.drafters[labels[0]], designs(depths, top_ks, self.widths)
-        within = {label for method, labels in replayed.items() if method != "pld" for label in labels}
+        within = {label for method in heads for label in replayed[method]}
         fixed = {label: drafter for label, drafter in self.drafters.items() if label not in within}
         return measure_costs(
             self.target, heads, fixed, middle, setting, self.widths, self.grid.turns, self.grid.repeats
@@ -148,6 +156,7 @@ class Tuner:
     def predict(self, setting: Setting) -> tuple[dict[str, Score], Costs]:
         """Speed over plain decoding per label and task, from costs and replayed cycles."""
         costs, replayed = self.costs(setting), self.replayed()
+        watched = {label: method for method, labels in replayed.items() for label in labels}
         before = prefill_seconds(self.target, self.samples, setting)
         plain = costs.passes.at(1)
         found = {}
@@ -159,8 +168,8 @@ class Tuner:
                 cycle = costs.passes.at(shape.num_nodes + 1) + costs.drafts[method].at(shape.depth, shape.top_k)
             ratios: dict[str, tuple[float, ...]] = {}
             for task, sample in self.samples.items():
-                if label in replayed.get(method, ()):
-                    replay = self.replays(method, replayed[method], setting)[task]
+                if label in watched:
+                    replay = self.replays(watched[label], replayed[watched[label]], setting)[task]
                     drafted, alone = replay.cycles(shape), replay.cycles(None)
                 else:
                     drafted = np.array(cycles_of(self.target, drafter, sample, setting))
@@ -182,11 +191,11 @@ class Tuner:
         predicted, costs = self.predict(setting)
         names = shortlist(predicted, self.grid.candidates)
         trial = self.measure(names, setting)
-        chosen = choose(trial.scores)
+        chosen = choose_of(trial.scores)
         if chosen is None and (undecided := [name for name in names if trial.scores[name].worst > 1]):
-            # Faster, but by less than the spread: more repetitions tell.
+            # Faster, but by less than the spread, or measured too seldom to know one: more repetitions tell.
             trial = trial.and_then(self.measure(undecided, setting, 3 * self.grid.repeats))
-            chosen = choose(trial.scores)
+            chosen = choose_of(trial.scores)
         report: dict[str, Any] = {"batch": setting.batch, "temperature": setting.temperature}
         if self.grid.exhaustive:
             chosen, trial, report["exhaustive"] = self.exhaust(chosen, trial, setting)
@@ -204,7 +213,7 @@ class Tuner:
             "pass_over_plain": {rows: round(costs.passes.at(rows) / costs.passes.at(1), 3) for rows in self.widths},
             "candidates": {
                 label: {"predicted": round(predicted[label].mean, 3), "measured": round(score.mean, 3),
-                        "worst": round(score.worst, 3), "safe": score.safe, "error": round(errors[label], 3)}
+                        "worst": round(score.worst, 3), "safe": safe(score), "error": round(errors[label], 3)}
                 for label, score in trial.scores.items()
             },
             "mean_absolute_error": round(float(np.mean(np.abs(list(errors.values())))), 3),
@@ -213,24 +222,52 @@ class Tuner:
         }  # fmt: skip
         return Tuned(entry, trial.plain, report)
 
-    def measure(self, labels: Sequence[str], setting: Setting, repeats: int | None = None) -> Trial:
+    def measure(
+        self,
+        labels: Sequence[str],
+        setting: Setting,
+        repeats: int | None = None,
+        samples: dict[str, Sample] | None = None,
+    ) -> Trial:
         """Whole calls in turns with plain decoding."""
         methods = {label: self.drafters[label] for label in labels}
-        return compete(self.target, methods, self.samples, setting, repeats or self.grid.repeats)
+        return compete(self.target, methods, samples or self.samples, setting, repeats or self.grid.repeats)
 
     def exhaust(self, chosen: str | None, trial: Trial, setting: Setting) -> tuple[str | None, Trial, dict[str, Any]]:
-        """Measures all there is, a few at a time, and then the best of them once more beside the choice."""
-        scores: dict[str, Score] = {}
-        rest = list(self.drafters)
-        for at in range(0, len(rest), 6):
-            scores |= self.measure(rest[at : at + 6], setting, min(2, self.grid.repeats)).scores
-        best = sorted(scores, key=lambda label: -scores[label].mean)[: self.grid.candidates]
-        final = self.measure(list(dict.fromkeys([*([chosen] if chosen else []), *best])), setting)
+        """Measures all there is, with a batch of every task; the best third again with three times as many prompts.
+
+        And so on until no more than `candidates` are left, which are measured with all prompts in turns with the
+        choice. What is dropped was measured, never only predicted.
+        """
+        rest = [label for label in self.drafters if label != AUTO]
+        count, prompts, rounds = len(rest), setting.batch, []
+        while len(rest) > self.grid.candidates:
+            part = {task: sample.first(prompts) for task, sample in self.samples.items()}
+            scores: dict[str, Score] = {}
+            for at in range(0, len(rest), 6):
+                scores |= self.measure(rest[at : at + 6], setting, min(LEAST, self.grid.repeats), part).scores
+            rounds.append({"trees": len(rest), "prompts": sum(len(sample.prompts) for sample in part.values())})
+            left = max(self.grid.candidates, len(rest) // 3)
+            rest = sorted(rest, key=lambda label: -scores[label].mean)[:left]
+            prompts *= 3
+        last = list(dict.fromkeys([*([chosen] if chosen else []), *rest]))
+        final = self.measure(last, setting, max(LEAST, self.grid.repeats))
         mean = {label: score.mean for label, score in final.scores.items()} | {PLAIN: 1.0}
         top = max(mean, key=lambda label: mean[label])
-        report = {"trees": len(rest), "chosen": chosen or PLAIN, "best": top, "best_speedup": round(mean[top], 3),
+        report = {"trees": count, "rounds": rounds, "chosen": chosen or PLAIN, "best": top,
+                  "best_speedup": round(mean[top], 3),
                   "choice_over_best": round(mean[chosen or PLAIN] / mean[top], 3)}  # fmt: skip
-        return choose(final.scores), trial.and_then(final), report
+        return choose_of(final.scores), trial.and_then(final), report
+
+
+def safe(score: Score) -> bool:
+    """Whether a method is faster than plain decoding on every task by more than a spread that is known."""
+    return score.safe and all(len(values) >= LEAST for values in score.ratios.values())
+
+
+def choose_of(scores: dict[str, Score]) -> str | None:
+    """The best of those that are safe; None, plain decoding, where none is."""
+    return choose({label: score for label, score in scores.items() if safe(score)})
 
 
 def shortlist(predicted: dict[str, Score], count: int) -> list[str]:

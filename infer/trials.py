@@ -42,6 +42,10 @@ class Sample(NamedTuple):
             Sample(self.prompts[at : at + size], self.keys[at : at + size]) for at in range(0, len(self.prompts), size)
         ]
 
+    def first(self, count: int) -> Sample:
+        """The first prompts alone."""
+        return Sample(self.prompts[:count], self.keys[:count])
+
 
 class Setting(NamedTuple):
     """What is tuned for."""

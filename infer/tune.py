@@ -8,10 +8,10 @@ It measures what a cycle costs by the width of the target's pass and by the leve
 every method would draft along the target's own replies; from both follows the speed of every tree of the grid. The few
 best by that prediction are then measured in turns with plain decoding. The fastest of those that beat it on every task
 by more than the spread is chosen; where none does, plain decoding is. Prints a table per batch size and temperature
-and, last, one JSON object; docs/tuning.md describes both. With --search exhaustive every tree of the grid is measured
-as well, and the best of them once more beside the choice. With --check nothing is tuned: "auto" is measured against
-plain decoding (and, with --search exhaustive, against every tree), and the exit status is 1 where it is more than 5%
-slower.
+and, last, one JSON object with the choices; all that was measured is in a file beside the profile. With --search
+exhaustive every tree of the grid is measured as well, and the best of them once more beside the choice. With --check
+nothing is tuned: "auto" is measured against plain decoding (and, with --search exhaustive, against every tree), on
+questions not tuned on with --skip, and the exit status is 1 where it is more than 5% slower. See docs/tuning.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from eagle_jax.profile import ProfileFile, fingerprint, read_profile
 from eagle_jax.programs import at_least_one, can_write, listed, not_negative, run
 from eagle_jax.tasks import Conversation, Task, load_tasks
 from infer.methods import PLAIN, Places, Sources, check_methods, load_pair
-from infer.search import Grid, Tuned, Tuner
+from infer.search import AUTO, Grid, Tuned, Tuner
 from infer.trials import Sample, Setting, compete
 
 MOST_ENTRIES = 30
@@ -52,17 +52,17 @@ class Args(Places):
         a setting (eagle3@6x10x59) that alone.
       tasks: as in infer.bench; their first turns are the sample prompts.
       data: folder of the tasks; EAGLE_JAX_TASKS sets another default.
-      limit: prompts per task.
+      limit: prompts per task. skip: questions at the head of every task that are left out, such as those tuned on.
       max_new_tokens: longest reply.
       batches: prompts at a time, separated by commas. temperatures: 0 is greedy. dtypes: of the target's weights;
         another dtype is another target, so only several if any will do.
-      depths, top_ks, nodes: the grid of trees. lengths: of what prompt lookup drafts.
+      depths, top_ks, nodes: the grid of trees. lengths: of what prompt lookup drafts. ngrams: most tokens it looks up.
       widths: rows of the target passes that are measured.
       candidates: how many of the best predicted are measured.
-      repeats: of all measurements. turns: cycles per measurement of a cycle.
+      repeats: of all measurements; a choice takes three at least. turns: cycles per measurement of a cycle.
       search: whether every tree of the grid is measured as well.
       seed: of sampled draws.
-      out: the profile that is written.
+      out: the profile that is written; NAME_report.json beside it has all that was measured.
       check: a profile that is measured instead; the methods it names need no paths.
     """
 
@@ -70,6 +70,7 @@ class Args(Places):
     tasks: str = "gsm8k,humaneval,mt_bench"
     data: Path = Path(os.environ.get("EAGLE_JAX_TASKS", "../shared/data/tasks"))
     limit: int = 4
+    skip: int = 0
     max_new_tokens: int = 64
     batches: str = "1"
     temperatures: str = "0,1"
@@ -78,6 +79,7 @@ class Args(Places):
     top_ks: str = "1,2,3,4,6,10"
     nodes: str = "2,3,4,5,6,7,8,10,12,15,20,31,45,59"
     lengths: str = "1,2,3,5,10"
+    ngrams: str = "1,3,5"
     widths: str = "1,2,3,4,6,8,12,16,24,32,60"
     candidates: int = 4
     repeats: int = 5
@@ -91,19 +93,24 @@ class Args(Places):
 def main(args: Args) -> int:
     """Tunes or checks; the exit status is 1 where a checked profile does not hold."""
     at_least_one(args, "limit", "max_new_tokens", "candidates", "repeats", "turns")
-    not_negative(args, "seed")
+    not_negative(args, "seed", "skip")
     batches, temperatures = listed(args, "batches", int, 1), listed(args, "temperatures", float, 0)
     grid = grid_of(args)
     if len(batches) * len(temperatures) > MOST_ENTRIES:
         raise ValueError(f"--batches x --temperatures are {len(batches) * len(temperatures)} settings: a profile has "
                          f"{MOST_ENTRIES} at most")  # fmt: skip
+    if max(batches) > args.limit:
+        raise ValueError(f"--batches {args.batches}: a batch of {max(batches)} takes as many prompts of every task; "
+                         f"raise --limit {args.limit}")  # fmt: skip
     settings = [Setting(batch, heat, args.max_new_tokens) for heat in temperatures for batch in batches]
     if args.check is not None:
         return check(args, settings, grid)
-    can_write(args.out, folder=False)
+    beside = args.out.with_name(f"{args.out.stem}_report.json")
+    for place in (args.out, beside):
+        can_write(place, folder=False)
     dtypes = listed(args, "dtypes")
     labels = [label for label in check_methods(listed(args, "methods"), Sources.of(args)) if label != PLAIN]
-    tasks = load_tasks(listed(args, "tasks"), args.data, args.limit)
+    tasks = asked(args)
     use_compilation_cache()
     found: dict[str, tuple[eagle_jax.Target, list[Tuned]]] = {}
     for dtype in dtypes:
@@ -121,19 +128,26 @@ def main(args: Args) -> int:
     file = ProfileFile("eagle_jax.profile/1", name, fingerprint(target), best, machine(), entries)
     write_whole(args.out, file.to_yaml(
         'Made by python -m infer.tune; eagle_jax.generate(target, "auto", prompts, profile=THIS FILE) follows it.\n'
-        "predicted, measured, worst: tokens/s over plain decoding's, mean and least over the tasks tuned on."
+        "predicted, measured, worst: tokens/s over plain decoding's, mean and least over the tasks tuned on.\n"
+        f"These are {args.tasks}: {args.limit} questions each, after the first {args.skip}."
     ))  # fmt: skip
-    print(f"\nWritten: {args.out}, for {best} weights. Machine: {machine()}")
-    result = {dtype: [one.report for one in each] for dtype, (_, each) in found.items()}
-    print(json.dumps({"profile": str(args.out), "dtype": best, "settings": result, "machine": machine(),
-                      "arguments": shown(args)}))  # fmt: skip
+    result = {"profile": str(args.out), "dtype": best, "machine": machine()}
+    reports = {dtype: [one.report for one in each] for dtype, (_, each) in found.items()}
+    write_whole(beside, json.dumps(result | {"settings": reports, "arguments": shown(args)}, indent=1) + "\n")
+    print(f"\nWritten: {args.out}, for {best} weights, and {beside}. Machine: {machine()}")
+    names = ("batch", "temperature", "chosen", "mean_absolute_error")
+    choices = [
+        {name: one.report[name] for name in names} | {"measured": one.entry.measured, "worst": one.entry.worst}
+        for one in tuned
+    ]
+    print(json.dumps(result | {"report": str(beside), "choices": choices}))
     return 0
 
 
 def check(args: Args, settings: Sequence[Setting], grid: Grid) -> int:
     """Measures "auto" with a profile against plain decoding, and with an exhaustive search against every tree."""
     file = read_profile(str(args.check))
-    tasks = load_tasks(listed(args, "tasks"), args.data, args.limit)
+    tasks = asked(args)
     labels = [label for label in listed(args, "methods") if label != PLAIN]
     if args.search == "exhaustive":
         check_methods(labels, Sources.of(args))
@@ -146,22 +160,27 @@ def check(args: Args, settings: Sequence[Setting], grid: Grid) -> int:
     head = "| batch | temperature | auto is | worst task | mean | identical |"
     print(head + (" of the best |" if tuner else "") + "\n|---:|---:|---|---:|---:|---:|" + ("---|" if tuner else ""))
     for setting in settings:
-        auto: Any = {"auto": "auto"}
+        auto: Any = {AUTO: "auto"}
         trial = compete(target, auto, samples, setting, args.repeats, profile=profile)
-        score, entry = trial.scores["auto"], profile.file.find(setting.batch, setting.temperature)
+        score, entry = trial.scores[AUTO], profile.file.find(setting.batch, setting.temperature)
         name = PLAIN if entry is None else entry.method
-        row: dict[str, Any] = {"batch": setting.batch, "temperature": setting.temperature, "auto": name,
+        place = None if entry is None else {"batch": entry.batch, "temperature": entry.temperature}
+        row: dict[str, Any] = {"batch": setting.batch, "temperature": setting.temperature, "auto": name, "entry": place,
                                "per_task": {task: round(value, 3) for task, value in score.speedups.items()},
                                "worst": round(score.worst, 3), "mean": round(score.mean, 3),
                                "identical": f"{trial.identical}/{trial.compared}"}  # fmt: skip
         if tuner is not None:
-            tuner.drafters["auto"] = profile.choose(setting.batch, setting.temperature)  # type: ignore[assignment]
-            _, _, found = tuner.exhaust("auto", trial, setting)
-            row |= {"best": found["best"], "over_best": found["choice_over_best"]}
+            tuner.drafters[AUTO] = profile.choose(setting.batch, setting.temperature)  # type: ignore[assignment]
+            _, _, found = tuner.exhaust(AUTO, trial, setting)
+            row |= {"best": found["best"], "over_best": found["choice_over_best"], "rounds": found["rounds"]}
         rows.append(row)
         print(checked(row))
     worst = min(row["worst"] for row in rows)
     holds = worst >= 1 - SLOWER and min(row.get("over_best", 1.0) for row in rows) >= 1 - SLOWER
+    for row in rows:
+        if row["entry"] is None:
+            print(f"\nNo entry for batch {row['batch']} or more at temperature {row['temperature']:g} or more: "
+                  "\"auto\" decodes plainly there.")  # fmt: skip
     print(f"\nWorst against plain decoding: {worst:.2f}x. Machine: {machine()}")
     print(json.dumps({"profile": str(args.check), "holds": holds, "worst": worst, "settings": rows,
                       "machine": machine(), "arguments": shown(args)}))  # fmt: skip
@@ -169,12 +188,31 @@ def check(args: Args, settings: Sequence[Setting], grid: Grid) -> int:
 
 
 def checked(row: dict[str, Any]) -> str:
-    """A row of the table of a check."""
+    """A row of the table of a check; an entry of another setting is named."""
+    place, auto = row.get("entry", {}), row["auto"]
+    if place is None:
+        auto += " (no entry)"
+    elif place and (place["batch"], place["temperature"]) != (row["batch"], row["temperature"]):
+        auto += f" (entry of batch {place['batch']}, temperature {place['temperature']:g})"
     against = f" {row['over_best']:.2f} ({row['best']}) |" if "best" in row else ""
     return (
-        f"| {row['batch']} | {row['temperature']:g} | {row['auto']} | {row['worst']:.2f}x | {row['mean']:.2f}x | "
+        f"| {row['batch']} | {row['temperature']:g} | {auto} | {row['worst']:.2f}x | {row['mean']:.2f}x | "
         f"{row['identical']} |{against}"
     )
+
+
+def asked(args: Args) -> list[Task]:
+    """The tasks' questions behind those that --skip leaves out.
+
+    Raises:
+      ValueError: as `load_tasks`, or a task that has fewer.
+    """
+    tasks = load_tasks(listed(args, "tasks"), args.data, args.skip + args.limit)
+    for task in tasks:
+        if args.skip and len(task.questions) < args.skip + args.limit:
+            raise ValueError(f"task {task.name} has {len(task.questions)} questions: --skip {args.skip} --limit "
+                             f"{args.limit} takes {args.skip + args.limit}; lower one of them")  # fmt: skip
+    return [task._replace(questions=task.questions[args.skip :]) for task in tasks]
 
 
 def samples_of(tasks: Sequence[Task], tokenizer: Any, target: eagle_jax.Target, args: Args) -> dict[str, Sample]:
@@ -204,7 +242,7 @@ def grid_of(args: Args) -> Grid:
     Raises:
       ValueError: a number below 1, or one that does not read so.
     """
-    names = ("depths", "top_ks", "nodes", "lengths", "widths")
+    names = ("depths", "top_ks", "nodes", "lengths", "ngrams", "widths")
     values = {name: tuple(sorted(listed(args, name, int, 1))) for name in names}
     exhaustive = args.search == "exhaustive"
     return Grid(**values, candidates=args.candidates, repeats=args.repeats, turns=args.turns, exhaustive=exhaustive)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jax
 import pytest
 import yaml
 
 import eagle_jax
 from eagle_jax.profile import Entry, ProfileFile, fingerprint
 from eagle_jax.tuning import PassCosts
-from infer import search, tune
+from infer import search, trials, tune
 
 
 @pytest.fixture
@@ -32,7 +33,8 @@ def quick(pair, monkeypatch, tasks, tmp_path):
     monkeypatch.setattr("eagle_jax.profile.load_drafter", lambda path, target: demo(str(path).split("/")[-1])[1])
     return dict(
         methods="eagle3", tasks="talk", data=tasks, limit=2, max_new_tokens=6, temperatures="0", depths="1,2",
-        top_ks="2", nodes="2", widths="1,3", lengths="2", candidates=1, repeats=2, turns=2, out=tmp_path / "p.yaml",
+        top_ks="2", nodes="2", widths="1,3", lengths="2", ngrams="2", candidates=1, repeats=3, turns=2,
+        out=tmp_path / "p.yaml",
     )  # fmt: skip
 
 
@@ -40,10 +42,21 @@ def last(capsys) -> dict:
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
+def reported(args: dict) -> dict:
+    """The file beside the profile."""
+    return json.loads(args["out"].with_name("p_report.json").read_text())
+
+
+def profile_of(target, *entries: Entry) -> str:
+    return ProfileFile("eagle_jax.profile/1", "x", fingerprint(target), "float32", "here", entries).to_yaml()
+
+
 def test_tune_and_check(quick, capsys):
     assert tune.main(tune.Args(**quick)) == 0
-    report = last(capsys)
+    report, short = reported(quick), last(capsys)
     (row,) = report["settings"]["float32"]
+    assert short["report"] == str(quick["out"].with_name("p_report.json"))
+    assert [one["chosen"] for one in short["choices"]] == [row["chosen"]]
     assert row["searched"] == 2
     ((label, found),) = row["candidates"].items()
     assert label in ("eagle3@1x2x2", "eagle3@2x2x2")
@@ -70,10 +83,10 @@ def test_every_method_batch_and_temperature(quick, capsys):
              "temperatures": "0,1", "candidates": 4, "repeats": 1, "search": "exhaustive"}  # fmt: skip
     assert tune.main(tune.Args(**quick | given)) == 0
     printed = capsys.readouterr().out
-    rows = json.loads(printed.splitlines()[-1])["settings"]["float32"]
+    rows = reported(quick)["settings"]["float32"]
     assert [(row["batch"], row["temperature"]) for row in rows] == [(2, 0.0), (2, 1.0)]
     for row in rows:
-        assert set(row["candidates"]) == {"eagle2@2x2x2", "eagle3@static", "pld@2", "lookahead@2x2x2"}
+        assert set(row["candidates"]) == {"eagle2@2x2x2", "eagle3@static", "pld@2x2", "lookahead@2x2x2"}
         identical, compared = row["identical"].split("/")
         assert identical == compared
         assert row["exhaustive"]["trees"] == 4
@@ -84,8 +97,7 @@ def test_every_method_batch_and_temperature(quick, capsys):
 
 @pytest.mark.slow
 def test_a_profile_is_checked_against_every_tree(quick, pair, capsys):
-    file = ProfileFile("eagle_jax.profile/1", "x", fingerprint(pair), "float32", "here", (Entry(1, 0.0),))
-    quick["out"].write_text(file.to_yaml())
+    quick["out"].write_text(profile_of(pair, Entry(1, 0.0)))
     given = {"check": quick["out"], "temperatures": "0,1.5", "depths": "1", "search": "exhaustive"}
     tune.main(tune.Args(**quick | given))
     rows = last(capsys)["settings"]
@@ -125,7 +137,125 @@ def test_the_choice_is_the_best_of_what_was_measured(quick, pair, monkeypatch):
     monkeypatch.setitem(fast, "eagle3@2x2x2", (1.2, 1.01))
     monkeypatch.setattr(search.Score, "safe", property(lambda score: len(score.ratios["a"]) > 3))
     assert tuner.tune(search.Setting(1, 0.0, 6)).report["chosen"] == "eagle3@2x2x2"
-    assert calls[-1] == (["eagle3@2x2x2"], 6)  # alone, three times as often
+    assert calls[-1] == (["eagle3@2x2x2"], 9)  # alone, three times as often
+
+
+def test_a_choice_takes_three_repetitions(quick, pair, monkeypatch):
+    """One repetition has no spread: what it says is faster is measured again before it is chosen."""
+    calls = []
+
+    def compete(target, methods, samples, setting, repeats, **options):
+        calls.append(repeats)
+        value = 2.0 if repeats == 1 else later
+        return search.Trial({label: search.Score({"a": (value,) * repeats}) for label in methods}, 100.0, 1, 1)
+
+    monkeypatch.setattr(search, "compete", compete)
+    costs = search.Costs(PassCosts((1, 3), (0.01, 0.02)), {}, {})
+    monkeypatch.setattr(
+        search.Tuner, "predict", lambda self, setting: ({"eagle3@1x2x2": search.Score({"a": (2.0,)})}, costs)
+    )
+    tuner = search.Tuner(tune.grid_of(tune.Args(**quick | {"repeats": 1})), pair, search.Sources(), ["eagle3"], {})
+    later = 1.5
+    assert tuner.tune(search.Setting(1, 0.0, 6)).report["chosen"] == "eagle3@1x2x2"
+    assert calls == [1, 3]
+    later = 0.5
+    assert tuner.tune(search.Setting(1, 0.0, 6)).report["chosen"] == "vanilla"
+    assert not search.safe(search.Score({"a": (2.0, 2.0)}))
+
+
+def test_an_exhaustive_search_drops_nothing_that_it_has_not_measured(quick, pair, monkeypatch):
+    """All with a prompt of every task, the best third with three times as many, the last with all and the choice."""
+    calls = []
+
+    def compete(target, methods, samples, setting, repeats, **options):
+        calls.append((set(methods), {task: sample.prompts for task, sample in samples.items()}, repeats))
+        values = {label: 1 + rank[label] / 100 for label in methods}
+        return search.Trial(
+            {label: search.Score({"a": (value,) * repeats}) for label, value in values.items()}, 1.0, 1, 1
+        )
+
+    monkeypatch.setattr(search, "compete", compete)
+    given = {"depths": "1,2,3,4,5,6,7,8", "top_ks": "1,2", "nodes": "8", "candidates": 2, "repeats": 4}
+    samples = {"a": trials.Sample([[n] for n in range(5)], jax.random.split(jax.random.key(0), 5))}
+    tuner = search.Tuner(tune.grid_of(tune.Args(**quick | given)), pair, search.Sources(), ["eagle3"], samples)
+    names = list(tuner.drafters)
+    tuner.drafters[search.AUTO] = tuner.drafters[names[0]]
+    rank = {name: at for at, name in enumerate(names)} | {search.AUTO: 0}
+    empty = search.Trial({}, 1.0, 0, 0)
+    _, _, found = tuner.exhaust(search.AUTO, empty, search.Setting(1, 0.0, 6))
+    *first, second, final = calls
+    assert len(names) == found["trees"] == 14
+    assert set().union(*(methods for methods, _, _ in first)) == set(names)
+    assert all(prompts == {"a": [[0]]} and repeats == 3 for _, prompts, repeats in first)
+    assert second == (set(names[-4:]), {"a": [[0], [1], [2]]}, 3)
+    assert final == ({search.AUTO, *names[-2:]}, {"a": samples["a"].prompts}, 4)
+    assert found["rounds"] == [{"trees": 14, "prompts": 1}, {"trees": 4, "prompts": 3}]
+    assert found["best"] == names[-1]
+    assert found["choice_over_best"] == round(1 / 1.13, 3)
+
+
+def test_questions_that_are_skipped_are_not_asked(quick, pair, tasks):
+    args = {name: tune.Args(**quick | {"limit": 1, "skip": skip}) for name, skip in (("tuned", 0), ("held out", 1))}
+    texts = {name: [question.turns[0] for question in tune.asked(one)[0].questions] for name, one in args.items()}
+    assert texts == {"tuned": ["abc"], "held out": ["de"]}
+    (tasks / "three.jsonl").write_text('{"turns": ["a"]}\n{"turns": ["b"]}\n', encoding="utf-8")
+    check = {"check": quick["out"], "tasks": "talk,three", "limit": 1, "skip": 2}
+    quick["out"].write_text(profile_of(pair, Entry(1, 0.0)))
+    with pytest.raises(ValueError, match="task talk has 2 questions: --skip 2 --limit 1 takes 3"):
+        tune.main(tune.Args(**quick | check))
+
+
+def test_a_check_between_the_entries_says_which_is_used(quick, pair, capsys):
+    chain = eagle_jax.TreeConfig.chain(1)
+    quick["out"].write_text(profile_of(pair, Entry(1, 0.0), Entry(2, 1.0, "eagle3", "bundled", chain)))
+    tune.main(tune.Args(**quick | {"check": quick["out"], "temperatures": "0.5,0,2", "batches": "2", "limit": 2}))
+    printed = capsys.readouterr().out
+    between, greedy, beyond = json.loads(printed.splitlines()[-1])["settings"]
+    used = {"batch": 2, "temperature": 1.0}
+    assert (between["auto"], between["entry"]) == ("eagle3", used)
+    assert (greedy["auto"], greedy["entry"]) == ("eagle3", used)
+    assert (beyond["auto"], beyond["entry"]) == ("vanilla", None)
+    assert "| 2 | 0.5 | eagle3 (entry of batch 2, temperature 1) |" in printed
+    assert "| 2 | 2 | vanilla (no entry) |" in printed
+    assert 'No entry for batch 2 or more at temperature 2 or more: "auto" decodes plainly there.' in printed
+
+
+@pytest.mark.parametrize("faster", ["float32", "bfloat16"])
+def test_of_two_dtypes_the_faster_one_is_written(quick, pair, monkeypatch, faster):
+    """Both are watched and predicted; only the clock of the last measurement is fixed."""
+    demo = eagle_jax.load_demo
+    half = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), pair.params)
+    targets = {"float32": pair, "bfloat16": eagle_jax.Target.from_params(pair.config, half)}
+
+    def load_demo(head="eagle2", dtype="float32"):
+        _, drafter, tokenizer = demo(head)
+        params = jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.dtype == "float32" else leaf, drafter.params)
+        target = targets[dtype]
+        return target, eagle_jax.DraftHead.from_params(drafter.config, params, target, drafter.tree), tokenizer
+
+    def compete(target, methods, samples, setting, repeats, **options):
+        # The slower target gains more from drafts, and still has fewer tokens per second.
+        plain, gain = (100.0, 1.5) if target.dtype == faster else (60.0, 2.0)
+        return search.Trial({label: search.Score({"a": (gain,) * repeats}) for label in methods}, plain, 1, 1)
+
+    monkeypatch.setattr(eagle_jax, "load_demo", load_demo)
+    monkeypatch.setattr(search, "compete", compete)
+    assert tune.main(tune.Args(**quick | {"dtypes": "float32,bfloat16", "depths": "1"})) == 0
+    written = yaml.safe_load(quick["out"].read_text())
+    assert (written["dtype"], written["fingerprint"]) == (faster, fingerprint(targets[faster]))
+    assert [entry["measured"] for entry in written["entries"]] == [1.5]
+    assert set(reported(quick)["settings"]) == {"float32", "bfloat16"}
+
+
+def test_lookups_of_several_ngrams_are_watched_apart(quick, pair, monkeypatch):
+    args = tune.Args(**quick | {"lengths": "1,3", "ngrams": "1,2"})
+    tuner = search.Tuner(tune.grid_of(args), pair, search.Sources(), ["pld", "pld@2x2"], {})
+    assert tuner.replayed() == {"pld1": ["pld@1x1", "pld@3x1"], "pld2": ["pld@1x2", "pld@3x2", "pld@2x2"]}
+    seen = {}
+    monkeypatch.setattr(search, "record", lambda target, drafter, sample, setting: seen.setdefault("it", drafter))
+    tuner.samples = {"a": None}
+    tuner.replays("pld2", tuner.replayed()["pld2"], search.Setting(1, 0.0, 6))
+    assert seen["it"] is tuner.drafters["pld@3x2"]
 
 
 def test_the_shortlist_has_the_best_of_every_method_that_may_win():
@@ -139,6 +269,10 @@ def test_the_shortlist_has_the_best_of_every_method_that_may_win():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"skip": -1}, "--skip -1 must not be negative"),
+        ({"skip": 1}, "task talk has 2 questions: --skip 1 --limit 2 takes 3; lower one of them"),
+        ({"ngrams": "0"}, "--ngrams '0' must be whole numbers of at least 1"),
+        ({"batches": "1,3"}, "--batches 1,3: a batch of 3 takes as many prompts of every task; raise --limit 2"),
         ({"repeats": 0}, "--repeats 0 must be at least 1"),
         ({"batches": "0,1"}, "--batches '0,1' must be whole numbers of at least 1"),
         ({"batches": "one"}, "--batches 'one' must be whole numbers"),
