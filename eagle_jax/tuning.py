@@ -229,8 +229,8 @@ class Score:
     def safe(self) -> bool:
         """Whether it beats plain decoding on every task by more than the measured spread.
 
-        The spread is that of a median: two standard errors, 2 * 1.48 * (median absolute deviation) / sqrt(repetitions).
-        One slow moment of the machine does not decide, and more repetitions decide more.
+        The spread is two standard errors of a median, 1.25 * 1.48 * (median absolute deviation) / sqrt(repetitions) of
+        normal noise. One slow moment of the machine does not decide, and more repetitions decide more.
         """
         return all(_median_less_spread(values) > 1 for values in self.ratios.values())
 
@@ -241,7 +241,8 @@ class Score:
 
 def _median_less_spread(values: Sequence[float]) -> float:
     middle = float(np.median(values))
-    return middle - 2 * 1.4826 * float(np.median(np.abs(np.subtract(values, middle)))) / len(values) ** 0.5
+    deviation = float(np.median(np.abs(np.subtract(values, middle))))
+    return middle - 2 * 1.2533 * 1.4826 * deviation / len(values) ** 0.5
 
 
 def choose(scores: dict[Any, Score]) -> Any | None:

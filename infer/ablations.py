@@ -13,13 +13,13 @@ from infer.cells import both, find, mean, means, number, pair, smallest, tasks_o
 from infer.drafts import rule_words, tree_words
 from infer.evidence import (
     NAMES,
+    RULES,
     Evidence,
     Section,
     distinct,
     in_order,
     missing,
     one_row,
-    rule_of,
     table,
     title,
     unablated,
@@ -169,21 +169,24 @@ def rules(evidence: Evidence) -> Section:
     for temperature in sorted({cell.temperature for cell in evidence.bench if unruled(cell.label)[1]}):
         for base in bases:
             cells, batch = smallest([cell for cell in evidence.bench if unruled(cell.label)[0] == base], temperature)
-            named = {unruled(cell.label)[1] for cell in cells} - {None}
-            if not named:
-                continue
-            # The label without a rule stands for its method's own, unless that was measured by its name as well.
-            labels = [
-                label
-                for label in distinct(cell.label for cell in cells)
-                if unruled(label)[1] or rule_of(label) not in named
-            ]
             tasks = tasks_of([cell for cell in cells if unruled(cell.label)[1]])
+            if not tasks:
+                continue
+            ruled = by_rule(cells)
             rows = []
-            for label in labels:
-                found = [find(cells, label, task) for task in tasks]
+            for rule, own in ruled.items():
+                found = [next((cell for cell in own if cell.task == task), None) for task in tasks]
                 if any(found):
-                    rows.append([rule_of(label), *map(both, found), pair(*means(found))])
-            parts += uneven([cell for cell in cells if cell.task in tasks and cell.label in labels])
+                    rows.append([rule, *map(both, found), pair(*means(found))])
+            parts += uneven([cell for own in ruled.values() for cell in own if cell.task in tasks])
             parts.append(table([f"{title(base)}, temperature {temperature:g}, batch {batch}", *tasks, "mean"], rows))
     return Section(heading, "\n\n".join(parts))
+
+
+def by_rule(cells: Sequence[Any]) -> dict[str, list[Any]]:
+    """Cells of one tree by the rule that accepted: that of a label which names it, measured beside the other rules."""
+    found: dict[tuple[str, str], Any] = {}
+    for cell in sorted(cells, key=lambda cell: unruled(cell.label)[1] is None):
+        found.setdefault((cell.draft["rule"], cell.task), cell)
+    rules = distinct(rule for rule in RULES if any(rule == other for other, _ in found))
+    return {rule: [cell for (other, _), cell in found.items() if other == rule] for rule in rules}

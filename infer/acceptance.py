@@ -119,9 +119,11 @@ def main(args: Args) -> dict[str, Any]:
                 forget_programs()
                 cycles = watch(method)
                 found = count(cycles, method, temperature, args.bins)
-                found["by_question"] = by_question(cycles, [name for _, names in batches for name in names])
+                names = [name for _, names in batches for name in names]
+                bins = None if found["calibration"] is None else args.bins
+                found["by_question"] = by_question(cycles, names) | shares(cycles, names, bins)
                 name = label.partition("@")[0]
-                found["chains"] = follow(watch, method, lengths, chains)
+                found["chains"] = follow(watch, method, lengths, names, chains)
                 found["draft"] = load.draft(label)
                 who: dict[str, Any] = {"method": name, "label": label, "task": task, "temperature": temperature}
                 asked: dict[str, Any] = {
@@ -208,6 +210,27 @@ def record(target: Target, drafter: BoundDrafter, *, batches: list[Batch], args:
     return Cycles._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
 
 
+def split(cycles: Cycles, names: Sequence[str]) -> list[Cycles]:
+    """The cycles of every question; `names` has that of every prompt."""
+    own = list(dict.fromkeys(names))
+    place = np.array([own.index(name) for name in names])[cycles.prompt]
+    return [Cycles._make(column[place == number] for column in cycles) for number in range(len(own))]
+
+
+def shares(cycles: Cycles, names: Sequence[str], bins: int | None) -> dict[str, Any]:
+    """By question what was looked at and accepted: at depth 1 by rank, and by bin of confidence if there are bins."""
+    parts = split(cycles, names)
+    ranks = positions.by_position(cycles).reached.shape[1]
+    found: dict[str, Any] = {}
+    for column in ("reached", "accepted"):
+        rows = [getattr(positions.by_position(part), column)[:1] for part in parts]
+        found[f"siblings_{column}"] = [[*map(int, row.sum(axis=0)), *[0] * (ranks - row.shape[1])] for row in rows]
+    calibrated = None if bins is None else [positions.calibrate(part, bins) for part in parts]
+    for column in ("count", "accepted"):
+        found[f"bins_{column}"] = calibrated and [getattr(one, column).tolist() for one in calibrated]
+    return found
+
+
 def by_question(cycles: Cycles, names: Sequence[str]) -> dict[str, Any]:
     """Tokens and cycles of every question; `names` has that of every prompt."""
     own = list(dict.fromkeys(names))
@@ -252,7 +275,11 @@ def _calibration(found: positions.Calibration) -> dict[str, Any]:
 
 
 def follow(
-    watch: Any, method: BoundDrafter, lengths: list[int], done: dict[Any, list[dict[str, Any]]]
+    watch: Any,
+    method: BoundDrafter,
+    lengths: list[int],
+    names: Sequence[str],
+    done: dict[Any, list[dict[str, Any]]],
 ) -> list[dict[str, Any]]:
     """Chains of a method, whatever its own tree; none of a method that fills no tree it is given.
 
@@ -271,7 +298,11 @@ def follow(
             cycles = watch(method.with_tree(tree))
             alpha = positions.n_alpha(cycles)
             counts = {"length": length, "tokens": int(cycles.emitted.sum()), "cycles": len(cycles.emitted)}
-            done[own].append(counts | {"tested": alpha.tested, "accepted": alpha.accepted})
+            each = [positions.n_alpha(part) for part in split(cycles, names)]
+            apart = by_question(cycles, names) | {
+                name: [getattr(one, name) for one in each] for name in ("tested", "accepted")
+            }
+            done[own].append(counts | {"tested": alpha.tested, "accepted": alpha.accepted, "by_question": apart})
     return done[own]
 
 

@@ -16,6 +16,18 @@ def smallest(cells: Sequence[Cell], temperature: float) -> tuple[list[Cell], int
     return [cell for cell in own if cell.batch == batch], batch
 
 
+def one_batch(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells of one label at the smallest batch size that it was measured at at every temperature; none without one."""
+    sizes = [{cell.batch for cell in cells if cell.temperature == heat} for heat in {c.temperature for c in cells}]
+    shared = set.intersection(*sizes) if sizes else set()
+    return [cell for cell in cells if cell.batch == min(shared)] if shared else []
+
+
+def smallest_of(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells at the smallest batch size of their temperature."""
+    return [cell for heat in sorted({cell.temperature for cell in cells}) for cell in smallest(cells, heat)[0]]
+
+
 def tasks_of(cells: Sequence[Cell]) -> list[str]:
     """Their tasks, by name."""
     return sorted({cell.task for cell in cells})

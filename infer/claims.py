@@ -6,27 +6,22 @@ Every claim says when it holds; none is judged by hand. A claim that no file has
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from eagle_jax.positions import expected_tokens, pooled
+from eagle_jax.positions import expected_tokens
 from infer import compare
-from infer.ablations import ABLATION, PAPERS, PUBLISHED_ABLATION
-from infer.cells import smallest, tasks_of
-from infer.compare import NO, UNKNOWN, YES, Difference, Estimate, difference, judge, negative, share, trend
+from infer.ablations import ABLATION, PAPERS, PUBLISHED_ABLATION, by_rule
+from infer.cells import one_batch, smallest, smallest_of, tasks_of
+from infer.compare import NO, UNKNOWN, YES, Estimate, difference, judge, less, negative, rate, trend
 from infer.drafting import STUDY, Chain, pooled_chains
 from infer.evidence import (
     BASELINES,
-    RULES,
     Evidence,
     Section,
     distinct,
     missing,
     one_row,
-    rule_of,
     table,
     title,
     unablated,
@@ -58,13 +53,13 @@ def claims(evidence: Evidence) -> Section:
             heading, "nothing that a claim is about", "python -m infer.bench --methods vanilla,eagle2,eagle3"
         )
     text = (
-        "Published numbers are of other models on GPUs; what is compared is the order, not the size. "
-        "Means over tasks, batch 1, temperature 0 where nothing else is said. One standard for all: a difference "
-        f"counts where it exceeds {compare.ERRORS} standard errors, taken over the questions that both answered (of "
-        "counted nodes: over nodes). A claim holds where every difference it is about is above that, fails where one "
-        "is as far below, and cannot be told otherwise; of a row of numbers that rises or falls, where its ends differ "
-        "so and no neighbours do in the other direction. Only identical texts need no errors: one that differs is one "
-        "too many."
+        "Published numbers are of other models on GPUs; what is compared is the order, not the size. Means over tasks, "
+        "batch 1, temperature 0 where nothing else is said. One standard for all: a difference counts where its 95% "
+        "interval leaves out 0, by Student's t over the questions that both answered (those of one call as one). A "
+        "claim holds where every difference it is about is above 0 so; it fails where one is below, by an interval "
+        "wide enough for all of them (Bonferroni); else it cannot be told. Of a row of numbers that rises or falls the "
+        "ends have to differ so, and no neighbours in the other direction. Only identical texts need no interval: one "
+        "that differs is one too many."
     )
     return Section(heading, text + "\n\n" + table(["claim", "published", "here", "holds"], found, left=4))
 
@@ -124,14 +119,16 @@ def _heat(evidence: Evidence) -> list[Claim]:
         if cell.label not in BASELINES and not unablated(cell.label)[1] and not unruled(cell.label)[1]
     )  # fmt: skip
     for heats in itertools.pairwise(sorted({cell.temperature for cell in shown})):
-        both = [smallest(shown, heat)[0] for heat in heats]
         words, steps, without = [], [], []
-        for label in distinct(cell.label for cell in both[0] if cell.label in {other.label for other in both[1]}):
-            own = [[cell for cell in of if cell.label == label] for of in both]
-            if not (keys := compare.shared(*own)):
+        for label in distinct(cell.label for cell in shown):
+            own = one_batch([cell for cell in shown if cell.label == label and cell.temperature in heats])
+            both = [[cell for cell in own if cell.temperature == heat] for heat in heats]
+            if not all(both):
+                continue
+            if not (keys := compare.shared(*both)):
                 without.append(title(label))
                 continue
-            before, after = (compare.speedup(of, keys) for of in own)
+            before, after = (compare.speedup(of, keys) for of in both)
             assert before is not None, label  # of one question at least
             assert after is not None, label
             words.append(f"{title(label)} {before.value:.2f}x to {after.value:.2f}x ({len(keys)} questions)")
@@ -193,7 +190,9 @@ def _eagle_2s_ablation(evidence: Evidence) -> list[Claim]:
 
 
 def _eagle_3s_ablation(evidence: Evidence) -> list[Claim]:
-    runs = {} if evidence.study is None else {run["run"]: run for run in evidence.study["runs"].values()}
+    runs: dict[str, Any] = {}
+    for run in [] if evidence.study is None else evidence.study["runs"].values():
+        runs.setdefault(run["run"], run)  # one seed each: the first
     names = [name for name, printed in STUDY.items() if printed is not None]
     if not all(name in runs for name in names):
         return []
@@ -202,6 +201,7 @@ def _eagle_3s_ablation(evidence: Evidence) -> list[Claim]:
     taus = [Estimate(one["tau"], variance=((one["interval"][1] - one["interval"][0]) / 3.92) ** 2) for one in measured]
     here = ", ".join(f"{runs[name]['title']} {tau.value:.2f}" for name, tau in zip(names, taus, strict=True))
     printed = ", ".join(f"{STUDY[name]:.2f}" for name in names)
+    here += " (one training each: the intervals are over texts)"
     return [Claim("No feature loss, then fused features, each raise tau (heads trained alike)", printed, here,
                   judge(difference(*pair) for pair in itertools.pairwise(taus)))]  # fmt: skip
 
@@ -211,10 +211,18 @@ def _by_position(evidence: Evidence) -> list[Claim]:
     cells = one_row(cell for cell in _recorded(evidence, 0.0) if cell.draft["kind"] == "static")
     for label in distinct(cell.label for cell in cells):
         own = [cell for cell in cells if cell.label == label]
-        reached, accepted = (pooled([cell.positions[name] for cell in own]) for name in ("reached", "accepted"))
-        if not reached.size or reached[0].min() < FEW or reached.shape[1] < 2:
+        reached, accepted = (
+            [
+                compare.by_key(own, lambda cell, rank=rank, column=column: [
+                    row[rank] for row in cell.by_question[f"siblings_{column}"]
+                ])
+                for rank in range(len(own[0].by_question["siblings_reached"][0]))
+            ]
+            for column in ("reached", "accepted")
+        )  # fmt: skip
+        if len(reached) < 2 or min(sum(column.values()) for column in reached) < FEW:
             continue
-        rates = [share(*pair) for pair in zip(accepted[0].tolist(), reached[0].tolist(), strict=True)]
+        rates = [rate(*pair) for pair in zip(accepted, reached, strict=True)]
         here = ", ".join(f"{rate.value:.2f}" for rate in rates) + f" ({title(label)})"
         found.append(Claim("Acceptance at depth 1 falls from sibling to sibling", "EAGLE-2, figure 5", here,
                            trend(list(map(negative, rates)))))  # fmt: skip
@@ -228,8 +236,16 @@ def _calibrated(evidence: Evidence) -> list[Claim]:
         known = [cell.calibration for cell in own if cell.calibration]
         if not own or len(known) < len(own) or len({len(one["count"]) for one in known}) > 1:
             continue
-        count, accepted = (np.sum([one[name] for one in known], axis=0).tolist() for name in ("count", "accepted"))
-        rates = [share(hits, tries) for hits, tries in zip(accepted, count, strict=True) if tries >= FEW]
+        count, accepted = (
+            [
+                compare.by_key(own, lambda cell, place=place, column=column: [
+                    row[place] for row in cell.by_question[f"bins_{column}"]
+                ])
+                for place in range(len(known[0]["count"]))
+            ]
+            for column in ("count", "accepted")
+        )  # fmt: skip
+        rates = [rate(hits, tries) for hits, tries in zip(accepted, count, strict=True) if sum(tries.values()) >= FEW]
         if len(rates) < 2:
             continue
         here = f"{title(label)}: " + ", ".join(f"{rate.value:.2f}" for rate in rates)
@@ -240,16 +256,19 @@ def _calibrated(evidence: Evidence) -> list[Claim]:
 
 def _flat(evidence: Evidence) -> list[Claim]:
     """EAGLE-3's figure 7: EAGLE's rate falls with n, EAGLE-3's hardly does."""
-    words, falls = {}, {}
+    own: dict[str, Chain] = {}
     for (name, heat), chains in pooled_chains(evidence).items():
-        longest = max(chains, key=lambda chain: chain.length)
-        seen = [n for n, tested in enumerate(longest.tested) if tested >= FEW]
-        if heat == 0 and name in (title("eagle2"), title("eagle3")) and len(seen) > 1:
-            first, last = (share(longest.accepted[n], longest.tested[n]) for n in (0, seen[-1]))
-            words[name] = f"{name} {first.value:.2f} to {last.value:.2f} (n = {seen[-1]})"
-            falls[name] = Estimate(first.value - last.value, variance=first.variance + last.variance)
-    if len(falls) < 2:
+        if heat == 0 and name in (title("eagle2"), title("eagle3")):
+            own[name] = max(chains, key=lambda chain: chain.length)
+    shared = [n for n in range(min((chain.length for chain in own.values()), default=0))
+              if all(chain.tested[n] >= FEW for chain in own.values())]  # fmt: skip
+    if len(own) < 2 or len(shared) < 2:
         return []
+    words, falls, last = {}, {}, shared[-1]
+    for name, chain in own.items():
+        first, end = (rate(chain.of("accepted", n), chain.of("tested", n)) for n in (0, last))
+        words[name] = f"{name} {first.value:.2f} to {end.value:.2f} (n = {last})"
+        falls[name] = less(first, end)
     two, three = falls[title("eagle2")], falls[title("eagle3")]
     here = ", ".join(words.values())
     return [Claim("n-alpha falls with n for EAGLE-2, hardly for EAGLE-3", "EAGLE-3, figure 7", here,
@@ -273,31 +292,34 @@ def _batches(evidence: Evidence) -> list[Claim]:
 
 
 def _formula(evidence: Evidence) -> list[Claim]:
-    worst: dict[str, tuple[float, int, float]] = {}
+    worst: dict[str, tuple[Estimate, int]] = {}
     for (name, heat), chains in pooled_chains(evidence).items():
         longest = max(chains, key=lambda chain: chain.length)
         if heat or longest.acceptance is None:
             continue
-        rate = share(sum(longest.accepted), sum(longest.tested))
-        found = [(*_off(rate, chain), chain.length) for chain in chains if chain.cycles]
-        error, spread, length = max(found, key=lambda one: abs(one[0]))
-        worst[name] = error, length, spread
+        found = [(_off(longest, chain), chain.length) for chain in chains if chain.cycles]
+        worst[name] = max(found, key=lambda one: abs(one[0].value))
     if not worst:
         return []
-    here = ", ".join(f"{name} {error:+.0%} at K = {length}" for name, (error, length, _) in worst.items())
-    steps = [Difference(0.1 - abs(error), spread) for error, _, spread in worst.values()]
+    here = ", ".join(f"{name} {off.value:+.0%} at K = {length}" for name, (off, length) in worst.items())
+    # Within 10% on the side where it is off.
+    sides = (off if off.value < 0 else negative(off) for off, _ in worst.values())
+    steps = [difference(Estimate(-0.1), side) for side in sides]
     return [Claim("(1 - a^(K+1)) / (1 - a) is the number of tokens per pass, within 10%", "Leviathan et al., eq. 1",
                   f"farthest off: {here}", judge(steps))]  # fmt: skip
 
 
-def _off(rate: Estimate, chain: Chain) -> tuple[float, float]:
-    """How far the formula is off, and the standard error of that: of the rate, and of the measured mean."""
-    expected, measured = expected_tokens(rate.value, chain.length), chain.tokens / chain.cycles
-    steep = sum(k * rate.value ** (k - 1) for k in range(1, chain.length + 1))
-    beyond = [hits / chain.cycles for hits in chain.accepted]  # share of cycles that accepted so many at least
-    spread = sum((2 * n + 1) * part for n, part in enumerate(beyond)) - sum(beyond) ** 2
-    relative = rate.variance * (steep / expected) ** 2 + max(spread, 0.0) / chain.cycles / measured**2
-    return expected / measured - 1, expected / measured * math.sqrt(relative)
+def _off(longest: Chain, chain: Chain) -> Estimate:
+    """How far the formula is off, relatively; it takes its a from the longest chain of the same questions."""
+    a = rate(longest.of("accepted"), longest.of("tested"))
+    measured = rate(chain.of("tokens"), chain.of("cycles"))
+    formula = expected_tokens(a.value, chain.length)
+    steep = sum(k * a.value ** (k - 1) for k in range(1, chain.length + 1))
+    ratio = formula / measured.value
+    parts = {
+        key: steep / measured.value * a.parts[key] - ratio / measured.value * measured.parts[key] for key in a.parts
+    }
+    return Estimate(ratio - 1, parts, (steep / measured.value) ** 2 * a.variance)
 
 
 def _rules(evidence: Evidence) -> list[Claim]:
@@ -305,14 +327,17 @@ def _rules(evidence: Evidence) -> list[Claim]:
     found = []
     every: list[Any] = [*evidence.cells, *evidence.bench]
     for base in distinct(unruled(cell.label)[0] for cell in every if unruled(cell.label)[1]):
-        kinds = ([c for c in of if unruled(c.label)[0] == base and unruled(c.label)[1] and c.temperature > 0]
-                 for of in (evidence.cells, evidence.bench))  # fmt: skip
-        ruled: list[Any] = next(filter(None, kinds), [])
-        heat = min((cell.temperature for cell in ruled), default=0.0)
-        at_heat = [cell for cell in ruled if cell.temperature == heat]
-        cells = {rule: [cell for cell in at_heat if unruled(cell.label)[1] == rule] for rule in RULES}
+        own: dict[str, list[Any]] = {}
+        kinds: tuple[Sequence[Any], ...] = (evidence.cells, smallest_of(evidence.bench))
+        for cells in kinds:
+            hot = [cell for cell in cells if unruled(cell.label)[0] == base and cell.temperature > 0]
+            heat = min((cell.temperature for cell in hot), default=0.0)
+            ruled = by_rule([cell for cell in hot if cell.temperature == heat])
+            if len(ruled) > 1 and "rejection" in ruled:
+                own = ruled
+                break
         for rule, paper in (("block", "proven (arXiv:2403.10444)"), ("traversal", "reported (arXiv:2505.12398)")):
-            here, verdict = _paired(cells["rejection"], cells[rule], "token by token", rule)
+            here, verdict = _paired(own.get("rejection", []), own.get(rule, []), "token by token", rule)
             if here:
                 found.append(Claim(f"{rule.capitalize()} verification accepts more than token by token", paper,
                                    f"{title(base)}, temperature {heat:g}: {here}", verdict))  # fmt: skip
@@ -327,7 +352,7 @@ CHECKS: tuple[Callable[[Evidence], list[Claim]], ...] = (
 
 def _sampled(cell: Cell) -> bool:
     """Whether drafts were drawn, so that the text follows the law with other draws."""
-    return cell.temperature > 0 and rule_of(cell.label) != "deterministic"
+    return cell.temperature > 0 and cell.draft["rule"] != "deterministic"
 
 
 def _table_1(evidence: Evidence, temperature: float) -> dict[str, list[Cell]]:

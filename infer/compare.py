@@ -1,9 +1,10 @@
 """How far a measured difference can be trusted: the one standard by which `infer.claims` judges.
 
 A number of a method is a mean over tasks of ratios, each of sums over the questions of a task: tau is tokens over
-cycles, a speedup is tokens per second over plain decoding's. What a question adds to the error of such a number is
-known (to first order), so that of a difference is too: the same questions are compared, and what makes a question easy
-for both falls out. A difference counts where it is more than two standard errors.
+cycles, a speedup is tokens per second over plain decoding's, a rate is accepted over looked at. What a question adds to
+the error of such a number is known (to first order), so that of a difference is too: the same questions are compared,
+and what makes a question easy for both falls out. A difference counts where its 95% interval, by Student's t over the
+questions, leaves out 0. Questions that were answered in one call count as one.
 """
 
 from __future__ import annotations
@@ -14,20 +15,22 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-ERRORS = 2
-"""Standard errors that a difference has to exceed."""
+from scipy.special import ndtri, stdtrit  # type: ignore[import-untyped]
+
+LEVEL = 0.95
+"""Of the intervals."""
 YES, NO, UNKNOWN = "yes", "no", "cannot tell"
 
-Key = tuple[str, str]
-"""Task and question."""
+Key = tuple[str, tuple[str, ...]]
+"""A task, and questions of it that are not independent: one, or those of a call."""
 
 
 class Estimate(NamedTuple):
     """A measured number.
 
     Attributes:
-      value: the number. parts: what every question adds to its error. variance: of an error that no question tells
-        of, such as that of a share of independent trials.
+      value: the number. parts: what every question, or call, adds to its error. variance: of an error that no question
+        tells of.
     """
 
     value: float
@@ -36,36 +39,65 @@ class Estimate(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A difference that a claim takes to be above 0, and its standard error."""
+    """A difference that a claim takes to be above 0, its standard error, and the degrees of freedom of that."""
 
     value: float
     error: float
+    freedom: float = math.inf
+
+    def reach(self, of: int = 1) -> float:
+        """Half the width of the interval; of the intervals of `of` differences together (Bonferroni)."""
+        if self.freedom < 1 or not math.isfinite(self.error):
+            return math.inf
+        tail = 1 - (1 - LEVEL) / 2 / of
+        return self.error * float(ndtri(tail) if math.isinf(self.freedom) else stdtrit(self.freedom, tail))
 
     def __str__(self) -> str:
-        return f"{self.value:+.2f} ± {ERRORS * self.error:.2f}" if math.isfinite(self.error) else f"{self.value:+.2f}"
+        reach = self.reach()
+        return f"{self.value:+.2f} ± {reach:.2f}" if math.isfinite(reach) else f"{self.value:+.2f}, no interval known"
 
 
 def judge(differences: Iterable[Difference]) -> str:
-    """Whether all are above 0: no where one is below it by more than two standard errors, yes where all are above."""
+    """Whether all are above 0: yes where every interval is; no where one, wide enough for all of them, lies below."""
     found = list(differences)
-    if any(one.value < -ERRORS * one.error for one in found):
+    if any(one.value < -one.reach(len(found)) for one in found):
         return NO
-    return YES if found and all(one.value > ERRORS * one.error for one in found) else UNKNOWN
+    return YES if found and all(one.value > one.reach() for one in found) else UNKNOWN
 
 
 def trend(values: Sequence[Estimate]) -> str:
     """Whether a row of numbers rises: no neighbours fall, and the last is above the first, both by `judge`."""
-    steps = [difference(*pair) for pair in itertools.pairwise(values)]
-    if any(judge([step]) == NO for step in steps):
+    if judge(difference(*pair) for pair in itertools.pairwise(values)) == NO:
         return NO
     return judge([difference(values[0], values[-1])])
 
 
 def difference(low: Estimate, high: Estimate) -> Difference:
-    """`high` - `low`; questions that are in both are compared with themselves."""
-    keys = dict.fromkeys([*low.parts, *high.parts])
-    squares = sum((high.parts.get(key, 0.0) - low.parts.get(key, 0.0)) ** 2 for key in keys)
-    return Difference(high.value - low.value, math.sqrt(squares + low.variance + high.variance))
+    """`high` - `low`; questions that are in both are compared with themselves, calls with what they answered."""
+    ends = low.parts, high.parts
+    squares, tasks, count = 0.0, set(), 0
+    for group in _together([*low.parts, *high.parts]):
+        one, other = (sum(part for key, part in parts.items() if key in group) for parts in ends)
+        squares += (other - one) ** 2
+        tasks |= {task for task, _ in group}
+        count += 1
+    freedom = count - len(tasks) if count else math.inf
+    return Difference(high.value - low.value, math.sqrt(squares + low.variance + high.variance), freedom)
+
+
+def _together(keys: Sequence[Key]) -> list[set[Key]]:
+    """Keys that share a question, in groups."""
+    groups: list[tuple[set[tuple[str, str]], set[Key]]] = []
+    for task, questions in dict.fromkeys(keys):
+        own, members = {(task, question) for question in questions}, {(task, questions)}
+        apart = []
+        for names, group in groups:
+            if own & names:
+                own, members = own | names, members | group
+            else:
+                apart.append((names, group))
+        groups = [*apart, (own, members)]
+    return [group for _, group in groups]
 
 
 def negative(found: Estimate) -> Estimate:
@@ -73,24 +105,34 @@ def negative(found: Estimate) -> Estimate:
     return Estimate(-found.value, {key: -part for key, part in found.parts.items()}, found.variance)
 
 
-def share(accepted: float, tried: float) -> Estimate:
-    """A rate of independent trials. Of none or all it is taken to be one short of that, or it would be certain."""
-    rate = accepted / tried
-    safe = min(max(accepted, 1), tried - 1) / tried if tried > 1 else 0.5
-    return Estimate(rate, variance=safe * (1 - safe) / tried)
+def less(found: Estimate, by: Estimate) -> Estimate:
+    """`found` - `by`, with what every question adds to it."""
+    keys = dict.fromkeys([*found.parts, *by.parts])
+    parts = {key: found.parts.get(key, 0.0) - by.parts.get(key, 0.0) for key in keys}
+    return Estimate(found.value - by.value, parts, found.variance + by.variance)
 
 
-def asked(cells: Iterable[Any]) -> set[Key]:
+def rate(accepted: Mapping[Key, float], tried: Mapping[Key, float]) -> Estimate:
+    """A share of what was tried, pooled over all questions. Of none or all it is as uncertain as if one were not."""
+    total = sum(tried.values())
+    value = sum(accepted.values()) / total
+    parts = {key: (accepted[key] - value * tried[key]) / total for key in tried}
+    if not any(parts.values()):
+        return Estimate(value, parts, (total - 1) / total**3 if total > 1 else 0.25)
+    return _grown(value, parts)
+
+
+def asked(cells: Iterable[Any]) -> set[tuple[str, str]]:
     """The questions of some cells, of infer.bench or infer.acceptance."""
     return {(cell.task, question) for cell in cells for question in cell.by_question["question"]}
 
 
-def shared(*groups: Sequence[Any]) -> set[Key]:
+def shared(*groups: Sequence[Any]) -> set[tuple[str, str]]:
     """Questions that all of the groups of cells have."""
     return set.intersection(*map(asked, groups))
 
 
-def tau(cells: Sequence[Any], keys: set[Key] | None = None) -> Estimate | None:
+def tau(cells: Sequence[Any], keys: set[tuple[str, str]] | None = None) -> Estimate | None:
     """Mean over tasks of tokens per cycle; cells of one label, each of another task.
 
     Args:
@@ -99,54 +141,72 @@ def tau(cells: Sequence[Any], keys: set[Key] | None = None) -> Estimate | None:
     found = []
     for cell in cells:
         columns = cell.by_question
-        if columns.get("cycles") is None:
+        if columns["cycles"] is None:
             return None
         own = _of(cell, keys)
         if not own:
             continue
         first = columns.get("replies", [0] * len(columns["question"]))  # a reply's first token is the prefill's
-        tokens = {key: columns["tokens"][at] - first[at] for key, at in own.items()}
-        cycles = {key: columns["cycles"][at] for key, at in own.items()}
+        tokens = {key: float(columns["tokens"][at] - first[at]) for key, at in own.items()}
+        cycles = {key: float(columns["cycles"][at]) for key, at in own.items()}
         if not (total := sum(cycles.values())):
             return None
         value = sum(tokens.values()) / total
-        found.append(_stratum(value, {key: (tokens[key] - value * cycles[key]) / total for key in own}))
+        found.append(_grown(value, {key: (tokens[key] - value * cycles[key]) / total for key in own}))
     return _mean(found)
 
 
-def speedup(cells: Sequence[Any], keys: set[Key] | None = None) -> Estimate | None:
-    """Mean over tasks of tokens per second over plain decoding's, the median over repetitions; cells as for `tau`."""
+def speedup(cells: Sequence[Any], keys: set[tuple[str, str]] | None = None) -> Estimate | None:
+    """Mean over tasks of tokens per second over plain decoding's, the median over repetitions; cells as for `tau`.
+
+    The rows of a batch are timed together, and say no more of the error than one.
+    """
     found = []
     for cell in cells:
         columns, own = cell.by_question, _of(cell, keys)
         if not own:
             continue
-        ratios, logs = [], []
+        ratios, parts = [], dict[Key, float]()
         for seconds, plain in zip(columns["seconds"], columns["plain_seconds"], strict=True):
-            sums = [sum(column[at] for at in own.values()) for column in
-                    (columns["tokens"], seconds, columns["plain_tokens"], plain)]  # fmt: skip
+            four = (columns["tokens"], seconds, columns["plain_tokens"], plain)
+            sums = [sum(column[at] for at in own.values()) for column in four]
             ratios.append(sums[0] / sums[1] / (sums[2] / sums[3]))
-            logs.append({
-                key: columns["tokens"][at] / sums[0] - seconds[at] / sums[1]
-                - columns["plain_tokens"][at] / sums[2] + plain[at] / sums[3] for key, at in own.items()
-            })  # fmt: skip
+            for (task, (question,)), at in own.items():
+                share = [column[at] / whole for column, whole in zip(four, sums, strict=True)]
+                call = columns["question"][at - at % cell.batch :][: cell.batch]  # as infer.bench takes them together
+                key = (task, tuple(call) if cell.batch > 1 else (question,))
+                log = share[0] - share[1] - share[2] + share[3]
+                parts[key] = parts.get(key, 0.0) + log / len(columns["seconds"])
         value = statistics.median(ratios)
-        found.append(_stratum(value, {key: value * statistics.fmean(log[key] for log in logs) for key in own}))
+        found.append(_grown(value, {key: value * part for key, part in parts.items()}))
     return _mean(found)
 
 
-def _of(cell: Any, keys: set[Key] | None) -> dict[Key, int]:
+def by_key(cells: Sequence[Any], column: Any) -> dict[Key, float]:
+    """A column over all questions of some cells, each of another task.
+
+    Args:
+      column: `column(cell)` has a number per question.
+    """
+    found: dict[Key, float] = {}
+    for cell in cells:
+        names, values = cell.by_question["question"], column(cell)
+        found |= {(cell.task, (name,)): float(value) for name, value in zip(names, values, strict=True)}
+    return found
+
+
+def _of(cell: Any, keys: set[tuple[str, str]] | None) -> dict[Key, int]:
     """Places of the questions that count."""
-    named = {(cell.task, question): at for at, question in enumerate(cell.by_question["question"])}
-    return {key: at for key, at in named.items() if keys is None or key in keys}
+    names = cell.by_question["question"]
+    return {(cell.task, (name,)): at for at, name in enumerate(names) if keys is None or (cell.task, name) in keys}
 
 
-def _stratum(value: float, parts: dict[Key, float]) -> Estimate:
-    """Of one task; one question alone says nothing of the error, which is then without bound."""
-    if len(parts) < 2:
-        return Estimate(value, variance=math.inf)
-    grown = math.sqrt(len(parts) / (len(parts) - 1))
-    return Estimate(value, {key: part * grown for key, part in parts.items()})
+def _grown(value: float, parts: dict[Key, float]) -> Estimate:
+    """With the small-sample factor of every task; of a task with one part alone the error is without bound."""
+    counts = {task: sum(key[0] == task for key in parts) for task, _ in parts}
+    variance = math.inf if 1 in counts.values() else 0.0
+    factors = {task: math.sqrt(count / (count - 1)) if count > 1 else 0.0 for task, count in counts.items()}
+    return Estimate(value, {key: part * factors[key[0]] for key, part in parts.items()}, variance)
 
 
 def _mean(found: Sequence[Estimate]) -> Estimate | None:

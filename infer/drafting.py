@@ -17,7 +17,8 @@ from eagle_jax.positions import (
     pooled,
 )
 from infer import figures
-from infer.evidence import Evidence, Section, distinct, missing, one_row, table, title, unablated
+from infer.compare import Key
+from infer.evidence import ORDER, Evidence, Section, distinct, missing, one_row, table, title, unablated
 from infer.recorded import Cell
 
 COMMAND = "python -m infer.acceptance --methods eagle2,eagle3"
@@ -34,13 +35,26 @@ _TREE = re.compile(r"(?<=@)(\d+x\d+x\d+|chain\d+|static)(/|$)")
 
 
 class Chain(NamedTuple):
-    """Chains of one length, pooled over tasks; `tested` and `accepted` by position."""
+    """Chains of one length, pooled over tasks; `tested` and `accepted` by position. `apart`: by task and question."""
 
     length: int
     tokens: int
     cycles: int
     tested: list[int]
     accepted: list[int]
+    apart: list[tuple[str, dict[str, Any]]]
+
+    def of(self, column: str, position: int | None = None) -> dict[Key, float]:
+        """By question a column of `apart`: of a position, or the sum over all; tokens and cycles have one number."""
+
+        def number(value: Any) -> float:
+            return float(value if isinstance(value, int) else sum(value) if position is None else value[position])
+
+        return {
+            (task, (name,)): number(value)
+            for task, columns in self.apart
+            for name, value in zip(columns["question"], columns[column], strict=True)
+        }
 
     @property
     def alpha(self) -> list[float | None]:
@@ -253,21 +267,28 @@ def pooled_chains(evidence: Evidence) -> dict[tuple[str, float], list[Chain]]:
     """Chains by name of the head and temperature, pooled over tasks; labels that differ in the tree share them."""
     found: dict[tuple[str, float], list[Chain]] = {}
     seen: list[tuple[str, float, list[Chain]]] = []
-    for (label, temperature), cells in _groups(evidence).items():
+    # Of several methods with one head the papers' latest is the name of its chains, which are no method's own.
+    groups = sorted(_groups(evidence).items(), key=lambda group: (group[0][1], -_place(group[1][0])))
+    for (label, temperature), cells in groups:
         shared = [{chain["length"]: chain for chain in cell.chains} for cell in cells]
         chains = []
         for length in sorted(set.intersection(*(set(chains) for chains in shared))):
             each = [chains[length] for chains in shared]
-            counts = [sum(chain[name] for chain in each) for name in ("tokens", "cycles")]
-            columns = [np.sum([chain[name] for chain in each], axis=0).tolist() for name in ("tested", "accepted")]
-            chains.append(Chain(length, *counts, *columns))
+            apart = [(cell.task, chain["by_question"]) for cell, chain in zip(cells, each, strict=True)]
+            tokens, cycles = (sum(chain[name] for chain in each) for name in ("tokens", "cycles"))
+            tested, accepted = (np.sum([c[name] for c in each], axis=0).tolist() for name in ("tested", "accepted"))
+            chains.append(Chain(length, tokens, cycles, tested, accepted, apart))
         weights = str(cells[0].draft["weights"])  # whatever the method is called
         if not chains or (weights, temperature, chains) in seen:
             continue
         seen.append((weights, temperature, chains))
         name = title(_TREE.sub("", label).removesuffix("@"))
         found[title(label) if (name, temperature) in found else name, temperature] = chains
-    return found
+    return dict(reversed(found.items()))
+
+
+def _place(cell: Cell) -> int:
+    return ORDER.index(cell.method) if cell.method in ORDER else len(ORDER)
 
 
 def _shape(cells: Sequence[Cell]) -> list[int] | None:

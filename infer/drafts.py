@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from eagle_jax.config import static_depths
@@ -29,11 +30,32 @@ def check_draft(draft: Any, where: str) -> None:
     Raises:
       ValueError: naming the field.
     """
-    if not isinstance(draft, dict) or draft.get("kind") not in FIELDS:
+    if not isinstance(draft, dict) or not isinstance(draft.get("kind"), str) or draft["kind"] not in FIELDS:
         raise ValueError(f"{where}: draft is {draft!r}, expected an object with a kind of {', '.join(FIELDS)}")
     wanted = {*COMMON, *FIELDS[draft["kind"]]}
     if odd := sorted(wanted ^ (set(draft) - {"top_p"})):
         raise ValueError(f"{where}: draft lacks or has unknown {', '.join(odd)}")
+    for name, value in draft.items():
+        if not _KINDS.get(name, lambda number: type(number) is int and number > 0)(value):
+            raise ValueError(f"{where}: draft has {name} {value!r}, which no benchmark writes")
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _parents(value: Any) -> bool:
+    return isinstance(value, str) and bool(re.fullmatch(r"(-1|\d+)( (-1|\d+))*", value))
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "kind": _text, "rule": _text, "rank_by": _text, "parents": _parents,
+    "weights": lambda value: value is None or isinstance(value, str),
+    "ranking": lambda value: value is None or isinstance(value, str),
+    "rerank": lambda value: isinstance(value, bool),
+    "top_p": lambda value: type(value) in (int, float) and 0 < value < 1,
+}  # fmt: skip
+"""By field; all others are positive counts."""
 
 
 def tree_words(draft: dict[str, Any]) -> str:

@@ -34,8 +34,9 @@ BASELINES = ("vanilla", "transformers")
 """Methods that every run times anew, to compare the others with."""
 RULES = get_args(Verification)
 """Settings of a label that choose an acceptance rule."""
-SAME = ("target", "dtype", "max_new_tokens", "seed")
-"""Settings that results in one table share. Trees and weights are compared label by label, and questions by name."""
+SAME = ("target", "dtype", "max_new_tokens", "seed", "batch")
+"""Settings that results in one table share (a batch is of recordings: it draws other noise). Trees and weights are
+compared label by label, and questions by name."""
 STATIC = {"eagle2@static": "eagle1"}
 """Labels that are a method of the papers by another name: EAGLE is an EAGLE-2 head with the static tree."""
 
@@ -150,11 +151,6 @@ def unruled(label: str) -> tuple[str, str | None]:
     parts = setting.split("/") if setting else []
     rest = "/".join(part for part in parts if part not in RULES)
     return name + (f"@{rest}" if rest else ""), next((part for part in parts if part in RULES), None)
-
-
-def rule_of(label: str) -> str:
-    """The acceptance rule of a label, its method's own where it names none: a small model draws its drafts."""
-    return unruled(label)[1] or ("rejection" if label.partition("@")[0] == "sps" else "deterministic")
 
 
 def missing(heading: str, what: str, command: str) -> Section:

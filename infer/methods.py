@@ -298,7 +298,7 @@ class Loader:
 
     def __init__(self, target: eagle_jax.Target, sources: Sources):
         self.target, self.sources = target, sources
-        self._weights: dict[str, TreeDrafter] = {}
+        self._weights: dict[tuple[str, bool], TreeDrafter] = {}
 
     def __call__(self, text: str) -> eagle_jax.BoundDrafter | None:
         """A method with its setting; None is plain decoding.
@@ -316,7 +316,7 @@ class Loader:
         if label.method == "lookahead":
             ngram, window, guesses = label.numbers
             return eagle_jax.lookahead(self.target, ngram=ngram, window=window, guesses=guesses)
-        where = self.weights(label.method)
+        where = self.weights(label.method), label.method == "sps"  # a model is no heads, whatever its path
         if where not in self._weights:
             self._weights[where] = self._load(label.method)
         bound = self._weights[where]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -39,11 +40,12 @@ def schema_of(content: Mapping[str, Any]) -> str:
     return f"of schema {content['schema']!r}" if "schema" in content else "without a schema"
 
 
-def check_columns(entry: Any, wanted: Mapping[str, str], where: str) -> None:
+def check_columns(entry: Any, wanted: Mapping[str, str], where: str, sums: Mapping[str, int | None] = {}) -> None:
     """Refuses what is not one entry per question in every column.
 
     Args:
-      wanted: by column "name", "count", "counts or null" or "seconds" (a list of them per repetition).
+      wanted: by column "name", "count", "table" (a list of counts, as long for all), either "or null", or "seconds" (a
+        list of positive numbers per repetition). sums: what columns of counts add up to; None is not known.
 
     Raises:
       ValueError: naming the column.
@@ -51,13 +53,26 @@ def check_columns(entry: Any, wanted: Mapping[str, str], where: str) -> None:
     if not isinstance(entry, dict) or set(entry) != set(wanted):
         raise ValueError(f"{where}: by_question must have {', '.join(wanted)}")
     size = len(entry["question"]) if isinstance(entry["question"], list) else -1
-    for column, kind in wanted.items():
-        value = entry[column]
-        if kind == "counts or null" and value is None:
+    for column, said in wanted.items():
+        value, kind = entry[column], said.removesuffix(" or null")
+        if value is None and kind != said:
             continue
-        rows = value if kind == "seconds" and isinstance(value, list) else [value]
-        good = {"name": (str,), "seconds": (int, float)}.get(kind, (int,))
-        if not all(isinstance(row, list) and len(row) == size and {*map(type, row)} <= {*good} for row in rows):
+        rows = value if kind == "seconds" and isinstance(value, list) and value else [value]
+        if not all(isinstance(row, list) and len(row) == size and _of_kind(row, kind) for row in rows):
             raise ValueError(f"{where}: by_question, {column} is {value!r}, expected one {kind} per question")
+        if sums.get(column) not in (None, sum(value) if kind == "count" else None):
+            raise ValueError(f"{where}: by_question, {column} adds up to {sum(value)} and not {sums[column]}")
     if len(set(entry["question"])) != size:
         raise ValueError(f"{where}: by_question names a question twice")
+    if len({len(entry[column]) for column, kind in wanted.items() if kind == "seconds"}) > 1:
+        raise ValueError(f"{where}: by_question has other repetitions of plain decoding than of the method")
+
+
+def _of_kind(row: list[Any], kind: str) -> bool:
+    if kind == "name":
+        return all(isinstance(one, str) for one in row)
+    if kind == "seconds":
+        return all(type(one) in (int, float) and 0 < one < math.inf for one in row)
+    if kind == "count":
+        return all(type(one) is int and one >= 0 for one in row)
+    return all(isinstance(one, list) and _of_kind(one, "count") for one in row) and len(set(map(len, row))) <= 1

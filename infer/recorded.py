@@ -15,6 +15,13 @@ from infer.drafts import check_draft
 from infer.reading import check_columns, read_object, remedy, schema_of
 
 SCHEMA = "eagle_jax.acceptance/2"
+COUNTS = {"question": "name", "tokens": "count", "cycles": "count"}
+COLUMNS = COUNTS | {
+    "siblings_reached": "table", "siblings_accepted": "table",
+    "bins_count": "table or null", "bins_accepted": "table or null",
+}  # fmt: skip
+CHAIN = COUNTS | {"tested": "table", "accepted": "table"}
+"""Columns of `Cell.by_question`, and of that of a chain."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,10 +38,12 @@ class Cell:
       calibration: `count`, `confidence`, `accepted`, each [M] by bin of confidence (an empty bin's is null), and
         `error`, the expected calibration error; None where the drafts have no confidence that it could be held to.
       uncalibrated: why `calibration` is None.
-      chains: by length: `length`, `tokens`, `cycles`, and `tested`, `accepted`, each [length], the counts of n-alpha;
-        empty for a method that drafts no chain of a given length.
+      chains: by length: `length`, `tokens`, `cycles`, and `tested`, `accepted`, each [length], the counts of n-alpha,
+        with the same `by_question`; empty for a method that drafts no chain of a given length.
       draft: what was really drafted, with which weights, and by which rule it was accepted (`infer/drafts.py`).
-      by_question: a list per column, one entry per question: `question` (its name), `tokens`, `cycles`.
+      by_question: a list per column, one entry per question: `question` (its name), `tokens`, `cycles`; of depth 1 by
+        rank `siblings_reached` and `siblings_accepted`; by bin of the calibration `bins_count` and `bins_accepted`,
+        null where there is none.
     """
 
     method: str
@@ -151,8 +160,9 @@ _FORMS: dict[str, dict[str, Any]] = {
         "accepted": _counts,
         "error": lambda value: value is None or _number(value),
     },
-    "chains": {"length": _count, "tokens": _count, "cycles": _count, "tested": _counts, "accepted": _counts},
-}
+    "chains": {"length": _count, "tokens": _count, "cycles": _count, "tested": _counts, "accepted": _counts,
+               "by_question": lambda value: isinstance(value, dict)},
+}  # fmt: skip
 
 
 def _cell(entry: Any, where: str) -> Cell:
@@ -162,8 +172,7 @@ def _cell(entry: Any, where: str) -> Cell:
         if kind in _KINDS and not _KINDS[kind](entry[name]):
             raise ValueError(f"{where}: {name} is {entry[name]!r}, expected {kind}")
     check_draft(entry["draft"], where)
-    check_columns(entry["by_question"], dict.fromkeys(("question", "tokens", "cycles"), "count") | {"question": "name"},
-                  where)  # fmt: skip
+    check_columns(entry["by_question"], COLUMNS, where, {name: entry[name] for name in ("tokens", "cycles")})
     if not isinstance(entry["chains"], list):
         raise ValueError(f"{where}: chains is {entry['chains']!r}, expected a list")
     for name, form in _FORMS.items():
@@ -185,6 +194,7 @@ def _cell(entry: Any, where: str) -> Cell:
         _no_more(nodes["accepted"], nodes["reached"], "reached", f"{where}, nodes")
     for chain in entry["chains"]:
         _no_more(chain["accepted"], chain["tested"], "tested", f"{where}, chains")
+        check_columns(chain["by_question"], CHAIN, f"{where}, chains", {k: chain[k] for k in ("tokens", "cycles")})
         if chain["length"] != len(chain["tested"]):
             raise ValueError(f"{where}, chains: {len(chain['tested'])} positions of a chain of {chain['length']}")
     if (bins := entry["calibration"]) is not None:

@@ -20,7 +20,7 @@ from infer.drafts import check_draft
 from infer.reading import check_columns, read_object, remedy, schema_of
 
 SCHEMA = "eagle_jax.bench/2"
-COLUMNS = {"question": "name", "replies": "count", "tokens": "count", "cycles": "counts or null", "seconds": "seconds",
+COLUMNS = {"question": "name", "replies": "count", "tokens": "count", "cycles": "count or null", "seconds": "seconds",
            "plain_tokens": "count", "plain_seconds": "seconds"}  # fmt: skip
 """Of `Cell.by_question`."""
 
@@ -271,7 +271,8 @@ def _cell(entry: Any, where: str) -> Cell:
     if not isinstance(fields["categories"], dict):
         raise ValueError(f"{where}: categories is {fields['categories']!r}, expected an object")
     check_draft(fields["draft"], where)
-    check_columns(fields["by_question"], COLUMNS, where)
+    sums = {name: fields[name] for name in ("replies", "tokens", "cycles")}
+    check_columns(fields["by_question"], COLUMNS, where, sums)
     fields["spec_bench"] = _spec_bench(fields["spec_bench"], f"{where}, spec_bench")
     categories = {}
     for name, value in fields["categories"].items():

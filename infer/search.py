@@ -30,8 +30,10 @@ from infer.trials import (
     record,
 )
 
-LEAST = 3
-"""Repetitions that a choice takes: of one or two the spread says nothing."""
+LEAST = 5
+"""Repetitions that a choice takes: of three two may agree by chance, and the spread of fewer says nothing."""
+BRIEF = 3
+"""Repetitions of a round of an exhaustive search, whose mean is enough to go on with a third."""
 AUTO = "auto"
 """Label of what a profile chooses, among those of `Tuner.drafters`."""
 
@@ -81,8 +83,12 @@ class Tuner:
         self.load = Loader(target, sources)
         self.widths = sorted({1, *grid.widths})
         self.drafters: dict[str, BoundDrafter] = {}
+        known: list[dict[str, Any]] = []
         for label in labels:
             for text in [label] if "@" in label else self.labels(label):
+                if (draft := self.load.draft(text)) in known:
+                    continue  # the same head and tree under another name, as of hass and eagle2
+                known.append(draft)
                 with_setting = self.load(text)
                 assert with_setting is not None
                 entry_of(text, with_setting, sources, Setting(1, 0.0, 1))  # refuses what a profile cannot hold
@@ -98,6 +104,8 @@ class Tuner:
             return [f"pld@{length}x{ngram}" for length in self.grid.lengths for ngram in self.grid.ngrams]
         if method == "lookahead":
             return ["lookahead@5x7x7"]
+        if method == "eagle1":
+            return ["eagle1@static"]  # other trees of such a head are EAGLE-2's
         head = self.load(method + ("/deterministic" if "@" in method else "@deterministic"))
         assert isinstance(head, TreeDrafter)
         depths = [d for d in self.grid.depths if head.deepest is None or d <= head.deepest]
@@ -194,7 +202,7 @@ class Tuner:
         chosen = choose_of(trial.scores)
         if chosen is None and (undecided := [name for name in names if trial.scores[name].worst > 1]):
             # Faster, but by less than the spread, or measured too seldom to know one: more repetitions tell.
-            trial = trial.and_then(self.measure(undecided, setting, 3 * self.grid.repeats))
+            trial = trial.and_then(self.measure(undecided, setting, max(LEAST, 3 * self.grid.repeats)))
             chosen = choose_of(trial.scores)
         report: dict[str, Any] = {"batch": setting.batch, "temperature": setting.temperature}
         if self.grid.exhaustive:
@@ -245,7 +253,7 @@ class Tuner:
             part = {task: sample.first(prompts) for task, sample in self.samples.items()}
             scores: dict[str, Score] = {}
             for at in range(0, len(rest), 6):
-                scores |= self.measure(rest[at : at + 6], setting, min(LEAST, self.grid.repeats), part).scores
+                scores |= self.measure(rest[at : at + 6], setting, min(BRIEF, self.grid.repeats), part).scores
             rounds.append({"trees": len(rest), "prompts": sum(len(sample.prompts) for sample in part.values())})
             left = max(self.grid.candidates, len(rest) // 3)
             rest = sorted(rest, key=lambda label: -scores[label].mean)[:left]

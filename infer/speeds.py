@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from infer import compare, figures
-from infer.cells import both, cycle_cost, find, mean, means, number, pair, smallest, tasks_of, times, uneven
+from infer.cells import both, cycle_cost, find, mean, means, number, one_batch, pair, smallest, tasks_of, times, uneven
 from infer.evidence import (
     BASELINES,
     Evidence,
@@ -192,13 +192,14 @@ def hot(evidence: Evidence) -> Section:
     if not any(temperature > 1 for temperature in temperatures):
         return missing(heading, "nothing was timed above temperature 1", command)
     cells = one_row(cell for cell in evidence.bench if not unablated(cell.label)[1] and not unruled(cell.label)[1])
-    by_heat = {heat: smallest(cells, heat)[0] for heat in temperatures}
-    labels = distinct(cell.label for cell in by_heat[temperatures[-1]] if cell.label not in BASELINES)
+    hottest = [cell for cell in cells if cell.temperature == temperatures[-1]]
+    labels = distinct(cell.label for cell in hottest if cell.label not in BASELINES)
     rows, curves = [], {}
     for label in labels:
-        there = {heat: own for heat in temperatures if (own := [c for c in by_heat[heat] if c.label == label])}
-        keys = compare.shared(*there.values())
-        all_of = max(len(compare.asked(own)) for own in there.values())
+        same = one_batch([cell for cell in cells if cell.label == label])
+        there = {heat: own for heat in temperatures if (own := [c for c in same if c.temperature == heat])}
+        keys = compare.shared(*there.values()) if there else set()
+        all_of = max((len(compare.asked(own)) for own in there.values()), default=0)
         if not keys or len(there) < 2:
             rows.append([title(label), *["-"] * len(temperatures), f"0 of {all_of}"])
             continue

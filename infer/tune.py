@@ -59,7 +59,7 @@ class Args(Places):
       depths, top_ks, nodes: the grid of trees. lengths: of what prompt lookup drafts. ngrams: most tokens it looks up.
       widths: rows of the target passes that are measured.
       candidates: how many of the best predicted are measured.
-      repeats: of all measurements; a choice takes three at least. turns: cycles per measurement of a cycle.
+      repeats: of all measurements; a choice takes five at least. turns: cycles per measurement of a cycle.
       search: whether every tree of the grid is measured as well.
       seed: of sampled draws.
       out: the profile that is written; NAME_report.json beside it has all that was measured.
@@ -121,7 +121,9 @@ def main(args: Args) -> int:
         for setting in settings:
             found[dtype][1].append(tuner.tune(setting))
             show(found[dtype][1][-1].report)
-    best = max(found, key=lambda dtype: np.mean([one.plain * (one.entry.measured or 1.0) for one in found[dtype][1]]))
+    # By ratios, or the setting with the most tokens per second, that of the largest batch, would decide alone.
+    rates = {dtype: [one.plain * (one.entry.measured or 1.0) for one in each] for dtype, (_, each) in found.items()}
+    best = max(rates, key=lambda dtype: float(np.mean(np.log(rates[dtype]))))
     target, tuned = found[best]
     name = "bundled" if args.target is None else args.target
     entries = tuple(one.entry for one in tuned)

@@ -14,6 +14,7 @@ from eagle_jax.assets import DEMO, bundled
 from eagle_jax.checkpoints import config_directory, read_target_config
 from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.config import ConfigError, DecoderConfig
+from eagle_jax.programs import naming
 
 LOCK, RUN = ".lock", "run.json"
 

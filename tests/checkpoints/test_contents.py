@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import eagle_jax
+from eagle_jax.assets import bundled
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.checkpoints.contents import held
-from eagle_jax.assets import bundled
 from infer.methods import Loader, Sources, load_pair
 
 HOLDS = {

@@ -25,12 +25,13 @@ def cells(seed: int):
         cycles = rng.integers(10, 30, len(NAMES))
         tokens = np.rint(cycles * (easy + gain + rng.normal(0, 0.2, len(NAMES)))).astype(int)
         columns = {"question": NAMES, "tokens": tokens.tolist(), "cycles": cycles.tolist()}
-        found.append(record_cell("eagle2", "gsm8k", by_question=columns))
+        whole = record_cell("eagle2", "gsm8k")
+        found.append(dataclasses.replace(whole, by_question=columns))
     return found
 
 
 def resampled(cell, places: np.ndarray) -> float:
-    columns = {name: np.array(column)[places] for name, column in cell.by_question.items()}
+    columns = {name: np.array(cell.by_question[name])[places] for name in ("tokens", "cycles")}
     return columns["tokens"].sum() / columns["cycles"].sum()
 
 
@@ -88,7 +89,7 @@ def test_only_the_questions_that_count():
     ("differences", "verdict"),
     [
         ([(0.3, 0.1)], YES),
-        ([(0.2, 0.1)], UNKNOWN),
+        ([(0.19, 0.1)], UNKNOWN),
         ([(-0.1, 0.1)], UNKNOWN),
         ([(-0.3, 0.1)], NO),
         ([(0.3, 0.1), (0.1, 0.1)], UNKNOWN),
@@ -100,6 +101,47 @@ def test_verdicts(differences, verdict):
     assert compare.judge([Difference(*one) for one in differences]) == verdict
 
 
+def test_few_questions_tell_less():
+    """Student's t: of two questions on one task the interval is six times as wide as of many."""
+    assert Difference(1.0, 0.1).reach() == pytest.approx(0.196, abs=1e-3)
+    assert Difference(1.0, 0.1, 4).reach() == pytest.approx(0.2776, abs=1e-3)
+    assert Difference(1.0, 0.1, 1).reach() == pytest.approx(1.2706, abs=1e-3)
+    assert Difference(1.0, 0.1, 0).reach() == math.inf
+    assert compare.judge([Difference(1.0, 0.1, 0)]) == UNKNOWN
+    low, high = cells(0)
+    two = compare.difference(*(compare.tau([cell], {("gsm8k", "q0"), ("gsm8k", "q1")}) for cell in (low, high)))
+    assert two.freedom == 1
+    assert compare.difference(*(compare.tau([cell]) for cell in (low, high))).freedom == len(NAMES) - 1
+
+
+def test_many_comparisons_do_not_make_a_no_by_chance():
+    """One of thirty that are really equal lies below 0 by two standard errors often enough."""
+    unlucky = Difference(-0.22, 0.1)
+    assert compare.judge([unlucky]) == NO
+    assert compare.judge([unlucky, *[Difference(0.5, 0.1)] * 29]) == UNKNOWN
+    assert compare.judge([Difference(-0.4, 0.1), *[Difference(0.5, 0.1)] * 29]) == NO
+
+
+def test_rows_of_a_call_count_as_one():
+    """Their times are those of the call, divided: as single questions they would all agree."""
+    names, tokens = NAMES[:8], [100] * 8
+    columns = {"question": names, "replies": [1] * 8, "tokens": tokens, "cycles": None, "plain_tokens": tokens}
+    calls = [1.0] * 4 + [2.0] * 4
+    own = bench_cell("eagle2", "gsm8k", 2.0, None, batch=4)
+    own = dataclasses.replace(own, by_question=columns | {"seconds": [[1.0] * 8], "plain_seconds": [calls]})
+    found = compare.speedup([own])
+    assert found.value == pytest.approx(1.5)
+    assert set(found.parts) == {("gsm8k", tuple(names[:4])), ("gsm8k", tuple(names[4:]))}
+    # Two calls, 1x and 2x: the standard error of their mean is 0.5.
+    assert compare.difference(Estimate(0.0), found) == Difference(pytest.approx(1.5), pytest.approx(0.5), 1)
+    whole = dataclasses.replace(own, batch=8)
+    assert compare.difference(Estimate(1.0), compare.speedup([whole])).reach() == math.inf
+    # Against single questions: those of a call are taken together there as well.
+    single = compare.speedup([dataclasses.replace(own, batch=1)])
+    assert len(single.parts) == 8
+    assert compare.difference(single, found).freedom == 1
+
+
 @pytest.mark.parametrize(
     ("values", "verdict"),
     [([1.0, 1.0, 2.0], YES), ([1.0, 1.1], UNKNOWN), ([1.0, 2.0, 1.5, 3.0], NO), ([2.0, 1.0], NO)],
@@ -108,7 +150,24 @@ def test_a_row_rises_where_its_ends_differ_and_no_neighbours_fall(values: Sequen
     assert compare.trend([Estimate(value, variance=0.01) for value in values]) == verdict
 
 
-def test_a_share_of_all_or_none_is_not_certain():
-    assert compare.share(10, 10).variance == pytest.approx(0.9 * 0.1 / 10)
-    assert compare.share(0, 10).variance == pytest.approx(0.9 * 0.1 / 10)
-    assert compare.share(3, 10) == Estimate(0.3, {}, pytest.approx(0.021))
+def test_a_rate_has_the_error_of_its_questions():
+    """Nodes of one question are no independent trials: siblings exclude each other, easy places come in runs."""
+    rng = np.random.default_rng(3)
+    tried, share = rng.integers(5, 20, 40), rng.uniform(0.2, 0.9, 40)
+    hits = rng.binomial(tried, share)
+    keys = [("gsm8k", (name,)) for name in NAMES]
+    found = compare.rate(
+        dict(zip(keys, map(float, hits), strict=True)), dict(zip(keys, map(float, tried), strict=True))
+    )
+    assert found.value == hits.sum() / tried.sum()
+    draws = [rng.integers(0, 40, 40) for _ in range(4000)]
+    spread = np.std([hits[places].sum() / tried[places].sum() for places in draws])
+    assert compare.difference(Estimate(0.0), found).error == pytest.approx(spread, rel=0.1)
+    naive = math.sqrt(found.value * (1 - found.value) / tried.sum())
+    assert spread > 1.3 * naive
+
+
+def test_a_rate_of_all_or_none_is_not_certain():
+    tried = {("gsm8k", (name,)): 2.0 for name in NAMES[:5]}
+    for accepted in (tried, dict.fromkeys(tried, 0.0)):
+        assert compare.rate(accepted, tried).variance == pytest.approx(0.9 * 0.1 / 10)

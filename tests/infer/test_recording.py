@@ -86,9 +86,15 @@ def test_what_cycles_say():
     assert acceptance.count(cycles, sampled, 0.0, 2)["calibration"] == found["calibration"]  # greedy, all rules agree
     two = acceptance.by_question(cycles._replace(prompt=np.array([2, 1], np.int32)), ["a", "b", "a", "c"])
     assert two == {"question": ["a", "b", "c"], "tokens": [3, 1, 0], "cycles": [1, 1, 0]}
+    apart = acceptance.shares(cycles._replace(prompt=np.array([2, 1], np.int32)), ["a", "b", "a", "c"], 2)
+    assert apart == {
+        "siblings_reached": [[1], [1], [0]], "siblings_accepted": [[1], [1], [0]],
+        "bins_count": [[2, 0], [1, 0], [0, 0]], "bins_accepted": [[2, 0], [1, 0], [0, 0]],
+    }  # fmt: skip
+    assert acceptance.shares(cycles, ["a"], None)["bins_count"] is None
     none = cycles._replace(reached=np.zeros((2, 3), bool))
     assert acceptance.count(none, ranked, 1.0, 2)["uncalibrated"] == "nothing was drafted that the target looked at"
-    assert acceptance.follow(None, ranked, [1, 2], {}) == []
+    assert acceptance.follow(None, ranked, [1, 2], ["a"], {}) == []
 
 
 @pytest.mark.slow
@@ -104,6 +110,13 @@ def test_a_recording_goes_on_and_a_report_reads_it(pair, tasks, capsys):
     assert cell.calibration["count"]
     assert [chain["length"] for chain in cell.chains] == [1, 2]
     assert [chain["tokens"] for chain in cell.chains] == [15, 15]
+    for chain in cell.chains:
+        apart = chain["by_question"]
+        assert np.sum(apart["tested"], axis=0).tolist() == chain["tested"]
+        assert np.sum(apart["accepted"], axis=0).tolist() == chain["accepted"]
+    columns = cell.by_question
+    assert np.sum(columns["siblings_reached"], axis=0).tolist() == cell.positions["reached"][0]
+    assert np.sum(columns["bins_count"], axis=0).tolist() == cell.calibration["count"]
 
     # What is there is not recorded again, and what is new is added.
     wider = dataclasses.replace(args, methods="eagle3,pld", resume=True)

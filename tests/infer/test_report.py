@@ -320,7 +320,7 @@ def test_what_is_refused(tmp_path):
     refused(
         r"b\.json and .*other\.json both have eagle3, gsm8k at temperature 0, batch 1, with other numbers", bench, other
     )
-    other = record_file(tmp_path / "other.json", [record_cell("eagle3", "gsm8k", tokens=31)])
+    other = record_file(tmp_path / "other.json", [record_cell("eagle3", "gsm8k", noise=(0, 0, 0, 0, 1))])
     refused(r"a\.json and .*other\.json both have eagle3 on gsm8k at temperature 0, with other numbers", record, other)
     other = bench_file(tmp_path / "other.json", [], "a desktop")
     refused(r"b\.json was measured on a laptop, .*other\.json on a desktop: speeds of several machines", bench, other)
@@ -374,10 +374,18 @@ def test_what_is_refused(tmp_path):
         (lambda cell: cell["calibration"].update(count=[1]), "calibration: its lists differ in length"),
         (lambda cell: cell.update(uncalibrated="why"), "uncalibrated, must be null"),
         (lambda cell: cell["draft"].update(kind="bush"), "draft is .*'bush'.* expected an object with a kind of none"),
+        (lambda cell: cell["draft"].update(kind=["chain"]), "draft is .* expected an object with a kind of none"),
+        (lambda cell: cell["draft"].update(rows="8"), "draft has rows '8', which no benchmark writes"),
+        (lambda cell: cell["draft"].update(top_p="a"), "draft has top_p 'a'"),
         (lambda cell: cell["draft"].pop("depth"), "draft lacks or has unknown depth"),
         (lambda cell: cell["by_question"].pop("cycles"), "by_question must have question, tokens, cycles"),
         (lambda cell: cell["by_question"]["tokens"].pop(), "by_question, tokens is .* expected one count per question"),
         (lambda cell: cell["by_question"].update(question=["q"] * 5), "by_question names a question twice"),
+        (lambda cell: cell["by_question"].update(cycles=[1600, 1600, 1600, 1600, -1]), "by_question, cycles is"),
+        (lambda cell: cell["by_question"].update(cycles=[1] * 5), "by_question, cycles adds up to 5 and not 8000"),
+        (lambda cell: cell["by_question"]["siblings_reached"].pop(), "by_question, siblings_reached is"),
+        (lambda cell: cell["by_question"]["bins_count"][0].pop(), "by_question, bins_count is"),
+        (lambda cell: cell["chains"][0]["by_question"].pop("tested"), "chains: by_question must have"),
     ],
 )
 def test_a_broken_recording_is_refused_by_name(tmp_path, change, match):

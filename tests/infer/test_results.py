@@ -82,6 +82,12 @@ def double(content):
         (lambda content: content["cells"][0].update(draft={"kind": "bush"}), "cell 0: draft is {'kind': 'bush'}, expe"),
         (lambda content: content["cells"][0]["draft"].pop("rule"), "cell 0: draft lacks or has unknown rule"),
         (lambda content: content["cells"][0]["by_question"].pop("cycles"), "by_question must have question, replies"),
+        (
+            lambda content: content["cells"][0]["by_question"].update(seconds=[]),
+            r"seconds is \[\], expected one",
+        ),
+        (lambda content: content["cells"][0]["by_question"].update(seconds=[[0.0]]), "seconds is"),
+        (lambda content: content["cells"][0]["by_question"].update(plain_seconds=[[1.0]] * 9), "other repetitions of"),
         (lambda content: content["cells"][0]["by_question"].update(tokens=[1, 2]), r"tokens is \[1, 2\], expected one"),
         (double, "eagle3@6x10x59 is there twice for gsm8k at temperature 0, batch 1"),
     ],
