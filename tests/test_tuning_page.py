@@ -39,7 +39,7 @@ TUNED, CHECKED, EXHAUSTED = (kept(f"tune{name}.json") for name in ("", "_check",
 BETWEEN = [kept("tune_between.json")] if (MEASURED / "tune_between.json").is_file() else []
 RESULTS = (TUNED, CHECKED, *BETWEEN, EXHAUSTED)
 CHECKS = [row for result in RESULTS[1:] for row in result["settings"]]
-ADDED = {"skip": 0}
+ADDED = {"skip": 0, "eagle1": None, "hass": None}
 """Options that files measured earlier lack, as they were then; `--ngrams`, then 3, is taken from the page."""
 
 
