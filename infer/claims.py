@@ -113,32 +113,43 @@ def _order(evidence: Evidence) -> list[Claim]:
 
 
 def _heat(evidence: Evidence) -> list[Claim]:
-    found: list[Claim] = []
+    """Drafts that the head's law ranks alone, as in the papers, apart from those ranked with the draw in view."""
     shown = one_row(
         cell for cell in evidence.bench
         if cell.label not in BASELINES and not unablated(cell.label)[1] and not unruled(cell.label)[1]
     )  # fmt: skip
-    for heats in itertools.pairwise(sorted({cell.temperature for cell in shown})):
-        words, steps, without = [], [], []
-        for label in distinct(cell.label for cell in shown):
-            own = one_batch([cell for cell in shown if cell.label == label and cell.temperature in heats])
-            both = [[cell for cell in own if cell.temperature == heat] for heat in heats]
-            if not all(both):
-                continue
-            if not (keys := compare.shared(*both)):
-                without.append(title(label))
-                continue
-            before, after = (compare.speedup(of, keys) for of in both)
-            assert before is not None, label  # of one question at least
-            assert after is not None, label
-            words.append(f"{title(label)} {before.value:.2f}x to {after.value:.2f}x ({len(keys)} questions)")
-            steps.append(difference(after, before))
-        if words:
-            here = ", ".join(words) + (f"; no question in common: {', '.join(without)}" if without else "")
-            printed = "lower (EAGLE-3 paper, table 1)" if heats[1] <= 1 else "-"
-            claim = f"Speedup falls from temperature {heats[0]:g} to {heats[1]:g} (the same questions)"
-            found.append(Claim(claim, printed, here, judge(steps)))
-    return found
+    blind = {cell.label for cell in shown if cell.draft["ranking"] in ("untempered", "law")}
+    kinds = {
+        "": [cell for cell in shown if cell.label not in blind],
+        ", ranked by the head's law alone": [cell for cell in shown if cell.label in blind],
+    }
+    heats = list(itertools.pairwise(sorted({cell.temperature for cell in shown})))
+    found = (_cooler(cells, *pair, words) for pair in heats for words, cells in kinds.items())
+    return [claim for claim in found if claim is not None]
+
+
+def _cooler(shown: Sequence[Cell], low: float, high: float, kind: str) -> Claim | None:
+    """Of every label the questions that both temperatures have, at one batch size."""
+    words, steps, without = [], [], []
+    for label in distinct(cell.label for cell in shown):
+        own = one_batch([cell for cell in shown if cell.label == label and cell.temperature in (low, high)])
+        both = [[cell for cell in own if cell.temperature == heat] for heat in (low, high)]
+        if not all(both):
+            continue
+        if not (keys := compare.shared(*both)):
+            without.append(title(label))
+            continue
+        before, after = (compare.speedup(of, keys) for of in both)
+        assert before is not None, label  # of one question at least
+        assert after is not None, label
+        words.append(f"{title(label)} {before.value:.2f}x to {after.value:.2f}x ({len(keys)} questions)")
+        steps.append(difference(after, before))
+    if not words:
+        return None
+    here = ", ".join(words) + (f"; no question in common: {', '.join(without)}" if without else "")
+    printed = "lower (EAGLE-3 paper, table 1)" if high <= 1 else "-"
+    return Claim(f"Speedup falls from temperature {low:g} to {high:g}{kind} (the same questions)", printed, here,
+                 judge(steps))  # fmt: skip
 
 
 def _dynamic(evidence: Evidence) -> list[Claim]:

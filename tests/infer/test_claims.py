@@ -99,6 +99,20 @@ def test_heat_compares_one_batch_size(judged):
     assert judged("Speedup falls", *both)[0][0] == "EAGLE-2 2.00x to 1.00x (5 questions)"
 
 
+def test_drafts_that_the_law_ranks_alone_are_judged_apart(judged):
+    """The papers' ranking is that; with the draw in view heat need not cost anything."""
+    cells = []
+    for label, ranking, speeds in (("eagle2", "draw", (1.5, 1.75)), ("eagle2@untempered", "untempered", (1.25, 0.75))):
+        for heat, speed in zip((1.0, 1.5), speeds, strict=True):
+            draft = draft_of("eagle2", ranking=ranking)
+            cells.append(bench_cell(label, "gsm8k", speed, 3.0, temperature=heat, draft=draft))
+    found = judged("Speedup falls from temperature 1 to 1.5", *cells)
+    assert found == [
+        ("EAGLE-2 1.50x to 1.75x (5 questions)", "no"), ("EAGLE-2, untempered 1.25x to 0.75x (5 questions)", "yes")
+    ]  # fmt: skip
+    assert len(judged("Speedup falls from temperature 1 to 1.5, ranked by the head's law alone", *cells)) == 1
+
+
 def test_eagle_3(judged):
     cells = [record_cell("eagle2@6x10x59", "gsm8k", tau=4.0), record_cell("eagle3@8x10x59", "gsm8k", tau=4.5)]
     words = "EAGLE-2 4.00, EAGLE-3 4.50 (difference +0.50 ± 0.00, 5 questions)"
