@@ -94,17 +94,6 @@ class BoundDrafter:
         """The same method and parameters for another copy of the target, on another mesh for example."""
         return BoundDrafter.of(self.plain, target, self.params, self.name)
 
-    def with_tree(self, tree: TreeConfig) -> Self:
-        """Of a `TreeDrafter` the same weights with another tree; other methods draft in a shape of their own.
-
-        Raises:
-          ConfigError: always, here.
-        """
-        raise ConfigError(
-            f"{self.name} takes no tree: its sizes are given where it is made, as in prompt_lookup(target, length=10) "
-            "or lookahead(target, window=7)"
-        )
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TreeDrafter(BoundDrafter, abc.ABC):

@@ -6,13 +6,7 @@ import os
 
 from eagle_jax.api import load_target
 from eagle_jax.bound import DEFAULT_CHAIN, BoundDrafter, Medusa, SmallModel, Target, check_target
-from eagle_jax.checkpoints import (
-    check_same_tokens,
-    config_directory,
-    load_medusa_checkpoint,
-    read_target_config,
-    wanting,
-)
+from eagle_jax.checkpoints import check_same_tokens, config_directory, load_medusa_checkpoint, read_target_config
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafters import lookahead as _lookahead
 from eagle_jax.drafters import prompt_lookup as _prompt_lookup
@@ -101,8 +95,7 @@ def load_draft_model(
     check_target(target)
     at = config_directory(path_or_hub_id, revision=revision, token=token, cache_dir=cache_dir)
     if target.source is not None:
-        with wanting(at, "a model"):
-            sizes = read_target_config(at).vocab_size, target.config.vocab_size
+        sizes = read_target_config(at).vocab_size, target.config.vocab_size
         check_same_tokens(path_or_hub_id, target.source, sizes, revision=revision, token=token, cache_dir=cache_dir)
     model = load_target(
         path_or_hub_id, target.dtype, revision=revision, token=token, cache_dir=cache_dir, mesh=target.mesh

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
 import tyro
 
-from eagle_jax.checkpoints.errors import CheckpointError
 from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.settings import load_yaml
 
@@ -74,15 +72,6 @@ def run(
     except KeyboardInterrupt:
         print("\nInterrupted.", flush=True)  # noqa: T201
         os._exit(130)  # at once, whatever other threads are compiling
-
-
-@contextlib.contextmanager
-def naming(option: str, value: object) -> Iterator[None]:
-    """Puts the option in front of what is wrong with the checkpoint, or the numbers, that it names."""
-    try:
-        yield
-    except (CheckpointError, ConfigError) as error:
-        raise type(error)(f"{option} {value}: {error}") from error
 
 
 def at_least_one(args: object, *names: str) -> None:

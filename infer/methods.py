@@ -28,7 +28,7 @@ from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig, Verificati
 from eagle_jax.drafters.lookahead import lookahead
 from eagle_jax.drafters.prompt_lookup import prompt_lookup
 from eagle_jax.positions import pooled
-from eagle_jax.programs import naming, parse_tree
+from eagle_jax.programs import parse_tree
 from eagle_jax.shapes import best_parents, medusa_parents
 from infer import drafts
 from infer.recorded import read as read_recorded
@@ -57,11 +57,6 @@ WORDS: dict[str, tuple[str, Any]] = {
     "untempered": ("sampled_ranking", "untempered"),
 } | {rule: ("verification", rule) for rule in get_args(Verification)}
 """Words of a setting, and the field of `TreeConfig` that each gives."""
-
-
-def option_of(method: str) -> str:
-    """The option that names the weights of a method."""
-    return "--" + OPTIONS[method].replace("_", "-")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,7 +247,7 @@ def check_methods(labels: Sequence[str], sources: Sources) -> list[str]:
         if name not in OPTIONS or getattr(sources, OPTIONS[name]) is not None:
             continue
         if sources.target is not None:
-            option = f"{option_of(name)} PATH"
+            option = f"--{OPTIONS[name].replace('_', '-')} PATH"
             what = "a small model with its tokenizer" if name == "sps" else "the heads of that target"
             raise ValueError(f"--methods {name} with --target needs {option}, {what}")
     return list(dict.fromkeys([PLAIN, *labels]))
@@ -288,8 +283,7 @@ def load_pair(sources: Sources) -> tuple[eagle_jax.Target, Any]:
         return target, tokenizer
     from transformers import AutoTokenizer
 
-    with naming("--target", sources.target):
-        target = eagle_jax.load_target(sources.target, sources.dtype)
+    target = eagle_jax.load_target(sources.target, sources.dtype)
     return target, AutoTokenizer.from_pretrained(tokenizer_directory(sources.target))
 
 
@@ -359,10 +353,10 @@ class Loader:
         if path is None:
             head: Any = BUNDLED[method]
             return eagle_jax.load_demo(head, dtype=self.sources.dtype)[1]
-        loaders: dict[str, Any] = {"sps": eagle_jax.load_draft_model}
-        loaders |= dict.fromkeys(("medusa", "hydra"), eagle_jax.load_medusa)
-        with naming(option_of(method), path):
-            return loaders.get(method, eagle_jax.load_drafter)(path, self.target)
+        if method == "sps":
+            return eagle_jax.load_draft_model(path, self.target)
+        load: Any = eagle_jax.load_medusa if method in ("medusa", "hydra") else eagle_jax.load_drafter
+        return load(path, self.target)
 
     def _check_kind(self, method: str, heads: Any) -> None:
         """Refuses heads of another method: the numbers would stand under its name."""

@@ -31,11 +31,11 @@ from eagle_jax.data.prompts import prompts_by_source
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.measure import use_compilation_cache
 from eagle_jax.models.decoder import target_fn
-from eagle_jax.programs import at_least_one, naming, not_negative, parse_tree, run
+from eagle_jax.programs import at_least_one, not_negative, parse_tree, run
 from eagle_jax.request import bucket
 from eagle_jax.training.step import observe
 from eagle_jax.types import Params, Texts
-from train.places import head_path, target_config, target_path
+from train.places import head_path, naming, target_config, target_path
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,12 +28,12 @@ from eagle_jax.data.features import Layout, Stored, shard_bounds, shard_path, st
 from eagle_jax.data.sources import Source, build_corpus, corpus_key
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.measure import use_compilation_cache
-from eagle_jax.programs import at_least_one, naming, run
+from eagle_jax.programs import at_least_one, run
 from eagle_jax.request import bucket
 from eagle_jax.sharding import make_mesh
 from eagle_jax.training.step import observe
 from eagle_jax.types import Texts
-from train.places import alone_in, check_own, target_path
+from train.places import alone_in, check_own, naming, target_path
 from train.progress import Progress
 from train.setup import taps_of
 

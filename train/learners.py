@@ -33,7 +33,7 @@ from eagle_jax.checkpoints import (
 )
 from eagle_jax.checkpoints.hub import TOKENIZER
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
-from eagle_jax.programs import naming, parse_tree
+from eagle_jax.programs import parse_tree
 from eagle_jax.shapes import medusa_parents
 from eagle_jax.training import step as training
 from eagle_jax.training.distill import distilled_rows, draft_model_loss
@@ -42,7 +42,7 @@ from eagle_jax.training.medusa import medusa_head_loss, medusa_rows
 from eagle_jax.training.objective import judged_rows
 from eagle_jax.types import Params, Texts
 from train.options import RunArgs
-from train.places import head_path, target_path
+from train.places import head_path, naming, target_path
 from train.setup import PARTS, differences, initial_head, objective_of
 
 if TYPE_CHECKING:

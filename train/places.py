@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from eagle_jax.assets import DEMO, bundled
-from eagle_jax.checkpoints import config_directory, read_target_config
+from eagle_jax.checkpoints import CheckpointError, config_directory, read_target_config
 from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.config import ConfigError, DecoderConfig
 from eagle_jax.programs import naming
@@ -62,6 +62,15 @@ def target_of_head(head: str) -> str | None:
     """The target that a head of `train.head` was trained for, as it was given; None of other heads."""
     note = Path(head).expanduser().parent / RUN
     return json.loads(note.read_text(encoding="utf-8"))["target"] if note.is_file() else None
+
+
+@contextlib.contextmanager
+def naming(option: str, value: object) -> Iterator[None]:
+    """Puts the option in front of what is wrong with the checkpoint, or the numbers, that it names."""
+    try:
+        yield
+    except (CheckpointError, ConfigError) as error:
+        raise type(error)(f"{option} {value}: {error}") from error
 
 
 def check_own(out: Path, marks: Sequence[str], what: str) -> None:

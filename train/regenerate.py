@@ -35,9 +35,9 @@ from eagle_jax.data.shards import Shard, add_reports, remember
 from eagle_jax.data.sources import TOKENIZER_KEY, Source, corpus_key, tokenizer_key
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.measure import use_compilation_cache
-from eagle_jax.programs import at_least_one, naming, not_negative, parse_tree, run
+from eagle_jax.programs import at_least_one, not_negative, parse_tree, run
 from eagle_jax.sharding import make_mesh
-from train.places import alone_in, check_own, head_path, target_config, target_path
+from train.places import alone_in, check_own, head_path, naming, target_config, target_path
 from train.progress import Progress
 
 LONGEST_WAIT = 7 * 24 * 3600

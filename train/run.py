@@ -23,7 +23,6 @@ from eagle_jax.data.loading import Batches
 from eagle_jax.data.sources import Source, build_corpus, corpus_key
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.data.vocabulary import cached_vocabulary, count_tokens, coverage_of
-from eagle_jax.programs import naming
 from eagle_jax.sharding import param_shardings
 from eagle_jax.training import host
 from eagle_jax.training import step as training
@@ -32,7 +31,7 @@ from eagle_jax.training.objective import Signals
 from eagle_jax.types import Params, Texts
 from train.learners import Learner
 from train.options import RunArgs
-from train.places import note_run, target_path
+from train.places import naming, note_run, target_path
 from train.setup import generation_mesh, held_prompts, load_target, mesh_of, respread, weights_of
 
 MAY_CHANGE = frozenset(

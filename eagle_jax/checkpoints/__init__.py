@@ -1,6 +1,5 @@
 """Models on disk: Hugging Face targets and EAGLE heads, read strictly and written atomically."""
 
-from eagle_jax.checkpoints.contents import wanting
 from eagle_jax.checkpoints.errors import CheckpointError
 from eagle_jax.checkpoints.export import (
     carries_embedding,
@@ -35,5 +34,4 @@ __all__ = [
     "share_embedding",
     "stored_dtype",
     "tokenizer_directory",
-    "wanting",
 ]

@@ -6,13 +6,11 @@ import dataclasses
 import math
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.checkpoints.contents import wanting
 from eagle_jax.checkpoints.errors import CheckpointError
 from eagle_jax.checkpoints.head_config import canonical_name, flat_config, head_config
 from eagle_jax.checkpoints.hub import checkpoint_directory
@@ -68,25 +66,14 @@ def load_head_checkpoint(
     """
     check_dtype(dtype)
     directory = checkpoint_directory(path_or_id, revision=revision, token=token, cache_dir=cache_dir)
-    with wanting(directory, "an EAGLE head"):
-        return _load(directory, target, dtype, rope_theta, taps, embedding, place)
-
-
-def _load(
-    directory: Path,
-    target: DecoderConfig,
-    dtype: str,
-    rope_theta: float | int | None,
-    taps: Sequence[int] | None,
-    embedding: jax.Array | np.ndarray | None,
-    place: Place | None,
-) -> tuple[HeadConfig, Params]:
     where = str(directory / "config.json")
     values = flat_config(read_json(directory / "config.json"), where)
     with TensorReader(directory) as reader:
         problems = TensorProblems()
         names = {canonical_name(name): name for name in reader.infos}
         stored = {plain: reader.infos[name] for plain, name in names.items()}
+        if "fc.weight" not in stored and any(name.startswith("layers.1.") for name in stored):
+            raise CheckpointError(f"{directory} holds a whole model and no draft head: it is for load_target")
         shared = _is_copy(reader, names, embedding, dtype)
         if shared:
             del stored[_EMBEDDING]

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 import safetensors.numpy
 
-from eagle_jax.checkpoints.contents import wanting
 from eagle_jax.checkpoints.errors import CheckpointError
 from eagle_jax.checkpoints.hf_config import required
 from eagle_jax.checkpoints.hub import head_directory
@@ -56,11 +55,6 @@ def load_medusa_checkpoint(
     """
     check_dtype(dtype)
     directory = head_directory(path_or_id, revision=revision, token=token, cache_dir=cache_dir)
-    with wanting(directory, "Medusa heads", "Hydra heads"):
-        return _load(directory, target, dtype, place)
-
-
-def _load(directory: Path, target: DecoderConfig, dtype: str, place: Place | None) -> tuple[MedusaConfig, Params]:
     where = directory / "config.json"
     values = read_json(where)
     kind = next((kind for kind in ("medusa", "hydra") if f"{kind}_num_heads" in values), None)

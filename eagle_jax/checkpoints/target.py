@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_jax.checkpoints.contents import wanting
 from eagle_jax.checkpoints.errors import CheckpointError
 from eagle_jax.checkpoints.gpt2 import ARCHITECTURE, GPT2, Gpt2Reader, canonical, gpt2_config
 from eagle_jax.checkpoints.hf_config import architecture_of, decoder_config, token_ids
@@ -76,12 +75,7 @@ def load_target_checkpoint(
     """
     check_dtype(dtype)
     directory = checkpoint_directory(path_or_id, revision=revision, token=token, cache_dir=cache_dir)
-    with wanting(directory, "a model"):
-        config = read_target_config(directory, max_position=max_position)
-        return config, _load(directory, config, dtype, place, layers)
-
-
-def _load(directory: Path, config: DecoderConfig, dtype: str, place: Place | None, layers: bool) -> Params:
+    config = read_target_config(directory, max_position=max_position)
     layout = LAYOUTS[config.block]
     with layout.reader(directory) as reader:
         problems = TensorProblems()
@@ -92,7 +86,7 @@ def _load(directory: Path, config: DecoderConfig, dtype: str, place: Place | Non
         problems.raise_if_any(f"{directory}: the tensors do not fit the {config.architecture} of its config.json:")
         if not layers:
             chosen = {path: tensor for path, tensor in chosen.items() if not path.startswith("layers_")}
-        return read_planned(reader, chosen, dtype, place)
+        return config, read_planned(reader, chosen, dtype, place)
 
 
 def read_target_embedding(directory: Path, dtype: str = "float32") -> np.ndarray:

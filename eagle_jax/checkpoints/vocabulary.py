@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 
 from eagle_jax.checkpoints.errors import CheckpointError
@@ -25,8 +24,7 @@ def check_same_tokens(
 ) -> None:
     """Compares the tokens of every id that both have; sizes may differ by rows that only pad an embedding.
 
-    Where a checkpoint has no tokenizer that can be read as a table, files are compared as they are, or else the sizes,
-    and a warning says so: ids may stand for other texts.
+    Where a checkpoint has no tokenizer that can be read as a table, files are compared as they are, or else the sizes.
 
     Args:
       sizes: of their vocabularies. revision: of the draft model.
@@ -54,13 +52,6 @@ def check_same_tokens(
             raise CheckpointError(f"their tokenizer.model differ; {remedy}")
     elif sizes[0] != sizes[1]:
         raise CheckpointError(f"vocabularies of {sizes[0]} and {sizes[1]} tokens; {remedy}")
-    else:
-        without = " and ".join(str(name) for name, found in ((draft, own), (target, wanted)) if found is None)
-        warnings.warn(
-            f"{without}: no tokenizer.json, vocab.json or tokenizer.model to compare, and the sizes agree: the draft "
-            "model is taken to have its target's tokens; where it has not, drafts are never accepted",
-            stacklevel=3,
-        )
 
 
 def _tokens(directory: Path) -> dict[int, str] | None:

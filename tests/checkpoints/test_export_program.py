@@ -131,7 +131,7 @@ class TestProgram:
             ({"verifier": "a/b"}, "--verifier is for --to speculators"),
             ({"speculative_tokens": 0}, "--speculative-tokens 0 must be at least 1"),
             ({"head": "{run}"}, "is the directory of a training run, which has no head yet"),
-            ({"head": "{target}"}, "holds a model and not an EAGLE head"),
+            ({"head": "{target}"}, "holds a whole model and no draft head"),
             ({"target": "{head}"}, "this is a draft head, not a model"),
             ({"out": "{target}", "overwrite": True}, "is the target itself"),
             ({"out": "{head}", "target": "some/body"}, "is not an empty directory"),  # said before anything is fetched

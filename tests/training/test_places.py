@@ -9,8 +9,7 @@ import pytest
 
 from eagle_jax.assets import bundled
 from eagle_jax.config import ConfigError
-from eagle_jax.programs import naming
-from train.places import LOCK, alone_in, check_own, head_path, note_run, target_of_head, target_path
+from train.places import LOCK, alone_in, check_own, head_path, naming, note_run, target_of_head, target_path
 
 HOLDING = """
 import sys, time
