@@ -63,6 +63,7 @@ class BoundDrafter:
       target_fn: of the target it was bound to. name: what messages call it.
       mesh: the target's; parameters and caches are spread over it.
       plain: the functions as they were before they were held to the mesh.
+      settings: of a method without a tree, the call that binds it with others; None if it is not known.
     """
 
     drafter: Drafter = field(repr=False)
@@ -71,6 +72,7 @@ class BoundDrafter:
     name: str
     mesh: Mesh | None
     plain: Drafter = field(repr=False)
+    settings: str | None = field(default=None, kw_only=True, repr=False)
 
     @classmethod
     def of(
@@ -92,7 +94,16 @@ class BoundDrafter:
 
     def on(self, target: Target) -> BoundDrafter:
         """The same method and parameters for another copy of the target, on another mesh for example."""
-        return BoundDrafter.of(self.plain, target, self.params, self.name)
+        return BoundDrafter.of(self.plain, target, self.params, self.name, settings=self.settings)
+
+    def with_tree(self, tree: TreeConfig) -> Self:
+        """Another tree, of methods that fill the one they are asked for (`TreeDrafter`); others have none.
+
+        Raises:
+          ConfigError: there is no tree, naming what there is instead.
+        """
+        again = self.settings or "BoundDrafter.of and another Drafter"
+        raise ConfigError(f"{self.name} has no tree that could be another: bind it anew with {again}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -208,6 +219,8 @@ class SmallModel(TreeDrafter):
     @classmethod
     def bind(cls, target: Target, model: Target, tree: TreeConfig = DEFAULT_CHAIN) -> SmallModel:
         """Binds a model that is in memory to `target`, and spreads it over the target's mesh.
+
+        Their tokenizers are the caller's affair: `eagle_jax.load_draft_model` compares them.
 
         Raises:
           ValueError: `target` or `model` is no target. ConfigError: `tree` is none, or cannot be filled.

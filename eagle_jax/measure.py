@@ -62,7 +62,14 @@ def forget_programs() -> bool:
 
 
 def use_compilation_cache(directory: str | os.PathLike[str] = ".jax_cache") -> Path:
-    """Keeps compiled programs on disk, so that the next process starts at once; JAX_COMPILATION_CACHE_DIR wins."""
+    """Keeps what is compiled from now on on disk, so that the next process starts at once.
+
+    Args:
+      directory: relative to where the process was started; the environment's JAX_COMPILATION_CACHE_DIR wins.
+
+    Returns:
+      the directory.
+    """
     path = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR", directory)).resolve()
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

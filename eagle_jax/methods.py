@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 from eagle_jax.api import load_target
 from eagle_jax.bound import DEFAULT_CHAIN, BoundDrafter, Medusa, SmallModel, Target, check_target
@@ -23,7 +24,9 @@ def prompt_lookup(target: Target, *, ngram: int = 3, length: int = 10, latest: b
     Raises:
       ConfigError: a number below 1. ValueError: `target` is none.
     """
-    return BoundDrafter.of(_prompt_lookup.prompt_lookup(ngram, length, latest), target, name="prompt lookup")
+    drafter = _prompt_lookup.prompt_lookup(ngram, length, latest)
+    settings = "eagle_jax.prompt_lookup(target, length=, ngram=, latest=)"
+    return BoundDrafter.of(drafter, target, name="prompt lookup", settings=settings)
 
 
 def lookahead(target: Target, *, ngram: int = 5, window: int = 7, guesses: int = 7) -> BoundDrafter:
@@ -36,7 +39,9 @@ def lookahead(target: Target, *, ngram: int = 5, window: int = 7, guesses: int =
     Raises:
       ConfigError: a number that is too small. ValueError: `target` is none.
     """
-    return BoundDrafter.of(_lookahead.lookahead(ngram, window, guesses), target, name="lookahead")
+    drafter = _lookahead.lookahead(ngram, window, guesses)
+    settings = "eagle_jax.lookahead(target, ngram=, window=, guesses=)"
+    return BoundDrafter.of(drafter, target, name="lookahead", settings=settings)
 
 
 def load_medusa(
@@ -88,16 +93,22 @@ def load_draft_model(
         ranked and the text of a key the same as with every other drafter. A model that is in memory is bound with
         `eagle_jax.SmallModel.bind(target, model, tree)`.
 
+    Warns:
+      UserWarning: of model or target there are no tokenizer files to compare; the sizes of the vocabularies agree.
+
     Raises:
       CheckpointError: nothing there, tensors that do not fit, or the model of another tokenizer.
       ConfigError: a tree that cannot be filled. ValueError: `target` is none.
     """
     check_target(target)
     at = config_directory(path_or_hub_id, revision=revision, token=token, cache_dir=cache_dir)
-    if target.source is not None:
-        sizes = read_target_config(at).vocab_size, target.config.vocab_size
-        check_same_tokens(path_or_hub_id, target.source, sizes, revision=revision, token=token, cache_dir=cache_dir)
+    sizes = read_target_config(at).vocab_size, target.config.vocab_size
+    untold = check_same_tokens(
+        path_or_hub_id, target.source, sizes, revision=revision, token=token, cache_dir=cache_dir
+    )
     model = load_target(
         path_or_hub_id, target.dtype, revision=revision, token=token, cache_dir=cache_dir, mesh=target.mesh
     )
+    if untold is not None:
+        warnings.warn(untold, stacklevel=2)
     return SmallModel.bind(target, model, tree)

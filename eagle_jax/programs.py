@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TextIO, TypeVar
 
 import tyro
 
@@ -38,7 +40,9 @@ def arguments(cls: type[T], description: str | None, argv: Sequence[str] | None 
             raise ConfigError("--config needs the path of a YAML file")
         if word == "--config" or word.startswith("--config="):
             path, rest = (word[9:], words[at + 1 :]) if "=" in word else (words[at + 1], words[at + 2 :])
-            return tyro.cli(cls, prog=prog, args=words[:at] + rest, default=load_yaml(cls, path), description=help_text)
+            with naming("--config", path):
+                default = load_yaml(cls, path)
+            return tyro.cli(cls, prog=prog, args=words[:at] + rest, default=default, description=help_text)
     return tyro.cli(cls, prog=prog, args=words, description=help_text)
 
 
@@ -48,7 +52,8 @@ def run(
     """Runs a program and exits: 0 or what `main` returns as an int, 1 after an error a user can mend, 130 after Ctrl-C.
 
     A `ValueError` or `OSError` is printed as one sentence; any other exception is a fault of ours and keeps its
-    traceback. With `log`, what the program logs goes to stderr, each line with the time if "timed".
+    traceback. A warning is one line, too. With `log`, what the program logs goes to stderr, each line with the time if
+    "timed".
     """
     if log is not None:
         stamp = "%(asctime)s " if log == "timed" else ""
@@ -57,6 +62,7 @@ def run(
     # Which backends were not found is no news to a user, nor which requests were made.
     for chatty in ("jax", "datasets", "httpx", "huggingface_hub"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    warnings.showwarning = _show_warning
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a log that is watched shows every line when it is printed
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
@@ -65,13 +71,45 @@ def run(
         status = main(arguments(cls, description))
         sys.exit(status if isinstance(status, int) else 0)
     except OSError as error:
-        named = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        sys.exit(f"error: {named}")
+        sys.exit(f"error: {_sentence(error)}")
     except ValueError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         print("\nInterrupted.", flush=True)  # noqa: T201
         os._exit(130)  # at once, whatever other threads are compiling
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """The text alone: where in the code it was said is no news to a user."""
+    print(f"warning: {message}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _sentence(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+@contextlib.contextmanager
+def naming(option: str, value: object) -> Iterator[None]:
+    """Puts the option in front of what is wrong with the file, checkpoint or number that it gives.
+
+    Raises:
+      ValueError: of the kind that was raised inside; an `OSError` becomes one.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{option} {value}: {_sentence(error).removeprefix(f'{value}: ')}") from error
+    except ValueError as error:
+        if not str(error).startswith(f"{option} "):  # else who is called inside has named it
+            error.args = (f"{option} {value}: {error}",)
+        raise
 
 
 def at_least_one(args: object, *names: str) -> None:

@@ -135,6 +135,11 @@ def find_task(name_or_path: str, folder: str | os.PathLike[str]) -> Path:
     for path in [Path(name_or_path), *inside]:
         if path.is_file():
             return path
+    if not folder.is_dir() and "/" not in name_or_path and not name_or_path.endswith(".jsonl"):
+        raise ValueError(
+            f"--data {folder}: no such directory, in which task {name_or_path!r} is looked for: give the folder of the "
+            "tasks' files (also EAGLE_JAX_TASKS), or as a task the path of a question.jsonl or owner/dataset of the hub"
+        )
     known = {path.stem for path in folder.glob("*.jsonl")} | {
         path.parent.name for path in folder.glob("*/question.jsonl")
     }

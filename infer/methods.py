@@ -28,7 +28,7 @@ from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig, Verificati
 from eagle_jax.drafters.lookahead import lookahead
 from eagle_jax.drafters.prompt_lookup import prompt_lookup
 from eagle_jax.positions import pooled
-from eagle_jax.programs import parse_tree
+from eagle_jax.programs import naming, parse_tree
 from eagle_jax.shapes import best_parents, medusa_parents
 from infer import drafts
 from infer.recorded import read as read_recorded
@@ -262,7 +262,9 @@ def best_static(label: Label, path: str | Path, deepest: int | None = None) -> t
     Raises:
       ValueError: no result of infer.acceptance, none of that method, or too few positions for so many nodes.
     """
-    cells = [cell for cell in read_recorded(path).cells if cell.method == label.method]
+    with naming("--positions", path):
+        recorded = read_recorded(path)
+    cells = [cell for cell in recorded.cells if cell.method == label.method]
     if not cells:
         raise ValueError(f"{label.text!r}: {path} holds nothing of {label.method}; record it with infer.acceptance")
     coolest = min(cell.temperature for cell in cells)
@@ -283,8 +285,9 @@ def load_pair(sources: Sources) -> tuple[eagle_jax.Target, Any]:
         return target, tokenizer
     from transformers import AutoTokenizer
 
-    target = eagle_jax.load_target(sources.target, sources.dtype)
-    return target, AutoTokenizer.from_pretrained(tokenizer_directory(sources.target))
+    with naming("--target", sources.target):
+        target = eagle_jax.load_target(sources.target, sources.dtype)
+        return target, AutoTokenizer.from_pretrained(tokenizer_directory(sources.target))
 
 
 class Loader:
@@ -353,10 +356,9 @@ class Loader:
         if path is None:
             head: Any = BUNDLED[method]
             return eagle_jax.load_demo(head, dtype=self.sources.dtype)[1]
-        if method == "sps":
-            return eagle_jax.load_draft_model(path, self.target)
-        load: Any = eagle_jax.load_medusa if method in ("medusa", "hydra") else eagle_jax.load_drafter
-        return load(path, self.target)
+        load: Any = {"sps": eagle_jax.load_draft_model, "medusa": eagle_jax.load_medusa, "hydra": eagle_jax.load_medusa}
+        with naming(f"--{OPTIONS[method].replace('_', '-')}", path):
+            return load.get(method, eagle_jax.load_drafter)(path, self.target)
 
     def _check_kind(self, method: str, heads: Any) -> None:
         """Refuses heads of another method: the numbers would stand under its name."""

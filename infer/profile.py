@@ -29,7 +29,7 @@ from eagle_jax.costs import flops
 from eagle_jax.generate import prefill, step
 from eagle_jax.measure import machine, time_interleaved, use_compilation_cache
 from eagle_jax.models.layers import attend
-from eagle_jax.programs import at_least_one, parse_tree, run
+from eagle_jax.programs import at_least_one, naming, parse_tree, run
 from eagle_jax.tree import ancestor_mask, node_depths
 from eagle_jax.types import Chance, GenerateState, KVCache, NewKV, Params, Verified
 
@@ -71,8 +71,10 @@ def main(args: Args) -> dict[str, Any]:
     if args.target is None or args.head is None:
         target, head, _ = eagle_jax.load_demo(args.bundled, dtype=args.dtype)
     else:
-        target = eagle_jax.load_target(args.target, args.dtype)
-        head = eagle_jax.load_drafter(args.head, target)
+        with naming("--target", args.target):
+            target = eagle_jax.load_target(args.target, args.dtype)
+        with naming("--head", args.head):
+            head = eagle_jax.load_drafter(args.head, target)
     head = head.with_tree(parse_tree(args.tree)) if args.tree else head
 
     calls = {name: part.repeat(args.turns) for name, part in parts(target, head, args).items()}

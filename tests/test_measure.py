@@ -24,9 +24,10 @@ def test_the_compilation_cache_is_written(tmp_path):
         "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0); jax.jit(jnp.sin)(jnp.ones(3))"
     )
     (tmp_path / "here").mkdir()
+    before = "import jax, jax.numpy as jnp; jax.jit(jnp.cos)(jnp.ones(3));"  # a cache may come later
     for name, setting in (("here/.jax_cache", {}), ("elsewhere", {"JAX_COMPILATION_CACHE_DIR": "../elsewhere"})):
         environment = {**os.environ, **setting, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
-        subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path / "here", env=environment)
+        subprocess.run([sys.executable, "-c", before + code], check=True, cwd=tmp_path / "here", env=environment)
         assert any((tmp_path / name).iterdir())
 
 

@@ -218,7 +218,8 @@ def test_a_draft_model_of_another_tokenizer_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="token 7 is 'other' here"):  # whatever the target is called
         eagle_jax.load_draft_model(tmp_path / "draft", dataclasses.replace(loaded, name="gpt2-medium"))
     bare = eagle_jax.Target.from_params(loaded.config, loaded.params, "a/policy")  # has no files to compare with
-    assert eagle_jax.load_draft_model(tmp_path / "draft", bare).vocab_size == 12
+    with pytest.warns(UserWarning, match=r"^target in memory has no tokenizer files: taken to have those of .*draft"):
+        assert eagle_jax.load_draft_model(tmp_path / "draft", bare).vocab_size == 12
     write_tokenizer(tmp_path / "draft", tokens[:9])
     with pytest.raises(CheckpointError, match="3 token ids, 9 the first, are only in one of them"):
         eagle_jax.load_draft_model(tmp_path / "draft", loaded)
@@ -226,11 +227,42 @@ def test_a_draft_model_of_another_tokenizer_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: cannot be read as JSON"):
         eagle_jax.load_draft_model(tmp_path / "draft", loaded)
     (tmp_path / "draft" / "tokenizer.json").unlink()
-    eagle_jax.load_draft_model(tmp_path / "draft", loaded)  # nothing to compare but the sizes
+    # Nothing to compare but the sizes, which is said.
+    with pytest.warns(UserWarning, match=r"^draft model .*draft has no tokenizer files: taken to have the target's$"):
+        eagle_jax.load_draft_model(tmp_path / "draft", loaded)
+    (tmp_path / "draft" / "tokenizer.model").touch()
+    with pytest.warns(UserWarning, match="are of different kinds and were not compared"):
+        eagle_jax.load_draft_model(tmp_path / "draft", loaded)
+    (tmp_path / "target" / "tokenizer.json").unlink()
+    with pytest.warns(UserWarning, match=r"^target .*target has no tokenizer files: taken to have those of draft"):
+        eagle_jax.load_draft_model(tmp_path / "draft", loaded)
     for name in ("draft", "target"):
         (tmp_path / name / "tokenizer.model").write_bytes(name.encode())
     with pytest.raises(CheckpointError, match=r"their tokenizer\.model differ"):
         eagle_jax.load_draft_model(tmp_path / "draft", loaded)
+
+
+@pytest.mark.parametrize("where", ["files", "memory"])
+def test_without_tokenizers_the_sizes_of_the_vocabularies_must_agree(where, tmp_path):
+    other = tiny_target(vocab=16, layers=1, seed=3)
+    save_target_checkpoint(other.config, other.params, tmp_path / "draft", "float32")
+    target = tiny_target()
+    if where == "files":
+        save_target_checkpoint(target.config, target.params, tmp_path / "target", "float32")
+        target = eagle_jax.load_target(tmp_path / "target")
+    with pytest.raises(CheckpointError, match="vocabularies of 16 and 12 tokens; a draft model must have its target's"):
+        eagle_jax.load_draft_model(tmp_path / "draft", target)
+
+
+def test_a_method_without_a_tree_says_what_it_has_instead():
+    target = tiny_target()
+    for method, call in (
+        (eagle_jax.prompt_lookup(target), r"eagle_jax\.prompt_lookup\(target, length=, ngram=, latest=\)"),
+        (eagle_jax.lookahead(target).on(target), r"eagle_jax\.lookahead\(target, ngram=, window=, guesses=\)"),
+        (BoundDrafter.of(prompt_lookup(), target, name="mine"), r"BoundDrafter\.of and another Drafter"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{method.name} has no tree that could be another: bind it .* {call}$"):
+            method.with_tree(TreeConfig.chain(3))
 
 
 def test_methods_refuse_numbers_that_cannot_be():

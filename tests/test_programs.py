@@ -6,11 +6,12 @@ import dataclasses
 import re
 import subprocess
 import sys
+import warnings
 
 import pytest
 
 from eagle_jax.config import ConfigError, TreeConfig
-from eagle_jax.programs import arguments, at_least_one, can_write, listed, parse_tree, run
+from eagle_jax.programs import arguments, at_least_one, can_write, listed, naming, parse_tree, run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +41,7 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path):
     (tmp_path / "c.yaml").write_text("sise: 5\n")
     with pytest.raises(ConfigError, match="unknown key 'sise'; the nearest known one is 'size'"):
         arguments(Args, None, ["--config", str(tmp_path / "c.yaml")])
-    with pytest.raises(ConfigError, match="no such configuration file"):
+    with pytest.raises(ConfigError, match=r"^--config .*d\.yaml: no such configuration file"):
         arguments(Args, None, ["--config", str(tmp_path / "d.yaml")])
     with pytest.raises(ConfigError, match="--config needs the path"):
         arguments(Args, None, ["--size", "2", "--config"])
@@ -79,6 +80,26 @@ def test_a_program_ends_with_a_status_or_a_sentence(outcome, code, monkeypatch):
     with pytest.raises(SystemExit) as caught:
         run(main, Args, None)
     assert caught.value.code == code
+
+
+def test_a_warning_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["it"])
+    with pytest.raises(SystemExit):
+        run(lambda args: warnings.warn("taken for granted", stacklevel=2), Args, None)
+    assert capsys.readouterr().err == "warning: taken for granted\n"
+
+
+def test_errors_name_their_option_once(tmp_path):
+    for inner, message in (
+        (ConfigError("no such thing"), "^--head a: no such thing$"),
+        (ConfigError("--head b: no such thing"), "^--head b: no such thing$"),
+        (ValueError("no"), "^--head a: no$"),
+    ):
+        with pytest.raises(type(inner), match=message), naming("--head", "a"):
+            raise inner
+    path = tmp_path / "x"
+    with pytest.raises(ValueError, match=f"^--head {path}: No such file or directory$"), naming("--head", path):
+        path.read_text()
 
 
 def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):

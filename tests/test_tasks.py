@@ -66,7 +66,7 @@ def test_a_task_is_a_name_or_a_path(tmp_path):
     assert find_task(str(tmp_path / "gsm8k.jsonl"), "nowhere") == tmp_path / "gsm8k.jsonl"
     with pytest.raises(ValueError, match=r"task 'alpaca' is neither a file nor a name .* \(it has gsm8k, mt_bench\)"):
         find_task("alpaca", tmp_path)
-    with pytest.raises(ValueError, match="empty or does not exist"):
+    with pytest.raises(ValueError, match=r"^--data .*absent: no such directory, in which task 'alpaca'"):
         find_task("alpaca", tmp_path / "absent")
 
 

@@ -28,14 +28,13 @@ from eagle_jax.acceptance import measure_n_alpha, measure_tau
 from eagle_jax.bound import TreeDrafter
 from eagle_jax.config import DecoderConfig
 from eagle_jax.data.prompts import prompts_by_source
-from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.measure import use_compilation_cache
 from eagle_jax.models.decoder import target_fn
-from eagle_jax.programs import at_least_one, not_negative, parse_tree, run
+from eagle_jax.programs import at_least_one, naming, not_negative, parse_tree, run
 from eagle_jax.request import bucket
 from eagle_jax.training.step import observe
 from eagle_jax.types import Params, Texts
-from train.places import head_path, naming, target_config, target_path
+from train.places import head_path, sources_of, target_config, target_path, tokenizer_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +83,8 @@ def main(args: Args) -> None:
     tree = dataclasses.replace(parse_tree(args.tree), sampled_ranking=args.sampled_ranking)
     part = {"eagle": "eagle2", "medusa": "medusa", "draft_model": "small"}[args.kind]
     config, head_at = target_config(args.target), head_path(args.head, part=part)
-    tokenizer = load_tokenizer(args.tokenizer or args.target, config, chat_template=args.chat_template)
+    sources_of(args.heldout, "--heldout")  # are there
+    tokenizer = tokenizer_of(args.target, config, args.tokenizer, args.chat_template)
     asked = prompts_by_source(args.heldout, tokenizer, args.prompts, args.max_prompt)
     with naming("--target", args.target):
         target = eagle_jax.load_target(target_path(args.target), args.dtype)

@@ -29,7 +29,7 @@ from eagle_jax.checkpoints import (
     share_embedding,
     stored_dtype,
 )
-from eagle_jax.programs import at_least_one, run
+from eagle_jax.programs import at_least_one, naming, run
 from train.places import head_path, target_of_head, target_path
 
 
@@ -71,13 +71,15 @@ def main(args: Args) -> None:
     head, target = _places(args)
     if not args.overwrite:
         check_unoccupied(args.out)
-    target_directory = config_directory(target)
+    with naming("--target", target):
+        target_directory = config_directory(target)
+        target_config = read_target_config(target_directory)
     if args.out.expanduser().resolve() == target_directory.resolve():
         raise ValueError(f"--out {args.out} is the target itself")
-    target_config = read_target_config(target_directory)
-    head_directory = checkpoint_directory(head)
-    dtype = args.dtype or stored_dtype(head_directory)
-    config, params = load_head_checkpoint(head_directory, target_config, dtype)
+    with naming("--head", args.head):
+        head_directory = checkpoint_directory(head)
+        dtype = args.dtype or stored_dtype(head_directory)
+        config, params = load_head_checkpoint(head_directory, target_config, dtype)
     wanted = args.embedding or carries_embedding(config, args.to)
     same_width = config.layer.hidden_size == target_config.hidden_size
     embedding = None

@@ -26,14 +26,13 @@ from eagle_jax import distributed
 from eagle_jax.data.corpus import Corpus
 from eagle_jax.data.features import Layout, Stored, shard_bounds, shard_path, starts_of, write_shard
 from eagle_jax.data.sources import Source, build_corpus, corpus_key
-from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.measure import use_compilation_cache
-from eagle_jax.programs import at_least_one, run
+from eagle_jax.programs import at_least_one, naming, run
 from eagle_jax.request import bucket
 from eagle_jax.sharding import make_mesh
 from eagle_jax.training.step import observe
 from eagle_jax.types import Texts
-from train.places import alone_in, check_own, naming, target_path
+from train.places import alone_in, check_own, sources_of, target_path, tokenizer_of
 from train.progress import Progress
 from train.setup import taps_of
 
@@ -95,12 +94,12 @@ def main(args: Args) -> None:
     at_least_one(args, "length", "shard_tokens", "rows", "tensor")
     check_own(args.out, ("data", "layout.json"), "a directory of train.features")
     mesh = make_mesh(1, args.tensor) if args.tensor > 1 else None
+    sources = sources_of(args.data)
     with naming("--target", args.target):
         target = eagle_jax.load_target(target_path(args.target), args.dtype, mesh=mesh)
     layers = target.config.num_layers
     taps = taps_of(args.taps, layers)
-    tokenizer = load_tokenizer(args.tokenizer or args.target, target.config, chat_template=args.chat_template)
-    sources = [Source.parse(text) for text in args.data]
+    tokenizer = tokenizer_of(args.target, target.config, args.tokenizer, args.chat_template)
     with alone_in(args.out):
         write(args, target, taps, sources, tokenizer)
 

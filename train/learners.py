@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import logging
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,7 +34,7 @@ from eagle_jax.checkpoints import (
 )
 from eagle_jax.checkpoints.hub import TOKENIZER
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
-from eagle_jax.programs import parse_tree
+from eagle_jax.programs import naming, parse_tree
 from eagle_jax.shapes import medusa_parents
 from eagle_jax.training import step as training
 from eagle_jax.training.distill import distilled_rows, draft_model_loss
@@ -42,7 +43,7 @@ from eagle_jax.training.medusa import medusa_head_loss, medusa_rows
 from eagle_jax.training.objective import judged_rows
 from eagle_jax.types import Params, Texts
 from train.options import RunArgs
-from train.places import head_path, naming, target_path
+from train.places import head_path, target_path
 from train.setup import PARTS, differences, initial_head, objective_of
 
 if TYPE_CHECKING:
@@ -264,8 +265,10 @@ class SmallModelLearner(Learner):
         path = target_path(name)
         with naming("--init", name):
             sizes = read_target_config(config_directory(path)).vocab_size, self.target.vocab_size
-            check_same_tokens(path, target_path(self.args.tokenizer or self.args.target), sizes)
+            untold = check_same_tokens(path, target_path(self.args.tokenizer or self.args.target), sizes)
             config, params = load_target_checkpoint(path, "float32")
+            if untold is not None:
+                logging.warning("%s", untold)
         if config.max_position < self.args.length:
             raise ConfigError(
                 f"--length {self.args.length} exceeds the {config.max_position} positions of --init {name}"

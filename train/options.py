@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from eagle_jax.data.sources import Source
 from eagle_jax.programs import at_least_one, not_negative
+from train.places import sources_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ def check_run(args: RunArgs) -> None:
         raise ValueError("--eval-every needs --heldout: prompts to measure tau on")
     if args.heldout and args.eval_tokens >= args.length:
         raise ValueError(f"--eval-tokens {args.eval_tokens} must be below --length {args.length}")
-    sources = [[Source.parse(text) for text in texts] for texts in (args.data, args.heldout)]
+    sources = [sources_of(args.data), sources_of(args.heldout, "--heldout")]
     given = [{str(at) for one in part for at in (one.name, *map(Path.resolve, one.files))} for part in sources]
     if both := sorted(set.intersection(*given)):
         raise ValueError(f"{both[0]} is in --data and in --heldout: what tau is measured on must not be trained on")

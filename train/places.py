@@ -9,11 +9,14 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from eagle_jax.assets import DEMO, bundled
-from eagle_jax.checkpoints import CheckpointError, config_directory, read_target_config
+from eagle_jax.checkpoints import config_directory, read_target_config
 from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.config import ConfigError, DecoderConfig
+from eagle_jax.data.sources import Source
+from eagle_jax.data.tokenizers import load_tokenizer, set_chat_template
 from eagle_jax.programs import naming
 
 LOCK, RUN = ".lock", "run.json"
@@ -64,13 +67,35 @@ def target_of_head(head: str) -> str | None:
     return json.loads(note.read_text(encoding="utf-8"))["target"] if note.is_file() else None
 
 
-@contextlib.contextmanager
-def naming(option: str, value: object) -> Iterator[None]:
-    """Puts the option in front of what is wrong with the checkpoint, or the numbers, that it names."""
-    try:
-        yield
-    except (CheckpointError, ConfigError) as error:
-        raise type(error)(f"{option} {value}: {error}") from error
+def sources_of(texts: Sequence[str], option: str = "--data") -> list[Source]:
+    """Sources of conversations as an option gives them, each of which is there or reads like a dataset of the hub.
+
+    Raises:
+      ValueError: naming the option and the source.
+    """
+    sources = []
+    for text in texts:
+        with naming(option, text):
+            sources.append(Source.parse(text))
+            sources[-1].check()
+    return sources
+
+
+def tokenizer_of(
+    target: str, config: DecoderConfig, tokenizer: str | None = None, chat_template: Path | None = None
+) -> Any:
+    """What `--tokenizer` names, or else what lies beside `--target`, with the template that `--chat-template` names.
+
+    Raises:
+      CheckpointError: as `load_tokenizer`, naming the option.
+    """
+    option, named = ("--target", target) if tokenizer is None else ("--tokenizer", tokenizer)
+    with naming(option, named):
+        found = load_tokenizer(named, config)
+    if chat_template is not None:
+        with naming("--chat-template", chat_template):
+            set_chat_template(found, chat_template)
+    return found
 
 
 def check_own(out: Path, marks: Sequence[str], what: str) -> None:

@@ -33,11 +33,10 @@ from eagle_jax.data.conversations import SkippedRow, parse_row
 from eagle_jax.data.replies import Dialogue
 from eagle_jax.data.shards import Shard, add_reports, remember
 from eagle_jax.data.sources import TOKENIZER_KEY, Source, corpus_key, tokenizer_key
-from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.measure import use_compilation_cache
-from eagle_jax.programs import at_least_one, not_negative, parse_tree, run
+from eagle_jax.programs import at_least_one, naming, not_negative, parse_tree, run
 from eagle_jax.sharding import make_mesh
-from train.places import alone_in, check_own, head_path, naming, target_config, target_path
+from train.places import alone_in, check_own, head_path, sources_of, target_config, target_path, tokenizer_of
 from train.progress import Progress
 
 LONGEST_WAIT = 7 * 24 * 3600
@@ -111,7 +110,7 @@ def main(args: Args) -> None:
     if not args.data:
         raise ValueError("--data needs at least one source")
     distributed.initialise()
-    sources = [Source.parse(text) for text in args.data]
+    sources = sources_of(args.data)
     parse_tree(args.tree)
     config = target_config(args.target)
     if args.head is not None:
@@ -121,7 +120,7 @@ def main(args: Args) -> None:
             f"--max-prompt {args.max_prompt} plus --max-new-tokens {args.max_new_tokens} exceeds the target's "
             f"{config.max_position} tokens of context: lower one of them"
         )
-    tokenizer = load_tokenizer(args.tokenizer or args.target, config, chat_template=args.chat_template)
+    tokenizer = tokenizer_of(args.target, config, args.tokenizer, args.chat_template)
     chosen = choose(survey(sources, tokenizer), args.limit, args.seed)
     writer = load(args, config, tokenizer, len(chosen))
     settings = {name: getattr(args, name) for name in SETTLED}

@@ -20,9 +20,9 @@ from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.checkpoints.training import TrainingCheckpoints
 from eagle_jax.data.features import Features
 from eagle_jax.data.loading import Batches
-from eagle_jax.data.sources import Source, build_corpus, corpus_key
-from eagle_jax.data.tokenizers import load_tokenizer
+from eagle_jax.data.sources import build_corpus, corpus_key
 from eagle_jax.data.vocabulary import cached_vocabulary, count_tokens, coverage_of
+from eagle_jax.programs import naming
 from eagle_jax.sharding import param_shardings
 from eagle_jax.training import host
 from eagle_jax.training import step as training
@@ -31,7 +31,7 @@ from eagle_jax.training.objective import Signals
 from eagle_jax.types import Params, Texts
 from train.learners import Learner
 from train.options import RunArgs
-from train.places import naming, note_run, target_path
+from train.places import note_run, sources_of, target_path, tokenizer_of
 from train.setup import generation_mesh, held_prompts, load_target, mesh_of, respread, weights_of
 
 MAY_CHANGE = frozenset(
@@ -87,9 +87,8 @@ class Run:
         with naming("--target", args.target):
             self.target = load_target(target_path(args.target), args, self.mesh, layers=learner.copies_layers)
         learner.begin(self.target)
-        named = args.tokenizer or args.target
-        tokenizer = load_tokenizer(named, self.target.config, chat_template=args.chat_template)
-        sources = [Source.parse(text) for text in args.data]
+        tokenizer = tokenizer_of(args.target, self.target.config, args.tokenizer, args.chat_template)
+        sources = sources_of(args.data)
         self.weights = weights_of(sources)
         self.prompts: list[list[int]] = []
         if args.heldout:
@@ -115,7 +114,8 @@ class Run:
                       of: distributed.fingerprint(self.target.params, layers=whole)}  # fmt: skip
             if learner.taps:  # who reads the last state alone takes it from features of any taps
                 wanted["taps"] = learner.taps
-            self.features = Features(args.features, self.corpus, wanted, args.length)
+            with naming("--features", args.features):
+                self.features = Features(args.features, self.corpus, wanted, args.length)
         self.d2t, self.coverage = self._vocabulary()
         assert args.rate is not None, "the program fills in the method's own"
         self.tx = training.head_optimiser(args.rate, args.warmup, args.steps, clip=args.clip)

@@ -24,11 +24,12 @@ from eagle_jax.checkpoints import (
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
 from eagle_jax.data.prompts import first_prompts, none_of
 from eagle_jax.data.sources import Source
+from eagle_jax.programs import naming
 from eagle_jax.sharding import FSDP, TENSOR, make_mesh, param_shardings, placer
 from eagle_jax.training.objective import PRESETS, Objective
 from eagle_jax.types import Params
 from train.options import RunArgs
-from train.places import head_path, naming
+from train.places import head_path
 
 if TYPE_CHECKING:
     from train.head import Args

@@ -30,13 +30,11 @@ import eagle_jax
 from eagle_jax.acceptance import measure_n_alpha, measure_tau
 from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.data.prompts import prompts_by_source
-from eagle_jax.data.sources import Source
-from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.measure import machine, use_compilation_cache
 from eagle_jax.programs import at_least_one, parse_tree, run
 from eagle_jax.settings import load_yaml
 from train.head import Args as HeadArgs
-from train.places import target_config, target_path
+from train.places import sources_of, target_config, target_path, tokenizer_of
 from train.study_report import write_report
 
 SHARES = (1, 2, 4, 8)
@@ -119,9 +117,12 @@ def main(args: Args) -> None:
     chosen = list(RUNS) if args.only is None else args.only.split(",")
     if unknown := [name for name in chosen if name not in RUNS]:
         raise ValueError(f"--only {unknown[0]}: there is no such run; there are {', '.join(RUNS)}")
+    if not args.base.is_file():
+        raise ValueError(f"--base {args.base}: no such configuration file")
     path = target_path(args.target)
     config = target_config(args.target)
-    tokenizer = load_tokenizer(args.target, config)
+    sources_of(args.heldout, "--heldout")  # are there
+    tokenizer = tokenizer_of(args.target, config)
     asked = prompts_by_source(args.heldout, tokenizer, args.prompts, args.max_prompt)
     parts = divide(args.replies, args.out / "replies")
 
@@ -167,7 +168,7 @@ def divide(patterns: Sequence[str], folder: Path) -> dict[int, Path]:
     """
     rows = [
         line
-        for source in map(Source.parse, patterns)
+        for source in sources_of(patterns, "--replies")
         for file in source.files
         for line in file.read_text(encoding="utf-8").splitlines()
     ]

@@ -170,9 +170,9 @@ def main(args: Args) -> None:
     if args.held_rows % 4:
         raise ValueError(f"--held-rows {args.held_rows} must be a multiple of 4, the rows measured at once")
     if not (args.data / "tokenizer" / "tokenizer.json").is_file():
-        raise ValueError(f"no tokenizer in {args.data}: run `python -m train.data --out {args.data}` first")
+        raise ValueError(f"--data {args.data}: no tokenizer there: run `python -m train.data --out {args.data}` first")
     if args.resume and not (args.out / "state.msgpack").is_file():
-        raise ValueError(f"nothing to resume in {args.out}: leave --resume out")
+        raise ValueError(f"--out {args.out}: there is nothing to resume: leave --resume out")
     vocabulary = json.loads((args.data / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))
     special = {entry["content"]: entry["id"] for entry in vocabulary["added_tokens"]}
     config = DecoderConfig(

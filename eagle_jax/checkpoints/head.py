@@ -14,6 +14,7 @@ import numpy as np
 from eagle_jax.checkpoints.errors import CheckpointError
 from eagle_jax.checkpoints.head_config import canonical_name, flat_config, head_config
 from eagle_jax.checkpoints.hub import checkpoint_directory
+from eagle_jax.checkpoints.kinds import EAGLES, refuse_others
 from eagle_jax.checkpoints.mapping import (
     HEAD,
     Place,
@@ -67,13 +68,14 @@ def load_head_checkpoint(
     check_dtype(dtype)
     directory = checkpoint_directory(path_or_id, revision=revision, token=token, cache_dir=cache_dir)
     where = str(directory / "config.json")
-    values = flat_config(read_json(directory / "config.json"), where)
+    written = read_json(directory / "config.json")
+    refuse_others(directory, EAGLES, written)  # Medusa's weights are in other files
+    values = flat_config(written, where)
     with TensorReader(directory) as reader:
+        refuse_others(directory, EAGLES, written, reader.infos)
         problems = TensorProblems()
         names = {canonical_name(name): name for name in reader.infos}
         stored = {plain: reader.infos[name] for plain, name in names.items()}
-        if "fc.weight" not in stored and any(name.startswith("layers.1.") for name in stored):
-            raise CheckpointError(f"{directory} holds a whole model and no draft head: it is for load_target")
         shared = _is_copy(reader, names, embedding, dtype)
         if shared:
             del stored[_EMBEDDING]

@@ -39,11 +39,6 @@ def architecture_of(values: Mapping[str, Any], where: str) -> str:
       CheckpointError: it names none that is supported.
     """
     named = values.get("architectures") or [ARCHITECTURES.get(str(values.get("model_type")), values.get("model_type"))]
-    # Official EAGLE-3 heads name the architecture of a model.
-    if any("eagle" in str(name).lower() for name in named) or {"speculators_model_type", "draft_vocab_size"} & {
-        *values
-    }:
-        raise CheckpointError(f"{where}: this is a draft head, not a model: give the model it was trained for")
     for name in named:
         if name in _FAMILY_DEFAULTS:
             return name

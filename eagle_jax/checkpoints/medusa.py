@@ -14,6 +14,7 @@ import safetensors.numpy
 from eagle_jax.checkpoints.errors import CheckpointError
 from eagle_jax.checkpoints.hf_config import required
 from eagle_jax.checkpoints.hub import head_directory
+from eagle_jax.checkpoints.kinds import MEDUSAS, refuse_others
 from eagle_jax.checkpoints.mapping import (
     Place,
     Rule,
@@ -59,6 +60,7 @@ def load_medusa_checkpoint(
     values = read_json(where)
     kind = next((kind for kind in ("medusa", "hydra") if f"{kind}_num_heads" in values), None)
     if kind is None:
+        refuse_others(directory, MEDUSAS, values, _model_tensors(directory))
         raise CheckpointError(f"{where}: neither medusa_num_heads nor hydra_num_heads: these are no such heads")
     if kind == "hydra" and not values.get("grounded_heads", True):
         raise CheckpointError(f"{where}: grounded_heads=false: these are Medusa's heads under another name")
@@ -117,6 +119,15 @@ def save_medusa_checkpoint(
             safetensors.numpy.save_file(tensors, file, metadata={"format": "pt"})
         except safetensors.SafetensorError as error:  # what a full disk raises
             raise CheckpointError(f"the heads could not be written to {directory} ({error}): make room") from error
+
+
+def _model_tensors(directory: Path) -> list[str]:
+    """Names of the tensors of a model or an EAGLE head that lies where Medusa's heads are looked for."""
+    try:
+        with TensorReader(directory) as reader:
+            return list(reader.infos)
+    except CheckpointError:  # there are none, or none that tell
+        return []
 
 
 @functools.lru_cache(maxsize=64)

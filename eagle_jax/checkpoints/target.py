@@ -14,6 +14,7 @@ from eagle_jax.checkpoints.errors import CheckpointError
 from eagle_jax.checkpoints.gpt2 import ARCHITECTURE, GPT2, Gpt2Reader, canonical, gpt2_config
 from eagle_jax.checkpoints.hf_config import architecture_of, decoder_config, token_ids
 from eagle_jax.checkpoints.hub import checkpoint_directory
+from eagle_jax.checkpoints.kinds import MODELS, refuse_others
 from eagle_jax.checkpoints.mapping import (
     DECODER,
     Place,
@@ -78,6 +79,7 @@ def load_target_checkpoint(
     config = read_target_config(directory, max_position=max_position)
     layout = LAYOUTS[config.block]
     with layout.reader(directory) as reader:
+        refuse_others(directory, MODELS, read_json(directory / "config.json"), reader.infos)
         problems = TensorProblems()
         # `transformers` ties the lm_head to the embedding whatever the file holds, and some files hold a copy.
         handled = ("lm_head.weight",) if config.tie_word_embeddings else ()
@@ -112,6 +114,7 @@ def read_target_config(directory: Path, *, max_position: int | None = None) -> D
     """
     path = directory / "config.json"
     values = read_json(path)
+    refuse_others(directory, MODELS, values)  # before an architecture that no head names is missed
     read = gpt2_config if architecture_of(values, str(path)) == ARCHITECTURE else decoder_config
     config = read(values, str(path), max_position=max_position)
     if (directory / "generation_config.json").is_file():

@@ -15,43 +15,63 @@ FEW = 0.01
 
 def check_same_tokens(
     draft: str | os.PathLike[str],
-    target: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None,
     sizes: tuple[int, int],
     *,
     revision: str | None = None,
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
-) -> None:
+) -> str | None:
     """Compares the tokens of every id that both have; sizes may differ by rows that only pad an embedding.
 
     Where a checkpoint has no tokenizer that can be read as a table, files are compared as they are, or else the sizes.
 
     Args:
-      sizes: of their vocabularies. revision: of the draft model.
+      target: None is one that was made in memory and has no files. sizes: of their vocabularies.
+      revision: of the draft model.
+
+    Returns:
+      None where tokenizers were compared; where only sizes could be, what is taken for granted, to be told.
 
     Raises:
       CheckpointError: the draft model has another tokenizer, naming a token.
     """
-    places = (
-        tokenizer_directory(draft, revision=revision, token=token, cache_dir=cache_dir),
-        tokenizer_directory(target, token=token, cache_dir=cache_dir),
-    )
-    remedy = f"a draft model must have its target's tokenizer: {draft} is not one for {target}"
-    own, wanted = (_tokens(place) for place in places)
-    if own is not None and wanted is not None:
-        for number in sorted(own.keys() & wanted.keys()):
-            if own[number] != wanted[number]:
-                raise CheckpointError(f"token {number} is {own[number]!r} here and {wanted[number]!r} there; {remedy}")
-        alone = own.keys() ^ wanted.keys()
-        if len(alone) > FEW * len(wanted):
-            raise CheckpointError(f"{len(alone)} token ids, {min(alone)} the first, are only in one of them; {remedy}")
-        return
-    files = [place / "tokenizer.model" for place in places]
-    if all(file.is_file() for file in files):
-        if files[0].read_bytes() != files[1].read_bytes():
-            raise CheckpointError(f"their tokenizer.model differ; {remedy}")
-    elif sizes[0] != sizes[1]:
+    remedy = f"a draft model must have its target's tokenizer: {draft} is not one for {target or 'this target'}"
+    places = [tokenizer_directory(draft, revision=revision, token=token, cache_dir=cache_dir)]
+    if target is not None:
+        places.append(tokenizer_directory(target, token=token, cache_dir=cache_dir))
+        own, wanted = (_tokens(place) for place in places)
+        if own is not None and wanted is not None:
+            for number in sorted(own.keys() & wanted.keys()):
+                if own[number] != wanted[number]:
+                    raise CheckpointError(
+                        f"token {number} is {own[number]!r} here and {wanted[number]!r} there; {remedy}"
+                    )
+            alone = own.keys() ^ wanted.keys()
+            if len(alone) > FEW * len(wanted):
+                raise CheckpointError(
+                    f"{len(alone)} token ids, {min(alone)} the first, are only in one of them; {remedy}"
+                )
+            return None
+        files = [place / "tokenizer.model" for place in places]
+        if all(file.is_file() for file in files):
+            if files[0].read_bytes() != files[1].read_bytes():
+                raise CheckpointError(f"their tokenizer.model differ; {remedy}")
+            return None
+    if sizes[0] != sizes[1]:
         raise CheckpointError(f"vocabularies of {sizes[0]} and {sizes[1]} tokens; {remedy}")
+    if not _has_tokenizer(places[0]):
+        return f"draft model {draft} has no tokenizer files: taken to have the target's"
+    if target is None or not _has_tokenizer(places[1]):
+        return f"target {target or 'in memory'} has no tokenizer files: taken to have those of draft model {draft}"
+    return (
+        f"the tokenizer files of draft model {draft} and target {target} are of different kinds and were not compared: "
+        "taken to be one tokenizer"
+    )
+
+
+def _has_tokenizer(directory: Path) -> bool:
+    return any((directory / name).is_file() for name in ("tokenizer.json", "vocab.json", "tokenizer.model"))
 
 
 def _tokens(directory: Path) -> dict[int, str] | None:

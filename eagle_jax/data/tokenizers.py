@@ -46,14 +46,23 @@ def load_tokenizer(
     check_vocabulary(tokenizer, config, str(path_or_id))
     tokenizer.model_max_length = 10**9  # what is too long for what is said where it matters; here it only alarms
     if chat_template is not None:
-        if not chat_template.is_file():
-            raise CheckpointError(f"no chat template at {chat_template}: give a Jinja file")
-        try:
-            tokenizer.chat_template = chat_template.read_text(encoding="utf-8").strip("\n")
-            prompt_ids(tokenizer, [{"role": "user", "content": "Hello?"}])
-        except (UnicodeDecodeError, SkippedRow) as error:
-            raise CheckpointError(f"{chat_template} is no chat template that shows a user's turn: {error}") from error
+        set_chat_template(tokenizer, chat_template)
     return tokenizer
+
+
+def set_chat_template(tokenizer: Any, path: Path) -> None:
+    """Gives a tokenizer the chat template in a Jinja file.
+
+    Raises:
+      CheckpointError: no such file, or no template that shows a user's turn.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"no chat template at {path}: give a Jinja file")
+    try:
+        tokenizer.chat_template = path.read_text(encoding="utf-8").strip("\n")
+        prompt_ids(tokenizer, [{"role": "user", "content": "Hello?"}])
+    except (UnicodeDecodeError, SkippedRow) as error:
+        raise CheckpointError(f"{path} is no chat template that shows a user's turn: {error}") from error
 
 
 def check_vocabulary(tokenizer: Any, config: DecoderConfig, name: str = "the tokenizer") -> None:

@@ -387,5 +387,5 @@ def test_the_same_tensor_under_two_names(tmp_path):
 
 def test_a_target_is_no_head(golden):
     target = DecoderConfig(320, 128, 256, 8, 4, 2, 32)
-    with pytest.raises(CheckpointError, match="holds a whole model and no draft head: it is for load_target"):
+    with pytest.raises(CheckpointError, match="holds a whole model and no draft head: load it with load_target"):
         load_head_checkpoint(golden / "target", target)

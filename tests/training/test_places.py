@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
 
 from eagle_jax.assets import bundled
+from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.config import ConfigError
-from train.places import LOCK, alone_in, check_own, head_path, naming, note_run, target_of_head, target_path
+from train.places import (
+    LOCK,
+    alone_in,
+    check_own,
+    head_path,
+    note_run,
+    sources_of,
+    target_config,
+    target_of_head,
+    target_path,
+    tokenizer_of,
+)
 
 HOLDING = """
 import sys, time
@@ -75,6 +88,17 @@ def test_checkpoints_by_name(tmp_path):
     assert target_of_head(str(tmp_path / "head")) == "some/model"
 
 
-def test_errors_name_their_option():
-    with pytest.raises(ConfigError, match=r"^--head configs: no such thing$"), naming("--head", "configs"):
-        raise ConfigError("no such thing")
+def test_sources_and_tokenizers_name_their_option(tmp_path):
+    (tmp_path / "rows.jsonl").touch()
+    assert [one.path for one in sources_of([str(tmp_path / "rows.jsonl"), "a/b"])] == [f"{tmp_path}/rows.jsonl", "a/b"]
+    with pytest.raises(ValueError, match=r"^--heldout \./no\.jsonl: no file \./no\.jsonl"):
+        sources_of(["./no.jsonl"], "--heldout")
+    config = target_config("demo")
+    for options, message in (
+        ({"tokenizer": str(tmp_path)}, f"^--tokenizer {re.escape(str(tmp_path))}: no tokenizer in"),
+        ({"chat_template": tmp_path / "no.jinja"}, r"^--chat-template .*no\.jinja: no chat template at"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            tokenizer_of("demo", config, **options)
+    with pytest.raises(CheckpointError, match=r"^--target /nope: no such directory: /nope"):
+        tokenizer_of("/nope", config)

@@ -251,7 +251,7 @@ def test_other_settings_are_refused(folder, whole):
         ([asking("a")], {"limit": 0}, "--limit 0 must be at least 1"),
         ([asking("a")], {"tensor": 3}, "--tensor 3 must divide the 4 devices"),
         ([asking("a")], {"data": ()}, "--data needs at least one source"),
-        ([asking("a")], {"data": ("nowhere.jsonl",)}, "no file nowhere.jsonl"),
+        ([asking("a")], {"data": ("nowhere.jsonl",)}, "--data nowhere.jsonl: no file nowhere.jsonl"),
         ([asking("a")], {"target": "nowhere/at/all"}, "no such directory: nowhere/at/all"),
         ([asking("a")], {"head": "nowhere/at/all"}, "no such directory: nowhere/at/all"),
         ([asking("a")], {"tree": "2"}, "--tree '2' must be depth,top_k,num_nodes"),
