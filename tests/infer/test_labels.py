@@ -215,7 +215,15 @@ def recording(folder, *, method="medusa", temperatures=(0.0, 1.0)):
                     "",
                     [],
                     drafts.PLAIN,
-                    {"question": ["q"], "tokens": [10], "cycles": [5]},
+                    {
+                        "question": ["q"],
+                        "tokens": [10],
+                        "cycles": [5],
+                        "siblings_reached": reached[:1],
+                        "siblings_accepted": positions["accepted"][:1],
+                        "bins_count": None,
+                        "bins_accepted": None,
+                    },
                 )
             )
     path = folder / "positions.json"
