@@ -105,6 +105,7 @@ def record_cycles(
             # Behind the reply's last token the target says nothing that counts.
             looked = walked if emitted[row] > count[row] else walked[:-1]
             reached = np.isin(parents[row], looked)
+            reached[walked[1:]] = True  # of branches that begin alike (lookahead's) the path may take nodes of several
             cycles.append((row, tokens[row], parents[row], scores[row], accepted, reached, emitted[row]))
     if not cycles:  # every reply ended with its first token
         ids, flags, none = np.zeros((0, width), np.int32), np.zeros((0, width), bool), np.zeros(0, np.int32)
