@@ -214,7 +214,8 @@ class TreeConfig:
         "draw": how likely each is the very token that the target will draw, whose noise the key tells beforehand; the
         most is accepted. "law": the head's law at the sampling temperature. "untempered": its law at temperature 1, as
         the papers' code ranks. The text is the same with all three.
-      top_p: a node of a ranked tree gets children until their probability reaches this, `top_k` at most.
+      top_p: a node of a ranked tree gets children until their probability reaches this, `top_k` at most. It is that
+        by which they are ranked: with "draw" above temperature 0 the probability to be drawn, the noise known.
       verification: the acceptance rule. "deterministic" walks a ranked tree with the target's own draws; the text of a
         key is then the same with every drafter. The others are for sampled drafts, whose law they accept by, and at
         temperature 0 do the same as the first: "rejection" (standard speculative sampling; siblings without

@@ -80,6 +80,22 @@ class Replay:
         accepted = np.zeros(len(self.at), int) if tree is None else self.accepted(tree)
         return count_cycles(accepted, self.reply, [len(reply) for reply in self.replies])
 
+    def by_position(self) -> tuple[np.ndarray, np.ndarray]:
+        """([levels, K] reached, accepted): by depth and rank among siblings, over all positions of the text.
+
+        A candidate is reached where the text goes through its parent, and accepted where it goes on with it.
+        """
+        ranks = int(self.ranks[self.nodes].max(initial=0)) + 1
+        reached, accepted = (np.zeros((self.levels, ranks), int) for _ in range(2))
+        parent = np.zeros(len(self.at), int)
+        for level in range(self.levels):
+            children = self.nodes & (self.parents == parent[:, None])
+            reached[level] = [int(np.sum((children & (self.ranks == rank)).any(axis=1))) for rank in range(ranks)]
+            parent = self.path[:, level]  # -1, which is nobody's parent here, where the text left the tree
+            gone_on = np.flatnonzero(parent >= 0)
+            accepted[level] = np.bincount(self.ranks[gone_on, parent[gone_on]], minlength=ranks)
+        return reached, accepted
+
     def unknown(self, top_k: int) -> float:
         """Share of the nodes that a beam of this width goes on from of which the children were not watched."""
         return self._beam(top_k)[1]

@@ -32,6 +32,7 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.measure import forget_programs, machine, revision, use_compilation_cache
 from eagle_jax.programs import at_least_one, can_write, listed, not_negative, run
 from eagle_jax.tasks import Conversation, Question, load_tasks
+from infer.calls import DRAWS, keys_of
 from infer.methods import PLAIN, Loader, Places, Sources, check_methods, load_pair
 from infer.recorded import Cell, Recorded, read, write
 from infer.tally import names_of
@@ -75,10 +76,11 @@ class Args(Places):
 
 
 class Batch(NamedTuple):
-    """Prompts that are answered together, and the question that each is a turn of."""
+    """Prompts that are answered together, the question that each is a turn of, and the key of its draws."""
 
     prompts: list[list[int]]
     questions: list[str]
+    keys: jax.Array
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -119,7 +121,7 @@ def main(args: Args) -> dict[str, Any]:
                 forget_programs()
                 cycles = watch(method)
                 found = count(cycles, method, temperature, args.bins)
-                names = [name for _, names in batches for name in names]
+                names = [name for batch in batches for name in batch.questions]
                 bins = None if found["calibration"] is None else args.bins
                 found["by_question"] = by_question(cycles, names) | shares(cycles, names, bins)
                 name = label.partition("@")[0]
@@ -128,7 +130,7 @@ def main(args: Args) -> dict[str, Any]:
                 who: dict[str, Any] = {"method": name, "label": label, "task": task, "temperature": temperature}
                 asked: dict[str, Any] = {
                     "questions": len(entries),
-                    "replies": sum(len(prompts) for prompts, _ in batches),
+                    "replies": sum(len(batch.prompts) for batch in batches),
                 }
                 cells.append(Cell(**who, **asked, **found))
                 write(dataclasses.replace(recorded, cells=cells), args.out / "result.json")
@@ -144,6 +146,7 @@ def _begin(args: Args, tasks: dict[str, str]) -> Recorded:
     """The file to go on with, or an empty one; its settings hold which questions the tasks have (`Task.key`)."""
     path = args.out / "result.json"
     own = {name: value for name, value in dataclasses.asdict(args).items() if name not in ("out", "resume", "data")}
+    own |= {"draws": DRAWS}
     if not path.exists():
         can_write(args.out)
         return Recorded(machine(), revision(REPOSITORY), own | {"questions": tasks}, [])
@@ -182,14 +185,13 @@ def conversations(
         rows = sorted(prompts, key=lambda row: (len(prompts[row]), row))  # equal lengths share a compiled program
         groups = [rows[start : start + args.batch] for start in range(0, len(rows), args.batch)]
         for group in groups:
-            batches.append(Batch([prompts[row] for row in group], [names[row] for row in group]))
+            which = [names[row] for row in group]
+            batches.append(Batch([prompts[row] for row in group], which, keys_of(args.seed, which, turn)))
             if turn == last:
                 continue
-            key = _key(args, len(batches) - 1)
-            options: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "temperature": temperature, "key": key}
-            for row, reply in zip(
-                group, eagle_jax.generate(target, None, batches[-1].prompts, **options).tokens, strict=True
-            ):
+            out = eagle_jax.generate(target, None, batches[-1].prompts, max_new_tokens=args.max_new_tokens,
+                                     temperature=temperature, key=batches[-1].keys)  # fmt: skip
+            for row, reply in zip(group, out.tokens, strict=True):
                 talks[row].hear(reply)
     if not batches:
         raise ValueError(f"every turn is too long for the model's {target.config.max_position} positions")
@@ -201,9 +203,9 @@ def record(target: Target, drafter: BoundDrafter, *, batches: list[Batch], args:
     parts = [
         record_cycles(
             target, drafter, batch.prompts, max_new_tokens=args.max_new_tokens, temperature=temperature,
-            key=_key(args, number),
+            key=batch.keys,
         )
-        for number, batch in enumerate(batches)
+        for batch in batches
     ]  # fmt: skip
     first = np.cumsum([0, *(len(batch.prompts) for batch in batches)])
     parts = [part._replace(prompt=part.prompt + before) for part, before in zip(parts, first, strict=False)]
@@ -304,10 +306,6 @@ def follow(
             }
             done[own].append(counts | {"tested": alpha.tested, "accepted": alpha.accepted, "by_question": apart})
     return done[own]
-
-
-def _key(args: Args, batch: int) -> jax.Array:
-    return jax.random.fold_in(jax.random.key(args.seed), batch)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ from eagle_jax.tasks import Conversation, Question, Task, load_tasks
 from infer import drafts, figures, results
 from infer.bench_figures import draw
 from infer.bench_table import markdown
-from infer.calls import Method, engine, hugging_face
+from infer.calls import DRAWS, Method, engine, hugging_face, keys_of
 from infer.methods import PLAIN, Label, Loader, Places, Sources, check_methods, load_pair
 from infer.results import Group, Result
 from infer.tally import Tally, cell, names_of
@@ -181,7 +181,9 @@ def begin(args: Args, labels: list[str], tasks: list[Task]) -> Result:
     settings = {name: value for name, value in dataclasses.asdict(args).items() if name not in ("out", "resume")}
     settings |= {"data": args.data.name}  # where it lies says nothing
     keys = {task.name: task.key for task in tasks}
-    here = Result(machine(), revision(REPOSITORY), settings, [], {"labels": labels, "tasks": keys, "groups": []})
+    here = Result(
+        machine(), revision(REPOSITORY), settings, [], {"labels": labels, "tasks": keys, "groups": [], "draws": DRAWS}
+    )
     path = args.out / "result.json"
     if not path.is_file():
         can_write(args.out)
@@ -195,6 +197,8 @@ def begin(args: Args, labels: list[str], tasks: list[Task]) -> Result:
     differences = [f"--{name.replace('_', '-')} was {there.settings.get(name)}" for name in changed]
     if set(there.more["labels"]) != set(labels):
         differences.append(f"the methods were {', '.join(there.more['labels'])}, and all are timed in turns")
+    if "draws" not in there.more and any(entry["temperature"] for entry in there.more["groups"]):
+        differences.append("its questions shared their draws, and those of this version do not")
     known = there.more["tasks"]
     differences += [f"{name} had other questions" for name, key in keys.items() if known.get(name, key) != key]
     if there.machine != here.machine:
@@ -204,7 +208,7 @@ def begin(args: Args, labels: list[str], tasks: list[Task]) -> Result:
             f"{path} cannot be gone on with: {'; '.join(differences)}. Give another --out; infer.report joins files"
         )
     revisions = dict.fromkeys([*(there.revision or "").split(", "), here.revision or ""])
-    more = there.more | {"tasks": known | keys}
+    more = there.more | {"tasks": known | keys, "draws": DRAWS}
     return dataclasses.replace(there, revision=", ".join(filter(None, revisions)) or None, settings=settings, more=more)
 
 
@@ -249,15 +253,16 @@ def measure(
             prompts = [prompt for prompt in asked.values() if prompt is not None]
             if not rows:
                 continue
+            which = [names[start + row] for row in rows]
+            keys = keys_of(args.seed, which, turn)
             forget_programs()
             calls: dict[tuple[str, str], Callable[[], Any]] = {}
             for name, method in methods.items():
-                calls[name, "answer"] = functools.partial(method.answer, prompts, args.seed + turn)
-                calls[name, "prefill"] = functools.partial(method.prefill, prompts, args.seed + turn)
+                calls[name, "answer"] = functools.partial(method.answer, prompts, keys)
+                calls[name, "prefill"] = functools.partial(method.prefill, prompts, keys)
             texts = {call: function() for call, function in calls.items()}
             seconds = time_repetitions(calls, args.repeats)
             plain = texts[PLAIN, "answer"]
-            which = [names[start + row] for row in rows]
             categories = [together[row].category for row in rows]
             for name, tally in tallies.items():
                 took = (seconds[name, "answer"], seconds[name, "prefill"])

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 import eagle_jax
 from eagle_jax.api import first_tokens
+
+DRAWS = "a key per question and turn"
+"""What results say of their keys; without it rows of the same number had the same noise, whatever the question."""
+
+
+def keys_of(seed: int, names: Sequence[str], turn: int) -> jax.Array:
+    """[rows] a key per question: of `seed`, its name (`names_of`) and the turn alone, whatever else is in the batch.
+
+    Questions that shared their noise would not be independent, and intervals over them would say too much.
+    """
+    numbers = [zlib.crc32(f"{name}, turn {turn}".encode()) for name in names]
+    return _folded(jax.random.key(seed), jnp.asarray(np.array(numbers, np.uint32)))
+
+
+@jax.jit
+def _folded(key: jax.Array, numbers: jax.Array) -> jax.Array:
+    return jax.vmap(lambda number: jax.random.fold_in(key, number))(numbers)
 
 
 class Answer(NamedTuple):
@@ -22,14 +44,14 @@ class Answer(NamedTuple):
 
 
 class Method(NamedTuple):
-    """Two functions `(prompts, seed) -> Answer` that return when their work is done.
+    """Two functions `(prompts, keys) -> Answer` that return when their work is done; `keys` is one per prompt.
 
     Attributes:
       answer: whole replies. prefill: only the first token of every reply, by the same program where there is one.
     """
 
-    answer: Callable[[list[list[int]], int], Answer]
-    prefill: Callable[[list[list[int]], int], Answer]
+    answer: Callable[[list[list[int]], jax.Array], Answer]
+    prefill: Callable[[list[list[int]], jax.Array], Answer]
 
 
 def engine(
@@ -37,14 +59,14 @@ def engine(
 ) -> Method:
     """This library's `generate`."""
 
-    def answer(prompts: list[list[int]], seed: int) -> Answer:
+    def answer(prompts: list[list[int]], keys: jax.Array) -> Answer:
         out = eagle_jax.generate(
-            target, drafter, prompts, max_new_tokens=max_new_tokens, temperature=temperature, key=seed
+            target, drafter, prompts, max_new_tokens=max_new_tokens, temperature=temperature, key=keys
         )
         return Answer(out.tokens, out.cycles.tolist(), out.accepted.tolist())
 
-    def prefill(prompts: list[list[int]], seed: int) -> Answer:
-        out = first_tokens(target, drafter, prompts, max_new_tokens=max_new_tokens, temperature=temperature, key=seed)
+    def prefill(prompts: list[list[int]], keys: jax.Array) -> Answer:
+        out = first_tokens(target, drafter, prompts, max_new_tokens=max_new_tokens, temperature=temperature, key=keys)
         return Answer(out.tokens)
 
     return Method(answer, prefill)
@@ -59,8 +81,8 @@ def hugging_face(target: eagle_jax.Target) -> Callable[[int, float], Method]:
     stops = set(target.config.eos_ids)
 
     @torch.no_grad()
-    def run(prompts: list[list[int]], seed: int, max_new_tokens: int, temperature: float) -> Answer:
-        torch.manual_seed(seed)
+    def run(prompts: list[list[int]], keys: jax.Array, max_new_tokens: int, temperature: float) -> Answer:
+        torch.manual_seed(int(jax.random.key_data(keys)[0, -1]))  # one for all rows: it knows no other
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -73,8 +95,8 @@ def hugging_face(target: eagle_jax.Target) -> Callable[[int, float], Method]:
 
     def method(max_new_tokens: int, temperature: float) -> Method:
         return Method(
-            lambda prompts, seed: run(prompts, seed, max_new_tokens, temperature),
-            lambda prompts, seed: run(prompts, seed, 1, temperature),
+            lambda prompts, keys: run(prompts, keys, max_new_tokens, temperature),
+            lambda prompts, keys: run(prompts, keys, 1, temperature),
         )
 
     return method

@@ -268,8 +268,10 @@ def pooled_chains(evidence: Evidence) -> dict[tuple[str, float], list[Chain]]:
     found: dict[tuple[str, float], list[Chain]] = {}
     seen: list[tuple[str, float, list[Chain]]] = []
     # Of several methods with one head the papers' latest is the name of its chains, which are no method's own.
-    groups = sorted(_groups(evidence).items(), key=lambda group: (group[0][1], -_place(group[1][0])))
-    for (label, temperature), cells in groups:
+    groups = sorted(_groups(evidence).items(), key=lambda group: (-group[0][1], -_place(group[1][0])))
+    for (label, temperature), every in groups:
+        if not (cells := [cell for cell in every if cell.chains]):  # on some of the tasks, perhaps
+            continue
         shared = [{chain["length"]: chain for chain in cell.chains} for cell in cells]
         chains = []
         for length in sorted(set.intersection(*(set(chains) for chains in shared))):

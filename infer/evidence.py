@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
@@ -42,12 +42,16 @@ STATIC = {"eagle2@static": "eagle1"}
 
 
 class Source(NamedTuple):
-    """A file as it was given. kind: "bench", "acceptance" or "study". machine, revision: where it was measured."""
+    """A file as it was given. kind: "bench", "acceptance" or "study". machine, revision: where it was measured.
+
+    shared: questions had the same noise above temperature 0 (files of before keys were per question).
+    """
 
     path: str
     kind: str
     machine: str
     revision: str | None
+    shared: bool = False
 
 
 class Section(NamedTuple):
@@ -116,13 +120,26 @@ def gather(paths: Sequence[Path]) -> Evidence:
                     bench.add((cell.label, cell.group), cell, path, f"{cell.label}, {results.describe(cell.group)}")
         else:
             for entry in found.cells:
-                cells.add(entry.key, entry, path, recorded.describe(entry))
-        sources.append(Source(str(path), kind, found.machine, found.revision))
+                cells.add(entry.key, entry, path, recorded.describe(entry), same_but_for_chains)
+        own = "draws" in (found.more if kind == "bench" else found.settings)
+        shared = not own and any(cell.temperature > 0 for cell in found.cells)
+        sources.append(Source(str(path), kind, found.machine, found.revision, shared))
     if len(studies) > 1:
         raise ValueError(f"{studies[0][0]} and {studies[1][0]} are both results of train.study: give one of them")
     study = studies[0][1] if studies else None
     plain = [cell for files in baselines.values() for cell in max(files.values(), key=len)]
     return Evidence(sources, in_order([*plain, *bench.values()]), in_order(cells.values()), study)
+
+
+def shared_noise(sources: Sequence[Source]) -> str:
+    """What intervals of files do not tell in which questions shared their noise; nothing if there are none."""
+    files = [Path(source.path).name for source in sources if source.shared]
+    if not files:
+        return ""
+    return (
+        f" Of {', '.join(files)} the draws above temperature 0 were not apart: questions had the same noise (in "
+        "recordings those of one number in several tasks), so that intervals there are over questions, given the noise."
+    )
 
 
 def in_order(cells: Iterable[Any]) -> list[Any]:
@@ -163,14 +180,30 @@ def distinct(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
+def same(old: Any, new: Any) -> Any:
+    """The first of two equal cells; None if they differ."""
+    return old if old == new else None
+
+
+def same_but_for_chains(old: recorded.Cell, new: recorded.Cell) -> recorded.Cell | None:
+    """Of two equal recordings, of which one may have followed no chains, the fuller; None if they differ."""
+    if old.chains and new.chains:
+        return same(old, new)
+    alike = dataclasses.replace(old, chains=[]) == dataclasses.replace(new, chains=[])
+    return (new if new.chains else old) if alike else None
+
+
 class _Merger:
     def __init__(self) -> None:
         self.found: dict[Any, tuple[Any, Path]] = {}
 
-    def add(self, key: Any, cell: Any, path: Path, words: str) -> None:
+    def add(self, key: Any, cell: Any, path: Path, words: str, fuller: Callable[..., Any] = same) -> None:
         old, at = self.found.setdefault(key, (cell, path))
-        if old != cell:
+        one = fuller(old, cell)
+        if one is None:
             raise ValueError(f"{at} and {path} both have {words}, with other numbers: leave one of them out")
+        if one is not old:
+            self.found[key] = one, path
 
     def values(self) -> list[Any]:
         return [cell for cell, _ in self.found.values()]

@@ -219,6 +219,14 @@ class Tuner:
             "plain_tok_s": round(trial.plain, 1),
             "plain_ms_per_pass": round(1000 * costs.passes.at(1), 3),
             "pass_over_plain": {rows: round(costs.passes.at(rows) / costs.passes.at(1), 3) for rows in self.widths},
+            "draft_over_plain": {
+                method: [{"depth": depth, "top_k": width, "passes": round(seconds / costs.passes.at(1), 3)}
+                         for depth, width, seconds in cost.measured]
+                for method, cost in costs.drafts.items()
+            },
+            "cycle_over_plain": {label: round(cost / costs.passes.at(1), 3) for label, cost in costs.whole.items()},
+            "acceptance": self.acceptance(setting),
+            "predicted": {label: round(score.mean, 3) for label, score in predicted.items()},
             "candidates": {
                 label: {"predicted": round(predicted[label].mean, 3), "measured": round(score.mean, 3),
                         "worst": round(score.worst, 3), "safe": safe(score), "error": round(errors[label], 3)}
@@ -229,6 +237,26 @@ class Tuner:
             "identical": f"{trial.identical}/{trial.compared}",
         }  # fmt: skip
         return Tuned(entry, trial.plain, report)
+
+    def acceptance(self, setting: Setting) -> dict[str, Any]:
+        """Of every method that was watched: candidates by depth and rank, over the positions of all tasks' replies.
+
+        `reached`, `accepted`: [depth][rank] counts, as in `Replay.by_position`. `unknown`: by top_k of the grid the
+        share of a narrower beam's nodes of which nothing was watched, the most over tasks.
+        """
+        found = {}
+        for (method, temperature), replays in self._replays.items():
+            if temperature == setting.temperature:
+                tables = [replay.by_position() for replay in replays.values()]
+                ranks = max(reached.shape[1] for reached, _ in tables)
+                wide = np.array(
+                    [[np.pad(one, ((0, 0), (0, ranks - one.shape[1]))) for one in table] for table in tables]
+                )
+                reached, accepted = wide.sum(axis=0).tolist()
+                unknown = {k: round(max(replay.unknown(k) for replay in replays.values()), 4)
+                           for k in self.grid.top_ks if k <= ranks}  # fmt: skip
+                found[method] = {"reached": reached, "accepted": accepted, "unknown": unknown}
+        return found
 
     def measure(
         self,

@@ -118,6 +118,7 @@ def _medusa(kind: str, tree: TreeConfig) -> Callable[[Target], BoundDrafter]:
 DRAFTERS: dict[str, Callable[[Target], BoundDrafter]] = {
     **{f"{kind}-{name}": _head(kind, tree) for kind in ("eagle1", "eagle3") for name, tree in TREES.items()},
     **{f"eagle3-{name}": _head("eagle3", tree) for name, tree in SAMPLED.items()},
+    **{f"eagle1-{name}": _head("eagle1", SAMPLED[name]) for name in ("tree-rejection", "traversal")},
     "small-chain": functools.partial(near_model, tree=TreeConfig.chain(4)),
     "small-dynamic": functools.partial(near_model, tree=TREES["k3n12"]),
     "small-static": functools.partial(near_model, tree=TREES["static"]),

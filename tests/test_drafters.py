@@ -26,6 +26,7 @@ SWITCHES = {
     "law": {"sampled_ranking": "law"},
     "untempered": {"sampled_ranking": "untempered"},
     "top-p": {"top_p": 0.7},
+    "confidence-top-p": {"rank_by": "confidence", "top_p": 0.5},
 }
 TEMPERATURE = 0.3
 PROMPT_SEEDS = range(4)
@@ -78,8 +79,8 @@ def test_dynamic_trees_are_those_of_the_slow_version(kind, name):
         tree, params, state = drafted(head, seed)
         law = path_log_probs(head, params, state)
         expected = oracles.grow_eagle2(
-            law, depth=5, top_k=4, num_nodes=nodes, by_confidence=name == "confidence", rerank=name != "no-rerank",
-            top_p=head.tree.top_p,
+            law, depth=5, top_k=4, num_nodes=nodes, by_confidence=name.startswith("confidence"),
+            rerank=name != "no-rerank", top_p=head.tree.top_p,
         )  # fmt: skip
         got = oracles.paths_of(tree.tokens[0], tree.parents[0])
         assert set(got) == set(expected)

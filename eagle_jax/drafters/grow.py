@@ -177,7 +177,8 @@ def _grow_dynamic(
         offset = width + done * width
         found = Pool(tokens, jnp.repeat(front.pool, width, axis=1), values)
         pool = Pool(*(_put(whole, part, offset, 1) for whole, part in zip(pool, found, strict=True)))
-        merit = values if tree.rank_by == "value" else gains.reshape(batch, -1)
+        # What is behind a candidate that top-p cut off is cut off too, however likely there.
+        merit = values if tree.rank_by == "value" else jnp.where(values == -jnp.inf, values, gains.reshape(batch, -1))
         _, best = jax.lax.top_k(merit, width)
         parent = best // width
         mask = jnp.take_along_axis(front.mask, parent[:, :, None], axis=1)

@@ -149,6 +149,13 @@ def test_a_result_of_something_else_is_not_gone_on_with(pair, tasks, quick, tmp_
         bench.main(quick(methods="vanilla", limit=1, seed=3, dtype="bfloat16", resume=True))
     with pytest.raises(ValueError, match="the methods were vanilla"):
         bench.main(quick(methods="eagle2", limit=1, resume=True))
+    before = json.loads(path.read_text())
+    hot = {"task": "talk", "temperature": 1.0, "batch": 1, "left_out": 0}
+    old = before | {"groups": [*before["groups"], hot]}
+    path.write_text(json.dumps({name: value for name, value in old.items() if name != "draws"}))
+    with pytest.raises(ValueError, match="its questions shared their draws"):
+        bench.main(quick(methods="vanilla", limit=1, resume=True))
+    path.write_text(json.dumps(before))
     (tasks / "talk.jsonl").write_text(json.dumps({"turns": ["other"]}))
     with pytest.raises(ValueError, match="talk had other questions"):
         bench.main(quick(methods="vanilla", limit=1, resume=True))

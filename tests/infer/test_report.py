@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from infer import figures, recorded, report, results
+from infer.calls import DRAWS
 from infer.evidence import gather, title, unablated, unruled
 from tests.infer.result_files import bench_cell, bench_file, draft_of, record_cell, record_file
 
@@ -403,6 +404,29 @@ def test_a_recording_twice_or_of_another_program_is_refused(tmp_path):
         recorded.read(record_file(tmp_path / "a.json", [RECORDS[0], RECORDS[0]]))
     with pytest.raises(ValueError, match=r"is of schema 'eagle_jax\.bench/2', expected 'eagle_jax\.acceptance/2'"):
         recorded.read(bench_file(tmp_path / "b.json", TABLE_1))
+
+
+def test_questions_that_shared_their_noise_are_told(tmp_path):
+    """Files of before every question had a key of its own: their intervals above temperature 0 say less."""
+    cells = [bench_cell("vanilla", "gsm8k", 1.0, 1.0), bench_cell("eagle3", "gsm8k", 2.0, 3.0)]
+    hot = [dataclasses.replace(cell, temperature=1.0) for cell in cells]
+    old, cold = bench_file(tmp_path / "old.json", hot), bench_file(tmp_path / "cold.json", cells)
+    told = part(made(tmp_path, old, cold), "The papers' claims")
+    assert "Of old.json the draws above temperature 0 were not apart" in told and "cold.json" not in told
+    new = results.read(old)
+    results.write(dataclasses.replace(new, more={"draws": DRAWS}), old)
+    assert "not apart" not in made(tmp_path, old, cold)
+
+
+def test_a_recording_without_chains_gives_way_to_one_with_them(tmp_path):
+    cell = record_cell("eagle3", "gsm8k")
+    bare = dataclasses.replace(cell, chains=[])
+    for number, pair in enumerate(((bare, cell), (cell, bare))):
+        files = [record_file(tmp_path / f"{number}{at}.json", [one]) for at, one in enumerate(pair)]
+        assert gather(files).cells == [cell]
+    other = record_file(tmp_path / "other.json", [dataclasses.replace(bare, replies=4)])
+    with pytest.raises(ValueError, match="both have eagle3"):
+        gather([record_file(tmp_path / "cell.json", [cell]), other])
 
 
 def test_labels_in_words():

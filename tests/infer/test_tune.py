@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 import yaml
 
@@ -63,6 +64,11 @@ def test_tune_and_check(quick, capsys):
     assert found["predicted"] > 0 and found["measured"] > 0
     assert found["error"] == pytest.approx(found["predicted"] / found["measured"] - 1, abs=0.02)
     assert row["identical"] in ("2/2", "4/4")  # faster by less than the spread is measured again
+    assert set(row["predicted"]) == {"eagle3@1x2x2", "eagle3@2x2x2"} and row["predicted"][label] == found["predicted"]
+    assert {(one["depth"], one["top_k"]) for one in row["draft_over_plain"]["eagle3"]} == {(1, 2), (2, 2)}
+    watched = row["acceptance"]["eagle3"]
+    assert np.shape(watched["reached"]) == np.shape(watched["accepted"]) == (2, 2)
+    assert np.all(np.array(watched["accepted"]) <= watched["reached"]) and watched["unknown"] == {"2": 0.0}
     text = quick["out"].read_text()
     assert text.count("\n") <= 40
     (entry,) = yaml.safe_load(text)["entries"]
