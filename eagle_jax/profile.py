@@ -20,6 +20,7 @@ import yaml
 from eagle_jax.api import load_drafter
 from eagle_jax.assets import bundled
 from eagle_jax.bound import BoundDrafter, Target, check_target
+from eagle_jax.checkpoints.errors import CheckpointError
 from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.distributed import to_host
 from eagle_jax.methods import load_draft_model, load_medusa, lookahead, prompt_lookup
@@ -188,7 +189,13 @@ def load_profile(path: str | os.PathLike[str], target: Target) -> Profile:
             f"{target.name!r} ({found}): tune this one with python -m infer.tune --target {target.name}"
         )
     weights: dict[tuple[str, str], Any] = {}
-    return Profile(file, tuple(entry.bind(target, weights) for entry in file.entries), target.fn)
+    bound = []
+    for number, entry in enumerate(file.entries):
+        try:
+            bound.append(entry.bind(target, weights))
+        except (ConfigError, CheckpointError) as error:
+            raise type(error)(f"{path}, entries[{number}], {entry.method}: {error}") from None
+    return Profile(file, tuple(bound), target.fn)
 
 
 def read_profile(path: str | os.PathLike[str]) -> ProfileFile:
@@ -206,6 +213,8 @@ def read_profile(path: str | os.PathLike[str]) -> ProfileFile:
             values = yaml.safe_load(path.read_text(encoding="utf-8"))
         except yaml.YAMLError:
             values = None  # which `load_yaml` says better
+        except UnicodeDecodeError:
+            raise ConfigError(f"{path} is no text: give the YAML file that python -m infer.tune wrote") from None
         if isinstance(values, dict) and values.get("schema", SCHEMA) != SCHEMA:
             raise ConfigError(
                 f"{path} has schema {values['schema']!r}, and this version reads {SCHEMA!r}: "

@@ -159,7 +159,7 @@ def read_questions(path: str | os.PathLike[str], limit: int | None = None) -> li
     if Path(path).suffix == ".parquet":
         rows: Iterable[tuple[int, Any]] = enumerate(Source(str(path)).rows(), 1)
         return _taken(rows, f"{path}, row", limit) or _none(path)
-    with open(path, encoding="utf-8") as lines:
+    with open(path, "rb") as lines:
         found = (
             (number, _decoded(line, f"{path}, line {number}")) for number, line in enumerate(lines, 1) if line.strip()
         )
@@ -181,9 +181,11 @@ def _none(where: object) -> list[Question]:
     raise ValueError(f"{where} holds no questions")
 
 
-def _decoded(line: str, where: str) -> Any:
+def _decoded(line: bytes, where: str) -> Any:
     try:
-        return json.loads(line.rstrip())
+        return json.loads(line.decode("utf-8").rstrip())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where}: no text in UTF-8 ({error.reason}): give a question.jsonl") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"{where}: not JSON ({error.msg}, column {error.colno})") from None
 

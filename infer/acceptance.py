@@ -112,7 +112,7 @@ def main(args: Args) -> dict[str, Any]:
             wanted = {label: method for label, method in methods.items() if (label, task, temperature) not in there}
             if not wanted:
                 continue
-            batches = conversations(entries, target, tokenizer, args, temperature)
+            batches = conversations(task, entries, target, tokenizer, args, temperature)
             watch = functools.partial(record, target, batches=batches, args=args, temperature=temperature)
             chains: dict[Any, list[dict[str, Any]]] = {}
             for label, method in wanted.items():
@@ -168,7 +168,7 @@ def _begin(args: Args, tasks: dict[str, str]) -> Recorded:
 
 
 def conversations(
-    questions: Sequence[Question], target: Target, tokenizer: Any, args: Args, temperature: float
+    task: str, questions: Sequence[Question], target: Target, tokenizer: Any, args: Args, temperature: float
 ) -> list[Batch]:
     """Batches of prompts: every turn of every conversation, answered so far with plain decoding's text.
 
@@ -194,7 +194,8 @@ def conversations(
             for row, reply in zip(group, out.tokens, strict=True):
                 talks[row].hear(reply)
     if not batches:
-        raise ValueError(f"every turn is too long for the model's {target.config.max_position} positions")
+        raise ValueError(f"every turn of {task} is too long for the model's {target.config.max_position} positions: "
+                         "lower --max-new-tokens or leave the task out")  # fmt: skip
     return batches
 
 

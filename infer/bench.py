@@ -39,7 +39,7 @@ from eagle_jax.measure import (
     time_repetitions,
     use_compilation_cache,
 )
-from eagle_jax.programs import at_least_one, can_write, listed, run
+from eagle_jax.programs import at_least_one, can_write, listed, not_negative, run
 from eagle_jax.tasks import Conversation, Question, Task, load_tasks
 from infer import drafts, figures, results
 from infer.bench_figures import draw
@@ -78,7 +78,8 @@ class Args(Places):
       dtype: of the weights.
       transformers: measure `transformers` generate too, if torch is installed.
       golden: measure `engine_tok_s` too.
-      out: directory of the result. resume: go on with the result that is there.
+      out: directory of the result.
+      resume: go on with the result that is there.
     """
 
     methods: str = "vanilla,eagle2,eagle3"
@@ -101,6 +102,7 @@ class Args(Places):
 def main(args: Args) -> dict[str, Any]:
     """Runs the benchmark; returns what it prints last."""
     at_least_one(args, "limit", "max_new_tokens", "repeats")
+    not_negative(args, "seed")
     labels = check_methods(listed(args, "methods"), sources := Sources.of(args, args.dtype, args.tree))
     temperatures = listed(args, "temperatures", float, 0)
     batches = listed(args, "batches", int, 1)
@@ -153,6 +155,9 @@ def measured(
 ) -> Iterator[Result]:
     """The result with one group more, again and again."""
     target, tokenizer = load_pair(sources)
+    if args.max_new_tokens >= target.config.max_position:
+        raise ValueError(f"--max-new-tokens {args.max_new_tokens} leaves no room for a prompt: the model has "
+                         f"{target.config.max_position} positions; lower it")  # fmt: skip
     load = Loader(target, sources)
     drafters = {label: load(label) for label in labels}
     drafted = {label: load.draft(label) for label in labels} | dict.fromkeys(others, drafts.PLAIN)

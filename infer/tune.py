@@ -52,14 +52,21 @@ class Args(Places):
         a setting (eagle3@6x10x59) that alone.
       tasks: as in infer.bench; their first turns are the sample prompts.
       data: folder of the tasks; EAGLE_JAX_TASKS sets another default.
-      limit: prompts per task. skip: questions at the head of every task that are left out, such as those tuned on.
+      limit: prompts per task.
+      skip: questions at the head of every task that are left out, such as those tuned on.
       max_new_tokens: longest reply.
-      batches: prompts at a time, separated by commas. temperatures: 0 is greedy. dtypes: of the target's weights;
-        another dtype is another target, so only several if any will do.
-      depths, top_ks, nodes: the grid of trees. lengths: of what prompt lookup drafts. ngrams: most tokens it looks up.
+      batches: prompts at a time, separated by commas.
+      temperatures: 0 is greedy.
+      dtypes: of the target's weights; another dtype is another target, so only several if any will do.
+      depths: of the grid of trees.
+      top_ks: of the grid of trees.
+      nodes: of the grid of trees; a tree that cannot have so many is left out.
+      lengths: of what prompt lookup drafts.
+      ngrams: most tokens that prompt lookup looks up.
       widths: rows of the target passes that are measured.
       candidates: how many of the best predicted are measured.
-      repeats: of all measurements; a choice takes five at least. turns: cycles per measurement of a cycle.
+      repeats: of all measurements; a choice takes five at least.
+      turns: cycles per measurement of a cycle.
       search: whether every tree of the grid is measured as well.
       seed: of sampled draws.
       out: the profile that is written; NAME_report.json beside it has all that was measured.

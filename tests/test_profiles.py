@@ -202,3 +202,15 @@ def test_the_bundled_heads_are_found(monkeypatch):
     dataclasses.replace(HEAD, weights="bundled").bind(tiny_target(), {})
     assert os.path.isfile(os.path.join(found[0], "model.safetensors"))
     assert isinstance(Profile(content(HEAD), (None,), tiny_target().fn).choose(1, 0.0), type(None))
+
+
+def test_weights_that_are_missing_are_named_by_their_entry(tmp_path):
+    target = tiny_target()
+    entries = (Entry(1, 0.0), Entry(1, 1.0, "eagle3", str(tmp_path / "nothere"), TREE))
+    path = tmp_path / "p.yaml"
+    path.write_text(content(*entries).to_yaml())
+    with pytest.raises(ValueError, match=r"p\.yaml, entries\[1\], eagle3: .*nothere"):
+        load_profile(path, target)
+    path.write_bytes(b"\x80")
+    with pytest.raises(ValueError, match=r"p\.yaml is no text: give the YAML file"):
+        load_profile(path, target)

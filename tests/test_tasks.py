@@ -52,6 +52,13 @@ def test_a_broken_line_is_named_by_its_number(write, broken, message):
     assert len(read_questions(path, limit=1)) == 1  # never reached
 
 
+def test_a_line_that_is_no_text_is_named_by_its_number(write):
+    path = write(json.dumps(LINE))
+    path.write_bytes(path.read_bytes() + b"\n\x80\n")
+    with pytest.raises(ValueError, match=r"question\.jsonl, line 2: no text in UTF-8 \(invalid start byte\)"):
+        read_questions(path)
+
+
 def test_no_questions(write):
     with pytest.raises(ValueError, match="holds no questions"):
         read_questions(write("", ""))

@@ -176,6 +176,8 @@ def test_a_result_of_something_else_is_not_gone_on_with(pair, tasks, quick, tmp_
     ("given", "message"),
     [
         ({"limit": 0}, "--limit 0 must be at least 1"),
+        ({"seed": -1}, "--seed -1 must not be negative"),
+        ({"max_new_tokens": 10**6}, "--max-new-tokens 1000000 leaves no room for a prompt: the model has"),
         ({"tasks": " , "}, "--tasks is empty: give at least one value"),
         ({"tasks": "chat"}, "neither a file nor a name"),
         ({"methods": ""}, "--methods is empty: give at least one value"),

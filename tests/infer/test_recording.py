@@ -176,4 +176,4 @@ def test_what_is_refused(pair, tasks):
     refused("--bins 0 must be at least 1", bins=0)
     refused("neither a file nor a name", tasks="chat")
     refused("names two tasks that are called talk: measure them apart", tasks=f"talk,{tasks / 'talk.jsonl'}")
-    refused(r"every turn is too long for the model's \d+ positions", tasks="long")
+    refused(r"every turn of long is too long for the model's \d+ positions: lower --max-new-tokens", tasks="long")
