@@ -27,6 +27,7 @@ from eagle_jax.config import (
     sibling_ranks,
     static_depths,
 )
+from eagle_jax.data.sources import Source
 from eagle_jax.generate import required_slots
 from eagle_jax.presets import model
 from eagle_jax.programs import arguments
@@ -245,7 +246,7 @@ class TestFiles:
         assert {path.stem for path in CONFIGS} >= {*TARGETS, "tiny_cpu", "demo_eagle2", "demo_eagle3", "study_demo"}
 
     @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-    def test_every_file_loads(self, path):
+    def test_every_file_loads(self, path, monkeypatch):
         """Into the arguments of the program that the first comment names; a study begins runs of `train.head`."""
         text = path.read_text(encoding="utf-8")
         named = re.findall(rf"python -m (train\.\w+)(?: --config configs/{path.name}|` begins)", text)
@@ -254,6 +255,7 @@ class TestFiles:
         program = importlib.import_module("train.head" if named[0] == "train.study" else named[0])
         args = load_yaml(program.Args, path)
         if isinstance(args, RunArgs) and args.data:
+            monkeypatch.setattr(Source, "check", lambda source: None)  # another command of the file makes the rows
             program.check(args)
 
     @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -51,7 +51,7 @@ MAY_ENTER: dict[str, set[str]] = {
     "watching": {"types", "api", "bound", "distributed", "generate", "request", "sampling"},
     "tuning": {"types", "config"},
     "demo": {"config", "bound", "api", "methods", "assets"},
-    "profile": {"types", "config", "settings", "bound", "api", "methods", "distributed", "assets"},
+    "profile": {"types", "config", "checkpoints", "settings", "bound", "api", "methods", "distributed", "assets"},
 }
 ON_TOP = {"__init__", "api"}  # may enter every room
 FLAX = {"flax", "linen"}
