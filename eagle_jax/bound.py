@@ -286,6 +286,9 @@ def request_of(
             f"drafter {head.name!r} was loaded for another target than {target.name!r}; "
             "load it again with load_drafter(path, target)"
         )
+    layers = target.config.num_layers
+    if head is not None and (wrong := [tap for tap in head.drafter.taps if not 0 <= tap <= layers]):
+        raise ValueError(f"drafter {head.name!r} has taps {wrong}: this target has hidden states 0 to {layers}")
     return prepare(
         {"target": target.params, "drafter": {} if head is None else head.params},
         target.config,

@@ -14,8 +14,9 @@ from eagle_jax.bound import DEFAULT_CHAIN, DEFAULT_TREE, Target, TreeDrafter
 from eagle_jax.config import TreeConfig
 from eagle_jax.methods import load_draft_model, load_medusa
 
-Bundled = Literal["eagle2", "eagle3", "medusa", "hydra", "small"]
-"""EAGLE-1/2 and EAGLE-3 heads, Medusa-1, Hydra++, a distilled small model."""
+Bundled = Literal["eagle1", "eagle2", "eagle3", "medusa", "hydra", "small"]
+"""Two heads of EAGLE-1/2's kind, `eagle1` taught as EAGLE teaches and `eagle2` as HASS does, an EAGLE-3 head, Medusa-1,
+Hydra++, a distilled small model."""
 
 DEMO_TREE_CPU = TreeConfig(depth=4, top_k=2, num_nodes=7)
 """Best of those measured for the bundled pair on two CPU cores at temperature 0: a pass over eight tokens costs about
@@ -29,7 +30,8 @@ def load_demo(
 
     Args:
       head: which drafter: the EAGLE-2 or EAGLE-3 head (level; EAGLE-2 a little ahead on two CPU cores: README, model
-        card), Medusa or Hydra++ heads, or the small model.
+        card), EAGLE-1's, which was taught on the target's features alone and accepts less, Medusa or Hydra++ heads, or
+        the small model.
       tree: None takes the best tree measured for the platform (small on CPU, where width costs time), of the small
         model a chain of 5.
       dtype: as in `load_target`; the files hold bfloat16.

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Key
 
+from eagle_jax import contract
 from eagle_jax.cache import commit
 from eagle_jax.sampling import draw
 from eagle_jax.tree import ancestor_mask, node_depths
@@ -76,7 +77,7 @@ def prefill(
         # The pair at a row's last prompt position waits for the first generated token.
         pairs = jnp.clip(lengths - 1 - start, 0, chunk)
         at = jnp.full((batch,), start)
-        state = drafter.update(params, state, Verified(tokens, next_tokens, out.features, at, pairs))
+        state = contract.told(drafter, params, state, Verified(tokens, next_tokens, out.features, at, pairs))
         cache = commit(cache, out.new, jnp.clip(lengths - start, 0, chunk))
         here = (lengths - 1 >= start) & (lengths - 1 < start + chunk)
         row = jnp.clip(lengths - 1 - start, 0, chunk - 1)
@@ -98,8 +99,8 @@ def prefill(
         zero = jnp.zeros((batch,), jnp.int32)
         root = jax.vmap(lambda row, key, index: draw(row, key, index, sampling))(logits, keys, zero)
         ends = _take(prompts[..., None], lengths - 1)
-        state = drafter.update(
-            params, state, Verified(ends, root[:, None], feature[:, None], lengths - 1, jnp.ones_like(lengths))
+        state = contract.told(
+            drafter, params, state, Verified(ends, root[:, None], feature[:, None], lengths - 1, jnp.ones_like(lengths))
         )
     tokens = jnp.zeros((batch, max_tokens + drafter.depth + 1), jnp.int32).at[:, 0].set(root)
     return GenerateState(
@@ -164,7 +165,7 @@ def step(
     rule = verify or drafter.verify or deterministic
     cache, depth = state.cache, drafter.depth
     chance = Chance(state.keys, state.num_tokens)
-    tree, drafter_state = drafter.draft(params, state.drafter, state.root, chance, sampling)
+    tree, drafter_state = contract.drafted(drafter, params, state, chance, sampling)
     with jax.named_scope("verify"):
         mask = ancestor_mask(tree.parents, depth)
         positions = cache.length[:, None] + node_depths(mask)
@@ -181,8 +182,8 @@ def step(
         tokens = jnp.where(steps[None] < count[:, None], shifted, acceptance.next_token[:, None])
         emitted = _cut(tokens, count + 1, state)
         features = jnp.take_along_axis(out.features, path[:, :, None], axis=1)
-        drafter_state = drafter.update(
-            params, drafter_state, Verified(on_path, tokens, features, cache.length, emitted, choices)
+        drafter_state = contract.told(
+            drafter, params, drafter_state, Verified(on_path, tokens, features, cache.length, emitted, choices)
         )
         last = jnp.take_along_axis(tokens, jnp.maximum(emitted - 1, 0)[:, None], axis=1)[:, 0]
         running = ~state.done

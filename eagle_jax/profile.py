@@ -31,7 +31,7 @@ SCHEMA = "eagle_jax.profile/1"
 BUNDLED = "bundled"
 """`Entry.weights` of the heads that come with the package."""
 
-Method = Literal["vanilla", "sps", "pld", "lookahead", "medusa", "hydra", "eagle2", "eagle3"]
+Method = Literal["vanilla", "sps", "pld", "lookahead", "medusa", "hydra", "eagle1", "eagle2", "eagle3"]
 NUMBERS: dict[str, tuple[str, ...]] = {"pld": ("ngram", "length"), "lookahead": ("ngram", "window", "guesses")}
 """What the methods without weights are described by."""
 

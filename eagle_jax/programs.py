@@ -107,7 +107,9 @@ def naming(option: str, value: object) -> Iterator[None]:
     except OSError as error:
         raise ValueError(f"{option} {value}: {_sentence(error).removeprefix(f'{value}: ')}") from error
     except ValueError as error:
-        if not str(error).startswith(f"{option} "):  # else who is called inside has named it
+        if str(error).startswith(f"{value} "):
+            error.args = (f"{option} {error}",)
+        elif not str(error).startswith(f"{option} "):  # else who is called inside has named it
             error.args = (f"{option} {value}: {error}",)
         raise
 

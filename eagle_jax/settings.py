@@ -56,7 +56,8 @@ def _fit(hint: Any, value: Any, where: str) -> Any:
     if origin is tuple and isinstance(value, list | tuple):  # here always `tuple[X, ...]`
         return tuple(_fit(arms[0], entry, f"{where}[{index}]") for index, entry in enumerate(value))
     if origin is tuple:
-        raise ConfigError(f"{where}={value!r} must be a list, such as [{value}]")
+        found = "is empty: it must be a list" if value is None else f"={value!r} must be a list, such as [{value}]"
+        raise ConfigError(f"{where}{' ' * (value is None)}{found}")
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return from_mapping(hint, value, where=where)  # type: ignore[arg-type]
     if hint is Path and isinstance(value, str):
@@ -70,7 +71,8 @@ def _fit(hint: Any, value: Any, where: str) -> Any:
     ):
         return value
     expected = hint.__name__ if isinstance(hint, type) else str(hint)
-    raise ConfigError(f"{where}={value!r} must be {expected}, found {type(value).__name__}")
+    quoted = "" if hint is not str or isinstance(value, Mapping | list | None) else ": put it in quotes"
+    raise ConfigError(f"{where}={value!r} must be {expected}, found {type(value).__name__}{quoted}")
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

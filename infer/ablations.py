@@ -116,8 +116,9 @@ def labels(evidence: Evidence) -> Section:
     text = (
         "As it was loaded and measured, not as it is asked for; labels of one row are one thing, and one row of every "
         "table that compares methods. Ranked by: what candidates are ordered by at temperature > 0. "
-        "The bundled head of EAGLE-1/2's kind (`bundled eagle2`) was taught as HASS teaches, on its own outputs: rows "
-        "of EAGLE, HASS and EAGLE-2 that have it differ in the tree only."
+        "Of the two bundled heads of EAGLE-1/2's kind `bundled eagle1` was taught as EAGLE teaches, on the target's "
+        "features, `bundled eagle2` as HASS teaches, on its own outputs: a row of EAGLE-2 that has it is HASS's, and "
+        "EAGLE-2 with EAGLE's head is `eagle1` with a dynamic tree."
     )
     head = ["label", "method", "weights", "drafts", "accepted by", "rows of a pass"]
     return Section(heading, text + "\n\n" + table(head, rows, left=5))

@@ -165,7 +165,7 @@ def measured(
     for group in groups:
         named = results.describe(group)
         many = f"{len(questions[group.task])} questions, {', '.join([*drafters, *beside])}"
-        print(f"{named}: {many} in turns ...", file=sys.stderr, flush=True)
+        print(f"{named}: {many} in turns; programs are compiled first ...", file=sys.stderr, flush=True)
         law = (args.max_new_tokens, group.temperature)
         methods = {label: engine(target, drafter, *law) for label, drafter in drafters.items()}
         methods |= {name: make(*law) for name, make in beside.items()}
@@ -265,7 +265,11 @@ def measure(
             for name, method in methods.items():
                 calls[name, "answer"] = functools.partial(method.answer, prompts, keys)
                 calls[name, "prefill"] = functools.partial(method.prefill, prompts, keys)
-            texts = {call: function() for call, function in calls.items()}
+            texts = {}
+            for call, function in calls.items():
+                if start == turn == 0 and sys.stderr.isatty():
+                    print(f"compiling {' '.join(call)} \033[K", end="\r", file=sys.stderr, flush=True)
+                texts[call] = function()
             seconds = time_repetitions(calls, args.repeats)
             plain = texts[PLAIN, "answer"]
             categories = [together[row].category for row in rows]
@@ -275,7 +279,9 @@ def measure(
             for row, tokens in zip(rows, plain.tokens, strict=True):
                 talks[row].hear(tokens)
         if sys.stderr.isatty():
-            print(f"{start + len(together)} of {len(questions)} questions", end="\r", file=sys.stderr, flush=True)
+            print(
+                f"{start + len(together)} of {len(questions)} questions \033[K", end="\r", file=sys.stderr, flush=True
+            )
     return tallies, left_out
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from eagle_jax.positions import expected_tokens
 from infer import compare
-from infer.ablations import ABLATION, PAPERS, PUBLISHED_ABLATION, by_rule
+from infer.ablations import ABLATION, PUBLISHED_ABLATION, by_rule
+from infer.agreement import FEW, Claim, at_papers_tree, paired, recorded
 from infer.cells import one_batch, smallest, smallest_of, tasks_of
-from infer.compare import NO, UNKNOWN, YES, Estimate, difference, judge, less, negative, rate, trend
+from infer.compare import NO, YES, Estimate, difference, judge, less, negative, rate, trend
 from infer.drafting import STUDY, Chain, pooled_chains
 from infer.evidence import (
     BASELINES,
@@ -28,21 +29,11 @@ from infer.evidence import (
     unablated,
     unruled,
 )
-from infer.recorded import Cell as Recording
 from infer.results import Cell
 from infer.speeds import PUBLISHED
 
-FEW = 30
-"""Nodes below which a rate is not compared with another."""
-
-
-class Claim(NamedTuple):
-    """A claim of a paper, what was measured, and whether that agrees: yes, no, or cannot tell."""
-
-    claim: str
-    published: str
-    here: str
-    holds: str
+HASS_TAUGHT = "bundled eagle2"
+"""Weights that were taught as HASS teaches, whatever the method is called."""
 
 
 def claims(evidence: Evidence) -> Section:
@@ -94,7 +85,7 @@ def _faster(evidence: Evidence) -> list[Claim]:
 def _order(evidence: Evidence) -> list[Claim]:
     """By the papers' own trees, recorded: narrow trees that pay on a small machine would say nothing of the methods."""
     printed = {method: tasks["mt_bench"][1] for method, tasks in PUBLISHED["Vicuna-13B"].items()}
-    cells = {method: own for method in printed if (own := _at_papers_tree(evidence, method, ("mt_bench",)))}
+    cells = {method: own for method in printed if (own := at_papers_tree(evidence, method, ("mt_bench",)))}
     keys = compare.shared(*cells.values()) if cells else set()
     taus = {method: tau for method, own in cells.items() if keys and (tau := compare.tau(own, keys))}
     if len(taus) < 3:
@@ -167,16 +158,42 @@ def _dynamic(evidence: Evidence) -> list[Claim]:
             wanted |= {name: what[name] for name in ("weights", "ranking")}
             if any(other[0].draft.get(name) != value for name, value in wanted.items()):
                 continue
-            here, verdict = _paired(own, other, f"{title(static)}", f"{title(dynamic)}")
+            here, verdict = paired(own, other, f"{title(static)}", f"{title(dynamic)}")
             if here:
                 found.append(Claim(f"A dynamic tree accepts more than a static one of as many nodes ({nodes})",
                                    "EAGLE 3.98, EAGLE-2 4.83 (Vicuna-13B, MT-bench)", here, verdict))  # fmt: skip
     return found
 
 
+def _taught(evidence: Evidence) -> list[Claim]:
+    """Heads of EAGLE-1/2's kind in one dynamic tree, taught on the target's features or on their own outputs."""
+    kind = [
+        cell for cell in recorded(evidence, 0.0)
+        if cell.method in ("eagle1", "hass", "eagle2") and cell.draft["kind"] == "dynamic"
+    ]  # fmt: skip
+    hass = [cell for cell in kind if cell.method == "hass" or cell.draft["weights"] == HASS_TAUGHT]
+    found, done = [], []
+    for high in hass:
+        low = [cell for cell in kind if cell.method == "eagle1" and _but_for_weights(cell) == _but_for_weights(high)]
+        if not low or low[0].draft["weights"] == high.draft["weights"] or high.draft in done:
+            continue
+        done.append(high.draft)
+        own = [cell for cell in hass if cell.label == high.label]
+        names = (f"taught as EAGLE ({title(low[0].label)})", f"as HASS ({title(high.label)})")
+        here, verdict = paired([cell for cell in low if cell.label == low[0].label], own, *names)
+        if here:
+            found.append(Claim("A head taught on its own outputs accepts more than EAGLE's in the same tree",
+                               "HASS (arXiv:2408.15766) against EAGLE-2", here, verdict))  # fmt: skip
+    return found
+
+
+def _but_for_weights(cell: Any) -> dict[str, Any]:
+    return {name: value for name, value in cell.draft.items() if name != "weights"}
+
+
 def _eagle_3(evidence: Evidence) -> list[Claim]:
-    two, three = (_at_papers_tree(evidence, method) for method in ("eagle2", "eagle3"))
-    here, verdict = _paired(two, three, "EAGLE-2", "EAGLE-3")
+    two, three = (at_papers_tree(evidence, method) for method in ("eagle2", "eagle3"))
+    here, verdict = paired(two, three, "EAGLE-2", "EAGLE-3")
     claim = "EAGLE-3 accepts more than EAGLE-2, each with its paper's tree"
     return [Claim(claim, "4.05 and 6.13 (Llama-3.1-8B, MT-bench)", here, verdict)] if here else []
 
@@ -184,7 +201,7 @@ def _eagle_3(evidence: Evidence) -> list[Claim]:
 def _eagle_2s_ablation(evidence: Evidence) -> list[Claim]:
     """By recorded tau, and by that of timed runs: the trees differ in size."""
     found = []
-    for cells, how in ((_recorded(evidence, 0.0), "recorded"), (smallest(evidence.bench, 0.0)[0], "timed")):
+    for cells, how in ((recorded(evidence, 0.0), "recorded"), (smallest(evidence.bench, 0.0)[0], "timed")):
         for base in distinct(unablated(cell.label)[0] for cell in cells if unablated(cell.label)[1]):
             own = [cell for cell in cells if unablated(cell.label)[0] == base]
             parts = [[cell for cell in own if unablated(cell.label)[1] == without] for without in ABLATION]
@@ -218,7 +235,7 @@ def _eagle_3s_ablation(evidence: Evidence) -> list[Claim]:
 
 def _by_position(evidence: Evidence) -> list[Claim]:
     found = []
-    cells = one_row(cell for cell in _recorded(evidence, 0.0) if cell.draft["kind"] == "static")
+    cells = one_row(cell for cell in recorded(evidence, 0.0) if cell.draft["kind"] == "static")
     for label in distinct(cell.label for cell in cells):
         own = [cell for cell in cells if cell.label == label]
         reached, accepted = (
@@ -347,7 +364,7 @@ def _rules(evidence: Evidence) -> list[Claim]:
                 own = ruled
                 break
         for rule, paper in (("block", "proven (arXiv:2403.10444)"), ("traversal", "reported (arXiv:2505.12398)")):
-            here, verdict = _paired(own.get("rejection", []), own.get(rule, []), "token by token", rule)
+            here, verdict = paired(own.get("rejection", []), own.get(rule, []), "token by token", rule)
             if here:
                 found.append(Claim(f"{rule.capitalize()} verification accepts more than token by token", paper,
                                    f"{title(base)}, temperature {heat:g}: {here}", verdict))  # fmt: skip
@@ -355,8 +372,8 @@ def _rules(evidence: Evidence) -> list[Claim]:
 
 
 CHECKS: tuple[Callable[[Evidence], list[Claim]], ...] = (
-    _same_text, _order, _faster, _heat, _eagle_3, _eagle_3s_ablation, _dynamic, _eagle_2s_ablation, _by_position,
-    _calibrated, _flat, _formula, _batches, _rules,
+    _same_text, _order, _faster, _heat, _taught, _eagle_3, _eagle_3s_ablation, _dynamic, _eagle_2s_ablation,
+    _by_position, _calibrated, _flat, _formula, _batches, _rules,
 )  # fmt: skip
 
 
@@ -373,27 +390,3 @@ def _table_1(evidence: Evidence, temperature: float) -> dict[str, list[Cell]]:
     return {
         label: own for label, own in by_label.items() if label not in BASELINES and tasks_of(own) == tasks_of(cells)
     }
-
-
-def _recorded(evidence: Evidence, temperature: float) -> list[Recording]:
-    return [cell for cell in evidence.cells if cell.temperature == temperature]
-
-
-def _at_papers_tree(evidence: Evidence, method: str, tasks: Sequence[str] | None = None) -> list[Recording]:
-    """Greedy recordings of a method with the tree of its paper."""
-    for label in PAPERS[method]:
-        own = [cell for cell in _recorded(evidence, 0.0) if cell.label == label]
-        if found := [cell for cell in own if tasks is None or cell.task in tasks]:
-            return found
-    return []
-
-
-def _paired(low: Sequence[Any], high: Sequence[Any], *names: str) -> tuple[str, str]:
-    """What two methods' taus are on the questions that both answered, and whether the second's is above; "" if none."""
-    keys = compare.shared(low, high) if low and high else set()
-    one, two = (compare.tau(cells, keys) if keys else None for cells in (low, high))
-    if one is None or two is None:
-        return "", UNKNOWN
-    step = difference(one, two)
-    words = ", ".join(f"{name} {tau.value:.2f}" for name, tau in zip(names, (one, two), strict=True))
-    return f"{words} (difference {step}, {len(keys)} questions)", judge([step])

@@ -210,6 +210,9 @@ class _Merger:
 
 
 def _kind(path: Path) -> str:
+    if not path.is_file():
+        raise ValueError(f"{path} is no file: give a result.json that infer.bench or infer.acceptance wrote, or a "
+                         "study.json of train.study")  # fmt: skip
     content = read_object(path)
     kinds = {results.SCHEMA: "bench", recorded.SCHEMA: "acceptance"}
     if content.get("schema") in kinds:

@@ -5,7 +5,7 @@ A label is `name[@setting]`; parts of a setting are separated by "/":
     eagle3@6x10x59            dynamic tree: depth, top_k, nodes     eagle2@static           the published static tree
     eagle3@chain3             a chain                               sps@chain5/block        and its acceptance rule
     eagle2@4x2x7/confidence   frontier by confidence, not value     eagle2@4x2x7/norerank   frontiers as they are
-    eagle1, hass              by default the bundled EAGLE-2 head; eagle1 with the static tree
+    eagle1                    EAGLE, with its static tree           hass                    as eagle2, by default
     eagle3@untempered         ranking at temperature > 0            eagle3@4x4x12/top_p0.9  children by probability
     pld@10, pld@10x3          drafted tokens (x longest n-gram)     lookahead@5x7x7         N, W and G
     medusa@best31             static tree of 31 nodes that is best for the acceptance recorded in --positions
@@ -24,6 +24,7 @@ from typing import Any, get_args
 import eagle_jax
 from eagle_jax.bound import DEFAULT_CHAIN, Medusa, TreeDrafter
 from eagle_jax.checkpoints import tokenizer_directory
+from eagle_jax.checkpoints.mapping import DTYPES
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig, Verification
 from eagle_jax.drafters.lookahead import lookahead
 from eagle_jax.drafters.prompt_lookup import prompt_lookup
@@ -35,11 +36,11 @@ from infer.recorded import read as read_recorded
 
 PLAIN = "vanilla"
 BUNDLED = {
-    "sps": "small", "medusa": "medusa", "hydra": "hydra", "eagle1": "eagle2", "hass": "eagle2", "eagle2": "eagle2",
+    "sps": "small", "medusa": "medusa", "hydra": "hydra", "eagle1": "eagle1", "hass": "eagle2", "eagle2": "eagle2",
     "eagle3": "eagle3",
 }  # fmt: skip
-"""Methods whose weights are bundled with the target, and their names there. The one head of EAGLE-1/2's kind was taught
-as HASS teaches; EAGLE has its static tree by default."""
+"""Methods whose weights are bundled with the target, and their names there. `eagle1` was taught as EAGLE
+teaches and has EAGLE's static tree by default, `eagle2` was taught as HASS teaches."""
 OPTIONS = {name: name for name in BUNDLED} | {"sps": "draft_model"}
 """Methods with weights, and the option that names their path."""
 WEIGHTLESS = {"pld": (10, 3), "lookahead": (5, 7, 7)}
@@ -102,8 +103,10 @@ class Sources(Places):
         """From a program's arguments; `tree` as its option says it.
 
         Raises:
-          ValueError: `tree` does not read as one. ConfigError: there is no such tree.
+          ValueError: an unknown `dtype`, or `tree` does not read as one. ConfigError: there is no such tree.
         """
+        if dtype not in DTYPES:
+            raise ValueError(f"--dtype {dtype} must be one of {', '.join(DTYPES)}")
         given = {field.name: getattr(args, field.name) for field in dataclasses.fields(Places)}
         return cls(**given, dtype=dtype, tree=parse_tree(tree) if tree else None)
 
@@ -133,6 +136,8 @@ class Label:
           ConfigError: a tree that cannot be.
         """
         method, at, setting = text.partition("@")
+        if (before := method.partition("/")[0]) in METHODS and before != method:
+            raise ValueError(f"{text!r}: what a method is set to begins with @: {before}@{method[len(before) + 1 :]}")
         if method not in METHODS:
             raise ValueError(f"unknown method {method!r}: there are {', '.join(METHODS)}")
         if at and not setting:
@@ -365,8 +370,9 @@ class Loader:
         path = getattr(self.sources, OPTIONS[method])
         if path is None or method == "sps":
             return
-        held = {"eagle1": "eagle2"}.get(heads.config.kind, heads.config.kind)  # EAGLE-1 and EAGLE-2 share weights
-        if held != BUNDLED[method]:
+        kind, asked = heads.config.kind, {"eagle2": "eagle1", "hass": "eagle1"}.get(method, method)
+        if kind != asked:
+            held = {"eagle1": "eagle2"}.get(kind, kind)
             raise ValueError(
                 f"--{method} {path}: these are heads of {held}: give them as --{held}, for --methods {held}"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,11 +106,15 @@ class Tuner:
         if method == "lookahead":
             return ["lookahead@5x7x7"]
         if method == "eagle1":
-            return ["eagle1@static"]  # other trees of such a head are EAGLE-2's
+            return ["eagle1@static"]  # its paper's; another tree of it can be named
         head = self.load(method + ("/deterministic" if "@" in method else "@deterministic"))
         assert isinstance(head, TreeDrafter)
         depths = [d for d in self.grid.depths if head.deepest is None or d <= head.deepest]
         shapes = trees(depths, self.grid.top_ks, self.grid.nodes)
+        reached = {tree.num_nodes for tree in shapes if tree.top_k > 1}
+        if max(self.grid.top_ks) > 1 and (idle := [nodes for nodes in self.grid.nodes if nodes not in reached]):
+            print(f"{method}: no tree of the grid has {', '.join(map(str, idle))} nodes: --depths and --top-ks are too "
+                  "small for so many, or too deep for so few", file=sys.stderr)  # fmt: skip
         return [label_of(method, tree) for tree in shapes]
 
     def replayed(self) -> dict[str, list[str]]:
@@ -317,7 +322,7 @@ def shortlist(predicted: dict[str, Score], count: int) -> list[str]:
 
 
 def entry_of(label: str, drafter: BoundDrafter | None, sources: Sources, setting: Setting) -> Entry:
-    """The entry of a profile that stands for a label; eagle1 and hass are heads of the kind that it calls eagle2.
+    """The entry of a profile that stands for a label; hass is a head of the kind that it calls eagle2.
 
     Raises:
       ValueError: a setting that a profile cannot hold, naming it.
@@ -334,7 +339,7 @@ def entry_of(label: str, drafter: BoundDrafter | None, sources: Sources, setting
         names = ("length", "ngram") if method == "pld" else NUMBERS[method]
         fields = dict(zip(names, numbers, strict=True))
     try:
-        kind = "eagle2" if method in ("eagle1", "hass") else method
+        kind = "eagle2" if method == "hass" else method
         return Entry(setting.batch, setting.temperature, kind, **fields)  # type: ignore[arg-type]
     except ConfigError as error:
         raise ConfigError(f"{label}: {error}") from error

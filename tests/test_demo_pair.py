@@ -47,16 +47,18 @@ def test_the_target_loads_in_transformers_unchanged(pair):
 
 def test_all_drafters_belong_to_the_target(pair):
     drafters = {}
-    for name in ("eagle3", "eagle2", "medusa", "hydra", "small"):
+    for name in ("eagle3", "eagle2", "eagle1", "medusa", "hydra", "small"):
         target, drafters[name], _ = eagle_jax.load_demo(name)
         assert drafters[name].target_fn is target.fn is pair[0].fn
-    assert [drafters[name].config.kind for name in ("eagle3", "eagle2")] == ["eagle3", "eagle1"]
+    assert [drafters[name].config.kind for name in ("eagle3", "eagle2", "eagle1")] == ["eagle3", "eagle1", "eagle1"]
     medusa, hydra = drafters["medusa"].config, drafters["hydra"].config
     assert (medusa.kind, medusa.num_heads, medusa.prefix) == ("medusa", 5, None)
     assert (hydra.kind, hydra.num_heads) == ("hydra", 4) and hydra.prefix is not None
     assert drafters["small"].model.config.num_layers == 2
     assert eagle_jax.load_demo("small", eagle_jax.TreeConfig.chain(2))[1].drafter.depth == 2
-    with pytest.raises(ValueError, match="head='eagle': the bundled drafters are eagle2, eagle3, medusa, hydra, small"):
+    with pytest.raises(
+        ValueError, match="head='eagle': the bundled drafters are eagle1, eagle2, eagle3, medusa, hydra, small"
+    ):
         eagle_jax.load_demo("eagle")
 
 
@@ -65,8 +67,7 @@ def test_the_heads_files_name_what_official_ones_do(golden):
     names = {}
     for folder in (DEMO, golden):
         for head in ("eagle1", "eagle3"):
-            name = "eagle2" if (folder, head) == (DEMO, "eagle1") else head  # EAGLE-2 has the heads of EAGLE-1
-            with safetensors.safe_open(folder / name / "model.safetensors", framework="np") as stored:
+            with safetensors.safe_open(folder / head / "model.safetensors", framework="np") as stored:
                 names[folder, head] = set(stored.keys())
     assert names[DEMO, "eagle3"] == names[golden, "eagle3"]
     assert names[golden, "eagle1"] - names[DEMO, "eagle1"] == {"fc.bias"}
@@ -95,7 +96,9 @@ print("identical")
 
 
 @pytest.mark.parametrize(
-    "names", [("eagle3", "eagle2"), pytest.param(("medusa", "hydra", "small"), marks=pytest.mark.slow)], ids=str
+    "names",
+    [("eagle3", "eagle2"), pytest.param(("eagle1", "medusa", "hydra", "small"), marks=pytest.mark.slow)],
+    ids=str,
 )
 def test_text_is_that_of_plain_decoding_at_full_optimisation(repository, names):
     """The other tests lower the compiler's effort; this one runs what users run, in a process of its own."""
@@ -114,7 +117,7 @@ def test_text_is_that_of_plain_decoding_at_full_optimisation(repository, names):
 
 def test_the_model_cards_taus_are_those_measured(repository):
     card = (repository / "eagle_jax" / "assets" / "README.md").read_text(encoding="utf-8")
-    names = ("eagle2", "eagle3", "hydra", "medusa", "small")
+    names = ("eagle1", "eagle2", "eagle3", "hydra", "medusa", "small")
     found = {}
     for name in names:
         report = json.loads((repository / "docs" / "measured" / f"evaluate_{name}.json").read_text(encoding="utf-8"))

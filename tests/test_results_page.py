@@ -99,7 +99,12 @@ def test_every_figure_is_shown(figure):
 
 
 def test_one_machine_one_code():
-    """All speeds are of one machine and one revision."""
-    timed = [results.read(path) for path in FOLDER.glob("*.json") if results.SCHEMA in path.read_text()[:200]]
+    """All speeds are of one machine, and of one revision but for tables of their own, at temperature 0 alone."""
+    paths = [path for path in FOLDER.glob("*.json") if results.SCHEMA in path.read_text()[:200]]
+    timed = {path.stem: results.read(path) for path in paths}
     assert len(timed) >= 5
-    assert len(distinct((result.machine, result.revision) for result in timed)) == 1
+    assert len(distinct(result.machine for result in timed.values())) == 1
+    alone = timed.pop("batches"), timed.pop("ablation")
+    assert {cell.temperature for result in alone for cell in result.cells} == {0.0}
+    assert len(distinct(result.revision for result in timed.values())) == 1
+    assert all("draws" in result.more for result in timed.values() if any(cell.temperature for cell in result.cells))

@@ -193,6 +193,11 @@ class MedusaLearner(Learner):
         if self.init is not None:
             with naming("--init", str(self.args.init)):
                 given, params = load_medusa_checkpoint(self.init, config, "float32")
+            if given.kind != self.config.kind or (given.prefix is None) != (prefix is None):
+                raise ConfigError(
+                    f"--init {self.args.init} are heads of {_method_of(given)}, and --method is {self.args.method}: "
+                    f"give heads of {self.args.method}, or --method {_method_of(given)}"
+                )
             if given != self.config:
                 other = differences((name, getattr(given, name), getattr(self.config, name)) for name in vars(given))
                 raise ConfigError(f"--init {self.args.init} are not heads such as this run trains: {other}")
@@ -230,6 +235,10 @@ class MedusaLearner(Learner):
 
     def told(self, target: DecoderConfig) -> str:
         return f"{self.args.method}: {self.heads} heads"
+
+
+def _method_of(config: MedusaConfig) -> str:
+    return "hydra++" if config.prefix is not None else config.kind
 
 
 class SmallModelLearner(Learner):

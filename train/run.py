@@ -84,6 +84,14 @@ class Run:
     def __init__(self, args: RunArgs, learner: Learner) -> None:
         self.args, self.learner = args, learner
         self.mesh = mesh_of(args)
+        self.settings = {
+            name: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+            for name, value in dataclasses.asdict(args).items()
+            if name not in MAY_CHANGE
+        }
+        if (args.out / "latest").is_dir():  # what an earlier run was asked for is known before its data are prepared
+            self.checkpoints = TrainingCheckpoints(args.out, args.keep)
+            self._check_same(self.checkpoints.notes())
         with naming("--target", args.target):
             self.target = load_target(target_path(args.target), args, self.mesh, layers=learner.copies_layers)
         learner.begin(self.target)
@@ -120,7 +128,8 @@ class Run:
         assert args.rate is not None, "the program fills in the method's own"
         self.tx = training.head_optimiser(args.rate, args.warmup, args.steps, clip=args.clip)
         self.step = 0
-        self.checkpoints = TrainingCheckpoints(args.out, args.keep)
+        if not hasattr(self, "checkpoints"):
+            self.checkpoints = TrainingCheckpoints(args.out, args.keep)
         self._check_settings()
 
     def _vocabulary(self) -> tuple[np.ndarray | None, float]:
@@ -134,12 +143,20 @@ class Run:
         _, d2t, coverage = distributed.leader_first(count, "vocabulary")
         return d2t, coverage
 
+    def _check_same(self, notes: dict[str, Any] | None) -> None:
+        """Refuses to go on from a run whose notes say other settings than those that are known so far."""
+        other = [] if notes is None else [
+            f"{name} was {notes['settings'].get(name)}, is {value}"
+            for name, value in self.settings.items()
+            if notes["settings"].get(name) != value
+        ]  # fmt: skip
+        if other:
+            raise CheckpointError(
+                f"{self.args.out} holds a run of another configuration ({'; '.join(other)}): resume with its own, or "
+                "choose another --out"
+            )
+
     def _check_settings(self) -> None:
-        self.settings = {
-            name: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
-            for name, value in dataclasses.asdict(self.args).items()
-            if name not in MAY_CHANGE
-        }
         # Names stay where contents change: files behind a glob, a target that was trained on.
         fingerprint = distributed.fingerprint(self.target.params, layers=self.args.features is None)
         vocabulary = None if self.d2t is None else hashlib.sha256(self.d2t.tobytes()).hexdigest()[:16]
@@ -150,16 +167,7 @@ class Run:
         notes = self.checkpoints.notes()
         if notes is None:
             return
-        other = [
-            f"{name} was {notes['settings'].get(name)}, is {value}"
-            for name, value in self.settings.items()
-            if notes["settings"].get(name) != value
-        ]
-        if other:
-            raise CheckpointError(
-                f"{self.args.out} holds a run of another configuration ({'; '.join(other)}): resume with its own, or "
-                "choose another --out"
-            )
+        self._check_same(notes)
         done = self.checkpoints.step or 0
         if done > self.args.steps:
             raise CheckpointError(

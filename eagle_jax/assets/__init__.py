@@ -10,5 +10,5 @@ DEMO = "demo"
 
 
 def bundled(name: str) -> Path:
-    """Directory of `target` (with its tokenizer), or of what drafts for it: eagle2, eagle3, medusa, hydra, small."""
+    """Directory of `target` (with its tokenizer), or of what drafts for it: eagle1 to eagle3, medusa, hydra, small."""
     return Path(str(importlib.resources.files("eagle_jax.assets"))) / "demo" / name

@@ -183,6 +183,24 @@ def test_trees_of_one_size(judged):
     assert judged("Acceptance at depth 1", *cells) == [("0.60, 0.20 (EAGLE-2, static)", "yes")]
 
 
+def test_heads_that_were_taught_otherwise(judged):
+    """In the same tree; by weights, since a head that was taught as HASS teaches may stand under EAGLE-2's name."""
+    one = draft_of("eagle2", weights="bundled eagle1")
+    cells = [record_cell("eagle1@6x10x59", "gsm8k", draft=one, tau=2.5)]
+    for label in ("eagle2@6x10x59", "hass@6x10x59"):
+        cells.append(record_cell(label, "gsm8k", draft=one | {"weights": "bundled eagle2"}, tau=3.0))
+    words = "taught as EAGLE (EAGLE, 6x10x59) 2.50, as HASS ({}, 6x10x59) 3.00 (difference +0.50 ± 0.00, 5 questions)"
+    start = "A head taught on its own outputs"
+    assert judged(start, *cells[:2]) == [(words.format("EAGLE-2"), "yes")]
+    assert judged(start, *cells) == [(words.format("HASS"), "yes")]
+    worse = record_cell("hass@6x10x59", "gsm8k", draft=one | {"weights": "own"}, tau=2.0)
+    assert judged(start, cells[0], worse)[0][1] == "no"
+    assert judged(start, cells[0], record_cell("hass", "gsm8k", draft=one)) == []  # the same head
+    wider = one | {"nodes": 8, "weights": "bundled eagle2"}
+    assert judged(start, cells[0], record_cell("eagle2", "gsm8k", draft=wider)) == []
+    assert judged(start, cells[0], record_cell("eagle2", "gsm8k", draft=one | {"weights": "bundled other"})) == []
+
+
 def test_calibration_and_chains(judged):
     honest = {"count": [40, 60, 3], "confidence": [0.2, 0.7, 0.9], "accepted": [10, 45, 0], "error": 0.0}
     chains = [{"length": 2, "tokens": 150, "cycles": 100, "tested": [100, 60], "accepted": [60, 30]}]

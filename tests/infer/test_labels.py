@@ -150,8 +150,10 @@ def test_eagle_and_hass_are_names_of_the_same_kind_of_head(pair, monkeypatch):
     )
     load = Loader(target, sources)
     one, hass, two = load("eagle1"), load("hass"), load("eagle2")
-    assert loads == ["eagle2"]  # the bundled head, once
-    assert one.params is hass.params is two.params
+    assert loads == ["eagle1", "eagle2"]  # each bundled head once
+    assert hass.params is two.params
+    assert one.params is not two.params
+    assert load("eagle1@6x10x59").params is one.params
     assert (one.tree, hass.tree) == (TreeConfig.static(EAGLE1_PARENTS), TREE)
     found = {}
     monkeypatch.setattr(eagle_jax, "load_drafter", lambda path, target: found.setdefault(path, load_demo("eagle2")[1]))
@@ -181,7 +183,7 @@ def test_what_a_label_drafts(pair):
     assert told("eagle2@2x2x3/confidence/norerank/top_p0.9")[0] == words
     assert told("eagle2@untempered")[1] == "deterministic, ranked by untempered"
     assert told("eagle2@chain3/rejection") == ("chain of 3", "rejection", 4, head)
-    assert told("eagle1") == ("static, 25 nodes: 4+8+8+3+2", ranked, 26, head)
+    assert told("eagle1") == ("static, 25 nodes: 4+8+8+3+2", ranked, 26, "bundled eagle1")
     assert told("pld@4x2") == ("4 tokens behind an n-gram of 2 at most", "deterministic", 5, None)
     assert told("lookahead@3x2x2") == ("N=3, W=2, G=2", "deterministic", 9, None)
 

@@ -351,8 +351,7 @@ def test_what_is_refused(tmp_path):
         odd.write_text(text, encoding="utf-8")
         refused(match, bench, odd)
     refused("no result file is given")
-    with pytest.raises(FileNotFoundError):
-        made(tmp_path, tmp_path / "nowhere.json")
+    refused(r"nowhere\.json is no file: give a result\.json", tmp_path / "nowhere.json")
     (tmp_path / "out").write_text("a file")
     with pytest.raises(ValueError, match="is a file: give a directory"):
         report.main(report.Args((bench,), tmp_path / "out"))

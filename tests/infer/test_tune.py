@@ -171,7 +171,7 @@ def test_a_choice_takes_five_repetitions(quick, pair, monkeypatch):
 
 
 def test_a_tree_under_two_names_is_searched_once(quick, pair):
-    """One bundled head is three methods; EAGLE's own is the static tree."""
+    """One bundled head is two methods; EAGLE's own has the static tree."""
     grid = tune.grid_of(tune.Args(**quick))
     tuner = search.Tuner(grid, pair, search.Sources(), ["eagle2", "hass", "eagle1"], {})
     assert list(tuner.drafters) == ["eagle2@1x2x2", "eagle2@2x2x2", "eagle1@static"]

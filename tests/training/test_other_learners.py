@@ -182,7 +182,7 @@ def test_a_draft_model_of_the_targets_own_layers_begins_as_they_are(place, tmp_p
         ("medusa", dict(eval_tree="4,1,4"), "--eval-tree 4,1,4 has 4 levels, and there are 3 heads, one for each"),
         ("medusa", dict(init="./tests"), "--init ./tests: no config.json in"),
         ("hydra++", dict(init="HERE/whole-hydra++/head", head_layers=2), "num_layers is 1 there and 2 here"),
-        ("medusa", dict(init="HERE/whole-hydra++/head"), "kind is hydra there and medusa here"),
+        ("medusa", dict(init="HERE/whole-hydra++/head"), r"hydra\+\+, and --method is medusa: give heads of medusa"),
         ("distill", dict(layers=0), "--layers 0 must be at least 1"),
         ("distill", dict(target_layers=(0, 2)), "--hidden is of a fresh model, and --target-layers gives one"),
         ("distill", dict(target_layers=(0, 2), hidden=None, intermediate=None), "--target-layers 2: the target has"),
