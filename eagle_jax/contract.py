@@ -50,8 +50,9 @@ def told(drafter: Drafter, params: Params, state: Any, verified: Verified) -> An
 
 
 def _as_before(before: Any, after: Any, function: str) -> Any:
-    (old, structure), (new, found) = jax.tree.flatten(before), jax.tree.flatten(after)
-    if structure != found or list(map(_form, old)) != list(map(_form, new)):
+    old, new = jax.tree.leaves(before), jax.tree.leaves(after)
+    structures: list[Any] = [jax.tree.structure(before), jax.tree.structure(after)]  # PyTreeDef has no == in its stubs
+    if structures[0] != structures[1] or list(map(_form, old)) != list(map(_form, new)):
         was, now = jax.tree.map(_form, before), jax.tree.map(_form, after)
         raise ValueError(
             f"the drafter's {function} made a state of another form than it was given: {now} of {was}; a state keeps "

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 import eagle_jax
 from eagle_jax.bound import BoundDrafter, TreeDrafter
@@ -293,17 +294,29 @@ class Tuner:
             prompts *= 3
         last = list(dict.fromkeys([*([chosen] if chosen else []), *rest]))
         final = self.measure(last, setting, max(LEAST, self.grid.repeats))
-        mean = {label: score.mean for label, score in final.scores.items()} | {PLAIN: 1.0}
-        top = max(mean, key=lambda label: mean[label])
+        plain = Score({task: (1.0,) * len(ratios) for task, ratios in next(iter(final.scores.values())).ratios.items()})
+        scores = {PLAIN: plain} | final.scores
+        top = max(scores, key=lambda label: scores[label].mean)
+        own, best = scores[chosen or PLAIN], scores[top]
+        over, reach = own.mean / best.mean, spread(own, best)
         report = {"trees": count, "rounds": rounds, "chosen": chosen or PLAIN, "best": top,
-                  "best_speedup": round(mean[top], 3),
-                  "choice_over_best": round(mean[chosen or PLAIN] / mean[top], 3)}  # fmt: skip
+                  "best_speedup": round(best.mean, 3), "choice_over_best": round(over, 3),
+                  "interval": [round(over - reach, 3), round(over + reach, 3)]}  # fmt: skip
         return choose_of(final.scores), trial.and_then(final), report
 
 
 def safe(score: Score) -> bool:
     """Whether a method is faster than plain decoding on every task by more than a spread that is known."""
     return score.safe and all(len(values) >= LEAST for values in score.ratios.values())
+
+
+def spread(own: Score, other: Score) -> float:
+    """Half the 95% interval of one mean over another, by Student's t over repetitions that were measured in turns.
+
+    It knows the noise of the clock and not that of the prompts, which are the same for both.
+    """
+    over = np.divide(*(np.mean(list(score.ratios.values()), axis=0) for score in (own, other)))
+    return float(stdtrit(len(over) - 1, 0.975) * np.std(over, ddof=1) / len(over) ** 0.5)
 
 
 def choose_of(scores: dict[str, Score]) -> str | None:

@@ -49,7 +49,7 @@ class Args(Places):
 
     Attributes:
       methods: as in infer.bench, separated by commas. Of one without a setting the whole grid is searched, of one with
-        a setting (eagle3@6x10x59) that alone.
+        a setting (eagle3@6x10x59) that alone. Only what is named is searched.
       tasks: as in infer.bench; their first turns are the sample prompts.
       data: folder of the tasks; EAGLE_JAX_TASKS sets another default.
       limit: prompts per task.
@@ -181,7 +181,8 @@ def check(args: Args, settings: Sequence[Setting], grid: Grid) -> int:
         if tuner is not None:
             tuner.drafters[AUTO] = profile.choose(setting.batch, setting.temperature)  # type: ignore[assignment]
             _, _, found = tuner.exhaust(AUTO, trial, setting)
-            row |= {"best": found["best"], "over_best": found["choice_over_best"], "rounds": found["rounds"]}
+            row |= {"best": found["best"], "over_best": found["choice_over_best"], "interval": found["interval"],
+                    "rounds": found["rounds"]}  # fmt: skip
         rows.append(row)
         print(checked(row))
     worst = min(row["worst"] for row in rows)
@@ -203,7 +204,9 @@ def checked(row: dict[str, Any]) -> str:
         auto += " (no entry)"
     elif place and (place["batch"], place["temperature"]) != (row["batch"], row["temperature"]):
         auto += f" (entry of batch {place['batch']}, temperature {place['temperature']:g})"
-    against = f" {row['over_best']:.2f} ({row['best']}) |" if "best" in row else ""
+    against = ""
+    if "best" in row:
+        against = f" {row['over_best']:.2f} [{row['interval'][0]:.2f}, {row['interval'][1]:.2f}] ({row['best']}) |"
     return (
         f"| {row['batch']} | {row['temperature']:g} | {auto} | {row['worst']:.2f}x | {row['mean']:.2f}x | "
         f"{row['identical']} |{against}"

@@ -206,6 +206,16 @@ def test_an_exhaustive_search_drops_nothing_that_it_has_not_measured(quick, pair
     assert found["rounds"] == [{"trees": 14, "prompts": 1}, {"trees": 4, "prompts": 3}]
     assert found["best"] == names[-1]
     assert found["choice_over_best"] == round(1 / 1.13, 3)
+    assert found["interval"] == [round(1 / 1.13, 3)] * 2  # every repetition the same
+
+
+def test_the_interval_of_a_choice_is_students_t_over_repetitions():
+    """Of what two methods have in common, a slow moment of the machine, nothing is left."""
+    own = search.Score({"a": (2.0, 4.0, 2.2), "b": (4.0, 8.0, 4.4)})
+    other = search.Score({"a": (2.0, 4.0, 2.0), "b": (4.0, 8.0, 4.0)})
+    # 1, 1, 1.1: a standard error of 1/30, and t of two degrees of freedom is 4.3027
+    assert search.spread(own, other) == pytest.approx(4.3027 / 30, rel=1e-4)
+    assert search.spread(own, own) == 0
 
 
 def test_questions_that_are_skipped_are_not_asked(quick, pair, tasks):
