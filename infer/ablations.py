@@ -6,7 +6,7 @@ What each label is, tau at the papers' own trees, EAGLE-2's ablation, acceptance
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from infer.cells import both, find, mean, means, number, pair, smallest, tasks_of, uneven
@@ -160,28 +160,40 @@ def rules(evidence: Evidence) -> Section:
     command = (
         "python -m infer.bench --methods eagle2@chain4,eagle2@chain4/rejection,eagle2@chain4/block --temperatures 1"
     )
-    bases = distinct(unruled(cell.label)[0] for cell in evidence.bench if unruled(cell.label)[1])
-    if not bases:
-        return missing(heading, "no label with deterministic, rejection, block or traversal", command)
     parts = [
-        "Speedup and tau of one method and one tree. `deterministic` ranks candidates with the noise of the target's "
-        "draw in view, and keeps plain decoding's text; the others draw the drafts, and keep its law."
+        "One method and one tree, by what accepts its drafts. `deterministic` ranks candidates with the noise of the "
+        "target's draw in view, and keeps plain decoding's text; the others draw the drafts, and keep its law."
     ]
-    for temperature in sorted({cell.temperature for cell in evidence.bench if unruled(cell.label)[1]}):
-        for base in bases:
-            cells, batch = smallest([cell for cell in evidence.bench if unruled(cell.label)[0] == base], temperature)
-            tasks = tasks_of([cell for cell in cells if unruled(cell.label)[1]])
-            if not tasks:
-                continue
-            ruled = by_rule(cells)
-            rows = []
-            for rule, own in ruled.items():
-                found = [next((cell for cell in own if cell.task == task), None) for task in tasks]
-                if any(found):
-                    rows.append([rule, *map(both, found), pair(*means(found))])
-            parts += uneven([cell for own in ruled.values() for cell in own if cell.task in tasks])
-            parts.append(table([f"{title(base)}, temperature {temperature:g}, batch {batch}", *tasks, "mean"], rows))
+    for base, temperature in _ruled(evidence.bench):
+        cells, batch = smallest([cell for cell in evidence.bench if unruled(cell.label)[0] == base], temperature)
+        kind = f"{title(base)}, temperature {temperature:g}, batch {batch}: speedup and tau"
+        parts += _by_rule(kind, cells, lambda found: [*map(both, found), pair(*means(found))])
+    for base, temperature in _ruled(evidence.cells):
+        own = [cell for cell in evidence.cells if unruled(cell.label)[0] == base and cell.temperature == temperature]
+        parts += _by_rule(f"{title(base)}, temperature {temperature:g}: recorded tau", own, tau_row)
+    if len(parts) == 1:
+        return missing(heading, "no label with deterministic, rejection, block or traversal", command)
     return Section(heading, "\n\n".join(parts))
+
+
+def _ruled(cells: Sequence[Any]) -> list[tuple[str, float]]:
+    """Methods with a tree of which a label names a rule, at every temperature."""
+    named = [cell for cell in cells if unruled(cell.label)[1]]
+    bases, heats = distinct(unruled(cell.label)[0] for cell in named), sorted({cell.temperature for cell in named})
+    return [(base, heat) for heat in heats for base in bases
+            if any((unruled(cell.label)[0], cell.temperature) == (base, heat) for cell in named)]  # fmt: skip
+
+
+def _by_rule(kind: str, cells: Sequence[Any], numbers: Callable[[list[Any]], list[str]]) -> list[str]:
+    """A table with a row per rule, and what is uneven about it."""
+    tasks, ruled = tasks_of([cell for cell in cells if unruled(cell.label)[1]]), by_rule(cells)
+    rows = []
+    for rule, own in ruled.items():
+        found = [next((cell for cell in own if cell.task == task), None) for task in tasks]
+        if any(found):
+            rows.append([rule, *numbers(found)])
+    shown = [cell for own in ruled.values() for cell in own if cell.task in tasks]
+    return [*uneven(shown), table([kind, *tasks, "mean"], rows)]
 
 
 def by_rule(cells: Sequence[Any]) -> dict[str, list[Any]]:

@@ -275,7 +275,7 @@ def measure(
             categories = [together[row].category for row in rows]
             for name, tally in tallies.items():
                 took = (seconds[name, "answer"], seconds[name, "prefill"])
-                tally.add(which, categories, texts[name, "answer"], plain, *took)
+                tally.add(start // group.batch, which, categories, texts[name, "answer"], plain, *took)
             for row, tokens in zip(rows, plain.tokens, strict=True):
                 talks[row].hear(tokens)
         if sys.stderr.isatty():

@@ -45,11 +45,12 @@ def claims(evidence: Evidence) -> Section:
     text = (
         "Published numbers are of other models on GPUs; what is compared is the order, not the size. Means over tasks, "
         "batch 1, temperature 0 where nothing else is said. One standard for all: a difference counts where its 95% "
-        "interval leaves out 0, by Student's t over the questions that both answered (those of one call as one). A "
-        "claim holds where every difference it is about is above 0 so; it fails where one is below, by an interval "
-        "wide enough for all of them (Bonferroni); else it cannot be told. Of a row of numbers that rises or falls the "
-        "ends have to differ so, and no neighbours in the other direction. Only identical texts need no interval: one "
-        f"that differs is one too many.{shared_noise(evidence.sources)}\n\n"
+        "interval leaves out 0, by Student's t (Welch's over tasks) over the questions that both answered (those of "
+        "one call as one). A claim holds where every difference it is about is above 0 so; it fails where one is "
+        "below, by an interval wide enough for all of them (Bonferroni); else it cannot be told. Of a row of numbers "
+        "that rises or falls the ends have to differ so, and no neighbours in the other direction; a step between may "
+        "be of no size. Only identical texts need no interval: one that differs is one too many."
+        f"{shared_noise(evidence.sources)}\n\n"
     )
     return Section(heading, text + table(["claim", "published", "here", "holds"], found, left=4))
 
@@ -251,7 +252,7 @@ def _by_position(evidence: Evidence) -> list[Claim]:
             continue
         rates = [rate(*pair) for pair in zip(accepted, reached, strict=True)]
         here = ", ".join(f"{rate.value:.2f}" for rate in rates) + f" ({title(label)})"
-        found.append(Claim("Acceptance at depth 1 falls from sibling to sibling", "EAGLE-2, figure 5", here,
+        found.append(Claim("Acceptance at depth 1 falls over the siblings, first to last", "EAGLE-2, figure 5", here,
                            trend(list(map(negative, rates)))))  # fmt: skip
     return found
 
@@ -276,8 +277,8 @@ def _calibrated(evidence: Evidence) -> list[Claim]:
         if len(rates) < 2:
             continue
         here = f"{title(label)}: " + ", ".join(f"{rate.value:.2f}" for rate in rates)
-        found.append(Claim("Acceptance rises with the draft's confidence, bin by bin", "EAGLE-2, figure 6", here,
-                           trend(rates)))  # fmt: skip
+        claim = "Acceptance rises with the draft's confidence, lowest bin to highest"
+        found.append(Claim(claim, "EAGLE-2, figure 6", here, trend(rates)))
     return found
 
 

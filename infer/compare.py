@@ -4,7 +4,7 @@ A number of a method is a mean over tasks of ratios, each of sums over the quest
 cycles, a speedup is tokens per second over plain decoding's, a rate is accepted over looked at. What a question adds to
 the error of such a number is known (to first order), so that of a difference is too: the same questions are compared,
 and what makes a question easy for both falls out. A difference counts where its 95% interval, by Student's t over the
-questions, leaves out 0. Questions that were answered in one call count as one.
+questions with Welch's degrees of freedom over the tasks, leaves out 0. Questions of one call count as one.
 """
 
 from __future__ import annotations
@@ -75,14 +75,27 @@ def trend(values: Sequence[Estimate]) -> str:
 def difference(low: Estimate, high: Estimate) -> Difference:
     """`high` - `low`; questions that are in both are compared with themselves, calls with what they answered."""
     ends = low.parts, high.parts
-    squares, tasks, count = 0.0, set(), 0
+    squares: dict[str, list[float]] = {}
     for group in _together([*low.parts, *high.parts]):
         one, other = (sum(part for key, part in parts.items() if key in group) for parts in ends)
-        squares += (other - one) ** 2
-        tasks |= {task for task, _ in group}
-        count += 1
-    freedom = count - len(tasks) if count else math.inf
-    return Difference(high.value - low.value, math.sqrt(squares + low.variance + high.variance), freedom)
+        squares.setdefault(next(iter(group))[0], []).append((other - one) ** 2)
+    variance = sum(map(sum, squares.values())) + low.variance + high.variance
+    return Difference(high.value - low.value, math.sqrt(variance), _freedom(list(squares.values()), variance))
+
+
+def _freedom(squares: Sequence[Sequence[float]], variance: float) -> float:
+    """Of a variance of independent parts, one per task, each of so many questions (Welch 1947, Satterthwaite 1946).
+
+    One task that varies much with few questions is then not lent the certainty of the others.
+    """
+    if not squares:
+        return math.inf
+    most, least = (combine(len(of) - 1 for of in squares) for combine in (sum, min))
+    if least < 1 or not math.isfinite(variance):
+        return least
+    ratio = sum(sum(of) ** 2 / (len(of) - 1) for of in squares)
+    # Rounding alone could take it below that of the least task, where an interval ends to be known.
+    return max(variance**2 / ratio, least) if ratio else most
 
 
 def _together(keys: Sequence[Key]) -> list[set[Key]]:
@@ -167,14 +180,16 @@ def speedup(cells: Sequence[Any], keys: set[tuple[str, str]] | None = None) -> E
         if not own:
             continue
         ratios, parts = [], dict[Key, float]()
+        calls: dict[int, list[str]] = {}
+        for question, call in zip(columns["question"], columns["call"], strict=True):
+            calls.setdefault(call, []).append(question)
         for seconds, plain in zip(columns["seconds"], columns["plain_seconds"], strict=True):
             four = (columns["tokens"], seconds, columns["plain_tokens"], plain)
             sums = [sum(column[at] for at in own.values()) for column in four]
             ratios.append(sums[0] / sums[1] / (sums[2] / sums[3]))
-            for (task, (question,)), at in own.items():
+            for (task, _), at in own.items():
                 share = [column[at] / whole for column, whole in zip(four, sums, strict=True)]
-                call = columns["question"][at - at % cell.batch :][: cell.batch]  # as infer.bench takes them together
-                key = (task, tuple(call) if cell.batch > 1 else (question,))
+                key = (task, tuple(calls[columns["call"][at]]))
                 log = share[0] - share[1] - share[2] + share[3]
                 parts[key] = parts.get(key, 0.0) + log / len(columns["seconds"])
         value = statistics.median(ratios)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import difflib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,62 @@ def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
 def schema_of(content: Mapping[str, Any]) -> str:
     """What a file says that it is, in words."""
     return f"of schema {content['schema']!r}" if "schema" in content else "without a schema"
+
+
+def is_count(value: Any) -> bool:
+    """Whether a JSON value is a number of things."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def is_number(value: Any) -> bool:
+    """Whether a JSON value is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_counts(value: Any) -> bool:
+    """Whether a JSON value is a list of counts."""
+    return isinstance(value, list) and all(map(is_count, value))
+
+
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "str": ("a string", lambda value: isinstance(value, str)),
+    "int": ("a count", is_count),
+    "float": ("a number", is_number),
+    "list[float]": ("a list of numbers", lambda value: isinstance(value, list) and all(map(is_number, value))),
+    "list[int]": ("a list of counts", is_counts),
+}
+"""By the annotation of a field, which is a string in the modules that declare them."""
+
+
+def fields_of(cls: type, entry: Any, where: str) -> dict[str, Any]:
+    """The fields of a dataclass; those of which `_KINDS` says nothing are left to the caller.
+
+    Raises:
+      ValueError: no object, a field that is missing, unknown, or of another kind than annotated.
+    """
+    fields = {field.name: str(field.type) for field in dataclasses.fields(cls)}
+    check_names(entry, list(fields), where)
+    for name, said in fields.items():
+        kind, value = said.removesuffix(" | None"), entry[name]
+        if kind in _KINDS and not (value is None and kind != said) and not _KINDS[kind][1](value):
+            null = " or null" if kind != said else ""
+            raise ValueError(f"{where}: {name} is {value!r}, expected {_KINDS[kind][0]}{null}")
+    return dict(entry)
+
+
+def check_names(entry: Any, names: Sequence[str], where: str) -> None:
+    """Refuses what is no object with exactly these names.
+
+    Raises:
+      ValueError: naming what is missing or unknown.
+    """
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where}: {type(entry).__name__} instead of an object")
+    if missing := [name for name in names if name not in entry]:
+        raise ValueError(f"{where} lacks {', '.join(missing)}")
+    if unknown := [name for name in entry if name not in names]:
+        near = difflib.get_close_matches(unknown[0], names, n=1)
+        raise ValueError(f"{where} has an unknown field {unknown[0]!r}" + (f"; there is {near[0]!r}" if near else ""))
 
 
 def check_columns(entry: Any, wanted: Mapping[str, str], where: str, sums: Mapping[str, int | None] = {}) -> None:

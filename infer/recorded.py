@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,17 @@ from typing import Any
 
 from eagle_jax.checkpoints.staging import write_whole
 from infer.drafts import check_draft
-from infer.reading import check_columns, read_object, remedy, schema_of
+from infer.reading import (
+    check_columns,
+    check_names,
+    fields_of,
+    is_count,
+    is_counts,
+    is_number,
+    read_object,
+    remedy,
+    schema_of,
+)
 
 SCHEMA = "eagle_jax.acceptance/2"
 COUNTS = {"question": "name", "tokens": "count", "cycles": "count"}
@@ -121,56 +130,31 @@ def describe(cell: Cell) -> str:
     return f"{cell.label} on {cell.task} at temperature {cell.temperature:g}"
 
 
-def _count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _counts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_count, value))
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _table(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_counts, value)) and len({len(row) for row in value}) <= 1
+    return isinstance(value, list) and all(map(is_counts, value)) and len({len(row) for row in value}) <= 1
 
 
 def _confidences(value: Any) -> bool:
-    return isinstance(value, list) and all(entry is None or _number(entry) for entry in value)
+    return isinstance(value, list) and all(entry is None or is_number(entry) for entry in value)
 
-
-_KINDS = {
-    "str": lambda value: isinstance(value, str),
-    "str | None": lambda value: value is None or isinstance(value, str),
-    "int": _count,
-    "float": _number,
-    "float | None": lambda value: value is None or _number(value),
-}
-"""By the annotation of a field, which is a string in this module."""
 
 _FORMS: dict[str, dict[str, Any]] = {
     "positions": dict.fromkeys(("drafted", "reached", "accepted"), _table),
     "nodes": {"parents": lambda value: isinstance(value, list)}
-    | dict.fromkeys(("drafted", "reached", "accepted"), _counts),
+    | dict.fromkeys(("drafted", "reached", "accepted"), is_counts),
     "calibration": {
-        "count": _counts,
+        "count": is_counts,
         "confidence": _confidences,
-        "accepted": _counts,
-        "error": lambda value: value is None or _number(value),
+        "accepted": is_counts,
+        "error": lambda value: value is None or is_number(value),
     },
-    "chains": {"length": _count, "tokens": _count, "cycles": _count, "tested": _counts, "accepted": _counts,
+    "chains": {"length": is_count, "tokens": is_count, "cycles": is_count, "tested": is_counts, "accepted": is_counts,
                "by_question": lambda value: isinstance(value, dict)},
 }  # fmt: skip
 
 
 def _cell(entry: Any, where: str) -> Cell:
-    fields = {field.name: str(field.type) for field in dataclasses.fields(Cell)}
-    _same_names(entry, list(fields), where)
-    for name, kind in fields.items():
-        if kind in _KINDS and not _KINDS[kind](entry[name]):
-            raise ValueError(f"{where}: {name} is {entry[name]!r}, expected {kind}")
+    entry = fields_of(Cell, entry, where)
     check_draft(entry["draft"], where)
     check_columns(entry["by_question"], COLUMNS, where, {name: entry[name] for name in ("tokens", "cycles")})
     if not isinstance(entry["chains"], list):
@@ -180,7 +164,7 @@ def _cell(entry: Any, where: str) -> Cell:
         for value in values:
             if value is None and name in ("nodes", "calibration"):
                 continue
-            _same_names(value, list(form), f"{where}, {name}")
+            check_names(value, list(form), f"{where}, {name}")
             if wrong := [part for part, test in form.items() if not test(value[part])]:
                 raise ValueError(
                     f"{where}, {name}: {wrong[0]} is {value[wrong[0]]!r}, which infer.acceptance writes not"
@@ -209,12 +193,3 @@ def _cell(entry: Any, where: str) -> Cell:
 def _no_more(accepted: Sequence[int], of: Sequence[int], name: str, where: str) -> None:
     if len(accepted) != len(of) or any(part > whole for part, whole in zip(accepted, of, strict=True)):
         raise ValueError(f"{where}: more accepted than {name}")
-
-
-def _same_names(entry: Any, names: Sequence[str], where: str) -> None:
-    if not isinstance(entry, dict):
-        raise ValueError(f"{where}: {type(entry).__name__} instead of an object")
-    if missing := [name for name in names if name not in entry]:
-        raise ValueError(f"{where} lacks {', '.join(missing)}")
-    if unknown := [name for name in entry if name not in names]:
-        raise ValueError(f"{where} has an unknown field {unknown[0]!r}")

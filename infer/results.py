@@ -7,9 +7,7 @@ figures of such files.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +15,11 @@ from typing import Any, NamedTuple
 
 from eagle_jax.checkpoints.staging import write_whole
 from infer.drafts import check_draft
-from infer.reading import check_columns, read_object, remedy, schema_of
+from infer.reading import check_columns, fields_of, read_object, remedy, schema_of
 
-SCHEMA = "eagle_jax.bench/2"
-COLUMNS = {"question": "name", "replies": "count", "tokens": "count", "cycles": "count or null", "seconds": "seconds",
-           "plain_tokens": "count", "plain_seconds": "seconds"}  # fmt: skip
+SCHEMA = "eagle_jax.bench/3"
+COLUMNS = {"question": "name", "call": "count", "replies": "count", "tokens": "count", "cycles": "count or null",
+           "seconds": "seconds", "plain_tokens": "count", "plain_seconds": "seconds"}  # fmt: skip
 """Of `Cell.by_question`."""
 
 
@@ -79,8 +77,9 @@ class Cell:
       spec_bench: by the definitions of Spec-Bench.
       categories: the same by category, where the task has more than one.
       draft: what was really drafted, with which weights, and by which rule it was accepted (`infer/drafts.py`).
-      by_question: a list per column, one entry per question: `question` (its name), `replies`, `tokens`, `cycles` (null
-        where not counted), `seconds` (a list per repetition), and plain decoding's `plain_tokens`, `plain_seconds`.
+      by_question: a list per column, one entry per question: `question` (its name), `call` (those of one number were
+        answered in one call), `replies`, `tokens`, `cycles` (null where not counted), `seconds` (a list per
+        repetition), and plain decoding's `plain_tokens`, `plain_seconds`.
     """
 
     method: str
@@ -222,52 +221,12 @@ def describe(group: Group) -> str:
     return f"{group.task} at temperature {group.temperature:g}, batch {group.batch}"
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _list(value: Any, test: Any) -> bool:
-    return isinstance(value, list) and all(map(test, value))
-
-
-_KINDS = {
-    "str": ("a string", lambda value: isinstance(value, str)),
-    "int": ("a count", _count),
-    "float": ("a number", _number),
-    "int | None": ("a count or null", lambda value: value is None or _count(value)),
-    "float | None": ("a number or null", lambda value: value is None or _number(value)),
-    "list[float]": ("a list of numbers", lambda value: _list(value, _number)),
-    "list[int] | None": ("a list of counts or null", lambda value: value is None or _list(value, _count)),
-}
-"""By the annotation of a field, which is a string in this module."""
-
-
-def _record(cls: type, entry: Any, where: str) -> dict[str, Any]:
-    """The fields of a dataclass; those whose kind is no entry of `_KINDS` are left to the caller."""
-    if not isinstance(entry, dict):
-        raise ValueError(f"{where}: {type(entry).__name__} instead of an object")
-    fields = {field.name: str(field.type) for field in dataclasses.fields(cls)}
-    if missing := [name for name in fields if name not in entry]:
-        raise ValueError(f"{where} lacks {', '.join(missing)}")
-    if unknown := [name for name in entry if name not in fields]:
-        near = difflib.get_close_matches(unknown[0], fields, n=1)
-        raise ValueError(f"{where} has an unknown field {unknown[0]!r}" + (f"; there is {near[0]!r}" if near else ""))
-    for name, kind in fields.items():
-        if kind in _KINDS and not _KINDS[kind][1](entry[name]):
-            raise ValueError(f"{where}: {name} is {entry[name]!r}, expected {_KINDS[kind][0]}")
-    return entry
-
-
 def _spec_bench(entry: Any, where: str) -> SpecBench:
-    return SpecBench(**_record(SpecBench, entry, where))
+    return SpecBench(**fields_of(SpecBench, entry, where))
 
 
 def _cell(entry: Any, where: str) -> Cell:
-    fields = dict(_record(Cell, entry, where))
+    fields = fields_of(Cell, entry, where)
     if not isinstance(fields["categories"], dict):
         raise ValueError(f"{where}: categories is {fields['categories']!r}, expected an object")
     check_draft(fields["draft"], where)
@@ -277,7 +236,7 @@ def _cell(entry: Any, where: str) -> Cell:
     categories = {}
     for name, value in fields["categories"].items():
         here = f"{where}, category {name}"
-        record = dict(_record(Category, value, here))
+        record = fields_of(Category, value, here)
         record["spec_bench"] = _spec_bench(record["spec_bench"], f"{here}, spec_bench")
         categories[name] = Category(**record)
     return Cell(**(fields | {"categories": categories}))

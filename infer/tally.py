@@ -21,13 +21,15 @@ class Reply(NamedTuple):
     """One turn of one conversation by one method.
 
     Attributes:
-      question: its name (`names_of`). category: of the question. tokens: new ones.
+      question: its name (`names_of`). call: of the batch, whose turns are calls of the same questions. category: of the
+        question. tokens: new ones.
       cycles, accepted: target passes after the prefill and the histogram of accepted drafts; None where not counted.
       seconds, prefill_seconds: its share of the call's, per repetition: rows of a batch share alike.
       identical: whether it is plain decoding's.
     """
 
     question: str
+    call: int
     category: str
     tokens: int
     cycles: int | None
@@ -50,6 +52,7 @@ class Tally:
 
     def add(
         self,
+        call: int,
         questions: Sequence[str],
         categories: Sequence[str],
         answer: Answer,
@@ -57,12 +60,13 @@ class Tally:
         seconds: Sequence[float],
         prefill_seconds: Sequence[float],
     ) -> None:
-        """Counts one batch: `questions` and `categories` per row, seconds of the whole call per repetition."""
+        """Counts one turn of a batch, `call`: `questions` and `categories` per row, seconds of all per repetition."""
         rows = len(answer.tokens)
         for row, (question, category) in enumerate(zip(questions, categories, strict=True)):
             self.replies.append(
                 Reply(
                     question,
+                    call,
                     category,
                     len(answer.tokens[row]),
                     None if answer.cycles is None else answer.cycles[row],
@@ -134,6 +138,7 @@ def _by_question(own: list[Reply], base: list[Reply]) -> dict[str, Any]:
     counted = [_cycles(one) for one in mine]
     return {
         "question": names,
+        "call": [one[0].call for one in mine],
         "replies": list(map(len, mine)),
         "tokens": [sum(reply.tokens for reply in one) for one in mine],
         "cycles": None if None in counted else counted,

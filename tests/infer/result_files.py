@@ -38,7 +38,8 @@ def bench_cell(
     noise = noise[: len(names)]
     tokens = [round(((tau or 1) + extra) * 1600) + 1 for extra in noise]
     by_question = {
-        "question": names, "replies": [1] * len(names), "tokens": tokens,
+        "question": names, "call": [at // own.get("batch", 1) for at in range(len(names))],
+        "replies": [1] * len(names), "tokens": tokens,
         "cycles": None if tau is None else [1600] * len(names), "seconds": [[1.0] * len(names)],
         "plain_tokens": tokens, "plain_seconds": [[speedup + extra for extra in noise]],
     }  # fmt: skip

@@ -161,7 +161,7 @@ def test_a_result_of_something_else_is_not_gone_on_with(pair, tasks, quick, tmp_
         bench.main(quick(methods="vanilla", limit=1, resume=True))
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": "eagle_jax.tune/1"}))
     with pytest.raises(
-        ValueError, match=r"result\.json is of schema 'eagle_jax\.tune/1', expected 'eagle_jax\.bench/2'"
+        ValueError, match=r"result\.json is of schema 'eagle_jax\.tune/1', expected 'eagle_jax\.bench/3'"
     ):
         bench.main(quick(methods="vanilla", limit=1, resume=True))
     (tmp_path / "other").mkdir()

@@ -114,6 +114,37 @@ def test_few_questions_tell_less():
     assert compare.difference(*(compare.tau([cell]) for cell in (low, high))).freedom == len(NAMES) - 1
 
 
+def test_a_task_of_few_questions_is_not_lent_the_certainty_of_another():
+    """95% of the intervals hold the truth, also where four questions vary as much as forty others do not."""
+    rng, held, of = np.random.default_rng(5), {"welch": 0, "pooled": 0}, 4000
+    for _ in range(of):
+        parts: dict[compare.Key, float] = {}
+        value = 0.0
+        for task, count, width in (("gsm8k", 4, 1.0), ("nq", 40, 0.1)):
+            draws = rng.normal(0, width, count)
+            value += draws.mean() / 2
+            grown = (draws - draws.mean()) / count / 2 * math.sqrt(count / (count - 1))
+            parts |= {(task, (f"q{at}",)): float(part) for at, part in enumerate(grown)}
+        found = compare.difference(Estimate(0.0), Estimate(value, parts))
+        held["welch"] += abs(value) < found.reach()
+        held["pooled"] += abs(value) < found._replace(freedom=42).reach()
+    assert held["welch"] / of == pytest.approx(0.95, abs=0.01)
+    assert held["pooled"] / of < 0.9
+
+
+def test_the_degrees_of_freedom_are_welchs():
+    def freedom(**tasks: list[float]) -> float:
+        keys = {(task, (f"q{at}",)): part for task, parts in tasks.items() for at, part in enumerate(parts)}
+        return compare.difference(Estimate(0.0), Estimate(1.0, keys)).freedom
+
+    assert freedom(a=[1.0, -1.0]) == 1
+    assert freedom(a=[1.0, -1.0, 0.0], b=[1.0, -1.0, 0.0]) == pytest.approx(4)
+    assert freedom(a=[1.0, -1.0, 0.0], b=[0.0] * 9) == pytest.approx(2)
+    assert freedom(a=[2.0, -2.0], b=[1.0, -1.0, 0.0]) == pytest.approx(10**2 / (8**2 + 2**2 / 2))
+    assert freedom(a=[0.0, 0.0], b=[0.0, 0.0, 0.0]) == 3
+    assert freedom(a=[1.0], b=[1.0, -1.0]) == 0
+
+
 def test_many_comparisons_do_not_make_a_no_by_chance():
     """One of thirty that are really equal lies below 0 by two standard errors often enough."""
     unlucky = Difference(-0.22, 0.1)
@@ -128,16 +159,22 @@ def test_rows_of_a_call_count_as_one():
     columns = {"question": names, "replies": [1] * 8, "tokens": tokens, "cycles": None, "plain_tokens": tokens}
     calls = [1.0] * 4 + [2.0] * 4
     own = bench_cell("eagle2", "gsm8k", 2.0, None, batch=4)
-    own = dataclasses.replace(own, by_question=columns | {"seconds": [[1.0] * 8], "plain_seconds": [calls]})
-    found = compare.speedup([own])
+    columns |= {"seconds": [[1.0] * 8], "plain_seconds": [calls]}
+
+    def together(*numbers: int):
+        return dataclasses.replace(own, by_question=columns | {"call": list(numbers)})
+
+    found = compare.speedup([together(0, 0, 0, 0, 1, 1, 1, 1)])
     assert found.value == pytest.approx(1.5)
     assert set(found.parts) == {("gsm8k", tuple(names[:4])), ("gsm8k", tuple(names[4:]))}
     # Two calls, 1x and 2x: the standard error of their mean is 0.5.
     assert compare.difference(Estimate(0.0), found) == Difference(pytest.approx(1.5), pytest.approx(0.5), 1)
-    whole = dataclasses.replace(own, batch=8)
-    assert compare.difference(Estimate(1.0), compare.speedup([whole])).reach() == math.inf
+    assert compare.difference(Estimate(1.0), compare.speedup([together(*[0] * 8)])).reach() == math.inf
+    # Of the first batch of four one question was too long: places do not say which were together.
+    odd = compare.speedup([together(0, 0, 0, 1, 1, 1, 1, 2)])
+    assert [len(questions) for _, questions in odd.parts] == [3, 4, 1]
     # Against single questions: those of a call are taken together there as well.
-    single = compare.speedup([dataclasses.replace(own, batch=1)])
+    single = compare.speedup([together(*range(8))])
     assert len(single.parts) == 8
     assert compare.difference(single, found).freedom == 1
 

@@ -109,7 +109,7 @@ def test_acceptance_rules_stand_in_a_section_of_their_own(tmp_path):
     cells = [dataclasses.replace(cell, temperature=1.0) for cell in [*own, PLAIN[0]]]
     text = made(tmp_path, bench_file(tmp_path / "b.json", cells))
     assert part(text, "Acceptance rules").strip().splitlines()[2:] == [
-        "| EAGLE-2, static, temperature 1, batch 1 | gsm8k | mean |",
+        "| EAGLE-2, static, temperature 1, batch 1: speedup and tau | gsm8k | mean |",
         "|---|---:|---:|",
         "| deterministic | 2.00x, 4.00 | 2.00x, 4.00 |",
         "| traversal | 1.50x, 3.00 | 1.50x, 3.00 |",
@@ -119,6 +119,22 @@ def test_acceptance_rules_stand_in_a_section_of_their_own(tmp_path):
     text = part(made(tmp_path, bench_file(tmp_path / "b.json", [*cells, named])), "Acceptance rules")
     assert text.count("| deterministic |") == 1  # what was measured beside the others
     assert "| deterministic | 3.00x, 4.00 | 3.00x, 4.00 |" in text
+
+
+def test_recorded_rules_have_their_taus(tmp_path):
+    rules = {"rejection": 2.0, "block": 2.25}
+    cells = [
+        record_cell(f"sps@chain4/{rule}", task, 1.0, tau=tau + extra)
+        for task, extra in (("gsm8k", 0.0), ("nq", 0.5))
+        for rule, tau in rules.items()
+    ]
+    text = part(made(tmp_path, record_file(tmp_path / "r.json", cells)), "Acceptance rules")
+    assert text.strip().splitlines()[2:] == [
+        "| SpS, chain4, temperature 1: recorded tau | gsm8k | nq | mean |",
+        "|---|---:|---:|---:|",
+        "| rejection | 2.00 | 2.50 | 2.25 |",
+        "| block | 2.25 | 2.75 | 2.50 |",
+    ]
 
 
 def test_eagle_3s_ablation_is_that_of_the_study(tmp_path):
@@ -343,7 +359,7 @@ def test_what_is_refused(tmp_path):
     odd = tmp_path / "odd.json"
     for text, match in {
         '{"schema": "eagle_jax.tune/1"}': r"odd\.json is of schema 'eagle_jax\.tune/1', expected 'eagle_jax\.ben",
-        '{"results": {}}': r"odd\.json is without a schema, expected 'eagle_jax\.bench/2'.*: measure anew",
+        '{"results": {}}': r"odd\.json is without a schema, expected 'eagle_jax\.bench/3'.*: measure anew",
         '{"runs": {"a": 1}, "replies": {}}': r"odd\.json is without a schema",
         "[]": r"odd\.json holds a JSON list",
         '{"schema": ': r"odd\.json is no JSON file",
@@ -362,7 +378,7 @@ def test_what_is_refused(tmp_path):
     [
         (lambda cell: cell.pop("tau"), "cell 0 lacks tau"),
         (lambda cell: cell.update(taus=1), "cell 0 has an unknown field 'taus'"),
-        (lambda cell: cell.update(cycles=-1), "cell 0: cycles is -1, expected int"),
+        (lambda cell: cell.update(cycles=-1), "cell 0: cycles is -1, expected a count"),
         (lambda cell: cell["positions"].pop("reached"), "cell 0, positions lacks reached"),
         (lambda cell: cell["positions"].update(accepted=[[99, 0], [0, 0]]), "positions: more accepted than reached"),
         (lambda cell: cell["positions"].update(reached=[[99, 0]]), "positions: its lists differ in length"),
@@ -401,7 +417,7 @@ def test_a_broken_recording_is_refused_by_name(tmp_path, change, match):
 def test_a_recording_twice_or_of_another_program_is_refused(tmp_path):
     with pytest.raises(ValueError, match="eagle3 on gsm8k at temperature 0 is there twice"):
         recorded.read(record_file(tmp_path / "a.json", [RECORDS[0], RECORDS[0]]))
-    with pytest.raises(ValueError, match=r"is of schema 'eagle_jax\.bench/2', expected 'eagle_jax\.acceptance/2'"):
+    with pytest.raises(ValueError, match=r"is of schema 'eagle_jax\.bench/3', expected 'eagle_jax\.acceptance/2'"):
         recorded.read(bench_file(tmp_path / "b.json", TABLE_1))
 
 

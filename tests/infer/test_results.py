@@ -22,8 +22,8 @@ def cell(**changes) -> Cell:
         tok_s=20.5, tok_s_range=[20.0, 21.0], decode_tok_s=26.0, speedup=2.0, speedup_range=[1.9, 2.1],
         decode_speedup=2.2, tau=2.0, accepted=[5, 10, 5], ms_per_pass=75.0, identical=2, compared=2,
         spec_bench=speeds, categories={"math": Category(2.0, 2.0, speeds)}, draft=PLAIN,
-        by_question={"question": ["1"], "replies": [2], "tokens": [42], "cycles": [20], "seconds": [[2.0], [2.1]],
-                     "plain_tokens": [42], "plain_seconds": [[4.0], [4.2]]},
+        by_question={"question": ["1"], "call": [0], "replies": [2], "tokens": [42], "cycles": [20],
+                     "seconds": [[2.0], [2.1]], "plain_tokens": [42], "plain_seconds": [[4.0], [4.2]]},
     )  # fmt: skip
     return dataclasses.replace(made, **changes)
 
@@ -72,7 +72,7 @@ def double(content):
         ),
         (
             lambda content: content.pop("schema"),
-            "is without a schema, expected 'eagle_jax.bench/2': give a result.json",
+            "is without a schema, expected 'eagle_jax.bench/3': give a result.json",
         ),
         (lambda content: content.pop("settings"), "settings is missing or of another kind"),
         (drop, r"result\.json, cell 0 lacks tau"),
@@ -81,7 +81,7 @@ def double(content):
         (hollow, "cell 0, category math, spec_bench lacks tok_s"),
         (lambda content: content["cells"][0].update(draft={"kind": "bush"}), "cell 0: draft is {'kind': 'bush'}, expe"),
         (lambda content: content["cells"][0]["draft"].pop("rule"), "cell 0: draft lacks or has unknown rule"),
-        (lambda content: content["cells"][0]["by_question"].pop("cycles"), "by_question must have question, replies"),
+        (lambda content: content["cells"][0]["by_question"].pop("cycles"), "by_question must have question, call"),
         (
             lambda content: content["cells"][0]["by_question"].update(seconds=[]),
             r"seconds is \[\], expected one",

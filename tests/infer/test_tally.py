@@ -21,11 +21,11 @@ def tallies():
     plain, drafted = Tally(), Tally()
     first = Answer([[1, 2, 3, 4, 5], [6, 7, 8]], [4, 2], [[4, 0, 0], [2, 0, 0]])
     fast = Answer([[1, 2, 3, 4, 5], [6, 7, 9]], [2, 1], [[1, 0, 1], [0, 1, 0]])
-    plain.add(["a", "b"], ["math", "qa"], first, first, [4.0, 6.0], [1.0, 2.0])
-    drafted.add(["a", "b"], ["math", "qa"], fast, first, [2.0, 2.0], [1.0, 1.0])
+    plain.add(0, ["a", "b"], ["math", "qa"], first, first, [4.0, 6.0], [1.0, 2.0])
+    drafted.add(0, ["a", "b"], ["math", "qa"], fast, first, [2.0, 2.0], [1.0, 1.0])
     second = Answer([[1, 2]], [1], [[1, 0, 0]])
-    plain.add(["a"], ["math"], second, second, [1.0, 1.0], [0.5, 0.5])
-    drafted.add(["a"], ["math"], Answer([[1, 2]], [1], [[0, 1, 0]]), second, [1.0, 0.5], [0.5, 0.25])
+    plain.add(0, ["a"], ["math"], second, second, [1.0, 1.0], [0.5, 0.5])
+    drafted.add(0, ["a"], ["math"], Answer([[1, 2]], [1], [[0, 1, 0]]), second, [1.0, 0.5], [0.5, 0.25])
     return plain, drafted
 
 
@@ -51,7 +51,7 @@ def test_a_cell(tallies):
     assert told.draft == PLAIN
     # Question a: 5 and 2 tokens, half of the batch's seconds and its own; b: 3 tokens, the other half.
     assert told.by_question == {
-        "question": ["a", "b"], "replies": [2, 1], "tokens": [7, 3], "cycles": [3, 1],
+        "question": ["a", "b"], "call": [0, 0], "replies": [2, 1], "tokens": [7, 3], "cycles": [3, 1],
         "seconds": [[2.0, 1.0], [1.5, 1.0]], "plain_tokens": [7, 3], "plain_seconds": [[3.0, 2.0], [4.0, 3.0]],
     }  # fmt: skip
     assert compare.tau([told]).value == told.tau  # the same numbers, by question
@@ -80,20 +80,19 @@ def test_categories(tallies):
     assert told["qa"].spec_bench == SpecBench(2.0, 3.0, 2.5)  # twice and three times as fast
 
     talk, again = Tally(), Answer([[1, 2], [3, 4]], [1, 1], [[1], [1]])
-    talk.add(["a", "b"], ["math", "coding"], again, again, [1.0], [0.5])
+    talk.add(0, ["a", "b"], ["math", "coding"], again, again, [1.0], [0.5])
     assert set(cell("vanilla", "vanilla", GROUP, talk, talk, PLAIN).categories) == {"math", "coding"}
     alone = Tally()
-    alone.add(["a", "b"], ["qa", "qa"], again, again, [1.0], [0.5])
+    alone.add(0, ["a", "b"], ["qa", "qa"], again, again, [1.0], [0.5])
     assert cell("vanilla", "vanilla", GROUP, alone, alone, PLAIN).categories == {}
 
 
 def test_a_method_that_does_not_count_its_passes(tallies):
     plain, _ = tallies
     silent = Tally()
-    silent.add(
-        ["a", "b"], ["math", "qa"], Answer([[1], [6, 7, 8]]), Answer([[1, 2], [6, 7, 8]]), [4.0, 4.0], [1.0, 1.0]
-    )
-    silent.add(["a"], ["math"], Answer([[1, 2]]), Answer([[1, 2]]), [1.0, 1.0], [0.5, 0.5])
+    texts = Answer([[1], [6, 7, 8]]), Answer([[1, 2], [6, 7, 8]])
+    silent.add(0, ["a", "b"], ["math", "qa"], *texts, [4.0, 4.0], [1.0, 1.0])
+    silent.add(0, ["a"], ["math"], Answer([[1, 2]]), Answer([[1, 2]]), [1.0, 1.0], [0.5, 0.5])
     told = cell("transformers", "transformers", GROUP, silent, plain, PLAIN)
     assert (told.passes, told.cycles, told.tau, told.accepted, told.ms_per_pass) == (None,) * 5
     assert told.spec_bench.mean_accepted_tokens is None
@@ -104,7 +103,7 @@ def test_a_method_that_does_not_count_its_passes(tallies):
 
 def test_replies_of_one_token_have_nothing_to_decode():
     tally, answer = Tally(), Answer([[1]], [0], [[0]])
-    tally.add(["a"], [""], answer, answer, [1.0], [0.9])
+    tally.add(0, ["a"], [""], answer, answer, [1.0], [0.9])
     told = cell("vanilla", "vanilla", GROUP, tally, tally, PLAIN)
     assert (told.tau, told.decode_tok_s, told.decode_speedup, told.ms_per_pass) == (None,) * 4
     assert told.spec_bench.mean_accepted_tokens is None
