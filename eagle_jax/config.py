@@ -349,6 +349,11 @@ def _static_depths(parents: Sequence[int]) -> list[int]:
         raise ConfigError("TreeConfig.parents is empty: a static tree needs at least one drafted node")
     depths: list[int] = []
     for node, parent in enumerate(parents):
+        if isinstance(parent, Sequence) and not isinstance(parent, str):
+            raise ConfigError(
+                f"TreeConfig.parents[{node}]={parent!r} is a path of ranks: turn such a list into parents with "
+                "eagle_jax.shapes.parents_of_paths"
+            )
         if not isinstance(parent, int) or isinstance(parent, bool) or not -1 <= parent < node:
             earlier = f" or the index of an earlier node, 0 to {node - 1}" if node else ""
             raise ConfigError(

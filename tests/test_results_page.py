@@ -93,6 +93,18 @@ def test_the_table_of_the_readme_is_what_was_measured():
     assert result.machine in " ".join(README.split())
 
 
+def test_what_the_noise_in_view_is_worth():
+    """The README's sentence on `sampled_ranking`: tau over that of drafts ranked without it, task by task."""
+    blind, seeing = (results.read(FOLDER / f"{name}.json") for name in ("untempered", "bench"))
+    ratios: dict[float, list[float]] = {}
+    for cell in blind.cells:
+        if cell.method in ("eagle2", "eagle3"):
+            ratios.setdefault(cell.temperature, []).append(seeing.cell(cell.method, cell.group).tau / cell.tau)
+    ends = {heat: (round(min(found), 1), round(max(found), 1)) for heat, found in ratios.items()}
+    assert ends == {1.0: (1.4, 1.6), 1.5: (1.9, 2.1)}
+    assert "1.4 to 1.6 times as many at temperature 1 and twice as many at 1.5" in " ".join(README.split())
+
+
 @pytest.mark.parametrize("figure", sorted(path.name for path in FOLDER.glob("*.png")))
 def test_every_figure_is_shown(figure):
     assert f"({figure})" in (FOLDER / "report.md").read_text(encoding="utf-8")

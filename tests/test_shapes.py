@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig, sibling_ranks, static_depths
-from eagle_jax.shapes import best_parents, parents_of_paths
+from eagle_jax.shapes import best_parents, medusa_parents, parents_of_paths
 
 
 def paths_of(parents):
@@ -25,6 +25,29 @@ def test_paths_and_parents_are_the_same_tree():
     again = parents_of_paths(paths_of(EAGLE1_PARENTS)[::-1])
     assert sorted(paths_of(again)) == sorted(paths_of(EAGLE1_PARENTS))
     assert TreeConfig.static(again).depth == 5
+
+
+PUBLISHED = {
+    "EAGLE-1": (EAGLE1_PARENTS, {"": 4, "0": 3, "1": 2, "2": 2, "3": 1, "00": 3, "01": 2, "02": 2, "10": 1, "000": 3,
+                                 "0000": 2}),
+    "Medusa": (medusa_parents(), {"": 10, "0": 10, "1": 7, "2": 3, "3": 2} | dict.fromkeys("456789", 1)
+               | {"00": 10, "01": 3, "02": 2, "10": 2, "20": 1, "000": 2} | {f"0{rank}": 1 for rank in range(3, 8)}),
+}  # fmt: skip
+"""Both are called mc_sim_7b_63 by their authors; here by the number of children of every node that has some."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_published_trees_are_their_authors(name):
+    parents, children = PUBLISHED[name]
+    assert set(paths_of(parents)) == {
+        (*map(int, path), rank) for path, count in children.items() for rank in range(count)
+    }
+    assert len(parents) == sum(children.values()) == {"EAGLE-1": 25, "Medusa": 63}[name]
+
+
+def test_a_list_of_paths_is_no_list_of_parents():
+    with pytest.raises(ConfigError, match=r"parents\[0\]=\[0\] is a path of ranks: .*eagle_jax\.shapes\.parents_of"):
+        TreeConfig.static([[0], [0, 0]])
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,9 @@ class Args(RunArgs):
         A head that is given by --init keeps its own, and its taps and width.
       head_intermediate: width of an EAGLE head's MLP, 0 for the target's.
       heads: of medusa (5), hydra and hydra++ (4): levels that can be drafted.
-      head_layers: residual blocks of each of them.
+      head_layers: residual blocks of each. With more than one (Medusa) or two (Hydra) the authors' programs read
+        the last block in the place of all that they share, so that those heads are for this library; they trained
+        Hydra++ with four.
       teacher: their labels are the target's law; else the texts' own tokens. hydra++ True.
     """
 

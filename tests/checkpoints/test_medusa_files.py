@@ -15,7 +15,6 @@ from eagle_jax import TreeConfig
 from eagle_jax.checkpoints import CheckpointError, load_medusa_checkpoint, save_medusa_checkpoint
 from eagle_jax.config import MedusaConfig
 from eagle_jax.models.medusa import MedusaHeads, init_medusa_params
-from eagle_jax.shapes import medusa_parents
 from tests.models import random_prompts, tiny_medusa, tiny_target
 
 KINDS = ["medusa", "hydra", "hydra++"]
@@ -46,15 +45,19 @@ def test_the_default_tree_is_medusas(tmp_path):
     save_medusa_checkpoint(config, init_medusa_params(config, jax.random.key(0)), tmp_path, "float32")
     method = eagle_jax.load_medusa(tmp_path, target)
     assert (method.tree.num_nodes, method.tree.depth, method.tree.top_k) == (61, 3, 10)
-    assert len(medusa_parents()) == 63
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra"])
-def test_heads_of_pytorch(kind, tmp_path):
-    """The published form, written once more: sequences of residual blocks and an lm_head."""
+@pytest.mark.parametrize(("kind", "layers"), [("medusa", 2), ("hydra", 2), ("hydra++", 1), ("hydra++", 4)])
+def test_heads_of_pytorch(kind, layers, tmp_path):
+    """The published form, written once more: sequences of residual blocks and an lm_head.
+
+    Hydra's authors repeat one block (a list times a number), so that those behind the first share their weights, which
+    the file has under every name; in Hydra++ a dropout stands before each and before the lm_head.
+    """
     torch = pytest.importorskip("torch", reason="needs torch: pip install eagle-jax[test]")
     nn, size, vocab, count = torch.nn, 16, 12, 3
     torch.manual_seed(0)
+    family, prefixed = kind.removesuffix("++"), kind == "hydra++"
 
     class Block(nn.Module):
         def __init__(self, inputs):
@@ -65,18 +68,33 @@ def test_heads_of_pytorch(kind, tmp_path):
         def forward(self, x):
             return self.res_connection(x) + nn.functional.silu(self.linear(x))
 
+    before = [nn.Dropout(0.0)] if prefixed else []
     if kind == "medusa":
         model = nn.ModuleList(
-            [nn.Sequential(Block(size), Block(size), nn.Linear(size, vocab, bias=False)) for _ in range(count)]
+            [nn.Sequential(*[Block(size) for _ in range(layers)], nn.Linear(size, vocab, bias=False)) for _ in range(3)]
         )
     else:
         model = nn.Module()
-        model.hydra_mlp = nn.ModuleList([nn.Sequential(Block(size * (i + 2)), Block(size)) for i in range(count)])
-        model.hydra_lm_head = nn.ModuleList([nn.Linear(size, vocab) for _ in range(count)])
-    torch.save(model.state_dict(), tmp_path / f"{kind}_lm_head.pt")
-    sizes = {f"{kind}_num_heads": count, f"{kind}_num_layers": 2}
-    (tmp_path / "config.json").write_text(json.dumps(sizes))
+        model.hydra_mlp = nn.ModuleList(
+            [
+                nn.Sequential(*before, Block(size * (i + 2)), *[*before, Block(size)] * (layers - 1))
+                for i in range(count)
+            ]
+        )
+        ends = [nn.Linear(size, vocab) for _ in range(count)]
+        model.hydra_lm_head = nn.ModuleList([nn.Sequential(*before, end) if prefixed else end for end in ends])
+    tensors = model.state_dict()
+    if prefixed:  # the decoder layer has its parity where decoders have it; here it has to be there
+        own, params = heads(kind)
+        save_medusa_checkpoint(own, params, tmp_path / "own", "float32")
+        found = safetensors.numpy.load_file(tmp_path / "own" / "hydra_lm_head.safetensors")
+        tensors |= {
+            name: torch.tensor(part) for name, part in found.items() if name.startswith("prefix_embeding_layer")
+        }
+    torch.save(tensors, tmp_path / f"{family}_lm_head.pt")
+    (tmp_path / "config.json").write_text(json.dumps({f"{family}_num_heads": count, f"{family}_num_layers": layers}))
     config, params = load_medusa_checkpoint(tmp_path, tiny_target().config)
+    assert (config.prefix is not None) == prefixed
     for head in range(count):
         x = torch.randn(5, size if kind == "medusa" else size * (head + 2))
         theirs = model[head](x) if kind == "medusa" else model.hydra_lm_head[head](model.hydra_mlp[head](x))
