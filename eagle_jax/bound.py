@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from dataclasses import field
 from typing import Any, Self
@@ -222,6 +223,9 @@ class SmallModel(TreeDrafter):
 
         Their tokenizers are the caller's affair: `eagle_jax.load_draft_model` compares them.
 
+        Warns:
+          UserWarning: the model has fewer positions than the target; the text is right there, the drafts are not.
+
         Raises:
           ValueError: `target` or `model` is no target. ConfigError: `tree` is none, or cannot be filled.
         """
@@ -230,6 +234,10 @@ class SmallModel(TreeDrafter):
         _check_tree(tree)
         if model.mesh != target.mesh:
             model = Target.from_params(model.config, model.params, model.name, target.mesh)
+        least, most = model.config.max_position, target.config.max_position
+        if least < most:
+            told = f"draft model {model.name!r} has {least} positions and the target {most}: behind {least} its "
+            warnings.warn(told + "drafts are poor, and decoding may be slower than without it", stacklevel=2)
         vocab = target.config.vocab_size
         drafter = small_model(model.fn, tree, vocab, model.config.vocab_size)
         params = {"model": model.params}

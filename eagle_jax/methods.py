@@ -29,18 +29,18 @@ def prompt_lookup(target: Target, *, ngram: int = 3, length: int = 10, latest: b
     return BoundDrafter.of(drafter, target, name="prompt lookup", settings=settings)
 
 
-def lookahead(target: Target, *, ngram: int = 5, window: int = 7, guesses: int = 7) -> BoundDrafter:
+def lookahead(target: Target, *, ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512) -> BoundDrafter:
     """Lookahead decoding (arXiv:2402.02057): the target's own n-grams from a Jacobi window. Needs no weights.
 
     Args:
       ngram: N, tokens of an n-gram. window: W, positions ahead. guesses: G, n-grams verified per pass. A target pass
-        has (N - 1) * (W + G) + 1 rows.
+        has (N - 1) * (W + G) + 1 rows. pool: n-grams that are kept per prompt, the latest ones.
 
     Raises:
       ConfigError: a number that is too small. ValueError: `target` is none.
     """
-    drafter = _lookahead.lookahead(ngram, window, guesses)
-    settings = "eagle_jax.lookahead(target, ngram=, window=, guesses=)"
+    drafter = _lookahead.lookahead(ngram, window, guesses, pool)
+    settings = "eagle_jax.lookahead(target, ngram=, window=, guesses=, pool=)"
     return BoundDrafter.of(drafter, target, name="lookahead", settings=settings)
 
 
@@ -94,7 +94,8 @@ def load_draft_model(
         `eagle_jax.SmallModel.bind(target, model, tree)`.
 
     Warns:
-      UserWarning: of model or target there are no tokenizer files to compare; the sizes of the vocabularies agree.
+      UserWarning: of model or target there are no tokenizer files to compare; the sizes of the vocabularies agree. Or
+        the model has fewer positions than the target.
 
     Raises:
       CheckpointError: nothing there, tensors that do not fit, or the model of another tokenizer.

@@ -50,7 +50,7 @@ class Args(Places):
       data: folder of the tasks; EAGLE_JAX_TASKS sets another default.
       limit: questions per task.
       max_new_tokens: longest reply.
-      batch: replies that are written at a time. At temperature > 0 another number draws other noise.
+      batch: replies that are written at a time; no text depends on it.
       bins: of confidence, in the calibration.
       seed: of sampled draws; every method gets the same.
       tree: depth,top_k,num_nodes of heads whose label says none; default is each one's own.
@@ -213,10 +213,15 @@ def record(target: Target, drafter: BoundDrafter, *, batches: list[Batch], args:
     return Cycles._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
 
 
-def split(cycles: Cycles, names: Sequence[str]) -> list[Cycles]:
-    """The cycles of every question; `names` has that of every prompt."""
+def own_questions(cycles: Cycles, names: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """The questions, and of every cycle the place of its own; `names` has that of every prompt."""
     own = list(dict.fromkeys(names))
-    place = np.array([own.index(name) for name in names])[cycles.prompt]
+    return own, np.array([own.index(name) for name in names])[cycles.prompt]
+
+
+def split(cycles: Cycles, names: Sequence[str]) -> list[Cycles]:
+    """The cycles of every question."""
+    own, place = own_questions(cycles, names)
     return [Cycles._make(column[place == number] for column in cycles) for number in range(len(own))]
 
 
@@ -235,9 +240,8 @@ def shares(cycles: Cycles, names: Sequence[str], bins: int | None) -> dict[str, 
 
 
 def by_question(cycles: Cycles, names: Sequence[str]) -> dict[str, Any]:
-    """Tokens and cycles of every question; `names` has that of every prompt."""
-    own = list(dict.fromkeys(names))
-    place = np.array([own.index(name) for name in names])[cycles.prompt]
+    """Tokens and cycles of every question."""
+    own, place = own_questions(cycles, names)
     tokens, passes = np.bincount(place, cycles.emitted, len(own)), np.bincount(place, minlength=len(own))
     return {"question": own, "tokens": tokens.astype(int).tolist(), "cycles": passes.tolist()}
 

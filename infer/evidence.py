@@ -34,9 +34,8 @@ BASELINES = ("vanilla", "transformers")
 """Methods that every run times anew, to compare the others with."""
 RULES = get_args(Verification)
 """Settings of a label that choose an acceptance rule."""
-SAME = ("target", "dtype", "max_new_tokens", "seed", "batch")
-"""Settings that results in one table share (a batch is of recordings: it draws other noise). Trees and weights are
-compared label by label, and questions by name."""
+SAME = ("target", "dtype", "max_new_tokens", "seed")
+"""Settings that results in one table share. Trees and weights are compared label by label, and questions by name."""
 STATIC = {"eagle2@static": "eagle1"}
 """Labels that are a method of the papers by another name: EAGLE is an EAGLE-2 head with the static tree."""
 

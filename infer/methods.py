@@ -23,9 +23,9 @@ from typing import Any, get_args
 
 import eagle_jax
 from eagle_jax.bound import DEFAULT_CHAIN, Medusa, TreeDrafter
-from eagle_jax.checkpoints import tokenizer_directory
 from eagle_jax.checkpoints.mapping import DTYPES
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig, Verification
+from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.drafters.lookahead import lookahead
 from eagle_jax.drafters.prompt_lookup import prompt_lookup
 from eagle_jax.positions import pooled
@@ -288,11 +288,9 @@ def load_pair(sources: Sources) -> tuple[eagle_jax.Target, Any]:
     if sources.target is None:
         target, _, tokenizer = eagle_jax.load_demo(dtype=sources.dtype)
         return target, tokenizer
-    from transformers import AutoTokenizer
-
     with naming("--target", sources.target):
         target = eagle_jax.load_target(sources.target, sources.dtype)
-        return target, AutoTokenizer.from_pretrained(tokenizer_directory(sources.target))
+        return target, load_tokenizer(sources.target, target.config)
 
 
 class Loader:

@@ -22,9 +22,6 @@ from jaxtyping import Array, Int
 from eagle_jax.config import ConfigError
 from eagle_jax.types import PADDING, ROOT, Chance, Drafter, DraftTree, Params, Sampling, Verified
 
-POOL = 512
-"""N-grams that are kept per row of the batch, the latest ones."""
-
 
 class LookaheadState(NamedTuple):
     """What the passes so far have left.
@@ -42,18 +39,24 @@ class LookaheadState(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def lookahead(ngram: int = 5, window: int = 7, guesses: int = 7) -> Drafter:
+def lookahead(ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512) -> Drafter:
     """The Jacobi window and the n-gram pool as one static tree.
 
     Args:
       ngram: N, tokens of an n-gram. window: W, positions ahead. guesses: G, n-grams verified per pass.
+      pool: n-grams that are kept per row of the batch, the latest ones; the authors keep all.
 
     Raises:
       ConfigError: a number that is too small.
     """
-    for name, value, least in (("ngram", ngram, 2), ("window", window, 1), ("guesses", guesses, 1)):
+    for name, value, least in (("ngram", ngram, 2), ("window", window, 1), ("guesses", guesses, 1), ("pool", pool, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ConfigError(f"lookahead: {name}={value!r} must be an integer of at least {least}")
+    if pool < max(window, guesses):
+        raise ConfigError(
+            f"lookahead: pool={pool} must be at least {max(window, guesses)}: a pass finds {window} n-grams (window) "
+            f"and looks up {guesses} (guesses)"
+        )
     levels = ngram - 1
     parents = _shape(levels, window, guesses)
     last = 1 + (levels - 1) * window  # row of the last level's first column
@@ -61,7 +64,7 @@ def lookahead(ngram: int = 5, window: int = 7, guesses: int = 7) -> Drafter:
     def init(params: Params, batch: int, slots: int) -> LookaheadState:
         zeros = functools.partial(jnp.zeros, dtype=jnp.int32)
         return LookaheadState(
-            zeros((batch, levels, window)), zeros((batch, POOL, ngram)), zeros((batch, POOL)), zeros((batch,))
+            zeros((batch, levels, window)), zeros((batch, pool, ngram)), zeros((batch, pool)), zeros((batch,))
         )
 
     def update(params: Params, state: LookaheadState, verified: Verified) -> LookaheadState:
@@ -70,9 +73,9 @@ def lookahead(ngram: int = 5, window: int = 7, guesses: int = 7) -> Drafter:
                 return _seed(state, verified)
             fresh = verified.choices[:, last : last + window]
             found = jnp.concatenate([state.window, fresh[:, None]], axis=1).swapaxes(1, 2)  # [B, W, N]
-            pool, stamps, clock = jax.vmap(_remember)(state.pool, state.stamps, state.clock, found)
+            kept, stamps, clock = jax.vmap(_remember)(state.pool, state.stamps, state.clock, found)
             moved = jnp.concatenate([state.window[:, 1:], fresh[:, None]], axis=1)
-            new = LookaheadState(moved, pool, stamps, clock)
+            new = LookaheadState(moved, kept, stamps, clock)
             running = verified.count > 0
             return jax.tree.map(
                 lambda new, old: jnp.where(running.reshape(-1, *[1] * (new.ndim - 1)), new, old), new, state
