@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +21,13 @@ from eagle_jax.bound import DEFAULT_TREE, BoundDrafter, DraftHead, Target, check
 from eagle_jax.checkpoints import load_head_checkpoint, load_target_checkpoint
 from eagle_jax.config import TreeConfig
 from eagle_jax.distributed import to_host
+from eagle_jax.generate import extend as run_extend
 from eagle_jax.generate import generate as run_generate
 from eagle_jax.generate import prefill as run_prefill
 from eagle_jax.generate import step as run_step
+from eagle_jax.memory import explained
 from eagle_jax.request import Request, StopTokens, check_law
-from eagle_jax.sampling import make_sampling
+from eagle_jax.sampling import LogProbs, make_sampling
 from eagle_jax.sharding import placer
 from eagle_jax.types import GenerateState, Sampling
 
@@ -33,9 +35,12 @@ if TYPE_CHECKING:
     from eagle_jax.profile import Profile  # which loads drafters, from here
 
 SHAPES = ("slots", "max_tokens", "chunk")
-generate_program = jax.jit(run_generate, static_argnames=("target", "drafter", "verify", *SHAPES))
-prefill_program = jax.jit(run_prefill, static_argnames=("target", "drafter", *SHAPES))
-step_program = jax.jit(run_step, static_argnames=("target", "drafter", "verify"), donate_argnums=(1,))
+generate_program = jax.jit(run_generate, static_argnames=("target", "drafter", "verify", "log_probs", *SHAPES))
+prefill_program = jax.jit(run_prefill, static_argnames=("target", "drafter", "log_probs", *SHAPES))
+extend_program = jax.jit(
+    run_extend, static_argnames=("target", "drafter", "log_probs", "max_tokens", "chunk"), donate_argnums=(1, 2)
+)
+step_program = jax.jit(run_step, static_argnames=("target", "drafter", "verify", "log_probs"), donate_argnums=(1,))
 """Compiled once for all who run them: `generate`, `stream`, recordings."""
 
 
@@ -49,11 +54,13 @@ class GenerateOutput:
       accepted: [B, depth+1] histogram: in how many cycles i drafted tokens were accepted by the target. A last
         cycle that the budget or a stop token cut short is counted with what was accepted, not with what was
         emitted.
+      log_probs: per prompt one number for each of its tokens, float32, natural logarithm; None where not asked for.
     """
 
     tokens: list[list[int]]
     cycles: np.ndarray
     accepted: np.ndarray
+    log_probs: list[np.ndarray] | None = None
 
     @property
     def tau(self) -> float:
@@ -69,10 +76,12 @@ class StreamChunk:
     Attributes:
       tokens: emitted now; the first chunk is the prefill's single token.
       drafted: how many of them, from the front, were drafted and accepted; the rest is the target's own.
+      log_probs: one number for each token; None where not asked for.
     """
 
     tokens: list[int]
     drafted: int
+    log_probs: list[float] | None = None
 
 
 def load_target(
@@ -165,6 +174,7 @@ def generate(
     min_p: float = 0.0,
     eos_ids: StopTokens = None,
     key: jax.Array | int | None = None,
+    log_probs: LogProbs | None = None,
 ) -> GenerateOutput:
     """Generates from a batch of prompts, losslessly: the text is the target's own, whatever the drafter.
 
@@ -179,14 +189,17 @@ def generate(
       key: `jax.random.key(seed)` or a seed; needed when temperature > 0. For a given key the text is the same with
         every drafter: row r draws its token i with `fold_in(fold_in(key, r), i)`. An array of keys is one per prompt:
         row r draws with `fold_in(key[r], i)`, whatever else is in the batch.
+      log_probs: "target" returns the log-probability of every emitted token by the target as it is (temperature 1,
+        nothing cut off); "law" by the law that is sampled, with temperature, top-k, top-p and min-p.
 
     Raises:
       ValueError: before anything is compiled, naming the argument, its bound and the remedy.
+      MemoryError: the device has too little memory, saying for what and what to lower.
     """
     sampling = _law(temperature, top_k, top_p, min_p)
     drafter = _chosen(target, drafter, profile, prompts, temperature)
     request = request_of(target, drafter, prompts, max_new_tokens, sampling, eos_ids, key)
-    return _run(request)
+    return _run(_telling(request, log_probs))
 
 
 def first_tokens(
@@ -223,6 +236,7 @@ def stream(
     min_p: float = 0.0,
     eos_ids: int | Sequence[int] | None = None,
     key: jax.Array | int | None = None,
+    log_probs: LogProbs | None = None,
 ) -> Iterator[StreamChunk]:
     """Yields one prompt's tokens as cycles finish, from the same `step` as `generate`. Arguments as there.
 
@@ -231,22 +245,42 @@ def stream(
     """
     sampling = _law(temperature, top_k, top_p, min_p)
     drafter = _chosen(target, drafter, profile, [prompt], temperature)
-    return _stream(request_of(target, drafter, [prompt], max_new_tokens, sampling, eos_ids, key, name="prompt"))
+    request = request_of(target, drafter, [prompt], max_new_tokens, sampling, eos_ids, key, name="prompt")
+    return _stream(_telling(request, log_probs))
 
 
 def _stream(request: Request) -> Iterator[StreamChunk]:
-    fns = {name: request.options[name] for name in ("target", "drafter")}
+    fns = {name: request.options[name] for name in ("target", "drafter", "log_probs") if name in request.options}
     options = {"sampling": request.sampling, **request.options}
-    state: GenerateState = prefill_program(request.params, *request.arrays, **options)
-    yield StreamChunk([int(state.root[0])], 0)
+    with explained(request):
+        state: GenerateState = prefill_program(request.params, *request.arrays, **options)
+        root = int(state.root[0])
+    first = None if state.log_probs is None else [float(state.log_probs[0, 0])]
+    yield StreamChunk([root], 0, first)
     done = bool(state.done[0])
     while not done:
-        state, info = step_program(request.params, state, sampling=request.sampling, **fns)
-        tokens, emitted, count, finished = jax.device_get(
-            (info.tokens[0], info.emitted[0], info.acceptance.count[0], state.done[0])
-        )
+        with explained(request):
+            state, info = step_program(request.params, state, sampling=request.sampling, **fns)
+            told = None if info.log_probs is None else info.log_probs[0]
+            tokens, emitted, count, finished, told = jax.device_get(
+                (info.tokens[0], info.emitted[0], info.acceptance.count[0], state.done[0], told)
+            )
         done = bool(finished)
-        yield StreamChunk([int(t) for t in tokens[:emitted]], int(min(count, emitted)))
+        own = None if told is None else [float(value) for value in told[:emitted]]
+        yield StreamChunk([int(t) for t in tokens[:emitted]], int(min(count, emitted)), own)
+
+
+def _telling(request: Request, log_probs: LogProbs | None) -> Request:
+    """The request with the log-probabilities that it shall return.
+
+    Raises:
+      ValueError: of no law that there is.
+    """
+    if log_probs is None:
+        return request
+    if log_probs not in get_args(LogProbs):
+        raise ValueError(f"log_probs={log_probs!r} must be 'target' (the model as it is), 'law' (what is sampled) or None")
+    return request._replace(options={**request.options, "log_probs": log_probs})
 
 
 def _law(temperature: float, top_k: int, top_p: float, min_p: float) -> Sampling:
@@ -274,6 +308,10 @@ def _chosen(
 
 
 def _run(request: Request) -> GenerateOutput:
-    state = generate_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
-    tokens, counts, cycles, accepted = to_host((state.tokens, state.num_tokens, state.cycles, state.accepted))
-    return GenerateOutput([row[:count].tolist() for row, count in zip(tokens, counts, strict=True)], cycles, accepted)
+    with explained(request):
+        state = generate_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
+        wanted = (state.tokens, state.num_tokens, state.cycles, state.accepted, state.log_probs)
+        tokens, counts, cycles, accepted, log_probs = to_host(wanted)
+    texts = [row[:count].tolist() for row, count in zip(tokens, counts, strict=True)]
+    told = None if log_probs is None else [row[:count] for row, count in zip(log_probs, counts, strict=True)]
+    return GenerateOutput(texts, cycles, accepted, told)

@@ -13,13 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from eagle_jax import contract
 from eagle_jax.cache import commit
-from eagle_jax.sampling import draw
+from eagle_jax.sampling import LogProbs, draw, log_prob
 from eagle_jax.tree import ancestor_mask, node_depths
-from eagle_jax.types import Chance, Drafter, GenerateState, Params, Sampling, StepInfo, TargetFn, Verified
+from eagle_jax.types import Chance, Drafter, GenerateState, KVCache, Params, Sampling, StepInfo, TargetFn, Verified
 from eagle_jax.verify import VerifyFn, deterministic
 
 
@@ -42,6 +42,7 @@ def prefill(
     slots: int,
     max_tokens: int,
     chunk: int,
+    log_probs: LogProbs | None = None,
 ) -> GenerateState:
     """Sends the prompts through the target in chunks and emits each row's first token.
 
@@ -52,6 +53,7 @@ def prefill(
       budget: most tokens each row may emit, 1 to `max_tokens`. eos_ids: stop tokens per row, padded with -1.
       keys: [B] PRNG keys, one per row (unused when greedy).
       slots: S, cache capacity, at least `required_slots(...)`. max_tokens: capacity of the output. chunk: divides P.
+      log_probs: the law by which the state has log-probabilities of what is emitted; None for none.
 
     Raises:
       ValueError: an argument of another kind or shape, `chunk` does not divide P, or `slots` is below what the run can
@@ -59,11 +61,59 @@ def prefill(
     """
     _check(params, target, drafter, prompts=prompts, lengths=lengths, budget=budget, eos_ids=eos_ids, keys=keys)
     batch, width = prompts.shape
-    if width % chunk:
-        raise ValueError(f"chunk={chunk} must divide the padded prompt width {width}")
     needed = required_slots(width, max_tokens, drafter.depth, chunk)
     if slots < needed:
         raise ValueError(f"slots={slots} is below the {needed} cache slots that this run can touch; see required_slots")
+    return extend(
+        params,
+        target.init_cache(batch, slots),
+        drafter.init(params, batch, slots),
+        prompts,
+        lengths,
+        budget,
+        eos_ids,
+        keys,
+        target=target,
+        drafter=drafter,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        chunk=chunk,
+        log_probs=log_probs,
+    )
+
+
+def extend(
+    params: Params,
+    cache: KVCache,
+    state: Any,
+    prompts: Int[Array, "B P"],
+    lengths: Int[Array, " B"],
+    budget: Int[Array, " B"],
+    eos_ids: Int[Array, "B E"],
+    keys: Key[Array, " B"],
+    *,
+    target: TargetFn,
+    drafter: Drafter,
+    sampling: Sampling,
+    max_tokens: int,
+    chunk: int,
+    log_probs: LogProbs | None = None,
+) -> GenerateState:
+    """`prefill` behind what a cache already holds: a text that goes on, as a conversation does.
+
+    Args:
+      cache: the target's, with the text so far committed. It must have room: every row for `lengths`, rounded up to a
+        multiple of `chunk`, and for `max_tokens` and a path of the tree.
+      state: the drafter's, which has been told of that text.
+      prompts: what comes behind it, first of all the last token that was emitted and is not committed yet.
+
+    Raises:
+      ValueError: `chunk` does not divide P.
+    """
+    batch, width = prompts.shape
+    if width % chunk:
+        raise ValueError(f"chunk={chunk} must divide the padded prompt width {width}")
+    base = cache.length
     following = jnp.concatenate([prompts[:, 1:], jnp.zeros((batch, 1), prompts.dtype)], axis=1)
     causal = jnp.tril(jnp.ones((chunk, chunk), bool))
 
@@ -72,20 +122,18 @@ def prefill(
         start = index * chunk
         tokens = jax.lax.dynamic_slice_in_dim(prompts, start, chunk, axis=1)
         next_tokens = jax.lax.dynamic_slice_in_dim(following, start, chunk, axis=1)
-        positions = jnp.broadcast_to(start + jnp.arange(chunk), (batch, chunk))
+        positions = base[:, None] + start + jnp.arange(chunk)[None]
         out = target.forward(params["target"], tokens, positions, causal, cache, drafter.taps)
         # The pair at a row's last prompt position waits for the first generated token.
         pairs = jnp.clip(lengths - 1 - start, 0, chunk)
-        at = jnp.full((batch,), start)
-        state = contract.told(drafter, params, state, Verified(tokens, next_tokens, out.features, at, pairs))
+        run = Verified(tokens, next_tokens, out.features, base + start, pairs)
+        state = contract.told(drafter, params, state, run)
         cache = commit(cache, out.new, jnp.clip(lengths - start, 0, chunk))
         here = (lengths - 1 >= start) & (lengths - 1 < start + chunk)
         row = jnp.clip(lengths - 1 - start, 0, chunk - 1)
         found = (_take(out.hidden, row), _take(out.features, row))
         return cache, state, jax.tree.map(lambda new, old: jnp.where(here[:, None], new, old), found, last)
 
-    cache = target.init_cache(batch, slots)
-    state = drafter.init(params, batch, slots)
     shapes = jax.eval_shape(
         lambda: target.forward(
             params["target"], prompts[:, :1], prompts[:, :1], jnp.ones((1, 1), bool), cache, drafter.taps
@@ -98,11 +146,13 @@ def prefill(
         logits = target.logits(params["target"], hidden)
         zero = jnp.zeros((batch,), jnp.int32)
         root = jax.vmap(lambda row, key, index: draw(row, key, index, sampling))(logits, keys, zero)
-        ends = _take(prompts[..., None], lengths - 1)
-        state = contract.told(
-            drafter, params, state, Verified(ends, root[:, None], feature[:, None], lengths - 1, jnp.ones_like(lengths))
-        )
+        ends, one = _take(prompts[..., None], lengths - 1), jnp.ones_like(lengths)
+        run = Verified(ends, root[:, None], feature[:, None], base + lengths - 1, one)
+        state = contract.told(drafter, params, state, run)
     tokens = jnp.zeros((batch, max_tokens + drafter.depth + 1), jnp.int32).at[:, 0].set(root)
+    known = None
+    if log_probs is not None:
+        known = jnp.zeros(tokens.shape, jnp.float32).at[:, 0].set(log_prob(logits, root, log_probs, sampling))
     return GenerateState(
         cache=cache,
         drafter=state,
@@ -115,6 +165,7 @@ def prefill(
         cycles=zero,
         accepted=jnp.zeros((batch, drafter.depth + 1), jnp.int32),
         keys=keys,
+        log_probs=known,
     )
 
 
@@ -153,6 +204,7 @@ def step(
     drafter: Drafter,
     sampling: Sampling,
     verify: VerifyFn | None = None,
+    log_probs: LogProbs | None = None,
 ) -> tuple[GenerateState, StepInfo]:
     """One cycle for every row of the batch. A finished row keeps its lane, changes nothing and emits nothing.
 
@@ -161,7 +213,13 @@ def step(
 
     Args:
       verify: None is the drafter's own rule, `deterministic` where it names none.
+      log_probs: as in `prefill`, which made the state.
+
+    Raises:
+      ValueError: log-probabilities are asked for that the state has no place for, or the other way round.
     """
+    if (log_probs is None) != (state.log_probs is None):
+        raise ValueError("log_probs must be the same in prefill and step: the state has the place for them, or not")
     rule = verify or drafter.verify or deterministic
     cache, depth = state.cache, drafter.depth
     chance = Chance(state.keys, state.num_tokens)
@@ -186,6 +244,10 @@ def step(
             drafter, params, drafter_state, Verified(on_path, tokens, features, cache.length, emitted, choices)
         )
         last = jnp.take_along_axis(tokens, jnp.maximum(emitted - 1, 0)[:, None], axis=1)[:, 0]
+        told = None
+        if log_probs is not None:
+            rows = jnp.take_along_axis(logits, path[:, :, None], axis=1)
+            told = log_prob(rows, tokens, log_probs, sampling)
         running = ~state.done
         num_tokens = state.num_tokens + emitted
         stopped = running & (_is_stop(last[:, None], state.eos_ids)[:, 0] | (num_tokens >= state.budget))
@@ -193,9 +255,7 @@ def step(
             cache=commit(cache, out.new, emitted, path),
             drafter=drafter_state,
             root=jnp.where(running, last, state.root),
-            tokens=jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))(
-                state.tokens, tokens, state.num_tokens
-            ),
+            tokens=_append(state.tokens, tokens, state.num_tokens),
             num_tokens=num_tokens,
             budget=state.budget,
             eos_ids=state.eos_ids,
@@ -203,8 +263,14 @@ def step(
             cycles=state.cycles + running.astype(jnp.int32),
             accepted=state.accepted + ((steps[None] == count[:, None]) & running[:, None]).astype(jnp.int32),
             keys=state.keys,
+            log_probs=None if told is None else _append(state.log_probs, told, state.num_tokens),
         )
-    return new_state, StepInfo(tree, acceptance, tokens, emitted)
+    return new_state, StepInfo(tree, acceptance, tokens, emitted, told)
+
+
+def _append(rows: Array, new: Array, at: Int[Array, " B"]) -> Array:
+    """`new` in every row from its own place on."""
+    return jax.vmap(lambda row, part, place: jax.lax.dynamic_update_slice(row, part, (place,)))(rows, new, at)
 
 
 def _cut(tokens: Int[Array, "B D1"], available: Int[Array, " B"], state: GenerateState) -> Int[Array, " B"]:
@@ -230,6 +296,7 @@ def generate(
     max_tokens: int,
     chunk: int,
     verify: VerifyFn | None = None,
+    log_probs: LogProbs | None = None,
 ) -> GenerateState:
     """Prefill, then `lax.while_loop` over `step` until every row is done: one program. Arguments as in `prefill`."""
     state = prefill(
@@ -245,16 +312,33 @@ def generate(
         slots=slots,
         max_tokens=max_tokens,
         chunk=chunk,
+        log_probs=log_probs,
     )
 
     def cycle(state: GenerateState) -> GenerateState:
-        return step(params, state, target=target, drafter=drafter, sampling=sampling, verify=verify)[0]
+        return step(
+            params, state, target=target, drafter=drafter, sampling=sampling, verify=verify, log_probs=log_probs
+        )[0]
 
     return jax.lax.while_loop(lambda state: ~jnp.all(state.done), cycle, state)
 
 
 def emitted_tokens(state: GenerateState) -> Int[Array, "B M"]:
     """The output buffer [B, max_tokens]; a row's tokens beyond `num_tokens` are zeroed."""
-    width = state.tokens.shape[1] - state.accepted.shape[1]
-    tokens = state.tokens[:, :width]
-    return jnp.where(jnp.arange(width)[None] < state.num_tokens[:, None], tokens, 0)
+    return _emitted(state, state.tokens)
+
+
+def emitted_log_probs(state: GenerateState) -> Float[Array, "B M"]:
+    """Log-probabilities of `emitted_tokens`, [B, max_tokens]; 0 beyond `num_tokens`.
+
+    Raises:
+      ValueError: the state was made without them.
+    """
+    if state.log_probs is None:
+        raise ValueError('this state has no log-probabilities: pass log_probs="target" or "law" to generate')
+    return _emitted(state, state.log_probs)
+
+
+def _emitted(state: GenerateState, rows: Array) -> Array:
+    width = rows.shape[1] - state.accepted.shape[1]
+    return jnp.where(jnp.arange(width)[None] < state.num_tokens[:, None], rows[:, :width], 0)

@@ -18,10 +18,21 @@ K = TypeVar("K", bound=Hashable)
 
 def chat_ids(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> list[int]:
     """Token ids of a conversation up to the assistant's next turn; plain concatenated text without a chat template."""
+    return encode_chat(tokenizer, chat_text(tokenizer, messages))
+
+
+def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
+    """The text of `chat_ids`."""
     if getattr(tokenizer, "chat_template", None):
-        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+    return "\n\n".join(message["content"] for message in messages)
+
+
+def encode_chat(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of `chat_text`; a template has written the special tokens itself."""
+    if getattr(tokenizer, "chat_template", None):
         return list(tokenizer.encode(text, add_special_tokens=False))
-    return list(tokenizer.encode("\n\n".join(message["content"] for message in messages)))
+    return list(tokenizer.encode(text))
 
 
 def time_repetitions(calls: Mapping[K, Callable[[], Any]], repetitions: int) -> dict[K, list[float]]:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -72,11 +73,38 @@ def run(
         sys.exit(status if isinstance(status, int) else 0)
     except OSError as error:
         sys.exit(f"error: {_sentence(error)}")
-    except ValueError as error:
+    except (ValueError, MemoryError) as error:
         sys.exit(f"error: {error}")
+    except RuntimeError as error:
+        if (told := of_runtime(error)) is None:
+            raise
+        sys.exit(f"error: {told}")
     except KeyboardInterrupt:
         print("\nInterrupted.", flush=True)  # noqa: T201
         os._exit(130)  # at once, whatever other threads are compiling
+
+
+def of_runtime(error: RuntimeError) -> str | None:
+    """A sentence for what JAX's runtime could not do on this machine; None for any other error.
+
+    A backend that is asked for and not there, as in a notebook whose runtime has no TPU; a device without memory.
+    """
+    text = " ".join(str(error).split())
+    if found := re.search(r"[Uu]nable to initialize backend '(\w+)'", text):
+        backend = found[1]
+        remedy = "in Colab choose Runtime > Change runtime type > TPU, elsewhere " if backend == "tpu" else ""
+        return (
+            f"JAX finds no {backend.upper()} on this machine ({text[:160]}): {remedy}set JAX_PLATFORMS=cpu, or leave "
+            "JAX_PLATFORMS unset to take what there is"
+        )
+    if "RESOURCE_EXHAUSTED" in text:
+        amount = re.search(r"[Aa]llocat\w* (?:\w+ )*?([\d.]+ ?(?:bytes|[KMGT]i?B?)\b)", text)
+        wanted = f" ({amount[1]} more were wanted)" if amount else ""
+        return (
+            f"the device's memory is used up{wanted}: lower the batch (--batch, --rows, --batches), lengths "
+            "(--max-new-tokens, --length) or the tree, take --dtype bfloat16, or spread the model over a mesh"
+        )
+    return None
 
 
 def _show_warning(

@@ -6,6 +6,7 @@ The processors and their order are those of `transformers`: temperature, top-k, 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -111,6 +112,19 @@ def _weighted_rank(
 
     with jax.named_scope("rank"):  # by which `costs` tells this loop from others
         return jax.lax.fori_loop(0, 8, place, jnp.zeros((*bits.shape[:-1], 1), jnp.uint32))
+
+
+LogProbs = Literal["target", "law"]
+"""Of which law log-probabilities are: the target's own at temperature 1, or the one that is sampled (temperature, top-k,
+top-p and min-p applied; greedy decoding is the target's own)."""
+
+
+def log_prob(
+    logits: Float[Array, "*b V"], tokens: Int[Array, "*b"], law: LogProbs, sampling: Sampling
+) -> Float[Array, "*b"]:
+    """Log-probability of every token by a law, natural logarithm, float32."""
+    values = process_logits(logits, sampling if law == "law" else Sampling())
+    return jnp.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]
 
 
 def draw(logits: Float[Array, " V"], key: Key[Array, ""], index: Int[Array, ""], sampling: Sampling) -> Int[Array, ""]:

@@ -250,6 +250,7 @@ class GenerateState(NamedTuple):
       accepted: [B, D+1] int32, histogram of accepted drafted tokens per cycle.
       keys: [B] one PRNG key per row. The draw at generated position i uses `fold_in(keys[row], i)`: text depends on
         the key and the target only, not on the drafter, the tree, or the other rows.
+      log_probs: [B, M] float32, of the emitted tokens, by the law that was asked for; None where none was.
     """
 
     cache: KVCache
@@ -263,6 +264,7 @@ class GenerateState(NamedTuple):
     cycles: Int[Array, " B"]
     accepted: Int[Array, "B D1"]
     keys: Key[Array, " B"]
+    log_probs: Float[Array, "B M"] | None = None
 
 
 class StepInfo(NamedTuple):
@@ -272,12 +274,14 @@ class StepInfo(NamedTuple):
       tree: the tree that was verified. acceptance: the walk through it.
       tokens: [B, D+1] int32, tokens of this cycle in order. emitted: [B] int32, how many of them count (0 for a
         finished row; cut at the first stop token and at the budget).
+      log_probs: [B, D+1] float32, of those tokens; None where they were not asked for.
     """
 
     tree: DraftTree
     acceptance: Acceptance
     tokens: Int[Array, "B D1"]
     emitted: Int[Array, " B"]
+    log_probs: Float[Array, "B D1"] | None = None
 
 
 def empty_tree(root: Int[Array, " B"]) -> DraftTree:

@@ -41,7 +41,8 @@ from eagle_jax.measure import (
 )
 from eagle_jax.programs import at_least_one, can_write, listed, not_negative, run
 from eagle_jax.tasks import Conversation, Question, Task, load_tasks
-from infer import drafts, figures, results
+from eagle_jax.viz import WANTED
+from infer import drafts, results
 from infer.bench_figures import draw
 from infer.bench_table import markdown
 from infer.calls import DRAWS, Method, engine, hugging_face, keys_of
@@ -128,7 +129,7 @@ def main(args: Args) -> dict[str, Any]:
         result = dataclasses.replace(result, more=result.more | golden(args.repeats))
         save(result, args.out)
     if not find_spec("matplotlib"):
-        print(figures.WANTED, file=sys.stderr)
+        print(WANTED, file=sys.stderr)
     elif result.cells:
         draw(result, args.out)
     print(f"\n{markdown(result)}\n\nWritten: {args.out / 'result.json'}, with every number of every cell")

@@ -25,9 +25,7 @@ import eagle_jax
 from eagle_jax.demo import Bundled
 from eagle_jax.measure import chat_ids, machine, time_interleaved, use_compilation_cache
 from eagle_jax.programs import at_least_one, run
-
-GREEN, DIM, RESET = "\x1b[32m", "\x1b[2m", "\x1b[0m"
-
+from eagle_jax.viz import DIM, GREEN, TextStream, paint
 
 @dataclasses.dataclass(frozen=True)
 class Args:
@@ -123,34 +121,6 @@ def show(chunks: Iterator[eagle_jax.StreamChunk], tokenizer: Any, colours: bool)
         print(paint(drafted, GREEN, colours) + text.feed(chunk.tokens[chunk.drafted :]), end="", flush=True)
     print(text.rest() + "\n")
     return text.tokens
-
-
-def paint(text: str, colour: str, colours: bool) -> str:
-    """`text` between escape codes, if there is any text and the terminal shows colours."""
-    return f"{colour}{text}{RESET}" if colours and text else text
-
-
-class TextStream:
-    """Turns tokens into text as they come; a character split over two tokens waits for its second half."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self.tokens: list[int] = []
-        self.shown = 0
-
-    def feed(self, tokens: list[int]) -> str:
-        """The text that `tokens` complete."""
-        self.tokens += tokens
-        text = self._text().rstrip("\ufffd")
-        new, self.shown = text[self.shown :], max(self.shown, len(text))
-        return new
-
-    def rest(self) -> str:
-        """What is left when no token will follow."""
-        return self._text()[self.shown :]
-
-    def _text(self) -> str:
-        return str(self.tokenizer.decode(self.tokens, skip_special_tokens=True))
 
 
 if __name__ == "__main__":

@@ -51,6 +51,9 @@ MAY_ENTER: dict[str, set[str]] = {
     "converse": {"data", "api", "bound"},
     "watching": {"types", "api", "bound", "distributed", "generate", "request", "sampling"},
     "tuning": {"types", "config"},
+    "memory": {"types", "request"},
+    "session": {"types", "api", "bound", "generate", "request", "sampling"},
+    "viz": {"types", "acceptance", "api", "positions"},
     "demo": {"config", "bound", "api", "methods", "assets"},
     "profile": {"types", "config", "checkpoints", "settings", "bound", "api", "methods", "distributed", "assets"},
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_jax import StreamChunk
+from eagle_jax import StreamChunk, viz
 from infer import demo
 from tests.infer.conftest import ByteTokenizer
 
@@ -37,7 +37,7 @@ def test_accepted_drafts_are_green(capsys):
     """Of a stream whose second chunk has two accepted tokens and one of the target's own."""
     chunks = [StreamChunk([*b"a"], 0), StreamChunk([*b"bcd"], 2), StreamChunk([*b"e"], 1)]
     assert demo.show(iter(chunks), ByteTokenizer(), True) == [*b"abcde"]
-    assert capsys.readouterr().out == f"a{demo.GREEN}bc{demo.RESET}d{demo.GREEN}e{demo.RESET}\n\n"
+    assert capsys.readouterr().out == f"a{viz.GREEN}bc{viz.RESET}d{viz.GREEN}e{viz.RESET}\n\n"
 
 
 def test_a_terminal_shows_colours(pair, capsys, monkeypatch):

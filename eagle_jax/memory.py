@@ -1,0 +1,75 @@
+"""What a run needs of a device's memory, for the sentence that says so where it was not there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from eagle_jax.request import Request
+from eagle_jax.types import Drafter, KVCache
+
+
+@contextlib.contextmanager
+def explained(request: Request) -> Iterator[None]:
+    """Turns the runtime's "RESOURCE_EXHAUSTED" into what was needed and what to lower.
+
+    Raises:
+      MemoryError: in its place; every other error passes.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not exhausted(error):
+            raise
+        raise MemoryError(needed(request)) from error
+
+
+def exhausted(error: BaseException) -> bool:
+    """Whether an error of the runtime says that memory ran out."""
+    return "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()
+
+
+def needed(request: Request) -> str:
+    """A sentence: weights, caches and logits of a run in gigabytes (1e9 bytes), and what makes them smaller."""
+    prompts = request.arrays[0]
+    drafter: Drafter = request.options["drafter"]
+    rows, slots = prompts.shape[0], request.options["slots"]
+    target = request.options["target"]
+
+    def caches() -> Any:
+        return target.init_cache(rows, slots), drafter.init(request.params, rows, slots)
+
+    def logits(cache: KVCache) -> Any:
+        width = drafter.num_nodes + 1
+        tokens = jax.numpy.zeros((rows, width), jax.numpy.int32)
+        mask = jax.numpy.ones((width, width), bool)
+        out = target.forward(request.params["target"], tokens, tokens, mask, cache, drafter.taps)
+        return target.logits(request.params["target"], out.hidden)
+
+    held = jax.eval_shape(caches)
+    sizes = {
+        "weights": size_of(request.params),
+        f"caches of {rows} row{'s' * (rows > 1)} and {slots} slots": size_of(held),
+        f"logits of trees of {drafter.num_nodes + 1} rows": size_of(jax.eval_shape(logits, held[0])),
+    }
+    parts = ", ".join(f"{what} {size / 1e9:.2f} GB" for what, size in sizes.items())
+    return (
+        f"out of memory on {device()}: {parts}, and what a pass computes in between. Lower the number of prompts, "
+        "max_new_tokens or the tree's num_nodes, load the models in bfloat16, or spread them over a mesh (mesh=)"
+    )
+
+
+def size_of(tree: Any) -> int:
+    """Bytes of all arrays of a tree, or of their shapes."""
+    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def device() -> str:
+    """The first device, with its memory where it tells."""
+    first = jax.local_devices()[0]
+    limit = (first.memory_stats() or {}).get("bytes_limit")
+    return first.device_kind + (f" with {limit / 1e9:.0f} GB" if limit else "")

@@ -1,0 +1,126 @@
+"""A text that goes on turn by turn, with the caches of target and drafter kept in between."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eagle_jax.api import StreamChunk, extend_program, step_program
+from eagle_jax.bound import BoundDrafter, Target, request_of
+from eagle_jax.generate import required_slots
+from eagle_jax.request import PREFILL_CHUNK, Request, bucket, check_law, round_up
+from eagle_jax.sampling import make_sampling
+from eagle_jax.types import Drafter, GenerateState, KVCache, Params, TargetFn
+
+
+class Session:
+    """One conversation: every prompt is the whole text so far, and only what is new of it is read.
+
+    What `stream` yields is what `eagle_jax.stream` yields of the same prompt, key and settings. What was read is kept
+    as long as a prompt begins with it; a prompt that does not (an edited turn, a template that drops thoughts) is read
+    anew from its beginning, by the same programs.
+
+    Args:
+      drafter: None is plain decoding.
+      context: most tokens of prompt and reply together; the caches are as large from the beginning. None is the
+        target's positions, at most 4096.
+
+    Attributes:
+      context: as given. text: tokens that are known, those of the last reply among them.
+      read: how many tokens of the last prompt were read, and not taken from the caches.
+
+    Raises:
+      ValueError: `target` or `drafter` is none, or a context that the target does not have.
+    """
+
+    def __init__(self, target: Target, drafter: BoundDrafter | None = None, *, context: int | None = None) -> None:
+        request_of(target, drafter, [[0]], 1, make_sampling())  # refuses what is no pair
+        most = target.config.max_position
+        self.context = min(most, 4096) if context is None else context
+        if isinstance(self.context, bool) or not isinstance(self.context, int) or not 2 <= self.context <= most:
+            raise ValueError(f"context={context!r} must be an integer from 2 to the target's {most} positions")
+        self.target, self.drafter = target, drafter
+        self.read = 0
+        self.text: list[int] = []
+        self._state: GenerateState | None = None
+
+    def reset(self) -> None:
+        """Forgets the text and the caches."""
+        self.text, self._state, self.read = [], None, 0
+
+    def stream(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        eos_ids: int | Sequence[int] | None = None,
+        key: jax.Array | int | None = None,
+    ) -> Iterator[StreamChunk]:
+        """Yields the reply to the whole text so far; arguments as in `eagle_jax.stream`.
+
+        The reply may be left at any chunk: what was yielded is known then, and the next prompt goes on from it.
+
+        Raises:
+          ValueError: at the call, as `eagle_jax.stream`; also a prompt that leaves no room for the reply.
+        """
+        check_law(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        sampling = make_sampling(temperature, top_k, top_p, min_p)
+        request = request_of(
+            self.target, self.drafter, [prompt], max_new_tokens, sampling, eos_ids, key, name="prompt"
+        )
+        if len(prompt) + max_new_tokens > self.context:
+            raise ValueError(
+                f"a prompt of {len(prompt)} tokens plus max_new_tokens={max_new_tokens} exceeds the session's context of "
+                f"{self.context}: shorten the conversation, lower max_new_tokens, or give Session a larger context="
+            )
+        return self._stream(list(map(int, prompt)), request)
+
+    def _stream(self, prompt: list[int], request: Request) -> Iterator[StreamChunk]:
+        fns = {name: request.options[name] for name in ("target", "drafter")}
+        _, _, budget, eos_ids, keys = request.arrays
+        before, self._state = self._state, None  # interrupted in a program, the donated caches would be gone
+        known = 0 if before is None else int(before.cache.length[0])
+        # One token at least is read, for what comes behind it.
+        if before is None or known >= len(prompt) or prompt[:known] != self.text[:known]:
+            # Behind the context a last chunk, or the path of a tree, must have room.
+            slots = required_slots(self.context, 1, fns["drafter"].depth, PREFILL_CHUNK)
+            cache, drafted, known = *_empty(request.params, round_up(slots, 128), **fns), 0
+        else:
+            cache, drafted = before.cache, before.drafter
+        new = prompt[known:]
+        chunk = min(bucket(len(new)), PREFILL_CHUNK)
+        padded = np.zeros((1, round_up(bucket(len(new)), chunk)), np.int32)
+        padded[0, : len(new)] = new
+        state = extend_program(
+            request.params, cache, drafted, jnp.asarray(padded), jnp.asarray([len(new)], jnp.int32), budget, eos_ids,
+            keys, sampling=request.sampling, max_tokens=request.options["max_tokens"], chunk=chunk, **fns,
+        )  # fmt: skip
+        self.read, self.text, self._state = len(new), [*prompt, int(state.root[0])], state
+        done = bool(state.done[0])
+        yield StreamChunk([self.text[-1]], 0)
+        while not done:
+            if self._state is not state:
+                raise ValueError("the session went on with another prompt: this reply is over")
+            self._state = None
+            state, info = step_program(request.params, state, sampling=request.sampling, **fns)
+            tokens, emitted, count, finished = jax.device_get(
+                (info.tokens[0], info.emitted[0], info.acceptance.count[0], state.done[0])
+            )
+            found = [int(token) for token in tokens[:emitted]]
+            self.text += found
+            self._state, done = state, bool(finished)
+            yield StreamChunk(found, int(min(count, emitted)))
+
+
+@functools.partial(jax.jit, static_argnames=("slots", "target", "drafter"))
+def _empty(params: Params, slots: int, *, target: TargetFn, drafter: Drafter) -> tuple[KVCache, Any]:
+    return target.init_cache(1, slots), drafter.init(params, 1, slots)

@@ -1,0 +1,287 @@
+"""A chat in the terminal: what was drafted and accepted is green, and the caches are kept between the turns.
+
+    python -m infer.chat                                       # the bundled pair, which answers with nonsense
+    python -m infer.chat --target Qwen/Qwen3-1.7B --eagle3 AngelSlim/Qwen3-1.7B_eagle3 --method eagle3 --dtype bfloat16
+
+Ctrl-C stops a reply and keeps what was said of it; Ctrl-D or /quit ends the chat. Behind every reply stands its tau,
+its speed, and how many tokens of the prompt had to be read. Commands: /reset forgets the conversation, /temp 0.7 sets
+the temperature, /plain switches drafting off and on, /stats sums up, /help lists these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+import jax
+
+from eagle_jax.data.tokenizers import set_chat_template
+from eagle_jax.measure import chat_text, encode_chat, use_compilation_cache
+from eagle_jax.programs import at_least_one, naming, not_negative, run
+from eagle_jax.session import Session
+from eagle_jax.viz import DIM, GREEN, TextStream, paint
+from infer.methods import PLAIN, Loader, Places, Sources, check_methods, load_pair
+
+HELP = "/reset  /temp NUMBER  /plain  /stats  /help  /quit; Ctrl-C stops a reply"
+
+
+@dataclasses.dataclass(frozen=True)
+class Args(Places):
+    """Arguments of the chat.
+
+    Attributes:
+      method: as in infer.bench: eagle2, eagle3@6x10x59, pld, vanilla, ...
+      system: what the assistant is told before the conversation.
+      chat_template: a Jinja file, for a tokenizer that has no template or another one than wanted.
+      max_new_tokens: longest reply.
+      context: most tokens of the whole conversation; None is what the target has, at most 4096.
+      temperature: 0 is greedy.
+      top_k: keep the k largest logits; 0 switches it off.
+      top_p: keep the likeliest tokens with this probability together.
+      seed: of sampled replies.
+      dtype: of all weights.
+    """
+
+    method: str = "eagle2"
+    system: str | None = None
+    chat_template: str | None = None
+    max_new_tokens: int = 256
+    context: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    dtype: str = "float32"
+
+
+@dataclasses.dataclass
+class Tally:
+    """What replies took. `tokens`: all of them. `passes`: of the target, behind each reply's first token."""
+
+    replies: int = 0
+    tokens: int = 0
+    passes: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        behind = self.tokens - self.replies
+        tau = f"tau {behind / self.passes:.2f}" if self.passes else "tau -"
+        return f"{tau}, {self.tokens / self.seconds:.0f} tokens/s" if self.seconds else tau
+
+    def add(self, other: Tally) -> None:
+        """Another reply."""
+        for field in dataclasses.fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+class Conversation:
+    """Messages as token ids that only grow: what was said stays the tokens that were emitted.
+
+    A prompt goes on from them where the template's text goes on from the text so far, and is encoded whole where it
+    does not (a template that trims replies or drops thoughts).
+    """
+
+    def __init__(self, tokenizer: Any, system: str | None) -> None:
+        self.tokenizer = tokenizer
+        self.messages = [] if system is None else [{"role": "system", "content": system}]
+        self._ids: list[int] = []
+        self._text = ""
+
+    def ask(self, content: str) -> list[int]:
+        """The prompt with what the user says now."""
+        text = chat_text(self.tokenizer, [*self.messages, {"role": "user", "content": content}])
+        if self._ids and text.startswith(self._text):
+            ids = [*self._ids, *self.tokenizer.encode(text[len(self._text) :], add_special_tokens=False)]
+            if self._decode(ids) == text:
+                return ids
+        return encode_chat(self.tokenizer, text)
+
+    def heard(self, content: str, prompt: Sequence[int], reply: Sequence[int], stops: Sequence[int]) -> None:
+        """Takes down what was said and answered; the stop token is the template's affair."""
+        said = list(reply[:-1] if reply and reply[-1] in stops else reply)
+        answer = str(self.tokenizer.decode(said, skip_special_tokens=True))
+        self.messages += [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
+        self._ids = [*prompt, *said]
+        self._text = self._decode(self._ids)
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+
+
+class Chat:
+    """The state of a chat, and what its lines do."""
+
+    def __init__(self, args: Args, target: Any, drafter: Any, tokenizer: Any, write: Callable[[str], Any]) -> None:
+        self.args, self.target, self.drafter, self.tokenizer, self.write = args, target, drafter, tokenizer, write
+        self.colours = (sys.stdout.isatty() or "FORCE_COLOR" in os.environ) and "NO_COLOR" not in os.environ
+        self.temperature, self.plain, self.turn = args.temperature, drafter is None, 0
+        self.tallies = {True: Tally(), False: Tally()}
+        self.stopped = threading.Event()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets what was said."""
+        self.conversation = Conversation(self.tokenizer, self.args.system)
+        self._renew()
+
+    def _renew(self) -> None:
+        drafter = None if self.plain else self.drafter
+        self.session = Session(self.target, drafter, context=self.args.context)
+
+    def line(self, text: str) -> bool:
+        """What the user typed; False ends the chat."""
+        text = text.strip()
+        if text.startswith("/"):
+            return self.command(text)
+        if text:
+            self.reply(text)
+        return True
+
+    def command(self, text: str) -> bool:
+        """One of /reset /temp /plain /stats /help /quit; False ends the chat."""
+        name, _, rest = text.partition(" ")
+        if name in ("/quit", "/exit"):
+            return False
+        if name == "/reset":
+            self.reset()
+            self.say("forgotten")
+        elif name == "/temp":
+            self.set_temperature(rest)
+        elif name == "/plain":
+            self.switch()
+        elif name == "/stats":
+            for plain, words in ((False, "drafted"), (True, "plain")):
+                tally = self.tallies[plain]
+                if tally.replies:
+                    self.say(f"{words}: {tally.replies} replies, {tally.tokens} tokens, {tally}")
+            self.say(f"temperature {self.temperature:g}; {len(self.session.text)} of {self.session.context} tokens known")
+        else:
+            self.say(HELP if name == "/help" else f"unknown command {name}: {HELP}")
+        return True
+
+    def set_temperature(self, text: str) -> None:
+        """Another temperature, from the next reply on."""
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < float("inf"):
+            self.say(f"/temp {text}: give a number of at least 0, such as /temp 0.7; 0 is greedy")
+            return
+        self.temperature = value
+        self.say(f"temperature {value:g}")
+
+    def switch(self) -> None:
+        """Drafting off, and on again; the conversation goes on."""
+        if self.drafter is None:
+            self.say(f"--method {self.args.method} drafts nothing: there is nothing to switch")
+            return
+        self.plain = not self.plain
+        self._renew()
+        self.say("plain decoding" if self.plain else f"drafting with {self.args.method}")
+
+    def reply(self, content: str) -> None:
+        """Asks, and shows the answer as it comes."""
+        prompt = self.conversation.ask(content)
+        self.turn += 1
+        key = jax.random.fold_in(jax.random.key(self.args.seed), self.turn)
+        try:
+            chunks = self.session.stream(
+                prompt, max_new_tokens=self.args.max_new_tokens, temperature=self.temperature,
+                top_k=self.args.top_k, top_p=self.args.top_p, key=key,
+            )  # fmt: skip
+        except ValueError as error:
+            self.say(f"{error}; or /reset")
+            return
+        self.stopped.clear()
+        started, tally, reply = time.perf_counter(), Tally(replies=1), list[int]()
+        with stopping(self.stopped):
+            reply = self.show(chunks, tally)
+        tally.tokens, tally.seconds = len(reply), time.perf_counter() - started
+        self.tallies[self.plain].add(tally)
+        self.conversation.heard(content, prompt, reply, self.target.config.eos_ids)
+        cut = ", stopped" if self.stopped.is_set() else ""
+        self.say(f"{tally}, {self.session.read} of {len(prompt)} prompt tokens read{cut}")
+
+    def show(self, chunks: Iterator[Any], tally: Tally) -> list[int]:
+        """Writes tokens as they come, accepted drafts in colour; returns them."""
+        text = TextStream(self.tokenizer)
+        for number, chunk in enumerate(chunks):
+            drafted = paint(text.feed(chunk.tokens[: chunk.drafted]), GREEN, self.colours)
+            self.write(drafted + text.feed(chunk.tokens[chunk.drafted :]))
+            tally.passes += number > 0
+            if self.stopped.is_set():
+                break
+        self.write(text.rest() + "\n")
+        return text.tokens
+
+    def say(self, words: str) -> None:
+        """A line that is not the model's."""
+        self.write(paint(f"[{words}]", DIM, self.colours) + "\n")
+
+
+class stopping:  # noqa: N801 (used as a function is)
+    """While it lasts Ctrl-C sets the event, so that no program is interrupted in the middle; a second one interrupts."""
+
+    def __init__(self, event: threading.Event) -> None:
+        self.event = event
+
+    def __enter__(self) -> None:
+        self.before: Any = None
+        if threading.current_thread() is threading.main_thread():
+            self.before = signal.signal(signal.SIGINT, self.heard)
+
+    def __exit__(self, *_: object) -> None:
+        if self.before is not None:
+            signal.signal(signal.SIGINT, self.before)
+
+    def heard(self, number: int, frame: FrameType | None) -> None:
+        """The first stops the reply; the next ends what does not stop, a compilation say."""
+        if self.event.is_set():
+            raise KeyboardInterrupt
+        self.event.set()
+
+
+def main(args: Args) -> None:
+    """Talks until the input ends."""
+    at_least_one(args, "max_new_tokens")
+    not_negative(args, "temperature", "top_k", "seed")
+    sources = Sources.of(args, args.dtype)
+    labels = [label for label in check_methods([args.method], sources) if label != PLAIN]
+    use_compilation_cache()
+    target, tokenizer = load_pair(sources)
+    if args.chat_template is not None:
+        from pathlib import Path
+
+        with naming("--chat-template", args.chat_template):
+            set_chat_template(tokenizer, Path(args.chat_template))
+    drafter = Loader(target, sources)(labels[0]) if labels else None
+    if not getattr(tokenizer, "chat_template", None):
+        print("warning: the tokenizer has no chat template, turns are joined by blank lines; give --chat-template",
+              file=sys.stderr)  # fmt: skip
+    chat = Chat(args, target, drafter, tokenizer, lambda text: print(text, end="", flush=True))
+    print(f"{target.name}, {args.method}. {HELP}. The first reply compiles.")
+    if sys.stdin.isatty():
+        import readline  # noqa: F401 (gives `input` a history)
+    while True:
+        try:
+            typed = input("> ")
+        except EOFError:
+            print()
+            break
+        except KeyboardInterrupt:
+            print("\n(Ctrl-D or /quit ends the chat)")
+            continue
+        if not chat.line(typed):
+            break
+
+
+if __name__ == "__main__":
+    run(main, Args, __doc__)

@@ -1,0 +1,238 @@
+"""The chat: what its lines do, and that the text is what the target says to the whole conversation."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import pytest
+
+import eagle_jax
+from eagle_jax import viz
+from eagle_jax.measure import chat_ids
+from infer import chat
+from tests.infer.conftest import ByteTokenizer
+
+
+class Templated(ByteTokenizer):
+    """Turns between marks, as chat templates write them."""
+
+    chat_template = "marks"
+
+    def apply_chat_template(self, messages, *, tokenize, add_generation_prompt):
+        marks = {"system": "<s>", "user": "<u>", "assistant": "<a>"}
+        text = "".join(marks[message["role"]] + message["content"] + "\n" for message in messages)
+        return text + "<a>" * add_generation_prompt
+
+
+@pytest.fixture
+def make(pair, monkeypatch):
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+    def of(tokenizer=None, **options):
+        args = chat.Args(**{"max_new_tokens": 12, "context": 400} | options)
+        _, drafter, _ = eagle_jax.load_demo("eagle2")
+        written: list[str] = []
+        found = chat.Chat(args, pair, drafter, tokenizer or Templated(), written.append)
+        found.written = written
+        return found
+
+    return of
+
+
+def last(talk) -> str:
+    return talk.written[-1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_every_reply_is_the_targets_own_to_the_whole_conversation(make, pair, temperature):
+    talk = make(temperature=temperature, seed=5, system="be brief")
+    messages = [{"role": "system", "content": "be brief"}]
+    for turn, said in enumerate(("hello", "and then?", "x"), 1):
+        messages.append({"role": "user", "content": said})
+        prompt = chat_ids(Templated(), messages)
+        key = jax.random.fold_in(jax.random.key(5), turn)[None]
+        (expected,) = eagle_jax.generate(pair, None, [talk_prompt := prompt], max_new_tokens=12,
+                                         temperature=temperature, key=key).tokens  # fmt: skip
+        talk.line(said)
+        if talk.session.text[: len(prompt)] == talk_prompt:  # the very tokens, and not a text that reads alike
+            assert talk.session.text[len(prompt) :] == expected
+        reply = talk.conversation.messages[-1]
+        assert reply == {"role": "assistant", "content": Templated().decode(talk.session.text[-12:])}
+        messages.append(reply)
+    assert talk.tallies[False].replies == 3 and talk.tallies[False].tokens == 36
+
+
+def test_only_what_is_new_is_read(make):
+    talk = make(TextOnly())
+    talk.line("hello")
+    assert "7 of 9 prompt tokens read" not in last(talk)
+    assert f"{len('<u>hello') + 1 + 3} of {len('<u>hello') + 1 + 3} prompt tokens read" in last(talk)
+    talk.line("why")
+    new = len("\n<u>why\n<a>") + 1  # and the last token of the reply
+    assert f"{new} of {12 + 12 + len('<u>why') + 5} prompt tokens read" in last(talk)
+
+
+class TextOnly(Templated):
+    """Whatever the model says can be read back: tokens are letters."""
+
+    def decode(self, tokens, *, skip_special_tokens=True):
+        return "".join(chr(token) for token in tokens)
+
+    def encode(self, text, **options):
+        return [ord(letter) for letter in text]
+
+
+def test_a_template_that_trims_is_read_anew(make):
+    class Trims(TextOnly):
+        def apply_chat_template(self, messages, **options):
+            short = [{**message, "content": message["content"][:3]} for message in messages]
+            return super().apply_chat_template(short, **options)
+
+    talk = make(Trims())
+    talk.line("abc")
+    talk.line("def")
+    count = len("<u>abc\n<a>123\n<u>def\n<a>")
+    assert f"{count} of {count} prompt tokens read" in last(talk)
+
+
+def test_commands(make):
+    talk = make()
+    talk.line("/stats")
+    assert "temperature 0; 0 of 400 tokens known" in last(talk)
+    talk.line("hello")
+    assert "tau " in last(talk) and "tokens/s" in last(talk)
+    talk.line("/temp 0.7")
+    assert talk.temperature == 0.7 and last(talk) == "[temperature 0.7]\n"
+    for wrong in ("/temp", "/temp hot", "/temp -1", "/temp nan", "/temp inf"):
+        talk.line(wrong)
+        assert "give a number of at least 0, such as /temp 0.7" in last(talk) and talk.temperature == 0.7
+    talk.line("/plain")
+    assert last(talk) == "[plain decoding]\n" and talk.session.drafter is None
+    talk.line("again")
+    assert "tau 1.00" in last(talk)
+    talk.line("/plain")
+    assert last(talk) == "[drafting with eagle2]\n"
+    talk.line("/stats")
+    text = "".join(talk.written[-3:])
+    assert "drafted: 1 replies, 12 tokens" in text and "plain: 1 replies, 12 tokens" in text
+    talk.line("/reset")
+    assert talk.conversation.messages == [] and talk.session.text == []
+    talk.line("/dance")
+    assert "unknown command /dance: /reset" in last(talk)
+    talk.line("")
+    assert not talk.line("/quit")
+
+
+def test_a_method_that_drafts_nothing_cannot_be_switched(make):
+    talk = make()
+    plain = chat.Chat(talk.args, talk.target, None, Templated(), talk.written.append)
+    plain.line("/plain")
+    assert "drafts nothing: there is nothing to switch" in last(talk)
+
+
+def test_a_conversation_that_grows_too_long_says_what_to_do(make):
+    talk = make(context=40)
+    talk.line("x" * 50)
+    assert "exceeds the session's context of 40" in last(talk) and last(talk).endswith("or /reset]\n")
+    talk.line("x")
+    assert "tau" in last(talk)  # and the chat goes on
+    assert [message["content"] for message in talk.conversation.messages][0] == "x"
+
+
+def test_accepted_drafts_are_green(make):
+    talk = make()
+    talk.colours = True
+    tally = chat.Tally()
+    chunks = [eagle_jax.StreamChunk([*b"a"], 0), eagle_jax.StreamChunk([*b"bcd"], 2)]
+    assert talk.show(iter(chunks), tally) == [*b"abcd"]
+    assert "".join(talk.written) == f"a{viz.GREEN}bc{viz.RESET}d\n"
+    assert tally.passes == 1
+
+
+def test_ctrl_c_stops_the_reply_and_what_was_said_stays(make):
+    talk = make(max_new_tokens=200)
+    real = talk.session.stream
+
+    def interrupted(*args, **options):
+        for number, chunk in enumerate(real(*args, **options)):
+            if number == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.05)  # until Python has heard it
+            yield chunk
+
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        talk.session.stream = interrupted
+        talk.line("hello")
+        assert last(talk).endswith("prompt tokens read, stopped]\n")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert 0 < len(talk.conversation.messages[-1]["content"].encode("utf-8", "replace")) < 600
+    assert talk.tallies[False].tokens < 200
+    talk.session.stream = real
+    talk.line("go on")
+    assert "stopped" not in last(talk)
+
+
+def test_a_second_ctrl_c_interrupts_what_does_not_stop():
+    event = threading.Event()
+    held = chat.stopping(event)
+    held.heard(signal.SIGINT, None)
+    assert event.is_set()
+    with pytest.raises(KeyboardInterrupt):
+        held.heard(signal.SIGINT, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--method", "eagle9"], "unknown method 'eagle9'"),
+        (["--temperature", "-1"], "--temperature -1.0 must be at least 0"),
+        (["--chat-template", "/nope.jinja"], "--chat-template /nope.jinja: no chat template at /nope.jinja"),
+        (["--target", "/nope"], "--target /nope"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(options, message, repository):
+    command = [sys.executable, "-m", "infer.chat", *options]
+    done = subprocess.run(command, cwd=repository, input="", capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 1
+    assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+@pytest.mark.slow
+def test_the_program_in_a_terminal(repository):
+    """Two turns of the bundled pair, a Ctrl-C at the prompt, the end of the input."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "infer.chat", "--max-new-tokens", "24"]
+    with subprocess.Popen(command, cwd=repository, stdin=follower, stdout=follower, stderr=follower,
+                          start_new_session=True) as process:  # fmt: skip
+        os.close(follower)
+        seen = ""
+
+        def until(word, count=1):
+            nonlocal seen
+            begun = time.monotonic()
+            while seen.count(word) < count:
+                assert time.monotonic() - begun < 300, seen
+                seen += os.read(leader, 4096).decode("utf-8", "replace")
+
+        until("> ")
+        os.write(leader, b"What is 2 + 2?\n")
+        until("prompt tokens read")
+        assert viz.GREEN in seen
+        process.send_signal(signal.SIGINT)
+        until("ends the chat)")
+        os.write(leader, b"And 3 + 3?\n")
+        until("prompt tokens read", 2)
+        os.write(leader, b"/quit\n")
+        assert process.wait(60) == 0
+    os.close(leader)

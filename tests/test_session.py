@@ -1,0 +1,151 @@
+"""A conversation whose caches are kept says what one says whose every prompt is read anew."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+import eagle_jax
+from eagle_jax import session as sessions
+from eagle_jax.session import Session
+from tests.models import DRAFTERS, TREES, random_prompts, tiny_head, tiny_target
+
+METHODS = [None, "eagle3-k3n12", "eagle1-static", "small-chain", "hydra++-static", "lookup", "lookahead", "eagle3-block"]
+
+
+def said(chunks) -> list[int]:
+    return [token for chunk in chunks for token in chunk.tokens]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("name", METHODS)
+def test_turns_are_those_of_prompts_read_anew(name, temperature):
+    drafter = None if name is None else DRAFTERS[name](tiny_target())
+    if name == "eagle3-block" and temperature:
+        pytest.skip("drafts that are drawn: the text depends on what was drafted before (its law does not)")
+    talk, text = Session(tiny_target(), drafter, context=200), []
+    for turn, length in enumerate((9, 40, 1, 17)):
+        prompt = text + random_prompts([length], 12, seed=turn)[0]
+        options = dict(max_new_tokens=20, temperature=temperature, key=jax.random.key(turn)[None], eos_ids=[3])
+        chunks = list(talk.stream(prompt, **options))
+        expected = eagle_jax.generate(tiny_target(), None, [prompt], **options).tokens[0]
+        assert said(chunks) == expected
+        assert talk.text == [*prompt, *expected]
+        # Behind the first turn: the last token of the reply, which no cache has yet, and what the user says.
+        assert talk.read == length + (turn > 0)
+        text = talk.text
+        assert name is None or any(chunk.drafted for chunk in chunks) or turn > 0
+
+
+def test_a_long_turn_goes_through_in_chunks(monkeypatch):
+    monkeypatch.setattr(sessions, "PREFILL_CHUNK", 32)
+    talk = Session(tiny_target(), tiny_head("eagle3", TREES["k2n6"]), context=256)
+    first = random_prompts([100], 12)[0]
+    one = said(talk.stream(first, max_new_tokens=10))
+    second = [*first, *one, *random_prompts([120], 12, seed=1)[0]]
+    two = said(talk.stream(second, max_new_tokens=10))
+    assert talk.read == 121
+    assert one == eagle_jax.generate(tiny_target(), None, [first], max_new_tokens=10).tokens[0]
+    assert two == eagle_jax.generate(tiny_target(), None, [second], max_new_tokens=10).tokens[0]
+
+
+def test_a_context_may_be_used_to_its_end():
+    """Caches are written behind the last token of the context: a path of the tree, a chunk."""
+    talk = Session(tiny_target(), tiny_head("eagle3", TREES["chain4"]), context=64)
+    first = random_prompts([30], 12)[0]
+    one = said(talk.stream(first, max_new_tokens=3, eos_ids=()))
+    second = [*first, *one, *random_prompts([20], 12, seed=1)[0]]
+    two = said(talk.stream(second, max_new_tokens=64 - len(second), eos_ids=()))
+    assert len(second) + len(two) == 64
+    assert two == eagle_jax.generate(tiny_target(), None, [second], max_new_tokens=len(two), eos_ids=()).tokens[0]
+    with pytest.raises(ValueError, match="a prompt of 64 tokens plus max_new_tokens=1 exceeds the session's context of 64"):
+        talk.stream([*second, *two], max_new_tokens=1)
+
+
+def test_a_prompt_that_is_no_continuation_is_read_anew():
+    talk = Session(tiny_target(), tiny_head("eagle3", TREES["k2n6"]), context=128)
+    first, other = random_prompts([20, 25], 12)
+    said(talk.stream(first, max_new_tokens=8))
+    for prompt in (other, other[:5], first):
+        expected = eagle_jax.generate(tiny_target(), None, [prompt], max_new_tokens=8).tokens[0]
+        assert said(talk.stream(prompt, max_new_tokens=8)) == expected
+        assert talk.read == len(prompt)
+    talk.reset()
+    assert talk.text == [] and said(talk.stream(first, max_new_tokens=8)) == expected
+
+
+def test_a_stop_token_may_be_replaced():
+    """It is the last token of the reply, which is in no cache: a template may end the turn with another."""
+    talk = Session(tiny_target(), tiny_head("eagle3", TREES["k2n6"]), context=128)
+    first = random_prompts([20], 12)[0]
+    reply = said(talk.stream(first, max_new_tokens=8, eos_ids=()))
+    prompt = [*first, *reply[:-1], (reply[-1] + 1) % 12, 5, 6]
+    expected = eagle_jax.generate(tiny_target(), None, [prompt], max_new_tokens=8).tokens[0]
+    assert said(talk.stream(prompt, max_new_tokens=8)) == expected
+    assert talk.read == 3
+
+
+def test_a_reply_may_be_left_in_the_middle():
+    talk = Session(tiny_target(), tiny_head("eagle3", TREES["k2n6"]), context=128)
+    first = random_prompts([20], 12)[0]
+    chunks = talk.stream(first, max_new_tokens=30, eos_ids=())
+    begun = [*next(chunks).tokens, *next(chunks).tokens]
+    chunks.close()
+    assert talk.text == [*first, *begun]
+    prompt = [*talk.text, 5, 6]
+    expected = eagle_jax.generate(tiny_target(), None, [prompt], max_new_tokens=8).tokens[0]
+    assert said(talk.stream(prompt, max_new_tokens=8)) == expected
+    assert talk.read == 3
+
+
+def test_what_is_interrupted_inside_a_program_is_read_anew(monkeypatch):
+    talk = Session(tiny_target(), tiny_head("eagle3", TREES["k2n6"]), context=128)
+    first = random_prompts([20], 12)[0]
+
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sessions, "step_program", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            said(talk.stream(first, max_new_tokens=30, eos_ids=()))
+    prompt = [*talk.text, 5, 6]
+    expected = eagle_jax.generate(tiny_target(), None, [prompt], max_new_tokens=8).tokens[0]
+    assert said(talk.stream(prompt, max_new_tokens=8)) == expected
+    assert talk.read == len(prompt)
+
+
+def test_two_replies_at_once_are_refused():
+    talk = Session(tiny_target(), None, context=128)
+    first = talk.stream(random_prompts([20], 12)[0], max_new_tokens=30, eos_ids=())
+    next(first)
+    said(talk.stream(random_prompts([9], 12)[0], max_new_tokens=4, eos_ids=()))
+    with pytest.raises(ValueError, match="the session went on with another prompt: this reply is over"):
+        next(first)
+
+
+def test_nothing_compiles_twice():
+    talk = Session(tiny_target(), tiny_head("eagle3", TREES["k2n6"]), context=256)
+    text, before = [], None
+    for turn in range(4):
+        prompt = [*text, *random_prompts([10 + turn], 12, seed=turn)[0]]
+        said(talk.stream(prompt, max_new_tokens=12, temperature=0.5, key=turn, eos_ids=()))
+        text = talk.text
+        sizes = sessions.extend_program._cache_size(), sessions.step_program._cache_size()
+        assert turn == 0 or sizes == before
+        before = sizes
+
+
+@pytest.mark.parametrize("context", [1, 0, True, 2.5, 10**6])
+def test_a_context_that_cannot_be(context):
+    with pytest.raises(ValueError, match=f"context={context!r} must be an integer from 2 to the target's"):
+        Session(tiny_target(), None, context=context)
+
+
+def test_strangers_are_refused():
+    with pytest.raises(ValueError, match="target is a str"):
+        Session("gpt2")
+    with pytest.raises(ValueError, match="drafter is a str"):
+        Session(tiny_target(), "auto")
+    assert np.isscalar(Session(tiny_target()).context)

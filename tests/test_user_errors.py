@@ -1,0 +1,110 @@
+"""What a machine cannot do, as a user meets it: one sentence with what was needed and a remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import eagle_jax
+from eagle_jax import api, memory
+from eagle_jax.bound import request_of
+from eagle_jax.generate import generate
+from eagle_jax.programs import of_runtime, run
+from eagle_jax.sampling import make_sampling
+from tests.models import TREES, random_prompts, tiny_head, tiny_target
+
+EXHAUSTED = "RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes."
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    """None.
+
+    Attributes:
+      size: any.
+    """
+
+    size: int = 1
+
+
+@pytest.mark.parametrize("name", ["generate_program", "prefill_program", "step_program"])
+def test_out_of_memory_says_what_was_needed_and_what_to_lower(name, monkeypatch):
+    def full(*args, **options):
+        raise jax.errors.JaxRuntimeError(EXHAUSTED)
+
+    monkeypatch.setattr(api, name, full)
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    with pytest.raises(MemoryError, match=r"out of memory on .*: weights .* GB, caches of 1 row and 64 slots .* GB, "
+                       r"logits of trees of 13 rows .*Lower the number of prompts, max_new_tokens or .* bfloat16"):  # fmt: skip
+        if name == "generate_program":
+            eagle_jax.generate(target, head, random_prompts([5], 12), max_new_tokens=9)
+        else:
+            list(eagle_jax.stream(target, head, random_prompts([5], 12)[0], max_new_tokens=9))
+
+
+def test_other_errors_of_the_runtime_keep_their_words(monkeypatch):
+    def broken(*args, **options):
+        raise jax.errors.JaxRuntimeError("INTERNAL: a fault")
+
+    monkeypatch.setattr(api, "generate_program", broken)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: a fault"):
+        eagle_jax.generate(tiny_target(), None, random_prompts([5], 12))
+    assert of_runtime(RuntimeError("INTERNAL: a fault")) is None
+
+
+def test_the_sizes_are_those_of_the_arrays():
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    request = request_of(target, head, random_prompts([5, 9], 12), 9, make_sampling())
+    state = jax.eval_shape(
+        lambda: generate(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    )
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves((target.params, head.params)))
+    assert memory.size_of(request.params) == weights
+    assert memory.size_of((state.cache, state.drafter)) > 2 * 64 * 4
+    assert "caches of 2 rows and" in memory.needed(request)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (MemoryError("out of memory on TPU v5e"), "error: out of memory on TPU v5e"),
+        (RuntimeError("Unable to initialize backend 'tpu': INTERNAL: Failed to get TPU metadata"),
+         "error: JAX finds no TPU on this machine .* in Colab choose Runtime > Change runtime type > TPU"),
+        (RuntimeError("Unable to initialize backend 'cuda': no device"), "finds no CUDA on this machine .* set JAX_PLATF"),
+        (jax.errors.JaxRuntimeError(EXHAUSTED), r"used up \(17179869184 bytes more were wanted\): lower the batch"),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room"), "error: the device's memory is used up: lower"),
+    ],
+)  # fmt: skip
+def test_programs_end_with_one_sentence(error, message, monkeypatch):
+    def main(args):
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["program"])
+    with pytest.raises(SystemExit, match=message):
+        run(main, Args, "None.")
+
+
+def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
+    def main(args):
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(sys, "argv", ["program"])
+    with pytest.raises(RuntimeError, match="a fault"):
+        run(main, Args, "None.")
+
+
+def test_a_runtime_without_its_accelerator(repository):
+    """As in a notebook that was started without one: JAX is told to take what is not there."""
+    done = subprocess.run(
+        [sys.executable, "-m", "infer.demo", "--max-new-tokens", "4"], cwd=repository, capture_output=True, text=True,
+        check=False, timeout=300, env=os.environ | {"JAX_PLATFORMS": "cuda"},
+    )  # fmt: skip
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert "JAX finds no CUDA on this machine" in line and "JAX_PLATFORMS=cpu" in line
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,117 @@
+"""What is shown of drafting: trees, coloured text, figures."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+import pytest
+
+import eagle_jax
+from eagle_jax import viz
+from eagle_jax.acceptance import record_cycles
+from eagle_jax.positions import Calibration
+from eagle_jax.types import PADDING
+from tests.infer.conftest import ByteTokenizer
+from tests.models import TREES, random_prompts, tiny_head, tiny_target
+
+TREE = viz.Tree(
+    ("a", " b", "\n", "c", "d"), (-1, 0, 0, 1, 1), (1.0, 0.5, 0.125, 0.0625, 0.25), (True, True, False, False, True)
+)
+
+
+def test_a_tree_as_text():
+    assert viz.tree_text(TREE).splitlines() == [
+        '"a" (root)',
+        '├─ "␣b" 0.50 ✓',
+        '│  ├─ "d" 0.25 ✓',
+        '│  └─ "c" 0.06',
+        '└─ "⏎" 0.12',
+    ]
+    coloured = viz.tree_text(TREE, colours=True)
+    assert coloured.count(viz.GREEN) == 2 and f'{viz.GREEN}"d" 0.25 ✓{viz.RESET}' in coloured
+    unknown = TREE._replace(values=(math.nan,) * 5)  # siblings then stand as they were drafted
+    assert viz.tree_text(unknown).splitlines()[1:3] == ['├─ "␣b" ✓', '│  ├─ "c"']
+
+
+@pytest.mark.parametrize("tree", ["k3n12", "static", "top-p"])
+def test_a_recorded_tree_is_what_was_drafted(tree):
+    head = tiny_head("eagle3", TREES[tree])
+    cycles = record_cycles(tiny_target(), head, random_prompts([9], 12), max_new_tokens=12)
+    seen = 0
+    for number in range(len(cycles.tokens)):
+        shown = viz.drafted_tree(cycles, number)
+        rows = np.flatnonzero(cycles.parents[number] != PADDING)
+        assert shown.words == tuple(map(str, cycles.tokens[number][rows]))
+        assert shown.accepted == tuple(cycles.accepted[number][rows])
+        np.testing.assert_allclose(shown.values, np.exp(cycles.scores[number][rows]), rtol=1e-6)
+        depth_of_path = sum(shown.accepted) - 1
+        row = 0
+        for _ in range(depth_of_path):  # the accepted nodes are one path from the root
+            (row,) = [child for child in shown.children(row) if shown.accepted[child]]
+        seen += depth_of_path
+        assert len(viz.tree_text(shown).splitlines()) == len(rows)
+    assert seen > 0
+    named = viz.drafted_tree(cycles, -1, ByteTokenizer())
+    assert named.words[0] == chr(cycles.tokens[-1][0])
+    with pytest.raises(ValueError, match=rf"number=99: {len(cycles.tokens)} cycles were recorded; give 0 to"):
+        viz.drafted_tree(cycles, 99)
+
+
+def test_lookups_have_no_values():
+    method = eagle_jax.prompt_lookup(tiny_target(), ngram=1, length=3)
+    cycles = record_cycles(tiny_target(), method, [[1, 2, 3, 1, 2, 3, 1]], max_new_tokens=8)
+    assert all(math.isnan(value) for value in viz.drafted_tree(cycles, 0).values)
+
+
+def boxes_of(figure):
+    """Boxes of all labels, in pixels."""
+    figure.canvas.draw()
+    return {text.get_text(): text.get_window_extent() for text in figure.axes[0].texts}
+
+
+def test_a_tree_as_a_figure(tmp_path):
+    from matplotlib.colors import to_hex
+
+    figure = viz.tree_figure(TREE)
+    figure.savefig(tmp_path / "tree.png")
+    texts = {text.get_text() for text in figure.axes[0].texts}
+    assert texts == {"a", "␣b\n0.50", "⏎\n0.12", "c\n0.06", "d\n0.25"}
+    green = [line for line in figure.axes[0].lines if to_hex(line.get_color()) == viz.COLOURS[2]]
+    assert len(green) == 2 and len(figure.axes[0].lines) == 4
+    assert (tmp_path / "tree.png").stat().st_size > 3000
+    wide = viz.Tree(("x",) * 60, (-1, *[0] * 10, *np.repeat(np.arange(1, 8), 7).tolist()), (0.5,) * 60, (True,) * 60)
+    places, _ = viz._layout(wide)
+    assert len(set(places)) == 60  # no node lies on another
+
+
+def test_text_is_coloured_by_who_wrote_it():
+    """Of a stream whose second chunk has two accepted tokens and one of the target's own."""
+    chunks = [eagle_jax.StreamChunk([*b"a"], 0), eagle_jax.StreamChunk([*b"<c\xc3"], 2),
+              eagle_jax.StreamChunk([0xA9, *b"e"], 2)]  # fmt: skip
+    found = list(viz.pieces(chunks, ByteTokenizer()))
+    assert found == [viz.Piece("a", False), viz.Piece("<c", True), viz.Piece("ée", True)]
+    assert viz.ansi(found) == f"a{viz.GREEN}<c{viz.RESET}{viz.GREEN}ée{viz.RESET}"
+    shown = viz.as_html(found)
+    assert "&lt;c</span>" in shown and shown.count("<span") == 2 and ">a<" not in shown.replace("<pre", "")
+    half = list(viz.pieces([eagle_jax.StreamChunk([*b"a\xc3"], 0)], ByteTokenizer()))
+    assert half == [viz.Piece("a", False), viz.Piece("\ufffd", False)]
+
+
+def test_accepted_drafts_and_calibration():
+    head = tiny_head("eagle3", TREES["chain4"])
+    out = eagle_jax.generate(tiny_target(), head, random_prompts([9, 4], 12), max_new_tokens=20)
+    figure = viz.accepted_figure({"EAGLE-3": out})
+    (line,) = figure.axes[0].lines
+    np.testing.assert_allclose(line.get_ydata(), out.accepted.sum(0) / out.cycles.sum())
+    found = Calibration(np.array([4, 0, 6]), np.array([0.25, np.nan, 0.75]), np.array([2, 0, 3]))
+    figure = viz.calibration_figure({"EAGLE-3": found})
+    _, line = figure.axes[0].lines
+    np.testing.assert_allclose(line.get_xydata(), [[0.25, 0.5], [0.75, 0.5]])
+
+
+def test_without_matplotlib_it_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ValueError, match="figures need matplotlib: pip install matplotlib"):
+        viz.tree_figure(TREE)
