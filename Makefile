@@ -1,6 +1,7 @@
 # make demo        a trained draft head accelerates a trained model, on this machine, offline after installation
 # make train       a first head for the bundled target, in two minutes
 # make bench       the measured table of the README
+# make docs        the documentation, in site/; warnings are errors
 # make test        everything but the slow tests          make test-all   everything
 # make lint types  ruff; mypy                             make clean      forget caches and the virtual environment
 #
@@ -18,7 +19,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_TEST := $(VENV)/.installed-test
 INSTALLED_TRAIN := $(VENV)/.installed-train
 
-.PHONY: demo train bench test test-all lint format types clean
+.PHONY: demo train bench test test-all docs lint format types clean
 .DEFAULT_GOAL := demo
 
 train: $(INSTALLED_TRAIN)
@@ -37,6 +38,9 @@ test: $(INSTALLED_TEST)
 
 test-all: $(INSTALLED_TEST)
 	@$(PY) -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+docs: $(INSTALLED_TEST)
+	@$(PY) -m mkdocs build --strict
 
 lint: $(INSTALLED_TEST)
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check .
@@ -69,5 +73,5 @@ $(INSTALLED_TEST): pyproject.toml | $(PY)
 	@touch $@ $(INSTALLED) $(INSTALLED_TRAIN)
 
 clean:
-	rm -rf $(VENV) .jax_cache .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist *.egg-info
+	rm -rf $(VENV) .jax_cache .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist site *.egg-info
 	find eagle_jax infer train tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,90 @@
+"""The figures of the documentation, from the bundled pair: `python -m docs.figures` writes docs/figures/*.svg.
+
+Everything in them was generated here: the trees are those of real steps, the curves those of real replies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import eagle_jax
+from eagle_jax import viz
+from eagle_jax.acceptance import Cycles, record_cycles
+from eagle_jax.checkpoints.staging import write_whole
+from eagle_jax.measure import chat_ids, use_compilation_cache
+from eagle_jax.positions import calibrate
+from eagle_jax.programs import run
+
+QUESTIONS = (
+    "Write a Python function that computes the factorial of n.",
+    "Tom has 3 boxes with 12 pencils each. He gives away 5 pencils. How many pencils does he have left?",
+    "Write a Python function that returns the largest number in a list.",
+    "A book costs 7 dollars. Anna buys 4 books and pays with 50 dollars. How much change does she get?",
+)
+TREE = eagle_jax.TreeConfig(depth=4, top_k=3, num_nodes=12)
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    """Arguments.
+
+    Attributes:
+      out: folder of the figures.
+    """
+
+    out: Path = Path(__file__).parent / "figures"
+
+
+def main(args: Args) -> None:
+    """Draws all figures."""
+    use_compilation_cache()
+    args.out.mkdir(parents=True, exist_ok=True)
+    pairs = {name: eagle_jax.load_demo(kind) for kind, name in (("eagle2", "EAGLE-2"), ("eagle3", "EAGLE-3"))}
+    target, head, tokenizer = pairs["EAGLE-2"]
+    prompts = [chat_ids(tokenizer, [{"role": "user", "content": text}]) for text in QUESTIONS]
+    trees, outputs, calibrated = {}, {}, {}
+    for name, (_, drafter, _) in pairs.items():
+        wide = drafter.on(target).with_tree(TREE)
+        outputs[name] = eagle_jax.generate(target, wide, prompts, max_new_tokens=96)
+        trees[name] = record_cycles(target, wide, prompts, max_new_tokens=96)
+        calibrated[name] = calibrate(trees[name], 10)
+    figures: dict[str, Callable[[], Any]] = {
+        "tree": lambda: viz.tree_figure(viz.drafted_tree(trees["EAGLE-2"], telling(trees["EAGLE-2"]), tokenizer)),
+        "accepted": lambda: viz.accepted_figure(outputs),
+        "calibration": lambda: viz.calibration_figure(calibrated),
+    }
+    for name, draw in figures.items():
+        write_whole(args.out / f"{name}.svg", svg(draw()))
+        print(args.out / f"{name}.svg")
+
+
+def telling(cycles: Cycles) -> int:
+    """The first cycle whose accepted path leaves the first branch and still ends before a leaf: both can be seen."""
+    for number in range(len(cycles.tokens)):
+        tree = viz.drafted_tree(cycles, number)
+        path = [row for row, taken in enumerate(tree.accepted) if taken]
+        first = all(row == tree.children(tree.parents[row])[0] for row in path[1:])
+        if len(path) >= 3 and not first and tree.children(path[-1]):
+            return number
+    return int(np.argmax(cycles.emitted))
+
+
+def svg(figure: Any) -> bytes:
+    """The same file for the same figure: no date, no random names."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "eagle_jax", "svg.fonttype": "path"}):
+        picture = io.StringIO()
+        figure.savefig(picture, format="svg", metadata={"Date": None, "Creator": None})
+    return re.sub(r"[ \t]+\n", "\n", picture.getvalue()).encode()
+
+
+if __name__ == "__main__":
+    run(main, Args, __doc__)

@@ -1,0 +1,22 @@
+"""What mkdocs does not do: links out of docs/ lead to the repository, where those files are."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import Any
+
+REPOSITORY = "https://github.com/eagle-jax/eagle-jax/blob/main"
+_LINK = re.compile(r"(\]\()((?:\.\./)+[^)#\s]+)(#[^)\s]*)?(\))")
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Rewrites links that leave docs/ or lead to a result file that is no page."""
+
+    def lead(found: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page.file.src_uri), found[2]))
+        if path.startswith("docs/"):
+            return found[0]
+        return f"{found[1]}{REPOSITORY}/{path}{found[3] or ''}{found[4]}"
+
+    return _LINK.sub(lead, markdown)

@@ -1,0 +1,86 @@
+"""Executes notebooks and keeps their outputs: `python -m notebooks.execute 01 02 03`.
+
+A notebook is run from its first cell in a kernel of its own, on the CPU, and written as a whole or not at all. What
+was executed is marked by a digest of its sources, so that a test sees outputs that are older than the cells.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from eagle_jax.checkpoints.staging import write_whole
+from eagle_jax.programs import run
+
+FOLDER = Path(__file__).parent
+TIMEOUT = 1800
+"""Seconds of a cell."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    """Arguments.
+
+    Attributes:
+      which: beginnings of the names of notebooks, 01 for example; none is all.
+    """
+
+    which: tuple[str, ...] = ()
+
+
+def main(args: Args) -> None:
+    """Executes them in order."""
+    for path in chosen(args.which):
+        print(f"{path.name} ...", file=sys.stderr, flush=True)
+        write_whole(path, text_of(executed(path)))
+
+
+def chosen(which: tuple[str, ...]) -> list[Path]:
+    """The notebooks of these names.
+
+    Raises:
+      ValueError: a name that none has.
+    """
+    every = sorted(FOLDER.glob("*.ipynb"))
+    if unknown := [name for name in which if not any(path.name.startswith(name) for path in every)]:
+        raise ValueError(f"no notebook begins with {unknown[0]!r}: there are {', '.join(p.stem for p in every)}")
+    return [path for path in every if not which or path.name.startswith(which)]
+
+
+def executed(path: Path) -> Any:
+    """A notebook with the outputs that it has now."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    paths = os.pathsep.join(filter(None, [str(FOLDER.parent), os.environ.get("PYTHONPATH", "")]))
+    settings = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": paths, "TQDM_DISABLE": "1", "NO_COLOR": "1"}
+    client = NotebookClient(notebook, timeout=TIMEOUT, kernel_name="python3",
+                            resources={"metadata": {"path": str(FOLDER)}})  # fmt: skip
+    client.execute(env=os.environ | settings)
+    for number, cell in enumerate(notebook.cells):
+        cell.metadata = {name: value for name, value in cell.metadata.items() if name != "execution"}
+        cell.id = f"cell{number:02d}"
+    notebook.metadata["eagle_jax"] = {"sources": digest(notebook)}
+    return notebook
+
+
+def text_of(notebook: Any) -> bytes:
+    """The file."""
+    return (json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n").encode()
+
+
+def digest(notebook: Any) -> str:
+    """Of the sources of all code cells."""
+    sources = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    whole = ["".join(source) if isinstance(source, list) else source for source in sources]
+    return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    run(main, Args, __doc__)

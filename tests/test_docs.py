@@ -1,0 +1,115 @@
+"""The documentation: every block of code runs, every command is taken, the site builds without a warning."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import eagle_jax
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+DOCS = REPOSITORY / "docs"
+PAGES = sorted(path for path in DOCS.rglob("*.md"))
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+NEEDS_PROFILE = {"tuning.md"}
+"""Pages whose Python goes on from a profile that a command of theirs has written; a test of tuning runs them."""
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return [text for found, text in BLOCK.findall(path.read_text(encoding="utf-8")) if found == language]
+
+
+WITH_PYTHON = [path for path in PAGES if blocks(path, "python")]
+
+
+@pytest.fixture
+def hub(monkeypatch, repository):
+    """What the pages load from the hub lies in the golden folder, as a download would leave it."""
+    golden = repository / "tests" / "golden"
+
+    def snapshot(repo_id, **options):
+        return str(golden / ("eagle3" if "EAGLE3" in repo_id else "target"))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+
+
+def test_every_block_has_a_language_that_is_checked():
+    known = {"python", "bash", "sh", "yaml", "json", ""}
+    for path in PAGES:
+        assert {language for language, _ in BLOCK.findall(path.read_text(encoding="utf-8"))} <= known, path
+    assert {path.name for path in WITH_PYTHON} >= {"index.md", "concepts.md", "lossless.md", "own_model.md"}
+
+
+SLOW = {"drafters.md", "tuning.md", "own_model.md"}
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.name in SLOW else ()) for path in WITH_PYTHON]
+)
+def test_python_of_a_page_runs_in_order(path, hub, tmp_path, monkeypatch, repository, capsys):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    if path.name in NEEDS_PROFILE:
+        (tmp_path / "profile.yaml").write_text((DOCS / "measured" / "profile.yaml").read_text(encoding="utf-8"))
+        target, _, tokenizer = eagle_jax.load_demo()
+        prompt = tokenizer.encode("def f(")
+        names |= {"eagle_jax": eagle_jax, "target": target, "prompts": [prompt], "prompt": prompt}
+    for number, text in enumerate(blocks(path, "python"), 1):
+        exec(compile(text, f"{path.name}, Python block {number}", "exec"), names)
+
+
+def test_yaml_blocks_read():
+    import yaml
+
+    for path in PAGES:
+        for text in blocks(path, "yaml"):
+            assert yaml.safe_load(text) is not None, path
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built documentation; warnings are errors."""
+    pytest.importorskip("mkdocs", reason="needs mkdocs: pip install eagle-jax[docs]")
+    out = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)], cwd=REPOSITORY,
+        capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def test_the_site_builds_without_a_warning(site):
+    assert {"index.html", "concepts", "lossless", "api", "comparison"} <= {path.name for path in site.iterdir()}
+
+
+def test_every_public_name_has_its_place_in_the_reference(site):
+    page = (site / "api" / "index.html").read_text(encoding="utf-8")
+    headings = set(re.findall(r'id="([\w.]+)"', page))
+    missing = [name for name in eagle_jax.__all__ if not any(at.split(".")[-1] == name for at in headings)]
+    assert not missing
+
+
+def test_figures_of_the_pages_are_there():
+    for path in PAGES:
+        for link in re.findall(r"!\[[^]]*\]\(([^)]+)\)", path.read_text(encoding="utf-8")):
+            assert (path.parent / link).is_file(), f"{path.name}: {link}"
+
+
+def test_commands_are_known():
+    """Those of programs are parsed by tests/test_readme.py; whatever else a block calls is a tool that is named here."""
+    tools = {"python", "python3", "make", "pip", "git", "gcloud", "gsutil", "cd", "export", "vllm", "for", "do", "done", "mkdocs",
+             "tmux", "source", "sudo", "mkdir", "ssh", "scp", "huggingface-cli", "hf", "curl"}  # fmt: skip
+    for path in PAGES:
+        for language in ("bash", "sh"):
+            for text in blocks(path, language):
+                for line in text.replace("\\\n", " ").splitlines():
+                    words = shlex.split(line, comments=True)
+                    while words and "=" in words[0] and not words[0].startswith("-"):
+                        words.pop(0)
+                    assert not words or words[0] in tools, f"{path.name}: {line}"

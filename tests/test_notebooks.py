@@ -1,0 +1,82 @@
+"""The notebooks run from top to bottom, and what is kept of them is the output of the cells that are there."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nbclient", reason="needs nbclient: pip install eagle-jax[test]")
+
+from notebooks import execute
+
+PATHS = sorted(execute.FOLDER.glob("*.ipynb"))
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def sources(notebook: dict) -> list[str]:
+    return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def outputs(notebook: dict) -> list[dict]:
+    return [output for cell in notebook["cells"] if cell["cell_type"] == "code" for output in cell["outputs"]]
+
+
+def test_there_are_three():
+    assert [path.stem for path in PATHS] == ["01_generate", "02_train_a_head", "03_inside_jit"]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_outputs_are_those_of_the_cells(path):
+    notebook = read(path)
+    assert notebook["metadata"].get("eagle_jax") == {"sources": execute.digest(notebook)}, (
+        f"cells of {path.name} were changed: python -m notebooks.execute {path.name[:2]}"
+    )
+    assert outputs(notebook)
+    assert not [output for output in outputs(notebook) if output["output_type"] == "error"]
+    counts = [cell["execution_count"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert counts == list(range(1, len(counts) + 1))  # from top to bottom, once
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_metadata_is_colabs(path):
+    notebook = read(path)
+    assert notebook["metadata"]["accelerator"] == "TPU"
+    assert notebook["metadata"]["colab"]["gpuType"] == "V5E1"
+    first = "".join(notebook["cells"][0]["source"])
+    assert f"colab.research.google.com/github/eagle-jax/eagle-jax/blob/main/notebooks/{path.name})" in first
+    for source in sources(notebook):
+        ast.parse(source)
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"/(root|home|tmp|work)/", text), "a path of the machine that executed it"
+
+
+def test_the_cell_that_downloads_says_what():
+    notebook = read(PATHS[0])
+    at = next(n for n, cell in enumerate(notebook["cells"]) if "DOWNLOAD = False" in "".join(cell["source"]))
+    before = "".join(notebook["cells"][at - 1]["source"])
+    assert "downloads" in before and "GB" in before
+
+
+@pytest.mark.parametrize(
+    "name", ["01", pytest.param("02", marks=pytest.mark.slow), pytest.param("03", marks=pytest.mark.slow)]
+)
+def test_a_notebook_runs(name):
+    """Each asserts by itself that the text is plain decoding's."""
+    (path,) = execute.chosen((name,))
+    found = execute.executed(path)
+    assert not [output for output in outputs(found) if output["output_type"] == "error"]
+    if name == "01":
+        kinds = {kind for output in outputs(found) for kind in output.get("data", {})}
+        assert {"image/png", "text/html", "text/markdown"} <= kinds
+
+
+def test_an_unknown_notebook_is_refused():
+    with pytest.raises(ValueError, match="no notebook begins with '09': there are 01_generate, 02_train"):
+        execute.chosen(("09",))
