@@ -47,7 +47,7 @@ def main(args: Args) -> None:
     use_compilation_cache()
     args.out.mkdir(parents=True, exist_ok=True)
     pairs = {name: eagle_jax.load_demo(kind) for kind, name in (("eagle2", "EAGLE-2"), ("eagle3", "EAGLE-3"))}
-    target, head, tokenizer = pairs["EAGLE-2"]
+    target, _, tokenizer = pairs["EAGLE-2"]
     prompts = [chat_ids(tokenizer, [{"role": "user", "content": text}]) for text in QUESTIONS]
     trees, outputs, calibrated = {}, {}, {}
     for name, (_, drafter, _) in pairs.items():

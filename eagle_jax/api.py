@@ -279,7 +279,9 @@ def _telling(request: Request, log_probs: LogProbs | None) -> Request:
     if log_probs is None:
         return request
     if log_probs not in get_args(LogProbs):
-        raise ValueError(f"log_probs={log_probs!r} must be 'target' (the model as it is), 'law' (what is sampled) or None")
+        raise ValueError(
+            f"log_probs={log_probs!r} must be 'target' (the model as it is), 'law' (what is sampled) or None"
+        )
     return request._replace(options={**request.options, "log_probs": log_probs})
 
 

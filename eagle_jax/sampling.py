@@ -115,8 +115,8 @@ def _weighted_rank(
 
 
 LogProbs = Literal["target", "law"]
-"""Of which law log-probabilities are: the target's own at temperature 1, or the one that is sampled (temperature, top-k,
-top-p and min-p applied; greedy decoding is the target's own)."""
+"""Of which law log-probabilities are: the target's own at temperature 1, or the one that is sampled (temperature,
+top-k, top-p and min-p applied; greedy decoding is the target's own)."""
 
 
 def log_prob(

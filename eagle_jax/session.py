@@ -74,13 +74,11 @@ class Session:
         """
         check_law(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         sampling = make_sampling(temperature, top_k, top_p, min_p)
-        request = request_of(
-            self.target, self.drafter, [prompt], max_new_tokens, sampling, eos_ids, key, name="prompt"
-        )
+        request = request_of(self.target, self.drafter, [prompt], max_new_tokens, sampling, eos_ids, key, name="prompt")
         if len(prompt) + max_new_tokens > self.context:
             raise ValueError(
-                f"a prompt of {len(prompt)} tokens plus max_new_tokens={max_new_tokens} exceeds the session's context of "
-                f"{self.context}: shorten the conversation, lower max_new_tokens, or give Session a larger context="
+                f"a prompt of {len(prompt)} tokens plus max_new_tokens={max_new_tokens} exceeds the session's context "
+                f"of {self.context}: shorten the conversation, lower max_new_tokens, or give Session a larger context="
             )
         return self._stream(list(map(int, prompt)), request)
 

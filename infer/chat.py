@@ -161,7 +161,8 @@ class Chat:
                 tally = self.tallies[plain]
                 if tally.replies:
                     self.say(f"{words}: {tally.replies} replies, {tally.tokens} tokens, {tally}")
-            self.say(f"temperature {self.temperature:g}; {len(self.session.text)} of {self.session.context} tokens known")
+            known = f"{len(self.session.text)} of {self.session.context} tokens known"
+            self.say(f"temperature {self.temperature:g}; {known}")
         else:
             self.say(HELP if name == "/help" else f"unknown command {name}: {HELP}")
         return True

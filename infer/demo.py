@@ -27,6 +27,7 @@ from eagle_jax.measure import chat_ids, machine, time_interleaved, use_compilati
 from eagle_jax.programs import at_least_one, run
 from eagle_jax.viz import DIM, GREEN, TextStream, paint
 
+
 @dataclasses.dataclass(frozen=True)
 class Args:
     """Arguments of the demo.

@@ -10,6 +10,7 @@ import numpy as np
 
 from eagle_jax.viz import COLOURS, diagonal, legend_below, name_axes, panels, plot_accepted, plot_calibration, style
 
+
 class Lengths(NamedTuple):
     """Tokens per target pass by length of the chain, measured and by the formula."""
 

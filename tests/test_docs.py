@@ -49,7 +49,8 @@ SLOW = {"drafters.md", "tuning.md", "own_model.md"}
 
 
 @pytest.mark.parametrize(
-    "path", [pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.name in SLOW else ()) for path in WITH_PYTHON]
+    "path",
+    [pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.name in SLOW else ()) for path in WITH_PYTHON],
 )
 def test_python_of_a_page_runs_in_order(path, hub, tmp_path, monkeypatch, repository, capsys):
     monkeypatch.chdir(tmp_path)
@@ -102,9 +103,9 @@ def test_figures_of_the_pages_are_there():
 
 
 def test_commands_are_known():
-    """Those of programs are parsed by tests/test_readme.py; whatever else a block calls is a tool that is named here."""
-    tools = {"python", "python3", "make", "pip", "git", "gcloud", "gsutil", "cd", "export", "vllm", "for", "do", "done", "mkdocs",
-             "tmux", "source", "sudo", "mkdir", "ssh", "scp", "huggingface-cli", "hf", "curl"}  # fmt: skip
+    """Programs' are parsed by tests/test_readme.py; whatever else a block calls is a tool that is named here."""
+    tools = {"python", "python3", "make", "pip", "git", "gcloud", "gsutil", "cd", "export", "vllm", "for", "do", "done",
+             "mkdocs", "tmux", "source", "sudo", "mkdir", "ssh", "scp", "huggingface-cli", "hf", "curl"}  # fmt: skip
     for path in PAGES:
         for language in ("bash", "sh"):
             for text in blocks(path, language):

@@ -74,7 +74,9 @@ def test_inside_jit_and_vmap():
     *arrays, keys = request.arrays
 
     def run(keys):
-        state = generate(request.params, *arrays, keys, sampling=request.sampling, log_probs="target", **request.options)
+        state = generate(
+            request.params, *arrays, keys, sampling=request.sampling, log_probs="target", **request.options
+        )
         return emitted_tokens(state), emitted_log_probs(state), state.num_tokens
 
     several = jnp.stack([keys, jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)])
@@ -89,7 +91,7 @@ def test_inside_jit_and_vmap():
 
 
 def test_what_cannot_be_told_is_refused():
-    with pytest.raises(ValueError, match="log_probs=True must be 'target' .* 'law' .* or None"):
+    with pytest.raises(ValueError, match=r"log_probs=True must be 'target' .* 'law' .* or None"):
         eagle_jax.generate(tiny_target(), None, PROMPTS[:1], log_probs=True)
     with pytest.raises(ValueError, match="log_probs='draft' must be 'target'"):
         eagle_jax.stream(tiny_target(), None, PROMPTS[0], log_probs="draft")

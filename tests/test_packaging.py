@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
 
 import pytest
@@ -56,3 +58,26 @@ def test_one_version(repository):
 def test_the_bundled_pair_is_small(repository):
     size = sum(path.stat().st_size for path in (repository / "eagle_jax" / "assets").rglob("*") if path.is_file())
     assert size <= 48 * 2**20, f"the bundled pair takes {size / 2**20:.1f} MiB; at most 48 belong in a repository"
+
+
+@pytest.mark.slow
+def test_the_wheel_alone_runs_the_readmes_example(wheel, repository, tmp_path):
+    """In an empty environment, outside the checkout: what `pip install eagle-jax` gives."""
+    readme = (repository / "README.md").read_text(encoding="utf-8")
+    example = readme.split("```python\n")[1].split("```")[0]
+    home = tmp_path / "venv"
+    venv.create(home, with_pip=True)
+    python = home / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", wheel.filename], check=True)
+    done = subprocess.run([python, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False,
+                          env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "tokens per target pass" in done.stdout
+
+
+def test_citation_and_changelog_name_this_version(repository):
+    import yaml
+
+    cited = yaml.safe_load((repository / "CITATION.cff").read_text(encoding="utf-8"))
+    assert str(cited["version"]) == eagle_jax.__version__
+    assert f"({eagle_jax.__version__})" in (repository / "CHANGELOG.md").read_text(encoding="utf-8")

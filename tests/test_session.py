@@ -11,7 +11,16 @@ from eagle_jax import session as sessions
 from eagle_jax.session import Session
 from tests.models import DRAFTERS, TREES, random_prompts, tiny_head, tiny_target
 
-METHODS = [None, "eagle3-k3n12", "eagle1-static", "small-chain", "hydra++-static", "lookup", "lookahead", "eagle3-block"]
+METHODS = [
+    None,
+    "eagle3-k3n12",
+    "eagle1-static",
+    "small-chain",
+    "hydra++-static",
+    "lookup",
+    "lookahead",
+    "eagle3-block",
+]
 
 
 def said(chunks) -> list[int]:
@@ -59,7 +68,9 @@ def test_a_context_may_be_used_to_its_end():
     two = said(talk.stream(second, max_new_tokens=64 - len(second), eos_ids=()))
     assert len(second) + len(two) == 64
     assert two == eagle_jax.generate(tiny_target(), None, [second], max_new_tokens=len(two), eos_ids=()).tokens[0]
-    with pytest.raises(ValueError, match="a prompt of 64 tokens plus max_new_tokens=1 exceeds the session's context of 64"):
+    with pytest.raises(
+        ValueError, match="a prompt of 64 tokens plus max_new_tokens=1 exceeds the session's context of 64"
+    ):
         talk.stream([*second, *two], max_new_tokens=1)
 
 

@@ -65,12 +65,6 @@ def test_lookups_have_no_values():
     assert all(math.isnan(value) for value in viz.drafted_tree(cycles, 0).values)
 
 
-def boxes_of(figure):
-    """Boxes of all labels, in pixels."""
-    figure.canvas.draw()
-    return {text.get_text(): text.get_window_extent() for text in figure.axes[0].texts}
-
-
 def test_a_tree_as_a_figure(tmp_path):
     from matplotlib.colors import to_hex
 

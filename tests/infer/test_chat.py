@@ -15,7 +15,7 @@ import pytest
 
 import eagle_jax
 from eagle_jax import viz
-from eagle_jax.measure import chat_ids
+from eagle_jax.session import Session
 from infer import chat
 from tests.infer.conftest import ByteTokenizer
 
@@ -51,32 +51,37 @@ def last(talk) -> str:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_every_reply_is_the_targets_own_to_the_whole_conversation(make, pair, temperature):
+def test_every_reply_is_the_targets_own_to_the_whole_conversation(make, pair, temperature, monkeypatch):
+    asked = []
+    real = Session.stream
+
+    def watched(session, prompt, **options):
+        asked.append(prompt)
+        return real(session, prompt, **options)
+
+    monkeypatch.setattr(Session, "stream", watched)
     talk = make(temperature=temperature, seed=5, system="be brief")
     messages = [{"role": "system", "content": "be brief"}]
     for turn, said in enumerate(("hello", "and then?", "x"), 1):
         messages.append({"role": "user", "content": said})
-        prompt = chat_ids(Templated(), messages)
-        key = jax.random.fold_in(jax.random.key(5), turn)[None]
-        (expected,) = eagle_jax.generate(pair, None, [talk_prompt := prompt], max_new_tokens=12,
-                                         temperature=temperature, key=key).tokens  # fmt: skip
         talk.line(said)
-        if talk.session.text[: len(prompt)] == talk_prompt:  # the very tokens, and not a text that reads alike
-            assert talk.session.text[len(prompt) :] == expected
-        reply = talk.conversation.messages[-1]
-        assert reply == {"role": "assistant", "content": Templated().decode(talk.session.text[-12:])}
-        messages.append(reply)
+        text = Templated().apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert Templated().decode(asked[-1]) == text
+        key = jax.random.fold_in(jax.random.key(5), turn)
+        expected = eagle_jax.generate(pair, None, [asked[-1]], max_new_tokens=12, temperature=temperature, key=key)
+        assert talk.session.text == [*asked[-1], *expected.tokens[0]]
+        messages.append({"role": "assistant", "content": Templated().decode(expected.tokens[0])})
+        assert talk.conversation.messages == messages
     assert talk.tallies[False].replies == 3 and talk.tallies[False].tokens == 36
 
 
 def test_only_what_is_new_is_read(make):
     talk = make(TextOnly())
     talk.line("hello")
-    assert "7 of 9 prompt tokens read" not in last(talk)
-    assert f"{len('<u>hello') + 1 + 3} of {len('<u>hello') + 1 + 3} prompt tokens read" in last(talk)
-    talk.line("why")
-    new = len("\n<u>why\n<a>") + 1  # and the last token of the reply
-    assert f"{new} of {12 + 12 + len('<u>why') + 5} prompt tokens read" in last(talk)
+    first, new = len("<u>hello\n<a>"), len("\n<u>why\n<a>")
+    assert f"{first} of {first} prompt tokens read" in last(talk)
+    talk.line("why")  # the last token of the reply is in no cache yet
+    assert f"{new + 1} of {first + 12 + new} prompt tokens read" in last(talk)
 
 
 class TextOnly(Templated):
@@ -143,7 +148,7 @@ def test_a_conversation_that_grows_too_long_says_what_to_do(make):
     assert "exceeds the session's context of 40" in last(talk) and last(talk).endswith("or /reset]\n")
     talk.line("x")
     assert "tau" in last(talk)  # and the chat goes on
-    assert [message["content"] for message in talk.conversation.messages][0] == "x"
+    assert talk.conversation.messages[0]["content"] == "x"
 
 
 def test_accepted_drafts_are_green(make):
@@ -196,7 +201,7 @@ def test_a_second_ctrl_c_interrupts_what_does_not_stop():
     ("options", "message"),
     [
         (["--method", "eagle9"], "unknown method 'eagle9'"),
-        (["--temperature", "-1"], "--temperature -1.0 must be at least 0"),
+        (["--temperature", "-1"], "--temperature -1.0 must not be negative"),
         (["--chat-template", "/nope.jinja"], "--chat-template /nope.jinja: no chat template at /nope.jinja"),
         (["--target", "/nope"], "--target /nope"),
     ],
