@@ -46,7 +46,7 @@ def main(args: Args) -> None:
     """Draws all figures."""
     use_compilation_cache()
     args.out.mkdir(parents=True, exist_ok=True)
-    pairs = {name: eagle_jax.load_demo(kind) for kind, name in (("eagle2", "EAGLE-2"), ("eagle3", "EAGLE-3"))}
+    pairs = {"EAGLE-2": eagle_jax.load_demo("eagle2"), "EAGLE-3": eagle_jax.load_demo("eagle3")}
     target, _, tokenizer = pairs["EAGLE-2"]
     prompts = [chat_ids(tokenizer, [{"role": "user", "content": text}]) for text in QUESTIONS]
     trees, outputs, calibrated = {}, {}, {}

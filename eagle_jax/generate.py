@@ -244,10 +244,11 @@ def step(
             drafter, params, drafter_state, Verified(on_path, tokens, features, cache.length, emitted, choices)
         )
         last = jnp.take_along_axis(tokens, jnp.maximum(emitted - 1, 0)[:, None], axis=1)[:, 0]
-        told = None
-        if log_probs is not None:
+        told = known = None
+        if log_probs is not None and state.log_probs is not None:
             rows = jnp.take_along_axis(logits, path[:, :, None], axis=1)
             told = log_prob(rows, tokens, log_probs, sampling)
+            known = _append(state.log_probs, told, state.num_tokens)
         running = ~state.done
         num_tokens = state.num_tokens + emitted
         stopped = running & (_is_stop(last[:, None], state.eos_ids)[:, 0] | (num_tokens >= state.budget))
@@ -263,7 +264,7 @@ def step(
             cycles=state.cycles + running.astype(jnp.int32),
             accepted=state.accepted + ((steps[None] == count[:, None]) & running[:, None]).astype(jnp.int32),
             keys=state.keys,
-            log_probs=None if told is None else _append(state.log_probs, told, state.num_tokens),
+            log_probs=known,
         )
     return new_state, StepInfo(tree, acceptance, tokens, emitted, told)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TextIO, TypeVar
 
+import jax
 import tyro
 
 from eagle_jax.config import ConfigError, TreeConfig
@@ -75,7 +76,7 @@ def run(
         sys.exit(f"error: {_sentence(error)}")
     except (ValueError, MemoryError) as error:
         sys.exit(f"error: {error}")
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:
         if (told := of_runtime(error)) is None:
             raise
         sys.exit(f"error: {told}")
@@ -84,17 +85,19 @@ def run(
         os._exit(130)  # at once, whatever other threads are compiling
 
 
-def of_runtime(error: RuntimeError) -> str | None:
+def of_runtime(error: Exception) -> str | None:
     """A sentence for what JAX's runtime could not do on this machine; None for any other error.
 
     A backend that is asked for and not there, as in a notebook whose runtime has no TPU; a device without memory.
     """
     text = " ".join(str(error).split())
-    if found := re.search(r"[Uu]nable to initialize backend '(\w+)'", text):
-        backend = found[1]
+    found = re.search(r"[Uu]nable to initialize backend '(\w+)'", text)
+    if found or (isinstance(error, AssertionError) and not text and not _started()):
+        backend = found[1] if found else os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
+        reason = f" ({text[:160]})" if text else ""  # of a platform without its plugin JAX only says that it asserts
         remedy = "in Colab choose Runtime > Change runtime type > TPU, elsewhere " if backend == "tpu" else ""
         return (
-            f"JAX finds no {backend.upper()} on this machine ({text[:160]}): {remedy}set JAX_PLATFORMS=cpu, or leave "
+            f"JAX finds no {backend.upper()} on this machine{reason}: {remedy}set JAX_PLATFORMS=cpu, or leave "
             "JAX_PLATFORMS unset to take what there is"
         )
     if "RESOURCE_EXHAUSTED" in text:
@@ -105,6 +108,14 @@ def of_runtime(error: RuntimeError) -> str | None:
             "(--max-new-tokens, --length) or the tree, take --dtype bfloat16, or spread the model over a mesh"
         )
     return None
+
+
+def _started() -> bool:
+    """Whether JAX has a backend."""
+    try:
+        return bool(jax.devices())
+    except (RuntimeError, AssertionError):
+        return False
 
 
 def _show_warning(

@@ -91,7 +91,8 @@ class Session:
         if before is None or known >= len(prompt) or prompt[:known] != self.text[:known]:
             # Behind the context a last chunk, or the path of a tree, must have room.
             slots = required_slots(self.context, 1, fns["drafter"].depth, PREFILL_CHUNK)
-            cache, drafted, known = *_empty(request.params, round_up(slots, 128), **fns), 0
+            cache, drafted = _empty(request.params, round_up(slots, 128), **fns)
+            known = 0
         else:
             cache, drafted = before.cache, before.drafter
         new = prompt[known:]

@@ -7,6 +7,7 @@ is matplotlib's own: `figure.savefig("tree.svg")`, or the last line of a noteboo
 from __future__ import annotations
 
 import html
+import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -268,20 +269,31 @@ def panels(
     Raises:
       ValueError: matplotlib is not installed.
     """
+    count = max(1, count)
+    rows = -(-count // columns)
+    columns = -(-count // rows)
+    size = size or (width * columns, 3.6 * rows)
+    figure = _figure_class()(figsize=size, layout="constrained", facecolor="white")
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=share).ravel().tolist()
+    for empty in grid[count:]:
+        empty.remove()
+    return figure, grid[:count]
+
+
+def _figure_class() -> Any:
+    """Matplotlib's figure, which a notebook shows where it is the value of a cell, whatever backend is set."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ValueError(WANTED) from error
 
-    count = max(1, count)
-    rows = -(-count // columns)
-    columns = -(-count // rows)
-    size = size or (width * columns, 3.6 * rows)
-    figure = Figure(figsize=size, layout="constrained", facecolor="white")
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=share).ravel().tolist()
-    for empty in grid[count:]:
-        empty.remove()
-    return figure, grid[:count]
+    class Shown(Figure):
+        def _repr_png_(self) -> bytes:
+            picture = io.BytesIO()
+            self.savefig(picture, format="png", dpi=110, metadata={"Software": None})
+            return picture.getvalue()
+
+    return Shown
 
 
 def style(place: int) -> dict[str, Any]:

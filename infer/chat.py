@@ -229,7 +229,7 @@ class Chat:
 
 
 class stopping:  # noqa: N801 (used as a function is)
-    """While it lasts Ctrl-C sets the event, so that no program is interrupted in the middle; a second one interrupts."""
+    """While it lasts Ctrl-C sets the event, and no program is interrupted in the middle; a second one interrupts."""
 
     def __init__(self, event: threading.Event) -> None:
         self.event = event

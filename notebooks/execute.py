@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import tyro
+
 from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.programs import run
 
@@ -30,7 +32,7 @@ class Args:
       which: beginnings of the names of notebooks, 01 for example; none is all.
     """
 
-    which: tuple[str, ...] = ()
+    which: tyro.conf.Positional[tuple[str, ...]] = ()
 
 
 def main(args: Args) -> None:
@@ -59,7 +61,13 @@ def executed(path: Path) -> Any:
 
     notebook = nbformat.read(path, as_version=4)
     paths = os.pathsep.join(filter(None, [str(FOLDER.parent), os.environ.get("PYTHONPATH", "")]))
-    settings = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": paths, "TQDM_DISABLE": "1", "NO_COLOR": "1"}
+    settings = {
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": paths,
+        "TQDM_DISABLE": "1",
+        "NO_COLOR": "1",
+        "PYTHONWARNINGS": "ignore",
+    }  # of tqdm, with paths of this machine
     client = NotebookClient(notebook, timeout=TIMEOUT, kernel_name="python3",
                             resources={"metadata": {"path": str(FOLDER)}})  # fmt: skip
     client.execute(env=os.environ | settings)

@@ -25,8 +25,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # From here on the types and array shapes of every function of eagle_jax are checked on every call. Not in config.py
-# api.py, bound.py, methods.py and profile.py: they refuse wrong types themselves, with messages that are tested.
-_unchecked = {"api", "bound", "methods", "demo", "profile", "config", "request", "__init__"}
+# api.py, bound.py, methods.py, profile.py, session.py: they refuse wrong types themselves, by messages that are tested.
+_unchecked = {"api", "bound", "methods", "demo", "profile", "config", "request", "session", "__init__"}
 _rooms = sorted({path.stem for path in (REPOSITORY / "eagle_jax").iterdir() if path.suffix in ("", ".py")})
 install_import_hook(
     [f"eagle_jax.{room}" for room in _rooms if room not in _unchecked],

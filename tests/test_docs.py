@@ -45,7 +45,7 @@ def test_every_block_has_a_language_that_is_checked():
     assert {path.name for path in WITH_PYTHON} >= {"index.md", "concepts.md", "lossless.md", "own_model.md"}
 
 
-SLOW = {"drafters.md", "tuning.md", "own_model.md"}
+SLOW = {"drafters.md", "tuning.md", "own_model.md", "lossless.md", "benchmarks.md"}
 
 
 @pytest.mark.parametrize(

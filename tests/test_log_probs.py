@@ -39,7 +39,12 @@ def expected(prompt: list[int], reply: list[int], sampling: Sampling) -> np.ndar
     return np.asarray(process_logits(logits, sampling))[np.arange(len(reply)), reply]
 
 
-@pytest.mark.parametrize("name", [None, *METHODS])
+SLOW = {"eagle1-static", "hydra++-static", "lookahead"}
+
+
+@pytest.mark.parametrize(
+    "name", [None, *(pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in METHODS)]
+)
 @pytest.mark.parametrize("options", [{}, LAW], ids=["greedy", "sampled"])
 def test_they_are_those_of_a_plain_pass(name, options):
     drafter = None if name is None else DRAFTERS[name](tiny_target())

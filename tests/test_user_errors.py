@@ -41,12 +41,11 @@ def test_out_of_memory_says_what_was_needed_and_what_to_lower(name, monkeypatch)
     monkeypatch.setattr(api, name, full)
     target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
     (prompt,) = random_prompts([5], 12)
+    calls = {"generate_program": lambda: eagle_jax.generate(target, head, [prompt], max_new_tokens=9)}
+    stream = lambda: list(eagle_jax.stream(target, head, prompt, max_new_tokens=9))  # noqa: E731
     with pytest.raises(MemoryError) as error:
-        if name == "generate_program":
-            eagle_jax.generate(target, head, [prompt], max_new_tokens=9)
-        else:
-            list(eagle_jax.stream(target, head, prompt, max_new_tokens=9))
-    said = r"out of memory on .*: weights .* GB, caches of 1 row and \d+ slots .* GB, logits of trees of 13 rows .* GB, and"
+        calls.get(name, stream)()
+    said = r"out of memory on .*: weights .* GB, caches of 1 row and \d+ slots .* GB, logits of trees of 13 rows .* GB"
     assert re.match(said, str(error.value))
     assert "Lower the number of prompts, max_new_tokens or the tree's num_nodes" in str(error.value)
 
@@ -79,7 +78,7 @@ def test_the_sizes_are_those_of_the_arrays():
         (MemoryError("out of memory on TPU v5e"), "error: out of memory on TPU v5e"),
         (RuntimeError("Unable to initialize backend 'tpu': INTERNAL: Failed to get TPU metadata"),
          "error: JAX finds no TPU on this machine .* in Colab choose Runtime > Change runtime type > TPU"),
-        (RuntimeError("Unable to initialize backend 'cuda': no device"), "finds no CUDA on this machine .* set JAX_PLA"),
+        (RuntimeError("Unable to initialize backend 'cuda': no device"), "finds no CUDA on this machine .* set JAX"),
         (jax.errors.JaxRuntimeError(EXHAUSTED), r"used up \(17179869184 bytes more were wanted\): lower the batch"),
         (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room"), "error: the device's memory is used up: lower"),
     ],
@@ -102,13 +101,14 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
         run(main, Args, "None.")
 
 
-def test_a_runtime_without_its_accelerator(repository):
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_a_runtime_without_its_accelerator(repository, platform):
     """As in a notebook that was started without one: JAX is told to take what is not there."""
     done = subprocess.run(
         [sys.executable, "-m", "infer.demo", "--max-new-tokens", "4"], cwd=repository, capture_output=True, text=True,
-        check=False, timeout=300, env=os.environ | {"JAX_PLATFORMS": "cuda"},
+        check=False, timeout=300, env=os.environ | {"JAX_PLATFORMS": platform},
     )  # fmt: skip
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error")]
-    assert "JAX finds no CUDA on this machine" in line and "JAX_PLATFORMS=cpu" in line
+    assert f"JAX finds no {platform.upper()} on this machine" in line and "JAX_PLATFORMS=cpu" in line
     assert "Traceback" not in done.stderr

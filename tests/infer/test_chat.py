@@ -203,7 +203,7 @@ def test_a_second_ctrl_c_interrupts_what_does_not_stop():
         (["--method", "eagle9"], "unknown method 'eagle9'"),
         (["--temperature", "-1"], "--temperature -1.0 must not be negative"),
         (["--chat-template", "/nope.jinja"], "--chat-template /nope.jinja: no chat template at /nope.jinja"),
-        (["--target", "/nope"], "--target /nope"),
+        (["--target", "/nope", "--method", "pld"], "--target /nope"),
     ],
 )
 def test_what_cannot_be_meant_is_one_line(options, message, repository):
