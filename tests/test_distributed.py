@@ -158,8 +158,8 @@ refused(lambda: distributed.global_rows(Mesh(np.array(devices[:2]).reshape(2, 1,
 """
 
 
-def test_two_processes_have_their_rows_in_order():
-    """With devices that JAX lists in another order than by process, and with meshes that would mix the rows."""
+def both_processes(attempts: int = 3) -> list[str]:
+    """What the two print. On a loaded machine Gloo may give up while one still starts: then they begin again."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -167,12 +167,19 @@ def test_two_processes_have_their_rows_in_order():
     for index in range(2):
         named = dict(zip(ALL, (f"localhost:{port}", "2", str(index)), strict=True))
         environment = os.environ | named | {"JAX_NUM_CPU_DEVICES": "2", "XLA_FLAGS": ""}
-        running.append(
-            subprocess.Popen([sys.executable, "-c", TWO], env=environment, stdout=subprocess.PIPE, text=True)
-        )
-    for process in running:
-        out, _ = process.communicate(timeout=300)
-        assert process.returncode == 0
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        running.append(subprocess.Popen([sys.executable, "-c", TWO], env=environment, **options))
+    found = [process.communicate(timeout=300) for process in running]
+    said = "".join(error for _, error in found)
+    if any(process.returncode for process in running) and attempts > 1 and ("Gloo" in said or "DEADLINE" in said):
+        return both_processes(attempts - 1)
+    assert not any(process.returncode for process in running), said
+    return [out for out, _ in found]
+
+
+def test_two_processes_have_their_rows_in_order():
+    """With devices that JAX lists in another order than by process, and with meshes that would mix the rows."""
+    for out in both_processes():
         tensor, order, whole, idle = (line for line in out.splitlines() if line.startswith("refused:"))
         assert "tensor=4 would split a matrix over devices of different processes, of which each has 2" in tensor
         assert "belong to the processes [[1], [0], [1], [0]]" in order
