@@ -206,7 +206,8 @@ def checked(row: dict[str, Any]) -> str:
         auto += f" (entry of batch {place['batch']}, temperature {place['temperature']:g})"
     against = ""
     if "best" in row:
-        against = f" {row['over_best']:.2f} [{row['interval'][0]:.2f}, {row['interval'][1]:.2f}] ({row['best']}) |"
+        ends = " [{:.2f}, {:.2f}]".format(*row["interval"]) if "interval" in row else ""  # files before it was known
+        against = f" {row['over_best']:.2f}{ends} ({row['best']}) |"
     return (
         f"| {row['batch']} | {row['temperature']:g} | {auto} | {row['worst']:.2f}x | {row['mean']:.2f}x | "
         f"{row['identical']} |{against}"

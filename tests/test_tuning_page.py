@@ -63,6 +63,12 @@ def test_the_tables_are_what_was_measured():
         assert result["machine"] in " ".join(HERE.split())
 
 
+def test_what_is_said_of_the_predictions():
+    errors = [row["error"] for setting in TUNED["settings"][TUNED["dtype"]] for row in setting["candidates"].values()]
+    assert len(errors) == 12 and min(errors) > 0
+    assert "every one of the twelve was too high" in HERE
+
+
 def test_auto_loses_at_most_five_percent_on_any_task():
     tasks = {"gsm8k", "humaneval", "mt_bench", "alpaca", "sum", "qa"}
     assert all(set(row["per_task"]) == tasks for row in CHECKED["settings"])
