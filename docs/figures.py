@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +55,42 @@ def main(args: Args) -> None:
         outputs[name] = eagle_jax.generate(target, wide, prompts, max_new_tokens=96)
         trees[name] = record_cycles(target, wide, prompts, max_new_tokens=96)
         calibrated[name] = calibrate(trees[name], 10)
+    chunks = eagle_jax.stream(target, pairs["EAGLE-2"][1].on(target), prompts[1], max_new_tokens=80)
     figures: dict[str, Callable[[], Any]] = {
         "tree": lambda: viz.tree_figure(viz.drafted_tree(trees["EAGLE-2"], telling(trees["EAGLE-2"]), tokenizer)),
         "accepted": lambda: viz.accepted_figure(outputs),
         "calibration": lambda: viz.calibration_figure(calibrated),
+        "text": lambda: text_figure(viz.pieces(chunks, tokenizer)),
     }
     for name, draw in figures.items():
         write_whole(args.out / f"{name}.svg", svg(draw()))
         print(args.out / f"{name}.svg")
+
+
+def text_figure(pieces: Iterable[viz.Piece], columns: int = 84) -> Any:
+    """A text in cells of one width, accepted drafts on green."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    cells: list[tuple[int, int, str, bool]] = []
+    row = column = 0
+    for piece in pieces:
+        for letter in piece.text:
+            if letter == "\n" or column == columns:
+                row, column = row + 1, 0
+            if letter != "\n":
+                cells.append((row, column, letter, piece.drafted))
+                column += 1
+    figure = Figure(figsize=(columns * 0.082, (row + 1) * 0.2))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, columns), ylim=(row + 1, 0))
+    axes.axis("off")
+    for at, place, letter, drafted in cells:
+        if drafted:
+            axes.add_patch(Rectangle((place, at), 1, 1, facecolor="#bfe8d4", edgecolor="none"))
+        axes.text(place + 0.5, at + 0.72, letter, family="monospace", fontsize=9, ha="center", color="black")
+    figure.patch.set_facecolor("white")
+    return figure
 
 
 def telling(cycles: Cycles) -> int:

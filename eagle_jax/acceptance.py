@@ -17,6 +17,7 @@ from eagle_jax.bound import BoundDrafter, Target, TreeDrafter, request_of
 from eagle_jax.config import TreeConfig
 from eagle_jax.distributed import to_host
 from eagle_jax.generate import prefill, step
+from eagle_jax.memory import explained
 from eagle_jax.request import check_law
 from eagle_jax.sampling import make_sampling
 from eagle_jax.types import Params
@@ -89,12 +90,13 @@ def record_cycles(
     check_law(temperature=temperature)
     request = request_of(target, drafter, prompts, max_new_tokens, make_sampling(temperature), key=key)
     fns = {name: request.options[name] for name in ("target", "drafter")}
-    state = prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
     found: list[tuple[np.ndarray, ...]] = []
-    while not bool(jnp.all(state.done)):
-        state, info = step_program(request.params, state, sampling=request.sampling, **fns)
-        tree, walk = info.tree, info.acceptance
-        found.append(to_host((tree.tokens, tree.parents, tree.scores, walk.path, walk.count, info.emitted)))
+    with explained(request):
+        state = prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
+        while not bool(jnp.all(state.done)):
+            state, info = step_program(request.params, state, sampling=request.sampling, **fns)
+            tree, walk = info.tree, info.acceptance
+            found.append(to_host((tree.tokens, tree.parents, tree.scores, walk.path, walk.count, info.emitted)))
     width = fns["drafter"].num_nodes + 1
     cycles = []
     for tokens, parents, scores, path, count, emitted in found:

@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 from eagle_jax.bound import DEFAULT_TREE, BoundDrafter, DraftHead, Target, check_target, on_mesh, request_of
 from eagle_jax.checkpoints import load_head_checkpoint, load_target_checkpoint
 from eagle_jax.config import TreeConfig
+from eagle_jax.devices import in_reach
 from eagle_jax.distributed import to_host
 from eagle_jax.generate import extend as run_extend
 from eagle_jax.generate import generate as run_generate
@@ -106,17 +107,19 @@ def load_target(
     Raises:
       CheckpointError: nothing there, an unknown architecture, or tensors that do not fit, all named at once.
       ConfigError: the mesh does not divide the model.
+      MemoryError: the device is too small for the weights. DeviceError: JAX is told to take a device that is not there.
     """
     dtype = dtype if dtype is None or isinstance(dtype, str) else jnp.dtype(dtype).name
-    config, params = load_target_checkpoint(
-        path_or_hub_id,
-        dtype,
-        revision=revision,
-        token=token,
-        cache_dir=cache_dir,
-        max_position=max_position,
-        place=None if mesh is None else placer(mesh),
-    )
+    with in_reach():
+        config, params = load_target_checkpoint(
+            path_or_hub_id,
+            dtype,
+            revision=revision,
+            token=token,
+            cache_dir=cache_dir,
+            max_position=max_position,
+            place=None if mesh is None else placer(mesh),
+        )
     name = str(path_or_hub_id)
     return Target(config, params, on_mesh(config, dtype, mesh), name, dtype, mesh, source=name)
 
@@ -135,7 +138,8 @@ def load_drafter(
     """Loads an EAGLE-1/2 or EAGLE-3 head trained for `target`.
 
     Args:
-      tree: chain, static or dynamic draft tree.
+      tree: chain, static or dynamic draft tree; the default has the 6 levels of EAGLE-2, where EAGLE-3's paper
+        drafts 8, `TreeConfig(8, 10, 59)`.
       rope_theta: overrides the head's own base (some published heads work better at 10000 than at their config's
         value).
       taps: overrides which hidden states the head reads.

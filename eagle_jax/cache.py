@@ -16,28 +16,40 @@ from jaxtyping import Array, Float, Int
 from eagle_jax.types import KVCache, NewKV
 
 
-def commit(cache: KVCache, new: NewKV, count: Int[Array, " B"], rows: Int[Array, "B M"] | None = None) -> KVCache:
+def commit(
+    cache: KVCache,
+    new: NewKV,
+    count: Int[Array, " B"],
+    rows: Int[Array, "B M"] | None = None,
+    result: Float[Array, "B T2 H"] | None = None,
+) -> KVCache:
     """Appends `count[b]` of the new tokens to row b.
 
     Args:
       new: keys and values of T new tokens.
       count: tokens to append, 0 to M.
       rows: which new tokens, in order, e.g. the accepted path; None takes all T as they come (M = T).
+      result: what the pass that read the cache gave; the cache is written behind it.
 
     All M entries are written at `length`, those past `count` as garbage that the next commit overwrites. The caller
     keeps `length + M <= S`: a slice beyond the end would be moved back by XLA and overwrite committed tokens.
     """
+    start = cache.length
+    if result is not None:
+        # Where the place does not depend on the pass, XLA's CPU compiler may write before it reads, and copies the
+        # whole cache in every cycle to be able to. It cannot know that nothing is NaN, so it waits for the result.
+        start = start + jnp.isnan(result[:, 0, 0])
 
     def pick(fresh: Float[Array, "B G T hd"]) -> Float[Array, "B G M hd"]:
         return fresh if rows is None else jnp.take_along_axis(fresh, rows[:, None, :, None], axis=2)
 
     def append_keys(buffer: Float[Array, "B G hd S"], fresh: Float[Array, "B G T hd"]) -> Float[Array, "B G hd S"]:
         columns = pick(fresh).astype(buffer.dtype).swapaxes(2, 3)
-        return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=2))(buffer, columns, cache.length)
+        return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=2))(buffer, columns, start)
 
     def append_values(buffer: Float[Array, "B G S hd"], fresh: Float[Array, "B G T hd"]) -> Float[Array, "B G S hd"]:
         lines = pick(fresh).astype(buffer.dtype)
-        return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1))(buffer, lines, cache.length)
+        return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1))(buffer, lines, start)
 
     return KVCache(
         keys=tuple(map(append_keys, cache.keys, new.keys)),

@@ -19,8 +19,8 @@ Bundled = Literal["eagle1", "eagle2", "eagle3", "medusa", "hydra", "small"]
 Hydra++, a distilled small model."""
 
 DEMO_TREE_CPU = TreeConfig(depth=4, top_k=2, num_nodes=7)
-"""Best of those measured for the bundled pair on two CPU cores at temperature 0: a pass over eight tokens costs about
-as much as one and a half over one. At temperature 1, where less is accepted, 5 nodes in 3 levels are better."""
+"""Among the best measured for the bundled pair on two CPU cores at temperature 0, where a pass over eight tokens costs
+about as much as one and a half over one; `infer.tune` finds what is best by batch size and temperature."""
 
 
 def load_demo(

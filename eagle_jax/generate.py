@@ -128,7 +128,7 @@ def extend(
         pairs = jnp.clip(lengths - 1 - start, 0, chunk)
         run = Verified(tokens, next_tokens, out.features, base + start, pairs)
         state = contract.told(drafter, params, state, run)
-        cache = commit(cache, out.new, jnp.clip(lengths - start, 0, chunk))
+        cache = commit(cache, out.new, jnp.clip(lengths - start, 0, chunk), result=out.hidden)
         here = (lengths - 1 >= start) & (lengths - 1 < start + chunk)
         row = jnp.clip(lengths - 1 - start, 0, chunk - 1)
         found = (_take(out.hidden, row), _take(out.features, row))
@@ -253,7 +253,7 @@ def step(
         num_tokens = state.num_tokens + emitted
         stopped = running & (_is_stop(last[:, None], state.eos_ids)[:, 0] | (num_tokens >= state.budget))
         new_state = GenerateState(
-            cache=commit(cache, out.new, emitted, path),
+            cache=commit(cache, out.new, emitted, path, out.hidden),
             drafter=drafter_state,
             root=jnp.where(running, last, state.root),
             tokens=_append(state.tokens, tokens, state.num_tokens),

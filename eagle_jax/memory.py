@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from eagle_jax.devices import device, exhausted, more_of
 from eagle_jax.request import Request
 from eagle_jax.types import Drafter, KVCache
 
@@ -25,16 +26,15 @@ def explained(request: Request) -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if not exhausted(error):
             raise
-        raise MemoryError(needed(request)) from error
+        raise MemoryError(needed(request, more_of(str(error)))) from error
 
 
-def exhausted(error: BaseException) -> bool:
-    """Whether an error of the runtime says that memory ran out."""
-    return "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()
+def needed(request: Request, lacking: str = "") -> str:
+    """A sentence: weights, caches and logits of a run in gigabytes (1e9 bytes), and what makes them smaller.
 
-
-def needed(request: Request) -> str:
-    """A sentence: weights, caches and logits of a run in gigabytes (1e9 bytes), and what makes them smaller."""
+    Args:
+      lacking: what the runtime said was too much.
+    """
     prompts = request.arrays[0]
     drafter: Drafter = request.options["drafter"]
     rows, slots = prompts.shape[0], request.options["slots"]
@@ -58,18 +58,12 @@ def needed(request: Request) -> str:
     }
     parts = ", ".join(f"{what} {size / 1e9:.2f} GB" for what, size in sizes.items())
     return (
-        f"out of memory on {device()}: {parts}, and what a pass computes in between. Lower the number of prompts, "
-        "max_new_tokens or the tree's num_nodes, load the models in bfloat16, or spread them over a mesh (mesh=)"
+        f"out of memory on {device()}{lacking}: {parts}, {sum(sizes.values()) / 1e9:.2f} GB together, and what a pass "
+        "computes in between. Lower the number of prompts, max_new_tokens, a session's context or the tree's "
+        "num_nodes, load the models in bfloat16, or spread them over a mesh (mesh=)"
     )
 
 
 def size_of(tree: Any) -> int:
     """Bytes of all arrays of a tree, or of their shapes."""
     return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
-def device() -> str:
-    """The first device, with its memory where it tells."""
-    first = jax.local_devices()[0]
-    limit = (first.memory_stats() or {}).get("bytes_limit")
-    return first.device_kind + (f" with {limit / 1e9:.0f} GB" if limit else "")

@@ -131,8 +131,9 @@ class ProfileFile:
         """The entry that holds for a batch size and a temperature; None where nothing was measured.
 
         It is that of the smallest measured batch size not below `batch`, and of these that of the lowest temperature
-        not below `temperature`. Drafts are worth less as both grow: what pays there pays here. Beyond the largest that
-        were measured nothing is known, and plain decoding cannot be slower than itself.
+        not below `temperature`. Drafts are mostly worth less as both grow, so that what pays there should pay here;
+        that is not certain (docs/tuning.md). Beyond the largest that were measured nothing is known, and plain decoding
+        cannot be slower than itself.
         """
         batches = [entry.batch for entry in self.entries if entry.batch >= batch and entry.temperature >= temperature]
         fitting = [e for e in self.entries if e.batch == min(batches, default=0) and e.temperature >= temperature]

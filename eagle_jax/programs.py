@@ -6,7 +6,6 @@ import contextlib
 import io
 import logging
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -15,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TextIO, TypeVar
 
-import jax
 import tyro
 
 from eagle_jax.config import ConfigError, TreeConfig
+from eagle_jax.devices import DeviceError, exhausted, more_of, out_of_reach
 from eagle_jax.settings import load_yaml
 
 T = TypeVar("T")
@@ -86,36 +85,14 @@ def run(
 
 
 def of_runtime(error: Exception) -> str | None:
-    """A sentence for what JAX's runtime could not do on this machine; None for any other error.
-
-    A backend that is asked for and not there, as in a notebook whose runtime has no TPU; a device without memory.
-    """
-    text = " ".join(str(error).split())
-    found = re.search(r"[Uu]nable to initialize backend '(\w+)'", text)
-    if found or (isinstance(error, AssertionError) and not text and not _started()):
-        backend = found[1] if found else os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
-        reason = f" ({text[:160]})" if text else ""  # of a platform without its plugin JAX only says that it asserts
-        remedy = "in Colab choose Runtime > Change runtime type > TPU, elsewhere " if backend == "tpu" else ""
+    """A sentence for what JAX's runtime could not do on this machine; None for any other error."""
+    if exhausted(error):
         return (
-            f"JAX finds no {backend.upper()} on this machine{reason}: {remedy}set JAX_PLATFORMS=cpu, or leave "
-            "JAX_PLATFORMS unset to take what there is"
+            f"the device's memory is used up{more_of(str(error))}: lower the batch (--batch, --rows, --batches), "
+            "lengths (--max-new-tokens, --length, --context) or the tree, take --dtype bfloat16, or spread the model "
+            "over a mesh"
         )
-    if "RESOURCE_EXHAUSTED" in text:
-        amount = re.search(r"[Aa]llocat\w* (?:\w+ )*?([\d.]+ ?(?:bytes|[KMGT]i?B?)\b)", text)
-        wanted = f" ({amount[1]} more were wanted)" if amount else ""
-        return (
-            f"the device's memory is used up{wanted}: lower the batch (--batch, --rows, --batches), lengths "
-            "(--max-new-tokens, --length) or the tree, take --dtype bfloat16, or spread the model over a mesh"
-        )
-    return None
-
-
-def _started() -> bool:
-    """Whether JAX has a backend."""
-    try:
-        return bool(jax.devices())
-    except (RuntimeError, AssertionError):
-        return False
+    return str(error) if isinstance(error, DeviceError) else out_of_reach(error)
 
 
 def _show_warning(

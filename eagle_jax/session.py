@@ -13,6 +13,7 @@ import numpy as np
 from eagle_jax.api import StreamChunk, extend_program, step_program
 from eagle_jax.bound import BoundDrafter, Target, request_of
 from eagle_jax.generate import required_slots
+from eagle_jax.memory import explained
 from eagle_jax.request import PREFILL_CHUNK, Request, bucket, check_law, round_up
 from eagle_jax.sampling import make_sampling
 from eagle_jax.types import Drafter, GenerateState, KVCache, Params, TargetFn
@@ -71,6 +72,7 @@ class Session:
 
         Raises:
           ValueError: at the call, as `eagle_jax.stream`; also a prompt that leaves no room for the reply.
+          MemoryError: the device is too small, with what was needed.
         """
         check_law(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         sampling = make_sampling(temperature, top_k, top_p, min_p)
@@ -85,13 +87,15 @@ class Session:
     def _stream(self, prompt: list[int], request: Request) -> Iterator[StreamChunk]:
         fns = {name: request.options[name] for name in ("target", "drafter")}
         _, _, budget, eos_ids, keys = request.arrays
+        # Behind the context a last chunk, or the path of a tree, must have room.
+        slots = round_up(required_slots(self.context, 1, fns["drafter"].depth, PREFILL_CHUNK), 128)
+        request = request._replace(options={**request.options, "slots": slots})
         before, self._state = self._state, None  # interrupted in a program, the donated caches would be gone
         known = 0 if before is None else int(before.cache.length[0])
         # One token at least is read, for what comes behind it.
         if before is None or known >= len(prompt) or prompt[:known] != self.text[:known]:
-            # Behind the context a last chunk, or the path of a tree, must have room.
-            slots = required_slots(self.context, 1, fns["drafter"].depth, PREFILL_CHUNK)
-            cache, drafted = _empty(request.params, round_up(slots, 128), **fns)
+            with explained(request):
+                cache, drafted = _empty(request.params, slots, **fns)
             known = 0
         else:
             cache, drafted = before.cache, before.drafter
@@ -99,21 +103,24 @@ class Session:
         chunk = min(bucket(len(new)), PREFILL_CHUNK)
         padded = np.zeros((1, round_up(bucket(len(new)), chunk)), np.int32)
         padded[0, : len(new)] = new
-        state = extend_program(
-            request.params, cache, drafted, jnp.asarray(padded), jnp.asarray([len(new)], jnp.int32), budget, eos_ids,
-            keys, sampling=request.sampling, max_tokens=request.options["max_tokens"], chunk=chunk, **fns,
-        )  # fmt: skip
-        self.read, self.text, self._state = len(new), [*prompt, int(state.root[0])], state
+        with explained(request):
+            state = extend_program(
+                request.params, cache, drafted, jnp.asarray(padded), jnp.asarray([len(new)], jnp.int32), budget,
+                eos_ids, keys, sampling=request.sampling, max_tokens=request.options["max_tokens"], chunk=chunk, **fns,
+            )  # fmt: skip
+            root = int(state.root[0])
+        self.read, self.text, self._state = len(new), [*prompt, root], state
         done = bool(state.done[0])
         yield StreamChunk([self.text[-1]], 0)
         while not done:
             if self._state is not state:
                 raise ValueError("the session went on with another prompt: this reply is over")
             self._state = None
-            state, info = step_program(request.params, state, sampling=request.sampling, **fns)
-            tokens, emitted, count, finished = jax.device_get(
-                (info.tokens[0], info.emitted[0], info.acceptance.count[0], state.done[0])
-            )
+            with explained(request):
+                state, info = step_program(request.params, state, sampling=request.sampling, **fns)
+                tokens, emitted, count, finished = jax.device_get(
+                    (info.tokens[0], info.emitted[0], info.acceptance.count[0], state.done[0])
+                )
             found = [int(token) for token in tokens[:emitted]]
             self.text += found
             self._state, done = state, bool(finished)

@@ -209,15 +209,16 @@ class TextStream:
         return str(self.tokenizer.decode(self.tokens, skip_special_tokens=True))
 
 
-def accepted_figure(outputs: Mapping[str, GenerateOutput]) -> Any:
-    """How many drafted tokens the cycles of some outputs accepted, a line for each, by name.
+def accepted_figure(outputs: Mapping[str, GenerateOutput | Sequence[GenerateOutput]]) -> Any:
+    """How many drafted tokens the cycles of some outputs accepted, a line for each, by name; a list is one line.
 
     Raises:
       ValueError: matplotlib is not installed.
     """
     figure, (axes,) = panels(1)
-    for place, (name, output) in enumerate(outputs.items()):
-        plot_accepted(axes, np.asarray(output.accepted).sum(axis=0), name, place)
+    for place, (name, found) in enumerate(outputs.items()):
+        pooled = [found] if isinstance(found, GenerateOutput) else found
+        plot_accepted(axes, np.concatenate([out.accepted for out in pooled]).sum(axis=0), name, place)
     return legend_below(figure, axes)
 
 

@@ -75,7 +75,8 @@ class Args(Places):
       repeats: timed runs, of which the median counts.
       temperatures: 0 is greedy; several separated by commas.
       seed: of sampled draws; every method gets the same.
-      tree: depth,top_k,num_nodes of heads whose label says none; default is each one's own.
+      tree: depth,top_k,num_nodes of heads whose label says none; default is each one's own, and of eagle1 always the
+        static tree of its paper (eagle1@4x2x7 is another).
       dtype: of the weights.
       transformers: measure `transformers` generate too, if torch is installed.
       golden: measure `engine_tok_s` too.

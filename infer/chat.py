@@ -3,9 +3,11 @@
     python -m infer.chat                                       # the bundled pair, which answers with nonsense
     python -m infer.chat --target Qwen/Qwen3-1.7B --eagle3 AngelSlim/Qwen3-1.7B_eagle3 --method eagle3 --dtype bfloat16
 
-Ctrl-C stops a reply and keeps what was said of it; Ctrl-D or /quit ends the chat. Behind every reply stands its tau,
-its speed, and how many tokens of the prompt had to be read. Commands: /reset forgets the conversation, /temp 0.7 sets
-the temperature, /plain switches drafting off and on, /stats sums up, /help lists these.
+Ctrl-C stops a reply and keeps what was said of it; Ctrl-D or /quit ends the chat. The terminal's title shows tau and
+speed while a reply runs; behind it stand both, and how many tokens of the prompt had to be read: what is new since the
+last reply. A template that rewrites earlier turns, as Qwen3's does when it drops thoughts, has all of them read anew,
+and so has /plain, since the caches of the drafter are other ones. Commands: /reset forgets the conversation, /temp 0.7
+sets the temperature, /plain switches drafting off and on, /stats sums up, /help lists these.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import jax
 from eagle_jax.data.tokenizers import set_chat_template
 from eagle_jax.measure import chat_text, encode_chat, use_compilation_cache
 from eagle_jax.programs import at_least_one, naming, not_negative, run
+from eagle_jax.sampling import make_sampling
 from eagle_jax.session import Session
 from eagle_jax.viz import DIM, GREEN, TextStream, paint
 from infer.methods import PLAIN, Loader, Places, Sources, check_methods, load_pair
@@ -63,17 +66,23 @@ class Args(Places):
 
 @dataclasses.dataclass
 class Tally:
-    """What replies took. `tokens`: all of them. `passes`: of the target, behind each reply's first token."""
+    """What replies took.
+
+    Attributes:
+      tokens: all of them. passes: of the target, behind each reply's first token.
+      timed, seconds: tokens and time behind each reply's second chunk: the first two read the prompt, and compile.
+    """
 
     replies: int = 0
     tokens: int = 0
     passes: int = 0
+    timed: int = 0
     seconds: float = 0.0
 
     def __str__(self) -> str:
         behind = self.tokens - self.replies
         tau = f"tau {behind / self.passes:.2f}" if self.passes else "tau -"
-        return f"{tau}, {self.tokens / self.seconds:.0f} tokens/s" if self.seconds else tau
+        return f"{tau}, {self.timed / self.seconds:.0f} tokens/s" if self.timed else tau
 
     def add(self, other: Tally) -> None:
         """Another reply."""
@@ -121,6 +130,7 @@ class Chat:
     def __init__(self, args: Args, target: Any, drafter: Any, tokenizer: Any, write: Callable[[str], Any]) -> None:
         self.args, self.target, self.drafter, self.tokenizer, self.write = args, target, drafter, tokenizer, write
         self.colours = (sys.stdout.isatty() or "FORCE_COLOR" in os.environ) and "NO_COLOR" not in os.environ
+        self.titled = self.colours and sys.stdout.isatty()
         self.temperature, self.plain, self.turn = args.temperature, drafter is None, 0
         self.tallies = {True: Tally(), False: Tally()}
         self.stopped = threading.Event()
@@ -173,7 +183,9 @@ class Chat:
             value = float(text)
         except ValueError:
             value = -1.0
-        if not 0 <= value < float("inf"):
+        try:
+            make_sampling(value)
+        except ValueError:
             self.say(f"/temp {text}: give a number of at least 0, such as /temp 0.7; 0 is greedy")
             return
         self.temperature = value
@@ -193,31 +205,39 @@ class Chat:
         prompt = self.conversation.ask(content)
         self.turn += 1
         key = jax.random.fold_in(jax.random.key(self.args.seed), self.turn)
-        try:
-            chunks = self.session.stream(
-                prompt, max_new_tokens=self.args.max_new_tokens, temperature=self.temperature,
-                top_k=self.args.top_k, top_p=self.args.top_p, key=key,
-            )  # fmt: skip
-        except ValueError as error:
-            self.say(f"{error}; or /reset")
+        if len(prompt) + self.args.max_new_tokens > self.session.context:
+            self.say(
+                f"{len(prompt)} tokens and a reply of --max-new-tokens {self.args.max_new_tokens} exceed the session's "
+                f"context of {self.session.context}: /reset, or start with less, or with a larger --context"
+            )
             return
+        chunks = self.session.stream(
+            prompt, max_new_tokens=self.args.max_new_tokens, temperature=self.temperature,
+            top_k=self.args.top_k, top_p=self.args.top_p, key=key,
+        )  # fmt: skip
         self.stopped.clear()
-        started, tally, reply = time.perf_counter(), Tally(replies=1), list[int]()
+        tally, reply = Tally(replies=1), list[int]()
         with stopping(self.stopped):
             reply = self.show(chunks, tally)
-        tally.tokens, tally.seconds = len(reply), time.perf_counter() - started
         self.tallies[self.plain].add(tally)
         self.conversation.heard(content, prompt, reply, self.target.config.eos_ids)
         cut = ", stopped" if self.stopped.is_set() else ""
         self.say(f"{tally}, {self.session.read} of {len(prompt)} prompt tokens read{cut}")
 
     def show(self, chunks: Iterator[Any], tally: Tally) -> list[int]:
-        """Writes tokens as they come, accepted drafts in colour; returns them."""
-        text = TextStream(self.tokenizer)
+        """Writes tokens as they come, accepted drafts in colour; returns them. What they took is added to the tally."""
+        text, before = TextStream(self.tokenizer), time.perf_counter()
         for number, chunk in enumerate(chunks):
+            now = time.perf_counter()
             drafted = paint(text.feed(chunk.tokens[: chunk.drafted]), GREEN, self.colours)
             self.write(drafted + text.feed(chunk.tokens[chunk.drafted :]))
+            tally.tokens += len(chunk.tokens)
             tally.passes += number > 0
+            if number > 1:
+                tally.timed, tally.seconds = tally.timed + len(chunk.tokens), tally.seconds + now - before
+                if self.titled:
+                    self.write(f"\x1b]0;{tally}\x07")
+            before = now
             if self.stopped.is_set():
                 break
         self.write(text.rest() + "\n")
@@ -229,7 +249,10 @@ class Chat:
 
 
 class stopping:  # noqa: N801 (used as a function is)
-    """While it lasts Ctrl-C sets the event, and no program is interrupted in the middle; a second one interrupts."""
+    """While it lasts Ctrl-C sets the event, and no program is interrupted in the middle; a second one interrupts.
+
+    What XLA compiles is never interrupted: Python hears of a signal when that is done.
+    """
 
     def __init__(self, event: threading.Event) -> None:
         self.event = event
@@ -244,7 +267,7 @@ class stopping:  # noqa: N801 (used as a function is)
             signal.signal(signal.SIGINT, self.before)
 
     def heard(self, number: int, frame: FrameType | None) -> None:
-        """The first stops the reply; the next ends what does not stop, a compilation say."""
+        """The first stops the reply; one that comes while it has not stopped yet ends it where Python next runs."""
         if self.event.is_set():
             raise KeyboardInterrupt
         self.event.set()
@@ -254,6 +277,7 @@ def main(args: Args) -> None:
     """Talks until the input ends."""
     at_least_one(args, "max_new_tokens")
     not_negative(args, "temperature", "top_k", "seed")
+    make_sampling(args.temperature, args.top_k, args.top_p)  # refuses what is no law, naming it
     sources = Sources.of(args, args.dtype)
     labels = [label for label in check_methods([args.method], sources) if label != PLAIN]
     use_compilation_cache()
@@ -267,6 +291,9 @@ def main(args: Args) -> None:
     if not getattr(tokenizer, "chat_template", None):
         print("warning: the tokenizer has no chat template, turns are joined by blank lines; give --chat-template",
               file=sys.stderr)  # fmt: skip
+    if args.context is not None:
+        with naming("--context", args.context):
+            Session(target, drafter, context=args.context)
     chat = Chat(args, target, drafter, tokenizer, lambda text: print(text, end="", flush=True))
     print(f"{target.name}, {args.method}. {HELP}. The first reply compiles.")
     if sys.stdin.isatty():
@@ -280,8 +307,12 @@ def main(args: Args) -> None:
         except KeyboardInterrupt:
             print("\n(Ctrl-D or /quit ends the chat)")
             continue
-        if not chat.line(typed):
-            break
+        try:
+            if not chat.line(typed):
+                break
+        except KeyboardInterrupt:  # before the reply began, or twice
+            print()
+            chat.say("interrupted: this turn is forgotten")
 
 
 if __name__ == "__main__":

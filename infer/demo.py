@@ -105,13 +105,27 @@ def main(args: Args) -> None:
 
 
 def compile_at_once(calls: list[Callable[[], object]]) -> None:
-    """Makes every call once, in threads: XLA compiles a program on one core. Daemons, so that Ctrl-C need not wait."""
-    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    """Makes every call once, in threads: XLA compiles a program on one core. Daemons, so that Ctrl-C need not wait.
+
+    Raises:
+      Exception: the first that a call raised.
+    """
+    failed: list[Exception] = []
+
+    def made(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=made, args=(call,), daemon=True) for call in calls]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
         # Not a join without end: a signal that another thread receives would only be seen after it.
         time.sleep(0.1)
+    if failed:
+        raise failed[0]
 
 
 def show(chunks: Iterator[eagle_jax.StreamChunk], tokenizer: Any, colours: bool) -> list[int]:

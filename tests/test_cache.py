@@ -1,12 +1,19 @@
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eagle_jax.api import generate_program
+from eagle_jax.bound import request_of
 from eagle_jax.cache import commit
+from eagle_jax.sampling import make_sampling
 from eagle_jax.types import KVCache, NewKV, empty_cache
 from tests import oracles
+from tests.models import DRAFTERS, random_prompts, tiny_target
 
 BATCH, GROUPS, SLOTS, WIDTH, NEW = 3, 2, 40, 4, 6
 
@@ -56,3 +63,24 @@ def test_the_cache_buffer_is_updated_in_place_when_donated():
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes >= 2 * blank.nbytes
     assert memory.temp_size_in_bytes < blank.nbytes
+
+
+@pytest.mark.parametrize("method", ["plain", "eagle1-chain4", "eagle3-k3n12", "small-chain", "hydra++-k3n12", "lookup"])
+def test_no_loop_copies_a_cache(method):
+    """Prefill and cycles: a cache that XLA thinks is written before it is read is copied there, all of it.
+
+    Fails for every method without `result` in `commit`.
+    """
+    target = tiny_target()
+    drafter = None if method == "plain" else DRAFTERS[method](target)
+    request = request_of(target, drafter, random_prompts([300, 290], 12), 8, make_sampling())
+    lowered = generate_program.lower(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    computations = re.split(r"\n(?=(?:%|ENTRY)[^\n]*\{\n)", lowered.compile().as_text())
+    loops = [text for text in computations if not text.startswith(("ENTRY", "%fused", "HloModule"))]
+    slots = request.options["slots"]
+    of_two = re.compile(r"(f32\[2,[\d,]+\])\S* (?:get-tuple-element|parameter)\(")
+    held = {name for text in loops for name in of_two.findall(text)}
+    caches = {name for name in held if max(map(int, re.findall(r"\d+", name)[1:])) >= slots}
+    assert caches
+    copied = [name for text in loops for name in re.findall(r"= (f32\[[\d,]+\])\S* copy\(", text) if name in caches]
+    assert not copied

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("nbclient", reason="needs nbclient: pip install eagle-jax[test]")
 
+from eagle_jax.assets import bundled
 from notebooks import execute
 
 PATHS = sorted(execute.FOLDER.glob("*.ipynb"))
@@ -62,6 +64,37 @@ def test_the_cell_that_downloads_says_what():
     at = next(n for n, cell in enumerate(notebook["cells"]) if "DOWNLOAD = False" in "".join(cell["source"]))
     before = "".join(notebook["cells"][at - 1]["source"])
     assert "downloads" in before and "GB" in before
+
+
+@pytest.mark.slow
+def test_the_cell_that_downloads_runs_on_what_it_would_download(monkeypatch, capsys):
+    """The bundled pair stands for Qwen3 and its head: a folder each, as the hub's snapshots are."""
+    asked = []
+
+    def snapshot(repo_id, **options):
+        asked.append(repo_id)
+        return bundled("eagle3" if repo_id.endswith("_eagle3") else "target")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    code = sources(read(PATHS[0]))
+    shown: list[object] = []
+    names: dict[str, object] = {"display": shown.append}
+    imports = "\n".join(line for source in code for line in source.splitlines() if re.match("(import|from) ", line))
+    exec(imports.replace("from IPython.display import HTML, Markdown, display", "HTML = str"), names)
+    exec(next(source for source in code if source.startswith("questions = [")).partition("prompts =")[0], names)
+    (cell,) = (source for source in code if "DOWNLOAD = False" in source)
+    exec(cell.replace("DOWNLOAD = False", "DOWNLOAD = True").replace("256", "24"), names)
+    assert set(asked) == {"Qwen/Qwen3-1.7B", "AngelSlim/Qwen3-1.7B_eagle3"}
+    assert len(shown) == 2 and "<span" in str(shown[0])
+    assert len(re.findall(r"temperature 0\.[07]: tau = [1-6]\.\d\d, \d+\.\d\dx", capsys.readouterr().out)) == 2
+
+
+def test_the_extras_that_are_installed_are_there():
+    project = tomllib.loads((execute.FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for path in PATHS:
+        cell = sources(read(path))[0]
+        named = set(re.findall(r'"(\w+)"\n', cell)) | set(re.findall(r'",(\w+)"', cell))
+        assert named >= {"tpu", "cuda", "cuda12"} and named <= set(project["optional-dependencies"])
 
 
 @pytest.mark.parametrize(

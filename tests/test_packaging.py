@@ -46,7 +46,9 @@ def test_the_wheel_carries_licence_and_metadata(wheel):
     text = wheel.read(metadata).decode()
     assert "License-Expression: Apache-2.0" in text
     assert "Requires-Python: >=3.11" in text
-    assert {f"Provides-Extra: {extra}" for extra in ("tpu", "cuda", "test")} <= set(text.splitlines())
+    assert {f"Provides-Extra: {extra}" for extra in ("tpu", "cuda", "cuda12", "viz", "train", "test")} <= set(
+        text.splitlines()
+    )
     assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
 
 

@@ -7,13 +7,16 @@ import os
 import re
 import subprocess
 import sys
+import types
 
 import jax
 import pytest
 
 import eagle_jax
-from eagle_jax import api, memory
+from eagle_jax import api, memory, session
 from eagle_jax.bound import request_of
+from eagle_jax.checkpoints import mapping
+from eagle_jax.devices import DeviceError
 from eagle_jax.generate import generate
 from eagle_jax.programs import of_runtime, run
 from eagle_jax.sampling import make_sampling
@@ -45,9 +48,49 @@ def test_out_of_memory_says_what_was_needed_and_what_to_lower(name, monkeypatch)
     stream = lambda: list(eagle_jax.stream(target, head, prompt, max_new_tokens=9))  # noqa: E731
     with pytest.raises(MemoryError) as error:
         calls.get(name, stream)()
-    said = r"out of memory on .*: weights .* GB, caches of 1 row and \d+ slots .* GB, logits of trees of 13 rows .* GB"
+    said = (
+        r"out of memory on .* \(17179869184 bytes more were wanted\): weights .* GB, caches of 1 row and \d+ slots "
+        r".* GB, logits of trees of 13 rows .* GB, .* GB together"
+    )
     assert re.match(said, str(error.value))
-    assert "Lower the number of prompts, max_new_tokens or the tree's num_nodes" in str(error.value)
+    assert "Lower the number of prompts, max_new_tokens, a session's context or the tree's" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["_empty", "extend_program", "step_program"])
+def test_a_conversation_that_does_not_fit_says_so(name, monkeypatch):
+    def full(*args, **options):
+        raise jax.errors.JaxRuntimeError(EXHAUSTED)
+
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    (prompt,) = random_prompts([5], 12)
+    talk = session.Session(target, head, context=48)
+    monkeypatch.setattr(session, name, full)
+    with pytest.raises(MemoryError, match=r"caches of 1 row and \d\d\d slots .* a session's context"):
+        list(talk.stream(prompt, max_new_tokens=9))
+    monkeypatch.undo()
+    expected = eagle_jax.generate(target, None, [prompt], max_new_tokens=9).tokens[0]
+    list(talk.stream(prompt, max_new_tokens=9))
+    assert talk.text == [*prompt, *expected]  # what had failed is forgotten
+
+
+def test_weights_that_do_not_fit_say_how_large_they_are(monkeypatch):
+    def full(*args, **options):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Attempting to reserve 4.70G at the bottom of memory.")
+
+    monkeypatch.setattr(mapping, "jnp", types.SimpleNamespace(asarray=full))
+    with pytest.raises(
+        MemoryError, match=r"\(4.70G more were wanted\) while .*target is loaded: its weights are 0.0 GB"
+    ):
+        eagle_jax.load_demo()
+
+
+def test_loading_where_there_is_no_accelerator_is_a_sentence(monkeypatch):
+    def absent(*args, **options):
+        raise RuntimeError("Unable to initialize backend 'tpu': UNKNOWN: TPU initialization failed")
+
+    monkeypatch.setattr(api, "load_target_checkpoint", absent)
+    with pytest.raises(DeviceError, match=r"JAX finds no TPU on this machine .* Change runtime type > TPU"):
+        eagle_jax.load_demo()
 
 
 def test_other_errors_of_the_runtime_keep_their_words(monkeypatch):
@@ -78,6 +121,11 @@ def test_the_sizes_are_those_of_the_arrays():
         (MemoryError("out of memory on TPU v5e"), "error: out of memory on TPU v5e"),
         (RuntimeError("Unable to initialize backend 'tpu': INTERNAL: Failed to get TPU metadata"),
          "error: JAX finds no TPU on this machine .* in Colab choose Runtime > Change runtime type > TPU"),
+        (RuntimeError("Unable to initialize backend 'tpu': ABORTED: The TPU is already in use by process with pid 71."),
+         "error: another process holds this machine's TPU .*pid 71.*Runtime > Restart session"),
+        (DeviceError("JAX finds no TPU"), "error: JAX finds no TPU"),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Used 20.1G of 15.75G hbm. Exceeded hbm capacity by 4.3G."),
+         r"error: the device's memory is used up \(4.3G too much\): lower"),
         (RuntimeError("Unable to initialize backend 'cuda': no device"), "finds no CUDA on this machine .* set JAX"),
         (jax.errors.JaxRuntimeError(EXHAUSTED), r"used up \(17179869184 bytes more were wanted\): lower the batch"),
         (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room"), "error: the device's memory is used up: lower"),

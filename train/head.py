@@ -22,8 +22,8 @@ from train.learners import NUM_HEADS, learner_of
 from train.loop import start
 from train.options import RunArgs, check_run
 
-RATES = {"medusa": 1e-3, "hydra": 5e-4, "hydra++": 5e-4}
-"""Peak learning rates that are not 1e-4."""
+RATES = {"eagle1": 3e-5, "hass": 3e-5, "medusa": 1e-3, "hydra": 5e-4, "hydra++": 5e-4}
+"""Peak learning rates of the methods' authors; EAGLE-3's is 1e-4."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,7 @@ class RunArgs:
       features: directory of `train.features`, instead of running the target.
       init: trained weights to start from (path, hub id; a bundled head is demo).
       steps: updates.
-      rate: peak learning rate; medusa 1e-3, hydra and hydra++ 5e-4, small models 5e-4, else 1e-4.
+      rate: peak learning rate; eagle1 and hass 3e-5, medusa 1e-3, hydra and hydra++ 5e-4, small models 5e-4, else 1e-4.
       warmup: updates until it is reached.
       clip: largest norm of a gradient.
       max_gradient: a gradient above this norm (before clipping) stops the run.

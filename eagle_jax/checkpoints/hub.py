@@ -114,11 +114,14 @@ def _download(
             f"access to {at} is restricted: accept its licence on the hub, then pass token=... or set HF_TOKEN"
         ) from error
     except hub_errors.RevisionNotFoundError as error:
-        raise CheckpointError(f"the hub repository {repo_id!r} has no revision {revision!r}") from error
+        raise CheckpointError(
+            f"the hub repository {repo_id!r} has no revision {revision!r}: give one of its branches, tags or "
+            "commits, or none for what is newest"
+        ) from error
     except hub_errors.RepositoryNotFoundError as error:
         raise CheckpointError(
             f"{at} is neither a local directory nor a repository on the hub that this token may read; "
-            f"check the spelling, or pass token=... if it is private"
+            f"check the spelling, or pass token=... or set HF_TOKEN if it is private"
         ) from error
     except hub_errors.HFValidationError as error:
         raise CheckpointError(f"{repo_id!r} is neither a local directory nor a valid hub id: {error}") from error

@@ -7,6 +7,7 @@ loading, saving and error messages; a table of regular expressions alone could n
 from __future__ import annotations
 
 import functools
+import math
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +20,7 @@ import numpy as np
 from eagle_jax.checkpoints.errors import CheckpointError
 from eagle_jax.checkpoints.tensors import FLOAT_DTYPES, TensorReader
 from eagle_jax.config import DecoderConfig, HeadConfig
+from eagle_jax.devices import loading
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
 from eagle_jax.types import Params
@@ -221,12 +223,14 @@ def read_planned(
 ) -> Params:
     """Reads, converts and places one tensor after the other; no second copy of the model is ever held."""
     wanted = check_dtype(dtype)
+    size = wanted.itemsize * sum(math.prod(reader.infos[name].shape) for name, _ in chosen.values())
     flat = {}
     for path, (name, transpose) in chosen.items():
         host = cast(reader.read(name), wanted, name)
         # A copy in either case: the array may be a view of the file, which jnp.asarray would keep.
         host = transposed(host) if transpose else np.array(host)
-        flat[path] = jnp.asarray(host) if place is None else place(path, host)
+        with loading(str(reader.directory), size):
+            flat[path] = jnp.asarray(host) if place is None else place(path, host)
     return unflatten(flat)
 
 

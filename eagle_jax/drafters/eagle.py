@@ -140,7 +140,7 @@ def eagle(config: HeadConfig, tree: TreeConfig, target: TargetFn, dtype: str = "
             causal = jnp.tril(jnp.ones((width, width), bool))
             states = head.fuse(params, verified.features)
             out = head.run(params, verified.next_tokens, states, positions, causal, _committed(state.cache))
-            cache = commit(state.cache, NewKV((out.keys,), (out.values,)), verified.count)
+            cache = commit(state.cache, NewKV((out.keys,), (out.values,)), verified.count, result=out.states)
             last = jnp.maximum(verified.count - 1, 0)[:, None, None]
             hidden = jnp.take_along_axis(out.states, last, axis=1)[:, 0].astype(state.hidden.dtype)
             return EagleState(cache, jnp.where(verified.count[:, None] > 0, hidden, state.hidden))

@@ -44,7 +44,11 @@ def lookahead(ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512
 
     Args:
       ngram: N, tokens of an n-gram. window: W, positions ahead. guesses: G, n-grams verified per pass.
-      pool: n-grams that are kept per row of the batch, the latest ones; the authors keep all.
+      pool: n-grams that are kept per row of the batch, the latest ones; the authors keep the latest `guesses` of every
+        first token.
+
+    The window's columns begin one place behind the root. The authors' first column begins at the root itself, so that
+    a pass of theirs has a row less (56 and not 57 by default) and finds an n-gram that begins with the last token.
 
     Raises:
       ConfigError: a number that is too small.

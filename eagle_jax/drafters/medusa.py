@@ -80,7 +80,8 @@ def medusa(config: MedusaConfig, tree: TreeConfig, target: TargetFn, tap: int, d
                 positions = verified.start[:, None] + jnp.arange(size)[None]
                 cached = cache.keys[0], cache.values[0], cache.length
                 out = run(params, states, positions, jnp.tril(jnp.ones((size, size), bool)), cached, method="prefix")
-                states, cache = out.states, commit(cache, NewKV((out.keys,), (out.values,)), verified.count)
+                states, new = out.states, NewKV((out.keys,), (out.values,))
+                cache = commit(cache, new, verified.count, result=states)
             last = jnp.maximum(verified.count - 1, 0)[:, None, None]
             hidden = jnp.take_along_axis(states, last, axis=1)[:, 0].astype(state.hidden.dtype)
             return MedusaState(cache, jnp.where(verified.count[:, None] > 0, hidden, state.hidden))

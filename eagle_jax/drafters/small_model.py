@@ -73,7 +73,7 @@ def small_model(fn: TargetFn, tree: TreeConfig, vocab: int, draft_vocab: int) ->
             out = fn.forward(params["drafter"]["model"], tokens, positions, mask, state.cache)
             rows = jnp.minimum(jnp.arange(width + 1)[None] + jnp.where(first, 0, 1)[:, None], width)
             count = jnp.where(verified.count > 0, verified.count + first.astype(jnp.int32), 0)
-            cache = commit(state.cache, out.new, count, rows)
+            cache = commit(state.cache, out.new, count, rows, out.hidden)
             hidden = jnp.take_along_axis(out.hidden, verified.count[:, None, None], axis=1)[:, 0]
             return SmallModelState(cache, jnp.where(verified.count[:, None] > 0, hidden, state.hidden))
 

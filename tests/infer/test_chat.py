@@ -115,7 +115,7 @@ def test_commands(make):
     assert "tau " in last(talk) and "tokens/s" in last(talk)
     talk.line("/temp 0.7")
     assert talk.temperature == 0.7 and last(talk) == "[temperature 0.7]\n"
-    for wrong in ("/temp", "/temp hot", "/temp -1", "/temp nan", "/temp inf"):
+    for wrong in ("/temp", "/temp hot", "/temp -1", "/temp nan", "/temp inf", "/temp 1e-9"):
         talk.line(wrong)
         assert "give a number of at least 0, such as /temp 0.7" in last(talk) and talk.temperature == 0.7
     talk.line("/plain")
@@ -145,7 +145,8 @@ def test_a_method_that_drafts_nothing_cannot_be_switched(make):
 def test_a_conversation_that_grows_too_long_says_what_to_do(make):
     talk = make(context=40)
     talk.line("x" * 50)
-    assert "exceeds the session's context of 40" in last(talk) and last(talk).endswith("or /reset]\n")
+    said = "exceed the session's context of 40: /reset, or start with less, or with a larger --context]\n"
+    assert last(talk).endswith(said) and "a reply of --max-new-tokens 12" in last(talk)
     talk.line("x")
     assert "tau" in last(talk)  # and the chat goes on
     assert talk.conversation.messages[0]["content"] == "x"
@@ -158,7 +159,62 @@ def test_accepted_drafts_are_green(make):
     chunks = [eagle_jax.StreamChunk([*b"a"], 0), eagle_jax.StreamChunk([*b"bcd"], 2)]
     assert talk.show(iter(chunks), tally) == [*b"abcd"]
     assert "".join(talk.written) == f"a{viz.GREEN}bc{viz.RESET}d\n"
-    assert tally.passes == 1
+    assert (tally.passes, tally.tokens, tally.timed) == (1, 4, 0)
+
+
+def test_the_title_of_the_terminal_says_tau_and_speed_while_a_reply_runs(make, monkeypatch):
+    """Of what comes behind the second chunk: the first two read the prompt and compile."""
+    talk = make()
+    clock = iter((0.0, 10.0, 30.0, 30.5, 31.0))
+    monkeypatch.setattr(chat.time, "perf_counter", lambda: next(clock))
+    talk.titled = True
+    chunks = [eagle_jax.StreamChunk([*b"a"], 0), *(eagle_jax.StreamChunk([*b"bcd"], 2) for _ in range(3))]
+    tally = chat.Tally(replies=1)
+    talk.show(iter(chunks), tally)
+    titles = [text for text in talk.written if text.startswith("\x1b]0;")]
+    assert titles == ["\x1b]0;tau 3.00, 6 tokens/s\x07"] * 2
+    assert str(tally) == "tau 3.00, 6 tokens/s"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_never_ends_the_program(times, make, monkeypatch, capsys):
+    """Once it stops the reply; what cannot stop, or has not begun, is interrupted, and the chat goes on without it."""
+    typed = iter(["hello", "again"])
+
+    def ask(prompt):
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    talk = make(max_new_tokens=100)
+    real = talk.session.stream
+
+    def interrupted(*args, **options):
+        for number, chunk in enumerate(real(*args, **options)):
+            talk.session.stream = real
+            for _ in range(times if number == 3 else 0):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.05)  # until Python has heard it
+            yield chunk
+
+    monkeypatch.setattr(chat, "load_pair", lambda sources: (talk.target, talk.tokenizer))
+    monkeypatch.setattr(chat, "Chat", lambda *args: talk)
+    monkeypatch.setattr(chat, "use_compilation_cache", lambda: None)
+    monkeypatch.setattr("builtins.input", ask)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        talk.session.stream = interrupted
+        chat.main(chat.Args(method="vanilla"))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    said = [text for text in talk.written if text.startswith("[")]
+    if times == 1:
+        assert said[0].endswith("stopped]\n") and len(said) == 2
+        assert len(talk.conversation.messages) == 4
+    else:
+        assert said[0] == "[interrupted: this turn is forgotten]\n" and len(said) == 2
+        assert talk.conversation.messages[0]["content"] == "again"
 
 
 def test_ctrl_c_stops_the_reply_and_what_was_said_stays(make):
@@ -202,6 +258,8 @@ def test_a_second_ctrl_c_interrupts_what_does_not_stop():
     [
         (["--method", "eagle9"], "unknown method 'eagle9'"),
         (["--temperature", "-1"], "--temperature -1.0 must not be negative"),
+        (["--temperature", "1", "--top-p", "2"], "top_p=2.0 must lie in (0, 1]"),
+        (["--context", "1"], "--context 1: context=1 must be an integer from 2 to the target's 2048 positions"),
         (["--chat-template", "/nope.jinja"], "--chat-template /nope.jinja: no chat template at /nope.jinja"),
         (["--target", "/nope", "--method", "pld"], "--target /nope"),
     ],
@@ -215,7 +273,7 @@ def test_what_cannot_be_meant_is_one_line(options, message, repository):
 
 @pytest.mark.slow
 def test_the_program_in_a_terminal(repository):
-    """Two turns of the bundled pair, a Ctrl-C at the prompt, the end of the input."""
+    """Turns of the bundled pair, a Ctrl-C at the prompt and two in a reply: only /quit ends it."""
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "infer.chat", "--max-new-tokens", "24"]
     with subprocess.Popen(command, cwd=repository, stdin=follower, stdout=follower, stderr=follower,
@@ -223,10 +281,11 @@ def test_the_program_in_a_terminal(repository):
         os.close(follower)
         seen = ""
 
-        def until(word, count=1):
+        def until(*words, count=1):
+            """All that was shown, once one of the words has come so often."""
             nonlocal seen
             begun = time.monotonic()
-            while seen.count(word) < count:
+            while max(map(seen.count, words)) < count:
                 assert time.monotonic() - begun < 300, seen
                 seen += os.read(leader, 4096).decode("utf-8", "replace")
 
@@ -237,7 +296,14 @@ def test_the_program_in_a_terminal(repository):
         process.send_signal(signal.SIGINT)
         until("ends the chat)")
         os.write(leader, b"And 3 + 3?\n")
-        until("prompt tokens read", 2)
+        until("prompt tokens read", count=2)
+        os.write(leader, b"And 4 + 4?\n")
+        until("And 4 + 4?")
+        for _ in range(2):  # in the middle of the reply, or of reading the prompt
+            process.send_signal(signal.SIGINT)
+        until("stopped]", "interrupted: this turn is forgotten")
+        os.write(leader, b"/stats\n")
+        until("tokens known")
         os.write(leader, b"/quit\n")
         assert process.wait(60) == 0
     os.close(leader)

@@ -115,12 +115,16 @@ def test_drafts_that_the_law_ranks_alone_are_judged_apart(judged):
 
 def test_eagle_3(judged):
     cells = [record_cell("eagle2@6x10x59", "gsm8k", tau=4.0), record_cell("eagle3@8x10x59", "gsm8k", tau=4.5)]
-    words = "EAGLE-2 4.00, EAGLE-3 4.50 (difference +0.50 ± 0.00, 5 questions)"
+    words = "EAGLE-2 (`eagle2@6x10x59`) 4.00, EAGLE-3 (`eagle3@8x10x59`) 4.50 (difference +0.50 ± 0.00, 5 questions)"
     assert judged("EAGLE-3 accepts more", *cells) == [(words, "yes")]
+    # EAGLE-2 as published has EAGLE's head: where that was recorded in the dynamic tree, it is what is compared.
+    published = record_cell("eagle1@6x10x59", "gsm8k", tau=3.0)
+    ((found, verdict),) = judged("EAGLE-3 accepts more", published, *cells)
+    assert found.startswith("EAGLE-2 (`eagle1@6x10x59`) 3.00, EAGLE-3") and verdict == "yes"
     cells[1] = record_cell("eagle3@8x10x59", "gsm8k", tau=4.5, noise=(3.0, -3.0, 0.0, 0.0, 0.0))
     # Of 5 questions that are off by 3, -3 and 0: sqrt((9 + 9) / 5 / 4) = 0.95 is the standard error of their mean, and
     # 2.78 the 97.5% quantile of Student's t with 4 degrees of freedom.
-    words = "EAGLE-2 4.00, EAGLE-3 4.50 (difference +0.50 ± 2.63, 5 questions)"
+    words = words.replace("0.00, 5", "2.63, 5")
     assert judged("EAGLE-3 accepts more", *cells) == [(words, "cannot tell")]
     assert judged("EAGLE-3 accepts more", record_cell("eagle2", "gsm8k"), record_cell("eagle3", "gsm8k")) == []
 
@@ -229,6 +233,12 @@ def test_calibration_and_chains(judged):
         ]) for label, last in (("eagle2", 100), ("eagle3", 350))
     )  # fmt: skip
     assert judged("n-alpha falls", steep, flat)[0][1] == "yes"
+    # The paper's curve is of EAGLE's head, which is taken where it was recorded.
+    own = record_cell("eagle1@4x2x7", "gsm8k", chains=[
+        {"length": 2, "tokens": 1500, "cycles": 1000, "tested": [1000, 600], "accepted": [600, 590]}
+    ])  # fmt: skip
+    ((found, verdict),) = judged("n-alpha falls", own, steep, flat)
+    assert found.startswith("EAGLE 0.60 to 0.98") and verdict == "no"
     # a = 90 / 160: 1 + a + a^2 = 1.879, measured 150 tokens in 100 cycles.
     assert judged("(1 - a", two) == [("farthest off: EAGLE-2 +25% at K = 2", "no")]
     noisy = record_cell("eagle2", "gsm8k", chains=chains).chains

@@ -1,0 +1,1 @@
+"""Conversations to token ids and loss masks; corpora, packed batches, stored features."""

@@ -1,0 +1,105 @@
+"""Devices that are not there, held by another process, or full: a sentence with a remedy for the runtime's words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+
+import jax
+
+
+class DeviceError(RuntimeError):
+    """A device that JAX was told to take and cannot have."""
+
+
+@contextlib.contextmanager
+def in_reach() -> Iterator[None]:
+    """Around what first asks JAX for a device.
+
+    Raises:
+      DeviceError: there is no such device, or another process holds it. Every other error passes.
+    """
+    try:
+        yield
+    except (RuntimeError, AssertionError) as error:
+        if (told := out_of_reach(error)) is None:
+            raise
+        raise DeviceError(told) from None
+
+
+@contextlib.contextmanager
+def loading(what: str, size: int) -> Iterator[None]:
+    """Around arrays that are put on a device.
+
+    Args:
+      what: is loaded. size: of its weights in bytes, on all devices together.
+
+    Raises:
+      MemoryError: the device is too small. Every other error passes.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not exhausted(error):
+            raise
+        raise MemoryError(
+            f"out of memory on {device()}{more_of(str(error))} while {what} is loaded: its weights are "
+            f"{size / 1e9:.1f} GB. Load it in bfloat16, spread it over a mesh (mesh=), or free what else is there"
+        ) from error
+
+
+def exhausted(error: BaseException) -> bool:
+    """Whether an error of the runtime says that memory ran out."""
+    return "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()
+
+
+def more_of(text: str) -> str:
+    """What the runtime says was lacking, in its own units, in brackets; nothing if it does not say."""
+    number = r"([\d.]+ ?(?:bytes|[KMGT]i?B?)\b)"
+    for said, pattern in (
+        ("{} too much", rf"[Ee]xceeded \w+ capacity by {number}"),
+        ("{} more were wanted", rf"(?:[Aa]llocat\w*|reserve) (?:\w+ )*?{number}"),
+    ):
+        if found := re.search(pattern, text):
+            return f" ({said.format(found[1])})"
+    return ""
+
+
+def device() -> str:
+    """The first device, with its memory where it tells."""
+    first = jax.local_devices()[0]
+    limit = (first.memory_stats() or {}).get("bytes_limit")
+    return first.device_kind + (f" with {limit / 1e9:.0f} GB" if limit else "")
+
+
+def out_of_reach(error: BaseException) -> str | None:
+    """A sentence for a backend that is asked for and cannot be had; None for any other error.
+
+    As in a notebook whose runtime has no TPU, or whose TPU an earlier kernel holds.
+    """
+    text = " ".join(str(error).split())
+    found = re.search(r"[Uu]nable to initialize backend '(\w+)'", text)
+    if not found and not (isinstance(error, AssertionError) and not text and not _started()):
+        return None
+    backend = (found[1] if found else os.environ.get("JAX_PLATFORMS", "").partition(",")[0]).upper()
+    reason = f" ({text[:160]})" if text else ""  # of a platform without its plugin JAX only says that it asserts
+    if "already in use" in text or "already been held" in text:
+        return (
+            f"another process holds this machine's {backend}{reason}: end it (in a notebook Runtime > Restart session: "
+            "a program cannot have the device that a kernel holds), or set JAX_PLATFORMS=cpu"
+        )
+    remedy = "in Colab choose Runtime > Change runtime type > TPU, elsewhere " if backend == "TPU" else ""
+    return (
+        f"JAX finds no {backend} on this machine{reason}: {remedy}set JAX_PLATFORMS=cpu, or leave "
+        "JAX_PLATFORMS unset to take what there is"
+    )
+
+
+def _started() -> bool:
+    """Whether JAX has a backend."""
+    try:
+        return bool(jax.devices())
+    except (RuntimeError, AssertionError):
+        return False
