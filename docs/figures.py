@@ -55,7 +55,7 @@ def main(args: Args) -> None:
         outputs[name] = eagle_jax.generate(target, wide, prompts, max_new_tokens=96)
         trees[name] = record_cycles(target, wide, prompts, max_new_tokens=96)
         calibrated[name] = calibrate(trees[name], 10)
-    chunks = eagle_jax.stream(target, pairs["EAGLE-2"][1].on(target), prompts[1], max_new_tokens=80)
+    chunks = eagle_jax.stream(target, pairs["EAGLE-2"][1].on(target), prompts[2], max_new_tokens=80)
     figures: dict[str, Callable[[], Any]] = {
         "tree": lambda: viz.tree_figure(viz.drafted_tree(trees["EAGLE-2"], telling(trees["EAGLE-2"]), tokenizer)),
         "accepted": lambda: viz.accepted_figure(outputs),
