@@ -68,7 +68,7 @@ def executed(path: Path) -> Any:
         "NO_COLOR": "1",
         "PYTHONWARNINGS": "ignore",
     }  # of tqdm, with paths of this machine
-    client = NotebookClient(notebook, timeout=TIMEOUT, kernel_name="python3",
+    client = NotebookClient(notebook, timeout=TIMEOUT, kernel_name="python3", coalesce_streams=True,
                             resources={"metadata": {"path": str(FOLDER)}})  # fmt: skip
     client.execute(env=os.environ | settings)
     for number, cell in enumerate(notebook.cells):

@@ -118,7 +118,7 @@ def _medusa(kind: str, tree: TreeConfig) -> Callable[[Target], BoundDrafter]:
 DRAFTERS: dict[str, Callable[[Target], BoundDrafter]] = {
     **{f"{kind}-{name}": _head(kind, tree) for kind in ("eagle1", "eagle3") for name, tree in TREES.items()},
     **{f"eagle3-{name}": _head("eagle3", tree) for name, tree in SAMPLED.items()},
-    **{f"eagle1-{name}": _head("eagle1", SAMPLED[name]) for name in ("tree-rejection", "traversal")},
+    **{f"eagle1-{name}": _head("eagle1", SAMPLED[name]) for name in ("block", "tree-rejection", "traversal")},
     "small-chain": functools.partial(near_model, tree=TreeConfig.chain(4)),
     "small-dynamic": functools.partial(near_model, tree=TREES["k3n12"]),
     "small-static": functools.partial(near_model, tree=TREES["static"]),
@@ -128,6 +128,10 @@ DRAFTERS: dict[str, Callable[[Target], BoundDrafter]] = {
         for kind in ("medusa", "hydra", "hydra++")
         for name in ("static", "k3n12", "chain4", "traversal")
     },
+    "medusa-block": _medusa("medusa", SAMPLED["block"]),
+    "hydra++-rejection": _medusa("hydra++", SAMPLED["rejection"]),
+    "hydra-top-p": _medusa("hydra", TREES["top-p"]),
+    "small-top-p": functools.partial(near_model, tree=TREES["top-p"]),
     "lookup": functools.partial(eagle_jax.prompt_lookup, ngram=2, length=5),
     "lookup-latest": functools.partial(eagle_jax.prompt_lookup, latest=True),
     "lookahead": functools.partial(eagle_jax.lookahead, ngram=3, window=4, guesses=3),
