@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from eagle_jax.bound import DEFAULT_TREE, BoundDrafter, DraftHead, Target, check_target, on_mesh, request_of
+from eagle_jax.bound import BoundDrafter, DraftHead, Target, check_target, on_mesh, request_of
 from eagle_jax.checkpoints import load_head_checkpoint, load_target_checkpoint
 from eagle_jax.config import TreeConfig
 from eagle_jax.devices import in_reach
@@ -127,7 +127,7 @@ def load_target(
 def load_drafter(
     path_or_hub_id: str | os.PathLike[str],
     target: Target,
-    tree: TreeConfig = DEFAULT_TREE,
+    tree: TreeConfig | None = None,
     *,
     revision: str | None = None,
     token: str | bool | None = None,
@@ -138,8 +138,8 @@ def load_drafter(
     """Loads an EAGLE-1/2 or EAGLE-3 head trained for `target`.
 
     Args:
-      tree: chain, static or dynamic draft tree; the default has the 6 levels of EAGLE-2, where EAGLE-3's paper
-        drafts 8, `TreeConfig(8, 10, 59)`.
+      tree: chain, static or dynamic draft tree; None is the papers' own for 7B and 8B models, `TreeConfig(6, 10, 59)`
+        for EAGLE-2 and `TreeConfig(8, 10, 59)` for EAGLE-3.
       rope_theta: overrides the head's own base (some published heads work better at 10000 than at their config's
         value).
       taps: overrides which hidden states the head reads.

@@ -22,7 +22,6 @@ from eagle_jax.request import Request, StopTokens, prepare
 from eagle_jax.sharding import param_shardings, shard_drafter, shard_target
 from eagle_jax.types import Drafter, Params, Sampling, TargetFn
 
-DEFAULT_TREE = TreeConfig()
 DEFAULT_CHAIN = TreeConfig.chain(5)
 
 
@@ -149,9 +148,13 @@ class DraftHead(TreeDrafter):
 
     @classmethod
     def from_params(
-        cls, config: HeadConfig, params: Params, target: Target, tree: TreeConfig = DEFAULT_TREE, name: str = "head"
+        cls, config: HeadConfig, params: Params, target: Target, tree: TreeConfig | None = None, name: str = "head"
     ) -> DraftHead:
-        """Binds parameters that are already in memory to `target`, and spreads them over its mesh."""
+        """Binds parameters that are already in memory to `target`, and spreads them over its mesh.
+
+        `tree` None is the papers' own for 7B and 8B models: 59 nodes, `top_k` 10, in 6 levels (EAGLE-2) or 8 (EAGLE-3).
+        """
+        tree = tree or TreeConfig(depth=8 if config.kind == "eagle3" else 6)
         return cls.of(_eagle(config, tree, target.fn, params), target, params, name, config=config, tree=tree)
 
     def _filling(self, tree: TreeConfig) -> Drafter:

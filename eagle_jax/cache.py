@@ -38,7 +38,13 @@ def commit(
     if result is not None:
         # Where the place does not depend on the pass, XLA's CPU compiler may write before it reads, and copies the
         # whole cache in every cycle to be able to. It cannot know that nothing is NaN, so it waits for the result.
-        start = start + jnp.isnan(result[:, 0, 0])
+        # The TPU compiler needs no such help, and is hindered by it: it then copies one layer of a sharded cache.
+        seen = result[:, 0, 0]
+        start = jax.lax.platform_dependent(
+            start,
+            cpu=lambda place: place + jnp.isnan(seen).astype(place.dtype),
+            default=lambda place: place,
+        )
 
     def pick(fresh: Float[Array, "B G T hd"]) -> Float[Array, "B G M hd"]:
         return fresh if rows is None else jnp.take_along_axis(fresh, rows[:, None, :, None], axis=2)

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 from eagle_jax.api import load_drafter, load_target
 from eagle_jax.assets import bundled
-from eagle_jax.bound import DEFAULT_CHAIN, DEFAULT_TREE, Target, TreeDrafter
+from eagle_jax.bound import DEFAULT_CHAIN, Target, TreeDrafter
 from eagle_jax.config import TreeConfig
 from eagle_jax.methods import load_draft_model, load_medusa
 
@@ -55,7 +55,7 @@ def load_demo(
     elif head in ("medusa", "hydra"):
         drafter = load_medusa(bundled(head), target, tree or (DEMO_TREE_CPU if _on_cpu() else None))
     else:
-        drafter = load_drafter(bundled(head), target, tree or (DEMO_TREE_CPU if _on_cpu() else DEFAULT_TREE))
+        drafter = load_drafter(bundled(head), target, tree or (DEMO_TREE_CPU if _on_cpu() else None))
     return target, drafter, PreTrainedTokenizerFast.from_pretrained(bundled("target"))
 
 

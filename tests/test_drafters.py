@@ -169,3 +169,9 @@ def test_static_trees_have_no_ranking_to_choose():
     with pytest.raises(eagle_jax.ConfigError, match="rerank='no' must be True or False"):
         TreeConfig(rerank="no")
     assert TreeConfig.static(np.array([-1, 0, 0])).parents == (-1, 0, 0)
+
+
+@pytest.mark.parametrize(("kind", "depth"), [("eagle1", 6), ("eagle3", 8)])
+def test_the_default_tree_is_that_of_the_heads_paper(kind, depth):
+    like = tiny_head(kind, TreeConfig.chain(2), vocab=16)
+    assert api.DraftHead.from_params(like.config, like.params, tiny_target(vocab=16)).tree == TreeConfig(depth, 10, 59)

@@ -92,11 +92,13 @@ def test_lookahead_is_jacobi_iteration_with_a_pool_of_n_grams(size):
     for _ in range(8):
         tree, _ = drafter.draft({}, state.drafter, state.root, Chance(state.keys, state.num_tokens), Sampling())
         offered = [gram[1:] for gram in reversed(pool) if gram[0] == text[-1]][:guesses]
-        branches = np.asarray(tree.tokens)[0, 1 + 3 * window :].reshape(guesses, -1).tolist()
+        rows[0] = [text[-1], *rows[0][1:]]
+        assert np.asarray(tree.tokens)[0, : 3 * window].reshape(3, -1).tolist() == rows
+        branches = np.asarray(tree.tokens)[0, 3 * window :].reshape(guesses, -1).tolist()
         assert branches[: len(offered)] == offered
-        assert (np.asarray(tree.parents)[0, 1 + 3 * window + 3 * len(offered) :] == PADDING).all()
+        assert (np.asarray(tree.parents)[0, 3 * window + 3 * len(offered) :] == PADDING).all()
         hits += len(offered)
-        columns = [[*text, *rows[0][:at], *(row[at] for row in rows)] for at in range(window)]
+        columns = [[*text, *rows[0][1 : at + 1], *(row[at] for row in rows[1:])] for at in range(window)]
         fresh = after(columns)
         for at in range(window):
             gram = [*(row[at] for row in rows), fresh[at]]

@@ -4,9 +4,9 @@ A window of guessed tokens rides in the target's own pass and is refined by it, 
 positions ahead, levels the last N - 1 iterations. Every pass gives each column one token more, so every column is an
 n-gram that the target itself wrote; these are kept, and those that begin with the root are verified in the next pass.
 
-Seen as a draft tree, level 0 of the window is a chain below the root and the other levels of a column hang below its
-first token; the n-grams are chains of their own. So the window needs no pass and no mask of its own, and where it is
-right its tokens are accepted as well.
+The first column begins at the root itself. Seen as a draft tree, level 0 of the window is a chain whose first token is
+the root, and the other levels of a column hang below its first token; the n-grams are chains of their own. So the
+window needs no pass and no mask of its own, and where it is right its tokens are accepted as well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class LookaheadState(NamedTuple):
     """What the passes so far have left.
 
     Attributes:
-      window: [B, N-1, W] int32, tokens of the last N - 1 iterations for the W positions after the root.
+      window: [B, N-1, W] int32, tokens of the last N - 1 iterations; level l of column c is l + c positions after the
+        root, and the first cell is the root.
       pool: [B, P, N] int32, n-grams. stamps: [B, P] int32, when each was seen last; 0 is none.
       clock: [B] int32, the last stamp given.
     """
@@ -47,8 +48,7 @@ def lookahead(ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512
       pool: n-grams that are kept per row of the batch, the latest ones; the authors keep the latest `guesses` of every
         first token.
 
-    The window's columns begin one place behind the root. The authors' first column begins at the root itself, so that
-    a pass of theirs has a row less (56 and not 57 by default) and finds an n-gram that begins with the last token.
+    A pass has (N - 1) (W + G) rows, 56 by default, and finds W n-grams, one of which begins with the last token.
 
     Raises:
       ConfigError: a number that is too small.
@@ -63,7 +63,7 @@ def lookahead(ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512
         )
     levels = ngram - 1
     parents = _shape(levels, window, guesses)
-    last = 1 + (levels - 1) * window  # row of the last level's first column
+    last = (levels - 1) * window  # row of the last level's first column
 
     def init(params: Params, batch: int, slots: int) -> LookaheadState:
         zeros = functools.partial(jnp.zeros, dtype=jnp.int32)
@@ -93,19 +93,21 @@ def lookahead(ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512
             stamps, best = jax.lax.top_k(jnp.where(state.pool[:, :, 0] == root[:, None], state.stamps, 0), guesses)
             guessed = jnp.take_along_axis(state.pool[:, :, 1:], best[:, :, None], axis=1).reshape(batch, -1)
             known = jnp.repeat(stamps > 0, levels, axis=1)
-            valid = jnp.concatenate([jnp.ones((batch, 1 + levels * window), bool), known], axis=1)
+            valid = jnp.concatenate([jnp.ones((batch, levels * window), bool), known], axis=1)
             rows = jnp.where(valid, jnp.broadcast_to(jnp.asarray(parents), valid.shape), PADDING)
-            tokens = jnp.concatenate([root[:, None], state.window.reshape(batch, -1), guessed], axis=1)
-            return DraftTree(tokens, rows, jnp.where(valid, 0.0, -jnp.inf)), state  # no probabilities are known
+            moved = state.window.at[:, 0, 0].set(root)
+            tokens = jnp.concatenate([moved.reshape(batch, -1), guessed], axis=1)
+            tree = DraftTree(tokens, rows, jnp.where(valid, 0.0, -jnp.inf))  # no probabilities are known
+            return tree, state._replace(window=moved)
 
-    nodes = levels * (window + guesses)
-    return Drafter(init, draft, update, taps=(), depth=window + ngram - 2, num_nodes=nodes, reads_choices=True)
+    depth, nodes = max(window + levels - 2, levels), levels * (window + guesses) - 1
+    return Drafter(init, draft, update, taps=(), depth=depth, num_nodes=nodes, reads_choices=True)
 
 
 def _shape(levels: int, window: int, guesses: int) -> np.ndarray:
-    """Parents of the root, the window level by level, and the n-grams one after another."""
-    rows = [ROOT, *range(window)]
-    rows += [1 + (level - 1) * window + column for level in range(1, levels) for column in range(window)]
+    """Parents of the window level by level, from the root on, and of the n-grams one after another."""
+    rows = [ROOT, *range(window - 1)]
+    rows += range((levels - 1) * window)  # each below the cell of the level before
     for _ in range(guesses):
         rows += [0, *range(len(rows), len(rows) + levels - 1)]
     return np.array(rows, np.int32)
