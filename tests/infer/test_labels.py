@@ -127,7 +127,7 @@ def test_settings_of_a_method_share_its_weights(pair, monkeypatch):
     assert own.tree == TreeConfig(3, 2, 5)  # that of --tree
     assert load("vanilla") is None
     assert load("pld@4x2").drafter.depth == 4
-    assert load("lookahead@3x2x2").drafter.num_nodes == 8
+    assert load("lookahead@3x2x2").drafter.num_nodes == 7
     with pytest.raises(ConfigError, match=r"eagle3@2x300x400: .*top_k=300"):
         load("eagle3@2x300x400")
 
@@ -185,7 +185,7 @@ def test_what_a_label_drafts(pair):
     assert told("eagle2@chain3/rejection") == ("chain of 3", "rejection", 4, head)
     assert told("eagle1") == ("static, 25 nodes: 4+8+8+3+2", ranked, 26, "bundled eagle1")
     assert told("pld@4x2") == ("4 tokens behind an n-gram of 2 at most", "deterministic", 5, None)
-    assert told("lookahead@3x2x2") == ("N=3, W=2, G=2", "deterministic", 9, None)
+    assert told("lookahead@3x2x2") == ("N=3, W=2, G=2", "deterministic", 8, None)
 
 
 def recording(folder, *, method="medusa", temperatures=(0.0, 1.0)):
