@@ -39,7 +39,7 @@ def expected(prompt: list[int], reply: list[int], sampling: Sampling) -> np.ndar
     return np.asarray(process_logits(logits, sampling))[np.arange(len(reply)), reply]
 
 
-SLOW = {"eagle1-static", "hydra++-static", "lookahead"}
+SLOW = {"eagle1-static", "hydra++-static", "lookahead", "small-traversal"}
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ def test_a_check_between_the_entries_says_which_is_used(quick, pair, capsys):
     assert 'No entry for batch 2 or more at temperature 2 or more: "auto" decodes plainly there.' in printed
 
 
-@pytest.mark.parametrize("faster", ["float32", "bfloat16"])
+@pytest.mark.parametrize("faster", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_of_two_dtypes_the_faster_one_is_written(quick, pair, monkeypatch, faster):
     """Both are watched and predicted; only the clock of the last measurement is fixed."""
     demo = eagle_jax.load_demo

@@ -25,7 +25,7 @@ def measured(out) -> list[dict]:
     return [line for line in map(json.loads, (out / "log.jsonl").read_text().splitlines()) if "tau" in line]
 
 
-@pytest.mark.parametrize("method", ["eagle3", "hass"])
+@pytest.mark.parametrize("method", ["eagle3", pytest.param("hass", marks=pytest.mark.slow)])
 def test_a_trained_head_is_trained_on(place, tmp_path, method, capsys):
     """With its own taps and draft vocabulary: those of published heads were counted over other data."""
     shape = dict(taps=(0, 1, 2), draft_vocab=64) if method == "eagle3" else dict(taps=None, draft_vocab=None)
@@ -73,6 +73,7 @@ def test_a_head_of_another_shape_is_no_beginning(place, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow  # killed at every other place it is in test_head_program
 def test_killed_while_it_measures_a_run_ends_with_the_same_best_head(place, tmp_path, monkeypatch):
     """Before the measurement, and when the best head is on disk and the log does not know of it."""
     options = dict(heldout=(str(place / "held.jsonl"),), data_axis=1, eval_every=2)
