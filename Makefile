@@ -1,6 +1,6 @@
 # make demo        a trained draft head accelerates a trained model, on this machine, offline after installation
 # make train       a first head for the bundled target, in two minutes
-# make bench       the measured table of the README
+# make bench       plain decoding, EAGLE-2 and EAGLE-3, on the bundled questions
 # make docs        the documentation, in site/; warnings are errors
 # make test        everything but the slow tests          make test-all   everything
 # make lint types  ruff; mypy                             make clean      forget caches and the virtual environment

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import posixpath
 import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
-REPOSITORY = "https://github.com/eagle-jax/eagle-jax/blob/main"
+_PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+REPOSITORY = f"{_PROJECT['urls']['Repository']}/blob/main"
 _LINK = re.compile(r"(\]\()((?:\.\./)+[^)#\s]+)(#[^)\s]*)?(\))")
 
 

@@ -158,7 +158,8 @@ def measure_n_alpha(
     depth = min(CHAIN, head.deepest or CHAIN) if depth is None else depth
     chain = dataclasses.replace(TreeConfig.chain(depth), sampled_ranking=head.tree.sampled_ranking)
     request = request_of(target, head.with_tree(chain), prompts, max_new_tokens, sampling, key=key)
-    counts = to_host(_chains(request.params, *request.arrays, sampling=request.sampling, **request.options))
+    with explained(request):
+        counts = to_host(_chains(request.params, *request.arrays, sampling=request.sampling, **request.options))
     tested, accepted = (np.asarray(count).tolist() for count in counts)
     alpha = [hits / tries if tries else None for hits, tries in zip(accepted, tested, strict=True)]
     return NAlpha(alpha, tested, accepted)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -20,7 +21,7 @@ from jax.typing import DTypeLike
 from eagle_jax.bound import BoundDrafter, DraftHead, Target, check_target, on_mesh, request_of
 from eagle_jax.checkpoints import load_head_checkpoint, load_target_checkpoint
 from eagle_jax.config import TreeConfig
-from eagle_jax.devices import in_reach
+from eagle_jax.devices import in_reach, overlooked
 from eagle_jax.distributed import to_host
 from eagle_jax.generate import extend as run_extend
 from eagle_jax.generate import generate as run_generate
@@ -77,7 +78,7 @@ class StreamChunk:
     Attributes:
       tokens: emitted now; the first chunk is the prefill's single token.
       drafted: how many of them, from the front, were drafted and accepted; the rest is the target's own.
-      log_probs: one number for each token; None where not asked for.
+      log_probs: one number for each token, natural logarithm, of the law that was asked for; None where none was.
     """
 
     tokens: list[int]
@@ -108,6 +109,9 @@ def load_target(
       CheckpointError: nothing there, an unknown architecture, or tensors that do not fit, all named at once.
       ConfigError: the mesh does not divide the model.
       MemoryError: the device is too small for the weights. DeviceError: JAX is told to take a device that is not there.
+
+    Warns:
+      UserWarning: JAX runs on the CPU of a machine that seems to have an accelerator.
     """
     dtype = dtype if dtype is None or isinstance(dtype, str) else jnp.dtype(dtype).name
     with in_reach():
@@ -120,6 +124,8 @@ def load_target(
             max_position=max_position,
             place=None if mesh is None else placer(mesh),
         )
+        if told := overlooked():
+            warnings.warn(told, stacklevel=2)
     name = str(path_or_hub_id)
     return Target(config, params, on_mesh(config, dtype, mesh), name, dtype, mesh, source=name)
 
@@ -135,9 +141,12 @@ def load_drafter(
     rope_theta: float | int | None = None,
     taps: tuple[int, ...] | None = None,
 ) -> DraftHead:
-    """Loads an EAGLE-1/2 or EAGLE-3 head trained for `target`.
+    """Loads an EAGLE-1/2 or EAGLE-3 head trained for `target` (arXiv:2401.15077, 2406.16858, 2503.01840).
+
+    The official layout of the papers' repository is read, that of SGLang and that of `speculators`.
 
     Args:
+      revision, token, cache_dir: as in `load_target`.
       tree: chain, static or dynamic draft tree; None is the papers' own for 7B and 8B models, `TreeConfig(6, 10, 59)`
         for EAGLE-2 and `TreeConfig(8, 10, 59)` for EAGLE-3.
       rope_theta: overrides the head's own base (some published heads work better at 10000 than at their config's
@@ -148,6 +157,7 @@ def load_drafter(
       CheckpointError: tensors missing, unexpected or misshaped, or a head made for another target.
       ConfigError: a tree the head cannot fill.
       ValueError: `target` is not what `load_target` returns.
+      MemoryError: the device is too small for the weights.
     """
     check_target(target)
     config, params = load_head_checkpoint(
@@ -198,12 +208,13 @@ def generate(
 
     Raises:
       ValueError: before anything is compiled, naming the argument, its bound and the remedy.
+      ConfigError: `profile` is none that can be read, or of another target. CheckpointError: weights that it names.
       MemoryError: the device has too little memory, saying for what and what to lower.
     """
     sampling = _law(temperature, top_k, top_p, min_p)
     drafter = _chosen(target, drafter, profile, prompts, temperature)
     request = request_of(target, drafter, prompts, max_new_tokens, sampling, eos_ids, key)
-    return _run(_telling(request, log_probs))
+    return _run(telling(request, log_probs))
 
 
 def first_tokens(
@@ -246,11 +257,14 @@ def stream(
 
     A chunk holds the tokens of one cycle; on a mesh, the "data" axis must have size 1, since there is one row.
     Arguments are checked at the call, not at the first `next`.
+
+    Raises:
+      ValueError, ConfigError, CheckpointError, MemoryError: as `generate`.
     """
     sampling = _law(temperature, top_k, top_p, min_p)
     drafter = _chosen(target, drafter, profile, [prompt], temperature)
     request = request_of(target, drafter, [prompt], max_new_tokens, sampling, eos_ids, key, name="prompt")
-    return _stream(_telling(request, log_probs))
+    return _stream(telling(request, log_probs))
 
 
 def _stream(request: Request) -> Iterator[StreamChunk]:
@@ -274,7 +288,7 @@ def _stream(request: Request) -> Iterator[StreamChunk]:
         yield StreamChunk([int(t) for t in tokens[:emitted]], int(min(count, emitted)), own)
 
 
-def _telling(request: Request, log_probs: LogProbs | None) -> Request:
+def telling(request: Request, log_probs: LogProbs | None) -> Request:
     """The request with the log-probabilities that it shall return.
 
     Raises:

@@ -13,6 +13,7 @@ import jax
 from jax.sharding import Mesh
 
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
+from eagle_jax.devices import loading
 from eagle_jax.drafters.eagle import eagle
 from eagle_jax.drafters.medusa import medusa
 from eagle_jax.drafters.small_model import small_model
@@ -353,5 +354,12 @@ def _held(drafter: Drafter, mesh: Mesh | None) -> Drafter:
 
 
 def spread(params: Params, mesh: Mesh | None) -> Params:
-    """Parameters where the mesh wants them."""
-    return params if mesh is None else jax.device_put(params, param_shardings(params, mesh))
+    """Parameters where the mesh wants them.
+
+    Raises:
+      MemoryError: a device is too small, saying how large they are.
+    """
+    if mesh is None:
+        return params
+    with loading("a model", sum(leaf.nbytes for leaf in jax.tree.leaves(params))):
+        return jax.block_until_ready(jax.device_put(params, param_shardings(params, mesh)))

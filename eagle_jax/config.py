@@ -199,7 +199,8 @@ Verification = Literal["deterministic", "rejection", "block", "traversal"]
 class TreeConfig:
     """Shape of the draft tree. All trees are static in shape: `num_nodes` drafted nodes, the root not counted.
 
-    A dynamic tree is the default; `TreeConfig.chain(n)` and `TreeConfig.static(parents)` give the other two.
+    A dynamic tree (EAGLE-2, arXiv:2406.16858, section 4) is the default; `TreeConfig.chain(n)` and
+    `TreeConfig.static(parents)` (EAGLE, Medusa) give the other two.
 
     Attributes:
       depth: D, drafted levels = sequential head passes per cycle.

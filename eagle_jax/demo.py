@@ -40,7 +40,7 @@ def load_demo(
       target, drafter, tokenizer (of `transformers`, with a chat template).
 
     Raises:
-      ValueError: no such drafter. ConfigError: a tree that it cannot fill.
+      ValueError: no such drafter. ConfigError: a tree that it cannot fill. MemoryError, DeviceError: as `load_target`.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch, which nothing here needs
     # Not AutoTokenizer, which imports torch where it is installed: seconds.

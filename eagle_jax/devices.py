@@ -29,6 +29,24 @@ def in_reach() -> Iterator[None]:
         raise DeviceError(told) from None
 
 
+ACCELERATORS = {"TPU": ("/dev/accel0", "/dev/vfio/0"), "GPU": ("/dev/nvidia0",)}
+"""Files of machines that have one, and the extras whose JAX sees it."""
+EXTRAS = {"TPU": "tpu", "GPU": "cuda"}
+
+
+def overlooked() -> str | None:
+    """A sentence where JAX chose the CPU of a machine that seems to have an accelerator; None anywhere else."""
+    if os.environ.get("JAX_PLATFORMS") or jax.default_backend() != "cpu":
+        return None
+    for kind, files in ACCELERATORS.items():
+        if any(os.path.exists(file) for file in files):
+            return (
+                f"this machine seems to have a {kind} that JAX does not see, and everything runs on its CPU: "
+                f"pip install 'eagle-jax[{EXTRAS[kind]}]' and start again, or set JAX_PLATFORMS=cpu if that is meant"
+            )
+    return None
+
+
 @contextlib.contextmanager
 def loading(what: str, size: int) -> Iterator[None]:
     """Around arrays that are put on a device.
@@ -56,14 +74,15 @@ def exhausted(error: BaseException) -> bool:
 
 
 def more_of(text: str) -> str:
-    """What the runtime says was lacking, in its own units, in brackets; nothing if it does not say."""
+    """What the runtime says was lacking, in brackets, bytes as GB (1e9); nothing if it does not say."""
     number = r"([\d.]+ ?(?:bytes|[KMGT]i?B?)\b)"
     for said, pattern in (
         ("{} too much", rf"[Ee]xceeded \w+ capacity by {number}"),
         ("{} more were wanted", rf"(?:[Aa]llocat\w*|reserve) (?:\w+ )*?{number}"),
     ):
         if found := re.search(pattern, text):
-            return f" ({said.format(found[1])})"
+            count = found[1].removesuffix("bytes").strip()
+            return f" ({said.format(f'{int(count) / 1e9:.2f} GB' if count.isdigit() else found[1])})"
     return ""
 
 

@@ -215,6 +215,9 @@ def step(
       verify: None is the drafter's own rule, `deterministic` where it names none.
       log_probs: as in `prefill`, which made the state.
 
+    Returns:
+      the state after it, and what it saw: the tree, what was accepted, and the emitted tokens.
+
     Raises:
       ValueError: log-probabilities are asked for that the state has no place for, or the other way round.
     """
@@ -299,7 +302,17 @@ def generate(
     verify: VerifyFn | None = None,
     log_probs: LogProbs | None = None,
 ) -> GenerateState:
-    """Prefill, then `lax.while_loop` over `step` until every row is done: one program. Arguments as in `prefill`."""
+    """Prefill, then `lax.while_loop` over `step` until every row is done: one program. Arguments as in `prefill`.
+
+    Args:
+      verify: as in `step`.
+
+    Returns:
+      the last state; `emitted_tokens` and `emitted_log_probs` read it.
+
+    Raises:
+      ValueError: as `prefill`.
+    """
     state = prefill(
         params,
         prompts,

@@ -17,14 +17,31 @@ K = TypeVar("K", bound=Hashable)
 
 
 def chat_ids(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """Token ids of a conversation up to the assistant's next turn; plain concatenated text without a chat template."""
+    """Token ids of a conversation up to the assistant's next turn; plain concatenated text without a chat template.
+
+    Args:
+      tokenizer: of `transformers`. messages: with "role" and "content" each.
+
+    Raises:
+      ValueError: the template refuses the conversation.
+    """
     return encode_chat(tokenizer, chat_text(tokenizer, messages))
 
 
 def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
-    """The text of `chat_ids`."""
+    """The text of `chat_ids`.
+
+    Raises:
+      ValueError: the template refuses the conversation, as some do a system message.
+    """
     if getattr(tokenizer, "chat_template", None):
-        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+        try:
+            return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # jinja2's TemplateError, which is none of ours to import
+            raise ValueError(
+                f"the chat template refuses the conversation ({str(error).partition(chr(10))[0]}): leave out a system "
+                "message if there is one, or give the tokenizer another template"
+            ) from error
     return "\n\n".join(message["content"] for message in messages)
 
 
@@ -108,11 +125,13 @@ def revision(folder: str | os.PathLike[str]) -> str | None:
     return found.stdout.strip() or None
 
 
-def _processor() -> str:
+def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return " ".join(line.partition(":")[2].split())
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        return platform.processor() or platform.machine()
+    said = {line.partition(":")[0].strip(): " ".join(line.partition(":")[2].split()) for line in lines if ":" in line}
+    name = said.get("model name") or platform.processor() or platform.machine()
+    # Clouds hide which one it is: generations that differ threefold in speed are all an "AMD EPYC" there.
+    numbers = [f"{what} {said[key]}" for what, key in (("family", "cpu family"), ("model", "model")) if key in said]
+    return name if any(map(str.isdigit, name)) or not numbers else f"{name} ({', '.join(numbers)})"

@@ -32,6 +32,8 @@ def explained(request: Request) -> Iterator[None]:
 def needed(request: Request, lacking: str = "") -> str:
     """A sentence: weights, caches and logits of a run in gigabytes (1e9 bytes), and what makes them smaller.
 
+    Sizes are those of all devices together, which the sentence says where the weights lie on several.
+
     Args:
       lacking: what the runtime said was too much.
     """
@@ -57,10 +59,14 @@ def needed(request: Request, lacking: str = "") -> str:
         f"logits of trees of {drafter.num_nodes + 1} rows": size_of(jax.eval_shape(logits, held[0])),
     }
     parts = ", ".join(f"{what} {size / 1e9:.2f} GB" for what, size in sizes.items())
+    devices = max((len(leaf.sharding.device_set) for leaf in jax.tree.leaves(request.params)), default=1)
+    together, spread = ("together", "spread them over a mesh (mesh=)")
+    if devices > 1:
+        together, spread = (f"on {devices} devices together", "spread them over more devices")
     return (
-        f"out of memory on {device()}{lacking}: {parts}, {sum(sizes.values()) / 1e9:.2f} GB together, and what a pass "
-        "computes in between. Lower the number of prompts, max_new_tokens, a session's context or the tree's "
-        "num_nodes, load the models in bfloat16, or spread them over a mesh (mesh=)"
+        f"out of memory on {device()}{lacking}: {parts}, {sum(sizes.values()) / 1e9:.2f} GB {together}, and what a "
+        "pass computes in between. Lower the number of prompts, max_new_tokens, a session's context or the tree's "
+        f"num_nodes, load the models in bfloat16, or {spread}"
     )
 
 

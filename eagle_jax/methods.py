@@ -58,10 +58,11 @@ def load_medusa(
     Args:
       tree: at most as deep as there are heads; None is Medusa's static tree of 63 nodes. Acceptance is lossless; the
         "typical acceptance" of Medusa's paper is not, and is not here.
+      revision, token, cache_dir: as in `load_target`.
 
     Raises:
       CheckpointError: no such heads, or heads of another model. ConfigError: a tree that they cannot fill.
-      ValueError: `target` is none.
+      ValueError: `target` is none. MemoryError: the device is too small for the weights.
     """
     check_target(target)
     config, params = load_medusa_checkpoint(
@@ -92,6 +93,7 @@ def load_draft_model(
       tree: what it drafts. `TreeConfig.chain(5, "rejection")` is the method of the papers; by default the chain is
         ranked and the text of a key the same as with every other drafter. A model that is in memory is bound with
         `eagle_jax.SmallModel.bind(target, model, tree)`.
+      revision, token, cache_dir: as in `load_target`.
 
     Warns:
       UserWarning: of model or target there are no tokenizer files to compare; the sizes of the vocabularies agree. Or
@@ -99,7 +101,7 @@ def load_draft_model(
 
     Raises:
       CheckpointError: nothing there, tensors that do not fit, or the model of another tokenizer.
-      ConfigError: a tree that cannot be filled. ValueError: `target` is none.
+      ConfigError: a tree that cannot be filled. ValueError: `target` is none. MemoryError: the device is too small.
     """
     check_target(target)
     at = config_directory(path_or_hub_id, revision=revision, token=token, cache_dir=cache_dir)

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.api import StreamChunk, extend_program, step_program
+from eagle_jax.api import StreamChunk, extend_program, step_program, telling
 from eagle_jax.bound import BoundDrafter, Target, request_of
 from eagle_jax.generate import required_slots
 from eagle_jax.memory import explained
 from eagle_jax.request import PREFILL_CHUNK, Request, bucket, check_law, round_up
-from eagle_jax.sampling import make_sampling
+from eagle_jax.sampling import LogProbs, make_sampling
 from eagle_jax.types import Drafter, GenerateState, KVCache, Params, TargetFn
 
 
@@ -65,8 +65,9 @@ class Session:
         min_p: float = 0.0,
         eos_ids: int | Sequence[int] | None = None,
         key: jax.Array | int | None = None,
+        log_probs: LogProbs | None = None,
     ) -> Iterator[StreamChunk]:
-        """Yields the reply to the whole text so far; arguments as in `eagle_jax.stream`.
+        """Yields the reply to the whole text so far; arguments as in `eagle_jax.stream`, whose `profile` there is not.
 
         The reply may be left at any chunk: what was yielded is known then, and the next prompt goes on from it.
 
@@ -82,10 +83,11 @@ class Session:
                 f"a prompt of {len(prompt)} tokens plus max_new_tokens={max_new_tokens} exceeds the session's context "
                 f"of {self.context}: shorten the conversation, lower max_new_tokens, or give Session a larger context="
             )
-        return self._stream(list(map(int, prompt)), request)
+        return self._stream(list(map(int, prompt)), telling(request, log_probs))
 
     def _stream(self, prompt: list[int], request: Request) -> Iterator[StreamChunk]:
         fns = {name: request.options[name] for name in ("target", "drafter")}
+        law = {name: request.options[name] for name in ("log_probs",) if name in request.options}
         _, _, budget, eos_ids, keys = request.arrays
         # Behind the context a last chunk, or the path of a tree, must have room.
         slots = round_up(required_slots(self.context, 1, fns["drafter"].depth, PREFILL_CHUNK), 128)
@@ -106,25 +108,28 @@ class Session:
         with explained(request):
             state = extend_program(
                 request.params, cache, drafted, jnp.asarray(padded), jnp.asarray([len(new)], jnp.int32), budget,
-                eos_ids, keys, sampling=request.sampling, max_tokens=request.options["max_tokens"], chunk=chunk, **fns,
+                eos_ids, keys, sampling=request.sampling, max_tokens=request.options["max_tokens"], chunk=chunk,
+                **fns, **law,
             )  # fmt: skip
             root = int(state.root[0])
         self.read, self.text, self._state = len(new), [*prompt, root], state
         done = bool(state.done[0])
-        yield StreamChunk([self.text[-1]], 0)
+        yield StreamChunk([root], 0, None if state.log_probs is None else [float(state.log_probs[0, 0])])
         while not done:
             if self._state is not state:
                 raise ValueError("the session went on with another prompt: this reply is over")
             self._state = None
             with explained(request):
-                state, info = step_program(request.params, state, sampling=request.sampling, **fns)
-                tokens, emitted, count, finished = jax.device_get(
-                    (info.tokens[0], info.emitted[0], info.acceptance.count[0], state.done[0])
+                state, info = step_program(request.params, state, sampling=request.sampling, **fns, **law)
+                told = None if info.log_probs is None else info.log_probs[0]
+                tokens, emitted, count, finished, told = jax.device_get(
+                    (info.tokens[0], info.emitted[0], info.acceptance.count[0], state.done[0], told)
                 )
             found = [int(token) for token in tokens[:emitted]]
             self.text += found
             self._state, done = state, bool(finished)
-            yield StreamChunk(found, int(min(count, emitted)))
+            own = None if told is None else [float(value) for value in told[:emitted]]
+            yield StreamChunk(found, int(min(count, emitted)), own)
 
 
 @functools.partial(jax.jit, static_argnames=("slots", "target", "drafter"))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from eagle_jax.assets import bundled_questions
 from eagle_jax.data.sources import Source, hub_rows
 from eagle_jax.measure import chat_ids
 
@@ -31,6 +32,15 @@ HUB = {
 """Where the six tasks of the papers come from, and the words that the papers put before each. The papers measure 80
 questions each, chosen by their authors; the first 80 of these are others."""
 _HUB_NAME = re.compile(r"([\w-]+/[\w.-]+)(?::(.+))?")
+
+
+BUNDLED = "chat,math,code"
+"""The questions that come with the package, as programs take them; `find_task` knows them whatever the folder."""
+
+
+def task_folder() -> Path:
+    """Where programs look for tasks by name: EAGLE_JAX_TASKS of the environment, or the bundled questions."""
+    return Path(os.environ.get("EAGLE_JAX_TASKS") or bundled_questions())
 
 
 class Question(NamedTuple):
@@ -124,7 +134,7 @@ class Conversation:
 
 
 def find_task(name_or_path: str, folder: str | os.PathLike[str]) -> Path:
-    """The file of a task: a path as it is, a name as `folder/name.jsonl` or `folder/name/question.jsonl`.
+    """The file of a task: a path as it is, a name as `folder/name.jsonl` or `folder/name/question.jsonl`, or bundled.
 
     Raises:
       ValueError: no such file; the message lists the names the folder has.
@@ -132,6 +142,8 @@ def find_task(name_or_path: str, folder: str | os.PathLike[str]) -> Path:
     folder = Path(folder)
     names = [name_or_path, *([ALIASES[name_or_path]] if name_or_path in ALIASES else [])]
     inside = [folder / form for name in names for form in (f"{name}.jsonl", f"{name}/question.jsonl")]
+    if name_or_path in BUNDLED.split(","):
+        inside.append(bundled_questions() / f"{name_or_path}.jsonl")
     for path in [Path(name_or_path), *inside]:
         if path.is_file():
             return path
@@ -144,9 +156,11 @@ def find_task(name_or_path: str, folder: str | os.PathLike[str]) -> Path:
         path.parent.name for path in folder.glob("*/question.jsonl")
     }
     has = f"it has {', '.join(sorted(known))}" if known else "it is empty or does not exist"
+    paper = {files: paper for paper, files in ALIASES.items()}.get(name_or_path, name_or_path)
+    on_hub = f"; hub:{paper} fetches questions of the kind" if paper in HUB else ""
     raise ValueError(
         f"task {name_or_path!r} is neither a file nor a name in the folder {folder} ({has}); give the path of a "
-        "question.jsonl, owner/dataset of the hub, or the folder with --data or EAGLE_JAX_TASKS"
+        f"question.jsonl, owner/dataset of the hub, or the folder with --data or EAGLE_JAX_TASKS{on_hub}"
     )
 
 

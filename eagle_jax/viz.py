@@ -24,7 +24,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 MARKS = "osD^vP*X"
 LINES = ("-", "--", "-.", ":")
 GREEN, DIM, RESET = "\x1b[32m", "\x1b[2m", "\x1b[0m"
-WANTED = "figures need matplotlib: pip install matplotlib"
+WANTED = "figures need matplotlib: pip install 'eagle-jax[viz]'"
 
 
 class Tree(NamedTuple):
@@ -210,7 +210,9 @@ class TextStream:
 
 
 def accepted_figure(outputs: Mapping[str, GenerateOutput | Sequence[GenerateOutput]]) -> Any:
-    """How many drafted tokens the cycles of some outputs accepted, a line for each, by name; a list is one line.
+    """Histogram of how many drafted tokens the cycles of some outputs accepted, by name; a list is pooled.
+
+    Drawn as lines over the counts and not as bars, so that several methods can be told apart.
 
     Raises:
       ValueError: matplotlib is not installed.

@@ -21,6 +21,7 @@ from eagle_jax.api import prefill_program
 from eagle_jax.bound import BoundDrafter, Target, request_of
 from eagle_jax.distributed import to_host
 from eagle_jax.generate import step
+from eagle_jax.memory import explained
 from eagle_jax.request import check_law
 from eagle_jax.sampling import make_sampling
 from eagle_jax.types import Chance, Drafter, DraftTree, GenerateState, Params, Sampling, TargetFn, empty_tree
@@ -62,6 +63,7 @@ def watch(
 
     Raises:
       ValueError: as `eagle_jax.generate`, or drafts that do not follow from the text alone (`can_watch`).
+      MemoryError: the device is too small, with what was needed.
     """
     check_law(temperature=temperature)
     if not can_watch(drafter):
@@ -71,15 +73,16 @@ def watch(
         )
     quiet = dataclasses.replace(drafter, drafter=silent(drafter.drafter))
     request = request_of(target, quiet, prompts, max_new_tokens, make_sampling(temperature), key=key)
-    state = prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
     fns: dict[str, Any] = {"target": request.options["target"], "drafter": drafter.drafter}
     found: list[tuple[np.ndarray, ...]] = []
-    done = to_host(state.done)
-    while not done.all():
-        state, tree, running = _look_and_step(request.params, state, sampling=request.sampling, **fns)
-        *seen, done = to_host((tree.tokens, tree.parents, tree.scores, running, state.done))
-        found.append(tuple(seen))
-    tokens, counts = to_host((state.tokens, state.num_tokens))
+    with explained(request):
+        state = prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
+        done = to_host(state.done)
+        while not done.all():
+            state, tree, running = _look_and_step(request.params, state, sampling=request.sampling, **fns)
+            *seen, done = to_host((tree.tokens, tree.parents, tree.scores, running, state.done))
+            found.append(tuple(seen))
+        tokens, counts = to_host((state.tokens, state.num_tokens))
     replies = [row[:count].tolist() for row, count in zip(tokens, counts, strict=True)]
     places = [(row, at + 1) for row, reply in enumerate(replies) for at in range(len(reply) - 1)]
     assert all(found[at - 1][3][row] for row, at in places)

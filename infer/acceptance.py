@@ -1,6 +1,7 @@
 """Records where drafts are accepted: by tree position, by confidence, and along chains. No clock is read.
 
-    python -m infer.acceptance --methods eagle2,eagle3 --tasks gsm8k,humaneval,mt_bench --limit 10
+    python -m infer.acceptance --methods eagle2,eagle3 --limit 10
+    python -m infer.acceptance --data FOLDER --tasks gsm8k,humaneval,mt_bench
     python -m infer.acceptance --methods eagle2@static,eagle3@untempered --temperatures 0,1,1.5 --resume
 
 Every method answers the turns of every task with its own tree, and every tree that the target verified is counted. A
@@ -31,7 +32,7 @@ from eagle_jax.bound import BoundDrafter, Target, TreeDrafter
 from eagle_jax.config import TreeConfig
 from eagle_jax.measure import forget_programs, machine, revision, use_compilation_cache
 from eagle_jax.programs import at_least_one, can_write, listed, not_negative, run
-from eagle_jax.tasks import Conversation, Question, load_tasks
+from eagle_jax.tasks import BUNDLED, Conversation, Question, load_tasks, task_folder
 from infer.calls import DRAWS, keys_of
 from infer.methods import PLAIN, Loader, Places, Sources, check_methods, load_pair
 from infer.recorded import Cell, Recorded, read, write
@@ -47,7 +48,7 @@ class Args(Places):
       tasks: as in infer.bench, separated by commas.
       temperatures: separated by commas; 0 is greedy.
       chains: lengths of the chains, separated by commas; empty for none. n-alpha is of the longest.
-      data: folder of the tasks; EAGLE_JAX_TASKS sets another default.
+      data: folder of the tasks; its default is EAGLE_JAX_TASKS, or else the bundled questions.
       limit: questions per task.
       max_new_tokens: longest reply.
       batch: replies that are written at a time; no text depends on it.
@@ -60,10 +61,10 @@ class Args(Places):
     """
 
     methods: str = "eagle2,eagle3"
-    tasks: str = "gsm8k,humaneval,mt_bench"
+    tasks: str = BUNDLED
     temperatures: str = "0,1"
     chains: str = "1,2,3,4,5,6,7,8"
-    data: Path = Path(os.environ.get("EAGLE_JAX_TASKS", "../shared/data/tasks"))
+    data: Path = dataclasses.field(default_factory=task_folder)
     limit: int = 10
     max_new_tokens: int = 128
     batch: int = 4

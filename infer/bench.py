@@ -1,7 +1,7 @@
 """Measures drafting methods against plain decoding, prompt by prompt, on the tasks of the papers.
 
-    python -m infer.bench --methods eagle2,eagle3 --tasks gsm8k,humaneval,mt_bench --limit 10 --temperatures 0,1
-    python -m infer.bench --methods eagle3@chain3,eagle3@4x2x7 --tasks mt_bench --batches 1,4,16 --limit 16
+    python -m infer.bench --methods eagle2,eagle3 --limit 4 --temperatures 0,1
+    python -m infer.bench --methods eagle3@chain3,eagle3@4x2x7 --batches 1,4,16 --limit 16 --data FOLDER --tasks gsm8k
     python -m infer.bench --target meta-llama/Llama-3.1-8B-Instruct --eagle3 yuhuili/EAGLE3-LLaMA3.1-Instruct-8B \
         --methods eagle3@7x10x59,eagle3@static,pld,lookahead --dtype bfloat16 --tasks path/to/question.jsonl
 
@@ -40,7 +40,7 @@ from eagle_jax.measure import (
     use_compilation_cache,
 )
 from eagle_jax.programs import at_least_one, can_write, listed, not_negative, run
-from eagle_jax.tasks import Conversation, Question, Task, load_tasks
+from eagle_jax.tasks import BUNDLED, Conversation, Question, Task, load_tasks, task_folder
 from eagle_jax.viz import WANTED
 from infer import drafts, results
 from infer.bench_figures import draw
@@ -67,8 +67,9 @@ class Args(Places):
         sps@chain5/block, eagle2@4x2x7/norerank, eagle3@untempered, pld@10, lookahead@5x7x7; vanilla is always
         measured, the others are compared with it.
       tasks: names in the data folder, paths of question files, or owner/dataset[:part] on the hub, separated by commas;
-        of the papers mt_bench, humaneval, gsm8k, alpaca, cnn_dm, nq (hub:gsm8k takes one from the hub).
-      data: folder of the tasks; EAGLE_JAX_TASKS sets another default.
+        of the papers mt_bench, humaneval, gsm8k, alpaca, cnn_dm, nq (hub:gsm8k takes one from the hub). chat, math and
+        code are bundled, ten questions each.
+      data: folder of the tasks; its default is EAGLE_JAX_TASKS, or else the bundled questions.
       limit: questions per task.
       max_new_tokens: longest answer.
       batches: conversations at a time, several sizes separated by commas.
@@ -85,8 +86,8 @@ class Args(Places):
     """
 
     methods: str = "vanilla,eagle2,eagle3"
-    tasks: str = "gsm8k,humaneval,mt_bench"
-    data: Path = Path(os.environ.get("EAGLE_JAX_TASKS", "../shared/data/tasks"))
+    tasks: str = BUNDLED
+    data: Path = dataclasses.field(default_factory=task_folder)
     limit: int = 10
     max_new_tokens: int = 128
     batches: str = "1"

@@ -151,7 +151,10 @@ class Chat:
         if text.startswith("/"):
             return self.command(text)
         if text:
-            self.reply(text)
+            try:
+                self.reply(text)
+            except (ValueError, MemoryError) as error:  # a template that refuses, a full device: the chat goes on
+                self.say(f"{error}; this turn is forgotten")
         return True
 
     def command(self, text: str) -> bool:

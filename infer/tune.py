@@ -1,8 +1,8 @@
 """Finds the fastest method and tree for a target on this machine, and writes them down for `generate`.
 
-    python -m infer.tune --methods eagle2,eagle3,pld --tasks gsm8k,humaneval --temperatures 0,1 --out profile.yaml
+    python -m infer.tune --methods eagle2,eagle3,pld --temperatures 0,1 --out profile.yaml
     python -m infer.tune --target PATH --eagle3 PATH --methods eagle3 --batches 1,8 --dtypes float32,bfloat16
-    python -m infer.tune --check profile.yaml --tasks alpaca,qa
+    python -m infer.tune --check profile.yaml --skip 4
 
 It measures what a cycle costs by the width of the target's pass and by the levels that are drafted, and watches what
 every method would draft along the target's own replies; from both follows the speed of every tree of the grid. The few
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +31,7 @@ from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.measure import machine, use_compilation_cache
 from eagle_jax.profile import ProfileFile, fingerprint, read_profile
 from eagle_jax.programs import at_least_one, can_write, listed, not_negative, run
-from eagle_jax.tasks import Conversation, Task, load_tasks
+from eagle_jax.tasks import BUNDLED, Conversation, Task, load_tasks, task_folder
 from infer.methods import PLAIN, Places, Sources, check_methods, load_pair
 from infer.search import AUTO, Grid, Tuned, Tuner
 from infer.trials import Sample, Setting, compete
@@ -51,7 +50,7 @@ class Args(Places):
       methods: as in infer.bench, separated by commas. Of one without a setting the whole grid is searched, of one with
         a setting (eagle3@6x10x59) that alone. Only what is named is searched.
       tasks: as in infer.bench; their first turns are the sample prompts.
-      data: folder of the tasks; EAGLE_JAX_TASKS sets another default.
+      data: folder of the tasks; its default is EAGLE_JAX_TASKS, or else the bundled questions.
       limit: prompts per task.
       skip: questions at the head of every task that are left out, such as those tuned on.
       max_new_tokens: longest reply.
@@ -74,8 +73,8 @@ class Args(Places):
     """
 
     methods: str = "eagle2,eagle3,pld"
-    tasks: str = "gsm8k,humaneval,mt_bench"
-    data: Path = Path(os.environ.get("EAGLE_JAX_TASKS", "../shared/data/tasks"))
+    tasks: str = BUNDLED
+    data: Path = dataclasses.field(default_factory=task_folder)
     limit: int = 4
     skip: int = 0
     max_new_tokens: int = 64

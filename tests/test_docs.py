@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import eagle_jax
+from eagle_jax.assets import bundled
+from eagle_jax.profile import read_profile
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCS = REPOSITORY / "docs"
@@ -28,12 +31,11 @@ WITH_PYTHON = [path for path in PAGES if blocks(path, "python")]
 
 
 @pytest.fixture
-def hub(monkeypatch, repository):
-    """What the pages load from the hub lies in the golden folder, as a download would leave it."""
-    golden = repository / "tests" / "golden"
+def hub(monkeypatch):
+    """What the pages load from the hub is the bundled pair, whose folders are as a download would leave them."""
 
     def snapshot(repo_id, **options):
-        return str(golden / ("eagle3" if "EAGLE3" in repo_id else "target"))
+        return str(bundled("eagle3" if "EAGLE3" in repo_id else "target"))
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
 
@@ -64,12 +66,17 @@ def test_python_of_a_page_runs_in_order(path, hub, tmp_path, monkeypatch, reposi
         exec(compile(text, f"{path.name}, Python block {number}", "exec"), names)
 
 
-def test_yaml_blocks_read():
+def test_yaml_blocks_read(tmp_path):
     import yaml
 
-    for path in PAGES:
-        for text in blocks(path, "yaml"):
-            assert yaml.safe_load(text) is not None, path
+    found = [(path, text) for path in PAGES for text in blocks(path, "yaml")]
+    profiles = [text for _, text in found if "schema: eagle_jax.profile" in text]
+    assert profiles
+    for number, text in enumerate(profiles):
+        (file := tmp_path / f"{number}.yaml").write_text(text, encoding="utf-8")
+        assert len(read_profile(file).entries) == text.count("- {")
+    for path, text in found:
+        assert isinstance(yaml.safe_load(text), dict), path
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +103,25 @@ def test_every_public_name_has_its_place_in_the_reference(site):
     assert not missing
 
 
+def imported_by_pages() -> set[str]:
+    """Dotted names of what Python blocks take from modules of the package."""
+    found = set()
+    for path in [REPOSITORY / "README.md", *PAGES]:
+        for text in blocks(path, "python"):
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("eagle_jax"):
+                    found |= {f"{node.module}.{name.name}" for name in node.names}
+    return found
+
+
+def test_what_pages_import_has_its_place_in_the_reference(site):
+    found = imported_by_pages()
+    assert "eagle_jax.generate.generate" in found
+    page = (site / "api" / "index.html").read_text(encoding="utf-8")
+    missing = [name for name in sorted(found) if f'id="{name}"' not in page]
+    assert not missing
+
+
 def test_figures_of_the_pages_are_there():
     for path in PAGES:
         for link in re.findall(r"!\[[^]]*\]\(([^)]+)\)", path.read_text(encoding="utf-8")):
@@ -114,3 +140,27 @@ def test_commands_are_known():
                     while words and "=" in words[0] and not words[0].startswith("-"):
                         words.pop(0)
                     assert not words or words[0] in tools, f"{path.name}: {line}"
+
+
+SHORTER = {
+    "train.regenerate": "--limit 24 --max-new-tokens 16",
+    "train.head": "--steps 2 --unroll 1 --length 112 --warmup 1 --eval-prompts 1 --eval-tokens 8",
+    "train.evaluate": "--prompts 1 --max-new-tokens 8",
+    "train.export": "",
+}
+"""What is added to the commands of training.md (the last one given counts), so that all take two minutes."""
+
+
+@pytest.mark.slow
+def test_from_conversations_to_an_export_by_the_commands_of_the_page(tmp_path):
+    """One after the other: each reads what the one before it wrote."""
+    first = blocks(DOCS / "training.md", "bash")[0].replace("runs/", f"{tmp_path}/")
+    commands = [shlex.split(line) for line in first.splitlines() if line.startswith("python -m ")]
+    assert [command[2] for command in commands] == list(SHORTER)
+    for command in commands:
+        words = [*command[1:], *SHORTER[command[2]].split()]
+        done = subprocess.run(
+            [sys.executable, *words], cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=600
+        )
+        assert done.returncode == 0, f"{words}: {done.stderr}"
+    assert (tmp_path / "export" / "config.json").is_file()

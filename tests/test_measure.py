@@ -78,6 +78,20 @@ def test_the_median_counts(monkeypatch):
     assert time_interleaved({"call": lambda: None}, 3) == {"call": 2.0}
 
 
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [
+        ("cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n", "AMD EPYC (family 26, model 2)"),
+        ("cpu family\t: 6\nmodel\t\t: 85\nmodel name\t: Intel(R)  Xeon(R) @ 2.80GHz\n", "Intel(R) Xeon(R) @ 2.80GHz"),
+        ("model name\t: Some Core\n", "Some Core"),
+    ],
+)
+def test_processors_of_one_name_are_told_apart(cpuinfo, name, tmp_path):
+    (tmp_path / "cpuinfo").write_text(cpuinfo, encoding="utf-8")
+    assert measure._processor(tmp_path / "cpuinfo") == name
+    assert measure._processor(tmp_path / "absent")
+
+
 def test_the_machine_has_a_name():
     assert "cores" in machine()
     assert "jax" in machine()

@@ -52,7 +52,13 @@ def test_metadata_is_colabs(path):
     assert notebook["metadata"]["accelerator"] == "TPU"
     assert notebook["metadata"]["colab"]["gpuType"] == "V5E1"
     first = "".join(notebook["cells"][0]["source"])
-    assert f"colab.research.google.com/github/eagle-jax/eagle-jax/blob/main/notebooks/{path.name})" in first
+    project = tomllib.loads((execute.FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    address = project["urls"]["Repository"]
+    place = address.removeprefix("https://").replace(".com", "")
+    badge = f"colab.research.google.com/{place}/blob/main/notebooks/{path.name})"
+    assert badge in first
+    assert badge in (execute.FOLDER.parent / "docs" / "notebooks.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"https://github\.com/[\w-]+/[\w-]+", "\n".join(sources(notebook)))) <= {address}
     for source in sources(notebook):
         ast.parse(source)
     text = path.read_text(encoding="utf-8")
@@ -67,7 +73,8 @@ def test_the_cell_that_downloads_says_what():
 
 
 @pytest.mark.slow
-def test_the_cell_that_downloads_runs_on_what_it_would_download(monkeypatch, capsys):
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-1.7B", "Qwen/Qwen3-0.6B"])
+def test_the_cell_that_downloads_runs_on_what_it_would_download(model, monkeypatch, capsys):
     """The bundled pair stands for Qwen3 and its head: a folder each, as the hub's snapshots are."""
     asked = []
 
@@ -83,10 +90,14 @@ def test_the_cell_that_downloads_runs_on_what_it_would_download(monkeypatch, cap
     exec(imports.replace("from IPython.display import HTML, Markdown, display", "HTML = str"), names)
     exec(next(source for source in code if source.startswith("questions = [")).partition("prompts =")[0], names)
     (cell,) = (source for source in code if "DOWNLOAD = False" in source)
-    exec(cell.replace("DOWNLOAD = False", "DOWNLOAD = True").replace("256", "24"), names)
-    assert set(asked) == {"Qwen/Qwen3-1.7B", "AngelSlim/Qwen3-1.7B_eagle3"}
+    assert model in cell
+    cell = cell.replace("DOWNLOAD = False", "DOWNLOAD = True").replace("256", "24")
+    exec(cell.replace('MODEL = "Qwen/Qwen3-1.7B"', f'MODEL = "{model}"'), names)
+    assert set(asked) == {model} | ({"AngelSlim/Qwen3-1.7B_eagle3"} if "1.7B" in model else set())
     assert len(shown) == 2 and "<span" in str(shown[0])
-    assert len(re.findall(r"temperature 0\.[07]: tau = [1-6]\.\d\d, \d+\.\d\dx", capsys.readouterr().out)) == 2
+    out = capsys.readouterr().out
+    assert len(re.findall(r"temperature 0\.[07]: tau = [1-6]\.\d\d, \d+\.\d\dx", out)) == 2
+    assert len(re.findall(r"[0-3] of 3 texts are plain decoding's", out)) == 2
 
 
 def test_the_extras_that_are_installed_are_there():

@@ -43,6 +43,24 @@ def test_turns_are_those_of_prompts_read_anew(name, temperature):
     assert name is None or drafted, "nothing was ever accepted"
 
 
+def test_log_probs_are_those_of_a_stream():
+    talk, text = Session(tiny_target(), tiny_head("eagle3", TREES["k3n12"]), context=200), []
+    for turn, law in enumerate(("target", "law", None)):
+        text = text + random_prompts([9], 12, seed=turn)[0]
+        options = dict(max_new_tokens=12, temperature=0.8, key=jax.random.key(turn)[None], log_probs=law)
+        chunks = list(talk.stream(text, **options))
+        expected = eagle_jax.generate(tiny_target(), None, [text], **options)
+        assert said(chunks) == expected.tokens[0]
+        if law is None:
+            assert {chunk.log_probs for chunk in chunks} == {None}
+        else:
+            told = [value for chunk in chunks for value in chunk.log_probs]
+            np.testing.assert_allclose(told, expected.log_probs[0], atol=1e-5)
+        text = talk.text
+    with pytest.raises(ValueError, match="log_probs='all' must be"):
+        talk.stream(text, max_new_tokens=2, log_probs="all")
+
+
 def test_a_long_turn_goes_through_in_chunks(monkeypatch):
     monkeypatch.setattr(sessions, "PREFILL_CHUNK", 32)
     talk = Session(tiny_target(), tiny_head("eagle3", TREES["k2n6"]), context=256)

@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from eagle_jax import tasks
-from eagle_jax.tasks import HUB, Question, find_task, load_task, read_questions
+from eagle_jax.tasks import BUNDLED, HUB, Question, find_task, load_task, load_tasks, read_questions, task_folder
 
 LINE = {"question_id": 7, "category": "math", "turns": ["How many?", "Why?"], "reference": ["3"]}
 
@@ -75,6 +75,22 @@ def test_a_task_is_a_name_or_a_path(tmp_path):
         find_task("alpaca", tmp_path)
     with pytest.raises(ValueError, match=r"^--data .*absent: no such directory, in which task 'alpaca'"):
         find_task("alpaca", tmp_path / "absent")
+
+
+def test_questions_come_with_the_package(tmp_path, monkeypatch):
+    """What programs ask where nothing is said, wherever they run: a clone has no files of the papers."""
+    monkeypatch.delenv("EAGLE_JAX_TASKS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    found = {task.name: task.questions for task in load_tasks(BUNDLED.split(","), task_folder())}
+    assert {name: len(questions) for name, questions in found.items()} == {"chat": 10, "math": 10, "code": 10}
+    assert {len(question.turns) for question in found["chat"]} == {2}
+    with pytest.raises(ValueError, match=r"\(it has chat, code, math\).*; hub:nq fetches questions of the kind$"):
+        load_task("qa", task_folder())
+    monkeypatch.setenv("EAGLE_JAX_TASKS", str(tmp_path))
+    assert task_folder() == tmp_path
+    assert len(load_task("chat", task_folder()).questions) == 10
+    (tmp_path / "chat.jsonl").write_text(json.dumps(LINE), encoding="utf-8")  # one's own of that name comes first
+    assert len(load_task("chat", task_folder()).questions) == 1
 
 
 def test_the_tasks_beside_the_checkout_are_readable(shared):

@@ -10,10 +10,11 @@ import sys
 import types
 
 import jax
+import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax import api, memory, session
+from eagle_jax import api, devices, memory, session
 from eagle_jax.bound import request_of
 from eagle_jax.checkpoints import mapping
 from eagle_jax.devices import DeviceError
@@ -49,7 +50,7 @@ def test_out_of_memory_says_what_was_needed_and_what_to_lower(name, monkeypatch)
     with pytest.raises(MemoryError) as error:
         calls.get(name, stream)()
     said = (
-        r"out of memory on .* \(17179869184 bytes more were wanted\): weights .* GB, caches of 1 row and \d+ slots "
+        r"out of memory on .* \(17.18 GB more were wanted\): weights .* GB, caches of 1 row and \d+ slots "
         r".* GB, logits of trees of 13 rows .* GB, .* GB together"
     )
     assert re.match(said, str(error.value))
@@ -93,6 +94,20 @@ def test_loading_where_there_is_no_accelerator_is_a_sentence(monkeypatch):
         eagle_jax.load_demo()
 
 
+def test_an_accelerator_that_jax_does_not_see_is_told(monkeypatch, tmp_path):
+    """As in a notebook on a TPU whose JAX came without libtpu: minutes of CPU without a word."""
+    (tmp_path / "accel0").touch()
+    monkeypatch.setattr(devices, "ACCELERATORS", {"TPU": (str(tmp_path / "accel0"),)})
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    with pytest.warns(UserWarning, match=r"seems to have a TPU that JAX does not see.* 'eagle-jax\[tpu\]'"):
+        eagle_jax.load_demo()
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert devices.overlooked() is None
+    monkeypatch.delenv("JAX_PLATFORMS")
+    (tmp_path / "accel0").unlink()
+    assert devices.overlooked() is None
+
+
 def test_other_errors_of_the_runtime_keep_their_words(monkeypatch):
     def broken(*args, **options):
         raise jax.errors.JaxRuntimeError("INTERNAL: a fault")
@@ -113,6 +128,14 @@ def test_the_sizes_are_those_of_the_arrays():
     assert memory.size_of(request.params) == weights
     assert memory.size_of((state.cache, state.drafter)) > 2 * 64 * 4
     assert "caches of 2 rows and" in memory.needed(request)
+    assert memory.needed(request).endswith("or spread them over a mesh (mesh=)")
+
+
+def test_sizes_on_a_mesh_are_those_of_all_devices():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]).reshape(2, 1, 1), ("data", "fsdp", "tensor"))
+    target, head = eagle_jax.shard(tiny_target(), tiny_head("eagle3", TREES["k3n12"]), mesh)
+    said = memory.needed(request_of(target, head, random_prompts([5, 9], 12), 9, make_sampling()))
+    assert " GB on 2 devices together, " in said and said.endswith("or spread them over more devices")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +150,7 @@ def test_the_sizes_are_those_of_the_arrays():
         (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Used 20.1G of 15.75G hbm. Exceeded hbm capacity by 4.3G."),
          r"error: the device's memory is used up \(4.3G too much\): lower"),
         (RuntimeError("Unable to initialize backend 'cuda': no device"), "finds no CUDA on this machine .* set JAX"),
-        (jax.errors.JaxRuntimeError(EXHAUSTED), r"used up \(17179869184 bytes more were wanted\): lower the batch"),
+        (jax.errors.JaxRuntimeError(EXHAUSTED), r"used up \(17.18 GB more were wanted\): lower the batch"),
         (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room"), "error: the device's memory is used up: lower"),
     ],
 )  # fmt: skip

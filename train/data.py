@@ -1,11 +1,12 @@
 """Builds the training mix of the bundled pair, and its tokenizer.
 
-    python -m train.data --data ../shared/data --out runs/data
+    python -m train.data --data FOLDER --out runs/data
 
 Sources: the Python standard library of the running interpreter (as text, and its functions as "Complete the code"
-chat turns), `gsm8k/train.jsonl` and `gpteacher/*.json` below `--data` as chat turns. Two percent of each source, chosen
-by a hash of the text, is held out. Writes `tokenizer/` (for `transformers.AutoTokenizer`) and a file of rows for every
-source, `gsm8k.jsonl`, `instruct.jsonl`, `completion.jsonl` and `code.jsonl`, the held-out ones in `heldout/`.
+chat turns), `gsm8k/train.jsonl` (the train split of openai/gsm8k) and `gpteacher/*.json` (of teknium1/GPTeacher) below
+`--data` as chat turns. Two percent of each source, chosen by a hash of the text, is held out. Writes `tokenizer/` (for
+`transformers.AutoTokenizer`) and a file of rows for every source, `gsm8k.jsonl`, `instruct.jsonl`, `completion.jsonl`
+and `code.jsonl`, the held-out ones in `heldout/`.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Args:
       max_characters: chat turns longer than this are left out.
     """
 
-    data: Path = Path("../shared/data")
+    data: Path = Path("data")
     out: Path = Path("runs/data")
     vocab_size: int = 512
     max_characters: int = 1600

@@ -17,6 +17,7 @@ from jax.experimental import multihost_utils
 from eagle_jax import distributed
 from eagle_jax.checkpoints.staging import sweep
 from eagle_jax.config import ConfigError
+from eagle_jax.devices import exhausted, more_of
 from eagle_jax.training import host
 from eagle_jax.training.step import UpdateReport
 from train.learners import Learner
@@ -134,7 +135,11 @@ def train(this: Run, log: RunLog, requests: Requests) -> dict[str, Any]:
 
 
 def start(args: RunArgs, learner: Learner) -> int:
-    """A run from its arguments, which were checked, to its end; the exit status."""
+    """A run from its arguments, which were checked, to its end; the exit status.
+
+    Raises:
+      ConfigError, ValueError, CheckpointError: what is given does not fit together. MemoryError: a device is too small.
+    """
     check_own(args.out, ("latest", "best", "data", "log.jsonl"), f"a run of train.{learner.program}")
     if args.features is not None and not (args.features / "layout.json").is_file():
         raise ConfigError(f"--features {args.features} holds no features: `python -m train.features` writes them")
@@ -147,7 +152,13 @@ def start(args: RunArgs, learner: Learner) -> int:
     with alone_in(args.out, leads):
         if leads:
             sweep(args.out, args.out / "data")
-        return learn(Run(args, learner))
+        this = Run(args, learner)
+        try:
+            return learn(this)
+        except jax.errors.JaxRuntimeError as error:
+            if not exhausted(error):
+                raise
+            raise MemoryError(this.needed(more_of(str(error)))) from error
 
 
 def learn(this: Run) -> int:

@@ -22,6 +22,8 @@ from eagle_jax.data.features import Features
 from eagle_jax.data.loading import Batches
 from eagle_jax.data.sources import build_corpus, corpus_key
 from eagle_jax.data.vocabulary import cached_vocabulary, count_tokens, coverage_of
+from eagle_jax.devices import device
+from eagle_jax.memory import size_of
 from eagle_jax.programs import naming
 from eagle_jax.sharding import param_shardings
 from eagle_jax.training import host
@@ -267,6 +269,24 @@ class Run:
         self.state, report = self.update(self.state, self.frozen, *self._batch())
         self.step += 1
         return report
+
+    def needed(self, lacking: str = "") -> str:
+        """A sentence for a device that is too small: what lies there in gigabytes (1e9 bytes), and what to lower.
+
+        Args:
+          lacking: what the runtime said was too much.
+        """
+        args, devices = self.args, self.mesh.size
+        begun = jax.eval_shape(self._fresh, self.target.params)
+        held = {"target": size_of(self.target.params), "head and optimiser": size_of(begun)}
+        parts = ", ".join(f"{what} {size / 1e9:.2f} GB" for what, size in held.items())
+        together = f" (on {devices} devices together)" if devices > 1 else ""
+        remat = "leave out --no-remat, " if args.remat is False else ""
+        return (
+            f"out of memory on {device()}{lacking}: {parts}{together}, and what an update of {args.rows} rows of "
+            f"{args.length} tokens computes in between. Lower --rows or --length, raise --micro-batches (now "
+            f"{args.micro_batches}), {remat}or spread it over more devices (--fsdp, --tensor)"
+        )
 
     def named(self, documents: np.ndarray) -> str:
         """The documents of a batch as a reader finds them: their sources, and the numbers of their rows there."""

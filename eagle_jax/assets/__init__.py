@@ -11,4 +11,13 @@ DEMO = "demo"
 
 def bundled(name: str) -> Path:
     """Directory of `target` (with its tokenizer), or of what drafts for it: eagle1 to eagle3, medusa, hydra, small."""
-    return Path(str(importlib.resources.files("eagle_jax.assets"))) / "demo" / name
+    return _folder() / "demo" / name
+
+
+def bundled_questions() -> Path:
+    """Folder of the bundled questions, `chat`, `math` and `code`: ten each, written for this project."""
+    return _folder() / "questions"
+
+
+def _folder() -> Path:
+    return Path(str(importlib.resources.files("eagle_jax.assets")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import re
@@ -111,7 +112,8 @@ def _download(
         )
     except hub_errors.GatedRepoError as error:
         raise CheckpointError(
-            f"access to {at} is restricted: accept its licence on the hub, then pass token=... or set HF_TOKEN"
+            f"access to {at} is restricted: accept its licence at https://huggingface.co/{repo_id}, then set HF_TOKEN "
+            "(or pass token=...) to a token of that account"
         ) from error
     except hub_errors.RevisionNotFoundError as error:
         raise CheckpointError(
@@ -128,7 +130,12 @@ def _download(
     except (OSError, hub_errors.HTTPError) as error:
         # No network, an offline switch without a cached copy, a full disk, a connection that broke on the way.
         reason = " ".join(str(error).split()).rstrip(".")
+        remedy = "Check the spelling and the network, or give the path of a local copy"
+        if huggingface_hub.constants.HF_HUB_OFFLINE:
+            remedy = "HF_HUB_OFFLINE is set: unset it to fetch, or give the path of a local copy"
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            remedy = "Make room on the disk, or set HF_HOME (or pass cache_dir=...) to a larger one"
         raise CheckpointError(
             f"there is no directory {repo_id!r}, and it could not be fetched from the hub and is not complete in its "
-            f"cache: {reason}. Check the spelling and the network, or give the path of a local copy"
+            f"cache: {reason}. {remedy}"
         ) from error

@@ -166,7 +166,10 @@ def _load(path: str, asked: str, **options: Any) -> Iterable[dict[str, Any]]:
         return datasets.load_dataset(path, **options)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"{path!r} is no local file, and no dataset {asked} could be loaded ({reason})") from error
+        raise ValueError(
+            f"{path!r} is no local file, and no dataset {asked} could be loaded ({reason}): check the spelling, the "
+            "network and, for one that is restricted, HF_TOKEN, or give the path of a local file"
+        ) from error
 
 
 def build_corpus(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from types import SimpleNamespace
 
@@ -110,17 +111,18 @@ def test_a_file_is_no_checkpoint(golden):
     [
         (errors.RepositoryNotFoundError("404", response=response(404)), "neither a local directory nor a repository"),
         (errors.RevisionNotFoundError("404", response=response(404)), "has no revision 'v9'"),
-        (errors.GatedRepoError("403", response=response(403)), "access to 'some/model' at revision 'v9' is restricted"),
+        (errors.GatedRepoError("403", response=response(403)), "its licence at https://huggingface.co/some/model, then set HF_TOKEN"),
         (errors.HFValidationError("bad"), "valid hub id"),
         (errors.LocalEntryNotFoundError("not cached and no network"), "could not be fetched"),
         (errors.OfflineModeIsEnabled("offline"), "could not be fetched"),
         (ConnectionError("unreachable"), "Check the spelling and the network, or give the path of a local copy"),
         (errors.HTTPError("broken off"), "Check the spelling and the network, or give the path of a local copy"),
-        (OSError("disk full"), "disk full"),
+        (OSError(errno.ENOSPC, "No space left"), "No space left. Make room on the disk, or set HF_HOME"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_refusals_become_one_clear_error(refusal, message, hub):
+def test_refusals_become_one_clear_error(refusal, message, hub, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     hub.answer = refusal
     with pytest.raises(CheckpointError, match=message):
         load_target_checkpoint("some/model", revision="v9")
@@ -128,5 +130,5 @@ def test_refusals_become_one_clear_error(refusal, message, hub):
 
 def test_the_real_client_without_network(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match="no directory 'some/model', and it could not be fetched"):
+    with pytest.raises(CheckpointError, match=r"no directory 'some/model', and it could not .* HF_HUB_OFFLINE is set"):
         load_target_checkpoint("some/model", cache_dir=tmp_path)

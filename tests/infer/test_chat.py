@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -105,6 +106,29 @@ def test_a_template_that_trims_is_read_anew(make):
     talk.line("def")
     count = len("<u>abc\n<a>123\n<u>def\n<a>")
     assert f"{count} of {count} prompt tokens read" in last(talk)
+
+
+def test_what_goes_wrong_in_a_turn_does_not_end_the_chat(make, monkeypatch):
+    class Refuses(TextOnly):
+        def apply_chat_template(self, messages, **options):
+            if "no" in messages[-1]["content"]:
+                raise RuntimeError("roles must alternate")
+            return super().apply_chat_template(messages, **options)
+
+    talk = make(Refuses())
+    assert talk.line("no")
+    assert re.search(r"the chat template refuses the conversation \(roles must alternate\): .*is forgotten", last(talk))
+    with monkeypatch.context() as patch:
+
+        def full(*args, **options):
+            raise MemoryError("out of memory on a TPU")
+
+        patch.setattr(Session, "stream", full)
+        assert talk.line("yes")
+        assert last(talk) == "[out of memory on a TPU; this turn is forgotten]\n"
+    assert talk.conversation.messages == []
+    assert talk.line("hello")
+    assert "tau " in last(talk)
 
 
 def test_commands(make):

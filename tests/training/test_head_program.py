@@ -183,6 +183,19 @@ def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path, monkeypatc
     assert not list((tmp_path / "limit" / "latest").glob("[0-9]*"))
 
 
+def test_a_device_that_is_too_small_says_what_was_needed(place, tmp_path, monkeypatch):
+    def full(this):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5000000000 bytes.")
+
+    monkeypatch.setattr(train.run.Run, "advance", full)
+    said = (
+        r"out of memory on .* \(5\.00 GB more were wanted\): target 0\.00 GB, head and optimiser 0\.00 GB.*an update "
+        r"of 8 rows of 32 tokens .* raise --micro-batches \(now 1\), leave out --no-remat"
+    )
+    with pytest.raises(MemoryError, match=said):
+        train.head.main(args_of(place, tmp_path / "out"))
+
+
 def test_features_written_beforehand_teach_the_same(place, whole, tmp_path, capsys, monkeypatch):
     options = dict(
         target=str(place / "target"), data=(str(place / "train.jsonl"),), out=tmp_path / "features", taps=(0, 1, 2),
