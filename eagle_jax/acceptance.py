@@ -151,12 +151,23 @@ def measure_n_alpha(
     fewer of the long ones.
 
     Raises:
-      ValueError: as `eagle_jax.generate`.
+      ValueError: as `eagle_jax.generate`; also a method that fills no tree that it is asked for (lookups), or whose rule
+        accepts a path as a whole ("block", "traversal"), so that no draft is accepted by itself.
+      MemoryError: the device is too small.
     """
     check_law(temperature=temperature)
+    if not isinstance(head, TreeDrafter):
+        raise ValueError(
+            f"n-alpha is of chains, and {getattr(head, 'name', head)!r} does not draft a tree that it is asked for: "
+            "record its own drafts (record_cycles) and count them (positions.n_alpha)"
+        )
+    if (rule := head.tree.verification) in ("block", "traversal"):
+        raise ValueError(
+            f"verification={rule!r} accepts a path as a whole: n-alpha is of 'deterministic' or 'rejection'"
+        )
     sampling = make_sampling(temperature)
     depth = min(CHAIN, head.deepest or CHAIN) if depth is None else depth
-    chain = dataclasses.replace(TreeConfig.chain(depth), sampled_ranking=head.tree.sampled_ranking)
+    chain = dataclasses.replace(TreeConfig.chain(depth, rule), sampled_ranking=head.tree.sampled_ranking)
     request = request_of(target, head.with_tree(chain), prompts, max_new_tokens, sampling, key=key)
     with explained(request):
         counts = to_host(_chains(request.params, *request.arrays, sampling=request.sampling, **request.options))

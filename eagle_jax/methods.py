@@ -34,7 +34,7 @@ def lookahead(target: Target, *, ngram: int = 5, window: int = 7, guesses: int =
 
     Args:
       ngram: N, tokens of an n-gram. window: W, positions ahead. guesses: G, n-grams verified per pass. A target pass
-        has (N - 1) * (W + G) + 1 rows. pool: n-grams that are kept per prompt, the latest ones.
+        has (N - 1) * (W + G) rows. pool: n-grams that are kept per prompt, the latest ones.
 
     Raises:
       ConfigError: a number that is too small. ValueError: `target` is none.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,6 +24,7 @@ from eagle_jax.bound import BoundDrafter, Target, check_target
 from eagle_jax.checkpoints.errors import CheckpointError
 from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.distributed import to_host
+from eagle_jax.measure import machine
 from eagle_jax.methods import load_draft_model, load_medusa, lookahead, prompt_lookup
 from eagle_jax.settings import load_yaml
 from eagle_jax.types import TargetFn
@@ -176,6 +178,9 @@ def load_profile(path: str | os.PathLike[str], target: Target) -> Profile:
     Raises:
       ConfigError: no such file, an unknown key or schema, an impossible tree, or a profile for another target or dtype.
       CheckpointError: weights that are missing or do not fit. ValueError: `target` is none.
+
+    Warns:
+      UserWarning: it was tuned on another machine.
     """
     check_target(target)
     file = read_profile(path)
@@ -188,6 +193,12 @@ def load_profile(path: str | os.PathLike[str], target: Target) -> Profile:
         raise ConfigError(
             f"{path} was tuned for the target {file.target!r} (fingerprint {file.fingerprint}), not for "
             f"{target.name!r} ({found}): tune this one with python -m infer.tune --target {target.name}"
+        )
+    if file.machine != (here := machine()):
+        warnings.warn(
+            f"{path} was tuned on {file.machine!r}, and this is {here!r}: the text is the same, but what is fastest may "
+            "be another method; measure it with python -m infer.tune --check, or tune again",
+            stacklevel=2,
         )
     weights: dict[tuple[str, str], Any] = {}
     bound = []

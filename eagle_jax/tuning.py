@@ -196,14 +196,16 @@ class DraftCosts:
         return max(first + (last - first) / (high - low) * (depth - low), 0.0)
 
 
-def speedup(plain_passes: int, plain: float, passes: int, cycle: float, prefill: float) -> float:
+def speedup(
+    plain_passes: int, plain: float, passes: int, cycle: float, plain_prefill: float, prefill: float
+) -> float:
     """Tokens per second over those of plain decoding, for the same text.
 
     Args:
-      plain_passes, passes: target passes after the prefill, with and without drafts. plain, cycle: seconds of each.
-      prefill: seconds of all prefills, taken to be the same with both.
+      plain_passes, passes: target passes after the prefill, without and with drafts. plain, cycle: seconds of each.
+      plain_prefill, prefill: seconds of all prefills, likewise: a drafter may read the prompt too.
     """
-    return (prefill + plain_passes * plain) / (prefill + passes * cycle)
+    return (plain_prefill + plain_passes * plain) / (prefill + passes * cycle)
 
 
 def trees(depths: Iterable[int], top_ks: Iterable[int], nodes: Iterable[int]) -> list[TreeConfig]:

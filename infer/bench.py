@@ -70,7 +70,7 @@ class Args(Places):
         of the papers mt_bench, humaneval, gsm8k, alpaca, cnn_dm, nq (hub:gsm8k takes one from the hub). chat, math and
         code are bundled, ten questions each.
       data: folder of the tasks; its default is EAGLE_JAX_TASKS, or else the bundled questions.
-      limit: questions per task.
+      limit: questions per task, the first ones; Spec-Bench's one file is ordered by category, and has 480.
       max_new_tokens: longest answer.
       batches: conversations at a time, several sizes separated by commas.
       repeats: timed runs, of which the median counts.

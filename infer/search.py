@@ -171,7 +171,7 @@ class Tuner:
         """Speed over plain decoding per label and task, from costs and replayed cycles."""
         costs, replayed = self.costs(setting), self.replayed()
         watched = {label: method for method, labels in replayed.items() for label in labels}
-        before = prefill_seconds(self.target, self.samples, setting)
+        before: dict[str | None, dict[str, float]] = {None: prefill_seconds(self.target, None, self.samples, setting)}
         plain = costs.passes.at(1)
         found = {}
         for label, drafter in self.drafters.items():
@@ -180,6 +180,10 @@ class Tuner:
                 cycle = costs.whole[label]
             else:
                 cycle = costs.passes.at(shape.num_nodes + 1) + costs.drafts[method].at(shape.depth, shape.top_k)
+            # What a drafter reads of the prompt does not depend on its tree; lookups only copy it.
+            reader = None if method == "pld" else watched.get(label, label)
+            if reader not in before:
+                before[reader] = prefill_seconds(self.target, drafter, self.samples, setting)
             ratios: dict[str, tuple[float, ...]] = {}
             for task, sample in self.samples.items():
                 if label in watched:
@@ -189,7 +193,7 @@ class Tuner:
                     drafted = np.array(cycles_of(self.target, drafter, sample, setting))
                     alone = self.plain_cycles(task, setting)
                 passes = [count_passes(cycles, setting.batch) for cycles in (alone, drafted)]
-                ratios[task] = (speedup(passes[0], plain, passes[1], cycle, before[task]),)
+                ratios[task] = (speedup(passes[0], plain, passes[1], cycle, before[None][task], before[reader][task]),)
             found[label] = Score(ratios)
         return found, costs
 

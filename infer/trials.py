@@ -192,8 +192,10 @@ def record(target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter, sample: Sa
     return Replay.joined([watch(target, drafter, part.prompts, key=part.keys, **options) for part in parts])
 
 
-def prefill_seconds(target: eagle_jax.Target, samples: Mapping[str, Sample], setting: Setting) -> dict[str, float]:
-    """Seconds of the calls of a task up to and with every first token, by plain decoding; the least of three.
+def prefill_seconds(
+    target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter | None, samples: Mapping[str, Sample], setting: Setting
+) -> dict[str, float]:
+    """Seconds of the calls of a task up to and with every first token, with a drafter or plainly; the least of three.
 
     The first token of every reply is made its stop token: the compiled program is the one that is measured later.
     """
@@ -201,7 +203,7 @@ def prefill_seconds(target: eagle_jax.Target, samples: Mapping[str, Sample], set
     for task, sample in samples.items():
         found[task] = 0.0
         for part in sample.batches(setting.batch):
-            call = generation(target, None, part, setting)
+            call = generation(target, drafter, part, setting)
             first = [[row[0]] for row in call().tokens]
             timed = {task: functools.partial(call, eos_ids=first)}
             timed[task]()

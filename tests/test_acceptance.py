@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -45,6 +46,31 @@ def test_n_alpha_counts_the_drafts_that_the_text_goes_over(pair):
     assert found.tested == tested.tolist()
     assert found.accepted == accepted.tolist()
     assert found.alpha == [a / t if t else None for a, t in zip(accepted.tolist(), tested.tolist(), strict=True)]
+
+
+def test_n_alpha_is_of_the_drafters_own_rule(pair):
+    """Drafts that are sampled are accepted by p/q, and other texts come out than by the ranked chains."""
+    target, head = pair
+    sampled = head.with_tree(TreeConfig.chain(2, "rejection"))
+    prompts = random_prompts([5, 9, 3, 7], VOCAB)
+    options = dict(max_new_tokens=TOKENS, temperature=1.0, key=jax.random.split(jax.random.key(1), 4))
+    found = measure_n_alpha(target, sampled, prompts, depth=DEPTH, **options)
+    chain = head.with_tree(TreeConfig.chain(DEPTH, "rejection"))
+    assert found.tested[0] == sum(measure_tau(target, chain, prompts, **options).cycles)
+    assert found.tested != measure_n_alpha(target, head, prompts, depth=DEPTH, **options).tested
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda target, head: eagle_jax.prompt_lookup(target), "does not draft a tree that it is asked for: record"),
+        (lambda target, head: head.with_tree(TreeConfig.chain(3, "block")), "'block' accepts a path as a whole"),
+    ],
+)
+def test_n_alpha_of_what_has_none_is_refused(pair, make, message):
+    target, head = pair
+    with pytest.raises(ValueError, match=message):
+        measure_n_alpha(target, make(target, head), [[1, 2, 3]])
 
 
 def test_a_position_that_is_never_reached_has_no_rate(pair):

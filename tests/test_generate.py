@@ -82,6 +82,17 @@ _last = {name.partition("-")[0]: name for name in [*DRAFTERS, *CHOSEN]}
 EVERY = ["small-block", *(name for kind, name in _last.items() if kind not in ("eagle1", "hydra"))]
 
 
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "lookup" else pytest.mark.slow) for n in CHOSEN])
+def test_text_of_a_cut_law_is_that_of_plain_decoding(name):
+    """Top-k, top-p and min-p at once, whatever drafts: of the token they left, not of the one that they took away."""
+    law = dict(temperature=1.4, top_k=6, top_p=0.9, min_p=0.05, key=7)
+    cut = eagle_jax.generate(tiny_target(), None, PROMPTS, **law, **RUN)
+    assert cut.tokens != eagle_jax.generate(tiny_target(), None, PROMPTS, temperature=1.4, key=7, **RUN).tokens
+    out = eagle_jax.generate(tiny_target(), DRAFTERS[name](tiny_target()), PROMPTS, **law, **RUN)
+    assert out.tokens == cut.tokens
+    assert out.tau > 1, "nothing was ever accepted"
+
+
 FAST_SEEDS = range(5, 7)  # trees whose longer paths are accepted
 
 

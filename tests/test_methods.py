@@ -323,6 +323,7 @@ def test_methods_on_a_mesh_write_the_same_text(name):
 def test_the_method_that_the_documentation_writes(capsys):
     block = re.search(r"^```python\n(.*?)^```$", (DOCS / "drafters.md").read_text(encoding="utf-8"), re.S | re.M)
     names: dict[str, object] = {}
+    assert len(block[1].splitlines()) <= 40
     exec(compile(block[1], "docs/drafters.md", "exec"), names)
     tau = float(capsys.readouterr().out.split()[-1])
     assert tau > 1

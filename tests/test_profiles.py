@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 
 import jax
 import pytest
@@ -169,6 +170,15 @@ def test_what_does_not_fit_is_refused(path, change, message):
     with pytest.raises(ConfigError, match=message) as caught:
         read_profile(path)
     assert str(path) in str(caught.value)
+
+
+def test_another_machine_is_told(path, loads, monkeypatch):
+    with pytest.warns(UserWarning, match=r"tuned on 'here', and this is '.*': the text is the same"):
+        load_profile(path, tiny_target())
+    monkeypatch.setattr(profiles, "machine", lambda: "here")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_profile(path, tiny_target())
 
 
 def test_what_is_no_profile_is_refused(path, tmp_path):

@@ -170,7 +170,9 @@ def test_costs_between_what_was_measured():
     assert drafts.at(3, 2) == pytest.approx(0.6)
     assert DraftCosts(((4, 1, 0.2),)).at(9, 7) == 0.2
     assert DraftCosts(((2, 1, 0.0), (4, 1, 1.0))).at(1, 1) == 0.0  # never below nothing
-    assert speedup(plain_passes=100, plain=0.01, passes=40, cycle=0.02, prefill=0.2) == pytest.approx(1.2)
+    given = dict(plain_passes=100, plain=0.01, passes=40, cycle=0.02, plain_prefill=0.2)
+    assert speedup(**given, prefill=0.2) == pytest.approx(1.2)
+    assert speedup(**given, prefill=0.4) == pytest.approx(1.0)
 
 
 def test_the_grid_holds_only_trees_that_can_be():

@@ -47,7 +47,7 @@ class Args(RunArgs):
         A head that is given by --init keeps its own, and its taps and width.
       head_intermediate: width of an EAGLE head's MLP, 0 for the target's.
       heads: of medusa (5), hydra and hydra++ (4): levels that can be drafted.
-      head_layers: residual blocks of each. With more than one (Medusa) or two (Hydra) the authors' programs read
+      head_layers: residual blocks of each, 1. With more than one (Medusa) or two (Hydra) the authors' programs read
         the last block in the place of all that they share, so that those heads are for this library; they trained
         Hydra++ with four.
       teacher: their labels are the target's law; else the texts' own tokens. hydra++ True.
@@ -67,13 +67,13 @@ class Args(RunArgs):
     draft_vocab: int | None = None
     head_intermediate: int = 0
     heads: int | None = None
-    head_layers: int = 1
+    head_layers: int | None = None
     teacher: bool | None = None
 
 
 EAGLE_ONLY = ("unroll", "token_loss", "eta", "token_weight", "feature_weight", "noise", "taps", "fc_norm",
               "norm_output", "draft_vocab", "head_intermediate")  # fmt: skip
-MEDUSA_ONLY = ("heads", "teacher")
+MEDUSA_ONLY = ("heads", "head_layers", "teacher")
 
 
 def check(args: Args) -> None:
@@ -88,8 +88,9 @@ def check(args: Args) -> None:
     if (args.decay or 0) > 1:
         raise ValueError(f"--decay {args.decay} must be at most 1: it is the weight of each step over the one before")
     medusa = args.method in NUM_HEADS
+    defaults = {field.name: field.default for field in dataclasses.fields(args)}
     for name in EAGLE_ONLY if medusa else MEDUSA_ONLY:
-        if getattr(args, name):
+        if getattr(args, name) != defaults[name]:
             kinds = "eagle3, eagle1 and hass" if medusa else "medusa, hydra and hydra++"
             raise ValueError(f"--{name.replace('_', '-')} is of {kinds}, and --method is {args.method}")
     if args.method != "eagle3":

@@ -188,7 +188,7 @@ class MedusaLearner(Learner):
         prefix = config.one_layer(tie_word_embeddings=False) if self.args.method == "hydra++" else None
         kind: Literal["medusa", "hydra"] = "medusa" if self.args.method == "medusa" else "hydra"
         self.config = MedusaConfig(
-            kind, config.hidden_size, config.vocab_size, self.heads, self.args.head_layers, prefix
+            kind, config.hidden_size, config.vocab_size, self.heads, self.args.head_layers or 1, prefix
         )  # fmt: skip
         if self.init is not None:
             with naming("--init", str(self.args.init)):

@@ -40,7 +40,8 @@ def distillation_loss(
     t + 1, and counts where that is supervised and of the same document.
 
     Args:
-      config: the draft model, with the target's vocabulary. hidden: of the target, final-normed.
+      config: the draft model, with the target's tokenizer; of two vocabularies that are padded to different sizes the
+        ids that both have are judged. hidden: of the target, final-normed.
       target_logits: its lm_head. chunk: rows of a text whose logits are held at once; 0 is all.
       remat: chunks are computed again for the gradient.
 
@@ -53,8 +54,10 @@ def distillation_loss(
     counted = _counted(texts)
 
     def judge(own: Array, teacher: Array, counted: Array) -> tuple[Array, Array]:
-        log_q = jax.nn.log_softmax(fn.logits(params, own), axis=-1)
-        log_p = jax.nn.log_softmax(jax.lax.stop_gradient(target_logits(teacher)), axis=-1)
+        drafted, taught = fn.logits(params, own), jax.lax.stop_gradient(target_logits(teacher))
+        shared = min(drafted.shape[-1], taught.shape[-1])  # models of one tokenizer pad its vocabulary differently
+        log_q = jax.nn.log_softmax(drafted[..., :shared], axis=-1)
+        log_p = jax.nn.log_softmax(taught[..., :shared], axis=-1)
         p = jnp.exp(log_p)
         alpha = overlap(log_q, p)
         if divergence == "kl":

@@ -33,9 +33,11 @@ def fresh_head(config: HeadConfig, key: Array, target: Params, d2t: Int[Array, "
 
 
 def fresh_medusa(config: MedusaConfig, key: Array, target: Params) -> Params:
-    """Parameters of Medusa's or Hydra's heads before training: blocks that change nothing, the target's own lm_head.
+    """Parameters of Medusa's or Hydra's heads before training, with the target's own lm_head.
 
-    (Medusa, section 2.2.1: every head begins with the prediction of the target.) Hydra++'s layer begins as a fresh one.
+    Medusa's blocks change nothing: every head begins with the prediction of the target (section 2.2.1). Hydra's first
+    block mixes the state with embeddings by a matrix that begins at random, as its authors' does, and so does the layer
+    of Hydra++.
     """
     heads = init_medusa_params(config, key)["heads"]
     lm_head = lm_head_of(target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -171,6 +172,25 @@ def test_distillation_loss_is_that_of_its_definition(name):
         assert float(loss) == pytest.approx(np.mean(losses), rel=1e-4)
         assert float(seen.accuracy[0]) == pytest.approx(np.mean(alphas), rel=1e-4)
         assert float(seen.counted[0]) == len(losses) == float(distilled_rows(given)[0])
+
+
+def test_padding_behind_the_vocabulary_is_left_out():
+    """Models of one tokenizer often have more rows than it has tokens, and not the same number."""
+    weights, signals = target()
+    small = wide(init_params(SMALL, jax.random.key(6)), 7)
+    judge = functools.partial(target_fn(TARGET).logits, weights)
+
+    def padded(hidden):
+        logits = judge(hidden)
+        return jnp.concatenate([logits, jnp.full((*logits.shape[:-1], 3), 5.0)], axis=-1)
+
+    more = {**small, "embed_tokens": {"embedding": jnp.pad(small["embed_tokens"]["embedding"], ((0, 2), (0, 0)))},
+            "lm_head": {"kernel": jnp.pad(small["lm_head"]["kernel"], ((0, 0), (0, 2)), constant_values=4.0)}}  # fmt: skip
+    larger = dataclasses.replace(SMALL, vocab_size=V + 2)
+    expected, _ = distillation_loss(SMALL, small, texts(), signals.hidden, judge)
+    for config, params, teacher in ((SMALL, small, padded), (larger, more, judge)):
+        loss, _ = distillation_loss(config, params, texts(), signals.hidden, teacher)
+        assert float(loss) == pytest.approx(float(expected), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["kl", "tv", "lk"])
