@@ -135,7 +135,7 @@ def measure_tau(
 
 def measure_n_alpha(
     target: Target,
-    head: TreeDrafter,
+    head: BoundDrafter,
     prompts: Sequence[Sequence[int]],
     *,
     depth: int | None = None,
@@ -151,8 +151,8 @@ def measure_n_alpha(
     fewer of the long ones.
 
     Raises:
-      ValueError: as `eagle_jax.generate`; also a method that fills no tree that it is asked for (lookups), or whose rule
-        accepts a path as a whole ("block", "traversal"), so that no draft is accepted by itself.
+      ValueError: as `eagle_jax.generate`; also a method that fills no tree that it is asked for (lookups), or whose
+        rule accepts a path as a whole ("block", "traversal"), so that no draft is accepted by itself.
       MemoryError: the device is too small.
     """
     check_law(temperature=temperature)

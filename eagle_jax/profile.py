@@ -196,8 +196,8 @@ def load_profile(path: str | os.PathLike[str], target: Target) -> Profile:
         )
     if file.machine != (here := machine()):
         warnings.warn(
-            f"{path} was tuned on {file.machine!r}, and this is {here!r}: the text is the same, but what is fastest may "
-            "be another method; measure it with python -m infer.tune --check, or tune again",
+            f"{path} was tuned on {file.machine!r}, and this is {here!r}: the text is the same, but what is fastest "
+            "may be another method; measure it with python -m infer.tune --check, or tune again",
             stacklevel=2,
         )
     weights: dict[tuple[str, str], Any] = {}

@@ -196,9 +196,7 @@ class DraftCosts:
         return max(first + (last - first) / (high - low) * (depth - low), 0.0)
 
 
-def speedup(
-    plain_passes: int, plain: float, passes: int, cycle: float, plain_prefill: float, prefill: float
-) -> float:
+def speedup(plain_passes: int, plain: float, passes: int, cycle: float, plain_prefill: float, prefill: float) -> float:
     """Tokens per second over those of plain decoding, for the same text.
 
     Args:

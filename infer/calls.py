@@ -87,8 +87,12 @@ def hugging_face(target: eagle_jax.Target) -> Callable[[int, float], Method]:
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         law = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
-        options = {"max_new_tokens": max_new_tokens, "pad_token_id": 0, "eos_token_id": sorted(stops) or None,
-                   "repetition_penalty": 1.0}  # whatever else generation_config.json asks for is no law of the target
+        options = {
+            "max_new_tokens": max_new_tokens,
+            "pad_token_id": 0,
+            "eos_token_id": sorted(stops) or None,
+            "repetition_penalty": 1.0,
+        }  # whatever else generation_config.json asks for is no law of the target
         full = model.generate(ids, attention_mask=mask, **({"do_sample": False} | law), **options)
         rows = full[:, width:].tolist()
         ends = [next((i + 1 for i, token in enumerate(row) if token in stops), len(row)) for row in rows]

@@ -56,9 +56,8 @@ MAY_ENTER: dict[str, set[str]] = {
     "session": {"types", "api", "bound", "generate", "memory", "request", "sampling"},
     "viz": {"types", "acceptance", "api", "positions"},
     "demo": {"config", "bound", "api", "methods", "assets"},
-    "profile": {
-        "types", "config", "checkpoints", "settings", "bound", "api", "methods", "distributed", "assets", "measure",
-    },  # fmt: skip
+    "profile": {"types", "config", "checkpoints", "settings", "bound", "api", "methods", "distributed", "assets"}
+    | {"measure"},
 }
 ON_TOP = {"__init__", "api"}  # may enter every room
 FLAX = {"flax", "linen"}

@@ -111,7 +111,10 @@ def test_a_file_is_no_checkpoint(golden):
     [
         (errors.RepositoryNotFoundError("404", response=response(404)), "neither a local directory nor a repository"),
         (errors.RevisionNotFoundError("404", response=response(404)), "has no revision 'v9'"),
-        (errors.GatedRepoError("403", response=response(403)), "its licence at https://huggingface.co/some/model, then set HF_TOKEN"),
+        (
+            errors.GatedRepoError("403", response=response(403)),
+            "its licence at https://huggingface.co/some/model, then set HF_TOKEN",
+        ),
         (errors.HFValidationError("bad"), "valid hub id"),
         (errors.LocalEntryNotFoundError("not cached and no network"), "could not be fetched"),
         (errors.OfflineModeIsEnabled("offline"), "could not be fetched"),

@@ -179,7 +179,7 @@ def test_a_result_of_something_else_is_not_gone_on_with(pair, tasks, quick, tmp_
         ({"seed": -1}, "--seed -1 must not be negative"),
         ({"max_new_tokens": 10**6}, "--max-new-tokens 1000000 leaves no room for a prompt: the model has"),
         ({"tasks": " , "}, "--tasks is empty: give at least one value"),
-        ({"tasks": "chat"}, "neither a file nor a name"),
+        ({"tasks": "chats"}, "neither a file nor a name"),
         ({"methods": ""}, "--methods is empty: give at least one value"),
         ({"methods": "vanilla,typical"}, "unknown method 'typical': there are vanilla, sps, pld, lookahead, medusa, "),
         ({"methods": "hydra", "target": "a/b"}, "--methods hydra with --target needs --hydra PATH, the heads of that"),

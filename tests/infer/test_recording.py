@@ -174,6 +174,6 @@ def test_what_is_refused(pair, tasks):
     refused("--chains 'a' must be whole numbers", chains="a")
     refused("--chains '0,1' must be whole numbers of at least 1", chains="0,1")
     refused("--bins 0 must be at least 1", bins=0)
-    refused("neither a file nor a name", tasks="chat")
+    refused("neither a file nor a name", tasks="chats")
     refused("names two tasks that are called talk: measure them apart", tasks=f"talk,{tasks / 'talk.jsonl'}")
     refused(r"every turn of long is too long for the model's \d+ positions: lower --max-new-tokens", tasks="long")

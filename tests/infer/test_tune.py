@@ -330,7 +330,7 @@ def test_the_shortlist_has_the_best_of_every_method_that_may_win():
         ({"methods": "vanilla"}, "leave nothing to choose from"),
         ({"nodes": "50"}, "leave nothing to choose from"),
         ({"methods": "eagle3@chain2/rejection"}, "eagle3@chain2/rejection: verification='rejection' makes the text"),
-        ({"tasks": "chat"}, "neither a file nor a name"),
+        ({"tasks": "chats"}, "neither a file nor a name"),
         ({"tasks": "long"}, "task long: every prompt is too long"),
         ({"check": Path("none.yaml")}, r"no such configuration file: none\.yaml"),
     ],

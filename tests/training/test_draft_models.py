@@ -184,8 +184,9 @@ def test_padding_behind_the_vocabulary_is_left_out():
         logits = judge(hidden)
         return jnp.concatenate([logits, jnp.full((*logits.shape[:-1], 3), 5.0)], axis=-1)
 
-    more = {**small, "embed_tokens": {"embedding": jnp.pad(small["embed_tokens"]["embedding"], ((0, 2), (0, 0)))},
-            "lm_head": {"kernel": jnp.pad(small["lm_head"]["kernel"], ((0, 0), (0, 2)), constant_values=4.0)}}  # fmt: skip
+    embedding = jnp.pad(small["embed_tokens"]["embedding"], ((0, 2), (0, 0)))
+    kernel = jnp.pad(small["lm_head"]["kernel"], ((0, 0), (0, 2)), constant_values=4.0)
+    more = {**small, "embed_tokens": {"embedding": embedding}, "lm_head": {"kernel": kernel}}
     larger = dataclasses.replace(SMALL, vocab_size=V + 2)
     expected, _ = distillation_loss(SMALL, small, texts(), signals.hidden, judge)
     for config, params, teacher in ((SMALL, small, padded), (larger, more, judge)):
