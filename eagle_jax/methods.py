@@ -15,17 +15,20 @@ from eagle_jax.shapes import medusa_parents
 from eagle_jax.sharding import placer
 
 
-def prompt_lookup(target: Target, *, ngram: int = 3, length: int = 10, latest: bool = False) -> BoundDrafter:
+def prompt_lookup(
+    target: Target, *, ngram: int = 3, length: int = 10, latest: bool = False, shortest: int = 1
+) -> BoundDrafter:
     """Prompt lookup decoding: drafts what followed the last tokens where they stood before. Needs no weights.
 
     Args:
-      ngram: most tokens that are looked up. length: most tokens drafted. latest: of several places take the latest.
+      ngram: most tokens that are looked up, one fewer where they stood nowhere before, down to `shortest`.
+      length: most tokens drafted. latest: of several places take the latest.
 
     Raises:
-      ConfigError: a number below 1. ValueError: `target` is none.
+      ConfigError: a number below 1, or `shortest` above `ngram`. ValueError: `target` is none.
     """
-    drafter = _prompt_lookup.prompt_lookup(ngram, length, latest)
-    settings = "eagle_jax.prompt_lookup(target, length=, ngram=, latest=)"
+    drafter = _prompt_lookup.prompt_lookup(ngram, length, latest, shortest)
+    settings = "eagle_jax.prompt_lookup(target, length=, ngram=, latest=, shortest=)"
     return BoundDrafter.of(drafter, target, name="prompt lookup", settings=settings)
 
 

@@ -31,9 +31,9 @@ from tests.models import TREES, near_model, random_prompts, tiny_medusa, tiny_ta
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
-def looked_up(text, ngram, length, latest):
+def looked_up(text, ngram, length, latest, shortest):
     """Prompt lookup with lists."""
-    for width in range(ngram, 0, -1):
+    for width in range(ngram, shortest - 1, -1):
         places = [at for at in range(len(text) - width) if text[at : at + width] == text[-width:]]
         if places and len(text) > width:
             at = places[-1 if latest else 0] + width
@@ -41,15 +41,16 @@ def looked_up(text, ngram, length, latest):
     return []
 
 
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(1, 4), st.booleans())
-def test_prompt_lookup_drafts_what_followed_before(text, ngram, latest):
-    drafter = prompt_lookup(ngram, 6, latest)
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(1, 4), st.booleans(), st.integers(1, 3))
+def test_prompt_lookup_drafts_what_followed_before(text, ngram, latest, shortest):
+    shortest = min(shortest, ngram)
+    drafter = prompt_lookup(ngram, 6, latest, shortest)
     rest = np.random.default_rng(len(text)).integers(0, 3, 24 - len(text) + 1)  # garbage beyond the text
     state = LookupState(jnp.asarray([text[:-1] + rest.tolist()], jnp.int32), jnp.asarray([len(text) - 1]))
     keys = jax.random.split(jax.random.key(0), 1)
     chance = Chance(keys, jnp.zeros((1,), jnp.int32))
     tree, _ = drafter.draft({}, state, jnp.asarray(text[-1:], jnp.int32), chance, Sampling())
-    wanted = looked_up(text, ngram, 6, latest)
+    wanted = looked_up(text, ngram, 6, latest, shortest)
     assert np.asarray(tree.tokens)[0, 1 : len(wanted) + 1].tolist() == wanted
     assert np.asarray(tree.parents)[0].tolist() == [ROOT, *range(len(wanted)), *[PADDING] * (6 - len(wanted))]
 
@@ -273,7 +274,7 @@ def test_without_tokenizers_the_sizes_of_the_vocabularies_must_agree(where, tmp_
 def test_a_method_without_a_tree_says_what_it_has_instead():
     target = tiny_target()
     for method, call in (
-        (eagle_jax.prompt_lookup(target), r"eagle_jax\.prompt_lookup\(target, length=, ngram=, latest=\)"),
+        (eagle_jax.prompt_lookup(target), r"eagle_jax\.prompt_lookup\(target, length=, ngram=, latest=, shortest=\)"),
         (eagle_jax.lookahead(target).on(target), r"eagle_jax\.lookahead\(target, ngram=, window=, guesses=, pool=\)"),
         (BoundDrafter.of(prompt_lookup(), target, name="mine"), r"BoundDrafter\.of and another Drafter"),
     ):
@@ -285,6 +286,7 @@ def test_methods_refuse_numbers_that_cannot_be():
     target = tiny_target()
     for call, message in (
         (lambda: eagle_jax.prompt_lookup(target, ngram=0), "prompt_lookup: ngram=0 must be an integer of at least 1"),
+        (lambda: eagle_jax.prompt_lookup(target, ngram=2, shortest=3), "shortest=3 must be at most ngram=2"),
         (lambda: eagle_jax.lookahead(target, ngram=1), "lookahead: ngram=1 must be an integer of at least 2"),
         (lambda: eagle_jax.lookahead(target, guesses=0), "guesses=0 must be an integer of at least 1"),
         (lambda: eagle_jax.lookahead(target, guesses=9, pool=8), "pool=8 must be at least 9: a pass finds 7 n-grams"),

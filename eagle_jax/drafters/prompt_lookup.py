@@ -30,19 +30,21 @@ class LookupState(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def prompt_lookup(ngram: int = 3, length: int = 10, latest: bool = False) -> Drafter:
+def prompt_lookup(ngram: int = 3, length: int = 10, latest: bool = False, shortest: int = 1) -> Drafter:
     """Drafts a chain: what followed the last `ngram` tokens where they stood before; if nowhere, one token fewer ...
 
     Args:
-      ngram: most tokens that are looked up. length: most tokens drafted.
+      ngram: most tokens that are looked up. shortest: fewest. length: most tokens drafted.
       latest: of several places take the latest, not the first.
 
     Raises:
-      ConfigError: a number below 1.
+      ConfigError: a number below 1, or `shortest` above `ngram`.
     """
-    for name, value in (("ngram", ngram), ("length", length)):
+    for name, value in (("ngram", ngram), ("length", length), ("shortest", shortest)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"prompt_lookup: {name}={value!r} must be an integer of at least 1")
+    if shortest > ngram:
+        raise ConfigError(f"prompt_lookup: shortest={shortest} must be at most ngram={ngram}: so many are looked up")
 
     def init(params: Params, batch: int, slots: int) -> LookupState:
         return LookupState(jnp.zeros((batch, slots), jnp.int32), jnp.zeros((batch,), jnp.int32))
@@ -59,7 +61,7 @@ def prompt_lookup(ngram: int = 3, length: int = 10, latest: bool = False) -> Dra
         params: Params, state: LookupState, root: Array, chance: Chance, sampling: Sampling
     ) -> tuple[DraftTree, LookupState]:
         with jax.named_scope("draft"):
-            tokens, found = jax.vmap(functools.partial(_continue, ngram=ngram, size=length, latest=latest))(
+            tokens, found = jax.vmap(functools.partial(_continue, sizes=(shortest, ngram), size=length, latest=latest))(
                 state.tokens, state.length, root
             )
             rows = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), found.shape)
@@ -76,15 +78,28 @@ def prompt_lookup(ngram: int = 3, length: int = 10, latest: bool = False) -> Dra
 
 
 def _continue(
-    text: Int[Array, " S"], length: Int[Array, ""], root: Int[Array, ""], *, ngram: int, size: int, latest: bool
+    text: Int[Array, " S"],
+    length: Int[Array, ""],
+    root: Int[Array, ""],
+    *,
+    sizes: tuple[int, int],
+    size: int,
+    latest: bool,
 ) -> tuple[Array, Array]:
-    """What followed the end of one row's text before, [size], and how much of it is text."""
+    """What followed the end of one row's text before, [size], and how much of it is text.
+
+    Args:
+      sizes: fewest and most tokens of that end that have to have stood there.
+    """
+    shortest, ngram = sizes
     at = jnp.arange(text.shape[0])
     text = jnp.where(at == length, root, text)  # whose last token is the root
     start, known = jnp.int32(0), jnp.bool_(False)
     match = at < length  # places where the last tokens stood, by the last of them
     for back in range(min(ngram, text.shape[0])):
         match &= (at >= back) & (jnp.roll(text, back) == text[length - back])
+        if back + 1 < shortest:
+            continue
         place = text.shape[0] - 1 - jnp.argmax(match[::-1]) if latest else jnp.argmax(match)
         found = jnp.any(match)  # more tokens than before: these count
         start, known = jnp.where(found, place + 1, start).astype(jnp.int32), known | found
