@@ -14,9 +14,9 @@ from eagle_jax.bound import DEFAULT_CHAIN, Target, TreeDrafter
 from eagle_jax.config import TreeConfig
 from eagle_jax.methods import load_draft_model, load_medusa
 
-Bundled = Literal["eagle1", "eagle2", "eagle3", "medusa", "hydra", "small"]
-"""Two heads of EAGLE-1/2's kind, `eagle1` taught as EAGLE teaches and `eagle2` as HASS does, an EAGLE-3 head, Medusa-1,
-Hydra++, a distilled small model."""
+Bundled = Literal["eagle1", "eagle2", "hass", "eagle3", "medusa", "hydra", "small"]
+"""EAGLE's head, which is EAGLE-2's as well (`eagle1` and `eagle2` are one), a head of that kind taught as HASS teaches,
+an EAGLE-3 head, Medusa-1, Hydra++, a distilled small model."""
 
 DEMO_TREE_CPU = TreeConfig(depth=4, top_k=2, num_nodes=7)
 """Among the best measured for the bundled pair on two CPU cores at temperature 0, where a pass over eight tokens costs
@@ -24,14 +24,14 @@ about as much as one and a half over one; `infer.tune` finds what is best by bat
 
 
 def load_demo(
-    head: Bundled = "eagle2", tree: TreeConfig | None = None, *, dtype: DTypeLike = "float32"
+    head: Bundled = "hass", tree: TreeConfig | None = None, *, dtype: DTypeLike = "float32"
 ) -> tuple[Target, TreeDrafter, Any]:
     """Loads the bundled target, a small trained chat model, with a drafter and its tokenizer. Needs no network.
 
     Args:
-      head: which drafter: the EAGLE-2 or EAGLE-3 head (level; EAGLE-2 a little ahead on two CPU cores: README, model
-        card), EAGLE-1's, which was taught on the target's features alone and accepts less, Medusa or Hydra++ heads, or
-        the small model.
+      head: which drafter: HASS's head, an EAGLE-1/2 head that was taught on its own outputs, or the EAGLE-3 head
+        (level; HASS's a little ahead on two CPU cores: README, model card), EAGLE's, which was taught on the target's
+        features alone and accepts less, Medusa or Hydra++ heads, or the small model.
       tree: None takes the best tree measured for the platform (small on CPU, where width costs time), of the small
         model a chain of 5.
       dtype: as in `load_target`; the files hold bfloat16.

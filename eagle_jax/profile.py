@@ -33,7 +33,7 @@ SCHEMA = "eagle_jax.profile/1"
 BUNDLED = "bundled"
 """`Entry.weights` of the heads that come with the package."""
 
-Method = Literal["vanilla", "sps", "pld", "lookahead", "medusa", "hydra", "eagle1", "eagle2", "eagle3"]
+Method = Literal["vanilla", "sps", "pld", "lookahead", "medusa", "hydra", "eagle1", "hass", "eagle2", "eagle3"]
 NUMBERS: dict[str, tuple[str, ...]] = {"pld": ("ngram", "length"), "lookahead": ("ngram", "window", "guesses")}
 """What the methods without weights are described by."""
 
@@ -99,7 +99,7 @@ class Entry:
             load: dict[str, Any] = {"sps": load_draft_model, "medusa": load_medusa, "hydra": load_medusa}
             path = where
             if where == BUNDLED:
-                path = str(bundled("small" if self.method == "sps" else self.method))
+                path = str(bundled(self.method))
             weights[self.method, where] = load.get(self.method, load_drafter)(path, target)
         return weights[self.method, where].with_tree(self.tree)
 

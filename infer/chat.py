@@ -40,7 +40,7 @@ class Args(Places):
     """Arguments of the chat.
 
     Attributes:
-      method: as in infer.bench: eagle2, eagle3@6x10x59, pld, vanilla, ...
+      method: as in infer.bench: hass, eagle3@6x10x59, pld, vanilla, ...
       system: what the assistant is told before the conversation.
       chat_template: a Jinja file, for a tokenizer that has no template or another one than wanted.
       max_new_tokens: longest reply.
@@ -52,7 +52,7 @@ class Args(Places):
       dtype: of all weights.
     """
 
-    method: str = "eagle2"
+    method: str = "hass"
     system: str | None = None
     chat_template: str | None = None
     max_new_tokens: int = 256

@@ -32,10 +32,6 @@ from infer.evidence import (
 from infer.results import Cell
 from infer.speeds import PUBLISHED
 
-HASS_TAUGHT = "bundled eagle2"
-"""Weights that were taught as HASS teaches, whatever the method is called."""
-
-
 def claims(evidence: Evidence) -> Section:
     """The table of claims."""
     heading = "The papers' claims"
@@ -169,14 +165,12 @@ def _dynamic(evidence: Evidence) -> list[Claim]:
 
 def _taught(evidence: Evidence) -> list[Claim]:
     """Heads of EAGLE-1/2's kind in one dynamic tree, taught on the target's features or on their own outputs."""
-    kind = [
-        cell for cell in recorded(evidence, 0.0)
-        if cell.method in ("eagle1", "hass", "eagle2") and cell.draft["kind"] == "dynamic"
-    ]  # fmt: skip
-    hass = [cell for cell in kind if cell.method == "hass" or cell.draft["weights"] == HASS_TAUGHT]
+    dynamic = [cell for cell in recorded(evidence, 0.0) if cell.draft["kind"] == "dynamic"]
+    eagle = [cell for cell in dynamic if cell.method in ("eagle1", "eagle2")]
+    hass = [cell for cell in dynamic if cell.method == "hass"]
     found, done = [], []
     for high in hass:
-        low = [cell for cell in kind if cell.method == "eagle1" and _but_for_weights(cell) == _but_for_weights(high)]
+        low = [cell for cell in eagle if _but_for_weights(cell) == _but_for_weights(high)]
         if not low or low[0].draft["weights"] == high.draft["weights"] or high.draft in done:
             continue
         done.append(high.draft)
@@ -290,7 +284,7 @@ def _flat(evidence: Evidence) -> list[Claim]:
     for (name, heat), chains in pooled_chains(evidence).items():
         if heat == 0 and name in map(title, ("eagle1", "eagle2", "eagle3")):
             own[name] = max(chains, key=lambda chain: chain.length)
-    if title("eagle1") in own:  # the paper's curve; the other head was taught on its own outputs, as HASS teaches
+    if title("eagle1") in own:  # the paper's curve; EAGLE-2's head is the same
         own.pop(title("eagle2"), None)
     shared = [n for n in range(min((chain.length for chain in own.values()), default=0))
               if all(chain.tested[n] >= FEW for chain in own.values())]  # fmt: skip

@@ -1,7 +1,7 @@
 """A trained draft head accelerates a trained model: the same text, in fewer passes.
 
     python -m infer.demo                                     # what `make demo` runs
-    python -m infer.demo --prompt "Write ..." --temperature 1 --head eagle2
+    python -m infer.demo --prompt "Write ..." --temperature 1 --head eagle3
 
 Streams a completion (drafted tokens that the target accepted are green, the target's own are plain), then decodes the
 same prompt without a drafter, then times both on compiled programs. The last line is one JSON object.
@@ -42,7 +42,7 @@ class Args:
     """
 
     prompt: str = "Write a Python function that computes the factorial of n."
-    head: Bundled = "eagle2"
+    head: Bundled = "hass"
     max_new_tokens: int = 128
     temperature: float = 0.0
     seed: int = 0

@@ -5,7 +5,7 @@ A label is `name[@setting]`; parts of a setting are separated by "/":
     eagle3@6x10x59            dynamic tree: depth, top_k, nodes     eagle2@static           the published static tree
     eagle3@chain3             a chain                               sps@chain5/block        and its acceptance rule
     eagle2@4x2x7/confidence   frontier by confidence, not value     eagle2@4x2x7/norerank   frontiers as they are
-    eagle1                    EAGLE, with its static tree           hass                    as eagle2, by default
+    eagle1                    EAGLE, with its static tree           hass                    as eagle2, taught as HASS teaches
     eagle3@untempered         ranking at temperature > 0            eagle3@4x4x12/top_p0.9  children by probability
     pld@10, pld@10x3          drafted tokens (x longest n-gram)     lookahead@5x7x7         N, W and G
     medusa@best31             static tree of 31 nodes that is best for the acceptance recorded in --positions
@@ -36,11 +36,11 @@ from infer.recorded import read as read_recorded
 
 PLAIN = "vanilla"
 BUNDLED = {
-    "sps": "small", "medusa": "medusa", "hydra": "hydra", "eagle1": "eagle1", "hass": "eagle2", "eagle2": "eagle2",
+    "sps": "small", "medusa": "medusa", "hydra": "hydra", "eagle1": "eagle1", "hass": "hass", "eagle2": "eagle1",
     "eagle3": "eagle3",
 }  # fmt: skip
-"""Methods whose weights are bundled with the target, and their names there. `eagle1` was taught as EAGLE
-teaches and has EAGLE's static tree by default, `eagle2` was taught as HASS teaches."""
+"""Methods whose weights are bundled with the target, and their names there. `eagle1` and `eagle2`
+are one head, taught as EAGLE teaches, in EAGLE's static tree by default and in a dynamic one."""
 OPTIONS = {name: name for name in BUNDLED} | {"sps": "draft_model"}
 """Methods with weights, and the option that names their path."""
 WEIGHTLESS = {"pld": (10, 3), "lookahead": (5, 7, 7)}
@@ -67,7 +67,7 @@ class Places:
     Attributes:
       target: path or hub id of the model; default is the bundled one, for which all that drafts is bundled, too.
       eagle1: path or hub id of an EAGLE-1/2 head for the method eagle1, whose own tree is the static one.
-      hass: path or hub id of an EAGLE-1/2 head taught as HASS teaches; default is the bundled EAGLE-2 head, which was.
+      hass: path or hub id of an EAGLE-1/2 head that was taught as HASS teaches.
       eagle2: path or hub id of its EAGLE-1/2 head.
       eagle3: path or hub id of its EAGLE-3 head.
       draft_model: path or hub id of a small model with its tokenizer, for sps.

@@ -52,7 +52,7 @@ class Args:
 
     target: str | None = None
     head: str | None = None
-    bundled: Literal["eagle2", "eagle3"] = "eagle2"
+    bundled: Literal["hass", "eagle2", "eagle3"] = "hass"
     dtype: str = "float32"
     tree: str | None = None
     context: int = 128

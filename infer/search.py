@@ -89,7 +89,7 @@ class Tuner:
         for label in labels:
             for text in [label] if "@" in label else self.labels(label):
                 if (draft := self.load.draft(text)) in known:
-                    continue  # the same head and tree under another name, as of hass and eagle2
+                    continue  # the same head and tree under another name, as of eagle1 and eagle2
                 known.append(draft)
                 with_setting = self.load(text)
                 assert with_setting is not None
@@ -339,7 +339,7 @@ def shortlist(predicted: dict[str, Score], count: int) -> list[str]:
 
 
 def entry_of(label: str, drafter: BoundDrafter | None, sources: Sources, setting: Setting) -> Entry:
-    """The entry of a profile that stands for a label; hass is a head of the kind that it calls eagle2.
+    """The entry of a profile that stands for a label.
 
     Raises:
       ValueError: a setting that a profile cannot hold, naming it.
@@ -356,8 +356,7 @@ def entry_of(label: str, drafter: BoundDrafter | None, sources: Sources, setting
         names = ("length", "ngram") if method == "pld" else NUMBERS[method]
         fields = dict(zip(names, numbers, strict=True))
     try:
-        kind = "eagle2" if method == "hass" else method
-        return Entry(setting.batch, setting.temperature, kind, **fields)  # type: ignore[arg-type]
+        return Entry(setting.batch, setting.temperature, method, **fields)  # type: ignore[arg-type]
     except ConfigError as error:
         raise ConfigError(f"{label}: {error}") from error
 

@@ -72,7 +72,7 @@ class Args(Places):
       check: a profile that is measured instead; the methods it names need no paths.
     """
 
-    methods: str = "eagle2,eagle3,pld"
+    methods: str = "hass,eagle3,pld"
     tasks: str = BUNDLED
     data: Path = dataclasses.field(default_factory=task_folder)
     limit: int = 4

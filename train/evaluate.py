@@ -81,7 +81,7 @@ def main(args: Args) -> None:
     at_least_one(args, "prompts", "max_new_tokens", "max_prompt")
     not_negative(args, "seed", "temperatures")
     tree = dataclasses.replace(parse_tree(args.tree), sampled_ranking=args.sampled_ranking)
-    part = {"eagle": "eagle2", "medusa": "medusa", "draft_model": "small"}[args.kind]
+    part = {"eagle": "hass", "medusa": "medusa", "draft_model": "small"}[args.kind]
     config, head_at = target_config(args.target), head_path(args.head, part=part)
     sources_of(args.heldout, "--heldout")  # are there
     tokenizer = tokenizer_of(args.target, config, args.tokenizer, args.chat_template)

@@ -37,7 +37,7 @@ def target_config(text: str) -> DecoderConfig:
         return read_target_config(config_directory(target_path(text)))
 
 
-def head_path(text: str, option: str = "--head", part: str = "eagle2") -> str:
+def head_path(text: str, option: str = "--head", part: str = "hass") -> str:
     """A path or hub id as it is; of "demo", that of the bundled `part`; of a training run, its head's or model's.
 
     Raises:

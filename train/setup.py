@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 PARTS = {
     "eagle3": "eagle3",
-    "eagle1": "eagle2",
-    "hass": "eagle2",
+    "eagle1": "eagle1",
+    "hass": "hass",
     "medusa": "medusa",
     "hydra": "hydra",
     "hydra++": "hydra",

@@ -9,9 +9,17 @@ DEMO = "demo"
 """What programs call the bundled pair where they take the path of a checkpoint."""
 
 
+_SHARED = {"eagle2": "eagle1", "sps": "small"}
+"""Other names of a folder: EAGLE-2 changed EAGLE's tree and left its head as it was."""
+
+
 def bundled(name: str) -> Path:
-    """Directory of `target` (with its tokenizer), or of what drafts for it: eagle1 to eagle3, medusa, hydra, small."""
-    return _folder() / "demo" / name
+    """Directory of `target` (with its tokenizer), or of what drafts for it.
+
+    Args:
+      name: target, eagle1 or eagle2 (one head), hass, eagle3, medusa, hydra, small or sps (one model).
+    """
+    return _folder() / "demo" / _SHARED.get(name, name)
 
 
 def bundled_questions() -> Path:
