@@ -32,6 +32,7 @@ from infer.evidence import (
 from infer.results import Cell
 from infer.speeds import PUBLISHED
 
+
 def claims(evidence: Evidence) -> Section:
     """The table of claims."""
     heading = "The papers' claims"

@@ -5,7 +5,7 @@ A label is `name[@setting]`; parts of a setting are separated by "/":
     eagle3@6x10x59            dynamic tree: depth, top_k, nodes     eagle2@static           the published static tree
     eagle3@chain3             a chain                               sps@chain5/block        and its acceptance rule
     eagle2@4x2x7/confidence   frontier by confidence, not value     eagle2@4x2x7/norerank   frontiers as they are
-    eagle1                    EAGLE, with its static tree           hass                    as eagle2, taught as HASS teaches
+    eagle1                    EAGLE, with its static tree           hass                    HASS, with eagle2's tree
     eagle3@untempered         ranking at temperature > 0            eagle3@4x4x12/top_p0.9  children by probability
     pld@10, pld@10x3          drafted tokens (x longest n-gram)     lookahead@5x7x7         N, W and G
     medusa@best31             static tree of 31 nodes that is best for the acceptance recorded in --positions

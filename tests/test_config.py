@@ -243,7 +243,7 @@ class TestFiles:
     """What lies in `configs/`."""
 
     def test_all_are_seen(self):
-        assert {path.stem for path in CONFIGS} >= {*TARGETS, "tiny_cpu", "demo_eagle2", "demo_eagle3", "study_demo"}
+        assert {path.stem for path in CONFIGS} >= {*TARGETS, "tiny_cpu", "demo_hass", "demo_eagle3", "study_demo"}
 
     @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
     def test_every_file_loads(self, path, monkeypatch):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -47,17 +48,20 @@ def test_the_target_loads_in_transformers_unchanged(pair):
 
 def test_all_drafters_belong_to_the_target(pair):
     drafters = {}
-    for name in ("eagle3", "eagle2", "eagle1", "medusa", "hydra", "small"):
+    for name in ("eagle3", "hass", "eagle2", "eagle1", "medusa", "hydra", "small"):
         target, drafters[name], _ = eagle_jax.load_demo(name)
         assert drafters[name].target_fn is target.fn is pair[0].fn
-    assert [drafters[name].config.kind for name in ("eagle3", "eagle2", "eagle1")] == ["eagle3", "eagle1", "eagle1"]
+    assert [drafters[name].config.kind for name in ("eagle3", "hass", "eagle1")] == ["eagle3", "eagle1", "eagle1"]
+    leaves = [jax.tree.leaves(drafters[name].params)[0] for name in ("eagle1", "eagle2", "hass")]
+    assert (leaves[0] == leaves[1]).all()  # EAGLE-2 changed the tree and not the head
+    assert not (leaves[0] == leaves[2]).all()
     medusa, hydra = drafters["medusa"].config, drafters["hydra"].config
     assert (medusa.kind, medusa.num_heads, medusa.prefix) == ("medusa", 5, None)
     assert (hydra.kind, hydra.num_heads) == ("hydra", 4) and hydra.prefix is not None
     assert drafters["small"].model.config.num_layers == 2
     assert eagle_jax.load_demo("small", eagle_jax.TreeConfig.chain(2))[1].drafter.depth == 2
     with pytest.raises(
-        ValueError, match="head='eagle': the bundled drafters are eagle1, eagle2, eagle3, medusa, hydra, small"
+        ValueError, match="head='eagle': the bundled drafters are eagle1, eagle2, hass, eagle3, medusa, hydra, small"
     ):
         eagle_jax.load_demo("eagle")
 
@@ -97,7 +101,7 @@ print("identical")
 
 @pytest.mark.parametrize(
     "names",
-    [("eagle3", "eagle2"), pytest.param(("eagle1", "medusa", "hydra", "small"), marks=pytest.mark.slow)],
+    [("eagle3", "hass"), pytest.param(("eagle1", "medusa", "hydra", "small"), marks=pytest.mark.slow)],
     ids=str,
 )
 def test_text_is_that_of_plain_decoding_at_full_optimisation(repository, names):

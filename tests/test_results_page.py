@@ -98,7 +98,7 @@ def test_what_the_noise_in_view_is_worth():
     blind, seeing = (results.read(FOLDER / f"{name}.json") for name in ("untempered", "bench"))
     ratios: dict[float, list[float]] = {}
     for cell in blind.cells:
-        if cell.method in ("eagle2", "eagle3"):
+        if cell.method in ("hass", "eagle3"):
             ratios.setdefault(cell.temperature, []).append(seeing.cell(cell.method, cell.group).tau / cell.tau)
     ends = {heat: (round(min(found), 1), round(max(found), 1)) for heat, found in ratios.items()}
     assert ends == {1.0: (1.4, 1.6), 1.5: (1.9, 2.1)}

@@ -169,7 +169,7 @@ def prompts():
 
 
 @pytest.mark.parametrize(
-    ("name", "layouts"), [("eagle3", ("official", "sglang", "speculators")), ("eagle2", ("official",))]
+    ("name", "layouts"), [("eagle3", ("official", "sglang", "speculators")), ("hass", ("official",))]
 )
 def test_the_bundled_heads_draft_the_same_from_every_layout(name, layouts, prompts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -177,7 +177,7 @@ def test_the_bundled_heads_draft_the_same_from_every_layout(name, layouts, promp
     expected = eagle_jax.generate(target, head, prompts, max_new_tokens=32, eos_ids=())
     assert expected.tau > 1
     for layout in layouts:
-        where = ("demo", None) if name == "eagle3" else (str(DEMO / "eagle2"), str(DEMO / "target"))
+        where = ("demo", None) if name == "eagle3" else (str(DEMO / "hass"), str(DEMO / "target"))
         main(Args(layout, where[0], Path(layout), where[1]))
         loaded = eagle_jax.load_drafter(tmp_path / layout, target, head.tree)
         assert loaded.config == head.config
@@ -194,7 +194,7 @@ def test_the_bundled_heads_draft_the_same_from_every_layout(name, layouts, promp
 
 def test_the_bundled_target_may_be_named(tmp_path):
     """A head that was trained for it; and with the bundled head, where it goes without saying."""
-    for head, out in ((str(DEMO / "eagle2"), tmp_path / "two"), ("demo", tmp_path / "three")):
+    for head, out in ((str(DEMO / "hass"), tmp_path / "two"), ("demo", tmp_path / "three")):
         main(Args("official", head, out, "demo"))
         assert json.loads((out / "config.json").read_text())["vocab_size"] == 512
 

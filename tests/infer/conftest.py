@@ -40,9 +40,9 @@ def pair(monkeypatch):
         vocab_size=258, hidden_size=32, intermediate_size=48, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8
     )
     tree = TreeConfig(depth=2, top_k=2, num_nodes=4)
-    taps = {"eagle1": (2,), "eagle2": (2,), "eagle3": (0, 1, 2)}
+    taps = {"eagle1": (2,), "hass": (2,), "eagle3": (0, 1, 2)}
 
-    def load_demo(head="eagle2", dtype="float32"):
+    def load_demo(head="hass", dtype="float32"):
         if dtype != "float32":
             raise ValueError(f"the small pair is float32, not {dtype}")
         kind = "eagle3" if head == "eagle3" else "eagle1"

@@ -38,7 +38,7 @@ def make(pair, monkeypatch):
 
     def of(tokenizer=None, **options):
         args = chat.Args(**{"max_new_tokens": 12, "context": 400} | options)
-        _, drafter, _ = eagle_jax.load_demo("eagle2")
+        _, drafter, _ = eagle_jax.load_demo("hass")
         written: list[str] = []
         found = chat.Chat(args, pair, drafter, tokenizer or Templated(), written.append)
         found.written = written
@@ -147,7 +147,7 @@ def test_commands(make):
     talk.line("again")
     assert "tau 1.00" in last(talk)
     talk.line("/plain")
-    assert last(talk) == "[drafting with eagle2]\n"
+    assert last(talk) == "[drafting with hass]\n"
     talk.line("/stats")
     text = "".join(talk.written[-3:])
     assert "drafted: 1 replies, 12 tokens" in text and "plain: 1 replies, 12 tokens" in text

@@ -117,10 +117,6 @@ def test_eagle_3(judged):
     cells = [record_cell("eagle2@6x10x59", "gsm8k", tau=4.0), record_cell("eagle3@8x10x59", "gsm8k", tau=4.5)]
     words = "EAGLE-2 (`eagle2@6x10x59`) 4.00, EAGLE-3 (`eagle3@8x10x59`) 4.50 (difference +0.50 ± 0.00, 5 questions)"
     assert judged("EAGLE-3 accepts more", *cells) == [(words, "yes")]
-    # EAGLE-2 as published has EAGLE's head: where that was recorded in the dynamic tree, it is what is compared.
-    published = record_cell("eagle1@6x10x59", "gsm8k", tau=3.0)
-    ((found, verdict),) = judged("EAGLE-3 accepts more", published, *cells)
-    assert found.startswith("EAGLE-2 (`eagle1@6x10x59`) 3.00, EAGLE-3") and verdict == "yes"
     cells[1] = record_cell("eagle3@8x10x59", "gsm8k", tau=4.5, noise=(3.0, -3.0, 0.0, 0.0, 0.0))
     # Of 5 questions that are off by 3, -3 and 0: sqrt((9 + 9) / 5 / 4) = 0.95 is the standard error of their mean, and
     # 2.78 the 97.5% quantile of Student's t with 4 degrees of freedom.
@@ -188,21 +184,20 @@ def test_trees_of_one_size(judged):
 
 
 def test_heads_that_were_taught_otherwise(judged):
-    """In the same tree; by weights, since a head that was taught as HASS teaches may stand under EAGLE-2's name."""
+    """In the same tree, whichever of the two methods that have EAGLE's head it stands under."""
     one = draft_of("eagle2", weights="bundled eagle1")
-    cells = [record_cell("eagle1@6x10x59", "gsm8k", draft=one, tau=2.5)]
-    for label in ("eagle2@6x10x59", "hass@6x10x59"):
-        cells.append(record_cell(label, "gsm8k", draft=one | {"weights": "bundled eagle2"}, tau=3.0))
-    words = "taught as EAGLE (EAGLE, 6x10x59) 2.50, as HASS ({}, 6x10x59) 3.00 (difference +0.50 ± 0.00, 5 questions)"
+    other = one | {"weights": "bundled hass"}
+    high = record_cell("hass@6x10x59", "gsm8k", draft=other, tau=3.0)
+    words = "taught as EAGLE ({}, 6x10x59) 2.50, as HASS (HASS, 6x10x59) 3.00 (difference +0.50 ± 0.00, 5 questions)"
     start = "A head taught on its own outputs"
-    assert judged(start, *cells[:2]) == [(words.format("EAGLE-2"), "yes")]
-    assert judged(start, *cells) == [(words.format("HASS"), "yes")]
-    worse = record_cell("hass@6x10x59", "gsm8k", draft=one | {"weights": "own"}, tau=2.0)
-    assert judged(start, cells[0], worse)[0][1] == "no"
-    assert judged(start, cells[0], record_cell("hass", "gsm8k", draft=one)) == []  # the same head
-    wider = one | {"nodes": 8, "weights": "bundled eagle2"}
-    assert judged(start, cells[0], record_cell("eagle2", "gsm8k", draft=wider)) == []
-    assert judged(start, cells[0], record_cell("eagle2", "gsm8k", draft=one | {"weights": "bundled other"})) == []
+    for label, name in (("eagle1@6x10x59", "EAGLE"), ("eagle2@6x10x59", "EAGLE-2")):
+        low = record_cell(label, "gsm8k", draft=one, tau=2.5)
+        assert judged(start, low, high) == [(words.format(name), "yes")]
+    worse = record_cell("hass@6x10x59", "gsm8k", draft=other, tau=2.0)
+    assert judged(start, low, worse)[0][1] == "no"
+    assert judged(start, low, record_cell("hass", "gsm8k", draft=one)) == []  # the same head
+    assert judged(start, low, record_cell("hass", "gsm8k", draft=other | {"nodes": 8})) == []
+    assert judged(start, low, record_cell("eagle2", "gsm8k", draft=other)) == []
 
 
 def test_calibration_and_chains(judged):
@@ -219,7 +214,7 @@ def test_calibration_and_chains(judged):
     assert judged("n-alpha falls", two, three) == [(words, "cannot tell")]
     assert judged("n-alpha falls", two) == []
     # Of one head under several names: its chains are the latest method's.
-    shared = [record_cell(label, "gsm8k", chains=chains, draft=draft_of(label, weights="bundled eagle2"))
+    shared = [record_cell(label, "gsm8k", chains=chains, draft=draft_of(label, weights="bundled eagle1"))
               for label in ("eagle1", "hass", "eagle2")]  # fmt: skip
     assert judged("n-alpha falls", *shared, three) == [(words, "cannot tell")]
     # Compared at the last n that both have.

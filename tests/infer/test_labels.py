@@ -150,13 +150,12 @@ def test_eagle_and_hass_are_names_of_the_same_kind_of_head(pair, monkeypatch):
     )
     load = Loader(target, sources)
     one, hass, two = load("eagle1"), load("hass"), load("eagle2")
-    assert loads == ["eagle1", "eagle2"]  # each bundled head once
-    assert hass.params is two.params
-    assert one.params is not two.params
-    assert load("eagle1@6x10x59").params is one.params
-    assert (one.tree, hass.tree) == (TreeConfig.static(EAGLE1_PARENTS), TREE)
+    assert loads == ["eagle1", "hass"]  # each bundled head once
+    assert one.params is two.params  # EAGLE-2 changed the tree alone
+    assert one.params is not hass.params
+    assert (one.tree, hass.tree, two.tree) == (TreeConfig.static(EAGLE1_PARENTS), TREE, TREE)
     found = {}
-    monkeypatch.setattr(eagle_jax, "load_drafter", lambda path, target: found.setdefault(path, load_demo("eagle2")[1]))
+    monkeypatch.setattr(eagle_jax, "load_drafter", lambda path, target: found.setdefault(path, load_demo("eagle1")[1]))
     load = Loader(target, Sources(eagle1="taught/one", hass="taught/hass"))
     assert load("eagle1").params is found["taught/one"].params
     assert load("hass").params is found["taught/hass"].params
@@ -176,8 +175,9 @@ def test_what_a_label_drafts(pair):
         return drafts.tree_words(draft), drafts.rule_words(draft), draft["rows"], draft["weights"]
 
     assert told("vanilla") == ("nothing", "deterministic", 1, None)
-    ranked, head = "deterministic, ranked by draw", "bundled eagle2"
+    ranked, head = "deterministic, ranked by draw", "bundled eagle1"
     assert told("eagle2") == ("dynamic, depth 2, top 2, 4 nodes", ranked, 5, head)
+    assert told("hass")[3] == "bundled hass"
     assert load.draft("eagle2") == load.draft("eagle2@2x2x4") != load.draft("eagle2@2x2x5")
     words = "dynamic, depth 2, top 2, 3 nodes by confidence, no rerank, top-p 0.9"
     assert told("eagle2@2x2x3/confidence/norerank/top_p0.9")[0] == words

@@ -62,7 +62,7 @@ def waits(jaxpr, inputs):
     return found, [isinstance(var, Var) and var in marked for var in jaxpr.outvars]
 
 
-@pytest.mark.parametrize("head", ["eagle2", "eagle3"])
+@pytest.mark.parametrize("head", ["hass", "eagle3"])
 def test_every_turn_does_its_work(pair, head):
     """Every matrix product waits for the turn before, so that the compiler can move none out of the loop."""
     made = profile.parts(pair, profile.eagle_jax.load_demo(head)[1], profile.Args(context=8, turns=2))

@@ -136,7 +136,7 @@ def test_the_counts_are_those_of_generate(pair, tasks):
     args = arguments(tasks, methods="eagle2@chain3,eagle2@static", temperatures="0.7", batch=2, chains="")
     acceptance.main(args)
     chain, static = recorded.read(args.out / "result.json").cells
-    target, head, tokenizer = eagle_jax.load_demo("eagle2")
+    target, head, tokenizer = eagle_jax.load_demo("eagle1")
     options = {"max_new_tokens": 6, "temperature": 0.7}
     keys = [jax.random.fold_in(jax.random.key(0), number) for number in range(2)]
     first = [tokenizer.encode("de"), tokenizer.encode("abc")]  # the shorter one first

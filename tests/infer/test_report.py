@@ -192,7 +192,10 @@ def test_what_each_label_is(tmp_path):
         *PLAIN[:1],
         bench_cell("eagle2@4x2x7", "gsm8k", 2.0, 4.0, draft=tree),
     ]
-    recordings = [record_cell("eagle2", "gsm8k", draft=tree), record_cell("hass", "gsm8k", draft=tree)]
+    recordings = [
+        record_cell("eagle2", "gsm8k", draft=tree),
+        record_cell("hass", "gsm8k", draft=tree | {"weights": "bundled hass"}),
+    ]
     files = [bench_file(tmp_path / "b.json", cells), record_file(tmp_path / "a.json", recordings)]
     text = made(tmp_path, *files)
     assert text.split("\n## ", 1)[1] == made(tmp_path, *files[::-1]).split("\n## ", 1)[1]
@@ -200,8 +203,8 @@ def test_what_each_label_is(tmp_path):
     words = "dynamic, depth 4, top 2, 7 nodes | deterministic, ranked by draw | 8 |"
     assert rows == [
         "| `vanilla` | plain decoding | - | nothing | deterministic | 1 |",
-        f"| `hass` | HASS | bundled eagle2 | {words}".replace("bundled eagle2", tree["weights"]),
-        f"| `eagle2`, `eagle2@4x2x7` | EAGLE-2 | bundled eagle2 | {words}",
+        f"| `hass` | HASS | bundled hass | {words}",
+        f"| `eagle2`, `eagle2@4x2x7` | EAGLE-2 | {tree['weights']} | {words}",
         rows[-1],
     ]
     assert rows[-1].startswith("| `eagle3` | EAGLE-3 | bundled eagle3 | dynamic, depth ")

@@ -193,10 +193,10 @@ def test_a_choice_takes_five_repetitions(quick, pair, monkeypatch):
 
 
 def test_a_tree_under_two_names_is_searched_once(quick, pair):
-    """One bundled head is two methods; EAGLE's own has the static tree."""
+    """One bundled head is two methods."""
     grid = tune.grid_of(tune.Args(**quick))
-    tuner = search.Tuner(grid, pair, search.Sources(), ["eagle2", "hass", "eagle1"], {})
-    assert list(tuner.drafters) == ["eagle2@1x2x2", "eagle2@2x2x2", "eagle1@static"]
+    tuner = search.Tuner(grid, pair, search.Sources(), ["eagle2", "eagle1@2x2x2", "eagle1", "hass@1x2x2"], {})
+    assert list(tuner.drafters) == ["eagle2@1x2x2", "eagle2@2x2x2", "eagle1@static", "hass@1x2x2"]
 
 
 def test_an_exhaustive_search_drops_nothing_that_it_has_not_measured(quick, pair, monkeypatch):
@@ -273,7 +273,7 @@ def test_of_two_dtypes_the_faster_one_is_written(quick, pair, monkeypatch, faste
     half = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), pair.params)
     targets = {"float32": pair, "bfloat16": eagle_jax.Target.from_params(pair.config, half)}
 
-    def load_demo(head="eagle2", dtype="float32"):
+    def load_demo(head="hass", dtype="float32"):
         _, drafter, tokenizer = demo(head)
         params = jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.dtype == "float32" else leaf, drafter.params)
         target = targets[dtype]

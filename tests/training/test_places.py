@@ -76,7 +76,7 @@ def test_whose_directory_it_is(tmp_path):
 
 def test_checkpoints_by_name(tmp_path):
     assert target_path("demo") == str(bundled("target")) and target_path("a/b") == "a/b"
-    assert head_path("demo") == str(bundled("eagle2")) and head_path("demo", part="eagle3") == str(bundled("eagle3"))
+    assert head_path("demo") == str(bundled("hass")) and head_path("demo", part="eagle3") == str(bundled("eagle3"))
     (tmp_path / "log.jsonl").touch()
     with pytest.raises(ValueError, match=r"--init .* is the directory of a training run, which has no head yet"):
         head_path(str(tmp_path), "--init")
