@@ -46,8 +46,8 @@ def main(args: Args) -> None:
     """Draws all figures."""
     use_compilation_cache()
     args.out.mkdir(parents=True, exist_ok=True)
-    pairs = {"EAGLE-2": eagle_jax.load_demo("eagle2"), "EAGLE-3": eagle_jax.load_demo("eagle3")}
-    target, _, tokenizer = pairs["EAGLE-2"]
+    pairs = {"HASS": eagle_jax.load_demo("hass"), "EAGLE-3": eagle_jax.load_demo("eagle3")}
+    target, _, tokenizer = pairs["HASS"]
     prompts = [chat_ids(tokenizer, [{"role": "user", "content": text}]) for text in QUESTIONS]
     trees, outputs, calibrated = {}, {}, {}
     for name, (_, drafter, _) in pairs.items():
@@ -55,9 +55,9 @@ def main(args: Args) -> None:
         outputs[name] = eagle_jax.generate(target, wide, prompts, max_new_tokens=96)
         trees[name] = record_cycles(target, wide, prompts, max_new_tokens=96)
         calibrated[name] = calibrate(trees[name], 10)
-    chunks = eagle_jax.stream(target, pairs["EAGLE-2"][1].on(target), prompts[2], max_new_tokens=80)
+    chunks = eagle_jax.stream(target, pairs["HASS"][1].on(target), prompts[2], max_new_tokens=80)
     figures: dict[str, Callable[[], Any]] = {
-        "tree": lambda: viz.tree_figure(viz.drafted_tree(trees["EAGLE-2"], telling(trees["EAGLE-2"]), tokenizer)),
+        "tree": lambda: viz.tree_figure(viz.drafted_tree(trees["HASS"], telling(trees["HASS"]), tokenizer)),
         "accepted": lambda: viz.accepted_figure(outputs),
         "calibration": lambda: viz.calibration_figure(calibrated),
         "text": lambda: text_figure(viz.pieces(chunks, tokenizer)),

@@ -97,17 +97,34 @@ def load_task(name: str, folder: str | os.PathLike[str], limit: int | None = Non
     return Task(called, tuple(read_questions(path, limit)))
 
 
-def load_tasks(names: Sequence[str], folder: str | os.PathLike[str], limit: int | None = None) -> list[Task]:
+def load_tasks(
+    names: Sequence[str], folder: str | os.PathLike[str], limit: int | None = None, *, spread: bool = False
+) -> list[Task]:
     """Several tasks, by whose names results are told apart.
+
+    Args:
+      spread: takes the `limit` questions of a task evenly from its categories, and not the first.
 
     Raises:
       ValueError: as `load_task`, or two that are called alike.
     """
-    tasks = [load_task(name, folder, limit) for name in dict.fromkeys(names)]
+    tasks = [load_task(name, folder, None if spread else limit) for name in dict.fromkeys(names)]
+    if spread and limit is not None:
+        tasks = [task._replace(questions=_spread(task.questions, limit)) for task in tasks]
     called = [task.name for task in tasks]
     if twice := [name for name in called if called.count(name) > 1]:
         raise ValueError(f"--tasks names two tasks that are called {twice[0]}: measure them apart, or rename a file")
     return tasks
+
+
+def _spread(questions: Sequence[Question], limit: int) -> tuple[Question, ...]:
+    """The first question of every category, then the second of every one, until there are enough; in the file's order."""
+    seen: dict[str, int] = {}
+    turns = []
+    for place, question in enumerate(questions):
+        seen[question.category] = seen.get(question.category, 0) + 1
+        turns.append((seen[question.category], place))
+    return tuple(questions[place] for place in sorted(place for _, place in sorted(turns)[:limit]))
 
 
 class Conversation:

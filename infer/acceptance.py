@@ -49,7 +49,8 @@ class Args(Places):
       temperatures: separated by commas; 0 is greedy.
       chains: lengths of the chains, separated by commas; empty for none. n-alpha is of the longest.
       data: folder of the tasks; its default is EAGLE_JAX_TASKS, or else the bundled questions.
-      limit: questions per task.
+      limit: questions per task, the first ones.
+      spread: takes them evenly from a file's categories.
       max_new_tokens: longest reply.
       batch: replies that are written at a time; no text depends on it.
       bins: of confidence, in the calibration.
@@ -66,6 +67,7 @@ class Args(Places):
     chains: str = "1,2,3,4,5,6,7,8"
     data: Path = dataclasses.field(default_factory=task_folder)
     limit: int = 10
+    spread: bool = False
     max_new_tokens: int = 128
     batch: int = 4
     bins: int = positions.BINS
@@ -99,7 +101,7 @@ def main(args: Args) -> dict[str, Any]:
     labels = [label for label in check_methods(listed(args, "methods"), sources) if label != PLAIN]
     if not labels:
         raise ValueError("--methods must name a method that drafts")
-    tasks = load_tasks(listed(args, "tasks"), args.data, args.limit)
+    tasks = load_tasks(listed(args, "tasks"), args.data, args.limit, spread=args.spread)
     recorded = _begin(args, {task.name: task.key for task in tasks})
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
     use_compilation_cache()

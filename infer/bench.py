@@ -64,13 +64,15 @@ class Args(Places):
     Attributes:
       methods: of vanilla, sps (a small model), pld (prompt lookup), lookahead, medusa, hydra, eagle1 (a static tree),
         hass, eagle2, eagle3, each with a setting if wanted: eagle3@6x10x59, eagle3@chain3, eagle2@static,
-        sps@chain5/block, eagle2@4x2x7/norerank, eagle3@untempered, pld@10, lookahead@5x7x7; vanilla is always
+        sps@chain5/block, eagle2@4x2x7/norerank, eagle3@untempered, pld@10, lookahead@5x7x7; one of your own is
+        own:module:function, a function of the target that returns a Drafter or BoundDrafter; vanilla is always
         measured, the others are compared with it.
       tasks: names in the data folder, paths of question files, or owner/dataset[:part] on the hub, separated by commas;
         of the papers mt_bench, humaneval, gsm8k, alpaca, cnn_dm, nq (hub:gsm8k takes one from the hub). chat, math and
         code are bundled, ten questions each.
       data: folder of the tasks; its default is EAGLE_JAX_TASKS, or else the bundled questions.
-      limit: questions per task, the first ones; Spec-Bench's one file is ordered by category, and has 480.
+      limit: questions per task, the first ones.
+      spread: takes them evenly from a file's categories: Spec-Bench's one file is ordered by category, and has 480.
       max_new_tokens: longest answer.
       batches: conversations at a time, several sizes separated by commas.
       repeats: timed runs, of which the median counts.
@@ -89,6 +91,7 @@ class Args(Places):
     tasks: str = BUNDLED
     data: Path = dataclasses.field(default_factory=task_folder)
     limit: int = 10
+    spread: bool = False
     max_new_tokens: int = 128
     batches: str = "1"
     repeats: int = 3
@@ -110,7 +113,7 @@ def main(args: Args) -> dict[str, Any]:
     temperatures = listed(args, "temperatures", float, 0)
     batches = listed(args, "batches", int, 1)
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
-    tasks = load_tasks(listed(args, "tasks"), args.data, args.limit)
+    tasks = load_tasks(listed(args, "tasks"), args.data, args.limit, spread=args.spread)
     if small := [task.name for task in tasks if len(task.questions) < max(batches)]:
         raise ValueError(
             f"--batches {max(batches)} is more than the questions of {small[0]}: raise --limit, or lower --batches"

@@ -15,6 +15,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "chain": ("depth",),
     "static": ("parents",),
     "dynamic": ("depth", "top_k", "nodes", "rank_by", "rerank"),
+    "own": ("depth", "nodes"),
 }
 """By kind, what describes it besides `COMMON`; a tree may have `top_p` as well."""
 COMMON = ("kind", "rows", "weights", "ranking", "rule")
@@ -67,6 +68,8 @@ def tree_words(draft: dict[str, Any]) -> str:
         return f"{draft['length']} tokens behind an n-gram of {draft['ngram']} at most"
     if kind == "lookahead":
         return f"N={draft['ngram']}, W={draft['window']}, G={draft['guesses']}"
+    if kind == "own":
+        return f"{draft['nodes']} nodes in {draft['depth']} levels"
     if kind == "chain":
         text = f"chain of {draft['depth']}"
     elif kind == "static":

@@ -9,6 +9,7 @@ A label is `name[@setting]`; parts of a setting are separated by "/":
     eagle3@untempered         ranking at temperature > 0            eagle3@4x4x12/top_p0.9  children by probability
     pld@10, pld@10x3          drafted tokens (x longest n-gram)     lookahead@5x7x7         N, W and G
     medusa@best31             static tree of 31 nodes that is best for the acceptance recorded in --positions
+    own:module:function       a method of your own: what function(target) of an importable module returns
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from eagle_jax.drafters.prompt_lookup import prompt_lookup
 from eagle_jax.positions import pooled
 from eagle_jax.programs import naming, parse_tree
 from eagle_jax.shapes import best_parents, medusa_parents
-from infer import drafts
+from infer import drafts, own
 from infer.recorded import read as read_recorded
 
 PLAIN = "vanilla"
@@ -116,7 +117,7 @@ class Label:
     """A label, read.
 
     Attributes:
-      text: as it was given. method: one of `METHODS`.
+      text: as it was given. method: one of `METHODS`, or own:module:function.
       shape: "static", "best31" and the like, or a chain or dynamic tree; None is the method's own.
       fields: fields of `TreeConfig` that the setting gives besides. numbers: of pld and lookahead.
     """
@@ -135,11 +136,14 @@ class Label:
           ValueError: an unknown method or setting, or one that the method does not take.
           ConfigError: a tree that cannot be.
         """
+        if own.is_own(text):
+            own.check_name(text)
+            return cls(text, text)
         method, at, setting = text.partition("@")
         if (before := method.partition("/")[0]) in METHODS and before != method:
             raise ValueError(f"{text!r}: what a method is set to begins with @: {before}@{method[len(before) + 1 :]}")
         if method not in METHODS:
-            raise ValueError(f"unknown method {method!r}: there are {', '.join(METHODS)}")
+            raise ValueError(f"unknown method {method!r}: there are {', '.join(METHODS)} and own:module:function")
         if at and not setting:
             raise ValueError(f"{text!r}: a setting must follow the @, such as eagle3@6x10x59; leave it out for the own")
         if method in WEIGHTLESS:
@@ -167,14 +171,14 @@ class Label:
             label.tree(DEFAULT_CHAIN, EAGLE1_PARENTS)
         return label
 
-    def tree(self, own: TreeConfig, static: Sequence[int]) -> TreeConfig:
+    def tree(self, default: TreeConfig, static: Sequence[int]) -> TreeConfig:
         """The tree that is asked for, given the method's own and its published (or best) static one.
 
         Raises:
           ConfigError: there is no such tree; the message names the label.
         """
         with _named(self.text):
-            shape = TreeConfig.static(static) if isinstance(self.shape, str) else self.shape or own
+            shape = TreeConfig.static(static) if isinstance(self.shape, str) else self.shape or default
             assert isinstance(shape, TreeConfig)
             fields = dict(self.fields)
             if self.method == "sps" and shape.top_k == 1 and shape.parents is None:
@@ -218,14 +222,14 @@ def _field(text: str, word: str) -> tuple[str, Any]:
 
 
 def _numbers(text: str, method: str, setting: str) -> tuple[int, ...]:
-    own = WEIGHTLESS[method]
+    usual = WEIGHTLESS[method]
     pattern, form = (r"\d+(x\d+)?", "pld@10 or pld@10x3") if method == "pld" else (r"\d+x\d+x\d+", "lookahead@5x7x7")
     if not setting:
-        return own
+        return usual
     if not re.fullmatch(pattern, setting):
         raise ValueError(f"{text!r}: unknown setting {setting!r}: it reads {form}")
     given = tuple(map(int, setting.split("x")))
-    numbers = given + own[len(given) :]
+    numbers = given + usual[len(given) :]
     with _named(text):  # what builds the method checks its numbers
         if method == "pld":
             prompt_lookup(numbers[1], numbers[0])
@@ -249,6 +253,8 @@ def check_methods(labels: Sequence[str], sources: Sources) -> list[str]:
                 command = f"python -m infer.acceptance --methods {name}@static"
                 raise ValueError(f"{label.text!r} needs --positions FILE, a result of `{command}`")
             best_static(label, sources.positions)
+        if own.is_own(name):
+            own.find(name)
         if name not in OPTIONS or getattr(sources, OPTIONS[name]) is not None:
             continue
         if sources.target is not None:
@@ -316,6 +322,8 @@ class Loader:
         if label.method == "lookahead":
             ngram, window, guesses = label.numbers
             return eagle_jax.lookahead(self.target, ngram=ngram, window=window, guesses=guesses)
+        if own.is_own(label.method):
+            return own.bind(label.method, self.target)
         where = self.weights(label.method), label.method == "sps"  # a model is no heads, whatever its path
         if where not in self._weights:
             self._weights[where] = self._load(label.method)
@@ -325,8 +333,8 @@ class Loader:
         if isinstance(label.shape, str) and label.shape != "static":
             assert self.sources.positions is not None, "`check_methods` asks for it"
             static = best_static(label, self.sources.positions, bound.deepest)
-        own = bound.tree if label.method == "sps" else self.sources.tree or bound.tree
-        tree = label.tree(own, static)
+        default = bound.tree if label.method == "sps" else self.sources.tree or bound.tree
+        tree = label.tree(default, static)
         with _named(text):
             return bound.with_tree(tree)
 
@@ -339,19 +347,21 @@ class Loader:
         bound, label = self(text), Label.parse(text)
         if bound is None:
             return drafts.PLAIN
+        if own.is_own(text):
+            return own.draft(bound)
         found = drafts.PLAIN | {"rows": bound.drafter.num_nodes + 1}
         if not isinstance(bound, TreeDrafter):
             kind = "lookup" if label.method == "pld" else "lookahead"
             return found | {"kind": kind} | dict(zip(drafts.FIELDS[kind], label.numbers, strict=True))
         tree = bound.tree
         kind = "chain" if tree.top_k == 1 else "dynamic" if tree.parents is None else "static"
-        own: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "depth": tree.depth, "top_k": tree.top_k, "nodes": tree.num_nodes, "rank_by": tree.rank_by,
             "rerank": tree.rerank, "parents": drafts.written(tree.parents or ()),
         }  # fmt: skip
         found |= {"kind": kind, "weights": self.weights(label.method), "rule": tree.verification}
         found |= {"ranking": tree.sampled_ranking if tree.verification == "deterministic" else None}
-        found |= {name: own[name] for name in drafts.FIELDS[kind]}
+        found |= {name: fields[name] for name in drafts.FIELDS[kind]}
         return found | ({} if tree.top_p == 1 else {"top_p": tree.top_p})
 
     def _load(self, method: str) -> TreeDrafter:

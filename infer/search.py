@@ -18,6 +18,7 @@ from eagle_jax.profile import BUNDLED, NUMBERS, Entry
 from eagle_jax.tuning import Replay, Score, choose, count_passes, speedup, trees
 from eagle_jax.watching import can_watch
 from infer.methods import OPTIONS, PLAIN, Label, Loader, Sources
+from infer.own import is_own
 from infer.trials import (
     Costs,
     Sample,
@@ -106,6 +107,8 @@ class Tuner:
             return [f"pld@{length}x{ngram}" for length in self.grid.lengths for ngram in self.grid.ngrams]
         if method == "lookahead":
             return ["lookahead@5x7x7"]
+        if is_own(method):
+            raise ValueError(f"{method}: a profile holds methods of the library alone; infer.bench times your own")
         if method == "eagle1":
             return ["eagle1@static"]  # its paper's; another tree of it can be named
         head = self.load(method + ("/deterministic" if "@" in method else "@deterministic"))

@@ -121,7 +121,7 @@ def test_text_is_that_of_plain_decoding_at_full_optimisation(repository, names):
 
 def test_the_model_cards_taus_are_those_measured(repository):
     card = (repository / "eagle_jax" / "assets" / "README.md").read_text(encoding="utf-8")
-    names = ("eagle1", "eagle2", "eagle3", "hydra", "medusa", "small")
+    names = ("eagle1", "hass", "eagle3", "hydra", "medusa", "small")
     found = {}
     for name in names:
         report = json.loads((repository / "docs" / "measured" / f"evaluate_{name}.json").read_text(encoding="utf-8"))

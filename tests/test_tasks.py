@@ -33,6 +33,21 @@ def test_questions(write):
     assert read_questions(path, limit=1) == [first]
 
 
+def test_questions_spread_over_the_categories_of_a_file(write):
+    """One of each first, then the second of each; in the order of the file."""
+    entries = [{"question_id": f"{kind}{n}", "category": kind, "turns": ["a"]} for kind in ("x", "y", "z") for n in (1, 2)]
+    path = str(write(*(json.dumps(entry) for entry in entries)))
+
+    def names(limit, **how):
+        (task,) = load_tasks([path], "nowhere", limit, **how)
+        return [question.id for question in task.questions]
+
+    assert names(4) == ["x1", "x2", "y1", "y2"]
+    assert names(4, spread=True) == ["x1", "x2", "y1", "z1"]
+    assert names(2, spread=True) == ["x1", "y1"]
+    assert names(99, spread=True) == names(None, spread=True) == names(99)
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
