@@ -118,7 +118,7 @@ def load_tasks(
 
 
 def _spread(questions: Sequence[Question], limit: int) -> tuple[Question, ...]:
-    """The first question of every category, then the second of every one, until there are enough; in the file's order."""
+    """The first question of every category, then the second of every one and so on; in the file's order."""
     seen: dict[str, int] = {}
     turns = []
     for place, question in enumerate(questions):

@@ -216,6 +216,10 @@ def trees(depths: Iterable[int], top_ks: Iterable[int], nodes: Iterable[int]) ->
     return found
 
 
+TOLERATED = 0.03
+"""What a choice may lose to plain decoding on a task it was measured on: on other prompts it is to stay within 5%."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Score:
     """How a method compares with plain decoding, from repetitions measured in turns.
@@ -243,12 +247,14 @@ class Score:
 
     @property
     def safe(self) -> bool:
-        """Whether it beats plain decoding on every task by more than the measured spread.
+        """Whether it beats plain decoding in the mean over tasks, and loses no more than `TOLERATED` on any of them.
 
-        The spread is two standard errors of a median, 1.25 * 1.48 * (median absolute deviation) / sqrt(repetitions) of
-        normal noise. One slow moment of the machine does not decide, and more repetitions decide more.
+        Both by more than the measured spread: that is two standard errors of a median, 1.25 * 1.48 * (median absolute
+        deviation) / sqrt(repetitions) of normal noise. One slow moment of the machine does not decide, and more
+        repetitions decide more.
         """
-        return all(_median_less_spread(values) > 1 for values in self.ratios.values())
+        least = [*map(_median_less_spread, self.ratios.values())]
+        return float(np.mean(least)) > 1 and min(least) > 1 - TOLERATED
 
     def and_then(self, more: Score) -> Score:
         """With the repetitions of a later measurement of the same tasks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import eagle_jax
 from eagle_jax.bound import BoundDrafter, TreeDrafter
 from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.profile import BUNDLED, NUMBERS, Entry
-from eagle_jax.tuning import Replay, Score, choose, count_passes, speedup, trees
+from eagle_jax.tuning import TOLERATED, Replay, Score, choose, count_passes, speedup, trees
 from eagle_jax.watching import can_watch
 from infer.methods import OPTIONS, PLAIN, Label, Loader, Sources
 from infer.own import is_own
@@ -35,6 +36,8 @@ from infer.trials import (
 
 LEAST = 5
 """Repetitions that a choice takes: of three two may agree by chance, and the spread of fewer says nothing."""
+SLOWER = 0.05
+"""What "auto" may lose to plain decoding on a task, and to the best method."""
 BRIEF = 3
 """Repetitions of a round of an exhaustive search, whose mean is enough to go on with a third."""
 AUTO = "auto"
@@ -213,7 +216,7 @@ class Tuner:
         names = shortlist(predicted, self.grid.candidates)
         trial = self.measure(names, setting)
         chosen = choose_of(trial.scores)
-        if chosen is None and (undecided := [name for name in names if trial.scores[name].worst > 1]):
+        if chosen is None and (undecided := [name for name in names if may_be_safe(trial.scores[name])]):
             # Faster, but by less than the spread, or measured too seldom to know one: more repetitions tell.
             trial = trial.and_then(self.measure(undecided, setting, max(LEAST, 3 * self.grid.repeats)))
             chosen = choose_of(trial.scores)
@@ -303,18 +306,27 @@ class Tuner:
         final = self.measure(last, setting, max(LEAST, self.grid.repeats))
         plain = Score({task: (1.0,) * len(ratios) for task, ratios in next(iter(final.scores.values())).ratios.items()})
         scores = {PLAIN: plain} | final.scores
-        top = max(scores, key=lambda label: scores[label].mean)
+        # Compared with the best that loses on no task what a choice may not lose; the best of all is told as well.
+        top, fastest = (max((label for label, score in scores.items() if score.worst >= least),
+                            key=lambda label: scores[label].mean) for least in (1 - SLOWER, 0.0))  # fmt: skip
         own, best = scores[chosen or PLAIN], scores[top]
         over, reach = own.mean / best.mean, spread(own, best)
         report = {"trees": count, "rounds": rounds, "chosen": chosen or PLAIN, "best": top,
-                  "best_speedup": round(best.mean, 3), "choice_over_best": round(over, 3),
+                  "best_speedup": round(best.mean, 3), "fastest": fastest,
+                  "fastest_speedup": round(scores[fastest].mean, 3), "fastest_worst": round(scores[fastest].worst, 3),
+                  "choice_over_best": round(over, 3),
                   "interval": [round(over - reach, 3), round(over + reach, 3)]}  # fmt: skip
         return choose_of(final.scores), trial.and_then(final), report
 
 
 def safe(score: Score) -> bool:
-    """Whether a method is faster than plain decoding on every task by more than a spread that is known."""
+    """`Score.safe` by more than a spread that is known."""
     return score.safe and all(len(values) >= LEAST for values in score.ratios.values())
+
+
+def may_be_safe(score: Score) -> bool:
+    """Whether it would be safe if there were no noise."""
+    return score.mean > 1 and score.worst > 1 - TOLERATED
 
 
 def spread(own: Score, other: Score) -> float:
@@ -332,13 +344,19 @@ def choose_of(scores: dict[str, Score]) -> str | None:
 
 
 def shortlist(predicted: dict[str, Score], count: int) -> list[str]:
-    """What is measured: the best predicted one of every method that may win, then the best of all the others."""
+    """What is measured: the best predicted one of every method that may win, then by worst task and mean in turns.
+
+    What is best in the mean may lose too much on some task to be chosen.
+    """
     order = sorted(predicted, key=lambda label: -predicted[label].mean)
+    close = [label for label in order if predicted[label].mean > 0.9 * predicted[order[0]].mean]
+    steady = sorted(close, key=lambda label: -predicted[label].worst)
     first: dict[str, str] = {}
     for label in order:
         first.setdefault(label.partition("@")[0], label)
-    near = [label for label in first.values() if predicted[label].mean > 0.9 * predicted[order[0]].mean]
-    return list(dict.fromkeys([*near, *order]))[: max(count, 1)]
+    near = [label for label in first.values() if label in close]
+    rest = [label for both in itertools.zip_longest(steady, order) for label in both if label]
+    return list(dict.fromkeys([*near, *rest]))[: max(count, 1)]
 
 
 def entry_of(label: str, drafter: BoundDrafter | None, sources: Sources, setting: Setting) -> Entry:

@@ -73,7 +73,7 @@ def test_every_kept_file_was_written_by_a_command_of_the_page():
 def readme_rows(*timed: results.Result) -> list[str]:
     """The rows of the README's table: each method from the first run that timed it."""
     rows = {}
-    for result, label in ((result, label) for result in timed for label in result.labels):
+    for result, label in [(run, name) for run in timed for name in run.labels]:
         if title(label) in rows:
             continue
         columns = []

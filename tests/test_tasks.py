@@ -35,7 +35,9 @@ def test_questions(write):
 
 def test_questions_spread_over_the_categories_of_a_file(write):
     """One of each first, then the second of each; in the order of the file."""
-    entries = [{"question_id": f"{kind}{n}", "category": kind, "turns": ["a"]} for kind in ("x", "y", "z") for n in (1, 2)]
+    entries = [
+        {"question_id": f"{kind}{n}", "category": kind, "turns": ["a"]} for kind in ("x", "y", "z") for n in (1, 2)
+    ]
     path = str(write(*(json.dumps(entry) for entry in entries)))
 
     def names(limit, **how):

@@ -186,6 +186,8 @@ def test_the_best_of_the_safe_is_chosen():
     faster_but_not_everywhere = Score({"a": (2.5, 2.5, 2.5), "b": (0.97, 0.98, 0.99)})
     within_the_spread = Score({"a": (2.0, 2.0, 2.0), "b": (1.02, 1.2, 0.9)})
     assert (steady.safe, faster_but_not_everywhere.safe, within_the_spread.safe) == (True, False, False)
+    assert Score({"a": (1.5, 1.5, 1.5), "b": (0.985, 0.99, 0.985)}).safe  # on other prompts it may lose five percent
+    assert not Score({"a": (1.01, 1.0, 1.0), "b": (1.0, 0.99, 1.0)}).safe  # for nothing
     more = Score({"a": (2.0, 2.0, 2.0), "b": (1.04, 1.02, 1.03, 1.03, 1.02)})
     assert within_the_spread.and_then(more).safe
     assert within_the_spread.and_then(more).ratios["b"] == (1.02, 1.2, 0.9, 1.04, 1.02, 1.03, 1.03, 1.02)

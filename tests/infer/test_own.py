@@ -25,6 +25,15 @@ def nothing(target):
 
 
 @pytest.fixture
+def tasks(tmp_path, monkeypatch):
+    """A folder with one task of one question."""
+    monkeypatch.setattr(bench, "use_compilation_cache", lambda: None)
+    (folder := tmp_path / "tasks").mkdir()
+    (folder / "talk.jsonl").write_text(json.dumps({"question_id": 1, "turns": ["abcabc"]}), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
 def module(tmp_path, monkeypatch):
     """The name of an importable module; each test has one of its own."""
     (tmp_path / f"mine_{tmp_path.name}.py").write_text(MODULE, encoding="utf-8")

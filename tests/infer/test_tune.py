@@ -122,7 +122,8 @@ def test_the_status_says_whether_a_profile_holds(quick, pair, monkeypatch, capsy
         score = search.Score({"a": (speeds[0],) * 5, "b": (speeds[1],) * 5})
         return search.Trial(dict.fromkeys(methods, score), 100.0, 2, 2)
 
-    found = {"best": "eagle3@1x2x2", "choice_over_best": over_best, "interval": [0.9, 1.1], "rounds": []}
+    found = {"best": "eagle3@1x2x2", "choice_over_best": over_best, "interval": [0.9, 1.1], "rounds": [],
+             "fastest": "eagle3@1x2x2", "fastest_speedup": 2.0, "fastest_worst": 1.0}  # fmt: skip
     monkeypatch.setattr(tune, "compete", compete)
     monkeypatch.setattr(tune, "samples_of", lambda *args: {})
     monkeypatch.setattr(search.Tuner, "exhaust", lambda *args: (None, None, found))
@@ -226,7 +227,7 @@ def test_an_exhaustive_search_drops_nothing_that_it_has_not_measured(quick, pair
     assert second == (set(names[-4:]), {"a": [[0], [1], [2]]}, 3)
     assert final == ({search.AUTO, *names[-2:]}, {"a": samples["a"].prompts}, 6)
     assert found["rounds"] == [{"trees": 14, "prompts": 1}, {"trees": 4, "prompts": 3}]
-    assert found["best"] == names[-1]
+    assert (found["best"], found["fastest"], found["fastest_speedup"]) == (names[-1], names[-1], 1.13)
     assert found["choice_over_best"] == round(1 / 1.13, 3)
     assert found["interval"] == [round(1 / 1.13, 3)] * 2  # every repetition the same
 
@@ -310,6 +311,10 @@ def test_the_shortlist_has_the_best_of_every_method_that_may_win():
     assert search.shortlist(scores, 3) == ["a@1", "b@1", "a@3"]
     assert search.shortlist(scores, 1) == ["a@1"]
     assert search.shortlist(scores, 9) == ["a@1", "b@1", "a@3", "a@2", "c@1"]
+    scores["a@2"] = search.Score({"t": (2.7,), "u": (1.1,)})
+    scores["a@1"], scores["a@3"] = search.Score({"t": (3.4,), "u": (0.6,)}), search.Score({"t": (3.2,), "u": (0.7,)})
+    scores["b@1"] = search.Score({"t": (3.0,), "u": (0.7,)})
+    assert search.shortlist(scores, 3) == ["a@1", "b@1", "a@2"]  # that of the best worst task before the next best
 
 
 @pytest.mark.parametrize(
