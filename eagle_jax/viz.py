@@ -212,22 +212,34 @@ class TextStream:
 def accepted_figure(outputs: Mapping[str, GenerateOutput | Sequence[GenerateOutput]]) -> Any:
     """Histogram of how many drafted tokens the cycles of some outputs accepted, by name; a list is pooled.
 
-    Drawn as lines over the counts and not as bars, so that several methods can be told apart.
+    Bars side by side; `infer.bench` draws its many methods as lines instead (`plot_accepted`).
 
     Raises:
       ValueError: matplotlib is not installed.
     """
     figure, (axes,) = panels(1)
+    width = 0.8 / max(1, len(outputs))
     for place, (name, found) in enumerate(outputs.items()):
         pooled = [found] if isinstance(found, GenerateOutput) else found
-        plot_accepted(axes, np.concatenate([out.accepted for out in pooled]).sum(axis=0), name, place)
+        shares = _shares(np.concatenate([out.accepted for out in pooled]).sum(axis=0))
+        left = np.arange(len(shares)) + width * (place - (len(outputs) - 1) / 2)
+        axes.bar(left, shares, width, color=style(place)["color"], label=name)
+    _name_accepted(axes)
     return legend_below(figure, axes)
 
 
 def plot_accepted(axes: Any, counts: Sequence[int] | np.ndarray, name: str, place: int) -> None:
-    """One histogram of accepted drafts as shares of all cycles."""
-    shares = np.asarray(counts) / max(1, int(np.sum(counts)))
+    """One histogram of accepted drafts as shares of all cycles, as a line, so that many can be told apart."""
+    shares = _shares(counts)
     axes.plot(range(len(shares)), shares, **style(place), label=name)
+    _name_accepted(axes)
+
+
+def _shares(counts: Sequence[int] | np.ndarray) -> np.ndarray:
+    return np.asarray(counts) / max(1, int(np.sum(counts)))
+
+
+def _name_accepted(axes: Any) -> None:
     axes.set_ylim(bottom=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
     name_axes(axes, "drafted tokens accepted in a cycle", "share of cycles")

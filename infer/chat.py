@@ -3,9 +3,9 @@
     python -m infer.chat                                       # the bundled pair, which answers with nonsense
     python -m infer.chat --target Qwen/Qwen3-1.7B --eagle3 AngelSlim/Qwen3-1.7B_eagle3 --method eagle3 --dtype bfloat16
 
-Ctrl-C stops a reply and keeps what was said of it; Ctrl-D or /quit ends the chat. The terminal's title shows tau and
-speed while a reply runs; behind it stand both, and how many tokens of the prompt had to be read: what is new since the
-last reply. A template that rewrites earlier turns, as Qwen3's does when it drops thoughts, has all of them read anew,
+Ctrl-C stops a reply and keeps what was said of it; Ctrl-D or /quit ends the chat. The terminal's last row shows tau
+and speed while a reply runs; behind it stand both, and how many tokens of the prompt had to be read: what is new since
+the last reply. A template that rewrites earlier turns, as Qwen3's does when it drops thoughts, has all of them read anew,
 and so has /plain, since the caches of the drafter are other ones. Commands: /reset forgets the conversation, /temp 0.7
 sets the temperature, /plain switches drafting off and on, /stats sums up, /help lists these.
 """
@@ -31,6 +31,7 @@ from eagle_jax.sampling import make_sampling
 from eagle_jax.session import Session
 from eagle_jax.viz import DIM, GREEN, TextStream, paint
 from infer.methods import PLAIN, Loader, Places, Sources, check_methods, load_pair
+from infer.status_line import StatusLine
 
 HELP = "/reset  /temp NUMBER  /plain  /stats  /help  /quit; Ctrl-C stops a reply"
 
@@ -113,9 +114,13 @@ class Conversation:
         return encode_chat(self.tokenizer, text)
 
     def heard(self, content: str, prompt: Sequence[int], reply: Sequence[int], stops: Sequence[int]) -> None:
-        """Takes down what was said and answered; the stop token is the template's affair."""
+        """Takes down what was said and answered; the stop token is the template's affair.
+
+        Other special tokens inside a reply stay in it, unseen as they are: without them the text would be another one,
+        and every later turn would be read anew.
+        """
         said = list(reply[:-1] if reply and reply[-1] in stops else reply)
-        answer = str(self.tokenizer.decode(said, skip_special_tokens=True))
+        answer = self._decode(said)
         self.messages += [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
         self._ids = [*prompt, *said]
         self._text = self._decode(self._ids)
@@ -130,10 +135,11 @@ class Chat:
     def __init__(self, args: Args, target: Any, drafter: Any, tokenizer: Any, write: Callable[[str], Any]) -> None:
         self.args, self.target, self.drafter, self.tokenizer, self.write = args, target, drafter, tokenizer, write
         self.colours = (sys.stdout.isatty() or "FORCE_COLOR" in os.environ) and "NO_COLOR" not in os.environ
-        self.titled = self.colours and sys.stdout.isatty()
+        self.watched = sys.stdout.isatty()
         self.temperature, self.plain, self.turn = args.temperature, drafter is None, 0
         self.tallies = {True: Tally(), False: Tally()}
         self.stopped = threading.Event()
+        self.asking = False
         self.reset()
 
     def reset(self) -> None:
@@ -154,6 +160,7 @@ class Chat:
             try:
                 self.reply(text)
             except (ValueError, MemoryError) as error:  # a template that refuses, a full device: the chat goes on
+                self.asking = False
                 self.say(f"{error}; this turn is forgotten")
         return True
 
@@ -219,16 +226,22 @@ class Chat:
             top_k=self.args.top_k, top_p=self.args.top_p, key=key,
         )  # fmt: skip
         self.stopped.clear()
+        self.asking = True
         tally, reply = Tally(replies=1), list[int]()
         with stopping(self.stopped):
             reply = self.show(chunks, tally)
         self.tallies[self.plain].add(tally)
         self.conversation.heard(content, prompt, reply, self.target.config.eos_ids)
+        self.asking = False
         cut = ", stopped" if self.stopped.is_set() else ""
         self.say(f"{tally}, {self.session.read} of {len(prompt)} prompt tokens read{cut}")
 
     def show(self, chunks: Iterator[Any], tally: Tally) -> list[int]:
         """Writes tokens as they come, accepted drafts in colour; returns them. What they took is added to the tally."""
+        with StatusLine(self.write, self.watched) as status:
+            return self._show(chunks, tally, status)
+
+    def _show(self, chunks: Iterator[Any], tally: Tally, status: StatusLine) -> list[int]:
         text, before = TextStream(self.tokenizer), time.perf_counter()
         for number, chunk in enumerate(chunks):
             now = time.perf_counter()
@@ -238,8 +251,8 @@ class Chat:
             tally.passes += number > 0
             if number > 1:
                 tally.timed, tally.seconds = tally.timed + len(chunk.tokens), tally.seconds + now - before
-                if self.titled:
-                    self.write(f"\x1b]0;{tally}\x07")
+            if number > 0:  # the first chunk is the prompt's, and stands for no pass
+                status.show(f"{tally}, {tally.tokens} tokens")
             before = now
             if self.stopped.is_set():
                 break
@@ -303,19 +316,15 @@ def main(args: Args) -> None:
         import readline  # noqa: F401 (gives `input` a history)
     while True:
         try:
-            typed = input("> ")
+            if not chat.line(input("> ")):
+                break
         except EOFError:
             print()
             break
-        except KeyboardInterrupt:
-            print("\n(Ctrl-D or /quit ends the chat)")
-            continue
-        try:
-            if not chat.line(typed):
-                break
-        except KeyboardInterrupt:  # before the reply began, or twice
+        except KeyboardInterrupt:  # at the prompt; or in a turn before its reply began, or twice
             print()
-            chat.say("interrupted: this turn is forgotten")
+            chat.say("interrupted: this turn is forgotten" if chat.asking else "Ctrl-D or /quit ends the chat")
+            chat.asking = False
 
 
 if __name__ == "__main__":

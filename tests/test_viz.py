@@ -97,9 +97,11 @@ def test_text_is_coloured_by_who_wrote_it():
 def test_accepted_drafts_and_calibration():
     head = tiny_head("eagle3", TREES["chain4"])
     out = eagle_jax.generate(tiny_target(), head, random_prompts([9, 4], 12), max_new_tokens=20)
-    figure = viz.accepted_figure({"EAGLE-3": out})
-    (line,) = figure.axes[0].lines
-    np.testing.assert_allclose(line.get_ydata(), out.accepted.sum(0) / out.cycles.sum())
+    figure = viz.accepted_figure({"EAGLE-3": out, "twice": [out, out]})
+    shares = out.accepted.sum(0) / out.cycles.sum()
+    for bars, left in zip(figure.axes[0].containers, (-0.4, 0.0), strict=True):
+        np.testing.assert_allclose([bar.get_height() for bar in bars], shares)
+        np.testing.assert_allclose([bar.get_x() for bar in bars], left + np.arange(len(shares)), atol=1e-12)
     found = Calibration(np.array([4, 0, 6]), np.array([0.25, np.nan, 0.75]), np.array([2, 0, 3]))
     figure = viz.calibration_figure({"EAGLE-3": found})
     _, line = figure.axes[0].lines

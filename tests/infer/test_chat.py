@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -83,6 +84,22 @@ def test_only_what_is_new_is_read(make):
     assert f"{first} of {first} prompt tokens read" in last(talk)
     talk.line("why")  # the last token of the reply is in no cache yet
     assert f"{new + 1} of {first + 12 + new} prompt tokens read" in last(talk)
+
+
+def test_special_tokens_in_a_reply_stay_in_the_text(make):
+    """A model that begins a turn of its own, as small ones do: what follows is still only what is new."""
+
+    class Marked(TextOnly):
+        def decode(self, tokens, *, skip_special_tokens=True):
+            return "".join(chr(token) for token in tokens if not (skip_special_tokens and token % 2))
+
+    talk = make(Marked())
+    talk.line("hello")
+    reply = talk.session.text[-12:]
+    assert any(token % 2 for token in reply)
+    talk.line("why")
+    count = len("\n<u>why\n<a>") + 1
+    assert f"{count} of {len('<u>hello<a>') + 1 + 12 + count - 1} prompt tokens read" in last(talk)
 
 
 class TextOnly(Templated):
@@ -186,18 +203,96 @@ def test_accepted_drafts_are_green(make):
     assert (tally.passes, tally.tokens, tally.timed) == (1, 4, 0)
 
 
-def test_the_title_of_the_terminal_says_tau_and_speed_while_a_reply_runs(make, monkeypatch):
-    """Of what comes behind the second chunk: the first two read the prompt and compile."""
+class Screen:
+    """As much of a VT100 as the chat writes: rows of text, a cursor, a scroll region."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self.columns, self.rows = columns, rows
+        self.cells = [[" "] * columns for _ in range(rows)]
+        self.row = self.column = 0
+        self.saved = (0, 0)
+        self.bottom = rows - 1
+
+    def lines(self) -> list[str]:
+        return ["".join(row).rstrip() for row in self.cells]
+
+    def down(self) -> None:
+        if self.row == self.bottom:
+            self.cells[: self.bottom + 1] = [*self.cells[1 : self.bottom + 1], [" "] * self.columns]
+        else:
+            self.row = min(self.row + 1, self.rows - 1)
+
+    def write(self, text: str) -> None:
+        for sequence, number, rest, letter, char in re.findall(
+            r"(\x1b(?:\[(\d*)([;\d]*)([A-Za-z])|[78D]))|(.|\n)", text, flags=re.DOTALL
+        ):
+            if char == "\n":
+                self.down()
+                self.column = 0
+            elif char:
+                if self.column == self.columns:
+                    self.down()
+                    self.column = 0
+                self.cells[self.row][self.column] = char
+                self.column += 1
+            elif sequence == "\x1bD":
+                self.down()
+            elif sequence == "\x1b7":
+                self.saved = self.row, self.column
+            elif sequence == "\x1b8":
+                self.row, self.column = self.saved
+            elif letter == "A":
+                self.row -= int(number)
+            elif letter == "H":
+                self.row, self.column = int(number) - 1, int(rest[1:]) - 1
+            elif letter == "K":
+                self.cells[self.row] = [" "] * self.columns
+            elif letter == "r":  # also sends the cursor home
+                self.bottom = int(rest[1:]) - 1 if rest else self.rows - 1
+                self.row = self.column = 0
+            else:
+                assert letter == "m", sequence
+
+
+@pytest.mark.parametrize("above", [0, 3, 30])
+def test_the_last_row_says_tau_and_speed_while_a_reply_runs(make, monkeypatch, above):
+    """The text above it is as it would be without, wherever it began; speed is of what comes behind the second chunk."""
     talk = make()
-    clock = iter((0.0, 10.0, 30.0, 30.5, 31.0))
+    clock = iter((0.0, 10.0, 30.0, *(30.5 + 0.5 * n for n in range(40))))
     monkeypatch.setattr(chat.time, "perf_counter", lambda: next(clock))
-    talk.titled = True
-    chunks = [eagle_jax.StreamChunk([*b"a"], 0), *(eagle_jax.StreamChunk([*b"bcd"], 2) for _ in range(3))]
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((40, 8)))
+    screen, bare, seen = Screen(40, 8), Screen(40, 8), []
+
+    def write(text):
+        screen.write(text)
+        seen.append(screen.lines()[-1])
+        if "\x1b" not in text:
+            bare.write(text)
+
+    talk.write, talk.watched = write, True
+    for number in range(above):
+        talk.write(f"earlier {number}\n")
+    bcd = eagle_jax.StreamChunk([*b"bc\n"], 2)
     tally = chat.Tally(replies=1)
-    talk.show(iter(chunks), tally)
-    titles = [text for text in talk.written if text.startswith("\x1b]0;")]
-    assert titles == ["\x1b]0;tau 3.00, 6 tokens/s\x07"] * 2
+    talk.show(iter([eagle_jax.StreamChunk([*b"a"], 0), *([bcd] * 12)]), tally)
+    assert "tau 3.00, 4 tokens" in seen and "tau 3.00, 6 tokens/s, 37 tokens" in seen
     assert str(tally) == "tau 3.00, 6 tokens/s"
+    assert "tau" not in "".join(screen.lines()) and screen.bottom == 7
+    said = [line for line in screen.lines() if line]
+    assert said and said == [line for line in bare.lines() if line][-len(said) :]
+    talk.write("next")
+    assert screen.lines()[screen.row] == "next"
+
+
+def test_a_file_has_no_last_row(make, monkeypatch):
+    talk = make()
+    chunks = [eagle_jax.StreamChunk([*b"a"], 0), *(eagle_jax.StreamChunk([*b"bcd"], 2) for _ in range(3))]
+    talk.show(iter(chunks), chat.Tally())
+    assert "".join(talk.written) == "abcdbcdbcd\n"
+    monkeypatch.setenv("TERM", "dumb")
+    talk.watched = True
+    talk.show(iter(chunks), chat.Tally())
+    assert "\x1b" not in "".join(talk.written)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -305,27 +400,30 @@ def test_the_program_in_a_terminal(repository):
         os.close(follower)
         seen = ""
 
-        def until(*words, count=1):
-            """All that was shown, once one of the words has come so often."""
+        def until(word, count=1, *others):
+            """All that was shown, once the word has come so often, or one of the others at all."""
             nonlocal seen
             begun = time.monotonic()
-            while max(map(seen.count, words)) < count:
-                assert time.monotonic() - begun < 300, seen
+            while seen.count(word) < count and not any(other in seen for other in others):
+                ready, _, _ = select.select([leader], [], [], max(0.0, begun + 300 - time.monotonic()))
+                assert ready, seen  # a read alone would wait for ever
                 seen += os.read(leader, 4096).decode("utf-8", "replace")
 
-        until("> ")
+        until("\r\n> ")
         os.write(leader, b"What is 2 + 2?\n")
         until("prompt tokens read")
         assert viz.GREEN in seen
+        until("\r\n> ", 2)
         process.send_signal(signal.SIGINT)
-        until("ends the chat)")
+        until("ends the chat]")
         os.write(leader, b"And 3 + 3?\n")
-        until("prompt tokens read", count=2)
+        until("prompt tokens read", 2)
+        until("\r\n> ", 4)
         os.write(leader, b"And 4 + 4?\n")
         until("And 4 + 4?")
-        for _ in range(2):  # in the middle of the reply, or of reading the prompt
+        for _ in range(2):  # wherever it is by now: reading the line or the prompt, in the reply, at the next line
             process.send_signal(signal.SIGINT)
-        until("stopped]", "interrupted: this turn is forgotten")
+        until("ends the chat]", 2, "stopped]", "interrupted: this turn is forgotten")
         os.write(leader, b"/stats\n")
         until("tokens known")
         os.write(leader, b"/quit\n")
