@@ -171,5 +171,6 @@ def test_the_prose_on_trees_follows_from_the_tables():
     assert means_cold == sorted(means_cold)
     assert [*means_hot[:4], means_hot[5], means_hot[4]] == sorted(means_hot)
     says(
-        "Lookahead, Medusa, Hydra, EAGLE, and then EAGLE-2 and EAGLE-3, at temperature 0 (at 1 the last two change places)"
+        "Lookahead, Medusa, Hydra, EAGLE, and then EAGLE-2 and EAGLE-3, at temperature 0 "
+        "(at 1 the last two change places)"
     )

@@ -256,7 +256,7 @@ class Screen:
 
 @pytest.mark.parametrize("above", [0, 3, 30])
 def test_the_last_row_says_tau_and_speed_while_a_reply_runs(make, monkeypatch, above):
-    """The text above it is as it would be without, wherever it began; speed is of what comes behind the second chunk."""
+    """The text above it is as it would be without, wherever it began; speed is of what is behind the second chunk."""
     talk = make()
     clock = iter((0.0, 10.0, 30.0, *(30.5 + 0.5 * n for n in range(40))))
     monkeypatch.setattr(chat.time, "perf_counter", lambda: next(clock))
