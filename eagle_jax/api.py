@@ -323,8 +323,10 @@ def _chosen(
     from eagle_jax.profile import bound_profile
 
     check_target(target)
-    rows = len(prompts) if hasattr(prompts, "__len__") else 1  # what is no list of prompts is refused later
-    return bound_profile(profile, target).choose(rows, float(temperature))
+    # What is no list of prompts is refused later.
+    rows = len(prompts) if hasattr(prompts, "__len__") else 1
+    longest = max((len(prompt) for prompt in prompts if hasattr(prompt, "__len__")), default=1) if rows else 1
+    return bound_profile(profile, target).choose(rows, float(temperature), longest)
 
 
 def _run(request: Request) -> GenerateOutput:

@@ -1,7 +1,7 @@
-"""Profiles: which method and tree is fastest for a target on a machine, by batch size and temperature.
+"""Profiles: which method and tree is fastest for a target on a machine, by batch size, temperature and prompt length.
 
 `python -m infer.tune` measures and writes one; `eagle_jax.generate(target, "auto", prompts, profile=...)` follows it.
-The choice is made on the host from the number of prompts and the temperature, before anything is compiled.
+The choice is made on the host from the prompts' number and length and the temperature, before anything is compiled.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Entry:
     """What to use for a batch size and a temperature.
 
     Attributes:
-      batch: rows. temperature: 0 is greedy.
+      batch: rows. temperature: 0 is greedy. prompt: tokens of the longest prompt that it is for; None is any.
       method: by the papers' names; vanilla is plain decoding, used where no method was safely faster.
       weights: a path, a hub id, or "bundled"; None for methods without.
       tree: of a method with weights. ngram, length: of pld. ngram, window, guesses: of lookahead.
@@ -53,6 +53,7 @@ class Entry:
 
     batch: int
     temperature: float
+    prompt: int | None = dataclasses.field(default=None, kw_only=True)
     method: Method = "vanilla"
     weights: str | None = None
     tree: TreeConfig | None = None
@@ -67,6 +68,8 @@ class Entry:
     def __post_init__(self) -> None:
         if self.batch < 1 or not 0 <= self.temperature < float("inf"):
             raise ConfigError(f"batch={self.batch} must be at least 1 and temperature={self.temperature} at least 0")
+        if self.prompt is not None and self.prompt < 1:
+            raise ConfigError(f"prompt={self.prompt} must be at least 1 token; leave it out for prompts of any length")
         if self.method not in get_args(Method):
             raise ConfigError(f"method={self.method!r} must be one of {', '.join(get_args(Method))}")
         own = NUMBERS.get(self.method, () if self.method == "vanilla" else ("weights", "tree"))
@@ -111,7 +114,7 @@ class ProfileFile:
     Attributes:
       schema: of the file. target: name of the target, as it was loaded. fingerprint: of its weights.
       dtype: of the target, which the choice depends on. machine: where it was measured.
-      entries: at most one for every batch size and temperature.
+      entries: at most one for every batch size, temperature and longest prompt.
     """
 
     schema: Literal["eagle_jax.profile/1"]
@@ -124,22 +127,28 @@ class ProfileFile:
     def __post_init__(self) -> None:
         if not self.entries:
             raise ConfigError("entries is empty: a profile needs at least one; make it with python -m infer.tune")
-        places = [(entry.batch, entry.temperature) for entry in self.entries]
-        for batch, temperature in places:
-            if places.count((batch, temperature)) > 1:
-                raise ConfigError(f"entries: batch {batch} at temperature {temperature:g} is given twice; keep one")
+        places = [(entry.batch, entry.temperature, entry.prompt) for entry in self.entries]
+        for batch, temperature, prompt in places:
+            if places.count((batch, temperature, prompt)) > 1:
+                to = "" if prompt is None else f" for prompts to {prompt} tokens"
+                raise ConfigError(f"entries: batch {batch} at temperature {temperature:g}{to} is given twice; keep one")
 
-    def find(self, batch: int, temperature: float) -> Entry | None:
-        """The entry that holds for a batch size and a temperature; None where nothing was measured.
+    def find(self, batch: int, temperature: float, prompt: int) -> Entry | None:
+        """The entry that holds for a batch size, a temperature and a prompt length; None where nothing was measured.
 
-        It is that of the smallest measured batch size not below `batch`, and of these that of the lowest temperature
-        not below `temperature`. Drafts are mostly worth less as both grow, so that what pays there should pay here;
-        that is not certain (docs/tuning.md). Beyond the largest that were measured nothing is known, and plain decoding
-        cannot be slower than itself.
+        It is that of the smallest measured batch size not below `batch`, of these that of the lowest temperature not
+        below `temperature`, and of these that for the shortest prompts that `prompt`, the tokens of the longest one, is
+        not above. Drafts are mostly worth less as all three grow, so that what pays there should pay here; that is not
+        certain (docs/tuning.md). Beyond the largest that were measured nothing is known, and plain decoding cannot be
+        slower than itself.
         """
-        batches = [entry.batch for entry in self.entries if entry.batch >= batch and entry.temperature >= temperature]
-        fitting = [e for e in self.entries if e.batch == min(batches, default=0) and e.temperature >= temperature]
-        return min(fitting, key=lambda entry: entry.temperature, default=None)
+
+        def place(entry: Entry) -> tuple[float, float, float]:
+            return entry.batch, entry.temperature, float("inf") if entry.prompt is None else entry.prompt
+
+        asked = (batch, temperature, prompt)
+        fitting = [e for e in self.entries if all(a >= b for a, b in zip(place(e), asked, strict=True))]
+        return min(fitting, key=place, default=None)
 
     def to_yaml(self, comment: str = "") -> str:
         """The file as text, an entry per line; `comment` becomes its first lines."""
@@ -166,9 +175,9 @@ class Profile:
     drafters: tuple[BoundDrafter | None, ...] = dataclasses.field(repr=False)
     target_fn: TargetFn = dataclasses.field(repr=False)
 
-    def choose(self, batch: int, temperature: float) -> BoundDrafter | None:
-        """The method for a batch size and a temperature, see `ProfileFile.find`; None is plain decoding."""
-        entry = self.file.find(batch, temperature)
+    def choose(self, batch: int, temperature: float, prompt: int) -> BoundDrafter | None:
+        """The method for what a call asks, see `ProfileFile.find`; None is plain decoding."""
+        entry = self.file.find(batch, temperature, prompt)
         return None if entry is None else self.drafters[self.file.entries.index(entry)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import sys
@@ -15,7 +16,7 @@ from scipy.special import stdtrit  # type: ignore[import-untyped]
 import eagle_jax
 from eagle_jax.bound import BoundDrafter, TreeDrafter
 from eagle_jax.config import ConfigError, TreeConfig
-from eagle_jax.profile import BUNDLED, NUMBERS, Entry
+from eagle_jax.profile import BUNDLED, NUMBERS, Entry, Profile
 from eagle_jax.tuning import TOLERATED, Replay, Score, choose, count_passes, speedup, trees
 from eagle_jax.watching import can_watch
 from infer.methods import OPTIONS, PLAIN, Label, Loader, Sources
@@ -103,6 +104,17 @@ class Tuner:
             raise ValueError("--methods and the grid leave nothing to choose from: name a method, or widen --depths, "
                              "--top-ks and --nodes")  # fmt: skip
         self._replays: dict[tuple[str, float], dict[str, Replay]] = {}
+        self.options: dict[str, Any] = {}
+
+    def asking(self, samples: dict[str, Sample]) -> Tuner:
+        """The same tuner, its weights shared, with other prompts."""
+        other = copy.copy(self)
+        other.samples, other._replays = samples, {}
+        return other
+
+    def follow(self, profile: Profile) -> None:
+        """Makes what a profile chooses, prompt by prompt, one more method, `AUTO`."""
+        self.drafters[AUTO], self.options = AUTO, {"profile": profile}  # type: ignore[assignment]
 
     def labels(self, method: str) -> list[str]:
         """Labels of all settings of a method that are searched."""
@@ -220,7 +232,7 @@ class Tuner:
             # Faster, but by less than the spread, or measured too seldom to know one: more repetitions tell.
             trial = trial.and_then(self.measure(undecided, setting, max(LEAST, 3 * self.grid.repeats)))
             chosen = choose_of(trial.scores)
-        report: dict[str, Any] = {"batch": setting.batch, "temperature": setting.temperature}
+        report: dict[str, Any] = {name: getattr(setting, name) for name in ("batch", "temperature", "prompt")}
         if self.grid.exhaustive:
             chosen, trial, report["exhaustive"] = self.exhaust(chosen, trial, setting)
         name = chosen or PLAIN
@@ -283,7 +295,8 @@ class Tuner:
     ) -> Trial:
         """Whole calls in turns with plain decoding."""
         methods = {label: self.drafters[label] for label in labels}
-        return compete(self.target, methods, samples or self.samples, setting, repeats or self.grid.repeats)
+        repeats = repeats or self.grid.repeats
+        return compete(self.target, methods, samples or self.samples, setting, repeats, **self.options)
 
     def exhaust(self, chosen: str | None, trial: Trial, setting: Setting) -> tuple[str | None, Trial, dict[str, Any]]:
         """Measures all there is, with a batch of every task; the best third again with three times as many prompts.
@@ -377,7 +390,7 @@ def entry_of(label: str, drafter: BoundDrafter | None, sources: Sources, setting
         names = ("length", "ngram") if method == "pld" else NUMBERS[method]
         fields = dict(zip(names, numbers, strict=True))
     try:
-        return Entry(setting.batch, setting.temperature, method, **fields)  # type: ignore[arg-type]
+        return Entry(setting.batch, setting.temperature, method, prompt=setting.prompt, **fields)  # type: ignore[arg-type]
     except ConfigError as error:
         raise ConfigError(f"{label}: {error}") from error
 

@@ -42,17 +42,31 @@ class Sample(NamedTuple):
             Sample(self.prompts[at : at + size], self.keys[at : at + size]) for at in range(0, len(self.prompts), size)
         ]
 
+    def of_length(self, least: int, most: int | None) -> Sample:
+        """Prompts of more than `least` tokens, and not more than `most`."""
+        kept = [at for at, prompt in enumerate(self.prompts) if least < len(prompt) <= (most or len(prompt))]
+        return Sample([self.prompts[at] for at in kept], self.keys[jnp.array(kept, jnp.int32)])
+
     def first(self, count: int) -> Sample:
         """The first prompts alone."""
         return Sample(self.prompts[:count], self.keys[:count])
 
 
 class Setting(NamedTuple):
-    """What is tuned for."""
+    """What is tuned for.
+
+    Attributes:
+      prompt: tokens of the longest prompt; None is any.
+    """
 
     batch: int
     temperature: float
     max_new_tokens: int
+    prompt: int | None = None
+
+    def __str__(self) -> str:
+        to = "" if self.prompt is None else f", prompts to {self.prompt} tokens"
+        return f"batch {self.batch}, temperature {self.temperature:g}{to}"
 
 
 class Costs(NamedTuple):

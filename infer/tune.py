@@ -6,12 +6,14 @@
 
 It measures what a cycle costs by the width of the target's pass and by the levels that are drafted, and watches what
 every method would draft along the target's own replies; from both follows the speed of every tree of the grid. The few
-best by that prediction are then measured in turns with plain decoding. The fastest of those that beat it on every task
-by more than the spread is chosen; where none does, plain decoding is. Prints a table per batch size and temperature
-and, last, one JSON object with the choices; all that was measured is in a file beside the profile. With --search
-exhaustive every tree of the grid is measured as well, and the best of them once more beside the choice. With --check
-nothing is tuned: "auto" is measured against plain decoding (and, with --search exhaustive, against every tree), on
-questions not tuned on with --skip, and the exit status is 1 where it is more than 5% slower. See docs/tuning.md.
+best by that prediction are then measured in turns with plain decoding. Of those that beat it in the mean over tasks,
+and lose no more than 3% to it on any, both by more than the spread, the one with the largest mean is chosen; where
+there is none, plain decoding is. Prints a table per batch size and temperature and, last, one JSON object with the
+choices; all that was measured is in a file beside the profile. With --prompts 256 it chooses once for prompts of at
+most so many tokens and once for longer ones. With --search exhaustive every tree of the grid is measured as well, and
+the best of them once more beside the choice. With --check nothing is tuned: "auto" is measured against plain decoding
+(and, with --search exhaustive, against every tree), on questions not tuned on with --skip, and the exit status is 1
+where it is more than 5% slower. See docs/tuning.md.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import numpy as np
 import eagle_jax
 from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.measure import machine, use_compilation_cache
-from eagle_jax.profile import ProfileFile, fingerprint, read_profile
+from eagle_jax.profile import Entry, ProfileFile, fingerprint, read_profile
 from eagle_jax.programs import at_least_one, can_write, listed, not_negative, run
 from eagle_jax.tasks import BUNDLED, Conversation, Task, load_tasks, task_folder
 from eagle_jax.tuning import TOLERATED
@@ -55,6 +57,7 @@ class Args(Places):
       max_new_tokens: longest reply.
       batches: prompts at a time, separated by commas.
       temperatures: 0 is greedy.
+      prompts: lengths, in tokens, between which the choice may differ, separated by commas; empty is one for all.
       dtypes: of the target's weights; another dtype is another target, so only several if any will do.
       depths: of the grid of trees.
       top_ks: of the grid of trees.
@@ -71,7 +74,7 @@ class Args(Places):
       check: a profile that is measured instead; the methods it names need no paths.
     """
 
-    methods: str = "hass,eagle3,pld"
+    methods: str = "hass,eagle2,eagle3,pld"
     tasks: str = BUNDLED
     data: Path = dataclasses.field(default_factory=task_folder)
     limit: int = 4
@@ -79,6 +82,7 @@ class Args(Places):
     max_new_tokens: int = 64
     batches: str = "1"
     temperatures: str = "0,1"
+    prompts: str = ""
     dtypes: str = "float32"
     depths: str = "1,2,3,4,5,6,8"
     top_ks: str = "1,2,3,4,6,10"
@@ -100,10 +104,11 @@ def main(args: Args) -> int:
     at_least_one(args, "limit", "max_new_tokens", "candidates", "repeats", "turns")
     not_negative(args, "seed", "skip")
     batches, temperatures = listed(args, "batches", int, 1), listed(args, "temperatures", float, 0)
+    bounds: list[int | None] = [*(sorted(listed(args, "prompts", int, 1)) if args.prompts.strip() else []), None]
     grid = grid_of(args)
-    if len(batches) * len(temperatures) > MOST_ENTRIES:
-        raise ValueError(f"--batches x --temperatures are {len(batches) * len(temperatures)} settings: a profile has "
-                         f"{MOST_ENTRIES} at most")  # fmt: skip
+    if (count := len(batches) * len(temperatures) * len(bounds)) > MOST_ENTRIES:
+        raise ValueError(f"--batches x --temperatures x --prompts are {count} settings: a profile has {MOST_ENTRIES} "
+                         "at most")  # fmt: skip
     if max(batches) > args.limit:
         raise ValueError(f"--batches {args.batches}: a batch of {max(batches)} takes as many prompts of every task; "
                          f"raise --limit {args.limit}")  # fmt: skip
@@ -121,11 +126,15 @@ def main(args: Args) -> int:
     for dtype in dtypes:
         sources = Sources.of(args, dtype)
         target, tokenizer = load_pair(sources)
-        tuner = Tuner(grid, target, sources, labels, samples_of(tasks, tokenizer, target, args))
+        samples = samples_of(tasks, tokenizer, target, args)
+        groups = by_length(samples, bounds)
+        tuner = Tuner(grid, target, sources, labels, samples)
         found[dtype] = target, []
-        for setting in settings:
-            found[dtype][1].append(tuner.tune(setting))
-            show(found[dtype][1][-1].report)
+        for bound, group in groups.items():
+            asked_so = tuner.asking(group)
+            for setting in settings:
+                found[dtype][1].append(asked_so.tune(setting._replace(prompt=bound)))
+                show(found[dtype][1][-1].report, group)
     # By ratios, or the setting with the most tokens per second, that of the largest batch, would decide alone.
     rates = {dtype: [one.plain * (one.entry.measured or 1.0) for one in each] for dtype, (_, each) in found.items()}
     best = max(rates, key=lambda dtype: float(np.mean(np.log(rates[dtype]))))
@@ -142,7 +151,7 @@ def main(args: Args) -> int:
     reports = {dtype: [one.report for one in each] for dtype, (_, each) in found.items()}
     write_whole(beside, json.dumps(result | {"settings": reports, "arguments": shown(args)}, indent=1) + "\n")
     print(f"\nWritten: {args.out}, for {best} weights, and {beside}. Machine: {machine()}")
-    names = ("batch", "temperature", "chosen", "mean_absolute_error")
+    names = ("batch", "temperature", "prompt", "chosen", "mean_absolute_error")
     choices = [
         {name: one.report[name] for name in names} | {"measured": one.entry.measured, "worst": one.entry.worst}
         for one in tuned
@@ -164,30 +173,34 @@ def check(args: Args, settings: Sequence[Setting], grid: Grid) -> int:
     profile = eagle_jax.load_profile(str(args.check), target)
     samples, rows = samples_of(tasks, tokenizer, target, args), []
     tuner = Tuner(grid, target, sources, labels, samples) if args.search == "exhaustive" else None
+    if tuner is not None:
+        tuner.follow(profile)
     head = "| batch | temperature | auto is | worst task | mean | identical |"
     print(head + (" of the best |" if tuner else "") + "\n|---:|---:|---|---:|---:|---:|" + ("---|" if tuner else ""))
     for setting in settings:
         auto: Any = {AUTO: "auto"}
         trial = compete(target, auto, samples, setting, args.repeats, profile=profile)
-        score, entry = trial.scores[AUTO], profile.file.find(setting.batch, setting.temperature)
-        name = PLAIN if entry is None else entry.method
-        place = None if entry is None else {"batch": entry.batch, "temperature": entry.temperature}
-        row: dict[str, Any] = {"batch": setting.batch, "temperature": setting.temperature, "auto": name, "entry": place,
+        score, entries = trial.scores[AUTO], used(profile.file, samples, setting)
+        names = dict.fromkeys(PLAIN if entry is None else entry.method for entry in entries)
+        places = [entry and {"batch": entry.batch, "temperature": entry.temperature, "prompt": entry.prompt}
+                  for entry in entries]  # fmt: skip
+        row: dict[str, Any] = {"batch": setting.batch, "temperature": setting.temperature,
+                               "auto": ", ".join(names), "entries": places,
                                "per_task": {task: round(value, 3) for task, value in score.speedups.items()},
                                "worst": round(score.worst, 3), "mean": round(score.mean, 3),
                                "identical": f"{trial.identical}/{trial.compared}"}  # fmt: skip
         if tuner is not None:
-            tuner.drafters[AUTO] = profile.choose(setting.batch, setting.temperature)  # type: ignore[assignment]
-            _, _, found = tuner.exhaust(AUTO, trial, setting)
-            row |= {"over_best": found["choice_over_best"]} | {name: found[name] for name in (
+            _, _, against = tuner.exhaust(AUTO, trial, setting)
+            row |= {"over_best": against["choice_over_best"]} | {name: against[name] for name in (
                 "best", "interval", "rounds", "fastest", "fastest_speedup", "fastest_worst")}  # fmt: skip
         rows.append(row)
         print(checked(row))
     worst = min(row["worst"] for row in rows)
     holds = worst >= 1 - SLOWER and min(row.get("over_best", 1.0) for row in rows) >= 1 - SLOWER
     for row in rows:
-        if row["entry"] is None:
-            print(f"\nNo entry for batch {row['batch']} or more at temperature {row['temperature']:g} or more: "
+        if None in row["entries"]:
+            which = "" if row["entries"] == [None] else " and the longest prompts"
+            print(f"\nNo entry for batch {row['batch']} or more at temperature {row['temperature']:g} or more{which}: "
                   "\"auto\" decodes plainly there.")  # fmt: skip
     print(f"\nWorst against plain decoding: {worst:.2f}x. Machine: {machine()}")
     print(json.dumps({"profile": str(args.check), "holds": holds, "worst": worst, "settings": rows,
@@ -197,19 +210,43 @@ def check(args: Args, settings: Sequence[Setting], grid: Grid) -> int:
 
 def checked(row: dict[str, Any]) -> str:
     """A row of the table of a check; an entry of another setting is named."""
-    place, auto = row.get("entry", {}), row["auto"]
-    if place is None:
+    auto, against = row["auto"], ""
+    if row["entries"] == [None]:
         auto += " (no entry)"
-    elif place and (place["batch"], place["temperature"]) != (row["batch"], row["temperature"]):
-        auto += f" (entry of batch {place['batch']}, temperature {place['temperature']:g})"
-    against = ""
+    elsewhere = {(place["batch"], place["temperature"]) for place in row["entries"] if place}
+    for batch, temperature in sorted(elsewhere - {(row["batch"], row["temperature"])}):
+        auto += f" (entry of batch {batch}, temperature {temperature:g})"
     if "best" in row:
-        ends = " [{:.2f}, {:.2f}]".format(*row["interval"]) if "interval" in row else ""  # files before it was known
-        against = f" {row['over_best']:.2f}{ends} ({row['best']}) |"
+        against = " {:.2f} [{:.2f}, {:.2f}] ({}) |".format(row["over_best"], *row["interval"], row["best"])
     return (
         f"| {row['batch']} | {row['temperature']:g} | {auto} | {row['worst']:.2f}x | {row['mean']:.2f}x | "
         f"{row['identical']} |{against}"
     )
+
+
+def used(file: ProfileFile, samples: dict[str, Sample], setting: Setting) -> list[Entry | None]:
+    """The entries that "auto" takes for these prompts, each once, from the shortest prompts to the longest."""
+    parts = [part for sample in samples.values() for part in sample.batches(setting.batch)]
+    lengths = sorted(max(map(len, part.prompts)) for part in parts)
+    return list(dict.fromkeys(file.find(setting.batch, setting.temperature, length) for length in lengths))
+
+
+def by_length(samples: dict[str, Sample], bounds: Sequence[int | None]) -> dict[int | None, dict[str, Sample]]:
+    """The prompts of every task between two bounds, by the upper one; tasks that have none there are left out.
+
+    Raises:
+      ValueError: a part without prompts.
+    """
+    found: dict[int | None, dict[str, Sample]] = {}
+    for below, bound in zip([0, *bounds], bounds, strict=False):
+        parts = {task: sample.of_length(below or 0, bound) for task, sample in samples.items()}
+        found[bound] = {task: part for task, part in parts.items() if part.prompts}
+        if not found[bound]:
+            lengths = sorted(len(prompt) for sample in samples.values() for prompt in sample.prompts)
+            between = f"more than {below}" if bound is None else f"{(below or 0) + 1} to {bound}"
+            raise ValueError(f"--prompts: no sample prompt has {between} tokens, they have {lengths[0]} to "
+                             f"{lengths[-1]}; take other lengths, or tasks with such prompts")  # fmt: skip
+    return found
 
 
 def asked(args: Args) -> list[Task]:
@@ -259,9 +296,11 @@ def grid_of(args: Args) -> Grid:
     return Grid(**values, candidates=args.candidates, repeats=args.repeats, turns=args.turns, exhaustive=exhaustive)
 
 
-def show(report: dict[str, Any]) -> None:
+def show(report: dict[str, Any], samples: dict[str, Sample]) -> None:
     """The candidates of one setting, and what was chosen."""
-    print(f"\nBatch {report['batch']}, temperature {report['temperature']:g}: {report['searched']} settings searched, "
+    lengths = sorted(len(prompt) for sample in samples.values() for prompt in sample.prompts)
+    print(f"\nBatch {report['batch']}, temperature {report['temperature']:g}, {len(lengths)} prompts of {lengths[0]} "
+          f"to {lengths[-1]} tokens: {report['searched']} settings searched, "
           f"plain decoding {report['plain_tok_s']:.0f} tokens/s\n\n"
           "| candidate | predicted | measured | worst task | error |\n|---|---:|---:|---:|---:|")  # fmt: skip
     for label, row in report["candidates"].items():

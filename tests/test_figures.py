@@ -19,7 +19,7 @@ def said(svg: Path) -> tuple[list[str], Counter[str]]:
     Where a line runs depends on matplotlib's version by fractions of a point, and is not compared.
     """
     text = svg.read_text(encoding="utf-8")
-    return re.findall(r"<!-- (.*?) -->", text), Counter(re.findall(r"fill: (#[0-9a-f]{6})", text))
+    return re.findall(r"<!-- (.*?) -->", text), Counter(re.findall(r"(?:fill|stroke): #[0-9a-f]{6}", text))
 
 
 @pytest.mark.slow

@@ -75,11 +75,12 @@ def test_sampled_drafts_obey_stops_budgets_and_keys(name, plain):
     assert alone.tokens == out.tokens[:2], "a row's text depends on the other rows"
 
 
-# One of every kind of state: of a method that is not named here the last one; EAGLE-1 and Hydra have what EAGLE-3 and
-# Hydra++ have.
+# One of every kind of state: of a method that is not named here the last one. EAGLE-1 and Hydra have what EAGLE-3 and
+# Hydra++ have, and wait for the slow tests.
 CHOSEN = ["eagle3-k3n12", "small-dynamic", "medusa-static", "hydra++-static", "lookup", "lookahead"]
 _last = {name.partition("-")[0]: name for name in [*DRAFTERS, *CHOSEN]}
-EVERY = ["small-block", *(name for kind, name in _last.items() if kind not in ("eagle1", "hydra"))]
+EVERY = ["small-block", *_last.values()]
+EVERY = [pytest.param(n, marks=pytest.mark.slow) if n.partition("-")[0] in ("eagle1", "hydra") else n for n in EVERY]
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "lookup" else pytest.mark.slow) for n in CHOSEN])

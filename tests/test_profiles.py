@@ -75,23 +75,51 @@ def test_a_profile_survives_its_file(path):
     ],
 )
 def test_the_entry_is_chosen_by_batch_and_temperature(batch, temperature, entry):
-    found = content(*ENTRIES).find(batch, temperature)
+    found = content(*ENTRIES).find(batch, temperature, 1000)
     assert found == (None if entry is None else ENTRIES[entry])
+
+
+@pytest.mark.parametrize(
+    ("temperature", "prompt", "entry"),
+    [(0.0, 1, 0), (0.0, 100, 0), (0.0, 101, 1), (0.0, 501, 2), (1.0, 100, 3), (1.0, 101, None), (0.5, 50, 3)],
+)
+def test_of_these_the_one_for_the_shortest_prompts_that_fit(temperature, prompt, entry):
+    lookup = {"ngram": 2, "length": 3}
+    entries = (
+        Entry(1, 0.0, "pld", prompt=100, **lookup),
+        Entry(1, 0.0, "lookahead", prompt=500, ngram=3, window=2, guesses=2),
+        Entry(1, 0.0),
+        Entry(1, 1.0, "pld", prompt=100, **lookup),
+    )
+    found = content(*reversed(entries)).find(1, temperature, prompt)
+    assert found == (None if entry is None else entries[entry])
+
+
+def test_a_call_follows_its_longest_prompt(path, loads):
+    target, chain = tiny_target(), TreeConfig.chain(2)
+    entries = (Entry(4, 0.0, "eagle3", "some/head", chain, prompt=6), Entry(4, 0.0, "pld", ngram=2, length=3))
+    path.write_text(content(*entries).to_yaml())
+    assert read_profile(path).entries == entries
+    for lengths, depth in (([5, 6], 2), ([5, 7], 3)):
+        prompts = random_prompts(lengths, 12)
+        auto = eagle_jax.generate(target, "auto", prompts, profile=path, max_new_tokens=8)
+        assert auto.accepted.shape[1] == depth + 1
+        assert auto.tokens == eagle_jax.generate(target, None, prompts, max_new_tokens=8).tokens
 
 
 def test_a_setting_that_lacks_a_temperature_falls_to_a_larger_batch():
     file = content(Entry(1, 0.0), Entry(4, 1.0, "pld", ngram=2, length=3))
-    assert file.find(1, 0.7) == file.entries[1]
+    assert file.find(1, 0.7, 9) == file.entries[1]
 
 
 def test_auto_is_what_the_profile_chooses(path, loads):
     profile = load_profile(path, tiny_target())
     assert loads == ["some/head"]  # once for both trees
-    assert profile.choose(1, 0.0).tree == TREE
-    assert profile.choose(1, 0.7).tree == TreeConfig.chain(2)
-    assert profile.choose(3, 0.0).drafter is eagle_jax.prompt_lookup(tiny_target(), ngram=2, length=3).drafter
-    assert profile.choose(4, 1.0) is None
-    assert profile.choose(64, 0.0) is None
+    assert profile.choose(1, 0.0, 9).tree == TREE
+    assert profile.choose(1, 0.7, 9).tree == TreeConfig.chain(2)
+    assert profile.choose(3, 0.0, 9).drafter is eagle_jax.prompt_lookup(tiny_target(), ngram=2, length=3).drafter
+    assert profile.choose(4, 1.0, 9) is None
+    assert profile.choose(64, 0.0, 9) is None
 
 
 @pytest.mark.parametrize(("rows", "temperature"), [(1, 0.0), (1, 1.0), (4, 0.0)])
@@ -100,7 +128,7 @@ def test_auto_writes_the_text_of_plain_decoding(path, loads, rows, temperature):
     options = {"max_new_tokens": 12, "temperature": temperature, "key": 2}
     auto = eagle_jax.generate(target, "auto", prompts, profile=path, **options)
     assert auto.tokens == eagle_jax.generate(target, None, prompts, **options).tokens
-    assert auto.accepted.shape[1] == content(*ENTRIES).find(rows, temperature).bind(target, {}).drafter.depth + 1
+    assert auto.accepted.shape[1] == content(*ENTRIES).find(rows, temperature, 7).bind(target, {}).drafter.depth + 1
     if rows == 1:
         chunks = eagle_jax.stream(target, "auto", prompts[0], profile=path, **options)
         assert [token for chunk in chunks for token in chunk.tokens] == auto.tokens[0]
@@ -149,6 +177,8 @@ def test_another_target_or_dtype_is_refused(path, loads):
         ({"entries": []}, "entries is empty"),
         ({"entries": [{"batch": 1}]}, r"entries\[0\]: missing temperature"),
         ({"entries": [{"batch": 0, "temperature": 0.0}]}, "batch=0 must be at least 1"),
+        ({"entries": [{"batch": 1, "temperature": 0.0, "prompt": 0}]}, "prompt=0 must be at least 1 token"),
+        ({"entries": [{"batch": 1, "temperature": 0.0, "prompt": 9}] * 2}, "for prompts to 9 tokens is given twice"),
         ({"entries": [{"batch": 1, "temperature": 0.0, "method": "eagle4"}]}, "method='eagle4' must be one of"),
         ({"entries": [{"batch": 1, "temperature": 0.0, "method": "eagle2"}]}, "method eagle2 needs weights"),
         ({"entries": [{"batch": 1, "temperature": 0.0, "ngram": 2}]}, "method vanilla takes no ngram"),
@@ -211,7 +241,7 @@ def test_the_bundled_heads_are_found(monkeypatch):
     monkeypatch.setattr(profiles, "load_drafter", lambda path, target: found.append(path) or tiny_head("eagle3", TREE))
     dataclasses.replace(HEAD, weights="bundled").bind(tiny_target(), {})
     assert os.path.isfile(os.path.join(found[0], "model.safetensors"))
-    assert isinstance(Profile(content(HEAD), (None,), tiny_target().fn).choose(1, 0.0), type(None))
+    assert isinstance(Profile(content(HEAD), (None,), tiny_target().fn).choose(1, 0.0, 1), type(None))
 
 
 def test_weights_that_are_missing_are_named_by_their_entry(tmp_path):

@@ -258,13 +258,48 @@ def test_a_check_between_the_entries_says_which_is_used(quick, pair, capsys):
     tune.main(tune.Args(**quick | {"check": quick["out"], "temperatures": "0.5,0,2", "batches": "2", "limit": 2}))
     printed = capsys.readouterr().out
     between, greedy, beyond = json.loads(printed.splitlines()[-1])["settings"]
-    used = {"batch": 2, "temperature": 1.0}
-    assert (between["auto"], between["entry"]) == ("eagle3", used)
-    assert (greedy["auto"], greedy["entry"]) == ("eagle3", used)
-    assert (beyond["auto"], beyond["entry"]) == ("vanilla", None)
+    used = [{"batch": 2, "temperature": 1.0, "prompt": None}]
+    assert (between["auto"], between["entries"]) == ("eagle3", used)
+    assert (greedy["auto"], greedy["entries"]) == ("eagle3", used)
+    assert (beyond["auto"], beyond["entries"]) == ("vanilla", [None])
     assert "| 2 | 0.5 | eagle3 (entry of batch 2, temperature 1) |" in printed
     assert "| 2 | 2 | vanilla (no entry) |" in printed
     assert 'No entry for batch 2 or more at temperature 2 or more: "auto" decodes plainly there.' in printed
+
+
+def test_short_and_long_prompts_are_tuned_apart(quick, pair, monkeypatch, capsys):
+    """Each by its own prompts; a check says what "auto" takes for which."""
+    asked = []
+
+    def compete(target, methods, samples, setting, repeats, **options):
+        asked.append({task: list(map(len, sample.prompts)) for task, sample in samples.items()})
+        gain = 2.0 if "talk" in samples else 0.5
+        scores = {label: search.Score(dict.fromkeys(samples, (gain,) * repeats)) for label in methods}
+        return search.Trial(scores, 100.0, 1, 1)
+
+    monkeypatch.setattr(search, "compete", compete)
+    given = {"tasks": "talk,sums", "prompts": "4", "depths": "1", "repeats": 5}
+    assert tune.main(tune.Args(**quick | given)) == 0
+    assert asked == [{"talk": [3, 2]}, {"sums": [10]}]
+    entries = yaml.safe_load(quick["out"].read_text())["entries"]
+    assert [(entry.get("prompt"), entry["method"]) for entry in entries] == [(4, "eagle3"), (None, "vanilla")]
+    printed = capsys.readouterr().out
+    assert "Batch 1, temperature 0, 2 prompts of 2 to 3 tokens: 1 settings" in printed
+    monkeypatch.setattr(tune, "compete", lambda *args, **options: search.Trial(
+        {search.AUTO: search.Score({"talk": (2.0,), "sums": (1.0,)})}, 1.0, 1, 1))  # fmt: skip
+    tune.main(tune.Args(**quick | given | {"check": quick["out"]}))
+    (row,) = last(capsys)["settings"]
+    assert (row["auto"], [place["prompt"] for place in row["entries"]]) == ("eagle3, vanilla", [4, None])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [("2,20", "no sample prompt has more than 20 tokens, they have 2 to 10"), ("0", "--prompts '0' must be whole"),
+     ("1", "no sample prompt has 1 to 1 tokens")],
+)  # fmt: skip
+def test_lengths_that_no_prompt_has_are_refused(quick, prompts, message):
+    with pytest.raises(ValueError, match=message):
+        tune.main(tune.Args(**quick | {"tasks": "talk,sums", "prompts": prompts}))
 
 
 @pytest.mark.parametrize("faster", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])

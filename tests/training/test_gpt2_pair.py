@@ -1,0 +1,72 @@
+"""The textbook pair of standard speculative sampling, in miniature: a GPT-2 and a smaller one distilled from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import pytest
+
+import eagle_jax
+import train.distill
+from eagle_jax.checkpoints import load_target_checkpoint, save_target_checkpoint
+from eagle_jax.config import DecoderConfig, RopeConfig, TreeConfig
+from eagle_jax.models.decoder import init_params
+from tests.training.runs import OPTIONS, VOCAB, losses
+
+LARGE = DecoderConfig(
+    vocab_size=VOCAB, hidden_size=24, intermediate_size=32, num_layers=3, num_heads=4, num_kv_heads=4, head_dim=6,
+    rope=RopeConfig(kind="none"), max_position=128, block="gpt2", qkv_bias=True, out_bias=True, mlp_bias=True,
+    tie_word_embeddings=True, eos_ids=(1,), bos_id=0, architecture="GPT2LMHeadModel",
+)  # fmt: skip
+SMALL = dataclasses.replace(LARGE, hidden_size=16, intermediate_size=24, num_layers=1, num_heads=2, num_kv_heads=2,
+                            head_dim=8)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pair(place):
+    """Both as they would lie on disk after a download, with one tokenizer."""
+    assets = Path(eagle_jax.__file__).parent / "assets" / "demo" / "target"
+    for seed, (name, config) in enumerate({"gpt2-medium": LARGE, "gpt2": SMALL}.items()):
+        params = jax.tree.map(lambda x: x * 6 if x.ndim == 2 else x, init_params(config, jax.random.key(seed)))
+        save_target_checkpoint(config, params, place / name, "float32")
+        for path in assets.glob("tokenizer*"):
+            shutil.copy(path, place / name)
+    return place
+
+
+@pytest.fixture(scope="module")
+def distilled(pair):
+    options = {name: value for name, value in OPTIONS.items() if name not in ("unroll", "taps", "draft_vocab",
+                                                                             "eval_tree")}  # fmt: skip
+    args = train.distill.Args(**{
+        **options, "target": str(pair / "gpt2-medium"), "init": str(pair / "gpt2"), "out": pair / "draft",
+        "data": (str(pair / "train.jsonl"),), "heldout": (str(pair / "held.jsonl"),), "data_axis": 1, "rate": 1e-2,
+        "steps": 8, "eval_every": 4,
+    })  # fmt: skip
+    assert train.distill.main(args) == 0
+    return pair / "draft"
+
+
+def test_the_small_one_is_a_gpt2_and_learns(distilled):
+    seen = losses(distilled)
+    assert seen[-1][0] < seen[0][0]
+    config, _ = load_target_checkpoint(distilled / "model")
+    assert (config.block, config.num_layers, config.hidden_size) == ("gpt2", 1, 16)
+    log = [json.loads(line) for line in (distilled / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in log if "tau" in line] == [0, 4, 8]  # what was given is measured first
+
+
+@pytest.mark.parametrize(
+    "tree", [TreeConfig.chain(3), TreeConfig(depth=3, top_k=2, num_nodes=6)], ids=["chain", "tree"]
+)
+def test_it_drafts_and_the_text_is_the_large_ones(distilled, pair, tree):
+    target = eagle_jax.load_target(pair / "gpt2-medium")
+    model = eagle_jax.load_draft_model(distilled / "model", target).with_tree(tree)
+    prompts = [[7, 8, 9], [100, 20]]
+    for options in ({}, {"temperature": 0.8, "key": 3}):
+        fast, plain = (eagle_jax.generate(target, one, prompts, max_new_tokens=16, **options) for one in (model, None))
+        assert fast.tokens == plain.tokens
