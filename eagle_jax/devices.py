@@ -30,8 +30,8 @@ def in_reach() -> Iterator[None]:
 
 
 ACCELERATORS = {"TPU": ("/dev/accel0", "/dev/vfio/0"), "GPU": ("/dev/nvidia0",)}
-"""Files of machines that have one, and the extras whose JAX sees it."""
-EXTRAS = {"TPU": "tpu", "GPU": "cuda"}
+"""Files of machines that have one, and the extras of JAX that see it."""
+EXTRAS = {"TPU": "tpu", "GPU": "cuda13"}
 
 
 def overlooked() -> str | None:
@@ -42,7 +42,7 @@ def overlooked() -> str | None:
         if any(os.path.exists(file) for file in files):
             return (
                 f"this machine seems to have a {kind} that JAX does not see, and everything runs on its CPU: "
-                f"pip install 'eagle-jax[{EXTRAS[kind]}]' and start again, or set JAX_PLATFORMS=cpu if that is meant"
+                f"pip install 'jax[{EXTRAS[kind]}]' and start again, or set JAX_PLATFORMS=cpu if that is meant"
             )
     return None
 

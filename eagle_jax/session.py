@@ -22,9 +22,10 @@ from eagle_jax.types import Drafter, GenerateState, KVCache, Params, TargetFn
 class Session:
     """One conversation: every prompt is the whole text so far, and only what is new of it is read.
 
-    What `stream` yields is what `eagle_jax.stream` yields of the same prompt, key and settings. What was read is kept
-    as long as a prompt begins with it; a prompt that does not (an edited turn, a template that drops thoughts) is read
-    anew from its beginning, by the same programs.
+    What `stream` yields is what `eagle_jax.stream` yields of the same prompt, key and settings. Of what was read the
+    part is kept that a prompt begins with; from where it differs (an edited turn, a template that drops thoughts) it is
+    read anew, by the same programs: caches are written behind their end alone, so that to go back is to set a length.
+    A drafter of your own needs a `rewind` for that; without one a prompt that differs is read from its beginning.
 
     Args:
       drafter: None is plain decoding.
@@ -93,14 +94,19 @@ class Session:
         slots = round_up(required_slots(self.context, 1, fns["drafter"].depth, PREFILL_CHUNK), 128)
         request = request._replace(options={**request.options, "slots": slots})
         before, self._state = self._state, None  # interrupted in a program, the donated caches would be gone
-        known = 0 if before is None else int(before.cache.length[0])
+        there = 0 if before is None else int(before.cache.length[0])
+        # A drafter knows the token behind the last one in the target's cache, which therefore has to be the prompt's.
         # One token at least is read, for what comes behind it.
-        if before is None or known >= len(prompt) or prompt[:known] != self.text[:known]:
+        known = min(there, _common(prompt, self.text) - 1, len(prompt) - 1)
+        if before is None or known < 1 or (known < there and fns["drafter"].rewind is None):
             with explained(request):
                 cache, drafted = _empty(request.params, slots, **fns)
             known = 0
         else:
             cache, drafted = before.cache, before.drafter
+            if known < there:
+                ends = [jnp.array([known], jnp.int32) for _ in range(2)]  # both are donated
+                cache, drafted = cache._replace(length=ends[0]), fns["drafter"].rewind(drafted, ends[1])
         new = prompt[known:]
         chunk = min(bucket(len(new)), PREFILL_CHUNK)
         padded = np.zeros((1, round_up(bucket(len(new)), chunk)), np.int32)
@@ -130,6 +136,12 @@ class Session:
             self._state, done = state, bool(finished)
             own = None if told is None else [float(value) for value in told[:emitted]]
             yield StreamChunk(found, int(min(count, emitted)), own)
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 @functools.partial(jax.jit, static_argnames=("slots", "target", "drafter"))

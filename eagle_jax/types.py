@@ -210,6 +210,8 @@ class Drafter(NamedTuple):
       depth: D, drafted levels. num_nodes: N, drafted nodes.
       verify: the acceptance rule that its drafts want (`verify.VerifyFn`); None is `verify.deterministic`.
       reads_choices: whether `update` is told the target's likeliest token after every row of the tree.
+      rewind: `(state, length [B]) -> state`, as it was when so many tokens of the same text were confirmed and the next
+        one was the root; what `update` replaces may be anything. None: a text that changes is read anew (`session`).
     """
 
     init: Callable[[Params, int, int], Any]
@@ -220,6 +222,7 @@ class Drafter(NamedTuple):
     num_nodes: int
     verify: Callable[..., Acceptance] | None = None
     reads_choices: bool = False
+    rewind: Callable[[Any, Array], Any] | None = None
 
 
 class Acceptance(NamedTuple):

@@ -1,7 +1,7 @@
 """Drafting made visible: trees as text and figures, text coloured by who wrote it, accepted drafts, calibration.
 
-What is text needs nothing else; what returns a figure needs matplotlib (`pip install 'eagle-jax[viz]'`), and a figure
-is matplotlib's own: `figure.savefig("tree.svg")`, or the last line of a notebook's cell.
+What is text needs nothing else; what returns a figure needs matplotlib (`pip install matplotlib`), and a figure is
+matplotlib's own: `figure.savefig("tree.svg")`, or the last line of a notebook's cell.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 MARKS = "osD^vP*X"
 LINES = ("-", "--", "-.", ":")
 GREEN, DIM, RESET = "\x1b[32m", "\x1b[2m", "\x1b[0m"
-WANTED = "figures need matplotlib: pip install 'eagle-jax[viz]'"
+WANTED = "figures need matplotlib: pip install matplotlib"
 
 
 class Tree(NamedTuple):

@@ -5,9 +5,9 @@
 
 Ctrl-C stops a reply and keeps what was said of it; Ctrl-D or /quit ends the chat. The terminal's last row shows tau
 and speed while a reply runs; behind it stand both, and how many tokens of the prompt had to be read: what is new since
-the last reply. A template that rewrites earlier turns, as Qwen3's does when it drops thoughts, has all of them read
-anew, and so has /plain, since the caches of the drafter are other ones. Commands: /reset forgets the conversation,
-/temp 0.7 sets the temperature, /plain switches drafting off and on, /stats sums up, /help lists these.
+the last reply. A template that rewrites earlier turns, as Qwen3's does when it drops thoughts, has them read anew
+from there on; /plain has all, since the caches of the drafter are other ones. Commands: /reset forgets the
+conversation, /temp 0.7 sets the temperature, /plain switches drafting off and on, /stats sums up, /help lists these.
 """
 
 from __future__ import annotations

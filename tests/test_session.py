@@ -92,7 +92,8 @@ def test_a_prompt_that_is_no_continuation_is_read_anew():
     talk = Session(tiny_target(), tiny_head("eagle3", TREES["k2n6"]), context=128)
     first, other = random_prompts([20, 25], 12)
     said(talk.stream(first, max_new_tokens=8))
-    for prompt in (other, other[:5], first):
+    other[0] = (first[0] + 1) % 12
+    for prompt in (other, first):
         expected = eagle_jax.generate(tiny_target(), None, [prompt], max_new_tokens=8).tokens[0]
         assert said(talk.stream(prompt, max_new_tokens=8)) == expected
         assert talk.read == len(prompt)
@@ -108,7 +109,44 @@ def test_a_stop_token_may_be_replaced():
     prompt = [*first, *reply[:-1], (reply[-1] + 1) % 12, 5, 6]
     expected = eagle_jax.generate(tiny_target(), None, [prompt], max_new_tokens=8).tokens[0]
     assert said(talk.stream(prompt, max_new_tokens=8)) == expected
-    assert talk.read == 3
+    assert talk.read == 4  # and the token before, whose pair with the stop token the head has kept
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_prompt_that_differs_is_read_from_there(name):
+    """As templates do that drop the thoughts of earlier turns. What is drafted then is what a new session drafts."""
+    drafter = None if name is None else DRAFTERS[name](tiny_target())
+    talk, fresh = Session(tiny_target(), drafter, context=128), Session(tiny_target(), drafter, context=128)
+    first, more = random_prompts([20, 6], 12)
+    options = dict(max_new_tokens=12, eos_ids=(), key=3)
+    reply = said(talk.stream(first, **options))
+    other = (reply[4] + 1) % 12
+    for prompt, read in (
+        ([*first, *reply[:4], other, *more], 8),  # the token before the difference is read again, for the head's sake
+        ([*first, *reply[:4]], 1),
+        (first[:7], 1),
+        ([*first[:3], (first[3] + 1) % 12, *first[4:]], 18),
+    ):
+        chunks = list(talk.stream(prompt, **options))
+        assert talk.read == read
+        assert said(chunks) == eagle_jax.generate(tiny_target(), None, [prompt], **options).tokens[0]
+        fresh.reset()
+        if name != "lookahead":  # whose n-grams are those of earlier texts too
+            assert [(c.tokens, c.drafted) for c in chunks] == [
+                (c.tokens, c.drafted) for c in fresh.stream(prompt, **options)
+            ]
+
+
+def test_a_drafter_that_cannot_rewind_reads_anew():
+    head = tiny_head("eagle3", TREES["k2n6"])
+    own = eagle_jax.BoundDrafter.of(head.drafter._replace(rewind=None), tiny_target(), head.params)
+    talk = Session(tiny_target(), own, context=128)
+    first = random_prompts([20], 12)[0]
+    said(talk.stream(first, max_new_tokens=8))
+    prompt = [*first[:-1], (first[-1] + 1) % 12]
+    expected = eagle_jax.generate(tiny_target(), None, [prompt], max_new_tokens=8).tokens[0]
+    assert said(talk.stream(prompt, max_new_tokens=8)) == expected
+    assert talk.read == 20
 
 
 def test_a_reply_may_be_left_in_the_middle():

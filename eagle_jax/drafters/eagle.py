@@ -151,7 +151,11 @@ def eagle(config: HeadConfig, tree: TreeConfig, target: TargetFn, dtype: str = "
         with jax.named_scope("draft"):
             return grow(head.expander(params, state), tree, root, chance, sampling), state
 
-    return Drafter(init, draft, update, config.taps, tree.depth, tree.num_nodes, RULES[tree.verification])
+    def rewind(state: EagleState, length: Array) -> EagleState:
+        return state._replace(cache=state.cache._replace(length=length))
+
+    rule = RULES[tree.verification]
+    return Drafter(init, draft, update, config.taps, tree.depth, tree.num_nodes, rule, rewind=rewind)
 
 
 def _committed(cache: KVCache) -> tuple[Array, Array, Array]:

@@ -101,7 +101,11 @@ def lookahead(ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512
             return tree, state._replace(window=moved)
 
     depth, nodes = max(window + levels - 2, levels), levels * (window + guesses) - 1
-    return Drafter(init, draft, update, taps=(), depth=depth, num_nodes=nodes, reads_choices=True)
+
+    def rewind(state: LookaheadState, length: Array) -> LookaheadState:
+        return state  # n-grams of a text that was taken back are as good as any others
+
+    return Drafter(init, draft, update, taps=(), depth=depth, num_nodes=nodes, reads_choices=True, rewind=rewind)
 
 
 def _shape(levels: int, window: int, guesses: int) -> np.ndarray:

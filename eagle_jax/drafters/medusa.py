@@ -118,4 +118,8 @@ def medusa(config: MedusaConfig, tree: TreeConfig, target: TargetFn, tap: int, d
             begin = jnp.concatenate([begin, embed(root), blank], axis=-1)
         return Expander(begin, extend, logits, lambda ids: ids, config.vocab_size, lambda entries: NewKV((), ()))
 
-    return Drafter(init, draft, update, (tap,), tree.depth, tree.num_nodes, RULES[tree.verification])
+    def rewind(state: MedusaState, length: Array) -> MedusaState:
+        return state if state.cache is None else state._replace(cache=state.cache._replace(length=length))
+
+    rule = RULES[tree.verification]
+    return Drafter(init, draft, update, (tap,), tree.depth, tree.num_nodes, rule, rewind=rewind)

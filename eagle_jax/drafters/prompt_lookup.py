@@ -74,7 +74,10 @@ def prompt_lookup(ngram: int = 3, length: int = 10, latest: bool = False, shorte
                 jnp.concatenate([jnp.zeros((root.shape[0], 1)), scores], axis=1),
             ), state
 
-    return Drafter(init, draft, update, taps=(), depth=length, num_nodes=length)
+    def rewind(state: LookupState, known: Array) -> LookupState:
+        return state._replace(length=known)
+
+    return Drafter(init, draft, update, taps=(), depth=length, num_nodes=length, rewind=rewind)
 
 
 def _continue(

@@ -104,4 +104,8 @@ def small_model(fn: TargetFn, tree: TreeConfig, vocab: int, draft_vocab: int) ->
             blank=blank,
         )
 
-    return Drafter(init, draft, update, (), tree.depth, tree.num_nodes, RULES[tree.verification])
+    def rewind(state: SmallModelState, length: Array) -> SmallModelState:
+        return state._replace(cache=state.cache._replace(length=length + 1))  # the root is in it
+
+    rule = RULES[tree.verification]
+    return Drafter(init, draft, update, (), tree.depth, tree.num_nodes, rule, rewind=rewind)

@@ -23,4 +23,4 @@ def vanilla() -> Drafter:
     def update(params: Params, state: Any, verified: Verified) -> Any:
         return state
 
-    return Drafter(init, draft, update, taps=(), depth=0, num_nodes=0)
+    return Drafter(init, draft, update, taps=(), depth=0, num_nodes=0, rewind=lambda state, length: state)
