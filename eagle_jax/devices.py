@@ -31,7 +31,7 @@ def in_reach() -> Iterator[None]:
 
 ACCELERATORS = {"TPU": ("/dev/accel0", "/dev/vfio/0"), "GPU": ("/dev/nvidia0",)}
 """Files of machines that have one, and the extras of JAX that see it."""
-EXTRAS = {"TPU": "tpu", "GPU": "cuda13"}
+EXTRAS = {"TPU": "'jax[tpu]'", "GPU": "'jax[cuda13]' ('jax[cuda12]' for a driver below 580)"}
 
 
 def overlooked() -> str | None:
@@ -42,7 +42,7 @@ def overlooked() -> str | None:
         if any(os.path.exists(file) for file in files):
             return (
                 f"this machine seems to have a {kind} that JAX does not see, and everything runs on its CPU: "
-                f"pip install 'jax[{EXTRAS[kind]}]' and start again, or set JAX_PLATFORMS=cpu if that is meant"
+                f"pip install {EXTRAS[kind]} and start again, or set JAX_PLATFORMS=cpu if that is meant"
             )
     return None
 

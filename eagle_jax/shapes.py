@@ -46,8 +46,8 @@ def best_parents(accuracies: Sequence[Sequence[float]], num_nodes: int) -> tuple
     """The static tree of `num_nodes` nodes whose expected accepted length is greatest (Medusa, section 3.3).
 
     Args:
-      accuracies: [D][K]: how often the candidate of rank r at depth d + 1 is the target's token. A node's worth is the
-        product along its path; the best nodes are taken one by one, each behind its parent and its elder siblings.
+      accuracies: `[D][K]`, how often the candidate of rank r at depth d + 1 is the target's token. A node's worth is
+        the product along its path; the best nodes are taken one by one, each behind its parent and its elder siblings.
 
     Raises:
       ConfigError: no accuracy, one outside 0 to 1, or more nodes than there are paths.

@@ -18,7 +18,7 @@ from eagle_jax.positions import (
 )
 from infer import figures
 from infer.compare import Key
-from infer.evidence import ORDER, Evidence, Section, distinct, missing, one_row, table, title, unablated
+from infer.evidence import ORDER, Evidence, Section, distinct, foremost, missing, one_row, table, title, unablated
 from infer.recorded import Cell
 
 COMMAND = "python -m infer.acceptance --methods eagle2,eagle3"
@@ -102,13 +102,15 @@ def positions(evidence: Evidence) -> Section:
     pictures = {}
     for temperature in distinct(heat for _, heat in groups):
         rows, panels = [], {}
+        drawn = foremost(label for label, heat in groups if heat == temperature)
         for label in distinct(label for label, heat in groups if heat == temperature):
             cells = groups[label, temperature]
             reached, accepted = (pooled([cell.positions[name] for cell in cells]) for name in ("reached", "accepted"))
             if not reached.any():
                 rows.append([title(label), "-", *["-"] * RANKS])  # nothing was drafted that the target looked at
                 continue
-            panels[title(label)] = (reached, accepted)
+            if label in drawn:
+                panels[title(label)] = (reached, accepted)
             for depth in range(len(reached)):
                 cells_of = [_share(int(a), int(r)) for a, r in zip(accepted[depth], reached[depth], strict=True)]
                 cells_of = [*cells_of[:RANKS], *["-"] * (RANKS - len(cells_of))]
@@ -119,7 +121,9 @@ def positions(evidence: Evidence) -> Section:
             pictures[name] = figures.positions(panels)
             parts.append(f"![acceptance by depth and rank among siblings]({name})")
         nodes = {
-            title(label): cells for (label, heat), cells in groups.items() if heat == temperature and _shape(cells)
+            title(label): cells
+            for (label, heat), cells in groups.items()
+            if heat == temperature and label in drawn and _shape(cells)
         }
         if nodes:
             name = f"nodes_t{temperature:g}.png"
@@ -142,6 +146,7 @@ def calibration(evidence: Evidence) -> Section:
     panels: dict[float, dict[str, Any]] = {}
     rows: list[tuple[int, list[str]]] = []
     reasons: dict[str, str] = {}
+    drawn = foremost(label for label, _ in groups)
     for (label, temperature), cells in groups.items():
         known = [cell.calibration for cell in cells if cell.calibration is not None]
         if len(known) < len(cells):
@@ -155,7 +160,8 @@ def calibration(evidence: Evidence) -> Section:
         full = count > 0
         mean = np.divide(total, count, out=np.full(len(count), np.nan), where=full)
         error = Calibration(count, mean, accepted).error
-        panels.setdefault(temperature, {})[title(label)] = (mean[full], (accepted[full] / count[full]), count[full])
+        if label in drawn:
+            panels.setdefault(temperature, {})[title(label)] = (mean[full], (accepted[full] / count[full]), count[full])
         shares = [_share(int(a), int(n)) for a, n in zip(accepted, count, strict=True)]
         rows.append(
             (len(shares), [title(label), f"{temperature:g}", "-" if error is None else f"{error:.3f}", *shares])

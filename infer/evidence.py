@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -167,6 +168,17 @@ def unruled(label: str) -> tuple[str, str | None]:
     parts = setting.split("/") if setting else []
     rest = "/".join(part for part in parts if part not in RULES)
     return name + (f"@{rest}" if rest else ""), next((part for part in parts if part in RULES), None)
+
+
+TREE = re.compile(r"static|best\d+|chain\d+|\d+(x\d+)*")
+"""A setting that is a tree, or the numbers of a lookup."""
+
+
+def foremost(labels: Iterable[str]) -> set[str]:
+    """What figures draw: methods with no setting but their tree, or all where there are none. Tables have them all."""
+    labels = set(labels)
+    bare = {label for label in labels if not (at := label.partition("@")[2]) or TREE.fullmatch(at)}
+    return bare or labels
 
 
 def missing(heading: str, what: str, command: str) -> Section:

@@ -81,11 +81,11 @@ def test_yaml_blocks_read(tmp_path):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The built documentation; warnings are errors."""
+    """The built documentation; warnings are errors (not with --quiet, which hides them from --strict)."""
     pytest.importorskip("mkdocs", reason="needs mkdocs: pip install eagle-jax[docs]")
     out = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)], cwd=REPOSITORY,
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)], cwd=REPOSITORY,
         capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -170,6 +170,15 @@ def test_the_prose_on_trees_follows_from_the_tables():
     means_cold, means_hot = ([rows[name]["mean"] for name in order] for rows in (cold, hot))
     assert means_cold == sorted(means_cold)
     assert [*means_hot[:4], means_hot[5], means_hot[4]] == sorted(means_hot)
+    blind = {"Medusa": "Medusa, static", "EAGLE": "EAGLE, static", "Hydra++": "Hydra, static",
+             "EAGLE-3": "EAGLE-3, 8x10x59", "EAGLE-2": "EAGLE-2, 6x10x59", "HASS": "HASS, 6x10x59"}  # fmt: skip
+    found = {name: hot[f"{label} untempered"]["mean"] for name, label in blind.items()}
+    assert list(found.values()) == sorted(found.values())
+    says(", ".join(f"{name} {tau:.2f}" for name, tau in found.items()) + f"; SpS, whose drafts are drawn and accepted "
+         f"as in its paper, has {hot['SpS']['mean']:.2f}")  # fmt: skip
+    wide = [rows[f"{label} top_p0.9"]["mean"] - rows[label]["mean"] for rows in (cold, hot)
+            for label in ("EAGLE-2, 6x10x59", "EAGLE-3, 8x10x59")]  # fmt: skip
+    assert max(map(abs, wide)) < 0.06
     says(
         "Lookahead, Medusa, Hydra, EAGLE, and then EAGLE-2 and EAGLE-3, at temperature 0 "
         "(at 1 the last two change places)"

@@ -44,10 +44,12 @@ def rows_of_tuning() -> set[str]:
     """Chosen at every temperature: predicted and measured, and what was off over all that was measured."""
     rows = set()
     for setting in TUNED["settings"][TUNED["dtype"]]:
-        found = setting["candidates"][setting["chosen"]]
+        even = {"predicted": 1.0, "measured": 1.0, "worst": 1.0}  # plain decoding, where nothing else was chosen
+        found = setting["candidates"].get(setting["chosen"], even)
+        length = "longer" if setting["prompt"] is None else f"to {setting['prompt']}"
         rows.add(
-            f"| {setting['batch']} | {setting['temperature']:g} | {setting['chosen']} | {setting['searched']} | "
-            f"{found['predicted']:.2f}x | {found['measured']:.2f}x | {found['worst']:.2f}x | "
+            f"| {setting['batch']} | {setting['temperature']:g} | {length} | "
+            f"{setting['chosen']} | {setting['searched']} | {found['predicted']:.2f}x | {found['measured']:.2f}x | {found['worst']:.2f}x | "
             f"{setting['mean_absolute_error']:.1%} |"
         )
     return rows
@@ -61,25 +63,13 @@ def test_the_tables_are_what_was_measured():
 
 
 def test_what_is_said_of_the_predictions():
-    errors = {
-        setting["temperature"]: [row["error"] for row in setting["candidates"].values()]
-        for setting in TUNED["settings"][TUNED["dtype"]]
-    }
-    assert {len(found) for found in errors.values()} == {4}
-    low, high = -min(errors[0.0]), max(errors[1.0] + errors[1.5])
-    assert max(errors[0.0]) < 0 < min(errors[1.0] + errors[1.5])
-    assert (
-        f"at temperature 0 all were too low, by up to {low:.0%}, at 1 and 1.5 all too high, by up to {high:.0%}" in HERE
-    )
+    settings = TUNED["settings"][TUNED["dtype"]]
+    errors = [row["error"] for setting in settings for row in setting["candidates"].values()]
+    assert f"the farthest were {-min(errors):.0%} too low and {max(errors):.0%} too high" in HERE
 
 
-def test_what_is_said_of_the_chain_that_was_not_chosen():
-    found = TUNED["settings"][TUNED["dtype"]][0]["candidates"]
-    chain, chosen = found["hass@chain8"], found[TUNED["settings"][TUNED["dtype"]][0]["chosen"]]
-    words = (
-        f"({chain['measured']:.2f}x where the choice has {chosen['measured']:.2f}x), and was not chosen since it loses"
-    )
-    assert f"{words} {1 - chain['worst']:.0%} there" in HERE
+def test_nothing_was_left_to_fill_in():
+    assert not re.findall(r"\b[A-Z]{5,}\b", re.sub(r"```.*?```", "", HERE, flags=re.DOTALL))
 
 
 def test_the_report_has_all_that_a_choice_rests_on():
@@ -90,18 +80,26 @@ def test_the_report_has_all_that_a_choice_rests_on():
 
 def test_auto_loses_at_most_five_percent_on_any_task():
     tasks = {"gsm8k", "humaneval", "mt_bench", "alpaca", "sum", "qa"}
-    assert all(set(row["per_task"]) == tasks for row in CHECKED["settings"])
     assert {row["temperature"] for row in CHECKED["settings"]} == {0.0, 1.0, 1.5}
-    for row in CHECKS:
-        assert row["worst"] == min(row["per_task"].values()) >= 0.95
-    assert CHECKED["holds"] and BETWEEN["holds"]
     assert {row["temperature"] for row in BETWEEN["settings"]} == {0.5, 1.25}
+    for row in CHECKS:
+        assert set(row["per_task"]) == tasks
+        assert row["worst"] == min(row["per_task"].values())
+    rows = [row for result in (CHECKED, BETWEEN) for row in result["settings"]]
+    assert min(row["worst"] for row in rows) >= 0.95
+    assert CHECKED["holds"] and BETWEEN["holds"]
+    assert f"(the least is {min(row['worst'] for row in rows):.2f}x)" in HERE
 
 
-def test_auto_is_within_five_percent_of_the_best_of_a_search():
-    assert {row["temperature"] for row in EXHAUSTED["settings"]} == {0.0, 1.0, 1.5}
-    assert all(row["over_best"] >= 0.95 for row in EXHAUSTED["settings"])
-    assert EXHAUSTED["holds"]
+def test_what_auto_reaches_of_the_best_of_a_search():
+    cold, hot = EXHAUSTED["settings"]
+    assert (cold["temperature"], hot["temperature"]) == (0.0, 1.0)
+    assert cold["over_best"] >= 0.95 <= hot["over_best"] and cold["worst"] >= 0.95
+    assert f"it reaches {cold['over_best']:.0%} of the best" in " ".join(HERE.split())
+    # The one measurement in which the promise is not held has to be said for as long as it is kept.
+    assert EXHAUSTED["holds"] is (hot["worst"] >= 0.95)
+    assert f"at temperature 1 the search measured {hot['worst']:.2f}x" in HERE
+    assert ("**Not held** is the promise" in HERE) is not EXHAUSTED["holds"]
 
 
 @pytest.mark.parametrize(("command", "result"), list(zip(COMMANDS, RESULTS, strict=True)))
@@ -119,6 +117,7 @@ def test_the_profile_is_kept_and_reads():
     file = read_profile(str(MEASURED / "profile.yaml"))
     assert isinstance(file, ProfileFile)
     settings = TUNED["settings"][TUNED["dtype"]]
-    chosen = {(one["batch"], one["temperature"]): one["chosen"].partition("@")[0] for one in settings}
-    assert {(entry.batch, entry.temperature): entry.method for entry in file.entries} == chosen
+    places = ("batch", "temperature", "prompt")
+    chosen = {tuple(one[name] for name in places): one["chosen"].partition("@")[0] for one in settings}
+    assert {tuple(getattr(entry, name) for name in places): entry.method for entry in file.entries} == chosen
     assert file.dtype == TUNED["dtype"]

@@ -99,7 +99,7 @@ def test_an_accelerator_that_jax_does_not_see_is_told(monkeypatch, tmp_path):
     (tmp_path / "accel0").touch()
     monkeypatch.setattr(devices, "ACCELERATORS", {"TPU": (str(tmp_path / "accel0"),)})
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    with pytest.warns(UserWarning, match=r"seems to have a TPU that JAX does not see.* 'eagle-jax\[tpu\]'"):
+    with pytest.warns(UserWarning, match=r"seems to have a TPU that JAX does not see.* 'jax\[tpu\]'"):
         eagle_jax.load_demo()
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert devices.overlooked() is None

@@ -110,5 +110,5 @@ def test_accepted_drafts_and_calibration():
 
 def test_without_matplotlib_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ValueError, match=r"figures need matplotlib: pip install 'eagle-jax\[viz\]'"):
+    with pytest.raises(ValueError, match=r"figures need matplotlib: pip install matplotlib"):
         viz.tree_figure(TREE)
