@@ -48,9 +48,9 @@ def rows_of_tuning() -> set[str]:
         found = setting["candidates"].get(setting["chosen"], even)
         length = "longer" if setting["prompt"] is None else f"to {setting['prompt']}"
         rows.add(
-            f"| {setting['batch']} | {setting['temperature']:g} | {length} | "
-            f"{setting['chosen']} | {setting['searched']} | {found['predicted']:.2f}x | {found['measured']:.2f}x | {found['worst']:.2f}x | "
-            f"{setting['mean_absolute_error']:.1%} |"
+            f"| {setting['batch']} | {setting['temperature']:g} | {length} | {setting['chosen']} | "
+            f"{setting['searched']} | {found['predicted']:.2f}x | {found['measured']:.2f}x | "
+            f"{found['worst']:.2f}x | {setting['mean_absolute_error']:.1%} |"
         )
     return rows
 
