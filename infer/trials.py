@@ -64,10 +64,6 @@ class Setting(NamedTuple):
     max_new_tokens: int
     prompt: int | None = None
 
-    def __str__(self) -> str:
-        to = "" if self.prompt is None else f", prompts to {self.prompt} tokens"
-        return f"batch {self.batch}, temperature {self.temperature:g}{to}"
-
 
 class Costs(NamedTuple):
     """Seconds of cycles at one setting.
