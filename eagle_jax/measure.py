@@ -46,10 +46,12 @@ def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def encode_chat(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of `chat_text`; a template has written the special tokens itself."""
-    if getattr(tokenizer, "chat_template", None):
-        return list(tokenizer.encode(text, add_special_tokens=False))
-    return list(tokenizer.encode(text))
+    """Token ids of `chat_text`; a template has written the special tokens itself.
+
+    What is too long for the model is the caller's to say, who knows the reply's length; `verbose` would warn here.
+    """
+    special = {"add_special_tokens": False} if getattr(tokenizer, "chat_template", None) else {}
+    return list(tokenizer.encode(text, verbose=False, **special))
 
 
 def time_repetitions(calls: Mapping[K, Callable[[], Any]], repetitions: int) -> dict[K, list[float]]:

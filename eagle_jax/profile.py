@@ -36,6 +36,8 @@ BUNDLED = "bundled"
 Method = Literal["vanilla", "sps", "pld", "lookahead", "medusa", "hydra", "eagle1", "hass", "eagle2", "eagle3"]
 NUMBERS: dict[str, tuple[str, ...]] = {"pld": ("ngram", "length"), "lookahead": ("ngram", "window", "guesses")}
 """What the methods without weights are described by."""
+OPTIONAL = {"pld": ("shortest", "latest")}
+"""What they may be described by as well."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Entry:
       batch: rows. temperature: 0 is greedy. prompt: tokens of the longest prompt that it is for; None is any.
       method: by the papers' names; vanilla is plain decoding, used where no method was safely faster.
       weights: a path, a hub id, or "bundled"; None for methods without.
-      tree: of a method with weights. ngram, length: of pld. ngram, window, guesses: of lookahead.
+      tree: of a method with weights. ngram, length, and where they are not 1 and false shortest, latest: of pld, as of
+        `prompt_lookup`. ngram, window, guesses: of lookahead.
       predicted, measured: tokens per second over those of plain decoding, the mean over the tasks it was tuned on.
       worst: the least measured one of a task.
     """
@@ -59,6 +62,8 @@ class Entry:
     tree: TreeConfig | None = None
     ngram: int | None = None
     length: int | None = None
+    shortest: int | None = None
+    latest: bool | None = None
     window: int | None = None
     guesses: int | None = None
     predicted: float | None = None
@@ -73,10 +78,13 @@ class Entry:
         if self.method not in get_args(Method):
             raise ConfigError(f"method={self.method!r} must be one of {', '.join(get_args(Method))}")
         own = NUMBERS.get(self.method, () if self.method == "vanilla" else ("weights", "tree"))
-        for name in ("weights", "tree", "ngram", "length", "window", "guesses"):
-            if (getattr(self, name) is None) == (name in own):
+        also = OPTIONAL.get(self.method, ())
+        for name in ("weights", "tree", "ngram", "length", "shortest", "latest", "window", "guesses"):
+            if name not in also and (getattr(self, name) is None) == (name in own):
                 verb = "needs" if name in own else "takes no"
-                raise ConfigError(f"method {self.method} {verb} {name}; its fields are {', '.join(own) or 'none'}")
+                raise ConfigError(
+                    f"method {self.method} {verb} {name}; its fields are {', '.join(own + also) or 'none'}"
+                )
         if self.tree is not None and self.tree.verification != "deterministic":
             raise ConfigError(
                 f"verification={self.tree.verification!r} makes the text of a key depend on the drafts; a profile "
@@ -96,7 +104,8 @@ class Entry:
             return None
         if self.method in NUMBERS:
             make: Any = prompt_lookup if self.method == "pld" else lookahead
-            return make(target, **{name: getattr(self, name) for name in NUMBERS[self.method]})
+            names = NUMBERS[self.method] + OPTIONAL.get(self.method, ())
+            return make(target, **{name: value for name in names if (value := getattr(self, name)) is not None})
         where = str(self.weights)
         if (self.method, where) not in weights:
             load: dict[str, Any] = {"sps": load_draft_model, "medusa": load_medusa, "hydra": load_medusa}

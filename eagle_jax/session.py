@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,8 @@ class Session:
     part is kept that a prompt begins with; from where it differs (an edited turn, a template that drops thoughts) it is
     read anew, by the same programs: caches are written behind their end alone, so that to go back is to set a length.
     A drafter of your own needs a `rewind` for that; without one a prompt that differs is read from its beginning.
+    Replies may be decoded plainly in between: the target's cache goes on, the drafter's waits where it is, and what it
+    has missed is read when it is wanted again.
 
     Args:
       drafter: None is plain decoding.
@@ -47,13 +49,14 @@ class Session:
         if isinstance(self.context, bool) or not isinstance(self.context, int) or not 2 <= self.context <= most:
             raise ValueError(f"context={context!r} must be an integer from 2 to the target's {most} positions")
         self.target, self.drafter = target, drafter
-        self.read = 0
-        self.text: list[int] = []
-        self._state: GenerateState | None = None
+        self.reset()
 
     def reset(self) -> None:
         """Forgets the text and the caches."""
-        self.text, self._state, self.read = [], None, 0
+        self.read = 0
+        self.text: list[int] = []
+        self._state: GenerateState | None = None
+        self._waiting: _Drafted | None = None  # while replies are decoded plainly
 
     def stream(
         self,
@@ -67,10 +70,14 @@ class Session:
         eos_ids: int | Sequence[int] | None = None,
         key: jax.Array | int | None = None,
         log_probs: LogProbs | None = None,
+        plain: bool = False,
     ) -> Iterator[StreamChunk]:
         """Yields the reply to the whole text so far; arguments as in `eagle_jax.stream`, whose `profile` there is not.
 
         The reply may be left at any chunk: what was yielded is known then, and the next prompt goes on from it.
+
+        Args:
+          plain: decode this reply without the drafter.
 
         Raises:
           ValueError: at the call, as `eagle_jax.stream`; also a prompt that leaves no room for the reply.
@@ -78,47 +85,54 @@ class Session:
         """
         check_law(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         sampling = make_sampling(temperature, top_k, top_p, min_p)
-        request = request_of(self.target, self.drafter, [prompt], max_new_tokens, sampling, eos_ids, key, name="prompt")
+        drafter = None if plain else self.drafter
+        request = request_of(self.target, drafter, [prompt], max_new_tokens, sampling, eos_ids, key, name="prompt")
         if len(prompt) + max_new_tokens > self.context:
             raise ValueError(
                 f"a prompt of {len(prompt)} tokens plus max_new_tokens={max_new_tokens} exceeds the session's context "
                 f"of {self.context}: shorten the conversation, lower max_new_tokens, or give Session a larger context="
             )
-        return self._stream(list(map(int, prompt)), telling(request, log_probs))
+        return self._stream(list(map(int, prompt)), telling(request, log_probs), plain and self.drafter is not None)
 
-    def _stream(self, prompt: list[int], request: Request) -> Iterator[StreamChunk]:
+    def _stream(self, prompt: list[int], request: Request, plain: bool) -> Iterator[StreamChunk]:
         fns = {name: request.options[name] for name in ("target", "drafter")}
         law = {name: request.options[name] for name in ("log_probs",) if name in request.options}
         _, _, budget, eos_ids, keys = request.arrays
         # Behind the context a last chunk, or the path of a tree, must have room.
-        slots = round_up(required_slots(self.context, 1, fns["drafter"].depth, PREFILL_CHUNK), 128)
+        usual = fns["drafter"] if self.drafter is None else self.drafter.drafter
+        slots = round_up(required_slots(self.context, 1, usual.depth, PREFILL_CHUNK), 128)
         request = request._replace(options={**request.options, "slots": slots})
-        before, self._state = self._state, None  # interrupted in a program, the donated caches would be gone
+        # Interrupted in a program, the donated caches would be gone.
+        before, waiting, self._state, self._waiting = self._state, self._waiting, None, None
         there = 0 if before is None else int(before.cache.length[0])
+        drafted = waiting or (_NOTHING if before is None else _Drafted(before.drafter, there))
         # A drafter knows the token behind the last one in the target's cache, which therefore has to be the prompt's.
         # One token at least is read, for what comes behind it.
         known = min(there, _common(prompt, self.text) - 1, len(prompt) - 1)
-        if before is None or known < 1 or (known < there and fns["drafter"].rewind is None):
+        drafted = drafted.back_to(known, usual.rewind)
+        if not plain:
+            known = min(known, drafted.length)
+        if before is None or known < 1:
             with explained(request):
-                cache, drafted = _empty(request.params, slots, **fns)
-            known = 0
+                cache, memory = _empty(request.params, slots, **fns)
+            known, drafted = 0, _NOTHING
         else:
-            cache, drafted = before.cache, before.drafter
+            cache, memory = before.cache, () if plain else drafted.state
             if known < there:
-                ends = [jnp.array([known], jnp.int32) for _ in range(2)]  # both are donated
-                cache, drafted = cache._replace(length=ends[0]), fns["drafter"].rewind(drafted, ends[1])
+                cache = cache._replace(length=jnp.array([known], jnp.int32))
         new = prompt[known:]
         chunk = min(bucket(len(new)), PREFILL_CHUNK)
         padded = np.zeros((1, round_up(bucket(len(new)), chunk)), np.int32)
         padded[0, : len(new)] = new
         with explained(request):
             state = extend_program(
-                request.params, cache, drafted, jnp.asarray(padded), jnp.asarray([len(new)], jnp.int32), budget,
+                request.params, cache, memory, jnp.asarray(padded), jnp.asarray([len(new)], jnp.int32), budget,
                 eos_ids, keys, sampling=request.sampling, max_tokens=request.options["max_tokens"], chunk=chunk,
                 **fns, **law,
             )  # fmt: skip
             root = int(state.root[0])
         self.read, self.text, self._state = len(new), [*prompt, root], state
+        self._waiting = drafted if plain else None
         done = bool(state.done[0])
         yield StreamChunk([root], 0, None if state.log_probs is None else [float(state.log_probs[0, 0])])
         while not done:
@@ -136,6 +150,24 @@ class Session:
             self._state, done = state, bool(finished)
             own = None if told is None else [float(value) for value in told[:emitted]]
             yield StreamChunk(found, int(min(count, emitted)), own)
+
+
+class _Drafted(NamedTuple):
+    """What a drafter knows of the text: its state when `length` tokens of it were confirmed."""
+
+    state: Any
+    length: int
+
+    def back_to(self, length: int, rewind: Callable[[Any, jax.Array], Any] | None) -> _Drafted:
+        """As it was when so many were; nothing, where it cannot go back or there is nothing to go back to."""
+        if self.length <= length:
+            return self
+        if rewind is None or length < 1:
+            return _NOTHING
+        return _Drafted(rewind(self.state, jnp.array([length], jnp.int32)), length)
+
+
+_NOTHING = _Drafted(None, 0)
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -6,8 +6,8 @@
 Ctrl-C stops a reply and keeps what was said of it; Ctrl-D or /quit ends the chat. The terminal's last row shows tau
 and speed while a reply runs; behind it stand both, and how many tokens of the prompt had to be read: what is new since
 the last reply. A template that rewrites earlier turns, as Qwen3's does when it drops thoughts, has them read anew
-from there on; /plain has all, since the caches of the drafter are other ones. Commands: /reset forgets the
-conversation, /temp 0.7 sets the temperature, /plain switches drafting off and on, /stats sums up, /help lists these.
+from there on. Commands: /reset forgets the conversation, /temp 0.7 sets the temperature, /plain switches drafting off
+and on (the drafter reads then what it has missed), /stats sums up, /help lists these.
 """
 
 from __future__ import annotations
@@ -145,11 +145,7 @@ class Chat:
     def reset(self) -> None:
         """Forgets what was said."""
         self.conversation = Conversation(self.tokenizer, self.args.system)
-        self._renew()
-
-    def _renew(self) -> None:
-        drafter = None if self.plain else self.drafter
-        self.session = Session(self.target, drafter, context=self.args.context)
+        self.session = Session(self.target, self.drafter, context=self.args.context)
 
     def line(self, text: str) -> bool:
         """What the user typed; False ends the chat."""
@@ -207,7 +203,6 @@ class Chat:
             self.say(f"--method {self.args.method} drafts nothing: there is nothing to switch")
             return
         self.plain = not self.plain
-        self._renew()
         self.say("plain decoding" if self.plain else f"drafting with {self.args.method}")
 
     def reply(self, content: str) -> None:
@@ -223,7 +218,7 @@ class Chat:
             return
         chunks = self.session.stream(
             prompt, max_new_tokens=self.args.max_new_tokens, temperature=self.temperature,
-            top_k=self.args.top_k, top_p=self.args.top_p, key=key,
+            top_k=self.args.top_k, top_p=self.args.top_p, key=key, plain=self.plain,
         )  # fmt: skip
         self.stopped.clear()
         self.asking = True
@@ -311,7 +306,8 @@ def main(args: Args) -> None:
         with naming("--context", args.context):
             Session(target, drafter, context=args.context)
     chat = Chat(args, target, drafter, tokenizer, lambda text: print(text, end="", flush=True))
-    print(f"{target.name}, {args.method}. {HELP}. The first reply compiles.")
+    name = args.target or "the bundled pair"
+    print(f"{name}, {args.method}. {HELP}. The first reply compiles.")
     if sys.stdin.isatty():
         import readline  # noqa: F401 (gives `input` a history)
     while True:

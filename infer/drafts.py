@@ -17,7 +17,9 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "dynamic": ("depth", "top_k", "nodes", "rank_by", "rerank"),
     "own": ("depth", "nodes"),
 }
-"""By kind, what describes it besides `COMMON`; a tree may have `top_p` as well."""
+"""By kind, what describes it besides `COMMON`."""
+OPTIONAL = {"lookup": ("shortest", "latest"), "lookahead": (), "none": (), "own": ()}
+"""By kind, what it may have as well, where it is not as usual; a tree `top_p`."""
 COMMON = ("kind", "rows", "weights", "ranking", "rule")
 """Rows of a target pass; weights, or null; at temperature > 0 what candidates are ranked by (null: they are drawn, or
 there is no choice); the acceptance rule."""
@@ -34,7 +36,7 @@ def check_draft(draft: Any, where: str) -> None:
     if not isinstance(draft, dict) or not isinstance(draft.get("kind"), str) or draft["kind"] not in FIELDS:
         raise ValueError(f"{where}: draft is {draft!r}, expected an object with a kind of {', '.join(FIELDS)}")
     wanted = {*COMMON, *FIELDS[draft["kind"]]}
-    if odd := sorted(wanted ^ (set(draft) - {"top_p"})):
+    if odd := sorted(wanted ^ (set(draft) - {*OPTIONAL.get(draft["kind"], ("top_p",))})):
         raise ValueError(f"{where}: draft lacks or has unknown {', '.join(odd)}")
     for name, value in draft.items():
         if not _KINDS.get(name, lambda number: type(number) is int and number > 0)(value):
@@ -54,6 +56,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "weights": lambda value: value is None or isinstance(value, str),
     "ranking": lambda value: value is None or isinstance(value, str),
     "rerank": lambda value: isinstance(value, bool),
+    "latest": lambda value: value is True,
     "top_p": lambda value: type(value) in (int, float) and 0 < value < 1,
 }  # fmt: skip
 """By field; all others are positive counts."""
@@ -65,7 +68,9 @@ def tree_words(draft: dict[str, Any]) -> str:
     if kind == "none":
         return "nothing"
     if kind == "lookup":
-        return f"{draft['length']} tokens behind an n-gram of {draft['ngram']} at most"
+        size = f"{draft['shortest']} to {draft['ngram']}" if "shortest" in draft else f"{draft['ngram']} at most"
+        place = ", where it stood last" if "latest" in draft else ""
+        return f"{draft['length']} tokens behind an n-gram of {size}{place}"
     if kind == "lookahead":
         return f"N={draft['ngram']}, W={draft['window']}, G={draft['guesses']}"
     if kind == "own":

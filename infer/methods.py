@@ -8,6 +8,7 @@ A label is `name[@setting]`; parts of a setting are separated by "/":
     eagle1                    EAGLE, with its static tree           hass                    HASS, with eagle2's tree
     eagle3@untempered         ranking at temperature > 0            eagle3@4x4x12/top_p0.9  children by probability
     pld@10, pld@10x3          drafted tokens (x longest n-gram)     lookahead@5x7x7         N, W and G
+    pld@10x3/shortest2        no n-gram below 2 tokens              pld@10x3/latest         the last place, not first
     medusa@best31             static tree of 31 nodes that is best for the acceptance recorded in --positions
     own:module:function       a method of your own: what function(target) of an importable module returns
 """
@@ -119,7 +120,8 @@ class Label:
     Attributes:
       text: as it was given. method: one of `METHODS`, or own:module:function.
       shape: "static", "best31" and the like, or a chain or dynamic tree; None is the method's own.
-      fields: fields of `TreeConfig` that the setting gives besides. numbers: of pld and lookahead.
+      fields: fields of `TreeConfig` that the setting gives besides; of pld those of `eagle_jax.prompt_lookup`.
+      numbers: of pld and lookahead.
     """
 
     text: str
@@ -147,7 +149,7 @@ class Label:
         if at and not setting:
             raise ValueError(f"{text!r}: a setting must follow the @, such as eagle3@6x10x59; leave it out for the own")
         if method in WEIGHTLESS:
-            return cls(text, method, numbers=_numbers(text, method, setting))
+            return cls(text, method, None, *_without_weights(text, method, setting))
         if setting and method == PLAIN:
             raise ValueError(f"{text!r}: {PLAIN} is plain decoding and takes no setting")
         shape: TreeConfig | str | None = None
@@ -221,21 +223,30 @@ def _field(text: str, word: str) -> tuple[str, Any]:
     )
 
 
-def _numbers(text: str, method: str, setting: str) -> tuple[int, ...]:
-    usual = WEIGHTLESS[method]
-    pattern, form = (r"\d+(x\d+)?", "pld@10 or pld@10x3") if method == "pld" else (r"\d+x\d+x\d+", "lookahead@5x7x7")
-    if not setting:
-        return usual
-    if not re.fullmatch(pattern, setting):
-        raise ValueError(f"{text!r}: unknown setting {setting!r}: it reads {form}")
-    given = tuple(map(int, setting.split("x")))
+def _without_weights(text: str, method: str, setting: str) -> tuple[tuple[tuple[str, Any], ...], tuple[int, ...]]:
+    """Fields and numbers of a method that has no tree; what builds it checks them."""
+    usual, words = WEIGHTLESS[method], setting.split("/") if setting else []
+    pattern, form = (r"\d+(x\d+)?", "pld@10, pld@10x3, pld@10x3/shortest2 or pld@10x3/latest")
+    if method == "lookahead":
+        pattern, form = r"\d+x\d+x\d+", "lookahead@5x7x7"
+    given: tuple[int, ...] = ()
+    if words and re.fullmatch(pattern, words[0]):
+        given = tuple(map(int, words.pop(0).split("x")))
+    fields: dict[str, Any] = {}
+    for word in words:
+        shortest = re.fullmatch(r"shortest(\d+)", word)
+        name, value = ("shortest", int(shortest[1])) if shortest else (word, True)
+        if method != "pld" or not (shortest or word == "latest") or name in fields:
+            raise ValueError(f"{text!r}: unknown setting {setting!r}: it reads {form}")
+        fields[name] = value
     numbers = given + usual[len(given) :]
-    with _named(text):  # what builds the method checks its numbers
+    with _named(text):
         if method == "pld":
-            prompt_lookup(numbers[1], numbers[0])
+            prompt_lookup(numbers[1], numbers[0], **fields)
         else:
             lookahead(*numbers)
-    return numbers
+    usually = ("shortest", 1)  # what is as usual is not said, so that equal drafts are described alike
+    return tuple(item for item in fields.items() if item != usually), numbers
 
 
 def check_methods(labels: Sequence[str], sources: Sources) -> list[str]:
@@ -260,7 +271,7 @@ def check_methods(labels: Sequence[str], sources: Sources) -> list[str]:
         if sources.target is not None:
             option = f"--{OPTIONS[name].replace('_', '-')} PATH"
             what = "a small model with its tokenizer" if name == "sps" else "the heads of that target"
-            raise ValueError(f"--methods {name} with --target needs {option}, {what}")
+            raise ValueError(f"{name} with --target needs {option}, {what}")
     return list(dict.fromkeys([PLAIN, *labels]))
 
 
@@ -318,7 +329,7 @@ class Loader:
             return None
         if label.method == "pld":
             length, ngram = label.numbers
-            return eagle_jax.prompt_lookup(self.target, length=length, ngram=ngram)
+            return eagle_jax.prompt_lookup(self.target, length=length, ngram=ngram, **dict(label.fields))
         if label.method == "lookahead":
             ngram, window, guesses = label.numbers
             return eagle_jax.lookahead(self.target, ngram=ngram, window=window, guesses=guesses)
@@ -352,7 +363,8 @@ class Loader:
         found = drafts.PLAIN | {"rows": bound.drafter.num_nodes + 1}
         if not isinstance(bound, TreeDrafter):
             kind = "lookup" if label.method == "pld" else "lookahead"
-            return found | {"kind": kind} | dict(zip(drafts.FIELDS[kind], label.numbers, strict=True))
+            numbers = dict(zip(drafts.FIELDS[kind], label.numbers, strict=True))
+            return found | {"kind": kind} | numbers | dict(label.fields)
         tree = bound.tree
         kind = "chain" if tree.top_k == 1 else "dynamic" if tree.parents is None else "static"
         fields: dict[str, Any] = {
@@ -382,7 +394,7 @@ class Loader:
         if kind != asked:
             held = {"eagle1": "eagle2"}.get(kind, kind)
             raise ValueError(
-                f"--{method} {path}: these are heads of {held}: give them as --{held}, for --methods {held}"
+                f"--{method} {path}: these are heads of {held}: give them as --{held}, for the method {held}"
             )
 
 

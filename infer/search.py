@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 import eagle_jax
 from eagle_jax.bound import BoundDrafter, TreeDrafter
 from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.profile import BUNDLED, NUMBERS, Entry, Profile
-from eagle_jax.tuning import TOLERATED, Replay, Score, choose, count_passes, speedup, trees
+from eagle_jax.tuning import Replay, Score, count_passes, speedup, trees
 from eagle_jax.watching import can_watch
+from infer.choice import LEAST, SLOWER, choose_of, may_be_safe, safe, shortlist, spread
 from infer.methods import OPTIONS, PLAIN, Label, Loader, Sources
 from infer.own import is_own
 from infer.trials import (
@@ -35,10 +34,6 @@ from infer.trials import (
     record,
 )
 
-LEAST = 5
-"""Repetitions that a choice takes: of three two may agree by chance, and the spread of fewer says nothing."""
-SLOWER = 0.05
-"""What "auto" may lose to plain decoding on a task, and to the best method."""
 BRIEF = 3
 """Repetitions of a round of an exhaustive search, whose mean is enough to go on with a third."""
 AUTO = "auto"
@@ -144,7 +139,8 @@ class Tuner:
             tree = drafter.tree if isinstance(drafter, TreeDrafter) else None
             plain = tree is not None and tree == TreeConfig(tree.depth, tree.top_k, tree.num_nodes)
             if method == "pld":
-                found.setdefault(f"pld{Label.parse(label).numbers[1]}", []).append(label)
+                own = Label.parse(label)
+                found.setdefault(f"pld{own.numbers[1]}" + "".join(f"/{n}{v}" for n, v in own.fields), []).append(label)
             elif plain and can_watch(drafter):
                 found.setdefault(method, []).append(label)
         return found
@@ -332,46 +328,6 @@ class Tuner:
         return choose_of(final.scores), trial.and_then(final), report
 
 
-def safe(score: Score) -> bool:
-    """`Score.safe` by more than a spread that is known."""
-    return score.safe and all(len(values) >= LEAST for values in score.ratios.values())
-
-
-def may_be_safe(score: Score) -> bool:
-    """Whether it would be safe if there were no noise."""
-    return score.mean > 1 and score.worst > 1 - TOLERATED
-
-
-def spread(own: Score, other: Score) -> float:
-    """Half the 95% interval of one mean over another, by Student's t over repetitions that were measured in turns.
-
-    It knows the noise of the clock and not that of the prompts, which are the same for both.
-    """
-    over = np.divide(*(np.mean(list(score.ratios.values()), axis=0) for score in (own, other)))
-    return float(stdtrit(len(over) - 1, 0.975) * np.std(over, ddof=1) / len(over) ** 0.5)
-
-
-def choose_of(scores: dict[str, Score]) -> str | None:
-    """The best of those that are safe; None, plain decoding, where none is."""
-    return choose({label: score for label, score in scores.items() if safe(score)})
-
-
-def shortlist(predicted: dict[str, Score], count: int) -> list[str]:
-    """What is measured: the best predicted one of every method that may win, then by worst task and mean in turns.
-
-    What is best in the mean may lose too much on some task to be chosen.
-    """
-    order = sorted(predicted, key=lambda label: -predicted[label].mean)
-    close = [label for label in order if predicted[label].mean > 0.9 * predicted[order[0]].mean]
-    steady = sorted(close, key=lambda label: -predicted[label].worst)
-    first: dict[str, str] = {}
-    for label in order:
-        first.setdefault(label.partition("@")[0], label)
-    near = [label for label in first.values() if label in close]
-    rest = [label for both in itertools.zip_longest(steady, order) for label in both if label]
-    return list(dict.fromkeys([*near, *rest]))[: max(count, 1)]
-
-
 def entry_of(label: str, drafter: BoundDrafter | None, sources: Sources, setting: Setting) -> Entry:
     """The entry of a profile that stands for a label.
 
@@ -386,9 +342,9 @@ def entry_of(label: str, drafter: BoundDrafter | None, sources: Sources, setting
             where = str(Path(where).resolve())
         fields = {"weights": where or BUNDLED, "tree": drafter.tree}
     elif method in NUMBERS:
-        numbers = Label.parse(label).numbers
+        own = Label.parse(label)
         names = ("length", "ngram") if method == "pld" else NUMBERS[method]
-        fields = dict(zip(names, numbers, strict=True))
+        fields = dict(zip(names, own.numbers, strict=True)) | dict(own.fields)
     try:
         return Entry(setting.batch, setting.temperature, method, prompt=setting.prompt, **fields)  # type: ignore[arg-type]
     except ConfigError as error:

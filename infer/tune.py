@@ -35,8 +35,9 @@ from eagle_jax.profile import Entry, ProfileFile, fingerprint, read_profile
 from eagle_jax.programs import at_least_one, can_write, listed, not_negative, run
 from eagle_jax.tasks import BUNDLED, Conversation, Task, load_tasks, task_folder
 from eagle_jax.tuning import TOLERATED
+from infer.choice import SLOWER
 from infer.methods import PLAIN, Places, Sources, check_methods, load_pair
-from infer.search import AUTO, SLOWER, Grid, Tuned, Tuner
+from infer.search import AUTO, Grid, Tuned, Tuner
 from infer.trials import Sample, Setting, compete
 
 MOST_ENTRIES = 30

@@ -58,8 +58,18 @@ def test_a_profile_survives_its_file(path):
     assert text.startswith("# a comment\nschema: eagle_jax.profile/1\n")
     assert text.count("\n") == 7 + len(ENTRIES)  # an entry is a line
     static = Entry(1, 0.0, "medusa", "x", TreeConfig.static([-1, -1, 0]))
-    path.write_text(content(static, Entry(1, 1.0, "lookahead", ngram=3, window=2, guesses=2)).to_yaml())
-    assert read_profile(path).entries[0] == static
+    lookup = Entry(1, 2.0, "pld", ngram=2, length=3, shortest=2, latest=True)
+    path.write_text(content(static, Entry(1, 1.0, "lookahead", ngram=3, window=2, guesses=2), lookup).to_yaml())
+    assert read_profile(path).entries[::2] == (static, lookup)
+
+
+def test_all_settings_of_prompt_lookup_are_bound():
+    target, settings = tiny_target(), {"ngram": 2, "length": 3, "shortest": 2, "latest": True}
+    bound = Entry(1, 0.0, "pld", **settings).bind(target, {})
+    assert bound.drafter is eagle_jax.prompt_lookup(target, **settings).drafter
+    assert bound.drafter is not Entry(1, 0.0, "pld", ngram=2, length=3).bind(target, {}).drafter
+    with pytest.raises(ConfigError, match="method lookahead takes no latest"):
+        Entry(1, 0.0, "lookahead", ngram=3, window=2, guesses=2, latest=True)
 
 
 @pytest.mark.parametrize(

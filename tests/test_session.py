@@ -171,6 +171,55 @@ def test_a_reply_may_be_left_in_the_middle():
     assert talk.read == 3
 
 
+@pytest.mark.parametrize("name", METHODS[1:])
+def test_replies_in_between_may_be_decoded_plainly(name):
+    """The drafter's caches wait; wanted again, it reads what it has missed, and knows what a new session knows."""
+    drafter = DRAFTERS[name](tiny_target())
+    talk, fresh = Session(tiny_target(), drafter, context=200), Session(tiny_target(), drafter, context=200)
+    parts, text = random_prompts([20, 6, 5, 7, 4], 12), []
+    options = dict(max_new_tokens=8, eos_ids=(), key=3)
+    for part, plain, read in zip(parts, (False, True, True, False, True), (20, 7, 6, 35, 5), strict=True):
+        prompt = [*text, *part]
+        chunks = list(talk.stream(prompt, plain=plain, **options))
+        assert said(chunks) == eagle_jax.generate(tiny_target(), None, [prompt], **options).tokens[0]
+        assert talk.read == read
+        if plain:
+            assert not any(chunk.drafted for chunk in chunks)
+        elif name != "lookahead":  # whose n-grams are those of earlier texts too
+            fresh.reset()
+            anew = list(fresh.stream(prompt, **options))
+            assert [(c.tokens, c.drafted) for c in chunks] == [(c.tokens, c.drafted) for c in anew]
+            jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-4), known(talk), known(fresh))
+        text = talk.text
+
+
+def test_a_plain_reply_to_a_prompt_that_differs_takes_the_drafter_back_too():
+    drafter = tiny_head("eagle3", TREES["k2n6"])
+    cannot = eagle_jax.BoundDrafter.of(drafter.drafter._replace(rewind=None), tiny_target(), drafter.params)
+    options = dict(max_new_tokens=8, eos_ids=())
+    first, more = random_prompts([20, 6], 12)
+    for own, kept in ((drafter, 8), (cannot, 0)):
+        talk = Session(tiny_target(), own, context=128)
+        said(talk.stream(first, **options))
+        edited = [*first[:9], (first[9] + 1) % 12, *first[10:]]
+        said(talk.stream(edited, plain=True, **options))
+        assert talk.read == 12
+        prompt = [*edited, *more, 5, 6, 7, 8]
+        expected = eagle_jax.generate(tiny_target(), None, [prompt], **options).tokens[0]
+        assert said(talk.stream(prompt, **options)) == expected
+        assert talk.read == len(prompt) - kept
+
+
+def test_a_session_that_began_plainly_reads_all_for_the_drafter():
+    talk = Session(tiny_target(), tiny_head("eagle3", TREES["k2n6"]), context=128)
+    first = random_prompts([20], 12)[0]
+    reply = said(talk.stream(first, plain=True, max_new_tokens=8, eos_ids=()))
+    prompt = [*first, *reply, 5, 6]
+    expected = eagle_jax.generate(tiny_target(), None, [prompt], max_new_tokens=8).tokens[0]
+    assert said(talk.stream(prompt, max_new_tokens=8)) == expected
+    assert talk.read == len(prompt)
+
+
 def test_what_is_interrupted_inside_a_program_is_read_anew(monkeypatch):
     talk = Session(tiny_target(), tiny_head("eagle3", TREES["k2n6"]), context=128)
     first = random_prompts([20], 12)[0]

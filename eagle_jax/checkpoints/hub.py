@@ -20,6 +20,8 @@ TORCH_BINS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 HEADS = ("medusa_lm_head*", "hydra_lm_head*")
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*")
 
+TOO_MANY = 429
+"""HTTP: too many requests."""
 _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 
 
@@ -129,13 +131,26 @@ def _download(
         raise CheckpointError(f"{repo_id!r} is neither a local directory nor a valid hub id: {error}") from error
     except (OSError, hub_errors.HTTPError) as error:
         # No network, an offline switch without a cached copy, a full disk, a connection that broke on the way.
-        reason = " ".join(str(error).split()).rstrip(".")
-        remedy = "Check the spelling and the network, or give the path of a local copy"
+        remedy = "check the spelling and the network, or give the path of a local copy"
         if huggingface_hub.constants.HF_HUB_OFFLINE:
-            remedy = "HF_HUB_OFFLINE is set: unset it to fetch, or give the path of a local copy"
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            remedy = "Make room on the disk, or set HF_HOME (or pass cache_dir=...) to a larger one"
+            remedy = "unset HF_HUB_OFFLINE to fetch it, or give the path of a local copy"
+        elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            remedy = "make room on the disk, or set HF_HOME (or pass cache_dir=...) to a larger one"
+        elif any(_status(one) == TOO_MANY for one in (error, error.__cause__)):
+            remedy = "wait some minutes, or set HF_TOKEN (or pass token=...): the hub answers more to those it knows"
         raise CheckpointError(
-            f"there is no directory {repo_id!r}, and it could not be fetched from the hub and is not complete in its "
-            f"cache: {reason}. {remedy}"
+            f"there is no directory {repo_id!r}, nor all of it in the hub's cache, and it could not be fetched "
+            f"({_reason(error)}): {remedy}"
         ) from error
+
+
+def _status(error: BaseException | None) -> int | None:
+    """Of an answer over HTTP."""
+    return getattr(getattr(error, "response", None), "status_code", None)
+
+
+def _reason(error: Exception) -> str:
+    """Why, in the words of what failed first, and of these the first sentence: the client adds advice of its own."""
+    told = error.__cause__ if isinstance(error, hub_errors.LocalEntryNotFoundError) and error.__cause__ else error
+    words = " ".join(str(told).split()) or type(told).__name__
+    return re.split(r"(?<=[a-z\d)])\. ", words, maxsplit=1)[0].rstrip(".")

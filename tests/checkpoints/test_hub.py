@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -118,20 +119,40 @@ def test_a_file_is_no_checkpoint(golden):
         (errors.HFValidationError("bad"), "valid hub id"),
         (errors.LocalEntryNotFoundError("not cached and no network"), "could not be fetched"),
         (errors.OfflineModeIsEnabled("offline"), "could not be fetched"),
-        (ConnectionError("unreachable"), "Check the spelling and the network, or give the path of a local copy"),
-        (errors.HTTPError("broken off"), "Check the spelling and the network, or give the path of a local copy"),
-        (OSError(errno.ENOSPC, "No space left"), "No space left. Make room on the disk, or set HF_HOME"),
+        (ConnectionError("unreachable"), r"\(unreachable\): check the spelling and the network, or give the path of a"),
+        (errors.HTTPError("broken off"), r"\(broken off\): check the spelling and the network, or give the path of a"),
+        (OSError(errno.ENOSPC, "No space left"), r"No space left\): make room on the disk, or set HF_HOME"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 def test_refusals_become_one_clear_error(refusal, message, hub, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     hub.answer = refusal
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=message) as raised:
         load_target_checkpoint("some/model", revision="v9")
+    assert not re.search(r"\. [A-Z]", str(raised.value))  # a sentence
+
+
+@pytest.mark.parametrize(
+    ("status", "cause", "message"),
+    [
+        (None, "[Errno -2] Name or service not known", r"\(\[Errno -2\] Name or service not known\): check the"),
+        (429, "429 Client Error: Too Many Requests for url: x", r"Too Many Requests for url: x\): wait some minutes"),
+    ],
+)
+def test_the_reason_is_what_failed_first(status, cause, message, hub, monkeypatch):
+    """The client wraps it into advice of its own, in several sentences."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    hub.answer = errors.LocalEntryNotFoundError("An error happened. Please check your connection. And try again.")
+    hub.answer.__cause__ = OSError(cause)
+    if status:
+        hub.answer.__cause__ = errors.HfHubHTTPError(cause, response=response(status))
+    with pytest.raises(CheckpointError, match=message) as raised:
+        load_target_checkpoint("some/model")
+    assert not re.search(r"\. [A-Z]", str(raised.value))
 
 
 def test_the_real_client_without_network(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match=r"no directory 'some/model', and it could not .* HF_HUB_OFFLINE is set"):
+    with pytest.raises(CheckpointError, match=r"no directory 'some/model', nor .* unset HF_HUB_OFFLINE to fetch it"):
         load_target_checkpoint("some/model", cache_dir=tmp_path)

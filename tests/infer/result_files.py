@@ -6,7 +6,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from infer import drafts, recorded, results
+from infer import drafts, recorded, report, results
 from infer.evidence import RULES
 
 QUESTIONS = [f"q{number}" for number in range(5)]
@@ -111,3 +111,24 @@ def record_cell(
 def record_file(path: Path, cells: list[recorded.Cell], **settings) -> Path:
     recorded.write(recorded.Recorded("a server", None, {"target": None} | settings, cells), path)
     return path
+
+
+def made(tmp_path: Path, *files: Path) -> str:
+    report.main(report.Args(files, tmp_path / "out"))
+    return (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+
+
+def part(text: str, heading: str) -> str:
+    """A section of the page."""
+    return text.split(f"## {heading}\n")[1].split("\n## ", maxsplit=1)[0]
+
+
+PLAIN = [bench_cell("vanilla", task, 1.0, 1.0) for task in ("gsm8k", "mt_bench")]
+TABLE_1 = [
+    bench_cell("eagle3", "mt_bench", 2.0, 4.0, identical=4, decode_speedup=2.0),
+    bench_cell("transformers", "gsm8k", 0.5, None),
+    *PLAIN,
+    bench_cell("eagle3", "gsm8k", 3.0, 5.0, decode_speedup=10 / 3),
+    bench_cell("pld@10", "gsm8k", 1.25, 1.5),
+]
+RECORDS = [record_cell("eagle3", "gsm8k"), record_cell("eagle3", "mt_bench")]

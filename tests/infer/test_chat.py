@@ -20,6 +20,7 @@ from eagle_jax import viz
 from eagle_jax.session import Session
 from infer import chat
 from tests.infer.conftest import ByteTokenizer
+from tests.infer.screen import Screen
 
 
 class Templated(ByteTokenizer):
@@ -84,6 +85,21 @@ def test_only_what_is_new_is_read(make):
     assert f"{first} of {first} prompt tokens read" in last(talk)
     talk.line("why")  # the last token of the reply is in no cache yet
     assert f"{new + 1} of {first + 12 + new} prompt tokens read" in last(talk)
+
+
+def test_plain_replies_go_on_from_the_same_cache(make):
+    """The target reads what is new; the drafter, wanted again, what was said since."""
+    talk = make(TextOnly())
+    new = len("\n<u>why\n<a>") + 1
+    talk.line("hello")
+    talk.line("/plain")
+    talk.line("why")
+    assert "tau 1.00" in last(talk) and f", {new} of " in last(talk)
+    talk.line("why")
+    assert "tau 1.00" in last(talk) and f", {new} of " in last(talk)
+    talk.line("/plain")
+    talk.line("why")  # two turns that it has not seen, each with a reply of 12, and this one
+    assert f", {3 * new + 2 * (12 - 1)} of " in last(talk)
 
 
 def test_special_tokens_in_a_reply_stay_in_the_text(make):
@@ -161,7 +177,7 @@ def test_commands(make):
         talk.line(wrong)
         assert "give a number of at least 0, such as /temp 0.7" in last(talk) and talk.temperature == 0.7
     talk.line("/plain")
-    assert last(talk) == "[plain decoding]\n" and talk.session.drafter is None
+    assert last(talk) == "[plain decoding]\n"
     talk.line("again")
     assert "tau 1.00" in last(talk)
     talk.line("/plain")
@@ -202,57 +218,6 @@ def test_accepted_drafts_are_green(make):
     assert talk.show(iter(chunks), tally) == [*b"abcd"]
     assert "".join(talk.written) == f"a{viz.GREEN}bc{viz.RESET}d\n"
     assert (tally.passes, tally.tokens, tally.timed) == (1, 4, 0)
-
-
-class Screen:
-    """As much of a VT100 as the chat writes: rows of text, a cursor, a scroll region."""
-
-    def __init__(self, columns: int, rows: int) -> None:
-        self.columns, self.rows = columns, rows
-        self.cells = [[" "] * columns for _ in range(rows)]
-        self.row = self.column = 0
-        self.saved = (0, 0)
-        self.bottom = rows - 1
-
-    def lines(self) -> list[str]:
-        return ["".join(row).rstrip() for row in self.cells]
-
-    def down(self) -> None:
-        if self.row == self.bottom:
-            self.cells[: self.bottom + 1] = [*self.cells[1 : self.bottom + 1], [" "] * self.columns]
-        else:
-            self.row = min(self.row + 1, self.rows - 1)
-
-    def write(self, text: str) -> None:
-        for sequence, number, rest, letter, char in re.findall(
-            r"(\x1b(?:\[(\d*)([;\d]*)([A-Za-z])|[78D]))|(.|\n)", text, flags=re.DOTALL
-        ):
-            if char == "\n":
-                self.down()
-                self.column = 0
-            elif char:
-                if self.column == self.columns:
-                    self.down()
-                    self.column = 0
-                self.cells[self.row][self.column] = char
-                self.column += 1
-            elif sequence == "\x1bD":
-                self.down()
-            elif sequence == "\x1b7":
-                self.saved = self.row, self.column
-            elif sequence == "\x1b8":
-                self.row, self.column = self.saved
-            elif letter == "A":
-                self.row -= int(number)
-            elif letter == "H":
-                self.row, self.column = int(number) - 1, int(rest[1:]) - 1
-            elif letter == "K":
-                self.cells[self.row] = [" "] * self.columns
-            elif letter == "r":  # also sends the cursor home
-                self.bottom = int(rest[1:]) - 1 if rest else self.rows - 1
-                self.row = self.column = 0
-            else:
-                assert letter == "m", sequence
 
 
 @pytest.mark.parametrize("above", [0, 3, 30])

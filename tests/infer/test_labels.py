@@ -57,6 +57,10 @@ def test_numbers():
     assert Label.parse("pld").numbers == (10, 3)
     assert Label.parse("pld@12").numbers == (12, 3)
     assert Label.parse("pld@12x2").numbers == (12, 2)
+    own = Label.parse("pld@12x3/shortest2/latest")
+    assert (own.numbers, own.fields) == ((12, 3), (("shortest", 2), ("latest", True)))
+    assert Label.parse("pld@latest").numbers == (10, 3)
+    assert Label.parse("pld@10x3/shortest1").fields == ()
     assert Label.parse("lookahead").numbers == (5, 7, 7)
     assert Label.parse("lookahead@3x4x5").numbers == (3, 4, 5)
 
@@ -77,7 +81,10 @@ def test_numbers():
         ("eagle3@chain3/chain4", "the tree 'chain4' comes first, and once"),
         ("eagle3@law/draw", "'draw' contradicts or repeats"),
         ("eagle3@top_p", "'top_p' must read like top_p0.9"),
-        ("pld@chain3", "'pld@chain3': unknown setting 'chain3': it reads pld@10 or pld@10x3"),
+        ("pld@chain3", "'pld@chain3': unknown setting 'chain3': it reads pld@10, pld@10x3, pld@10x3/shortest2"),
+        ("pld@latest/latest", "unknown setting 'latest/latest'"),
+        ("pld@shortest", "unknown setting 'shortest'"),
+        ("lookahead@5x7x7/latest", "unknown setting '5x7x7/latest': it reads lookahead@5x7x7"),
         ("lookahead@5x7", "it reads lookahead@5x7x7"),
     ],
 )
@@ -95,6 +102,7 @@ def test_what_is_no_label_is_refused(text, message):
         ("eagle2@static/norerank", "eagle2@static/norerank: TreeConfig.rank_by and rerank choose among"),
         ("eagle3@chain3/top_p2", r"TreeConfig.top_p=2.0 must lie in \(0, 1\]"),
         ("pld@0", "pld@0: prompt_lookup: length=0 must be an integer of at least 1"),
+        ("pld@10x3/shortest4", "shortest=4 must be at most ngram=3"),
         ("lookahead@1x2x3", "lookahead@1x2x3: lookahead: ngram=1 must be an integer of at least 2"),
     ],
 )
@@ -160,7 +168,7 @@ def test_eagle_and_hass_are_names_of_the_same_kind_of_head(pair, monkeypatch):
     assert load("eagle1").params is found["taught/one"].params
     assert load("hass").params is found["taught/hass"].params
     assert load.draft("hass")["weights"] == "taught/hass"
-    with pytest.raises(ValueError, match="--methods eagle1 with --target needs --eagle1 PATH"):
+    with pytest.raises(ValueError, match="eagle1 with --target needs --eagle1 PATH"):
         check_methods(["eagle1"], Sources(target="a/b"))
 
 
@@ -183,6 +191,11 @@ def test_what_a_label_drafts(pair):
     assert told("eagle2@2x2x3/confidence/norerank/top_p0.9")[0] == words
     assert told("eagle2@untempered")[1] == "deterministic, ranked by untempered"
     assert told("eagle2@chain3/rejection") == ("chain of 3", "rejection", 4, head)
+    assert told("pld@4x2")[0] == "4 tokens behind an n-gram of 2 at most"
+    assert told("pld@4x2/latest")[0] == "4 tokens behind an n-gram of 2 at most, where it stood last"
+    assert told("pld@4x3/shortest2")[0] == "4 tokens behind an n-gram of 2 to 3"
+    settings = {"length": 4, "ngram": 2, "latest": True}
+    assert load("pld@4x2/latest").drafter is eagle_jax.prompt_lookup(target, **settings).drafter
     assert told("eagle1") == ("static, 25 nodes: 4+8+8+3+2", ranked, 26, "bundled eagle1")
     assert told("pld@4x2") == ("4 tokens behind an n-gram of 2 at most", "deterministic", 5, None)
     assert told("lookahead@3x2x2") == ("N=3, W=2, G=2", "deterministic", 8, None)

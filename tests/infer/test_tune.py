@@ -13,7 +13,7 @@ import yaml
 import eagle_jax
 from eagle_jax.profile import Entry, ProfileFile, fingerprint
 from eagle_jax.tuning import PassCosts
-from infer import search, trials, tune
+from infer import choice, search, trials, tune
 
 
 @pytest.fixture
@@ -189,8 +189,8 @@ def test_a_choice_takes_five_repetitions(quick, pair, monkeypatch):
     assert calls == [1, 5]
     later = 0.5
     assert tuner.tune(search.Setting(1, 0.0, 6)).report["chosen"] == "vanilla"
-    assert not search.safe(search.Score({"a": (2.0, 2.0, 2.0, 2.0)}))
-    assert search.safe(search.Score({"a": (2.0, 2.0, 2.0, 2.0, 2.0)}))
+    assert not choice.safe(search.Score({"a": (2.0, 2.0, 2.0, 2.0)}))
+    assert choice.safe(search.Score({"a": (2.0, 2.0, 2.0, 2.0, 2.0)}))
 
 
 def test_a_tree_under_two_names_is_searched_once(quick, pair):
@@ -237,8 +237,8 @@ def test_the_interval_of_a_choice_is_students_t_over_repetitions():
     own = search.Score({"a": (2.0, 4.0, 2.2), "b": (4.0, 8.0, 4.4)})
     other = search.Score({"a": (2.0, 4.0, 2.0), "b": (4.0, 8.0, 4.0)})
     # 1, 1, 1.1: a standard error of 1/30, and t of two degrees of freedom is 4.3027
-    assert search.spread(own, other) == pytest.approx(4.3027 / 30, rel=1e-4)
-    assert search.spread(own, own) == 0
+    assert choice.spread(own, other) == pytest.approx(4.3027 / 30, rel=1e-4)
+    assert choice.spread(own, own) == 0
 
 
 def test_questions_that_are_skipped_are_not_asked(quick, pair, tasks):
@@ -331,8 +331,12 @@ def test_of_two_dtypes_the_faster_one_is_written(quick, pair, monkeypatch, faste
 
 def test_lookups_of_several_ngrams_are_watched_apart(quick, pair, monkeypatch):
     args = tune.Args(**quick | {"lengths": "1,3", "ngrams": "1,2"})
-    tuner = search.Tuner(tune.grid_of(args), pair, search.Sources(), ["pld", "pld@2x2"], {})
-    assert tuner.replayed() == {"pld1": ["pld@1x1", "pld@3x1"], "pld2": ["pld@1x2", "pld@3x2", "pld@2x2"]}
+    tuner = search.Tuner(tune.grid_of(args), pair, search.Sources(), ["pld", "pld@2x2", "pld@2x2/latest"], {})
+    assert tuner.replayed() == {
+        "pld1": ["pld@1x1", "pld@3x1"],
+        "pld2": ["pld@1x2", "pld@3x2", "pld@2x2"],
+        "pld2/latestTrue": ["pld@2x2/latest"],
+    }
     seen = {}
     monkeypatch.setattr(search, "record", lambda target, drafter, sample, setting: seen.setdefault("it", drafter))
     tuner.samples = {"a": None}
@@ -343,13 +347,13 @@ def test_lookups_of_several_ngrams_are_watched_apart(quick, pair, monkeypatch):
 def test_the_shortlist_has_the_best_of_every_method_that_may_win():
     predicted = {"a@1": 2.0, "a@2": 1.9, "a@3": 1.95, "b@1": 1.85, "c@1": 1.2}
     scores = {label: search.Score({"t": (value,)}) for label, value in predicted.items()}
-    assert search.shortlist(scores, 3) == ["a@1", "b@1", "a@3"]
-    assert search.shortlist(scores, 1) == ["a@1"]
-    assert search.shortlist(scores, 9) == ["a@1", "b@1", "a@3", "a@2", "c@1"]
+    assert choice.shortlist(scores, 3) == ["a@1", "b@1", "a@3"]
+    assert choice.shortlist(scores, 1) == ["a@1"]
+    assert choice.shortlist(scores, 9) == ["a@1", "b@1", "a@3", "a@2", "c@1"]
     scores["a@2"] = search.Score({"t": (2.7,), "u": (1.1,)})
     scores["a@1"], scores["a@3"] = search.Score({"t": (3.4,), "u": (0.6,)}), search.Score({"t": (3.2,), "u": (0.7,)})
     scores["b@1"] = search.Score({"t": (3.0,), "u": (0.7,)})
-    assert search.shortlist(scores, 3) == ["a@1", "b@1", "a@2"]  # that of the best worst task before the next best
+    assert choice.shortlist(scores, 3) == ["a@1", "b@1", "a@2"]  # that of the best worst task before the next best
 
 
 @pytest.mark.parametrize(
@@ -366,7 +370,7 @@ def test_the_shortlist_has_the_best_of_every_method_that_may_win():
         ({"top_ks": "0,2"}, "--top-ks '0,2' must be whole numbers of at least 1"),
         ({"batches": ",".join(map(str, range(1, 32)))}, "31 settings: a profile has 30 at most"),
         ({"methods": "eagle9"}, "unknown method 'eagle9'"),
-        ({"methods": "sps", "target": "a/b"}, "--methods sps with --target needs --draft-model PATH"),
+        ({"methods": "sps", "target": "a/b"}, "sps with --target needs --draft-model PATH"),
         ({"methods": "vanilla"}, "leave nothing to choose from"),
         ({"nodes": "50"}, "leave nothing to choose from"),
         ({"methods": "eagle3@chain2/rejection"}, "eagle3@chain2/rejection: verification='rejection' makes the text"),

@@ -1,0 +1,81 @@
+"""The commands of the pages on benchmarks and tuning run one after the other, as they are but for their size."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from eagle_jax.assets import bundled
+from tests.test_readme import REPOSITORY, commands
+
+SHORT = "--limit 1 --max-new-tokens 8"
+TREES = "--depths 2 --top-ks 2 --nodes 4 --lengths 3 --ngrams 2 --widths 1,5 --candidates 1 --turns 2 --repeats 1"
+# Added behind a page's own arguments (the last one given counts), so that a run takes seconds to minutes.
+SMALLER = {
+    "infer.bench": f"{SHORT} --repeats 1 --no-transformers --no-golden --batches 1",
+    "infer.acceptance": SHORT,
+    "infer.repetition": SHORT,
+    "infer.report": "",
+    "infer.papers": f"{SHORT} --only ablation,untempered --tasks gsm8k",
+    "infer.tune": f"{SHORT} {TREES} --methods eagle3 --batches 1 --temperatures 0",
+}
+TASKS = ("gsm8k", "humaneval", "mt_bench", "alpaca", "nq", "qa", "cnn_dm", "sum")
+
+
+def commands_of(page: str) -> list[str]:
+    text = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
+    shell = re.findall(r"^```bash\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    return [line for block in shell for line in commands(block) if line.startswith("python -m ")]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Where someone works: with the papers' files, of which every task has six questions, and prompts of their own."""
+    os.symlink(REPOSITORY / "docs", tmp_path / "docs")
+    rows = [{"question_id": n, "category": "any", "turns": [f"What is {n} + {n}?"]} for n in range(6)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    for name in TASKS:
+        (tmp_path / "FOLDER" / name).mkdir(parents=True)
+        (tmp_path / "FOLDER" / name / "question.jsonl").write_text(text)
+    (tmp_path / "my.jsonl").write_text(text)
+    return tmp_path
+
+
+def run(command: str, folder) -> dict:
+    """The last line of what it prints; paths are those of the bundled pair, and what it writes stays in the folder."""
+    words = shlex.split(command)[1:]
+    for place, word in enumerate(words):
+        if word == "PATH":
+            words[place] = str(bundled(words[place - 1].removeprefix("--")))
+    more = SMALLER[words[1]].split()
+    if "--out" in words and words[words.index("--out") + 1].startswith("docs/"):
+        more += ["--out", "measured.yaml"]
+    if "--check" in words and words[words.index("--check") + 1].startswith("docs/"):
+        more += ["--check", "measured.yaml"]
+    if "--dtypes" in words and "--dtype" not in words:
+        more += ["--dtypes", "float32,bfloat16"]
+    done = subprocess.run(
+        [sys.executable, *words, *more], cwd=folder, capture_output=True, text=True, check=False, timeout=900,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "EAGLE_JAX_TASKS": str(folder / "FOLDER")},
+    )  # fmt: skip
+    # Of a profile that was tuned in a second a check may well say that it does not hold: that is status 1.
+    assert done.returncode == 0 or (done.returncode == 1 and "--check" in words), done.stderr
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["benchmarks.md", "tuning.md"])
+def test_commands_of_a_page_run_in_order(page, folder):
+    found = commands_of(page)
+    assert len(found) > 6
+    for command in found:
+        assert run(command, folder), command
+    made = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in (".json", ".md", ".yaml")}
+    expected = {"benchmarks.md": "runs/report/report.md", "tuning.md": "profile.yaml"}
+    assert expected[page] in made
