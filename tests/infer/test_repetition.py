@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eagle_jax.programs import arguments
 from infer import repetition
 from infer.evidence import table
 from infer.repetition import ends_in_loop, said_before
@@ -67,4 +68,15 @@ def test_the_program_on_the_pair(pair, capsys):
 
 def test_the_page_shows_what_was_counted():
     kept = json.loads((DOCS / "measured" / "repetition.json").read_text(encoding="utf-8"))
-    assert table(repetition.HEAD, repetition.rows(kept["cells"]), left=1) in (DOCS / "results.md").read_text("utf-8")
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    assert table(repetition.HEAD, repetition.rows(kept["cells"]), left=1) in page
+    cells = {(cell["task"], cell["temperature"]): cell for cell in kept["cells"]}
+    shares = [cells[task, 0.0]["repeated"] / cells[task, 0.0]["tokens"] for task in ("mt_bench", "nq")]
+    assert all(abs(share - 2 / 3) < 0.05 for share in shares)
+    loops, replies = (cells["mt_bench", 0.0][name] for name in ("loops", "replies"))
+    assert f"{loops} of {replies} replies on MT-bench end in a loop" in " ".join(page.split())
+    assert not any(cell["loops"] for cell in kept["cells"] if cell["temperature"])
+    (command,) = [line for line in page.splitlines() if line.startswith("python -m infer.repetition")]
+    said = arguments(repetition.Args, None, command.split()[3:])
+    found = kept["settings"] | {"data": said.data}
+    assert {name: getattr(said, name) for name in found} == found
