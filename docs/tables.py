@@ -8,6 +8,7 @@ Prints the tables of the page that the report has not, which stay as they are.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,17 +26,27 @@ SPEEDS = "| method | T=0 |"
 
 
 def copied(page: str, report: str) -> tuple[str, list[str]]:
-    """The page with the report's tables, and the heads of those that the report has not."""
-    there = {table.splitlines()[0]: table for table in TABLE.findall(report)}
-    unknown: list[str] = []
+    """The page with the report's tables, and the heads of those that the report has not.
 
-    def table(found: re.Match[str]) -> str:
+    Of several tables with one head (of several temperatures) the first is the first, and so on.
+
+    Raises:
+      ValueError: the page has more or fewer of them than the report, so that it is not known which is which.
+    """
+    there: dict[str, list[str]] = {}
+    for table in TABLE.findall(report):
+        there.setdefault(table.splitlines()[0], []).append(table)
+    shown = Counter(table.splitlines()[0] for table in TABLE.findall(page))
+    for head, number in shown.items():
+        if len(there.get(head, ())) > 1 and len(there[head]) != number:
+            raise ValueError(f"{head}: the report has {len(there[head])} such tables, the page {number}: show them all")
+    unknown = [head for head in shown if head not in there]
+
+    def next_of(found: re.Match[str]) -> str:
         head = found[0].splitlines()[0]
-        if head not in there:
-            unknown.append(head)
-        return there.get(head, found[0])
+        return there[head].pop(0) if there.get(head) else found[0]
 
-    return TABLE.sub(table, page), unknown
+    return TABLE.sub(next_of, page), unknown
 
 
 def speeds(timed: Iterable[results.Result]) -> str:

@@ -3,7 +3,7 @@
     python -m infer.papers --data FOLDER                         # the bundled pair on the papers' files, four hours
     python -m infer.papers --only trees,acceptance --data FOLDER # tau, n-alpha and calibration alone, without a clock
     python -m infer.papers --tasks chat,math --limit 2           # a first look, on bundled questions
-    python -m infer.papers --target PATH --eagle3 PATH --data FOLDER --dtype bfloat16
+    python -m infer.papers --target PATH --eagle3 PATH --data FOLDER --dtype bfloat16 --out runs/own
 
 Runs `infer.bench` and `infer.acceptance` one after the other, each a process of its own that has the machine to
 itself, and `infer.report` on what they wrote. Methods that a target of your own has no weights for are left out, and
@@ -183,7 +183,8 @@ def start(words: list[str]) -> None:
     if status == 130:
         raise KeyboardInterrupt
     if status:
-        raise ValueError(f"{words[1]} ended with status {status}, see above; the same command goes on from there")
+        raise ValueError(f"{words[1]} ended with status {status}, see above; when that is mended the same "
+                         "command goes on from there")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -29,10 +29,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import eagle_jax
+from eagle_jax.checkpoints.mapping import DTYPES
 from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.measure import machine, use_compilation_cache
 from eagle_jax.profile import Entry, ProfileFile, fingerprint, read_profile
-from eagle_jax.programs import at_least_one, can_write, listed, not_negative, run
+from eagle_jax.programs import at_least_one, can_write, listed, naming, not_negative, run
 from eagle_jax.tasks import BUNDLED, Conversation, Task, load_tasks, task_folder
 from eagle_jax.tuning import TOLERATED
 from infer.choice import SLOWER
@@ -119,7 +120,9 @@ def main(args: Args) -> int:
     beside = args.out.with_name(f"{args.out.stem}_report.json")
     for place in (args.out, beside):
         can_write(place, folder=False)
-    dtypes = listed(args, "dtypes")
+    dtypes = list(dict.fromkeys(listed(args, "dtypes")))
+    if unknown := [dtype for dtype in dtypes if dtype not in DTYPES]:
+        raise ValueError(f"--dtypes {','.join(unknown)}: there are {', '.join(DTYPES)}")
     labels = [label for label in check_methods(listed(args, "methods"), Sources.of(args)) if label != PLAIN]
     tasks = asked(args)
     use_compilation_cache()
@@ -163,7 +166,8 @@ def main(args: Args) -> int:
 
 def check(args: Args, settings: Sequence[Setting], grid: Grid) -> int:
     """Measures "auto" with a profile against plain decoding, and with an exhaustive search against every tree."""
-    file = read_profile(str(args.check))
+    with naming("--check", args.check):
+        file = read_profile(str(args.check))
     tasks = asked(args)
     labels = [label for label in listed(args, "methods") if label != PLAIN]
     if args.search == "exhaustive":

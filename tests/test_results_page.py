@@ -62,6 +62,14 @@ def test_copying_the_tables_anew_changes_nothing():
     text, unknown = tables.copied(PAGE, report)
     assert text == PAGE
     assert set(unknown) <= repeated()
+    cold, hot = (
+        PAGE[PAGE.index(f"\n{words}") :].split("\n\n")[1] for words in ("Temperature 0: sp", "Temperature 1:\n")
+    )
+    for table, heat in ((cold, "0"), (hot, "1")):  # two tables with one head
+        assert table in report[report.index(f"## Speedup and tau at temperature {heat}\n") :].split("\n## ")[0]
+    assert cold != hot
+    with pytest.raises(ValueError, match="the report has 2 such tables, the page 1"):
+        tables.copied(PAGE.replace(cold, ""), report)
     row = next(line for line in PAGE.splitlines() if line.startswith("| EAGLE-2, 6x10x59 | 59 |"))
     assert tables.copied(PAGE.replace(row, row.replace("59 | 6", "59 | 7")), report)[0] == PAGE
     timed = list(map(results.read, tables.TIMED))

@@ -6,6 +6,7 @@ tune.json is the report beside the profile, the others are last lines.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from pathlib import Path
@@ -99,7 +100,8 @@ def test_what_auto_reaches_of_the_best_of_a_search():
     assert least >= 0.95
     words = " ".join(HERE.split())
     assert f"and {min(row['worst'] for row in EXHAUSTED['settings']):.2f}x in the search" in words
-    assert f"reaches {least:.0%} of it or more" in words
+    assert f"reaches {math.floor(1000 * least) / 10}% of it or more" in words
+    assert {row["rounds"][0]["trees"] for row in EXHAUSTED["settings"]} == {18} and "best of the 18 settings" in words
 
 
 def test_what_two_questions_a_task_would_have_said():
