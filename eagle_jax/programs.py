@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import io
 import logging
@@ -9,9 +10,11 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, NoReturn, TextIO, TypeVar
 
 import tyro
@@ -66,8 +69,8 @@ def run(
     warnings.showwarning = _show_warning
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a log that is watched shows every line when it is printed
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
+        signal.signal(signal.SIGINT, interrupt)
     try:
         status = main(arguments(cls, description))
         sys.exit(status if isinstance(status, int) else 0)
@@ -82,6 +85,23 @@ def run(
     except KeyboardInterrupt:
         print("\nInterrupted.", flush=True)  # noqa: T201
         os._exit(130)  # at once, whatever other threads are compiling
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Raises `KeyboardInterrupt`, as Python's own handler does, but where it would be lost a moment later.
+
+    JAX has a callback of the garbage collector, and what is raised there is printed and forgotten: a program that was
+    told to stop went on.
+    """
+    at = frame
+    while at is not None:
+        if at.f_code.co_name == "_xla_gc_callback":
+            later = threading.Timer(0.05, _thread.interrupt_main)
+            later.daemon = True
+            later.start()
+            return
+        at = at.f_back
+    raise KeyboardInterrupt
 
 
 def of_runtime(error: Exception) -> str | None:

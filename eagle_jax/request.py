@@ -60,6 +60,7 @@ def prepare(
     Raises:
       ValueError: naming the argument, its bound and the remedy.
     """
+    refuse_tracers(prompts=prompts, max_new_tokens=max_new_tokens, eos_ids=eos_ids, key=key)
     rows = _check_prompts(prompts, name, config)
     budgets = _check_budgets(max_new_tokens, rows, config)
     stops = _stop_table(eos_ids, len(rows), config)
@@ -106,12 +107,33 @@ def _keys(key: jax.Array | int | None, batch: int) -> jax.Array:
     raise ValueError(f"key={key!r} must be jax.random.key(seed) or an integer seed")
 
 
+def refuse_tracers(**arguments: Any) -> None:
+    """Refuses to be traced: lists of any length go in and out, and so no compiled program can be made of it.
+
+    Raises:
+      ValueError: under `jit`, or an argument is a tracer, as under `vmap`; names what can be traced.
+    """
+    traced = [name for name, value in arguments.items() if _is_traced(value)]
+    if traced or isinstance(jnp.zeros(()), jax.core.Tracer):
+        what = f"{traced[0]} is traced" if traced else "this is called while JAX traces"
+        raise ValueError(
+            f"{what}: eagle_jax.generate and stream take and give Python lists; inside jit, vmap or shard_map call the "
+            "pure function: from eagle_jax.generate import generate (README, Inside your own program)"
+        )
+
+
+def _is_traced(value: Any) -> bool:
+    rows = value if isinstance(value, list | tuple) else (value,)
+    return any(isinstance(row, jax.core.Tracer) for row in rows)
+
+
 def check_law(**settings: Any) -> None:
     """Refuses sampling settings that are no numbers, before arithmetic fails on them.
 
     Raises:
       ValueError: naming the argument.
     """
+    refuse_tracers(**settings)
     for name, value in settings.items():
         number = isinstance(value, numbers.Real) or (isinstance(value, jax.Array | np.ndarray) and value.ndim == 0)
         if isinstance(value, bool) or not number:

@@ -80,11 +80,14 @@ class Session:
           plain: decode this reply without the drafter.
 
         Raises:
-          ValueError: at the call, as `eagle_jax.stream`; also a prompt that leaves no room for the reply.
+          ValueError: at the call, as `eagle_jax.stream`; also a prompt that leaves no room for the reply, and a `plain`
+            that is no bool.
           MemoryError: the device is too small, with what was needed.
         """
         check_law(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         sampling = make_sampling(temperature, top_k, top_p, min_p)
+        if not isinstance(plain, bool):
+            raise ValueError(f"plain={plain!r} must be True or False")
         drafter = None if plain else self.drafter
         request = request_of(self.target, drafter, [prompt], max_new_tokens, sampling, eos_ids, key, name="prompt")
         if len(prompt) + max_new_tokens > self.context:

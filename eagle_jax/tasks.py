@@ -173,6 +173,8 @@ def find_task(name_or_path: str, folder: str | os.PathLike[str]) -> Path:
         path.parent.name for path in folder.glob("*/question.jsonl")
     }
     has = f"it has {', '.join(sorted(known))}" if known else "it is empty or does not exist"
+    if not known.issuperset(BUNDLED.split(",")):
+        has += f"; bundled are {BUNDLED.replace(',', ', ')}"
     paper = {files: paper for paper, files in ALIASES.items()}.get(name_or_path, name_or_path)
     on_hub = f"; hub:{paper} fetches questions of the kind" if paper in HUB else ""
     raise ValueError(

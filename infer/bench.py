@@ -205,7 +205,9 @@ def begin(args: Args, labels: list[str], tasks: list[Task]) -> Result:
     if not args.resume:
         raise ValueError(f"{path} is there already: go on with it by --resume, or give another --out")
     changed = [name for name, value in settings.items() if name not in FREE and there.settings.get(name) != value]
-    differences = [f"--{name.replace('_', '-')} was {there.settings.get(name)}" for name in changed]
+    differences = [
+        f"--{name.replace('_', '-')} was {there.settings.get(name)} and is now {settings[name]}" for name in changed
+    ]
     if set(there.more["labels"]) != set(labels):
         differences.append(f"the methods were {', '.join(there.more['labels'])}, and all are timed in turns")
     if "draws" not in there.more and any(entry["temperature"] for entry in there.more["groups"]):
@@ -216,7 +218,8 @@ def begin(args: Args, labels: list[str], tasks: list[Task]) -> Result:
         differences.append(f"the machine was {there.machine}")
     if differences:
         raise ValueError(
-            f"{path} cannot be gone on with: {'; '.join(differences)}. Give another --out; infer.report joins files"
+            f"{path} cannot be gone on with: {'; '.join(differences)}. Give these again, or another --out; "
+            "infer.report joins files"
         )
     revisions = dict.fromkeys([*(there.revision or "").split(", "), here.revision or ""])
     more = there.more | {"tasks": known | keys, "draws": DRAWS}

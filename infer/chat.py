@@ -30,9 +30,11 @@ from eagle_jax.programs import at_least_one, naming, not_negative, run
 from eagle_jax.sampling import make_sampling
 from eagle_jax.session import Session
 from eagle_jax.viz import DIM, GREEN, TextStream, paint
-from infer.methods import PLAIN, Loader, Places, Sources, check_methods, load_pair
+from infer.methods import OPTIONS, PLAIN, Label, Loader, Places, Sources, check_methods, load_pair
 from infer.status_line import StatusLine
 
+SHORTEST = 16
+"""Tokens that a reply must have room for; below that the conversation is too long."""
 HELP = "/reset  /temp NUMBER  /plain  /stats  /help  /quit; Ctrl-C stops a reply"
 
 
@@ -108,7 +110,8 @@ class Conversation:
         """The prompt with what the user says now."""
         text = chat_text(self.tokenizer, [*self.messages, {"role": "user", "content": content}])
         if self._ids and text.startswith(self._text):
-            ids = [*self._ids, *self.tokenizer.encode(text[len(self._text) :], add_special_tokens=False)]
+            new = self.tokenizer.encode(text[len(self._text) :], add_special_tokens=False, verbose=False)
+            ids = [*self._ids, *new]
             if self._decode(ids) == text:
                 return ids
         return encode_chat(self.tokenizer, text)
@@ -165,6 +168,9 @@ class Chat:
         name, _, rest = text.partition(" ")
         if name in ("/quit", "/exit"):
             return False
+        if rest and name in ("/reset", "/plain", "/stats"):
+            self.say(f"{name} takes nothing behind it: {HELP}")
+            return True
         if name == "/reset":
             self.reset()
             self.say("forgotten")
@@ -191,8 +197,10 @@ class Chat:
             value = -1.0
         try:
             make_sampling(value)
-        except ValueError:
-            self.say(f"/temp {text}: give a number of at least 0, such as /temp 0.7; 0 is greedy")
+        except ValueError as error:
+            why = f" ({error})" if 0 < value < 1 else ""  # so cold that logits overflow
+            self.say(f"{f'/temp {text}'.strip()}: give a number of at least 0, such as /temp 0.7; 0 is greedy{why}; "
+                     f"it is {self.temperature:g}")  # fmt: skip
             return
         self.temperature = value
         self.say(f"temperature {value:g}")
@@ -210,14 +218,15 @@ class Chat:
         prompt = self.conversation.ask(content)
         self.turn += 1
         key = jax.random.fold_in(jax.random.key(self.args.seed), self.turn)
-        if len(prompt) + self.args.max_new_tokens > self.session.context:
+        longest = min(self.args.max_new_tokens, self.session.context - len(prompt))
+        if longest < min(self.args.max_new_tokens, SHORTEST):
             self.say(
-                f"{len(prompt)} tokens and a reply of --max-new-tokens {self.args.max_new_tokens} exceed the session's "
-                f"context of {self.session.context}: /reset, or start with less, or with a larger --context"
+                f"{len(prompt)} tokens leave no room for a reply in the session's context of {self.session.context}: "
+                "/reset, or start with a larger --context"
             )
             return
         chunks = self.session.stream(
-            prompt, max_new_tokens=self.args.max_new_tokens, temperature=self.temperature,
+            prompt, max_new_tokens=longest, temperature=self.temperature,
             top_k=self.args.top_k, top_p=self.args.top_p, key=key, plain=self.plain,
         )  # fmt: skip
         self.stopped.clear()
@@ -229,6 +238,8 @@ class Chat:
         self.conversation.heard(content, prompt, reply, self.target.config.eos_ids)
         self.asking = False
         cut = ", stopped" if self.stopped.is_set() else ""
+        if longest < self.args.max_new_tokens and tally.tokens == longest:
+            cut += f", cut at {longest}: the context of {self.session.context} is full"
         self.say(f"{tally}, {self.session.read} of {len(prompt)} prompt tokens read{cut}")
 
     def show(self, chunks: Iterator[Any], tally: Tally) -> list[int]:
@@ -284,11 +295,32 @@ class stopping:  # noqa: N801 (used as a function is)
         self.event.set()
 
 
+def check_places(args: Args) -> None:
+    """Refuses heads that nothing would use, and a target without any for the method.
+
+    Raises:
+      ValueError: naming the option.
+    """
+    own = Label.parse(args.method).method
+    given = [name for name, option in OPTIONS.items() if getattr(args, option) is not None]
+    if idle := [name for name in given if name != own]:
+        option = f"--{OPTIONS[idle[0]].replace('_', '-')}"
+        raise ValueError(f"{option} is given, and --method {args.method} has no use for it: add --method {idle[0]}")
+    if args.target is not None and own in OPTIONS and not given:
+        raise ValueError(
+            f"--target {args.target} needs what drafts for it: its head with --eagle3 PATH --method eagle3, say, or "
+            f"--method pld or {PLAIN}, which need none"
+        )
+
+
 def main(args: Args) -> None:
     """Talks until the input ends."""
     at_least_one(args, "max_new_tokens")
     not_negative(args, "temperature", "top_k", "seed")
+    if args.seed >= 2**32:
+        raise ValueError(f"--seed {args.seed} must be below 2**32: JAX keeps 32 bits of a seed")
     make_sampling(args.temperature, args.top_k, args.top_p)  # refuses what is no law, naming it
+    check_places(args)
     sources = Sources.of(args, args.dtype)
     labels = [label for label in check_methods([args.method], sources) if label != PLAIN]
     use_compilation_cache()

@@ -16,6 +16,23 @@ from tests.models import tiny_head, tiny_target
 GOOD = [[1, 2, 3]]
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda run: jax.jit(lambda x: run(x).tokens)(jnp.array(GOOD)), "while JAX traces"),
+        (lambda run: jax.jit(lambda: run(GOOD).tokens)(), "this is called while JAX traces"),
+        (lambda run: jax.jit(lambda k: run(GOOD, key=k).tokens)(jax.random.key(0)), "while JAX traces"),
+        (lambda run: jax.vmap(lambda k: run(GOOD, key=k).tokens)(jax.random.split(jax.random.key(0))), "key is traced"),
+        (lambda run: jax.jit(lambda t: run(GOOD, temperature=t).tokens)(0.5), "temperature is traced"),
+    ],
+)
+def test_to_be_traced_is_refused_and_what_can_be_is_named(call, message):
+    """Before: JAX's own error from deep inside, one of them after twenty seconds."""
+    target = tiny_target()
+    with pytest.raises(ValueError, match=f"{message}: .*from eagle_jax.generate import generate"):
+        call(lambda prompts, **options: eagle_jax.generate(target, None, prompts, max_new_tokens=4, **options))
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_compiled():
     before = api.generate_program._cache_size()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import signal
 import subprocess
 import sys
+import time
 import warnings
 
 import pytest
 
+from eagle_jax import programs
 from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.programs import arguments, at_least_one, can_write, listed, naming, parse_tree, run
 
@@ -191,3 +194,20 @@ def test_a_place_where_nothing_can_be_written_is_refused_before_the_work(tmp_pat
     monkeypatch.setattr("tempfile.TemporaryFile", refused)  # whoever runs this may be root, whom no mode bits stop
     with pytest.raises(ValueError, match=r"nothing can be written in .* \(Permission denied\): give another place"):
         can_write(tmp_path / "new")
+
+
+def test_an_interrupt_that_would_be_lost_comes_a_moment_later():
+    """Raised inside JAX's callback of the garbage collector it would be printed and forgotten."""
+
+    def _xla_gc_callback():
+        programs.interrupt(signal.SIGINT, sys._getframe())
+
+    before = signal.signal(signal.SIGINT, programs.interrupt)
+    try:
+        _xla_gc_callback()
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(5)
+        with pytest.raises(KeyboardInterrupt):
+            programs.interrupt(signal.SIGINT, None)
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -210,6 +210,11 @@ def test_a_plain_reply_to_a_prompt_that_differs_takes_the_drafter_back_too():
         assert talk.read == len(prompt) - kept
 
 
+def test_plain_is_yes_or_no():
+    with pytest.raises(ValueError, match="plain='no' must be True or False"):
+        Session(tiny_target(), None, context=64).stream([1, 2], max_new_tokens=4, plain="no")
+
+
 def test_a_session_that_began_plainly_reads_all_for_the_drafter():
     talk = Session(tiny_target(), tiny_head("eagle3", TREES["k2n6"]), context=128)
     first = random_prompts([20], 12)[0]

@@ -88,7 +88,10 @@ def test_a_task_is_a_name_or_a_path(tmp_path):
     assert find_task("gsm8k", tmp_path) == tmp_path / "gsm8k.jsonl"
     assert find_task("mt_bench", tmp_path) == tmp_path / "mt_bench" / "question.jsonl"
     assert find_task(str(tmp_path / "gsm8k.jsonl"), "nowhere") == tmp_path / "gsm8k.jsonl"
-    with pytest.raises(ValueError, match=r"task 'alpaca' is neither a file nor a name .* \(it has gsm8k, mt_bench\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"task 'alpaca' is neither a file nor a name .* \(it has gsm8k, mt_bench; bundled are chat, math, code\)",
+    ):
         find_task("alpaca", tmp_path)
     with pytest.raises(ValueError, match=r"^--data .*absent: no such directory, in which task 'alpaca'"):
         find_task("alpaca", tmp_path / "absent")

@@ -200,11 +200,32 @@ def test_a_method_that_drafts_nothing_cannot_be_switched(make):
     assert "drafts nothing: there is nothing to switch" in last(talk)
 
 
+def test_a_reply_takes_the_room_that_there_is(make):
+    """To the end of the context, and no further; a shorter one than asked for says so."""
+    talk = make(context=60, max_new_tokens=50)
+    talk.line("x" * 10)
+    room = 60 - len("<u>\n<a>") - 10
+    assert last(talk).endswith(f"cut at {room}: the context of 60 is full]\n") and talk.tallies[False].tokens == room
+    talk.line("more")
+    assert "leave no room for a reply in the session's context of 60: /reset" in last(talk)
+    talk.line("/reset")
+    talk.line("x")
+    assert "tau" in last(talk) and "cut" not in last(talk)  # 50 tokens fit
+
+
+def test_what_a_command_does_not_take_is_said(make):
+    talk = make()
+    for wrong in ("/plain off", "/reset now", "/stats all"):
+        talk.line(wrong)
+        assert f"[{wrong.split()[0]} takes nothing behind it: /reset" in last(talk)
+    assert not talk.plain
+
+
 def test_a_conversation_that_grows_too_long_says_what_to_do(make):
     talk = make(context=40)
     talk.line("x" * 50)
-    said = "exceed the session's context of 40: /reset, or start with less, or with a larger --context]\n"
-    assert last(talk).endswith(said) and "a reply of --max-new-tokens 12" in last(talk)
+    said = "leave no room for a reply in the session's context of 40: /reset, or start with a larger --context]\n"
+    assert last(talk).endswith(said)
     talk.line("x")
     assert "tau" in last(talk)  # and the chat goes on
     assert talk.conversation.messages[0]["content"] == "x"
@@ -347,6 +368,9 @@ def test_a_second_ctrl_c_interrupts_what_does_not_stop():
         (["--context", "1"], "--context 1: context=1 must be an integer from 2 to the target's 2048 positions"),
         (["--chat-template", "/nope.jinja"], "--chat-template /nope.jinja: no chat template at /nope.jinja"),
         (["--target", "/nope", "--method", "pld"], "--target /nope"),
+        (["--target", "/nope"], "--target /nope needs what drafts for it: its head with --eagle3 PATH --method eagle3"),
+        (["--eagle3", "/nope"], "--eagle3 is given, and --method hass has no use for it: add --method eagle3"),
+        (["--seed", "4294967296"], "--seed 4294967296 must be below 2**32"),
     ],
 )
 def test_what_cannot_be_meant_is_one_line(options, message, repository):
