@@ -64,8 +64,9 @@ def run(
         # Orbax brings absl, which puts a handler of its own on the root logger: without force ours would not be set.
         logging.basicConfig(level=logging.INFO, format=stamp + "%(message)s", force=True)
     # Which backends were not found is no news to a user, nor which requests were made.
-    for chatty in ("jax", "datasets", "httpx", "huggingface_hub"):
+    for chatty in ("jax", "datasets", "httpx"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of every try; what comes of them is said
     warnings.showwarning = _show_warning
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a log that is watched shows every line when it is printed

@@ -204,12 +204,14 @@ def placer(mesh: Mesh) -> Callable[[str, np.ndarray], Array]:
     return place
 
 
-def check_mesh(mesh: Mesh) -> None:
+def check_mesh(mesh: Any) -> None:
     """Refuses a mesh without the three axes, or one whose axes are part of the types of arrays (`AxisType.Explicit`).
 
     Raises:
-      ConfigError: naming its axes.
+      ConfigError: naming its axes; or it is no mesh.
     """
+    if not isinstance(mesh, Mesh):
+        raise ConfigError(f"mesh is a {type(mesh).__name__}: pass a jax.sharding.Mesh with the axes {', '.join(AXES)}")
     if mesh.axis_names != AXES or any(kind != AxisType.Auto for kind in mesh.axis_types):
         raise ConfigError(
             f"the mesh has the axes {mesh.axis_names} of types {mesh.axis_types}, expected {AXES}, all Auto; "

@@ -41,8 +41,9 @@ def folder(tmp_path):
     rows = [{"question_id": n, "category": "any", "turns": [f"What is {n} + {n}?"]} for n in range(6)]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     for name in TASKS:
+        article = " It was a day in May, and there was much to tell." * 50 if name in ("sum", "cnn_dm") else ""
         (tmp_path / "FOLDER" / name).mkdir(parents=True)
-        (tmp_path / "FOLDER" / name / "question.jsonl").write_text(text)
+        (tmp_path / "FOLDER" / name / "question.jsonl").write_text(text.replace("?", f"?{article}"))
     (tmp_path / "my.jsonl").write_text(text)
     return tmp_path
 

@@ -123,6 +123,10 @@ def test_a_mesh_that_does_not_fit_is_refused():
         eagle_jax.generate(spread, spread_head, random_prompts([3, 3, 3], 16), max_new_tokens=4)
     with pytest.raises(ConfigError, match=r"axes \('model',\).*sharding.make_mesh"):
         eagle_jax.shard(target, head, Mesh(np.array(jax.devices()[:4]), ("model",)))
+    with pytest.raises(
+        ConfigError, match=r"mesh is a str: pass a jax\.sharding\.Mesh with the axes data, fsdp, tensor"
+    ):
+        eagle_jax.load_target("nowhere", mesh="x")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="data=3 times fsdp=1 times tensor=2 must be at least 1 and at most the 4"):
         make_mesh(3, 2)
 

@@ -49,7 +49,8 @@ def head_path(text: str, option: str = "--head", part: str = "hass") -> str:
     if (run / "log.jsonl").is_file() and not (run / "config.json").is_file():
         made = [run / folder for folder in ("head", "model") if (run / folder / "config.json").is_file()]
         if not made:
-            raise ValueError(f"{option} {text} is the directory of a training run, which has no head yet: let it go on")
+            raise ValueError(f"{option} {text} is the directory of a training run, which has no head yet: one is "
+                             "written at the first measurement (--eval-every) or at the end; let it go on")  # fmt: skip
         return str(made[0])
     with naming(option, text):
         config_directory(text)

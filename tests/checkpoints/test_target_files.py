@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+import eagle_jax
 from eagle_jax.checkpoints import CheckpointError, load_target_checkpoint, save_target_checkpoint
 from eagle_jax.config import DecoderConfig, RopeConfig
 from eagle_jax.models.decoder import init_params
@@ -217,6 +218,8 @@ def test_float16_overflow_is_an_error(tmp_path):
 def test_unknown_dtype(saved):
     with pytest.raises(CheckpointError, match="dtype='int4' must be one of float32, bfloat16, float16"):
         load_target_checkpoint(saved, "int4")
+    with pytest.raises(CheckpointError, match="dtype=3 must be one of"):
+        eagle_jax.load_target(saved, 3)
 
 
 def test_stop_tokens_come_from_the_generation_config_first(saved):
