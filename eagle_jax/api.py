@@ -19,8 +19,8 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from eagle_jax.bound import BoundDrafter, DraftHead, Target, check_target, on_mesh, request_of
-from eagle_jax.checkpoints import CheckpointError, load_head_checkpoint, load_target_checkpoint
-from eagle_jax.checkpoints.mapping import DTYPES
+from eagle_jax.checkpoints import load_head_checkpoint, load_target_checkpoint
+from eagle_jax.checkpoints.mapping import dtype_name
 from eagle_jax.config import TreeConfig
 from eagle_jax.devices import in_reach, overlooked
 from eagle_jax.distributed import to_host
@@ -114,13 +114,13 @@ def load_target(
     Warns:
       UserWarning: JAX runs on the CPU of a machine that seems to have an accelerator.
     """
-    name_of_dtype = _name_of(dtype)
+    dtype = dtype_name(dtype)
     if mesh is not None:
         check_mesh(mesh)
     with in_reach():
         config, params = load_target_checkpoint(
             path_or_hub_id,
-            name_of_dtype,
+            dtype,
             revision=revision,
             token=token,
             cache_dir=cache_dir,
@@ -130,20 +130,7 @@ def load_target(
         if told := overlooked():
             warnings.warn(told, stacklevel=2)
     name = str(path_or_hub_id)
-    return Target(config, params, on_mesh(config, name_of_dtype, mesh), name, name_of_dtype, mesh, source=name)
-
-
-def _name_of(dtype: Any) -> str:
-    """Of one of JAX's types; a name is left for the loader to check."""
-    if isinstance(dtype, str):
-        return dtype
-    try:
-        name = None if dtype is None else str(jnp.dtype(dtype).name)
-    except TypeError:
-        name = None
-    if name is not None:
-        return name
-    raise CheckpointError(f"dtype={dtype!r} must be one of {', '.join(DTYPES)}")
+    return Target(config, params, on_mesh(config, dtype, mesh), name, dtype, mesh, source=name)
 
 
 def load_drafter(

@@ -175,6 +175,16 @@ def not_negative(args: object, *names: str) -> None:
             raise ValueError(f"--{name.replace('_', '-')} {value} must not be negative")
 
 
+def check_seed(args: object) -> None:
+    """Refuses a seed of which JAX would drop bits: 2**40 would be 0.
+
+    Raises:
+      ValueError: naming it.
+    """
+    if not 0 <= (seed := args.seed) < 2**32:  # type: ignore[attr-defined]
+        raise ValueError(f"--seed {seed} must lie in 0 to 2**32 - 1: JAX keeps 32 bits of a seed")
+
+
 def can_write(path: Path, *, folder: bool = True, option: str = "--out") -> None:
     """Refuses, before the work whose result it would lose, a place where nothing can be written; leaves nothing there.
 

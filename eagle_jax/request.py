@@ -60,7 +60,9 @@ def prepare(
     Raises:
       ValueError: naming the argument, its bound and the remedy.
     """
-    refuse_tracers(prompts=prompts, max_new_tokens=max_new_tokens, eos_ids=eos_ids, key=key)
+    _refuse_tracers(prompts=prompts, max_new_tokens=max_new_tokens, eos_ids=eos_ids, key=key)
+    if isinstance(jnp.zeros(()), jax.core.Tracer):
+        raise ValueError(f"this is called while JAX traces: {_PURE}")
     rows = _check_prompts(prompts, name, config)
     budgets = _check_budgets(max_new_tokens, rows, config)
     stops = _stop_table(eos_ids, len(rows), config)
@@ -107,24 +109,22 @@ def _keys(key: jax.Array | int | None, batch: int) -> jax.Array:
     raise ValueError(f"key={key!r} must be jax.random.key(seed) or an integer seed")
 
 
-def refuse_tracers(**arguments: Any) -> None:
-    """Refuses to be traced: lists of any length go in and out, and so no compiled program can be made of it.
+_PURE = (
+    "eagle_jax.generate and stream take and give Python lists; inside jit, vmap or shard_map call the pure function: "
+    "from eagle_jax.generate import generate (README, Inside your own program)"
+)
+
+
+def _refuse_tracers(**arguments: Any) -> None:
+    """Refuses arguments that `jit` or `vmap` put in: lists of any length go in and out.
 
     Raises:
-      ValueError: under `jit`, or an argument is a tracer, as under `vmap`; names what can be traced.
+      ValueError: naming the argument, and what can be traced.
     """
-    traced = [name for name, value in arguments.items() if _is_traced(value)]
-    if traced or isinstance(jnp.zeros(()), jax.core.Tracer):
-        what = f"{traced[0]} is traced" if traced else "this is called while JAX traces"
-        raise ValueError(
-            f"{what}: eagle_jax.generate and stream take and give Python lists; inside jit, vmap or shard_map call the "
-            "pure function: from eagle_jax.generate import generate (README, Inside your own program)"
-        )
-
-
-def _is_traced(value: Any) -> bool:
-    rows = value if isinstance(value, list | tuple) else (value,)
-    return any(isinstance(row, jax.core.Tracer) for row in rows)
+    for name, value in arguments.items():
+        rows = value if isinstance(value, list | tuple) else (value,)
+        if any(isinstance(row, jax.core.Tracer) for row in rows):
+            raise ValueError(f"{name} is traced: {_PURE}")
 
 
 def check_law(**settings: Any) -> None:
@@ -133,7 +133,7 @@ def check_law(**settings: Any) -> None:
     Raises:
       ValueError: naming the argument.
     """
-    refuse_tracers(**settings)
+    _refuse_tracers(**settings)
     for name, value in settings.items():
         number = isinstance(value, numbers.Real) or (isinstance(value, jax.Array | np.ndarray) and value.ndim == 0)
         if isinstance(value, bool) or not number:

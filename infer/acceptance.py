@@ -31,10 +31,11 @@ from eagle_jax.acceptance import Cycles, record_cycles
 from eagle_jax.bound import BoundDrafter, Target, TreeDrafter
 from eagle_jax.config import TreeConfig
 from eagle_jax.measure import forget_programs, machine, revision, use_compilation_cache
-from eagle_jax.programs import at_least_one, can_write, listed, not_negative, run
+from eagle_jax.programs import at_least_one, can_write, check_seed, listed, run
 from eagle_jax.tasks import BUNDLED, Conversation, Question, load_tasks, task_folder
 from infer.calls import DRAWS, keys_of
-from infer.methods import PLAIN, Loader, Places, Sources, check_methods, load_pair
+from infer.labels import PLAIN
+from infer.methods import Loader, Places, Sources, check_methods, load_pair
 from infer.recorded import Cell, Recorded, read, write
 from infer.tally import names_of
 
@@ -79,11 +80,16 @@ class Args(Places):
 
 
 class Batch(NamedTuple):
-    """Prompts that are answered together, the question that each is a turn of, and the key of its draws."""
+    """Prompts that are answered together, the question that each is a turn of, and the key of its draws.
+
+    Attributes:
+      replies: plain decoding's, where another turn goes on from them.
+    """
 
     prompts: list[list[int]]
     questions: list[str]
     keys: jax.Array
+    replies: list[list[int]] | None = None
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -94,7 +100,7 @@ FREE = ("methods", "tasks", "temperatures")
 def main(args: Args) -> dict[str, Any]:
     """Records; returns what it prints last."""
     at_least_one(args, "limit", "max_new_tokens", "batch", "bins")
-    not_negative(args, "seed")
+    check_seed(args)
     temperatures = listed(args, "temperatures", float, 0)
     lengths = sorted(listed(args, "chains", int, 1)) if args.chains.strip() else []
     sources = Sources.of(args, args.dtype, args.tree)
@@ -194,6 +200,7 @@ def conversations(
                 continue
             out = eagle_jax.generate(target, None, batches[-1].prompts, max_new_tokens=args.max_new_tokens,
                                      temperature=temperature, key=batches[-1].keys)  # fmt: skip
+            batches[-1] = batches[-1]._replace(replies=out.tokens)
             for row, reply in zip(group, out.tokens, strict=True):
                 talks[row].hear(reply)
     if not batches:

@@ -5,7 +5,7 @@
     python -m infer.bench --target meta-llama/Llama-3.1-8B-Instruct --eagle3 yuhuili/EAGLE3-LLaMA3.1-Instruct-8B \
         --methods eagle3@7x10x59,eagle3@static,pld,lookahead --dtype bfloat16 --tasks path/to/question.jsonl
 
-A method may carry a setting, `name[@setting]`: see `infer/methods.py`. For every task, temperature and batch size all
+A method may carry a setting, `name[@setting]`: see `infer/labels.py`. For every task, temperature and batch size all
 methods run a prompt once unmeasured (which compiles, and gives the text that is compared), then `repeats` times in
 turns; of ratios within a repetition the median counts. The prefill alone is timed as well, by the same program. The
 turns of a conversation follow each other, answered with the plain loop's text.
@@ -39,14 +39,15 @@ from eagle_jax.measure import (
     time_repetitions,
     use_compilation_cache,
 )
-from eagle_jax.programs import at_least_one, can_write, listed, not_negative, run
+from eagle_jax.programs import at_least_one, can_write, check_seed, listed, run
 from eagle_jax.tasks import BUNDLED, Conversation, Question, Task, load_tasks, task_folder
 from eagle_jax.viz import WANTED
 from infer import drafts, results
 from infer.bench_figures import draw
 from infer.bench_table import markdown
 from infer.calls import DRAWS, Method, engine, hugging_face, keys_of
-from infer.methods import PLAIN, Label, Loader, Places, Sources, check_methods, load_pair
+from infer.labels import PLAIN, Label
+from infer.methods import Loader, Places, Sources, check_methods, load_pair
 from infer.results import Group, Result
 from infer.tally import Tally, cell, names_of
 
@@ -108,7 +109,7 @@ class Args(Places):
 def main(args: Args) -> dict[str, Any]:
     """Runs the benchmark; returns what it prints last."""
     at_least_one(args, "limit", "max_new_tokens", "repeats")
-    not_negative(args, "seed")
+    check_seed(args)
     labels = check_methods(listed(args, "methods"), sources := Sources.of(args, args.dtype, args.tree))
     temperatures = listed(args, "temperatures", float, 0)
     batches = listed(args, "batches", int, 1)

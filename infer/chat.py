@@ -26,11 +26,12 @@ import jax
 
 from eagle_jax.data.tokenizers import set_chat_template
 from eagle_jax.measure import chat_text, encode_chat, use_compilation_cache
-from eagle_jax.programs import at_least_one, naming, not_negative, run
+from eagle_jax.programs import at_least_one, check_seed, naming, not_negative, run
 from eagle_jax.sampling import make_sampling
 from eagle_jax.session import Session
 from eagle_jax.viz import DIM, GREEN, TextStream, paint
-from infer.methods import OPTIONS, PLAIN, Label, Loader, Places, Sources, check_methods, load_pair
+from infer.labels import PLAIN, Label
+from infer.methods import OPTIONS, Loader, Places, Sources, check_methods, load_pair
 from infer.status_line import StatusLine
 
 SHORTEST = 16
@@ -194,13 +195,12 @@ class Chat:
         try:
             value = float(text)
         except ValueError:
-            value = -1.0
+            self.say(f"/temp takes a number of at least 0, such as /temp 0.7; 0 is greedy; it is {self.temperature:g}")
+            return
         try:
             make_sampling(value)
         except ValueError as error:
-            why = f" ({error})" if 0 < value < 1 else ""  # so cold that logits overflow
-            self.say(f"{f'/temp {text}'.strip()}: give a number of at least 0, such as /temp 0.7; 0 is greedy{why}; "
-                     f"it is {self.temperature:g}")  # fmt: skip
+            self.say(f"/temp {text}: {error}")
             return
         self.temperature = value
         self.say(f"temperature {value:g}")
@@ -296,7 +296,7 @@ class stopping:  # noqa: N801 (used as a function is)
 
 
 def check_places(args: Args) -> None:
-    """Refuses heads that nothing would use, and a target without any for the method.
+    """Refuses heads that nothing would use.
 
     Raises:
       ValueError: naming the option.
@@ -306,19 +306,13 @@ def check_places(args: Args) -> None:
     if idle := [name for name in given if name != own]:
         option = f"--{OPTIONS[idle[0]].replace('_', '-')}"
         raise ValueError(f"{option} is given, and --method {args.method} has no use for it: add --method {idle[0]}")
-    if args.target is not None and own in OPTIONS and not given:
-        raise ValueError(
-            f"--target {args.target} needs what drafts for it: its head with --eagle3 PATH --method eagle3, say, or "
-            f"--method pld or {PLAIN}, which need none"
-        )
 
 
 def main(args: Args) -> None:
     """Talks until the input ends."""
     at_least_one(args, "max_new_tokens")
-    not_negative(args, "temperature", "top_k", "seed")
-    if args.seed >= 2**32:
-        raise ValueError(f"--seed {args.seed} must be below 2**32: JAX keeps 32 bits of a seed")
+    not_negative(args, "temperature", "top_k")
+    check_seed(args)
     make_sampling(args.temperature, args.top_k, args.top_p)  # refuses what is no law, naming it
     check_places(args)
     sources = Sources.of(args, args.dtype)

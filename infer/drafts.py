@@ -18,8 +18,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "own": ("depth", "nodes"),
 }
 """By kind, what describes it besides `COMMON`."""
-OPTIONAL = {"lookup": ("shortest", "latest"), "lookahead": (), "none": (), "own": ()}
-"""By kind, what it may have as well, where it is not as usual; a tree `top_p`."""
+OPTIONAL = {"lookup": ("shortest", "latest")} | dict.fromkeys(("chain", "static", "dynamic"), ("top_p",))
+"""By kind, what it may have as well, where it is not as usual."""
 COMMON = ("kind", "rows", "weights", "ranking", "rule")
 """Rows of a target pass; weights, or null; at temperature > 0 what candidates are ranked by (null: they are drawn, or
 there is no choice); the acceptance rule."""
@@ -36,7 +36,7 @@ def check_draft(draft: Any, where: str) -> None:
     if not isinstance(draft, dict) or not isinstance(draft.get("kind"), str) or draft["kind"] not in FIELDS:
         raise ValueError(f"{where}: draft is {draft!r}, expected an object with a kind of {', '.join(FIELDS)}")
     wanted = {*COMMON, *FIELDS[draft["kind"]]}
-    if odd := sorted(wanted ^ (set(draft) - {*OPTIONAL.get(draft["kind"], ("top_p",))})):
+    if odd := sorted(wanted ^ (set(draft) - {*OPTIONAL.get(draft["kind"], ())})):
         raise ValueError(f"{where}: draft lacks or has unknown {', '.join(odd)}")
     for name, value in draft.items():
         if not _KINDS.get(name, lambda number: type(number) is int and number > 0)(value):

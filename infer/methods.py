@@ -1,42 +1,28 @@
-"""The methods that the programs of this folder compare, by the names of the papers, each with a setting.
+"""The methods that the programs of this folder compare, by the names of the papers: where they come from, and loading.
 
-A label is `name[@setting]`; parts of a setting are separated by "/":
-
-    eagle3@6x10x59            dynamic tree: depth, top_k, nodes     eagle2@static           the published static tree
-    eagle3@chain3             a chain                               sps@chain5/block        and its acceptance rule
-    eagle2@4x2x7/confidence   frontier by confidence, not value     eagle2@4x2x7/norerank   frontiers as they are
-    eagle1                    EAGLE, with its static tree           hass                    HASS, with eagle2's tree
-    eagle3@untempered         ranking at temperature > 0            eagle3@4x4x12/top_p0.9  children by probability
-    pld@10, pld@10x3          drafted tokens (x longest n-gram)     lookahead@5x7x7         N, W and G
-    pld@10x3/shortest2        no n-gram below 2 tokens              pld@10x3/latest         the last place, not first
-    medusa@best31             static tree of 31 nodes that is best for the acceptance recorded in --positions
-    own:module:function       a method of your own: what function(target) of an importable module returns
+`infer/labels.py` has the grammar of their labels.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import eagle_jax
-from eagle_jax.bound import DEFAULT_CHAIN, Medusa, TreeDrafter
+from eagle_jax.bound import Medusa, TreeDrafter
 from eagle_jax.checkpoints.mapping import DTYPES
-from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig, Verification
+from eagle_jax.config import EAGLE1_PARENTS, TreeConfig
 from eagle_jax.data.tokenizers import load_tokenizer
-from eagle_jax.drafters.lookahead import lookahead
-from eagle_jax.drafters.prompt_lookup import prompt_lookup
 from eagle_jax.positions import pooled
 from eagle_jax.programs import naming, parse_tree
 from eagle_jax.shapes import best_parents, medusa_parents
 from infer import drafts, own
+from infer.labels import METHODS, PLAIN, Label, named
 from infer.recorded import read as read_recorded
 
-PLAIN = "vanilla"
 BUNDLED = {
     "sps": "small", "medusa": "medusa", "hydra": "hydra", "eagle1": "eagle1", "hass": "hass", "eagle2": "eagle1",
     "eagle3": "eagle3",
@@ -45,21 +31,6 @@ BUNDLED = {
 are one head, taught as EAGLE teaches, in EAGLE's static tree by default and in a dynamic one."""
 OPTIONS = {name: name for name in BUNDLED} | {"sps": "draft_model"}
 """Methods with weights, and the option that names their path."""
-WEIGHTLESS = {"pld": (10, 3), "lookahead": (5, 7, 7)}
-"""Methods without weights, and the numbers of the papers: length and longest n-gram; N, W and G."""
-METHODS = (PLAIN, "sps", "pld", "lookahead", "medusa", "hydra", "eagle1", "hass", "eagle2", "eagle3")
-"""Plain decoding, standard speculative sampling, prompt lookup, lookahead, Medusa-1, Hydra or Hydra++, EAGLE heads:
-`eagle1`, `hass` and `eagle2` load heads of one kind, which differ in how they were taught and what tree they fill."""
-WORDS: dict[str, tuple[str, Any]] = {
-    "value": ("rank_by", "value"),
-    "confidence": ("rank_by", "confidence"),
-    "rerank": ("rerank", True),
-    "norerank": ("rerank", False),
-    "draw": ("sampled_ranking", "draw"),
-    "law": ("sampled_ranking", "law"),
-    "untempered": ("sampled_ranking", "untempered"),
-} | {rule: ("verification", rule) for rule in get_args(Verification)}
-"""Words of a setting, and the field of `TreeConfig` that each gives."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,152 +72,16 @@ class Sources(Places):
     tree: TreeConfig | None = None
 
     @classmethod
-    def of(cls, args: Places, dtype: str = "float32", tree: str | None = None) -> Sources:
-        """From a program's arguments; `tree` as its option says it.
+    def of(cls, args: Places, dtype: str = "float32", tree: str | None = None, option: str = "--dtype") -> Sources:
+        """From a program's arguments; `tree` as its option says it, `option` is the one that `dtype` is of.
 
         Raises:
           ValueError: an unknown `dtype`, or `tree` does not read as one. ConfigError: there is no such tree.
         """
         if dtype not in DTYPES:
-            raise ValueError(f"--dtype {dtype} must be one of {', '.join(DTYPES)}")
+            raise ValueError(f"{option} {dtype} must be one of {', '.join(DTYPES)}")
         given = {field.name: getattr(args, field.name) for field in dataclasses.fields(Places)}
         return cls(**given, dtype=dtype, tree=parse_tree(tree) if tree else None)
-
-
-@dataclasses.dataclass(frozen=True)
-class Label:
-    """A label, read.
-
-    Attributes:
-      text: as it was given. method: one of `METHODS`, or own:module:function.
-      shape: "static", "best31" and the like, or a chain or dynamic tree; None is the method's own.
-      fields: fields of `TreeConfig` that the setting gives besides; of pld those of `eagle_jax.prompt_lookup`.
-      numbers: of pld and lookahead.
-    """
-
-    text: str
-    method: str
-    shape: TreeConfig | str | None = None
-    fields: tuple[tuple[str, Any], ...] = ()
-    numbers: tuple[int, ...] = ()
-
-    @classmethod
-    def parse(cls, text: str) -> Label:
-        """Reads "name[@setting]".
-
-        Raises:
-          ValueError: an unknown method or setting, or one that the method does not take.
-          ConfigError: a tree that cannot be.
-        """
-        if own.is_own(text):
-            own.check_name(text)
-            return cls(text, text)
-        method, at, setting = text.partition("@")
-        if (before := method.partition("/")[0]) in METHODS and before != method:
-            raise ValueError(f"{text!r}: what a method is set to begins with @: {before}@{method[len(before) + 1 :]}")
-        if method not in METHODS:
-            raise ValueError(f"unknown method {method!r}: there are {', '.join(METHODS)} and own:module:function")
-        if at and not setting:
-            raise ValueError(f"{text!r}: a setting must follow the @, such as eagle3@6x10x59; leave it out for the own")
-        if method in WEIGHTLESS:
-            return cls(text, method, None, *_without_weights(text, method, setting))
-        if setting and method == PLAIN:
-            raise ValueError(f"{text!r}: {PLAIN} is plain decoding and takes no setting")
-        shape: TreeConfig | str | None = None
-        fields: dict[str, Any] = {}
-        for place, word in enumerate(setting.split("/") if setting else ()):
-            with _named(text):
-                found = _shape(word)
-            if found is not None:
-                if place:
-                    raise ValueError(f"{text!r}: the tree {word!r} comes first, and once")
-                shape = found
-                continue
-            name, value = _field(text, word)
-            if name in fields:
-                raise ValueError(f"{text!r}: {word!r} contradicts or repeats what is said before it")
-            fields[name] = value
-        if method == "eagle1" and shape is None:
-            shape = "static"
-        label = cls(text, method, shape, tuple(fields.items()))
-        if shape is not None:
-            label.tree(DEFAULT_CHAIN, EAGLE1_PARENTS)
-        return label
-
-    def tree(self, default: TreeConfig, static: Sequence[int]) -> TreeConfig:
-        """The tree that is asked for, given the method's own and its published (or best) static one.
-
-        Raises:
-          ConfigError: there is no such tree; the message names the label.
-        """
-        with _named(self.text):
-            shape = TreeConfig.static(static) if isinstance(self.shape, str) else self.shape or default
-            assert isinstance(shape, TreeConfig)
-            fields = dict(self.fields)
-            if self.method == "sps" and shape.top_k == 1 and shape.parents is None:
-                fields = {"verification": "rejection"} | fields  # the method of the papers
-            return dataclasses.replace(shape, **fields)
-
-
-@contextlib.contextmanager
-def _named(text: str) -> Iterator[None]:
-    """Puts the label before the message of a `ConfigError`."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{text}: {error}") from error
-
-
-def _shape(word: str) -> TreeConfig | str | None:
-    """The tree that a word of a setting names; None if it names none."""
-    if word == "static" or re.fullmatch(r"best\d+", word):
-        return word
-    if chain := re.fullmatch(r"chain(\d+)", word):
-        return TreeConfig.chain(int(chain[1]))
-    if dynamic := re.fullmatch(r"(\d+)x(\d+)x(\d+)", word):
-        depth, top_k, num_nodes = map(int, dynamic.groups())
-        return TreeConfig(depth, top_k, num_nodes)
-    return None
-
-
-def _field(text: str, word: str) -> tuple[str, Any]:
-    if word in WORDS:
-        return WORDS[word]
-    if word.startswith("top_p"):
-        try:
-            return "top_p", float(word.removeprefix("top_p"))
-        except ValueError:
-            raise ValueError(f"{text!r}: {word!r} must read like top_p0.9") from None
-    raise ValueError(
-        f"{text!r}: unknown setting {word!r}: a tree is 6x10x59 (depth, top_k, nodes), chain3, static or best31, and "
-        f"after a slash there may be {', '.join(WORDS)} or top_p0.9"
-    )
-
-
-def _without_weights(text: str, method: str, setting: str) -> tuple[tuple[tuple[str, Any], ...], tuple[int, ...]]:
-    """Fields and numbers of a method that has no tree; what builds it checks them."""
-    usual, words = WEIGHTLESS[method], setting.split("/") if setting else []
-    pattern, form = (r"\d+(x\d+)?", "pld@10, pld@10x3, pld@10x3/shortest2 or pld@10x3/latest")
-    if method == "lookahead":
-        pattern, form = r"\d+x\d+x\d+", "lookahead@5x7x7"
-    given: tuple[int, ...] = ()
-    if words and re.fullmatch(pattern, words[0]):
-        given = tuple(map(int, words.pop(0).split("x")))
-    fields: dict[str, Any] = {}
-    for word in words:
-        shortest = re.fullmatch(r"shortest(\d+)", word)
-        name, value = ("shortest", int(shortest[1])) if shortest else (word, True)
-        if method != "pld" or not (shortest or word == "latest") or name in fields:
-            raise ValueError(f"{text!r}: unknown setting {setting!r}: it reads {form}")
-        fields[name] = value
-    numbers = given + usual[len(given) :]
-    with _named(text):
-        if method == "pld":
-            prompt_lookup(numbers[1], numbers[0], **fields)
-        else:
-            lookahead(*numbers)
-    usually = ("shortest", 1)  # what is as usual is not said, so that equal drafts are described alike
-    return tuple(item for item in fields.items() if item != usually), numbers
 
 
 def check_methods(labels: Sequence[str], sources: Sources) -> list[str]:
@@ -271,7 +106,7 @@ def check_methods(labels: Sequence[str], sources: Sources) -> list[str]:
         if sources.target is not None:
             option = f"--{OPTIONS[name].replace('_', '-')} PATH"
             what = "a small model with its tokenizer" if name == "sps" else "the heads of that target"
-            raise ValueError(f"{name} with --target needs {option}, {what}")
+            raise ValueError(f"{name} with --target needs {option}, {what}; pld and lookahead need none")
     return list(dict.fromkeys([PLAIN, *labels]))
 
 
@@ -296,7 +131,7 @@ def best_static(label: Label, path: str | Path, deepest: int | None = None) -> t
         [hits / tries for hits, tries in zip(*level, strict=True) if tries]
         for level in zip(accepted, reached, strict=True)
     ]
-    with _named(label.text):
+    with named(label.text):
         return best_parents(list(itertools.takewhile(bool, rates)), int(str(label.shape).removeprefix("best")))
 
 
@@ -346,7 +181,7 @@ class Loader:
             static = best_static(label, self.sources.positions, bound.deepest)
         default = bound.tree if label.method == "sps" else self.sources.tree or bound.tree
         tree = label.tree(default, static)
-        with _named(text):
+        with named(text):
             return bound.with_tree(tree)
 
     def weights(self, method: str) -> str:

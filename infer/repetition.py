@@ -18,7 +18,7 @@ from typing import Any
 
 import eagle_jax
 from eagle_jax.measure import machine, revision, use_compilation_cache
-from eagle_jax.programs import at_least_one, listed, not_negative, run
+from eagle_jax.programs import at_least_one, check_seed, listed, run
 from eagle_jax.tasks import BUNDLED, load_tasks, task_folder
 from infer import acceptance
 from infer.evidence import table
@@ -62,26 +62,27 @@ class Args:
 def main(args: Args) -> dict[str, Any]:
     """Counts; returns what it prints last."""
     at_least_one(args, "limit", "max_new_tokens", "ngram", "batch")
-    not_negative(args, "seed")
+    check_seed(args)
     temperatures = listed(args, "temperatures", float, 0)
     tasks = load_tasks(listed(args, "tasks"), args.data, args.limit, spread=args.spread)
-    sources = Sources(target=args.target, dtype=args.dtype) if args.target else Sources(dtype=args.dtype)
-    use_compilation_cache()
-    target, tokenizer = load_pair(sources)
     own = {field.name for field in dataclasses.fields(acceptance.Args)}
     asked = acceptance.Args(**{name: value for name, value in vars(args).items() if name in own})
+    sources = Sources.of(asked, args.dtype)
+    use_compilation_cache()
+    target, tokenizer = load_pair(sources)
     cells = []
     for task, questions in tasks:
         for temperature in temperatures:
-            counts = {"replies": 0, "tokens": 0, "repeated": 0, "copied": 0, "loops": 0}
+            counts = dict.fromkeys(("replies", "tokens", "repeated", "copied", "loops"), 0)
             for batch in acceptance.conversations(task, questions, target, tokenizer, asked, temperature):
-                out = eagle_jax.generate(target, None, batch.prompts, max_new_tokens=args.max_new_tokens,
-                                         temperature=temperature, key=batch.keys)  # fmt: skip
-                for prompt, reply in zip(batch.prompts, out.tokens, strict=True):
+                replies = batch.replies or eagle_jax.generate(
+                    target, None, batch.prompts, max_new_tokens=args.max_new_tokens, temperature=temperature,
+                    key=batch.keys,
+                ).tokens  # fmt: skip
+                for prompt, reply in zip(batch.prompts, replies, strict=True):
                     repeated, copied = said_before(prompt, reply, args.ngram)
-                    found = {"replies": 1, "tokens": len(reply), "repeated": repeated, "copied": copied}
-                    found["loops"] = int(ends_in_loop(reply))
-                    counts = {name: counts[name] + value for name, value in found.items()}
+                    found = (1, len(reply), repeated, copied, int(ends_in_loop(reply)))
+                    counts = {name: counts[name] + value for name, value in zip(counts, found, strict=True)}
             cells.append({"task": task, "temperature": temperature} | counts)
     print(table(HEAD, rows(cells), left=1))
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}

@@ -18,7 +18,8 @@ from eagle_jax.profile import BUNDLED, NUMBERS, Entry, Profile
 from eagle_jax.tuning import Replay, Score, count_passes, speedup, trees
 from eagle_jax.watching import can_watch
 from infer.choice import LEAST, SLOWER, choose_of, may_be_safe, safe, shortlist, spread
-from infer.methods import OPTIONS, PLAIN, Label, Loader, Sources
+from infer.labels import PLAIN, Label
+from infer.methods import OPTIONS, Loader, Sources
 from infer.own import is_own
 from infer.trials import (
     Costs,

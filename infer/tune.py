@@ -29,15 +29,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import eagle_jax
-from eagle_jax.checkpoints.mapping import DTYPES
 from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.measure import machine, use_compilation_cache
 from eagle_jax.profile import Entry, ProfileFile, fingerprint, read_profile
-from eagle_jax.programs import at_least_one, can_write, listed, naming, not_negative, run
+from eagle_jax.programs import at_least_one, can_write, check_seed, listed, naming, not_negative, run
 from eagle_jax.tasks import BUNDLED, Conversation, Task, load_tasks, task_folder
 from eagle_jax.tuning import TOLERATED
 from infer.choice import SLOWER
-from infer.methods import PLAIN, Places, Sources, check_methods, load_pair
+from infer.labels import PLAIN
+from infer.methods import Places, Sources, check_methods, load_pair
 from infer.search import AUTO, Grid, Tuned, Tuner
 from infer.trials import Sample, Setting, compete
 
@@ -104,7 +104,8 @@ class Args(Places):
 def main(args: Args) -> int:
     """Tunes or checks; the exit status is 1 where a checked profile does not hold."""
     at_least_one(args, "limit", "max_new_tokens", "candidates", "repeats", "turns")
-    not_negative(args, "seed", "skip")
+    not_negative(args, "skip")
+    check_seed(args)
     batches, temperatures = listed(args, "batches", int, 1), listed(args, "temperatures", float, 0)
     bounds: list[int | None] = [*(sorted(listed(args, "prompts", int, 1)) if args.prompts.strip() else []), None]
     grid = grid_of(args)
@@ -120,15 +121,12 @@ def main(args: Args) -> int:
     beside = args.out.with_name(f"{args.out.stem}_report.json")
     for place in (args.out, beside):
         can_write(place, folder=False)
-    dtypes = list(dict.fromkeys(listed(args, "dtypes")))
-    if unknown := [dtype for dtype in dtypes if dtype not in DTYPES]:
-        raise ValueError(f"--dtypes {','.join(unknown)}: there are {', '.join(DTYPES)}")
+    places = {dtype: Sources.of(args, dtype, option="--dtypes") for dtype in listed(args, "dtypes")}
     labels = [label for label in check_methods(listed(args, "methods"), Sources.of(args)) if label != PLAIN]
     tasks = asked(args)
     use_compilation_cache()
     found: dict[str, tuple[eagle_jax.Target, list[Tuned]]] = {}
-    for dtype in dtypes:
-        sources = Sources.of(args, dtype)
+    for dtype, sources in places.items():
         target, tokenizer = load_pair(sources)
         samples = samples_of(tasks, tokenizer, target, args)
         groups = by_length(samples, bounds)

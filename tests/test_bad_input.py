@@ -19,9 +19,9 @@ GOOD = [[1, 2, 3]]
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda run: jax.jit(lambda x: run(x).tokens)(jnp.array(GOOD)), "while JAX traces"),
+        (lambda run: jax.jit(lambda x: run(x).tokens)(jnp.array(GOOD)), "prompts is traced"),
         (lambda run: jax.jit(lambda: run(GOOD).tokens)(), "this is called while JAX traces"),
-        (lambda run: jax.jit(lambda k: run(GOOD, key=k).tokens)(jax.random.key(0)), "while JAX traces"),
+        (lambda run: jax.jit(lambda k: run(GOOD, key=k).tokens)(jax.random.key(0)), "key is traced"),
         (lambda run: jax.vmap(lambda k: run(GOOD, key=k).tokens)(jax.random.split(jax.random.key(0))), "key is traced"),
         (lambda run: jax.jit(lambda t: run(GOOD, temperature=t).tokens)(0.5), "temperature is traced"),
     ],

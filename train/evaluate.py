@@ -30,7 +30,7 @@ from eagle_jax.config import DecoderConfig
 from eagle_jax.data.prompts import prompts_by_source
 from eagle_jax.measure import use_compilation_cache
 from eagle_jax.models.decoder import target_fn
-from eagle_jax.programs import at_least_one, naming, not_negative, parse_tree, run
+from eagle_jax.programs import at_least_one, check_seed, naming, not_negative, parse_tree, run
 from eagle_jax.request import bucket
 from eagle_jax.training.step import observe
 from eagle_jax.types import Params, Texts
@@ -79,7 +79,8 @@ class Args:
 def main(args: Args) -> None:
     """Measures and prints."""
     at_least_one(args, "prompts", "max_new_tokens", "max_prompt")
-    not_negative(args, "seed", "temperatures")
+    not_negative(args, "temperatures")
+    check_seed(args)
     tree = dataclasses.replace(parse_tree(args.tree), sampled_ranking=args.sampled_ranking)
     part = {"eagle": "hass", "medusa": "medusa", "draft_model": "small"}[args.kind]
     config, head_at = target_config(args.target), head_path(args.head, part=part)

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from eagle_jax.programs import at_least_one, not_negative
+from eagle_jax.programs import at_least_one, check_seed, not_negative
 from train.places import sources_of
 
 
@@ -93,7 +93,8 @@ def check_run(args: RunArgs) -> None:
     """
     at_least_one(args, "steps", "rows", "micro_batches", "length", "log_every", "save_every", "keep", "fsdp", "tensor",
                  "eval_prompts", "eval_tokens", "chunk", "warmup")  # fmt: skip
-    not_negative(args, "seed", "eval_every", "data_axis")
+    not_negative(args, "eval_every", "data_axis")
+    check_seed(args)
     if not args.data:
         raise ValueError("--data names no source: give JSONL or Parquet files, or datasets of the hub")
     for name in ("rate", "clip", "max_gradient"):

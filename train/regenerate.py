@@ -34,7 +34,7 @@ from eagle_jax.data.replies import Dialogue
 from eagle_jax.data.shards import Shard, add_reports, remember
 from eagle_jax.data.sources import TOKENIZER_KEY, Source, corpus_key, tokenizer_key
 from eagle_jax.measure import use_compilation_cache
-from eagle_jax.programs import at_least_one, naming, not_negative, parse_tree, run
+from eagle_jax.programs import at_least_one, check_seed, naming, not_negative, parse_tree, run
 from eagle_jax.sharding import make_mesh
 from train.places import alone_in, check_own, head_path, sources_of, target_config, target_path, tokenizer_of
 from train.progress import Progress
@@ -102,7 +102,8 @@ def main(args: Args) -> None:
     """Writes all shards of this process and prints what was written."""
     check_own(args.out, ("settings.json",), "a directory of train.regenerate")
     at_least_one(args, "limit", "batch", "max_new_tokens", "max_prompt", "tensor", "shard_rows")
-    not_negative(args, "seed", "top_k", "temperatures")
+    not_negative(args, "top_k", "temperatures")
+    check_seed(args)
     if not args.temperatures:
         raise ValueError(f"--temperatures {args.temperatures} must be at least one number")
     if not 0 < args.top_p <= 1:

@@ -159,9 +159,22 @@ def check_dtype(dtype: str) -> np.dtype:
     Raises:
       CheckpointError: it is none of float32, bfloat16, float16.
     """
-    if dtype not in DTYPES:
+    return DTYPES[dtype_name(dtype)]
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of one of `DTYPES`, which is given by it or as one of JAX's types.
+
+    Raises:
+      CheckpointError: it is none of them.
+    """
+    try:
+        name = dtype if dtype is None or isinstance(dtype, str) else np.dtype(dtype).name
+    except TypeError:  # no type at all
+        name = None
+    if name not in DTYPES:
         raise CheckpointError(f"dtype={dtype!r} must be one of {', '.join(DTYPES)}")
-    return DTYPES[dtype]
+    return name
 
 
 class TensorProblems:

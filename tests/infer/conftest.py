@@ -9,7 +9,7 @@ import eagle_jax
 from eagle_jax.config import DecoderConfig, HeadConfig, TreeConfig
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
-from infer import bench, demo, profile
+from infer import bench, chat, demo, profile
 
 
 class ByteTokenizer:
@@ -54,3 +54,21 @@ def pair(monkeypatch):
 
     monkeypatch.setattr(eagle_jax, "load_demo", load_demo, raising=False)
     return target
+
+
+@pytest.fixture
+def make_chat(pair, monkeypatch):
+    """Makes a chat of the small pair; what it writes is kept."""
+    from tests.infer.chats import Templated
+
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+    def of(tokenizer=None, **options):
+        args = chat.Args(**{"max_new_tokens": 12, "context": 400} | options)
+        _, drafter, _ = eagle_jax.load_demo("hass")
+        written: list[str] = []
+        found = chat.Chat(args, pair, drafter, tokenizer or Templated(), written.append)
+        found.written = written
+        return found
+
+    return of

@@ -9,6 +9,7 @@ from typing import Any
 from infer import drafts, recorded, report, results
 from infer.evidence import RULES
 
+STUDY = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "study.json"
 QUESTIONS = [f"q{number}" for number in range(5)]
 
 

@@ -176,7 +176,7 @@ def test_a_result_of_something_else_is_not_gone_on_with(pair, tasks, quick, tmp_
     ("given", "message"),
     [
         ({"limit": 0}, "--limit 0 must be at least 1"),
-        ({"seed": -1}, "--seed -1 must not be negative"),
+        ({"seed": -1}, "--seed -1 must lie in 0 to"),
         ({"max_new_tokens": 10**6}, "--max-new-tokens 1000000 leaves no room for a prompt: the model has"),
         ({"tasks": " , "}, "--tasks is empty: give at least one value"),
         ({"tasks": "chats"}, "neither a file nor a name"),

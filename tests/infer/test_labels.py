@@ -8,7 +8,8 @@ import eagle_jax
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig
 from eagle_jax.demo import bundled
 from infer import drafts, recorded
-from infer.methods import Label, Loader, Sources, best_static, check_methods, load_pair
+from infer.labels import Label
+from infer.methods import Loader, Sources, best_static, check_methods, load_pair
 
 OWN = TreeConfig(depth=2, top_k=2, num_nodes=4)
 TREE = TreeConfig(depth=4, top_k=2, num_nodes=7)

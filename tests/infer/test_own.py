@@ -8,7 +8,8 @@ import pytest
 
 import eagle_jax
 from infer import bench, drafts, own, results, search, tune
-from infer.methods import Label, Loader, Sources, check_methods, load_pair
+from infer.labels import Label
+from infer.methods import Loader, Sources, check_methods, load_pair
 
 MODULE = """
 import eagle_jax

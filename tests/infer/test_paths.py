@@ -9,7 +9,8 @@ import pytest
 from eagle_jax.assets import bundled
 from eagle_jax.checkpoints import CheckpointError
 from infer import profile
-from infer.methods import OPTIONS, Label, Loader, Sources, best_static, load_pair
+from infer.labels import Label
+from infer.methods import OPTIONS, Loader, Sources, best_static, load_pair
 
 
 def test_a_path_that_is_not_there_names_its_option(tmp_path):

@@ -15,6 +15,7 @@ from infer.evidence import gather, title, unablated, unruled
 from tests.infer.result_files import (
     PLAIN,
     RECORDS,
+    STUDY,
     TABLE_1,
     bench_cell,
     bench_file,
@@ -24,8 +25,6 @@ from tests.infer.result_files import (
     record_cell,
     record_file,
 )
-
-STUDY = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "study.json"
 
 
 def size(path: Path) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from infer.evidence import gather
 from tests.infer.result_files import (
     PLAIN,
     RECORDS,
+    STUDY,
     TABLE_1,
     bench_cell,
     bench_file,
@@ -23,8 +24,6 @@ from tests.infer.result_files import (
     record_cell,
     record_file,
 )
-
-STUDY = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "study.json"
 
 
 def test_the_same_files_give_the_same_bytes(tmp_path):

@@ -377,7 +377,7 @@ def test_the_shortlist_has_the_best_of_every_method_that_may_win():
         ({"tasks": "chats"}, "neither a file nor a name"),
         ({"tasks": "long"}, "task long: every prompt is too long"),
         ({"check": Path("none.yaml")}, r"--check none\.yaml: no such configuration file"),
-        ({"dtypes": "float32,floot"}, "--dtypes floot: there are float32, bfloat16"),
+        ({"dtypes": "float32,floot"}, "--dtypes floot must be one of float32, bfloat16"),
     ],
 )
 def test_what_is_refused(quick, given, message):

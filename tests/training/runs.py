@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -59,3 +63,31 @@ def head_of(out: Path) -> dict[str, np.ndarray]:
 
 def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
     return a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
+
+
+def spawn(place: Path, out: Path, devices: int, port: int = 0, index: int = 0, **changes) -> subprocess.Popen:
+    """`python -m train.head` in a process of its own, one of two if there is a port."""
+    values = {name: list(v) if isinstance(v, tuple) else v for name, v in {**OPTIONS, **changes}.items()}
+    values |= {"target": str(place / "target"), "data": [str(place / "train.jsonl")], "out": str(out)}
+    path = place / f"{out.name}.yaml"
+    path.write_text(json.dumps(values))  # JSON is YAML
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags,
+                   "JAX_COMPILATION_CACHE_DIR": str(place / "compiled")}  # fmt: skip
+    if port:
+        environment |= {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": "2",
+                        "JAX_PROCESS_ID": str(index)}  # fmt: skip
+    command = [sys.executable, "-m", "train.head", "--config", str(path)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finished(*processes: subprocess.Popen) -> list[str]:
+    texts = [process.communicate(timeout=600)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(texts)
+    return texts
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return one.getsockname()[1]

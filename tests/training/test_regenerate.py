@@ -246,7 +246,7 @@ def test_other_settings_are_refused(folder, whole):
         ([asking("a")], {"max_new_tokens": 400}, "--max-prompt 384 plus --max-new-tokens 400 exceeds the target's 512"),
         ([asking("a")], {"temperatures": ()}, "--temperatures () must be at least one number"),
         ([asking("a")], {"top_p": 2.0}, "--top-p 2.0 must lie above 0 and be at most 1"),
-        ([asking("a")], {"seed": -1}, "--seed -1 must not be negative"),
+        ([asking("a")], {"seed": -1}, "--seed -1 must lie in 0 to"),
         ([{"prompt": " "}], {}, "no row has a reply to be written: 1 x no turn of a user to answer"),
         ([asking("a")], {"limit": 0}, "--limit 0 must be at least 1"),
         ([asking("a")], {"tensor": 3}, "--tensor 3 must divide the 4 devices"),
