@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import io
 import logging
@@ -97,7 +96,8 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     at = frame
     while at is not None:
         if at.f_code.co_name == "_xla_gc_callback":
-            later = threading.Timer(0.05, _thread.interrupt_main)
+            main = threading.main_thread().ident
+            later = threading.Timer(0.05, signal.pthread_kill, (main, number))
             later.daemon = True
             later.start()
             return

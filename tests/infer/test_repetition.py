@@ -45,6 +45,7 @@ def test_every_place_by_search(prompt, reply, ngram):
         ([*range(50), *[7, 8, 9] * 7], False),  # 21 tokens
         ([*range(100, 112), *range(12), *range(12), *range(12)], True),
         ([*range(13), *range(13)], False),  # twice
+        ([*range(100, 134), *range(13), *range(13)], False),  # twice, behind a long beginning
         ([5] * 24, True),
         ([5] * 23, False),
         ([*[7, 8, 9] * 20, 1], False),  # it got out
