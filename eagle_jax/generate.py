@@ -59,7 +59,8 @@ def prefill(
       ValueError: an argument of another kind or shape, `chunk` does not divide P, or `slots` is below what the run can
         touch.
     """
-    _check(params, target, drafter, prompts=prompts, lengths=lengths, budget=budget, eos_ids=eos_ids, keys=keys)
+    arrays = {"prompts": prompts, "lengths": lengths, "budget": budget, "eos_ids": eos_ids, "keys": keys}
+    _check(params, target, drafter, sampling, **arrays)
     batch, width = prompts.shape
     needed = required_slots(width, max_tokens, drafter.depth, chunk)
     if slots < needed:
@@ -169,11 +170,15 @@ def extend(
     )
 
 
-def _check(params: Params, target: Any, drafter: Any, **arrays: Any) -> None:
+def _check(params: Params, target: Any, drafter: Any, sampling: Any, **arrays: Any) -> None:
     """Refuses what a caller of these functions is likely to mistake, before tracing fails on it somewhere inside."""
-    for name, value, kind in (("target", target, TargetFn), ("drafter", drafter, Drafter)):
+    for name, value, kind, remedy in (
+        ("target", target, TargetFn, "its .fn"),
+        ("drafter", drafter, Drafter, "its .drafter"),
+        ("sampling", sampling, Sampling, "eagle_jax.sampling.make_sampling(temperature)"),
+    ):
         if not isinstance(value, kind):
-            raise ValueError(f"{name} is a {type(value).__name__}, expected a {kind.__name__}: its .fn or .drafter")
+            raise ValueError(f"{name} is a {type(value).__name__}, expected a {kind.__name__}: give {remedy}")
     if not isinstance(params, Mapping) or not params.keys() >= {"target", "drafter"}:
         raise ValueError('params must be {"target": ..., "drafter": ...}, the parameters of both')
     for name, value in arrays.items():

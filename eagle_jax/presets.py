@@ -33,6 +33,11 @@ _VICUNA_7B = DecoderConfig(
     vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_layers=32, num_heads=32, num_kv_heads=32,
     head_dim=128, rms_norm_eps=1e-6,
 )  # fmt: skip
+_GPT2 = DecoderConfig(
+    vocab_size=50257, hidden_size=768, intermediate_size=3072, num_layers=12, num_heads=12, num_kv_heads=12,
+    head_dim=64, rope=RopeConfig(kind="none"), max_position=1024, block="gpt2", qkv_bias=True, out_bias=True,
+    mlp_bias=True, tie_word_embeddings=True, architecture="GPT2LMHeadModel",
+)  # fmt: skip
 
 MODELS: dict[str, DecoderConfig] = {
     "llama-3.2-1b": _LLAMA_1B,
@@ -48,6 +53,10 @@ MODELS: dict[str, DecoderConfig] = {
     "vicuna-13b": dataclasses.replace(
         _VICUNA_7B, hidden_size=5120, intermediate_size=13824, num_layers=40, num_heads=40, num_kv_heads=40,
         rms_norm_eps=1e-5,
+    ),
+    "gpt2": _GPT2,
+    "gpt2-medium": dataclasses.replace(
+        _GPT2, hidden_size=1024, intermediate_size=4096, num_layers=24, num_heads=16, num_kv_heads=16
     ),
 }  # fmt: skip
 """Targets by name; what their `config.json` says."""
@@ -72,7 +81,5 @@ def eagle3_head(target: DecoderConfig, draft_vocab_size: int = 32000) -> HeadCon
     """
     layers = target.num_layers
     taps = (min(2, layers - 1), layers // 2, max(layers - 3, 0))
-    layer = dataclasses.replace(
-        target, num_layers=1, tie_word_embeddings=False, qk_norm=False, architecture="LlamaForCausalLM"
-    )
+    layer = target.one_layer(tie_word_embeddings=False, qk_norm=False, architecture="LlamaForCausalLM")
     return HeadConfig("eagle3", layer, min(draft_vocab_size, target.vocab_size), target.hidden_size, taps)

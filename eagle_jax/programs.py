@@ -6,20 +6,18 @@ import contextlib
 import io
 import logging
 import os
-import signal
 import sys
 import tempfile
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, NoReturn, TextIO, TypeVar
 
 import tyro
 
 from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.devices import DeviceError, exhausted, more_of, out_of_reach
+from eagle_jax.interrupts import interruptible
 from eagle_jax.settings import load_yaml
 
 T = TypeVar("T")
@@ -69,10 +67,9 @@ def run(
     warnings.showwarning = _show_warning
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a log that is watched shows every line when it is printed
-    if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
-        signal.signal(signal.SIGINT, interrupt)
     try:
-        status = main(arguments(cls, description))
+        with interruptible():
+            status = main(arguments(cls, description))
         sys.exit(status if isinstance(status, int) else 0)
     except OSError as error:
         sys.exit(f"error: {_sentence(error)}")
@@ -85,24 +82,6 @@ def run(
     except KeyboardInterrupt:
         print("\nInterrupted.", flush=True)  # noqa: T201
         os._exit(130)  # at once, whatever other threads are compiling
-
-
-def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raises `KeyboardInterrupt`, as Python's own handler does, but where it would be lost a moment later.
-
-    JAX has a callback of the garbage collector, and what is raised there is printed and forgotten: a program that was
-    told to stop went on.
-    """
-    at = frame
-    while at is not None:
-        if at.f_code.co_name == "_xla_gc_callback":
-            main = threading.main_thread().ident
-            later = threading.Timer(0.05, signal.pthread_kill, (main, number))
-            later.daemon = True
-            later.start()
-            return
-        at = at.f_back
-    raise KeyboardInterrupt
 
 
 def of_runtime(error: Exception) -> str | None:
@@ -144,7 +123,7 @@ def naming(option: str, value: object) -> Iterator[None]:
     except OSError as error:
         raise ValueError(f"{option} {value}: {_sentence(error).removeprefix(f'{value}: ')}") from error
     except ValueError as error:
-        if str(error).startswith(f"{value} "):
+        if str(error).startswith((f"{value} ", f"{value}: ")):
             error.args = (f"{option} {error}",)
         elif not str(error).startswith(f"{option} "):  # else who is called inside has named it
             error.args = (f"{option} {value}: {error}",)

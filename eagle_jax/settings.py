@@ -96,7 +96,7 @@ def load_yaml(cls: type[T], path: str | Path) -> T:
     """
     path = Path(path)
     if not path.is_file():
-        raise ConfigError(f"no such configuration file: {path}")
+        raise ConfigError(f"{path}: no such configuration file")
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)  # a SafeLoader
     except (yaml.YAMLError, ConfigError) as error:

@@ -215,8 +215,9 @@ def accepted_figure(outputs: Mapping[str, GenerateOutput | Sequence[GenerateOutp
     Bars side by side; `infer.bench` draws its many methods as lines instead (`plot_accepted`).
 
     Raises:
-      ValueError: matplotlib is not installed.
+      ValueError: matplotlib is not installed, or the outputs have no names.
     """
+    _check_named("outputs", outputs, "output")
     figure, (axes,) = panels(1)
     width = 0.8 / max(1, len(outputs))
     for place, (name, found) in enumerate(outputs.items()):
@@ -226,6 +227,11 @@ def accepted_figure(outputs: Mapping[str, GenerateOutput | Sequence[GenerateOutp
         axes.bar(left, shares, width, color=style(place)["color"], label=name)
     _name_accepted(axes)
     return legend_below(figure, axes)
+
+
+def _check_named(argument: str, given: Any, what: str) -> None:
+    if not isinstance(given, Mapping) or not given:
+        raise ValueError(f'{argument} must give every {what} a name for the legend, such as {{"EAGLE-3": {what}}}')
 
 
 def plot_accepted(axes: Any, counts: Sequence[int] | np.ndarray, name: str, place: int) -> None:
@@ -249,8 +255,9 @@ def calibration_figure(found: Mapping[str, Calibration]) -> Any:
     """Acceptance over the draft's confidence (`positions.calibrate`), a line for each method, by name.
 
     Raises:
-      ValueError: matplotlib is not installed.
+      ValueError: matplotlib is not installed, or what was found has no names.
     """
+    _check_named("found", found, "calibration")
     figure, (axes,) = panels(1)
     diagonal(axes)
     for place, (name, one) in enumerate(found.items()):

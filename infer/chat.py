@@ -25,6 +25,7 @@ from typing import Any
 import jax
 
 from eagle_jax.data.tokenizers import set_chat_template
+from eagle_jax.interrupts import heard
 from eagle_jax.measure import chat_text, encode_chat, use_compilation_cache
 from eagle_jax.programs import at_least_one, check_seed, naming, not_negative, run
 from eagle_jax.sampling import make_sampling
@@ -273,7 +274,7 @@ class Chat:
 class stopping:  # noqa: N801 (used as a function is)
     """While it lasts Ctrl-C sets the event, and no program is interrupted in the middle; a second one interrupts.
 
-    What XLA compiles is never interrupted: Python hears of a signal when that is done.
+    What XLA compiles is never interrupted: Python hears of a signal when that is done, and a line says so.
     """
 
     def __init__(self, event: threading.Event) -> None:
@@ -290,6 +291,7 @@ class stopping:  # noqa: N801 (used as a function is)
 
     def heard(self, number: int, frame: FrameType | None) -> None:
         """The first stops the reply; one that comes while it has not stopped yet ends it where Python next runs."""
+        heard()
         if self.event.is_set():
             raise KeyboardInterrupt
         self.event.set()

@@ -170,7 +170,7 @@ def unruled(label: str) -> tuple[str, str | None]:
     return name + (f"@{rest}" if rest else ""), next((part for part in parts if part in RULES), None)
 
 
-TREE = re.compile(r"static|best\d+|chain\d+|\d+(x\d+)*")
+TREE = re.compile(r"static|choices|best\d+|chain\d+|\d+(x\d+)*")
 """A setting that is a tree, or the numbers of a lookup."""
 
 

@@ -10,6 +10,7 @@ A label is `name[@setting]`; parts of a setting are separated by "/":
     pld@10, pld@10x3          drafted tokens (x longest n-gram)     lookahead@5x7x7         N, W and G
     pld@10x3/shortest2        no n-gram below 2 tokens              pld@10x3/latest         the last place, not first
     medusa@best31             static tree of 31 nodes that is best for the acceptance recorded in --positions
+    medusa@choices            the static tree of the paths of ranks in --choices, as Medusa's trees are published
     own:module:function       a method of your own: what function(target) of an importable module returns
 """
 
@@ -51,7 +52,7 @@ class Label:
 
     Attributes:
       text: as it was given. method: one of `METHODS`, or own:module:function.
-      shape: "static", "best31" and the like, or a chain or dynamic tree; None is the method's own.
+      shape: "static", "choices", "best31" and the like, or a chain or dynamic tree; None is the method's own.
       fields: fields of `TreeConfig` that the setting gives besides; of pld those of `eagle_jax.prompt_lookup`.
       numbers: of pld and lookahead.
     """
@@ -106,7 +107,7 @@ class Label:
         return label
 
     def tree(self, default: TreeConfig, static: Sequence[int]) -> TreeConfig:
-        """The tree that is asked for, given the method's own and its published (or best) static one.
+        """The tree that is asked for, given the method's own and its static one: published, best or given.
 
         Raises:
           ConfigError: there is no such tree; the message names the label.
@@ -131,7 +132,7 @@ def named(text: str) -> Iterator[None]:
 
 def _shape(word: str) -> TreeConfig | str | None:
     """The tree that a word of a setting names; None if it names none."""
-    if word == "static" or re.fullmatch(r"best\d+", word):
+    if word in ("static", "choices") or re.fullmatch(r"best\d+", word):
         return word
     if chain := re.fullmatch(r"chain(\d+)", word):
         return TreeConfig.chain(int(chain[1]))
@@ -150,8 +151,8 @@ def _field(text: str, word: str) -> tuple[str, Any]:
         except ValueError:
             raise ValueError(f"{text!r}: {word!r} must read like top_p0.9") from None
     raise ValueError(
-        f"{text!r}: unknown setting {word!r}: a tree is 6x10x59 (depth, top_k, nodes), chain3, static or best31, and "
-        f"after a slash there may be {', '.join(WORDS)} or top_p0.9"
+        f"{text!r}: unknown setting {word!r}: a tree is 6x10x59 (depth, top_k, nodes), chain3, static, best31 or "
+        f"choices, and after a slash there may be {', '.join(WORDS)} or top_p0.9"
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from eagle_jax.config import EAGLE1_PARENTS, TreeConfig
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.positions import pooled
 from eagle_jax.programs import naming, parse_tree
-from eagle_jax.shapes import best_parents, medusa_parents
+from eagle_jax.shapes import best_parents, medusa_parents, parents_of_paths
 from infer import drafts, own
 from infer.labels import METHODS, PLAIN, Label, named
 from infer.recorded import read as read_recorded
@@ -47,6 +48,8 @@ class Places:
       medusa: path or hub id of its Medusa heads.
       hydra: path or hub id of its Hydra or Hydra++ heads.
       positions: a result of infer.acceptance, for static trees that are best for it (medusa@best31).
+      choices: a JSON file with the paths of a static tree (medusa@choices), as Medusa's are published:
+        [[0], [0, 0], [1]] are a first child with one below it, and a second.
     """
 
     target: str | None = None
@@ -58,6 +61,7 @@ class Places:
     medusa: str | None = None
     hydra: str | None = None
     positions: str | None = None
+    choices: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,11 +98,8 @@ def check_methods(labels: Sequence[str], sources: Sources) -> list[str]:
         raise ValueError(f"--methods names no method: there are {', '.join(METHODS)}")
     for label in map(Label.parse, labels):
         name = label.method
-        if isinstance(label.shape, str) and label.shape != "static":
-            if sources.positions is None:
-                command = f"python -m infer.acceptance --methods {name}@static"
-                raise ValueError(f"{label.text!r} needs --positions FILE, a result of `{command}`")
-            best_static(label, sources.positions)
+        if isinstance(label.shape, str):
+            static_parents(label, sources, EAGLE1_PARENTS)
         if own.is_own(name):
             own.find(name)
         if name not in OPTIONS or getattr(sources, OPTIONS[name]) is not None:
@@ -108,6 +109,43 @@ def check_methods(labels: Sequence[str], sources: Sources) -> list[str]:
             what = "a small model with its tokenizer" if name == "sps" else "the heads of that target"
             raise ValueError(f"{name} with --target needs {option}, {what}; pld and lookahead need none")
     return list(dict.fromkeys([PLAIN, *labels]))
+
+
+def static_parents(
+    label: Label, sources: Sources, published: tuple[int, ...], deepest: int | None = None
+) -> tuple[int, ...]:
+    """The static tree that a label names: the method's published one, the best recorded, or the one given.
+
+    Raises:
+      ValueError: a file that is missing or holds none. ConfigError: paths that are no tree, or too few.
+    """
+    if label.shape == "choices":
+        if sources.choices is None:
+            raise ValueError(f"{label.text!r} needs --choices FILE, a JSON list of paths such as [[0], [0, 0], [1]]")
+        with naming("--choices", sources.choices):
+            return read_choices(Path(sources.choices))
+    if label.shape == "static":
+        return published
+    if sources.positions is None:
+        command = f"python -m infer.acceptance --methods {label.method}@static"
+        raise ValueError(f"{label.text!r} needs --positions FILE, a result of `{command}`")
+    return best_static(label, sources.positions, deepest)
+
+
+def read_choices(path: Path) -> tuple[int, ...]:
+    """A static tree's parents from a file of paths.
+
+    Raises:
+      ValueError: no JSON list of lists of whole numbers. ConfigError: the paths are no tree. OSError: no such file.
+    """
+    try:
+        paths = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"not JSON ({error}): give a list of paths such as [[0], [0, 0], [1]]") from error
+    fits = isinstance(paths, list) and all(isinstance(ranks, list) for ranks in paths)
+    if not fits or not paths or not all(type(rank) is int for ranks in paths for rank in ranks):
+        raise ValueError("must be a list of paths of ranks, such as [[0], [0, 0], [1]]")
+    return parents_of_paths(paths)
 
 
 def best_static(label: Label, path: str | Path, deepest: int | None = None) -> tuple[int, ...]:
@@ -176,9 +214,8 @@ class Loader:
         bound = self._weights[where]
         self._check_kind(label.method, bound)
         static = medusa_parents(bound.config.num_heads) if isinstance(bound, Medusa) else EAGLE1_PARENTS
-        if isinstance(label.shape, str) and label.shape != "static":
-            assert self.sources.positions is not None, "`check_methods` asks for it"
-            static = best_static(label, self.sources.positions, bound.deepest)
+        if isinstance(label.shape, str):
+            static = static_parents(label, self.sources, static, bound.deepest)
         default = bound.tree if label.method == "sps" else self.sources.tree or bound.tree
         tree = label.tree(default, static)
         with named(text):

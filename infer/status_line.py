@@ -12,7 +12,9 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-_SAVE, _RESTORE, _CLEAR, _WHOLE = "\x1b7", "\x1b8", "\x1b[2K", "\x1b[r"
+_SAVE, _RESTORE, _CLEAR = "\x1b7", "\x1b8", "\x1b[2K"
+_WHOLE = f"{_SAVE}\x1b[r{_RESTORE}\x1b[J"
+"""All rows scroll, and nothing stands behind the text: a window that was made larger or smaller has moved the row."""
 _ROOM = "\x1bD\x1b[1A"  # down and up again in the same column: the text scrolls if it stood in the last row
 
 
@@ -43,5 +45,5 @@ class StatusLine:
 
     def __exit__(self, *_: object) -> None:
         if self.rows:
-            self.write(f"{_SAVE}\x1b[{self.rows};1H{_CLEAR}{_WHOLE}{_RESTORE}")
+            self.write(_WHOLE)
             self.rows = 0

@@ -137,6 +137,21 @@ def main(args: Args) -> int:
             for setting in settings:
                 found[dtype][1].append(asked_so.tune(setting._replace(prompt=bound)))
                 show(found[dtype][1][-1].report, group)
+        result, best = write(args, found, beside)  # a dtype that fails, or is interrupted, leaves those before it
+    print(f"\nWritten: {args.out}, for {best} weights, and {beside}. Machine: {machine()}")
+    names = ("batch", "temperature", "prompt", "chosen", "mean_absolute_error")
+    choices = [
+        {name: one.report[name] for name in names} | {"measured": one.entry.measured, "worst": one.entry.worst}
+        for one in found[best][1]
+    ]
+    print(json.dumps(result | {"report": str(beside), "choices": choices}))
+    return 0
+
+
+def write(
+    args: Args, found: dict[str, tuple[eagle_jax.Target, list[Tuned]]], beside: Path
+) -> tuple[dict[str, Any], str]:
+    """Writes the profile of the fastest dtype so far, and the report; returns how that begins, and the dtype."""
     # By ratios, or the setting with the most tokens per second, that of the largest batch, would decide alone.
     rates = {dtype: [one.plain * (one.entry.measured or 1.0) for one in each] for dtype, (_, each) in found.items()}
     best = max(rates, key=lambda dtype: float(np.mean(np.log(rates[dtype]))))
@@ -152,14 +167,7 @@ def main(args: Args) -> int:
     result = {"profile": str(args.out), "dtype": best, "machine": machine()}
     reports = {dtype: [one.report for one in each] for dtype, (_, each) in found.items()}
     write_whole(beside, json.dumps(result | {"settings": reports, "arguments": shown(args)}, indent=1) + "\n")
-    print(f"\nWritten: {args.out}, for {best} weights, and {beside}. Machine: {machine()}")
-    names = ("batch", "temperature", "prompt", "chosen", "mean_absolute_error")
-    choices = [
-        {name: one.report[name] for name in names} | {"measured": one.entry.measured, "worst": one.entry.worst}
-        for one in tuned
-    ]
-    print(json.dumps(result | {"report": str(beside), "choices": choices}))
-    return 0
+    return result, best
 
 
 def check(args: Args, settings: Sequence[Setting], grid: Grid) -> int:

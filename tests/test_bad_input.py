@@ -11,6 +11,7 @@ import eagle_jax
 from eagle_jax import api
 from eagle_jax.bound import request_of
 from eagle_jax.config import ConfigError, TreeConfig
+from eagle_jax.sampling import make_sampling
 from tests.models import tiny_head, tiny_target
 
 GOOD = [[1, 2, 3]]
@@ -161,12 +162,16 @@ def test_arguments_of_the_pure_functions():
     good = {
         "params": {"target": target.params, "drafter": head.params}, "target": target.fn, "drafter": head.drafter,
         "prompts": jnp.ones((1, 4), jnp.int32), "lengths": row, "budget": row, "keys": keys,
-        "eos_ids": jnp.array([[-1]]),
+        "eos_ids": jnp.array([[-1]]), "sampling": make_sampling(1.0),
     }  # fmt: skip
     _check(**good)
     for change, message in (
-        ({"target": target}, r"target is a Target, expected a TargetFn: its \.fn or \.drafter"),
-        ({"drafter": head}, "drafter is a DraftHead, expected a Drafter"),
+        ({"target": target}, r"target is a Target, expected a TargetFn: give its \.fn"),
+        ({"drafter": head}, r"drafter is a DraftHead, expected a Drafter: give its \.drafter"),
+        (
+            {"sampling": 1.0},
+            r"sampling is a float, expected a Sampling: give eagle_jax\.sampling\.make_sampling",
+        ),
         ({"params": target.params}, 'params must be {"target": ..., "drafter": ...}'),
         ({"prompts": [[1, 2], [3]]}, r"prompts is a list, expected an array \[B, P\]"),
         ({"prompts": row}, r"prompts is of shape \[1\], expected an array \[B, P\]"),

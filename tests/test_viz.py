@@ -106,6 +106,11 @@ def test_accepted_drafts_and_calibration():
     figure = viz.calibration_figure({"EAGLE-3": found})
     _, line = figure.axes[0].lines
     np.testing.assert_allclose(line.get_xydata(), [[0.25, 0.5], [0.75, 0.5]])
+    for draw, argument in ((viz.accepted_figure, "outputs"), (viz.calibration_figure, "found")):
+        with pytest.raises(ValueError, match=f"^{argument} must give every .* a name for the legend, such as"):
+            draw({})
+    with pytest.raises(ValueError, match=r'^outputs must .* such as {"EAGLE-3": output}$'):
+        viz._check_named("outputs", out, "output")
 
 
 def test_without_matplotlib_it_is_named(monkeypatch):

@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from eagle_jax.checkpoints.staging import write_whole
-from eagle_jax.training.flops import peak_flops
+from eagle_jax.training.flops import SIZE, known_peak, peak_flops
 from train.figure import draw
 
 if TYPE_CHECKING:
@@ -72,6 +72,11 @@ class RunLog:
             )
         if late := int(np.sum(~this.corpus.teaches_within(args.length))):
             logging.info("%d of them hold nothing to learn before that and are left out", late)
+        if known_peak() is None:
+            logging.info(
+                "this device's peak is not known: mfu is the share of what a product of %d x %d reaches, %.0f GFLOP/s",
+                SIZE, SIZE, self.peak / 1e9,
+            )  # fmt: skip
         reached = f", {100 * this.coverage:.1f}% of what is supervised" if this.d2t is not None else ""
         if this.coverage < COVERED:
             logging.warning(

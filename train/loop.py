@@ -18,6 +18,7 @@ from eagle_jax import distributed
 from eagle_jax.checkpoints.staging import sweep
 from eagle_jax.config import ConfigError
 from eagle_jax.devices import exhausted, more_of
+from eagle_jax.interrupts import heard
 from eagle_jax.training import host
 from eagle_jax.training.step import UpdateReport
 from train.learners import Learner
@@ -49,6 +50,7 @@ class Requests:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        heard()
         if self.number:
             raise KeyboardInterrupt
         self.number = number

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from eagle_jax import costs
 from eagle_jax.aot.chips import Chip, device_memory, local_bytes
-from eagle_jax.config import DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
+from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
 from eagle_jax.drafters.eagle import eagle
 from eagle_jax.drafters.lookahead import lookahead
 from eagle_jax.drafters.medusa import medusa
@@ -46,6 +46,9 @@ class Workload:
       tree: of the drafts; None is plain decoding. Methods without weights take no notice of its shape.
       batch: rows over all devices. prompt, max_tokens: widths of the buffers. chunk: prompt tokens per prefill pass.
       sampling: the sampled law; which of its settings are on decides the program, their values do not.
+
+    Raises:
+      ConfigError: the buffers are longer than the model's positions.
     """
 
     config: DecoderConfig
@@ -58,6 +61,13 @@ class Workload:
     chunk: int = 256
     dtype: str = "bfloat16"
     sampling: Sampling = GREEDY
+
+    def __post_init__(self) -> None:
+        if self.prompt + self.max_tokens > self.config.max_position:
+            raise ConfigError(
+                f"a prompt of {self.prompt} tokens and an answer of {self.max_tokens} go beyond the model's "
+                f"{self.config.max_position} positions: lower --prompt or --max-new-tokens"
+            )
 
     def plain(self) -> Workload:
         """The same without a drafter."""

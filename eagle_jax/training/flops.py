@@ -16,6 +16,8 @@ PEAK = {
     "TPU v6 lite": 918e12, "TPU v6e": 918e12, "NVIDIA A100": 312e12, "NVIDIA H100": 989e12, "NVIDIA H200": 989e12,
 }  # fmt: skip
 """bfloat16 products per second of one device by the beginning of its `device_kind`, in FLOP/s (data sheets, dense)."""
+SIZE = 2048
+"""Of the product that stands for the peak of an unknown device."""
 
 
 def product_flops(fn: Callable[..., Any], *args: Any) -> float:
@@ -52,22 +54,27 @@ def _jaxprs(value: Any) -> Iterator[Any]:
             yield from _jaxprs(entry)
 
 
+def known_peak() -> float | None:
+    """FLOP/s of one device in bfloat16 by its data sheet; None where it is in no table of ours, as no CPU is."""
+    kind = jax.devices()[0].device_kind
+    known = [name for name in PEAK if kind.startswith(name)]  # "TPU v5 lite" begins with "TPU v5"
+    return PEAK[max(known, key=len)] if known else None
+
+
 @functools.cache
 def peak_flops(dtype: str = "bfloat16") -> float:
     """FLOP/s that all devices together could do at most; of an unknown device, what a large product reaches on it."""
-    kind = jax.devices()[0].device_kind
-    known = [name for name in PEAK if kind.startswith(name)]  # "TPU v5 lite" begins with "TPU v5"
-    one = PEAK[max(known, key=len)] if known else _measured(dtype) / jax.local_device_count()
+    one = known_peak() or _measured(dtype) / jax.local_device_count()
     return one * jax.device_count()
 
 
-def _measured(dtype: str, size: int = 1024) -> float:
-    x = jnp.ones((size, size), dtype)
+def _measured(dtype: str, seconds: float = 0.5) -> float:
+    """The fastest of the products that fit into so many seconds: other work on the machine only slows them down."""
+    x = jnp.ones((SIZE, SIZE), dtype)
     product = jax.jit(lambda x: jnp.dot(x, x))
     product(x).block_until_ready()
-    best = math.inf
-    for _ in range(5):
-        start = time.perf_counter()
+    best, end = math.inf, time.perf_counter() + seconds
+    while (start := time.perf_counter()) < end:
         product(x).block_until_ready()
         best = min(best, time.perf_counter() - start)
-    return 2.0 * size**3 / best
+    return 2.0 * SIZE**3 / best

@@ -24,6 +24,12 @@ class Screen:
         else:
             self.row = min(self.row + 1, self.rows - 1)
 
+    def resize(self, rows: int) -> None:
+        """Another height, as xterm does it: text stays where it is, or moves up with the cursor where it must."""
+        gone = max(self.row - rows + 1, 0)
+        self.cells = [*self.cells[gone : gone + rows], *([" "] * self.columns for _ in range(rows - self.rows))]
+        self.row, self.rows, self.bottom = self.row - gone, rows, rows - 1
+
     def write(self, text: str) -> None:
         for sequence, number, rest, letter, char in re.findall(
             r"(\x1b(?:\[(\d*)([;\d]*)([A-Za-z])|[78D]))|(.|\n)", text, flags=re.DOTALL
@@ -49,6 +55,10 @@ class Screen:
                 self.row, self.column = int(number) - 1, int(rest[1:]) - 1
             elif letter == "K":
                 self.cells[self.row] = [" "] * self.columns
+            elif letter == "J":
+                assert not number, sequence
+                self.cells[self.row][self.column :] = [" "] * (self.columns - self.column)
+                self.cells[self.row + 1 :] = [[" "] * self.columns for _ in range(self.rows - self.row - 1)]
             elif letter == "r":  # also sends the cursor home
                 self.bottom = int(rest[1:]) - 1 if rest else self.rows - 1
                 self.row = self.column = 0

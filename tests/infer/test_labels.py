@@ -267,3 +267,42 @@ def test_a_method_drafts_the_best_static_tree(pair, tmp_path):
     sources = Sources(positions=recording(tmp_path, method="eagle3"))
     target, _ = load_pair(sources)
     assert Loader(target, sources)("eagle3@best3").tree == TreeConfig.static([-1, -1, 0])
+
+
+def test_a_method_drafts_the_static_tree_it_is_given(pair, tmp_path):
+    """In any order of paths."""
+    path = tmp_path / "tree.json"
+    path.write_text("[[1], [0], [0, 0], [0, 0, 0], [1, 0]]")
+    sources = Sources(choices=str(path))
+    assert check_methods(["eagle3@choices"], sources) == ["vanilla", "eagle3@choices"]
+    load = Loader(load_pair(sources)[0], sources)
+    assert load("eagle3@choices").tree == TreeConfig.static([-1, -1, 0, 1, 2])
+    assert load.draft("eagle3@choices")["kind"] == "static"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[0], [2]]", r"the path \[2\] has no elder sibling of rank 1 in the list"),
+        ("[[0], [1, 0]]", r"the path \[1, 0\] has no parent \[1\] in the list"),
+        ("[[0], [0]]", r"the path \[0\] is given twice"),
+        ("[[]]", r"the path \[\] must list ranks"),
+        ("[]", "must be a list of paths of ranks, such as"),
+        ("[0, 1]", "must be a list of paths of ranks, such as"),
+        ("[[0], [0.5]]", "must be a list of paths of ranks, such as"),
+        ('{"paths": [[0]]}', "must be a list of paths of ranks, such as"),
+        ("[[0]", "not JSON"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_paths_that_are_no_tree_are_refused(tmp_path, text, message):
+    path = tmp_path / "tree.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises((ValueError, ConfigError), match=f"^--choices {path}: .*{message}"):
+        check_methods(["medusa@choices"], Sources(choices=str(path)))
+
+
+def test_the_paths_have_to_be_given():
+    with pytest.raises(ValueError, match="'medusa@choices' needs --choices FILE, a JSON list of paths"):
+        check_methods(["medusa@choices"], Sources())
