@@ -137,6 +137,23 @@ def test_one_machine_one_code():
     assert all("draws" in result.more for result in timed.values() if any(cell.temperature for cell in result.cells))
 
 
+def test_the_prose_on_large_batches_follows_from_the_passes():
+    """What a cycle costs and brings in plain passes; plain decoding needs one for every token of the longest row."""
+    cells = {(cell.method, cell.batch): cell for cell in results.read(FOLDER / "batches.json").cells}
+    cost, gain = {}, {}
+    for method in ("hass", "eagle3"):
+        for batch in (16, 32, 64):
+            plain, drafted = cells["vanilla", batch], cells[method, batch]
+            cost[method, batch] = round(drafted.ms_per_pass / plain.ms_per_pass, 1)
+            gain[method, batch] = round(plain.passes / drafted.passes, 1)
+    assert (min(cost.values()), max(cost.values())) == (2.0, 2.3)
+    assert (gain["hass", 16], gain["hass", 64]) == (2.7, 2.4)
+    spent = {name: [round(cells[name, batch].ms_per_pass) for batch in (16, 32, 64)] for name in ("vanilla", "hass")}
+    assert spent == {"vanilla": [8, 16, 32], "hass": [18, 31, 64]}
+    says("a plain pass from 8 to 16 to 32 ms and a cycle's from 18 to 31 to 64 ms",
+         "a cycle costs 2.0 to 2.3 passes", "from 2.7 plain passes to 2.4")  # fmt: skip
+
+
 def table(beginning: str) -> dict[str, dict[str, float]]:
     """The page's first table whose header begins so: of every row and column the last number of the cell, tau."""
     lines = PAGE[PAGE.index(f"| {beginning}") :].split("\n\n")[0].splitlines()
