@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import eagle_jax
 from eagle_jax import viz
 from eagle_jax.acceptance import Cycles, record_cycles
@@ -94,14 +92,15 @@ def text_figure(pieces: Iterable[viz.Piece], columns: int = 84) -> Any:
 
 
 def telling(cycles: Cycles) -> int:
-    """The first cycle whose accepted path leaves the first branch and still ends before a leaf: both can be seen."""
-    for number in range(len(cycles.tokens)):
+    """A cycle whose accepted path leaves the likeliest branch, if possible before a leaf; of those the longest."""
+
+    def worth(number: int) -> tuple[bool, bool, int]:
         tree = viz.drafted_tree(cycles, number)
         path = [row for row, taken in enumerate(tree.accepted) if taken]
-        first = all(row == tree.children(tree.parents[row])[0] for row in path[1:])
-        if len(path) >= 3 and not first and tree.children(path[-1]):
-            return number
-    return int(np.argmax(cycles.emitted))
+        leaves = any(row != tree.children(tree.parents[row])[0] for row in path[1:])
+        return leaves and len(path) >= 3, bool(tree.children(path[-1])), len(path)
+
+    return max(range(len(cycles.tokens)), key=worth)
 
 
 def svg(figure: Any) -> bytes:

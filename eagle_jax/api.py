@@ -320,7 +320,7 @@ def _chosen(
 ) -> BoundDrafter | None:
     """What "auto" stands for; every other drafter as it is."""
     if not (isinstance(drafter, str) and drafter == "auto"):
-        if profile is not None:
+        if profile is not None and not isinstance(drafter, str):  # of another name its own check tells
             raise ValueError('profile= is what drafter="auto" follows: pass "auto", or leave profile out')
         return drafter
     from eagle_jax.profile import bound_profile

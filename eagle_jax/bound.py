@@ -289,9 +289,12 @@ def request_of(
     """
     check_target(target)
     if head is not None and not isinstance(head, BoundDrafter):
+        if isinstance(head, Drafter):
+            raise ValueError("drafter is not bound to a target: pass eagle_jax.BoundDrafter.of(drafter, target)")
+        found = f"the string {head!r}" if isinstance(head, str) else f"a {type(head).__name__}"
         raise ValueError(
-            f"drafter is a {type(head).__name__}: pass what eagle_jax.load_drafter returns, or None, "
-            'or "auto" with profile='
+            f"drafter is {found}: pass what eagle_jax.load_drafter returns, None, or, to generate and stream, "
+            '"auto" with profile='
         )
     if head is not None and head.target_fn is not target.fn:
         raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import textwrap
 from collections.abc import Iterator
 
 import jax
@@ -103,7 +104,10 @@ def out_of_reach(error: BaseException) -> str | None:
     if not found and not (isinstance(error, AssertionError) and not text and not _started()):
         return None
     backend = (found[1] if found else os.environ.get("JAX_PLATFORMS", "").partition(",")[0]).upper()
-    reason = f" ({text[:160]})" if text else ""  # of a platform without its plugin JAX only says that it asserts
+    said = re.sub(r"\.? \(set JAX_PLATFORMS.*", "", text)  # JAX's own remedy; ours is below
+    reason = (
+        f" ({textwrap.shorten(said, 160, placeholder=' ...')})" if said else ""
+    )  # of a platform without its plugin JAX only says that it asserts
     if "already in use" in text or "already been held" in text:
         return (
             f"another process holds this machine's {backend}{reason}: end it (in a notebook Runtime > Restart session: "

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import jax
 
+from eagle_jax.devices import in_reach
+
 K = TypeVar("K", bound=Hashable)
 
 
@@ -107,8 +109,13 @@ def use_compilation_cache(directory: str | os.PathLike[str] = ".jax_cache") -> P
 
 
 def machine() -> str:
-    """Processor or accelerator, count and versions, e.g. "Intel Xeon ..., 2 cores, linux, jax 0.10.2"."""
-    devices = jax.devices()
+    """Processor or accelerator, count and versions, e.g. "Intel Xeon ..., 2 cores, linux, jax 0.10.2".
+
+    Raises:
+      DeviceError: JAX is told to take a device that is not there, or that another process holds.
+    """
+    with in_reach():
+        devices = jax.devices()
     if devices[0].platform == "cpu":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         what = f"{_processor()}, {cores} cores"

@@ -237,19 +237,20 @@ def read_profile(path: str | os.PathLike[str]) -> ProfileFile:
     path = Path(path)
     if path.is_dir():
         raise ConfigError(f"{path} is a directory: give the YAML file that python -m infer.tune wrote")
-    if path.is_file():
-        # Before all else, or a file of a later schema would be refused for the first key that is new in it.
-        try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except yaml.YAMLError:
-            values = None  # which `load_yaml` says better
-        except UnicodeDecodeError:
-            raise ConfigError(f"{path} is no text: give the YAML file that python -m infer.tune wrote") from None
-        if isinstance(values, dict) and values.get("schema", SCHEMA) != SCHEMA:
-            raise ConfigError(
-                f"{path} has schema {values['schema']!r}, and this version reads {SCHEMA!r}: "
-                "tune again with python -m infer.tune"
-            )
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such profile: python -m infer.tune --out {path.name} writes one")
+    # Before all else, or a file of a later schema would be refused for the first key that is new in it.
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError:
+        values = None  # which `load_yaml` says better
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is no text: give the YAML file that python -m infer.tune wrote") from None
+    if isinstance(values, dict) and values.get("schema", SCHEMA) != SCHEMA:
+        raise ConfigError(
+            f"{path} has schema {values['schema']!r}, and this version reads {SCHEMA!r}: "
+            "tune again with python -m infer.tune"
+        )
     return load_yaml(ProfileFile, path)
 
 

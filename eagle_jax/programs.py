@@ -63,7 +63,8 @@ def run(
     # Which backends were not found is no news to a user, nor which requests were made.
     for chatty in ("jax", "datasets", "httpx"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of every try; what comes of them is said
+    # It tells of every try; what comes of them is said. (`import datasets` sets the level of the package itself.)
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
     warnings.showwarning = _show_warning
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a log that is watched shows every line when it is printed

@@ -103,8 +103,8 @@ def _keys(key: jax.Array | int | None, batch: int) -> jax.Array:
         if key.dtype == jnp.uint32 and key.shape == (2,):
             return _row_keys(jax.random.wrap_key_data(key), batch)
         raise ValueError(
-            f"key is an array of {key.dtype}{list(key.shape)}: pass one key of jax.random.key, from which every row "
-            f"derives its own, one for each of the {batch} prompts, or a Python int as seed"
+            f"key is an array of {key.dtype}{list(key.shape)}: pass one key (jax.random.key(0), from which every row "
+            f"derives its own), or an array of {batch}, one for each prompt, or a Python int as seed"
         )
     raise ValueError(f"key={key!r} must be jax.random.key(seed) or an integer seed")
 

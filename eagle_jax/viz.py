@@ -165,18 +165,33 @@ def pieces(chunks: Iterable[StreamChunk], tokenizer: Any) -> Iterator[Piece]:
         yield Piece(rest, False)
 
 
+def _checked(text: Iterable[Any]) -> Iterator[Piece]:
+    for piece in text:
+        if not isinstance(piece, Piece):
+            raise ValueError(f"text holds a {type(piece).__name__}: pass what viz.pieces(chunks, tokenizer) returns")
+        yield piece
+
+
 def ansi(text: Iterable[Piece]) -> str:
-    """The text for a terminal, accepted drafts green."""
-    return "".join(paint(piece.text, GREEN, piece.drafted) for piece in text)
+    """The text for a terminal, accepted drafts green.
+
+    Raises:
+      ValueError: what is given is not of `pieces`.
+    """
+    return "".join(paint(piece.text, GREEN, piece.drafted) for piece in _checked(text))
 
 
 def as_html(text: Iterable[Piece]) -> str:
-    """The text for a notebook, accepted drafts on green, escaped: `IPython.display.HTML(as_html(...))`."""
+    """The text for a notebook, accepted drafts on green, escaped: `IPython.display.HTML(as_html(...))`.
+
+    Raises:
+      ValueError: what is given is not of `pieces`.
+    """
     spans = (
         f'<span style="background:#bfe8d4;color:#000">{html.escape(piece.text)}</span>'
         if piece.drafted
         else html.escape(piece.text)
-        for piece in text
+        for piece in _checked(text)
     )
     return f'<pre style="white-space:pre-wrap">{"".join(spans)}</pre>'
 
@@ -246,7 +261,7 @@ def _shares(counts: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def _name_accepted(axes: Any) -> None:
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(bottom=0, auto=True)  # or the next, taller line would leave the picture
     axes.xaxis.get_major_locator().set_params(integer=True)
     name_axes(axes, "drafted tokens accepted in a cycle", "share of cycles")
 
@@ -273,7 +288,8 @@ def plot_calibration(
     look = style(place)
     sizes = 12 + 90 * count / max(1, int(count.max(initial=1)))
     axes.plot(confidence, rate, color=look["color"], linestyle=look["linestyle"], linewidth=1.2)
-    axes.scatter(confidence, rate, s=sizes, color=look["color"], marker=look["marker"], alpha=0.8, label=name)
+    axes.scatter(confidence, rate, s=sizes, color=look["color"], marker=look["marker"], alpha=0.8)
+    axes.plot([], [], **look, label=name)  # for the legend: colours and marks repeat, lines tell them apart
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     name_axes(axes, "confidence of the draft", "accepted of those looked at")
 

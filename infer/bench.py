@@ -10,8 +10,8 @@ methods run a prompt once unmeasured (which compiles, and gives the text that is
 turns; of ratios within a repetition the median counts. The prefill alone is timed as well, by the same program. The
 turns of a conversation follow each other, answered with the plain loop's text.
 
-Writes result.json, table.md and figures to `out`, after every task, so that a run that is stopped goes on with
-`--resume`. Prints the tables and, last, the result as one JSON object (`infer/results.py` says what is in it).
+Writes result.json and table.md to `out` after every measurement, so that a run that is stopped goes on with `--resume`,
+and figures at the end. Prints the tables and, last, the result as one JSON object (what is in it: `infer/results.py`).
 `transformers` on the same weights is measured beside the engine where torch is installed, and `engine_tok_s` is this
 engine on the golden pair of the tests (batch 1, 59 nodes, 6 levels, float32).
 """
@@ -129,9 +129,16 @@ def main(args: Args) -> dict[str, Any]:
     done = {Group(entry["task"], entry["temperature"], entry["batch"]) for entry in result.more["groups"]}
     if ahead := [group for group in groups if group not in done]:
         questions = {task.name: task.questions for task in tasks}
-        for finished in measured(result, ahead, questions, labels, others, sources, args):
-            save(result := finished, args.out)
+        try:
+            for finished in measured(result, ahead, questions, labels, others, sources, args):
+                save(result := finished, args.out)
+        except KeyboardInterrupt:
+            if result.more["groups"]:
+                print(f"\n{len(result.more['groups'])} of {len(groups)} measurements are kept in {args.out}: the same "
+                      "command with --resume goes on", file=sys.stderr)  # fmt: skip
+            raise
     if args.golden and "golden" not in result.more:
+        print("the golden pair (engine_tok_s; --no-golden leaves it out) ...", file=sys.stderr, flush=True)
         result = dataclasses.replace(result, more=result.more | golden(args.repeats))
         save(result, args.out)
     if not find_spec("matplotlib"):
@@ -169,8 +176,8 @@ def measured(
     drafters = {label: load(label) for label in labels}
     drafted = {label: load.draft(label) for label in labels} | dict.fromkeys(others, drafts.PLAIN)
     beside = {name: hugging_face(target) for name in others}
-    for group in groups:
-        named = results.describe(group)
+    for number, group in enumerate(groups, 1):
+        named = f"{number} of {len(groups)}, {results.describe(group)}"
         many = f"{len(questions[group.task])} questions, {', '.join([*drafters, *beside])}"
         print(f"{named}: {many} in turns; programs are compiled first ...", file=sys.stderr, flush=True)
         law = (args.max_new_tokens, group.temperature)

@@ -76,7 +76,9 @@ def hugging_face(target: eagle_jax.Target) -> Callable[[int, float], Method]:
     """`generate` of `transformers` on the same weights in PyTorch: `(max_new_tokens, temperature) -> Method`."""
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # of weights that are there within a second
     model = AutoModelForCausalLM.from_pretrained(target.name, dtype=getattr(torch, target.dtype)).eval()
     stops = set(target.config.eos_ids)
 

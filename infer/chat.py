@@ -25,7 +25,7 @@ from typing import Any
 import jax
 
 from eagle_jax.data.tokenizers import set_chat_template
-from eagle_jax.interrupts import heard
+from eagle_jax.interrupts import PATIENCE, heard
 from eagle_jax.measure import chat_text, encode_chat, use_compilation_cache
 from eagle_jax.programs import at_least_one, check_seed, naming, not_negative, run
 from eagle_jax.sampling import make_sampling
@@ -184,7 +184,8 @@ class Chat:
             for plain, words in ((False, "drafted"), (True, "plain")):
                 tally = self.tallies[plain]
                 if tally.replies:
-                    self.say(f"{words}: {tally.replies} replies, {tally.tokens} tokens, {tally}")
+                    replies = "1 reply" if tally.replies == 1 else f"{tally.replies} replies"
+                    self.say(f"{words}: {replies}, {tally.tokens} tokens, {tally}")
             known = f"{len(self.session.text)} of {self.session.context} tokens known"
             self.say(f"temperature {self.temperature:g}; {known}")
         else:
@@ -249,6 +250,7 @@ class Chat:
             return self._show(chunks, tally, status)
 
     def _show(self, chunks: Iterator[Any], tally: Tally, status: StatusLine) -> list[int]:
+        status.show("reading the prompt; a setting or length that is new is compiled first")
         text, before = TextStream(self.tokenizer), time.perf_counter()
         for number, chunk in enumerate(chunks):
             now = time.perf_counter()
@@ -279,13 +281,21 @@ class stopping:  # noqa: N801 (used as a function is)
 
     def __init__(self, event: threading.Event) -> None:
         self.event = event
+        self.late = threading.Timer(PATIENCE, self.tell)
+        self.late.daemon = True
 
-    def __enter__(self) -> None:
+    def tell(self) -> None:
+        """Says that the reply has not stopped yet: a signal that Python has heard waits for the next program too."""
+        print("\n[stops when what is compiled now is done; Ctrl-C again ends it]", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> stopping:
         self.before: Any = None
         if threading.current_thread() is threading.main_thread():
             self.before = signal.signal(signal.SIGINT, self.heard)
+        return self
 
     def __exit__(self, *_: object) -> None:
+        self.late.cancel()
         if self.before is not None:
             signal.signal(signal.SIGINT, self.before)
 
@@ -295,6 +305,7 @@ class stopping:  # noqa: N801 (used as a function is)
         if self.event.is_set():
             raise KeyboardInterrupt
         self.event.set()
+        self.late.start()
 
 
 def check_places(args: Args) -> None:
@@ -333,6 +344,8 @@ def main(args: Args) -> None:
     if args.context is not None:
         with naming("--context", args.context):
             Session(target, drafter, context=args.context)
+        if args.context < (least := 2 * SHORTEST):
+            raise ValueError(f"--context {args.context} leaves no room for question and reply: give {least} or more")
     chat = Chat(args, target, drafter, tokenizer, lambda text: print(text, end="", flush=True))
     name = args.target or "the bundled pair"
     print(f"{name}, {args.method}. {HELP}. The first reply compiles.")

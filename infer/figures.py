@@ -116,13 +116,15 @@ def positions(shown: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Any:
 
 def nodes(shown: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Any:
     """Acceptance by node of static trees, coloured by depth: `(parents, reached, accepted)`, each [N]."""
-    figure, every = panels(len(shown), width=6.0, share=True)
+    figure, every = panels(len(shown), width=6.0, share=True, columns=2)
     for axes, (name, (parents, reached, accepted)) in zip(every, shown.items(), strict=True):
         depths: list[int] = []
         for parent in parents.tolist():
             depths.append(1 if parent < 0 else depths[parent] + 1)
         for depth in sorted(set(depths)):
             own = np.array([node for node, level in enumerate(depths) if level == depth and reached[node]], int)
+            if not own.size:  # a bar of nothing would be in the legend, in a colour of its own
+                continue
             colour = COLOURS[(depth - 1) % len(COLOURS)]
             axes.bar(own + 1, accepted[own] / reached[own], color=colour, label=f"depth {depth}")
         axes.set_title(name, fontsize="medium")

@@ -92,10 +92,18 @@ def check_methods(labels: Sequence[str], sources: Sources) -> list[str]:
     """The labels in order, plain decoding first, each once.
 
     Raises:
-      ValueError: none, an unknown one, or one that nothing was given for. ConfigError: a tree that cannot be.
+      ValueError: none, an unknown one, one that nothing was given for, or a file that none of them uses.
+      ConfigError: a tree that cannot be.
     """
     if not labels:
         raise ValueError(f"--methods names no method: there are {', '.join(METHODS)}")
+    shapes = {shape for shape in (Label.parse(text).shape for text in labels) if isinstance(shape, str)}
+    if sources.choices is not None and "choices" not in shapes:
+        raise ValueError(f"--choices {sources.choices} is given, and no method has a use for it: medusa@choices would")
+    if sources.positions is not None and not any(shape.startswith("best") for shape in shapes):
+        raise ValueError(
+            f"--positions {sources.positions} is given, and no method has a use for it: medusa@best31 would"
+        )
     for label in map(Label.parse, labels):
         name = label.method
         if isinstance(label.shape, str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any
@@ -58,9 +59,14 @@ def bind(method: str, target: eagle_jax.Target) -> eagle_jax.BoundDrafter:
     """The method, bound to `target`.
 
     Raises:
-      ValueError: as `find`; what the function returns drafts nothing.
+      ValueError: as `find`; the function takes something else than a target, or what it returns drafts nothing.
     """
-    made = find(method)(target)
+    function = find(method)
+    try:
+        inspect.signature(function).bind(target)
+    except TypeError as error:
+        raise ValueError(f"{method!r} must take one argument, the target ({error})") from error
+    made = function(target)
     if isinstance(made, eagle_jax.BoundDrafter):
         return made
     if not isinstance(made, eagle_jax.Drafter):

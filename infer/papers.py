@@ -127,10 +127,15 @@ def command(name: str, args: Args) -> list[str] | None:
         return None
     words = ["-m", f"infer.{run.program}", "--methods", ",".join(kept), "--tasks", args.tasks or run.tasks]
     words += shlex.split(run.options)
+    limit = words.index("--limit") + 1
     if args.limit is not None:
-        words[words.index("--limit") + 1] = str(args.limit)
-        if "--batches" in words:
-            words[words.index("--batches") + 1] = batches(words[words.index("--batches") + 1], args.limit)
+        words[limit] = str(args.limit)
+    if "--batches" in words:
+        at, most = words.index("--batches") + 1, int(words[limit])
+        if args.tasks is not None:  # which may have fewer
+            asked = load_tasks(listed(args, "tasks"), args.data, most)
+            most = min(len(task.questions) for task in asked)
+        words[at] = batches(words[at], most)
     own = {"max_new_tokens": args.max_new_tokens, "dtype": args.dtype, "data": args.data} | {
         field.name: getattr(args, field.name) for field in dataclasses.fields(Places)
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import statistics
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -281,7 +282,15 @@ def compete(
                  compared)  # fmt: skip
 
 
+EVERY = 30.0
+"""Seconds between two notes in a log."""
+_noted = [-EVERY]
+
+
 def note(text: str) -> None:
-    """Says on a terminal how far it is."""
+    """Says how far it is: on a terminal in one row, in a log with a line every half minute."""
     if sys.stderr.isatty():
         print(f"{text:<100}", end="\r", file=sys.stderr, flush=True)
+    elif (now := time.monotonic()) - _noted[0] >= EVERY:
+        _noted[0] = now
+        print(text.strip(), file=sys.stderr, flush=True)

@@ -30,7 +30,7 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.checkpoints.staging import write_whole
-from eagle_jax.measure import machine, use_compilation_cache
+from eagle_jax.measure import machine, revision, use_compilation_cache
 from eagle_jax.profile import Entry, ProfileFile, fingerprint, read_profile
 from eagle_jax.programs import at_least_one, can_write, check_seed, listed, naming, not_negative, run
 from eagle_jax.tasks import BUNDLED, Conversation, Task, load_tasks, task_folder
@@ -41,6 +41,7 @@ from infer.methods import Places, Sources, check_methods, load_pair
 from infer.search import AUTO, Grid, Tuned, Tuner
 from infer.trials import Sample, Setting, compete
 
+REPOSITORY = Path(__file__).resolve().parent.parent
 MOST_ENTRIES = 30
 """Of a profile, which is to be read by people."""
 
@@ -162,9 +163,9 @@ def write(
     write_whole(args.out, file.to_yaml(
         'Made by python -m infer.tune; eagle_jax.generate(target, "auto", prompts, profile=THIS FILE) follows it.\n'
         "predicted, measured, worst: tokens/s over plain decoding's, mean and least over the tasks tuned on.\n"
-        f"These are {args.tasks}: {args.limit} questions each, after the first {args.skip}."
+        f"These are {args.tasks}: at most {args.limit} questions each, after the first {args.skip}."
     ))  # fmt: skip
-    result = {"profile": str(args.out), "dtype": best, "machine": machine()}
+    result = {"profile": str(args.out), "dtype": best, "machine": machine(), "revision": revision(REPOSITORY)}
     reports = {dtype: [one.report for one in each] for dtype, (_, each) in found.items()}
     write_whole(beside, json.dumps(result | {"settings": reports, "arguments": shown(args)}, indent=1) + "\n")
     return result, best
@@ -215,7 +216,7 @@ def check(args: Args, settings: Sequence[Setting], grid: Grid) -> int:
                   "\"auto\" decodes plainly there.")  # fmt: skip
     print(f"\nWorst against plain decoding: {worst:.2f}x. Machine: {machine()}")
     print(json.dumps({"profile": str(args.check), "holds": holds, "worst": worst, "settings": rows,
-                      "machine": machine(), "arguments": shown(args)}))  # fmt: skip
+                      "machine": machine(), "revision": revision(REPOSITORY), "arguments": shown(args)}))  # fmt: skip
     return 0 if holds else 1
 
 

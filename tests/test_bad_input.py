@@ -113,8 +113,12 @@ def test_options(options, message):
 def test_paths_where_loaded_things_belong():
     with pytest.raises(ValueError, match=r"target is a str: pass what eagle_jax\.load_target returns"):
         eagle_jax.generate("path", None, GOOD)
-    with pytest.raises(ValueError, match=r"drafter is a str: pass what eagle_jax\.load_drafter returns, or None"):
+    with pytest.raises(ValueError, match=r"drafter is the string 'path': pass what eagle_jax\.load_drafter"):
         eagle_jax.generate(tiny_target(), "path", GOOD)
+    with pytest.raises(ValueError, match=r"drafter is the string 'atuo'"):
+        eagle_jax.generate(tiny_target(), "atuo", GOOD, profile="p.yaml")
+    with pytest.raises(ValueError, match=r"not bound to a target: pass eagle_jax\.BoundDrafter\.of\(drafter, target\)"):
+        eagle_jax.generate(tiny_target(), tiny_head("eagle3", TreeConfig.chain(2)).drafter, GOOD)
 
 
 def test_what_a_head_is_loaded_with():

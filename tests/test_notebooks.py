@@ -108,6 +108,11 @@ def test_the_extras_that_are_installed_are_there():
         assert named >= {"tpu", "cuda", "cuda12"} and named <= set(project["optional-dependencies"])
 
 
+def test_no_kept_speed_is_above_the_peak():
+    told = [float(share) for path in PATHS for share in re.findall(r"mfu ([\d.]+)%", path.read_text(encoding="utf-8"))]
+    assert told and max(told) <= 100
+
+
 @pytest.mark.parametrize(
     "name", ["01", pytest.param("02", marks=pytest.mark.slow), pytest.param("03", marks=pytest.mark.slow)]
 )

@@ -231,7 +231,7 @@ def test_what_is_no_profile_is_refused(path, tmp_path):
         eagle_jax.generate(target, None, [[1]], profile=path)
     with pytest.raises(ConfigError, match="is a directory: give the YAML file"):
         eagle_jax.load_profile(tmp_path, tiny_target())
-    with pytest.raises(ConfigError, match="no such configuration file"):
+    with pytest.raises(ConfigError, match=r"no such profile: python -m infer\.tune"):
         eagle_jax.generate(target, "auto", [[1]], profile=tmp_path / "none.yaml")
     path.write_text("schema: [")
     with pytest.raises(ConfigError, match=r"profile\.yaml: while parsing"):

@@ -193,3 +193,26 @@ def test_a_place_where_nothing_can_be_written_is_refused_before_the_work(tmp_pat
     monkeypatch.setattr("tempfile.TemporaryFile", refused)  # whoever runs this may be root, whom no mode bits stop
     with pytest.raises(ValueError, match=r"nothing can be written in .* \(Permission denied\): give another place"):
         can_write(tmp_path / "new")
+
+
+def test_the_hubs_retries_are_not_told(repository):
+    """What comes of them is one sentence; `import datasets` sets the level of the hub's package anew."""
+    code = """
+import dataclasses
+from eagle_jax import programs
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    pass
+
+def main(args):
+    import datasets
+    import huggingface_hub.utils._http as http
+    http.logger.warning("Retrying in 1s")
+    http.logger.error("told")
+
+programs.run(main, Args, None)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "told" in done.stderr
+    assert "Retrying" not in done.stderr

@@ -272,6 +272,6 @@ def test_a_context_that_cannot_be(context):
 def test_strangers_are_refused():
     with pytest.raises(ValueError, match="target is a str"):
         Session("gpt2")
-    with pytest.raises(ValueError, match="drafter is a str"):
+    with pytest.raises(ValueError, match="drafter is the string 'auto'"):
         Session(tiny_target(), "auto")
     assert np.isscalar(Session(tiny_target()).context)

@@ -104,11 +104,13 @@ def test_accepted_drafts_and_calibration():
         np.testing.assert_allclose([bar.get_x() for bar in bars], left + np.arange(len(shares)), atol=1e-12)
     found = Calibration(np.array([4, 0, 6]), np.array([0.25, np.nan, 0.75]), np.array([2, 0, 3]))
     figure = viz.calibration_figure({"EAGLE-3": found})
-    _, line = figure.axes[0].lines
+    _, line, _ = figure.axes[0].lines
     np.testing.assert_allclose(line.get_xydata(), [[0.25, 0.5], [0.75, 0.5]])
     for draw, argument in ((viz.accepted_figure, "outputs"), (viz.calibration_figure, "found")):
         with pytest.raises(ValueError, match=f"^{argument} must give every .* a name for the legend, such as"):
             draw({})
+    # Colours and marks repeat, so that the legend has to show the lines.
+    assert {handle.get_linestyle() for handle in figure.axes[0].get_legend_handles_labels()[0]} == {":", "-"}
     with pytest.raises(ValueError, match=r'^outputs must .* such as {"EAGLE-3": output}$'):
         viz._check_named("outputs", out, "output")
 
@@ -117,3 +119,17 @@ def test_without_matplotlib_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ValueError, match=r"figures need matplotlib: pip install matplotlib"):
         viz.tree_figure(TREE)
+
+
+def test_a_taller_line_stays_in_the_picture():
+    _, (axes,) = viz.panels(1)
+    for place, counts in enumerate(([1, 2, 1], [9, 1, 0])):
+        viz.plot_accepted(axes, counts, str(place), place)
+        bottom, top = axes.get_ylim()
+        assert bottom == 0 and top >= max(line.get_ydata().max() for line in axes.lines)
+
+
+def test_text_must_be_in_pieces():
+    for show in (viz.ansi, viz.as_html):
+        with pytest.raises(ValueError, match=r"text holds a int: pass what viz\.pieces\(chunks, tokenizer\) returns"):
+            show.__wrapped__([1, 2])

@@ -1,4 +1,4 @@
-"""From a path or a Hugging Face hub id to a local directory; the only module that touches the network."""
+"""From a path or a Hugging Face hub id to a local directory; `eagle_jax.data.sources` fetches rows of datasets."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def set_chat_template(tokenizer: Any, path: Path) -> None:
       CheckpointError: no such file, or no template that shows a user's turn.
     """
     if not path.is_file():
-        raise CheckpointError(f"no chat template at {path}: give a Jinja file")
+        raise CheckpointError(f"{path}: no such chat template: give a Jinja file")
     try:
         tokenizer.chat_template = path.read_text(encoding="utf-8").strip("\n")
         prompt_ids(tokenizer, [{"role": "user", "content": "Hello?"}])

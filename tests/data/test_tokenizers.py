@@ -90,7 +90,7 @@ def test_a_chat_template_may_be_given(config, tmp_path, repository):
         [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
     )
     assert text.endswith("answers to the user's questions. USER: Hi ASSISTANT:")
-    with pytest.raises(CheckpointError, match=r"no chat template at .*nowhere\.jinja: give a Jinja file"):
+    with pytest.raises(CheckpointError, match=r"nowhere\.jinja: no such chat template: give a Jinja file"):
         load_tokenizer("demo", config, chat_template=tmp_path / "nowhere.jinja")
     for content, reason in (
         (b"{% if %}", "refuses .*Expected"),

@@ -109,7 +109,7 @@ def test_every_method_is_measured_by_its_name(pair, tasks, quick, tmp_path):
 UNTIMED = ("task", "temperature", "batch", "label", "replies", "tokens", "passes", "cycles", "tau", "accepted")
 
 
-def test_a_killed_run_goes_on_and_gives_the_same(pair, tasks, quick, tmp_path, monkeypatch):
+def test_a_killed_run_goes_on_and_gives_the_same(pair, tasks, quick, tmp_path, monkeypatch, capsys):
     args = quick(methods="eagle2", temperatures="0,1", limit=1)
     measure, calls = bench.measure, []
 
@@ -122,6 +122,7 @@ def test_a_killed_run_goes_on_and_gives_the_same(pair, tasks, quick, tmp_path, m
     monkeypatch.setattr(bench, "measure", measured)
     with pytest.raises(KeyboardInterrupt):
         bench.main(args)
+    assert "1 of 2 measurements are kept in" in (told := capsys.readouterr().err) and "--resume goes on" in told
     kept = results.read(tmp_path / "out" / "result.json")
     assert kept.groups == [Group("talk", 0.0, 1)]
     with pytest.raises(ValueError, match=r"out/result\.json is there already: go on with it by --resume, or give"):

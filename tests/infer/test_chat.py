@@ -143,7 +143,7 @@ def test_commands(make_chat):
     assert last(talk) == "[drafting with hass]\n"
     talk.line("/stats")
     text = "".join(talk.written[-3:])
-    assert "drafted: 1 replies, 12 tokens" in text and "plain: 1 replies, 12 tokens" in text
+    assert "drafted: 1 reply, 12 tokens" in text and "plain: 1 reply, 12 tokens" in text
     talk.line("/reset")
     assert talk.conversation.messages == [] and talk.session.text == []
     talk.line("/dance")
@@ -221,6 +221,7 @@ def test_the_last_row_says_tau_and_speed_while_a_reply_runs(make_chat, monkeypat
     bcd = eagle_jax.StreamChunk([*b"bc\n"], 2)
     tally = chat.Tally(replies=1)
     talk.show(iter([eagle_jax.StreamChunk([*b"a"], 0), *([bcd] * 12)]), tally)
+    assert any(line.startswith("reading the prompt; a setting") for line in seen)
     assert "tau 3.00, 4 tokens" in seen and "tau 3.00, 6 tokens/s, 37 tokens" in seen
     assert str(tally) == "tau 3.00, 6 tokens/s"
     assert "tau" not in "".join(screen.lines()) and screen.bottom == 7

@@ -306,3 +306,9 @@ def test_paths_that_are_no_tree_are_refused(tmp_path, text, message):
 def test_the_paths_have_to_be_given():
     with pytest.raises(ValueError, match="'medusa@choices' needs --choices FILE, a JSON list of paths"):
         check_methods(["medusa@choices"], Sources())
+
+
+def test_a_file_that_no_method_uses_is_refused(tmp_path):
+    for option, labels in (("choices", ["medusa@static", "eagle3"]), ("positions", ["medusa", "eagle3@chain3"])):
+        with pytest.raises(ValueError, match=f"--{option} /some/file is given, and no method has a use for it"):
+            check_methods(labels, Sources(**{option: "/some/file"}))

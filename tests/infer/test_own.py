@@ -22,6 +22,9 @@ def head(target):
 
 def nothing(target):
     return 3
+
+def wants(target, other):
+    return None
 """
 
 
@@ -69,6 +72,8 @@ def test_what_it_may_return(pair, module):
     assert load.draft(f"own:{module}:head")["rule"] == "rejection"
     with pytest.raises(ValueError, match=r"nothing' returned a int, expected an eagle_jax.Drafter or BoundDrafter"):
         load(f"own:{module}:nothing")
+    with pytest.raises(ValueError, match=r"wants' must take one argument, the target \(missing a required arg"):
+        load(f"own:{module}:wants")
     assert Label.parse("own:a.b:c").method == "own:a.b:c"
 
 

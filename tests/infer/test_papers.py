@@ -41,6 +41,12 @@ def test_all_run_in_order_and_then_the_report(started, tmp_path):
     assert report[2:] == [*made, str(papers.STUDY), "--out", str(tmp_path / "report")]
 
 
+def test_a_batch_is_no_larger_than_the_tasks(started, tmp_path):
+    """`chat` has ten questions: infer.bench would refuse 64 of them, after hours of other runs."""
+    papers.main(Args(tasks="chat,math", out=tmp_path, only="batches"))
+    assert started[0][started[0].index("--batches") + 1] == "1,2,4,8"
+
+
 def test_what_was_begun_goes_on(started, tmp_path):
     (tmp_path / "drawn").mkdir()
     (tmp_path / "drawn" / "result.json").write_text("{}")

@@ -376,7 +376,10 @@ def test_the_shortlist_has_the_best_of_every_method_that_may_win():
         ({"methods": "eagle3@chain2/rejection"}, "eagle3@chain2/rejection: verification='rejection' makes the text"),
         ({"tasks": "chats"}, "neither a file nor a name"),
         ({"tasks": "long"}, "task long: every prompt is too long"),
-        ({"check": Path("none.yaml")}, r"--check none\.yaml: no such configuration file"),
+        (
+            {"check": Path("none.yaml")},
+            r"^--check none\.yaml: no such profile: python -m infer\.tune ",
+        ),
         ({"dtypes": "float32,floot"}, "--dtypes floot must be one of float32, bfloat16"),
     ],
 )

@@ -96,7 +96,7 @@ def test_sources_and_tokenizers_name_their_option(tmp_path):
     config = target_config("demo")
     for options, message in (
         ({"tokenizer": str(tmp_path)}, f"^--tokenizer {re.escape(str(tmp_path))}: no tokenizer in"),
-        ({"chat_template": tmp_path / "no.jinja"}, r"^--chat-template .*no\.jinja: no chat template at"),
+        ({"chat_template": tmp_path / "no.jinja"}, r"^--chat-template .*no\.jinja: no such chat template"),
     ):
         with pytest.raises(CheckpointError, match=message):
             tokenizer_of("demo", config, **options)
