@@ -172,7 +172,8 @@ def _check_prompt(prompt: Any, name: str, config: DecoderConfig) -> np.ndarray:
     if row is not None and row.ndim == 1 and row.size == 0:
         raise ValueError(f"{name} is empty: a prompt needs at least one token, such as the bos token")
     if row is None or row.ndim != 1:
-        raise ValueError(f"{name} must be a flat list of integer token ids")
+        nested = "; stream takes one prompt, such as prompts[0]" if name == "prompt" else ""
+        raise ValueError(f"{name} must be a flat list of integer token ids{nested}")
     bad = np.flatnonzero((row < 0) | (row >= config.vocab_size))
     if bad.size:
         raise ValueError(

@@ -102,6 +102,8 @@ def _node(tree: Tree, row: int, colours: bool) -> str:
 def tree_figure(tree: Tree) -> Any:
     """The tree from left to right, the accepted path green and thick, below each token the value of its node.
 
+    Signs that matplotlib's font has not, as those of Chinese, are boxes; `tree_text` shows them.
+
     Raises:
       ValueError: matplotlib is not installed.
     """

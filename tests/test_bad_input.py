@@ -143,7 +143,7 @@ def test_stream_refuses_at_the_call():
     for prompt, message in (
         ([], "prompt is empty"),
         ("hi", "prompt is a str: tokenize text first"),
-        ([[1]], "prompt must be a flat list"),
+        ([[1]], "prompt must be a flat list of integer token ids; stream takes one prompt, such as prompts"),
         (7, "prompt is a single token id"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import shlex
 import subprocess
@@ -12,8 +13,11 @@ from pathlib import Path
 import pytest
 
 import eagle_jax
+import train.export
 from eagle_jax.assets import bundled
 from eagle_jax.profile import read_profile
+from eagle_jax.programs import arguments
+from tests.test_readme import commands
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCS = REPOSITORY / "docs"
@@ -146,6 +150,21 @@ def test_commands_are_known():
     assert {"python", "gcloud", "xpk", "docker"} <= seen
 
 
+def test_the_exports_of_the_page_run(tmp_path):
+    """Every layout, of the bundled head; the servers that the page starts with them are not here."""
+    lines = [line for text in blocks(DOCS / "export.md", "sh") for line in commands(text) if "train.export" in line]
+    layouts = set()
+    for number, line in enumerate(lines):
+        args = arguments(train.export.Args, None, shlex.split(line)[3:])
+        if args.target is not None:
+            args = dataclasses.replace(args, head=str(bundled("eagle3")), target=str(bundled("target")))
+        args = dataclasses.replace(args, out=tmp_path / str(number))
+        train.export.main(args)
+        assert (args.out / "config.json").is_file(), line
+        layouts.add(args.to)
+    assert layouts == {"sglang", "speculators", "official"}
+
+
 SHORTER = {
     "train.regenerate": "--limit 24 --max-new-tokens 16",
     "train.head": "--steps 2 --unroll 1 --length 112 --warmup 1 --eval-prompts 1 --eval-tokens 8",
@@ -159,9 +178,9 @@ SHORTER = {
 def test_from_conversations_to_an_export_by_the_commands_of_the_page(tmp_path):
     """One after the other: each reads what the one before it wrote."""
     first = blocks(DOCS / "training.md", "bash")[0].replace("runs/", f"{tmp_path}/")
-    commands = [shlex.split(line) for line in first.splitlines() if line.startswith("python -m ")]
-    assert [command[2] for command in commands] == list(SHORTER)
-    for command in commands:
+    programs = [shlex.split(line) for line in commands(first) if line.startswith("python -m ")]
+    assert [command[2] for command in programs] == list(SHORTER)
+    for command in programs:
         words = [*command[1:], *SHORTER[command[2]].split()]
         done = subprocess.run(
             [sys.executable, *words], cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=600
