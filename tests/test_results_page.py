@@ -137,6 +137,11 @@ def test_one_machine_one_code():
     assert all("draws" in result.more for result in timed.values() if any(cell.temperature for cell in result.cells))
 
 
+def test_every_file_is_of_committed_code():
+    for path in map(REPOSITORY.joinpath, FILES):
+        assert "-dirty" not in str(json.loads(path.read_text(encoding="utf-8")).get("revision")), path
+
+
 def test_the_prose_on_large_batches_follows_from_the_passes():
     """What a cycle costs and brings in plain passes; plain decoding needs one for every token of the longest row."""
     cells = {(cell.method, cell.batch): cell for cell in results.read(FOLDER / "batches.json").cells}
