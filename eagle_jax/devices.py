@@ -105,9 +105,8 @@ def out_of_reach(error: BaseException) -> str | None:
         return None
     backend = (found[1] if found else os.environ.get("JAX_PLATFORMS", "").partition(",")[0]).upper()
     said = re.sub(r"\.? \(set JAX_PLATFORMS.*", "", text)  # JAX's own remedy; ours is below
-    reason = (
-        f" ({textwrap.shorten(said, 160, placeholder=' ...')})" if said else ""
-    )  # of a platform without its plugin JAX only says that it asserts
+    # Of a platform without its plugin JAX only says that it asserts.
+    reason = f" ({textwrap.shorten(said, 160, placeholder=' ...')})" if said else ""
     if "already in use" in text or "already been held" in text:
         return (
             f"another process holds this machine's {backend}{reason}: end it (in a notebook Runtime > Restart session: "

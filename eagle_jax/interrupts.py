@@ -53,6 +53,7 @@ def interruptible() -> Iterator[None]:
     if not usual or threading.current_thread() is not threading.main_thread():
         yield
         return
+    _heard.clear()
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     woken = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
@@ -64,6 +65,7 @@ def interruptible() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, before)
         signal.set_wakeup_fd(woken)
+        heard()  # nothing is waited for any longer
         os.close(writes)  # which ends the watcher
         watcher.join()
         os.close(reads)
@@ -75,20 +77,22 @@ def _watch(reads: int) -> None:
         if signal.SIGINT not in came:
             continue
         if not _heard.wait(PATIENCE):
+            _drain(reads)  # what came before the line is no answer to it
             _say("Ctrl-C: what XLA compiles or computes now is finished first; once more ends the program at once.")
             while not _heard.wait(0.05):
-                if select.select([reads], [], [], 0)[0]:
-                    again = os.read(reads, 512)
-                    if signal.SIGINT in again:
-                        _say("Interrupted.")
-                        os._exit(130)
-                    if not again:
-                        return
+                if signal.SIGINT in _drain(reads):
+                    _say("Interrupted.")
+                    os._exit(130)
         _heard.clear()
-        # Two that came before Python heard of either are one to its handler: the second must not be waited for.
-        while select.select([reads], [], [], 0)[0]:
-            if not os.read(reads, 512):
-                return
+        _drain(reads)  # two that came before Python heard of either are one to its handler: none is waited for
+
+
+def _drain(reads: int) -> bytes:
+    """What there is to read, at once."""
+    came = b""
+    while select.select([reads], [], [], 0)[0] and (more := os.read(reads, 512)):
+        came += more
+    return came
 
 
 def _say(words: str) -> None:

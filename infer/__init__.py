@@ -2,6 +2,10 @@
 
 import signal
 import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+"""The checkout whose programs these are."""
 
 # Importing JAX takes seconds, in which some C code drops a KeyboardInterrupt: until `eagle_jax.programs.run`, Ctrl-C
 # simply ends the process. Only under `python -m infer.name`, and not where a shell has the signal ignored.

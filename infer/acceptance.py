@@ -33,6 +33,7 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.measure import forget_programs, machine, revision, use_compilation_cache
 from eagle_jax.programs import at_least_one, can_write, check_seed, listed, run
 from eagle_jax.tasks import BUNDLED, Conversation, Question, load_tasks, task_folder
+from infer import REPOSITORY
 from infer.calls import DRAWS, keys_of
 from infer.labels import PLAIN
 from infer.methods import Loader, Places, Sources, check_methods, load_pair
@@ -92,7 +93,6 @@ class Batch(NamedTuple):
     replies: list[list[int]] | None = None
 
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 FREE = ("methods", "tasks", "temperatures")
 """Options that may change between a run and the one that resumes it: no cell depends on them."""
 

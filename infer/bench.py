@@ -42,7 +42,7 @@ from eagle_jax.measure import (
 from eagle_jax.programs import at_least_one, can_write, check_seed, listed, run
 from eagle_jax.tasks import BUNDLED, Conversation, Question, Task, load_tasks, task_folder
 from eagle_jax.viz import WANTED
-from infer import drafts, results
+from infer import REPOSITORY, drafts, results
 from infer.bench_figures import draw
 from infer.bench_table import markdown
 from infer.calls import DRAWS, Method, engine, hugging_face, keys_of
@@ -51,7 +51,6 @@ from infer.methods import Loader, Places, Sources, check_methods, load_pair
 from infer.results import Group, Result
 from infer.tally import Tally, cell, names_of
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 GOLDEN = REPOSITORY / "tests" / "golden"
 GOLDEN_RUN = "eagle3_total60_depth5_topk10"
 FREE = ("methods", "transformers", "tasks", "temperatures", "batches", "data", "golden")

@@ -97,14 +97,15 @@ def check_methods(labels: Sequence[str], sources: Sources) -> list[str]:
     """
     if not labels:
         raise ValueError(f"--methods names no method: there are {', '.join(METHODS)}")
-    shapes = {shape for shape in (Label.parse(text).shape for text in labels) if isinstance(shape, str)}
+    parsed = [Label.parse(text) for text in labels]
+    shapes = {label.shape for label in parsed if isinstance(label.shape, str)}
     if sources.choices is not None and "choices" not in shapes:
         raise ValueError(f"--choices {sources.choices} is given, and no method has a use for it: medusa@choices would")
     if sources.positions is not None and not any(shape.startswith("best") for shape in shapes):
         raise ValueError(
             f"--positions {sources.positions} is given, and no method has a use for it: medusa@best31 would"
         )
-    for label in map(Label.parse, labels):
+    for label in parsed:
         name = label.method
         if isinstance(label.shape, str):
             static_parents(label, sources, EAGLE1_PARENTS)

@@ -24,10 +24,10 @@ import infer.acceptance
 import infer.bench
 from eagle_jax.programs import arguments, at_least_one, can_write, listed, run
 from eagle_jax.tasks import load_tasks, task_folder
+from infer import REPOSITORY
 from infer.labels import Label
 from infer.methods import OPTIONS, Places, Sources, check_methods
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 STUDY = REPOSITORY / "docs" / "evidence" / "study.json"
 SIX = "gsm8k,humaneval,mt_bench,alpaca,nq,cnn_dm"
 THREE = "gsm8k,humaneval,mt_bench"

@@ -20,7 +20,7 @@ import eagle_jax
 from eagle_jax.measure import machine, revision, use_compilation_cache
 from eagle_jax.programs import at_least_one, check_seed, listed, run
 from eagle_jax.tasks import BUNDLED, load_tasks, task_folder
-from infer import acceptance
+from infer import REPOSITORY, acceptance
 from infer.evidence import table
 from infer.methods import Sources, load_pair
 
@@ -86,7 +86,7 @@ def main(args: Args) -> dict[str, Any]:
             cells.append({"task": task, "temperature": temperature} | counts)
     print(table(HEAD, rows(cells), left=1))
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
-    report = {"machine": machine(), "revision": revision(acceptance.REPOSITORY), "settings": settings, "cells": cells}
+    report = {"machine": machine(), "revision": revision(REPOSITORY), "settings": settings, "cells": cells}
     print(json.dumps(report))
     return report
 

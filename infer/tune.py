@@ -35,13 +35,13 @@ from eagle_jax.profile import Entry, ProfileFile, fingerprint, read_profile
 from eagle_jax.programs import at_least_one, can_write, check_seed, listed, naming, not_negative, run
 from eagle_jax.tasks import BUNDLED, Conversation, Task, load_tasks, task_folder
 from eagle_jax.tuning import TOLERATED
+from infer import REPOSITORY
 from infer.choice import SLOWER
 from infer.labels import PLAIN
 from infer.methods import Places, Sources, check_methods, load_pair
 from infer.search import AUTO, Grid, Tuned, Tuner
 from infer.trials import Sample, Setting, compete
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 MOST_ENTRIES = 30
 """Of a profile, which is to be read by people."""
 

@@ -57,11 +57,15 @@ def start(repository):
         process.communicate()
 
 
-def test_a_second_one_ends_what_xla_does_not_let_python_hear_of(start):
+def test_one_more_ends_what_xla_does_not_let_python_hear_of(start):
+    """One behind the line that says so: two impatient ones before it are one."""
     process = start(10**9)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     said = [process.stderr.readline(), process.stderr.readline()]
     assert said[0] == "\n" and re.match("Ctrl-C: what XLA .* once more ends the program at once", said[1])
+    time.sleep(0.5)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     _, rest = process.communicate(timeout=20)
@@ -69,11 +73,11 @@ def test_a_second_one_ends_what_xla_does_not_let_python_hear_of(start):
 
 
 def test_the_first_one_is_enough_where_xla_comes_to_an_end(start):
-    process = start(300)
+    process = start(3000)  # seconds, on any machine
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130 and out == "\nInterrupted.\n"
-    assert "done" not in out and err.count("Ctrl-C") <= 1
+    assert err.count("Ctrl-C") == 1  # which was said in the meantime
 
 
 def sent(times):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax import api, devices, memory, session
+from eagle_jax import api, devices, measure, memory, session
 from eagle_jax.bound import request_of
 from eagle_jax.checkpoints import mapping
 from eagle_jax.devices import DeviceError
@@ -90,6 +90,9 @@ def test_loading_where_there_is_no_accelerator_is_a_sentence(monkeypatch):
         raise RuntimeError("Unable to initialize backend 'tpu': UNKNOWN: TPU initialization failed")
 
     monkeypatch.setattr(api, "load_target_checkpoint", absent)
+    monkeypatch.setattr(measure.jax, "devices", absent)
+    with pytest.raises(DeviceError, match="JAX finds no TPU"):
+        measure.machine()
     with pytest.raises(DeviceError, match=r"JAX finds no TPU on this machine .* Change runtime type > TPU"):
         eagle_jax.load_demo()
 
@@ -146,6 +149,10 @@ def test_sizes_on_a_mesh_are_those_of_all_devices():
          "error: JAX finds no TPU on this machine .* in Colab choose Runtime > Change runtime type > TPU"),
         (RuntimeError("Unable to initialize backend 'tpu': ABORTED: The TPU is already in use by process with pid 71."),
          "error: another process holds this machine's TPU .*pid 71.*Runtime > Restart session"),
+        (RuntimeError("Unable to initialize backend 'tpu': NOT_FOUND: No jellyfish device found. "
+                      "(set JAX_PLATFORMS='' to automatically choose an available backend)"),
+         r"error: JAX finds no TPU on this machine \(Unable to .*: NOT_FOUND: No jellyfish device found\): in Colab"),
+        (RuntimeError(f"Unable to initialize backend 'tpu': {'very ' * 60}long"), r"very very \.\.\.\): in Colab"),
         (DeviceError("JAX finds no TPU"), "error: JAX finds no TPU"),
         (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Used 20.1G of 15.75G hbm. Exceeded hbm capacity by 4.3G."),
          r"error: the device's memory is used up \(4.3G too much\): lower"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import eagle_jax
+from docs.figures import telling
 from eagle_jax import viz
 from eagle_jax.acceptance import record_cycles
 from eagle_jax.positions import Calibration
@@ -133,3 +134,18 @@ def test_text_must_be_in_pieces():
     for show in (viz.ansi, viz.as_html):
         with pytest.raises(ValueError, match=r"text holds a int: pass what viz\.pieces\(chunks, tokenizer\) returns"):
             show.__wrapped__([1, 2])
+
+
+def test_the_figure_of_the_readme_shows_a_path_off_the_likeliest_branch():
+    cycles = record_cycles(
+        tiny_target(), tiny_head("eagle3", TREES["k3n12"]), random_prompts([9, 4], 12), max_new_tokens=20
+    )
+
+    def off(number):
+        tree = viz.drafted_tree(cycles, number)
+        path = [row for row, taken in enumerate(tree.accepted) if taken]
+        return len(path) >= 3 and any(row != tree.children(tree.parents[row])[0] for row in path[1:])
+
+    every = [off(number) for number in range(len(cycles.tokens))]
+    assert any(every) and not all(every)
+    assert every[telling(cycles)]

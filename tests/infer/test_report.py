@@ -231,9 +231,10 @@ def test_a_static_tree_has_nodes(tmp_path):
     evidence = gather([record_file(tmp_path / "a.json", cells)])
     pictures = {name for section in report.sections(evidence) for name in section.pictures}
     assert "nodes_t0.png" in pictures
-    figure = figures.nodes({"static": (np.array([-1, -1, 0]), np.array([9, 9, 5]), np.array([5, 1, 2]))})
+    figure = figures.nodes({"static": (np.array([-1, -1, 0, 2]), np.array([9, 9, 5, 0]), np.array([5, 1, 2, 0]))})
     heights = [bar.get_height() for bar in figure.axes[0].patches]
     assert heights == pytest.approx([5 / 9, 1 / 9, 2 / 5])
+    assert [text.get_text() for text in figure.legends[0].texts] == ["depth 1", "depth 2"]  # no node of depth 3 was met
 
 
 def test_calibration_is_pooled_by_bin(tmp_path):

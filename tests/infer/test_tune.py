@@ -310,6 +310,7 @@ def test_of_two_dtypes_the_faster_one_is_written(quick, pair, monkeypatch, faste
     targets = {"float32": pair, "bfloat16": eagle_jax.Target.from_params(pair.config, half)}
 
     def load_demo(head="hass", dtype="float32"):
+        assert quick["out"].is_file() == (dtype == "bfloat16")  # what the first dtype gave is kept before the second
         _, drafter, tokenizer = demo(head)
         params = jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.dtype == "float32" else leaf, drafter.params)
         target = targets[dtype]
@@ -327,6 +328,16 @@ def test_of_two_dtypes_the_faster_one_is_written(quick, pair, monkeypatch, faste
     assert (written["dtype"], written["fingerprint"]) == (faster, fingerprint(targets[faster]))
     assert [entry["measured"] for entry in written["entries"]] == [1.5]
     assert set(reported(quick)["settings"]) == {"float32", "bfloat16"}
+
+
+def test_a_log_is_told_how_far_it_is_now_and_then(monkeypatch, capsys):
+    monkeypatch.setattr(trials, "_noted", [-trials.EVERY])
+    for word in ("first", "second"):
+        trials.note(word)
+    assert capsys.readouterr().err == "first\n"
+    monkeypatch.setattr(trials, "EVERY", 0.0)
+    trials.note("third")
+    assert capsys.readouterr().err == "third\n"
 
 
 def test_lookups_of_several_ngrams_are_watched_apart(quick, pair, monkeypatch):

@@ -164,6 +164,7 @@ def test_what_the_sources_bring_and_the_draft_vocabulary_misses_is_told(place, t
     sources = [str(place / "train.jsonl"), str(place / "held.jsonl")]
     args = args_of(place, tmp_path / "run", data_axis=1, draft_vocab=3, steps=1)
     train.head.main(dataclasses.replace(args, data=(f"{sources[0]}@1", f"{sources[1]}@3")))
+    assert re.search(r"this device's peak is not known: mfu is the share of what a product .* GFLOP/s", caplog.text)
     assert re.search(r"the draft vocabulary reaches [\d.]+% of what is supervised, the rest can never", caplog.text)
     for source, documents, share in zip(sources, (60, 4), ("25.0", "75.0"), strict=True):
         tokens = sum(len(json.loads(line)["tokens"]) for line in Path(source).read_text().splitlines())
