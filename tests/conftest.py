@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 from pathlib import Path
@@ -11,7 +12,21 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", ""))
 # Tiny programs spend their time in the compiler: without its optimisations the suite takes a third of the time.
 # `tests/test_full_optimisation.py` runs some of it again with them.
-_level = "" if "EAGLE_JAX_TESTS_OPTIMISED" in os.environ else "--xla_backend_optimization_level=0"
+_QUICK = ("--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false")
+
+
+def _known(flags: tuple[str, ...]) -> list[str]:
+    """Those that the installed compiler has: one that it has not, of another version, ends the process."""
+    import jaxlib
+
+    path = Path(jaxlib.__file__).parent / "libjax_common.so"
+    if not path.is_file():
+        return []
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        return [flag for flag in flags if text.find(b"\0" + flag[2:].partition("=")[0].encode() + b"\0") >= 0]
+
+
+_level = "" if "EAGLE_JAX_TESTS_OPTIMISED" in os.environ else " ".join(_known(_QUICK))
 os.environ["XLA_FLAGS"] = f"{_flags} --xla_force_host_platform_device_count=4 {_level}".strip()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test needs the network; one that tries fails at once
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -48,6 +48,7 @@ def check(result: dict) -> None:
 
 
 @needs_libtpu
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_tensor_parallel_two_layers(repository):
     """Llama-3.1-8B with two of its layers over four chips, each of which holds a quarter of every matrix."""

@@ -33,7 +33,7 @@ def plain():
 SLOW = {f"eagle1-{tree}" for tree in TREES if tree not in ("chain4", "static", "k10n59", "k3n12")}
 SLOW |= {f"{kind}-{tree}" for kind in ("hydra", "hydra++") for tree in ("chain4", "traversal")}
 SLOW |= {"hydra-static", "hydra++-k3n12", "lookahead-of-two", "eagle3-no-rerank", "eagle3-one"}
-SLOW |= {"eagle1-block", "medusa-block", "hydra++-rejection", "small-top-p"}
+SLOW |= {"eagle1-block", "medusa-block", "hydra++-rejection", "small-top-p", "eagle1-tree-rejection"}
 # Their rule at temperature 1 is that of another one here, which sees chance in the same way.
 SLOW_SAMPLED = {"eagle1-chain4", "eagle1-k3n12", "small-static", "medusa-static", "medusa-chain4", "lookup-latest"}
 SLOW_SAMPLED |= {f"eagle3-{tree}" for tree in TREES if tree not in ("law", "untempered", "top-p")}

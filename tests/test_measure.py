@@ -26,7 +26,8 @@ def test_the_compilation_cache_is_written(tmp_path):
     (tmp_path / "here").mkdir()
     before = "import jax, jax.numpy as jnp; jax.jit(jnp.cos)(jnp.ones(3));"  # a cache may come later
     for name, setting in (("here/.jax_cache", {}), ("elsewhere", {"JAX_COMPILATION_CACHE_DIR": "../elsewhere"})):
-        environment = {**os.environ, **setting, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+        given = {key: value for key, value in os.environ.items() if key != "JAX_COMPILATION_CACHE_DIR"}
+        environment = {**given, **setting, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
         subprocess.run([sys.executable, "-c", before + code], check=True, cwd=tmp_path / "here", env=environment)
         assert any((tmp_path / name).iterdir())
 

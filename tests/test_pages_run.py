@@ -24,6 +24,9 @@ SMALLER = {
     "infer.report": "",
     "infer.papers": f"{SHORT} --only ablation,untempered --tasks gsm8k",
     "infer.tune": f"{SHORT} {TREES} --methods eagle3 --batches 1 --temperatures 0",
+    "train.data": "",
+    "train.regenerate": "--limit 16 --max-new-tokens 8 --batch 8",
+    "train.study": "--only eagle2,eagle3-1of8 --steps 2 --prompts 1 --max-new-tokens 8",
 }
 ONE_TASK = {"results.md": ("infer.bench", "infer.acceptance", "infer.repetition")}
 """Pages, and their programs that ask all tasks of the papers: eleven times over, which would take hours."""
@@ -47,6 +50,14 @@ def folder(tmp_path):
         (tmp_path / "FOLDER" / name).mkdir(parents=True)
         (tmp_path / "FOLDER" / name / "question.jsonl").write_text(text.replace("?", f"?{article}"))
     (tmp_path / "my.jsonl").write_text(text)
+    # What the trainers' data program reads, enough of it that two percent are some.
+    (tmp_path / "FOLDER" / "gpteacher").mkdir()
+    pairs = [(f"What is {n} + {n}?", f"It is {2 * n}.") for n in range(400)]
+    lines = (json.dumps({"question": question, "answer": answer}) for question, answer in pairs)
+    (tmp_path / "FOLDER" / "gsm8k" / "train.jsonl").write_text("\n".join(lines))
+    teacher = [{"instruction": question, "input": "", "response": answer} for question, answer in pairs]
+    (tmp_path / "FOLDER" / "gpteacher" / "instruct.json").write_text(json.dumps(teacher))
+    os.symlink(REPOSITORY / "configs", tmp_path / "configs")
     return tmp_path
 
 
@@ -78,7 +89,7 @@ def run(command: str, folder, page: str) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("page", ["benchmarks.md", "tuning.md", "results.md", "measured/README.md"])
+@pytest.mark.parametrize("page", ["benchmarks.md", "tuning.md", "results.md", "measured/README.md", "evidence.md"])
 def test_commands_of_a_page_run_in_order(page, folder):
     found = commands_of(page)
     assert len(found) >= 2
@@ -86,5 +97,6 @@ def test_commands_of_a_page_run_in_order(page, folder):
         assert run(command, folder, page), command
     made = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in (".json", ".md", ".yaml")}
     expected = {"benchmarks.md": "runs/report/report.md", "tuning.md": "profile.yaml",
-                "results.md": "measured.yaml/report.md", "measured/README.md": "runs/best/result.json"}  # fmt: skip
+                "results.md": "measured.yaml/report.md", "measured/README.md": "runs/best/result.json",
+                "evidence.md": "runs/study/report/study.md"}  # fmt: skip
     assert expected[page] in made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -71,7 +72,7 @@ def spawn(place: Path, out: Path, devices: int, port: int = 0, index: int = 0, *
     values |= {"target": str(place / "target"), "data": [str(place / "train.jsonl")], "out": str(out)}
     path = place / f"{out.name}.yaml"
     path.write_text(json.dumps(values))  # JSON is YAML
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    flags = re.sub(r"(device_count)=\d+", rf"\1={devices}", os.environ["XLA_FLAGS"])
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags,
                    "JAX_COMPILATION_CACHE_DIR": str(place / "compiled")}  # fmt: skip
     if port:

@@ -103,7 +103,8 @@ def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypa
     assert losses(out) == losses(whole(kind))
 
 
-@pytest.mark.parametrize("kind", ["hydra++", pytest.param("distill", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["hydra++", "distill"])
 def test_meshes_micro_batches_and_recomputation_change_nothing(place, whole, tmp_path, kind):
     for number, changes in enumerate(
         (dict(data_axis=0, fsdp=2), dict(data_axis=0, tensor=2, micro_batches=2), dict(remat=True, chunk=4))
