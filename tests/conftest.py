@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import mmap
 import os
 import re
@@ -12,21 +13,21 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", ""))
 # Tiny programs spend their time in the compiler: without its optimisations the suite takes a third of the time.
 # `tests/test_full_optimisation.py` runs some of it again with them.
-_QUICK = ("--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false")
+_quick = "--xla_backend_optimization_level=0"
 
 
-def _known(flags: tuple[str, ...]) -> list[str]:
-    """Those that the installed compiler has: one that it has not, of another version, ends the process."""
-    import jaxlib
-
-    path = Path(jaxlib.__file__).parent / "libjax_common.so"
-    if not path.is_file():
-        return []
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        return [flag for flag in flags if text.find(b"\0" + flag[2:].partition("=")[0].encode() + b"\0") >= 0]
+def _compiler_knows(option: bytes) -> bool:
+    """Whether the installed one has it: one that it has not, of another version, would end the process."""
+    (folder,) = importlib.util.find_spec("jaxlib").submodule_search_locations
+    for path in Path(folder).glob("libjax_common.*"):
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            return text.find(b"\0" + option + b"\0") >= 0
+    return False
 
 
-_level = "" if "EAGLE_JAX_TESTS_OPTIMISED" in os.environ else " ".join(_known(_QUICK))
+if _compiler_knows(b"xla_cpu_use_fusion_emitters"):  # which are half of what is left to compile
+    _quick += " --xla_cpu_use_fusion_emitters=false"
+_level = "" if "EAGLE_JAX_TESTS_OPTIMISED" in os.environ else _quick
 os.environ["XLA_FLAGS"] = f"{_flags} --xla_force_host_platform_device_count=4 {_level}".strip()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test needs the network; one that tries fails at once
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
