@@ -7,12 +7,18 @@ import os
 import re
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 
 
 class DeviceError(RuntimeError):
     """A device that JAX was told to take and cannot have."""
+
+
+MEMINFO = Path("/proc/meminfo")
+CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""What Linux says of memory: the machine's, and what a container may take of it (cgroups 2 and 1)."""
 
 
 @contextlib.contextmanager
@@ -90,8 +96,23 @@ def more_of(text: str) -> str:
 def device() -> str:
     """The first device, with its memory where it tells."""
     first = jax.local_devices()[0]
-    limit = (first.memory_stats() or {}).get("bytes_limit")
+    limit = memory_of(first)
     return first.device_kind + (f" with {limit / 1e9:.0f} GB" if limit else "")
+
+
+def memory_of(one: jax.Device) -> int | None:
+    """Bytes that it can hold, None where it does not tell. Devices of a CPU share what they have."""
+    if one.platform != "cpu":
+        return (one.memory_stats() or {}).get("bytes_limit")
+    limits = [int(found[1]) for file in CONTAINER_LIMITS if (found := _matched(file, r"\s*(\d+)\s*$"))]
+    total = re.compile(r"^(?:MemTotal|SwapTotal):\s+(\d+) kB", re.MULTILINE)
+    with contextlib.suppress(OSError):  # a system without the file does not tell
+        limits.append(sum(1024 * int(count) for count in total.findall(MEMINFO.read_text(encoding="utf-8"))))
+    return min(limits, default=None)
+
+
+def _matched(file: Path, pattern: str) -> re.Match[str] | None:
+    return re.match(pattern, file.read_text(encoding="utf-8")) if file.is_file() else None
 
 
 def out_of_reach(error: BaseException) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from eagle_jax.devices import device, exhausted, more_of
+from eagle_jax.devices import device, exhausted, memory_of, more_of
 from eagle_jax.request import Request
 from eagle_jax.types import Drafter, KVCache
 
@@ -29,6 +29,37 @@ def explained(request: Request) -> Iterator[None]:
         raise MemoryError(needed(request, more_of(str(error)))) from error
 
 
+def check_fits(request: Request) -> None:
+    """Refuses, before anything is compiled, what the devices could not hold: weights and caches alone are larger.
+
+    A CPU would not say so: Linux promises more memory than there is, and ends the process that takes it.
+
+    Raises:
+      MemoryError: with what is needed, and how many prompts fit.
+    """
+    arrays = [leaf for leaf in jax.tree.leaves(request.params) if isinstance(leaf, jax.Array)]
+    devices = {one for leaf in arrays for one in leaf.sharding.device_set}
+    limits = {one: memory_of(one) for one in devices}
+    if not limits or None in limits.values():
+        return
+    # Fake devices of one CPU share its memory; those of other processes are as large as this one's.
+    shared = any(one.platform == "cpu" for one in devices)
+    processes = len({one.process_index for one in devices})
+    limit = max(limits.values()) * processes if shared else sum(limits.values())
+    rows = request.arrays[0].shape[0]
+    weights, caches = size_of(request.params), size_of(_held(request))
+    if weights + caches > limit:
+        fit = max(0, int((limit - weights) // (caches / rows)))
+        raise MemoryError(needed(request, f", where {fit} of {rows} rows fit" if rows > 1 else ""))
+
+
+def _held(request: Request) -> Any:
+    """Shapes of the caches of target and drafter."""
+    rows, slots = request.arrays[0].shape[0], request.options["slots"]
+    target, drafter = request.options["target"], request.options["drafter"]
+    return jax.eval_shape(lambda: (target.init_cache(rows, slots), drafter.init(request.params, rows, slots)))
+
+
 def needed(request: Request, lacking: str = "") -> str:
     """A sentence: weights, caches and logits of a run in gigabytes (1e9 bytes), and what makes them smaller.
 
@@ -42,9 +73,6 @@ def needed(request: Request, lacking: str = "") -> str:
     rows, slots = prompts.shape[0], request.options["slots"]
     target = request.options["target"]
 
-    def caches() -> Any:
-        return target.init_cache(rows, slots), drafter.init(request.params, rows, slots)
-
     def logits(cache: KVCache) -> Any:
         width = drafter.num_nodes + 1
         tokens = jax.numpy.zeros((rows, width), jax.numpy.int32)
@@ -52,7 +80,7 @@ def needed(request: Request, lacking: str = "") -> str:
         out = target.forward(request.params["target"], tokens, tokens, mask, cache, drafter.taps)
         return target.logits(request.params["target"], out.hidden)
 
-    held = jax.eval_shape(caches)
+    held = _held(request)
     sizes = {
         "weights": size_of(request.params),
         f"caches of {rows} row{'s' * (rows > 1)} and {slots} slots": size_of(held),

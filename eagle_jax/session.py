@@ -13,7 +13,7 @@ import numpy as np
 from eagle_jax.api import StreamChunk, extend_program, step_program, telling
 from eagle_jax.bound import BoundDrafter, Target, request_of
 from eagle_jax.generate import required_slots
-from eagle_jax.memory import explained
+from eagle_jax.memory import check_fits, explained
 from eagle_jax.request import PREFILL_CHUNK, Request, bucket, check_law, round_up
 from eagle_jax.sampling import LogProbs, make_sampling
 from eagle_jax.types import Drafter, GenerateState, KVCache, Params, TargetFn
@@ -116,6 +116,7 @@ class Session:
         if not plain:
             known = min(known, drafted.length)
         if before is None or known < 1:
+            check_fits(request)
             with explained(request):
                 cache, memory = _empty(request.params, slots, **fns)
             known, drafted = 0, _NOTHING

@@ -57,6 +57,48 @@ def test_out_of_memory_says_what_was_needed_and_what_to_lower(name, monkeypatch)
     assert "Lower the number of prompts, max_new_tokens, a session's context or the tree's" in str(error.value)
 
 
+def test_a_batch_that_no_device_holds_is_refused_before_it_is_compiled():
+    """On the machine as it is: Linux would promise the memory, and end the process that takes it."""
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    limit = devices.memory_of(jax.devices()[0])
+    assert limit and 1e9 < limit < 1e14
+    rows, compiled = 2000, api.generate_program._cache_size()
+    with pytest.MonkeyPatch.context() as patch:
+        one = memory.size_of(memory._held(request_of(target, head, [[1]], 9, make_sampling())))
+        patch.setattr(memory, "memory_of", lambda _: memory.size_of((target.params, head.params)) + 1500 * one)
+        with pytest.raises(MemoryError, match=r"^out of memory on .*, where 1500 of 2000 rows fit: weights"):
+            eagle_jax.generate(target, head, [[1]] * rows, max_new_tokens=9)
+    assert api.generate_program._cache_size() == compiled
+    target, head, _ = eagle_jax.load_demo()
+    with pytest.raises(MemoryError, match=r"out of memory on .* with \d+ GB, where \d+ of \d+ rows fit"):
+        eagle_jax.generate(target, head, [[1]] * int(limit / 3e7), max_new_tokens=1900)  # 37 MB a row
+
+
+def test_a_stream_and_a_conversation_that_no_device_holds_are_refused(monkeypatch):
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    monkeypatch.setattr(memory, "memory_of", lambda _: 1000)
+    with pytest.raises(MemoryError, match=r"out of memory on [^,]*: weights"):
+        list(eagle_jax.stream(target, head, [1, 2], max_new_tokens=9))
+    with pytest.raises(MemoryError, match=r"out of memory on [^,]*: weights"):
+        list(session.Session(target, head, context=48).stream([1, 2], max_new_tokens=9))
+    monkeypatch.setattr(memory, "memory_of", lambda _: None)
+    assert list(eagle_jax.stream(target, head, [1, 2], max_new_tokens=2))
+
+
+def test_a_container_has_what_it_may_take(monkeypatch, tmp_path):
+    limit, machine = tmp_path / "memory.max", tmp_path / "meminfo"
+    machine.write_text("MemTotal:       1000 kB\nMemFree:  7 kB\nSwapTotal:        24 kB\n")
+    monkeypatch.setattr(devices, "CONTAINER_LIMITS", (limit, tmp_path / "none"))
+    monkeypatch.setattr(devices, "MEMINFO", machine)
+    cpu = jax.devices("cpu")[0]
+    for told, expected in (("max\n", 1024 * 1024), ("4096\n", 4096), (f"{2**60}\n", 1024 * 1024)):
+        limit.write_text(told)
+        assert devices.memory_of(cpu) == expected
+    limit.unlink()
+    machine.unlink()
+    assert devices.memory_of(cpu) is None
+
+
 @pytest.mark.parametrize("name", ["_empty", "extend_program", "step_program"])
 def test_a_conversation_that_does_not_fit_says_so(name, monkeypatch):
     def full(*args, **options):
