@@ -8,6 +8,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -100,7 +101,7 @@ def device() -> str:
     return first.device_kind + (f" with {limit / 1e9:.0f} GB" if limit else "")
 
 
-def memory_of(one: jax.Device) -> int | None:
+def memory_of(one: Any) -> int | None:
     """Bytes that it can hold, None where it does not tell. Devices of a CPU share what they have."""
     if one.platform != "cpu":
         return (one.memory_stats() or {}).get("bytes_limit")

@@ -38,14 +38,14 @@ def check_fits(request: Request) -> None:
       MemoryError: with what is needed, and how many prompts fit.
     """
     arrays = [leaf for leaf in jax.tree.leaves(request.params) if isinstance(leaf, jax.Array)]
-    devices = {one for leaf in arrays for one in leaf.sharding.device_set}
-    limits = {one: memory_of(one) for one in devices}
-    if not limits or None in limits.values():
+    devices: set[Any] = {one for leaf in arrays for one in leaf.sharding.device_set}
+    limits = [limit for one in devices if (limit := memory_of(one)) is not None]
+    if not limits or len(limits) < len(devices):
         return
     # Fake devices of one CPU share its memory; those of other processes are as large as this one's.
     shared = any(one.platform == "cpu" for one in devices)
     processes = len({one.process_index for one in devices})
-    limit = max(limits.values()) * processes if shared else sum(limits.values())
+    limit = max(limits) * processes if shared else sum(limits)
     rows = request.arrays[0].shape[0]
     weights, caches = size_of(request.params), size_of(_held(request))
     if weights + caches > limit:

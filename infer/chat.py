@@ -1,7 +1,7 @@
 """A chat in the terminal: what was drafted and accepted is green, and the caches are kept between the turns.
 
     python -m infer.chat                                       # the bundled pair, which answers with nonsense
-    python -m infer.chat --target Qwen/Qwen3-1.7B --eagle3 AngelSlim/Qwen3-1.7B_eagle3 --method eagle3 --dtype bfloat16
+    python -m infer.chat --target Qwen/Qwen3-1.7B --eagle3 AngelSlim/Qwen3-1.7B_eagle3 --dtype bfloat16
 
 Ctrl-C stops a reply and keeps what was said of it; Ctrl-D or /quit ends the chat. The terminal's last row shows tau
 and speed while a reply runs; behind it stand both, and how many tokens of the prompt had to be read: what is new since
@@ -45,7 +45,8 @@ class Args(Places):
     """Arguments of the chat.
 
     Attributes:
-      method: as in infer.bench: hass, eagle3@6x10x59, pld, vanilla, ...
+      method: as in infer.bench: hass, eagle3@6x10x59, pld, vanilla, ...; None is that of the one head that is given,
+        and hass, an EAGLE head that was taught as HASS teaches, where none is.
       system: what the assistant is told before the conversation.
       chat_template: a Jinja file, for a tokenizer that has no template or another one than wanted.
       max_new_tokens: longest reply.
@@ -57,7 +58,7 @@ class Args(Places):
       dtype: of all weights.
     """
 
-    method: str = "hass"
+    method: str | None = None
     system: str | None = None
     chat_template: str | None = None
     max_new_tokens: int = 256
@@ -240,8 +241,10 @@ class Chat:
         self.conversation.heard(content, prompt, reply, self.target.config.eos_ids)
         self.asking = False
         cut = ", stopped" if self.stopped.is_set() else ""
-        if longest < self.args.max_new_tokens and tally.tokens == longest:
-            cut += f", cut at {longest}: the context of {self.session.context} is full"
+        if tally.tokens == longest and reply[-1] not in self.target.config.eos_ids:
+            full = longest < self.args.max_new_tokens
+            cut += f", cut at {longest}: "
+            cut += f"the context of {self.session.context} is full" if full else "--max-new-tokens"
         self.say(f"{tally}, {self.session.read} of {len(prompt)} prompt tokens read{cut}")
 
     def show(self, chunks: Iterator[Any], tally: Tally) -> list[int]:
@@ -308,17 +311,27 @@ class stopping:  # noqa: N801 (used as a function is)
         self.late.start()
 
 
-def check_places(args: Args) -> None:
-    """Refuses heads that nothing would use.
+def method_of(args: Args) -> str:
+    """The method that is given, or meant by the head that is.
 
     Raises:
-      ValueError: naming the option.
+      ValueError: there is none, several could be meant, or a head is given that nothing would use.
     """
-    own = Label.parse(args.method).method
     given = [name for name, option in OPTIONS.items() if getattr(args, option) is not None]
+    if args.method is None:
+        if len(given) > 1:
+            raise ValueError(f"heads of {' and '.join(given)} are given: say which one drafts, as --method {given[0]}")
+        if not given and args.target is not None:
+            raise ValueError(
+                f"--target {args.target} says what answers, and nothing what drafts: give its head, as --eagle3 PATH, "
+                "or --method pld, which needs none, or --method vanilla for plain decoding"
+            )
+        return given[0] if given else "hass"
+    own = Label.parse(args.method).method
     if idle := [name for name in given if name != own]:
         option = f"--{OPTIONS[idle[0]].replace('_', '-')}"
         raise ValueError(f"{option} is given, and --method {args.method} has no use for it: add --method {idle[0]}")
+    return args.method
 
 
 def main(args: Args) -> None:
@@ -327,9 +340,9 @@ def main(args: Args) -> None:
     not_negative(args, "temperature", "top_k")
     check_seed(args)
     make_sampling(args.temperature, args.top_k, args.top_p)  # refuses what is no law, naming it
-    check_places(args)
+    args = dataclasses.replace(args, method=method_of(args))
     sources = Sources.of(args, args.dtype)
-    labels = [label for label in check_methods([args.method], sources) if label != PLAIN]
+    labels = [label for label in check_methods([args.method or PLAIN], sources) if label != PLAIN]
     use_compilation_cache()
     target, tokenizer = load_pair(sources)
     if args.chat_template is not None:

@@ -11,6 +11,7 @@ import pytest
 
 import eagle_jax
 from eagle_jax.generate import emitted_log_probs, emitted_tokens, generate, step
+from eagle_jax.measure import chat_ids
 from eagle_jax.sampling import make_sampling, process_logits
 from eagle_jax.types import Sampling
 from tests.models import DRAFTERS, TREES, prepared, random_prompts, tiny_head, tiny_target
@@ -108,3 +109,19 @@ def test_what_cannot_be_told_is_refused():
     fns = {name: request.options[name] for name in ("target", "drafter")}
     with pytest.raises(ValueError, match="log_probs must be the same in prefill and step"):
         step(request.params, state, sampling=request.sampling, log_probs="law", **fns)
+
+
+@pytest.mark.slow
+def test_of_a_long_text_rounding_is_what_remains():
+    """Of the bundled pair; it adds up with the length, in plain decoding no less: docs/lossless.md says how far."""
+    target, drafter, tokenizer = eagle_jax.load_demo("eagle3")
+    prompt = chat_ids(
+        tokenizer, [{"role": "user", "content": "Tom has 3 boxes with 12 pencils. How many is that?"}]
+    )
+    run = dict(max_new_tokens=900, temperature=1.0, key=3, eos_ids=[], log_probs="target")
+    out = eagle_jax.generate(target, drafter, [prompt], **run)
+    logits = scores(target.fn, target.params, jnp.asarray([*prompt, *out.tokens[0]]))[len(prompt) - 1 : -1]
+    plain = np.asarray(jax.nn.log_softmax(logits))[np.arange(900), out.tokens[0]]
+    difference = np.abs(out.log_probs[0] - plain)
+    assert difference.max() < 2e-5
+    assert np.quantile(difference, 0.99) < 1e-5

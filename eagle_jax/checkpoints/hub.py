@@ -21,6 +21,7 @@ HEADS = ("medusa_lm_head*", "hydra_lm_head*")
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*")
 
 TOO_MANY = 429
+REFUSED = (401, 403)
 """HTTP: too many requests."""
 _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 
@@ -47,7 +48,13 @@ def checkpoint_directory(
         return local
     fetch = functools.partial(_download, str(path_or_id), revision=revision, token=token, cache_dir=cache_dir)
     directory = fetch(CONFIGS + SAFETENSORS)
-    return directory if any(directory.glob("*.safetensors")) else fetch(CONFIGS + TORCH_BINS)
+    directory = directory if any(directory.glob("*.safetensors")) else fetch(CONFIGS + TORCH_BINS)
+    if not (directory / "config.json").is_file():
+        raise CheckpointError(
+            f"the hub repository {str(path_or_id)!r} has no config.json: give one with config.json and weights in "
+            "safetensors or .bin files, as transformers writes them (no GGUF, no adapter)"
+        )
+    return directory
 
 
 def files_directory(
@@ -138,6 +145,11 @@ def _download(
             remedy = "make room on the disk, or set HF_HOME (or pass cache_dir=...) to a larger one"
         elif any(_status(one) == TOO_MANY for one in (error, error.__cause__)):
             remedy = "wait some minutes, or set HF_TOKEN (or pass token=...): the hub answers more to those it knows"
+        elif any(_status(one) in REFUSED for one in (error, error.__cause__)):
+            remedy = (
+                "the hub refuses the token: make a new one that may read this repository at "
+                "https://huggingface.co/settings/tokens, or unset HF_TOKEN (and log out) for what is public"
+            )
         raise CheckpointError(
             f"there is no directory {repo_id!r}, nor all of it in the hub's cache, and it could not be fetched "
             f"({_reason(error)}): {remedy}"

@@ -79,6 +79,13 @@ def test_bin_is_fetched_only_where_there_are_no_safetensors(hub, golden, tmp_pat
     assert not any("safetensors" in pattern for pattern in second)
 
 
+def test_a_repository_without_a_configuration_is_named(hub, tmp_path):
+    (tmp_path / "model.gguf").touch()
+    hub.answer = tmp_path
+    with pytest.raises(CheckpointError, match=r"the hub repository 'some-body/gguf' has no config\.json: give one"):
+        load_target_checkpoint("some-body/gguf")
+
+
 def test_tokenizer_files(hub, tmp_path):
     hub.answer = tmp_path
     assert tokenizer_directory("some-body/model", token=True) == tmp_path
@@ -138,6 +145,8 @@ def test_refusals_become_one_clear_error(refusal, message, hub, monkeypatch):
     [
         (None, "[Errno -2] Name or service not known", r"\(\[Errno -2\] Name or service not known\): check the"),
         (429, "429 Client Error: Too Many Requests for url: x", r"Too Many Requests for url: x\): wait some minutes"),
+        (401, "401 Client Error: Unauthorized for url: x", r"url: x\): the hub refuses the token: make a new one"),
+        (403, "403 Forbidden: the token may not", r"may not\): the hub refuses the token: make a new one .* HF_TOKEN"),
     ],
 )
 def test_the_reason_is_what_failed_first(status, cause, message, hub, monkeypatch):

@@ -64,7 +64,7 @@ def make_chat(pair, monkeypatch):
     monkeypatch.delenv("FORCE_COLOR", raising=False)
 
     def of(tokenizer=None, **options):
-        args = chat.Args(**{"max_new_tokens": 12, "context": 400} | options)
+        args = chat.Args(**{"method": "hass", "max_new_tokens": 12, "context": 400} | options)
         _, drafter, _ = eagle_jax.load_demo("hass")
         written: list[str] = []
         found = chat.Chat(args, pair, drafter, tokenizer or Templated(), written.append)

@@ -159,6 +159,12 @@ def test_a_method_that_drafts_nothing_cannot_be_switched(make_chat):
     assert "drafts nothing: there is nothing to switch" in last(talk)
 
 
+def test_a_reply_that_is_cut_says_so(make_chat):
+    talk = make_chat(max_new_tokens=3)
+    talk.line("more")
+    assert last(talk).endswith(", cut at 3: --max-new-tokens]\n") and talk.tallies[False].tokens == 3
+
+
 def test_a_reply_takes_the_room_that_there_is(make_chat):
     """To the end of the context, and no further; a shorter one than asked for says so."""
     talk = make_chat(context=60, max_new_tokens=50)
@@ -169,7 +175,7 @@ def test_a_reply_takes_the_room_that_there_is(make_chat):
     assert "leave no room for a reply in the session's context of 60: /reset" in last(talk)
     talk.line("/reset")
     talk.line("x")
-    assert "tau" in last(talk) and "cut" not in last(talk)  # 50 tokens fit
+    assert "tau" in last(talk) and "context" not in last(talk)  # 50 tokens fit
 
 
 def test_what_a_command_does_not_take_is_said(make_chat):

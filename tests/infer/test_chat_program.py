@@ -115,9 +115,14 @@ def test_a_second_ctrl_c_interrupts_what_does_not_stop(capfd, monkeypatch):
         (["--target", "/nope", "--method", "pld"], "--target /nope"),
         (
             ["--target", "/nope"],
-            "hass with --target needs --hass PATH, the heads of that target; pld and",
+            "--target /nope says what answers, and nothing what drafts: give its head, as --eagle3 PATH, or",
         ),
-        (["--eagle3", "/nope"], "--eagle3 is given, and --method hass has no use for it: add --method eagle3"),
+        (["--eagle3", "/nope"], "no such directory: /nope"),
+        (["--eagle3", "/nope", "--hydra", "/no"], "heads of hydra and eagle3 are given: say which one drafts, as --me"),
+        (
+            ["--eagle3", "/nope", "--method", "pld"],
+            "--eagle3 is given, and --method pld has no use for it: add --me",
+        ),
         (["--seed", "4294967296"], "--seed 4294967296 must lie in 0 to 2**32 - 1"),
     ],
 )
