@@ -18,24 +18,30 @@ from eagle_jax.devices import in_reach
 K = TypeVar("K", bound=Hashable)
 
 
-def chat_ids(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> list[int]:
+def chat_ids(tokenizer: Any, messages: Sequence[Any]) -> list[int]:
     """Token ids of a conversation up to the assistant's next turn; plain concatenated text without a chat template.
 
     Args:
       tokenizer: of `transformers`. messages: with "role" and "content" each.
 
     Raises:
-      ValueError: the template refuses the conversation.
+      ValueError: it is no conversation, or the template refuses it.
     """
     return encode_chat(tokenizer, chat_text(tokenizer, messages))
 
 
-def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
+def chat_text(tokenizer: Any, messages: Sequence[Any]) -> str:
     """The text of `chat_ids`.
 
     Raises:
-      ValueError: the template refuses the conversation, as some do a system message.
+      ValueError: it is no conversation, or the template refuses it, as some do a system message.
     """
+    for message in messages:  # of a string its letters, of a dict its keys
+        if not (isinstance(message, Mapping) and {"role", "content"} <= message.keys()):
+            raise ValueError(
+                f"messages={messages!r:.80} must be a list of dicts, each with a role (user, assistant, system) and "
+                'content: [{"role": "user", "content": "Hello"}]'
+            )
     if getattr(tokenizer, "chat_template", None):
         try:
             return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))

@@ -39,13 +39,13 @@ def check_fits(request: Request) -> None:
     """
     arrays = [leaf for leaf in jax.tree.leaves(request.params) if isinstance(leaf, jax.Array)]
     devices: set[Any] = {one for leaf in arrays for one in leaf.sharding.device_set}
-    limits = [limit for one in devices if (limit := memory_of(one)) is not None]
-    if not limits or len(limits) < len(devices):
+    own = [one for one in devices if one.process_index == jax.process_index()]  # others cannot be asked
+    limits = [limit for one in own if (limit := memory_of(one)) is not None]
+    if not own or len(limits) < len(own):
         return
-    # Fake devices of one CPU share its memory; those of other processes are as large as this one's.
-    shared = any(one.platform == "cpu" for one in devices)
-    processes = len({one.process_index for one in devices})
-    limit = max(limits) * processes if shared else sum(limits)
+    # Devices of one CPU share its memory. Other processes are taken to have as much as this one.
+    mine = max(limits) if own[0].platform == "cpu" else sum(limits)
+    limit = mine * len(devices) // len(own)
     rows = request.arrays[0].shape[0]
     weights, caches = size_of(request.params), size_of(_held(request))
     if weights + caches > limit:

@@ -74,8 +74,13 @@ def drafted_tree(cycles: Cycles, number: int, tokenizer: Any = None) -> Tree:
     )
 
 
-def tree_text(tree: Tree, *, colours: bool = False) -> str:
-    """The tree as lines for a terminal: a node per line, its value, a tick (and green) where it was accepted."""
+def tree_text(tree: Any, *, colours: bool = False) -> str:
+    """The tree as lines for a terminal: a node per line, its value, a tick (and green) where it was accepted.
+
+    Raises:
+      ValueError: it is not what `drafted_tree` returns.
+    """
+    _check_tree(tree)
     lines = [_node(tree, 0, colours)]
 
     def below(row: int, indent: str) -> None:
@@ -89,6 +94,14 @@ def tree_text(tree: Tree, *, colours: bool = False) -> str:
     return "\n".join(lines)
 
 
+def _check_tree(tree: Any) -> None:
+    if not isinstance(tree, Tree):
+        raise ValueError(
+            f"tree is a {type(tree).__name__}: pass what viz.drafted_tree(cycles, number, tokenizer) returns, of "
+            "cycles that eagle_jax.acceptance.record_cycles recorded"
+        )
+
+
 def _node(tree: Tree, row: int, colours: bool) -> str:
     word = f'"{_visible(tree.words[row])}"'
     if row == 0:
@@ -99,14 +112,15 @@ def _node(tree: Tree, row: int, colours: bool) -> str:
     return f"{word}{value}"
 
 
-def tree_figure(tree: Tree) -> Any:
+def tree_figure(tree: Any) -> Any:
     """The tree from left to right, the accepted path green and thick, below each token the value of its node.
 
     Signs that matplotlib's font has not, as those of Chinese, are boxes; `tree_text` shows them.
 
     Raises:
-      ValueError: matplotlib is not installed.
+      ValueError: it is not what `drafted_tree` returns, or matplotlib is not installed.
     """
+    _check_tree(tree)
     at, depths = _layout(tree)
     leaves, deepest = max(y for _, y in at) + 1, max(depths)
     figure, (axes,) = panels(1, size=(1.6 + 1.45 * deepest, max(1.6, 0.42 * leaves + 0.6)))

@@ -115,9 +115,7 @@ def test_what_cannot_be_told_is_refused():
 def test_of_a_long_text_rounding_is_what_remains():
     """Of the bundled pair; it adds up with the length, in plain decoding no less: docs/lossless.md says how far."""
     target, drafter, tokenizer = eagle_jax.load_demo("eagle3")
-    prompt = chat_ids(
-        tokenizer, [{"role": "user", "content": "Tom has 3 boxes with 12 pencils. How many is that?"}]
-    )
+    prompt = chat_ids(tokenizer, [{"role": "user", "content": "Tom has 3 boxes with 12 pencils. How many is that?"}])
     run = dict(max_new_tokens=900, temperature=1.0, key=3, eos_ids=[], log_probs="target")
     out = eagle_jax.generate(target, drafter, [prompt], **run)
     logits = scores(target.fn, target.params, jnp.asarray([*prompt, *out.tokens[0]]))[len(prompt) - 1 : -1]

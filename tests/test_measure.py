@@ -122,3 +122,9 @@ def test_programs_are_forgotten_where_there_are_many(monkeypatch):
     monkeypatch.setattr(measure, "MOST_MAPS", 1)
     assert measure.forget_programs() and double._cache_size() == 0
     assert double(2.0) == 4.0
+
+
+@pytest.mark.parametrize("messages", ["hello", ["hello"], [{"content": "x"}], [{"role": "user"}]], ids=str)
+def test_what_is_no_conversation_is_refused(messages):
+    with pytest.raises(ValueError, match=r"^messages=.* must be a list of dicts, each with a role"):
+        chat_ids(Tokenizer(), messages)

@@ -85,6 +85,30 @@ def test_a_stream_and_a_conversation_that_no_device_holds_are_refused(monkeypatc
     assert list(eagle_jax.stream(target, head, [1, 2], max_new_tokens=2))
 
 
+def test_devices_of_a_mesh_add_up_and_those_of_other_processes_are_not_asked(monkeypatch):
+    """As of accelerators: each has its own memory, and one of another process does not tell."""
+
+    class Chip(types.SimpleNamespace):
+        __hash__ = object.__hash__
+
+        def memory_stats(self):
+            assert self.process_index == 0, "asked a device of another process"
+            return {"bytes_limit": self.limit}
+
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    request = request_of(target, head, random_prompts([5, 9], 12), 9, make_sampling())
+    total = memory.size_of(request.params) + memory.size_of(memory._held(request))
+    kind = type(jax.tree.leaves(request.params)[0].sharding)
+    for share, fits in ((total // 4 + 1, True), (total // 4 - 1, False)):
+        chips = {Chip(platform="tpu", process_index=process, limit=share) for process in (0, 0, 1, 1)}
+        monkeypatch.setattr(kind, "device_set", property(lambda _, chips=chips: chips))
+        if fits:
+            memory.check_fits(request)
+        else:
+            with pytest.raises(MemoryError, match=r"where [01] of 2 rows fit"):
+                memory.check_fits(request)
+
+
 def test_a_container_has_what_it_may_take(monkeypatch, tmp_path):
     limit, machine = tmp_path / "memory.max", tmp_path / "meminfo"
     machine.write_text("MemTotal:       1000 kB\nMemFree:  7 kB\nSwapTotal:        24 kB\n")

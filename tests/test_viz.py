@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import sys
 
 import numpy as np
@@ -149,3 +150,17 @@ def test_the_figure_of_the_readme_shows_a_path_off_the_likeliest_branch():
     every = [off(number) for number in range(len(cycles.tokens))]
     assert any(every) and not all(every)
     assert every[telling(cycles)]
+
+
+@pytest.mark.parametrize("draw", [viz.tree_text, viz.tree_figure])
+def test_what_is_no_tree_is_told_where_one_comes_from(draw):
+    with pytest.raises(ValueError, match=r"tree is a TreeConfig: pass what viz\.drafted_tree\(cycles, number, tok"):
+        draw(eagle_jax.TreeConfig.chain(2))
+
+
+def test_it_is_there_without_an_import_of_its_own():
+    command = "import sys, eagle_jax as e; assert 'eagle_jax.viz' not in sys.modules; print(e.viz.tree_text.__name__)"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout == "tree_text\n"
+    with pytest.raises(AttributeError, match="module 'eagle_jax' has no attribute 'vis'"):
+        eagle_jax.vis  # noqa: B018
