@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy as np
 
 from eagle_jax.devices import device, exhausted, memory_of, more_of
 from eagle_jax.request import Request
@@ -37,20 +37,38 @@ def check_fits(request: Request) -> None:
     Raises:
       MemoryError: with what is needed, and how many prompts fit.
     """
-    arrays = [leaf for leaf in jax.tree.leaves(request.params) if isinstance(leaf, jax.Array)]
+    rows, weights = request.arrays[0].shape[0], size_of(request.params)
+    # Asked once of every shape: to trace the caches takes as long as a target pass of a small model.
+    meshes = tuple(getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(request.params)[:1])
+    shape = (request.options["target"], request.options["drafter"], rows, request.options["slots"], weights, meshes)
+    if shape in _FIT:
+        return
+    if (limit := _limit(request.params)) is not None:
+        caches = size_of(_held(request))
+        if weights + caches > limit:
+            fit = max(0, int((limit - weights) // (caches / rows)))
+            raise MemoryError(needed(request, f", where {fit} of {rows} rows fit" if rows > 1 else ""))
+    if len(_FIT) >= MOST_SHAPES:
+        _FIT.clear()
+    _FIT.add(shape)
+
+
+MOST_SHAPES = 1024
+_FIT: set[Any] = set()
+"""Shapes that were found to fit."""
+
+
+def _limit(params: Any) -> int | None:
+    """Bytes that the devices of these arrays hold together, None where they do not tell."""
+    arrays = [leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)]
     devices: set[Any] = {one for leaf in arrays for one in leaf.sharding.device_set}
     own = [one for one in devices if one.process_index == jax.process_index()]  # others cannot be asked
     limits = [limit for one in own if (limit := memory_of(one)) is not None]
     if not own or len(limits) < len(own):
-        return
+        return None
     # Devices of one CPU share its memory. Other processes are taken to have as much as this one.
     mine = max(limits) if own[0].platform == "cpu" else sum(limits)
-    limit = mine * len(devices) // len(own)
-    rows = request.arrays[0].shape[0]
-    weights, caches = size_of(request.params), size_of(_held(request))
-    if weights + caches > limit:
-        fit = max(0, int((limit - weights) // (caches / rows)))
-        raise MemoryError(needed(request, f", where {fit} of {rows} rows fit" if rows > 1 else ""))
+    return mine * len(devices) // len(own)
 
 
 def _held(request: Request) -> Any:
@@ -100,4 +118,4 @@ def needed(request: Request, lacking: str = "") -> str:
 
 def size_of(tree: Any) -> int:
     """Bytes of all arrays of a tree, or of their shapes."""
-    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -77,6 +77,7 @@ def test_a_batch_that_no_device_holds_is_refused_before_it_is_compiled():
 def test_a_stream_and_a_conversation_that_no_device_holds_are_refused(monkeypatch):
     target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
     monkeypatch.setattr(memory, "memory_of", lambda _: 1000)
+    memory._FIT.clear()  # of an earlier test that had room
     with pytest.raises(MemoryError, match=r"out of memory on [^,]*: weights"):
         list(eagle_jax.stream(target, head, [1, 2], max_new_tokens=9))
     with pytest.raises(MemoryError, match=r"out of memory on [^,]*: weights"):
@@ -100,6 +101,7 @@ def test_devices_of_a_mesh_add_up_and_those_of_other_processes_are_not_asked(mon
     total = memory.size_of(request.params) + memory.size_of(memory._held(request))
     kind = type(jax.tree.leaves(request.params)[0].sharding)
     for share, fits in ((total // 4 + 1, True), (total // 4 - 1, False)):
+        memory._FIT.clear()
         chips = {Chip(platform="tpu", process_index=process, limit=share) for process in (0, 0, 1, 1)}
         monkeypatch.setattr(kind, "device_set", property(lambda _, chips=chips: chips))
         if fits:
