@@ -1,7 +1,6 @@
 """EAGLE speculative decoding in JAX: the target model's own text, several tokens per pass."""
 
-import importlib
-
+from eagle_jax import viz
 from eagle_jax.api import GenerateOutput, StreamChunk, generate, load_drafter, load_target, stream
 from eagle_jax.bound import BoundDrafter, DraftHead, Medusa, SmallModel, Target, shard
 from eagle_jax.checkpoints import CheckpointError
@@ -12,14 +11,6 @@ from eagle_jax.profile import load_profile
 from eagle_jax.types import Drafter, DraftTree, KVCache, Sampling, TargetFn
 
 __version__ = "0.1.0"
-
-
-def __getattr__(name: str) -> object:
-    """`eagle_jax.viz` without an import of its own: what most programs never draw is loaded when it is asked for."""
-    if name == "viz":
-        return importlib.import_module("eagle_jax.viz")
-    raise AttributeError(f"module 'eagle_jax' has no attribute {name!r}")
-
 
 __all__ = [
     "BoundDrafter",
@@ -51,4 +42,5 @@ __all__ = [
     "prompt_lookup",
     "shard",
     "stream",
+    "viz",
 ]

@@ -17,7 +17,7 @@ from eagle_jax.bound import BoundDrafter, Target, TreeDrafter, request_of
 from eagle_jax.config import TreeConfig
 from eagle_jax.distributed import to_host
 from eagle_jax.generate import prefill, step
-from eagle_jax.memory import check_fits, explained
+from eagle_jax.memory import explained
 from eagle_jax.request import check_law
 from eagle_jax.sampling import make_sampling
 from eagle_jax.types import Params
@@ -91,7 +91,6 @@ def record_cycles(
     request = request_of(target, drafter, prompts, max_new_tokens, make_sampling(temperature), key=key)
     fns = {name: request.options[name] for name in ("target", "drafter")}
     found: list[tuple[np.ndarray, ...]] = []
-    check_fits(request)
     with explained(request):
         state = prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
         while not bool(jnp.all(state.done)):
@@ -170,7 +169,6 @@ def measure_n_alpha(
     depth = min(CHAIN, head.deepest or CHAIN) if depth is None else depth
     chain = dataclasses.replace(TreeConfig.chain(depth, rule), sampled_ranking=head.tree.sampled_ranking)
     request = request_of(target, head.with_tree(chain), prompts, max_new_tokens, sampling, key=key)
-    check_fits(request)
     with explained(request):
         counts = to_host(_chains(request.params, *request.arrays, sampling=request.sampling, **request.options))
     tested, accepted = (np.asarray(count).tolist() for count in counts)

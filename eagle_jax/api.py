@@ -28,7 +28,7 @@ from eagle_jax.generate import extend as run_extend
 from eagle_jax.generate import generate as run_generate
 from eagle_jax.generate import prefill as run_prefill
 from eagle_jax.generate import step as run_step
-from eagle_jax.memory import check_fits, explained
+from eagle_jax.memory import explained
 from eagle_jax.request import Request, StopTokens, check_law
 from eagle_jax.sampling import LogProbs, make_sampling
 from eagle_jax.sharding import check_mesh, placer
@@ -273,7 +273,6 @@ def stream(
 def _stream(request: Request) -> Iterator[StreamChunk]:
     fns = {name: request.options[name] for name in ("target", "drafter", "log_probs") if name in request.options}
     options = {"sampling": request.sampling, **request.options}
-    check_fits(request)
     with explained(request):
         state: GenerateState = prefill_program(request.params, *request.arrays, **options)
         root = int(state.root[0])
@@ -334,7 +333,6 @@ def _chosen(
 
 
 def _run(request: Request) -> GenerateOutput:
-    check_fits(request)
     with explained(request):
         state = generate_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
         wanted = (state.tokens, state.num_tokens, state.cycles, state.accepted, state.log_probs)

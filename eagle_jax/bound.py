@@ -18,6 +18,7 @@ from eagle_jax.drafters.eagle import eagle
 from eagle_jax.drafters.medusa import medusa
 from eagle_jax.drafters.small_model import small_model
 from eagle_jax.drafters.vanilla import vanilla
+from eagle_jax.memory import check_fits
 from eagle_jax.models.decoder import target_fn
 from eagle_jax.request import Request, StopTokens, prepare
 from eagle_jax.sharding import param_shardings, shard_drafter, shard_target
@@ -286,6 +287,7 @@ def request_of(
 
     Raises:
       ValueError: before anything is compiled, naming the argument, its bound and the remedy.
+      MemoryError: no device could hold it.
     """
     check_target(target)
     if head is not None and not isinstance(head, BoundDrafter):
@@ -304,7 +306,7 @@ def request_of(
     layers = target.config.num_layers
     if head is not None and (wrong := [tap for tap in head.drafter.taps if not 0 <= tap <= layers]):
         raise ValueError(f"drafter {head.name!r} has taps {wrong}: this target has hidden states 0 to {layers}")
-    return prepare(
+    request = prepare(
         {"target": target.params, "drafter": {} if head is None else head.params},
         target.config,
         target.fn,
@@ -316,6 +318,8 @@ def request_of(
         key,
         **naming,
     )
+    check_fits(request)
+    return request
 
 
 def check_target(target: Target, name: str = "target") -> None:

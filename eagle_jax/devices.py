@@ -105,15 +105,13 @@ def memory_of(one: Any) -> int | None:
     """Bytes that it can hold, None where it does not tell. Devices of a CPU share what they have."""
     if one.platform != "cpu":
         return (one.memory_stats() or {}).get("bytes_limit")
-    limits = [int(found[1]) for file in CONTAINER_LIMITS if (found := _matched(file, r"\s*(\d+)\s*$"))]
-    total = re.compile(r"^(?:MemTotal|SwapTotal):\s+(\d+) kB", re.MULTILINE)
-    with contextlib.suppress(OSError):  # a system without the file does not tell
-        limits.append(sum(1024 * int(count) for count in total.findall(MEMINFO.read_text(encoding="utf-8"))))
+    told = [file.read_text(encoding="utf-8").strip() for file in CONTAINER_LIMITS if file.is_file()]
+    limits = [int(text) for text in told if text.isdigit()]  # else "max"
+    if MEMINFO.is_file():
+        text = MEMINFO.read_text(encoding="utf-8")
+        if sizes := re.findall(r"^(?:MemTotal|SwapTotal):\s+(\d+) kB", text, flags=re.MULTILINE):
+            limits.append(1024 * sum(map(int, sizes)))
     return min(limits, default=None)
-
-
-def _matched(file: Path, pattern: str) -> re.Match[str] | None:
-    return re.match(pattern, file.read_text(encoding="utf-8")) if file.is_file() else None
 
 
 def out_of_reach(error: BaseException) -> str | None:

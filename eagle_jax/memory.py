@@ -1,4 +1,4 @@
-"""What a run needs of a device's memory, for the sentence that says so where it was not there."""
+"""What a run needs of a device's memory: refused before it runs where it cannot be there, told where it was not."""
 
 from __future__ import annotations
 

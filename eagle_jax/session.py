@@ -116,7 +116,7 @@ class Session:
         if not plain:
             known = min(known, drafted.length)
         if before is None or known < 1:
-            check_fits(request)
+            check_fits(request)  # with the slots of the whole context
             with explained(request):
                 cache, memory = _empty(request.params, slots, **fns)
             known, drafted = 0, _NOTHING

@@ -21,7 +21,7 @@ from eagle_jax.api import prefill_program
 from eagle_jax.bound import BoundDrafter, Target, request_of
 from eagle_jax.distributed import to_host
 from eagle_jax.generate import step
-from eagle_jax.memory import check_fits, explained
+from eagle_jax.memory import explained
 from eagle_jax.request import check_law
 from eagle_jax.sampling import make_sampling
 from eagle_jax.types import Chance, Drafter, DraftTree, GenerateState, Params, Sampling, TargetFn, empty_tree
@@ -75,7 +75,6 @@ def watch(
     request = request_of(target, quiet, prompts, max_new_tokens, make_sampling(temperature), key=key)
     fns: dict[str, Any] = {"target": request.options["target"], "drafter": drafter.drafter}
     found: list[tuple[np.ndarray, ...]] = []
-    check_fits(request)
     with explained(request):
         state = prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
         done = to_host(state.done)

@@ -242,9 +242,8 @@ class Chat:
         self.asking = False
         cut = ", stopped" if self.stopped.is_set() else ""
         if tally.tokens == longest and reply[-1] not in self.target.config.eos_ids:
-            full = longest < self.args.max_new_tokens
-            cut += f", cut at {longest}: "
-            cut += f"the context of {self.session.context} is full" if full else "--max-new-tokens"
+            full = f"the context of {self.session.context} is full"
+            cut += f", cut at {longest}: {full if longest < self.args.max_new_tokens else '--max-new-tokens'}"
         self.say(f"{tally}, {self.session.read} of {len(prompt)} prompt tokens read{cut}")
 
     def show(self, chunks: Iterator[Any], tally: Tally) -> list[int]:
@@ -340,9 +339,10 @@ def main(args: Args) -> None:
     not_negative(args, "temperature", "top_k")
     check_seed(args)
     make_sampling(args.temperature, args.top_k, args.top_p)  # refuses what is no law, naming it
-    args = dataclasses.replace(args, method=method_of(args))
+    method = method_of(args)
+    args = dataclasses.replace(args, method=method)
     sources = Sources.of(args, args.dtype)
-    labels = [label for label in check_methods([args.method or PLAIN], sources) if label != PLAIN]
+    labels = [label for label in check_methods([method], sources) if label != PLAIN]
     use_compilation_cache()
     target, tokenizer = load_pair(sources)
     if args.chat_template is not None:

@@ -25,7 +25,7 @@ def _compiler_knows(option: bytes) -> bool:
     return False
 
 
-if _compiler_knows(b"xla_cpu_use_fusion_emitters"):  # which are half of what is left to compile
+if _compiler_knows(b"xla_cpu_use_fusion_emitters"):  # which are nearly half of what is left to compile
     _quick += " --xla_cpu_use_fusion_emitters=false"
 _level = "" if "EAGLE_JAX_TESTS_OPTIMISED" in os.environ else _quick
 os.environ["XLA_FLAGS"] = f"{_flags} --xla_force_host_platform_device_count=4 {_level}".strip()

@@ -46,7 +46,7 @@ MAY_ENTER: dict[str, set[str]] = {
     "interrupts": set(),
     "devices": set(),
     "aot": CORE | {"generate", "models", "drafters", "training", "sharding", "presets", "costs"},
-    "bound": {"types", "config", "drafters", "models", "sharding", "request", "devices"},
+    "bound": {"types", "config", "drafters", "memory", "models", "sharding", "request", "devices"},
     "methods": {"types", "config", "bound", "checkpoints", "drafters", "api", "shapes", "sharding"},
     "acceptance": CORE | {"generate", "request", "distributed", "api", "bound", "memory"},
     "positions": {"types", "acceptance"},

@@ -76,14 +76,20 @@ def test_a_batch_that_no_device_holds_is_refused_before_it_is_compiled():
 
 def test_a_stream_and_a_conversation_that_no_device_holds_are_refused(monkeypatch):
     target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
-    monkeypatch.setattr(memory, "memory_of", lambda _: 1000)
     memory._FIT.clear()  # of an earlier test that had room
+    small = request_of(target, head, [[1, 2]], 9, make_sampling())
+    room = memory.size_of(small.params) + memory.size_of(memory._held(small))
+    memory._FIT.clear()
+    monkeypatch.setattr(memory, "memory_of", lambda _: room - 1)
     with pytest.raises(MemoryError, match=r"out of memory on [^,]*: weights"):
-        list(eagle_jax.stream(target, head, [1, 2], max_new_tokens=9))
-    with pytest.raises(MemoryError, match=r"out of memory on [^,]*: weights"):
-        list(session.Session(target, head, context=48).stream([1, 2], max_new_tokens=9))
-    monkeypatch.setattr(memory, "memory_of", lambda _: None)
+        eagle_jax.stream(target, head, [1, 2], max_new_tokens=9)
+    monkeypatch.setattr(memory, "memory_of", lambda _: room)
     assert list(eagle_jax.stream(target, head, [1, 2], max_new_tokens=2))
+    talk = session.Session(target, head, context=256)  # has room for a turn, and none for the whole of it
+    with pytest.raises(MemoryError, match=r"caches of 1 row and \d{3} slots"):
+        list(talk.stream([1, 2], max_new_tokens=9))
+    monkeypatch.setattr(memory, "memory_of", lambda _: None)
+    assert list(talk.stream([1, 2], max_new_tokens=2))
 
 
 def test_devices_of_a_mesh_add_up_and_those_of_other_processes_are_not_asked(monkeypatch):

@@ -20,9 +20,8 @@ TORCH_BINS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 HEADS = ("medusa_lm_head*", "hydra_lm_head*")
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*")
 
-TOO_MANY = 429
-REFUSED = (401, 403)
-"""HTTP: too many requests."""
+TOO_MANY, REFUSED = {429}, {401, 403}
+"""HTTP: too many requests; who asks is not known, or may not."""
 _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 
 
@@ -138,14 +137,15 @@ def _download(
         raise CheckpointError(f"{repo_id!r} is neither a local directory nor a valid hub id: {error}") from error
     except (OSError, hub_errors.HTTPError) as error:
         # No network, an offline switch without a cached copy, a full disk, a connection that broke on the way.
+        answered = {_status(error), _status(error.__cause__)}
         remedy = "check the spelling and the network, or give the path of a local copy"
         if huggingface_hub.constants.HF_HUB_OFFLINE:
             remedy = "unset HF_HUB_OFFLINE to fetch it, or give the path of a local copy"
         elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
             remedy = "make room on the disk, or set HF_HOME (or pass cache_dir=...) to a larger one"
-        elif any(_status(one) == TOO_MANY for one in (error, error.__cause__)):
+        elif answered & TOO_MANY:
             remedy = "wait some minutes, or set HF_TOKEN (or pass token=...): the hub answers more to those it knows"
-        elif any(_status(one) in REFUSED for one in (error, error.__cause__)):
+        elif answered & REFUSED:
             remedy = (
                 "the hub refuses the token: make a new one that may read this repository at "
                 "https://huggingface.co/settings/tokens, or unset HF_TOKEN (and log out) for what is public"
