@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
+from eagle_jax.data.templates import SkippedRow, chat_template, render
+
 Message = dict[str, str]
 """`{"role": "system" | "user" | "assistant", "content": text}`."""
 
@@ -27,10 +29,6 @@ NO_THOUGHT = "<think>\n\n</think>\n\n"
 """What templates of reasoning models write before a reply that shows no thoughts."""
 
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
-
-
-class SkippedRow(ValueError):  # noqa: N818 (no error: datasets have such rows)
-    """A row that no training text can be made of; the message is the reason, the same for rows of the same kind."""
 
 
 class Encoded(NamedTuple):
@@ -126,18 +124,19 @@ def encode(tokenizer: Any, row: list[Message] | str) -> Encoded:
         return _checked(Encoded(tokens, np.arange(len(tokens)) > 0))
     if not any(message["role"] == "assistant" for message in row):
         raise SkippedRow("no assistant turn")
-    if not getattr(tokenizer, "chat_template", None):
+    template = chat_template(tokenizer)
+    if template is None:
         raise ValueError("the tokenizer has no chat template: give one with --chat-template, or use rows of plain text")
     _check_turns(tokenizer, row)
-    if _MARKED.search(tokenizer.chat_template):
+    if _MARKED.search(template):
         options = {"return_dict": True, "return_assistant_tokens_mask": True}
-        out = _render(tokenizer, row, tokenize=True, tokenizer_kwargs={"return_offsets_mapping": True}, **options)
+        out = render(tokenizer, row, tokenize=True, tokenizer_kwargs={"return_offsets_mapping": True}, **options)
         offsets = np.asarray(out["offset_mapping"], np.int64).reshape(-1, 2)
         # The mask ends at the first token of a span's last character; a character of several bytes has several tokens.
         letters = np.cumsum(np.append(True, offsets[1:, 0] >= offsets[:-1, 1]))[: len(offsets)]
         mask = np.isin(letters, letters[np.asarray(out["assistant_masks"], bool)])
         return _checked(Encoded(np.asarray(out["input_ids"], np.int32), mask))
-    text = _render(tokenizer, row, tokenize=False)
+    text = render(tokenizer, row, tokenize=False)
     spans = assistant_spans(tokenizer, row, text)
     out = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     offsets = np.asarray(out["offset_mapping"], np.int64).reshape(-1, 2)
@@ -155,10 +154,10 @@ def prompt_ids(tokenizer: Any, messages: list[Message]) -> list[int]:
       SkippedRow: the template refuses the order of the turns, or drops one.
       ValueError: there is no template.
     """
-    if not getattr(tokenizer, "chat_template", None):
+    if chat_template(tokenizer) is None:
         raise ValueError("the tokenizer has no chat template, without which nobody can be asked for a reply")
     _check_turns(tokenizer, messages, add_generation_prompt=True)
-    text = _render(tokenizer, messages, tokenize=False, add_generation_prompt=True)
+    text = render(tokenizer, messages, tokenize=False, add_generation_prompt=True)
     ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     if not ids:
         raise SkippedRow("nothing is asked")
@@ -172,7 +171,7 @@ def _check_turns(tokenizer: Any, messages: list[Message], **options: bool) -> No
       SkippedRow: the template drops a turn, or refuses their order.
     """
     turns = tuple((message["role"], bool(message["content"].strip())) for message in messages)
-    if not _shows(tokenizer, tokenizer.chat_template, turns, **options):
+    if not _shows(tokenizer, str(chat_template(tokenizer)), turns, **options):
         raise SkippedRow("the chat template drops a turn")
 
 
@@ -181,7 +180,7 @@ def _shows(tokenizer: Any, template: str, turns: tuple[tuple[str, bool], ...], *
     """Whether a mark in place of every turn that has (role, a content) is found in the rendered conversation."""
     marks = [f"TURN{index:05d}MARK" * filled for index, (_, filled) in enumerate(turns)]
     messages = [{"role": role, "content": mark} for (role, _), mark in zip(turns, marks, strict=True)]
-    shown = _render(tokenizer, messages, tokenize=False, chat_template=template, **options)
+    shown = render(tokenizer, messages, tokenize=False, chat_template=template, **options)
     return all(mark in shown for mark in marks)
 
 
@@ -199,7 +198,7 @@ def assistant_spans(tokenizer: Any, messages: list[Message], text: str) -> list[
     marked_messages = [
         message | {"content": marks.get(index, message["content"])} for index, message in enumerate(messages)
     ]
-    marked = _render(tokenizer, marked_messages, tokenize=False)
+    marked = render(tokenizer, marked_messages, tokenize=False)
     places = [marked.find(marks[index]) for index in turns]
     if -1 in places or places != sorted(places):
         raise SkippedRow("the chat template drops a turn")
@@ -210,7 +209,7 @@ def assistant_spans(tokenizer: Any, messages: list[Message], text: str) -> list[
         lead, reply = _reply(text[at:], marked[begin:place], messages[index]["content"], after)
         blank = _generated_blank(tokenizer, marked_messages[:index], marked[:place]) if lead == place - begin else 0
         closing = (
-            _render(tokenizer, marked_messages[: index + 1], tokenize=False).partition(marks[index])[2].rstrip("\n")
+            render(tokenizer, marked_messages[: index + 1], tokenize=False).partition(marks[index])[2].rstrip("\n")
         )
         end = at + lead + len(reply)
         spans.append((at + lead - blank, end + len(closing) * after.startswith(closing)))
@@ -237,17 +236,10 @@ def _reply(text: str, before: str, content: str, after: str) -> tuple[int, str]:
 def _generated_blank(tokenizer: Any, earlier: list[Message], before: str) -> int:
     """Characters of white space that the template writes before a reply and the model therefore has to write itself."""
     for options in ({"add_generation_prompt": True}, {}):
-        prompt = _render(tokenizer, earlier, tokenize=False, **options) if earlier else ""
+        prompt = render(tokenizer, earlier, tokenize=False, **options) if earlier else ""
         if before.startswith(prompt) and not before[len(prompt) :].strip():
             return len(before) - len(prompt)
     return 0
-
-
-def _render(tokenizer: Any, messages: list[Message], **options: Any) -> Any:
-    try:
-        return tokenizer.apply_chat_template(messages, **options)
-    except Exception as error:  # jinja2's TemplateError and its kin; transformers re-raises them as they are
-        raise SkippedRow(f"the chat template refuses the conversation ({str(error).splitlines()[0]})") from error
 
 
 def _checked(encoded: Encoded) -> Encoded:
