@@ -6,6 +6,7 @@ from eagle_jax.bound import BoundDrafter, DraftHead, Medusa, SmallModel, Target,
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, RopeConfig, TreeConfig
 from eagle_jax.demo import load_demo
+from eagle_jax.detokenize import TextStream, decode_stream
 from eagle_jax.methods import load_draft_model, load_medusa, lookahead, prompt_lookup
 from eagle_jax.profile import load_profile
 from eagle_jax.types import Drafter, DraftTree, KVCache, Sampling, TargetFn
@@ -30,7 +31,9 @@ __all__ = [
     "StreamChunk",
     "Target",
     "TargetFn",
+    "TextStream",
     "TreeConfig",
+    "decode_stream",
     "generate",
     "load_demo",
     "load_draft_model",

@@ -16,6 +16,7 @@ import numpy as np
 
 from eagle_jax.acceptance import Cycles
 from eagle_jax.api import GenerateOutput, StreamChunk
+from eagle_jax.detokenize import TextStream
 from eagle_jax.positions import Calibration
 from eagle_jax.types import PADDING, ROOT
 
@@ -175,9 +176,9 @@ def pieces(chunks: Iterable[StreamChunk], tokenizer: Any) -> Iterator[Piece]:
     text = TextStream(tokenizer)
     for chunk in chunks:
         for tokens, drafted in ((chunk.tokens[: chunk.drafted], True), (chunk.tokens[chunk.drafted :], False)):
-            if found := text.feed(tokens):
+            if found := text.push(tokens):
                 yield Piece(found, drafted)
-    if rest := text.rest():
+    if rest := text.end():
         yield Piece(rest, False)
 
 
@@ -215,29 +216,6 @@ def as_html(text: Iterable[Piece]) -> str:
 def paint(text: str, colour: str, colours: bool) -> str:
     """`text` between escape codes, if there is any text and the terminal shows colours."""
     return f"{colour}{text}{RESET}" if colours and text else text
-
-
-class TextStream:
-    """Turns tokens into text as they come; a character split over two tokens waits for its second half."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self.tokens: list[int] = []
-        self.shown = 0
-
-    def feed(self, tokens: Sequence[int]) -> str:
-        """The text that `tokens` complete."""
-        self.tokens += tokens
-        text = self._text().rstrip("\ufffd")
-        new, self.shown = text[self.shown :], max(self.shown, len(text))
-        return new
-
-    def rest(self) -> str:
-        """What is left when no token will follow."""
-        return self._text()[self.shown :]
-
-    def _text(self) -> str:
-        return str(self.tokenizer.decode(self.tokens, skip_special_tokens=True))
 
 
 def accepted_figure(outputs: Mapping[str, GenerateOutput | Sequence[GenerateOutput]]) -> Any:

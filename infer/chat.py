@@ -25,12 +25,13 @@ from typing import Any
 import jax
 
 from eagle_jax.data.tokenizers import set_chat_template
+from eagle_jax.detokenize import TextStream
 from eagle_jax.interrupts import PATIENCE, heard
 from eagle_jax.measure import chat_text, encode_chat, use_compilation_cache
 from eagle_jax.programs import at_least_one, check_seed, naming, not_negative, run
 from eagle_jax.sampling import make_sampling
 from eagle_jax.session import Session
-from eagle_jax.viz import DIM, GREEN, TextStream, paint
+from eagle_jax.viz import DIM, GREEN, paint
 from infer.labels import PLAIN, Label
 from infer.methods import OPTIONS, Loader, Places, Sources, check_methods, load_pair
 from infer.status_line import StatusLine
@@ -253,11 +254,12 @@ class Chat:
 
     def _show(self, chunks: Iterator[Any], tally: Tally, status: StatusLine) -> list[int]:
         status.show("reading the prompt; a setting or length that is new is compiled first")
-        text, before = TextStream(self.tokenizer), time.perf_counter()
+        text, reply, before = TextStream(self.tokenizer), list[int](), time.perf_counter()
         for number, chunk in enumerate(chunks):
             now = time.perf_counter()
-            drafted = paint(text.feed(chunk.tokens[: chunk.drafted]), GREEN, self.colours)
-            self.write(drafted + text.feed(chunk.tokens[chunk.drafted :]))
+            reply += chunk.tokens
+            drafted = paint(text.push(chunk.tokens[: chunk.drafted]), GREEN, self.colours)
+            self.write(drafted + text.push(chunk.tokens[chunk.drafted :]))
             tally.tokens += len(chunk.tokens)
             tally.passes += number > 0
             if number > 1:
@@ -267,8 +269,8 @@ class Chat:
             before = now
             if self.stopped.is_set():
                 break
-        self.write(text.rest() + "\n")
-        return text.tokens
+        self.write(text.end() + "\n")
+        return reply
 
     def say(self, words: str) -> None:
         """A line that is not the model's."""

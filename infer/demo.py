@@ -25,7 +25,7 @@ import eagle_jax
 from eagle_jax.demo import Bundled
 from eagle_jax.measure import chat_ids, machine, time_interleaved, use_compilation_cache
 from eagle_jax.programs import at_least_one, run
-from eagle_jax.viz import DIM, GREEN, TextStream, paint
+from eagle_jax.viz import DIM, GREEN, paint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,12 +130,13 @@ def compile_at_once(calls: list[Callable[[], object]]) -> None:
 
 def show(chunks: Iterator[eagle_jax.StreamChunk], tokenizer: Any, colours: bool) -> list[int]:
     """Prints tokens as they come, accepted drafted ones in colour; returns them."""
-    text = TextStream(tokenizer)
+    text, tokens = eagle_jax.TextStream(tokenizer), list[int]()
     for chunk in chunks:
-        drafted = text.feed(chunk.tokens[: chunk.drafted])
-        print(paint(drafted, GREEN, colours) + text.feed(chunk.tokens[chunk.drafted :]), end="", flush=True)
-    print(text.rest() + "\n")
-    return text.tokens
+        tokens += chunk.tokens
+        drafted = text.push(chunk.tokens[: chunk.drafted])
+        print(paint(drafted, GREEN, colours) + text.push(chunk.tokens[chunk.drafted :]), end="", flush=True)
+    print(text.end() + "\n")
+    return tokens
 
 
 if __name__ == "__main__":

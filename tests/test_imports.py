@@ -34,11 +34,12 @@ MAY_ENTER: dict[str, set[str]] = {
     "distributed": {"config", "sharding"},
     "checkpoints": {"types", "config", "models", "devices"},
     "assets": set(),
-    "measure": {"devices"},
+    "measure": {"devices", "data"},
     "tasks": {"data", "measure", "assets"},
     "sharding": {"types", "config"},
     "presets": {"config"},
     "hlo": set(),
+    "detokenize": set(),
     "costs": {"hlo"},
     "settings": {"config"},
     "shapes": {"config"},
@@ -55,7 +56,7 @@ MAY_ENTER: dict[str, set[str]] = {
     "tuning": {"types", "config"},
     "memory": {"types", "request", "devices"},
     "session": {"types", "api", "bound", "generate", "memory", "request", "sampling"},
-    "viz": {"types", "acceptance", "api", "positions"},
+    "viz": {"types", "acceptance", "api", "positions", "detokenize"},
     "demo": {"config", "bound", "api", "methods", "assets"},
     "profile": {"types", "config", "checkpoints", "settings", "bound", "api", "methods", "distributed", "assets"}
     | {"measure"},
@@ -165,7 +166,7 @@ def test_import_is_light():
 
 
 def test_public_names():
-    assert len(eagle_jax.__all__) == len(set(eagle_jax.__all__)) <= 30
+    assert len(eagle_jax.__all__) == len(set(eagle_jax.__all__)) <= 34
     assert all(hasattr(eagle_jax, name) for name in eagle_jax.__all__)
 
 

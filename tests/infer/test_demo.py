@@ -51,16 +51,6 @@ def test_a_terminal_shows_colours(pair, capsys, monkeypatch):
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_split_characters_wait_for_their_second_half():
-    text = demo.TextStream(ByteTokenizer())
-    accent, clef = "é".encode(), "𝄞".encode()
-    assert text.feed([*b"caf", accent[0]]) == "caf"
-    assert text.feed([accent[1]]) == "é"
-    assert [text.feed([byte]) for byte in clef] == ["", "", "", "𝄞"]
-    assert text.feed([accent[0]]) == ""
-    assert text.rest() == "\ufffd"
-
-
 def test_colours_only_where_there_is_text():
     assert demo.paint("a", demo.GREEN, True) == "\x1b[32ma\x1b[0m"
     assert demo.paint("", demo.GREEN, True) == ""

@@ -1,0 +1,109 @@
+"""Decodes a stream of tokens to text, piece by piece, without losing blanks or splitting letters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+REPLACEMENT = "\ufffd"
+"""What decoders write for bytes that are no UTF-8, those of half a letter among them."""
+TAIL = 8
+"""Tokens that decide whether a text ends in half a letter: a letter has at most four bytes, a token at least one."""
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+class TextStream:
+    """Decodes tokens as they come; the pieces together are the text that `tokenizer.decode` gives of all tokens.
+
+    A piece is returned as soon as no later token can change it: a letter of several tokens is held back until it is
+    complete, and so is a run of the byte tokens of SentencePiece, which is text or not as a whole. The work per token
+    does not grow with the text.
+
+    Args:
+      tokenizer: of `transformers` or `tokenizers`. Its clean-up of spaces (`clean_up_tokenization_spaces`), which
+        rewrites text already shown, is left off.
+      skip_special_tokens: leaves out special tokens, as in `tokenizer.decode`.
+    """
+
+    def __init__(self, tokenizer: Any, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._options: dict[str, Any] = {"skip_special_tokens": skip_special_tokens}
+        if getattr(tokenizer, "clean_up_tokenization_spaces", False):
+            self._options["clean_up_tokenization_spaces"] = False
+        self._skipped = _special_ids(tokenizer) if skip_special_tokens else frozenset[int]()
+        self._name = getattr(tokenizer, "convert_ids_to_tokens", None) or getattr(tokenizer, "id_to_token", str)
+        self._reset()
+
+    def push(self, tokens: Iterable[int]) -> str:
+        """Returns the text that `tokens` complete; may be empty."""
+        begin = len(self._waiting)
+        for token in map(int, tokens):
+            # Neither a skipped token nor an id without a token is any text: what is before goes on behind it.
+            if token not in self._skipped and (name := self._name(token)) is not None:
+                self._waiting.append(token)
+                self._bytes.append(_BYTE.fullmatch(name) is not None)
+        for end in range(len(self._waiting), begin, -1):
+            if self._is_whole(end):
+                return self._take(end)
+        return ""
+
+    def end(self) -> str:
+        """Returns what was held back, and begins a new text."""
+        text = self._decode(self._context + self._waiting)[len(self._shown) :] if self._waiting else ""
+        self._reset()
+        return text
+
+    def _reset(self) -> None:
+        # Decoders treat a text's first token apart: what is new is decoded behind tokens that were returned already.
+        self._context: list[int] = []
+        self._shown = ""  # text of the context
+        self._waiting: list[int] = []
+        self._bytes: list[bool] = []  # whether a waiting token is one of SentencePiece's bytes
+
+    def _is_whole(self, end: int) -> bool:
+        """Whether the first `end` waiting tokens end where a letter ends, whatever follows."""
+        if self._bytes[end - 1]:
+            return False
+        before = self._waiting[max(0, end - TAIL) : end]
+        tail = [*self._context[len(self._context) - max(0, TAIL - len(before)) :], *before]
+        return not self._decode(tail).endswith(REPLACEMENT)
+
+    def _take(self, end: int) -> str:
+        taken = self._waiting[:end]
+        text = self._decode(self._context + taken)
+        if not text.startswith(self._shown):
+            return ""
+        new = text[len(self._shown) :]
+        del self._waiting[:end], self._bytes[:end]
+        # A context without text would leave the next token to be treated as the first one.
+        alone = self._decode(taken)
+        self._context, self._shown = (taken, alone) if alone else (self._context + taken, text)
+        return new
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, **self._options))
+
+
+def decode_stream(tokenizer: Any, chunks: Iterable[Any], *, skip_special_tokens: bool = True) -> Iterator[str]:
+    """Yields the text of a stream as it becomes complete.
+
+    Args:
+      tokenizer: of `transformers` or `tokenizers`. skip_special_tokens: as in `tokenizer.decode`.
+      chunks: what `eagle_jax.stream` yields, or lists of token ids.
+    """
+    text = TextStream(tokenizer, skip_special_tokens=skip_special_tokens)
+    for chunk in chunks:
+        if piece := text.push(np.atleast_1d(getattr(chunk, "tokens", chunk)).tolist()):
+            yield piece
+    if piece := text.end():
+        yield piece
+
+
+def _special_ids(tokenizer: Any) -> frozenset[int]:
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if hasattr(backend, "get_added_tokens_decoder"):
+        return frozenset(token for token, added in backend.get_added_tokens_decoder().items() if added.special)
+    return frozenset(getattr(tokenizer, "all_special_ids", ()))
