@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import os
 import sys
@@ -21,6 +22,8 @@ from eagle_jax.interrupts import interruptible
 from eagle_jax.settings import load_yaml
 
 T = TypeVar("T")
+PYTHON = {"True": "true", "False": "false", "None": "null"}
+"""Python's words as JSON has them: as strings all of them would be true."""
 
 
 def arguments(cls: type[T], description: str | None, argv: Sequence[str] | None = None) -> T:
@@ -229,3 +232,23 @@ def parse_tree(text: str, option: str = "--tree") -> TreeConfig:
         return TreeConfig(depth, top_k, num_nodes)
     except ConfigError as error:
         raise ConfigError(f"{option} {text}: {error}") from error
+
+
+def parse_template_args(texts: Sequence[str], option: str = "--template-args") -> dict[str, Any]:
+    """`["KEY=VALUE"]` -> the arguments of a chat template; a value is JSON where it reads as such, else a string.
+
+    Raises:
+      ValueError: naming the option and the text that has no name, or a name given twice.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (equals and name.isidentifier()):
+            raise ValueError(f"{option} must be NAME=VALUE, got {text!r}. Write it such as enable_thinking=false")
+        if name in found:
+            raise ValueError(f"{option} must name an argument once, got {name} twice. Leave one of them out")
+        try:
+            found[name] = json.loads(PYTHON.get(value, value))
+        except ValueError:
+            found[name] = value
+    return found

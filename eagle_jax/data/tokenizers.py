@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from eagle_jax.assets import DEMO, bundled
 from eagle_jax.checkpoints import CheckpointError, tokenizer_directory
 from eagle_jax.config import DecoderConfig
-from eagle_jax.data.conversations import SkippedRow, prompt_ids
+from eagle_jax.data.conversations import prompt_ids
+from eagle_jax.data.templates import SkippedRow, set_template_arguments
 
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 """Any of these makes a tokenizer."""
@@ -21,7 +23,8 @@ def load_tokenizer(
     path_or_id: str | os.PathLike[str],
     config: DecoderConfig,
     *,
-    chat_template: Path | None = None,
+    chat_template: str | Path | None = None,
+    template_args: Mapping[str, Any] | None = None,
     revision: str | None = None,
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -31,11 +34,15 @@ def load_tokenizer(
     Args:
       path_or_id: "demo" (the bundled pair), a directory, or a hub id.
       config: of the target that will read the tokens. Its vocabulary may be larger: many are padded.
-      chat_template: a Jinja file, for a tokenizer that has no template (Vicuna) or another one than wanted.
+      chat_template: a Jinja file, for a tokenizer that has no template (Vicuna) or another one than wanted; or the name
+        of one of several that the tokenizer has.
+      template_args: values of the template's arguments, such as `{"enable_thinking": False}`; whatever renders chats
+        with this tokenizer uses them.
       revision, token, cache_dir: for a hub id, as in `huggingface_hub`.
 
     Raises:
       CheckpointError: no tokenizer or template there, one that cannot be read, or one with more tokens than the target.
+      ValueError: an argument that the template does not read, or refuses the value of.
     """
     if str(path_or_id) == DEMO:
         path_or_id = bundled("target")
@@ -47,22 +54,42 @@ def load_tokenizer(
     tokenizer.model_max_length = 10**9  # what is too long for what is said where it matters; here it only alarms
     if chat_template is not None:
         set_chat_template(tokenizer, chat_template)
+    if template_args:
+        set_template_args(tokenizer, template_args)
     return tokenizer
 
 
-def set_chat_template(tokenizer: Any, path: Path) -> None:
-    """Gives a tokenizer the chat template in a Jinja file.
+def set_chat_template(tokenizer: Any, name_or_file: str | Path) -> None:
+    """Gives a tokenizer the chat template in a Jinja file, or chooses one of its own by name.
 
     Raises:
-      CheckpointError: no such file, or no template that shows a user's turn.
+      CheckpointError: no such name or file, or no template that shows a user's turn.
     """
-    if not path.is_file():
-        raise CheckpointError(f"{path}: no such chat template: give a Jinja file")
+    named = tokenizer.chat_template if isinstance(tokenizer.chat_template, Mapping) else {}
+    path = Path(name_or_file)
+    if str(name_or_file) not in named and not path.is_file():
+        names = f", or one of the tokenizer's: {', '.join(sorted(named))}" if named else ""
+        raise CheckpointError(f"{path}: no such chat template: give a Jinja file{names}")
     try:
-        tokenizer.chat_template = path.read_text(encoding="utf-8").strip("\n")
-        prompt_ids(tokenizer, [{"role": "user", "content": "Hello?"}])
+        text = named.get(str(name_or_file)) or path.read_text(encoding="utf-8").strip("\n")
+        tokenizer.chat_template = text
+        _ask(tokenizer)
     except (UnicodeDecodeError, SkippedRow) as error:
         raise CheckpointError(f"{path} is no chat template that shows a user's turn: {error}") from error
+
+
+def set_template_args(tokenizer: Any, template_args: Mapping[str, Any]) -> None:
+    """Sets arguments of the tokenizer's chat template, for whatever renders chats with it.
+
+    Raises:
+      ValueError: an argument that the template does not read, or refuses the value of.
+    """
+    set_template_arguments(tokenizer, template_args)
+    _ask(tokenizer)
+
+
+def _ask(tokenizer: Any) -> None:
+    prompt_ids(tokenizer, [{"role": "user", "content": "Hello?"}])
 
 
 def check_vocabulary(tokenizer: Any, config: DecoderConfig, name: str = "the tokenizer") -> None:
