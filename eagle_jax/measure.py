@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from eagle_jax.data.stops import stop_ids, with_stop_ids  # noqa: F401 (what goes with chat_ids)
 from eagle_jax.data.templates import SkippedRow, chat_template, check_template_arguments, render
 from eagle_jax.devices import in_reach
 

@@ -1,0 +1,100 @@
+"""Stop tokens of replies by a chat template: the target's, and what the template ends a turn with."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import pytest
+
+import eagle_jax
+from eagle_jax.bound import Target
+from eagle_jax.data.conversations import prompt_ids
+from eagle_jax.data.stops import turn_end
+from eagle_jax.measure import stop_ids, with_stop_ids
+from tests.data.test_conversations import R1, TEMPLATES, THINKING, tokenizer_with
+
+ENDS = {"llama3": "<|eot_id|>", "chatml": "<|im_end|>", "qwen3": "<|im_end|>", "marked": "<|im_end|>",
+        "llama2": "</s>", "vicuna": "</s>"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return eagle_jax.load_demo()
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [*((TEMPLATES[name], end) for name, end in ENDS.items()), (THINKING, "<|im_end|>"), (R1, "</s>")],
+)
+def test_the_end_of_a_turn_is_the_template_s(template, end):
+    tokenizer = tokenizer_with(template)
+    assert turn_end(tokenizer).token == tokenizer.convert_tokens_to_ids(end)
+    always = template.replace("{% if add_generation_prompt %}", "{% if true %}")  # asks for a reply, asked or not
+    assert turn_end(tokenizer_with(always)).token == tokenizer.convert_tokens_to_ids(end)
+
+
+def test_an_added_token_that_is_not_special_is_an_end_and_added_blanks_are_none():
+    tokenizer = tokenizer_with(TEMPLATES["chatml"].replace("<|im_end|>", "\n\n<end>"))
+    tokenizer.add_tokens(["\n\n", "<end>"])
+    assert turn_end(tokenizer).token == tokenizer.convert_tokens_to_ids("<end>")
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for m in messages %}{{ '\n### ' + m.role + '\n' + m.content }}{% endfor %}", "with nothing"),
+        (
+            "{% for m in messages %}{{ m.content + '\n### End\n' }}{% endfor %}",
+            r"with the text '\\n### End\\n', no single",
+        ),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", "shows no assistant's turn"),
+        ("{{ raise_exception('not today') }}", "refuses the conversation .not today."),
+        (  # the next turn's mark is no end of this one
+            "{% for m in messages %}{{ '<|im_start|>' if m.role == 'user' else '<|eot_id|>' }}{{ m.content }}"
+            "{% endfor %}"
+            "<|eot_id|>",
+            "with nothing",
+        ),
+    ],
+)
+def test_a_turn_that_no_token_ends_is_warned_of(pair, template, reason):
+    config = dataclasses.replace(pair[0].config, eos_ids=(4,))
+    with pytest.warns(UserWarning, match=f"{reason}.*: replies stop at 4 .* alone, and may run on"):
+        assert stop_ids(config, tokenizer_with(template)) == (4,)
+
+
+def test_where_both_agree_or_one_is_silent_nothing_is_said(pair):
+    target, _, tokenizer = pair
+    silent = dataclasses.replace(target.config, eos_ids=())
+    chatml = tokenizer_with(TEMPLATES["chatml"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert stop_ids(target, tokenizer) == target.config.eos_ids
+        assert stop_ids(silent, tokenizer) == target.config.eos_ids
+        assert stop_ids(silent, tokenizer_with("")) == (chatml.eos_token_id,)
+        assert stop_ids(target, tokenizer_with("")) == target.config.eos_ids
+        ends = (chatml.eos_token_id, chatml.convert_tokens_to_ids("<|im_end|>"))
+        assert stop_ids(silent, chatml) == ends
+
+
+def test_an_end_of_turn_outside_the_vocabulary_is_refused(pair):
+    small = dataclasses.replace(pair[0].config, vocab_size=256)
+    with pytest.raises(ValueError, match=r"end of turn 26\d \('<\|im_end\|>'\) must lie inside .* vocabulary of 256"):
+        stop_ids(small, tokenizer_with(TEMPLATES["chatml"]))
+
+
+def test_replies_do_not_run_on_into_another_turn(pair):
+    """Where generation_config.json names another token than the one that ends a turn."""
+    target, _, tokenizer = pair
+    other = Target.from_params(dataclasses.replace(target.config, eos_ids=(4,)), target.params)
+    prompt = prompt_ids(tokenizer, [{"role": "user", "content": "What is 3 plus 4?"}])
+    options = {"max_new_tokens": 64, "temperature": 1.0, "key": 5}
+    with pytest.warns(UserWarning, match=r"stops at 4 \('<\|pad\|>'\), and .* with 1 \('<\|end\|>'\): replies stop at"):
+        stops = stop_ids(other, tokenizer)
+    assert stops == (4, 1)
+    tokens = eagle_jax.generate(other, None, [prompt], eos_ids=stops, **options).tokens[0]
+    assert 1 not in tokens[:-1]
+    with pytest.warns(UserWarning, match="replies stop at either"):
+        assert with_stop_ids(other, tokenizer).config.eos_ids == stops
+    assert other.config.eos_ids == (4,)
