@@ -22,13 +22,12 @@ from typing import Any
 
 from eagle_jax.data.conversations import Encoded, SkippedRow, encode, parse_row
 from eagle_jax.data.corpus import Corpus
+from eagle_jax.data.keys import TOKENIZER_KEY, tokenizer_key, tokenizer_settings
 
 FORMAT = 2
 """Raised when the same rows would be tokenised or kept differently: old caches then count no more."""
 DEFAULT_SPLIT = "train"
 _DATASET = re.compile(r"[\w-]+|[\w-]+/[\w.-]+(?<!\.jsonl)(?<!\.json)(?<!\.parquet)")  # `name` or `owner/name`
-TOKENIZER_KEY = "tokenizer_key"
-"""Under which `train.regenerate` notes the tokenizer in its settings.json."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,16 +248,8 @@ def corpus_key(sources: Sequence[Source], tokenizer: Any) -> str:
                 digest.update(hashlib.file_digest(content, "sha256").digest())
         if not files:  # a dataset of the hub may change under its name
             digest.update(str(getattr(_dataset(source.path, source.split), "_fingerprint", "")).encode())
-    digest.update(tokenizer_key(tokenizer).encode())
-    digest.update(str(getattr(tokenizer, "chat_template", "")).encode())
+    digest.update(json.dumps(tokenizer_settings(tokenizer), sort_keys=True).encode())
     return digest.hexdigest()[:16]
-
-
-def tokenizer_key(tokenizer: Any) -> str:
-    """16 letters of how a tokenizer cuts and numbers; its chat template is no part of it."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    content = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def _check_tokenizer(source: Source, tokenizer: Any) -> None:
