@@ -17,6 +17,7 @@ from typing import Any, Literal, NoReturn, TextIO, TypeVar
 import tyro
 
 from eagle_jax.config import ConfigError, TreeConfig
+from eagle_jax.data.tokenizers import set_chat_template, set_template_args
 from eagle_jax.devices import DeviceError, exhausted, more_of, out_of_reach
 from eagle_jax.interrupts import interruptible
 from eagle_jax.settings import load_yaml
@@ -232,6 +233,24 @@ def parse_tree(text: str, option: str = "--tree") -> TreeConfig:
         return TreeConfig(depth, top_k, num_nodes)
     except ConfigError as error:
         raise ConfigError(f"{option} {text}: {error}") from error
+
+
+def use_template(tokenizer: Any, args: Any) -> None:
+    """Gives a tokenizer the template and the arguments that a program's options name.
+
+    Args:
+      args: a program's, with `chat_template` and `template_args`.
+
+    Raises:
+      CheckpointError: no such template. ValueError: an argument that it does not read, or one that is not NAME=VALUE.
+    """
+    template_args = parse_template_args(args.template_args)
+    if args.chat_template is not None:
+        with naming("--chat-template", args.chat_template):
+            set_chat_template(tokenizer, args.chat_template)
+    if template_args:
+        with naming("--template-args", " ".join(args.template_args)):
+            set_template_args(tokenizer, template_args)
 
 
 def parse_template_args(texts: Sequence[str], option: str = "--template-args") -> dict[str, Any]:

@@ -38,6 +38,7 @@ from infer.calls import DRAWS, keys_of
 from infer.labels import PLAIN
 from infer.methods import Loader, Places, Sources, check_methods, load_pair
 from infer.recorded import Cell, Recorded, read, write
+from infer.rendering import NOTE, check_rendering
 from infer.tally import names_of
 
 
@@ -112,6 +113,9 @@ def main(args: Args) -> dict[str, Any]:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
     use_compilation_cache()
     target, tokenizer = load_pair(sources)
+    known = recorded.settings.get(NOTE)
+    note = check_rendering(args.out / "result.json", known, target, tokenizer, begun=bool(recorded.cells))
+    recorded = dataclasses.replace(recorded, settings=recorded.settings | {NOTE: note})
     load = Loader(target, sources)
     methods = {label: load(label) for label in labels}
     cells = list(recorded.cells)
@@ -155,7 +159,7 @@ def _begin(args: Args, tasks: dict[str, str]) -> Recorded:
     """The file to go on with, or an empty one; its settings hold which questions the tasks have (`Task.key`)."""
     path = args.out / "result.json"
     own = {name: value for name, value in dataclasses.asdict(args).items() if name not in ("out", "resume", "data")}
-    own |= {"draws": DRAWS}
+    own |= {"draws": DRAWS, "template_args": list(args.template_args)}  # as JSON has it
     if not path.exists():
         can_write(args.out)
         return Recorded(machine(), revision(REPOSITORY), own | {"questions": tasks}, [])
@@ -173,7 +177,8 @@ def _begin(args: Args, tasks: dict[str, str]) -> Recorded:
         raise ValueError(f"{path} was recorded with other questions of {changed[0]}: give another --out")
     revisions = dict.fromkeys([*(old.revision or "").split(", "), revision(REPOSITORY) or ""])
     code = ", ".join(filter(None, revisions)) or None
-    return dataclasses.replace(old, revision=code, settings=own | {"questions": known | tasks})
+    kept = {name: value for name, value in old.settings.items() if name == NOTE}
+    return dataclasses.replace(old, revision=code, settings=own | kept | {"questions": known | tasks})
 
 
 def conversations(

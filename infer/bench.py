@@ -48,6 +48,7 @@ from infer.bench_table import markdown
 from infer.calls import DRAWS, Method, engine, hugging_face, keys_of
 from infer.labels import PLAIN, Label
 from infer.methods import Loader, Places, Sources, check_methods, load_pair
+from infer.rendering import NOTE, check_rendering
 from infer.results import Group, Result
 from infer.tally import Tally, cell, names_of
 
@@ -168,6 +169,10 @@ def measured(
 ) -> Iterator[Result]:
     """The result with one group more, again and again."""
     target, tokenizer = load_pair(sources)
+    note = check_rendering(
+        args.out / "result.json", result.more.get(NOTE), target, tokenizer, begun=bool(result.more["groups"])
+    )
+    result = dataclasses.replace(result, more=result.more | {NOTE: note})
     if args.max_new_tokens >= target.config.max_position:
         raise ValueError(f"--max-new-tokens {args.max_new_tokens} leaves no room for a prompt: the model has "
                          f"{target.config.max_position} positions; lower it")  # fmt: skip
@@ -198,6 +203,7 @@ def begin(args: Args, labels: list[str], tasks: list[Task]) -> Result:
     """
     settings = {name: value for name, value in dataclasses.asdict(args).items() if name not in ("out", "resume")}
     settings |= {"data": args.data.name}  # where it lies says nothing
+    settings["template_args"] = list(args.template_args)  # as JSON has it
     keys = {task.name: task.key for task in tasks}
     here = Result(
         machine(), revision(REPOSITORY), settings, [], {"labels": labels, "tasks": keys, "groups": [], "draws": DRAWS}

@@ -24,7 +24,7 @@ from typing import Any
 
 import jax
 
-from eagle_jax.data.tokenizers import set_chat_template
+from eagle_jax.data.templates import chat_template
 from eagle_jax.detokenize import TextStream
 from eagle_jax.interrupts import PATIENCE, heard
 from eagle_jax.measure import chat_text, encode_chat, use_compilation_cache
@@ -49,7 +49,6 @@ class Args(Places):
       method: as in infer.bench: hass, eagle3@6x10x59, pld, vanilla, ...; None is that of the one head that is given,
         and hass, an EAGLE head that was taught as HASS teaches, where none is.
       system: what the assistant is told before the conversation.
-      chat_template: a Jinja file, for a tokenizer that has no template or another one than wanted.
       max_new_tokens: longest reply.
       context: most tokens of the whole conversation; None is what the target has, at most 4096.
       temperature: 0 is greedy.
@@ -61,7 +60,6 @@ class Args(Places):
 
     method: str | None = None
     system: str | None = None
-    chat_template: str | None = None
     max_new_tokens: int = 256
     context: int | None = None
     temperature: float = 0.0
@@ -347,13 +345,8 @@ def main(args: Args) -> None:
     labels = [label for label in check_methods([method], sources) if label != PLAIN]
     use_compilation_cache()
     target, tokenizer = load_pair(sources)
-    if args.chat_template is not None:
-        from pathlib import Path
-
-        with naming("--chat-template", args.chat_template):
-            set_chat_template(tokenizer, Path(args.chat_template))
     drafter = Loader(target, sources)(labels[0]) if labels else None
-    if not getattr(tokenizer, "chat_template", None):
+    if chat_template(tokenizer) is None:
         print("warning: the tokenizer has no chat template, turns are joined by blank lines; give --chat-template",
               file=sys.stderr)  # fmt: skip
     if args.context is not None:

@@ -14,11 +14,13 @@ from typing import Any
 
 import eagle_jax
 from eagle_jax.bound import Medusa, TreeDrafter
+from eagle_jax.checkpoints import config_directory, read_target_config
 from eagle_jax.checkpoints.mapping import DTYPES
 from eagle_jax.config import EAGLE1_PARENTS, TreeConfig
 from eagle_jax.data.tokenizers import load_tokenizer
+from eagle_jax.measure import with_stop_ids
 from eagle_jax.positions import pooled
-from eagle_jax.programs import naming, parse_tree
+from eagle_jax.programs import naming, parse_template_args, parse_tree, use_template
 from eagle_jax.shapes import best_parents, medusa_parents, parents_of_paths
 from infer import drafts, own
 from infer.labels import METHODS, PLAIN, Label, named
@@ -40,6 +42,8 @@ class Places:
 
     Attributes:
       target: path or hub id of the model; default is the bundled one, for which all that drafts is bundled, too.
+      chat_template: a Jinja file, for a tokenizer without one (Vicuna), or the name of one of the tokenizer's own.
+      template_args: arguments of the chat template, NAME=VALUE each, such as enable_thinking=false.
       eagle1: path or hub id of an EAGLE-1/2 head for the method eagle1, whose own tree is the static one.
       hass: path or hub id of an EAGLE-1/2 head that was taught as HASS teaches.
       eagle2: path or hub id of its EAGLE-1/2 head.
@@ -53,6 +57,8 @@ class Places:
     """
 
     target: str | None = None
+    chat_template: str | None = None
+    template_args: tuple[str, ...] = ()
     eagle1: str | None = None
     hass: str | None = None
     eagle2: str | None = None
@@ -80,8 +86,10 @@ class Sources(Places):
         """From a program's arguments; `tree` as its option says it, `option` is the one that `dtype` is of.
 
         Raises:
-          ValueError: an unknown `dtype`, or `tree` does not read as one. ConfigError: there is no such tree.
+          ValueError: an unknown `dtype`, or a `tree` or template argument that does not read as one.
+          ConfigError: there is no such tree.
         """
+        parse_template_args(args.template_args)
         if dtype not in DTYPES:
             raise ValueError(f"{option} {dtype} must be one of {', '.join(DTYPES)}")
         given = {field.name: getattr(args, field.name) for field in dataclasses.fields(Places)}
@@ -183,13 +191,16 @@ def best_static(label: Label, path: str | Path, deepest: int | None = None) -> t
 
 
 def load_pair(sources: Sources) -> tuple[eagle_jax.Target, Any]:
-    """The target and its tokenizer."""
+    """The target, which stops where its chat template ends a turn, and its tokenizer."""
     if sources.target is None:
         target, _, tokenizer = eagle_jax.load_demo(dtype=sources.dtype)
-        return target, tokenizer
+        use_template(tokenizer, sources)
+        return with_stop_ids(target, tokenizer), tokenizer
     with naming("--target", sources.target):
-        target = eagle_jax.load_target(sources.target, sources.dtype)
-        return target, load_tokenizer(sources.target, target.config)
+        tokenizer = load_tokenizer(sources.target, read_target_config(config_directory(sources.target)))
+    use_template(tokenizer, sources)  # refused before weights are read
+    with naming("--target", sources.target):
+        return with_stop_ids(eagle_jax.load_target(sources.target, sources.dtype), tokenizer), tokenizer
 
 
 class Loader:

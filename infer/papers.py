@@ -141,7 +141,7 @@ def command(name: str, args: Args) -> list[str] | None:
     }
     for option, value in own.items():
         if value is not None and value != getattr(DEFAULTS, option):
-            words += [f"--{option.replace('_', '-')}", str(value)]
+            words += [f"--{option.replace('_', '-')}", *(value if isinstance(value, tuple) else [str(value)])]
     return [*words, "--out", str(args.out / name)]
 
 

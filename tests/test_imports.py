@@ -43,7 +43,7 @@ MAY_ENTER: dict[str, set[str]] = {
     "costs": {"hlo"},
     "settings": {"config"},
     "shapes": {"config"},
-    "programs": {"config", "settings", "devices", "interrupts"},
+    "programs": {"config", "data", "settings", "devices", "interrupts"},
     "interrupts": set(),
     "devices": set(),
     "aot": CORE | {"generate", "models", "drafters", "training", "sharding", "presets", "costs"},

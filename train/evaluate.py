@@ -28,7 +28,7 @@ from eagle_jax.acceptance import measure_n_alpha, measure_tau
 from eagle_jax.bound import TreeDrafter
 from eagle_jax.config import DecoderConfig
 from eagle_jax.data.prompts import prompts_by_source
-from eagle_jax.measure import use_compilation_cache
+from eagle_jax.measure import use_compilation_cache, with_stop_ids
 from eagle_jax.models.decoder import target_fn
 from eagle_jax.programs import at_least_one, check_seed, naming, not_negative, parse_tree, run
 from eagle_jax.request import bucket
@@ -47,7 +47,8 @@ class Args:
       kind: eagle, medusa (and Hydra) or draft_model.
       heldout: sources `path[#split]` of conversations; every file of a glob counts as a source of its own.
       tokenizer: path or hub id, if it is not beside the target.
-      chat_template: Jinja file, for a tokenizer without one (Vicuna).
+      chat_template: Jinja file, for a tokenizer without one (Vicuna), or the name of one of the tokenizer's own.
+      template_args: arguments of the chat template, NAME=VALUE each, such as enable_thinking=false.
       prompts: per source, decoded as one batch.
       max_new_tokens: per reply.
       max_prompt: longer prompts are left out.
@@ -64,7 +65,8 @@ class Args:
     heldout: tuple[str, ...]
     kind: Literal["eagle", "medusa", "draft_model"] = "eagle"
     tokenizer: str | None = None
-    chat_template: Path | None = None
+    chat_template: str | None = None
+    template_args: tuple[str, ...] = ()
     prompts: int = 24
     max_new_tokens: int = 128
     max_prompt: int = 128
@@ -85,10 +87,10 @@ def main(args: Args) -> None:
     part = {"eagle": "hass", "medusa": "medusa", "draft_model": "small"}[args.kind]
     config, head_at = target_config(args.target), head_path(args.head, part=part)
     sources_of(args.heldout, "--heldout")  # are there
-    tokenizer = tokenizer_of(args.target, config, args.tokenizer, args.chat_template)
+    tokenizer = tokenizer_of(args.target, config, args)
     asked = prompts_by_source(args.heldout, tokenizer, args.prompts, args.max_prompt)
     with naming("--target", args.target):
-        target = eagle_jax.load_target(target_path(args.target), args.dtype)
+        target = with_stop_ids(eagle_jax.load_target(target_path(args.target), args.dtype), tokenizer)
     with naming("--head", args.head):
         load: Any = {
             "eagle": eagle_jax.load_drafter, "medusa": eagle_jax.load_medusa, "draft_model": eagle_jax.load_draft_model

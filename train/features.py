@@ -46,7 +46,8 @@ class Args:
       data: sources `path[#split][@weight]`, the same as those of the training run, in the same order.
       out: directory to write.
       tokenizer: path or hub id, if it is not beside the target.
-      chat_template: Jinja file, for a tokenizer without one (Vicuna).
+      chat_template: Jinja file, for a tokenizer without one (Vicuna), or the name of one of the tokenizer's own.
+      template_args: arguments of the chat template, NAME=VALUE each, such as enable_thinking=false.
       taps: the hidden states that the head reads; default 2, L/2 and L-3; an EAGLE-1 head reads the last, L.
       stored: bfloat16, float16, or float8 (half the space, with a scale per token and state).
       length: documents are cut there.
@@ -60,7 +61,8 @@ class Args:
     data: tuple[str, ...]
     out: Path
     tokenizer: str | None = None
-    chat_template: Path | None = None
+    chat_template: str | None = None
+    template_args: tuple[str, ...] = ()
     taps: tuple[int, ...] | None = None
     stored: Stored = "bfloat16"
     length: int = 2048
@@ -99,7 +101,7 @@ def main(args: Args) -> None:
         target = eagle_jax.load_target(target_path(args.target), args.dtype, mesh=mesh)
     layers = target.config.num_layers
     taps = taps_of(args.taps, layers)
-    tokenizer = tokenizer_of(args.target, target.config, args.tokenizer, args.chat_template)
+    tokenizer = tokenizer_of(args.target, target.config, args)
     with alone_in(args.out):
         write(args, target, taps, sources, tokenizer)
 

@@ -20,7 +20,8 @@ class RunArgs:
       data: sources `path[#split][@weight]` of conversations.
       out: the run's directory.
       tokenizer: path or hub id, if it is not beside the target.
-      chat_template: Jinja file, for a tokenizer without one (Vicuna).
+      chat_template: Jinja file, for a tokenizer without one (Vicuna), or the name of one of the tokenizer's own.
+      template_args: arguments of the chat template, NAME=VALUE each, such as enable_thinking=false.
       heldout: sources whose prompts tau is measured on; never trained on.
       features: directory of `train.features`, instead of running the target.
       init: trained weights to start from (path, hub id; a bundled head is demo).
@@ -55,7 +56,8 @@ class RunArgs:
     data: tuple[str, ...]
     out: Path
     tokenizer: str | None = None
-    chat_template: Path | None = None
+    chat_template: str | None = None
+    template_args: tuple[str, ...] = ()
     heldout: tuple[str, ...] = ()
     features: Path | None = None
     init: str | None = None

@@ -16,8 +16,8 @@ from eagle_jax.checkpoints import config_directory, read_target_config
 from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.config import ConfigError, DecoderConfig
 from eagle_jax.data.sources import Source
-from eagle_jax.data.tokenizers import load_tokenizer, set_chat_template
-from eagle_jax.programs import naming
+from eagle_jax.data.tokenizers import load_tokenizer
+from eagle_jax.programs import naming, use_template
 
 LOCK, RUN = ".lock", "run.json"
 
@@ -82,20 +82,21 @@ def sources_of(texts: Sequence[str], option: str = "--data") -> list[Source]:
     return sources
 
 
-def tokenizer_of(
-    target: str, config: DecoderConfig, tokenizer: str | None = None, chat_template: Path | None = None
-) -> Any:
-    """What `--tokenizer` names, or else what lies beside `--target`, with the template that `--chat-template` names.
+def tokenizer_of(target: str, config: DecoderConfig, args: Any = None) -> Any:
+    """What `--tokenizer` names, or else what lies beside `--target`, with `--chat-template` and `--template-args`.
+
+    Args:
+      args: a program's, with `tokenizer`, `chat_template` and `template_args`; None is without them.
 
     Raises:
-      CheckpointError: as `load_tokenizer`, naming the option.
+      CheckpointError: as `load_tokenizer`, naming the option. ValueError: an argument that the template does not read.
     """
-    option, named = ("--target", target) if tokenizer is None else ("--tokenizer", tokenizer)
+    given = None if args is None else args.tokenizer
+    option, named = ("--target", target) if given is None else ("--tokenizer", given)
     with naming(option, named):
         found = load_tokenizer(named, config)
-    if chat_template is not None:
-        with naming("--chat-template", chat_template):
-            set_chat_template(found, chat_template)
+    if args is not None:
+        use_template(found, args)
     return found
 
 

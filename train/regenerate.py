@@ -30,10 +30,11 @@ from eagle_jax import distributed
 from eagle_jax.config import ConfigError, DecoderConfig
 from eagle_jax.converse import Row, Writer, report_of
 from eagle_jax.data.conversations import SkippedRow, parse_row
+from eagle_jax.data.keys import tokenizer_settings
 from eagle_jax.data.replies import Dialogue
 from eagle_jax.data.shards import Shard, add_reports, remember
-from eagle_jax.data.sources import TOKENIZER_KEY, Source, corpus_key, tokenizer_key
-from eagle_jax.measure import use_compilation_cache
+from eagle_jax.data.sources import Source, corpus_key
+from eagle_jax.measure import stop_ids, use_compilation_cache
 from eagle_jax.programs import at_least_one, check_seed, naming, not_negative, parse_tree, run
 from eagle_jax.sharding import make_mesh
 from train.places import alone_in, check_own, head_path, sources_of, target_config, target_path, tokenizer_of
@@ -52,7 +53,8 @@ class Args:
       data: sources `path[#split]` of conversations.
       out: directory of the shards.
       tokenizer: path or hub id, if it is not beside the target.
-      chat_template: Jinja file, for a tokenizer without one (Vicuna).
+      chat_template: Jinja file, for a tokenizer without one (Vicuna), or the name of one of the tokenizer's own.
+      template_args: arguments of the chat template, NAME=VALUE each, such as enable_thinking=false.
       head: path of a head that drafts, or "demo"; None decodes plainly.
       tree: depth,top_k,num_nodes of its drafts.
       limit: source rows to answer, drawn by the seed (a smaller number draws some of a larger one's); None is all.
@@ -73,7 +75,8 @@ class Args:
     data: tuple[str, ...]
     out: Path
     tokenizer: str | None = None
-    chat_template: Path | None = None
+    chat_template: str | None = None
+    template_args: tuple[str, ...] = ()
     head: str | None = None
     tree: str = "3,2,5"
     limit: int | None = None
@@ -93,8 +96,8 @@ class Args:
 Numbered = tuple[int, str, dict[str, Any]]
 """A source row: its number among all rows of all sources, where it is from, and its content."""
 
-SETTLED = ("target", "tokenizer", "data", "limit", "max_new_tokens", "max_prompt", "keep_cut", "temperatures", "top_k",
-           "top_p", "seed", "dtype", "shard_rows")  # fmt: skip
+SETTLED = ("target", "tokenizer", "template_args", "data", "limit", "max_new_tokens", "max_prompt", "keep_cut",
+           "temperatures", "top_k", "top_p", "seed", "dtype", "shard_rows")  # fmt: skip
 """Arguments that decide what is written; the others may change when a run goes on."""
 
 
@@ -121,13 +124,14 @@ def main(args: Args) -> None:
             f"--max-prompt {args.max_prompt} plus --max-new-tokens {args.max_new_tokens} exceeds the target's "
             f"{config.max_position} tokens of context: lower one of them"
         )
-    tokenizer = tokenizer_of(args.target, config, args.tokenizer, args.chat_template)
+    tokenizer = tokenizer_of(args.target, config, args)
     chosen = choose(survey(sources, tokenizer), args.limit, args.seed)
     writer = load(args, config, tokenizer, len(chosen))
     settings = {name: getattr(args, name) for name in SETTLED}
     contents = {
         "contents of data": corpus_key(sources, tokenizer),
-        TOKENIZER_KEY: tokenizer_key(tokenizer),
+        **tokenizer_settings(tokenizer),
+        "stop tokens": writer.stops,
         "weights": distributed.fingerprint(writer.target.params),
     }
     with alone_in(args.out, jax.process_index() == 0):
@@ -222,7 +226,7 @@ def load(args: Args, config: DecoderConfig, tokenizer: Any, rows: int) -> Writer
     if args.head is not None:
         with naming("--head", args.head):
             head = eagle_jax.load_drafter(head_path(args.head), target, tree)
-    stops = config.eos_ids or tuple(i for i in [tokenizer.eos_token_id] if i is not None)
+    stops = stop_ids(config, tokenizer)
     lanes = -(-min(args.batch, args.shard_rows, rows) // data) * data
     return Writer(target, head, tokenizer, stops, lanes, args.seed, args.max_new_tokens, args.max_prompt,
                   args.keep_cut, args.top_k, args.top_p)  # fmt: skip

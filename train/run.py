@@ -19,10 +19,12 @@ from eagle_jax.acceptance import measure_n_alpha, measure_tau
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.checkpoints.training import TrainingCheckpoints
 from eagle_jax.data.features import Features
+from eagle_jax.data.keys import tokenizer_settings
 from eagle_jax.data.loading import Batches
 from eagle_jax.data.sources import build_corpus, corpus_key
 from eagle_jax.data.vocabulary import cached_vocabulary, count_tokens, coverage_of
 from eagle_jax.devices import device
+from eagle_jax.measure import stop_ids
 from eagle_jax.memory import size_of
 from eagle_jax.programs import naming
 from eagle_jax.sharding import param_shardings
@@ -97,16 +99,18 @@ class Run:
         with naming("--target", args.target):
             self.target = load_target(target_path(args.target), args, self.mesh, layers=learner.copies_layers)
         learner.begin(self.target)
-        tokenizer = tokenizer_of(args.target, self.target.config, args.tokenizer, args.chat_template)
+        tokenizer = tokenizer_of(args.target, self.target.config, args)
         sources = sources_of(args.data)
         self.weights = weights_of(sources)
         self.prompts: list[list[int]] = []
         if args.heldout:
             self.measured_on = generation_mesh(self.mesh, self.target)
             self.prompts = held_prompts(args, tokenizer, self.measured_on)
+            self.stops = stop_ids(self.target, tokenizer)
         cache = args.out / "data"
         leads = jax.process_index() == 0
         self.key = corpus_key(sources, tokenizer)
+        self.rendering = tokenizer_settings(tokenizer)
         build = functools.partial(build_corpus, sources, tokenizer, cache, progress=leads, key=self.key,
                                   vocab_size=self.target.config.vocab_size)  # fmt: skip
         self.corpus, self.skipped = distributed.leader_first(build, "corpus")
@@ -162,10 +166,12 @@ class Run:
         # Names stay where contents change: files behind a glob, a target that was trained on.
         fingerprint = distributed.fingerprint(self.target.params, layers=self.args.features is None)
         vocabulary = None if self.d2t is None else hashlib.sha256(self.d2t.tobytes()).hexdigest()[:16]
-        self.settings |= {"contents of data": f"{self.key}, {len(self.corpus.tokens)} tokens",
+        self.settings |= {**self.rendering, "contents of data": f"{self.key}, {len(self.corpus.tokens)} tokens",
                           "draft vocabulary": vocabulary, "weights of target": fingerprint}  # fmt: skip
         self.measured = {name: getattr(self.args, name) for name in MEASURED}
         self.measured["heldout"] = list(self.args.heldout)
+        if self.args.heldout:
+            self.measured["stop tokens"] = list(self.stops)
         notes = self.checkpoints.notes()
         if notes is None:
             return
@@ -317,6 +323,7 @@ class Run:
         if self.measured_on != self.mesh:
             weights, cast = respread((target.params, cast), self.measured_on)
             target = eagle_jax.Target.from_params(target.config, weights, target.name, self.measured_on)
+        target = dataclasses.replace(target, config=dataclasses.replace(target.config, eos_ids=self.stops))
         head = self.learner.bind(cast, target)
         tokens = self.args.eval_tokens
         tau = measure_tau(target, head, self.prompts, max_new_tokens=tokens).tau

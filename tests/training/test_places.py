@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -94,11 +95,21 @@ def test_sources_and_tokenizers_name_their_option(tmp_path):
     with pytest.raises(ValueError, match=r"^--heldout \./no\.jsonl: no file \./no\.jsonl"):
         sources_of(["./no.jsonl"], "--heldout")
     config = target_config("demo")
+
+    def given(tokenizer=None, chat_template=None, template_args=()):
+        return types.SimpleNamespace(tokenizer=tokenizer, chat_template=chat_template, template_args=template_args)
+
     for options, message in (
         ({"tokenizer": str(tmp_path)}, f"^--tokenizer {re.escape(str(tmp_path))}: no tokenizer in"),
-        ({"chat_template": tmp_path / "no.jinja"}, r"^--chat-template .*no\.jinja: no such chat template"),
+        ({"chat_template": str(tmp_path / "no.jinja")}, r"^--chat-template .*no\.jinja: no such chat template"),
     ):
         with pytest.raises(CheckpointError, match=message):
-            tokenizer_of("demo", config, **options)
+            tokenizer_of("demo", config, given(**options))
+    for argument, message in (
+        ("a=1", r"^--template-args a=1: template arguments must be .* reads \(none\), got a"),
+        ("a", "^--template-args must be NAME=VALUE, got 'a'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tokenizer_of("demo", config, given(template_args=(argument,)))
     with pytest.raises(CheckpointError, match=r"^--target /nope: no such directory: /nope"):
         tokenizer_of("/nope", config)
