@@ -64,8 +64,11 @@ def load_medusa(
       revision, token, cache_dir: as in `load_target`.
 
     Raises:
-      CheckpointError: no such heads, or heads of another model. ConfigError: a tree that they cannot fill.
-      ValueError: `target` is none. MemoryError: the device is too small for the weights.
+      CheckpointError: no such heads, heads of another model, or weights that are not finite.
+      ConfigError: a tree that they cannot fill. ValueError: `target` is none. MemoryError: the device is too small.
+
+    Warns:
+      UserWarning: config.json names another number of heads than the file holds, which is used.
     """
     check_target(target)
     config, params = load_medusa_checkpoint(
@@ -100,10 +103,10 @@ def load_draft_model(
 
     Warns:
       UserWarning: of model or target there are no tokenizer files to compare; the sizes of the vocabularies agree. Or
-        the model has fewer positions than the target.
+        the model has fewer positions than the target, or its files contradict as in `load_target`.
 
     Raises:
-      CheckpointError: nothing there, tensors that do not fit, or the model of another tokenizer.
+      CheckpointError: nothing there, tensors that do not fit or are not finite, or the model of another tokenizer.
       ConfigError: a tree that cannot be filled. ValueError: `target` is none. MemoryError: the device is too small.
     """
     check_target(target)

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from eagle_jax.checkpoints.errors import CheckpointError
-from eagle_jax.checkpoints.hf_config import required, token_ids
+from eagle_jax.checkpoints.features import check_features
+from eagle_jax.checkpoints.fields import Fields, shown
+from eagle_jax.checkpoints.hf_config import MOST_LAYERS
 from eagle_jax.checkpoints.mapping import Rule, Table
 from eagle_jax.checkpoints.tensors import TensorReader
 from eagle_jax.config import ConfigError, DecoderConfig, RopeConfig
@@ -46,16 +48,22 @@ GPT2 = Table(
         Rule(f"{PREFIX}wte.weight", "embed_tokens/embedding"),
         Rule(f"{PREFIX}wpe.weight", "embed_positions/embedding"),
         *(leaf for rule in _LAYER for leaf in _leaves(rule)),
+        Rule("lm_head.weight", "lm_head/kernel", True),  # tied in every published model
     ),
     ignored=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),  # causal masks
 )
 
-_SUPPORTED = {
+_SUPPORTED: dict[str, Any] = {
     "activation_function": "gelu_new",
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
-    "tie_word_embeddings": True,
+}
+_COMMON_NAMES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
 }
 
 
@@ -104,34 +112,37 @@ def gpt2_config(values: Mapping[str, Any], where: str, *, max_position: int | No
     """The decoder that a GPT-2's config.json describes.
 
     Raises:
-      CheckpointError: a size that is missing, or a switch that the decoder does not have.
+      CheckpointError: a size that is missing or wrong, or a switch that the decoder does not have.
     """
+    fields = Fields(_own_names(values, where), where)
+    check_features(fields, known=_SUPPORTED)
     for key, wanted in _SUPPORTED.items():
-        if values.get(key, wanted) != wanted:
-            raise CheckpointError(f"{where}: {key}={values[key]!r} is not supported, only {wanted!r}")
-    hidden, heads = required(values, "n_embd", where), required(values, "n_head", where)
+        value = fields.text(key, wanted) if isinstance(wanted, str) else fields.flag(key, wanted)
+        if value != wanted:
+            raise CheckpointError(f"{where}: {key}={value!r} is not supported, only {wanted!r}")
+    hidden, heads = fields.integer("n_embd"), fields.integer("n_head")
     if hidden % heads:
         raise CheckpointError(f"{where}: n_embd={hidden} is not a multiple of n_head={heads}")
-    length = int(values.get("n_positions") or values.get("n_ctx") or 1024)
+    length = fields.integer("n_positions" if "n_positions" in fields.values else "n_ctx", 1024)
     try:
         config = DecoderConfig(
-            vocab_size=required(values, "vocab_size", where),
+            vocab_size=fields.integer("vocab_size"),
             hidden_size=hidden,
-            intermediate_size=int(values.get("n_inner") or 4 * hidden),
-            num_layers=required(values, "n_layer", where),
+            intermediate_size=fields.integer("n_inner", 4 * hidden, null=True),
+            num_layers=fields.integer("n_layer", most=MOST_LAYERS),
             num_heads=heads,
             num_kv_heads=heads,
             head_dim=hidden // heads,
-            rms_norm_eps=float(values.get("layer_norm_epsilon", 1e-5)),
+            rms_norm_eps=fields.number("layer_norm_epsilon", 1e-5),
             rope=RopeConfig(kind="none"),
             max_position=length,
             block="gpt2",
             qkv_bias=True,
             out_bias=True,
             mlp_bias=True,
-            tie_word_embeddings=True,
-            eos_ids=token_ids(values.get("eos_token_id")),
-            bos_id=next(iter(token_ids(values.get("bos_token_id"))), None),
+            tie_word_embeddings=fields.flag("tie_word_embeddings", True),
+            eos_ids=fields.ids("eos_token_id"),
+            bos_id=next(iter(fields.ids("bos_token_id")), None),
             architecture=ARCHITECTURE,
         )
     except ConfigError as error:
@@ -141,6 +152,15 @@ def gpt2_config(values: Mapping[str, Any], where: str, *, max_position: int | No
     return config
 
 
+def _own_names(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The keys with the names of this family; `transformers` reads those of the other families, too."""
+    out = dict(values)
+    for common, own in _COMMON_NAMES.items():
+        if common in out and out.setdefault(own, out[common]) != out[common]:
+            Fields(out, where).refuse(common, f"{own}={shown(out[own])}, which is the same size", "Remove one of them.")
+    return out
+
+
 def gpt2_values(config: DecoderConfig, dtype: str) -> dict[str, Any]:
     """The config.json of a GPT-2.
 
@@ -148,11 +168,11 @@ def gpt2_values(config: DecoderConfig, dtype: str) -> dict[str, Any]:
       CheckpointError: GPT-2 has no such biases, heads or head.
     """
     like = dataclasses.replace(
-        config, qkv_bias=True, out_bias=True, mlp_bias=True, qk_norm=False, tie_word_embeddings=True,
+        config, qkv_bias=True, out_bias=True, mlp_bias=True, qk_norm=False,
         num_kv_heads=config.num_heads, head_dim=config.hidden_size // config.num_heads, block="gpt2",
     )  # fmt: skip
     if like != config:
-        raise CheckpointError(f"{ARCHITECTURE} has biases everywhere, a key for every head and a tied lm_head")
+        raise CheckpointError(f"{ARCHITECTURE} has biases everywhere and a key for every head")
     eos = list(config.eos_ids)
     return {
         "architectures": [ARCHITECTURE],
@@ -165,6 +185,7 @@ def gpt2_values(config: DecoderConfig, dtype: str) -> dict[str, Any]:
         "n_positions": config.max_position,
         "layer_norm_epsilon": config.rms_norm_eps,
         **_SUPPORTED,
+        "tie_word_embeddings": config.tie_word_embeddings,
         "bos_token_id": config.bos_id,
         "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
         "torch_dtype": dtype,

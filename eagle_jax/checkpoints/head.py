@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.checkpoints.errors import CheckpointError
+from eagle_jax.checkpoints.errors import CheckpointError, notice
 from eagle_jax.checkpoints.head_config import canonical_name, flat_config, head_config
 from eagle_jax.checkpoints.hub import checkpoint_directory
 from eagle_jax.checkpoints.kinds import EAGLES, refuse_others
@@ -27,6 +28,7 @@ from eagle_jax.checkpoints.mapping import (
     read_planned,
 )
 from eagle_jax.checkpoints.tensors import TensorReader, read_json
+from eagle_jax.checkpoints.tied import LM_HEAD
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
 from eagle_jax.types import Params
 
@@ -44,6 +46,7 @@ def load_head_checkpoint(
     rope_theta: float | int | None = None,
     taps: Sequence[int] | None = None,
     embedding: jax.Array | np.ndarray | None = None,
+    lm_head: jax.Array | np.ndarray | None = None,
     place: Place | None = None,
 ) -> tuple[HeadConfig, Params]:
     """Configuration and parameters of a draft head for `target`.
@@ -56,14 +59,20 @@ def load_head_checkpoint(
       rope_theta: replaces the head's own; some published heads draft better at 10000 than at their config's value.
       taps: replaces the hidden states that the config names, in `transformers` numbering.
       embedding: [V, H], the target's embedding. Where the file's is a copy of it, as EAGLE-1/2 files carry one, the
-        head shares the target's instead of holding it twice.
+        head shares the target's instead of holding it twice; where it differs, the head uses its own.
+      lm_head: [H, V], the target's. Compared with one that an EAGLE-1/2 file carries, which is not used.
       place: `(path, host array) -> device array` for a sharded load.
 
     Returns:
       config, and `{"head": ..., "d2t": [Vd] int32}` (`d2t` for EAGLE-3 only: target id minus draft id).
 
     Raises:
-      CheckpointError: naming the file and everything in it that does not fit, or does not fit this target.
+      CheckpointError: naming the file and everything in it that does not fit, or does not fit this target, an option
+        that would change the drafts and is not supported, or tensors that hold NaN or infinity.
+
+    Warns:
+      UserWarning: options that are not known, a head trained for a target of another family, or an lm_head in the file
+        that is not used and differs from the target's.
     """
     check_dtype(dtype)
     directory = checkpoint_directory(path_or_id, revision=revision, token=token, cache_dir=cache_dir)
@@ -89,7 +98,9 @@ def load_head_checkpoint(
             rope = dataclasses.replace(config.layer.rope, theta=float(rope_theta))
             config = dataclasses.replace(config, layer=dataclasses.replace(config.layer, rope=rope))
         # Some published EAGLE-1/2 heads ship the target's lm_head, which is what they read anyway.
-        ignored = HEAD.ignored + ((r"lm_head\.weight",) if config.kind == "eagle1" else ())
+        ignored = HEAD.ignored + ((re.escape(LM_HEAD),) if config.kind == "eagle1" else ())
+        if config.kind == "eagle1" and lm_head is not None and LM_HEAD in names:
+            _compare_lm_head(reader, names[LM_HEAD], lm_head)
         prefix = "midlayer." if any("midlayer." in name for name in reader.infos) else "layers.0."
         shapes = expected_shapes(config)
         chosen = plan(
@@ -120,6 +131,20 @@ def _is_copy(reader: TensorReader, names: dict[str, str], embedding: jax.Array |
     return np.array_equal(cast(stored, wanted, name).astype(stored.dtype), ours)
 
 
+def _compare_lm_head(reader: TensorReader, name: str, lm_head: jax.Array | np.ndarray) -> None:
+    """Warns of an lm_head that is not the target's, through which EAGLE-1/2 heads draft."""
+    ours = np.asarray(lm_head)
+    stored = reader.read(name)
+    same = stored.shape == ours.shape[::-1] and np.array_equal(
+        stored.astype(ours.dtype), ours.T.astype(stored.dtype).astype(ours.dtype)
+    )
+    if not same:
+        notice(
+            f"{reader.directory / reader.infos[name].file}: {name} differs from the target's lm_head and is not used: "
+            "an EAGLE-1/2 head drafts through its target's"
+        )
+
+
 def _read_d2t(
     reader: TensorReader, names: dict[str, str], config: HeadConfig, problems: TensorProblems
 ) -> np.ndarray | None:
@@ -138,6 +163,11 @@ def _read_d2t(
     if misshaped:
         problems.found["misshaped"] += misshaped
         return None
+    for name in ("d2t", "t2d"):
+        if name in names and not re.fullmatch(r"u?int\d+|bool", reader.infos[names[name]].dtype):
+            stored = reader.infos[names[name]].dtype
+            problems.found["other"].append(f"{names[name]} is stored as {stored}, expected integers")
+            return None
     difference = reader.read(names["d2t"]).astype(np.int64)
     ids = difference + np.arange(draft_vocab)
     if ids.min() < 0 or ids.max() >= vocab or len(np.unique(ids)) != draft_vocab:

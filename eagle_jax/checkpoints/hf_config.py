@@ -6,8 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from eagle_jax.checkpoints.errors import CheckpointError
-from eagle_jax.config import ConfigError, DecoderConfig, RopeConfig
+from eagle_jax.checkpoints.errors import CheckpointError, notice
+from eagle_jax.checkpoints.features import check_features
+from eagle_jax.checkpoints.fields import LARGEST, Fields, shown
+from eagle_jax.checkpoints.rope import DEFAULT_LENGTH, context_length, rope_config, rope_scaling, unstretched_length
+from eagle_jax.config import ConfigError, DecoderConfig
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -29,7 +32,8 @@ _FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "GPT2LMHeadModel": {},  # see `gpt2`
 }  # fmt: skip
 
-_ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+MOST_LAYERS = 1024
+"""Bound on `num_hidden_layers`: a wrong number would make loading build as many layers before it finds them missing."""
 
 
 def architecture_of(values: Mapping[str, Any], where: str) -> str:
@@ -38,14 +42,22 @@ def architecture_of(values: Mapping[str, Any], where: str) -> str:
     Raises:
       CheckpointError: it names none that is supported.
     """
-    named = values.get("architectures") or [ARCHITECTURES.get(str(values.get("model_type")), values.get("model_type"))]
-    for name in named:
-        if name in _FAMILY_DEFAULTS:
-            return name
-    raise CheckpointError(
-        f"{where}: unknown architecture {', '.join(str(name) for name in named)}; "
-        f"known ones: {', '.join(sorted(_FAMILY_DEFAULTS))}"
-    )
+    fields = Fields(values, where)
+    model_type = fields.text("model_type", "", null=True)
+    by_type = ARCHITECTURES.get(model_type)
+    listed = fields.names("architectures") or (by_type or model_type or "None",)
+    named = next((name for name in listed if name in _FAMILY_DEFAULTS), None)
+    if named is None:
+        raise CheckpointError(
+            f"{where}: unknown architecture {', '.join(listed)}; known ones: {', '.join(sorted(_FAMILY_DEFAULTS))}"
+        )
+    if by_type is not None and by_type != named:
+        notice(
+            f"{where}: architectures names {named} and model_type={model_type!r} is {by_type}: loads it as {by_type}, "
+            "as transformers does"
+        )
+        return by_type
+    return named
 
 
 def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int | None = None) -> DecoderConfig:
@@ -56,25 +68,29 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
       max_position: cap on the context length; what a model with a sliding window needs to be run without one.
 
     Raises:
-      CheckpointError: an unknown architecture, quantised weights, an active sliding window, or any feature that the
-        decoder does not have: nothing is ignored silently.
+      CheckpointError: an unknown architecture, a value of another type, quantised weights, an active sliding window, or
+        any feature that the decoder does not have.
+
+    Warns:
+      UserWarning: keys that are not known and that look as if they changed what the model computes.
     """
     architecture = architecture_of(values, where)
     filled = {**_FAMILY_DEFAULTS[architecture], **values}
+    fields = Fields(filled, where)
     check_supported(filled, where)
-    attention_bias = bool(filled.get("attention_bias", False)) and architecture in (
-        "LlamaForCausalLM",
-        "Qwen3ForCausalLM",
-    )
+    check_features(fields)
+    if architecture == "Qwen3ForCausalLM":
+        fields.integer("head_dim")  # null is no size in this family
+    has_bias = fields.flag("attention_bias") if architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") else False
     config = layer_sizes(
         filled,
         where,
         # Qwen2 always has the first and never the second; Llama and Qwen3 switch both together.
-        qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
-        out_bias=attention_bias,
-        mlp_bias=bool(filled.get("mlp_bias", False)) and architecture == "LlamaForCausalLM",
+        qkv_bias=has_bias or architecture == "Qwen2ForCausalLM",
+        out_bias=has_bias,
+        mlp_bias=architecture == "LlamaForCausalLM" and fields.flag("mlp_bias"),
         qk_norm=architecture == "Qwen3ForCausalLM",
-        tie_word_embeddings=bool(filled.get("tie_word_embeddings", False)),
+        tie_word_embeddings=fields.flag("tie_word_embeddings"),
         architecture=architecture,
     )
     if max_position is not None:
@@ -85,48 +101,39 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
                 f"max_position={max_position} must be 1 to {config.max_position}, the context length in {where}"
             )
         config = dataclasses.replace(config, max_position=max_position)
-    _refuse_sliding_window(filled, architecture, config, where)
+    _refuse_sliding_window(fields, architecture, config)
     return config
 
 
-def required(values: Mapping[str, Any], key: str, where: object) -> int:
-    """A size that a config.json must have.
-
-    Raises:
-      CheckpointError: it is no positive integer.
-    """
-    value = values.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"{where}: {key}={value!r} must be a positive integer")
-    return value
-
-
-def layer_sizes(values: Mapping[str, Any], where: str, **fields: Any) -> DecoderConfig:
-    """The fields that targets and heads read alike; `fields` gives those that they decide differently."""
-    heads, hidden = required(values, "num_attention_heads", where), required(values, "hidden_size", where)
-    kv_heads = heads if values.get("num_key_value_heads") is None else required(values, "num_key_value_heads", where)
+def layer_sizes(values: Mapping[str, Any], where: str, **decided: Any) -> DecoderConfig:
+    """The fields that targets and heads read alike; `decided` gives those that they decide differently."""
+    fields = Fields(values, where)
+    heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
+    if not fields.given("head_dim") and hidden % heads:
+        fields.refuse("hidden_size", f"a multiple of num_attention_heads={heads} where there is no head_dim")
     rope = rope_config(values, where)
+    length = fields.integer("max_position_embeddings", DEFAULT_LENGTH)
     try:
         return DecoderConfig(
-            vocab_size=required(values, "vocab_size", where),
+            vocab_size=fields.integer("vocab_size"),
             hidden_size=hidden,
-            intermediate_size=required(values, "intermediate_size", where),
-            num_layers=fields.pop("num_layers", None) or required(values, "num_hidden_layers", where),
+            intermediate_size=fields.integer("intermediate_size"),
+            num_layers=decided.pop("num_layers", None) or fields.integer("num_hidden_layers", most=MOST_LAYERS),
             num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=hidden // heads if values.get("head_dim") is None else required(values, "head_dim", where),
-            rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
+            num_kv_heads=fields.integer("num_key_value_heads", heads, null=True),
+            head_dim=fields.integer("head_dim", hidden // heads, null=True),
+            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
             rope=rope,
-            max_position=context_length(int(values.get("max_position_embeddings", 2048)), rope),
-            eos_ids=token_ids(values.get("eos_token_id")),
-            bos_id=next(iter(token_ids(values.get("bos_token_id"))), None),
-            **fields,
+            max_position=context_length(length, rope),
+            eos_ids=fields.ids("eos_token_id"),
+            bos_id=next(iter(fields.ids("bos_token_id")), None),
+            **decided,
         )
     except ConfigError as error:
         raise CheckpointError(f"{where}: {error}") from error
 
 
-def check_supported(values: Mapping[str, Any], where: str) -> None:
+def check_supported(values: Mapping[str, Any], where: object) -> None:
     """Refuses quantised weights and activations other than SiLU.
 
     Raises:
@@ -136,98 +143,56 @@ def check_supported(values: Mapping[str, Any], where: str) -> None:
     if quantised:
         method = quantised.get("quant_method", "unnamed") if isinstance(quantised, Mapping) else quantised
         raise CheckpointError(
-            f"{where}: a quantised checkpoint (quant_method {method}) is not supported; "
+            f"{where}: a quantised checkpoint (quant_method {shown(method)}) is not supported; "
             f"load the float32, bfloat16 or float16 original"
         )
-    if values.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise CheckpointError(f"{where}: hidden_act={values['hidden_act']!r} is not supported, only 'silu'")
+    activation = Fields(values, where).text("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise CheckpointError(f"{where}: hidden_act={activation!r} is not supported, only 'silu'")
 
 
-def token_ids(value: Any) -> tuple[int, ...]:
-    """Token ids of a config key that holds one, several, or none."""
-    if value is None:
-        return ()
-    return tuple(int(token) for token in value) if isinstance(value, (list, tuple)) else (int(value),)
-
-
-def rope_config(values: Mapping[str, Any], where: str) -> RopeConfig:
-    """RoPE from `rope_theta` + `rope_scaling` (up to transformers 4) or `rope_parameters` (from 5).
+def token_ids(value: Any, where: object = "config.json") -> tuple[int, ...]:
+    """Token ids of an `eos_token_id` that holds one, several, or none.
 
     Raises:
-      CheckpointError: a scaling that is not known, partial rotation, or a parameter missing.
+      CheckpointError: they are no integers.
     """
-    given: dict[str, Any] = dict(values.get("rope_scaling") or values.get("rope_parameters") or {})
-    kind: Any = given.get("rope_type", given.get("type", "default")) or "default"
-    if any(isinstance(value, Mapping) for value in given.values()) or kind not in _ROPE_KINDS:
-        raise CheckpointError(
-            f"{where}: RoPE {kind!r} with {sorted(given)} is not supported; known types: {', '.join(_ROPE_KINDS)}"
-        )
-    if given.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0)) not in (None, 1.0):
-        raise CheckpointError(f"{where}: partial_rotary_factor other than 1 is not supported")
-    max_position = int(values.get("max_position_embeddings", 2048))
-    theta = float(given.get("rope_theta") or values.get("rope_theta") or 10000.0)
-    if kind == "default":
-        return RopeConfig(theta=theta)
-    # "dynamic" stretches the configured context, "linear" needs none, the others may name the one trained on.
-    original = RopeConfig.original_max_position if kind == "linear" else max_position
-    if kind in ("llama3", "yarn"):
-        outer = values.get("original_max_position_embeddings")
-        original = int(outer or given.get("original_max_position_embeddings") or max_position)
-    factor = given.get("factor")
-    if factor is None and kind == "yarn":
-        factor = max_position / original
-    needed: dict[str, Any] = {"factor": factor}
-    if kind == "llama3":
-        needed |= {key: given.get(key) for key in ("low_freq_factor", "high_freq_factor")}
-    absent = [key for key, value in needed.items() if value is None]
-    if absent:
-        raise CheckpointError(f"{where}: RoPE type {kind!r} needs {', '.join(absent)}")
-    optional = {
-        name: float(given[name])
-        for name in ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale",
-                     "mscale_all_dim")
-        if given.get(name) is not None
-    }  # fmt: skip
-    return RopeConfig(
-        theta=theta,
-        kind=kind,
-        factor=float(needed["factor"]),
-        original_max_position=original,
-        truncate=bool(given.get("truncate", True)),
-        **optional,
-    )
+    return Fields({"eos_token_id": value}, where).ids("eos_token_id")
 
 
-def context_length(length: int, rope: RopeConfig) -> int:
-    """Tokens the model was made for: `max_position_embeddings`, stretched by the scalings that do not count in it.
-
-    "linear" and "dynamic" stretch it by their factor (Vicuna-16k says 4096 and 4), yarn where a config keeps the
-    original length (Qwen2.5 says 32768 and 4); a llama3 config gives the stretched length already.
-    """
-    if rope.kind in ("linear", "dynamic"):
-        return int(length * rope.factor)
-    return max(length, int(rope.original_max_position * rope.factor)) if rope.kind == "yarn" else length
-
-
-def _refuse_sliding_window(values: Mapping[str, Any], architecture: str, config: DecoderConfig, where: str) -> None:
+def _refuse_sliding_window(fields: Fields, architecture: str, config: DecoderConfig) -> None:
+    """Refuses a window that hides tokens of the context; Llama has none, whatever its config.json says."""
+    window = fields.integer("sliding_window", LARGEST, null=True, least=0)
+    hides = window < config.max_position  # a window of W tokens hides nothing from the first W positions
+    slides = _sliding_layers(fields, config.num_layers)
     if architecture == "LlamaForCausalLM":
+        if hides and fields.flag("use_sliding_window", True, null=True):
+            notice(f"{fields.where}: sliding_window={window} has no effect on a {architecture}, as in transformers")
         return
-    window = values.get("sliding_window")
-    if architecture != "MistralForCausalLM":
-        if not values.get("use_sliding_window", False):
-            return
-        layer_types = values.get("layer_types")
-        if layer_types:
-            slides = "sliding_attention" in layer_types
-        else:
-            slides = int(values.get("max_window_layers", 28)) < config.num_layers
-        window = window if slides else None
-    # A window of W tokens hides nothing from the first W positions.
-    if window is not None and int(window) < config.max_position:
+    if architecture == "MistralForCausalLM":
+        active = hides
+    else:
+        switched = fields.flag("use_sliding_window")
+        if slides and not switched:
+            fields.refuse("layer_types", "without sliding_attention where use_sliding_window is false")
+        if switched and slides is None:
+            slides = fields.integer("max_window_layers", 28, least=0) < config.num_layers
+        active = hides and switched and bool(slides)
+    if active:
         raise CheckpointError(
-            f"{where}: sliding_window={window} is active below the context length {config.max_position} and "
+            f"{fields.where}: sliding_window={window} is active below the context length {config.max_position} and "
             f"sliding-window attention is not supported; load with max_position={window} to stay inside the window"
         )
+
+
+def _sliding_layers(fields: Fields, layers: int) -> bool | None:
+    """Whether `layer_types` names a layer with a sliding window; None where the key is missing or null."""
+    kinds = fields.names("layer_types")
+    if not fields.given("layer_types"):
+        return None
+    if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+        fields.refuse("layer_types", f"full_attention or sliding_attention for each of the {layers} layers")
+    return "sliding_attention" in kinds
 
 
 def hf_config(config: DecoderConfig, dtype: str) -> dict[str, Any]:
@@ -277,35 +242,10 @@ def common_keys(config: DecoderConfig, dtype: str) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": config.rms_norm_eps,
-        "max_position_embeddings": _unstretched(config),
+        "max_position_embeddings": unstretched_length(config.max_position, config.rope),
         "rope_theta": config.rope.theta,
         "rope_scaling": rope_scaling(config.rope),
         "bos_token_id": config.bos_id,
         "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
         "torch_dtype": dtype,
     }
-
-
-def _unstretched(config: DecoderConfig) -> int:
-    """`max_position_embeddings` of which `context_length` makes the context again."""
-    rope = config.rope
-    if rope.kind == "dynamic":
-        return rope.original_max_position
-    return int(config.max_position / rope.factor) if rope.kind == "linear" else config.max_position
-
-
-def rope_scaling(rope: RopeConfig) -> dict[str, Any] | None:
-    """`rope_scaling` of a config.json; None where there is no scaling."""
-    if rope.kind == "default":
-        return None
-    values: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
-    if rope.kind == "llama3":
-        values |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
-    if rope.kind == "yarn":
-        values |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
-        for name in ("attention_factor", "mscale", "mscale_all_dim"):
-            if getattr(rope, name) is not None:
-                values[name] = getattr(rope, name)
-    if rope.kind in ("llama3", "yarn"):
-        values["original_max_position_embeddings"] = rope.original_max_position
-    return values

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from eagle_jax.checkpoints.errors import CheckpointError
+from eagle_jax.checkpoints.fields import Fields
 from eagle_jax.checkpoints.head_config import canonical_name
 
 Kind = Literal["model", "eagle2", "eagle3", "medusa", "hydra", "other"]
@@ -30,12 +31,16 @@ MEDUSAS: tuple[Kind, ...] = ("medusa", "hydra")
 """What each loader reads; that of EAGLE heads has words of its own for other draft heads."""
 
 
-def kind_of(values: Mapping[str, Any], names: Collection[str] = ()) -> Kind | None:
+def kind_of(values: Mapping[str, Any], names: Collection[str] = (), where: object = "config.json") -> Kind | None:
     """What a checkpoint is, by its config.json and the names of its tensors; None where they do not say.
 
     Args:
       names: of the tensors as stored; none where they were not read, and then EAGLE-1/2 heads, whose config.json is
         that of a model, are not told.
+      where: the path of config.json, for messages.
+
+    Raises:
+      CheckpointError: `architectures` is no list of names.
     """
     for heads in MEDUSAS:
         # A model that was trained together with such heads names them in its own config.json.
@@ -44,7 +49,7 @@ def kind_of(values: Mapping[str, Any], names: Collection[str] = ()) -> Kind | No
     if (algorithm := values.get("speculators_model_type")) is not None:
         return "eagle3" if algorithm == "eagle3" else "other"
     stored = {canonical_name(name.removeprefix("transformer.")) for name in names}
-    named = " ".join(map(str, values.get("architectures") or ())).lower()
+    named = " ".join(Fields(values, where).names("architectures")).lower()
     if "eagle3" in named or values.get("draft_vocab_size") or "layers.0.hidden_norm.weight" in stored:
         return "eagle3"
     if "eagle" in named or "fc.weight" in stored:
@@ -64,6 +69,6 @@ def refuse_others(
     Raises:
       CheckpointError: saying what it is and what it is for.
     """
-    kind = kind_of(values, names)
+    kind = kind_of(values, names, f"{where}/config.json")
     if kind is not None and kind not in wanted:
         raise CheckpointError(f"{where} holds {BELONGS[kind]}")

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.checkpoints.errors import CheckpointError
+from eagle_jax.checkpoints.finite import FETCH_AGAIN, NotFinite
 from eagle_jax.checkpoints.tensors import FLOAT_DTYPES, TensorReader
 from eagle_jax.config import DecoderConfig, HeadConfig
 from eagle_jax.devices import loading
@@ -234,16 +235,25 @@ def plan(
 def read_planned(
     reader: TensorReader, chosen: Mapping[str, tuple[str, bool]], dtype: str, place: Place | None
 ) -> Params:
-    """Reads, converts and places one tensor after the other; no second copy of the model is ever held."""
+    """Reads, converts and places one tensor after the other; no second copy of the model is ever held.
+
+    Raises:
+      CheckpointError: values that are not finite in this dtype, naming every tensor that holds some.
+    """
     wanted = check_dtype(dtype)
+    spoiled = NotFinite()
     size = wanted.itemsize * sum(math.prod(reader.infos[name].shape) for name, _ in chosen.values())
     flat = {}
     for path, (name, transpose) in chosen.items():
         host = cast(reader.read(name), wanted, name)
+        spoiled.check(name, host)
+        if spoiled.found:  # only counted from here on
+            continue
         # A copy in either case: the array may be a view of the file, which jnp.asarray would keep.
         host = transposed(host) if transpose else np.array(host)
         with loading(str(reader.directory), size):
             flat[path] = jnp.asarray(host) if place is None else place(path, host)
+    spoiled.raise_if_any(str(reader.directory), FETCH_AGAIN)
     return unflatten(flat)
 
 

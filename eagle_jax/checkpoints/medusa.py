@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ import jax
 import numpy as np
 import safetensors.numpy
 
-from eagle_jax.checkpoints.errors import CheckpointError
-from eagle_jax.checkpoints.hf_config import required
+from eagle_jax.checkpoints.errors import CheckpointError, notice
+from eagle_jax.checkpoints.fields import Fields
+from eagle_jax.checkpoints.finite import DIVERGED, NotFinite
 from eagle_jax.checkpoints.hub import head_directory
 from eagle_jax.checkpoints.kinds import MEDUSAS, refuse_others
 from eagle_jax.checkpoints.mapping import (
@@ -34,6 +37,7 @@ from eagle_jax.models.medusa import init_medusa_params
 from eagle_jax.types import Params
 
 _PREFIX = "prefix_embeding_layer."  # as its authors spell it
+_MOST = 64  # heads, or blocks of one: a wrong number would make as many before they are found missing
 
 
 def load_medusa_checkpoint(
@@ -51,8 +55,14 @@ def load_medusa_checkpoint(
     Args:
       target: the model that the heads are for; place: as in `load_target_checkpoint`.
 
+    The number of heads and of their blocks is that of the file.
+
     Raises:
-      CheckpointError: no such heads, or heads of another width, vocabulary or model, naming what does not fit.
+      CheckpointError: no such heads, heads of another width, vocabulary or model, or values that are not finite,
+        naming what does not fit.
+
+    Warns:
+      UserWarning: config.json names other numbers than the file holds.
     """
     check_dtype(dtype)
     directory = head_directory(path_or_id, revision=revision, token=token, cache_dir=cache_dir)
@@ -62,18 +72,20 @@ def load_medusa_checkpoint(
     if kind is None:
         refuse_others(directory, MEDUSAS, values, _model_tensors(directory))
         raise CheckpointError(f"{where}: neither medusa_num_heads nor hydra_num_heads: these are no such heads")
-    if kind == "hydra" and not values.get("grounded_heads", True):
+    fields = Fields(values, where)
+    if kind == "hydra" and not fields.flag("grounded_heads", True):
         raise CheckpointError(f"{where}: grounded_heads=false: these are Medusa's heads under another name")
     with TensorReader(directory, stem=f"{kind}_lm_head") as reader:
         prefixed = any(name.startswith(_PREFIX) for name in reader.infos)
         prefix = target.one_layer(tie_word_embeddings=False) if prefixed else None
+        heads, layers = _counted(fields, kind, reader)
         try:
             config = MedusaConfig(
                 kind,  # type: ignore[arg-type]
                 target.hidden_size,
                 target.vocab_size,
-                required(values, f"{kind}_num_heads", where),
-                required(values, f"{kind}_num_layers", where),
+                heads,
+                layers,
                 prefix,
             )
         except ConfigError as error:
@@ -89,13 +101,37 @@ def load_medusa_checkpoint(
         return config, {"heads": read_planned(reader, chosen, dtype, place)}
 
 
+def _counted(fields: Fields, kind: str, reader: TensorReader) -> tuple[int, int]:
+    """(heads, residual blocks of each) as the file holds them: published config.json files name fewer heads.
+
+    Warns:
+      UserWarning: config.json has other numbers.
+    """
+    blocks: dict[int, set[int]] = {}
+    for name in reader.infos:
+        match = re.match(r"(?:hydra_mlp\.)?(\d+)\.(\d+)\.linear\.weight$", name)
+        if match:
+            blocks.setdefault(int(match[1]), set()).add(int(match[2]))
+    stored = next(number for number in itertools.count() if number not in blocks)
+    found = {"heads": stored, "layers": len(blocks.get(0, ()))}
+    for part, count in found.items():
+        key = f"{kind}_num_{part}"
+        named = fields.integer(key, most=_MOST)
+        if not count:  # none of such a name: what is missing is named later
+            found[part] = named
+        elif named != count:
+            file = next(iter(reader.infos.values())).file
+            notice(f"{fields.where}: {key} is {named}, and {file} holds {count}: takes those of the file")
+    return found["heads"], found["layers"]
+
+
 def save_medusa_checkpoint(
     config: MedusaConfig, params: Params, directory: str | os.PathLike[str], dtype: str = "bfloat16"
 ) -> None:
     """Writes heads in their authors' layout; the directory is replaced as a whole, other files in it are kept.
 
     Raises:
-      CheckpointError: the parameters do not fit `config`.
+      CheckpointError: the parameters do not fit `config`, or hold values that are not finite.
     """
     wanted, flat = check_dtype(dtype), flatten(params["heads"])
     shapes = {path: np.shape(leaf) for path, leaf in flat.items()}
@@ -104,10 +140,13 @@ def save_medusa_checkpoint(
         raise CheckpointError(f"the heads' parameters do not fit their configuration: {', '.join(sorted(wrong))}")
     table = Table(_rules(config))
     tensors = {}
+    spoiled = NotFinite()
     for path, leaf in flat.items():
         name, turned = table.name_of(path)
         host = cast(np.asarray(leaf), wanted, name)
+        spoiled.check(name, host)
         tensors[name] = transposed(host) if turned else np.ascontiguousarray(host)
+    spoiled.raise_if_any(f"the heads are not written to {directory}", DIVERGED)
     values = {"model_type": config.kind, f"{config.kind}_num_heads": config.num_heads,
               f"{config.kind}_num_layers": config.num_layers, "torch_dtype": dtype}  # fmt: skip
     if config.kind == "hydra":

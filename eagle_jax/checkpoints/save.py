@@ -12,6 +12,7 @@ import safetensors
 import safetensors.numpy
 
 from eagle_jax.checkpoints.errors import CheckpointError
+from eagle_jax.checkpoints.finite import DIVERGED, NotFinite
 from eagle_jax.checkpoints.gpt2 import GPT2, fused, gpt2_values
 from eagle_jax.checkpoints.head_config import head_config_values
 from eagle_jax.checkpoints.hf_config import hf_config
@@ -52,7 +53,8 @@ def save_target_checkpoint(
       max_shard_bytes: size from which the weights are split.
 
     Raises:
-      CheckpointError: the parameters do not fit `config`, or the directory holds something else.
+      CheckpointError: the parameters do not fit `config` or hold values that are not finite, or the directory holds
+        something else.
     """
     wanted = check_dtype(dtype)
     gpt2 = config.block == "gpt2"
@@ -86,7 +88,8 @@ def save_head_checkpoint(
         smaller and readers take the target's.
 
     Raises:
-      CheckpointError: the parameters do not fit `config`, or the directory holds something else.
+      CheckpointError: the parameters do not fit `config` or hold values that are not finite, or the directory holds
+        something else.
     """
     prefix = "midlayer." if config.kind == "eagle3" else "layers.0."
     write_head(config, params, directory, dtype, head_config_values(config, dtype), prefix=prefix, embedding=embedding)
@@ -175,14 +178,18 @@ def _write_weights(
         shards[-1][table.name_of(path)[0]] = path
         filled += size
     weight_map: dict[str, str] = {}
+    spoiled = NotFinite()
     for number, shard in enumerate(shards, start=1):
         file = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         tensors = {}
         for name, path in shard.items():
             host = cast(np.asarray(flat[path]), dtype, name)
+            spoiled.check(name, host)
             written = name.replace("layers.0.", prefix) if table is HEAD else name
             tensors[written] = transposed(host) if table.name_of(path)[1] else np.ascontiguousarray(host)
         tensors.update(extra or {} if number == 1 else {})
+        if spoiled.found:  # only counted from here on: nothing is written
+            continue
         try:
             safetensors.numpy.save_file(tensors, staging / file, metadata={"format": "pt"})
         except safetensors.SafetensorError as error:  # what a full disk raises
@@ -191,6 +198,7 @@ def _write_weights(
                 f"the weights could not be written in {staging.parent} ({reason}): make room and save again"
             ) from error
         weight_map.update(dict.fromkeys(tensors, file))
+    spoiled.raise_if_any("the weights are not written", DIVERGED)
     if len(shards) > 1:
         total = sum(int(np.prod(np.shape(leaf))) * dtype.itemsize for leaf in flat.values())
         write_json(

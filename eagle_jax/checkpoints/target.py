@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_jax.checkpoints.errors import CheckpointError
+from eagle_jax.checkpoints.finite import FETCH_AGAIN, NotFinite
 from eagle_jax.checkpoints.gpt2 import ARCHITECTURE, GPT2, Gpt2Reader, canonical, gpt2_config
 from eagle_jax.checkpoints.hf_config import architecture_of, decoder_config, token_ids
 from eagle_jax.checkpoints.hub import checkpoint_directory
@@ -27,6 +29,7 @@ from eagle_jax.checkpoints.mapping import (
     read_planned,
 )
 from eagle_jax.checkpoints.tensors import TensorReader, read_json
+from eagle_jax.checkpoints.tied import LM_HEAD, settled_tie
 from eagle_jax.config import DecoderConfig
 from eagle_jax.types import Params
 
@@ -45,6 +48,7 @@ class Layout(NamedTuple):
 
 LAYOUTS = {"llama": Layout(TensorReader, DECODER, str), "gpt2": Layout(Gpt2Reader, GPT2, canonical)}
 """By `DecoderConfig.block`."""
+_EMBEDDING = "embed_tokens/embedding"
 
 
 def load_target_checkpoint(
@@ -72,19 +76,30 @@ def load_target_checkpoint(
       config, and the parameters as a nested dict with the names of the Linen decoder.
 
     Raises:
-      CheckpointError: naming the file and everything in it that does not fit.
+      CheckpointError: naming the file and everything in it that does not fit, or tensors that hold NaN or infinity.
+
+    Warns:
+      UserWarning: two facts of the checkpoint contradict, naming the one that is used: a model that config.json calls
+        tied and whose file holds an lm_head of its own, for example, is loaded untied.
     """
-    check_dtype(dtype)
+    wanted = check_dtype(dtype)
     directory = checkpoint_directory(path_or_id, revision=revision, token=token, cache_dir=cache_dir)
     config = read_target_config(directory, max_position=max_position)
     layout = LAYOUTS[config.block]
     with layout.reader(directory) as reader:
         refuse_others(directory, MODELS, read_json(directory / "config.json"), reader.infos)
         problems = TensorProblems()
-        # `transformers` ties the lm_head to the embedding whatever the file holds, and some files hold a copy.
-        handled = ("lm_head.weight",) if config.tie_word_embeddings else ()
-        expected = expected_shapes(config)
-        chosen = plan(reader, layout.table, expected, problems, canonical=layout.canonical, handled=handled)
+        embedding = _embedding_name(reader, layout)
+        config = settled_tie(config, reader, embedding, wanted)
+        tied_to_head = config.tie_word_embeddings and embedding is None
+        chosen = plan(
+            reader,
+            layout.table,
+            expected_shapes(config),
+            problems,
+            canonical=functools.partial(_canonical_tied, layout) if tied_to_head else layout.canonical,
+            handled=(LM_HEAD,) if config.tie_word_embeddings and not tied_to_head else (),
+        )
         problems.raise_if_any(f"{directory}: the tensors do not fit the {config.architecture} of its config.json:")
         if not layers:
             chosen = {path: tensor for path, tensor in chosen.items() if not path.startswith("layers_")}
@@ -97,13 +112,31 @@ def read_target_embedding(directory: Path, dtype: str = "float32") -> np.ndarray
     Raises:
       CheckpointError: there is none.
     """
-    layout = LAYOUTS[read_target_config(directory).block]
-    wanted = layout.table.name_of("embed_tokens/embedding")[0]
+    config = read_target_config(directory)
+    layout = LAYOUTS[config.block]
     with layout.reader(directory) as reader:
-        name = next((name for name in reader.infos if layout.canonical(name) == wanted), None)
+        name = _embedding_name(reader, layout)
+        if name is None and config.tie_word_embeddings and LM_HEAD in reader.infos:
+            name = LM_HEAD
         if name is None:
+            wanted = layout.table.name_of(_EMBEDDING)[0]
             raise CheckpointError(f"{directory} has no tensor {wanted}: is it a language model?")
-        return np.array(cast(reader.read(name), check_dtype(dtype), name))
+        embedding = np.array(cast(reader.read(name), check_dtype(dtype), name))
+    spoiled = NotFinite()
+    spoiled.check(name, embedding)
+    spoiled.raise_if_any(str(directory), FETCH_AGAIN)
+    return embedding
+
+
+def _embedding_name(reader: TensorReader, layout: Layout) -> str | None:
+    """Name of the input embedding in the files; None where they hold none."""
+    wanted = layout.table.name_of(_EMBEDDING)[0]
+    return next((name for name in reader.infos if layout.canonical(name) == wanted), None)
+
+
+def _canonical_tied(layout: Layout, name: str) -> str:
+    """A tensor's name where the lm_head is stored in place of the embedding that it is tied to."""
+    return layout.table.name_of(_EMBEDDING)[0] if name == LM_HEAD else layout.canonical(name)
 
 
 def read_target_config(directory: Path, *, max_position: int | None = None) -> DecoderConfig:

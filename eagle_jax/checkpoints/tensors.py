@@ -68,12 +68,19 @@ class TensorReader:
 
     def read(self, name: str) -> np.ndarray:
         """The tensor as stored; bfloat16 arrives in JAX's dtype for it."""
+        return self._read(name, None)
+
+    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Rows of a tensor as stored, without reading the others."""
+        return self._read(name, slice(start, stop))
+
+    def _read(self, name: str, rows: slice | None) -> np.ndarray:
         info = self.infos[name]
         source = self._files[info.file]
         if info.file.endswith(_TORCH):
-            return _torch_to_numpy(source[name])
+            return _torch_to_numpy(source[name] if rows is None else source[name][rows])
         try:
-            return source.get_tensor(name)
+            return source.get_tensor(name) if rows is None else source.get_slice(name)[rows]
         except Exception as error:
             raise CheckpointError(f"{self.directory / info.file}: cannot read tensor {name!r}: {error}") from error
 
@@ -109,7 +116,7 @@ def _weight_files(directory: Path, stem: str | None = None) -> tuple[list[str], 
             return [single], {}
         if (directory / index).is_file():
             weight_map = read_json(directory / index).get("weight_map")
-            if not isinstance(weight_map, dict) or not weight_map:
+            if not isinstance(weight_map, dict) or not weight_map or not all(map(_is_text, weight_map.values())):
                 raise CheckpointError(f"{directory / index}: no 'weight_map' of tensors to files")
             files = sorted(set(weight_map.values()))
             outside = [file for file in files if Path(file).name != file or not file.endswith((".safetensors", ".bin"))]
@@ -119,6 +126,10 @@ def _weight_files(directory: Path, stem: str | None = None) -> tuple[list[str], 
     raise CheckpointError(
         f"{directory}: no weights; expected model.safetensors or pytorch_model.bin, or shards with their index.json"
     )
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _open_safetensors(path: Path) -> Any:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from eagle_jax.checkpoints.errors import CheckpointError
+from eagle_jax.checkpoints.finite import NotFinite
 from eagle_jax.types import Params
 
 _FULL = tuple(re.escape(os.strerror(number)) for number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
@@ -69,7 +71,8 @@ class TrainingCheckpoints:
         """Begins to write; training goes on meanwhile.
 
         Raises:
-          CheckpointError: this one, or the one before, could not be written, for want of space for example.
+          CheckpointError: the state holds values that are not finite, and is not written; or this one, or the one
+            before, could not be written, for want of space for example.
         """
         self._save(self._latest, step, state, notes)
 
@@ -103,7 +106,7 @@ class TrainingCheckpoints:
           like: arrays or `ShapeDtypeStruct`s with the shardings to restore to.
 
         Raises:
-          CheckpointError: it holds other arrays.
+          CheckpointError: it holds other arrays, or values that are not finite.
         """
         return self._read(self._latest, self.step, like)
 
@@ -111,7 +114,7 @@ class TrainingCheckpoints:
         """The head with the highest tau, None if none was measured.
 
         Raises:
-          CheckpointError: it holds other arrays.
+          CheckpointError: it holds other arrays, or values that are not finite.
         """
         return self._read(self._best, self._best.best_step(), like)
 
@@ -133,6 +136,7 @@ class TrainingCheckpoints:
             self._written(manager.close)
 
     def _save(self, manager: Any, step: int, state: Any, notes: dict[str, Any], metrics: Any = None) -> None:
+        _check_finite(state, f"step {step} is not saved in {self.directory}", "Resume with a lower learning rate.")
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), notes=ocp.args.JsonSave(notes))
         self._written(lambda: manager.save(step, args=items, metrics=metrics, force=True))
 
@@ -162,7 +166,27 @@ class TrainingCheckpoints:
                 f"the checkpoint of step {step} in {self.directory} is of another configuration ({reason}); resume "
                 "with the one it was begun with, or choose another --out"
             ) from error
+        place = manager.directory / str(step)
+        _check_finite(found["state"], str(place), "Remove this directory to resume from an earlier checkpoint.")
         return Saved(step, found["state"], found["notes"])
+
+
+def _check_finite(state: Any, subject: str, remedy: str) -> None:
+    """Refuses a state with values that are not finite, naming its arrays."""
+    arrays = [
+        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        if jnp.issubdtype(leaf.dtype, jnp.floating)
+    ]
+    counts = _count_not_finite(tuple(leaf for _, leaf in arrays))
+    spoiled = NotFinite()
+    spoiled.found = {name: int(count) for (name, _), count in zip(arrays, counts, strict=True) if count}
+    spoiled.raise_if_any(subject, remedy)
+
+
+@jax.jit
+def _count_not_finite(leaves: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    return tuple(jnp.sum(~jnp.isfinite(leaf)) for leaf in leaves)
 
 
 def _notes(manager: Any, step: int | None) -> dict[str, Any] | None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from eagle_jax.checkpoints.errors import CheckpointError
+from eagle_jax.checkpoints.fields import Fields
 from eagle_jax.checkpoints.hub import tokenizer_directory
 from eagle_jax.checkpoints.tensors import read_json
 
@@ -75,15 +78,33 @@ def _has_tokenizer(directory: Path) -> bool:
 
 
 def _tokens(directory: Path) -> dict[int, str] | None:
-    """Id to token of a fast tokenizer or of a `vocab.json`; None where there is neither."""
+    """Id to token of a fast tokenizer or of a `vocab.json`; None where there is neither.
+
+    Raises:
+      CheckpointError: the file holds no table of tokens.
+    """
     path = directory / "tokenizer.json"
     if not path.is_file():
         path = directory / "vocab.json"
         if not path.is_file():
             return None
-        return {number: text for text, number in read_json(path).items()}
-    content = read_json(path)
-    vocab = content.get("model", {}).get("vocab", {})
-    # Unigram models list [token, score], the others map tokens to ids.
-    pairs = enumerate(row[0] for row in vocab) if isinstance(vocab, list) else ((n, text) for text, n in vocab.items())
-    return dict(pairs) | {added["id"]: added["content"] for added in content.get("added_tokens", [])}
+        return _by_id(read_json(path), path)
+    content = Fields(read_json(path), path)
+    vocab = content.mapping("model").values.get("vocab") or {}
+    if isinstance(vocab, list):  # Unigram models list [token, score], the others map tokens to ids.
+        if not all(isinstance(row, list) and row and isinstance(row[0], str) for row in vocab):
+            raise CheckpointError(f"{path}: model.vocab must be a list of [token, score] pairs")
+        pairs = dict(enumerate(row[0] for row in vocab))
+    else:
+        pairs = _by_id(content.mapping("model").mapping("vocab").values, path)
+    added = content.values.get("added_tokens") or []
+    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+        content.refuse("added_tokens", "a list of tokens with id and content")
+    each = [Fields(token, path, f"added_tokens[{number}].") for number, token in enumerate(added)]
+    return pairs | {token.integer("id", least=0): token.text("content") for token in each}
+
+
+def _by_id(vocab: Mapping[str, Any], path: Path) -> dict[int, str]:
+    if not all(type(number) is int for number in vocab.values()):
+        raise CheckpointError(f"{path}: the vocabulary must map tokens to integers")
+    return {number: text for text, number in vocab.items()}

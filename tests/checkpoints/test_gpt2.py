@@ -65,7 +65,7 @@ def test_files_without_prefix_and_with_masks(tmp_path):
         ({"activation_function": "relu"}, "activation_function='relu' is not supported, only 'gelu_new'"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True is not supported"),
         ({"n_head": 5}, "n_embd=16 is not a multiple of n_head=5"),
-        ({"n_layer": None}, "n_layer=None must be a positive integer"),
+        ({"n_layer": None}, "n_layer must be a positive integer, got None"),
         ({"n_head": 16}, "head_dim=1 must be even"),
     ],
 )
@@ -81,9 +81,9 @@ def test_shapes_that_gpt2_does_not_have(tmp_path):
     save_target_checkpoint(CONFIG, params(), tmp_path / "model", "float32")
     with pytest.raises(CheckpointError, match=r"the 48 learned positions of .* cannot be cut"):
         load_target_checkpoint(tmp_path / "model", max_position=20)
-    untied = dataclasses.replace(CONFIG, tie_word_embeddings=False)
+    bare = dataclasses.replace(CONFIG, mlp_bias=False)
     with pytest.raises(CheckpointError, match="has biases everywhere"):
-        save_target_checkpoint(untied, params(), tmp_path / "other", "float32")
+        save_target_checkpoint(bare, params(config=bare), tmp_path / "other", "float32")
     with pytest.raises(ConfigError, match="gpt2 alone does not rotate"):
         dataclasses.replace(CONFIG, rope=RopeConfig())
 

@@ -256,7 +256,7 @@ class TestTaps:
 
     def test_no_fused_features(self, tmp_path):
         config, tensors = eagle3(eagle_config={"use_aux_hidden_state": False})
-        assert "use_aux_hidden_state=false" in message_of(tmp_path, config, tensors)
+        assert "use_aux_hidden_state must be true or absent, got False" in message_of(tmp_path, config, tensors)
 
 
 def test_rope_theta_override(tmp_path):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from eagle_jax.checkpoints import CheckpointError
-from eagle_jax.checkpoints.hf_config import decoder_config, hf_config, rope_config
+from eagle_jax.checkpoints.hf_config import decoder_config, hf_config
+from eagle_jax.checkpoints.rope import rope_config
 from eagle_jax.config import RopeConfig
 
 SIZES = {
@@ -175,8 +176,8 @@ def test_scaled_context_lengths(rope, base, length):
     [
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised .*gptq"),
-        ({"vocab_size": ...}, "vocab_size=None must be a positive integer"),
-        ({"hidden_size": "64"}, "hidden_size='64'"),
+        ({"vocab_size": ...}, "vocab_size must be a positive integer, got no value"),
+        ({"hidden_size": "64"}, "hidden_size must be a positive integer, got '64'"),
         ({"num_key_value_heads": 3}, "num_attention_heads=4 is not a multiple of num_key_value_heads=3"),
         ({"head_dim": 15}, "head_dim=15 must be even"),
     ],

@@ -120,8 +120,8 @@ def test_heads_that_do_not_fit_are_refused_by_name(tmp_path):
         load_medusa_checkpoint(tmp_path, tiny_target().config)
     values = json.loads((tmp_path / "config.json").read_text())
     for change, message in (
-        ({"medusa_num_heads": 0}, "medusa_num_heads=0 must be a positive integer"),
-        ({"medusa_num_layers": "two"}, "medusa_num_layers='two' must be a positive integer"),
+        ({"medusa_num_heads": 0}, "medusa_num_heads must be a positive integer, got 0"),
+        ({"medusa_num_layers": "two"}, "medusa_num_layers must be a positive integer, got 'two'"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(values | change))
         with pytest.raises(CheckpointError, match=message):

@@ -124,13 +124,6 @@ def test_documented_extras_are_ignored(saved):
     assert_same(load_target_checkpoint(saved)[1], random_params())
 
 
-def test_lm_head_of_a_tied_model_is_ignored(tmp_path):
-    config = dataclasses.replace(CONFIG, tie_word_embeddings=True)
-    save_target_checkpoint(config, random_params(config), tmp_path, "float32")
-    edit_tensors(tmp_path / "model.safetensors", lambda t: t.update({"lm_head.weight": np.zeros((31, 12), np.float32)}))
-    assert_same(load_target_checkpoint(tmp_path)[1], random_params(config))
-
-
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
 def test_truncated_safetensors(saved, keep):
     path = saved / "model.safetensors"
