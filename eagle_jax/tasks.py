@@ -7,12 +7,15 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from eagle_jax.assets import bundled_questions
-from eagle_jax.data.sources import Source, hub_rows
+from eagle_jax.data.columns import is_absent, is_metadata, is_reference
+from eagle_jax.data.files import ENDINGS, read_rows
+from eagle_jax.data.rows import REPLIES
+from eagle_jax.data.sources import hub_rows, is_dataset_name
 from eagle_jax.measure import chat_ids
 
 ALIASES = {"nq": "qa", "cnn_dm": "sum"}
@@ -90,10 +93,11 @@ def load_task(name: str, folder: str | os.PathLike[str], limit: int | None = Non
     try:
         path = find_task(name, folder)
     except ValueError:
-        if on_hub is None or on_hub[1].endswith((".jsonl", ".json", ".parquet")):
+        if on_hub is None or not is_dataset_name(on_hub[1]):
             raise
         return Task(on_hub[1].partition("/")[2], tuple(_from_hub(name, limit)))
-    called = name if name in ALIASES else path.parent.name if path.stem == "question" else path.stem
+    stem = _stem(path)
+    called = name if name in ALIASES else path.parent.name if stem == "question" else stem
     return Task(called, tuple(read_questions(path, limit)))
 
 
@@ -153,25 +157,27 @@ class Conversation:
 def find_task(name_or_path: str, folder: str | os.PathLike[str]) -> Path:
     """The file of a task: a path as it is, a name as `folder/name.jsonl` or `folder/name/question.jsonl`, or bundled.
 
+    A file of another kind that holds rows, as JSON or compressed, has its own ending.
+
     Raises:
       ValueError: no such file; the message lists the names the folder has.
     """
     folder = Path(folder)
     names = [name_or_path, *([ALIASES[name_or_path]] if name_or_path in ALIASES else [])]
-    inside = [folder / form for name in names for form in (f"{name}.jsonl", f"{name}/question.jsonl")]
+    forms = [form + ending for name in names for ending in ENDINGS for form in (name, f"{name}/question")]
+    inside = [folder / form for form in forms]
     if name_or_path in BUNDLED.split(","):
         inside.append(bundled_questions() / f"{name_or_path}.jsonl")
     for path in [Path(name_or_path), *inside]:
         if path.is_file():
             return path
-    if not folder.is_dir() and "/" not in name_or_path and not name_or_path.endswith(".jsonl"):
+    if not folder.is_dir() and "/" not in name_or_path and not name_or_path.endswith(ENDINGS):
         raise ValueError(
             f"--data {folder}: no such directory, in which task {name_or_path!r} is looked for: give the folder of the "
             "tasks' files (also EAGLE_JAX_TASKS), or as a task the path of a question.jsonl or owner/dataset of the hub"
         )
-    known = {path.stem for path in folder.glob("*.jsonl")} | {
-        path.parent.name for path in folder.glob("*/question.jsonl")
-    }
+    known = {_stem(path) for path in folder.glob("*.*") if path.name.endswith(ENDINGS)}
+    known |= {path.parent.name for path in folder.glob("*/question.*") if path.name.endswith(ENDINGS)}
     has = f"it has {', '.join(sorted(known))}" if known else "it is empty or does not exist"
     if not known.issuperset(BUNDLED.split(",")):
         has += f"; bundled are {BUNDLED.replace(',', ', ')}"
@@ -183,51 +189,36 @@ def find_task(name_or_path: str, folder: str | os.PathLike[str]) -> Path:
     )
 
 
+def _stem(path: Path) -> str:
+    return next((path.name.removesuffix(ending) for ending in ENDINGS if path.name.endswith(ending)), path.stem)
+
+
 def read_questions(path: str | os.PathLike[str], limit: int | None = None) -> list[Question]:
-    """The first `limit` questions of a JSONL or Parquet file; blank lines are skipped.
+    """The first `limit` questions of a file of rows: JSONL, a JSON array (both perhaps compressed) or Parquet.
 
     Raises:
-      ValueError: naming the file and the number of the line that is no question.
+      ValueError: naming the file and the line, element or row that is no question.
     """
-    if Path(path).suffix == ".parquet":
-        rows: Iterable[tuple[int, Any]] = enumerate(Source(str(path)).rows(), 1)
-        return _taken(rows, f"{path}, row", limit) or _none(path)
-    with open(path, "rb") as lines:
-        found = (
-            (number, _decoded(line, f"{path}, line {number}")) for number, line in enumerate(lines, 1) if line.strip()
-        )
-        return _taken(found, f"{path}, line", limit) or _none(path)
+    rows = ((f"{path}, {place}", row) for place, row in read_rows(Path(path)))
+    return _taken(rows, limit) or _none(path)
 
 
 def _from_hub(source: str, limit: int | None, before: str = "") -> list[Question]:
     name, _, part = source.partition(":")
-    rows = enumerate(hub_rows(name, part or None), 1)
-    found = _taken(rows, f"{source}, row", limit) or _none(source)
+    rows = ((f"{source}, row {number}", row) for number, row in enumerate(hub_rows(name, part or None), 1))
+    found = _taken(rows, limit) or _none(source)
     return [question._replace(turns=tuple(before + turn for turn in question.turns)) for question in found]
 
 
-def _taken(rows: Iterable[tuple[int, Any]], where: str, limit: int | None) -> list[Question]:
-    return [_question(entry, f"{where} {number}", number) for number, entry in itertools.islice(rows, limit)]
+def _taken(rows: Iterable[tuple[str, Any]], limit: int | None) -> list[Question]:
+    return [_question(entry, where) for where, entry in itertools.islice(rows, limit)]
 
 
 def _none(where: object) -> list[Question]:
     raise ValueError(f"{where} holds no questions")
 
 
-def _decoded(line: bytes, where: str) -> Any:
-    try:
-        return json.loads(line.decode("utf-8").rstrip())
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where}: no text in UTF-8 ({error.reason}): give a question.jsonl") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: not JSON ({error.msg}, column {error.colno})") from None
-
-
-def _question(entry: Any, where: str, number: int) -> Question:
-    if not isinstance(entry, Mapping):
-        raise ValueError(
-            f"{where}: expected an object with question_id, category and turns, found {type(entry).__name__}"
-        )
+def _question(entry: Any, where: str) -> Question:
     column = next((name for name in COLUMNS if entry.get(name) is not None), None)
     if column is None:
         raise ValueError(f"{where}: it has none of {', '.join(COLUMNS)} (found {', '.join(entry) or 'nothing'})")
@@ -236,9 +227,14 @@ def _question(entry: Any, where: str, number: int) -> Question:
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
         text = "" if column == "turns" else " or one string"
         raise ValueError(f"{where}: {column} must be a non-empty list of non-empty strings{text}")
+    read = {column, *REPLIES, "text"}  # Alpaca's text is the rest of the row, rendered
     if column == "instruction" and entry.get("input"):
-        turns = [f"{turns[0]}\n\n{entry['input']}", *turns[1:]]
+        turns, read = [f"{turns[0]}\n\n{entry['input']}", *turns[1:]], {*read, "input"}
+    for key, value in entry.items():
+        if not (key in read or is_metadata(key) or is_reference(key) or is_absent(value) or value in turns):
+            raise ValueError(f"{where}: it has the key {key!r}, which is not read. Remove it, or name it _{key}")
     if column == "article":
         turns = [SUMMARIZE + turn for turn in turns]
+    number = where.rpartition(" ")[2]
     name = next((entry[key] for key in ("question_id", "prompt_id", "task_id", "id") if key in entry), number)
     return Question(str(name), str(entry.get("category") or ""), tuple(turns))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 
 import datasets
 import pyarrow as pa
@@ -54,12 +56,14 @@ def test_questions_spread_over_the_categories_of_a_file(write):
     ("broken", "message"),
     [
         ('{"question_id": 1, "turns": ["a"', r"question\.jsonl, line 3: not JSON"),
-        ("[1, 2]", r"line 3: expected an object with question_id, category and turns, found list"),
+        ("[1, 2]", r"line 3: list instead of an object; every row is a JSON object"),
         ('{"category": "x"}', r"line 3: it has none of turns, prompt, .* \(found category\)"),
         ('{"question_id": 1, "turns": "a"}', r"line 3: turns must be a non-empty list of non-empty strings$"),
         ('{"prompt": ["a", 1]}', r"line 3: prompt must be a non-empty list of non-empty strings or one string"),
         ('{"question_id": 1, "turns": []}', r"line 3: turns must"),
         ('{"question_id": 1, "turns": ["a", ""]}', r"line 3: turns must"),
+        ('{"turns": ["a"], "system": "b"}', r"line 3: it has the key 'system', which is not read\. Remove it, or name"),
+        ('{"question": "a", "choices": ["b"]}', r"line 3: it has the key 'choices', which is not read"),
     ],
 )
 def test_a_broken_line_is_named_by_its_number(write, broken, message):
@@ -72,8 +76,21 @@ def test_a_broken_line_is_named_by_its_number(write, broken, message):
 def test_a_line_that_is_no_text_is_named_by_its_number(write):
     path = write(json.dumps(LINE))
     path.write_bytes(path.read_bytes() + b"\n\x80\n")
-    with pytest.raises(ValueError, match=r"question\.jsonl, line 2: no text in UTF-8 \(invalid start byte\)"):
+    with pytest.raises(ValueError, match=r"question\.jsonl, line 2: not UTF-8"):
         read_questions(path)
+
+
+@pytest.mark.parametrize("name", ["talk.json", "talk.jsonl.gz", "talk/question.json.xz"])
+def test_arrays_and_compressed_files(tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    content = json.dumps([LINE] if ".json." in name or name.endswith(".json") else LINE).encode()
+    path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)(content))
+    task = load_task("talk", tmp_path)
+    assert task == ("talk", (Question("7", "math", ("How many?", "Why?")),))
+    assert load_task(str(path), "nowhere") == task
+    with pytest.raises(ValueError, match=r"\(it has talk; bundled"):
+        find_task("other", tmp_path)
 
 
 def test_no_questions(write):
@@ -127,7 +144,7 @@ def test_the_tasks_beside_the_checkout_are_readable(shared):
         ({"instruction": "Add.", "input": "1 2"}, ("3", "", ("Add.\n\n1 2",))),
         ({"instruction": "Sing.", "input": ""}, ("3", "", ("Sing.",))),
         ({"article": "News.", "id": "x"}, ("x", "", ("Summarize: News.",))),
-        ({"turns": ["a"], "prompt": "b"}, ("3", "", ("a",))),
+        ({"turns": ["a"], "prompt": "a", "answer": "b", "score": 1}, ("3", "", ("a",))),
         ({"turns": None, "prompt": "b"}, ("3", "", ("b",))),  # Parquet has a null where a row says nothing
     ],
 )

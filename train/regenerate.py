@@ -29,11 +29,12 @@ import eagle_jax
 from eagle_jax import distributed
 from eagle_jax.config import ConfigError, DecoderConfig
 from eagle_jax.converse import Row, Writer, report_of
-from eagle_jax.data.conversations import SkippedRow, parse_row
 from eagle_jax.data.keys import tokenizer_settings
 from eagle_jax.data.replies import Dialogue
+from eagle_jax.data.rows import parse_row
 from eagle_jax.data.shards import Shard, add_reports, remember
 from eagle_jax.data.sources import Source, corpus_key
+from eagle_jax.data.templates import SkippedRow
 from eagle_jax.measure import stop_ids, use_compilation_cache
 from eagle_jax.programs import at_least_one, check_seed, naming, not_negative, parse_tree, run
 from eagle_jax.sharding import make_mesh
@@ -274,7 +275,7 @@ def write_shard(
         found = [(row, *answer) for row, answer in zip(batch, writer.converse(batch), strict=True)]
         new = [entry for entry in found if entry[0].number not in shard.done]  # all, unless --batch has changed
         texts = [
-            {"row": row.number, "source": row.source, **dataclasses.asdict(text), "temperature": row.temperature}
+            {"row": row.number, "source": row.source, **text.as_row(), "temperature": row.temperature}
             for row, dialogue, _ in new
             for text in dialogue.texts
         ]

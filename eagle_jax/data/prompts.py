@@ -8,9 +8,11 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from eagle_jax.data.conversations import SkippedRow, parse_row
+from eagle_jax.data.conversations import stored_text
 from eagle_jax.data.replies import Dialogue
+from eagle_jax.data.rows import parse_row
 from eagle_jax.data.sources import Source
+from eagle_jax.data.templates import SkippedRow
 
 
 def first_prompts(
@@ -28,8 +30,9 @@ def first_prompts(
         if len(found) == count:
             break
         try:
-            if "tokens" in row and row.get("supervised"):
-                prompt = list(row["tokens"][: row["supervised"][0][0]])
+            stored = stored_text(row)
+            if stored is not None:
+                prompt = stored.tokens[: stored.supervised.argmax()].tolist()
             else:
                 prompt = Dialogue.begin(parse_row(row)).prompt(tokenizer)
         except SkippedRow as error:

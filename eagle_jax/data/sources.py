@@ -1,7 +1,7 @@
 """Rows of conversations from where people keep them, tokenised once into a `Corpus`.
 
-A source is written `path[#split][@weight]`: a JSONL or Parquet file (or a glob of them), or the name of a dataset on
-the Hugging Face hub. `data/*.jsonl`, `chat.parquet@2`, `HuggingFaceH4/ultrachat_200k#train_sft@1`.
+A source is written `path[#split][@weight]`: a JSONL, JSON or Parquet file (or a glob of them), or the name of a dataset
+on the Hugging Face hub. `data/*.jsonl`, `chat.parquet@2`, `HuggingFaceH4/ultrachat_200k#train_sft@1`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.data.conversations import Encoded, SkippedRow, encode, parse_row
+from eagle_jax.data.conversations import Encoded, encode_row
 from eagle_jax.data.corpus import Corpus
+from eagle_jax.data.files import ENDINGS, holds_rows, read_rows
 from eagle_jax.data.keys import TOKENIZER_KEY, tokenizer_key, tokenizer_settings
+from eagle_jax.data.templates import SkippedRow
 
-FORMAT = 2
+FORMAT = 3
 """Raised when the same rows would be tokenised or kept differently: old caches then count no more."""
 DEFAULT_SPLIT = "train"
-_DATASET = re.compile(r"[\w-]+|[\w-]+/[\w.-]+(?<!\.jsonl)(?<!\.json)(?<!\.parquet)")  # `name` or `owner/name`
+_DATASET = re.compile(r"[\w-]+(/[\w.-]+)?")  # `name` or `owner/name`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Source:
     def files(self) -> list[Path]:
         """The local files that `path` names, of a folder those that hold rows; none for the name of a dataset."""
         if Path(self.path).is_dir():
-            return sorted(path for path in Path(self.path).iterdir() if path.suffix in (".jsonl", ".parquet"))
+            return sorted(path for path in Path(self.path).iterdir() if path.is_file() and holds_rows(path))
         return sorted(Path(found) for found in glob.glob(self.path) if os.path.isfile(found))
 
     def check(self) -> None:
@@ -86,8 +88,10 @@ class Source:
             if (folder / "log.jsonl").is_file():
                 raise ValueError(f"{self.path} is the directory of a training run and no data: name files of rows")
             if not files:
-                raise ValueError(f"{self.path} is a directory without JSONL or Parquet files: name files of rows")
-        elif not files and not _DATASET.fullmatch(self.path):
+                raise ValueError(
+                    f"{self.path} is a directory without JSONL or Parquet files or JSON arrays: name files of rows"
+                )
+        elif not files and not is_dataset_name(self.path):
             beside = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
             near = difflib.get_close_matches(folder.name, beside, n=1)
             raise ValueError(f"no file {self.path}" + (f"; there is {folder.parent / near[0]}" if near else ""))
@@ -96,43 +100,19 @@ class Source:
         """Every row.
 
         Raises:
-          ValueError: no such file or dataset, or a line that is not JSON.
+          ValueError: no such file or dataset, or a line or an element that is not JSON.
         """
         self.check()
         files = self.files
         for path in files:
-            yield from _parquet(path) if path.suffix == ".parquet" else _jsonl(path)
+            yield from (row for _, row in read_rows(path))
         if not files:
             yield from _dataset(self.path, self.split)
 
 
-def _jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line.decode("utf-8-sig"))
-            except UnicodeDecodeError:
-                raise ValueError(f"{path}, line {number}: not UTF-8; save the file in that encoding") from None
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: not JSON ({error.msg}); one object per line") from None
-            if not isinstance(row, dict):
-                raise ValueError(
-                    f"{path}, line {number}: {type(row).__name__} instead of an object; one object per line"
-                )
-            yield row
-
-
-def _parquet(path: Path) -> Iterator[dict[str, Any]]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        for batch in parquet.ParquetFile(path).iter_batches():
-            yield from batch.to_pylist()
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"{path} cannot be read as Parquet: {error}") from error
+def is_dataset_name(text: str) -> bool:
+    """Returns whether a text reads like `name` or `owner/name` on the hub, and not like the name of a file of rows."""
+    return _DATASET.fullmatch(text) is not None and not text.endswith(ENDINGS)
 
 
 @functools.lru_cache(maxsize=16)  # asked for its key and for its rows
@@ -150,7 +130,7 @@ def hub_rows(name: str, part: str | None = None) -> Iterable[dict[str, Any]]:
       ValueError: no such dataset or part.
     """
     part = part or DEFAULT_SPLIT
-    if part.endswith((".json", ".jsonl", ".parquet")):
+    if part.endswith(ENDINGS):
         return _load(name, f"{name}:{part}", data_files=part, split="train")
     config, _, split = part.rpartition("/")
     return _load(name, f"{name}:{part}", name=config or None, split=split)
@@ -213,7 +193,7 @@ def build_corpus(
         shown = tqdm(source.rows(), desc=source.name, unit=" rows", disable=None if progress else True)
         for number, row in enumerate(shown):
             try:
-                documents.append(_encoded(tokenizer, row))
+                documents.append(encode_row(tokenizer, row))
                 origin.append(index)
                 rows.append(number)
             except SkippedRow as error:
@@ -228,12 +208,6 @@ def build_corpus(
     if path is not None:
         corpus.save(path, {"skipped.json": json.dumps(skipped)})
     return corpus, dict(skipped)
-
-
-def _encoded(tokenizer: Any, row: dict[str, Any]) -> Encoded:
-    if "tokens" in row and "supervised" in row:  # written by `train.regenerate`: the very tokens of the target
-        return Encoded.from_spans(row["tokens"], row["supervised"])
-    return encode(tokenizer, parse_row(row))
 
 
 def corpus_key(sources: Sequence[Source], tokenizer: Any) -> str:

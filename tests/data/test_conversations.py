@@ -9,7 +9,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from eagle_jax.data.conversations import SkippedRow, encode, parse_row
+from eagle_jax.data.conversations import encode
+from eagle_jax.data.rows import Conversation, parse_row
+from eagle_jax.data.templates import SkippedRow
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # The shape of the published templates, cut down to what decides where a turn begins and ends.
@@ -182,23 +184,27 @@ def test_formats():
     openai = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     sharegpt = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "id": 3}
     parts = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, openai["messages"][1]]}
-    assert parse_row(openai) == parse_row(sharegpt) == parse_row(parts) == openai["messages"]
+    assert parse_row(openai) == parse_row(sharegpt) == parse_row(parts) == Conversation(openai["messages"])
     assert parse_row({"text": "plain", "prompt": "a"}) == "plain"
-    assert parse_row({"prompt": "a"}) == parse_row({"prompt": openai["messages"][:1]}) == openai["messages"][:1]
+    asked = Conversation(openai["messages"][:1])
+    assert parse_row({"prompt": "a"}) == parse_row({"prompt": openai["messages"][:1]}) == asked
 
 
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
         ({}, "neither messages, conversations, text nor prompt$"),
-        ({"output": "b", "instruction": "a"}, r"text nor prompt \(found instruction, output\)"),
+        ({"output": "b", "x": "a"}, r"text nor prompt \(found output, x\)"),
         ({"prompt": 3}, "not a list of messages"),
         ({"text": " "}, "empty text"),
         ({"messages": []}, "an empty conversation"),
         ({"messages": "hi"}, "not a list of messages"),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "unknown speaker 'tool'"),
+        ({"messages": [{"role": "narrator", "content": "a"}]}, "unknown speaker 'narrator'"),
         ({"messages": [{"role": "user", "content": None}]}, "a message without text"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "something else than text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "a part of the type 'image_url', which is not read",
+        ),
         ({"messages": ["hi"]}, "a message is not an object"),
     ],
 )

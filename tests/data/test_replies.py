@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from eagle_jax.data.conversations import SkippedRow, parse_row, prompt_ids
-from eagle_jax.data.replies import Dialogue
+from eagle_jax.data.conversations import prompt_ids
+from eagle_jax.data.replies import CALLS, RESULT_FOLLOWS, Dialogue
+from eagle_jax.data.rows import Conversation, parse_row
+from eagle_jax.data.templates import SkippedRow
 from tests.data.test_conversations import TEMPLATES, THINKING, tokenizer_with
 
 USER, OTHER = {"role": "user", "content": "Hi?"}, {"role": "user", "content": "And?"}
@@ -104,6 +106,54 @@ def test_a_conversation_that_ends_early_keeps_its_texts():
     ended = write(tokenizer, Dialogue.begin([USER, OLD, OTHER, OLD]), "New.<|im_end|>").end("too long")
     assert not ended.open
     assert taught(tokenizer, ended) == [["New.<|im_end|>"]]
+
+
+# In the way of Hermes and Qwen.
+TOOLS = (
+    "{% for t in tools or [] %}{{ '<tools>' + (t | tojson) + '</tools>\n' }}{% endfor %}{% for m in messages %}"
+    "{{ '<|im_start|>' + m['role'] + '\n' + (m['content'] or '') }}{% for c in m['tool_calls'] or [] %}"
+    "{{ '<tool_call>\n' + (c['function'] | tojson) + '\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+CALL = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
+TOOL_ROW = {
+    "tools": [{"name": "look"}],
+    "messages": [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]},
+                 {"role": "tool", "content": "rain"}, OLD, OTHER],
+}  # fmt: skip
+
+
+def test_a_conversation_ends_before_the_result_of_a_tool():
+    """It answers a call of the row's, which the target may not make."""
+    tokenizer = tokenizer_with(TOOLS)
+    dialogue = Dialogue.begin(parse_row(TOOL_ROW))
+    assert dialogue.asked == ((USER,),)
+    assert tokenizer.decode(dialogue.prompt(tokenizer)).startswith(
+        '<tools>{"type": "function", "function": {"name": "l'
+    )
+    done = write(tokenizer, dialogue, "New.<|im_end|>")
+    assert (done.open, done.ended) == (False, RESULT_FOLLOWS)
+    assert taught(tokenizer, done) == [["New.<|im_end|>"]]
+    assert done.texts[0].as_row()["tools"] == [{"type": "function", "function": {"name": "look"}}]
+
+
+@pytest.mark.parametrize(
+    ("reply", "ended"), [("<tool_call>\n{}\n</tool_call><|im_end|>", CALLS), ("No.<|im_end|>", None)]
+)
+def test_a_conversation_ends_behind_a_tool_call_of_the_target(reply, ended):
+    row = parse_row({**TOOL_ROW, "messages": [USER, OLD, OTHER]})
+    tokenizer = tokenizer_with(TOOLS)
+    assert write(tokenizer, Dialogue.begin(row), reply).ended == ended
+    assert write(tokenizer, Dialogue.begin(Conversation(row.messages)), reply).ended is None  # there are no tools
+
+
+def test_a_system_column_and_arguments_of_the_template_reach_the_prompt():
+    tokenizer = tokenizer_with("{% if shout %}LOUD{% endif %}" + TEMPLATES["chatml"])
+    shouting = {"system": "Be brief.", "prompt": "Hi?", "chat_template_kwargs": {"shout": True}}
+    asked = tokenizer.decode(Dialogue.begin(parse_row(shouting)).prompt(tokenizer))
+    assert asked.startswith("LOUD<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user")
+    (text,) = write(tokenizer, Dialogue.begin(parse_row(shouting)), "New.<|im_end|>").texts
+    assert parse_row(text.as_row()).arguments == {"shout": True}
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_a_built_corpus_is_read_back_and_never_stale(tokenizer, tmp_path, monkey
     path = lines(tmp_path / "a.jsonl", TALK, {"x": 1})
     cache = tmp_path / "cache"
     first = build_corpus([Source(path)], tokenizer, cache, progress=False)
-    monkeypatch.setattr(sources, "_encoded", lambda *_: pytest.fail("tokenised again"))
+    monkeypatch.setattr(sources, "encode_row", lambda *_: pytest.fail("tokenised again"))
     again = build_corpus([Source(path)], tokenizer, cache, progress=False)
     assert again[0][0].tokens.tolist() == first[0][0].tokens.tolist()
     assert again[1] == {"neither messages, conversations, text nor prompt (found x)": 1}
@@ -143,7 +143,7 @@ def test_what_cannot_be_read_is_named(tokenizer, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"a\.jsonl, line 2: not JSON"):
         build_corpus([Source(str(tmp_path / "a.jsonl"))], tokenizer, progress=False)
     (tmp_path / "b.jsonl").write_text("[1]\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"b\.jsonl, line 1: list instead of an object"):
+    with pytest.raises(ValueError, match=r"b\.jsonl, element 1: int instead of an object"):
         build_corpus([Source(str(tmp_path / "b.jsonl"))], tokenizer, progress=False)
     (tmp_path / "c.jsonl").write_bytes(b'{"text": "a"}\n{"text": "\xe9"}\n')
     with pytest.raises(ValueError, match=r"c\.jsonl, line 2: not UTF-8"):
@@ -152,7 +152,9 @@ def test_what_cannot_be_read_is_named(tokenizer, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"d\.parquet cannot be read as Parquet"):
         build_corpus([Source(str(tmp_path / "d.parquet"))], tokenizer, progress=False)
     (tmp_path / "e.jsonl").write_text('{"tokens": "abc", "supervised": 5}\n{"tokens": [1, 2], "supervised": [5]}\n')
-    with pytest.raises(ValueError, match=r"e\.jsonl has no row to learn from: 2 x tokens and supervised are no ids"):
+    with pytest.raises(
+        ValueError, match=r"e\.jsonl has .*: 1 x tokens that are not token ids; 1 x supervised that is not"
+    ):
         build_corpus([Source(str(tmp_path / "e.jsonl"))], tokenizer, progress=False)
 
 

@@ -240,6 +240,7 @@ def test_other_settings_are_refused(folder, whole):
         ([], {}, "rows.jsonl is empty"),
         ([{"text": "a"}, {"x": 1}], {}, "to be written: 1 x plain text, which has no replies; 1 x neither messages"),
         ([ROWS[ALONE]], {}, "no row has a reply to be written: 1 x no turn of a user to answer"),
+        ([{**asking("a"), "images": ["b.png"]}], {}, "1 x the row has the key 'images', which is not read"),
         ([asking("a", "b")], {"template": "{{ messages[-1]['content'] }}"}, "1 x the chat template drops a turn"),
         ([asking("a")], {"template": ""}, "the tokenizer has no chat template"),
         ([asking("a")], {"vocab": 262}, "a vocabulary of 263, and the target's vocabulary has 262"),
