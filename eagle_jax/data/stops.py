@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from eagle_jax.data.templates import SkippedRow, chat_template, render
 
 MARKS = ("TURN00000MARK", "TURN00001MARK", "TURN00002MARK", "TURN00003MARK")
+SHOWN = 4
+"""Stop tokens that a warning names."""
 
 
 class TurnEnd(NamedTuple):
@@ -42,7 +44,8 @@ def stop_ids(target: Any, tokenizer: Any) -> tuple[int, ...]:
     if chat_template(tokenizer) is None:
         return own
     end = turn_end(tokenizer)
-    named = ", ".join(_named(tokenizer, token) for token in own) or "no token"
+    named = ", ".join(_named(tokenizer, token) for token in own[:SHOWN]) or "no token"
+    named += f" and {len(own) - SHOWN} more" * (len(own) > SHOWN)
     if end.token is None:
         warnings.warn(
             f"{end.reason}: replies stop at {named} alone, and may run on into a turn of the user", stacklevel=2

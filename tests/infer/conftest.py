@@ -17,6 +17,9 @@ class ByteTokenizer:
 
     chat_template = None
 
+    def get_vocab(self):
+        return {str(byte): byte for byte in range(256)}
+
     def encode(self, text, **options):
         return list(text.encode())
 

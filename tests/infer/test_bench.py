@@ -157,6 +157,13 @@ def test_a_result_of_something_else_is_not_gone_on_with(pair, tasks, quick, tmp_
     with pytest.raises(ValueError, match="its questions shared their draws"):
         bench.main(quick(methods="vanilla", limit=1, resume=True))
     path.write_text(json.dumps(before))
+    with pytest.raises(ValueError, match=r"--template-args was \[\] and is now \['a=1'\]"):
+        bench.main(quick(methods="vanilla", limit=1, resume=True, template_args=("a=1",)))
+    rendered = before["tokenizer"] | {"chat template": "another"}
+    path.write_text(json.dumps(before | {"tokenizer": rendered}))
+    with pytest.raises(ValueError, match="gone on with: chat template changed since it was begun"):
+        bench.main(quick(methods="vanilla", limit=1, temperatures="1", resume=True))
+    path.write_text(json.dumps(before))
     (tasks / "talk.jsonl").write_text(json.dumps({"turns": ["other"]}))
     with pytest.raises(ValueError, match="talk had other questions"):
         bench.main(quick(methods="vanilla", limit=1, resume=True))

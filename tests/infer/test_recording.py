@@ -121,6 +121,12 @@ def test_a_recording_goes_on_and_a_report_reads_it(pair, tasks, capsys):
     # What is there is not recorded again, and what is new is added.
     wider = dataclasses.replace(args, methods="eagle3,pld", resume=True)
     old = (args.out / "result.json").read_text(encoding="utf-8")
+    settings = json.loads(old)["settings"]
+    other = settings | {"tokenizer": settings["tokenizer"] | {"stop tokens": [3]}}
+    (args.out / "result.json").write_text(json.dumps(json.loads(old) | {"settings": other}))
+    with pytest.raises(ValueError, match="gone on with: stop tokens changed since it was begun"):
+        acceptance.main(wider)
+    (args.out / "result.json").write_text(old)
     acceptance.main(wider)
     again = recorded.read(args.out / "result.json")
     assert [found.label for found in again.cells] == ["eagle3", "pld"]

@@ -122,6 +122,10 @@ def test_other_contents_under_the_same_names_are_refused(place, whole, tmp_path)
     more = data.read_bytes() + (place / "held.jsonl").read_bytes()
     with holding(data, more), pytest.raises(CheckpointError, match=r"contents of data was .* tokens, is .* tokens"):
         train.head.main(args)
+    settings = place / "target" / "tokenizer_config.json"
+    ends = json.dumps(json.loads(settings.read_text()) | {"eos_token": "<|user|>"}).encode()
+    with holding(settings, ends), pytest.raises(CheckpointError, match=r"special tokens was .*end.*, is .*user"):
+        train.head.main(args)
     tensors = safetensors.numpy.load_file(weights)
     tensors["model.layers.1.self_attn.q_proj.weight"] += 0.5
     other = safetensors.numpy.save(tensors)

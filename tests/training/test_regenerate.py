@@ -231,6 +231,20 @@ def test_other_settings_are_refused(folder, whole):
     (folder / "c.jsonl").write_text(row + "\n")
     with pytest.raises(ValueError, match=r"data was .* and is now .*; contents of data was "):
         program.main(args_of(folder, whole, data=(str(folder / "c.jsonl"),)))
+    (folder / "other.jinja").write_text(TEMPLATES["marked"])
+    with pytest.raises(ValueError, match=r"chat template was '\w{16}' and is now '\w{16}'"):
+        program.main(args_of(folder, whole, chat_template=str(folder / "other.jinja")))
+    (folder / "effort.jinja").write_text(TEMPLATES["chatml"] + "{{ effort }}")
+    with pytest.raises(ValueError, match=r"template_args was \[\] and is now \['effort=low'\]; .*chat template was"):
+        program.main(args_of(folder, whole, chat_template=str(folder / "effort.jinja"), template_args=("effort=low",)))
+    stops = folder / "target" / "generation_config.json"
+    said = stops.read_text() if stops.exists() else None
+    stops.write_text(json.dumps({"eos_token_id": [3]}))
+    try:
+        with pytest.raises(ValueError, match=r"stop tokens was \[60, .* 79, 262\] and is now \[3, 262\]"):
+            program.main(args_of(folder, whole))
+    finally:
+        stops.unlink() if said is None else stops.write_text(said)
     assert written(whole) == before
 
 
