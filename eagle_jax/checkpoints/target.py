@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -144,13 +145,30 @@ def read_target_config(directory: Path, *, max_position: int | None = None) -> D
 
     Raises:
       CheckpointError: as `load_target_checkpoint`.
+
+    Warns:
+      UserWarning: the two files name other stop tokens, or one that lies outside the vocabulary.
     """
     path = directory / "config.json"
     values = read_json(path)
     refuse_others(directory, MODELS, values)  # before an architecture that no head names is missed
     read = gpt2_config if architecture_of(values, str(path)) == ARCHITECTURE else decoder_config
     config = read(values, str(path), max_position=max_position)
-    if (directory / "generation_config.json").is_file():
-        stop = token_ids(read_json(directory / "generation_config.json").get("eos_token_id"))
-        config = dataclasses.replace(config, eos_ids=stop or config.eos_ids)
-    return config
+    generation = directory / "generation_config.json"
+    if generation.is_file() and (stop := token_ids(read_json(generation).get("eos_token_id"))):
+        if left := sorted(set(config.eos_ids) - set(stop)):
+            warnings.warn(f"{generation} counts, as in transformers: {left} of config.json end no text", stacklevel=2)
+        path, config = generation, dataclasses.replace(config, eos_ids=stop)
+    return _without_unknown_stops(config, path)
+
+
+def _without_unknown_stops(config: DecoderConfig, path: Path) -> DecoderConfig:
+    """Leaves out stop tokens outside the vocabulary, which never occur."""
+    size = config.vocab_size
+    outside = [token for token in config.eos_ids if not 0 <= token < size]
+    if outside:
+        warnings.warn(
+            f"{path}: eos_token_id {outside} lies outside the vocabulary of {size} tokens and ends no text",
+            stacklevel=3,
+        )
+    return dataclasses.replace(config, eos_ids=tuple(token for token in config.eos_ids if token not in outside))

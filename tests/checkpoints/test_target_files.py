@@ -218,13 +218,28 @@ def test_unknown_dtype(saved):
 def test_stop_tokens_come_from_the_generation_config_first(saved):
     assert load_target_checkpoint(saved)[0].eos_ids == (2, 7)
     edit_json(saved / "generation_config.json", eos_token_id=9)
-    assert load_target_checkpoint(saved)[0].eos_ids == (9,)
+    edit_json(saved / "config.json", eos_token_id=[9, 2])
+    with pytest.warns(UserWarning, match=r"generation_config\.json counts, .*: \[2\] of config\.json end no text"):
+        assert load_target_checkpoint(saved)[0].eos_ids == (9,)
     edit_json(saved / "generation_config.json", eos_token_id=...)
     edit_json(saved / "config.json", eos_token_id=[4, 5, 6])
     assert load_target_checkpoint(saved)[0].eos_ids == (4, 5, 6)
     (saved / "generation_config.json").unlink()
     edit_json(saved / "config.json", eos_token_id=None)
     assert load_target_checkpoint(saved)[0].eos_ids == ()
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_stop_tokens_outside_the_vocabulary_end_nothing(saved, name):
+    """As in `transformers`, in which they never occur; `generate` would refuse them."""
+    size = load_target_checkpoint(saved)[0].vocab_size
+    edit_json(saved / "generation_config.json", eos_token_id=...)
+    edit_json(saved / name, eos_token_id=[3, size, -1])
+    message = rf"/{name}: eos_token_id \[{size}, -1\] lies outside the vocabulary of {size} tokens and ends no text"
+    with pytest.warns(UserWarning, match=message):
+        target = eagle_jax.load_target(saved)
+    assert target.config.eos_ids == (3,)
+    assert eagle_jax.generate(target, None, [[5]], max_new_tokens=1).tokens
 
 
 def test_every_parameter_is_placed_as_it_is_read(saved):
