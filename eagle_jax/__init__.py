@@ -7,6 +7,7 @@ from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, RopeConfig, TreeConfig
 from eagle_jax.demo import load_demo
 from eagle_jax.detokenize import TextStream, decode_stream
+from eagle_jax.finite import NotFiniteError
 from eagle_jax.methods import load_draft_model, load_medusa, lookahead, prompt_lookup
 from eagle_jax.profile import load_profile
 from eagle_jax.types import Drafter, DraftTree, KVCache, Sampling, TargetFn
@@ -25,6 +26,7 @@ __all__ = [
     "HeadConfig",
     "KVCache",
     "Medusa",
+    "NotFiniteError",
     "RopeConfig",
     "Sampling",
     "SmallModel",

@@ -16,6 +16,7 @@ from eagle_jax.api import generate, prefill_program, step_program
 from eagle_jax.bound import BoundDrafter, Target, TreeDrafter, request_of
 from eagle_jax.config import TreeConfig
 from eagle_jax.distributed import to_host
+from eagle_jax.finite import check_finite
 from eagle_jax.generate import prefill, step
 from eagle_jax.memory import explained
 from eagle_jax.request import check_law
@@ -97,6 +98,7 @@ def record_cycles(
             state, info = step_program(request.params, state, sampling=request.sampling, **fns)
             tree, walk = info.tree, info.acceptance
             found.append(to_host((tree.tokens, tree.parents, tree.scores, walk.path, walk.count, info.emitted)))
+        check_finite(*to_host((state.not_finite, state.bad_drafts)))
     width = fns["drafter"].num_nodes + 1
     cycles = []
     for tokens, parents, scores, path, count, emitted in found:
@@ -170,15 +172,17 @@ def measure_n_alpha(
     chain = dataclasses.replace(TreeConfig.chain(depth, rule), sampled_ranking=head.tree.sampled_ranking)
     request = request_of(target, head.with_tree(chain), prompts, max_new_tokens, sampling, key=key)
     with explained(request):
-        counts = to_host(_chains(request.params, *request.arrays, sampling=request.sampling, **request.options))
+        found = to_host(_chains(request.params, *request.arrays, sampling=request.sampling, **request.options))
+    *counts, not_finite, bad_drafts = found
+    check_finite(not_finite, bad_drafts)
     tested, accepted = (np.asarray(count).tolist() for count in counts)
     alpha = [hits / tries if tries else None for hits, tries in zip(accepted, tested, strict=True)]
     return NAlpha(alpha, tested, accepted)
 
 
 @functools.partial(jax.jit, static_argnames=("target", "drafter", "slots", "max_tokens", "chunk"))
-def _chains(params: Params, *arrays: Array, sampling: Any, **options: Any) -> tuple[Array, Array]:
-    """`eagle_jax.generate.generate` that counts: [D] drafts the target looked at, [D] those it accepted."""
+def _chains(params: Params, *arrays: Array, sampling: Any, **options: Any) -> tuple[Array, ...]:
+    """Generates and counts: [D] drafts that the target verified, [D] those it accepted; then the state's two faults."""
     fns = {name: options[name] for name in ("target", "drafter")}
     state = prefill(params, *arrays, sampling=sampling, **options)
     place = jnp.arange(fns["drafter"].depth)[None]
@@ -192,7 +196,8 @@ def _chains(params: Params, *arrays: Array, sampling: Any, **options: Any) -> tu
         return state, tested + seen, accepted + _total((place < count) & (place < emitted))
 
     zero = jnp.zeros((fns["drafter"].depth,), jnp.int32)
-    return jax.lax.while_loop(lambda carry: ~jnp.all(carry[0].done), cycle, (state, zero, zero))[1:]
+    state, *counts = jax.lax.while_loop(lambda carry: ~jnp.all(carry[0].done), cycle, (state, zero, zero))
+    return *counts, state.not_finite, state.bad_drafts
 
 
 def _total(flags: Array) -> Int[Array, " D"]:

@@ -24,6 +24,7 @@ from eagle_jax.checkpoints.mapping import dtype_name
 from eagle_jax.config import TreeConfig
 from eagle_jax.devices import in_reach, overlooked
 from eagle_jax.distributed import to_host
+from eagle_jax.finite import check_finite
 from eagle_jax.generate import extend as run_extend
 from eagle_jax.generate import generate as run_generate
 from eagle_jax.generate import prefill as run_prefill
@@ -68,7 +69,7 @@ class GenerateOutput:
     @property
     def tau(self) -> float:
         """Tokens per target pass, pooled over all rows: (tokens after each row's first) / cycles."""
-        new = sum(len(row) - 1 for row in self.tokens)
+        new = sum(max(len(row) - 1, 0) for row in self.tokens)
         return new / max(int(self.cycles.sum()), 1)
 
 
@@ -107,12 +108,14 @@ def load_target(
       mesh: a ("data", "tensor") mesh; every tensor goes straight to its devices. The drafter follows its target.
 
     Raises:
-      CheckpointError: nothing there, an unknown architecture, or tensors that do not fit, all named at once.
+      CheckpointError: nothing there, an unknown architecture, a value of config.json of another type, or tensors that
+        do not fit or hold NaN or infinity, all named at once.
       ConfigError: the mesh does not divide the model.
       MemoryError: the device is too small for the weights. DeviceError: JAX is told to take a device that is not there.
 
     Warns:
-      UserWarning: JAX runs on the CPU of a machine that seems to have an accelerator.
+      UserWarning: JAX runs on the CPU of a machine that seems to have an accelerator. Or two facts of the checkpoint
+        contradict, such as a config.json that ties the lm_head and a file that holds one of its own, which is used.
     """
     dtype = dtype_name(dtype)
     if mesh is not None:
@@ -157,10 +160,14 @@ def load_drafter(
       taps: overrides which hidden states the head reads.
 
     Raises:
-      CheckpointError: tensors missing, unexpected or misshaped, or a head made for another target.
+      CheckpointError: tensors missing, unexpected, misshaped or not finite, a head made for another target, or an
+        option of the head that would change its drafts and is not supported, such as an active sliding window.
       ConfigError: a tree the head cannot fill.
       ValueError: `target` is not what `load_target` returns.
       MemoryError: the device is too small for the weights.
+
+    Warns:
+      UserWarning: the head was trained for a target of another family, or has options or an lm_head without effect.
     """
     check_target(target)
     config, params = load_head_checkpoint(
@@ -173,6 +180,7 @@ def load_drafter(
         rope_theta=rope_theta,
         taps=taps,
         embedding=target.params["embed_tokens"]["embedding"],  # shared where the file only carries a copy of it
+        lm_head=None if target.config.tie_word_embeddings else target.params["lm_head"]["kernel"],
         place=None if target.mesh is None else placer(target.mesh),
     )
     return DraftHead.from_params(config, params, target, tree, str(path_or_hub_id))
@@ -211,6 +219,7 @@ def generate(
 
     Raises:
       ValueError: before anything is compiled, naming the argument, its bound and the remedy.
+      NotFiniteError: logits that are NaN or infinite, naming rows and positions; it carries the output of all rows.
       ConfigError: `profile` is none that can be read, or of another target. CheckpointError: weights that it names.
       MemoryError: the device has too little memory, saying for what and what to lower.
     """
@@ -263,6 +272,7 @@ def stream(
 
     Raises:
       ValueError, ConfigError, CheckpointError, MemoryError: as `generate`.
+      NotFiniteError: while it is iterated, after the tokens before the fault.
     """
     sampling = _law(temperature, top_k, top_p, min_p)
     drafter = _chosen(target, drafter, profile, [prompt], temperature)
@@ -276,6 +286,7 @@ def _stream(request: Request) -> Iterator[StreamChunk]:
     with explained(request):
         state: GenerateState = prefill_program(request.params, *request.arrays, **options)
         root = int(state.root[0])
+        check_finite(*to_host((state.not_finite, state.bad_drafts)))
     first = None if state.log_probs is None else [float(state.log_probs[0, 0])]
     yield StreamChunk([root], 0, first)
     done = bool(state.done[0])
@@ -283,12 +294,15 @@ def _stream(request: Request) -> Iterator[StreamChunk]:
         with explained(request):
             state, info = step_program(request.params, state, sampling=request.sampling, **fns)
             told = None if info.log_probs is None else info.log_probs[0]
-            tokens, emitted, count, finished, told = jax.device_get(
-                (info.tokens[0], info.emitted[0], info.acceptance.count[0], state.done[0], told)
-            )
+            tokens, emitted, count, finished, told, *faults = jax.device_get(
+                (info.tokens[0], info.emitted[0], info.acceptance.count[0], state.done[0], told,
+                 state.not_finite, state.bad_drafts)
+            )  # fmt: skip
         done = bool(finished)
         own = None if told is None else [float(value) for value in told[:emitted]]
-        yield StreamChunk([int(t) for t in tokens[:emitted]], int(min(count, emitted)), own)
+        if emitted:
+            yield StreamChunk([int(t) for t in tokens[:emitted]], int(min(count, emitted)), own)
+        check_finite(*faults, ended=done)
 
 
 def telling(request: Request, log_probs: LogProbs | None) -> Request:
@@ -336,7 +350,9 @@ def _run(request: Request) -> GenerateOutput:
     with explained(request):
         state = generate_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
         wanted = (state.tokens, state.num_tokens, state.cycles, state.accepted, state.log_probs)
-        tokens, counts, cycles, accepted, log_probs = to_host(wanted)
+        tokens, counts, cycles, accepted, log_probs, *faults = to_host((*wanted, state.not_finite, state.bad_drafts))
     texts = [row[:count].tolist() for row, count in zip(tokens, counts, strict=True)]
     told = None if log_probs is None else [row[:count] for row, count in zip(log_probs, counts, strict=True)]
-    return GenerateOutput(texts, cycles, accepted, told)
+    output = GenerateOutput(texts, cycles, accepted, told)
+    check_finite(*faults, output)
+    return output

@@ -31,8 +31,9 @@ def commit(
       rows: which new tokens, in order, e.g. the accepted path; None takes all T as they come (M = T).
       result: what the pass that read the cache gave; the cache is written behind it.
 
-    All M entries are written at `length`, those past `count` as garbage that the next commit overwrites. The caller
-    keeps `length + M <= S`: a slice beyond the end would be moved back by XLA and overwrite committed tokens.
+    All M entries are written at `length`. Those past `count` are zeros that the next commit overwrites: attention gives
+    them the weight 0, but 0 * NaN would be NaN. The caller keeps `length + M <= S`: XLA would move a slice beyond the
+    end back, onto committed tokens.
     """
     start = cache.length
     if result is not None:
@@ -47,7 +48,9 @@ def commit(
         )
 
     def pick(fresh: Float[Array, "B G T hd"]) -> Float[Array, "B G M hd"]:
-        return fresh if rows is None else jnp.take_along_axis(fresh, rows[:, None, :, None], axis=2)
+        picked = fresh if rows is None else jnp.take_along_axis(fresh, rows[:, None, :, None], axis=2)
+        confirmed = jnp.arange(picked.shape[2])[None, :] < count[:, None]
+        return jnp.where(confirmed[:, None, :, None], picked, 0)
 
     def append_keys(buffer: Float[Array, "B G hd S"], fresh: Float[Array, "B G T hd"]) -> Float[Array, "B G hd S"]:
         columns = pick(fresh).astype(buffer.dtype).swapaxes(2, 3)

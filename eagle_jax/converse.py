@@ -88,7 +88,7 @@ class Writer:
             out = generate(
                 self.target, self.head, prompts, max_new_tokens=budgets, temperature=batch[0].temperature,
                 top_k=self.top_k, top_p=self.top_p, eos_ids=self.stops,
-                key=_keys(jax.random.key(self.seed), numbers, turn),
+                key=_keys(jax.random.key(self.seed, impl="threefry2x32"), numbers, turn),
             )  # fmt: skip
             for lane in asked:
                 reports[lane]["cycles"] += int(out.cycles[lane])

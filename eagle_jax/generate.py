@@ -17,9 +17,22 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from eagle_jax import contract
 from eagle_jax.cache import commit
+from eagle_jax.randomness import threefry_keys
 from eagle_jax.sampling import LogProbs, draw, log_prob
 from eagle_jax.tree import ancestor_mask, node_depths
-from eagle_jax.types import Chance, Drafter, GenerateState, KVCache, Params, Sampling, StepInfo, TargetFn, Verified
+from eagle_jax.types import (
+    FINITE,
+    Acceptance,
+    Chance,
+    Drafter,
+    GenerateState,
+    KVCache,
+    Params,
+    Sampling,
+    StepInfo,
+    TargetFn,
+    Verified,
+)
 from eagle_jax.verify import VerifyFn, deterministic
 
 
@@ -114,7 +127,7 @@ def extend(
     batch, width = prompts.shape
     if width % chunk:
         raise ValueError(f"chunk={chunk} must divide the padded prompt width {width}")
-    base = cache.length
+    base, keys = cache.length, threefry_keys(keys)
     following = jnp.concatenate([prompts[:, 1:], jnp.zeros((batch, 1), prompts.dtype)], axis=1)
     causal = jnp.tril(jnp.ones((chunk, chunk), bool))
 
@@ -146,6 +159,7 @@ def extend(
         cache, state, (hidden, feature) = jax.lax.fori_loop(0, chunks, run_chunk, (cache, state, last))
         logits = target.logits(params["target"], hidden)
         zero = jnp.zeros((batch,), jnp.int32)
+        finite = _has_finite_maximum(logits)
         root = jax.vmap(lambda row, key, index: draw(row, key, index, sampling))(logits, keys, zero)
         ends, one = _take(prompts[..., None], lengths - 1), jnp.ones_like(lengths)
         run = Verified(ends, root[:, None], feature[:, None], base + lengths - 1, one)
@@ -159,15 +173,22 @@ def extend(
         drafter=state,
         root=root,
         tokens=tokens,
-        num_tokens=zero + 1,
+        num_tokens=finite.astype(jnp.int32),
         budget=jnp.minimum(budget, max_tokens),  # more would run past the output and the cache
         eos_ids=eos_ids,
-        done=_is_stop(root[:, None], eos_ids)[:, 0] | (budget <= 1),
+        done=_is_stop(root[:, None], eos_ids)[:, 0] | (budget <= 1) | ~finite,
         cycles=zero,
         accepted=jnp.zeros((batch, drafter.depth + 1), jnp.int32),
         keys=keys,
+        not_finite=jnp.where(finite, FINITE, 0),
+        bad_drafts=jnp.full_like(zero, FINITE),
         log_probs=known,
     )
+
+
+def _has_finite_maximum(logits: Float[Array, "*b V"]) -> Bool[Array, "*b"]:
+    """Whether a token can be drawn from `logits`: no NaN, no +inf, not only -inf. A maximum with a NaN is NaN."""
+    return jnp.isfinite(jnp.max(logits, axis=-1))
 
 
 def _check(params: Params, target: Any, drafter: Any, sampling: Any, **arrays: Any) -> None:
@@ -237,6 +258,7 @@ def step(
         positions = cache.length[:, None] + node_depths(mask)
         out = target.forward(params["target"], tree.tokens, positions, mask, cache, drafter.taps)
         logits = target.logits(params["target"], out.hidden)
+        finite = _has_finite_maximum(logits)
         acceptance = rule(tree, logits, state.keys, state.num_tokens, sampling, depth)
         choices = jnp.argmax(logits, axis=-1).astype(jnp.int32) if drafter.reads_choices else None
 
@@ -246,7 +268,8 @@ def step(
         steps = jnp.arange(depth + 1)
         shifted = jnp.concatenate([on_path[:, 1:], on_path[:, :1]], axis=1)
         tokens = jnp.where(steps[None] < count[:, None], shifted, acceptance.next_token[:, None])
-        emitted = _cut(tokens, count + 1, state)
+        sound = _tokens_before_fault(finite, acceptance)
+        emitted = _cut(tokens, jnp.minimum(count + 1, sound), state)
         features = jnp.take_along_axis(out.features, path[:, :, None], axis=1)
         drafter_state = contract.told(
             drafter, params, drafter_state, Verified(on_path, tokens, features, cache.length, emitted, choices)
@@ -259,22 +282,35 @@ def step(
             known = _append(state.log_probs, told, state.num_tokens)
         running = ~state.done
         num_tokens = state.num_tokens + emitted
-        stopped = running & (_is_stop(last[:, None], state.eos_ids)[:, 0] | (num_tokens >= state.budget))
+        stops = (emitted > 0) & _is_stop(last[:, None], state.eos_ids)[:, 0]
+        stopped = running & (stops | (num_tokens >= state.budget))
+        failed = running & ~stopped & (emitted == sound)  # the next token would be the one without finite logits
+        spoiled = running & jnp.any(jnp.isnan(tree.scores), axis=1) & (state.bad_drafts == FINITE)
         new_state = GenerateState(
             cache=commit(cache, out.new, emitted, path, out.hidden),
             drafter=drafter_state,
-            root=jnp.where(running, last, state.root),
+            root=jnp.where(emitted > 0, last, state.root),
             tokens=_append(state.tokens, tokens, state.num_tokens),
             num_tokens=num_tokens,
             budget=state.budget,
             eos_ids=state.eos_ids,
-            done=state.done | stopped,
+            done=state.done | stopped | failed,
             cycles=state.cycles + running.astype(jnp.int32),
             accepted=state.accepted + ((steps[None] == count[:, None]) & running[:, None]).astype(jnp.int32),
             keys=state.keys,
+            not_finite=jnp.where(failed, num_tokens, state.not_finite),
+            bad_drafts=jnp.where(spoiled, state.num_tokens, state.bad_drafts),
             log_probs=known,
         )
     return new_state, StepInfo(tree, acceptance, tokens, emitted, told)
+
+
+def _tokens_before_fault(finite: Bool[Array, "B N1"], acceptance: Acceptance) -> Int[Array, " B"]:
+    """Tokens of a cycle that were drawn before the first visited node without finite logits; D + 2 where all have."""
+    path, count = acceptance.path, acceptance.count
+    broken = ~jnp.take_along_axis(finite, path, axis=1) & (jnp.arange(path.shape[1])[None] <= count[:, None])
+    first = jnp.where(jnp.any(broken, axis=1), jnp.argmax(broken, axis=1), path.shape[1] + 1)
+    return first.astype(jnp.int32)
 
 
 def _append(rows: Array, new: Array, at: Int[Array, " B"]) -> Array:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
+from eagle_jax.randomness import gumbel, uniform
 from eagle_jax.sampling import process_logits
 from eagle_jax.types import Acceptance, DraftTree, Sampling, verify_key
 from eagle_jax.verify import VerifyFn, deterministic
@@ -55,8 +56,8 @@ def rejection(
         key = verify_key(key, index)
         rows = jnp.arange(tree.tokens.shape[0])
 
-        def visit(step: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-            node, path, count, token, alive = carry
+        def visit(carry: tuple[Array, ...]) -> tuple[Array, ...]:
+            step, node, path, _, _ = carry
             path = jnp.where(jnp.arange(depth + 1) >= step, node, path)
             own = jax.random.fold_in(key, step)
 
@@ -71,7 +72,7 @@ def rejection(
                 last, _, target, draft = trial
                 child, _ = next_child(last)
                 accepted = (
-                    jax.random.uniform(jax.random.fold_in(own, child)) * draft[tree.tokens[child]]
+                    uniform(jax.random.fold_in(own, child), jnp.int32(0)) * draft[tree.tokens[child]]
                     < (target[tree.tokens[child]])
                 )
                 left, rest = _residual(target, draft), _without(draft, tree.tokens[child])
@@ -79,13 +80,12 @@ def rejection(
 
             start = (jnp.int32(-1), jnp.bool_(False), _law(logits[node], sampling), jnp.exp(_drafted(tree)[node]))
             child, accepted, left, _ = jax.lax.while_loop(undecided, attempt, start)
-            token = jnp.where(alive, _draw(left, own), token)
-            alive = alive & accepted & (step < depth)
-            return jnp.where(alive, child, node), path, count + alive.astype(jnp.int32), token, alive
+            descends = accepted & (step < depth)
+            return step + descends.astype(jnp.int32), child, path, _draw(left, own), descends
 
         zero = jnp.int32(0)
-        carry = (zero, jnp.zeros((depth + 1,), jnp.int32), zero, zero, jnp.bool_(True))
-        _, path, count, token, _ = jax.lax.fori_loop(0, depth + 1, visit, carry)
+        carry = (zero, zero, jnp.zeros((depth + 1,), jnp.int32), zero, jnp.bool_(True))
+        count, _, path, token, _ = jax.lax.while_loop(lambda carry: carry[-1], visit, carry)
         return Acceptance(path, count, token)
 
     return jax.vmap(row)(tree, logits, keys, index)
@@ -128,7 +128,7 @@ def block(
         reach = jnp.concatenate([jnp.ones((1,)), reach])
         left = jnp.maximum(reach[:, None] * target - draft, 0.0)
         mass = jnp.sum(left, axis=-1)
-        kept = jax.random.uniform(jax.random.fold_in(key, depth), (depth + 1,)) < mass / (mass + 1 - reach)
+        kept = uniform(jax.random.fold_in(key, depth), jnp.arange(depth + 1)) < mass / (mass + 1 - reach)
         steps = jnp.arange(depth + 1)
         count = jnp.max(jnp.where(kept | (steps == 0), steps, 0)).astype(jnp.int32)
         spare = jnp.where(mass[count] > 0, left[count], target[count])
@@ -167,7 +167,7 @@ def traversal(
         inner = jnp.any(children)
         token = tree.tokens[child]
         below = jnp.minimum(reach[node] * target[node, token] / draft[node, token], 1.0)
-        accepted = jax.random.uniform(jax.random.fold_in(verify_key(key, index), node)) < reach[node]
+        accepted = uniform(jax.random.fold_in(verify_key(key, index), node), jnp.int32(0)) < reach[node]
         # The root's reach is 1, so that it is accepted where nothing else was.
         ended = done | (~inner & (accepted | (node == 0)))
         rejected = ~inner & ~ended
@@ -248,4 +248,4 @@ def _without(draft: Float[Array, " V"], token: Int[Array, ""]) -> Float[Array, "
 
 
 def _draw(law: Float[Array, " V"], key: Key[Array, ""]) -> Int[Array, ""]:
-    return jax.random.categorical(key, jnp.log(law)).astype(jnp.int32)
+    return jnp.argmax(jnp.log(law) + gumbel(key, jnp.arange(law.size))).astype(jnp.int32)

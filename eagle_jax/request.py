@@ -5,7 +5,6 @@ Everything is refused here, by name and before anything is compiled, that the pr
 
 from __future__ import annotations
 
-import functools
 import math
 import numbers
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 
 from eagle_jax.config import DecoderConfig
 from eagle_jax.generate import required_slots
+from eagle_jax.randomness import row_keys, threefry_keys
 from eagle_jax.types import Drafter, Params, Sampling, TargetFn
 
 PREFILL_CHUNK = 256
@@ -83,25 +83,24 @@ def prepare(
     return Request(params, arrays, options, sampling)
 
 
-@functools.partial(jax.jit, static_argnames="batch")
-def _row_keys(key: jax.Array, batch: int) -> jax.Array:
-    """One key per row; compiled, because a `vmap` that is not costs milliseconds of host time per call."""
-    return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch))
+_row_keys = jax.jit(lambda key, batch: row_keys(key, jnp.arange(batch)), static_argnames="batch")
+"""One key per row; compiled, because a `vmap` that is not costs milliseconds of host time per call."""
+_threefry_keys = jax.jit(threefry_keys)
 
 
 def _keys(key: jax.Array | int | None, batch: int) -> jax.Array:
-    """A typed PRNG key per row: given as they are, or from a seed, a typed key or the two words of a raw one."""
+    """A Threefry key per row: from keys of any generator, one or one per row, a seed, or the words of a raw key."""
     if key is None:
-        return _row_keys(jax.random.key(0), batch)
+        key = 0
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
         if not 0 <= key < 2**32:
             raise ValueError(f"key={key} must lie in 0 to 2**32 - 1: JAX keeps 32 bits of a seed")
-        return _row_keys(jax.random.key(key), batch)
+        return _row_keys(jax.random.key(key, impl="threefry2x32"), batch)  # whatever generator is JAX's default
     if isinstance(key, jax.Array | np.ndarray):
         if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape in ((), (batch,)):
-            return key if key.shape else _row_keys(key, batch)
-        if key.dtype == jnp.uint32 and key.shape == (2,):
-            return _row_keys(jax.random.wrap_key_data(key), batch)
+            return _threefry_keys(key) if key.shape else _row_keys(key, batch)
+        if key.dtype == jnp.uint32 and key.shape in ((2,), (4,)):
+            return _row_keys(_threefry_keys(key), batch)
         raise ValueError(
             f"key is an array of {key.dtype}{list(key.shape)}: pass one key (jax.random.key(0), from which every row "
             f"derives its own), or an array of {batch}, one for each prompt, or a Python int as seed"

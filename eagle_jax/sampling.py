@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, UInt
 
+from eagle_jax.randomness import gumbel, threefry_keys
 from eagle_jax.types import Sampling
 
-LOWEST_TEMPERATURE = 1e-6
-"""Logits divided by less could overflow float32."""
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 1e-6, 1e38
+"""Logits divided by less could overflow float32; a higher temperature is infinite in float32."""
 
 
 def make_sampling(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Sampling:
@@ -32,9 +33,10 @@ def make_sampling(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, 
     """
     if not (math.isfinite(temperature) and temperature >= 0):
         raise ValueError(f"temperature={temperature} must be a finite number of at least 0 (0 is greedy decoding)")
-    if 0 < temperature < LOWEST_TEMPERATURE:
+    if temperature != 0 and not LOWEST_TEMPERATURE <= temperature <= HIGHEST_TEMPERATURE:
         raise ValueError(
-            f"temperature={temperature} is below {LOWEST_TEMPERATURE}, where logits overflow: 0 is greedy decoding"
+            f"temperature must be 0 (greedy decoding) or lie in {LOWEST_TEMPERATURE} to {HIGHEST_TEMPERATURE}, "
+            f"got {temperature}. Beyond them float32 logits overflow or vanish."
         )
     if isinstance(top_k, bool) or not 0 <= top_k < 2**31 or int(top_k) != top_k:  # NaN fails the comparison
         raise ValueError(f"top_k={top_k} must be an integer of at least 0 (0 switches it off)")
@@ -60,9 +62,10 @@ def process_logits(logits: Float[Array, "*b V"], sampling: Sampling) -> Float[Ar
     logits = logits.astype(jnp.float32)
     if sampling.temperature is None:
         return jax.nn.log_softmax(logits, axis=-1)
+    order = _ordered_bits(logits)  # of the logits as they are: a high temperature makes some of them equal
     logits = logits / sampling.temperature
     if sampling.top_k is not None or sampling.top_p is not None:
-        logits = _cut_by_rank(logits, sampling)
+        logits = _cut_by_rank(logits, order, sampling)
     if sampling.min_p is not None:
         # Compared in log space: p >= min_p * max p.
         floor = jnp.max(logits, axis=-1, keepdims=True) + jnp.log(sampling.min_p)
@@ -70,20 +73,26 @@ def process_logits(logits: Float[Array, "*b V"], sampling: Sampling) -> Float[Ar
     return jax.nn.log_softmax(logits, axis=-1)
 
 
-def _cut_by_rank(logits: Float[Array, "*b V"], sampling: Sampling) -> Float[Array, "*b V"]:
-    """Top-k and top-p, without sorting the vocabulary: on a TPU a sort of 128,000 logits moves gigabytes."""
-    bits = _ordered_bits(logits)
+def _cut_by_rank(logits: Float[Array, "*b V"], bits: UInt[Array, "*b V"], sampling: Sampling) -> Float[Array, "*b V"]:
+    """Applies top-k and top-p without sorting the vocabulary: on a TPU a sort of 128,000 logits moves gigabytes.
+
+    Args:
+      bits: the order of the tokens, as unsigned integers.
+    """
     if sampling.top_k is not None:
         kth = _weighted_rank(bits, jnp.ones_like(logits), jnp.minimum(sampling.top_k, 2**24).astype(jnp.float32))
         logits = jnp.where(bits >= kth, logits, -jnp.inf)  # like `transformers`, ties with the k-th stay
     if sampling.top_p is not None:
         probs = jax.nn.softmax(logits, axis=-1)
-        last = _weighted_rank(bits, probs, sampling.top_p)
+        # The likeliest token has more than 1e-12 in any vocabulary; XLA takes a denormal top_p for 0, which no sum is
+        # below.
+        top_p = jnp.maximum(sampling.top_p, 1e-12)
+        last = _weighted_rank(bits, probs, top_p)
         # Of tokens that tie at the edge, those with lower ids stay until the mass is reached.
         above, tied = bits > last, bits == last
         mass = jnp.sum(jnp.where(above, probs, 0.0), axis=-1, keepdims=True)
         before = mass + probs * (jnp.cumsum(tied, axis=-1) - 1).astype(jnp.float32)
-        logits = jnp.where(above | (tied & (before < sampling.top_p)), logits, -jnp.inf)
+        logits = jnp.where(above | (tied & (before < top_p)), logits, -jnp.inf)
     return logits
 
 
@@ -128,7 +137,7 @@ def log_prob(
 
 
 def draw(logits: Float[Array, " V"], key: Key[Array, ""], index: Int[Array, ""], sampling: Sampling) -> Int[Array, ""]:
-    """One token for one row: argmax when greedy, else a Gumbel draw from the processed law.
+    """Draws one token for one row: argmax when greedy, else the argmax of the processed law with Gumbel noise.
 
     Args:
       key: the row's key. index: how many tokens the row has generated before this one. The draw is a function of
@@ -136,9 +145,14 @@ def draw(logits: Float[Array, " V"], key: Key[Array, ""], index: Int[Array, ""],
     """
     if sampling.greedy:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    return jnp.argmax(process_logits(logits, sampling) + noise(key, index, logits.size), axis=-1).astype(jnp.int32)
+    drawn = process_logits(logits, sampling) + noise(key, index, jnp.arange(logits.size))
+    return jnp.argmax(drawn, axis=-1).astype(jnp.int32)
 
 
-def noise(key: Key[Array, ""], index: Int[Array, ""], vocab: int) -> Float[Array, " V"]:
-    """The Gumbel noise of the draw at generated position `index`: all the chance there is in that token."""
-    return jax.random.gumbel(jax.random.fold_in(key, index), (vocab,), jnp.float32)
+def noise(key: Key[Array, ""], index: Int[Array, ""], tokens: Int[Array, "*n"]) -> Float[Array, "*n"]:
+    """Gumbel noise of `tokens` in the draw at generated position `index`: all the randomness of that draw.
+
+    Args:
+      tokens: target ids. Only their noise is computed: a draft vocabulary costs what it is large.
+    """
+    return gumbel(jax.random.fold_in(threefry_keys(key), index), tokens)

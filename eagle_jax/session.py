@@ -12,6 +12,7 @@ import numpy as np
 
 from eagle_jax.api import StreamChunk, extend_program, step_program, telling
 from eagle_jax.bound import BoundDrafter, Target, request_of
+from eagle_jax.finite import NotFiniteError, check_finite
 from eagle_jax.generate import required_slots
 from eagle_jax.memory import check_fits, explained
 from eagle_jax.request import PREFILL_CHUNK, Request, bucket, check_law, round_up
@@ -83,6 +84,7 @@ class Session:
           ValueError: at the call, as `eagle_jax.stream`; also a prompt that leaves no room for the reply, and a `plain`
             that is no bool.
           MemoryError: the device is too small, with what was needed.
+          NotFiniteError: as `eagle_jax.stream`; the caches are emptied.
         """
         check_law(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         sampling = make_sampling(temperature, top_k, top_p, min_p)
@@ -135,6 +137,7 @@ class Session:
                 **fns, **law,
             )  # fmt: skip
             root = int(state.root[0])
+            check_finite(*jax.device_get((state.not_finite, state.bad_drafts)))
         self.read, self.text, self._state = len(new), [*prompt, root], state
         self._waiting = drafted if plain else None
         done = bool(state.done[0])
@@ -146,14 +149,21 @@ class Session:
             with explained(request):
                 state, info = step_program(request.params, state, sampling=request.sampling, **fns, **law)
                 told = None if info.log_probs is None else info.log_probs[0]
-                tokens, emitted, count, finished, told = jax.device_get(
-                    (info.tokens[0], info.emitted[0], info.acceptance.count[0], state.done[0], told)
-                )
+                tokens, emitted, count, finished, told, *faults = jax.device_get(
+                    (info.tokens[0], info.emitted[0], info.acceptance.count[0], state.done[0], told,
+                     state.not_finite, state.bad_drafts)
+                )  # fmt: skip
             found = [int(token) for token in tokens[:emitted]]
             self.text += found
             self._state, done = state, bool(finished)
             own = None if told is None else [float(value) for value in told[:emitted]]
-            yield StreamChunk(found, int(min(count, emitted)), own)
+            if found:
+                yield StreamChunk(found, int(min(count, emitted)), own)
+            try:
+                check_finite(*faults, ended=done)
+            except NotFiniteError:
+                self.reset()  # the next prompt is read anew, into clean caches
+                raise
 
 
 class _Drafted(NamedTuple):

@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from eagle_jax.randomness import threefry_keys
+
 Params = Any
 """A plain nested dict of arrays. The engine holds `{"target": ..., "drafter": ...}`."""
 
@@ -184,7 +186,7 @@ class Chance(NamedTuple):
 
     def own_keys(self) -> Key[Array, " B"]:
         """[B] keys that are new in every cycle and independent of the target's own draws, for sampled drafts."""
-        return jax.vmap(lambda key, index: jax.random.fold_in(jax.random.fold_in(key, _DRAFT), index))(*self)
+        return jax.vmap(lambda key, index: _own_key(key, _DRAFT, index))(*self)
 
 
 _DRAFT, _VERIFY = 2**31 - 1, 2**31 - 2
@@ -193,7 +195,11 @@ _DRAFT, _VERIFY = 2**31 - 1, 2**31 - 2
 
 def verify_key(key: Key[Array, ""], index: Int[Array, ""]) -> Key[Array, ""]:
     """A row's key for an acceptance rule with chance of its own, apart from the draws of drafter and target."""
-    return jax.random.fold_in(jax.random.fold_in(key, _VERIFY), index)
+    return _own_key(key, _VERIFY, index)
+
+
+def _own_key(key: Key[Array, ""], purpose: int, index: Int[Array, ""]) -> Key[Array, ""]:
+    return jax.random.fold_in(jax.random.fold_in(threefry_keys(key), purpose), index)
 
 
 class Drafter(NamedTuple):
@@ -239,6 +245,10 @@ class Acceptance(NamedTuple):
     next_token: Int[Array, " B"]
 
 
+FINITE = -1
+"""`GenerateState.not_finite` and `bad_drafts` of a row without fault."""
+
+
 class GenerateState(NamedTuple):
     """Everything the next cycle needs.
 
@@ -253,6 +263,10 @@ class GenerateState(NamedTuple):
       accepted: [B, D+1] int32, histogram of accepted drafted tokens per cycle.
       keys: [B] one PRNG key per row. The draw at generated position i uses `fold_in(keys[row], i)`: text depends on
         the key and the target only, not on the drafter, the tree, or the other rows.
+      not_finite: [B] int32, generated position for which the target had no finite logits (NaN, or none but infinite
+        ones): the row is done and that token is not emitted. `FINITE` (-1) where there is none.
+      bad_drafts: [B] int32, generated position of the first cycle whose drafts had NaN scores; `FINITE` where there is
+        none. The text is right all the same.
       log_probs: [B, M] float32, of the emitted tokens, by the law that was asked for; None where none was.
     """
 
@@ -267,6 +281,8 @@ class GenerateState(NamedTuple):
     cycles: Int[Array, " B"]
     accepted: Int[Array, "B D1"]
     keys: Key[Array, " B"]
+    not_finite: Int[Array, " B"]
+    bad_drafts: Int[Array, " B"]
     log_probs: Float[Array, "B M"] | None = None
 
 

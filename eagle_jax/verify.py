@@ -20,8 +20,8 @@ from eagle_jax.types import Acceptance, DraftTree, Sampling
 VerifyFn = Callable[..., Acceptance]
 """`(tree, logits [B, N+1, V], keys [B], index [B], sampling, depth) -> Acceptance`.
 
-A drafter may have looked at `sampling.noise(keys, index)`, what `deterministic` decides by: a rule that decides by
-draws of its own must derive them from the keys in another way, or turn a draft that depends on them into a bias.
+A drafter may read `sampling.noise`, by which `deterministic` decides. A rule with draws of its own must derive them
+from the keys in another way (`types.verify_key`): a rule that reused that noise would bias the result.
 """
 
 
@@ -60,22 +60,21 @@ def deterministic(
 def walk(tree: DraftTree, choose: Callable[[Array, Array], Array], depth: int) -> Acceptance:
     """Walks one row's tree from the root; `choose(node, step)` is the target's token after the node at depth `step`.
 
-    Only the visited nodes are asked, so that sampling costs D + 1 draws and not N + 1. Rows that stand for the same
-    text (lookahead's window and its n-grams may meet) are walked together: the first is asked, and is on the path.
+    `choose` is called for visited nodes only, so that sampling costs as many draws as tokens are emitted, and not
+    N + 1. Rows that stand for the same text (lookahead's window and its n-grams may meet) are walked together: the
+    first of them is visited, and is on the path.
     """
-    start = jnp.int32(0)
-    path = jnp.zeros((depth + 1,), jnp.int32)
+    zero = jnp.int32(0)
 
-    def visit(step: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        nodes, path, count, token, alive = carry
+    def visit(carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        step, nodes, path, _, _ = carry
         node = jnp.argmax(nodes).astype(jnp.int32)
         path = jnp.where(jnp.arange(depth + 1) >= step, node, path)
-        chosen = choose(node, step)
-        token = jnp.where(alive, chosen, token)
-        below = children_with(tree.tokens, tree.parents, nodes, chosen)
-        alive = alive & jnp.any(below) & (step < depth)
-        return jnp.where(alive, below, nodes), path, count + alive.astype(jnp.int32), token, alive
+        token = choose(node, step)
+        below = children_with(tree.tokens, tree.parents, nodes, token)
+        descends = jnp.any(below) & (step < depth)
+        return step + descends.astype(jnp.int32), below, path, token, descends
 
-    carry = (jnp.arange(tree.tokens.shape[0]) == 0, path, start, start, jnp.bool_(True))
-    _, path, count, token, _ = jax.lax.fori_loop(0, depth + 1, visit, carry)
+    carry = (zero, jnp.arange(tree.tokens.shape[0]) == 0, jnp.zeros((depth + 1,), jnp.int32), zero, jnp.bool_(True))
+    count, _, path, token, _ = jax.lax.while_loop(lambda carry: carry[-1], visit, carry)
     return Acceptance(path, count, token)

@@ -14,17 +14,19 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
 from eagle_jax.api import prefill_program
 from eagle_jax.bound import BoundDrafter, Target, request_of
 from eagle_jax.distributed import to_host
+from eagle_jax.finite import check_finite
 from eagle_jax.generate import step
 from eagle_jax.memory import explained
 from eagle_jax.request import check_law
 from eagle_jax.sampling import make_sampling
-from eagle_jax.types import Chance, Drafter, DraftTree, GenerateState, Params, Sampling, TargetFn, empty_tree
+from eagle_jax.types import FINITE, Chance, Drafter, DraftTree, GenerateState, Params, Sampling, TargetFn, empty_tree
 
 
 class Watched(NamedTuple):
@@ -82,7 +84,8 @@ def watch(
             state, tree, running = _look_and_step(request.params, state, sampling=request.sampling, **fns)
             *seen, done = to_host((tree.tokens, tree.parents, tree.scores, running, state.done))
             found.append(tuple(seen))
-        tokens, counts = to_host((state.tokens, state.num_tokens))
+        tokens, counts, *faults = to_host((state.tokens, state.num_tokens, state.not_finite, state.bad_drafts))
+        check_finite(*faults)
     replies = [row[:count].tolist() for row, count in zip(tokens, counts, strict=True)]
     places = [(row, at + 1) for row, reply in enumerate(replies) for at in range(len(reply) - 1)]
     assert all(found[at - 1][3][row] for row, at in places)
@@ -113,5 +116,7 @@ def _look_and_step(
     chance = Chance(state.keys, state.num_tokens)
     tree, _ = drafter.draft(params, state.drafter, state.root, chance, sampling)
     running = ~state.done
+    spoiled = running & jnp.any(jnp.isnan(tree.scores), axis=1) & (state.bad_drafts == FINITE)
+    state = state._replace(bad_drafts=jnp.where(spoiled, state.num_tokens, state.bad_drafts))
     state, _ = step(params, state, target=target, drafter=silent(drafter), sampling=sampling)
     return state, tree._replace(draft_log_probs=None), running

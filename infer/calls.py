@@ -12,6 +12,7 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.api import first_tokens
+from eagle_jax.randomness import row_keys
 
 DRAWS = "a key per question and turn"
 """What results say of their keys; without it rows of the same number had the same noise, whatever the question."""
@@ -23,12 +24,10 @@ def keys_of(seed: int, names: Sequence[str], turn: int) -> jax.Array:
     Questions that shared their noise would not be independent, and intervals over them would say too much.
     """
     numbers = [zlib.crc32(f"{name}, turn {turn}".encode()) for name in names]
-    return _folded(jax.random.key(seed), jnp.asarray(np.array(numbers, np.uint32)))
+    return _row_keys(jax.random.key(seed, impl="threefry2x32"), jnp.asarray(np.array(numbers, np.uint32)))
 
 
-@jax.jit
-def _folded(key: jax.Array, numbers: jax.Array) -> jax.Array:
-    return jax.vmap(lambda number: jax.random.fold_in(key, number))(numbers)
+_row_keys = jax.jit(row_keys)
 
 
 class Answer(NamedTuple):

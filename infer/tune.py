@@ -33,6 +33,7 @@ from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.measure import machine, revision, use_compilation_cache
 from eagle_jax.profile import Entry, ProfileFile, fingerprint, read_profile
 from eagle_jax.programs import at_least_one, can_write, check_seed, listed, naming, not_negative, run
+from eagle_jax.randomness import row_keys
 from eagle_jax.tasks import BUNDLED, Conversation, Task, load_tasks, task_folder
 from eagle_jax.tuning import TOLERATED
 from infer import REPOSITORY
@@ -282,7 +283,7 @@ def samples_of(tasks: Sequence[Task], tokenizer: Any, target: eagle_jax.Target, 
       ValueError: a task of which every prompt is too long.
     """
     found: dict[str, Sample] = {}
-    base, number = jax.random.key(args.seed), 0
+    base, number = jax.random.key(args.seed, impl="threefry2x32"), 0
     for task, questions in tasks:
         room = target.config.max_position - args.max_new_tokens
         prompts = [Conversation(question, tokenizer, room).ask(0) for question in questions]
@@ -290,7 +291,7 @@ def samples_of(tasks: Sequence[Task], tokenizer: Any, target: eagle_jax.Target, 
         if not fitting:
             raise ValueError(f"task {task}: every prompt is too long for the model's {target.config.max_position} "
                              "positions; lower --max-new-tokens or leave the task out")  # fmt: skip
-        keys = jax.vmap(lambda index: jax.random.fold_in(base, index))(jnp.arange(number, number + len(fitting)))
+        keys = row_keys(base, jnp.arange(number, number + len(fitting)))
         number += len(fitting)
         found[task] = Sample(fitting, keys)
     return found

@@ -14,16 +14,18 @@ from jaxtyping import TypeCheckError
 import eagle_jax
 from eagle_jax.types import empty_tree
 
-CORE = {"types", "config", "tree", "sampling", "cache", "verify", "rejection"}
+CORE = {"randomness", "types", "config", "tree", "sampling", "cache", "verify", "rejection"}
 # Room -> the other rooms it may import. A module at the top of the package is a room, and so is a sub-package.
 MAY_ENTER: dict[str, set[str]] = {
-    "types": set(),
+    "randomness": set(),
+    "types": {"randomness"},
     "config": set(),
     "tree": {"types", "config"},
-    "sampling": {"types", "config"},
+    "sampling": {"types", "config", "randomness"},
     "cache": {"types", "config"},
     "verify": {"types", "config", "tree", "sampling", "cache"},
-    "rejection": {"types", "config", "tree", "sampling", "verify"},
+    "rejection": {"randomness", "types", "config", "tree", "sampling", "verify"},
+    "finite": {"types"},
     "contract": {"types"},
     "generate": (CORE - {"rejection"}) | {"contract"},
     "models": {"types", "config"},
@@ -49,13 +51,13 @@ MAY_ENTER: dict[str, set[str]] = {
     "aot": CORE | {"generate", "models", "drafters", "training", "sharding", "presets", "costs"},
     "bound": {"types", "config", "drafters", "memory", "models", "sharding", "request", "devices"},
     "methods": {"types", "config", "bound", "checkpoints", "drafters", "api", "shapes", "sharding"},
-    "acceptance": CORE | {"generate", "request", "distributed", "api", "bound", "memory"},
+    "acceptance": CORE | {"generate", "request", "distributed", "api", "bound", "finite", "memory"},
     "positions": {"types", "acceptance"},
     "converse": {"data", "api", "bound"},
-    "watching": {"types", "api", "bound", "distributed", "generate", "memory", "request", "sampling"},
+    "watching": {"types", "api", "bound", "distributed", "finite", "generate", "memory", "request", "sampling"},
     "tuning": {"types", "config"},
     "memory": {"types", "request", "devices"},
-    "session": {"types", "api", "bound", "generate", "memory", "request", "sampling"},
+    "session": {"types", "api", "bound", "finite", "generate", "memory", "request", "sampling"},
     "viz": {"types", "acceptance", "api", "positions", "detokenize"},
     "demo": {"config", "bound", "api", "methods", "assets"},
     "profile": {"types", "config", "checkpoints", "settings", "bound", "api", "methods", "distributed", "assets"}

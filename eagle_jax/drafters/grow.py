@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import TreeConfig, sibling_ranks, static_depths
+from eagle_jax.randomness import gumbel
 from eagle_jax.sampling import noise, process_logits
 from eagle_jax.tree import Pool, gather_tree, select_best
 from eagle_jax.types import PADDING, ROOT, Chance, DraftTree, NewKV, Sampling
@@ -107,7 +108,7 @@ def confidence(
     if ranking == "law":
         return jax.nn.log_softmax(logits / sampling.temperature, axis=-1)
     ids = model.to_target(jnp.arange(logits.shape[-1]))
-    drawn = jax.vmap(lambda key, index: noise(key, index + level - 1, model.vocab)[ids])(*chance)
+    drawn = jax.vmap(lambda key, index: noise(key, index + level - 1, ids))(*chance)
     return jax.nn.log_softmax((process_logits(logits, sampling) + drawn[:, None]) / SPREAD, axis=-1)
 
 
@@ -134,7 +135,8 @@ def _draw_children(
     law = process_logits(model.logits(states, level), sampling)
     law = jnp.broadcast_to(law, (*states.shape[:2], law.shape[-1]))  # every node draws for itself
     keys = jax.vmap(lambda key: jax.random.fold_in(key, level))(chance.own_keys())
-    fresh = jax.vmap(lambda key: jax.random.gumbel(key, law.shape[1:], jnp.float32))(keys)
+    numbers = jnp.arange(law[0].size).reshape(law.shape[1:])
+    fresh = jax.vmap(lambda key: gumbel(key, numbers))(keys)
     _, ids = jax.lax.top_k(law + fresh, count)
     whole = jnp.full((*law.shape[:-1], model.vocab), -jnp.inf, jnp.float32)
     whole = whole.at[..., model.to_target(jnp.arange(law.shape[-1]))].set(law)

@@ -1,0 +1,70 @@
+"""Random numbers of the engine: each one is a hash of a row's key and an integer, and depends on nothing else.
+
+JAX's own generators do not promise that. `rbg` and `unsafe_rbg`, usual on TPUs, draw for a whole batch from the key of
+its first row when they are vmapped, so that a row's text would depend on the other rows. And a float32 uniform has 23
+random bits: Gumbel noise made of one never exceeds 16.6, so that tokens below a probability of 1e-7 are hardly drawn.
+Here every number is a Threefry-2x32 hash (Salmon et al., SC 2011; JAX's default generator) with 64 random bits.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.extend.random import threefry2x32_p
+from jaxtyping import Array, Float, Int, Key, UInt
+
+_NUMBER = 1
+"""First word of the counters hashed here; `jax.random.fold_in` and `split` hash counters that begin with 0."""
+
+
+def threefry_keys(keys: Key[Array, "*b"] | UInt[Array, "*b w"]) -> Key[Array, "*b"]:
+    """Converts keys of any generator of JAX to keys of Threefry, each by itself; those of Threefry stay as they are.
+
+    Args:
+      keys: typed keys, or the words of raw ones: 2 (`threefry2x32`) or 4 (`rbg`, `unsafe_rbg`) per key.
+
+    Raises:
+      ValueError: a key has an odd number of words.
+    """
+    if jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
+        keys = jax.random.key_data(keys)
+    words = keys.shape[-1]
+    if words % 2:
+        raise ValueError(f"keys must have an even number of 32-bit words, got {words}: use jax.random.key(seed)")
+    hashed = keys[..., 0], keys[..., 1]
+    for at in range(2, words, 2):
+        hashed = threefry2x32_p.bind(*hashed, keys[..., at], keys[..., at + 1])
+    return jax.random.wrap_key_data(jnp.stack(hashed, axis=-1), impl="threefry2x32")
+
+
+def row_keys(key: Key[Array, ""], rows: Int[Array, " B"] | UInt[Array, " B"]) -> Key[Array, " B"]:
+    """Derives a Threefry key per row number: `fold_in(key, row)`."""
+    key = threefry_keys(key)
+    return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
+
+
+def uniform(key: Key[Array, ""], numbers: Int[Array, "*n"]) -> Float[Array, "*n"]:
+    """Uniform numbers in (0, 1), float32: number i of the sequence that `key` stands for, for every i in `numbers`.
+
+    Near 0 they are as fine as float32 allows (down to 2**-65), near 1 they stop at 1 - 2**-24.
+    """
+    words = jax.random.key_data(threefry_keys(key))
+    low = numbers.astype(jnp.uint32)
+    first, second, tag, low = jnp.broadcast_arrays(words[0], words[1], jnp.uint32(_NUMBER), low)
+    high, low = threefry2x32_p.bind(first, second, tag, low)
+    return _fraction(high, low)
+
+
+def _fraction(high: UInt[Array, "*n"], low: UInt[Array, "*n"]) -> Float[Array, "*n"]:
+    """The middle of the 2**-64 wide piece of (0, 1) that 64 bits number, rounded to float32 and kept below 1."""
+    value = high.astype(jnp.float32) * 2.0**-32 + (low.astype(jnp.float32) * 2.0**-64 + 2.0**-65)
+    return jnp.minimum(value, 1 - 2.0**-24)  # `high` may have been rounded up to 2**32
+
+
+def gumbel(key: Key[Array, ""], numbers: Int[Array, "*n"]) -> Float[Array, "*n"]:
+    """Standard Gumbel noise, float32: number i of the sequence that `key` stands for, for every i in `numbers`.
+
+    The upper tail is right down to probabilities of 1e-18: the noise reaches 45.
+    """
+    # The noise is large where the uniform number is small, which is where that is fine.
+    return -jnp.log(-jnp.log1p(-uniform(key, numbers)))
