@@ -11,9 +11,10 @@ import jax.numpy as jnp
 
 from eagle_jax.api import generate
 from eagle_jax.bound import BoundDrafter, Target
-from eagle_jax.data.conversations import SkippedRow
 from eagle_jax.data.replies import Dialogue
 from eagle_jax.data.shards import Report
+from eagle_jax.finite import NotFiniteError
+from eagle_jax.data.templates import SkippedRow
 
 
 class Row(NamedTuple):
@@ -70,7 +71,13 @@ class Writer:
         return batches
 
     def converse(self, batch: Sequence[Row]) -> list[tuple[Dialogue, Report]]:
-        """The conversations of one of `batches`, a turn of all of them at a time, each with its report."""
+        """The conversations of one of `batches`, a turn of all of them at a time, each with its report.
+
+        A conversation for whose reply the target has no finite logits ends there; the others go on.
+
+        Raises:
+          NotFiniteError: the head's drafts are NaN.
+        """
         dialogues = [row.dialogue for row in batch]
         reports = [report_of(1) for _ in batch]
         numbers = jnp.asarray([row.number for row in batch] + [0] * (self.lanes - len(batch)), jnp.uint32)
@@ -85,13 +92,21 @@ class Writer:
             asked = [lane for lane, dialogue in enumerate(dialogues) if dialogue.open]
             if not asked:
                 break
-            out = generate(
-                self.target, self.head, prompts, max_new_tokens=budgets, temperature=batch[0].temperature,
-                top_k=self.top_k, top_p=self.top_p, eos_ids=self.stops,
-                key=_keys(jax.random.key(self.seed, impl="threefry2x32"), numbers, turn),
-            )  # fmt: skip
+            keys, faults = _keys(jax.random.key(self.seed, impl="threefry2x32"), numbers, turn), {}
+            try:
+                out = generate(
+                    self.target, self.head, prompts, max_new_tokens=budgets, temperature=batch[0].temperature,
+                    top_k=self.top_k, top_p=self.top_p, eos_ids=self.stops, key=keys,
+                )  # fmt: skip
+            except NotFiniteError as error:
+                if error.drafts:  # the head is broken, and the run would be slow to its end
+                    raise
+                out, faults = error.output, error.positions
             for lane in asked:
                 reports[lane]["cycles"] += int(out.cycles[lane])
+                if lane in faults:
+                    dialogues[lane] = dialogues[lane].end("the target's logits are not finite")
+                    continue
                 dialogues[lane] = self._hear(dialogues[lane], prompts[lane], out.tokens[lane], reports[lane])
         for dialogue, report in zip(dialogues, reports, strict=True):
             report["texts"] = len(dialogue.texts)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import collections
+import gzip
+import json
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from eagle_jax.data.conversations import Encoded, encode, encode_row, parse_row
+from eagle_jax.data.prompts import first_prompts
 from eagle_jax.data.sources import Source
 from eagle_jax.data.templates import SkippedRow
 from tests.data.test_conversations import TEMPLATES, supervised_texts, tokenizer_with
@@ -89,6 +96,31 @@ def test_columns_of_system_prompts_and_tools_are_shown():
     same = talk(REPLY, system_prompt="Be brief.")
     same["messages"] = [{"role": "developer", "content": "Be brief."}, *same["messages"]]
     assert parse_row(same).messages[1:] == [ASK, REPLY]
+
+
+TEXTS = st.sampled_from(["a", "b\n", " c ", "<|im_end|>", "<call>", '{"x"}', "é", "<think>t</think>x", "</think>\n\n"])
+CALLS = st.lists(
+    st.fixed_dictionaries(
+        {"name": st.sampled_from(["f", "a"]), "arguments": st.dictionaries(TEXTS, TEXTS, max_size=2)}
+    ),
+    max_size=2,
+)
+TURNS = st.one_of(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "tool", "system"]), "content": TEXTS}),
+    st.fixed_dictionaries(
+        {"role": st.just("assistant"), "content": TEXTS},
+        optional={"reasoning": TEXTS, "weight": st.sampled_from([0, 1]), "tool_calls": CALLS},
+    ),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(TURNS, min_size=1, max_size=5))
+def test_what_is_found_by_marks_is_what_the_template_marks(turns):
+    row = {"messages": [*turns, REPLY]}
+    marked, plain = (encode_row(tokenizer_with(template), row) for template in (OBJECTS, PLAIN))
+    assert marked.tokens.tolist() == plain.tokens.tolist()
+    assert marked.supervised.tolist() == plain.supervised.tolist()
 
 
 LOST = "the chat template drops "
@@ -217,3 +249,19 @@ def test_real_rows_are_read(shared, name, count):
     assert len(rows) == count
     parsed = [parse_row(row) for row in rows[::10]]
     assert {tuple(message["role"] for message in row.messages) for row in parsed} == {("user", "assistant")}
+
+
+def test_prompts_are_read_as_strictly(tmp_path):
+    """Those of stored rows are the very tokens; of others, what the template shows up to the first reply."""
+    tokenizer = tokenizer_with(PLAIN)
+    stored = talk(REPLY, tokens=[5, 6, 7, 8], supervised=[[2, 4]])
+    rows = [stored, {**stored, "supervised": [[2.0, 4]]}, talk(calling("{}"), RESULT, REPLY), talk(REPLY, images=[1])]
+    (tmp_path / "rows.json.gz").write_bytes(gzip.compress(json.dumps(rows).encode()))
+    reasons: collections.Counter[str] = collections.Counter()
+    found = first_prompts(Source(str(tmp_path / "rows.json.gz")), tokenizer, 9, 99, reasons)
+    asked = "<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n"
+    assert [found[0], tokenizer.decode(found[1])] == [[5, 6], asked]
+    assert sorted(reasons) == [
+        "supervised that is not [start, end) ranges of the tokens",
+        "the row has the key 'images', which is not read",
+    ]
