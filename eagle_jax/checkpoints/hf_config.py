@@ -151,15 +151,6 @@ def check_supported(values: Mapping[str, Any], where: object) -> None:
         raise CheckpointError(f"{where}: hidden_act={activation!r} is not supported, only 'silu'")
 
 
-def token_ids(value: Any, where: object = "config.json") -> tuple[int, ...]:
-    """Token ids of an `eos_token_id` that holds one, several, or none.
-
-    Raises:
-      CheckpointError: they are no integers.
-    """
-    return Fields({"eos_token_id": value}, where).ids("eos_token_id")
-
-
 def _refuse_sliding_window(fields: Fields, architecture: str, config: DecoderConfig) -> None:
     """Refuses a window that hides tokens of the context; Llama has none, whatever its config.json says."""
     window = fields.integer("sliding_window", LARGEST, null=True, least=0)

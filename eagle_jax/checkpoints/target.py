@@ -13,9 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_jax.checkpoints.errors import CheckpointError
+from eagle_jax.checkpoints.fields import Fields
 from eagle_jax.checkpoints.finite import FETCH_AGAIN, NotFinite
 from eagle_jax.checkpoints.gpt2 import ARCHITECTURE, GPT2, Gpt2Reader, canonical, gpt2_config
-from eagle_jax.checkpoints.hf_config import architecture_of, decoder_config, token_ids
+from eagle_jax.checkpoints.hf_config import architecture_of, decoder_config
 from eagle_jax.checkpoints.hub import checkpoint_directory
 from eagle_jax.checkpoints.kinds import MODELS, refuse_others
 from eagle_jax.checkpoints.mapping import (
@@ -155,7 +156,7 @@ def read_target_config(directory: Path, *, max_position: int | None = None) -> D
     read = gpt2_config if architecture_of(values, str(path)) == ARCHITECTURE else decoder_config
     config = read(values, str(path), max_position=max_position)
     generation = directory / "generation_config.json"
-    if generation.is_file() and (stop := token_ids(read_json(generation).get("eos_token_id"))):
+    if generation.is_file() and (stop := Fields(read_json(generation), generation).ids("eos_token_id")):
         if left := sorted(set(config.eos_ids) - set(stop)):
             warnings.warn(f"{generation} counts, as in transformers: {left} of config.json end no text", stacklevel=2)
         path, config = generation, dataclasses.replace(config, eos_ids=stop)

@@ -8,20 +8,29 @@ import warnings
 from typing import Any
 
 import hypothesis.strategies as st
+import jax
 import pytest
 from hypothesis import example, given, settings
 
 from eagle_jax import ConfigError
-from eagle_jax.checkpoints import CheckpointError, check_same_tokens
+from eagle_jax.checkpoints import (
+    CheckpointError,
+    check_same_tokens,
+    load_medusa_checkpoint,
+    read_target_config,
+    save_medusa_checkpoint,
+)
 from eagle_jax.checkpoints.gpt2 import gpt2_config
 from eagle_jax.checkpoints.head_config import canonical_name, flat_config, head_config
 from eagle_jax.checkpoints.hf_config import decoder_config
 from eagle_jax.checkpoints.kinds import MODELS, refuse_others
 from eagle_jax.checkpoints.mapping import TensorProblems
 from eagle_jax.checkpoints.tensors import TensorInfo
-from eagle_jax.config import DecoderConfig, HeadConfig
+from eagle_jax.config import DecoderConfig, HeadConfig, MedusaConfig
+from eagle_jax.models.medusa import init_medusa_params
 from tests.checkpoints.random_heads import TARGET, eagle1, eagle3
 from tests.checkpoints.test_hf_config import LLAMA, MISTRAL, QWEN2, QWEN3
+from tests.models import tiny_target
 
 NAN, INF = float("nan"), float("inf")
 ROPE = {
@@ -202,3 +211,34 @@ def test_null_where_transformers_has_a_default_for_it(key):
     assert decoder_config(LLAMA | {key: None}, "config.json") == decoder_config(
         {name: value for name, value in LLAMA.items() if name != key}, "config.json"
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"medusa_num_heads": None}, "medusa_num_heads must be a positive integer, got None"),
+        ({"medusa_num_heads": True}, "medusa_num_heads must be a positive integer, got True"),
+        ({"medusa_num_layers": 1.0}, r"medusa_num_layers must be a positive integer, got 1\.0"),
+        ({"medusa_num_layers": 10**6}, "medusa_num_layers must be an integer from 1 to 64, got 1000000"),
+        (
+            {"hydra_num_heads": 3, "hydra_num_layers": 1, "grounded_heads": "yes"},
+            "grounded_heads must be true or false",
+        ),
+    ],
+)
+def test_medusa(changes, message, tmp_path):
+    config = MedusaConfig("medusa", 16, 12, num_heads=2)
+    save_medusa_checkpoint(config, init_medusa_params(config, jax.random.key(0)), tmp_path, "float32")
+    values = json.loads((tmp_path / "config.json").read_text())
+    values = changes if "hydra_num_heads" in changes else values | changes
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=f"config.json: {message}"):
+        load_medusa_checkpoint(tmp_path, tiny_target().config)
+
+
+@pytest.mark.parametrize("value", ["</s>", 2.0, [2, None], {"id": 2}, True])
+def test_stop_tokens_of_a_generation_config(value, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(CheckpointError, match=r"/generation_config\.json: eos_token_id must be an integer or a list"):
+        read_target_config(tmp_path)
