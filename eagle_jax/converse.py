@@ -13,8 +13,8 @@ from eagle_jax.api import generate
 from eagle_jax.bound import BoundDrafter, Target
 from eagle_jax.data.replies import Dialogue
 from eagle_jax.data.shards import Report
-from eagle_jax.finite import NotFiniteError
 from eagle_jax.data.templates import SkippedRow
+from eagle_jax.finite import NotFiniteError
 
 
 class Row(NamedTuple):

@@ -2,6 +2,7 @@
 
     python -m infer.profile
     python -m infer.profile --target PATH --head PATH --tree 6,10,59
+    python -m infer.profile --temperature 1
 
 Every part runs alone, many times inside one compiled loop, so that no host time is counted: the plain step and the
 whole cycle; of the cycle drafting, the target's pass over the tree, the head's update and the commit; of the target's
@@ -30,8 +31,10 @@ from eagle_jax.generate import prefill, step
 from eagle_jax.measure import machine, time_interleaved, use_compilation_cache
 from eagle_jax.models.layers import attend
 from eagle_jax.programs import at_least_one, naming, parse_tree, run
+from eagle_jax.sampling import noise
 from eagle_jax.tree import ancestor_mask, node_depths
 from eagle_jax.types import Chance, GenerateState, KVCache, NewKV, Params, Verified
+from eagle_jax.verify import deterministic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Args:
       tree: depth,top_k,num_nodes; default is the bundled head's own, or 6,10,59.
       context: tokens in the cache.
       batch: rows.
+      temperature: above 0 the walk down the tree draws tokens: it and the noise of one draw are measured as well.
       turns: cycles per measurement.
       repeats: measurements, of which the median counts.
     """
@@ -57,6 +61,7 @@ class Args:
     tree: str | None = None
     context: int = 128
     batch: int = 1
+    temperature: float = 0.0
     turns: int = 16
     repeats: int = 9
 
@@ -124,10 +129,10 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> di
     if args.context > longest:
         raise ValueError(f"--context {args.context} must be at most {longest} for {args.turns} turns of this model")
     prompts = jax.random.randint(jax.random.key(0), (args.batch, args.context), 0, target.config.vocab_size).tolist()
-    sampling = api.make_sampling()
+    sampling = api.make_sampling(args.temperature)
 
     def start(drafter: eagle_jax.DraftHead | None) -> tuple[Params, GenerateState, dict[str, Any]]:
-        request = request_of(target, drafter, prompts, budget, sampling, (), None)
+        request = request_of(target, drafter, prompts, budget, sampling, (), 0)
         run = jax.jit(functools.partial(prefill, sampling=sampling, **request.options))
         fns = {name: request.options[name] for name in ("target", "drafter")}
         return request.params, run(request.params, *request.arrays), fns
@@ -163,6 +168,20 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> di
         features = features + 1e-30 * drafted.hidden[:, None, :1].astype(features.dtype)
         return drafter.update(params, drafted, Verified(tokens, tokens, features, drafted.cache.length, one))
 
+    logits = jax.jit(lambda p: fn.logits(p["target"], out.hidden))(params)
+
+    def walk(_: Params, index: jax.Array) -> jax.Array:
+        found = deterministic(tree, logits, state.keys, index, sampling, drafter.depth)
+        return index + 1 + (found.next_token < 0)  # the next turn depends on this one
+
+    def draw_noise(_: Params, index: jax.Array) -> jax.Array:
+        drawn = jax.vmap(lambda key, at: noise(key, at, jnp.arange(config.vocab_size)))(state.keys, index)
+        return index + 1 + (jnp.argmax(drawn, axis=-1) < 0)
+
+    draws = {} if sampling.greedy else {
+        "walk with draws": Part(walk, params, state.num_tokens),
+        "noise of one draw": Part(draw_noise, params, state.num_tokens),
+    }  # fmt: skip
     config = target.config
     query = jax.random.normal(jax.random.key(1), (*tree.tokens.shape, config.num_heads, config.head_dim), args.dtype)
     rows = jnp.ones((args.batch * (drafter.num_nodes + 1), 1), jnp.float32)
@@ -175,6 +194,7 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> di
         "its attention alone": Part(lambda _, query: attention(state.cache, out.new, mask, query), params, query),
         "head update": Part(extend, params, state.drafter),
         "commit": Part(lambda _, cache: commit(cache, out.new, one, path), params, state.cache),
+        **draws,
     }
 
 

@@ -53,7 +53,7 @@ MAY_ENTER: dict[str, set[str]] = {
     "methods": {"types", "config", "bound", "checkpoints", "drafters", "api", "shapes", "sharding"},
     "acceptance": CORE | {"generate", "request", "distributed", "api", "bound", "finite", "memory"},
     "positions": {"types", "acceptance"},
-    "converse": {"data", "api", "bound"},
+    "converse": {"data", "api", "bound", "finite"},
     "watching": {"types", "api", "bound", "distributed", "finite", "generate", "memory", "request", "sampling"},
     "tuning": {"types", "config"},
     "memory": {"types", "request", "devices"},

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import eagle_jax
+from eagle_jax import converse
 from eagle_jax import session as sessions
 from eagle_jax.acceptance import measure_n_alpha, record_cycles
 from eagle_jax.bound import Target
+from eagle_jax.data.replies import Dialogue
 from eagle_jax.watching import watch
 from tests.models import DRAFTERS, random_prompts, tiny_target
 
@@ -113,3 +115,23 @@ def test_what_measures_heads_raises_too(measure):
     head = DRAFTERS["eagle3-k3n12"](tiny_target(VOCAB)).on(target)
     with pytest.raises(eagle_jax.NotFiniteError, match=f"row 0, generated token {at + 1}"):
         measure(target, head, PROMPTS, max_new_tokens=30)
+
+
+def test_a_conversation_ends_where_the_target_has_no_finite_logits(monkeypatch):
+    tokenizer = eagle_jax.load_demo()[2]
+    reply = tokenizer.encode("Hello.<|end|>", add_special_tokens=False)
+
+    def faulty(*_, max_new_tokens, **__):
+        output = eagle_jax.GenerateOutput([reply[:1], reply], np.ones(2, int), np.ones((2, 1), int))
+        raise eagle_jax.NotFiniteError({0: 1}, {}, output)
+
+    monkeypatch.setattr(converse, "generate", faulty)
+    writer = converse.Writer(
+        tiny_target(VOCAB), None, tokenizer, (reply[-1],), lanes=2, max_new_tokens=9, max_prompt=99, top_k=0, top_p=1.0,
+        keep_cut=True, seed=0,
+    )  # fmt: skip
+    asked = Dialogue.begin([{"role": "user", "content": "hi"}])
+    found = writer.converse([converse.Row(number, "a", asked, 1.0) for number in range(2)])
+    assert found[0][1]["skipped"] == {"the target's logits are not finite": 1}
+    assert not found[0][0].texts
+    assert found[1][0].texts[0].messages[-1]["content"] == "Hello."

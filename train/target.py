@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import json
 import logging
+import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -234,6 +235,11 @@ def main(args: Args) -> None:
         batch = rows.take(per_step).reshape(args.micro_batches, args.micro_rows, -1)
         state, loss = update(state, jnp.asarray(batch), jnp.float32(rate))
         losses = [*losses[-99:], float(loss)]
+        if not math.isfinite(losses[-1]):
+            raise ValueError(
+                f"step {step}: loss {losses[-1]}; nothing of it is saved. Lower --rate, and go on from the last save with "
+                "--resume"
+            )
         step, consumed = step + 1, consumed + per_step
         if step % args.log_every == 0:
             rate_now = args.log_every * per_step * args.length / (time.time() - mark)
