@@ -12,32 +12,33 @@ DIVERGED = "Take weights from before training diverged."
 """What to do about weights that are not written."""
 FETCH_AGAIN = "Fetch or save the checkpoint again, or take one from before training diverged."
 """What to do about files that hold such values."""
-_CHUNK = 1 << 18  # elements; a copy of so many stays in the cache
+_CHUNK = 1 << 18  # elements: the second pass finds them in the cache
 _NAMED = 10  # tensors in a message
-# dtype -> (integer of its size, bits without the sign, least of them that is no finite number)
-_BITS: dict[str, tuple[Any, int, int]] = {
-    "float32": (np.uint32, 0x7FFFFFFF, 0x7F800000),
-    "bfloat16": (np.uint16, 0x7FFF, 0x7F80),
-    "float16": (np.uint16, 0x7FFF, 0x7C00),
+# dtype -> (integers of its size, bits of positive infinity, and of negative infinity). NaN has larger ones than either.
+_BITS: dict[str, tuple[Any, Any, int, int]] = {
+    "float32": (np.int32, np.uint32, 0x7F800000, 0xFF800000),
+    "bfloat16": (np.int16, np.uint16, 0x7F80, 0xFF80),
+    "float16": (np.int16, np.uint16, 0x7C00, 0xFC00),
 }
 
 
 def count_not_finite(array: np.ndarray) -> int:
     """How many values of a float32, bfloat16 or float16 array are NaN or infinite; 0 for other dtypes.
 
-    The bits are compared: `np.isfinite` takes six times as long on bfloat16.
+    Maxima of the bits as integers: `np.isfinite` takes eight times as long on bfloat16, and memory for a mask.
     """
     if array.dtype.name not in _BITS:
         return 0
-    integer, magnitude, limit = _BITS[array.dtype.name]
-    bits = np.ascontiguousarray(array).reshape(-1).view(integer)
-    buffer = np.empty(min(_CHUNK, bits.size), integer)
+    signed, unsigned, positive, negative = _BITS[array.dtype.name]
+    flat = np.ascontiguousarray(array).reshape(-1)
     count = 0
-    for start in range(0, bits.size, _CHUNK):
-        part = bits[start : start + _CHUNK]
-        found = np.bitwise_and(part, integer(magnitude), out=buffer[: part.size])
-        if found.max() >= limit:
-            count += int(np.count_nonzero(found >= limit))
+    for start in range(0, flat.size, _CHUNK):
+        part = flat[start : start + _CHUNK]
+        # Below the sign bit the signed integers are in the order of the positive floats, and negative floats are less;
+        # the unsigned ones are in the order of the negative floats, and positive floats are less.
+        if part.view(signed).max() >= positive or part.view(unsigned).max() >= negative:
+            exponents = part.view(unsigned) & unsigned(positive)
+            count += int(np.count_nonzero(exponents == positive))
     return count
 
 
