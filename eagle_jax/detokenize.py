@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,8 @@ class TextStream:
         if getattr(tokenizer, "clean_up_tokenization_spaces", False):
             self._options["clean_up_tokenization_spaces"] = False
         self._skipped = _special_ids(tokenizer) if skip_special_tokens else frozenset[int]()
-        self._name = getattr(tokenizer, "convert_ids_to_tokens", None) or getattr(tokenizer, "id_to_token", str)
+        names: Any = getattr(tokenizer, "convert_ids_to_tokens", None) or getattr(tokenizer, "id_to_token", str)
+        self._name: Callable[[int], str | None] = names
         self._reset()
 
     def push(self, tokens: Iterable[int]) -> str:

@@ -131,7 +131,7 @@ def test_commands(make_chat):
         ("/temp hot", "/temp takes a number"),
         ("/temp -1", "must be a finite number of at least 0"),
         ("/temp nan", "must be a finite number"),
-        ("/temp 1e-9", "is below 1e-06, where logits overflow: 0 is greedy"),
+        ("/temp 1e-9", "must be 0 (greedy decoding) or lie in 1e-06 to 1e+38"),
     ):
         talk.line(wrong)
         assert why in last(talk) and talk.temperature == 0.7
