@@ -20,7 +20,7 @@ import logging
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,7 +30,7 @@ import eagle_jax
 from eagle_jax.acceptance import measure_n_alpha, measure_tau
 from eagle_jax.checkpoints.staging import write_whole
 from eagle_jax.data.prompts import prompts_by_source
-from eagle_jax.measure import machine, use_compilation_cache
+from eagle_jax.measure import machine, use_compilation_cache, with_stop_ids
 from eagle_jax.programs import at_least_one, parse_tree, run
 from eagle_jax.settings import load_yaml
 from train.head import Args as HeadArgs
@@ -140,9 +140,9 @@ def main(args: Args) -> None:
         found[out.name] = {"run": name, "title": setting.title, "eighths": setting.eighths, "seed": seed,
                            "command": command, "trained": trained}  # fmt: skip
 
-    target = eagle_jax.load_target(path, "float32")
+    target = with_stop_ids(eagle_jax.load_target(path, "float32"), tokenizer)
     for name, record in found.items():
-        kept = args.out / name / f"measured-{measurement(args)}.json"
+        kept = args.out / name / f"measured-{measurement(args, asked, target.config.eos_ids)}.json"
         if not kept.is_file():
             head = eagle_jax.load_drafter(args.out / name / "head", target, parse_tree(args.tree))
             write_whole(kept, json.dumps(measure(args, target, head, asked)))
@@ -155,9 +155,10 @@ def main(args: Args) -> None:
     print(json.dumps(report))
 
 
-def measurement(args: Args) -> str:
-    """What decides a measurement, as part of a file's name."""
-    return f"{args.prompts}x{args.max_new_tokens}-{args.max_prompt}-{args.tree.replace(',', '_')}"
+def measurement(args: Args, asked: Mapping[str, list[list[int]]], stops: Sequence[int]) -> str:
+    """What decides a measurement, as part of a file's name: its options, and the prompts as the target reads them."""
+    contents = hashlib.sha256(json.dumps([asked, stops]).encode()).hexdigest()[:8]
+    return f"{args.prompts}x{args.max_new_tokens}-{args.max_prompt}-{args.tree.replace(',', '_')}-{contents}"
 
 
 def divide(patterns: Sequence[str], folder: Path) -> dict[int, Path]:

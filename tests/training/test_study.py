@@ -6,6 +6,7 @@ import itertools
 import json
 import shlex
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -121,3 +122,11 @@ def test_a_name_that_is_none_is_refused(tmp_path):
     with pytest.raises(ValueError, match="--only eagle4: there is no such run; there are eagle2, eagle3, top"):
         study.main(study.Args(("x",), ("y",), tmp_path, tmp_path, only="eagle2,eagle4"))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_measurement_is_kept_by_its_prompts_and_stop_tokens():
+    """Another tokenizer or chat template makes other prompts."""
+    args = types.SimpleNamespace(prompts=2, max_new_tokens=8, max_prompt=64, tree="4,2,7")
+    names = {study.measurement(args, {"a": asked}, stops) for asked in ([[1, 2]], [[1, 3]]) for stops in ((1,), (1, 2))}
+    assert len(names) == 4
+    assert study.measurement(args, {"a": [[1, 2]]}, (1,)) in names
