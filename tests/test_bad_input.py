@@ -95,7 +95,7 @@ def test_prompts(prompts, message):
         (dict(max_new_tokens=None), "max_new_tokens=None .*must be an integer"),
         (dict(temperature=None), "temperature=None must be a number"),
         (dict(temperature="1"), "temperature='1' must be a number"),
-        (dict(temperature=1e-40, key=0), "temperature=1e-40 is below"),
+        (dict(temperature=1e-40, key=0), "temperature must be 0 .greedy decoding. or lie in .*, got 1e-40"),
         (dict(temperature=1.0, key=0, top_p=None), "top_p=None must be a number"),
         (dict(temperature=1.0, key="a"), "key='a' must be jax.random.key"),
         (dict(temperature=1.0, key=True), "key=True must be jax.random.key"),
