@@ -354,5 +354,5 @@ def _run(request: Request) -> GenerateOutput:
     texts = [row[:count].tolist() for row, count in zip(tokens, counts, strict=True)]
     told = None if log_probs is None else [row[:count] for row, count in zip(log_probs, counts, strict=True)]
     output = GenerateOutput(texts, cycles, accepted, told)
-    check_finite(*faults, output)
+    check_finite(*faults, output=output)
     return output

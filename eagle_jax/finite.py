@@ -39,7 +39,7 @@ class NotFiniteError(ValueError):
         super().__init__(" ".join(parts))
 
 
-def check_finite(not_finite: np.ndarray, bad_drafts: np.ndarray, output: Any = None, *, ended: bool = True) -> None:
+def check_finite(not_finite: np.ndarray, bad_drafts: np.ndarray, *, output: Any = None, ended: bool = True) -> None:
     """Raises if a row met logits or drafts that are not finite.
 
     Args:

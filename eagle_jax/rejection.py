@@ -56,7 +56,7 @@ def rejection(
         key = verify_key(key, index)
         rows = jnp.arange(tree.tokens.shape[0])
 
-        def visit(carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        def visit(carry: Any) -> Any:
             step, node, path, _, _ = carry
             path = jnp.where(jnp.arange(depth + 1) >= step, node, path)
             own = jax.random.fold_in(key, step)

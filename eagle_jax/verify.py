@@ -8,6 +8,7 @@ Rules for drafts drawn with noise of their own read `tree.draft_log_probs` behin
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +67,7 @@ def walk(tree: DraftTree, choose: Callable[[Array, Array], Array], depth: int) -
     """
     zero = jnp.int32(0)
 
-    def visit(carry: tuple[Array, ...]) -> tuple[Array, ...]:
+    def visit(carry: Any) -> Any:
         step, nodes, path, _, _ = carry
         node = jnp.argmax(nodes).astype(jnp.int32)
         path = jnp.where(jnp.arange(depth + 1) >= step, node, path)

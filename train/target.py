@@ -237,8 +237,8 @@ def main(args: Args) -> None:
         losses = [*losses[-99:], float(loss)]
         if not math.isfinite(losses[-1]):
             raise ValueError(
-                f"step {step}: loss {losses[-1]}; nothing of it is saved. Lower --rate, and go on from the last save with "
-                "--resume"
+                f"step {step}: loss {losses[-1]}; nothing of it is saved. Lower --rate, and go on from the last "
+                "save with --resume"
             )
         step, consumed = step + 1, consumed + per_step
         if step % args.log_every == 0:
