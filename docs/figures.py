@@ -14,11 +14,12 @@ from typing import Any
 
 import eagle_jax
 from eagle_jax import viz
-from eagle_jax.acceptance import Cycles, record_cycles
 from eagle_jax.checkpoints.staging import write_whole
-from eagle_jax.measure import chat_ids, use_compilation_cache
-from eagle_jax.positions import calibrate
-from eagle_jax.programs import run
+from eagle_jax.data.chat import chat_ids
+from eagle_jax.evaluate.acceptance import Cycles, record_cycles
+from eagle_jax.evaluate.positions import calibrate
+from eagle_jax.runtime.compilation import use_compilation_cache
+from infer.common.programs import run
 
 QUESTIONS = (
     "Write a Python function that computes the factorial of n.",

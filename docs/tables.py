@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from eagle_jax.checkpoints.staging import write_whole
-from infer import results
-from infer.cells import means
-from infer.evidence import ORDER, title
+from infer.common import results
+from infer.papers.cells import means
+from infer.papers.evidence import ORDER, title
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TABLE = re.compile(r"(?:^\|.*\n)+", flags=re.MULTILINE)

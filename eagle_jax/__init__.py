@@ -1,16 +1,17 @@
 """EAGLE speculative decoding in JAX: the target model's own text, several tokens per pass."""
 
 from eagle_jax import viz
-from eagle_jax.api import GenerateOutput, StreamChunk, generate, load_drafter, load_target, stream
-from eagle_jax.bound import BoundDrafter, DraftHead, Medusa, SmallModel, Target, shard
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, RopeConfig, TreeConfig
-from eagle_jax.demo import load_demo
-from eagle_jax.detokenize import TextStream, decode_stream
-from eagle_jax.finite import NotFiniteError
-from eagle_jax.methods import load_draft_model, load_medusa, lookahead, prompt_lookup
-from eagle_jax.profile import load_profile
-from eagle_jax.types import Drafter, DraftTree, KVCache, Sampling, TargetFn
+from eagle_jax.core.types import Drafter, DraftTree, KVCache, Sampling, TargetFn
+from eagle_jax.runtime.demo import load_demo
+from eagle_jax.runtime.drafters import BoundDrafter, DraftHead, Medusa, SmallModel, lookahead, prompt_lookup, shard
+from eagle_jax.runtime.finite import NotFiniteError
+from eagle_jax.runtime.generation import GenerateOutput, StreamChunk, generate, stream
+from eagle_jax.runtime.loading import load_draft_model, load_drafter, load_medusa, load_target
+from eagle_jax.runtime.profile import load_profile
+from eagle_jax.runtime.target import Target
+from eagle_jax.runtime.text import TextStream, decode_stream
 
 __version__ = "0.1.0"
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eagle_jax.acceptance import Cycles
-from eagle_jax.api import GenerateOutput, StreamChunk
-from eagle_jax.detokenize import TextStream
-from eagle_jax.positions import Calibration
-from eagle_jax.types import PADDING, ROOT
+from eagle_jax.core.types import PADDING, ROOT
+from eagle_jax.evaluate.acceptance import Cycles
+from eagle_jax.evaluate.positions import Calibration
+from eagle_jax.runtime.generation import GenerateOutput, StreamChunk
+from eagle_jax.runtime.text import TextStream
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
 """Told apart by the colour-blind (Okabe and Ito)."""
@@ -99,7 +99,7 @@ def _check_tree(tree: Any) -> None:
     if not isinstance(tree, Tree):
         raise ValueError(
             f"tree is a {type(tree).__name__}: pass what viz.drafted_tree(cycles, number, tokenizer) returns, of "
-            "cycles that eagle_jax.acceptance.record_cycles recorded"
+            "cycles that eagle_jax.evaluate.acceptance.record_cycles recorded"
         )
 
 

@@ -7,7 +7,7 @@
 Every method answers the turns of every task with its own tree, and every tree that the target verified is counted. A
 method that fills any tree drafts chains too, of every length in `chains`: they give n-alpha, and the tokens per pass
 that (1 - a^(K+1)) / (1 - a) is held against. Conversations go on with the plain loop's text. Writes
-`OUT/result.json` anew after every cell, which `infer.report` makes tables and figures of, and prints last one JSON
+`OUT/result.json` anew after every cell, which `infer.papers.report` makes tables and figures of, and prints last one JSON
 object: tau of every method, task and temperature.
 """
 
@@ -26,20 +26,21 @@ import jax
 import numpy as np
 
 import eagle_jax
-from eagle_jax import positions
-from eagle_jax.acceptance import Cycles, record_cycles
-from eagle_jax.bound import BoundDrafter, Target, TreeDrafter
 from eagle_jax.config import TreeConfig
-from eagle_jax.measure import forget_programs, machine, revision, use_compilation_cache
-from eagle_jax.programs import at_least_one, can_write, check_seed, listed, run
-from eagle_jax.tasks import BUNDLED, Conversation, Question, load_tasks, task_folder
+from eagle_jax.evaluate import positions
+from eagle_jax.evaluate.acceptance import Cycles, record_cycles
+from eagle_jax.runtime.compilation import forget_programs, machine, revision, use_compilation_cache
+from eagle_jax.runtime.drafters import BoundDrafter, TreeDrafter
+from eagle_jax.runtime.target import Target
 from infer import REPOSITORY
-from infer.calls import DRAWS, keys_of
-from infer.labels import PLAIN
-from infer.methods import Loader, Places, Sources, check_methods, load_pair
-from infer.recorded import Cell, Recorded, read, write
-from infer.rendering import NOTE, check_rendering
-from infer.tally import names_of
+from infer.common.calls import DRAWS, keys_of
+from infer.common.labels import PLAIN
+from infer.common.methods import Loader, Places, Sources, check_methods, load_pair
+from infer.common.programs import at_least_one, can_write, check_seed, listed, run
+from infer.common.recorded import Cell, Recorded, read, write
+from infer.common.rendering import NOTE, check_rendering
+from infer.common.tasks import BUNDLED, Conversation, Question, load_tasks, task_folder
+from infer.papers.tally import names_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,13 +5,13 @@
     python -m infer.bench --target meta-llama/Llama-3.1-8B-Instruct --eagle3 yuhuili/EAGLE3-LLaMA3.1-Instruct-8B \
         --methods eagle3@7x10x59,eagle3@static,pld,lookahead --dtype bfloat16 --tasks path/to/question.jsonl
 
-A method may carry a setting, `name[@setting]`: see `infer/labels.py`. For every task, temperature and batch size all
+A method may carry a setting, `name[@setting]`: see `infer/common/labels.py`. For every task, temperature and batch size all
 methods run a prompt once unmeasured (which compiles, and gives the text that is compared), then `repeats` times in
 turns; of ratios within a repetition the median counts. The prefill alone is timed as well, by the same program. The
 turns of a conversation follow each other, answered with the plain loop's text.
 
 Writes result.json and table.md to `out` after every measurement, so that a run that is stopped goes on with `--resume`,
-and figures at the end. Prints the tables and, last, the result as one JSON object (what is in it: `infer/results.py`).
+and figures at the end. Prints the tables and, last, the result as one JSON object (what is in it: `infer/common/results.py`).
 `transformers` on the same weights is measured beside the engine where torch is installed, and `engine_tok_s` is this
 engine on the golden pair of the tests (batch 1, 59 nodes, 6 levels, float32).
 """
@@ -31,26 +31,21 @@ from typing import Any
 
 import eagle_jax
 from eagle_jax.checkpoints.staging import write_whole
-from eagle_jax.measure import (
-    forget_programs,
-    machine,
-    revision,
-    time_interleaved,
-    time_repetitions,
-    use_compilation_cache,
-)
-from eagle_jax.programs import at_least_one, can_write, check_seed, listed, run
-from eagle_jax.tasks import BUNDLED, Conversation, Question, Task, load_tasks, task_folder
+from eagle_jax.runtime.compilation import forget_programs, machine, revision, use_compilation_cache
 from eagle_jax.viz import WANTED
-from infer import REPOSITORY, drafts, results
-from infer.bench_figures import draw
-from infer.bench_table import markdown
-from infer.calls import DRAWS, Method, engine, hugging_face, keys_of
-from infer.labels import PLAIN, Label
-from infer.methods import Loader, Places, Sources, check_methods, load_pair
-from infer.rendering import NOTE, check_rendering
-from infer.results import Group, Result
-from infer.tally import Tally, cell, names_of
+from infer import REPOSITORY
+from infer.common import drafts, results
+from infer.common.calls import DRAWS, Method, engine, hugging_face, keys_of
+from infer.common.labels import PLAIN, Label
+from infer.common.methods import Loader, Places, Sources, check_methods, load_pair
+from infer.common.programs import at_least_one, can_write, check_seed, listed, run
+from infer.common.rendering import NOTE, check_rendering
+from infer.common.results import Group, Result
+from infer.common.tasks import BUNDLED, Conversation, Question, Task, load_tasks, task_folder
+from infer.common.timing import time_interleaved, time_repetitions
+from infer.papers.bench_figures import draw
+from infer.papers.bench_table import markdown
+from infer.papers.tally import Tally, cell, names_of
 
 GOLDEN = REPOSITORY / "tests" / "golden"
 GOLDEN_RUN = "eagle3_total60_depth5_topk10"
@@ -232,7 +227,7 @@ def begin(args: Args, labels: list[str], tasks: list[Task]) -> Result:
     if differences:
         raise ValueError(
             f"{path} cannot be gone on with: {'; '.join(differences)}. Give these again, or another --out; "
-            "infer.report joins files"
+            "infer.papers.report joins files"
         )
     revisions = dict.fromkeys([*(there.revision or "").split(", "), here.revision or ""])
     more = there.more | {"tasks": known | keys, "draws": DRAWS}

@@ -24,17 +24,18 @@ from typing import Any
 
 import jax
 
+from eagle_jax.core.sampling import make_sampling
+from eagle_jax.data.chat import chat_text, encode_chat
 from eagle_jax.data.templates import chat_template
-from eagle_jax.detokenize import TextStream
-from eagle_jax.interrupts import PATIENCE, heard
-from eagle_jax.measure import chat_text, encode_chat, use_compilation_cache
-from eagle_jax.programs import at_least_one, check_seed, naming, not_negative, run
-from eagle_jax.sampling import make_sampling
-from eagle_jax.session import Session
+from eagle_jax.runtime.compilation import use_compilation_cache
+from eagle_jax.runtime.session import Session
+from eagle_jax.runtime.text import TextStream
 from eagle_jax.viz import DIM, GREEN, paint
-from infer.labels import PLAIN, Label
-from infer.methods import OPTIONS, Loader, Places, Sources, check_methods, load_pair
-from infer.status_line import StatusLine
+from infer.common.interrupts import PATIENCE, heard
+from infer.common.labels import PLAIN, Label
+from infer.common.methods import OPTIONS, Loader, Places, Sources, check_methods, load_pair
+from infer.common.programs import at_least_one, check_seed, naming, not_negative, run
+from infer.common.status_line import StatusLine
 
 SHORTEST = 16
 """Tokens that a reply must have room for; below that the conversation is too long."""

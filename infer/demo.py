@@ -22,10 +22,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import eagle_jax
-from eagle_jax.demo import Bundled
-from eagle_jax.measure import chat_ids, machine, time_interleaved, use_compilation_cache
-from eagle_jax.programs import at_least_one, run
+from eagle_jax.data.chat import chat_ids
+from eagle_jax.runtime.compilation import machine, use_compilation_cache
+from eagle_jax.runtime.demo import Bundled
 from eagle_jax.viz import DIM, GREEN, paint
+from infer.common.programs import at_least_one, run
+from infer.common.timing import time_interleaved
 
 
 @dataclasses.dataclass(frozen=True)

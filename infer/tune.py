@@ -30,18 +30,18 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.checkpoints.staging import write_whole
-from eagle_jax.measure import machine, revision, use_compilation_cache
-from eagle_jax.profile import Entry, ProfileFile, fingerprint, read_profile
-from eagle_jax.programs import at_least_one, can_write, check_seed, listed, naming, not_negative, run
-from eagle_jax.randomness import row_keys
-from eagle_jax.tasks import BUNDLED, Conversation, Task, load_tasks, task_folder
-from eagle_jax.tuning import TOLERATED
+from eagle_jax.core.randomness import row_keys
+from eagle_jax.runtime.compilation import machine, revision, use_compilation_cache
+from eagle_jax.runtime.profile import Entry, ProfileFile, fingerprint, read_profile
 from infer import REPOSITORY
-from infer.choice import SLOWER
-from infer.labels import PLAIN
-from infer.methods import Places, Sources, check_methods, load_pair
-from infer.search import AUTO, Grid, Tuned, Tuner
-from infer.trials import Sample, Setting, compete
+from infer.common.labels import PLAIN
+from infer.common.methods import Places, Sources, check_methods, load_pair
+from infer.common.programs import at_least_one, can_write, check_seed, listed, naming, not_negative, run
+from infer.common.tasks import BUNDLED, Conversation, Task, load_tasks, task_folder
+from infer.tuning.choice import SLOWER
+from infer.tuning.replay import TOLERATED
+from infer.tuning.search import AUTO, Grid, Tuned, Tuner
+from infer.tuning.trials import Sample, Setting, compete
 
 MOST_ENTRIES = 30
 """Of a profile, which is to be read by people."""

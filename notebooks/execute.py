@@ -17,7 +17,7 @@ from typing import Any
 import tyro
 
 from eagle_jax.checkpoints.staging import write_whole
-from eagle_jax.programs import run
+from infer.common.programs import run
 
 FOLDER = Path(__file__).parent
 TIMEOUT = 1800

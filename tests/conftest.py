@@ -40,16 +40,15 @@ from jaxtyping import install_import_hook
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# From here on the types and array shapes of every function of eagle_jax are checked on every call. Not in config.py
-# api.py, bound.py, methods.py, profile.py, session.py: they refuse wrong types themselves, by messages that are tested.
-_unchecked = {"api", "bound", "methods", "demo", "profile", "config", "request", "session", "__init__"}
-_rooms = sorted({path.stem for path in (REPOSITORY / "eagle_jax").iterdir() if path.suffix in ("", ".py")})
+# From here on the types and array shapes of every function of these rooms are checked on every call. Not in config and
+# runtime, which refuse wrong types themselves, by messages that are tested.
+_rooms = {path.stem for path in (REPOSITORY / "eagle_jax").iterdir() if path.suffix in ("", ".py")}
 install_import_hook(
-    [f"eagle_jax.{room}" for room in _rooms if room not in _unchecked],
+    [f"eagle_jax.{room}" for room in sorted(_rooms - {"__init__", "config", "runtime"})],
     "beartype.beartype",
 )
 
-from eagle_jax.measure import forget_programs
+from eagle_jax.runtime.compilation import forget_programs
 
 # Compilation makes the first example slow; the same examples every time, so that a red test stays red.
 hypothesis.settings.register_profile("eagle_jax", deadline=None, derandomize=True, max_examples=50)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax.acceptance import measure_n_alpha, measure_tau, record_cycles
-from eagle_jax.bound import DraftHead, Target
 from eagle_jax.config import TreeConfig
+from eagle_jax.evaluate.acceptance import measure_n_alpha, measure_tau, record_cycles
+from eagle_jax.runtime.drafters import DraftHead
+from eagle_jax.runtime.target import Target
 from tests.models import random_prompts, tiny_head, tiny_target
 
 VOCAB, DEPTH, TOKENS = 4, 3, 24

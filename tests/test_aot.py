@@ -13,10 +13,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from eagle_jax import ConfigError, aot, costs, presets
-from eagle_jax.aot import PAPER_TREE, Workload
+import infer.aot as analysis
+from eagle_jax import ConfigError
+from eagle_jax.models import presets
 from eagle_jax.models.decoder import init_params
-from eagle_jax.sharding import make_mesh
+from eagle_jax.parallel.mesh import make_mesh
+from infer.aot import PAPER_TREE, Workload, costs
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="compiling for TPU needs libtpu (pip install libtpu)"
@@ -125,17 +127,17 @@ def test_unknown_names_are_refused(monkeypatch):
     with pytest.raises(ConfigError, match=r"unknown model 'llama3.1-8b'; the nearest known one is 'llama-3.1-8b'"):
         presets.model("llama3.1-8b")
     with pytest.raises(ConfigError, match=r"unknown chip 'v6'; the nearest of .* is 'v6e'"):
-        aot.topology_devices("v6:1x1")
+        analysis.topology_devices("v6:1x1")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
     with pytest.raises(ConfigError, match="pip install libtpu"):
-        aot.topology_devices("v6e:1x1")
+        analysis.topology_devices("v6e:1x1")
 
 
 def test_buffers_beyond_the_models_positions_are_refused():
     config = presets.model("gpt2-medium", 1)
     with pytest.raises(ConfigError, match=r"512 tokens and an answer of 513 go beyond the model's 1024 positions"):
-        aot.Workload(config, "pld", aot.mesh_for(jax.devices()[:1], 16), prompt=512, max_tokens=513)
+        analysis.Workload(config, "pld", analysis.mesh_for(jax.devices()[:1], 16), prompt=512, max_tokens=513)
 
 
 @needs_libtpu
@@ -157,10 +159,10 @@ def test_what_cannot_be_compiled_is_refused(repository, options, message):
 
 def test_mesh_takes_whole_heads():
     devices = jax.devices()
-    assert dict(aot.mesh_for(devices, 8).shape) == {"data": 1, "fsdp": 1, "tensor": 4}
-    assert dict(aot.mesh_for(devices, 6).shape) == {"data": 2, "fsdp": 1, "tensor": 2}
+    assert dict(analysis.mesh_for(devices, 8).shape) == {"data": 1, "fsdp": 1, "tensor": 4}
+    assert dict(analysis.mesh_for(devices, 6).shape) == {"data": 2, "fsdp": 1, "tensor": 2}
     with pytest.raises(ConfigError, match="tensor=3 does not divide the 4 devices"):
-        aot.mesh_for(devices, 6, tensor=3)
+        analysis.mesh_for(devices, 6, tensor=3)
 
 
 def test_flops_count_every_turn_of_a_loop():
@@ -176,11 +178,11 @@ def test_flops_of_a_cycle():
     """60 rows meet every matrix of the target; the head runs on 1 + 7 levels. Attention comes on top."""
     config = presets.model("llama-3.1-8b", 1)
     work = Workload(config, presets.eagle3_head(config), make_mesh(1, 1), PAPER_TREE, 1, 32, 32, 32)
-    counted = costs.flops(aot.trace_step(work))
+    counted = costs.flops(analysis.trace_step(work))
     target = 60 * (218_103_808 + 4096 * 128256)
     head = (9 + 70) * 243_269_632 + 71 * 4096 * 32000 + 9 * 3 * 4096**2
     assert counted == pytest.approx(2 * (target + head), rel=0.05)
-    assert costs.loop_lengths(aot.trace_step(work))["draft/while"] == 7
+    assert costs.loop_lengths(analysis.trace_step(work))["draft/while"] == 7
 
 
 HLO = """HloModule toy

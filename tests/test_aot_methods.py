@@ -18,8 +18,8 @@ METHODS = """
 import json
 from eagle_jax import aot
 from eagle_jax.config import DecoderConfig, MedusaConfig, TreeConfig
-from eagle_jax.presets import eagle3_head
-from eagle_jax.sampling import make_sampling
+from eagle_jax.models.presets import eagle3_head
+from eagle_jax.core.sampling import make_sampling
 
 target = DecoderConfig(1024, 256, 512, 2, num_heads=4, num_kv_heads=2, head_dim=64)
 small = DecoderConfig(1024, 128, 256, 1, num_heads=2, num_kv_heads=1, head_dim=64)

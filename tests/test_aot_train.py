@@ -11,9 +11,10 @@ import sys
 import jax
 import pytest
 
-from eagle_jax import ConfigError, presets
-from eagle_jax.aot import TrainWorkload, training_mesh
-from eagle_jax.sharding import make_mesh
+from eagle_jax import ConfigError
+from eagle_jax.models import presets
+from eagle_jax.parallel.mesh import make_mesh
+from infer.aot import TrainWorkload, training_mesh
 from tests.test_aot import compile_for_tpu
 
 needs_libtpu = pytest.mark.skipif(
@@ -36,7 +37,7 @@ SLICES = {
 TINY = """
 import json
 from eagle_jax import DecoderConfig, aot
-from eagle_jax.presets import eagle3_head
+from eagle_jax.models.presets import eagle3_head
 from eagle_jax.training.objective import Objective
 
 target = DecoderConfig(16384, 256, 512, 3, num_heads=4, num_kv_heads=2, head_dim=64)

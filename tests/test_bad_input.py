@@ -8,10 +8,10 @@ import pytest
 from transformers import BatchEncoding
 
 import eagle_jax
-from eagle_jax import api
-from eagle_jax.bound import request_of
 from eagle_jax.config import ConfigError, TreeConfig
-from eagle_jax.sampling import make_sampling
+from eagle_jax.core.sampling import make_sampling
+from eagle_jax.runtime import generation
+from eagle_jax.runtime.generation import request_of
 from tests.models import tiny_head, tiny_target
 
 GOOD = [[1, 2, 3]]
@@ -36,9 +36,9 @@ def test_to_be_traced_is_refused_and_what_can_be_is_named(call, message):
 
 @pytest.fixture(autouse=True)
 def nothing_is_compiled():
-    before = api.generate_program._cache_size()
+    before = generation.generate_program._cache_size()
     yield
-    assert api.generate_program._cache_size() == before
+    assert generation.generate_program._cache_size() == before
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_what_a_head_is_loaded_with():
 
 def test_arrays_are_welcome_where_lists_are():
     request = request_of(
-        tiny_target(), None, jnp.array([[1, 2, 3]]), jnp.array([4]), api.make_sampling(), jnp.array([5, 2]), None
+        tiny_target(), None, jnp.array([[1, 2, 3]]), jnp.array([4]), generation.make_sampling(), jnp.array([5, 2]), None
     )
     prompts, _, budget, stops, _ = request.arrays
     assert prompts[0, :3].tolist() == [1, 2, 3]
@@ -159,7 +159,7 @@ def test_a_prompt_that_fills_the_model():
 
 def test_arguments_of_the_pure_functions():
     """Checked before anything is traced; called here directly, since the tests' type checks would come first."""
-    from eagle_jax.generate import _check
+    from eagle_jax.core.loop import _check
 
     head, keys = tiny_head("eagle3", TreeConfig.chain(2)), jax.random.split(jax.random.key(0), 1)
     target, row = tiny_target(), jnp.array([4])
@@ -200,9 +200,9 @@ def test_a_tree_wider_than_the_draft_vocabulary():
 
 
 def test_a_cache_too_small_for_the_run():
-    request = request_of(tiny_target(), None, GOOD, 8, api.make_sampling(), None, None)
+    request = request_of(tiny_target(), None, GOOD, 8, generation.make_sampling(), None, None)
     options = request.options | {"slots": 16}
     with pytest.raises(ValueError, match="slots=16 is below the 65 cache slots"):
         jax.eval_shape(
-            lambda *a: api.run_prefill(*a, sampling=request.sampling, **options), request.params, *request.arrays
+            lambda *a: generation.run_prefill(*a, sampling=request.sampling, **options), request.params, *request.arrays
         )

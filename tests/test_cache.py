@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_jax.api import generate_program
-from eagle_jax.bound import request_of
-from eagle_jax.cache import commit
-from eagle_jax.sampling import make_sampling
-from eagle_jax.types import KVCache, NewKV, empty_cache
+from eagle_jax.core.cache import commit
+from eagle_jax.core.sampling import make_sampling
+from eagle_jax.core.types import KVCache, NewKV, empty_cache
+from eagle_jax.runtime.generation import generate_program, request_of
 from tests import oracles
 from tests.models import DRAFTERS, random_prompts, tiny_target
 

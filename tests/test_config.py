@@ -16,7 +16,6 @@ from hypothesis import given
 
 import train.head
 import train.regenerate
-from eagle_jax.aot import CHIPS
 from eagle_jax.config import (
     EAGLE1_PARENTS,
     ConfigError,
@@ -27,13 +26,14 @@ from eagle_jax.config import (
     sibling_ranks,
     static_depths,
 )
+from eagle_jax.core.loop import required_slots
 from eagle_jax.data.sources import Source
-from eagle_jax.generate import required_slots
-from eagle_jax.presets import model
-from eagle_jax.programs import arguments
-from eagle_jax.request import PREFILL_CHUNK, bucket
+from eagle_jax.models.presets import model
+from eagle_jax.runtime.request import PREFILL_CHUNK, bucket
 from eagle_jax.settings import from_mapping, load_yaml
-from train.options import RunArgs
+from infer.aot import CHIPS
+from infer.common.programs import arguments
+from train.loop.options import RunArgs
 
 CONFIGS = sorted((Path(__file__).resolve().parent.parent / "configs").glob("*.yaml"))
 TARGETS = {  # of the configurations for slices, whose regeneration must fit; what presets calls them
@@ -252,7 +252,7 @@ class TestFiles:
         named = re.findall(rf"python -m (train\.\w+)(?: --config configs/{path.name}|` begins)", text)
         assert len(named) == 1
         assert text.count("\n") <= 40
-        program = importlib.import_module("train.head" if named[0] == "train.study" else named[0])
+        program = importlib.import_module("train.head" if named[0] == "train.demo.study" else named[0])
         args = load_yaml(program.Args, path)
         if isinstance(args, RunArgs) and args.data:
             monkeypatch.setattr(Source, "check", lambda source: None)  # another command of the file makes the rows

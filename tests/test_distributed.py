@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from jax._src.clusters import cloud_tpu_cluster
 
-from eagle_jax import distributed
 from eagle_jax.config import ConfigError
-from eagle_jax.sharding import make_mesh
+from eagle_jax.parallel import processes
+from eagle_jax.parallel.mesh import make_mesh
 
 ALL = {"JAX_COORDINATOR_ADDRESS": "host0:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "2"}
 
@@ -42,7 +42,7 @@ def joined(monkeypatch) -> list[tuple]:
     ],
 )
 def test_processes_are_joined_where_there_are_several(environment, call, joined):
-    distributed.initialise(environment)
+    processes.initialise(environment)
     assert joined == ([] if call is None else [call])
 
 
@@ -75,7 +75,7 @@ def metadata(monkeypatch) -> dict[str, str]:
 )
 def test_plain_tpu_vms_are_joined(answers, environment, call, joined, metadata):
     metadata.update(answers)
-    distributed.initialise(environment)
+    processes.initialise(environment)
     assert joined == ([] if call is None else [call])
 
 
@@ -83,7 +83,7 @@ def test_a_machine_without_tpu_asks_nobody(joined, monkeypatch):
     monkeypatch.setattr(cloud_tpu_cluster, "get_metadata", lambda key: pytest.fail(f"asked for {key}"))
     monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", False)
     monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
-    distributed.initialise({})
+    processes.initialise({})
     assert not joined
 
 
@@ -92,16 +92,16 @@ def test_chips_without_a_metadata_server_are_alone(joined, metadata, monkeypatch
         raise ConnectionError(key)
 
     monkeypatch.setattr(cloud_tpu_cluster, "get_metadata", absent)
-    distributed.initialise({})
+    processes.initialise({})
     assert not joined
 
 
 def test_processes_that_did_not_join_are_refused(joined, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 4)
     with pytest.raises(ConfigError, match=r"one of 4 processes.*set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_P"):
-        distributed.initialise({})
+        processes.initialise({})
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    assert distributed.initialise({})
+    assert processes.initialise({})
 
 
 @pytest.mark.parametrize(
@@ -114,18 +114,18 @@ def test_processes_that_did_not_join_are_refused(joined, monkeypatch):
 )
 def test_half_an_environment_is_refused(change, message, joined):
     with pytest.raises(ConfigError, match=message):
-        distributed.initialise({**ALL, **change})
+        processes.initialise({**ALL, **change})
     assert not joined
 
 
 def test_rows_go_over_data_and_fsdp_and_come_back():
     mesh = make_mesh(2, 1, 2)
     rows = {"tokens": np.arange(24).reshape(2, 4, 3)}
-    spread = distributed.global_rows(mesh, rows, axis=1)
+    spread = processes.global_rows(mesh, rows, axis=1)
     assert {shard.data.shape for shard in spread["tokens"].addressable_shards} == {(2, 1, 3)}
-    np.testing.assert_array_equal(distributed.to_host(spread)["tokens"], rows["tokens"])
-    assert distributed.everyones({"a": [1]}) == [{"a": [1]}]
-    assert distributed.leader_first(lambda: 7, "here") == 7
+    np.testing.assert_array_equal(processes.to_host(spread)["tokens"], rows["tokens"])
+    assert processes.everyones({"a": [1]}) == [{"a": [1]}]
+    assert processes.leader_first(lambda: 7, "here") == 7
 
 
 TWO = """
@@ -135,16 +135,16 @@ import jax
 import numpy as np
 from eagle_jax import distributed
 from eagle_jax.config import ConfigError
-from eagle_jax.sharding import AXES, make_mesh
+from eagle_jax.parallel.mesh import AXES, make_mesh
 from jax.sharding import Mesh
 
-assert distributed.initialise()
+assert processes.initialise()
 devices = jax.devices()
 jax.devices = lambda: [devices[i] for i in (2, 0, 3, 1)]  # numbered by place, as TPUs are
 own = np.arange(4, dtype=np.int32)[:, None] + 10 * jax.process_index()
 for mesh in (make_mesh(2, 1, 2), make_mesh(1, 2, 2)):
     assert [d.process_index for d in mesh.devices.flat] == [0, 0, 1, 1]
-    found = distributed.to_host(distributed.global_rows(mesh, own)).ravel().tolist()
+    found = processes.to_host(processes.global_rows(mesh, own)).ravel().tolist()
     assert found == [0, 1, 2, 3, 10, 11, 12, 13], found
 
 def refused(run):
@@ -154,9 +154,9 @@ def refused(run):
         sys.stdout.write(f"refused: {error}\\n")  # in one piece: Gloo writes lines of its own between
 
 refused(lambda: make_mesh(1, 4, 1))
-refused(lambda: distributed.global_rows(Mesh(np.array(jax.devices()).reshape(4, 1, 1), AXES), own))
-refused(lambda: distributed.global_rows(Mesh(np.array(devices).reshape(1, 1, 4), AXES), own))
-refused(lambda: distributed.global_rows(Mesh(np.array(devices[:2]).reshape(2, 1, 1), AXES), own))
+refused(lambda: processes.global_rows(Mesh(np.array(jax.devices()).reshape(4, 1, 1), AXES), own))
+refused(lambda: processes.global_rows(Mesh(np.array(devices).reshape(1, 1, 4), AXES), own))
+refused(lambda: processes.global_rows(Mesh(np.array(devices[:2]).reshape(2, 1, 1), AXES), own))
 """
 
 

@@ -15,8 +15,8 @@ import pytest
 import eagle_jax
 import train.export
 from eagle_jax.assets import bundled
-from eagle_jax.profile import read_profile
-from eagle_jax.programs import arguments
+from eagle_jax.runtime.profile import read_profile
+from infer.common.programs import arguments
 from tests.test_readme import commands
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -71,7 +71,7 @@ def test_yaml_blocks_read(tmp_path):
     import yaml
 
     found = [(path, text) for path in PAGES for text in blocks(path, "yaml")]
-    profiles = [text for _, text in found if "schema: eagle_jax.profile" in text]
+    profiles = [text for _, text in found if "schema: eagle_jax.runtime.profile" in text]
     assert profiles
     for number, text in enumerate(profiles):
         (file := tmp_path / f"{number}.yaml").write_text(text, encoding="utf-8")
@@ -117,7 +117,7 @@ def imported_by_pages() -> set[str]:
 
 def test_what_pages_import_has_its_place_in_the_reference(site):
     found = imported_by_pages()
-    assert "eagle_jax.generate.generate" in found
+    assert "eagle_jax.core.loop.generate" in found
     page = (site / "api" / "index.html").read_text(encoding="utf-8")
     missing = [name for name in sorted(found) if f'id="{name}"' not in page]
     assert not missing

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax import api
-from eagle_jax.bound import request_of
 from eagle_jax.config import TreeConfig
+from eagle_jax.core.types import Chance
 from eagle_jax.drafters.eagle import HeadFns
 from eagle_jax.drafters.grow import SPREAD
-from eagle_jax.types import Chance
+from eagle_jax.runtime import generation
+from eagle_jax.runtime.generation import request_of
 from tests import oracles
 from tests.models import random_prompts, tiny_head, tiny_target
 
@@ -34,9 +34,9 @@ PROMPT_SEEDS = range(4)
 
 def drafted(head, seed=0, temperature=TEMPERATURE):
     """The head's first tree after a prompt, and what a slow version needs to grow the same one."""
-    sampling = api.make_sampling(temperature)
+    sampling = generation.make_sampling(temperature)
     request = request_of(tiny_target(), head, random_prompts([9], 12, seed=seed), 8, sampling, (), 0)
-    state = api.prefill_program(request.params, *request.arrays, sampling=sampling, **request.options)
+    state = generation.prefill_program(request.params, *request.arrays, sampling=sampling, **request.options)
     draft = jax.jit(head.drafter.draft)
     tree, _ = draft(request.params, state.drafter, state.root, Chance(state.keys, state.num_tokens), sampling)
     return jax.device_get(tree), request.params, state
@@ -105,7 +105,7 @@ def test_a_full_vocabulary_head_may_permute_its_ids():
     """`d2t` counts even where draft and target vocabulary have the same size."""
     head = tiny_head("eagle3", TreeConfig.chain(1))
     turned = dict(head.params, d2t=jnp.asarray((np.arange(12) + 5) % 12 - np.arange(12), jnp.int32))
-    other = api.DraftHead.from_params(head.config, turned, tiny_target(), head.tree)
+    other = generation.DraftHead.from_params(head.config, turned, tiny_target(), head.tree)
     first, second = (int(drafted(which, temperature=0.0)[0].tokens[0, 1]) for which in (head, other))
     assert second == (first + 5) % 12
 
@@ -120,13 +120,13 @@ def test_the_drafter_gets_keys_of_its_own_in_every_cycle():
         jax.debug.callback(lambda words: seen.append(tuple(np.asarray(words).ravel())), words)
         return head.drafter.draft(params, state, root, chance, sampling)
 
-    request = request_of(tiny_target(), head, [[1, 2]], 6, api.make_sampling(1.0), (), 3)
+    request = request_of(tiny_target(), head, [[1, 2]], 6, generation.make_sampling(1.0), (), 3)
     drafter = head.drafter._replace(draft=spy)
     options = dict(request.options, drafter=drafter)
-    state = api.prefill_program(request.params, *request.arrays, sampling=request.sampling, **options)
+    state = generation.prefill_program(request.params, *request.arrays, sampling=request.sampling, **options)
     draws = {tuple(np.asarray(jax.random.key_data(jax.random.fold_in(state.keys[0], i))).ravel()) for i in range(8)}
     while not state.done.all():
-        state, _ = api.step_program(
+        state, _ = generation.step_program(
             request.params, state, target=tiny_target().fn, drafter=drafter, sampling=request.sampling
         )
     jax.effects_barrier()
@@ -155,7 +155,7 @@ def test_a_head_that_knew_the_targets_law_would_have_every_draw(tree, law, monke
     for ranking in ("draw", "law"):
         shape = dataclasses.replace(tree, sampled_ranking=ranking)
         like = tiny_head("eagle1", shape)
-        head = api.DraftHead.from_params(like.config, like.params, target, shape)
+        head = generation.DraftHead.from_params(like.config, like.params, target, shape)
         out = eagle_jax.generate(target, head, [[1, 2], [7]], **settings)
         assert out.tokens == eagle_jax.generate(target, None, [[1, 2], [7]], **settings).tokens
         accepted[ranking] = out.accepted
@@ -174,4 +174,6 @@ def test_static_trees_have_no_ranking_to_choose():
 @pytest.mark.parametrize(("kind", "depth"), [("eagle1", 6), ("eagle3", 8)])
 def test_the_default_tree_is_that_of_the_heads_paper(kind, depth):
     like = tiny_head(kind, TreeConfig.chain(2), vocab=16)
-    assert api.DraftHead.from_params(like.config, like.params, tiny_target(vocab=16)).tree == TreeConfig(depth, 10, 59)
+    assert generation.DraftHead.from_params(like.config, like.params, tiny_target(vocab=16)).tree == TreeConfig(
+        depth, 10, 59
+    )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from train.study import RUNS
-from train.study_report import ABLATION, LOSSES, N_ALPHA, tables
+from train.demo.study import RUNS
+from train.demo.study_report import ABLATION, LOSSES, N_ALPHA, tables
 
 DOCS = Path(__file__).parents[1] / "docs"
 TEXT = (DOCS / "evidence.md").read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax import api, request
 from eagle_jax.config import TreeConfig
+from eagle_jax.runtime import generation, request
 from tests.models import DRAFTERS, DRAWN, TREES, prepared, random_prompts, tiny_head, tiny_target
 
 # Rows that stop at different times: by budget, by a stop token of their own, in the first token, never.
@@ -120,7 +120,7 @@ def _agrees(seed):
     tree = _random_tree(rng, ("chain", "dynamic", "static", "dynamic")[seed % 4], vocab)
     target = tiny_target(vocab, layers, seed)
     params = tiny_head(kind, tree, vocab, vocab, layers, seed)
-    head = api.DraftHead.from_params(params.config, params.params, target, tree)
+    head = generation.DraftHead.from_params(params.config, params.params, target, tree)
     prompts = random_prompts(rng.integers(1, 40, rows).tolist(), vocab, seed)
     run = dict(max_new_tokens=rng.integers(1, 32, rows).tolist(), eos_ids=rng.integers(0, vocab, (rows, 1)).tolist())
     plain_text = eagle_jax.generate(target, None, prompts, **run)
@@ -211,7 +211,7 @@ def test_the_users_settings_of_jax_change_no_text(switch):
 
 
 def test_pure_functions_compose_with_jit_vmap_and_eval_shape():
-    from eagle_jax.generate import emitted_tokens, generate
+    from eagle_jax.core.loop import emitted_tokens, generate
 
     head = tiny_head("eagle3", TREES["k2n6"])
     request = prepared(head, PROMPTS[:2], temperature=1.0)
@@ -238,7 +238,7 @@ def test_pure_functions_compose_with_jit_vmap_and_eval_shape():
 def test_shard_map_over_the_batch_gives_the_same_text(name, plain):
     from jax.sharding import Mesh, PartitionSpec
 
-    from eagle_jax.generate import emitted_tokens, generate
+    from eagle_jax.core.loop import emitted_tokens, generate
 
     head = DRAFTERS[name](tiny_target())
     prompts = PROMPTS[:4]
@@ -262,13 +262,13 @@ def test_bfloat16_agrees_except_at_rounding_ties():
     """bfloat16 text is that of plain bfloat16 decoding up to the first tie of the two best logits within rounding."""
     target = tiny_target()
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), target.params)
-    low = api.Target.from_params(target.config, half)
+    low = generation.Target.from_params(target.config, half)
     head = tiny_head("eagle3", TREES["k2n6"])
     params = {
         "head": jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), head.params["head"]),
         "d2t": head.params["d2t"],
     }
-    low_head = api.DraftHead.from_params(head.config, params, low, head.tree)
+    low_head = generation.DraftHead.from_params(head.config, params, low, head.tree)
     run = dict(max_new_tokens=24, eos_ids=())
     plain = eagle_jax.generate(low, None, PROMPTS, **run)
     fast = eagle_jax.generate(low, low_head, PROMPTS, **run)

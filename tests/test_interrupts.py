@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from eagle_jax import interrupts
+from infer.common import interrupts
 
 BUSY = """
 import dataclasses, signal, sys, time

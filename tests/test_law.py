@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from eagle_jax.generate import emitted_tokens, generate, required_slots
-from eagle_jax.sampling import make_sampling
-from eagle_jax.verify import VerifyFn, deterministic
+from eagle_jax.core.loop import emitted_tokens, generate, required_slots
+from eagle_jax.core.sampling import make_sampling
+from eagle_jax.core.verify import VerifyFn, deterministic
 from tests import oracles
 from tests.models import DRAFTERS, DRAWN, tiny_target
 

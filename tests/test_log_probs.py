@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax.generate import emitted_log_probs, emitted_tokens, generate, step
-from eagle_jax.measure import chat_ids
-from eagle_jax.sampling import make_sampling, process_logits
-from eagle_jax.types import Sampling
+from eagle_jax.core.loop import emitted_log_probs, emitted_tokens, generate, step
+from eagle_jax.core.sampling import make_sampling, process_logits
+from eagle_jax.core.types import Sampling
+from eagle_jax.data.chat import chat_ids
 from tests.models import DRAFTERS, TREES, prepared, random_prompts, tiny_head, tiny_target
 
 PROMPTS = random_prompts([5, 31, 1, 17], 12)

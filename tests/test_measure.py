@@ -11,16 +11,18 @@ from pathlib import Path
 import jax
 import pytest
 
-from eagle_jax import measure
 from eagle_jax.config import TreeConfig
-from eagle_jax.measure import chat_ids, machine, revision, time_interleaved, time_repetitions
+from eagle_jax.data.chat import chat_ids
+from eagle_jax.runtime import compilation
+from eagle_jax.runtime.compilation import machine, revision
+from infer.common.timing import time_interleaved, time_repetitions
 from tests.models import tiny_head, tiny_target
 
 
 def test_the_compilation_cache_is_written(tmp_path):
     """In a process of its own: JAX does not give a cache up again."""
     code = (
-        "from eagle_jax.measure import use_compilation_cache; import jax, jax.numpy as jnp; use_compilation_cache();"
+        "from eagle_jax.runtime.compilation import use_compilation_cache; import jax, jax.numpy as jnp; use_compilation_cache();"
         "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0); jax.jit(jnp.sin)(jnp.ones(3))"
     )
     (tmp_path / "here").mkdir()
@@ -89,8 +91,8 @@ def test_the_median_counts(monkeypatch):
 )
 def test_processors_of_one_name_are_told_apart(cpuinfo, name, tmp_path):
     (tmp_path / "cpuinfo").write_text(cpuinfo, encoding="utf-8")
-    assert measure._processor(tmp_path / "cpuinfo") == name
-    assert measure._processor(tmp_path / "absent")
+    assert compilation._processor(tmp_path / "cpuinfo") == name
+    assert compilation._processor(tmp_path / "absent")
 
 
 def test_the_machine_has_a_name():
@@ -118,9 +120,9 @@ def test_programs_are_forgotten_where_there_are_many(monkeypatch):
         pytest.skip("only Linux counts memory maps")
     double = jax.jit(lambda x: 2 * x)
     double(1.0)
-    assert not measure.forget_programs() and double._cache_size() == 1
-    monkeypatch.setattr(measure, "MOST_MAPS", 1)
-    assert measure.forget_programs() and double._cache_size() == 0
+    assert not compilation.forget_programs() and double._cache_size() == 1
+    monkeypatch.setattr(compilation, "MOST_MAPS", 1)
+    assert compilation.forget_programs() and double._cache_size() == 0
     assert double(2.0) == 4.0
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import infer.acceptance
-from eagle_jax.programs import arguments
-from infer import recorded
-from infer.drafts import written
-from infer.labels import Label
-from infer.methods import best_static
+from infer.common import recorded
+from infer.common.drafts import written
+from infer.common.labels import Label
+from infer.common.methods import best_static
+from infer.common.programs import arguments
 from tests.test_readme import commands
 
 MEASURED = Path(__file__).resolve().parents[1] / "docs" / "measured"

@@ -17,14 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import eagle_jax
-from eagle_jax import api
-from eagle_jax.bound import BoundDrafter, Medusa, SmallModel, Target, request_of
 from eagle_jax.checkpoints import CheckpointError, save_target_checkpoint
 from eagle_jax.config import ConfigError, MedusaConfig, TreeConfig
+from eagle_jax.core.types import PADDING, ROOT, Chance, Sampling
 from eagle_jax.drafters.lookahead import lookahead
 from eagle_jax.drafters.prompt_lookup import LookupState, prompt_lookup
 from eagle_jax.models.medusa import MedusaHeads, init_medusa_params
-from eagle_jax.types import PADDING, ROOT, Chance, Sampling
+from eagle_jax.runtime import generation
+from eagle_jax.runtime.drafters import BoundDrafter, Medusa, SmallModel
+from eagle_jax.runtime.generation import request_of
+from eagle_jax.runtime.target import Target
 from tests import oracles
 from tests.models import TREES, near_model, random_prompts, tiny_medusa, tiny_target
 
@@ -84,8 +86,8 @@ def test_lookahead_is_jacobi_iteration_with_a_pool_of_n_grams(size):
     target, prompt = tiny_target(), random_prompts([9], 12, seed=5)[0]
     after, drafter = greedy(target), lookahead(ngram, window, guesses, size)
     head = BoundDrafter.of(drafter, target)
-    request = request_of(target, head, [prompt], 24, api.make_sampling(), (), None)
-    state = api.prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    request = request_of(target, head, [prompt], 24, generation.make_sampling(), (), None)
+    state = generation.prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
     rows, text, pool = [prompt[:3], prompt[3:6], [prompt[6], prompt[7], prompt[0]]], prompt, []
     text = [*text, int(state.root[0])]
     assert np.asarray(state.drafter.window)[0].tolist() == rows
@@ -105,7 +107,7 @@ def test_lookahead_is_jacobi_iteration_with_a_pool_of_n_grams(size):
             gram = [*(row[at] for row in rows), fresh[at]]
             pool = [other for other in pool if other != gram] + [gram]
         rows = [*rows[1:], fresh]
-        state, info = api.step_program(
+        state, info = generation.step_program(
             request.params, state, target=target.fn, drafter=drafter, sampling=request.sampling
         )
         text = text + np.asarray(info.tokens)[0, : int(info.emitted[0])].tolist()
@@ -143,8 +145,8 @@ def test_a_draft_model_that_is_the_target_is_always_right(tree):
 def test_a_draft_model_scores_its_tree_as_plain_passes_do():
     target, prompt = tiny_target(), random_prompts([9], 12, seed=5)[0]
     head = SmallModel.bind(target, target, TREES["k3n12"])
-    request = request_of(target, head, [prompt], 24, api.make_sampling(), (), None)
-    state = api.prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    request = request_of(target, head, [prompt], 24, generation.make_sampling(), (), None)
+    state = generation.prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
     chance = Chance(state.keys, state.num_tokens)
     tree, _ = jax.jit(head.drafter.draft)(request.params, state.drafter, state.root, chance, request.sampling)
     paths = oracles.paths_of(np.asarray(tree.tokens[0]), np.asarray(tree.parents[0]))
@@ -177,8 +179,10 @@ def test_medusa_and_hydra_heads_read_what_they_should(kind):
     embedding = np.asarray(target.params["embed_tokens"]["embedding"])
     for name in ("static", "k3n12"):
         head = tiny_medusa(kind, TREES[name])
-        request = request_of(target, head, [prompt], 24, api.make_sampling(), (), None)
-        state = api.prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
+        request = request_of(target, head, [prompt], 24, generation.make_sampling(), (), None)
+        state = generation.prefill_program(
+            request.params, *request.arrays, sampling=request.sampling, **request.options
+        )
         model = MedusaHeads(head.config)
         run = functools.partial(model.apply, {"params": head.params["heads"]})
         size = len(prompt)
@@ -316,7 +320,7 @@ def test_methods_on_a_mesh_write_the_same_text(name):
     options = {"max_new_tokens": [12, 20, 20, 17], "eos_ids": (3,)}
     alone = eagle_jax.generate(target, drafter, prompts, **options)
     together = eagle_jax.generate(
-        *eagle_jax.shard(target, drafter, eagle_jax.sharding.make_mesh(2, 2)), prompts, **options
+        *eagle_jax.shard(target, drafter, eagle_jax.parallel.mesh.make_mesh(2, 2)), prompts, **options
     )
     assert together.tokens == alone.tokens
     np.testing.assert_array_equal(together.accepted, alone.accepted)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax import converse
-from eagle_jax import session as sessions
-from eagle_jax.acceptance import measure_n_alpha, record_cycles
-from eagle_jax.bound import Target
 from eagle_jax.data.replies import Dialogue
-from eagle_jax.watching import watch
+from eagle_jax.evaluate.acceptance import measure_n_alpha, record_cycles
+from eagle_jax.runtime import session as sessions
+from eagle_jax.runtime.target import Target
+from infer.tuning.shadow import watch
 from tests.models import DRAFTERS, random_prompts, tiny_target
+from train.loop.training import dialogues
 
 VOCAB = 20
 PROMPTS = random_prompts([4, 7], VOCAB, seed=5)
@@ -125,13 +125,13 @@ def test_a_conversation_ends_where_the_target_has_no_finite_logits(monkeypatch):
         output = eagle_jax.GenerateOutput([reply[:1], reply], np.ones(2, int), np.ones((2, 1), int))
         raise eagle_jax.NotFiniteError({0: 1}, {}, output)
 
-    monkeypatch.setattr(converse, "generate", faulty)
-    writer = converse.Writer(
+    monkeypatch.setattr(dialogues, "generate", faulty)
+    writer = dialogues.Writer(
         tiny_target(VOCAB), None, tokenizer, (reply[-1],), lanes=2, max_new_tokens=9, max_prompt=99, top_k=0, top_p=1.0,
         keep_cut=True, seed=0,
     )  # fmt: skip
     asked = Dialogue.begin([{"role": "user", "content": "hi"}])
-    found = writer.converse([converse.Row(number, "a", asked, 1.0) for number in range(2)])
+    found = writer.converse([dialogues.Row(number, "a", asked, 1.0) for number in range(2)])
     assert found[0][1]["skipped"] == {"the target's logits are not finite": 1}
     assert not found[0][0].texts
     assert found[1][0].texts[0].messages[-1]["content"] == "Hello."

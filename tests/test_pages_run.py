@@ -20,16 +20,16 @@ TREES = "--depths 2 --top-ks 2 --nodes 4 --lengths 3 --ngrams 2 --widths 1,5 --c
 SMALLER = {
     "infer.bench": f"{SHORT} --repeats 1 --no-transformers --no-golden --batches 1",
     "infer.acceptance": SHORT,
-    "infer.repetition": SHORT,
-    "infer.report": "",
+    "infer.papers.repetition": SHORT,
+    "infer.papers.report": "",
     "infer.papers": f"{SHORT} --only ablation,untempered --tasks gsm8k",
     "infer.tune": f"{SHORT} {TREES} --methods eagle3 --batches 1 --temperatures 0",
-    "train.data": "",
+    "train.demo.data": "",
     "train.regenerate": "--limit 16 --max-new-tokens 8 --batch 8",
-    "train.study": "--only eagle2,eagle3-1of8 --steps 2 --prompts 1 --max-new-tokens 8",
+    "train.demo.study": "--only eagle2,eagle3-1of8 --steps 2 --prompts 1 --max-new-tokens 8",
 }
 ONE_TASK = {
-    "results.md": ("infer.bench", "infer.acceptance", "infer.repetition"),
+    "results.md": ("infer.bench", "infer.acceptance", "infer.papers.repetition"),
     "benchmarks.md": ("infer.acceptance",),
 }
 """Pages, and their programs that ask all tasks of the papers: many times over, which would take hours."""
@@ -87,7 +87,7 @@ def run(command: str, folder, page: str) -> dict:
     )  # fmt: skip
     # Of a profile that was tuned in a second a check may well say that it does not hold: that is status 1.
     assert done.returncode == 0 or (done.returncode == 1 and "--check" in words), done.stderr
-    if words[1] == "train.data":  # writes files, and tells them in its log alone
+    if words[1] == "train.demo.data":  # writes files, and tells them in its log alone
         return {"log": done.stderr}
     return json.loads(done.stdout.strip().splitlines()[-1])
 

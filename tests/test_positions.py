@@ -8,9 +8,10 @@ import re
 import numpy as np
 import pytest
 
-from eagle_jax.acceptance import Cycles, measure_n_alpha, record_cycles
 from eagle_jax.config import TreeConfig
-from eagle_jax.positions import (
+from eagle_jax.core.types import PADDING
+from eagle_jax.evaluate.acceptance import Cycles, measure_n_alpha, record_cycles
+from eagle_jax.evaluate.positions import (
     best_chain,
     by_node,
     by_position,
@@ -22,7 +23,6 @@ from eagle_jax.positions import (
     n_alpha,
     tokens_per_pass,
 )
-from eagle_jax.types import PADDING
 from tests.models import TREES, random_prompts, tiny_head, tiny_target
 
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 import eagle_jax
-from eagle_jax import profile as profiles
-from eagle_jax.bound import Target
 from eagle_jax.config import ConfigError, TreeConfig
-from eagle_jax.profile import Entry, Profile, ProfileFile, fingerprint, load_profile, read_profile
+from eagle_jax.runtime import profile as profiles
+from eagle_jax.runtime.profile import Entry, Profile, ProfileFile, fingerprint, load_profile, read_profile
+from eagle_jax.runtime.target import Target
 from tests.models import random_prompts, tiny_head, tiny_target
 
 TREE = TreeConfig(2, 2, 5)

@@ -12,9 +12,10 @@ import pytest
 from jax.profiler import ProfileData
 
 import eagle_jax
-from eagle_jax import api, costs
-from eagle_jax.bound import request_of
 from eagle_jax.config import TreeConfig
+from eagle_jax.runtime import generation
+from eagle_jax.runtime.generation import request_of
+from infer.aot import costs
 from tests.models import prepared, random_prompts, tiny_head, tiny_target
 
 TREE = TreeConfig(depth=3, top_k=2, num_nodes=6)
@@ -25,10 +26,14 @@ def test_a_step_writes_into_the_donated_caches():
     request = prepared(tiny_head("eagle3", TREE), PROMPTS)
     fns = {name: request.options[name] for name in ("target", "drafter")}
     state = jax.eval_shape(
-        functools.partial(api.run_prefill, sampling=request.sampling, **request.options),
+        functools.partial(generation.run_prefill, sampling=request.sampling, **request.options),
         request.params, *request.arrays,
     )  # fmt: skip
-    memory = api.step_program.lower(request.params, state, sampling=request.sampling, **fns).compile().memory_analysis()
+    memory = (
+        generation.step_program.lower(request.params, state, sampling=request.sampling, **fns)
+        .compile()
+        .memory_analysis()
+    )
     caches = (state.cache, state.drafter.cache)
     assert memory.alias_size_in_bytes >= sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(caches))
 
@@ -37,8 +42,8 @@ def test_only_the_last_prompt_position_meets_the_lm_head():
     """The prefill computes no array of (chunk positions) x (vocabulary)."""
     vocab = 41  # no other size of the model
     head = tiny_head("eagle3", TREE, vocab)
-    request = request_of(tiny_target(vocab), head, PROMPTS, 16, api.make_sampling(), (), None)
-    program = functools.partial(api.run_prefill, sampling=request.sampling, **request.options)
+    request = request_of(tiny_target(vocab), head, PROMPTS, 16, generation.make_sampling(), (), None)
+    program = functools.partial(generation.run_prefill, sampling=request.sampling, **request.options)
     jaxpr = jax.make_jaxpr(program)(request.params, *request.arrays)
     shapes = [var.aval.shape for eqn in _equations(jaxpr.jaxpr) for var in eqn.outvars]
     assert (2, vocab) in shapes
@@ -48,10 +53,10 @@ def test_only_the_last_prompt_position_meets_the_lm_head():
 def test_half_precision_weights_keep_float32_scores():
     """With bfloat16 weights every exponential, logarithm, root and ranking in the program is of float32 values."""
     target, head = (_half(which) for which in (tiny_target(), tiny_head("eagle3", TREE)))
-    head = api.DraftHead.from_params(head.config, head.params, target, head.tree)
-    sampling = api.make_sampling(1.0, top_p=0.9)
+    head = generation.DraftHead.from_params(head.config, head.params, target, head.tree)
+    sampling = generation.make_sampling(1.0, top_p=0.9)
     request = request_of(target, head, PROMPTS, 8, sampling, (), 0)
-    program = functools.partial(api.run_generate, sampling=sampling, **request.options)
+    program = functools.partial(generation.run_generate, sampling=sampling, **request.options)
     jaxpr = jax.make_jaxpr(program)(request.params, *request.arrays)
     seen = set()
     for eqn in _equations(jaxpr.jaxpr):
@@ -69,8 +74,8 @@ def _half(which):
     halved = jax.tree.map(
         lambda leaf: leaf.astype(jnp.bfloat16) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, which.params
     )
-    if isinstance(which, api.Target):
-        return api.Target.from_params(which.config, halved)
+    if isinstance(which, generation.Target):
+        return generation.Target.from_params(which.config, halved)
     return dataclasses.replace(which, params=halved)
 
 
@@ -87,7 +92,7 @@ def _equations(jaxpr):
 
 def test_prompts_of_a_bucket_share_one_compilation():
     head = tiny_head("eagle3", TREE)
-    jitted = api.generate_program
+    jitted = generation.generate_program
     eagle_jax.generate(tiny_target(), head, random_prompts([20, 9], 12), max_new_tokens=20)
     before = jitted._cache_size()
     eagle_jax.generate(tiny_target(), head, random_prompts([32, 1], 12), max_new_tokens=[31, 3], eos_ids=[1, 2])
@@ -100,14 +105,16 @@ def test_changing_a_sampling_value_does_not_recompile():
     head = tiny_head("eagle3", TREE)
     run = dict(max_new_tokens=8, key=1)
     eagle_jax.generate(tiny_target(), head, PROMPTS[:1], temperature=0.7, top_p=0.9, **run)
-    before = api.generate_program._cache_size()
+    before = generation.generate_program._cache_size()
     eagle_jax.generate(tiny_target(), head, PROMPTS[:1], temperature=1.3, top_p=0.5, **run)
-    assert api.generate_program._cache_size() == before
+    assert generation.generate_program._cache_size() == before
 
 
 def test_the_program_holds_no_host_call_and_no_weight():
     request = prepared(tiny_head("eagle3", TREE), PROMPTS)
-    lowered = api.generate_program.lower(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    lowered = generation.generate_program.lower(
+        request.params, *request.arrays, sampling=request.sampling, **request.options
+    )
     text = lowered.as_text()
     assert _host_calls(lowered) == []
     largest = min(leaf.size for leaf in jax.tree.leaves(request.params) if leaf.ndim == 2)

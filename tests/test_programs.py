@@ -11,7 +11,7 @@ import warnings
 import pytest
 
 from eagle_jax.config import ConfigError, TreeConfig
-from eagle_jax.programs import arguments, at_least_one, can_write, listed, naming, parse_tree, run
+from infer.common.programs import arguments, at_least_one, can_write, listed, naming, parse_tree, run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,9 +125,9 @@ def test_trees():
 def test_a_program_is_named_as_it_is_started(repository):
     """And JAX's notes about backends that are not there stay out of its log."""
     run = subprocess.run(
-        [sys.executable, "-m", "train.data", "--help"], cwd=repository, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "train.demo.data", "--help"], cwd=repository, capture_output=True, text=True, check=True
     )
-    assert run.stdout.startswith("usage: python -m train.data [-h]")
+    assert run.stdout.startswith("usage: python -m train.demo.data [-h]")
 
 
 @pytest.mark.parametrize(("log", "line"), [("plain", r"begun\n"), ("timed", r"[\d-]+ [\d:,]+ begun\n")])
@@ -135,7 +135,7 @@ def test_programs_log_even_where_a_library_was_there_first(repository, log, line
     """Orbax brings absl, whose handler on the root logger would keep ours away."""
     code = (
         "import logging; logging.getLogger().addHandler(logging.NullHandler())\n"
-        "from eagle_jax.programs import run; from tests.test_programs import Args\n"
+        "from infer.common.programs import run; from tests.test_programs import Args\n"
         f"run(lambda args: logging.info('begun'), Args, None, log={log!r})"
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=True)
@@ -144,7 +144,7 @@ def test_programs_log_even_where_a_library_was_there_first(repository, log, line
 
 def test_a_line_is_there_when_it_is_printed(repository, tmp_path):
     """Also in a file, whose buffer Python would fill first: what kills the program next takes no line with it."""
-    code = "import os; from eagle_jax.programs import run; from tests.test_programs import Args\n"
+    code = "import os; from infer.common.programs import run; from tests.test_programs import Args\n"
     code += "run(lambda args: (print('begun'), os.kill(os.getpid(), 9)), Args, None)"
     with (tmp_path / "log").open("w") as log:
         subprocess.run([sys.executable, "-c", code], cwd=repository, stdout=log, stderr=subprocess.DEVNULL, check=False)

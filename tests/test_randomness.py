@@ -11,9 +11,9 @@ import pytest
 from scipy import stats
 
 import eagle_jax
-from eagle_jax.generate import emitted_tokens, generate, required_slots
-from eagle_jax.randomness import _fraction, gumbel, row_keys, threefry_keys, uniform
-from eagle_jax.sampling import draw, make_sampling
+from eagle_jax.core.loop import emitted_tokens, generate, required_slots
+from eagle_jax.core.randomness import _fraction, gumbel, row_keys, threefry_keys, uniform
+from eagle_jax.core.sampling import draw, make_sampling
 from tests.models import DRAFTERS, random_prompts, tiny_target
 
 GENERATORS = ["threefry2x32", "rbg", "unsafe_rbg"]

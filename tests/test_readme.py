@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_jax.programs import arguments
+from infer.common.programs import arguments
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -39,7 +39,7 @@ SHORTER = {
     "infer.bench": "--limit 1 --max-new-tokens 16 --repeats 1 --out {tmp}/bench",
     "infer.tune": "--methods eagle2 --limit 1 --max-new-tokens 16 --temperatures 0 --depths 2 --top-ks 2 --nodes 4 "
     "--widths 1,5 --candidates 1 --repeats 1 --turns 2 --tasks math --out {tmp}/profile.yaml",
-    "infer.profile": "--turns 2 --repeats 1",
+    "infer.cycle": "--turns 2 --repeats 1",
     "train.head": "--steps 2 --unroll 1 --length 96 --warmup 1 --eval-prompts 1 --eval-tokens 8 --out {tmp}/run",
     "train.bench_step": "--size tiny --no-compile --repeats 1",
 }

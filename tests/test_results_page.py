@@ -13,9 +13,10 @@ import pytest
 import infer.acceptance
 import infer.bench
 from docs import tables
-from eagle_jax.programs import arguments
-from infer import evidence, recorded, repetition, report, results
-from infer.evidence import distinct
+from infer.common import recorded, results
+from infer.common.programs import arguments
+from infer.papers import evidence, repetition, report
+from infer.papers.evidence import distinct
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDER = REPOSITORY / "docs" / "results"
@@ -26,7 +27,7 @@ COMMANDS = [
     for block in re.findall(r"^```bash\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
     for line in block.replace("\\\n", " ").splitlines()
 ]
-REPORT = next(shlex.split(line) for line in COMMANDS if "infer.report" in line)
+REPORT = next(shlex.split(line) for line in COMMANDS if "infer.papers.report" in line)
 """The command that makes the report, in words."""
 FILES = [word for word in REPORT if word.endswith(".json")]
 
@@ -50,7 +51,7 @@ def test_every_table_of_the_page_is_the_reports():
 
 
 def repeated() -> set[str]:
-    """The one table that no report has, of `infer.repetition`; its own test holds it to what was counted."""
+    """The one table that no report has, of `infer.papers.repetition`; its own test holds it to what was counted."""
     kept = json.loads((REPOSITORY / "docs" / "measured" / "repetition.json").read_text(encoding="utf-8"))
     return lines_of(evidence.table(repetition.HEAD, repetition.rows(kept["cells"])))
 

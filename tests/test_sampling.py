@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from eagle_jax.sampling import draw, make_sampling, process_logits
+from eagle_jax.core.sampling import draw, make_sampling, process_logits
 from tests import oracles
 
 LOGITS = hnp.arrays(np.float32, 9, elements=st.sampled_from([float(x) for x in np.linspace(-4, 4, 17)]))

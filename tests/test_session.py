@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax import session as sessions
-from eagle_jax.session import Session
+from eagle_jax.runtime import session as sessions
+from eagle_jax.runtime.session import Session
 from tests.models import DRAFTERS, TREES, random_prompts, tiny_head, tiny_target
 
 METHODS = [None, "eagle3-k3n12", "hydra++-static"]

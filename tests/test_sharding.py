@@ -16,7 +16,7 @@ import eagle_jax
 from eagle_jax import ConfigError, DecoderConfig, DraftHead, HeadConfig, Target, TreeConfig
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
-from eagle_jax.sharding import AXES, make_mesh, param_shardings, param_spec, placer, shard_drafter, shard_target
+from eagle_jax.parallel.mesh import AXES, make_mesh, param_shardings, param_spec, placer, shard_drafter, shard_target
 from tests.models import random_prompts
 
 TREE = TreeConfig(depth=3, top_k=2, num_nodes=6)

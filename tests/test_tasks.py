@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from eagle_jax import tasks
-from eagle_jax.tasks import BUNDLED, HUB, Question, find_task, load_task, load_tasks, read_questions, task_folder
+from infer.common import tasks
+from infer.common.tasks import BUNDLED, HUB, Question, find_task, load_task, load_tasks, read_questions, task_folder
 
 LINE = {"question_id": 7, "category": "math", "turns": ["How many?", "Why?"], "reference": ["3"]}
 

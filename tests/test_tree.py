@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_jax.config import TreeConfig, static_depths
-from eagle_jax.sampling import make_sampling
-from eagle_jax.tree import Pool, ancestor_mask, children_with, gather_tree, node_depths, pad_tree, select_best
-from eagle_jax.types import PADDING, ROOT, Chance, DraftTree
-from eagle_jax.verify import deterministic
+from eagle_jax.core.sampling import make_sampling
+from eagle_jax.core.tree import Pool, ancestor_mask, children_with, gather_tree, node_depths, pad_tree, select_best
+from eagle_jax.core.types import PADDING, ROOT, Chance, DraftTree
+from eagle_jax.core.verify import deterministic
 from tests import oracles
 from tests.models import random_prompts, tiny_head
 

@@ -9,18 +9,8 @@ import pytest
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
-from eagle_jax.tuning import (
-    DraftCosts,
-    PassCosts,
-    Replay,
-    Score,
-    choose,
-    count_cycles,
-    count_passes,
-    speedup,
-    trees,
-)
-from eagle_jax.watching import watch
+from infer.tuning.replay import DraftCosts, PassCosts, Replay, Score, choose, count_cycles, count_passes, speedup, trees
+from infer.tuning.shadow import watch
 from tests.models import near_model, random_prompts, tiny_head, tiny_target
 
 PROMPTS = random_prompts([5, 9, 3, 7], 12)

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from eagle_jax.profile import ProfileFile, read_profile
-from eagle_jax.programs import arguments
+from eagle_jax.runtime.profile import ProfileFile, read_profile
 from infer import tune
+from infer.common.programs import arguments
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MEASURED = REPOSITORY / "docs" / "measured"

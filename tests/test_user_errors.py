@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax import api, devices, measure, memory, session
-from eagle_jax.bound import request_of
+from eagle_jax import devices
 from eagle_jax.checkpoints import mapping
+from eagle_jax.core.loop import generate
+from eagle_jax.core.sampling import make_sampling
 from eagle_jax.devices import DeviceError
-from eagle_jax.generate import generate
-from eagle_jax.programs import of_runtime, run
-from eagle_jax.sampling import make_sampling
+from eagle_jax.runtime import compilation, generation, memory, session
+from eagle_jax.runtime.generation import request_of
+from infer.common.programs import of_runtime, run
 from tests.models import TREES, random_prompts, tiny_head, tiny_target
 
 EXHAUSTED = "RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes."
@@ -42,7 +43,7 @@ def test_out_of_memory_says_what_was_needed_and_what_to_lower(name, monkeypatch)
     def full(*args, **options):
         raise jax.errors.JaxRuntimeError(EXHAUSTED)
 
-    monkeypatch.setattr(api, name, full)
+    monkeypatch.setattr(generation, name, full)
     target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
     (prompt,) = random_prompts([5], 12)
     calls = {"generate_program": lambda: eagle_jax.generate(target, head, [prompt], max_new_tokens=9)}
@@ -62,13 +63,13 @@ def test_a_batch_that_no_device_holds_is_refused_before_it_is_compiled():
     target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
     limit = devices.memory_of(jax.devices()[0])
     assert limit and 1e9 < limit < 1e14
-    rows, compiled = 2000, api.generate_program._cache_size()
+    rows, compiled = 2000, generation.generate_program._cache_size()
     with pytest.MonkeyPatch.context() as patch:
         one = memory.size_of(memory._held(request_of(target, head, [[1]], 9, make_sampling())))
         patch.setattr(memory, "memory_of", lambda _: memory.size_of((target.params, head.params)) + 1500 * one)
         with pytest.raises(MemoryError, match=r"^out of memory on .*, where 1500 of 2000 rows fit: weights"):
             eagle_jax.generate(target, head, [[1]] * rows, max_new_tokens=9)
-    assert api.generate_program._cache_size() == compiled
+    assert generation.generate_program._cache_size() == compiled
     target, head, _ = eagle_jax.load_demo()
     with pytest.raises(MemoryError, match=r"out of memory on .* with \d+ GB, where \d+ of \d+ rows fit"):
         eagle_jax.generate(target, head, [[1]] * int(limit / 3e7), max_new_tokens=1900)  # 37 MB a row
@@ -163,10 +164,10 @@ def test_loading_where_there_is_no_accelerator_is_a_sentence(monkeypatch):
     def absent(*args, **options):
         raise RuntimeError("Unable to initialize backend 'tpu': UNKNOWN: TPU initialization failed")
 
-    monkeypatch.setattr(api, "load_target_checkpoint", absent)
-    monkeypatch.setattr(measure.jax, "devices", absent)
+    monkeypatch.setattr(generation, "load_target_checkpoint", absent)
+    monkeypatch.setattr(compilation.jax, "devices", absent)
     with pytest.raises(DeviceError, match="JAX finds no TPU"):
-        measure.machine()
+        compilation.machine()
     with pytest.raises(DeviceError, match=r"JAX finds no TPU on this machine .* Change runtime type > TPU"):
         eagle_jax.load_demo()
 
@@ -189,7 +190,7 @@ def test_other_errors_of_the_runtime_keep_their_words(monkeypatch):
     def broken(*args, **options):
         raise jax.errors.JaxRuntimeError("INTERNAL: a fault")
 
-    monkeypatch.setattr(api, "generate_program", broken)
+    monkeypatch.setattr(generation, "generate_program", broken)
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: a fault"):
         eagle_jax.generate(tiny_target(), None, random_prompts([5], 12))
     assert of_runtime(RuntimeError("INTERNAL: a fault")) is None

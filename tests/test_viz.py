@@ -12,9 +12,9 @@ import pytest
 import eagle_jax
 from docs.figures import telling
 from eagle_jax import viz
-from eagle_jax.acceptance import record_cycles
-from eagle_jax.positions import Calibration
-from eagle_jax.types import PADDING
+from eagle_jax.core.types import PADDING
+from eagle_jax.evaluate.acceptance import record_cycles
+from eagle_jax.evaluate.positions import Calibration
 from tests.infer.conftest import ByteTokenizer
 from tests.models import TREES, random_prompts, tiny_head, tiny_target
 

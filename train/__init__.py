@@ -3,6 +3,6 @@
 import signal
 import sys
 
-# As in infer/__init__.py: until `eagle_jax.programs.run`, Ctrl-C simply ends the process.
+# As in infer/__init__.py: until `infer.common.programs.run`, Ctrl-C simply ends the process.
 if sys.argv[0] == "-m" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -33,13 +33,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.config import DecoderConfig, HeadConfig
-from eagle_jax.measure import machine, use_compilation_cache
-from eagle_jax.programs import at_least_one, run
+from eagle_jax.core.types import Params, Texts
+from eagle_jax.runtime.compilation import machine, use_compilation_cache
 from eagle_jax.training import host
 from eagle_jax.training import step as training
 from eagle_jax.training.initialise import fresh_head, fresh_target
 from eagle_jax.training.objective import Objective
-from eagle_jax.types import Params, Texts
+from infer.common.programs import at_least_one, run
 
 RATE, CLIP = 1e-4, 0.5
 AGREE = 1e-3

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from eagle_jax.measure import use_compilation_cache
-from eagle_jax.programs import at_least_one, run
+from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.training.distill import Divergence
-from train.learners import SmallModelLearner
-from train.loop import start
-from train.options import RunArgs, check_run
+from infer.common.programs import at_least_one, run
+from train.loop.learners import SmallModelLearner
+from train.loop.options import RunArgs, check_run
+from train.loop.training import start
 
 SIZES = ("hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim")
 

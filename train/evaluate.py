@@ -24,17 +24,18 @@ import jax.numpy as jnp
 import numpy as np
 
 import eagle_jax
-from eagle_jax.acceptance import measure_n_alpha, measure_tau
-from eagle_jax.bound import TreeDrafter
 from eagle_jax.config import DecoderConfig
+from eagle_jax.core.types import Params, Texts
 from eagle_jax.data.prompts import prompts_by_source
-from eagle_jax.measure import use_compilation_cache, with_stop_ids
+from eagle_jax.data.stops import with_stop_ids
+from eagle_jax.evaluate.acceptance import measure_n_alpha, measure_tau
 from eagle_jax.models.decoder import target_fn
-from eagle_jax.programs import at_least_one, check_seed, naming, not_negative, parse_tree, run
-from eagle_jax.request import bucket
+from eagle_jax.runtime.compilation import use_compilation_cache
+from eagle_jax.runtime.drafters import TreeDrafter
+from eagle_jax.runtime.request import bucket
 from eagle_jax.training.step import observe
-from eagle_jax.types import Params, Texts
-from train.places import head_path, sources_of, target_config, target_path, tokenizer_of
+from infer.common.programs import at_least_one, check_seed, naming, not_negative, parse_tree, run
+from train.loop.places import head_path, sources_of, target_config, target_path, tokenizer_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,8 +29,8 @@ from eagle_jax.checkpoints import (
     share_embedding,
     stored_dtype,
 )
-from eagle_jax.programs import at_least_one, naming, run
-from train.places import head_path, target_of_head, target_path
+from infer.common.programs import at_least_one, naming, run
+from train.loop.places import head_path, target_of_head, target_path
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,19 +22,19 @@ import jax
 import numpy as np
 
 import eagle_jax
-from eagle_jax import distributed
+from eagle_jax.core.types import Texts
 from eagle_jax.data.corpus import Corpus
 from eagle_jax.data.features import Layout, Stored, shard_bounds, shard_path, starts_of, write_shard
 from eagle_jax.data.sources import Source, build_corpus, corpus_key
-from eagle_jax.measure import use_compilation_cache
-from eagle_jax.programs import at_least_one, naming, run
-from eagle_jax.request import bucket
-from eagle_jax.sharding import make_mesh
+from eagle_jax.parallel import processes
+from eagle_jax.parallel.mesh import make_mesh
+from eagle_jax.runtime.compilation import use_compilation_cache
+from eagle_jax.runtime.request import bucket
 from eagle_jax.training.step import observe
-from eagle_jax.types import Texts
-from train.places import alone_in, check_own, sources_of, target_path, tokenizer_of
-from train.progress import Progress
-from train.setup import taps_of
+from infer.common.programs import at_least_one, naming, run
+from train.loop.places import alone_in, check_own, sources_of, target_path, tokenizer_of
+from train.loop.progress import Progress
+from train.loop.setup import taps_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +117,7 @@ def write(
     key = corpus_key(sources, tokenizer)
     corpus, _ = build_corpus(sources, tokenizer, args.out / "data", key=key, vocab_size=target.config.vocab_size)
     layout = Layout(
-        key, args.target, distributed.fingerprint(target.params), distributed.fingerprint(target.params, layers=False),
+        key, args.target, processes.fingerprint(target.params), processes.fingerprint(target.params, layers=False),
         args.dtype, taps, target.config.hidden_size, args.stored, args.length,
         shard_bounds(corpus, args.length, args.shard_tokens),
     )  # fmt: skip

@@ -16,11 +16,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from eagle_jax.measure import use_compilation_cache
-from eagle_jax.programs import at_least_one, not_negative, run
-from train.learners import NUM_HEADS, learner_of
-from train.loop import start
-from train.options import RunArgs, check_run
+from eagle_jax.runtime.compilation import use_compilation_cache
+from infer.common.programs import at_least_one, not_negative, run
+from train.loop.learners import NUM_HEADS, learner_of
+from train.loop.options import RunArgs, check_run
+from train.loop.training import start
 
 RATES = {"eagle1": 3e-5, "hass": 3e-5, "medusa": 1e-3, "hydra": 5e-4, "hydra++": 5e-4}
 """Peak learning rates of the methods' authors; EAGLE-3's is 1e-4."""

@@ -26,20 +26,29 @@ import orbax.checkpoint as ocp
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 import eagle_jax
-from eagle_jax import distributed
 from eagle_jax.config import ConfigError, DecoderConfig
-from eagle_jax.converse import Row, Writer, report_of
 from eagle_jax.data.keys import tokenizer_settings
 from eagle_jax.data.replies import Dialogue
 from eagle_jax.data.rows import parse_row
 from eagle_jax.data.shards import Shard, add_reports, remember
 from eagle_jax.data.sources import Source, corpus_key
+from eagle_jax.data.stops import stop_ids
 from eagle_jax.data.templates import SkippedRow
-from eagle_jax.measure import stop_ids, use_compilation_cache
-from eagle_jax.programs import at_least_one, check_seed, naming, not_negative, parse_tree, run
-from eagle_jax.sharding import make_mesh
-from train.places import alone_in, check_own, head_path, sources_of, target_config, target_path, tokenizer_of
-from train.progress import Progress
+from eagle_jax.parallel import processes
+from eagle_jax.parallel.mesh import make_mesh
+from eagle_jax.runtime.compilation import use_compilation_cache
+from infer.common.programs import at_least_one, check_seed, naming, not_negative, parse_tree, run
+from train.loop.dialogues import Row, Writer, report_of
+from train.loop.places import (
+    alone_in,
+    check_own,
+    head_path,
+    sources_of,
+    target_config,
+    target_path,
+    tokenizer_of,
+)
+from train.loop.progress import Progress
 
 LONGEST_WAIT = 7 * 24 * 3600
 """Seconds that a process waits for the others to finish their shards."""
@@ -114,7 +123,7 @@ def main(args: Args) -> None:
         raise ValueError(f"--top-p {args.top_p} must lie above 0 and be at most 1")
     if not args.data:
         raise ValueError("--data needs at least one source")
-    distributed.initialise()
+    processes.initialise()
     sources = sources_of(args.data)
     parse_tree(args.tree)
     config = target_config(args.target)
@@ -133,7 +142,7 @@ def main(args: Args) -> None:
         "contents of data": corpus_key(sources, tokenizer),
         **tokenizer_settings(tokenizer),
         "stop tokens": writer.stops,
-        "weights": distributed.fingerprint(writer.target.params),
+        "weights": processes.fingerprint(writer.target.params),
     }
     with alone_in(args.out, jax.process_index() == 0):
         remember(args.out, {**settings, **contents})
@@ -168,8 +177,8 @@ def write(args: Args, writer: Writer, sources: Sequence[Source], chosen: np.ndar
     if processes > 1:
         # Not a collective: those give up after seconds, and one process may finish hours before another.
         ocp.multihost.sync_global_processes("regenerate", timeout=LONGEST_WAIT, processes=set(range(processes)))
-    report = add_reports(*distributed.everyones(report))
-    speed = sum(distributed.everyones(progress.speed))
+    report = add_reports(*processes.everyones(report))
+    speed = sum(processes.everyones(progress.speed))
     if not report["texts"]:
         reasons = "; ".join(f"{count} x {reason}" for reason, count in report["skipped"].items())
         raise ValueError(f"no reply was written: {reasons}")

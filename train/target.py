@@ -1,4 +1,4 @@
-"""Pre-trains a small target from scratch on the documents that `train.data` wrote.
+"""Pre-trains a small target from scratch on the documents that `train.demo.data` wrote.
 
     python -m train.target --data runs/data --out runs/target --minutes 100       (`--resume` carries on after a stop)
 
@@ -32,10 +32,10 @@ from eagle_jax.config import DecoderConfig
 from eagle_jax.data.corpus import Corpus
 from eagle_jax.data.sources import Source, build_corpus
 from eagle_jax.data.tokenizers import load_tokenizer
-from eagle_jax.measure import use_compilation_cache
-from eagle_jax.programs import at_least_one, run
+from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.training import host, pretrain
 from eagle_jax.training.initialise import fresh_target
+from infer.common.programs import at_least_one, run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Args:
     """Arguments of the program.
 
     Attributes:
-      data: folder written by `train.data`.
+      data: folder written by `train.demo.data`.
       out: where checkpoints go.
       layers: of the decoder.
       hidden: width of its residual stream.
@@ -171,7 +171,9 @@ def main(args: Args) -> None:
     if args.held_rows % 4:
         raise ValueError(f"--held-rows {args.held_rows} must be a multiple of 4, the rows measured at once")
     if not (args.data / "tokenizer" / "tokenizer.json").is_file():
-        raise ValueError(f"--data {args.data}: no tokenizer there: run `python -m train.data --out {args.data}` first")
+        raise ValueError(
+            f"--data {args.data}: no tokenizer there: run `python -m train.demo.data --out {args.data}` first"
+        )
     if args.resume and not (args.out / "state.msgpack").is_file():
         raise ValueError(f"--out {args.out}: there is nothing to resume: leave --resume out")
     vocabulary = json.loads((args.data / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))

@@ -27,7 +27,7 @@ flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_back
 
 
 class TorchTexts(NamedTuple):
-    """`eagle_jax.types.Texts` as tensors, and whether every row is one document without padding.
+    """`eagle_jax.core.types.Texts` as tensors, and whether every row is one document without padding.
 
     Such rows need no mask beside the causal one, which fused attention skips half of its work for.
     """

@@ -24,7 +24,7 @@ from eagle_jax.checkpoints.mapping import DTYPES
 from eagle_jax.checkpoints.save import write_head
 from eagle_jax.checkpoints.tensors import FLOAT_DTYPES, TensorReader
 from eagle_jax.config import DecoderConfig, HeadConfig
-from eagle_jax.types import Params
+from eagle_jax.core.types import Params
 
 _KINDS = {"eagle1": "EAGLE-1/2", "eagle3": "EAGLE-3"}
 

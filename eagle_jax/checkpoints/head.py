@@ -30,7 +30,7 @@ from eagle_jax.checkpoints.mapping import (
 from eagle_jax.checkpoints.tensors import TensorReader, read_json
 from eagle_jax.checkpoints.tied import LM_HEAD
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
-from eagle_jax.types import Params
+from eagle_jax.core.types import Params
 
 _EMBEDDING = "embed_tokens.weight"
 

@@ -21,10 +21,10 @@ from eagle_jax.checkpoints.errors import CheckpointError
 from eagle_jax.checkpoints.finite import FETCH_AGAIN, NotFinite
 from eagle_jax.checkpoints.tensors import FLOAT_DTYPES, TensorReader
 from eagle_jax.config import DecoderConfig, HeadConfig
+from eagle_jax.core.types import Params
 from eagle_jax.devices import loading
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
-from eagle_jax.types import Params
 
 Place = Callable[[str, np.ndarray], jax.Array]
 """`(path, host array) -> device array`. A sharded load passes one that puts every parameter where it belongs."""

@@ -33,8 +33,8 @@ from eagle_jax.checkpoints.mapping import (
 from eagle_jax.checkpoints.staging import replacing, write_json
 from eagle_jax.checkpoints.tensors import TensorReader, read_json
 from eagle_jax.config import ConfigError, DecoderConfig, MedusaConfig
+from eagle_jax.core.types import Params
 from eagle_jax.models.medusa import init_medusa_params
-from eagle_jax.types import Params
 
 _PREFIX = "prefix_embeding_layer."  # as its authors spell it
 _MOST = 64  # heads, or blocks of one: a wrong number would make as many before they are found missing

@@ -29,7 +29,7 @@ from eagle_jax.checkpoints.mapping import (
 )
 from eagle_jax.checkpoints.staging import replacing, write_json
 from eagle_jax.config import DecoderConfig, HeadConfig
-from eagle_jax.types import Params
+from eagle_jax.core.types import Params
 
 MAX_SHARD_BYTES = 5 << 30
 """Weights beyond this are written as shards with an index, as `transformers` does."""

@@ -33,7 +33,7 @@ from eagle_jax.checkpoints.mapping import (
 from eagle_jax.checkpoints.tensors import TensorReader, read_json
 from eagle_jax.checkpoints.tied import LM_HEAD, settled_tie
 from eagle_jax.config import DecoderConfig
-from eagle_jax.types import Params
+from eagle_jax.core.types import Params
 
 
 class Layout(NamedTuple):

@@ -86,7 +86,9 @@ class Corpus:
         """
         path = Path(path)
         if not path.is_dir():
-            raise ValueError(f"no corpus at {path}: `python -m train.data` or `python -m train.regenerate` writes one")
+            raise ValueError(
+                f"no corpus at {path}: `python -m train.demo.data` or `python -m train.regenerate` writes one"
+            )
         try:
             arrays = {name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAYS}
             return cls(**arrays, names=tuple(json.loads((path / "names.json").read_text(encoding="utf-8"))))

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from eagle_jax.core.types import Texts
 from eagle_jax.data.corpus import Corpus
-from eagle_jax.types import Texts
 
 PACKING_BINS = 64
 """Rows that are filled side by side; more waste less padding and mix epochs more."""

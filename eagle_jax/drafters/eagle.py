@@ -15,12 +15,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from eagle_jax.cache import commit
 from eagle_jax.config import ConfigError, HeadConfig, TreeConfig
-from eagle_jax.drafters.grow import Expander, grow
-from eagle_jax.models.heads import HeadOutput, make_head
-from eagle_jax.rejection import RULES
-from eagle_jax.types import (
+from eagle_jax.core.cache import commit
+from eagle_jax.core.rejection import RULES
+from eagle_jax.core.types import (
     Chance,
     Drafter,
     DraftTree,
@@ -32,6 +30,8 @@ from eagle_jax.types import (
     Verified,
     empty_cache,
 )
+from eagle_jax.drafters.grow import Expander, grow
+from eagle_jax.models.heads import HeadOutput, make_head
 
 
 class EagleState(NamedTuple):

@@ -16,10 +16,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import TreeConfig, sibling_ranks, static_depths
-from eagle_jax.randomness import gumbel
-from eagle_jax.sampling import noise, process_logits
-from eagle_jax.tree import Pool, gather_tree, select_best
-from eagle_jax.types import PADDING, ROOT, Chance, DraftTree, NewKV, Sampling
+from eagle_jax.core.randomness import gumbel
+from eagle_jax.core.sampling import noise, process_logits
+from eagle_jax.core.tree import Pool, gather_tree, select_best
+from eagle_jax.core.types import PADDING, ROOT, Chance, DraftTree, NewKV, Sampling
 
 
 class Expander(NamedTuple):

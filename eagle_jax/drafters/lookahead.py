@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from eagle_jax.config import ConfigError
-from eagle_jax.types import PADDING, ROOT, Chance, Drafter, DraftTree, Params, Sampling, Verified
+from eagle_jax.core.types import PADDING, ROOT, Chance, Drafter, DraftTree, Params, Sampling, Verified
 
 
 class LookaheadState(NamedTuple):

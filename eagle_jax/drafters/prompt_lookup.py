@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from eagle_jax.config import ConfigError
-from eagle_jax.types import PADDING, ROOT, Chance, Drafter, DraftTree, Params, Sampling, Verified
+from eagle_jax.core.types import PADDING, ROOT, Chance, Drafter, DraftTree, Params, Sampling, Verified
 
 
 class LookupState(NamedTuple):

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from eagle_jax.cache import commit
 from eagle_jax.config import ConfigError, TreeConfig
+from eagle_jax.core.cache import commit
+from eagle_jax.core.rejection import RULES
+from eagle_jax.core.types import Chance, Drafter, DraftTree, KVCache, NewKV, Params, Sampling, TargetFn, Verified
 from eagle_jax.drafters.grow import Expander, grow
-from eagle_jax.rejection import RULES
-from eagle_jax.types import Chance, Drafter, DraftTree, KVCache, NewKV, Params, Sampling, TargetFn, Verified
 
 SPARE = 32
 """Cache slots beyond the target's: the root is in this cache already, and a run is one token longer."""

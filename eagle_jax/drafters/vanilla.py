@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxtyping import Array
 
-from eagle_jax.types import Chance, Drafter, DraftTree, Params, Sampling, Verified, empty_tree
+from eagle_jax.core.types import Chance, Drafter, DraftTree, Params, Sampling, Verified, empty_tree
 
 
 @functools.cache

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import DecoderConfig
+from eagle_jax.core.types import KVCache, NewKV, Params, TargetFn, TargetOutput, empty_cache
 from eagle_jax.models.layers import Attention, GatedMLP, Linear, PlainMLP, norm_of
 from eagle_jax.models.rope import rope_angles
-from eagle_jax.types import KVCache, NewKV, Params, TargetFn, TargetOutput, empty_cache
 
 
 class DecoderLayer(nn.Module):

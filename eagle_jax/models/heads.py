@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import HeadConfig
+from eagle_jax.core.types import Params
 from eagle_jax.models.layers import Attention, GatedMLP, Linear, RMSNorm, attend
 from eagle_jax.models.rope import rope_angles
-from eagle_jax.types import Params
 
 
 class HeadOutput(NamedTuple):

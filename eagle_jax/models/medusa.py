@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import MedusaConfig
+from eagle_jax.core.types import Params
 from eagle_jax.models.decoder import DecoderLayer
 from eagle_jax.models.layers import Linear, RMSNorm
 from eagle_jax.models.rope import rope_angles
-from eagle_jax.types import Params
 
 
 class PrefixOutput(NamedTuple):

@@ -11,13 +11,13 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float
 
 from eagle_jax.config import DecoderConfig
+from eagle_jax.core.types import Params, Texts
 from eagle_jax.models.decoder import target_fn
 from eagle_jax.training.gradients import dense_gradients
 from eagle_jax.training.losses import ahead, by_chunks, likelihood_of_acceptance, overlap, soft_cross_entropy
 from eagle_jax.training.objective import Logits, Signals, StepMetrics
 from eagle_jax.training.step import beside
 from eagle_jax.training.unroll import causal_mask
-from eagle_jax.types import Params, Texts
 
 Divergence = Literal["kl", "tv", "lk"]
 """KL(p, q); total variation 1 - sum min(p, q), what standard speculative sampling rejects; its -log (LK loss)."""

@@ -11,15 +11,15 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float
 
 from eagle_jax.config import DecoderConfig, MedusaConfig
+from eagle_jax.core.types import Params, Texts
 from eagle_jax.models.decoder import target_fn
 from eagle_jax.models.medusa import MedusaHeads
-from eagle_jax.sharding import by_rows
+from eagle_jax.parallel.mesh import by_rows
 from eagle_jax.training.gradients import dense_gradients
 from eagle_jax.training.losses import ahead, by_chunks, soft_cross_entropy
 from eagle_jax.training.objective import Logits, Signals, StepMetrics
 from eagle_jax.training.step import beside
 from eagle_jax.training.unroll import causal_mask
-from eagle_jax.types import Params, Texts
 
 
 def medusa_loss(

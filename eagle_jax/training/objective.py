@@ -17,8 +17,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import ConfigError, HeadConfig
+from eagle_jax.core.types import Params, Texts
 from eagle_jax.models.heads import make_head
-from eagle_jax.sharding import DATA, FSDP, by_rows, copies, row_groups
+from eagle_jax.parallel.mesh import DATA, FSDP, by_rows, copies, row_groups
 from eagle_jax.training.losses import (
     ahead,
     behind,
@@ -31,7 +32,6 @@ from eagle_jax.training.losses import (
     soft_cross_entropy,
 )
 from eagle_jax.training.unroll import unroll
-from eagle_jax.types import Params, Texts
 
 
 @dataclasses.dataclass(frozen=True)

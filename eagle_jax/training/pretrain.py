@@ -11,9 +11,9 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from eagle_jax.config import DecoderConfig
+from eagle_jax.core.types import Params
 from eagle_jax.models.decoder import target_fn
 from eagle_jax.training.gradients import dense_gradients
-from eagle_jax.types import Params
 
 
 class TrainState(NamedTuple):

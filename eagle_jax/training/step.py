@@ -13,12 +13,12 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from eagle_jax.config import DecoderConfig, HeadConfig
+from eagle_jax.core.types import Params, Texts
 from eagle_jax.models.decoder import target_fn
-from eagle_jax.sharding import by_rows, embeds_by_rows, gathered
+from eagle_jax.parallel.mesh import by_rows, embeds_by_rows, gathered
 from eagle_jax.training.gradients import dense_gradients
 from eagle_jax.training.objective import Logits, Objective, Signals, StepMetrics, judged_rows, unrolled_loss
 from eagle_jax.training.unroll import causal_mask
-from eagle_jax.types import Params, Texts
 
 
 class Frozen(NamedTuple):
@@ -91,7 +91,7 @@ def head_loss(
       dtype: of the head's products and activations; scores, norms and losses are float32 whatever it is.
       signals: of the target, where they were written beforehand; its embedding and lm_head are read all the same, and
         the embeddings are looked up where there are none.
-      mesh: where the parameters live by the rules of `eagle_jax.sharding`, and the rows are held to; None leaves the
+      mesh: where the parameters live by the rules of `eagle_jax.parallel.mesh`, and the rows are held to; None leaves the
         layout to the compiler.
       shares: as in `unrolled_loss`.
     """

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import HeadConfig
+from eagle_jax.core.types import Params, Texts
 from eagle_jax.models.heads import HeadOutput, embedding_shares, make_head
 from eagle_jax.models.layers import by_query_blocks
 from eagle_jax.training.attention import Bias, causal_bias, diagonal_attend
 from eagle_jax.training.losses import ahead
-from eagle_jax.types import Params, Texts
 
 
 def causal_mask(segments: Int[Array, "B T"]) -> Bool[Array, "B T T"]:

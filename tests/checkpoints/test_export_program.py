@@ -29,7 +29,7 @@ from tests.checkpoints.random_exports import (
 )
 from tests.checkpoints.random_heads import TARGET, eagle1, eagle3, write
 from train.export import Args, main
-from train.places import note_run
+from train.loop.places import note_run
 
 DEMO = Path(eagle_jax.__file__).parent / "assets" / "demo"
 

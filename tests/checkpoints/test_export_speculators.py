@@ -21,10 +21,10 @@ from eagle_jax.checkpoints import (
     save_target_checkpoint,
 )
 from eagle_jax.config import DecoderConfig, HeadConfig, RopeConfig
+from eagle_jax.core.types import Texts
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params, make_head
 from eagle_jax.training.unroll import unroll
-from eagle_jax.types import Texts
 
 DEMO = Path(eagle_jax.__file__).parent / "assets" / "demo"
 LENGTH, STEPS = 12, 3

@@ -8,10 +8,9 @@ import warnings
 import pytest
 
 import eagle_jax
-from eagle_jax.bound import Target
 from eagle_jax.data.conversations import prompt_ids
-from eagle_jax.data.stops import turn_end
-from eagle_jax.measure import stop_ids, with_stop_ids
+from eagle_jax.data.stops import stop_ids, turn_end, with_stop_ids
+from eagle_jax.runtime.target import Target
 from tests.data.test_conversations import R1, TEMPLATES, THINKING, tokenizer_with
 
 ENDS = {"llama3": "<|eot_id|>", "chatml": "<|im_end|>", "qwen3": "<|im_end|>", "marked": "<|im_end|>",

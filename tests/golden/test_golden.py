@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax import api
-from eagle_jax.bound import request_of
 from eagle_jax.config import TreeConfig
-from eagle_jax.tree import ancestor_mask
+from eagle_jax.core.tree import ancestor_mask
+from eagle_jax.runtime import generation
+from eagle_jax.runtime.generation import request_of
 
 GOLDEN = Path(__file__).parent
 RUNS = json.loads((GOLDEN / "reference_outputs.json").read_text())
@@ -21,7 +21,7 @@ RUNS = json.loads((GOLDEN / "reference_outputs.json").read_text())
 
 @pytest.fixture(scope="module")
 def target():
-    return api.load_target(GOLDEN / "target")
+    return generation.load_target(GOLDEN / "target")
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -30,19 +30,19 @@ def test_every_run_is_the_references(name, target):
     run = RUNS[name]
     args = run["reference_args"]  # total_token counts the root; depth is one below the number of drafted levels
     tree = TreeConfig(depth=args["depth"] + 1, top_k=args["top_k"], num_nodes=args["total_token"] - 1)
-    head = api.load_drafter(GOLDEN / run["head"], target, tree)
+    head = generation.load_drafter(GOLDEN / run["head"], target, tree)
     rows = run["rows"]
     cycles = max(row["cycles"] for row in rows)
     budget = cycles * (tree.depth + 1) + 1
     request = request_of(
-        target, head, [row["prompt_ids"] for row in rows], min(budget, 400), api.make_sampling(), (), None
+        target, head, [row["prompt_ids"] for row in rows], min(budget, 400), generation.make_sampling(), (), None
     )
     fns = {key: request.options[key] for key in ("target", "drafter")}
-    state = api.prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    state = generation.prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
     output = [[int(token)] for token in state.root]
     accepted = [[] for _ in rows]
     for cycle in range(cycles):
-        state, info = api.step_program(request.params, state, sampling=request.sampling, **fns)
+        state, info = generation.step_program(request.params, state, sampling=request.sampling, **fns)
         info = jax.device_get(info)
         mask = np.asarray(ancestor_mask(jnp.asarray(info.tree.parents), tree.depth))
         for index, row in enumerate(rows):
@@ -66,7 +66,7 @@ def test_plain_decoding_gives_the_same_text(target):
     """All runs have one text per prompt, whatever their trees; so does the loop without a drafter."""
     rows = next(iter(RUNS.values()))["rows"]
     budget = min(len(row["output"]) for row in rows)
-    out = api.generate(target, None, [row["prompt_ids"] for row in rows], max_new_tokens=budget, eos_ids=())
+    out = generation.generate(target, None, [row["prompt_ids"] for row in rows], max_new_tokens=budget, eos_ids=())
     assert out.tokens == [row["output"][:budget] for row in rows]
 
 

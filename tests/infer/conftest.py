@@ -9,7 +9,7 @@ import eagle_jax
 from eagle_jax.config import DecoderConfig, HeadConfig, TreeConfig
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
-from infer import bench, chat, demo, profile
+from infer import bench, chat, demo
 
 
 class ByteTokenizer:
@@ -33,7 +33,7 @@ def pair(monkeypatch):
 
     JAX would go on writing to it after the test, whatever its configuration says by then.
     """
-    for program in (bench, demo, profile):
+    for program in (bench, demo, cycle):
         monkeypatch.setattr(program, "use_compilation_cache", lambda: None)
     config = DecoderConfig(
         vocab_size=258, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8

@@ -6,8 +6,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from infer import drafts, recorded, report, results
-from infer.evidence import RULES
+from infer.common import drafts, recorded, results
+from infer.papers import report
+from infer.papers.evidence import RULES
 
 STUDY = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "study.json"
 QUESTIONS = [f"q{number}" for number in range(5)]

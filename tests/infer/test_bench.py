@@ -10,8 +10,9 @@ import pytest
 from eagle_jax.checkpoints import save_medusa_checkpoint, save_target_checkpoint
 from eagle_jax.config import ConfigError, MedusaConfig
 from eagle_jax.models.medusa import init_medusa_params
-from infer import bench, results
-from infer.results import Group
+from infer import bench
+from infer.common import results
+from infer.common.results import Group
 
 
 @pytest.fixture

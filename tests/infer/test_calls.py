@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import pytest
 
-from eagle_jax import api
 from eagle_jax.config import TreeConfig
-from infer.calls import engine, keys_of
+from eagle_jax.runtime import generation
+from infer.common.calls import engine, keys_of
 from tests.models import random_prompts, tiny_head, tiny_target
 
 
@@ -19,18 +19,18 @@ def test_the_prefill_compiles_nothing_of_its_own(temperature, drafted):
     prompts = random_prompts([5, 3], 12)
     keys = keys_of(7, ["a", "b"], 0)
     whole = method.answer(prompts, keys)
-    compiled = api.generate_program._cache_size()
+    compiled = generation.generate_program._cache_size()
     first = method.prefill(prompts, keys)
-    assert api.generate_program._cache_size() == compiled
+    assert generation.generate_program._cache_size() == compiled
     assert first.tokens == [tokens[:1] for tokens in whole.tokens]
     assert [len(tokens) for tokens in whole.tokens] == [8, 8]
     assert [sum(row) for row in whole.accepted] == whole.cycles
 
 
 def test_a_prefill_makes_no_cycle_and_is_checked_like_generate():
-    assert api.first_tokens(tiny_target(), None, random_prompts([5, 3], 12)).cycles.tolist() == [0, 0]
+    assert generation.first_tokens(tiny_target(), None, random_prompts([5, 3], 12)).cycles.tolist() == [0, 0]
     with pytest.raises(ValueError, match="max_new_tokens=0 must be an integer of at least 1"):
-        api.first_tokens(tiny_target(), None, [[1]], max_new_tokens=0)
+        generation.first_tokens(tiny_target(), None, [[1]], max_new_tokens=0)
 
 
 def test_every_question_and_turn_has_draws_of_its_own():

@@ -10,7 +10,7 @@ import pytest
 
 import eagle_jax
 from eagle_jax import viz
-from eagle_jax.session import Session
+from eagle_jax.runtime.session import Session
 from infer import chat
 from tests.infer.chats import Templated, TextOnly, last
 from tests.infer.screen import Screen

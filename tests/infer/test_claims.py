@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from infer import claims
-from infer.evidence import gather
+from infer.papers import claims
+from infer.papers.evidence import gather
 from tests.infer.result_files import bench_cell, bench_file, draft_of, record_cell, record_file, static_draft
 
 STUDY = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "study.json"

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from infer import compare
-from infer.compare import NO, UNKNOWN, YES, Difference, Estimate
+from infer.papers import compare
+from infer.papers.compare import NO, UNKNOWN, YES, Difference, Estimate
 from tests.infer.result_files import bench_cell, record_cell
 
 NAMES = [f"q{number}" for number in range(40)]

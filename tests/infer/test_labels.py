@@ -6,10 +6,10 @@ import pytest
 
 import eagle_jax
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig
-from eagle_jax.demo import bundled
-from infer import drafts, recorded
-from infer.labels import Label
-from infer.methods import Loader, Sources, best_static, check_methods, load_pair
+from eagle_jax.runtime.demo import bundled
+from infer.common import drafts, recorded
+from infer.common.labels import Label
+from infer.common.methods import Loader, Sources, best_static, check_methods, load_pair
 
 OWN = TreeConfig(depth=2, top_k=2, num_nodes=4)
 TREE = TreeConfig(depth=4, top_k=2, num_nodes=7)

@@ -7,9 +7,11 @@ import json
 import pytest
 
 import eagle_jax
-from infer import bench, drafts, own, results, search, tune
-from infer.labels import Label
-from infer.methods import Loader, Sources, check_methods, load_pair
+from infer import bench, tune
+from infer.common import drafts, own, results
+from infer.common.labels import Label
+from infer.common.methods import Loader, Sources, check_methods, load_pair
+from infer.tuning import search
 
 MODULE = """
 import eagle_jax

@@ -8,9 +8,9 @@ import pytest
 
 from eagle_jax.assets import bundled
 from eagle_jax.checkpoints import CheckpointError
-from infer import profile
-from infer.labels import Label
-from infer.methods import OPTIONS, Loader, Sources, best_static, load_pair
+from infer import cycle
+from infer.common.labels import Label
+from infer.common.methods import OPTIONS, Loader, Sources, best_static, load_pair
 
 
 def test_a_path_that_is_not_there_names_its_option(tmp_path):
@@ -32,11 +32,11 @@ def test_what_a_path_holds_instead_names_the_option_too():
 
 
 def test_profiling_names_its_options(tmp_path, monkeypatch):
-    monkeypatch.setattr(profile, "use_compilation_cache", lambda: None)
+    monkeypatch.setattr(cycle, "use_compilation_cache", lambda: None)
     with pytest.raises(CheckpointError, match=r"^--target /nope: no such directory"):
-        profile.main(profile.Args(target="/nope", head="/nope"))
+        cycle.main(cycle.Args(target="/nope", head="/nope"))
     with pytest.raises(CheckpointError, match=r"^--head /nope: no such directory"):
-        profile.main(profile.Args(target=str(bundled("target")), head="/nope"))
+        cycle.main(cycle.Args(target=str(bundled("target")), head="/nope"))
 
 
 def test_a_draft_model_without_tokenizer_is_taken_but_not_silently(tmp_path):

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import pytest
 from jax.extend.core import Var
 
-from infer import profile
+from infer import cycle
 
 
 def test_the_last_line_is_one_json_object(pair, capsys):
-    profile.main(profile.Args(context=8, turns=2, repeats=1))
+    cycle.main(cycle.Args(context=8, turns=2, repeats=1))
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     alone = {"its products alone", "its attention alone"}
     parts = alone | {"plain step", "cycle", "draft", "target pass", "head update", "commit"}
@@ -24,24 +24,24 @@ def test_the_last_line_is_one_json_object(pair, capsys):
 
 def test_the_products_are_those_of_the_model(pair):
     """Two flops per weight of every linear layer and token; the kernels themselves are in no loop or slice."""
-    weights = sum(kernel.size for kernel in profile.matrices(pair.params))
+    weights = sum(kernel.size for kernel in cycle.matrices(pair.params))
     layer = 32 * 32 * 2 + 2 * 32 * 16 + 3 * 32 * 48  # q and o, k and v, the MLP
     assert weights == 2 * layer + 32 * 258
-    assert profile.pass_flops(pair, batch=3, rows=5) == 2 * 15 * weights
+    assert cycle.pass_flops(pair, batch=3, rows=5) == 2 * 15 * weights
 
 
 def test_a_context_that_leaves_no_room_is_refused(pair):
     with pytest.raises(ValueError, match=r"--context 5000 must be at most \d+ for 2 turns"):
-        profile.main(profile.Args(context=5000, turns=2))
+        cycle.main(cycle.Args(context=5000, turns=2))
     with pytest.raises(ValueError, match="the small pair is float32, not bfloat16"):
-        profile.main(profile.Args(dtype="bfloat16"))
+        cycle.main(cycle.Args(dtype="bfloat16"))
 
 
 def test_a_target_without_its_head_is_refused():
     with pytest.raises(ValueError, match="--target and --head belong together"):
-        profile.main(profile.Args(target="x"))
+        cycle.main(cycle.Args(target="x"))
     with pytest.raises(ValueError, match="--turns 0 must be at least 1"):
-        profile.main(profile.Args(turns=0))
+        cycle.main(cycle.Args(turns=0))
 
 
 def waits(jaxpr, inputs):
@@ -65,7 +65,7 @@ def waits(jaxpr, inputs):
 @pytest.mark.parametrize("head", ["hass", "eagle3"])
 def test_every_turn_does_its_work(pair, head):
     """Every matrix product waits for the turn before, so that the compiler can move none out of the loop."""
-    made = profile.parts(pair, profile.eagle_jax.load_demo(head)[1], profile.Args(context=8, turns=2))
+    made = cycle.parts(pair, cycle.eagle_jax.load_demo(head)[1], cycle.Args(context=8, turns=2))
     for name, part in made.items():
         jaxpr = jax.make_jaxpr(part.body)(part.params, part.carry).jaxpr
         weights, carried = len(jax.tree.leaves(part.params)), len(jax.tree.leaves(part.carry))

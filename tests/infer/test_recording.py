@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax.acceptance import Cycles
 from eagle_jax.config import EAGLE1_PARENTS, TreeConfig
-from infer import acceptance, recorded, report
+from eagle_jax.evaluate.acceptance import Cycles
+from infer import acceptance
+from infer.common import recorded
+from infer.papers import report
 
 QUICK = {"max_new_tokens": 6, "temperatures": "0", "chains": "1,2"}
 

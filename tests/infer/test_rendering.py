@@ -8,11 +8,11 @@ import types
 import pytest
 
 import eagle_jax
-from eagle_jax.measure import chat_text
-from eagle_jax.programs import arguments
+from eagle_jax.data.chat import chat_text
 from infer import acceptance, bench, chat, tune
-from infer.methods import Sources, load_pair
-from infer.rendering import check_rendering
+from infer.common.methods import Sources, load_pair
+from infer.common.programs import arguments
+from infer.common.rendering import check_rendering
 from tests.data.test_conversations import TEMPLATES, tokenizer_with
 
 ASKED = [{"role": "user", "content": "Hi"}]

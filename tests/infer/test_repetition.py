@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_jax.programs import arguments
-from infer import repetition
-from infer.evidence import table
-from infer.repetition import ends_in_loop, said_before
+from infer.common.programs import arguments
+from infer.papers import repetition
+from infer.papers.evidence import table
+from infer.papers.repetition import ends_in_loop, said_before
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -77,7 +77,7 @@ def test_the_page_shows_what_was_counted():
     loops, replies = (cells["mt_bench", 0.0][name] for name in ("loops", "replies"))
     assert f"{loops} of {replies} replies on MT-bench end in a loop" in " ".join(page.split())
     assert not any(cell["loops"] for cell in kept["cells"] if cell["temperature"])
-    (command,) = [line for line in page.splitlines() if line.startswith("python -m infer.repetition")]
+    (command,) = [line for line in page.splitlines() if line.startswith("python -m infer.papers.repetition")]
     said = arguments(repetition.Args, None, command.split()[3:])
     found = kept["settings"] | {"data": said.data}
     assert {name: getattr(said, name) for name in found} == found

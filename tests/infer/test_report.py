@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infer import figures, report, results
-from infer.evidence import gather, title, unablated, unruled
+from infer.common import results
+from infer.papers import figures, report
+from infer.papers.evidence import gather, title, unablated, unruled
 from tests.infer.result_files import (
     PLAIN,
     RECORDS,
@@ -64,7 +65,7 @@ def test_a_section_without_data_names_its_command(tmp_path):
     for heading, command in {
         "Speedup and tau at temperature 1": "python -m infer.bench --methods vanilla,eagle2,eagle3 --temperatures 1",
         "EAGLE-2's ablation": "--methods eagle2@6x10x59,eagle2@6x10x59/confidence,eagle2@6x10x59/norerank,",
-        "EAGLE-3's ablation": "python -m train.study",
+        "EAGLE-3's ablation": "python -m train.demo.study",
         "Acceptance by tree position": "python -m infer.acceptance",
         "n-alpha": "python -m infer.acceptance",
         "Throughput against batch size": "--batches 1,2,4,8",

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from infer import recorded, report, results
-from infer.calls import DRAWS
-from infer.evidence import gather
+from infer.common import recorded, results
+from infer.common.calls import DRAWS
+from infer.papers import report
+from infer.papers.evidence import gather
 from tests.infer.result_files import (
     PLAIN,
     RECORDS,
@@ -93,7 +94,7 @@ def test_what_is_refused(tmp_path):
     taught = draft_of("eagle3", weights="runs/other")
     other = record_file(tmp_path / "other.json", [record_cell("eagle3", "nq", draft=taught)])
     refused(r"eagle3 is not the same in .*\(weights 'bundled eagle3'\) and .*\(weights 'runs/other'\)", bench, other)
-    refused("are both results of train.study", STUDY, STUDY)
+    refused("are both results of train.demo.study", STUDY, STUDY)
     odd = tmp_path / "odd.json"
     for text, match in {
         '{"schema": "eagle_jax.tune/1"}': r"odd\.json is of schema 'eagle_jax\.tune/1', expected 'eagle_jax\.ben",

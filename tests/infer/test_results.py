@@ -8,9 +8,9 @@ import json
 
 import pytest
 
-from infer import results
-from infer.drafts import PLAIN
-from infer.results import Category, Cell, Group, Result, SpecBench
+from infer.common import results
+from infer.common.drafts import PLAIN
+from infer.common.results import Category, Cell, Group, Result, SpecBench
 
 
 def cell(**changes) -> Cell:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from infer.status_line import StatusLine
+from infer.common.status_line import StatusLine
 from tests.infer.screen import Screen
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from eagle_jax.tasks import Question
-from infer import compare
-from infer.bench_table import markdown
-from infer.calls import Answer
-from infer.drafts import PLAIN
-from infer.results import Group, Result, SpecBench
-from infer.tally import Tally, cell, names_of
+from infer.common.calls import Answer
+from infer.common.drafts import PLAIN
+from infer.common.results import Group, Result, SpecBench
+from infer.common.tasks import Question
+from infer.papers import compare
+from infer.papers.bench_table import markdown
+from infer.papers.tally import Tally, cell, names_of
 
 GROUP = Group("talk", 0.0, 2)
 

@@ -11,9 +11,10 @@ import pytest
 import yaml
 
 import eagle_jax
-from eagle_jax.profile import Entry, ProfileFile, fingerprint
-from eagle_jax.tuning import PassCosts
-from infer import choice, search, trials, tune
+from eagle_jax.runtime.profile import Entry, ProfileFile, fingerprint
+from infer import tune
+from infer.tuning import choice, search, trials
+from infer.tuning.replay import PassCosts
 
 
 @pytest.fixture
@@ -31,7 +32,9 @@ def quick(pair, monkeypatch, tasks, tmp_path):
     """Arguments of a short run on the small pair, in whose place a profile finds its bundled heads too."""
     monkeypatch.setattr(tune, "use_compilation_cache", lambda: None)
     demo = eagle_jax.load_demo
-    monkeypatch.setattr("eagle_jax.profile.load_drafter", lambda path, target: demo(str(path).split("/")[-1])[1])
+    monkeypatch.setattr(
+        "eagle_jax.runtime.profile.load_drafter", lambda path, target: demo(str(path).split("/")[-1])[1]
+    )
     return dict(
         methods="eagle3", tasks="talk", data=tasks, limit=2, max_new_tokens=6, temperatures="0", depths="1,2",
         top_ks="2", nodes="2", widths="1,3", lengths="2", ngrams="2", candidates=1, repeats=3, turns=2,

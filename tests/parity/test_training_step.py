@@ -24,11 +24,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install eagle-jax[test]")
 
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, RopeConfig  # noqa: E402
+from eagle_jax.core.types import Texts  # noqa: E402
 from eagle_jax.models.decoder import init_params  # noqa: E402
 from eagle_jax.models.heads import init_head_params  # noqa: E402
 from eagle_jax.training.objective import Objective  # noqa: E402
 from eagle_jax.training.step import Frozen, head_loss  # noqa: E402
-from eagle_jax.types import Texts  # noqa: E402
 from train import torch_step  # noqa: E402
 
 TOLERANCE = 1e-5

@@ -12,12 +12,12 @@ import optax
 import pytest
 
 from eagle_jax.config import DecoderConfig, MedusaConfig
+from eagle_jax.core.types import Texts
 from eagle_jax.models.decoder import init_params, target_fn
 from eagle_jax.models.medusa import MedusaHeads, init_medusa_params
 from eagle_jax.training.distill import distillation_loss, distilled_rows
 from eagle_jax.training.medusa import medusa_loss, medusa_rows
 from eagle_jax.training.objective import Signals
-from eagle_jax.types import Texts
 
 T, V, H, HEADS = 11, 13, 8, 3
 TARGET = DecoderConfig(V, H, 12, 2, num_heads=4, num_kv_heads=2, head_dim=6)

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from eagle_jax.config import DecoderConfig, HeadConfig
+from eagle_jax.core.types import Texts
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
 from eagle_jax.training.flops import PEAK, peak_flops, product_flops
 from eagle_jax.training.objective import Objective
 from eagle_jax.training.step import Frozen, HeadTrainState, head_optimiser, head_train_step
-from eagle_jax.types import Texts
 
 A, B = jax.ShapeDtypeStruct((3, 5), jnp.float32), jax.ShapeDtypeStruct((5, 7), jnp.float32)
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import train.head
-import train.run
+import train.loop.run
 from eagle_jax.config import ConfigError
 from tests.training.runs import args_of, head_of, losses, same
-from train.places import alone_in
+from train.loop.places import alone_in
 
 
 class Killed(BaseException):
@@ -81,7 +81,7 @@ def test_killed_while_it_measures_a_run_ends_with_the_same_best_head(place, tmp_
     assert train.head.main(args_of(place, calm, **options)) == 0
     taus = [(line["step"], line["tau"]) for line in measured(calm)]
     assert [step for step, _ in taus] == [2, 4, 6]
-    evaluate = train.run.Run.evaluate
+    evaluate = train.loop.run.Run.evaluate
 
     def killed(when: str):
         def evaluating(this):
@@ -99,7 +99,7 @@ def test_killed_while_it_measures_a_run_ends_with_the_same_best_head(place, tmp_
     for when in ("before", "behind"):
         out = tmp_path / when
         with monkeypatch.context() as patch:
-            patch.setattr(train.run.Run, "evaluate", killed(when))
+            patch.setattr(train.loop.run.Run, "evaluate", killed(when))
             with pytest.raises(Killed):
                 train.head.main(args_of(place, out, **options))
         assert (out / "latest" / "4").is_dir()  # saved first
@@ -138,22 +138,22 @@ def test_a_log_of_something_else_is_left_alone(place, tmp_path):
 
 def test_what_is_logged_is_on_disk_at_once(place, tmp_path, monkeypatch):
     """TensorBoard's writer would keep it for minutes, and a killed run would lose it."""
-    advance = train.run.Run.advance
+    advance = train.loop.run.Run.advance
 
     def killed(this):
         if this.step == 4:
             raise Killed
         return advance(this)
 
-    monkeypatch.setattr(train.run.Run, "advance", killed)
-    closed = train.log.RunLog.close
+    monkeypatch.setattr(train.loop.run.Run, "advance", killed)
+    closed = train.loop.log.RunLog.close
     sizes = []
 
     def close(this):
         sizes.extend(path.stat().st_size for path in (tmp_path / "run" / "tensorboard").iterdir())
         closed(this)
 
-    monkeypatch.setattr(train.log.RunLog, "close", close)
+    monkeypatch.setattr(train.loop.log.RunLog, "close", close)
     with pytest.raises(Killed):
         train.head.main(args_of(place, tmp_path / "run", data_axis=1, tensorboard=True))
     assert len(sizes) == 1 and sizes[0] > 500

@@ -15,19 +15,19 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+from train.loop.training.setup import held_prompts
 
 import eagle_jax
 import train.features
 import train.head
-import train.loop
-import train.run
+import train.loop.run
+import train.loop.training
 from eagle_jax.checkpoints import CheckpointError, save_target_checkpoint
 from eagle_jax.config import ConfigError, DecoderConfig, TreeConfig
 from eagle_jax.data.tokenizers import load_tokenizer
 from eagle_jax.models.decoder import init_params
-from eagle_jax.sharding import make_mesh
+from eagle_jax.parallel.mesh import make_mesh
 from tests.training.runs import args_of, finished, head_of, losses, same, spawn
-from train.setup import held_prompts
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +40,14 @@ def whole(place):
 
 def test_a_run_leaves_a_head_that_drafts_a_log_and_a_figure(place, capsys, monkeypatch):
     out = place / "evaluated"
-    advance = train.run.Run.advance
+    advance = train.loop.run.Run.advance
 
     def looking(this):
         if this.step == 5:  # behind the first measurement
             assert (out / "head" / "config.json").is_file() and (out / "figure.png").is_file()
         return advance(this)
 
-    monkeypatch.setattr(train.run.Run, "advance", looking)
+    monkeypatch.setattr(train.loop.run.Run, "advance", looking)
     args = args_of(place, out, heldout=(str(place / "held.jsonl"),), data_axis=1, eval_every=4)
     assert train.head.main(args) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -68,7 +68,7 @@ def test_a_run_leaves_a_head_that_drafts_a_log_and_a_figure(place, capsys, monke
 def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypatch, capsys, caplog):
     caplog.set_level("INFO")
     out = tmp_path / "run"
-    advance = train.run.Run.advance
+    advance = train.loop.run.Run.advance
 
     def stopped_in_the_third(this):
         if this.step == 2:
@@ -78,7 +78,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypa
     args = args_of(place, out, data_axis=1)
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     with monkeypatch.context() as patch:
-        patch.setattr(train.run.Run, "advance", stopped_in_the_third)
+        patch.setattr(train.loop.run.Run, "advance", stopped_in_the_third)
         assert train.head.main(args) == 128 + signal.SIGTERM
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
     assert len(losses(out)) == 3 and not (out / "head").exists()
@@ -153,7 +153,7 @@ def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path, monkeypatc
     caplog.set_level("INFO")
     out = tmp_path / "run"
     seen = []
-    judge = train.loop.judge
+    judge = train.loop.training.judge
 
     def noting(this, step, report, documents):
         seen.append({int(document) for document in documents[documents >= 0]})
@@ -165,7 +165,7 @@ def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path, monkeypatc
     unusable = {"tokens": [7, 8, 9], "supervised": []}  # left out: the numbers of documents are not those of rows
     (place / "gaps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [unusable, unusable, *rows]))
     with monkeypatch.context() as patch:
-        patch.setattr(train.loop, "judge", noting)
+        patch.setattr(train.loop.training, "judge", noting)
         with pytest.raises(
             ValueError, match=r"step 3: loss nan.*the checkpoint of step 2 is kept.*Lower --rate"
         ) as error:
@@ -187,7 +187,7 @@ def test_a_device_that_is_too_small_says_what_was_needed(place, tmp_path, monkey
     def full(this):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5000000000 bytes.")
 
-    monkeypatch.setattr(train.run.Run, "advance", full)
+    monkeypatch.setattr(train.loop.run.Run, "advance", full)
     said = (
         r"out of memory on .* \(5\.00 GB more were wanted\): target 0\.00 GB, head and optimiser 0\.00 GB.*an update "
         r"of 8 rows of 32 tokens .* raise --micro-batches \(now 1\), leave out --no-remat"
@@ -298,7 +298,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_compiled(place, tmp_
     args = dataclasses.replace(
         args_of(place, tmp_path / "run"), **{name: here(value) for name, value in changes.items()}
     )
-    monkeypatch.setattr(train.run.Run, "prepare", lambda this: pytest.fail("went on to compile"))
+    monkeypatch.setattr(train.loop.run.Run, "prepare", lambda this: pytest.fail("went on to compile"))
     with pytest.raises((ValueError, ConfigError), match=message):
         train.head.main(args)
     assert not (tmp_path / "run").exists()

@@ -11,15 +11,15 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from eagle_jax.bound import Target
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
+from eagle_jax.core.types import Texts
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
-from eagle_jax.sharding import ROWS, make_mesh, param_shardings
+from eagle_jax.parallel.mesh import ROWS, make_mesh, param_shardings
+from eagle_jax.runtime.target import Target
 from eagle_jax.training.objective import Objective
 from eagle_jax.training.step import Frozen, head_loss
-from eagle_jax.types import Texts
-from train.setup import generation_mesh, respread
+from train.loop.setup import generation_mesh, respread
 
 ROWS_OF_BATCH, T, V, H = 4, 9, 16, 8
 TARGET = DecoderConfig(V, H, 12, 3, num_heads=4, num_kv_heads=2, head_dim=8, tie_word_embeddings=True)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
+from eagle_jax.core.types import Texts
 from eagle_jax.models import layers
 from eagle_jax.models.decoder import init_params, target_fn
 from eagle_jax.models.heads import init_head_params, make_head
@@ -27,7 +28,6 @@ from eagle_jax.training.step import (
     observe,
 )
 from eagle_jax.training.unroll import causal_mask
-from eagle_jax.types import Texts
 
 B, T, V, H = 2, 9, 13, 8
 KEPT = np.array([0, 2, 3, 5, 8, 9, 12])

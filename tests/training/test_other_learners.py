@@ -16,10 +16,10 @@ import eagle_jax
 import train.distill
 import train.features
 import train.head
-import train.run
-from eagle_jax.bound import TreeDrafter
+import train.loop.run
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.config import ConfigError
+from eagle_jax.runtime.drafters import TreeDrafter
 from tests.training.runs import OPTIONS, losses
 
 KINDS = [
@@ -88,7 +88,7 @@ def test_a_run_leaves_what_drafts_losslessly_and_a_log(place, tmp_path, kind, ca
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypatch, kind):
     out = tmp_path / "run"
-    advance = train.run.Run.advance
+    advance = train.loop.run.Run.advance
 
     def stopped_in_the_third(this):
         if this.step == 2:
@@ -97,7 +97,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypa
 
     args = arguments(kind, place, out)
     with monkeypatch.context() as patch:
-        patch.setattr(train.run.Run, "advance", stopped_in_the_third)
+        patch.setattr(train.loop.run.Run, "advance", stopped_in_the_third)
         assert main(args) == 128 + signal.SIGTERM
     assert main(args) == 0
     assert losses(out) == losses(whole(kind))
@@ -214,7 +214,7 @@ def test_what_cannot_be_meant_is_refused(place, whole, tmp_path, kind, changes, 
     args = arguments(kind, place, tmp_path / "run")
     given = {name: value.replace("HERE", str(place)) if isinstance(value, str) else value
              for name, value in changes.items()}  # fmt: skip
-    monkeypatch.setattr(train.run.Run, "prepare", lambda this: pytest.fail("went on to compile"))
+    monkeypatch.setattr(train.loop.run.Run, "prepare", lambda this: pytest.fail("went on to compile"))
     with pytest.raises((ValueError, ConfigError, CheckpointError), match=message):
         main(dataclasses.replace(args, **given))
     assert not (tmp_path / "run").exists()

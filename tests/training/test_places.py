@@ -12,7 +12,7 @@ import pytest
 from eagle_jax.assets import bundled
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.config import ConfigError
-from train.places import (
+from train.loop.places import (
     LOCK,
     alone_in,
     check_own,
@@ -28,7 +28,7 @@ from train.places import (
 HOLDING = """
 import sys, time
 from pathlib import Path
-from train.places import alone_in
+from train.loop.places import alone_in
 with alone_in(Path(sys.argv[1])):
     print("in", flush=True)
     time.sleep(600)

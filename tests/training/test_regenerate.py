@@ -19,10 +19,10 @@ import pytest
 import train.regenerate as program
 from eagle_jax.checkpoints import CheckpointError, save_head_checkpoint, save_target_checkpoint
 from eagle_jax.config import TreeConfig
-from eagle_jax.converse import _keys
 from eagle_jax.data.sources import Source, build_corpus
 from tests.data.test_conversations import TEMPLATES, tokenizer_with
 from tests.models import tiny_head, tiny_target
+from train.loop.dialogues import _keys
 
 VOCAB = 272  # the tokenizer has 263
 STOPS = tuple(range(60, 80))  # enough letters that some replies end by themselves
@@ -149,7 +149,7 @@ def test_killed_and_resumed_it_writes_the_same(folder, whole, tmp_path):
     """SIGKILL between the turns of a batch, and a line torn off in the middle (test_shards tears everywhere)."""
     out = tmp_path / "out"
     kill = """
-import itertools, os, signal, eagle_jax.converse as converse
+import itertools, os, signal, train.loop.dialogues as converse
 count, generate = itertools.count(1), converse.generate
 def killing(*args, **options):
     if next(count) == 6:
@@ -283,7 +283,7 @@ def test_bad_input_is_named_before_anything_is_compiled(rows, changes, message, 
         target = tiny_target(vocab)
         save_target_checkpoint(target.config, target.params, tmp_path / "small", "float32")
         given |= {"target": str(tmp_path / "small"), "tokenizer": str(folder / "target")}
-    monkeypatch.setattr("eagle_jax.converse.generate", lambda *_, **__: pytest.fail("generated"))
+    monkeypatch.setattr("train.loop.dialogues.generate", lambda *_, **__: pytest.fail("generated"))
     with pytest.raises((ValueError, CheckpointError), match=re.escape(message)):
         program.main(args_of(folder, tmp_path / "out", **given))
     assert not (tmp_path / "out").exists()
@@ -297,7 +297,7 @@ def test_a_directory_of_something_else_is_left_alone(folder, tmp_path):
 
 
 def test_rows_whose_prompts_are_all_too_long_are_counted(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("eagle_jax.converse.generate", lambda *_, **__: pytest.fail("generated"))
+    monkeypatch.setattr("train.loop.dialogues.generate", lambda *_, **__: pytest.fail("generated"))
     (tmp_path / "rows.jsonl").write_text(json.dumps(asking("x" * 200)) + "\n")
     with pytest.raises(ValueError, match="no reply was written: 1 x prompt longer than --max-prompt 384"):
         program.main(args_of(folder, tmp_path / "out", data=(str(tmp_path / "rows.jsonl"),)))

@@ -1,4 +1,4 @@
-"""`train.study`: its runs differ in what they say, are made once, and are reported as they were measured."""
+"""`train.demo.study`: its runs differ in what they say, are made once, and are reported as they were measured."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import types
 import numpy as np
 import pytest
 
+import train.demo.study as study
 import train.head
-import train.study as study
-from eagle_jax.programs import arguments
 from eagle_jax.settings import load_yaml
-from train.study_report import tables, write_report
+from infer.common.programs import arguments
+from train.demo.study_report import tables, write_report
 
 
 def test_every_run_is_a_run_of_the_trainer(repository):

@@ -15,7 +15,7 @@ import pytest
 import safetensors
 
 import eagle_jax
-import train.data
+import train.demo.data
 import train.evaluate
 import train.features
 import train.head
@@ -27,7 +27,7 @@ from eagle_jax.data.conversations import prompt_ids
 from eagle_jax.data.features import Layout
 from eagle_jax.data.sources import Source, build_corpus
 from eagle_jax.data.tokenizers import load_tokenizer
-from eagle_jax.programs import arguments
+from infer.common.programs import arguments
 from tests import oracles
 from tests.data.test_conversations import TEMPLATES, tokenizer_with
 from tests.models import tiny_head, tiny_target
@@ -37,7 +37,7 @@ FUNCTION = 'def double_0(x):\n    """Twice x."""\n    y = 2 * x\n    return y\n\
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """A data folder of a few rows and what `train.data` makes of it."""
+    """A data folder of a few rows and what `train.demo.data` makes of it."""
     root = tmp_path_factory.mktemp("train")
     (root / "raw" / "gsm8k").mkdir(parents=True)
     (root / "raw" / "gpteacher").mkdir()
@@ -48,8 +48,8 @@ def prepared(tmp_path_factory):
     (root / "raw" / "gpteacher" / "turns.json").write_text(json.dumps(turns))
     with pytest.MonkeyPatch.context() as patch:
         library = "".join(FUNCTION.replace("_0", f"_{i}") for i in range(2000))
-        patch.setattr(train.data, "standard_library", lambda: iter([(root / "a.py", library)]))
-        train.data.main(train.data.Args(data=root / "raw", out=root / "data", vocab_size=300))
+        patch.setattr(train.demo.data, "standard_library", lambda: iter([(root / "a.py", library)]))
+        train.demo.data.main(train.demo.data.Args(data=root / "raw", out=root / "data", vocab_size=300))
     return root
 
 
@@ -82,11 +82,11 @@ def test_rows_are_what_the_tokenizer_renders(prepared, corpus):
     completion = corpus[int(corpus.of(str(prepared / "data" / "completion.jsonl"))[0])]
     turn = FUNCTION.replace('x."""\n', 'x."""\n<|assistant|>').rstrip()
     shown = re.sub(r"double_\d+", "double_0", tokenizer.decode(completion.tokens.tolist()))
-    assert shown == f"<|bos|><|user|>{train.data.COMPLETE}{turn}<|end|>"
+    assert shown == f"<|bos|><|user|>{train.demo.data.COMPLETE}{turn}<|end|>"
 
 
 def test_two_percent_of_every_source_are_held_out_and_no_row_is_in_both(prepared):
-    for name in train.data.SOURCES:
+    for name in train.demo.data.SOURCES:
         kept, held = (
             [json.dumps(row) for row in Source(str(folder / f"{name}.jsonl")).rows()]
             for folder in (prepared / "data", prepared / "data" / "heldout")
@@ -258,7 +258,7 @@ def test_mass_is_the_share_of_the_likeliest_tokens():
     [
         ("data", dict(data=Path("nowhere")), "lacks nowhere/gsm8k/train.jsonl and nowhere/gpteacher"),
         ("data", dict(vocab_size=0), "--vocab-size 0 must be at least 1"),
-        ("target", dict(data=Path("nowhere")), "--data nowhere: no tokenizer there: run `python -m train.data"),
+        ("target", dict(data=Path("nowhere")), "--data nowhere: no tokenizer there: run `python -m train.demo.data"),
         ("target", dict(data=Path("d"), held_rows=6), "--held-rows 6 must be a multiple of 4"),
         ("evaluate", dict(target="no/such/dir", head="h", heldout=("x.jsonl",)), "--target no/such/dir: no such"),
         ("evaluate", dict(target="demo", head="./no", heldout=("x.jsonl",)), "--head ./no: no such directory: no"),

@@ -1,0 +1,67 @@
+"""The committed key-value cache: the only place that writes it.
+
+A forward pass reads the cache and returns the new tokens' keys and values; `commit` writes the confirmed ones,
+contiguously and once. Rejected tokens never touch the cache, so there is nothing to roll back and nothing to
+compact.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from eagle_jax.core.types import KVCache, NewKV
+
+
+def commit(
+    cache: KVCache,
+    new: NewKV,
+    count: Int[Array, " B"],
+    rows: Int[Array, "B M"] | None = None,
+    result: Float[Array, "B T2 H"] | None = None,
+) -> KVCache:
+    """Appends `count[b]` of the new tokens to row b.
+
+    Args:
+      new: keys and values of T new tokens.
+      count: tokens to append, 0 to M.
+      rows: which new tokens, in order, e.g. the accepted path; None takes all T as they come (M = T).
+      result: what the pass that read the cache gave; the cache is written behind it.
+
+    All M entries are written at `length`. Those past `count` are zeros that the next commit overwrites: attention gives
+    them the weight 0, but 0 * NaN would be NaN. The caller keeps `length + M <= S`: XLA would move a slice beyond the
+    end back, onto committed tokens.
+    """
+    start = cache.length
+    if result is not None:
+        # Where the place does not depend on the pass, XLA's CPU compiler may write before it reads, and copies the
+        # whole cache in every cycle to be able to. It cannot know that nothing is NaN, so it waits for the result.
+        # The TPU compiler needs no such help, and is hindered by it: it then copies one layer of a sharded cache.
+        seen = result[:, 0, 0]
+        start = jax.lax.platform_dependent(
+            start,
+            cpu=lambda place: place + jnp.isnan(seen).astype(place.dtype),
+            default=lambda place: place,
+        )
+
+    def pick(fresh: Float[Array, "B G T hd"]) -> Float[Array, "B G M hd"]:
+        picked = fresh if rows is None else jnp.take_along_axis(fresh, rows[:, None, :, None], axis=2)
+        confirmed = jnp.arange(picked.shape[2])[None, :] < count[:, None]
+        return jnp.where(confirmed[:, None, :, None], picked, 0)
+
+    def append_keys(buffer: Float[Array, "B G hd S"], fresh: Float[Array, "B G T hd"]) -> Float[Array, "B G hd S"]:
+        columns = pick(fresh).astype(buffer.dtype).swapaxes(2, 3)
+        return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=2))(buffer, columns, start)
+
+    def append_values(buffer: Float[Array, "B G S hd"], fresh: Float[Array, "B G T hd"]) -> Float[Array, "B G S hd"]:
+        lines = pick(fresh).astype(buffer.dtype)
+        return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1))(buffer, lines, start)
+
+    return KVCache(
+        keys=tuple(map(append_keys, cache.keys, new.keys)),
+        values=tuple(map(append_values, cache.values, new.values)),
+        length=cache.length + count,
+    )

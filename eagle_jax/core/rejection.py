@@ -1,0 +1,251 @@
+"""Acceptance rules for sampled drafts: rejection sampling down the tree, block and traversal verification.
+
+They take a draft for what it is, a draw from the law q of the draft model, and accept it as often as the target's law p
+allows. The emitted text has the target's law, but it depends on the drafts: for one key, unlike with `deterministic`,
+it is another one for every drafter. Siblings must have been drawn without replacement, in the order of their rows, from
+`tree.draft_log_probs` of their parent, and a tree must not look at the tokens whose siblings it decides about.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from eagle_jax.core.randomness import gumbel, uniform
+from eagle_jax.core.sampling import process_logits
+from eagle_jax.core.types import Acceptance, DraftTree, Sampling, verify_key
+from eagle_jax.core.verify import VerifyFn, deterministic
+
+
+def _greedily_deterministic(rule: VerifyFn) -> VerifyFn:
+    """The rule where there is chance; at temperature 0 `deterministic`, which all of them then agree with."""
+
+    @functools.wraps(rule)
+    def run(tree: DraftTree, logits: Array, keys: Array, index: Array, sampling: Sampling, depth: int) -> Acceptance:
+        return (deterministic if sampling.greedy else rule)(tree, logits, keys, index, sampling, depth)
+
+    return run
+
+
+@_greedily_deterministic
+def rejection(
+    tree: DraftTree,
+    logits: Float[Array, "B N1 V"],
+    keys: Key[Array, " B"],
+    index: Int[Array, " B"],
+    sampling: Sampling,
+    depth: int,
+) -> Acceptance:
+    """Speculative sampling (arXiv:2211.17192, 2302.01318), on trees with recursive rejection (arXiv:2401.15077).
+
+    At a node, its children are tried in the order they were drawn: x is accepted with probability min(1, p(x) / q(x));
+    after a rejection p becomes norm(max(p - q, 0)), and q is renormalised without x. Where none is accepted, the next
+    token is drawn from what is left of p.
+
+    Arguments as in `verify.deterministic`, which decides at temperature 0.
+
+    Raises:
+      ValueError: the drafts were not sampled.
+    """
+
+    def row(tree: DraftTree, logits: Array, key: Key[Array, ""], index: Array) -> Acceptance:
+        key = verify_key(key, index)
+        rows = jnp.arange(tree.tokens.shape[0])
+
+        def visit(carry: Any) -> Any:
+            step, node, path, _, _ = carry
+            path = jnp.where(jnp.arange(depth + 1) >= step, node, path)
+            own = jax.random.fold_in(key, step)
+
+            def next_child(last: Array) -> tuple[Array, Array]:
+                match = (tree.parents == node) & (rows > last)
+                return jnp.argmax(match).astype(jnp.int32), jnp.any(match)
+
+            def undecided(trial: tuple[Array, Array, Array, Array]) -> Array:
+                return next_child(trial[0])[1] & ~trial[1]
+
+            def attempt(trial: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+                last, _, target, draft = trial
+                child, _ = next_child(last)
+                accepted = (
+                    uniform(jax.random.fold_in(own, child), jnp.int32(0)) * draft[tree.tokens[child]]
+                    < (target[tree.tokens[child]])
+                )
+                left, rest = _residual(target, draft), _without(draft, tree.tokens[child])
+                return child, accepted, jnp.where(accepted, target, left), jnp.where(accepted, draft, rest)
+
+            start = (jnp.int32(-1), jnp.bool_(False), _law(logits[node], sampling), jnp.exp(_drafted(tree)[node]))
+            child, accepted, left, _ = jax.lax.while_loop(undecided, attempt, start)
+            descends = accepted & (step < depth)
+            return step + descends.astype(jnp.int32), child, path, _draw(left, own), descends
+
+        zero = jnp.int32(0)
+        carry = (zero, zero, jnp.zeros((depth + 1,), jnp.int32), zero, jnp.bool_(True))
+        count, _, path, token, _ = jax.lax.while_loop(lambda carry: carry[-1], visit, carry)
+        return Acceptance(path, count, token)
+
+    return jax.vmap(row)(tree, logits, keys, index)
+
+
+@_greedily_deterministic
+def block(
+    tree: DraftTree,
+    logits: Float[Array, "B N1 V"],
+    keys: Key[Array, " B"],
+    index: Int[Array, " B"],
+    sampling: Sampling,
+    depth: int,
+) -> Acceptance:
+    """Block verification of chains (Sun et al., arXiv:2403.10444, algorithm 2).
+
+    How many tokens are accepted is decided for the whole chain at once: on average never fewer than token by token.
+
+    Arguments as in `verify.deterministic`, which decides at temperature 0.
+
+    Raises:
+      ValueError: the tree is no chain, or the drafts were not sampled.
+    """
+    if tree.tokens.shape[1] != depth + 1:
+        nodes = tree.tokens.shape[1] - 1
+        raise ValueError(f"block verification is for chains, and this tree has {nodes} nodes in {depth} levels")
+
+    def row(tree: DraftTree, logits: Array, key: Key[Array, ""], index: Array) -> Acceptance:
+        key = verify_key(key, index)
+        target = _law(logits, sampling)
+        draft = jnp.exp(_drafted(tree))  # [D+1, V] both; a leaf's draft is 0 everywhere
+        drawn = tree.tokens[1:, None]
+        ratios = jnp.take_along_axis(target[:-1], drawn, 1)[:, 0] / jnp.take_along_axis(draft[:-1], drawn, 1)[:, 0]
+
+        def extend(reach: Array, ratio: Array) -> tuple[Array, Array]:
+            reach = jnp.minimum(reach * ratio, 1.0)
+            return reach, reach
+
+        _, reach = jax.lax.scan(extend, jnp.float32(1), ratios)
+        reach = jnp.concatenate([jnp.ones((1,)), reach])
+        left = jnp.maximum(reach[:, None] * target - draft, 0.0)
+        mass = jnp.sum(left, axis=-1)
+        kept = uniform(jax.random.fold_in(key, depth), jnp.arange(depth + 1)) < mass / (mass + 1 - reach)
+        steps = jnp.arange(depth + 1)
+        count = jnp.max(jnp.where(kept | (steps == 0), steps, 0)).astype(jnp.int32)
+        spare = jnp.where(mass[count] > 0, left[count], target[count])
+        return Acceptance(jnp.minimum(steps, count).astype(jnp.int32), count, _draw(spare, key))
+
+    return jax.vmap(row)(tree, logits, keys, index)
+
+
+@_greedily_deterministic
+def traversal(
+    tree: DraftTree,
+    logits: Float[Array, "B N1 V"],
+    keys: Key[Array, " B"],
+    index: Int[Array, " B"],
+    sampling: Sampling,
+    depth: int,
+) -> Acceptance:
+    """Traversal verification of trees (Weng et al., arXiv:2505.12398): from the leaves upwards.
+
+    The first path down to a leaf is accepted whole with the probability that block verification would give it; if not,
+    the leaf goes, its parent's p and q are what is left of them, and the next path is tried. On a chain this is block
+    verification.
+
+    Arguments as in `verify.deterministic`, which decides at temperature 0.
+
+    Raises:
+      ValueError: the drafts were not sampled.
+    """
+    size = tree.tokens.shape[1]
+
+    def visit(tree: DraftTree, key: Key[Array, ""], index: Array, carry: Any) -> Any:
+        """Steps down to the first child that is left, or decides about a node that has none."""
+        node, done, left, reach, target, draft = carry
+        children = (tree.parents == node) & left
+        child, parent = jnp.argmax(children).astype(jnp.int32), jnp.maximum(tree.parents[node], 0)
+        inner = jnp.any(children)
+        token = tree.tokens[child]
+        below = jnp.minimum(reach[node] * target[node, token] / draft[node, token], 1.0)
+        accepted = uniform(jax.random.fold_in(verify_key(key, index), node), jnp.int32(0)) < reach[node]
+        # The root's reach is 1, so that it is accepted where nothing else was.
+        ended = done | (~inner & (accepted | (node == 0)))
+        rejected = ~inner & ~ended
+        spare = jnp.maximum(reach[parent] * target[parent] - draft[parent], 0.0)
+        mass = jnp.sum(spare)
+        rest = jnp.where(parent == 0, 1.0, mass / jnp.maximum(mass + 1 - reach[parent], _LEAST))
+        reach = jnp.where(rejected & (jnp.arange(size) == parent), rest, reach)
+        reach = jnp.where(inner & ~done & (jnp.arange(size) == child), below, reach)
+        # Row by row, so that the compiler writes rows and not the whole of both.
+        after = jnp.where(rejected & (mass > 0), spare / jnp.maximum(mass, _LEAST), target[parent])
+        drafts = jnp.where(rejected, _without(draft[parent], tree.tokens[node]), draft[parent])
+        left = left & ~(rejected & (jnp.arange(size) == node))
+        node = jnp.where(ended, node, jnp.where(inner, child, parent))
+        return node, ended, left, reach, target.at[parent].set(after), draft.at[parent].set(drafts)
+
+    def finish(tree: DraftTree, key: Key[Array, ""], index: Array, node: Array, spare: Array) -> Acceptance:
+        def climb(step: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            at, count, trail = carry
+            return jnp.maximum(tree.parents[at], 0), count + (at > 0).astype(jnp.int32), trail.at[step].set(at)
+
+        zero = jnp.int32(0)
+        carry = (node, zero, jnp.zeros((depth + 1,), jnp.int32))
+        _, count, trail = jax.lax.fori_loop(0, depth + 1, climb, carry)
+        path = trail[jnp.maximum(count - jnp.arange(depth + 1), 0)]
+        return Acceptance(path, count, _draw(spare, jax.random.fold_in(verify_key(key, index), size)))
+
+    batch = tree.tokens.shape[0]
+    carry = (
+        jnp.zeros((batch,), jnp.int32),
+        jnp.zeros((batch,), bool),
+        tree.valid,
+        jnp.ones((batch, size), jnp.float32),
+        _law(logits, sampling),
+        jnp.exp(_drafted(tree)),
+    )
+    carry = jax.lax.while_loop(
+        lambda carry: ~jnp.all(carry[1]), lambda carry: jax.vmap(visit)(tree, keys, index, carry), carry
+    )
+    spare = jnp.take_along_axis(carry[4], carry[0][:, None, None], axis=1)[:, 0]
+    return jax.vmap(finish)(tree, keys, index, carry[0], spare)
+
+
+RULES: dict[str, VerifyFn | None] = {
+    "deterministic": None,
+    "rejection": rejection,
+    "block": block,
+    "traversal": traversal,
+}
+"""By their names in `TreeConfig.verification`; None is what the engine does by itself."""
+
+_LEAST = 1e-30
+
+
+def _drafted(tree: DraftTree) -> Float[Array, "*b V"]:
+    if tree.draft_log_probs is None:
+        raise ValueError(
+            "this acceptance rule reads tree.draft_log_probs, the law of sampled drafts, which this drafter does not "
+            "give: choose the rule by TreeConfig(verification=...), or take verify.deterministic"
+        )
+    return tree.draft_log_probs
+
+
+def _law(logits: Float[Array, "*b V"], sampling: Sampling) -> Float[Array, "*b V"]:
+    return jnp.exp(process_logits(logits, sampling))
+
+
+def _residual(target: Float[Array, " V"], draft: Float[Array, " V"]) -> Float[Array, " V"]:
+    """norm(max(p - q, 0)). Where nothing is left (p = q: only rounding gets here), p."""
+    left = jnp.maximum(target - draft, 0.0)
+    mass = jnp.sum(left)
+    return jnp.where(mass > 0, left / jnp.maximum(mass, _LEAST), target)
+
+
+def _without(draft: Float[Array, " V"], token: Int[Array, ""]) -> Float[Array, " V"]:
+    """Q without a token, renormalised; zeros where it was the last."""
+    rest = draft.at[token].set(0.0)
+    return rest / jnp.maximum(jnp.sum(rest), _LEAST)
+
+
+def _draw(law: Float[Array, " V"], key: Key[Array, ""]) -> Int[Array, ""]:
+    return jnp.argmax(jnp.log(law) + gumbel(key, jnp.arange(law.size))).astype(jnp.int32)

@@ -1,0 +1,318 @@
+"""The nouns of the library: trees, caches, results, and the two records of pure functions that plug into the engine.
+
+Dimension letters, used in every docstring:
+
+    B batch          N drafted nodes (a tree has N + 1 rows: the root is row 0)     D depth, drafted levels
+    K top_k          T new tokens of a forward pass       S cache slots             L layers
+    H hidden         F feature width (taps * H)           V vocabulary              Vd draft vocabulary
+    A heads          G key-value heads                    R = A / G                 E stop tokens per row
+
+Everything is a `NamedTuple` of arrays, hence a pytree; quantities that follow from others are properties or functions,
+so they cannot drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from eagle_jax.core.randomness import threefry_keys
+
+Params = Any
+"""A plain nested dict of arrays. The engine holds `{"target": ..., "drafter": ...}`."""
+
+ROOT = -1
+"""`DraftTree.parents` of the root."""
+PADDING = -2
+"""`DraftTree.parents` of a row that is no node: it has no token, nobody's descendant, and can never be accepted."""
+
+
+class DraftTree(NamedTuple):
+    """A draft tree; row 0 is the root (the last emitted token), parents precede children.
+
+    Attributes:
+      tokens: [B, N+1] int32, target token ids.
+      parents: [B, N+1] int32, row of the parent; `ROOT` in row 0, `PADDING` in rows that are no node.
+      scores: [B, N+1] float32, cumulative draft log-probability of the path to the node; 0 at the root.
+      draft_log_probs: [B, N+1, V] float32, only for sampled drafts: the law that the children of a row were drawn from.
+    """
+
+    tokens: Int[Array, "B N1"]
+    parents: Int[Array, "B N1"]
+    scores: Float[Array, "B N1"]
+    draft_log_probs: Float[Array, "B N1 V"] | None = None
+
+    @property
+    def valid(self) -> Bool[Array, "B N1"]:
+        """Rows that are nodes (the root included)."""
+        return self.parents != PADDING
+
+
+class Texts(NamedTuple):
+    """Packed documents.
+
+    Attributes:
+      tokens: [B, T] int32. supervised: [B, T], whether token t itself is one to learn.
+      segments: [B, T] int32, the document of a row that token t belongs to, from 1; 0 is padding.
+      positions: [B, T] int32, position within the document.
+    """
+
+    tokens: Int[Array, "B T"]
+    supervised: Bool[Array, "B T"]
+    segments: Int[Array, "B T"]
+    positions: Int[Array, "B T"]
+
+
+class KVCache(NamedTuple):
+    """Keys and values of the committed tokens, one array per layer.
+
+    Per-layer arrays, not one stacked array: a layer then reads its cache without a slice, which on CPU is a copy.
+
+    Attributes:
+      keys: L arrays [B, G, head_dim, S], transposed: the scores' matrix product then reads them as they lie. (On CPU
+        that product is up to ten times slower on [S, head_dim].)
+      values: L arrays [B, G, S, head_dim].
+      length: [B] int32, committed tokens of every row; slots at and beyond it hold garbage that nobody reads.
+    """
+
+    keys: tuple[Float[Array, "B G hd S"], ...]
+    values: tuple[Float[Array, "B G S hd"], ...]
+    length: Int[Array, " B"]
+
+    @property
+    def slots(self) -> int:
+        """S, the capacity in tokens."""
+        return self.values[0].shape[2]
+
+
+class NewKV(NamedTuple):
+    """Keys and values that a forward pass computed for its T new tokens: L arrays [B, G, T, head_dim] each."""
+
+    keys: tuple[Float[Array, "B G T hd"], ...]
+    values: tuple[Float[Array, "B G T hd"], ...]
+
+
+class TargetOutput(NamedTuple):
+    """What the target computed for T new tokens.
+
+    Attributes:
+      hidden: [B, T, H], after the final norm; `TargetFn.logits` reads it.
+      features: [B, T, F], the tapped hidden states side by side, in the order of `taps`.
+      new: keys and values of the T tokens, not yet committed.
+    """
+
+    hidden: Float[Array, "B T H"]
+    features: Float[Array, "B T F"]
+    new: NewKV
+
+
+class TargetFn(NamedTuple):
+    """A target language model as the engine sees it: four pure functions. Any JAX model can be wrapped into one.
+
+    Attributes:
+      forward: `(params, tokens [B,T], positions [B,T], mask [T,T] or [B,T,T] bool, cache, taps) -> TargetOutput`. Token
+        i sees every committed token and those new tokens j with mask[i, j]. The cache is read, never written. As a
+        draft model it takes one more, `earlier`: a `NewKV` of uncommitted tokens, whose columns come first in the mask.
+      logits: `(params, hidden [..., H]) -> [..., V] float32`.
+      embed: `(params, tokens [...]) -> [..., H]`.
+      init_cache: `(batch, slots) -> KVCache`, empty.
+    """
+
+    forward: Callable[..., TargetOutput]
+    logits: Callable[[Params, Array], Array]
+    embed: Callable[[Params, Array], Array]
+    init_cache: Callable[[int, int], KVCache]
+
+
+class Verified(NamedTuple):
+    """Tokens the target has just confirmed, a run of the text; prompt chunks and accepted paths look alike.
+
+    Row i pairs the target's feature at position p = start + i with the token that follows it.
+
+    Attributes:
+      tokens: [B, T] int32, token at position p.
+      next_tokens: [B, T] int32, token at position p + 1; the last valid one is the new root.
+      features: [B, T, F], the target's tapped states at position p.
+      start: [B] int32, position of row 0 = committed tokens before this run.
+      count: [B] int32, valid rows, 0 to T; rows beyond are padding.
+      choices: [B, N+1] int32, the target's likeliest token after every row of the tree that was verified; only for a
+        drafter with `reads_choices`, and None for a run of the prompt.
+    """
+
+    tokens: Int[Array, "B T"]
+    next_tokens: Int[Array, "B T"]
+    features: Float[Array, "B T F"]
+    start: Int[Array, " B"]
+    count: Int[Array, " B"]  # type: ignore[assignment]  # hides tuple.count, which nobody calls
+    choices: Int[Array, "B N1"] | None = None
+
+
+class Sampling(NamedTuple):
+    """How the target's logits become the law that is sampled. `None` switches a processor off (and out of the program).
+
+    Attributes:
+      temperature: scalar float32; None is greedy decoding (temperature 0).
+      top_k: scalar int32. top_p: scalar float32 in (0, 1]. min_p: scalar float32 in [0, 1].
+    """
+
+    temperature: Array | None = None
+    top_k: Array | None = None
+    top_p: Array | None = None
+    min_p: Array | None = None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the law is a point mass at the largest logit."""
+        return self.temperature is None
+
+
+class Chance(NamedTuple):
+    """The randomness of one cycle, as a drafter sees it.
+
+    The target draws the token of generated position i with `sampling.noise(keys, i)` (Gumbel noise, one number per
+    token) and with nothing else. A drafter may know that noise: the emitted text depends on it and on the target alone.
+
+    Attributes:
+      keys: [B] one PRNG key per row, the same in every cycle.
+      index: [B] int32, generated position of the next token; a node at depth d stands for position `index + d - 1`.
+    """
+
+    keys: Key[Array, " B"]
+    index: Int[Array, " B"]  # type: ignore[assignment]  # hides tuple.index, which nobody calls
+
+    def own_keys(self) -> Key[Array, " B"]:
+        """[B] keys that are new in every cycle and independent of the target's own draws, for sampled drafts."""
+        return jax.vmap(lambda key, index: _own_key(key, _DRAFT, index))(*self)
+
+
+_DRAFT, _VERIFY = 2**31 - 1, 2**31 - 2
+"""Positions that no generated token has: their folds are the roots of other chance than the target's own draws."""
+
+
+def verify_key(key: Key[Array, ""], index: Int[Array, ""]) -> Key[Array, ""]:
+    """A row's key for an acceptance rule with chance of its own, apart from the draws of drafter and target."""
+    return _own_key(key, _VERIFY, index)
+
+
+def _own_key(key: Key[Array, ""], purpose: int, index: Int[Array, ""]) -> Key[Array, ""]:
+    return jax.random.fold_in(jax.random.fold_in(threefry_keys(key), purpose), index)
+
+
+class Drafter(NamedTuple):
+    """A drafting method: three pure functions, as an optax optimizer is two.
+
+    `params` is always the engine's whole `{"target": ..., "drafter": ...}`, so that a head can share the target's
+    embedding without a second copy.
+
+    Attributes:
+      init: `(params, batch, slots) -> state`, before the prompt.
+      draft: `(params, state, root [B], chance, sampling) -> (DraftTree, state)`, shapes static whatever the context.
+      update: `(params, state, verified) -> state`, fed every run of confirmed tokens: prompt chunks, accepted paths.
+      taps: the target's hidden states that `update` wants as features, in `transformers` numbering.
+      depth: D, drafted levels. num_nodes: N, drafted nodes.
+      verify: the acceptance rule that its drafts want (`verify.VerifyFn`); None is `verify.deterministic`.
+      reads_choices: whether `update` is told the target's likeliest token after every row of the tree.
+      rewind: `(state, length [B]) -> state`, as it was when so many tokens of the same text were confirmed and the next
+        one was the root; what `update` replaces may be anything. None: a text that changes is read anew (`session`).
+    """
+
+    init: Callable[[Params, int, int], Any]
+    draft: Callable[[Params, Any, Array, Chance, Sampling], tuple[DraftTree, Any]]
+    update: Callable[[Params, Any, Verified], Any]
+    taps: tuple[int, ...]
+    depth: int
+    num_nodes: int
+    verify: Callable[..., Acceptance] | None = None
+    reads_choices: bool = False
+    rewind: Callable[[Any, Array], Any] | None = None
+
+
+class Acceptance(NamedTuple):
+    """Outcome of verifying one tree per row.
+
+    Attributes:
+      path: [B, D+1] int32, rows of the tree from the root along the accepted nodes; padded by repeating the last one.
+      count: [B] int32, accepted drafted nodes, 0 to D (the root not counted).
+      next_token: [B] int32, the target's own token after the last accepted node.
+    """
+
+    path: Int[Array, "B D1"]
+    count: Int[Array, " B"]  # type: ignore[assignment]  # hides tuple.count, which nobody calls
+    next_token: Int[Array, " B"]
+
+
+FINITE = -1
+"""`GenerateState.not_finite` and `bad_drafts` of a row without fault."""
+
+
+class GenerateState(NamedTuple):
+    """Everything the next cycle needs.
+
+    Attributes:
+      cache: the target's committed cache; the root is not in it yet.
+      drafter: state of the drafter.
+      root: [B] int32, the last emitted token.
+      tokens: [B, M] int32, emitted tokens; beyond `num_tokens` garbage.
+      num_tokens: [B] int32, tokens emitted so far, never above `budget`.
+      budget: [B] int32, most tokens the row may emit. eos_ids: [B, E] int32, stop tokens, padded with -1.
+      done: [B] bool. cycles: [B] int32, target passes after prefill while the row was running.
+      accepted: [B, D+1] int32, histogram of accepted drafted tokens per cycle.
+      keys: [B] one PRNG key per row. The draw at generated position i uses `fold_in(keys[row], i)`: text depends on
+        the key and the target only, not on the drafter, the tree, or the other rows.
+      not_finite: [B] int32, generated position for which the target had no finite logits (NaN, or none but infinite
+        ones): the row is done and that token is not emitted. `FINITE` (-1) where there is none.
+      bad_drafts: [B] int32, generated position of the first cycle whose drafts had NaN scores; `FINITE` where there is
+        none. The text is right all the same.
+      log_probs: [B, M] float32, of the emitted tokens, by the law that was asked for; None where none was.
+    """
+
+    cache: KVCache
+    drafter: Any
+    root: Int[Array, " B"]
+    tokens: Int[Array, "B M"]
+    num_tokens: Int[Array, " B"]
+    budget: Int[Array, " B"]
+    eos_ids: Int[Array, "B E"]
+    done: Bool[Array, " B"]
+    cycles: Int[Array, " B"]
+    accepted: Int[Array, "B D1"]
+    keys: Key[Array, " B"]
+    not_finite: Int[Array, " B"]
+    bad_drafts: Int[Array, " B"]
+    log_probs: Float[Array, "B M"] | None = None
+
+
+class StepInfo(NamedTuple):
+    """Diagnostics of one cycle.
+
+    Attributes:
+      tree: the tree that was verified. acceptance: the walk through it.
+      tokens: [B, D+1] int32, tokens of this cycle in order. emitted: [B] int32, how many of them count (0 for a
+        finished row; cut at the first stop token and at the budget).
+      log_probs: [B, D+1] float32, of those tokens; None where they were not asked for.
+    """
+
+    tree: DraftTree
+    acceptance: Acceptance
+    tokens: Int[Array, "B D1"]
+    emitted: Int[Array, " B"]
+    log_probs: Float[Array, "B D1"] | None = None
+
+
+def empty_tree(root: Int[Array, " B"]) -> DraftTree:
+    """The tree of plain decoding: a root and no drafted node."""
+    tokens = root[:, None]
+    return DraftTree(tokens, jnp.full_like(tokens, ROOT), jnp.zeros(tokens.shape, jnp.float32))
+
+
+def empty_cache(layers: int, batch: int, heads: int, slots: int, head_dim: int, dtype: str) -> KVCache:
+    """A cache of `slots` tokens per row with nothing committed."""
+    return KVCache(
+        keys=tuple(jnp.zeros((batch, heads, head_dim, slots), dtype) for _ in range(layers)),
+        values=tuple(jnp.zeros((batch, heads, slots, head_dim), dtype) for _ in range(layers)),
+        length=jnp.zeros((batch,), jnp.int32),
+    )

@@ -1,0 +1,81 @@
+"""Acceptance rules: from a tree and the target's logits to the accepted path.
+
+A rule is a function `(tree, logits, keys, index, sampling, depth) -> Acceptance` (`VerifyFn`). `deterministic` is
+exact for every tree: what it emits is a function of the target, the keys and the positions, and no tree can change it.
+Rules for drafts drawn with noise of their own read `tree.draft_log_probs` behind the same signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from eagle_jax.core.sampling import draw
+from eagle_jax.core.tree import children_with
+from eagle_jax.core.types import Acceptance, DraftTree, Sampling
+
+VerifyFn = Callable[..., Acceptance]
+"""`(tree, logits [B, N+1, V], keys [B], index [B], sampling, depth) -> Acceptance`.
+
+A drafter may read `sampling.noise`, by which `deterministic` decides. A rule with draws of its own must derive them
+from the keys in another way (`types.verify_key`): a rule that reused that noise would bias the result.
+"""
+
+
+def deterministic(
+    tree: DraftTree,
+    logits: Float[Array, "B N1 V"],
+    keys: Key[Array, " B"],
+    index: Int[Array, " B"],
+    sampling: Sampling,
+    depth: int,
+) -> Acceptance:
+    """Ancestral sampling through the tree: draw the target's own token at a node; descend while the draw is a child.
+
+    The tokens have exactly the target's processed law, since every one of them is a draw from it; the tree only
+    decides how many of them one pass can deliver. This is the law of the accept/reject loop of EAGLE-2's tree
+    (accept child x with p(x), else remove x and renormalise), and no lossless rule accepts more on a tree that was
+    drafted without chance. Since the noise of every draw is fixed by key and position, the tree may also be drafted
+    with that very noise in view (`TreeConfig.sampled_ranking`): more is accepted, and the tokens stay the same.
+
+    Args:
+      tree: siblings may carry equal tokens; the paths of all of them are walked.
+      logits: the target's, at every row of the tree.
+      keys: one per row of the batch. index: [B] tokens generated so far; the draw for token i uses `fold_in(key, i)`.
+      depth: D, longest path of the tree.
+    """
+
+    def row(tree: DraftTree, logits: Array, key: Key[Array, ""], index: Array) -> Acceptance:
+        if sampling.greedy:
+            choices = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+            return walk(tree, lambda node, step: choices[node], depth)
+        return walk(tree, lambda node, step: draw(logits[node], key, index + step, sampling), depth)
+
+    return jax.vmap(row)(tree, logits, keys, index)
+
+
+def walk(tree: DraftTree, choose: Callable[[Array, Array], Array], depth: int) -> Acceptance:
+    """Walks one row's tree from the root; `choose(node, step)` is the target's token after the node at depth `step`.
+
+    `choose` is called for visited nodes only, so that sampling costs as many draws as tokens are emitted, and not
+    N + 1. Rows that stand for the same text (lookahead's window and its n-grams may meet) are walked together: the
+    first of them is visited, and is on the path.
+    """
+    zero = jnp.int32(0)
+
+    def visit(carry: Any) -> Any:
+        step, nodes, path, _, _ = carry
+        node = jnp.argmax(nodes).astype(jnp.int32)
+        path = jnp.where(jnp.arange(depth + 1) >= step, node, path)
+        token = choose(node, step)
+        below = children_with(tree.tokens, tree.parents, nodes, token)
+        descends = jnp.any(below) & (step < depth)
+        return step + descends.astype(jnp.int32), below, path, token, descends
+
+    carry = (zero, jnp.arange(tree.tokens.shape[0]) == 0, jnp.zeros((depth + 1,), jnp.int32), zero, jnp.bool_(True))
+    count, _, path, token, _ = jax.lax.while_loop(lambda carry: carry[-1], visit, carry)
+    return Acceptance(path, count, token)

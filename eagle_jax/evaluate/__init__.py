@@ -1,0 +1,1 @@
+"""What a head is worth: tau, n-alpha, acceptance by position, calibration."""

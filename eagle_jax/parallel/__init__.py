@@ -1,0 +1,1 @@
+"""Models spread over a mesh, and several processes as one."""

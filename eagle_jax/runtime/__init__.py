@@ -1,0 +1,1 @@
+"""What a caller holds: targets, drafters, requests, generation, sessions, profiles."""

@@ -1,0 +1,302 @@
+"""Generates from lists of token ids: `generate` for a batch, `stream` for one prompt.
+
+Both validate their arguments before anything is compiled, pad them into buckets, run a jitted function of
+`eagle_jax.core`, and cut the result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eagle_jax.core.loop import extend as run_extend
+from eagle_jax.core.loop import generate as run_generate
+from eagle_jax.core.loop import prefill as run_prefill
+from eagle_jax.core.loop import step as run_step
+from eagle_jax.core.sampling import LogProbs, make_sampling
+from eagle_jax.core.types import Drafter, GenerateState, Sampling
+from eagle_jax.drafters.vanilla import vanilla
+from eagle_jax.parallel.processes import to_host
+from eagle_jax.runtime.drafters import BoundDrafter
+from eagle_jax.runtime.finite import check_finite
+from eagle_jax.runtime.memory import check_fits, explained
+from eagle_jax.runtime.profile import Profile, bound_profile
+from eagle_jax.runtime.request import Request, StopTokens, check_law, prepare
+from eagle_jax.runtime.target import Target, check_target
+
+SHAPES = ("slots", "max_tokens", "chunk")
+generate_program = jax.jit(run_generate, static_argnames=("target", "drafter", "verify", "log_probs", *SHAPES))
+prefill_program = jax.jit(run_prefill, static_argnames=("target", "drafter", "log_probs", *SHAPES))
+extend_program = jax.jit(
+    run_extend, static_argnames=("target", "drafter", "log_probs", "max_tokens", "chunk"), donate_argnums=(1, 2)
+)
+step_program = jax.jit(run_step, static_argnames=("target", "drafter", "verify", "log_probs"), donate_argnums=(1,))
+"""`generate`, `stream`, sessions and the measuring programs share these: one compilation per shape in a process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerateOutput:
+    """What `generate` returns.
+
+    Attributes:
+      tokens: per prompt exactly the new tokens, cut after the first stop token, never more than its budget.
+      cycles: [B] target passes after the prefill. The prefill itself yields the first token.
+      accepted: [B, depth+1] histogram: in how many cycles i drafted tokens were accepted by the target. A last
+        cycle that the budget or a stop token cut short is counted with what was accepted, not with what was
+        emitted.
+      log_probs: per prompt one number for each of its tokens, float32, natural logarithm; None where not asked for.
+    """
+
+    tokens: list[list[int]]
+    cycles: np.ndarray
+    accepted: np.ndarray
+    log_probs: list[np.ndarray] | None = None
+
+    @property
+    def tau(self) -> float:
+        """Tokens per target pass, pooled over all rows: (tokens after each row's first) / cycles."""
+        new = sum(max(len(row) - 1, 0) for row in self.tokens)
+        return new / max(int(self.cycles.sum()), 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamChunk:
+    """Tokens of one cycle of one prompt.
+
+    Attributes:
+      tokens: emitted now; the first chunk is the prefill's single token.
+      drafted: how many of them, from the front, were drafted and accepted; the rest is the target's own.
+      log_probs: one number for each token, natural logarithm, of the law that was asked for; None where none was.
+    """
+
+    tokens: list[int]
+    drafted: int
+    log_probs: list[float] | None = None
+
+
+def generate(
+    target: Target,
+    drafter: BoundDrafter | Literal["auto"] | None,
+    prompts: Sequence[Sequence[int]],
+    *,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    max_new_tokens: int | Sequence[int] = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    eos_ids: StopTokens = None,
+    key: jax.Array | int | None = None,
+    log_probs: LogProbs | None = None,
+) -> GenerateOutput:
+    """Generates from a batch of prompts, losslessly: the text is the target's own, whatever the drafter.
+
+    Args:
+      prompts: token ids per row; rows may differ in length.
+      drafter: None is plain decoding through the same program; "auto" takes what `profile` names for as many rows and
+        this temperature.
+      profile: for "auto", what `load_profile` returns or the path of the file, read again only when it changes.
+      max_new_tokens: budget, one number or one per row.
+      temperature, top_k, top_p, min_p: the sampled law; temperature 0 is greedy.
+      eos_ids: stop tokens, for all rows or one set per row; None takes the target's own, () never stops.
+      key: `jax.random.key(seed)` or a seed; needed when temperature > 0. For a given key the text is the same with
+        every drafter: row r draws its token i with `fold_in(fold_in(key, r), i)`. An array of keys is one per prompt:
+        row r draws with `fold_in(key[r], i)`, whatever else is in the batch.
+      log_probs: "target" returns the log-probability of every emitted token by the target as it is (temperature 1,
+        nothing cut off); "law" by the law that is sampled, with temperature, top-k, top-p and min-p.
+
+    Raises:
+      ValueError: before anything is compiled, naming the argument, its bound and the remedy.
+      NotFiniteError: logits that are NaN or infinite, naming rows and positions; it carries the output of all rows.
+      ConfigError: `profile` is none that can be read, or of another target. CheckpointError: weights that it names.
+      MemoryError: the device has too little memory, saying for what and what to lower.
+    """
+    sampling = _law(temperature, top_k, top_p, min_p)
+    drafter = _chosen(target, drafter, profile, prompts, temperature)
+    request = request_of(target, drafter, prompts, max_new_tokens, sampling, eos_ids, key)
+    return _run(telling(request, log_probs))
+
+
+def first_tokens(
+    target: Target,
+    drafter: BoundDrafter | None,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    key: jax.Array | int | None = None,
+) -> GenerateOutput:
+    """`generate` up to the end of the prefill, by the very program that the same arguments of `generate` compile.
+
+    Every row has a budget of one token, the prefill's own, so that the loop does not turn: for timing a prefill apart.
+
+    Raises:
+      ValueError: as `generate`.
+    """
+    request = request_of(target, drafter, prompts, max_new_tokens, _law(temperature, 0, 1.0, 0.0), None, key)
+    prompt_ids, lengths, budget, *rest = request.arrays
+    return _run(request._replace(arrays=(prompt_ids, lengths, jnp.ones_like(budget), *rest)))
+
+
+def stream(
+    target: Target,
+    drafter: BoundDrafter | Literal["auto"] | None,
+    prompt: Sequence[int],
+    *,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    eos_ids: int | Sequence[int] | None = None,
+    key: jax.Array | int | None = None,
+    log_probs: LogProbs | None = None,
+) -> Iterator[StreamChunk]:
+    """Yields one prompt's tokens as cycles finish, from the same `step` as `generate`. Arguments as there.
+
+    A chunk holds the tokens of one cycle; on a mesh, the "data" axis must have size 1, since there is one row.
+    Arguments are checked at the call, not at the first `next`.
+
+    Raises:
+      ValueError, ConfigError, CheckpointError, MemoryError: as `generate`.
+      NotFiniteError: while it is iterated, after the tokens before the fault.
+    """
+    sampling = _law(temperature, top_k, top_p, min_p)
+    drafter = _chosen(target, drafter, profile, [prompt], temperature)
+    request = request_of(target, drafter, [prompt], max_new_tokens, sampling, eos_ids, key, name="prompt")
+    return _stream(telling(request, log_probs))
+
+
+def _stream(request: Request) -> Iterator[StreamChunk]:
+    fns = {name: request.options[name] for name in ("target", "drafter", "log_probs") if name in request.options}
+    options = {"sampling": request.sampling, **request.options}
+    with explained(request):
+        state: GenerateState = prefill_program(request.params, *request.arrays, **options)
+        root = int(state.root[0])
+        check_finite(*to_host((state.not_finite, state.bad_drafts)))
+    first = None if state.log_probs is None else [float(state.log_probs[0, 0])]
+    yield StreamChunk([root], 0, first)
+    done = bool(state.done[0])
+    while not done:
+        with explained(request):
+            state, info = step_program(request.params, state, sampling=request.sampling, **fns)
+            told = None if info.log_probs is None else info.log_probs[0]
+            tokens, emitted, count, finished, told, *faults = jax.device_get(
+                (info.tokens[0], info.emitted[0], info.acceptance.count[0], state.done[0], told,
+                 state.not_finite, state.bad_drafts)
+            )  # fmt: skip
+        done = bool(finished)
+        own = None if told is None else [float(value) for value in told[:emitted]]
+        if emitted:
+            yield StreamChunk([int(t) for t in tokens[:emitted]], int(min(count, emitted)), own)
+        check_finite(*faults, ended=done)
+
+
+def telling(request: Request, log_probs: LogProbs | None) -> Request:
+    """The request with the log-probabilities that it shall return.
+
+    Raises:
+      ValueError: of no law that there is.
+    """
+    if log_probs is None:
+        return request
+    if log_probs not in get_args(LogProbs):
+        raise ValueError(
+            f"log_probs={log_probs!r} must be 'target' (the model as it is), 'law' (what is sampled) or None"
+        )
+    return request._replace(options={**request.options, "log_probs": log_probs})
+
+
+def _law(temperature: float, top_k: int, top_p: float, min_p: float) -> Sampling:
+    check_law(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    return make_sampling(temperature, top_k, top_p, min_p)
+
+
+def _chosen(
+    target: Target,
+    drafter: Any,
+    profile: Profile | str | os.PathLike[str] | None,
+    prompts: Sequence[Sequence[int]],
+    temperature: float,
+) -> BoundDrafter | None:
+    """What "auto" stands for; every other drafter as it is."""
+    if not (isinstance(drafter, str) and drafter == "auto"):
+        if profile is not None and not isinstance(drafter, str):  # of another name its own check tells
+            raise ValueError('profile= is what drafter="auto" follows: pass "auto", or leave profile out')
+        return drafter
+    check_target(target)
+    # What is no list of prompts is refused later.
+    rows = len(prompts) if hasattr(prompts, "__len__") else 1
+    longest = max((len(prompt) for prompt in prompts if hasattr(prompt, "__len__")), default=1) if rows else 1
+    return bound_profile(profile, target).choose(rows, float(temperature), longest)
+
+
+def _run(request: Request) -> GenerateOutput:
+    with explained(request):
+        state = generate_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
+        wanted = (state.tokens, state.num_tokens, state.cycles, state.accepted, state.log_probs)
+        tokens, counts, cycles, accepted, log_probs, *faults = to_host((*wanted, state.not_finite, state.bad_drafts))
+    texts = [row[:count].tolist() for row, count in zip(tokens, counts, strict=True)]
+    told = None if log_probs is None else [row[:count] for row, count in zip(log_probs, counts, strict=True)]
+    output = GenerateOutput(texts, cycles, accepted, told)
+    check_finite(*faults, output=output)
+    return output
+
+
+def request_of(
+    target: Target,
+    head: BoundDrafter | None,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int | Sequence[int],
+    sampling: Sampling,
+    eos_ids: StopTokens = None,
+    key: jax.Array | int | None = None,
+    **naming: str,
+) -> Request:
+    """The call of the engine that decodes these prompts; arguments as in `eagle_jax.generate`.
+
+    Args:
+      head: None is plain decoding.
+
+    Raises:
+      ValueError: before anything is compiled, naming the argument, its bound and the remedy.
+      MemoryError: no device could hold it.
+    """
+    check_target(target)
+    if head is not None and not isinstance(head, BoundDrafter):
+        if isinstance(head, Drafter):
+            raise ValueError("drafter is not bound to a target: pass eagle_jax.BoundDrafter.of(drafter, target)")
+        found = f"the string {head!r}" if isinstance(head, str) else f"a {type(head).__name__}"
+        raise ValueError(
+            f"drafter is {found}: pass what eagle_jax.load_drafter returns, None, or, to generate and stream, "
+            '"auto" with profile='
+        )
+    if head is not None and head.target_fn is not target.fn:
+        raise ValueError(
+            f"drafter {head.name!r} was loaded for another target than {target.name!r}; "
+            "load it again with load_drafter(path, target)"
+        )
+    layers = target.config.num_layers
+    if head is not None and (wrong := [tap for tap in head.drafter.taps if not 0 <= tap <= layers]):
+        raise ValueError(f"drafter {head.name!r} has taps {wrong}: this target has hidden states 0 to {layers}")
+    request = prepare(
+        {"target": target.params, "drafter": {} if head is None else head.params},
+        target.config,
+        target.fn,
+        vanilla() if head is None else head.drafter,
+        prompts,
+        max_new_tokens,
+        sampling,
+        eos_ids,
+        key,
+        **naming,
+    )
+    check_fits(request)
+    return request

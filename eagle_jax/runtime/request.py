@@ -1,0 +1,250 @@
+"""From what a user passes to what the program takes: checks, buckets, padding.
+
+Everything is refused here, by name and before anything is compiled, that the program could not refuse.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eagle_jax.config import DecoderConfig
+from eagle_jax.core.loop import required_slots
+from eagle_jax.core.randomness import row_keys, threefry_keys
+from eagle_jax.core.types import Drafter, Params, Sampling, TargetFn
+
+PREFILL_CHUNK = 256
+"""Most prompt tokens per prefill pass."""
+
+StopTokens = int | Sequence[int] | Sequence[Sequence[int]] | None
+"""One id, one set for all rows, one set per row, or None for the target's own."""
+
+
+class Request(NamedTuple):
+    """Checked and padded arguments of one run of `eagle_jax.core.loop.generate`.
+
+    Attributes:
+      params: `{"target": ..., "drafter": ...}`. arrays: prompts, lengths, budget, eos_ids, keys.
+      options: the static arguments. sampling: the sampled law.
+    """
+
+    params: Params
+    arrays: tuple[jax.Array, ...]
+    options: dict[str, Any]
+    sampling: Sampling
+
+
+def prepare(
+    params: Params,
+    config: DecoderConfig,
+    target: TargetFn,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int | Sequence[int],
+    sampling: Sampling,
+    eos_ids: StopTokens,
+    key: jax.Array | int | None,
+    name: str = "prompts[{}]",
+) -> Request:
+    """Checks the arguments of `eagle_jax.generate` and pads them into buckets.
+
+    Args:
+      name: what messages call the prompt with index {}.
+
+    Raises:
+      ValueError: naming the argument, its bound and the remedy.
+    """
+    _refuse_tracers(prompts=prompts, max_new_tokens=max_new_tokens, eos_ids=eos_ids, key=key)
+    if isinstance(jnp.zeros(()), jax.core.Tracer):
+        raise ValueError(f"this is called while JAX traces: {_PURE}")
+    rows = _check_prompts(prompts, name, config)
+    budgets = _check_budgets(max_new_tokens, rows, config)
+    stops = _stop_table(eos_ids, len(rows), config)
+    if not sampling.greedy and key is None:
+        raise ValueError("temperature > 0 draws at random: pass key=jax.random.key(seed) or key=seed")
+
+    lengths = np.array([len(row) for row in rows], np.int32)
+    width = bucket(int(lengths.max()))
+    chunk = width if width <= PREFILL_CHUNK else math.gcd(width, PREFILL_CHUNK)
+    max_tokens = bucket(max(budgets))
+    slots = round_up(required_slots(width, max_tokens, drafter.depth, chunk), 32 if width < 1024 else 128)
+    padded = np.zeros((len(rows), width), np.int32)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+    keys = _keys(key, len(rows))
+    arrays = (jnp.asarray(padded), jnp.asarray(lengths), jnp.asarray(budgets, jnp.int32), jnp.asarray(stops), keys)
+    options = {"target": target, "drafter": drafter, "slots": slots, "max_tokens": max_tokens, "chunk": chunk}
+    return Request(params, arrays, options, sampling)
+
+
+_row_keys = jax.jit(lambda key, batch: row_keys(key, jnp.arange(batch)), static_argnames="batch")
+"""One key per row; compiled, because a `vmap` that is not costs milliseconds of host time per call."""
+_threefry_keys = jax.jit(threefry_keys)
+
+
+def _keys(key: jax.Array | int | None, batch: int) -> jax.Array:
+    """A Threefry key per row: from keys of any generator, one or one per row, a seed, or the words of a raw key."""
+    if key is None:
+        key = 0
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        if not 0 <= key < 2**32:
+            raise ValueError(f"key={key} must lie in 0 to 2**32 - 1: JAX keeps 32 bits of a seed")
+        return _row_keys(jax.random.key(key, impl="threefry2x32"), batch)  # whatever generator is JAX's default
+    if isinstance(key, jax.Array | np.ndarray):
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape in ((), (batch,)):
+            return _threefry_keys(key) if key.shape else _row_keys(key, batch)
+        if key.dtype == jnp.uint32 and key.shape in ((2,), (4,)):
+            return _row_keys(_threefry_keys(key), batch)
+        raise ValueError(
+            f"key is an array of {key.dtype}{list(key.shape)}: pass one key (jax.random.key(0), from which every row "
+            f"derives its own), or an array of {batch}, one for each prompt, or a Python int as seed"
+        )
+    raise ValueError(f"key={key!r} must be jax.random.key(seed) or an integer seed")
+
+
+_PURE = (
+    "eagle_jax.generate and stream take and give Python lists; inside jit, vmap or shard_map call the pure function: "
+    "from eagle_jax.generate import generate (README, Inside your own program)"
+)
+
+
+def _refuse_tracers(**arguments: Any) -> None:
+    """Refuses arguments that `jit` or `vmap` put in: lists of any length go in and out.
+
+    Raises:
+      ValueError: naming the argument, and what can be traced.
+    """
+    for name, value in arguments.items():
+        rows = value if isinstance(value, list | tuple) else (value,)
+        if any(isinstance(row, jax.core.Tracer) for row in rows):
+            raise ValueError(f"{name} is traced: {_PURE}")
+
+
+def check_law(**settings: Any) -> None:
+    """Refuses sampling settings that are no numbers, before arithmetic fails on them.
+
+    Raises:
+      ValueError: naming the argument.
+    """
+    _refuse_tracers(**settings)
+    for name, value in settings.items():
+        number = isinstance(value, numbers.Real) or (isinstance(value, jax.Array | np.ndarray) and value.ndim == 0)
+        if isinstance(value, bool) or not number:
+            raise ValueError(f"{name}={value!r} must be a number")
+
+
+def bucket(size: int, smallest: int = 32) -> int:
+    """The next of 32, 48, 64, 96, 128, 192, ...: a bucket shares one compilation, and at most a third is padding."""
+    power = smallest
+    while power < size:
+        if size <= power + power // 2:
+            return power + power // 2
+        power *= 2
+    return power
+
+
+def round_up(size: int, multiple: int) -> int:
+    """The next multiple."""
+    return -(-size // multiple) * multiple
+
+
+def _check_prompts(prompts: Any, name: str, config: DecoderConfig) -> list[np.ndarray]:
+    _refuse_untokenised(prompts, "prompts")
+    if not isinstance(prompts, Sequence | np.ndarray | jax.Array) or isinstance(prompts, bytes) or len(prompts) == 0:
+        raise ValueError("prompts must be a non-empty list of lists of token ids")
+    return [_check_prompt(prompt, name.format(index), config) for index, prompt in enumerate(prompts)]
+
+
+def _check_prompt(prompt: Any, name: str, config: DecoderConfig) -> np.ndarray:
+    _refuse_untokenised(prompt, name)
+    if isinstance(prompt, numbers.Integral):
+        raise ValueError(
+            f"{name} is a single token id, expected a list of them; one prompt goes into generate as [prompt]"
+        )
+    row = _integers(prompt)
+    if row is not None and row.ndim == 1 and row.size == 0:
+        raise ValueError(f"{name} is empty: a prompt needs at least one token, such as the bos token")
+    if row is None or row.ndim != 1:
+        nested = "; stream takes one prompt, such as prompts[0]" if name == "prompt" else ""
+        raise ValueError(f"{name} must be a flat list of integer token ids{nested}")
+    bad = np.flatnonzero((row < 0) | (row >= config.vocab_size))
+    if bad.size:
+        raise ValueError(
+            f"{name}[{bad[0]}]={row[bad[0]]} lies outside the vocabulary of {config.vocab_size} tokens; "
+            "was it made by another tokenizer?"
+        )
+    return row.astype(np.int32)
+
+
+def _refuse_untokenised(value: Any, name: str) -> None:
+    if isinstance(value, Mapping):  # BatchEncoding is one
+        keys = ", ".join(map(str, value))
+        raise ValueError(f"{name} is a {type(value).__name__} of {keys}: pass the token ids, its ['input_ids']")
+    if isinstance(value, str):
+        raise ValueError(f"{name} is a str: tokenize text first, as tokenizer.encode(text) does")
+
+
+def _check_budgets(max_new_tokens: int | Sequence[int], rows: list[np.ndarray], config: DecoderConfig) -> list[int]:
+    given: Any = max_new_tokens.tolist() if isinstance(max_new_tokens, np.ndarray | jax.Array) else max_new_tokens
+    several = isinstance(given, Sequence) and not isinstance(given, str)
+    budgets: list[Any] = list(given) if several else [given] * len(rows)
+    if len(budgets) != len(rows):
+        raise ValueError(f"max_new_tokens has {len(budgets)} entries for {len(rows)} prompts")
+    for index, (budget, row) in enumerate(zip(budgets, rows, strict=True)):
+        if isinstance(budget, bool) or not isinstance(budget, int | np.integer) or budget < 1:
+            where = f" (row {index})" if several else ""
+            raise ValueError(f"max_new_tokens={budget!r}{where} must be an integer of at least 1")
+        room = config.max_position - len(row)
+        if budget > room:
+            lower = f" or lower max_new_tokens to at most {room}" if room > 0 else ": it leaves no room for an answer"
+            raise ValueError(
+                f"row {index}: a prompt of {len(row)} tokens plus max_new_tokens={budget} exceeds the model's length "
+                f"of {config.max_position}; shorten the prompt{lower}"
+            )
+    return [int(budget) for budget in budgets]
+
+
+def _integers(values: Any) -> np.ndarray | None:
+    """`values` as an array of integers (an empty one has none that are not); None if they are anything else."""
+    if isinstance(values, bool | str | bytes | set | dict):
+        return None
+    if isinstance(values, Sequence) and any(isinstance(value, bool) for value in values):
+        return None  # NumPy would make ones of them
+    try:
+        array = np.asarray(values)
+    except ValueError:  # rows of different lengths
+        return None
+    return array if array.size == 0 or np.issubdtype(array.dtype, np.integer) else None
+
+
+def _stop_table(eos_ids: StopTokens, batch: int, config: DecoderConfig) -> np.ndarray:
+    """[B, E] int32, padded with -1; E is a multiple of 4 so that a few stop tokens more do not recompile."""
+    if eos_ids is None:
+        eos_ids = config.eos_ids
+    flat = _integers(eos_ids)
+    if flat is not None and flat.ndim <= 1:
+        sets = [flat.reshape(-1).tolist()] * batch
+    else:
+        several = isinstance(eos_ids, Sequence | np.ndarray | jax.Array) and not isinstance(eos_ids, str)
+        rows = [_integers(item) for item in eos_ids] if several else [None]  # type: ignore[union-attr]
+        if any(row is None or row.ndim != 1 for row in rows):
+            raise ValueError(f"eos_ids={eos_ids!r} must be a token id, a list of token ids, or one list per prompt")
+        if len(rows) != batch:
+            raise ValueError(
+                f"eos_ids has {len(rows)} sets for {batch} prompts; give one flat list or one set per prompt"
+            )
+        sets = [row.tolist() for row in rows if row is not None]
+    for row in sets:
+        for token in row:
+            if not 0 <= token < config.vocab_size:
+                raise ValueError(f"eos_ids: {token} lies outside the vocabulary of {config.vocab_size} tokens")
+    table = np.full((batch, round_up(max(1, *map(len, sets)), 4) if sets else 4), -1, np.int32)
+    for index, row in enumerate(sets):
+        table[index, : len(row)] = row
+    return table

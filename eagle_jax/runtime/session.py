@@ -1,0 +1,196 @@
+"""A text that goes on turn by turn, with the caches of target and drafter kept in between."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eagle_jax.core.loop import required_slots
+from eagle_jax.core.sampling import LogProbs, make_sampling
+from eagle_jax.core.types import Drafter, GenerateState, KVCache, Params, TargetFn
+from eagle_jax.runtime.drafters import BoundDrafter
+from eagle_jax.runtime.finite import NotFiniteError, check_finite
+from eagle_jax.runtime.generation import StreamChunk, extend_program, request_of, step_program, telling
+from eagle_jax.runtime.memory import check_fits, explained
+from eagle_jax.runtime.request import PREFILL_CHUNK, Request, bucket, check_law, round_up
+from eagle_jax.runtime.target import Target
+
+
+class Session:
+    """One conversation: every prompt is the whole text so far, and only what is new of it is read.
+
+    What `stream` yields is what `eagle_jax.stream` yields of the same prompt, key and settings. Of what was read the
+    part is kept that a prompt begins with; from where it differs (an edited turn, a template that drops thoughts) it is
+    read anew, by the same programs: caches are written behind their end alone, so that to go back is to set a length.
+    A drafter of your own needs a `rewind` for that; without one a prompt that differs is read from its beginning.
+    Replies may be decoded plainly in between: the target's cache goes on, the drafter's waits where it is, and what it
+    has missed is read when it is wanted again.
+
+    Args:
+      drafter: None is plain decoding.
+      context: most tokens of prompt and reply together; the caches are as large from the beginning. None is the
+        target's positions, at most 4096.
+
+    Attributes:
+      context: as given. text: tokens that are known, those of the last reply among them.
+      read: how many tokens of the last prompt were read, and not taken from the caches.
+
+    Raises:
+      ValueError: `target` or `drafter` is none, or a context that the target does not have.
+    """
+
+    def __init__(self, target: Target, drafter: BoundDrafter | None = None, *, context: int | None = None) -> None:
+        request_of(target, drafter, [[0]], 1, make_sampling())  # refuses what is no pair
+        most = target.config.max_position
+        self.context = min(most, 4096) if context is None else context
+        if isinstance(self.context, bool) or not isinstance(self.context, int) or not 2 <= self.context <= most:
+            raise ValueError(f"context={context!r} must be an integer from 2 to the target's {most} positions")
+        self.target, self.drafter = target, drafter
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the text and the caches."""
+        self.read = 0
+        self.text: list[int] = []
+        self._state: GenerateState | None = None
+        self._waiting: _Drafted | None = None  # while replies are decoded plainly
+
+    def stream(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        eos_ids: int | Sequence[int] | None = None,
+        key: jax.Array | int | None = None,
+        log_probs: LogProbs | None = None,
+        plain: bool = False,
+    ) -> Iterator[StreamChunk]:
+        """Yields the reply to the whole text so far; arguments as in `eagle_jax.stream`, whose `profile` there is not.
+
+        The reply may be left at any chunk: what was yielded is known then, and the next prompt goes on from it.
+
+        Args:
+          plain: decode this reply without the drafter.
+
+        Raises:
+          ValueError: at the call, as `eagle_jax.stream`; also a prompt that leaves no room for the reply, and a `plain`
+            that is no bool.
+          MemoryError: the device is too small, with what was needed.
+          NotFiniteError: as `eagle_jax.stream`; the caches are emptied.
+        """
+        check_law(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        sampling = make_sampling(temperature, top_k, top_p, min_p)
+        if not isinstance(plain, bool):
+            raise ValueError(f"plain={plain!r} must be True or False")
+        drafter = None if plain else self.drafter
+        request = request_of(self.target, drafter, [prompt], max_new_tokens, sampling, eos_ids, key, name="prompt")
+        if len(prompt) + max_new_tokens > self.context:
+            raise ValueError(
+                f"a prompt of {len(prompt)} tokens plus max_new_tokens={max_new_tokens} exceeds the session's context "
+                f"of {self.context}: shorten the conversation, lower max_new_tokens, or give Session a larger context="
+            )
+        return self._stream(list(map(int, prompt)), telling(request, log_probs), plain and self.drafter is not None)
+
+    def _stream(self, prompt: list[int], request: Request, plain: bool) -> Iterator[StreamChunk]:
+        fns = {name: request.options[name] for name in ("target", "drafter")}
+        law = {name: request.options[name] for name in ("log_probs",) if name in request.options}
+        _, _, budget, eos_ids, keys = request.arrays
+        # Behind the context a last chunk, or the path of a tree, must have room.
+        usual = fns["drafter"] if self.drafter is None else self.drafter.drafter
+        slots = round_up(required_slots(self.context, 1, usual.depth, PREFILL_CHUNK), 128)
+        request = request._replace(options={**request.options, "slots": slots})
+        # Interrupted in a program, the donated caches would be gone.
+        before, waiting, self._state, self._waiting = self._state, self._waiting, None, None
+        there = 0 if before is None else int(before.cache.length[0])
+        drafted = waiting or (_NOTHING if before is None else _Drafted(before.drafter, there))
+        # A drafter knows the token behind the last one in the target's cache, which therefore has to be the prompt's.
+        # One token at least is read, for what comes behind it.
+        known = min(there, _common(prompt, self.text) - 1, len(prompt) - 1)
+        drafted = drafted.back_to(known, usual.rewind)
+        if not plain:
+            known = min(known, drafted.length)
+        if before is None or known < 1:
+            check_fits(request)  # with the slots of the whole context
+            with explained(request):
+                cache, memory = _empty(request.params, slots, **fns)
+            known, drafted = 0, _NOTHING
+        else:
+            cache, memory = before.cache, () if plain else drafted.state
+            if known < there:
+                cache = cache._replace(length=jnp.array([known], jnp.int32))
+        new = prompt[known:]
+        chunk = min(bucket(len(new)), PREFILL_CHUNK)
+        padded = np.zeros((1, round_up(bucket(len(new)), chunk)), np.int32)
+        padded[0, : len(new)] = new
+        with explained(request):
+            state = extend_program(
+                request.params, cache, memory, jnp.asarray(padded), jnp.asarray([len(new)], jnp.int32), budget,
+                eos_ids, keys, sampling=request.sampling, max_tokens=request.options["max_tokens"], chunk=chunk,
+                **fns, **law,
+            )  # fmt: skip
+            root = int(state.root[0])
+            check_finite(*jax.device_get((state.not_finite, state.bad_drafts)))
+        self.read, self.text, self._state = len(new), [*prompt, root], state
+        self._waiting = drafted if plain else None
+        done = bool(state.done[0])
+        yield StreamChunk([root], 0, None if state.log_probs is None else [float(state.log_probs[0, 0])])
+        while not done:
+            if self._state is not state:
+                raise ValueError("the session went on with another prompt: this reply is over")
+            self._state = None
+            with explained(request):
+                state, info = step_program(request.params, state, sampling=request.sampling, **fns, **law)
+                told = None if info.log_probs is None else info.log_probs[0]
+                tokens, emitted, count, finished, told, *faults = jax.device_get(
+                    (info.tokens[0], info.emitted[0], info.acceptance.count[0], state.done[0], told,
+                     state.not_finite, state.bad_drafts)
+                )  # fmt: skip
+            found = [int(token) for token in tokens[:emitted]]
+            self.text += found
+            self._state, done = state, bool(finished)
+            own = None if told is None else [float(value) for value in told[:emitted]]
+            if found:
+                yield StreamChunk(found, int(min(count, emitted)), own)
+            try:
+                check_finite(*faults, ended=done)
+            except NotFiniteError:
+                self.reset()  # the next prompt is read anew, into clean caches
+                raise
+
+
+class _Drafted(NamedTuple):
+    """What a drafter knows of the text: its state when `length` tokens of it were confirmed."""
+
+    state: Any
+    length: int
+
+    def back_to(self, length: int, rewind: Callable[[Any, jax.Array], Any] | None) -> _Drafted:
+        """As it was when so many were; nothing, where it cannot go back or there is nothing to go back to."""
+        if self.length <= length:
+            return self
+        if rewind is None or length < 1:
+            return _NOTHING
+        return _Drafted(rewind(self.state, jnp.array([length], jnp.int32)), length)
+
+
+_NOTHING = _Drafted(None, 0)
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+@functools.partial(jax.jit, static_argnames=("slots", "target", "drafter"))
+def _empty(params: Params, slots: int, *, target: TargetFn, drafter: Drafter) -> tuple[KVCache, Any]:
+    return target.init_cache(1, slots), drafter.init(params, 1, slots)

@@ -1,0 +1,1 @@
+"""What several programs share: arguments, tasks, methods by name, timing, result files."""

@@ -1,0 +1,108 @@
+"""Methods as calls that can be timed: the whole answer, and the prefill alone."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import eagle_jax
+from eagle_jax.core.randomness import row_keys
+from eagle_jax.runtime.generation import first_tokens
+
+DRAWS = "a key per question and turn"
+"""What results say of their keys; without it rows of the same number had the same noise, whatever the question."""
+
+
+def keys_of(seed: int, names: Sequence[str], turn: int) -> jax.Array:
+    """[rows] a key per question: of `seed`, its name (`names_of`) and the turn alone, whatever else is in the batch.
+
+    Questions that shared their noise would not be independent, and intervals over them would say too much.
+    """
+    numbers = [zlib.crc32(f"{name}, turn {turn}".encode()) for name in names]
+    return _row_keys(jax.random.key(seed, impl="threefry2x32"), jnp.asarray(np.array(numbers, np.uint32)))
+
+
+_row_keys = jax.jit(row_keys)
+
+
+class Answer(NamedTuple):
+    """New tokens per row, and, of a method that counts its passes, what it says of every row.
+
+    Attributes:
+      tokens: [rows] new tokens. cycles: [rows] target passes after the prefill. accepted: [rows][D+1] histograms.
+    """
+
+    tokens: list[list[int]]
+    cycles: list[int] | None = None
+    accepted: list[list[int]] | None = None
+
+
+class Method(NamedTuple):
+    """Two functions `(prompts, keys) -> Answer` that return when their work is done; `keys` is one per prompt.
+
+    Attributes:
+      answer: whole replies. prefill: only the first token of every reply, by the same program where there is one.
+    """
+
+    answer: Callable[[list[list[int]], jax.Array], Answer]
+    prefill: Callable[[list[list[int]], jax.Array], Answer]
+
+
+def engine(
+    target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter | None, max_new_tokens: int, temperature: float
+) -> Method:
+    """This library's `generate`."""
+
+    def answer(prompts: list[list[int]], keys: jax.Array) -> Answer:
+        out = eagle_jax.generate(
+            target, drafter, prompts, max_new_tokens=max_new_tokens, temperature=temperature, key=keys
+        )
+        return Answer(out.tokens, out.cycles.tolist(), out.accepted.tolist())
+
+    def prefill(prompts: list[list[int]], keys: jax.Array) -> Answer:
+        out = first_tokens(target, drafter, prompts, max_new_tokens=max_new_tokens, temperature=temperature, key=keys)
+        return Answer(out.tokens)
+
+    return Method(answer, prefill)
+
+
+def hugging_face(target: eagle_jax.Target) -> Callable[[int, float], Method]:
+    """`generate` of `transformers` on the same weights in PyTorch: `(max_new_tokens, temperature) -> Method`."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # of weights that are there within a second
+    model = AutoModelForCausalLM.from_pretrained(target.name, dtype=getattr(torch, target.dtype)).eval()
+    stops = set(target.config.eos_ids)
+
+    @torch.no_grad()
+    def run(prompts: list[list[int]], keys: jax.Array, max_new_tokens: int, temperature: float) -> Answer:
+        torch.manual_seed(int(jax.random.key_data(keys)[0, -1]))  # one for all rows: it knows no other
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        law = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+        options = {
+            "max_new_tokens": max_new_tokens,
+            "pad_token_id": 0,
+            "eos_token_id": sorted(stops) or None,
+            "repetition_penalty": 1.0,
+        }  # whatever else generation_config.json asks for is no law of the target
+        full = model.generate(ids, attention_mask=mask, **({"do_sample": False} | law), **options)
+        rows = full[:, width:].tolist()
+        ends = [next((i + 1 for i, token in enumerate(row) if token in stops), len(row)) for row in rows]
+        return Answer([row[:end] for row, end in zip(rows, ends, strict=True)])
+
+    def method(max_new_tokens: int, temperature: float) -> Method:
+        return Method(
+            lambda prompts, keys: run(prompts, keys, max_new_tokens, temperature),
+            lambda prompts, keys: run(prompts, keys, 1, temperature),
+        )
+
+    return method

@@ -1,0 +1,273 @@
+"""What every program of `infer/` and `train/` begins and ends with: its arguments, one line instead of a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TextIO, TypeVar
+
+import tyro
+
+from eagle_jax.config import ConfigError, TreeConfig
+from eagle_jax.data.tokenizers import set_chat_template, set_template_args
+from eagle_jax.devices import DeviceError, exhausted, more_of, out_of_reach
+from eagle_jax.settings import load_yaml
+from infer.common.interrupts import interruptible
+
+T = TypeVar("T")
+PYTHON = {"True": "true", "False": "false", "None": "null"}
+"""Python's words as JSON has them: as strings all of them would be true."""
+
+
+def arguments(cls: type[T], description: str | None, argv: Sequence[str] | None = None) -> T:
+    """The command line as a `cls`; `--config FILE.yaml` gives defaults, which options on the command line override.
+
+    Args:
+      cls: a dataclass. description: the program's docstring. argv: words after the program; None takes `sys.argv`.
+
+    Raises:
+      ConfigError: the file is missing, or has a key that `cls` has not.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    prog = None if spec is None else f"python -m {spec.name}"
+    help_text = f"{(description or '').rstrip()}\n\n--config FILE.yaml gives defaults of the options below."
+    for at, word in enumerate(words):
+        if word == "--config" and at + 1 == len(words):
+            raise ConfigError("--config needs the path of a YAML file")
+        if word == "--config" or word.startswith("--config="):
+            path, rest = (word[9:], words[at + 1 :]) if "=" in word else (words[at + 1], words[at + 2 :])
+            with naming("--config", path):
+                default = load_yaml(cls, path)
+            return tyro.cli(cls, prog=prog, args=words[:at] + rest, default=default, description=help_text)
+    return tyro.cli(cls, prog=prog, args=words, description=help_text)
+
+
+def run(
+    main: Callable[[T], Any], cls: type[T], description: str | None, log: Literal["plain", "timed"] | None = None
+) -> NoReturn:
+    """Runs a program and exits: 0 or what `main` returns as an int, 1 after an error a user can mend, 130 after Ctrl-C.
+
+    A `ValueError` or `OSError` is printed as one sentence; any other exception is a fault of ours and keeps its
+    traceback. A warning is one line, too. With `log`, what the program logs goes to stderr, each line with the time if
+    "timed".
+    """
+    if log is not None:
+        stamp = "%(asctime)s " if log == "timed" else ""
+        # Orbax brings absl, which puts a handler of its own on the root logger: without force ours would not be set.
+        logging.basicConfig(level=logging.INFO, format=stamp + "%(message)s", force=True)
+    # Which backends were not found is no news to a user, nor which requests were made.
+    for chatty in ("jax", "datasets", "httpx"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    # It tells of every try; what comes of them is said. (`import datasets` sets the level of the package itself.)
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
+    warnings.showwarning = _show_warning
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # a log that is watched shows every line when it is printed
+    try:
+        with interruptible():
+            status = main(arguments(cls, description))
+        sys.exit(status if isinstance(status, int) else 0)
+    except OSError as error:
+        sys.exit(f"error: {_sentence(error)}")
+    except (ValueError, MemoryError) as error:
+        sys.exit(f"error: {error}")
+    except (RuntimeError, AssertionError) as error:
+        if (told := of_runtime(error)) is None:
+            raise
+        sys.exit(f"error: {told}")
+    except KeyboardInterrupt:
+        print("\nInterrupted.", flush=True)  # noqa: T201
+        os._exit(130)  # at once, whatever other threads are compiling
+
+
+def of_runtime(error: Exception) -> str | None:
+    """A sentence for what JAX's runtime could not do on this machine; None for any other error."""
+    if exhausted(error):
+        return (
+            f"the device's memory is used up{more_of(str(error))}: lower the batch (--batch, --rows, --batches), "
+            "lengths (--max-new-tokens, --length, --context) or the tree, take --dtype bfloat16, or spread the model "
+            "over a mesh"
+        )
+    return str(error) if isinstance(error, DeviceError) else out_of_reach(error)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """The text alone: where in the code it was said is no news to a user."""
+    print(f"warning: {message}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _sentence(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+@contextlib.contextmanager
+def naming(option: str, value: object) -> Iterator[None]:
+    """Puts the option in front of what is wrong with the file, checkpoint or number that it gives.
+
+    Raises:
+      ValueError: of the kind that was raised inside; an `OSError` becomes one.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{option} {value}: {_sentence(error).removeprefix(f'{value}: ')}") from error
+    except ValueError as error:
+        if str(error).startswith((f"{value} ", f"{value}: ")):
+            error.args = (f"{option} {error}",)
+        elif not str(error).startswith(f"{option} "):  # else who is called inside has named it
+            error.args = (f"{option} {value}: {error}",)
+        raise
+
+
+def at_least_one(args: object, *names: str) -> None:
+    """Refuses counts below 1; None passes.
+
+    Raises:
+      ValueError: naming the option.
+    """
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
+
+
+def not_negative(args: object, *names: str) -> None:
+    """Refuses numbers below 0; None passes.
+
+    Raises:
+      ValueError: naming the option.
+    """
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and (min(value, default=0) if isinstance(value, tuple) else value) < 0:
+            raise ValueError(f"--{name.replace('_', '-')} {value} must not be negative")
+
+
+def check_seed(args: object) -> None:
+    """Refuses a seed of which JAX would drop bits: 2**40 would be 0.
+
+    Raises:
+      ValueError: naming it.
+    """
+    if not 0 <= (seed := args.seed) < 2**32:  # type: ignore[attr-defined]
+        raise ValueError(f"--seed {seed} must lie in 0 to 2**32 - 1: JAX keeps 32 bits of a seed")
+
+
+def can_write(path: Path, *, folder: bool = True, option: str = "--out") -> None:
+    """Refuses, before the work whose result it would lose, a place where nothing can be written; leaves nothing there.
+
+    Args:
+      folder: whether it will be a directory, which is made then; otherwise a file, which is replaced.
+
+    Raises:
+      ValueError: naming the option and what stands in the way.
+    """
+    if path.exists() and path.is_dir() != folder:
+        raise ValueError(f"{option} {path} is a {'file: give a directory' if folder else 'directory: give a file'}")
+    above = path.absolute()
+    while not above.exists() or (above == path.absolute() and not folder):
+        above = above.parent
+    if not above.is_dir():
+        raise ValueError(f"{option} {path}: {above} is a file and holds nothing: give another place")
+    try:
+        with tempfile.TemporaryFile(dir=above):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{option} {path}: nothing can be written in {above} ({error.strerror}): give another place"
+        ) from error
+
+
+def listed(args: object, name: str, kind: Callable[[str], Any] = str, least: int | None = None) -> list[Any]:
+    """An option with commas as a list, each value once: `"0,1"` -> `[0, 1]`.
+
+    Args:
+      least: smallest number that is allowed; infinities never are.
+
+    Raises:
+      ValueError: it is empty, or an entry does not read so; naming the option.
+    """
+    option, text = f"--{name.replace('_', '-')}", getattr(args, name)
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise ValueError(f"{option} is empty: give at least one value")
+    try:
+        values = list(dict.fromkeys(map(kind, words)))
+    except ValueError:
+        values = []
+    bounded = least is None or all(least <= value < float("inf") for value in values)
+    if not values or not bounded:
+        what = "whole numbers" if kind is int else "numbers"
+        bound = "" if least is None else f" of at least {least}"
+        raise ValueError(f"{option} {text!r} must be {what}{bound}, separated by commas")
+    return values
+
+
+def parse_tree(text: str, option: str = "--tree") -> TreeConfig:
+    """`"depth,top_k,num_nodes"` -> the tree; `option` is named in the error.
+
+    Raises:
+      ValueError: it does not read so. ConfigError: there is no such tree.
+    """
+    try:
+        depth, top_k, num_nodes = map(int, text.split(","))
+    except ValueError:
+        raise ValueError(f"{option} {text!r} must be depth,top_k,num_nodes, such as 6,10,59") from None
+    try:
+        return TreeConfig(depth, top_k, num_nodes)
+    except ConfigError as error:
+        raise ConfigError(f"{option} {text}: {error}") from error
+
+
+def use_template(tokenizer: Any, args: Any) -> None:
+    """Gives a tokenizer the template and the arguments that a program's options name.
+
+    Args:
+      args: a program's, with `chat_template` and `template_args`.
+
+    Raises:
+      CheckpointError: no such template. ValueError: an argument that it does not read, or one that is not NAME=VALUE.
+    """
+    template_args = parse_template_args(args.template_args)
+    if args.chat_template is not None:
+        with naming("--chat-template", args.chat_template):
+            set_chat_template(tokenizer, args.chat_template)
+    if template_args:
+        with naming("--template-args", " ".join(args.template_args)):
+            set_template_args(tokenizer, template_args)
+
+
+def parse_template_args(texts: Sequence[str], option: str = "--template-args") -> dict[str, Any]:
+    """`["KEY=VALUE"]` -> the arguments of a chat template; a value is JSON where it reads as such, else a string.
+
+    Raises:
+      ValueError: naming the option and the text that has no name, or a name given twice.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (equals and name.isidentifier()):
+            raise ValueError(f"{option} must be NAME=VALUE, got {text!r}. Write it such as enable_thinking=false")
+        if name in found:
+            raise ValueError(f"{option} must name an argument once, got {name} twice. Leave one of them out")
+        try:
+            found[name] = json.loads(PYTHON.get(value, value))
+        except ValueError:
+            found[name] = value
+    return found

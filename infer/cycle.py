@@ -1,0 +1,234 @@
+"""Says where the time of one cycle goes on this machine.
+
+    python -m infer.cycle
+    python -m infer.cycle --target PATH --head PATH --tree 6,10,59
+    python -m infer.cycle --temperature 1
+
+Every part runs alone, many times inside one compiled loop, so that no host time is counted: the plain step and the
+whole cycle; of the cycle drafting, the target's pass over the tree, the head's update and the commit; of the target's
+pass the products with its weights alone, one after the other, and attention alone. The parts are measured in turns, the
+median counts; compiled apart from each other they need not add up, and products that wait for each other can take
+longer alone than in the pass, where some run side by side. Prints a table and, last, one JSON object.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import eagle_jax
+from eagle_jax.core.cache import commit
+from eagle_jax.core.loop import prefill, step
+from eagle_jax.core.sampling import noise
+from eagle_jax.core.tree import ancestor_mask, node_depths
+from eagle_jax.core.types import Chance, GenerateState, KVCache, NewKV, Params, Verified
+from eagle_jax.core.verify import deterministic
+from eagle_jax.models.layers import attend
+from eagle_jax.runtime import generation
+from eagle_jax.runtime.compilation import machine, use_compilation_cache
+from eagle_jax.runtime.generation import request_of
+from infer.aot.costs import flops
+from infer.common.programs import at_least_one, naming, parse_tree, run
+from infer.common.timing import time_interleaved
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    """Arguments of the program.
+
+    Attributes:
+      target: path or hub id of the model; default is the bundled one.
+      head: path or hub id of its head.
+      bundled: which head of the bundled pair.
+      dtype: of the weights.
+      tree: depth,top_k,num_nodes; default is the bundled head's own, or 6,10,59.
+      context: tokens in the cache.
+      batch: rows.
+      temperature: above 0 the walk down the tree draws tokens: it and the noise of one draw are measured as well.
+      turns: cycles per measurement.
+      repeats: measurements, of which the median counts.
+    """
+
+    target: str | None = None
+    head: str | None = None
+    bundled: Literal["hass", "eagle2", "eagle3"] = "hass"
+    dtype: str = "float32"
+    tree: str | None = None
+    context: int = 128
+    batch: int = 1
+    temperature: float = 0.0
+    turns: int = 16
+    repeats: int = 9
+
+
+def main(args: Args) -> dict[str, Any]:
+    """Measures and prints; returns what it prints last."""
+    at_least_one(args, "context", "batch", "turns", "repeats")
+    if (args.target is None) != (args.head is None):
+        raise ValueError("--target and --head belong together; without both the bundled pair is profiled")
+    use_compilation_cache()
+    head: Any
+    if args.target is None or args.head is None:
+        target, head, _ = eagle_jax.load_demo(args.bundled, dtype=args.dtype)
+    else:
+        with naming("--target", args.target):
+            target = eagle_jax.load_target(args.target, args.dtype)
+        with naming("--head", args.head):
+            head = eagle_jax.load_drafter(args.head, target)
+    head = head.with_tree(parse_tree(args.tree)) if args.tree else head
+
+    calls = {name: part.repeat(args.turns) for name, part in parts(target, head, args).items()}
+    for call in calls.values():
+        call()  # compiles
+    seconds = time_interleaved(calls, args.repeats)
+    times = {name: round(1000 * value / args.turns, 4) for name, value in seconds.items()}
+    rows = head.tree.num_nodes + 1
+    per_pass = pass_flops(target, args.batch, rows)
+    rate = per_pass / (times["target pass"] / 1000) / 1e9
+    print(
+        f"One cycle of {target.name} with {head.name}: {rows} rows, {args.batch} x {args.context} tokens in the cache\n"
+    )
+    print("| part | ms | of a plain step |\n|---|---:|---:|")
+    for name, value in times.items():
+        print(f"| {name} | {value:.3f} | {value / times['plain step']:.2f} |")
+    print(f"\nThe target's pass does {per_pass / 1e9:.3f} GFLOP, {rate:.0f} GFLOP/s. A cycle pays from a tau of "
+          f"{times['cycle'] / times['plain step']:.2f}.\nMachine: {machine()}")  # fmt: skip
+    report = {"ms": times, "gflop_per_pass": per_pass / 1e9, "gflop_per_second": round(rate, 1),
+              "break_even_tau": round(times["cycle"] / times["plain step"], 3), "machine": machine(),
+              "settings": dataclasses.asdict(args)}  # fmt: skip
+    print(json.dumps(report))
+    return report
+
+
+class Part(NamedTuple):
+    """`body(params, carry) -> carry`. All work must depend on the carry, or XLA moves it out of the loop."""
+
+    body: Callable[[Params, Any], Any]
+    params: Params
+    carry: Any
+
+    def repeat(self, turns: int) -> Callable[[], Any]:
+        """A call that does it `turns` times in one compiled loop and returns when that is done."""
+
+        def loop(params: Params, carry: Any) -> Any:
+            return jax.lax.fori_loop(0, turns, lambda _, carry: self.body(params, carry), carry)
+
+        program = jax.jit(loop)
+        return lambda: jax.block_until_ready(program(self.params, self.carry))
+
+
+def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> dict[str, Part]:
+    """The parts of a cycle, in the state after a prompt of `args.context` random tokens."""
+    budget = args.turns * (head.tree.depth + 1) + 1
+    longest = target.config.max_position - budget
+    if args.context > longest:
+        raise ValueError(f"--context {args.context} must be at most {longest} for {args.turns} turns of this model")
+    prompts = jax.random.randint(jax.random.key(0), (args.batch, args.context), 0, target.config.vocab_size).tolist()
+    sampling = generation.make_sampling(args.temperature)
+
+    def start(drafter: eagle_jax.DraftHead | None) -> tuple[Params, GenerateState, dict[str, Any]]:
+        request = request_of(target, drafter, prompts, budget, sampling, (), 0)
+        run = jax.jit(functools.partial(prefill, sampling=sampling, **request.options))
+        fns = {name: request.options[name] for name in ("target", "drafter")}
+        return request.params, run(request.params, *request.arrays), fns
+
+    def cycle(fns: dict[str, Any]) -> Callable[[Params, GenerateState], GenerateState]:
+        return lambda params, state: step(params, state, sampling=sampling, **fns)[0]
+
+    plain_params, plain_state, plain_fns = start(None)
+    params, state, fns = start(head)
+    fn, drafter = fns["target"], fns["drafter"]
+    chance = Chance(state.keys, state.num_tokens)
+    tree, _ = jax.jit(drafter.draft)(params, state.drafter, state.root, chance, sampling)
+    mask = ancestor_mask(tree.parents, drafter.depth)
+    positions = state.cache.length[:, None] + node_depths(mask)
+
+    def draft(params: Params, drafted: Any) -> Any:
+        found, drafted = drafter.draft(params, drafted, state.root, chance, sampling)
+        # The next turn depends on this one's last node; by nothing that could change a token.
+        return drafted._replace(hidden=drafted.hidden + 1e-30 * found.scores[:, -1:].astype(drafted.hidden.dtype))
+
+    def verify(params: Params, tokens: jax.Array) -> jax.Array:
+        out = fn.forward(params["target"], tokens, positions, mask, state.cache, drafter.taps)
+        return jnp.argmax(fn.logits(params["target"], out.hidden), axis=-1).astype(jnp.int32)
+
+    out = jax.jit(lambda p: fn.forward(p, tree.tokens, positions, mask, state.cache, drafter.taps))(params["target"])
+    width = drafter.depth + 1
+    one = jnp.ones((args.batch,), jnp.int32)
+    path = jnp.zeros((args.batch, width), jnp.int32)
+
+    def extend(params: Params, drafted: Any) -> Any:
+        tokens, features = tree.tokens[:, :1].repeat(width, 1), out.features[:, :1].repeat(width, 1)
+        # The projections of the features must wait for the turn before; by nothing that could change a number.
+        features = features + 1e-30 * drafted.hidden[:, None, :1].astype(features.dtype)
+        return drafter.update(params, drafted, Verified(tokens, tokens, features, drafted.cache.length, one))
+
+    logits = jax.jit(lambda p: fn.logits(p["target"], out.hidden))(params)
+
+    def walk(_: Params, index: jax.Array) -> jax.Array:
+        found = deterministic(tree, logits, state.keys, index, sampling, drafter.depth)
+        return index + 1 + (found.next_token < 0)  # the next turn depends on this one
+
+    def draw_noise(_: Params, index: jax.Array) -> jax.Array:
+        drawn = jax.vmap(lambda key, at: noise(key, at, jnp.arange(config.vocab_size)))(state.keys, index)
+        return index + 1 + (jnp.argmax(drawn, axis=-1) < 0)
+
+    draws = {} if sampling.greedy else {
+        "walk with draws": Part(walk, params, state.num_tokens),
+        "noise of one draw": Part(draw_noise, params, state.num_tokens),
+    }  # fmt: skip
+    config = target.config
+    query = jax.random.normal(jax.random.key(1), (*tree.tokens.shape, config.num_heads, config.head_dim), args.dtype)
+    rows = jnp.ones((args.batch * (drafter.num_nodes + 1), 1), jnp.float32)
+    return {
+        "plain step": Part(cycle(plain_fns), plain_params, plain_state),
+        "cycle": Part(cycle(fns), params, state),
+        "draft": Part(draft, params, state.drafter),
+        "target pass": Part(verify, params, tree.tokens),
+        "its products alone": Part(lambda p, x: products(p["target"], x), params, rows),
+        "its attention alone": Part(lambda _, query: attention(state.cache, out.new, mask, query), params, query),
+        "head update": Part(extend, params, state.drafter),
+        "commit": Part(lambda _, cache: commit(cache, out.new, one, path), params, state.cache),
+        **draws,
+    }
+
+
+def matrices(params: Params) -> list[jax.Array]:
+    """The kernels of a model's linear layers, [in, out] each, in no particular order."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    found = [leaf for path, leaf in leaves if path[-1].key == "kernel"]
+    if "lm_head" not in params:
+        found.append(params["embed_tokens"]["embedding"].T)
+    return found
+
+
+def products(params: Params, x: jax.Array) -> jax.Array:
+    """All matrix products of one pass over x.shape[0] tokens and nothing else; each waits for the one before it."""
+    for kernel in matrices(params):
+        wide = jnp.broadcast_to(x, (x.shape[0], kernel.shape[0])).astype(kernel.dtype)
+        x = jnp.dot(wide, kernel, preferred_element_type=jnp.float32).max(axis=-1, keepdims=True) * 1e-3
+    return x
+
+
+def attention(cache: KVCache, new: NewKV, mask: jax.Array, query: jax.Array) -> jax.Array:
+    """The attention of every layer of one pass and nothing else; each waits for the one before it."""
+    for cached_keys, cached_values, keys, values in zip(cache.keys, cache.values, new.keys, new.values, strict=True):
+        mixed = attend(query, keys, values, mask, cached_keys, cached_values, cache.length)
+        query = query + 1e-30 * mixed.reshape(query.shape)
+    return query
+
+
+def pass_flops(target: eagle_jax.Target, batch: int, rows: int) -> float:
+    """Floating-point operations of the matrix products of one pass over `rows` tokens per row of the batch."""
+    x = jax.ShapeDtypeStruct((batch * rows, 1), jnp.float32)
+    return flops(jax.make_jaxpr(products)(target.params, x))
+
+
+if __name__ == "__main__":
+    run(main, Args, __doc__)

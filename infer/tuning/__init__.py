@@ -1,0 +1,1 @@
+"""What infer.tune measures and searches."""

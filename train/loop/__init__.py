@@ -1,0 +1,1 @@
+"""What training programs share: learners, runs, logs, options."""

@@ -1,0 +1,150 @@
+"""Whole conversations whose assistant is the target, many at once, by the engine's own `generate`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from eagle_jax.data.replies import Dialogue
+from eagle_jax.data.shards import Report
+from eagle_jax.data.templates import SkippedRow
+from eagle_jax.runtime.drafters import BoundDrafter
+from eagle_jax.runtime.finite import NotFiniteError
+from eagle_jax.runtime.generation import generate
+from eagle_jax.runtime.target import Target
+
+
+class Row(NamedTuple):
+    """A source row.
+
+    Attributes:
+      number: among all rows of all sources. source: where it is from. dialogue: what is asked.
+      temperature: of its replies.
+    """
+
+    number: int
+    source: str
+    dialogue: Dialogue
+    temperature: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Writer:
+    """What writes replies, and how.
+
+    Attributes:
+      target, head: the pair; without a head it decodes plainly, and the replies are the same.
+      tokenizer: of `transformers`, with a chat template. stops: tokens that end a reply.
+      lanes: conversations at once; always as many are computed, so that every batch is of the same shape.
+      seed: with a row's number and the turn it gives the key of a reply.
+      max_new_tokens: longest reply. max_prompt: longest prompt; a conversation ends before a longer one.
+      keep_cut: whether a reply that `max_new_tokens` cut off is kept; if not, the conversation ends before it.
+      top_k, top_p: of the sampled law.
+    """
+
+    target: Target
+    head: BoundDrafter | None
+    tokenizer: Any
+    stops: tuple[int, ...]
+    lanes: int
+    seed: int
+    max_new_tokens: int
+    max_prompt: int
+    keep_cut: bool = True
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def batches(self, rows: Sequence[Row]) -> list[list[Row]]:
+        """Rows that are answered together; they follow from the rows given and from nothing else.
+
+        They are of one temperature, and of about as many turns: a conversation that is over leaves its lane idle.
+        """
+        ordered = sorted(rows, key=lambda row: (row.temperature, len(row.dialogue.asked), row.number))
+        batches: list[list[Row]] = []
+        for row in ordered:
+            if not batches or len(batches[-1]) == self.lanes or batches[-1][0].temperature != row.temperature:
+                batches.append([])
+            batches[-1].append(row)
+        return batches
+
+    def converse(self, batch: Sequence[Row]) -> list[tuple[Dialogue, Report]]:
+        """The conversations of one of `batches`, a turn of all of them at a time, each with its report.
+
+        A conversation for whose reply the target has no finite logits ends there; the others go on.
+
+        Raises:
+          NotFiniteError: the head's drafts are NaN.
+        """
+        dialogues = [row.dialogue for row in batch]
+        reports = [report_of(1) for _ in batch]
+        numbers = jnp.asarray([row.number for row in batch] + [0] * (self.lanes - len(batch)), jnp.uint32)
+        for turn in range(max(len(dialogue.asked) for dialogue in dialogues)):
+            prompts = [[0]] * self.lanes  # what is not asked is over after one token
+            budgets = [1] * self.lanes
+            for lane, dialogue in enumerate(dialogues):
+                if dialogue.open:
+                    dialogues[lane], prompt = self._ask(dialogue)
+                    if prompt is not None:
+                        prompts[lane], budgets[lane] = prompt, self.max_new_tokens
+            asked = [lane for lane, dialogue in enumerate(dialogues) if dialogue.open]
+            if not asked:
+                break
+            keys, faults = _keys(jax.random.key(self.seed, impl="threefry2x32"), numbers, turn), {}
+            try:
+                out = generate(
+                    self.target, self.head, prompts, max_new_tokens=budgets, temperature=batch[0].temperature,
+                    top_k=self.top_k, top_p=self.top_p, eos_ids=self.stops, key=keys,
+                )  # fmt: skip
+            except NotFiniteError as error:
+                if error.drafts:  # the head is broken, and the run would be slow to its end
+                    raise
+                out, faults = error.output, error.positions
+            for lane in asked:
+                reports[lane]["cycles"] += int(out.cycles[lane])
+                if lane in faults:
+                    dialogues[lane] = dialogues[lane].end("the target's logits are not finite")
+                    continue
+                dialogues[lane] = self._hear(dialogues[lane], prompts[lane], out.tokens[lane], reports[lane])
+        for dialogue, report in zip(dialogues, reports, strict=True):
+            report["texts"] = len(dialogue.texts)
+            if dialogue.ended is not None:
+                report["shortened" if dialogue.texts else "skipped"] = {dialogue.ended: 1}
+        return list(zip(dialogues, reports, strict=True))
+
+    def _ask(self, dialogue: Dialogue) -> tuple[Dialogue, list[int] | None]:
+        try:
+            prompt = dialogue.prompt(self.tokenizer)
+        except SkippedRow as error:
+            return dialogue.end(str(error)), None
+        if len(prompt) > self.max_prompt:
+            return dialogue.end(f"prompt longer than --max-prompt {self.max_prompt}"), None
+        return dialogue, prompt
+
+    def _hear(self, dialogue: Dialogue, prompt: list[int], reply: list[int], report: Report) -> Dialogue:
+        report["replies"] += 1
+        report["reply_tokens"] += len(reply)
+        if reply[-1] not in self.stops:
+            report["cut"] += 1
+            if not self.keep_cut:
+                return dialogue.end(f"reply cut by --max-new-tokens {self.max_new_tokens}")
+        return dialogue.answered(self.tokenizer, prompt, reply, self.stops)
+
+
+def report_of(rows: int, **counts: Any) -> Report:
+    """What came of some rows, by name.
+
+    `texts` were made, of `replies` with `reply_tokens` in `cycles` target passes, `cut` of them by their budget; rows
+    without a text are `skipped` and conversations that ended early are `shortened`, both by reason.
+    """
+    empty = {"texts": 0, "replies": 0, "reply_tokens": 0, "cycles": 0, "cut": 0, "skipped": {}, "shortened": {}}
+    return {"rows": rows, **empty, **counts}
+
+
+@jax.jit
+def _keys(key: jax.Array, rows: jax.Array, turn: int | jax.Array) -> jax.Array:
+    """A key per row that depends on the seed, the row's number and the turn, and not on the batch."""
+    return jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(key, row), turn))(rows)

@@ -1,0 +1,325 @@
+"""What a training run can teach: EAGLE heads, heads of Medusa and Hydra, small draft models.
+
+A run (`train.loop.run`) knows data, meshes, checkpoints and measurements; a learner knows what is trained: its parameters,
+its loss, how it drafts and how it is written.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import logging
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array
+
+import eagle_jax
+from eagle_jax.checkpoints import (
+    check_same_tokens,
+    config_directory,
+    load_medusa_checkpoint,
+    load_target_checkpoint,
+    read_target_config,
+    save_head_checkpoint,
+    save_medusa_checkpoint,
+    save_target_checkpoint,
+    tokenizer_directory,
+)
+from eagle_jax.checkpoints.hub import TOKENIZER
+from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
+from eagle_jax.core.types import Params, Texts
+from eagle_jax.parallel import processes
+from eagle_jax.runtime.drafters import TreeDrafter
+from eagle_jax.shapes import medusa_parents
+from eagle_jax.training import step as training
+from eagle_jax.training.distill import distilled_rows, draft_model_loss
+from eagle_jax.training.initialise import fresh_draft_model, fresh_head, fresh_medusa
+from eagle_jax.training.medusa import medusa_head_loss, medusa_rows
+from eagle_jax.training.objective import judged_rows
+from infer.common.programs import naming, parse_tree
+from train.loop.options import RunArgs
+from train.loop.places import head_path, target_path
+from train.loop.setup import PARTS, differences, initial_head, objective_of
+
+if TYPE_CHECKING:
+    from train.distill import Args as DistillArgs
+    from train.head import Args as HeadArgs
+
+NUM_HEADS = {"medusa": 5, "hydra": 4, "hydra++": 4}
+"""Heads where no number is asked for, as their authors have them."""
+
+
+class Learner(abc.ABC):
+    """What is trained.
+
+    Attributes:
+      program: the module of `train` it belongs to. folder: under the run's directory, where it is written.
+      taps: the target's hidden states that it reads beside the last.
+      scaled: what it reads of them is divided by their size per channel, which the finished weights take over.
+      draft_vocab: size of a vocabulary that is counted in the data; None is all of the target's.
+      d2t: of the weights it begins with. initial: those; None is fresh ones.
+      copies_layers: fresh weights are layers of the target, which are then loaded whatever features are stored.
+    """
+
+    program = folder = "head"
+    copies_layers: bool = False
+    taps: tuple[int, ...] = ()
+    scaled: bool = False
+    draft_vocab: int | None = None
+    d2t: np.ndarray | None = None
+    initial: Params | None = None
+
+    @abc.abstractmethod
+    def begin(self, target: eagle_jax.Target) -> None:
+        """Settles sizes and initial weights, once the target is known."""
+
+    @abc.abstractmethod
+    def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
+        """Parameters before training."""
+
+    @abc.abstractmethod
+    def loss(self, frozen: training.Frozen, mesh: Mesh | None, *, remat: bool | None = None) -> training.LossFn:
+        """The loss of a micro-batch."""
+
+    @abc.abstractmethod
+    def judged(self, texts: Texts) -> Array:
+        """Rows that each place of the loss is judged by."""
+
+    @abc.abstractmethod
+    def finished(self, trained: Params, frozen: training.Frozen) -> Params:
+        """The parameters as the engine and the files have them."""
+
+    @abc.abstractmethod
+    def bind(self, params: Params, target: eagle_jax.Target) -> TreeDrafter:
+        """Finished parameters as a drafter, with the tree that tau is measured with."""
+
+    @abc.abstractmethod
+    def write(self, params: Params, target: eagle_jax.Target, directory: Path) -> None:
+        """Writes finished parameters, which are on the host."""
+
+    @abc.abstractmethod
+    def told(self, target: DecoderConfig) -> str:
+        """What the log calls it."""
+
+    @staticmethod
+    def logits_options(args: RunArgs, remat: bool | None) -> dict[str, Any]:
+        """How many rows have logits at once, and whether these are computed again; `remat` overrides the option."""
+        return {"chunk": args.chunk or 256, "remat": args.remat is not False if remat is None else remat}
+
+
+class EagleLearner(Learner):
+    """An EAGLE head, by the objective of EAGLE-1/2, HASS or EAGLE-3."""
+
+    config: HeadConfig
+
+    def __init__(self, args: HeadArgs) -> None:
+        self.args, self.objective = args, objective_of(args)
+        self.tree = parse_tree(args.eval_tree or "6,10,59", "--eval-tree")
+        if args.init is not None:
+            head_path(args.init, "--init", PARTS[args.method])  # is there
+
+    def begin(self, target: eagle_jax.Target) -> None:
+        self.target = target.config
+        self.config, given = initial_head(self.args, target)
+        self.initial = None if given is None else given["head"]
+        self.taps = self.config.taps
+        self.scaled = self.config.kind == "eagle3" and not self.config.fc_norm
+        self.draft_vocab = self.config.draft_vocab_size if self.config.kind == "eagle3" else None
+        self.d2t = np.asarray(given["d2t"]) if given is not None and self.draft_vocab else None
+
+    def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
+        return fresh_head(self.config, key, target, d2t)
+
+    def loss(self, frozen: training.Frozen, mesh: Mesh | None, *, remat: bool | None = None) -> training.LossFn:
+        objective = self.objective if remat is None else dataclasses.replace(self.objective, remat=remat)
+
+        def loss_fn(head: Params, texts: Texts, signals: Any, key: Array, shares: Array | None) -> Any:
+            return training.head_loss(
+                self.target, self.config, objective, head, frozen, texts, key, self.args.dtype, signals, mesh, shares
+            )
+
+        return loss_fn
+
+    def judged(self, texts: Texts) -> Array:
+        return judged_rows(texts, self.objective.steps)
+
+    def finished(self, trained: Params, frozen: training.Frozen) -> Params:
+        scale, d2t = frozen.feature_scale, frozen.d2t
+        head = trained if scale is None else training.fold_scale(trained, scale)
+        return {"head": head, **({} if d2t is None else {"d2t": d2t})}
+
+    def bind(self, params: Params, target: eagle_jax.Target) -> TreeDrafter:
+        return eagle_jax.DraftHead.from_params(self.config, params, target, self.tree)
+
+    def write(self, params: Params, target: eagle_jax.Target, directory: Path) -> None:
+        embedding = None
+        if self.config.kind == "eagle1":
+            embedding = processes.to_host(target.params["embed_tokens"]["embedding"])
+        if jax.process_index() == 0:
+            save_head_checkpoint(self.config, params, directory, embedding=embedding)
+
+    def told(self, target: DecoderConfig) -> str:
+        return f"{self.args.method}: draft vocabulary {self.config.draft_vocab_size} of {target.vocab_size}"
+
+
+class MedusaLearner(Learner):
+    """Heads of Medusa-1, Hydra or Hydra++."""
+
+    config: MedusaConfig
+
+    def __init__(self, args: HeadArgs) -> None:
+        self.args, self.heads = args, args.heads or NUM_HEADS[args.method]
+        if args.eval_tree is None:
+            self.tree = TreeConfig.static(medusa_parents(self.heads))
+        else:
+            self.tree = parse_tree(args.eval_tree, "--eval-tree")
+        if self.tree.depth > self.heads:
+            levels = f"--eval-tree {args.eval_tree} has {self.tree.depth} levels"
+            raise ConfigError(f"{levels}, and there are {self.heads} heads, one for each")
+        self.init = None if args.init is None else head_path(args.init, "--init", PARTS[args.method])
+
+    def begin(self, target: eagle_jax.Target) -> None:
+        config = self.target = target.config
+        prefix = config.one_layer(tie_word_embeddings=False) if self.args.method == "hydra++" else None
+        kind: Literal["medusa", "hydra"] = "medusa" if self.args.method == "medusa" else "hydra"
+        self.config = MedusaConfig(
+            kind, config.hidden_size, config.vocab_size, self.heads, self.args.head_layers or 1, prefix
+        )  # fmt: skip
+        if self.init is not None:
+            with naming("--init", str(self.args.init)):
+                given, params = load_medusa_checkpoint(self.init, config, "float32")
+            if given.kind != self.config.kind or (given.prefix is None) != (prefix is None):
+                raise ConfigError(
+                    f"--init {self.args.init} are heads of {_method_of(given)}, and --method is {self.args.method}: "
+                    f"give heads of {self.args.method}, or --method {_method_of(given)}"
+                )
+            if given != self.config:
+                other = differences((name, getattr(given, name), getattr(self.config, name)) for name in vars(given))
+                raise ConfigError(f"--init {self.args.init} are not heads such as this run trains: {other}")
+            self.initial = params["heads"]
+
+    def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
+        return fresh_medusa(self.config, key, target)
+
+    def loss(self, frozen: training.Frozen, mesh: Mesh | None, *, remat: bool | None = None) -> training.LossFn:
+        args = self.args
+        teacher = args.method == "hydra++" if args.teacher is None else args.teacher
+        options: dict[str, Any] = {
+            "decay": 0.8 if args.decay is None else args.decay, "teacher": teacher, **self.logits_options(args, remat)
+        }  # fmt: skip
+
+        def loss_fn(heads: Params, texts: Texts, signals: Any, key: Array, shares: Array | None) -> Any:
+            return medusa_head_loss(
+                self.target, self.config, heads, frozen.target, texts, args.dtype, signals, mesh, shares, **options
+            )
+
+        return loss_fn
+
+    def judged(self, texts: Texts) -> Array:
+        return medusa_rows(texts, self.heads)
+
+    def finished(self, trained: Params, frozen: training.Frozen) -> Params:
+        return {"heads": trained}
+
+    def bind(self, params: Params, target: eagle_jax.Target) -> TreeDrafter:
+        return eagle_jax.Medusa.from_params(self.config, params, target, self.tree)
+
+    def write(self, params: Params, target: eagle_jax.Target, directory: Path) -> None:
+        if jax.process_index() == 0:
+            save_medusa_checkpoint(self.config, params, directory)
+
+    def told(self, target: DecoderConfig) -> str:
+        return f"{self.args.method}: {self.heads} heads"
+
+
+def _method_of(config: MedusaConfig) -> str:
+    return "hydra++" if config.prefix is not None else config.kind
+
+
+class SmallModelLearner(Learner):
+    """A small model that learns the target's law by distillation."""
+
+    program, folder = "distill", "model"
+    config: DecoderConfig
+
+    def __init__(self, args: DistillArgs) -> None:
+        self.args, self.copies_layers = args, bool(args.target_layers)
+        self.tree = TreeConfig.chain(5) if args.eval_tree is None else parse_tree(args.eval_tree, "--eval-tree")
+
+    def begin(self, target: eagle_jax.Target) -> None:
+        args, self.target = self.args, target.config
+        if args.init is not None:
+            self.config, self.initial = self._given(args.init, target)
+            return
+        count = len(args.target_layers) or args.layers
+        if outside := [layer for layer in args.target_layers if not 0 <= layer < self.target.num_layers]:
+            named, last = " ".join(map(str, outside)), self.target.num_layers - 1
+            raise ConfigError(f"--target-layers {named}: the target has the layers 0 to {last}")
+        sizes: dict[str, Any] = {
+            "hidden_size": args.hidden, "intermediate_size": args.intermediate, "num_heads": args.num_heads,
+            "num_kv_heads": args.num_kv_heads, "head_dim": args.head_dim,
+        }  # fmt: skip
+        given = {name: size for name, size in sizes.items() if size is not None}
+        try:
+            self.config = dataclasses.replace(self.target, num_layers=count, **given)
+        except ConfigError as error:
+            raise ConfigError(f"there is no such model: {error}") from error
+
+    def _given(self, name: str, target: eagle_jax.Target) -> tuple[DecoderConfig, Params]:
+        path = target_path(name)
+        with naming("--init", name):
+            sizes = read_target_config(config_directory(path)).vocab_size, self.target.vocab_size
+            untold = check_same_tokens(path, target_path(self.args.tokenizer or self.args.target), sizes)
+            config, params = load_target_checkpoint(path, "float32")
+            if untold is not None:
+                logging.warning("%s", untold)
+        if config.max_position < self.args.length:
+            raise ConfigError(
+                f"--length {self.args.length} exceeds the {config.max_position} positions of --init {name}"
+            )
+        return config, params
+
+    def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
+        return fresh_draft_model(self.config, key, target, self.args.target_layers)
+
+    def loss(self, frozen: training.Frozen, mesh: Mesh | None, *, remat: bool | None = None) -> training.LossFn:
+        args = self.args
+        options: dict[str, Any] = {"divergence": args.divergence, **self.logits_options(args, remat)}
+
+        def loss_fn(model: Params, texts: Texts, signals: Any, key: Array, shares: Array | None) -> Any:
+            return draft_model_loss(
+                self.target, self.config, model, frozen.target, texts, args.dtype, signals, mesh, shares, **options
+            )
+
+        return loss_fn
+
+    def judged(self, texts: Texts) -> Array:
+        return distilled_rows(texts)
+
+    def finished(self, trained: Params, frozen: training.Frozen) -> Params:
+        return {"model": trained}
+
+    def bind(self, params: Params, target: eagle_jax.Target) -> TreeDrafter:
+        model = eagle_jax.Target.from_params(self.config, params["model"], "draft model", target.mesh)
+        return eagle_jax.SmallModel.bind(target, model, self.tree)
+
+    def write(self, params: Params, target: eagle_jax.Target, directory: Path) -> None:
+        if jax.process_index() == 0:
+            directory.mkdir(parents=True, exist_ok=True)
+            place = tokenizer_directory(target_path(self.args.tokenizer or self.args.target))
+            for file in (file for pattern in TOKENIZER for file in place.glob(pattern)):
+                shutil.copy(file, directory)  # before the weights, which make a model of it
+            save_target_checkpoint(self.config, params["model"], directory, "bfloat16")
+
+    def told(self, target: DecoderConfig) -> str:
+        return f"distilled by {self.args.divergence}: {self.config.num_layers} layers, hidden {self.config.hidden_size}"
+
+
+def learner_of(args: HeadArgs) -> EagleLearner | MedusaLearner:
+    """What `train.head` trains by a method's name."""
+    return MedusaLearner(args) if args.method in NUM_HEADS else EagleLearner(args)

@@ -1,0 +1,115 @@
+"""Options that every training run has, and what of them cannot be meant."""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from infer.common.programs import at_least_one, check_seed, not_negative
+from train.loop.places import sources_of
+
+
+@dataclasses.dataclass(frozen=True)
+class RunArgs:
+    """Arguments of a training run; None takes the method's own value.
+
+    Attributes:
+      target: path or hub id of the model, frozen; demo is the bundled one.
+      data: sources `path[#split][@weight]` of conversations.
+      out: the run's directory.
+      tokenizer: path or hub id, if it is not beside the target.
+      chat_template: Jinja file, for a tokenizer without one (Vicuna), or the name of one of the tokenizer's own.
+      template_args: arguments of the chat template, NAME=VALUE each, such as enable_thinking=false.
+      heldout: sources whose prompts tau is measured on; never trained on.
+      features: directory of `train.features`, instead of running the target.
+      init: trained weights to start from (path, hub id; a bundled head is demo).
+      steps: updates.
+      rate: peak learning rate; eagle1 and hass 3e-5, medusa 1e-3, hydra and hydra++ 5e-4, small models 5e-4, else 1e-4.
+      warmup: updates until it is reached.
+      clip: largest norm of a gradient.
+      max_gradient: a gradient above this norm (before clipping) stops the run.
+      rows: packed rows per update, over all processes.
+      micro_batches: parts of an update that are computed one after the other.
+      length: tokens per row.
+      chunk: rows of a text whose logits exist at once; 256.
+      remat: compute chunks (and unrolled steps) again for their gradient; True.
+      dtype: of products and activations of what is trained and of the target; master weights and optimiser state are
+        float32.
+      data_axis: devices along "data"; 0 takes what the other two leave.
+      fsdp: devices along "fsdp".
+      tensor: devices along "tensor".
+      seed: of weights, order and noise.
+      log_every: updates per line of the log.
+      save_every: updates per checkpoint.
+      keep: latest checkpoints that stay.
+      eval_every: updates per measurement of tau; 0 measures at the end only.
+      eval_prompts: held-out prompts per measurement.
+      eval_tokens: tokens per reply of a measurement.
+      eval_tree: depth,top_k,num_nodes of its drafts; EAGLE heads 6,10,59, small models chains of 5, else Medusa's tree.
+      tensorboard: write `tensorboard/`.
+      wandb: project of Weights & Biases to report to.
+    """
+
+    target: str
+    data: tuple[str, ...]
+    out: Path
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    template_args: tuple[str, ...] = ()
+    heldout: tuple[str, ...] = ()
+    features: Path | None = None
+    init: str | None = None
+    steps: int = 1000
+    rate: float | None = None
+    warmup: int = 100
+    clip: float = 0.5
+    max_gradient: float = 1e4
+    rows: int = 8
+    micro_batches: int = 1
+    length: int = 2048
+    chunk: int | None = None
+    remat: bool | None = None
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    data_axis: int = 0
+    fsdp: int = 1
+    tensor: int = 1
+    seed: int = 0
+    log_every: int = 10
+    save_every: int = 200
+    keep: int = 2
+    eval_every: int = 0
+    eval_prompts: int = 16
+    eval_tokens: int = 128
+    eval_tree: str | None = None
+    tensorboard: bool = True
+    wandb: str | None = None
+
+
+def check_run(args: RunArgs) -> None:
+    """Refuses numbers that cannot be meant.
+
+    Raises:
+      ValueError: naming the option.
+    """
+    at_least_one(args, "steps", "rows", "micro_batches", "length", "log_every", "save_every", "keep", "fsdp", "tensor",
+                 "eval_prompts", "eval_tokens", "chunk", "warmup")  # fmt: skip
+    not_negative(args, "eval_every", "data_axis")
+    check_seed(args)
+    if not args.data:
+        raise ValueError("--data names no source: give JSONL or Parquet files, or datasets of the hub")
+    for name in ("rate", "clip", "max_gradient"):
+        value = getattr(args, name)
+        if value is not None and not value > 0:
+            raise ValueError(f"--{name.replace('_', '-')} {value} must be above 0")
+    if args.wandb is not None and find_spec("wandb") is None:
+        raise ValueError("--wandb needs the package of that name: pip install wandb")
+    if args.eval_every and not args.heldout:
+        raise ValueError("--eval-every needs --heldout: prompts to measure tau on")
+    if args.heldout and args.eval_tokens >= args.length:
+        raise ValueError(f"--eval-tokens {args.eval_tokens} must be below --length {args.length}")
+    sources = [sources_of(args.data), sources_of(args.heldout, "--heldout")]
+    given = [{str(at) for one in part for at in (one.name, *map(Path.resolve, one.files))} for part in sources]
+    if both := sorted(set.intersection(*given)):
+        raise ValueError(f"{both[0]} is in --data and in --heldout: what tau is measured on must not be trained on")

@@ -1,0 +1,370 @@
+"""A training run: what it is made of, one update, one measurement of tau, one checkpoint, and where it resumes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import eagle_jax
+from eagle_jax.checkpoints import CheckpointError
+from eagle_jax.checkpoints.training import TrainingCheckpoints
+from eagle_jax.core.types import Params, Texts
+from eagle_jax.data.features import Features
+from eagle_jax.data.keys import tokenizer_settings
+from eagle_jax.data.loading import Batches
+from eagle_jax.data.sources import build_corpus, corpus_key
+from eagle_jax.data.stops import stop_ids
+from eagle_jax.data.vocabulary import cached_vocabulary, count_tokens, coverage_of
+from eagle_jax.devices import device
+from eagle_jax.evaluate.acceptance import measure_n_alpha, measure_tau
+from eagle_jax.parallel import processes
+from eagle_jax.parallel.mesh import param_shardings
+from eagle_jax.runtime.memory import size_of
+from eagle_jax.training import host
+from eagle_jax.training import step as training
+from eagle_jax.training.flops import product_flops
+from eagle_jax.training.objective import Signals
+from infer.common.programs import naming
+from train.loop.learners import Learner
+from train.loop.options import RunArgs
+from train.loop.places import note_run, sources_of, target_path, tokenizer_of
+from train.loop.setup import generation_mesh, held_prompts, load_target, mesh_of, respread, weights_of
+
+MAY_CHANGE = frozenset(
+    [
+        "out",
+        "steps",
+        "micro_batches",
+        "data_axis",
+        "fsdp",
+        "tensor",
+        "log_every",
+        "save_every",
+        "eval_every",
+        "eval_prompts",
+        "eval_tokens",
+        "eval_tree",
+        "heldout",
+        "keep",
+        "tensorboard",
+        "wandb",
+    ]
+)
+"""Arguments that a resumed run may be given anew: they change neither what is learnt from, nor what is learnt.
+
+Two change a little of how: `steps` is also how far the decay of the learning rate reaches, and micro-batches may have
+unequal shares of rows outside the draft vocabulary (`head_train_step`).
+"""
+MEASURED = ("heldout", "eval_prompts", "eval_tokens", "eval_tree")
+"""Arguments that decide what a tau means: with others, the best one so far does not count."""
+
+
+class Evaluation(NamedTuple):
+    """What a head is worth on held-out prompts.
+
+    Attributes:
+      tau: tokens per target pass with the tree. n_alpha: acceptance behind 0, 1, ... of the head's own guesses.
+    """
+
+    tau: float
+    n_alpha: list[float | None]
+
+
+class Run:
+    """Everything that a run is made of, on every process alike.
+
+    Raises:
+      ConfigError, ValueError, CheckpointError: what is given does not fit together; nothing is compiled before.
+    """
+
+    def __init__(self, args: RunArgs, learner: Learner) -> None:
+        self.args, self.learner = args, learner
+        self.mesh = mesh_of(args)
+        self.settings = {
+            name: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+            for name, value in dataclasses.asdict(args).items()
+            if name not in MAY_CHANGE
+        }
+        if (args.out / "latest").is_dir():  # what an earlier run was asked for is known before its data are prepared
+            self.checkpoints = TrainingCheckpoints(args.out, args.keep)
+            self._check_same(self.checkpoints.notes())
+        with naming("--target", args.target):
+            self.target = load_target(target_path(args.target), args, self.mesh, layers=learner.copies_layers)
+        learner.begin(self.target)
+        tokenizer = tokenizer_of(args.target, self.target.config, args)
+        sources = sources_of(args.data)
+        self.weights = weights_of(sources)
+        self.prompts: list[list[int]] = []
+        if args.heldout:
+            self.measured_on = generation_mesh(self.mesh, self.target)
+            self.prompts = held_prompts(args, tokenizer, self.measured_on)
+            self.stops = stop_ids(self.target, tokenizer)
+        cache = args.out / "data"
+        leads = jax.process_index() == 0
+        self.key = corpus_key(sources, tokenizer)
+        self.rendering = tokenizer_settings(tokenizer)
+        build = functools.partial(build_corpus, sources, tokenizer, cache, progress=leads, key=self.key,
+                                  vocab_size=self.target.config.vocab_size)  # fmt: skip
+        self.corpus, self.skipped = processes.leader_first(build, "corpus")
+        count = jax.process_count()
+        self.batches = Batches(
+            self.corpus, self.weights, length=args.length, rows=args.rows // count, seed=args.seed,
+            process=jax.process_index(), processes=count,
+        )  # fmt: skip
+        self.first = self.batches.get_state()
+        self.features = None
+        if args.features is not None:
+            whole = "layers_0" in self.target.params
+            of = "weights" if whole else "ends"
+            wanted: dict[str, Any] = {"corpus": self.key, "target": args.target,
+                      of: processes.fingerprint(self.target.params, layers=whole)}  # fmt: skip
+            if learner.taps:  # who reads the last state alone takes it from features of any taps
+                wanted["taps"] = learner.taps
+            with naming("--features", args.features):
+                self.features = Features(args.features, self.corpus, wanted, args.length)
+        self.d2t, self.coverage = self._vocabulary()
+        assert args.rate is not None, "the program fills in the method's own"
+        self.tx = training.head_optimiser(args.rate, args.warmup, args.steps, clip=args.clip)
+        self.step = 0
+        if not hasattr(self, "checkpoints"):
+            self.checkpoints = TrainingCheckpoints(args.out, args.keep)
+        self._check_settings()
+
+    def _vocabulary(self) -> tuple[np.ndarray | None, float]:
+        size, vocab = self.learner.draft_vocab, self.target.config.vocab_size
+        if size is None:
+            return None, 1.0
+        if (d2t := self.learner.d2t) is not None:
+            counts = count_tokens(self.corpus.tokens, self.corpus.supervised, vocab)
+            return d2t, coverage_of(counts, d2t + np.arange(size))
+        count = functools.partial(cached_vocabulary, self.corpus, self.key, size, vocab, self.args.out / "data")
+        _, d2t, coverage = processes.leader_first(count, "vocabulary")
+        return d2t, coverage
+
+    def _check_same(self, notes: dict[str, Any] | None) -> None:
+        """Refuses to go on from a run whose notes say other settings than those that are known so far."""
+        other = [] if notes is None else [
+            f"{name} was {notes['settings'].get(name)}, is {value}"
+            for name, value in self.settings.items()
+            if notes["settings"].get(name) != value
+        ]  # fmt: skip
+        if other:
+            raise CheckpointError(
+                f"{self.args.out} holds a run of another configuration ({'; '.join(other)}): resume with its own, or "
+                "choose another --out"
+            )
+
+    def _check_settings(self) -> None:
+        # Names stay where contents change: files behind a glob, a target that was trained on.
+        fingerprint = processes.fingerprint(self.target.params, layers=self.args.features is None)
+        vocabulary = None if self.d2t is None else hashlib.sha256(self.d2t.tobytes()).hexdigest()[:16]
+        self.settings |= {**self.rendering, "contents of data": f"{self.key}, {len(self.corpus.tokens)} tokens",
+                          "draft vocabulary": vocabulary, "weights of target": fingerprint}  # fmt: skip
+        self.measured = {name: getattr(self.args, name) for name in MEASURED}
+        self.measured["heldout"] = list(self.args.heldout)
+        if self.args.heldout:
+            self.measured["stop tokens"] = list(self.stops)
+        notes = self.checkpoints.notes()
+        if notes is None:
+            return
+        self._check_same(notes)
+        done = self.checkpoints.step or 0
+        if done > self.args.steps:
+            raise CheckpointError(
+                f"{self.args.out} is at step {done} already: --steps {self.args.steps} lies behind it"
+            )
+        if done == self.args.steps:
+            logging.info("%s has done its %d steps already: nothing is left to train", self.args.out, done)
+        elif (planned := notes.get("steps")) not in (None, self.args.steps):
+            logging.info(
+                "--steps was %s, is %d: the learning rate decays over the new number", planned, self.args.steps
+            )
+        best = self.checkpoints.best_notes()
+        if best is not None and self.args.heldout and best.get("measured") != self.measured:
+            logging.info("tau is measured in another way from now on: the best head so far is forgotten")
+            self.checkpoints.forget_best()
+
+    def prepare(self) -> None:
+        """Makes the first state, or restores the last one, and compiles the update."""
+        mesh = self.mesh
+        shapes = jax.eval_shape(self._fresh, self.target.params)
+        shardings = param_shardings(shapes, mesh)
+        scaled, width = self.learner.scaled, len(self.learner.taps) * self.target.config.hidden_size
+        scale_like = {"feature_scale": jax.ShapeDtypeStruct((width,), jnp.float32)} if scaled else {}
+        replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        like = {"state": shapes, **scale_like}
+        placed = {"state": shardings, **dict.fromkeys(scale_like, replicated)}
+        like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), like, placed)
+        saved = self.checkpoints.restore(like)
+        scale = None
+        if saved is not None:
+            self.step, self.state = saved.step, saved.state["state"]
+            scale = saved.state.get("feature_scale")
+            self._seek(saved.notes["positions"])
+        else:
+            if scaled:
+                texts, signals = jax.tree.map(lambda x: x[0], self._batch())
+                self.batches.set_state(self.first)
+
+                def measure(target: Params, texts: Texts, signals: Signals | None) -> jax.Array:
+                    seen = signals or training.observe(self.target.config, target, texts, self.learner.taps)
+                    return training.feature_scale(seen.features, texts)
+
+                scale = jax.jit(measure, out_shardings=replicated)(self.target.params, texts, signals)
+            self.state = jax.jit(self._fresh, out_shardings=shardings)(self.target.params)
+            if (head := self.learner.initial) is not None:
+                head = head if scale is None else training.fold_scale(head, 1.0 / scale)
+                self.state = self.state._replace(head=jax.device_put(head, param_shardings(head, self.mesh)))
+        self.learner.initial = None
+        self.d2t_array = None if self.d2t is None else jax.device_put(self.d2t, replicated)
+        self.frozen = training.Frozen(self.target.params, self.d2t_array, scale)
+        options = host.compiler_options()
+        self.update = jax.jit(
+            functools.partial(self._update, mesh), donate_argnums=0, out_shardings=(shardings, replicated),
+            compiler_options=options,
+        )  # fmt: skip
+
+    def _update(
+        self,
+        mesh: jax.sharding.Mesh | None,
+        state: training.HeadTrainState,
+        frozen: training.Frozen,
+        texts: Texts,
+        signals: Signals | None,
+        remat: bool | None = None,
+    ) -> tuple[training.HeadTrainState, training.UpdateReport]:
+        loss = self.learner.loss(frozen, mesh, remat=remat)
+        return training.train_step(loss, self.learner.judged, self.tx, state, texts, signals)
+
+    def _fresh(self, target: Params) -> training.HeadTrainState:
+        key = jax.random.key(self.args.seed)
+        d2t = None if self.d2t is None else jnp.asarray(self.d2t)
+        head = self.learner.fresh(key, target, d2t)
+        head = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), head)
+        return training.HeadTrainState(head, self.tx.init(head), jnp.int32(0), key)
+
+    def _seek(self, positions: list[dict[str, Any]]) -> None:
+        if len(positions) != jax.process_count():
+            raise CheckpointError(
+                f"{self.args.out} was saved by {len(positions)} processes and this run has {jax.process_count()}: each "
+                "reads its own share of the documents; resume with as many"
+            )
+        self.batches.set_state(positions[jax.process_index()])
+
+    def _batch(self) -> tuple[Texts, Signals | None]:
+        """The next micro-batches, [M, B, T] over all processes, and their features where they were stored."""
+        texts, signals = next(self.batches), None
+        if self.features is not None:
+            rows: Any = (self.batches.documents, texts.positions, texts.segments)
+            stored: Any = self.features.take(*rows)
+            signals = Signals(*stored)
+        parts = self.args.micro_batches
+        local = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), (texts, signals))
+        return processes.global_rows(self.mesh, local, axis=1)
+
+    def advance(self) -> training.UpdateReport:
+        """One update; the report's values are there when the devices are done."""
+        self.state, report = self.update(self.state, self.frozen, *self._batch())
+        self.step += 1
+        return report
+
+    def needed(self, lacking: str = "") -> str:
+        """A sentence for a device that is too small: what lies there in gigabytes (1e9 bytes), and what to lower.
+
+        Args:
+          lacking: what the runtime said was too much.
+        """
+        args, devices = self.args, self.mesh.size
+        begun = jax.eval_shape(self._fresh, self.target.params)
+        held = {"target": size_of(self.target.params), "head and optimiser": size_of(begun)}
+        parts = ", ".join(f"{what} {size / 1e9:.2f} GB" for what, size in held.items())
+        together = f" (on {devices} devices together)" if devices > 1 else ""
+        remat = "leave out --no-remat, " if args.remat is False else ""
+        return (
+            f"out of memory on {device()}{lacking}: {parts}{together}, and what an update of {args.rows} rows of "
+            f"{args.length} tokens computes in between. Lower --rows or --length, raise --micro-batches (now "
+            f"{args.micro_batches}), {remat}or spread it over more devices (--fsdp, --tensor)"
+        )
+
+    def named(self, documents: np.ndarray) -> str:
+        """The documents of a batch as a reader finds them: their sources, and the numbers of their rows there."""
+        documents = np.unique(documents[documents >= 0])
+        of = self.corpus.source[documents]
+        rows = {self.corpus.names[source]: self.corpus.row[documents[of == source]] for source in np.unique(of)}
+        return "; ".join(f"{name} {' '.join(map(str, numbers))}" for name, numbers in rows.items())
+
+    def save(self) -> None:
+        """Begins to write a checkpoint of here and now."""
+        state: dict[str, Any] = {"state": self.state}
+        if self.frozen.feature_scale is not None:
+            state["feature_scale"] = self.frozen.feature_scale
+        positions = processes.everyones(self.batches.get_state())
+        notes = {"settings": self.settings, "positions": positions, "steps": self.args.steps}
+        self.checkpoints.save(self.step, state, notes)
+
+    def finished_head(self) -> Params:
+        """What was trained as others read it, float32; of an EAGLE head `{"head": ..., "d2t": ...}`."""
+        return self.learner.finished(self.state.head, self.frozen)
+
+    def evaluate(self) -> Evaluation:
+        """Generates from the held-out prompts with the head as it is, and keeps it if it is the best so far."""
+        params, target = self.finished_head(), self.target
+        cast = jax.tree.map(
+            lambda leaf: leaf.astype(target.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, params
+        )
+        if self.measured_on != self.mesh:
+            weights, cast = respread((target.params, cast), self.measured_on)
+            target = eagle_jax.Target.from_params(target.config, weights, target.name, self.measured_on)
+        target = dataclasses.replace(target, config=dataclasses.replace(target.config, eos_ids=self.stops))
+        head = self.learner.bind(cast, target)
+        tokens = self.args.eval_tokens
+        tau = measure_tau(target, head, self.prompts, max_new_tokens=tokens).tau
+        alpha = measure_n_alpha(target, head, self.prompts, max_new_tokens=tokens).alpha
+        found = Evaluation(tau, alpha)
+        notes = {"settings": self.settings, "measured": self.measured, "n_alpha": found.n_alpha}
+        if self.checkpoints.save_best(self.step, params, notes, found.tau):
+            self._write(params)
+        return found
+
+    def export(self) -> tuple[Path, int]:
+        """Writes the best head, or the last where none was measured, in the official layout; where, and its step."""
+        saved = self.checkpoints.restore_best(self.finished_head())
+        step, params = (self.step, self.finished_head()) if saved is None else (saved.step, saved.state)
+        return self._write(params), step
+
+    def _write(self, params: Params) -> Path:
+        host, directory = processes.to_host(params), self.args.out / self.learner.folder
+        if jax.process_index() == 0:
+            note_run(self.args.out, self.args.target)
+        self.learner.write(host, self.target, directory)
+        return directory
+
+    def flops(self) -> float:
+        """Floating-point operations of an update's matrix products: target, head, and attention's gradient as it is."""
+        shape = (self.args.micro_batches, self.args.rows // self.args.micro_batches, self.args.length)
+        kinds = (jnp.int32, jnp.bool_, jnp.int32, jnp.int32)
+        rows: Any = [jax.ShapeDtypeStruct(shape, kind) for kind in kinds]
+        signals = None
+        if self.features is not None:
+            hidden = self.target.config.hidden_size
+            wide = ((*shape, len(self.features.layout.taps) * hidden), (*shape, hidden))
+            stored: Any = [jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in wide]
+            signals = Signals(*stored)
+        return product_flops(
+            functools.partial(self._update, None, remat=False),
+            *jax.eval_shape(lambda *trees: trees, self.state, self.frozen),
+            Texts(*rows),
+            signals,
+        )
+
+    def parameters(self) -> int:
+        """Numbers that are trained."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.state.head))

@@ -1,0 +1,213 @@
+"""What a training run is set up from: objective, shapes, mesh, target, sources, prompts."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+import eagle_jax
+from eagle_jax.checkpoints import (
+    config_directory,
+    load_head_checkpoint,
+    load_target_checkpoint,
+    read_target_config,
+)
+from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
+from eagle_jax.core.types import Params
+from eagle_jax.data.prompts import first_prompts, none_of
+from eagle_jax.data.sources import Source
+from eagle_jax.parallel import processes
+from eagle_jax.parallel.mesh import FSDP, TENSOR, make_mesh, param_shardings, placer
+from eagle_jax.training.objective import PRESETS, Objective
+from infer.common.programs import naming
+from train.loop.options import RunArgs
+from train.loop.places import head_path
+
+if TYPE_CHECKING:
+    from train.head import Args
+
+PARTS = {
+    "eagle3": "eagle3",
+    "eagle1": "eagle1",
+    "hass": "hass",
+    "medusa": "medusa",
+    "hydra": "hydra",
+    "hydra++": "hydra",
+}
+"""The bundled head that `--init demo` means, by method."""
+DRAFT_VOCAB = 32000
+"""Size of a draft vocabulary where none is asked for, as the published heads have it."""
+
+
+def objective_of(args: Args) -> Objective:
+    """The method's objective with what `args` changes of it."""
+    given: dict[str, Any] = {"steps": args.unroll, "decay": args.decay, "token_loss": args.token_loss, "eta": args.eta,
+             "token_weight": args.token_weight, "feature_weight": args.feature_weight, "noise": args.noise,
+             "chunk": args.chunk, "remat": args.remat}  # fmt: skip
+    return dataclasses.replace(
+        PRESETS[args.method](), **{name: value for name, value in given.items() if value is not None}
+    )
+
+
+def head_config(args: Args, target: DecoderConfig) -> HeadConfig:
+    """The head's shape: one layer as wide as the target's."""
+    width = args.head_intermediate or target.intermediate_size
+    layer = target.one_layer(intermediate_size=width, tie_word_embeddings=False)
+    if args.method != "eagle3":
+        return HeadConfig("eagle1", layer, target.vocab_size, target.hidden_size, (target.num_layers,))
+    # The servers run Llama's layer: no bias, no norm of queries and keys, whatever the target has.
+    layer = dataclasses.replace(layer, qk_norm=False, qkv_bias=False, out_bias=False, mlp_bias=False)
+    taps = taps_of(args.taps, target.num_layers)
+    if (args.draft_vocab or 0) > target.vocab_size:
+        raise ConfigError(f"--draft-vocab {args.draft_vocab} exceeds the target's vocabulary of {target.vocab_size}")
+    wanted = DRAFT_VOCAB if args.draft_vocab is None else args.draft_vocab or target.vocab_size
+    size = min(wanted, target.vocab_size)
+    switches = {"fc_norm": args.fc_norm, "norm_output": args.norm_output}
+    return HeadConfig("eagle3", layer, size, target.hidden_size, taps, **switches)
+
+
+def initial_head(args: Args, target: eagle_jax.Target) -> tuple[HeadConfig, Params | None]:
+    """The head's configuration; with `--init` that head's own, and its parameters in float32.
+
+    Of a given head the taps, the draft vocabulary and the width are taken over where no option says otherwise, and what
+    its layer computes must be what this run's would.
+
+    Raises:
+      ConfigError: it is a head of another kind or shape. CheckpointError: it cannot be loaded.
+    """
+    if args.init is None:
+        return head_config(args, target.config), None
+    embedding = processes.to_host(target.params["embed_tokens"]["embedding"])
+    path = head_path(args.init, "--init", PARTS[args.method])
+    with naming("--init", args.init):
+        given, params = load_head_checkpoint(path, target.config, "float32", embedding=embedding)
+    if args.method == "eagle3":
+        taps = given.taps if args.taps is None else args.taps
+        draft_vocab = given.draft_vocab_size if args.draft_vocab is None else args.draft_vocab
+        args = dataclasses.replace(args, taps=taps, draft_vocab=draft_vocab)
+    width = args.head_intermediate or given.layer.intermediate_size
+    wanted = head_config(dataclasses.replace(args, head_intermediate=width), target.config)
+    told = {name: getattr(given.layer, name) for name in ("max_position", "eos_ids", "bos_id", "architecture")}
+    wanted = dataclasses.replace(wanted, layer=dataclasses.replace(wanted.layer, **told))
+    if wanted != given:
+        pairs = [(name, getattr(given, name), getattr(wanted, name)) for name in vars(wanted) if name != "layer"]
+        pairs += [(name, getattr(given.layer, name), getattr(wanted.layer, name)) for name in vars(wanted.layer)]
+        raise ConfigError(f"--init {args.init} is not a head such as this run trains: {differences(pairs)}")
+    return given, params
+
+
+def differences(pairs: Iterable[tuple[str, Any, Any]]) -> str:
+    """Which of `(name, what is given, what is wanted)` differ, in words."""
+    return "; ".join(f"{name} is {theirs} there and {ours} here" for name, theirs, ours in pairs if theirs != ours)
+
+
+def taps_of(given: tuple[int, ...] | None, layers: int) -> tuple[int, ...]:
+    """The hidden states to fuse of a target of so many layers; unless given a low, a middle and a high one.
+
+    Raises:
+      ConfigError: there are none such.
+    """
+    if given is None and layers < 6:
+        raise ConfigError(f"a target of {layers} layers has no default --taps: name three hidden states")
+    taps = given or (2, layers // 2, layers - 3)
+    if outside := [tap for tap in taps if not 0 <= tap <= layers]:
+        raise ConfigError(f"--taps {' '.join(map(str, outside))}: the target has the hidden states 0 to {layers}")
+    return taps
+
+
+def load_target(path: str | Path, args: RunArgs, mesh: jax.sharding.Mesh, *, layers: bool = False) -> eagle_jax.Target:
+    """The target; without its layers where nothing runs them: features are stored, and no tau is measured.
+
+    Args:
+      layers: they are wanted all the same.
+
+    Raises:
+      ConfigError: it has no room for rows of `--length`. CheckpointError: it cannot be loaded.
+    """
+    room = read_target_config(config_directory(path)).max_position
+    if args.length > room:
+        raise ConfigError(f"--length {args.length} exceeds the target's {room} tokens of context")
+    if layers or args.features is None or args.heldout:
+        return eagle_jax.load_target(path, args.dtype, mesh=mesh)
+    config, params = load_target_checkpoint(path, args.dtype, place=placer(mesh), layers=False)
+    return eagle_jax.Target.from_params(config, params, str(path), mesh)
+
+
+def mesh_of(args: RunArgs) -> jax.sharding.Mesh:
+    """The mesh over all devices of all processes.
+
+    Raises:
+      ConfigError: the rows, or the axes, do not divide evenly.
+    """
+    devices, local = jax.device_count(), jax.local_device_count()
+    if devices % (args.fsdp * args.tensor):
+        raise ConfigError(f"--fsdp {args.fsdp} times --tensor {args.tensor} must divide the {devices} devices")
+    if local % args.tensor:
+        raise ConfigError(f"--tensor {args.tensor} must divide the {local} devices of each process")
+    data = args.data_axis or devices // (args.fsdp * args.tensor)
+    if jax.process_count() > 1 and data * args.fsdp * args.tensor != devices:
+        raise ConfigError(f"--data-axis {data} leaves devices idle; several processes must use all {devices}")
+    parts = args.micro_batches * data * args.fsdp
+    if args.rows % parts:
+        raise ConfigError(
+            f"--rows {args.rows} must be a multiple of {parts}: --micro-batches {args.micro_batches} times the "
+            f"{data * args.fsdp} devices that rows are spread over"
+        )
+    return make_mesh(data, args.tensor, args.fsdp)
+
+
+def generation_mesh(mesh: jax.sharding.Mesh, target: eagle_jax.Target) -> jax.sharding.Mesh:
+    """The same devices for `generate`: without "fsdp", and "tensor" as wide as a process and the target allow.
+
+    Under "fsdp" the compiler gathers all layers before the loop over cycles: whole weights on every device. (Compiled
+    for v5e:4x4, 0.46 GB of temporaries for each layer of an 8B model.)
+    """
+    if mesh.shape[FSDP] == 1:
+        return mesh
+    widest = math.gcd(mesh.size // jax.process_count(), target.config.num_kv_heads)
+    for tensor in (size for size in range(widest, 0, -1) if widest % size == 0):
+        found = make_mesh(mesh.size // tensor, tensor, devices=list(mesh.devices.flat))
+        with contextlib.suppress(ConfigError):  # a vocabulary of an odd size, say; 1 divides all
+            param_shardings(target.params, found)
+            break
+    return found
+
+
+def respread(params: Params, mesh: jax.sharding.Mesh) -> Params:
+    """Parameters on another mesh of the same devices, which may be those of several processes."""
+    return jax.jit(lambda tree: tree, out_shardings=param_shardings(params, mesh))(params)
+
+
+def weights_of(sources: list[Source]) -> dict[str, float] | None:
+    """Shares of the sources where one was given; a source without counts by its documents."""
+    if all(source.weight is None for source in sources):
+        return None
+    if any(source.weight is None for source in sources):
+        missing = ", ".join(source.name for source in sources if source.weight is None)
+        raise ConfigError(f"some sources have a weight and {missing} has none: give one to all, as path@weight")
+    return {source.name: float(source.weight or 0) for source in sources}
+
+
+def held_prompts(args: RunArgs, tokenizer: Any, mesh: jax.sharding.Mesh) -> list[list[int]]:
+    """The first prompts of the held-out sources that leave room for a reply; the sources take turns.
+
+    As many as every device gets the same number of; too few start again from the first.
+    """
+    longest = args.length - args.eval_tokens
+    parts = mesh.size // mesh.shape[TENSOR]
+    count = parts * -(-args.eval_prompts // parts)
+    reasons: collections.Counter[str] = collections.Counter()
+    found = [first_prompts(Source.parse(text), tokenizer, count, longest, reasons) for text in args.heldout]
+    chosen = [part[turn] for turn in range(count) for part in found if turn < len(part)]
+    if not chosen:
+        room = f"--length {args.length} less --eval-tokens {args.eval_tokens}"
+        raise ValueError(f"--heldout {' '.join(args.heldout)}: {none_of(reasons, longest)} ({room})")
+    return list(itertools.islice(itertools.cycle(chosen), count))
