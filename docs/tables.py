@@ -1,7 +1,7 @@
 """Copies tables of docs/results/report.md, and the README's, to where they are shown: `python -m docs.tables`.
 
 A table of docs/results.md whose head the report has becomes the report's; the README's table of speeds is made of the
-timed files. Text around them is for a person to hold against the new numbers, and tests do (tests/test_results_page).
+timed files. Text around them is for a person to hold against the new numbers, and tests do (tests/docs/test_results_page).
 Prints the tables of the page that the report has not, which stay as they are.
 """
 

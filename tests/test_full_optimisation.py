@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-GENERATE = "tests/test_generate.py"
+GENERATE = "tests/runtime/test_generate.py"
 CASES = {
     "golden": "tests/golden -k test_every_run",
     "trees": f"{GENERATE} -k 'of_plain_decoding and (k10n59 or static)'",
     "rows": f"{GENERATE} -k 'adding_a_row and eagle3'",
     "rows-of-lookahead": f"{GENERATE} -k 'adding_a_row and lookahead'",
-    "sharded": "tests/test_sharding.py -k 'text_is_the_same or sampling_and_plain'",
+    "sharded": "tests/runtime/test_sharding.py -k 'text_is_the_same or sampling_and_plain'",
 }
 FAST = ("rows",)
 

@@ -1,0 +1,129 @@
+"""Every random number depends on its key and its number alone, with every generator of JAX, and its tail is right."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import eagle_jax
+from eagle_jax.core.loop import emitted_tokens, generate, required_slots
+from eagle_jax.core.randomness import _fraction, gumbel, row_keys, threefry_keys, uniform
+from eagle_jax.core.sampling import draw, make_sampling
+from tests.models import DRAFTERS, random_prompts, tiny_target
+
+GENERATORS = ["threefry2x32", "rbg", "unsafe_rbg"]
+NUMBERS = jnp.arange(5)
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_number_depends_on_its_own_key_and_number_alone(name):
+    keys = jnp.stack([jax.random.key(seed, impl=name) for seed in (3, 4, 5)])
+    together = jax.vmap(lambda key: gumbel(key, NUMBERS))(keys)
+    alone = [gumbel(key, NUMBERS) for key in keys]
+    assert (together == jnp.stack(alone)).all()
+    assert len(np.unique(together)) == together.size
+    assert (gumbel(keys[1], NUMBERS[3:]) == alone[1][3:]).all()
+    derived = jax.random.key_data(row_keys(keys[0], jnp.array([7, 0, 9])))
+    assert (derived[0] == jax.random.key_data(row_keys(keys[0], jnp.array([7])))[0]).all()
+    assert len(np.unique(derived, axis=0)) == 3
+
+
+def test_keys_of_threefry_stay_and_raw_words_are_read():
+    key = jax.random.key(3)
+    assert (jax.random.key_data(threefry_keys(key)) == jax.random.key_data(key)).all()
+    for name in GENERATORS:
+        key = jax.random.key(3, impl=name)
+        raw = threefry_keys(jax.random.key_data(key))
+        assert (jax.random.key_data(raw) == jax.random.key_data(threefry_keys(key))).all()
+    with pytest.raises(ValueError, match="must have an even number of 32-bit words, got 3"):
+        threefry_keys(jnp.zeros((3,), jnp.uint32))
+
+
+def test_uniform_numbers_are_uniform():
+    values = np.asarray(uniform(jax.random.key(0), jnp.arange(200_000)))
+    assert stats.kstest(values, "uniform").pvalue > 1e-3
+    noise = np.asarray(gumbel(jax.random.key(1), jnp.arange(200_000)))
+    assert stats.kstest(noise, "gumbel_r").pvalue > 1e-3
+
+
+def test_a_fraction_is_as_fine_as_float32_near_zero_and_never_one():
+    most = 2**32 - 1
+    words = [(0, 0), (0, 1), (0, most), (1, 0), (5, 2**31), (2**31, 0), (most, most)]
+    high, low = (jnp.array(part, jnp.uint32) for part in zip(*words, strict=True))
+    exact = np.array([(one * 2.0**32 + other + 0.5) * 2.0**-64 for one, other in words])
+    np.testing.assert_allclose(np.asarray(_fraction(high, low), np.float64), np.minimum(exact, 1 - 2.0**-24), rtol=2e-7)
+
+
+@pytest.mark.slow
+def test_the_law_holds_in_the_tail_of_a_real_vocabulary():
+    """Qwen's vocabulary: one token has 98.5 percent, the others 1e-7 each. Coarse noise draws half as many of them."""
+    vocab, mass, draws = 151_936, 0.015, 6000
+    law = np.full(vocab, mass / (vocab - 1))
+    law[vocab // 2] = 1 - mass
+    logits, sampling = jnp.asarray(np.log(law), jnp.float32), make_sampling(1.0)
+
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 3})
+    def count(logits):
+        at = jnp.arange(draws)
+        drawn = jax.lax.map(lambda index: draw(logits, jax.random.key(0), index, sampling), at)
+        return jnp.sum(drawn != vocab // 2)
+
+    low, high = stats.binom.interval(0.999, draws, mass)  # 61 to 122; coarse noise: about 45
+    assert low <= int(count(logits)) <= high
+
+
+@pytest.mark.parametrize("method", [None, "eagle3-k3n12", "eagle3-rejection"])
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_rows_text_does_not_depend_on_the_other_rows(name, method):
+    target, prompts = tiny_target(), random_prompts([5, 9, 3], 12)
+    head = None if method is None else DRAFTERS[method](target)
+    keys = jnp.stack([jax.random.key(seed, impl=name) for seed in (3, 4, 5)])
+    run = functools.partial(eagle_jax.generate, target, head, temperature=1.5)
+    whole = run(prompts, max_new_tokens=20, key=keys).tokens
+    assert run(prompts, max_new_tokens=[2, 20, 9], key=keys).tokens[1] == whole[1]  # the others end early
+    assert run(prompts[::-1], max_new_tokens=20, key=keys[::-1]).tokens == whole[::-1]
+    if method == "eagle3-k3n12":
+        assert eagle_jax.generate(target, None, prompts, max_new_tokens=20, temperature=1.5, key=keys).tokens == whole
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_the_pure_function_draws_the_same_under_vmap_and_shard_map(name):
+    target = tiny_target()
+    head = DRAFTERS["eagle3-k3n12"](target)
+    params = {"target": target.params, "drafter": head.params}
+    keys = jnp.stack([jax.random.key(seed, impl=name) for seed in range(4)])
+    shape = dict(slots=required_slots(3, 12, head.drafter.depth, 3), max_tokens=12, chunk=3)
+
+    def rows(params, keys):
+        count = keys.shape[0]
+        batch = jnp.tile(jnp.array([[3, 1, 4]]), (count, 1)), jnp.full((count,), 3), jnp.full((count,), 12)
+        state = generate(
+            params, *batch, jnp.full((count, 1), -1), keys, target=target.fn, drafter=head.drafter,
+            sampling=make_sampling(1.5), **shape,
+        )  # fmt: skip
+        return emitted_tokens(state)
+
+    whole = jax.jit(rows)(params, keys)
+    single = jax.jit(jax.vmap(lambda params, key: rows(params, key[None])[0], (None, 0)))(params, keys)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
+    spec = jax.sharding.PartitionSpec
+    spread = jax.shard_map(rows, mesh=mesh, in_specs=(spec(), spec("data")), out_specs=spec("data"), check_vma=False)
+    assert (single == whole).all()
+    assert (jax.jit(spread)(params, keys) == whole).all()
+    assert len(np.unique(np.asarray(whole), axis=0)) == 4
+
+
+def test_the_default_generator_does_not_change_the_text_of_a_seed():
+    target, prompts = tiny_target(), random_prompts([5, 9], 12)
+    wanted = eagle_jax.generate(target, None, prompts, max_new_tokens=9, temperature=1.5, key=3).tokens
+    with jax.default_prng_impl("rbg"):
+        assert eagle_jax.generate(target, None, prompts, max_new_tokens=9, temperature=1.5, key=3).tokens == wanted
+        raw = jax.random.PRNGKey(3)
+        again = eagle_jax.generate(target, None, prompts, max_new_tokens=9, temperature=1.5, key=raw).tokens
+    typed = jax.random.key(3, impl="rbg")
+    assert eagle_jax.generate(target, None, prompts, max_new_tokens=9, temperature=1.5, key=typed).tokens == again

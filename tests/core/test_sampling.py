@@ -1,0 +1,101 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from eagle_jax.core.sampling import draw, make_sampling, process_logits
+from tests import oracles
+
+LOGITS = hnp.arrays(np.float32, 9, elements=st.sampled_from([float(x) for x in np.linspace(-4, 4, 17)]))
+
+
+@given(
+    LOGITS,
+    st.sampled_from([0.3, 1.0, 1.7]),
+    st.sampled_from([0, 1, 2, 5, 50]),
+    st.sampled_from([1.0, 0.93, 0.51, 1e-6]),
+    st.sampled_from([0.0, 0.07, 0.6, 1.0]),
+)
+def test_processors_agree_with_the_oracle(logits, temperature, top_k, top_p, min_p):
+    sampling = make_sampling(temperature, top_k, top_p, min_p)
+    log_probs = np.asarray(process_logits(jnp.asarray(logits), sampling))
+    expected = oracles.processed_law(logits, temperature, top_k, top_p, min_p)
+    # A cumulative probability that meets top_p to the last bit, or a probability that meets min_p, may fall either
+    # way in float32.
+    if not _on_the_edge(logits, temperature, top_k, top_p, min_p):
+        np.testing.assert_allclose(np.exp(log_probs), expected, atol=2e-6)
+    assert np.isfinite(log_probs).any()
+
+
+def _on_the_edge(logits, temperature, top_k, top_p, min_p):
+    around = [
+        oracles.processed_law(logits, temperature, top_k, min(top_p * f, 1.0), min(min_p * f, 1.0)) > 0
+        for f in (1 - 1e-5, 1.0, 1 + 1e-5)
+    ]
+    return any((mask != around[1]).any() for mask in around)
+
+
+def test_half_precision_logits_are_processed_in_float32():
+    out = process_logits(jnp.zeros((5,), jnp.bfloat16), make_sampling(0.7, top_p=0.9))
+    assert out.dtype == jnp.float32
+
+
+def test_ties_of_top_p_go_to_the_lower_index():
+    law = np.exp(process_logits(jnp.zeros((4,)), make_sampling(1.0, top_p=0.5)))
+    np.testing.assert_allclose(law, [0.5, 0.5, 0, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 1000])
+def test_a_large_vocabulary_of_any_logits(vocab):
+    """Large and tiny numbers, equal ones, both zeros, minus infinity."""
+    rng = np.random.default_rng(vocab)
+    logits = (rng.normal(size=vocab) * 10.0 ** rng.integers(-6, 1, vocab)).astype(np.float32)
+    logits[rng.random(vocab) < 0.3] = np.float32(-0.0)
+    logits[rng.random(vocab) < 0.2] = np.float32(0.0)
+    logits[1:][rng.random(vocab - 1) < 0.1] = -np.inf
+    for settings in (dict(top_k=7), dict(top_k=400), dict(top_p=0.3), dict(top_p=0.97), dict(top_k=30, top_p=0.6)):
+        law = np.exp(np.asarray(process_logits(jnp.asarray(logits), make_sampling(0.8, **settings))))
+        np.testing.assert_allclose(law, oracles.processed_law(logits, 0.8, **settings), atol=1e-6)
+
+
+def test_a_row_of_a_batch_is_processed_alone():
+    logits = jax.random.normal(jax.random.key(0), (5, 3, 11)) * 3
+    sampling = make_sampling(0.8, 6, 0.9, 0.02)
+    whole = process_logits(logits, sampling)
+    single = process_logits(logits[2, 1], sampling)
+    np.testing.assert_allclose(whole[2, 1], single, atol=1e-6)
+
+
+def test_draws_follow_the_law_and_depend_on_key_and_index_only():
+    logits = jnp.array([1.0, 0.0, 2.0, -1.0])
+    sampling = make_sampling(1.0, top_k=3)
+    keys = jax.random.split(jax.random.key(5), 20000)
+    tokens = np.asarray(jax.vmap(lambda key: draw(logits, key, jnp.int32(3), sampling))(keys))
+    law = oracles.processed_law(np.asarray(logits), 1.0, 3)
+    np.testing.assert_allclose(np.bincount(tokens, minlength=4) / len(tokens), law, atol=0.012)
+    again = np.asarray(jax.vmap(lambda key: draw(logits, key, jnp.int32(3), sampling))(keys))
+    other = np.asarray(jax.vmap(lambda key: draw(logits, key, jnp.int32(4), sampling))(keys))
+    assert (tokens == again).all() and (tokens != other).any()
+
+
+def test_greedy_takes_the_first_of_equal_logits():
+    assert int(draw(jnp.array([0.0, 3.0, 3.0]), jax.random.key(0), jnp.int32(0), make_sampling())) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (dict(temperature=-0.1), "temperature=-0.1"),
+        (dict(temperature=float("nan")), "temperature=nan"),
+        (dict(temperature=1.0, top_p=0.0), "top_p=0.0"),
+        (dict(temperature=1.0, top_p=1.2), "top_p=1.2"),
+        (dict(temperature=1.0, top_k=-1), "top_k=-1"),
+        (dict(temperature=1.0, min_p=1.5), "min_p=1.5"),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(arguments, named):
+    with pytest.raises(ValueError, match=named.replace(".", r"\.")):
+        make_sampling(**arguments)

@@ -1,0 +1,164 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eagle_jax.config import TreeConfig, static_depths
+from eagle_jax.core.sampling import make_sampling
+from eagle_jax.core.tree import Pool, ancestor_mask, children_with, gather_tree, node_depths, pad_tree, select_best
+from eagle_jax.core.types import PADDING, ROOT, DraftTree, RowRandomness
+from eagle_jax.core.verify import deterministic
+from tests import oracles
+from tests.models import random_prompts, tiny_head
+
+
+@st.composite
+def random_trees(draw, rows=12):
+    """Parents of a tree with padding at the end: [rows] with ROOT first."""
+    nodes = draw(st.integers(1, rows))
+    parents = [ROOT] + [draw(st.integers(0, node - 1)) for node in range(1, nodes)]
+    return np.array(parents + [PADDING] * (rows - nodes), np.int32)
+
+
+@given(random_trees())
+def test_mask_is_the_transitive_closure(parents):
+    mask = np.asarray(ancestor_mask(jnp.asarray(parents)[None], depth=11))[0]
+    np.testing.assert_array_equal(
+        mask, oracles.closure(np.where(parents == PADDING, -1, parents)) | np.eye(12, dtype=bool)
+    )
+    depths = np.asarray(node_depths(jnp.asarray(mask)[None]))[0]
+    np.testing.assert_array_equal(depths, mask.sum(1) - 1)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 8, 9, 31])
+def test_mask_of_a_chain_reaches_the_root_at_every_depth(depth):
+    parents = jnp.arange(-1, depth, dtype=jnp.int32)[None]
+    np.testing.assert_array_equal(ancestor_mask(parents, depth)[0], np.tril(np.ones((depth + 1, depth + 1), bool)))
+
+
+@st.composite
+def candidate_pools(draw, size=30):
+    """Pools as the drafters record them: a child never scores above its parent; gains of 0 make ties."""
+    parents, scores = [], []
+    for index in range(size):
+        parent = draw(st.integers(-1, index - 1))
+        gain = draw(st.sampled_from([0.0, -0.0, -0.5, -1.0, -2.5, -1e-7]))
+        parents.append(parent)
+        scores.append(np.float32((scores[parent] if parent >= 0 else 0.0) + np.float32(gain)))
+    return np.array(parents, np.int32), np.array(scores, np.float32)
+
+
+@given(candidate_pools(), st.integers(1, 30))
+def test_rerank_keeps_the_best_and_stays_connected_with_ties(pool, count):
+    parents, scores = pool
+    tokens = np.arange(100, 130, dtype=np.int32)
+    batch = Pool(*(jnp.asarray(part)[None] for part in (tokens, parents, scores)))
+    kept = np.asarray(select_best(batch, count))[0]
+    assert kept.tolist() == oracles.best_candidates(scores, count)
+    assert all(parents[index] == ROOT or parents[index] in kept for index in kept)
+    tree = gather_tree(jnp.array([7]), batch, jnp.asarray(kept)[None])
+    rows = np.asarray(tree.parents)[0]
+    assert rows[0] == ROOT and (rows[1:] < np.arange(1, count + 1)).all() and (rows[1:] >= 0).all()
+    for row, index in enumerate(kept, start=1):
+        expected = 7 if parents[index] == ROOT else tokens[parents[index]]
+        assert int(tree.tokens[0, rows[row]]) == expected
+        assert float(tree.scores[0, row]) == scores[index]
+
+
+@given(random_trees(), st.data())
+def test_walk_agrees_with_the_oracle_and_never_accepts_padding(parents, data):
+    tokens = np.array([data.draw(st.integers(0, 3)) for _ in parents], np.int32)
+    # Siblings of one tree carry different tokens; repeat siblings become padding.
+    seen = set()
+    for row in range(1, len(parents)):
+        if parents[row] != PADDING and (parents[row], tokens[row]) in seen:
+            parents = np.where(np.arange(len(parents)) >= row, PADDING, parents)
+            break
+        seen.add((parents[row], tokens[row]))
+    choices = np.array([data.draw(st.integers(0, 3)) for _ in parents], np.int32)
+    logits = jax.nn.one_hot(choices, 4)[None] * 5.0
+    tree = DraftTree(jnp.asarray(tokens)[None], jnp.asarray(parents, jnp.int32)[None], jnp.zeros((1, 12)))
+    keys = jax.random.split(jax.random.key(0), 1)
+    result = deterministic(tree, logits, keys, jnp.zeros((1,), jnp.int32), make_sampling(), 11)
+    path, token = oracles.walk(tokens.tolist(), parents.tolist(), choices.tolist())
+    count = int(result.count[0])
+    assert np.asarray(result.path)[0, : count + 1].tolist() == path
+    assert count == len(path) - 1
+    assert int(result.next_token[0]) == token
+    assert all(parents[node] != PADDING for node in path)
+
+
+def test_padded_rows_are_nobodys_child_whatever_their_token():
+    tree = pad_tree(DraftTree(jnp.array([[3, 5]]), jnp.array([[ROOT, 0]]), jnp.zeros((1, 2))), 4)
+    assert tree.tokens.shape == (1, 5)
+    assert np.asarray(tree.valid)[0].tolist() == [True, True, False, False, False]
+    for node in range(5):
+        assert not children_with(tree.tokens[0], tree.parents[0], jnp.arange(5) == node, jnp.int32(0)).any()
+
+
+@given(random_trees(), st.data())
+def test_rows_that_stand_for_the_same_text_are_walked_together(parents, data):
+    """Where siblings carry equal tokens, the longest of all their paths is found."""
+    tokens = np.array([data.draw(st.integers(0, 1)) for _ in parents], np.int32)
+    nodes = np.flatnonzero(parents != PADDING)
+    texts = dict(enumerate([(), *oracles.paths_of(tokens[nodes], parents[nodes])]))
+    after = {text: data.draw(st.integers(0, 1)) for text in sorted(set(texts.values()))}
+    choices = np.array([after.get(texts.get(row, ()), 0) for row in range(len(parents))])
+    wanted: tuple[int, ...] = ()
+    while (*wanted, after[wanted]) in after:
+        wanted = (*wanted, after[wanted])
+    tree = DraftTree(jnp.asarray(tokens)[None], jnp.asarray(parents, jnp.int32)[None], jnp.zeros((1, 12)))
+    result = deterministic(
+        tree, jax.nn.one_hot(choices, 2)[None], jax.random.split(jax.random.key(0), 1), jnp.zeros((1,), jnp.int32),
+        make_sampling(), 11,
+    )  # fmt: skip
+    count = int(result.count[0])
+    assert tokens[np.asarray(result.path)[0, 1 : count + 1]].tolist() == list(wanted)
+    assert int(result.next_token[0]) == after[wanted]
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+@pytest.mark.parametrize(
+    "tree",
+    [
+        TreeConfig(depth=4, top_k=3, num_nodes=14),
+        TreeConfig(depth=3, top_k=4, num_nodes=12, rerank=False),
+        TreeConfig(depth=3, top_k=3, num_nodes=10, rank_by="confidence"),
+        TreeConfig.static([-1, -1, 0, 0, 1, 2, 2, 5]),
+        TreeConfig.chain(5),
+    ],
+    ids=["dynamic", "no-rerank", "confidence", "static", "chain"],
+)
+def test_drafted_trees_are_connected_trees_of_distinct_siblings(kind, tree):
+    head = tiny_head(kind, tree)
+    batch, params = 3, {"target": _target_params(head), "drafter": head.params}
+    state = head.drafter.init(params, batch, 64)
+    state = state._replace(hidden=jax.random.normal(jax.random.key(3), state.hidden.shape))
+    root = jnp.array([1, 2, 3])
+    chance = RowRandomness(jax.random.split(jax.random.key(0), 3), jnp.zeros((3,), jnp.int32))
+    drafted, _ = jax.jit(lambda s: head.drafter.draft(params, s, root, chance, make_sampling()))(state)
+    for b in range(batch):
+        tokens, parents, scores = (np.asarray(part[b]) for part in drafted[:3])
+        assert len(tokens) == tree.num_nodes + 1
+        assert parents[0] == ROOT and all(0 <= parents[i] < i for i in range(1, len(parents)))
+        pairs = [(parents[i], tokens[i]) for i in range(1, len(tokens))]
+        assert len(set(pairs)) == len(pairs)
+        assert all(scores[i] <= scores[parents[i]] for i in range(1, len(scores)))
+        depths = oracles.closure(parents).sum(1) - 1
+        assert depths.max() <= tree.depth
+        if tree.parents is not None:
+            assert depths[1:].tolist() == list(static_depths(tree.parents))
+            assert (parents[1:] - 1).tolist() == list(tree.parents)
+
+
+def _target_params(head):
+    from tests.models import tiny_target
+
+    assert tiny_target().fn is head.target_fn
+    return tiny_target().params
+
+
+def test_prompts_helper_is_reproducible():
+    assert random_prompts([3, 2], 12) == random_prompts([3, 2], 12)

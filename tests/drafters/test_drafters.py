@@ -1,0 +1,179 @@
+"""The trees that an EAGLE head grows against a slow NumPy version of EAGLE-2, with every switch of the ablations."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eagle_jax
+from eagle_jax.config import TreeConfig
+from eagle_jax.core.types import RowRandomness
+from eagle_jax.drafters.eagle import HeadFns
+from eagle_jax.drafters.grow import SPREAD
+from eagle_jax.runtime import generation
+from eagle_jax.runtime.generation import request_of
+from tests import oracles
+from tests.models import random_prompts, tiny_head, tiny_target
+
+SWITCHES = {
+    "eagle2": {},
+    "confidence": {"rank_by": "confidence"},
+    "no-rerank": {"rerank": False},
+    "law": {"sampled_ranking": "law"},
+    "untempered": {"sampled_ranking": "untempered"},
+    "top-p": {"top_p": 0.7},
+    "confidence-top-p": {"rank_by": "confidence", "top_p": 0.5},
+}
+TEMPERATURE = 0.3
+PROMPT_SEEDS = range(4)
+
+
+def drafted(head, seed=0, temperature=TEMPERATURE):
+    """The head's first tree after a prompt, and what a slow version needs to grow the same one."""
+    sampling = generation.make_sampling(temperature)
+    request = request_of(tiny_target(), head, random_prompts([9], 12, seed=seed), 8, sampling, (), 0)
+    state = generation.prefill_program(request.params, *request.arrays, sampling=sampling, **request.options)
+    draft = jax.jit(head.drafter.draft)
+    tree, _ = draft(request.params, state.drafter, state.root, RowRandomness(state.keys, state.num_tokens), sampling)
+    return jax.device_get(tree), request.params, state
+
+
+def path_log_probs(head, params, whole):
+    """Log-confidence of every next token after a path of target ids: one head pass per token, no tree and no mask."""
+    fns = HeadFns(head.config, head.target_fn, "float32")
+    model = fns.expander(params, whole.drafter)
+    known = {}
+
+    def run(path):
+        if path not in known:
+            if not path:
+                hidden, earlier = model.root, model.blank(0)
+            else:
+                parent, earlier = run(path[:-1])[:2]
+                ones = jnp.ones((1, 1, len(path)), bool)
+                states, new = model.extend(jnp.array([[path[-1]]]), parent[:, None], len(path) + 1, ones, earlier)
+                hidden = states[:, 0]
+                earlier = jax.tree.map(lambda old, part: jnp.concatenate([old, part], axis=2), earlier, new)
+            logits = np.asarray(fns.logits(params, hidden), np.float64)[0]
+            tokens = np.asarray(fns.to_target(params, jnp.arange(logits.size)))
+            law = oracles.log_softmax(logits if head.tree.sampled_ranking == "untempered" else logits / TEMPERATURE)
+            if head.tree.sampled_ranking == "draw":  # with the noise that the target's draw at this depth will have
+                key = jax.random.fold_in(whole.keys[0], int(whole.num_tokens[0]) + len(path))
+                law = oracles.log_softmax((law + np.asarray(jax.random.gumbel(key, (12,)))[tokens]) / SPREAD)
+            known[path] = (hidden, earlier, dict(zip(tokens.tolist(), law.tolist(), strict=True)))
+        return known[path]
+
+    return lambda path: run(path)[2]
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+def test_dynamic_trees_are_those_of_the_slow_version(kind, name):
+    nodes = 20 if name == "no-rerank" else 36
+    head = tiny_head(kind, TreeConfig(depth=5, top_k=4, num_nodes=nodes, **SWITCHES[name]), draft_vocab=10)
+    for seed in PROMPT_SEEDS:
+        tree, params, state = drafted(head, seed)
+        law = path_log_probs(head, params, state)
+        expected = oracles.grow_eagle2(
+            law, depth=5, top_k=4, num_nodes=nodes, by_confidence=name.startswith("confidence"),
+            rerank=name != "no-rerank", top_p=head.tree.top_p,
+        )  # fmt: skip
+        got = oracles.paths_of(tree.tokens[0], tree.parents[0])
+        assert set(got) == set(expected)
+        assert dict(zip(got, tree.scores[0][1:][tree.parents[0][1:] >= 0], strict=True)) == pytest.approx(
+            expected, abs=1e-4
+        )
+
+
+@pytest.mark.parametrize("name", [name for name in SWITCHES if name != "eagle2"])
+def test_every_switch_changes_the_tree(name):
+    """Otherwise the comparison above would not notice that a switch is ignored."""
+    nodes = 20 if name == "no-rerank" else 36
+    shape = dict(depth=5, top_k=4, num_nodes=nodes)
+    default = tiny_head("eagle3", TreeConfig(**shape), draft_vocab=10)
+    switched = default.with_tree(TreeConfig(**shape, **SWITCHES[name]))
+    trees = [[drafted(head, seed)[0] for seed in PROMPT_SEEDS] for head in (default, switched)]
+    paths = [[set(oracles.paths_of(tree.tokens[0], tree.parents[0])) for tree in group] for group in trees]
+    assert paths[0] != paths[1]
+
+
+def test_a_full_vocabulary_head_may_permute_its_ids():
+    """`d2t` counts even where draft and target vocabulary have the same size."""
+    head = tiny_head("eagle3", TreeConfig.chain(1))
+    turned = dict(head.params, d2t=jnp.asarray((np.arange(12) + 5) % 12 - np.arange(12), jnp.int32))
+    other = generation.DraftHead.from_params(head.config, turned, tiny_target(), head.tree)
+    first, second = (int(drafted(which, temperature=0.0)[0].tokens[0, 1]) for which in (head, other))
+    assert second == (first + 5) % 12
+
+
+def test_the_drafter_gets_keys_of_its_own_in_every_cycle():
+    """Needed by sampled drafts, which must not share the draws of verification."""
+    head = tiny_head("eagle1", TreeConfig.chain(1))
+    seen = []
+
+    def spy(params, state, root, chance, sampling):
+        words = jax.random.key_data(chance.own_keys())
+        jax.debug.callback(lambda words: seen.append(tuple(np.asarray(words).ravel())), words)
+        return head.drafter.draft(params, state, root, chance, sampling)
+
+    request = request_of(tiny_target(), head, [[1, 2]], 6, generation.make_sampling(1.0), (), 3)
+    drafter = head.drafter._replace(draft=spy)
+    options = dict(request.options, drafter=drafter)
+    state = generation.prefill_program(request.params, *request.arrays, sampling=request.sampling, **options)
+    draws = {tuple(np.asarray(jax.random.key_data(jax.random.fold_in(state.keys[0], i))).ravel()) for i in range(8)}
+    while not state.done.all():
+        state, _ = generation.step_program(
+            request.params, state, target=tiny_target().fn, drafter=drafter, sampling=request.sampling
+        )
+    jax.effects_barrier()
+    assert len(seen) == int(state.cycles[0]) == len(set(seen))
+    assert not set(seen) & draws
+
+
+@pytest.mark.parametrize("tree", [TreeConfig.chain(4), TreeConfig.static([-1, -1, 0, 0, 2, 4])])
+@pytest.mark.parametrize("law", [dict(temperature=1.0), dict(temperature=1.5, top_k=6, top_p=0.9, min_p=0.02)])
+def test_a_head_that_knew_the_targets_law_would_have_every_draw(tree, law, monkeypatch):
+    """Ranked by "draw", drafts whose law is the target's own are all accepted, at any temperature."""
+    table = 2.0 * jax.random.normal(jax.random.key(2), (12, 12))  # for both models: logits after each last token
+    own_forward, own_run = tiny_target().fn.forward, HeadFns.run
+
+    def forward(params, tokens, *rest):
+        return own_forward(params, tokens, *rest)._replace(hidden=jax.nn.one_hot(tokens, 16))
+
+    def run(self, params, tokens, *rest):
+        return own_run(self, params, tokens, *rest)._replace(states=jax.nn.one_hot(tokens, 16))
+
+    monkeypatch.setattr(HeadFns, "run", run)
+    fn = tiny_target().fn._replace(forward=forward, logits=lambda params, hidden: hidden[..., :12] @ table)
+    target = dataclasses.replace(tiny_target(), fn=fn)
+    settings = dict(max_new_tokens=41, eos_ids=(), key=5, **law)
+    accepted = {}
+    for ranking in ("draw", "law"):
+        shape = dataclasses.replace(tree, sampled_ranking=ranking)
+        like = tiny_head("eagle1", shape)
+        head = generation.DraftHead.from_params(like.config, like.params, target, shape)
+        out = eagle_jax.generate(target, head, [[1, 2], [7]], **settings)
+        assert out.tokens == eagle_jax.generate(target, None, [[1, 2], [7]], **settings).tokens
+        accepted[ranking] = out.accepted
+    assert accepted["draw"].tolist() == [[0, 0, 0, 0, 8]] * 2
+    assert accepted["law"][:, :2].sum() > 8, "too sharp a law: ranked without the noise, drafts should mostly fail"
+
+
+def test_static_trees_have_no_ranking_to_choose():
+    with pytest.raises(eagle_jax.ConfigError, match="static tree"):
+        TreeConfig(parents=(-1, 0), rank_by="confidence")
+    with pytest.raises(eagle_jax.ConfigError, match="rerank='no' must be True or False"):
+        TreeConfig(rerank="no")
+    assert TreeConfig.static(np.array([-1, 0, 0])).parents == (-1, 0, 0)
+
+
+@pytest.mark.parametrize(("kind", "depth"), [("eagle1", 6), ("eagle3", 8)])
+def test_the_default_tree_is_that_of_the_heads_paper(kind, depth):
+    like = tiny_head(kind, TreeConfig.chain(2), vocab=16)
+    assert generation.DraftHead.from_params(like.config, like.params, tiny_target(vocab=16)).tree == TreeConfig(
+        depth, 10, 59
+    )

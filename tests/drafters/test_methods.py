@@ -1,0 +1,340 @@
+"""What every method drafts, against slow versions of it; and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import eagle_jax
+from eagle_jax.checkpoints import CheckpointError, save_target_checkpoint
+from eagle_jax.config import ConfigError, MedusaConfig, TreeConfig
+from eagle_jax.core.types import PADDING, ROOT, RowRandomness, Sampling
+from eagle_jax.drafters.lookahead import lookahead
+from eagle_jax.drafters.prompt_lookup import LookupState, prompt_lookup
+from eagle_jax.models.medusa import MedusaHeads, init_medusa_params
+from eagle_jax.runtime import generation
+from eagle_jax.runtime.drafters import BoundDrafter, Medusa, SmallModel
+from eagle_jax.runtime.generation import request_of
+from eagle_jax.runtime.target import Target
+from tests import oracles
+from tests.models import TREES, near_model, random_prompts, tiny_medusa, tiny_target
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def looked_up(text, ngram, length, latest, shortest):
+    """Prompt lookup with lists."""
+    for width in range(ngram, shortest - 1, -1):
+        places = [at for at in range(len(text) - width) if text[at : at + width] == text[-width:]]
+        if places and len(text) > width:
+            at = places[-1 if latest else 0] + width
+            return text[at : at + length]
+    return []
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(1, 4), st.booleans(), st.integers(1, 3))
+def test_prompt_lookup_drafts_what_followed_before(text, ngram, latest, shortest):
+    shortest = min(shortest, ngram)
+    drafter = prompt_lookup(ngram, 6, latest, shortest)
+    rest = np.random.default_rng(len(text)).integers(0, 3, 24 - len(text) + 1)  # garbage beyond the text
+    state = LookupState(jnp.asarray([text[:-1] + rest.tolist()], jnp.int32), jnp.asarray([len(text) - 1]))
+    keys = jax.random.split(jax.random.key(0), 1)
+    chance = RowRandomness(keys, jnp.zeros((1,), jnp.int32))
+    tree, _ = drafter.draft({}, state, jnp.asarray(text[-1:], jnp.int32), chance, Sampling())
+    wanted = looked_up(text, ngram, 6, latest, shortest)
+    assert np.asarray(tree.tokens)[0, 1 : len(wanted) + 1].tolist() == wanted
+    assert np.asarray(tree.parents)[0].tolist() == [ROOT, *range(len(wanted)), *[PADDING] * (6 - len(wanted))]
+
+
+def greedy(target):
+    """The target's choice after a text of token ids."""
+    width = 64
+    causal = jnp.tril(jnp.ones((width, width), bool))
+
+    @jax.jit
+    def choose(texts, ends):
+        out = target.fn.forward(
+            target.params, texts, jnp.broadcast_to(jnp.arange(width)[None], texts.shape), causal, None
+        )
+        last = jnp.take_along_axis(out.hidden, ends[:, None, None], axis=1)[:, 0]
+        return jnp.argmax(target.fn.logits(target.params, last), axis=-1)
+
+    def after(texts):
+        padded = np.zeros((len(texts), width), np.int32)
+        for row, text in enumerate(texts):
+            padded[row, : len(text)] = text
+        return np.asarray(choose(padded, np.array([len(text) - 1 for text in texts]))).tolist()
+
+    return after
+
+
+@pytest.mark.parametrize("size", [512, 5])
+def test_lookahead_is_jacobi_iteration_with_a_pool_of_n_grams(size):
+    """Window and pool, cycle by cycle, against lists: every cell is the target's choice after its column."""
+    ngram, window, guesses = 4, 3, 2
+    target, prompt = tiny_target(), random_prompts([9], 12, seed=5)[0]
+    after, drafter = greedy(target), lookahead(ngram, window, guesses, size)
+    head = BoundDrafter.of(drafter, target)
+    request = request_of(target, head, [prompt], 24, generation.make_sampling(), (), None)
+    state = generation.prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    rows, text, pool = [prompt[:3], prompt[3:6], [prompt[6], prompt[7], prompt[0]]], prompt, []
+    text = [*text, int(state.root[0])]
+    assert np.asarray(state.drafter.window)[0].tolist() == rows
+    hits = 0
+    for _ in range(8):
+        tree, _ = drafter.draft({}, state.drafter, state.root, RowRandomness(state.keys, state.num_tokens), Sampling())
+        offered = [gram[1:] for gram in reversed(pool) if gram[0] == text[-1]][:guesses]
+        rows[0] = [text[-1], *rows[0][1:]]
+        assert np.asarray(tree.tokens)[0, : 3 * window].reshape(3, -1).tolist() == rows
+        branches = np.asarray(tree.tokens)[0, 3 * window :].reshape(guesses, -1).tolist()
+        assert branches[: len(offered)] == offered
+        assert (np.asarray(tree.parents)[0, 3 * window + 3 * len(offered) :] == PADDING).all()
+        hits += len(offered)
+        columns = [[*text, *rows[0][1 : at + 1], *(row[at] for row in rows[1:])] for at in range(window)]
+        fresh = after(columns)
+        for at in range(window):
+            gram = [*(row[at] for row in rows), fresh[at]]
+            pool = [other for other in pool if other != gram] + [gram]
+        rows = [*rows[1:], fresh]
+        state, info = generation.step_program(
+            request.params, state, target=target.fn, drafter=drafter, sampling=request.sampling
+        )
+        text = text + np.asarray(info.tokens)[0, : int(info.emitted[0])].tolist()
+        assert np.asarray(state.drafter.window)[0].tolist() == rows
+        stamps = np.asarray(state.drafter.stamps)[0]
+        kept = np.asarray(state.drafter.pool)[0][np.argsort(stamps)][(stamps == 0).sum() :].tolist()
+        assert pool[-len(kept) :] == kept  # the latest
+        assert min(len(pool), size - window) <= len(kept) <= size
+        pool = kept
+    assert hits > 1, "no n-gram was ever offered"
+
+
+def test_a_draft_model_with_fewer_positions_than_its_target_says_so():
+    target, model = tiny_target(), tiny_target(layers=1, seed=3)
+    short = eagle_jax.Target.from_params(dataclasses.replace(model.config, max_position=64), model.params, "short")
+    with pytest.warns(UserWarning, match="draft model 'short' has 64 positions and the target .* behind 64"):
+        SmallModel.bind(target, short)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SmallModel.bind(target, model)
+
+
+@pytest.mark.parametrize("tree", [TreeConfig.chain(4), TreeConfig.chain(4, "rejection")])
+def test_a_draft_model_that_is_the_target_is_always_right(tree):
+    """So its cache, positions and masks are those of the text; rows of one token and of many."""
+    target = tiny_target()
+    head = SmallModel.bind(target, target, tree)
+    for temperature in (0.0, 0.7):
+        out = eagle_jax.generate(
+            target, head, random_prompts([1, 9, 20], 12), max_new_tokens=33, temperature=temperature, key=3, eos_ids=()
+        )
+        assert out.accepted[:, :-1].sum() == 0
+
+
+def test_a_draft_model_scores_its_tree_as_plain_passes_do():
+    target, prompt = tiny_target(), random_prompts([9], 12, seed=5)[0]
+    head = SmallModel.bind(target, target, TREES["k3n12"])
+    request = request_of(target, head, [prompt], 24, generation.make_sampling(), (), None)
+    state = generation.prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    chance = RowRandomness(state.keys, state.num_tokens)
+    tree, _ = jax.jit(head.drafter.draft)(request.params, state.drafter, state.root, chance, request.sampling)
+    paths = oracles.paths_of(np.asarray(tree.tokens[0]), np.asarray(tree.parents[0]))
+    for path, score in zip(paths, tree.scores[0, 1:], strict=True):
+        text = jnp.asarray([[*prompt, int(state.root[0]), *path]])
+        causal = jnp.tril(jnp.ones((text.shape[1],) * 2, bool))
+        out = target.fn.forward(target.params, text, jnp.arange(text.shape[1])[None], causal, None)
+        law = jax.nn.log_softmax(target.fn.logits(target.params, out.hidden[0, len(prompt) : -1]))
+        assert float(score) == pytest.approx(sum(float(law[at, token]) for at, token in enumerate(path)), abs=1e-4)
+
+
+def test_a_draft_model_may_pad_its_vocabulary():
+    """Checkpoints of one family do: 151,936 rows here, 152,064 there."""
+    target, other = tiny_target(), tiny_target(vocab=16, layers=1, seed=2)
+    prompts = random_prompts([4, 7], 12)
+    plain = eagle_jax.generate(target, None, prompts, max_new_tokens=16, temperature=0.8, key=1)
+    larger = SmallModel.bind(target, other, TreeConfig.chain(3))
+    assert eagle_jax.generate(target, larger, prompts, max_new_tokens=16, temperature=0.8, key=1).tokens == plain.tokens
+    wide = SmallModel.bind(other, target, TreeConfig.chain(3, "rejection"))
+    wanted = eagle_jax.generate(other, None, random_prompts([4, 7], 16), max_new_tokens=16)
+    assert eagle_jax.generate(other, wide, random_prompts([4, 7], 16), max_new_tokens=16).tokens == wanted.tokens
+    with pytest.raises(ConfigError, match="exceeds the 12 tokens of the draft model"):
+        SmallModel.bind(target, other, TreeConfig(depth=1, top_k=13, num_nodes=13))
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "hydra++"])
+def test_medusa_and_hydra_heads_read_what_they_should(kind):
+    """Head i after a path: the state before the root, the root's embedding, those of the path; tree, chain, dynamic."""
+    target, prompt = tiny_target(), random_prompts([9], 12, seed=5)[0]
+    embedding = np.asarray(target.params["embed_tokens"]["embedding"])
+    for name in ("static", "k3n12"):
+        head = tiny_medusa(kind, TREES[name])
+        request = request_of(target, head, [prompt], 24, generation.make_sampling(), (), None)
+        state = generation.prefill_program(
+            request.params, *request.arrays, sampling=request.sampling, **request.options
+        )
+        model = MedusaHeads(head.config)
+        run = functools.partial(model.apply, {"params": head.params["heads"]})
+        size = len(prompt)
+        causal, positions = jnp.tril(jnp.ones((size, size), bool)), jnp.arange(size)[None]
+        read = target.fn.forward(target.params, jnp.asarray([prompt]), positions, causal, None).hidden
+        if kind == "hydra++":
+            read = run(read, positions, causal, method="prefix").states
+        read = np.asarray(read[0, -1])
+        np.testing.assert_allclose(state.drafter.hidden[0], read, atol=1e-5)
+        chance = RowRandomness(state.keys, state.num_tokens)
+        tree, _ = jax.jit(head.drafter.draft)(request.params, state.drafter, state.root, chance, request.sampling)
+        paths = oracles.paths_of(np.asarray(tree.tokens[0]), np.asarray(tree.parents[0]))
+        for path, score in zip(paths, np.asarray(tree.scores[0, 1:]), strict=True):
+            total = 0.0
+            for depth, token in enumerate(path):
+                before = [read, embedding[int(state.root[0])], *embedding[list(path[:depth])]]
+                law = jax.nn.log_softmax(run(jnp.concatenate(before[:1] if kind == "medusa" else before), depth))
+                total += float(law[token])
+            assert score == pytest.approx(total, abs=1e-4)
+
+
+def test_heads_of_another_model_are_refused():
+    head = tiny_medusa("medusa", TREES["static"])
+    with pytest.raises(ConfigError, match="heads: hidden_size=16, and the target's is 18: heads of another model"):
+        head.on(Target.from_params(dataclasses.replace(tiny_target().config, hidden_size=18), tiny_target().params))
+    with pytest.raises(ConfigError, match=r"TreeConfig\.depth=5 exceeds the 4 heads, one for every level"):
+        tiny_medusa("medusa", TreeConfig.chain(5))
+    with pytest.raises(ConfigError, match="kind='medusa' has none"):
+        MedusaConfig("medusa", 16, 12, prefix=tiny_target().config.one_layer())
+    with pytest.raises(ConfigError, match="prefix is 16 wide, the heads 8"):
+        MedusaConfig("hydra", 8, 12, prefix=tiny_target().config.one_layer())
+
+
+def write_tokenizer(path, tokens):
+    path.mkdir(parents=True, exist_ok=True)
+    model = {"type": "BPE", "vocab": {token: number for number, token in enumerate(tokens)}, "merges": []}
+    (path / "tokenizer.json").write_text(json.dumps({"model": model, "added_tokens": []}))
+
+
+def test_a_draft_model_of_another_tokenizer_is_refused(tmp_path):
+    small, tokens = tiny_target(layers=1, seed=3), [f"t{number}" for number in range(12)]
+    target = tiny_target()
+    for name, model in (("target", target), ("draft", small)):
+        save_target_checkpoint(model.config, model.params, tmp_path / name, "float32")
+        write_tokenizer(tmp_path / name, tokens)
+    loaded = eagle_jax.load_target(tmp_path / "target")
+    draft = eagle_jax.load_draft_model(tmp_path / "draft", loaded)
+    prompts = random_prompts([5], 12)
+    plain = eagle_jax.generate(loaded, None, prompts, max_new_tokens=9)
+    assert eagle_jax.generate(loaded, draft, prompts, max_new_tokens=9).tokens == plain.tokens
+    write_tokenizer(tmp_path / "draft", [*tokens[:7], "other", *tokens[8:]])
+    with pytest.raises(CheckpointError, match="token 7 is 'other' here and 't7' there; a draft model must have its"):
+        eagle_jax.load_draft_model(tmp_path / "draft", loaded)
+    with pytest.raises(CheckpointError, match="token 7 is 'other' here"):  # whatever the target is called
+        eagle_jax.load_draft_model(tmp_path / "draft", dataclasses.replace(loaded, name="gpt2-medium"))
+    bare = eagle_jax.Target.from_params(loaded.config, loaded.params, "a/policy")  # has no files to compare with
+    with pytest.warns(UserWarning, match=r"^target in memory has no tokenizer files: taken to have those of .*draft"):
+        assert eagle_jax.load_draft_model(tmp_path / "draft", bare).vocab_size == 12
+    write_tokenizer(tmp_path / "draft", tokens[:9])
+    with pytest.raises(CheckpointError, match="3 token ids, 9 the first, are only in one of them"):
+        eagle_jax.load_draft_model(tmp_path / "draft", loaded)
+    (tmp_path / "draft" / "tokenizer.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: cannot be read as JSON"):
+        eagle_jax.load_draft_model(tmp_path / "draft", loaded)
+    (tmp_path / "draft" / "tokenizer.json").unlink()
+    # Nothing to compare but the sizes, which is said.
+    with pytest.warns(UserWarning, match=r"^draft model .*draft has no tokenizer files: taken to have the target's$"):
+        eagle_jax.load_draft_model(tmp_path / "draft", loaded)
+    (tmp_path / "draft" / "tokenizer.model").touch()
+    with pytest.warns(UserWarning, match="are of different kinds and were not compared"):
+        eagle_jax.load_draft_model(tmp_path / "draft", loaded)
+    (tmp_path / "target" / "tokenizer.json").unlink()
+    with pytest.warns(UserWarning, match=r"^target .*target has no tokenizer files: taken to have those of draft"):
+        eagle_jax.load_draft_model(tmp_path / "draft", loaded)
+    for name in ("draft", "target"):
+        (tmp_path / name / "tokenizer.model").write_bytes(name.encode())
+    with pytest.raises(CheckpointError, match=r"their tokenizer\.model differ"):
+        eagle_jax.load_draft_model(tmp_path / "draft", loaded)
+
+
+@pytest.mark.parametrize("where", ["files", "memory"])
+def test_without_tokenizers_the_sizes_of_the_vocabularies_must_agree(where, tmp_path):
+    other = tiny_target(vocab=16, layers=1, seed=3)
+    save_target_checkpoint(other.config, other.params, tmp_path / "draft", "float32")
+    target = tiny_target()
+    if where == "files":
+        save_target_checkpoint(target.config, target.params, tmp_path / "target", "float32")
+        target = eagle_jax.load_target(tmp_path / "target")
+    with pytest.raises(CheckpointError, match="vocabularies of 16 and 12 tokens; a draft model must have its target's"):
+        eagle_jax.load_draft_model(tmp_path / "draft", target)
+
+
+def test_a_method_without_a_tree_says_what_it_has_instead():
+    target = tiny_target()
+    for method, call in (
+        (eagle_jax.prompt_lookup(target), r"eagle_jax\.prompt_lookup\(target, length=, ngram=, latest=, shortest=\)"),
+        (eagle_jax.lookahead(target).on(target), r"eagle_jax\.lookahead\(target, ngram=, window=, guesses=, pool=\)"),
+        (BoundDrafter.of(prompt_lookup(), target, name="mine"), r"BoundDrafter\.of and another Drafter"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{method.name} has no tree that could be another: bind it .* {call}$"):
+            method.with_tree(TreeConfig.chain(3))
+
+
+def test_methods_refuse_numbers_that_cannot_be():
+    target = tiny_target()
+    for call, message in (
+        (lambda: eagle_jax.prompt_lookup(target, ngram=0), "prompt_lookup: ngram=0 must be an integer of at least 1"),
+        (lambda: eagle_jax.prompt_lookup(target, ngram=2, shortest=3), "shortest=3 must be at most ngram=2"),
+        (lambda: eagle_jax.lookahead(target, ngram=1), "lookahead: ngram=1 must be an integer of at least 2"),
+        (lambda: eagle_jax.lookahead(target, guesses=0), "guesses=0 must be an integer of at least 1"),
+        (lambda: eagle_jax.lookahead(target, guesses=9, pool=8), "pool=8 must be at least 9: a pass finds 7 n-grams"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            call()
+
+
+def wide_hydra(target):
+    config = MedusaConfig("hydra", 16, 16, num_heads=3, prefix=target.config.one_layer())
+    params = jax.tree.map(lambda leaf: 4 * leaf, init_medusa_params(config, jax.random.key(2)))
+    return Medusa.from_params(config, params, target, TreeConfig.static([-1, -1, 0, 0, 2]))
+
+
+@pytest.mark.parametrize("name", ["small", "lookup", "lookahead", "hydra++"])
+def test_methods_on_a_mesh_write_the_same_text(name):
+    from tests.runtime.test_sharding import pair
+
+    target = pair()[0]
+    drafter = {
+        "small": lambda: near_model(target, TREES["k3n12"]),
+        "hydra++": lambda: wide_hydra(target),
+        "lookup": lambda: eagle_jax.prompt_lookup(target),
+        "lookahead": lambda: eagle_jax.lookahead(target, ngram=3, window=4, guesses=3),
+    }[name]()
+    prompts = random_prompts([5, 9, 3, 7], 16)
+    options = {"max_new_tokens": [12, 20, 20, 17], "eos_ids": (3,)}
+    alone = eagle_jax.generate(target, drafter, prompts, **options)
+    together = eagle_jax.generate(
+        *eagle_jax.shard(target, drafter, eagle_jax.parallel.mesh.make_mesh(2, 2)), prompts, **options
+    )
+    assert together.tokens == alone.tokens
+    np.testing.assert_array_equal(together.accepted, alone.accepted)
+
+
+def test_the_method_that_the_documentation_writes(capsys):
+    block = re.search(r"^```python\n(.*?)^```$", (DOCS / "drafters.md").read_text(encoding="utf-8"), re.S | re.M)
+    names: dict[str, object] = {}
+    assert len(block[1].splitlines()) <= 40
+    exec(compile(block[1], "docs/drafters.md", "exec"), names)
+    tau = float(capsys.readouterr().out.split()[-1])
+    assert tau > 1
+    target = tiny_target()
+    method = BoundDrafter.of(names["pair_lookup"](12, 3), target)
+    prompts, run = random_prompts([5, 30, 1], 12), dict(max_new_tokens=24, temperature=1.0, key=2)
+    text = eagle_jax.generate(target, method, prompts, **run)
+    assert text.tokens == eagle_jax.generate(target, None, prompts, **run).tokens

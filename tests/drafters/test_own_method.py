@@ -1,0 +1,86 @@
+"""A method of a user's own that is not what `Drafter` says: one sentence, before anything is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+import eagle_jax
+from eagle_jax import Drafter, DraftTree
+from tests.models import tiny_target
+
+LENGTH = 3
+
+
+def drafts(batch: int, length: int = LENGTH) -> DraftTree:
+    shape = (batch, length + 1)
+    parents = jnp.broadcast_to(jnp.arange(-1, length, dtype=jnp.int32), shape)
+    return DraftTree(jnp.zeros(shape, jnp.int32), parents, jnp.zeros(shape))
+
+
+def method(**own: Any) -> Drafter:
+    """Drafts zeros, and counts what was confirmed."""
+    functions: dict[str, Any] = {
+        "init": lambda params, batch, slots: jnp.zeros((batch,), jnp.int32),
+        "draft": lambda params, state, root, chance, sampling: (drafts(root.shape[0]), state),
+        "update": lambda params, state, verified: state + verified.count,
+        "taps": (), "depth": LENGTH, "num_nodes": LENGTH,
+    }  # fmt: skip
+    return Drafter(**functions | own)
+
+
+def generate(drafter: Drafter) -> Any:
+    target = tiny_target()
+    bound = eagle_jax.BoundDrafter.of(drafter, target, name="own")
+    return eagle_jax.generate(target, bound, [[1, 2, 3], [4]], max_new_tokens=4)
+
+
+def test_a_method_as_it_should_be():
+    assert [len(row) for row in generate(method()).tokens] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"taps": (0, 9)}, r"drafter 'own' has taps \[9\]: this target has hidden states 0 to \d"),
+        (
+            {"draft": lambda params, state, root, chance, sampling: drafts(root.shape[0])},
+            r"the drafter's draft returned a DraftTree: return \(DraftTree, state\)",
+        ),
+        (
+            {"draft": lambda params, state, root, chance, sampling: (drafts(root.shape[0]).tokens, state)},
+            r"the drafter's draft returned a tuple of \w+, \w+: return \(DraftTree, state\)",
+        ),
+        (
+            {"draft": lambda params, state, root, chance, sampling: (drafts(root.shape[0], 2), state)},
+            r"draft returned tokens int32\[2, 3\]: of batch 2 and num_nodes=3 it is int32\[2, 4\], the root in front",
+        ),
+        (
+            {
+                "draft": lambda params, state, root, chance, sampling: (
+                    DraftTree(drafts(root.shape[0]).tokens, jnp.zeros((2, 4)), jnp.zeros((2, 4))),
+                    state,
+                )
+            },
+            r"draft returned parents float32\[2, 4\]: of batch 2 and num_nodes=3 it is int32\[2, 4\]",
+        ),
+        (
+            {"draft": lambda params, state, root, chance, sampling: (drafts(root.shape[0]), state[:1])},
+            r"the drafter's draft made a state of another form than it was given: int32\[1\] of int32\[2\]; a state",
+        ),
+        (
+            {"update": lambda params, state, verified: state + 0.5},
+            r"the drafter's update made a state of another form than it was given: float32\[2\] of int32\[2\]",
+        ),
+        (
+            {"update": lambda params, state, verified: None},
+            r"the drafter's update made a state of another form than it was given: None of int32\[2\]",
+        ),
+    ],
+    ids=["taps", "no state", "no tree", "too few nodes", "parents", "draft's state", "update's state", "no update"],
+)
+def test_what_does_not_fit_is_said_in_one_sentence(own, message):
+    with pytest.raises(ValueError, match=message):
+        generate(method(**own))

@@ -1,0 +1,208 @@
+"""Bad input gets one clear error that names the culprit and the remedy, before anything is compiled."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from transformers import BatchEncoding
+
+import eagle_jax
+from eagle_jax.config import ConfigError, TreeConfig
+from eagle_jax.core.sampling import make_sampling
+from eagle_jax.runtime import generation
+from eagle_jax.runtime.generation import request_of
+from tests.models import tiny_head, tiny_target
+
+GOOD = [[1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda run: jax.jit(lambda x: run(x).tokens)(jnp.array(GOOD)), "prompts is traced"),
+        (lambda run: jax.jit(lambda: run(GOOD).tokens)(), "this is called while JAX traces"),
+        (lambda run: jax.jit(lambda k: run(GOOD, key=k).tokens)(jax.random.key(0)), "key is traced"),
+        (lambda run: jax.vmap(lambda k: run(GOOD, key=k).tokens)(jax.random.split(jax.random.key(0))), "key is traced"),
+        (lambda run: jax.jit(lambda t: run(GOOD, temperature=t).tokens)(0.5), "temperature is traced"),
+    ],
+)
+def test_to_be_traced_is_refused_and_what_can_be_is_named(call, message):
+    """Before: JAX's own error from deep inside, one of them after twenty seconds."""
+    target = tiny_target()
+    with pytest.raises(ValueError, match=f"{message}: .*from eagle_jax.generate import generate"):
+        call(lambda prompts, **options: eagle_jax.generate(target, None, prompts, max_new_tokens=4, **options))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled():
+    before = generation.generate_program._cache_size()
+    yield
+    assert generation.generate_program._cache_size() == before
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([], "non-empty list of lists"),
+        (None, "non-empty list of lists"),
+        ([1, 2], r"prompts\[0\] is a single token id, expected a list of them; one prompt .* as \[prompt\]"),
+        ("hello", r"prompts is a str: tokenize text first"),
+        (["hello"], r"prompts\[0\] is a str: tokenize text first"),
+        ([{"input_ids": [1]}], r"prompts\[0\] is a dict of input_ids: pass the token ids, its \['input_ids'\]"),
+        ([[1], []], r"prompts\[1\] is empty"),
+        ([[1, 12]], r"prompts\[0\]\[1\]=12 lies outside the vocabulary of 12 tokens"),
+        ([[-1]], r"prompts\[0\]\[0\]=-1 lies outside"),
+        ([[0.5]], "integer token ids"),
+        ([[[1]]], "flat list"),
+        ([[1, [2, 3]]], "flat list"),
+        (
+            BatchEncoding({"input_ids": [[1]], "attention_mask": [[1]]}),
+            r"BatchEncoding of input_ids, .*\['input_ids'\]",
+        ),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
+)
+def test_prompts(prompts, message):
+    with pytest.raises(ValueError, match=message):
+        eagle_jax.generate(tiny_target(), None, prompts)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(max_new_tokens=510), "exceeds the model's length of 512.*at most 509"),
+        (dict(max_new_tokens=0), "max_new_tokens=0 .*at least 1"),
+        (dict(max_new_tokens=[3, 3]), "2 entries for 1 prompts"),
+        (dict(temperature=-1.0), "temperature=-1.0 must be"),
+        (dict(temperature=1.0), "pass key="),
+        (dict(temperature=1.0, key=0, top_p=0.0), r"top_p=0.0 must lie in \(0, 1\]"),
+        (dict(temperature=1.0, key=0, top_p=1.01), r"top_p=1.01 must lie in \(0, 1\]"),
+        (dict(temperature=1.0, key=0, top_k=-3), "top_k=-3"),
+        (dict(temperature=1.0, key=0, min_p=2.0), "min_p=2.0"),
+        (dict(eos_ids=[12]), "eos_ids: 12 lies outside the vocabulary"),
+        (dict(eos_ids=[[1], [2]]), "2 sets for 1 prompts"),
+        (dict(eos_ids=3.5), "eos_ids=3.5 must be a token id, a list"),
+        (dict(eos_ids=[None]), r"eos_ids=\[None\] must be"),
+        (dict(eos_ids="2"), "eos_ids='2' must be"),
+        (dict(eos_ids=True), "eos_ids=True must be"),
+        (dict(temperature=1.0, key=0, top_k=2**40), "top_k=1099511627776 must be an integer"),
+        (dict(temperature=1.0, key=2**70), "JAX keeps 32 bits of a seed"),
+        (dict(temperature=1.0, key=-1), "key=-1 must lie in 0 to"),
+        (dict(max_new_tokens=2.5), "max_new_tokens=2.5 .*must be an integer"),
+        (dict(max_new_tokens=[[2], [3, 4]]), r"2 entries for 1 prompts"),
+        (dict(max_new_tokens=[[2]]), r"max_new_tokens=\[2\] \(row 0\) must be an integer"),
+        (dict(max_new_tokens=None), "max_new_tokens=None .*must be an integer"),
+        (dict(temperature=None), "temperature=None must be a number"),
+        (dict(temperature="1"), "temperature='1' must be a number"),
+        (dict(temperature=1e-40, key=0), "temperature must be 0 .greedy decoding. or lie in .*, got 1e-40"),
+        (dict(temperature=1.0, key=0, top_p=None), "top_p=None must be a number"),
+        (dict(temperature=1.0, key="a"), "key='a' must be jax.random.key"),
+        (dict(temperature=1.0, key=True), "key=True must be jax.random.key"),
+        (
+            dict(temperature=1.0, key=jax.random.split(jax.random.key(0))),
+            r"array of key<fry>\[2\]: pass one key",
+        ),
+    ],
+)
+def test_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        eagle_jax.generate(tiny_target(), None, GOOD, **options)
+
+
+def test_paths_where_loaded_things_belong():
+    with pytest.raises(ValueError, match=r"target is a str: pass what eagle_jax\.load_target returns"):
+        eagle_jax.generate("path", None, GOOD)
+    with pytest.raises(ValueError, match=r"drafter is the string 'path': pass what eagle_jax\.load_drafter"):
+        eagle_jax.generate(tiny_target(), "path", GOOD)
+    with pytest.raises(ValueError, match=r"drafter is the string 'atuo'"):
+        eagle_jax.generate(tiny_target(), "atuo", GOOD, profile="p.yaml")
+    with pytest.raises(ValueError, match=r"not bound to a target: pass eagle_jax\.BoundDrafter\.of\(drafter, target\)"):
+        eagle_jax.generate(tiny_target(), tiny_head("eagle3", TreeConfig.chain(2)).drafter, GOOD)
+
+
+def test_what_a_head_is_loaded_with():
+    with pytest.raises(ValueError, match=r"target is a str: pass what eagle_jax\.load_target returns"):
+        eagle_jax.load_drafter("head", "path/of/target")
+    head = tiny_head("eagle3", TreeConfig.chain(2))
+    with pytest.raises(ConfigError, match=r"tree=59 must be an eagle_jax\.TreeConfig"):
+        head.with_tree(59)
+
+
+def test_arrays_are_welcome_where_lists_are():
+    request = request_of(
+        tiny_target(), None, jnp.array([[1, 2, 3]]), jnp.array([4]), generation.make_sampling(), jnp.array([5, 2]), None
+    )
+    prompts, _, budget, stops, _ = request.arrays
+    assert prompts[0, :3].tolist() == [1, 2, 3]
+    assert budget.tolist() == [4]
+    assert stops.tolist() == [[5, 2, -1, -1]]
+
+
+def test_stream_refuses_at_the_call():
+    for prompt, message in (
+        ([], "prompt is empty"),
+        ("hi", "prompt is a str: tokenize text first"),
+        ([[1]], "prompt must be a flat list of integer token ids; stream takes one prompt, such as prompts"),
+        (7, "prompt is a single token id"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            eagle_jax.stream(tiny_target(), None, prompt)
+    with pytest.raises(ValueError, match="target is a str"):
+        eagle_jax.stream("path", None, [1])
+
+
+def test_a_prompt_that_fills_the_model():
+    with pytest.raises(ValueError, match="shorten the prompt: it leaves no room for an answer"):
+        eagle_jax.generate(tiny_target(), None, [[1] * 600])
+
+
+def test_arguments_of_the_pure_functions():
+    """Checked before anything is traced; called here directly, since the tests' type checks would come first."""
+    from eagle_jax.core.loop import _check
+
+    head, keys = tiny_head("eagle3", TreeConfig.chain(2)), jax.random.split(jax.random.key(0), 1)
+    target, row = tiny_target(), jnp.array([4])
+    good = {
+        "params": {"target": target.params, "drafter": head.params}, "target": target.fn, "drafter": head.drafter,
+        "prompts": jnp.ones((1, 4), jnp.int32), "lengths": row, "budget": row, "keys": keys,
+        "eos_ids": jnp.array([[-1]]), "sampling": make_sampling(1.0),
+    }  # fmt: skip
+    _check(**good)
+    for change, message in (
+        ({"target": target}, r"target is a Target, expected a TargetFn: give its \.fn"),
+        ({"drafter": head}, r"drafter is a DraftHead, expected a Drafter: give its \.drafter"),
+        (
+            {"sampling": 1.0},
+            r"sampling is a float, expected a Sampling: give eagle_jax\.sampling\.make_sampling",
+        ),
+        ({"params": target.params}, 'params must be {"target": ..., "drafter": ...}'),
+        ({"prompts": [[1, 2], [3]]}, r"prompts is a list, expected an array \[B, P\]"),
+        ({"prompts": row}, r"prompts is of shape \[1\], expected an array \[B, P\]"),
+        ({"keys": keys[0]}, r"keys is of shape \[\], expected an array \[B\]"),
+        ({"lengths": jnp.array([4, 4])}, r"lengths is of shape \[2\]"),
+        ({"eos_ids": row}, r"eos_ids is of shape \[1\], expected an array \[B, E\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _check(**{**good, **change})
+
+
+def test_a_drafter_bound_to_another_target():
+    head = tiny_head("eagle3", TreeConfig.chain(2))
+    other = tiny_target(vocab=13)
+    with pytest.raises(ValueError, match="loaded for another target"):
+        eagle_jax.generate(other, head, GOOD)
+
+
+def test_a_tree_wider_than_the_draft_vocabulary():
+    with pytest.raises(ConfigError, match="top_k=11 exceeds the head's draft vocabulary of 10"):
+        tiny_head("eagle3", TreeConfig(depth=2, top_k=11, num_nodes=20), draft_vocab=10)
+
+
+def test_a_cache_too_small_for_the_run():
+    request = request_of(tiny_target(), None, GOOD, 8, generation.make_sampling(), None, None)
+    options = request.options | {"slots": 16}
+    with pytest.raises(ValueError, match="slots=16 is below the 65 cache slots"):
+        jax.eval_shape(
+            lambda *a: generation.run_prefill(*a, sampling=request.sampling, **options), request.params, *request.arrays
+        )

@@ -1,0 +1,189 @@
+"""Joining processes: what the environment says; whose rows lie where. Runs: tests/training/test_head_program.py."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from jax._src.clusters import cloud_tpu_cluster
+
+from eagle_jax.config import ConfigError
+from eagle_jax.parallel import processes
+from eagle_jax.parallel.mesh import make_mesh
+
+ALL = {"JAX_COORDINATOR_ADDRESS": "host0:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "2"}
+
+
+@pytest.fixture
+def joined(monkeypatch) -> list[tuple]:
+    calls: list[tuple] = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *args: calls.append(args))
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("environment", "call"),
+    [
+        ({}, None),
+        (ALL, ("host0:1234", 4, 2)),
+        ({"TPU_WORKER_HOSTNAMES": "localhost"}, None),
+        ({"TPU_WORKER_HOSTNAMES": "t0,t1"}, ()),
+        ({"TPU_PROCESS_ADDRESSES": "t0:8476,t1:8476"}, ()),
+        ({"TPU_PROCESS_ADDRESSES": "t0:8476", "TPU_WORKER_HOSTNAMES": "t0,t1"}, None),
+        ({"MEGASCALE_COORDINATOR_ADDRESS": "t0"}, ()),
+        ({"SLURM_NTASKS": "1"}, None),
+        ({"SLURM_NTASKS": "8"}, ()),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, ()),
+    ],
+)
+def test_processes_are_joined_where_there_are_several(environment, call, joined):
+    processes.initialise(environment)
+    assert joined == ([] if call is None else [call])
+
+
+@pytest.fixture
+def metadata(monkeypatch) -> dict[str, str]:
+    """A machine with TPU chips, and what its metadata server answers."""
+    answers: dict[str, str] = {}
+    found = lambda key: (answers[key], 200) if key in answers else ("", 404)  # noqa: E731
+    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
+    monkeypatch.setattr(cloud_tpu_cluster, "get_metadata", found)
+    for name in ("TPU_SKIP_MDS_QUERY", "MEGASCALE_NUM_SLICES"):
+        monkeypatch.delenv(name, raising=False)
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("answers", "environment", "call"),
+    [
+        ({"agent-worker-number": "1", "worker-network-endpoints": "a:b:10.0.0.1,a:b:10.0.0.2"}, {}, ()),
+        ({"agent-worker-number": "1", "worker-network-endpoints": "t0,t1"}, {"JAX_PLATFORMS": "tpu,cpu"}, ()),
+        ({"agent-worker-number": "1", "worker-network-endpoints": "t0,t1"}, {"JAX_PLATFORMS": "cpu"}, None),
+        ({"agent-worker-number": "0", "worker-network-endpoints": "t0"}, {}, None),
+        (
+            {"agent-worker-number": "0", "worker-network-endpoints": "t0", "tpu-env": "MEGASCALE_NUM_SLICES: '2'"},
+            {},
+            (),
+        ),
+        ({}, {}, None),  # chips, and no word of a slice
+    ],
+)
+def test_plain_tpu_vms_are_joined(answers, environment, call, joined, metadata):
+    metadata.update(answers)
+    processes.initialise(environment)
+    assert joined == ([] if call is None else [call])
+
+
+def test_a_machine_without_tpu_asks_nobody(joined, monkeypatch):
+    monkeypatch.setattr(cloud_tpu_cluster, "get_metadata", lambda key: pytest.fail(f"asked for {key}"))
+    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", False)
+    monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
+    processes.initialise({})
+    assert not joined
+
+
+def test_chips_without_a_metadata_server_are_alone(joined, metadata, monkeypatch):
+    def absent(key: str) -> None:
+        raise ConnectionError(key)
+
+    monkeypatch.setattr(cloud_tpu_cluster, "get_metadata", absent)
+    processes.initialise({})
+    assert not joined
+
+
+def test_processes_that_did_not_join_are_refused(joined, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    with pytest.raises(ConfigError, match=r"one of 4 processes.*set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_P"):
+        processes.initialise({})
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    assert processes.initialise({})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"JAX_PROCESS_ID": ""}, "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES set without JAX_PROCESS_ID"),
+        ({"JAX_NUM_PROCESSES": "four"}, "JAX_NUM_PROCESSES='four' and JAX_PROCESS_ID='2' must be numbers"),
+        ({"JAX_PROCESS_ID": "4"}, "JAX_PROCESS_ID=4 must be below JAX_NUM_PROCESSES=4"),
+    ],
+)
+def test_half_an_environment_is_refused(change, message, joined):
+    with pytest.raises(ConfigError, match=message):
+        processes.initialise({**ALL, **change})
+    assert not joined
+
+
+def test_rows_go_over_data_and_fsdp_and_come_back():
+    mesh = make_mesh(2, 1, 2)
+    rows = {"tokens": np.arange(24).reshape(2, 4, 3)}
+    spread = processes.global_rows(mesh, rows, axis=1)
+    assert {shard.data.shape for shard in spread["tokens"].addressable_shards} == {(2, 1, 3)}
+    np.testing.assert_array_equal(processes.to_host(spread)["tokens"], rows["tokens"])
+    assert processes.everyones({"a": [1]}) == [{"a": [1]}]
+    assert processes.leader_first(lambda: 7, "here") == 7
+
+
+TWO = """
+import sys
+
+import jax
+import numpy as np
+from eagle_jax import distributed
+from eagle_jax.config import ConfigError
+from eagle_jax.parallel.mesh import AXES, make_mesh
+from jax.sharding import Mesh
+
+assert processes.initialise()
+devices = jax.devices()
+jax.devices = lambda: [devices[i] for i in (2, 0, 3, 1)]  # numbered by place, as TPUs are
+own = np.arange(4, dtype=np.int32)[:, None] + 10 * jax.process_index()
+for mesh in (make_mesh(2, 1, 2), make_mesh(1, 2, 2)):
+    assert [d.process_index for d in mesh.devices.flat] == [0, 0, 1, 1]
+    found = processes.to_host(processes.global_rows(mesh, own)).ravel().tolist()
+    assert found == [0, 1, 2, 3, 10, 11, 12, 13], found
+
+def refused(run):
+    try:
+        run()
+    except (ConfigError, ValueError) as error:
+        sys.stdout.write(f"refused: {error}\\n")  # in one piece: Gloo writes lines of its own between
+
+refused(lambda: make_mesh(1, 4, 1))
+refused(lambda: processes.global_rows(Mesh(np.array(jax.devices()).reshape(4, 1, 1), AXES), own))
+refused(lambda: processes.global_rows(Mesh(np.array(devices).reshape(1, 1, 4), AXES), own))
+refused(lambda: processes.global_rows(Mesh(np.array(devices[:2]).reshape(2, 1, 1), AXES), own))
+"""
+
+
+def both_processes(attempts: int = 3) -> list[str]:
+    """What the two print. On a loaded machine Gloo may give up while one still starts: then they begin again."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    running = []
+    for index in range(2):
+        named = dict(zip(ALL, (f"localhost:{port}", "2", str(index)), strict=True))
+        environment = os.environ | named | {"JAX_NUM_CPU_DEVICES": "2", "XLA_FLAGS": ""}
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        running.append(subprocess.Popen([sys.executable, "-c", TWO], env=environment, **options))
+    found = [process.communicate(timeout=300) for process in running]
+    said = "".join(error for _, error in found)
+    if any(process.returncode for process in running) and attempts > 1 and ("Gloo" in said or "DEADLINE" in said):
+        return both_processes(attempts - 1)
+    assert not any(process.returncode for process in running), said
+    return [out for out, _ in found]
+
+
+def test_two_processes_have_their_rows_in_order():
+    """With devices that JAX lists in another order than by process, and with meshes that would mix the rows."""
+    for out in both_processes():
+        tensor, order, whole, idle = (line for line in out.splitlines() if line.startswith("refused:"))
+        assert "tensor=4 would split a matrix over devices of different processes, of which each has 2" in tensor
+        assert "belong to the processes [[1], [0], [1], [0]]" in order
+        assert "belong to the processes [[0, 0, 1, 1]]" in whole
+        assert idle

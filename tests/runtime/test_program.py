@@ -1,0 +1,172 @@
+"""What the compiled program is: one call, no host, no constants, caches in place, float32 scores, one compilation."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.profiler import ProfileData
+
+import eagle_jax
+from eagle_jax.config import TreeConfig
+from eagle_jax.runtime import generation
+from eagle_jax.runtime.generation import request_of
+from infer.aot import costs
+from tests.models import prepared, random_prompts, tiny_head, tiny_target
+
+TREE = TreeConfig(depth=3, top_k=2, num_nodes=6)
+PROMPTS = random_prompts([5, 31], 12)
+
+
+def test_a_step_writes_into_the_donated_caches():
+    request = prepared(tiny_head("eagle3", TREE), PROMPTS)
+    fns = {name: request.options[name] for name in ("target", "drafter")}
+    state = jax.eval_shape(
+        functools.partial(generation.run_prefill, sampling=request.sampling, **request.options),
+        request.params, *request.arrays,
+    )  # fmt: skip
+    memory = (
+        generation.step_program.lower(request.params, state, sampling=request.sampling, **fns)
+        .compile()
+        .memory_analysis()
+    )
+    caches = (state.cache, state.drafter.cache)
+    assert memory.alias_size_in_bytes >= sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(caches))
+
+
+def test_only_the_last_prompt_position_meets_the_lm_head():
+    """The prefill computes no array of (chunk positions) x (vocabulary)."""
+    vocab = 41  # no other size of the model
+    head = tiny_head("eagle3", TREE, vocab)
+    request = request_of(tiny_target(vocab), head, PROMPTS, 16, generation.make_sampling(), (), None)
+    program = functools.partial(generation.run_prefill, sampling=request.sampling, **request.options)
+    jaxpr = jax.make_jaxpr(program)(request.params, *request.arrays)
+    shapes = [var.aval.shape for eqn in _equations(jaxpr.jaxpr) for var in eqn.outvars]
+    assert (2, vocab) in shapes
+    assert not [shape for shape in shapes if len(shape) > 2 and shape[-1] == vocab and shape[0] == 2]
+
+
+def test_half_precision_weights_keep_float32_scores():
+    """With bfloat16 weights every exponential, logarithm, root and ranking in the program is of float32 values."""
+    target, head = (_half(which) for which in (tiny_target(), tiny_head("eagle3", TREE)))
+    head = generation.DraftHead.from_params(head.config, head.params, target, head.tree)
+    sampling = generation.make_sampling(1.0, top_p=0.9)
+    request = request_of(target, head, PROMPTS, 8, sampling, (), 0)
+    program = functools.partial(generation.run_generate, sampling=sampling, **request.options)
+    jaxpr = jax.make_jaxpr(program)(request.params, *request.arrays)
+    seen = set()
+    for eqn in _equations(jaxpr.jaxpr):
+        if eqn.primitive.name in ("exp", "log", "log1p", "rsqrt", "top_k", "sort", "cos", "sin", "argmax"):
+            kinds = {str(var.aval.dtype) for var in eqn.invars if jnp.issubdtype(var.aval.dtype, jnp.floating)}
+            seen.add(eqn.primitive.name)
+            assert kinds <= {"float32"}, eqn
+    assert {"exp", "rsqrt", "top_k", "argmax"} <= seen
+    hidden = jax.random.normal(jax.random.key(0), (4, 16), jnp.bfloat16)
+    logits = target.fn.logits(target.params, hidden)
+    assert (logits != logits.astype(jnp.bfloat16).astype(jnp.float32)).any(), "logits were rounded on the way"
+
+
+def _half(which):
+    halved = jax.tree.map(
+        lambda leaf: leaf.astype(jnp.bfloat16) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, which.params
+    )
+    if isinstance(which, generation.Target):
+        return generation.Target.from_params(which.config, halved)
+    return dataclasses.replace(which, params=halved)
+
+
+def _equations(jaxpr):
+    """All equations, those of nested programs included."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for value in eqn.params.values():
+            for closed in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(closed, "jaxpr", closed)
+                if hasattr(inner, "eqns"):
+                    yield from _equations(inner)
+
+
+def test_prompts_of_a_bucket_share_one_compilation():
+    head = tiny_head("eagle3", TREE)
+    jitted = generation.generate_program
+    eagle_jax.generate(tiny_target(), head, random_prompts([20, 9], 12), max_new_tokens=20)
+    before = jitted._cache_size()
+    eagle_jax.generate(tiny_target(), head, random_prompts([32, 1], 12), max_new_tokens=[31, 3], eos_ids=[1, 2])
+    assert jitted._cache_size() == before
+    eagle_jax.generate(tiny_target(), head, random_prompts([33, 1], 12), max_new_tokens=20)
+    assert jitted._cache_size() == before + 1
+
+
+def test_changing_a_sampling_value_does_not_recompile():
+    head = tiny_head("eagle3", TREE)
+    run = dict(max_new_tokens=8, key=1)
+    eagle_jax.generate(tiny_target(), head, PROMPTS[:1], temperature=0.7, top_p=0.9, **run)
+    before = generation.generate_program._cache_size()
+    eagle_jax.generate(tiny_target(), head, PROMPTS[:1], temperature=1.3, top_p=0.5, **run)
+    assert generation.generate_program._cache_size() == before
+
+
+def test_the_program_holds_no_host_call_and_no_weight():
+    request = prepared(tiny_head("eagle3", TREE), PROMPTS)
+    lowered = generation.generate_program.lower(
+        request.params, *request.arrays, sampling=request.sampling, **request.options
+    )
+    text = lowered.as_text()
+    assert _host_calls(lowered) == []
+    largest = min(leaf.size for leaf in jax.tree.leaves(request.params) if leaf.ndim == 2)
+    for line in text.splitlines():
+        if "stablehlo.constant dense" in line and "tensor<" in line:
+            shape = line.rsplit("tensor<", 1)[1].split(">")[0].split("x")[:-1]
+            assert np.prod([int(size) for size in shape], initial=1) < largest, line[:200]
+    assert text.count("stablehlo.while") >= 1
+
+
+def _host_calls(lowered):
+    return costs.Program(lowered.compile().as_text()).host_transfers()
+
+
+@pytest.mark.parametrize("kind", ["debug", "io", "pure"])
+def test_a_host_call_would_be_seen(kind):
+    def step(x):
+        if kind == "debug":
+            jax.debug.callback(lambda value: None, x)
+            return x + 1
+        call = jax.pure_callback if kind == "pure" else jax.experimental.io_callback
+        return call(lambda value: value, jax.ShapeDtypeStruct((), jnp.int32), x) + 1
+
+    program = jax.jit(lambda x: jax.lax.while_loop(lambda x: x < 3, step, x))
+    assert len(_host_calls(program.lower(jnp.int32(0)))) == 1
+
+
+def test_in_a_profile_the_loop_is_one_call(tmp_path):
+    """The host calls one program per `generate`, however many cycles it runs; `stream` shows the trace would tell."""
+    head = tiny_head("eagle3", TREE)
+
+    def calls(name, run):
+        run()  # compiled outside of the trace
+        with jax.profiler.trace(tmp_path / name):
+            result = run()
+        (trace,) = (tmp_path / name).rglob("*.xplane.pb")
+        lines = (line for plane in ProfileData.from_file(str(trace)).planes for line in plane.lines)
+        events = [event for line in lines for event in line.events if event.name.startswith("PjitFunction(")]
+        outermost, end = [], 0.0  # JAX traces a call twice, one event inside the other
+        for event in sorted(events, key=lambda event: event.start_ns):
+            if event.start_ns >= end:
+                outermost.append(event.name)
+                end = event.start_ns + event.duration_ns
+        return result, sorted(outermost)
+
+    def generate(tokens):
+        return lambda: eagle_jax.generate(tiny_target(), head, PROMPTS[:1], max_new_tokens=tokens, eos_ids=[])
+
+    short, few = calls("short", generate(8))
+    long, many = calls("long", generate(32))
+    assert long.cycles[0] >= short.cycles[0] + 3
+    assert few == many
+    assert many.count("PjitFunction(generate)") == 1
+    _, streamed = calls("stream", lambda: list(eagle_jax.stream(tiny_target(), head, PROMPTS[0], max_new_tokens=8)))
+    assert streamed.count("PjitFunction(step)") > 1

@@ -1,0 +1,150 @@
+"""The same text on four devices as on one, and a table of rules that lets no matrix be replicated."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import eagle_jax
+from eagle_jax import ConfigError, DecoderConfig, DraftHead, HeadConfig, Target, TreeConfig
+from eagle_jax.models.decoder import init_params
+from eagle_jax.models.heads import init_head_params
+from eagle_jax.parallel.mesh import AXES, make_mesh, param_shardings, param_spec, placer, shard_drafter, shard_target
+from tests.models import random_prompts
+
+TREE = TreeConfig(depth=3, top_k=2, num_nodes=6)
+CONFIG = DecoderConfig(
+    vocab_size=16, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=8, num_kv_heads=4, head_dim=6,
+    qkv_bias=True, qk_norm=True, max_position=256,
+)  # fmt: skip
+
+
+@functools.cache
+def pair(kind: str = "eagle3") -> tuple[Target, DraftHead]:
+    """A random pair with four key-value heads, biases and q/k norms; weights scaled up so that the argmax varies."""
+    taps = (0, 1, 2) if kind == "eagle3" else (2,)
+    layer = dataclasses.replace(CONFIG, num_layers=1)
+    config = HeadConfig(kind, layer, 8 if kind == "eagle3" else 16, 16, taps, fc_bias=True)
+    scale = functools.partial(jax.tree.map, lambda leaf: leaf * 6 if leaf.ndim == 2 else leaf)
+    target = Target.from_params(CONFIG, scale(init_params(CONFIG, jax.random.key(0))))
+    params = init_head_params(config, jax.random.key(1))
+    params["head"] = scale(params["head"])
+    if kind == "eagle3":
+        params["d2t"] = jnp.arange(8, dtype=jnp.int32)  # draft id i is target id 2 i
+    return target, DraftHead.from_params(config, params, target, TREE)
+
+
+@pytest.mark.parametrize(("data", "tensor", "kind"), [(1, 4, "eagle3"), (2, 2, "eagle3"), (2, 2, "eagle1")])
+def test_sharded_text_is_the_same(data, tensor, kind):
+    target, head = pair(kind)
+    mesh = make_mesh(data, tensor)
+    spread, spread_head = eagle_jax.shard(target, head, mesh)
+    kernel = spread.params["layers_1"]["mlp"]["down_proj"]["kernel"]
+    assert kernel.addressable_shards[0].data.shape == (24 // tensor, 16)
+    prompts = random_prompts([5, 9, 3, 7], 16)
+    options = {"max_new_tokens": [12, 20, 20, 17], "eos_ids": (3,)}
+    alone = eagle_jax.generate(target, head, prompts, **options)
+    together = eagle_jax.generate(spread, spread_head, prompts, **options)
+    assert together.tokens == alone.tokens
+    np.testing.assert_array_equal(together.accepted, alone.accepted)
+
+
+def test_sharded_sampling_and_plain_decoding_are_the_same():
+    target, head = pair()
+    spread, spread_head = eagle_jax.shard(target, head, make_mesh(2, 2))
+    options = {"max_new_tokens": 12, "temperature": 1.0, "top_p": 0.9, "key": 3}
+    prompts = random_prompts([6, 4], 16, seed=1)
+    alone = eagle_jax.generate(target, None, prompts, **options)
+    assert eagle_jax.generate(spread, spread_head, prompts, **options).tokens == alone.tokens
+
+
+def test_the_cache_is_split():
+    """Seen from inside the program: rows over "data", key-value heads over "tensor", for target and head."""
+    target, head = pair()
+    spread, spread_head = eagle_jax.shard(target, head, make_mesh(2, 2))
+    cache = jax.jit(lambda: spread.fn.init_cache(4, 32))()
+    assert cache.keys[0].addressable_shards[0].data.shape == (2, 2, 6, 32)
+    state = jax.jit(lambda: spread_head.drafter.init({}, 4, 32))()
+    assert state.cache.values[0].addressable_shards[0].data.shape == (2, 2, 32, 6)
+
+
+def test_equal_arguments_give_the_same_object():
+    """Otherwise every call would compile again."""
+    target, head = pair()
+    assert shard_target(target.fn, make_mesh(2, 2)) is shard_target(target.fn, make_mesh(2, 2))
+    assert shard_drafter(head.drafter, make_mesh(2, 2)) is shard_drafter(head.drafter, make_mesh(2, 2))
+    spread, spread_head = eagle_jax.shard(target, head, make_mesh(2, 2))
+    again, again_head = eagle_jax.shard(target, head, make_mesh(2, 2))
+    assert spread.fn is again.fn
+    assert spread_head.with_tree(TREE).drafter is again_head.drafter
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+def test_every_matrix_is_split(kind):
+    target, head = pair(kind)
+    shardings = param_shardings({"target": target.params, "drafter": head.params}, make_mesh(1, 4))
+    sizes = {"target": target.params, "drafter": head.params}
+    for leaf, sharding in zip(jax.tree.leaves(sizes), jax.tree.leaves(shardings), strict=True):
+        assert leaf.ndim == 1 or "tensor" in sharding.spec
+
+
+def test_rules():
+    assert param_spec("target/layers_3/self_attn/q_proj/kernel", (8, 8)) == P("fsdp", "tensor")
+    assert param_spec("layers_3/mlp/down_proj/kernel", (8, 8)) == P("tensor", "fsdp")
+    assert param_spec("embed_tokens/embedding", (8, 8)) == P("tensor", "fsdp")
+    assert param_spec("head/fc_norm_2/scale", (8,)) == P(None)
+    with pytest.raises(ConfigError, match=r"matrix 'head/router/kernel' of shape \[8, 8\] matches no sharding rule"):
+        param_spec("head/router/kernel", (8, 8))
+
+
+def test_place_goes_straight_to_the_devices():
+    place = placer(make_mesh(2, 2))
+    array = place("layers_0/mlp/up_proj/kernel", np.ones((4, 6), np.float32))
+    assert {shard.data.shape for shard in array.addressable_shards} == {(4, 3)}
+    with pytest.raises(ConfigError, match=r"'d/up_proj/kernel' of shape \[4, 5\]: 5 is not a multiple of tensor=2"):
+        place("d/up_proj/kernel", np.ones((4, 5), np.float32))
+
+
+def test_a_mesh_that_does_not_fit_is_refused():
+    target, head = pair()
+    two_heads = dataclasses.replace(CONFIG, num_kv_heads=2)
+    small = Target.from_params(two_heads, init_params(two_heads, jax.random.key(0)))
+    with pytest.raises(ConfigError, match=r"num_kv_heads=2 is not a multiple of tensor=4.*that divides 2"):
+        eagle_jax.shard(small, None, make_mesh(1, 4))
+    spread, spread_head = eagle_jax.shard(target, head, make_mesh(2, 2))
+    with pytest.raises(ConfigError, match=r"a batch of 3 is not a multiple of data=2.*add 1 prompts"):
+        eagle_jax.generate(spread, spread_head, random_prompts([3, 3, 3], 16), max_new_tokens=4)
+    with pytest.raises(ConfigError, match=r"axes \('model',\).*sharding.make_mesh"):
+        eagle_jax.shard(target, head, Mesh(np.array(jax.devices()[:4]), ("model",)))
+    with pytest.raises(
+        ConfigError, match=r"mesh is a str: pass a jax\.sharding\.Mesh with the axes data, fsdp, tensor"
+    ):
+        eagle_jax.load_target("nowhere", mesh="x")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="data=3 times fsdp=1 times tensor=2 must be at least 1 and at most the 4"):
+        make_mesh(3, 2)
+
+
+def test_a_pair_of_two_meshes_is_refused():
+    target, head = pair()
+    spread, _ = eagle_jax.shard(target, head, make_mesh(1, 4))
+    with pytest.raises(ValueError, match="another target"):
+        eagle_jax.generate(spread, head, [[1, 2]], max_new_tokens=4)
+    assert AXES == ("data", "fsdp", "tensor")
+
+
+def test_files_load_straight_onto_the_mesh(golden):
+    """A target and heads from disk; the drafter follows its target, and shares the embedding that lies in pieces."""
+    target = eagle_jax.load_target(golden / "target", mesh=make_mesh(2, 2))
+    assert target.params["layers_0"]["mlp"]["up_proj"]["kernel"].sharding.spec == P("fsdp", "tensor")
+    for name in ("eagle3", "eagle1"):
+        head = eagle_jax.load_drafter(golden / name, target, TREE)
+        assert head.mesh is target.mesh
+        assert head.params["head"]["fc"]["kernel"].sharding.spec == P("tensor", "fsdp")
+        assert not head.config.own_embedding

@@ -1,0 +1,267 @@
+"""What a machine cannot do, as a user meets it: one sentence with what was needed and a remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+
+import eagle_jax
+from eagle_jax import devices
+from eagle_jax.checkpoints import mapping
+from eagle_jax.core.loop import generate
+from eagle_jax.core.sampling import make_sampling
+from eagle_jax.devices import DeviceError
+from eagle_jax.runtime import compilation, generation, memory, session
+from eagle_jax.runtime.generation import request_of
+from infer.common.programs import of_runtime, run
+from tests.models import TREES, random_prompts, tiny_head, tiny_target
+
+EXHAUSTED = "RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes."
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    """None.
+
+    Attributes:
+      size: any.
+    """
+
+    size: int = 1
+
+
+@pytest.mark.parametrize("name", ["generate_program", "prefill_program", "step_program"])
+def test_out_of_memory_says_what_was_needed_and_what_to_lower(name, monkeypatch):
+    def full(*args, **options):
+        raise jax.errors.JaxRuntimeError(EXHAUSTED)
+
+    monkeypatch.setattr(generation, name, full)
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    (prompt,) = random_prompts([5], 12)
+    calls = {"generate_program": lambda: eagle_jax.generate(target, head, [prompt], max_new_tokens=9)}
+    stream = lambda: list(eagle_jax.stream(target, head, prompt, max_new_tokens=9))  # noqa: E731
+    with pytest.raises(MemoryError) as error:
+        calls.get(name, stream)()
+    said = (
+        r"out of memory on .* \(17.18 GB more were wanted\): weights .* GB, caches of 1 row and \d+ slots "
+        r".* GB, logits of trees of 13 rows .* GB, .* GB together"
+    )
+    assert re.match(said, str(error.value))
+    assert "Lower the number of prompts, max_new_tokens, a session's context or the tree's" in str(error.value)
+
+
+def test_a_batch_that_no_device_holds_is_refused_before_it_is_compiled():
+    """On the machine as it is: Linux would promise the memory, and end the process that takes it."""
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    limit = devices.memory_of(jax.devices()[0])
+    assert limit and 1e9 < limit < 1e14
+    rows, compiled = 2000, generation.generate_program._cache_size()
+    with pytest.MonkeyPatch.context() as patch:
+        one = memory.size_of(memory._held(request_of(target, head, [[1]], 9, make_sampling())))
+        patch.setattr(memory, "memory_of", lambda _: memory.size_of((target.params, head.params)) + 1500 * one)
+        with pytest.raises(MemoryError, match=r"^out of memory on .*, where 1500 of 2000 rows fit: weights"):
+            eagle_jax.generate(target, head, [[1]] * rows, max_new_tokens=9)
+    assert generation.generate_program._cache_size() == compiled
+    target, head, _ = eagle_jax.load_demo()
+    with pytest.raises(MemoryError, match=r"out of memory on .* with \d+ GB, where \d+ of \d+ rows fit"):
+        eagle_jax.generate(target, head, [[1]] * int(limit / 3e7), max_new_tokens=1900)  # 37 MB a row
+
+
+def test_a_stream_and_a_conversation_that_no_device_holds_are_refused(monkeypatch):
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    memory._FIT.clear()  # of an earlier test that had room
+    small = request_of(target, head, [[1, 2]], 9, make_sampling())
+    room = memory.size_of(small.params) + memory.size_of(memory._held(small))
+    memory._FIT.clear()
+    monkeypatch.setattr(memory, "memory_of", lambda _: room - 1)
+    with pytest.raises(MemoryError, match=r"out of memory on [^,]*: weights"):
+        eagle_jax.stream(target, head, [1, 2], max_new_tokens=9)
+    monkeypatch.setattr(memory, "memory_of", lambda _: room)
+    assert list(eagle_jax.stream(target, head, [1, 2], max_new_tokens=2))
+    talk = session.Session(target, head, context=256)  # has room for a turn, and none for the whole of it
+    with pytest.raises(MemoryError, match=r"caches of 1 row and \d{3} slots"):
+        list(talk.stream([1, 2], max_new_tokens=9))
+    monkeypatch.setattr(memory, "memory_of", lambda _: None)
+    assert list(talk.stream([1, 2], max_new_tokens=2))
+
+
+def test_devices_of_a_mesh_add_up_and_those_of_other_processes_are_not_asked(monkeypatch):
+    """As of accelerators: each has its own memory, and one of another process does not tell."""
+
+    class Chip(types.SimpleNamespace):
+        __hash__ = object.__hash__
+
+        def memory_stats(self):
+            assert self.process_index == 0, "asked a device of another process"
+            return {"bytes_limit": self.limit}
+
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    request = request_of(target, head, random_prompts([5, 9], 12), 9, make_sampling())
+    total = memory.size_of(request.params) + memory.size_of(memory._held(request))
+    kind = type(jax.tree.leaves(request.params)[0].sharding)
+    for share, fits in ((total // 4 + 1, True), (total // 4 - 1, False)):
+        memory._FIT.clear()
+        chips = {Chip(platform="tpu", process_index=process, limit=share) for process in (0, 0, 1, 1)}
+        monkeypatch.setattr(kind, "device_set", property(lambda _, chips=chips: chips))
+        if fits:
+            memory.check_fits(request)
+        else:
+            with pytest.raises(MemoryError, match=r"where [01] of 2 rows fit"):
+                memory.check_fits(request)
+
+
+def test_a_container_has_what_it_may_take(monkeypatch, tmp_path):
+    limit, machine = tmp_path / "memory.max", tmp_path / "meminfo"
+    machine.write_text("MemTotal:       1000 kB\nMemFree:  7 kB\nSwapTotal:        24 kB\n")
+    monkeypatch.setattr(devices, "CONTAINER_LIMITS", (limit, tmp_path / "none"))
+    monkeypatch.setattr(devices, "MEMINFO", machine)
+    cpu = jax.devices("cpu")[0]
+    for told, expected in (("max\n", 1024 * 1024), ("4096\n", 4096), (f"{2**60}\n", 1024 * 1024)):
+        limit.write_text(told)
+        assert devices.memory_of(cpu) == expected
+    limit.unlink()
+    machine.unlink()
+    assert devices.memory_of(cpu) is None
+
+
+@pytest.mark.parametrize("name", ["_empty", "extend_program", "step_program"])
+def test_a_conversation_that_does_not_fit_says_so(name, monkeypatch):
+    def full(*args, **options):
+        raise jax.errors.JaxRuntimeError(EXHAUSTED)
+
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    (prompt,) = random_prompts([5], 12)
+    talk = session.Session(target, head, context=48)
+    monkeypatch.setattr(session, name, full)
+    with pytest.raises(MemoryError, match=r"caches of 1 row and \d\d\d slots .* a session's context"):
+        list(talk.stream(prompt, max_new_tokens=9))
+    monkeypatch.undo()
+    expected = eagle_jax.generate(target, None, [prompt], max_new_tokens=9).tokens[0]
+    list(talk.stream(prompt, max_new_tokens=9))
+    assert talk.text == [*prompt, *expected]  # what had failed is forgotten
+
+
+def test_weights_that_do_not_fit_say_how_large_they_are(monkeypatch):
+    def full(*args, **options):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Attempting to reserve 4.70G at the bottom of memory.")
+
+    monkeypatch.setattr(mapping, "jnp", types.SimpleNamespace(asarray=full))
+    with pytest.raises(
+        MemoryError, match=r"\(4.70G more were wanted\) while .*target is loaded: its weights are 0.0 GB"
+    ):
+        eagle_jax.load_demo()
+
+
+def test_loading_where_there_is_no_accelerator_is_a_sentence(monkeypatch):
+    def absent(*args, **options):
+        raise RuntimeError("Unable to initialize backend 'tpu': UNKNOWN: TPU initialization failed")
+
+    monkeypatch.setattr(generation, "load_target_checkpoint", absent)
+    monkeypatch.setattr(compilation.jax, "devices", absent)
+    with pytest.raises(DeviceError, match="JAX finds no TPU"):
+        compilation.machine()
+    with pytest.raises(DeviceError, match=r"JAX finds no TPU on this machine .* Change runtime type > TPU"):
+        eagle_jax.load_demo()
+
+
+def test_an_accelerator_that_jax_does_not_see_is_told(monkeypatch, tmp_path):
+    """As in a notebook on a TPU whose JAX came without libtpu: minutes of CPU without a word."""
+    (tmp_path / "accel0").touch()
+    monkeypatch.setattr(devices, "ACCELERATORS", {"TPU": (str(tmp_path / "accel0"),)})
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    with pytest.warns(UserWarning, match=r"seems to have a TPU that JAX does not see.* 'jax\[tpu\]'"):
+        eagle_jax.load_demo()
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert devices.overlooked() is None
+    monkeypatch.delenv("JAX_PLATFORMS")
+    (tmp_path / "accel0").unlink()
+    assert devices.overlooked() is None
+
+
+def test_other_errors_of_the_runtime_keep_their_words(monkeypatch):
+    def broken(*args, **options):
+        raise jax.errors.JaxRuntimeError("INTERNAL: a fault")
+
+    monkeypatch.setattr(generation, "generate_program", broken)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: a fault"):
+        eagle_jax.generate(tiny_target(), None, random_prompts([5], 12))
+    assert of_runtime(RuntimeError("INTERNAL: a fault")) is None
+
+
+def test_the_sizes_are_those_of_the_arrays():
+    target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
+    request = request_of(target, head, random_prompts([5, 9], 12), 9, make_sampling())
+    state = jax.eval_shape(
+        lambda: generate(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    )
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves((target.params, head.params)))
+    assert memory.size_of(request.params) == weights
+    assert memory.size_of((state.cache, state.drafter)) > 2 * 64 * 4
+    assert "caches of 2 rows and" in memory.needed(request)
+    assert memory.needed(request).endswith("or spread them over a mesh (mesh=)")
+
+
+def test_sizes_on_a_mesh_are_those_of_all_devices():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]).reshape(2, 1, 1), ("data", "fsdp", "tensor"))
+    target, head = eagle_jax.shard(tiny_target(), tiny_head("eagle3", TREES["k3n12"]), mesh)
+    said = memory.needed(request_of(target, head, random_prompts([5, 9], 12), 9, make_sampling()))
+    assert " GB on 2 devices together, " in said and said.endswith("or spread them over more devices")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (MemoryError("out of memory on TPU v5e"), "error: out of memory on TPU v5e"),
+        (RuntimeError("Unable to initialize backend 'tpu': INTERNAL: Failed to get TPU metadata"),
+         "error: JAX finds no TPU on this machine .* in Colab choose Runtime > Change runtime type > TPU"),
+        (RuntimeError("Unable to initialize backend 'tpu': ABORTED: The TPU is already in use by process with pid 71."),
+         "error: another process holds this machine's TPU .*pid 71.*Runtime > Restart session"),
+        (RuntimeError("Unable to initialize backend 'tpu': NOT_FOUND: No jellyfish device found. "
+                      "(set JAX_PLATFORMS='' to automatically choose an available backend)"),
+         r"error: JAX finds no TPU on this machine \(Unable to .*: NOT_FOUND: No jellyfish device found\): in Colab"),
+        (RuntimeError(f"Unable to initialize backend 'tpu': {'very ' * 60}long"), r"very very \.\.\.\): in Colab"),
+        (DeviceError("JAX finds no TPU"), "error: JAX finds no TPU"),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Used 20.1G of 15.75G hbm. Exceeded hbm capacity by 4.3G."),
+         r"error: the device's memory is used up \(4.3G too much\): lower"),
+        (RuntimeError("Unable to initialize backend 'cuda': no device"), "finds no CUDA on this machine .* set JAX"),
+        (jax.errors.JaxRuntimeError(EXHAUSTED), r"used up \(17.18 GB more were wanted\): lower the batch"),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room"), "error: the device's memory is used up: lower"),
+    ],
+)  # fmt: skip
+def test_programs_end_with_one_sentence(error, message, monkeypatch):
+    def main(args):
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["program"])
+    with pytest.raises(SystemExit, match=message):
+        run(main, Args, "None.")
+
+
+def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
+    def main(args):
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(sys, "argv", ["program"])
+    with pytest.raises(RuntimeError, match="a fault"):
+        run(main, Args, "None.")
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_a_runtime_without_its_accelerator(repository, platform):
+    """As in a notebook that was started without one: JAX is told to take what is not there."""
+    done = subprocess.run(
+        [sys.executable, "-m", "infer.demo", "--max-new-tokens", "4"], cwd=repository, capture_output=True, text=True,
+        check=False, timeout=300, env=os.environ | {"JAX_PLATFORMS": platform},
+    )  # fmt: skip
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert f"JAX finds no {platform.upper()} on this machine" in line and "JAX_PLATFORMS=cpu" in line
+    assert "Traceback" not in done.stderr
