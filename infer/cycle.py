@@ -14,7 +14,6 @@ longer alone than in the pass, where some run side by side. Prints a table and, 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -24,15 +23,15 @@ import jax.numpy as jnp
 
 import eagle_jax
 from eagle_jax.core.cache import commit
-from eagle_jax.core.loop import prefill, step
+from eagle_jax.core.loop import step
 from eagle_jax.core.sampling import noise
 from eagle_jax.core.tree import ancestor_mask, node_depths
-from eagle_jax.core.types import Chance, GenerateState, KVCache, NewKV, Params, Verified
+from eagle_jax.core.types import Engine, GenerateState, KVCache, NewKV, Params, RowRandomness, Verified
 from eagle_jax.core.verify import deterministic
 from eagle_jax.models.layers import attend
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.compilation import machine, use_compilation_cache
-from eagle_jax.runtime.generation import request_of
+from eagle_jax.runtime.generation import prefill_program, request_of
 from infer.aot.costs import flops
 from infer.common.programs import at_least_one, naming, parse_tree, run
 from infer.common.timing import time_interleaved
@@ -132,19 +131,17 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> di
     prompts = jax.random.randint(jax.random.key(0), (args.batch, args.context), 0, target.config.vocab_size).tolist()
     sampling = generation.make_sampling(args.temperature)
 
-    def start(drafter: eagle_jax.DraftHead | None) -> tuple[Params, GenerateState, dict[str, Any]]:
+    def start(drafter: eagle_jax.DraftHead | None) -> tuple[Params, GenerateState, Engine]:
         request = request_of(target, drafter, prompts, budget, sampling, (), 0)
-        run = jax.jit(functools.partial(prefill, sampling=sampling, **request.options))
-        fns = {name: request.options[name] for name in ("target", "drafter")}
-        return request.params, run(request.params, *request.arrays), fns
+        return request.params, prefill_program(*request), request.engine
 
-    def cycle(fns: dict[str, Any]) -> Callable[[Params, GenerateState], GenerateState]:
-        return lambda params, state: step(params, state, sampling=sampling, **fns)[0]
+    def cycle(engine: Engine) -> Callable[[Params, GenerateState], GenerateState]:
+        return lambda params, state: step(params, state, sampling, engine)[0]
 
-    plain_params, plain_state, plain_fns = start(None)
-    params, state, fns = start(head)
-    fn, drafter = fns["target"], fns["drafter"]
-    chance = Chance(state.keys, state.num_tokens)
+    plain_params, plain_state, plain_engine = start(None)
+    params, state, engine = start(head)
+    fn, drafter = engine.target, engine.drafter
+    chance = RowRandomness(state.keys, state.num_tokens)
     tree, _ = jax.jit(drafter.draft)(params, state.drafter, state.root, chance, sampling)
     mask = ancestor_mask(tree.parents, drafter.depth)
     positions = state.cache.length[:, None] + node_depths(mask)
@@ -187,8 +184,8 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> di
     query = jax.random.normal(jax.random.key(1), (*tree.tokens.shape, config.num_heads, config.head_dim), args.dtype)
     rows = jnp.ones((args.batch * (drafter.num_nodes + 1), 1), jnp.float32)
     return {
-        "plain step": Part(cycle(plain_fns), plain_params, plain_state),
-        "cycle": Part(cycle(fns), params, state),
+        "plain step": Part(cycle(plain_engine), plain_params, plain_state),
+        "cycle": Part(cycle(engine), params, state),
         "draft": Part(draft, params, state.drafter),
         "target pass": Part(verify, params, tree.tokens),
         "its products alone": Part(lambda p, x: products(p["target"], x), params, rows),

@@ -1,8 +1,7 @@
-"""The committed key-value cache: the only place that writes it.
+"""Writes confirmed tokens into the key-value cache; nothing else writes it.
 
-A forward pass reads the cache and returns the new tokens' keys and values; `commit` writes the confirmed ones,
-contiguously and once. Rejected tokens never touch the cache, so there is nothing to roll back and nothing to
-compact.
+A forward pass reads the cache and returns the new tokens' keys and values. `commit` writes the confirmed ones once and
+contiguously. Rejected tokens never enter the cache, so there is no rollback and no compaction.
 """
 
 from __future__ import annotations
@@ -29,23 +28,13 @@ def commit(
       new: keys and values of T new tokens.
       count: tokens to append, 0 to M.
       rows: which new tokens, in order, e.g. the accepted path; None takes all T as they come (M = T).
-      result: what the pass that read the cache gave; the cache is written behind it.
+      result: output of the pass that read the cache; see `_after`.
 
     All M entries are written at `length`. Those past `count` are zeros that the next commit overwrites: attention gives
     them the weight 0, but 0 * NaN would be NaN. The caller keeps `length + M <= S`: XLA would move a slice beyond the
     end back, onto committed tokens.
     """
-    start = cache.length
-    if result is not None:
-        # Where the place does not depend on the pass, XLA's CPU compiler may write before it reads, and copies the
-        # whole cache in every cycle to be able to. It cannot know that nothing is NaN, so it waits for the result.
-        # The TPU compiler needs no such help, and is hindered by it: it then copies one layer of a sharded cache.
-        seen = result[:, 0, 0]
-        start = jax.lax.platform_dependent(
-            start,
-            cpu=lambda place: place + jnp.isnan(seen).astype(place.dtype),
-            default=lambda place: place,
-        )
+    start = cache.length if result is None else _after(cache.length, result)
 
     def pick(fresh: Float[Array, "B G T hd"]) -> Float[Array, "B G M hd"]:
         picked = fresh if rows is None else jnp.take_along_axis(fresh, rows[:, None, :, None], axis=2)
@@ -64,4 +53,18 @@ def commit(
         keys=tuple(map(append_keys, cache.keys, new.keys)),
         values=tuple(map(append_values, cache.values, new.values)),
         length=cache.length + count,
+    )
+
+
+def _after(place: Int[Array, " B"], result: Float[Array, "B T2 H"]) -> Int[Array, " B"]:
+    """Returns `place`, on CPU with a data dependency on `result`: the one workaround for a compiler in the engine.
+
+    Without it XLA's CPU compiler may write the cache before the pass has read it, and copies the whole cache in every
+    cycle to be able to. XLA cannot know that nothing is NaN, so the comparison makes it finish the read first. The TPU
+    compiler orders both by itself, and copied a layer of a sharded cache where it had the dependency.
+    """
+    return jax.lax.platform_dependent(
+        place,
+        cpu=lambda place: place + jnp.isnan(result[:, 0, 0]).astype(place.dtype),
+        default=lambda place: place,
     )

@@ -8,11 +8,40 @@ Here every number is a Threefry-2x32 hash (Salmon et al., SC 2011; JAX's default
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Float, Int, Key, UInt
 
+
+class RowRandomness(NamedTuple):
+    """The randomness of one cycle, as a drafter sees it.
+
+    The target draws the token of generated position i with `sampling.noise(key, i, tokens)` alone. A drafter may read
+    that noise: the emitted text depends on it and on the target, not on the drafts.
+
+    Attributes:
+      keys: [B] one PRNG key per row, the same in every cycle.
+      index: [B] int32, generated position of the next token; a node at depth d stands for position `index + d - 1`.
+    """
+
+    keys: Key[Array, " B"]
+    index: Int[Array, " B"]  # type: ignore[assignment]  # hides tuple.index, which nothing here calls
+
+    def own_keys(self) -> Key[Array, " B"]:
+        """Returns [B] keys for sampled drafts, new in every cycle and independent of the target's draws."""
+        return jax.vmap(lambda key, index: _key_for(key, _DRAFT, index))(*self)
+
+
+def verify_key(key: Key[Array, ""], index: Int[Array, ""]) -> Key[Array, ""]:
+    """Derives a row's key for an acceptance rule with draws of its own, apart from those of drafter and target."""
+    return _key_for(key, _VERIFY, index)
+
+
+_DRAFT, _VERIFY = 2**31 - 1, 2**31 - 2
+"""Folded into a key for other draws than the target's: no generated token has these positions."""
 _NUMBER = 1
 """First word of the counters hashed here; `jax.random.fold_in` and `split` hash counters that begin with 0."""
 
@@ -68,3 +97,7 @@ def gumbel(key: Key[Array, ""], numbers: Int[Array, "*n"]) -> Float[Array, "*n"]
     """
     # The noise is large where the uniform number is small, which is where that is fine.
     return -jnp.log(-jnp.log1p(-uniform(key, numbers)))
+
+
+def _key_for(key: Key[Array, ""], purpose: int, index: Int[Array, ""]) -> Key[Array, ""]:
+    return jax.random.fold_in(jax.random.fold_in(threefry_keys(key), purpose), index)

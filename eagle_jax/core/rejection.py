@@ -1,9 +1,9 @@
-"""Acceptance rules for sampled drafts: rejection sampling down the tree, block and traversal verification.
+"""Accepts sampled drafts: rejection sampling down the tree, block and traversal verification.
 
-They take a draft for what it is, a draw from the law q of the draft model, and accept it as often as the target's law p
-allows. The emitted text has the target's law, but it depends on the drafts: for one key, unlike with `deterministic`,
-it is another one for every drafter. Siblings must have been drawn without replacement, in the order of their rows, from
-`tree.draft_log_probs` of their parent, and a tree must not look at the tokens whose siblings it decides about.
+These rules read a draft as a draw from the law q of the draft model, and accept it as often as the target's law p
+allows. The emitted text has the target's law. Unlike with `deterministic` it depends on the drafts: the same key gives
+another text with another drafter. Siblings must be drawn without replacement, in the order of their rows, from
+`tree.draft_log_probs` of their parent, and the shape of a tree must not depend on the drawn tokens.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from eagle_jax.core.randomness import gumbel, uniform
+from eagle_jax.core.randomness import gumbel, uniform, verify_key
 from eagle_jax.core.sampling import process_logits
-from eagle_jax.core.types import Acceptance, DraftTree, Sampling, verify_key
+from eagle_jax.core.types import Acceptance, DraftTree, Sampling
 from eagle_jax.core.verify import VerifyFn, deterministic
 
 

@@ -1,4 +1,4 @@
-"""The nouns of the library: trees, caches, results, and the two records of pure functions that plug into the engine.
+"""Defines the records of the engine: trees, caches, results, and the functions that a target and a drafter bring.
 
 Dimension letters, used in every docstring:
 
@@ -7,20 +7,18 @@ Dimension letters, used in every docstring:
     H hidden         F feature width (taps * H)           V vocabulary              Vd draft vocabulary
     A heads          G key-value heads                    R = A / G                 E stop tokens per row
 
-Everything is a `NamedTuple` of arrays, hence a pytree; quantities that follow from others are properties or functions,
-so they cannot drift.
+Records of arrays are `NamedTuple`s, hence pytrees. What follows from other fields is a property or a function.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from eagle_jax.core.randomness import threefry_keys
+from eagle_jax.core.randomness import RowRandomness
 
 Params = Any
 """A plain nested dict of arrays. The engine holds `{"target": ..., "drafter": ...}`."""
@@ -28,7 +26,7 @@ Params = Any
 ROOT = -1
 """`DraftTree.parents` of the root."""
 PADDING = -2
-"""`DraftTree.parents` of a row that is no node: it has no token, nobody's descendant, and can never be accepted."""
+"""`DraftTree.parents` of a padded row: it is no node, has no descendants, and is never accepted."""
 
 
 class DraftTree(NamedTuple):
@@ -37,7 +35,9 @@ class DraftTree(NamedTuple):
     Attributes:
       tokens: [B, N+1] int32, target token ids.
       parents: [B, N+1] int32, row of the parent; `ROOT` in row 0, `PADDING` in rows that are no node.
-      scores: [B, N+1] float32, cumulative draft log-probability of the path to the node; 0 at the root.
+      scores: [B, N+1] float32, by which nodes were ranked; 0 at the root, at most the parent's elsewhere. Of an EAGLE
+        head the cumulative log-probability of the path, at a temperature that of its acceptance given the noise
+        (`TreeConfig.sampled_ranking`); other methods may leave zeros.
       draft_log_probs: [B, N+1, V] float32, only for sampled drafts: the law that the children of a row were drawn from.
     """
 
@@ -52,31 +52,15 @@ class DraftTree(NamedTuple):
         return self.parents != PADDING
 
 
-class Texts(NamedTuple):
-    """Packed documents.
-
-    Attributes:
-      tokens: [B, T] int32. supervised: [B, T], whether token t itself is one to learn.
-      segments: [B, T] int32, the document of a row that token t belongs to, from 1; 0 is padding.
-      positions: [B, T] int32, position within the document.
-    """
-
-    tokens: Int[Array, "B T"]
-    supervised: Bool[Array, "B T"]
-    segments: Int[Array, "B T"]
-    positions: Int[Array, "B T"]
-
-
 class KVCache(NamedTuple):
     """Keys and values of the committed tokens, one array per layer.
 
     Per-layer arrays, not one stacked array: a layer then reads its cache without a slice, which on CPU is a copy.
 
     Attributes:
-      keys: L arrays [B, G, head_dim, S], transposed: the scores' matrix product then reads them as they lie. (On CPU
-        that product is up to ten times slower on [S, head_dim].)
+      keys: L arrays [B, G, head_dim, S], transposed: the scores' matrix product reads them in the order of memory.
       values: L arrays [B, G, S, head_dim].
-      length: [B] int32, committed tokens of every row; slots at and beyond it hold garbage that nobody reads.
+      length: [B] int32, committed tokens of every row; slots from there on are never read.
     """
 
     keys: tuple[Float[Array, "B G hd S"], ...]
@@ -170,58 +154,27 @@ class Sampling(NamedTuple):
         return self.temperature is None
 
 
-class Chance(NamedTuple):
-    """The randomness of one cycle, as a drafter sees it.
-
-    The target draws the token of generated position i with `sampling.noise(keys, i)` (Gumbel noise, one number per
-    token) and with nothing else. A drafter may know that noise: the emitted text depends on it and on the target alone.
-
-    Attributes:
-      keys: [B] one PRNG key per row, the same in every cycle.
-      index: [B] int32, generated position of the next token; a node at depth d stands for position `index + d - 1`.
-    """
-
-    keys: Key[Array, " B"]
-    index: Int[Array, " B"]  # type: ignore[assignment]  # hides tuple.index, which nobody calls
-
-    def own_keys(self) -> Key[Array, " B"]:
-        """[B] keys that are new in every cycle and independent of the target's own draws, for sampled drafts."""
-        return jax.vmap(lambda key, index: _own_key(key, _DRAFT, index))(*self)
-
-
-_DRAFT, _VERIFY = 2**31 - 1, 2**31 - 2
-"""Positions that no generated token has: their folds are the roots of other chance than the target's own draws."""
-
-
-def verify_key(key: Key[Array, ""], index: Int[Array, ""]) -> Key[Array, ""]:
-    """A row's key for an acceptance rule with chance of its own, apart from the draws of drafter and target."""
-    return _own_key(key, _VERIFY, index)
-
-
-def _own_key(key: Key[Array, ""], purpose: int, index: Int[Array, ""]) -> Key[Array, ""]:
-    return jax.random.fold_in(jax.random.fold_in(threefry_keys(key), purpose), index)
-
-
 class Drafter(NamedTuple):
-    """A drafting method: three pure functions, as an optax optimizer is two.
+    """A drafting method: the pure functions init, draft and update, and what the engine needs to know of them.
 
     `params` is always the engine's whole `{"target": ..., "drafter": ...}`, so that a head can share the target's
     embedding without a second copy.
 
     Attributes:
       init: `(params, batch, slots) -> state`, before the prompt.
-      draft: `(params, state, root [B], chance, sampling) -> (DraftTree, state)`, shapes static whatever the context.
-      update: `(params, state, verified) -> state`, fed every run of confirmed tokens: prompt chunks, accepted paths.
-      taps: the target's hidden states that `update` wants as features, in `transformers` numbering.
+      draft: `(params, state, root [B], randomness, sampling) -> (DraftTree, state)`, of static shapes.
+      update: `(params, state, verified) -> state`, called with every run of confirmed tokens: prompt chunks and
+        accepted paths.
+      taps: the target's hidden states that `update` reads as features, in `transformers` numbering.
       depth: D, drafted levels. num_nodes: N, drafted nodes.
-      verify: the acceptance rule that its drafts want (`verify.VerifyFn`); None is `verify.deterministic`.
-      reads_choices: whether `update` is told the target's likeliest token after every row of the tree.
-      rewind: `(state, length [B]) -> state`, as it was when so many tokens of the same text were confirmed and the next
-        one was the root; what `update` replaces may be anything. None: a text that changes is read anew (`session`).
+      verify: the acceptance rule for its drafts (`verify.VerifyFn`); None is `verify.deterministic`.
+      reads_choices: whether `update` reads the target's likeliest token after every row of the tree.
+      rewind: `(state, length [B]) -> state`, the state when `length` tokens of the same text were confirmed and the
+        next one was the root. None: a session reads a text that changes from its beginning.
     """
 
     init: Callable[[Params, int, int], Any]
-    draft: Callable[[Params, Any, Array, Chance, Sampling], tuple[DraftTree, Any]]
+    draft: Callable[[Params, Any, Array, RowRandomness, Sampling], tuple[DraftTree, Any]]
     update: Callable[[Params, Any, Verified], Any]
     taps: tuple[int, ...]
     depth: int
@@ -284,6 +237,52 @@ class GenerateState(NamedTuple):
     not_finite: Int[Array, " B"]
     bad_drafts: Int[Array, " B"]
     log_probs: Float[Array, "B M"] | None = None
+
+
+class Batch(NamedTuple):
+    """What the rows of a call bring along.
+
+    Attributes:
+      prompts: [B, P] int32 token ids, padded on the right. lengths: [B] int32, tokens of every prompt, at least 1.
+      budget: [B] int32, most tokens every row may emit, 1 to `Sizes.max_tokens`.
+      eos_ids: [B, E] int32, stop tokens of every row, padded with -1.
+      keys: [B] PRNG keys of any generator of JAX, one per row; unused at temperature 0.
+    """
+
+    prompts: Int[Array, "B P"]
+    lengths: Int[Array, " B"]
+    budget: Int[Array, " B"]
+    eos_ids: Int[Array, "B E"]
+    keys: Key[Array, " B"]
+
+
+class Engine(NamedTuple):
+    """The functions that a cycle runs: hashable, a static argument under `jit`.
+
+    Attributes:
+      target, drafter: the functions of the model and of the drafting method.
+      log_probs: the law whose log-probabilities of the emitted tokens are kept: "target" is the model at temperature 1,
+        "law" what is sampled; None keeps none.
+      verify: acceptance rule (`verify.VerifyFn`); None is the drafter's own.
+    """
+
+    target: TargetFn
+    drafter: Drafter
+    log_probs: Literal["target", "law"] | None = None
+    verify: Callable[..., Acceptance] | None = None
+
+
+class Sizes(NamedTuple):
+    """The sizes of a run: static under `jit`. `step` reads them off the state.
+
+    Attributes:
+      max_tokens: capacity of the output per row. chunk: prompt tokens per prefill pass; it divides P.
+      slots: S, capacity of the caches; None is as many as `required_slots` says.
+    """
+
+    max_tokens: int
+    chunk: int
+    slots: int | None = None
 
 
 class StepInfo(NamedTuple):

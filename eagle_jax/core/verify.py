@@ -1,8 +1,8 @@
-"""Acceptance rules: from a tree and the target's logits to the accepted path.
+"""Walks the tree with the target's own tokens: from a tree and the target's logits to the accepted path.
 
-A rule is a function `(tree, logits, keys, index, sampling, depth) -> Acceptance` (`VerifyFn`). `deterministic` is
-exact for every tree: what it emits is a function of the target, the keys and the positions, and no tree can change it.
-Rules for drafts drawn with noise of their own read `tree.draft_log_probs` behind the same signature.
+An acceptance rule is a function `(tree, logits, keys, index, sampling, depth) -> Acceptance` (`VerifyFn`).
+`deterministic` is exact for every tree: the tokens it emits depend on the target, the keys and the positions alone.
+Rules for sampled drafts (`rejection`) read `tree.draft_log_probs`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VerifyFn = Callable[..., Acceptance]
 """`(tree, logits [B, N+1, V], keys [B], index [B], sampling, depth) -> Acceptance`.
 
 A drafter may read `sampling.noise`, by which `deterministic` decides. A rule with draws of its own must derive them
-from the keys in another way (`types.verify_key`): a rule that reused that noise would bias the result.
+from the keys in another way (`randomness.verify_key`): a rule that reused that noise would bias the result.
 """
 
 
@@ -34,13 +34,13 @@ def deterministic(
     sampling: Sampling,
     depth: int,
 ) -> Acceptance:
-    """Ancestral sampling through the tree: draw the target's own token at a node; descend while the draw is a child.
+    """Draws the target's own token at a node, and descends while the draw is a child.
 
-    The tokens have exactly the target's processed law, since every one of them is a draw from it; the tree only
-    decides how many of them one pass can deliver. This is the law of the accept/reject loop of EAGLE-2's tree
-    (accept child x with p(x), else remove x and renormalise), and no lossless rule accepts more on a tree that was
-    drafted without chance. Since the noise of every draw is fixed by key and position, the tree may also be drafted
-    with that very noise in view (`TreeConfig.sampled_ranking`): more is accepted, and the tokens stay the same.
+    Every token is a draw from the target's processed law, so the text has exactly that law; the tree decides only how
+    many tokens one pass delivers. The accept/reject loop of EAGLE-2 has the same law (accept child x with p(x), else
+    remove x and renormalise), and no lossless rule accepts more on a tree whose nodes are no random draws. Key and
+    position fix the noise of every draw, so a drafter may read it (`TreeConfig.sampled_ranking`): more drafts are
+    accepted, and the tokens stay the same.
 
     Args:
       tree: siblings may carry equal tokens; the paths of all of them are walked.
@@ -61,9 +61,8 @@ def deterministic(
 def walk(tree: DraftTree, choose: Callable[[Array, Array], Array], depth: int) -> Acceptance:
     """Walks one row's tree from the root; `choose(node, step)` is the target's token after the node at depth `step`.
 
-    `choose` is called for visited nodes only, so that sampling costs as many draws as tokens are emitted, and not
-    N + 1. Rows that stand for the same text (lookahead's window and its n-grams may meet) are walked together: the
-    first of them is visited, and is on the path.
+    Only visited nodes are chosen for: sampling costs as many draws as tokens are emitted, not N + 1. Rows that stand
+    for the same text (lookahead's window and its n-grams may meet) are walked together; the first is on the path.
     """
     zero = jnp.int32(0)
 

@@ -19,12 +19,12 @@ from eagle_jax.config import ConfigError, HeadConfig, TreeConfig
 from eagle_jax.core.cache import commit
 from eagle_jax.core.rejection import RULES
 from eagle_jax.core.types import (
-    Chance,
     Drafter,
     DraftTree,
     KVCache,
     NewKV,
     Params,
+    RowRandomness,
     Sampling,
     TargetFn,
     Verified,
@@ -146,7 +146,7 @@ def eagle(config: HeadConfig, tree: TreeConfig, target: TargetFn, dtype: str = "
             return EagleState(cache, jnp.where(verified.count[:, None] > 0, hidden, state.hidden))
 
     def draft(
-        params: Params, state: EagleState, root: Array, chance: Chance, sampling: Sampling
+        params: Params, state: EagleState, root: Array, chance: RowRandomness, sampling: Sampling
     ) -> tuple[DraftTree, EagleState]:
         with jax.named_scope("draft"):
             return grow(head.expander(params, state), tree, root, chance, sampling), state

@@ -19,7 +19,7 @@ from eagle_jax.config import TreeConfig, sibling_ranks, static_depths
 from eagle_jax.core.randomness import gumbel
 from eagle_jax.core.sampling import noise, process_logits
 from eagle_jax.core.tree import Pool, gather_tree, select_best
-from eagle_jax.core.types import PADDING, ROOT, Chance, DraftTree, NewKV, Sampling
+from eagle_jax.core.types import PADDING, ROOT, DraftTree, NewKV, RowRandomness, Sampling
 
 
 class Expander(NamedTuple):
@@ -77,7 +77,7 @@ SPREAD = 0.7
 bundled heads equally well, small trees at 1, wide ones at 0.7."""
 
 
-def grow(model: Expander, tree: TreeConfig, root: Int[Array, " B"], chance: Chance, sampling: Sampling) -> DraftTree:
+def grow(model: Expander, tree: TreeConfig, root: Int[Array, " B"], chance: RowRandomness, sampling: Sampling) -> DraftTree:
     """One draft tree per row, in the shape that `tree` describes."""
     sampled = tree.verification != "deterministic" and not sampling.greedy
     if sampled:
@@ -90,7 +90,7 @@ def grow(model: Expander, tree: TreeConfig, root: Int[Array, " B"], chance: Chan
 
 
 def confidence(
-    model: Expander, ranking: str, chance: Chance, sampling: Sampling, states: Array, level: Array | int
+    model: Expander, ranking: str, chance: RowRandomness, sampling: Sampling, states: Array, level: Array | int
 ) -> Float[Array, "B W Vd"]:
     """Log of how likely each token of the draft vocabulary is accepted after each of `states`, float32.
 
@@ -113,7 +113,7 @@ def confidence(
 
 
 def _best_children(
-    model: Expander, tree: TreeConfig, chance: Chance, sampling: Sampling, states: Array, level: Any, count: int
+    model: Expander, tree: TreeConfig, chance: RowRandomness, sampling: Sampling, states: Array, level: Any, count: int
 ) -> Candidates:
     """The likeliest children; with `tree.top_p`, those until their probability reaches it."""
     ranked = confidence(model, tree.sampled_ranking, chance, sampling, states, level)
@@ -126,7 +126,7 @@ def _best_children(
 
 
 def _draw_children(
-    model: Expander, chance: Chance, sampling: Sampling, states: Array, level: Any, count: int
+    model: Expander, chance: RowRandomness, sampling: Sampling, states: Array, level: Any, count: int
 ) -> Candidates:
     """Children drawn without replacement from the processed law of the draft: the order of perturbed log-probabilities.
 

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from eagle_jax.config import ConfigError
-from eagle_jax.core.types import PADDING, ROOT, Chance, Drafter, DraftTree, Params, Sampling, Verified
+from eagle_jax.core.types import PADDING, ROOT, Drafter, DraftTree, Params, RowRandomness, Sampling, Verified
 
 
 class LookaheadState(NamedTuple):
@@ -86,7 +86,7 @@ def lookahead(ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512
             )
 
     def draft(
-        params: Params, state: LookaheadState, root: Array, chance: Chance, sampling: Sampling
+        params: Params, state: LookaheadState, root: Array, chance: RowRandomness, sampling: Sampling
     ) -> tuple[DraftTree, LookaheadState]:
         with jax.named_scope("draft"):
             batch = root.shape[0]

@@ -17,12 +17,12 @@ from eagle_jax.config import ConfigError, MedusaConfig, TreeConfig
 from eagle_jax.core.cache import commit
 from eagle_jax.core.rejection import RULES
 from eagle_jax.core.types import (
-    Chance,
     Drafter,
     DraftTree,
     KVCache,
     NewKV,
     Params,
+    RowRandomness,
     Sampling,
     TargetFn,
     Verified,
@@ -87,7 +87,7 @@ def medusa(config: MedusaConfig, tree: TreeConfig, target: TargetFn, tap: int, d
             return MedusaState(cache, jnp.where(verified.count[:, None] > 0, hidden, state.hidden))
 
     def draft(
-        params: Params, state: MedusaState, root: Array, chance: Chance, sampling: Sampling
+        params: Params, state: MedusaState, root: Array, chance: RowRandomness, sampling: Sampling
     ) -> tuple[DraftTree, MedusaState]:
         with jax.named_scope("draft"):
             return grow(expander(params, state, root), tree, root, chance, sampling), state

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from eagle_jax.config import ConfigError
-from eagle_jax.core.types import PADDING, ROOT, Chance, Drafter, DraftTree, Params, Sampling, Verified
+from eagle_jax.core.types import PADDING, ROOT, Drafter, DraftTree, Params, RowRandomness, Sampling, Verified
 
 
 class LookupState(NamedTuple):
@@ -58,7 +58,7 @@ def prompt_lookup(ngram: int = 3, length: int = 10, latest: bool = False, shorte
             return LookupState(tokens, end)
 
     def draft(
-        params: Params, state: LookupState, root: Array, chance: Chance, sampling: Sampling
+        params: Params, state: LookupState, root: Array, chance: RowRandomness, sampling: Sampling
     ) -> tuple[DraftTree, LookupState]:
         with jax.named_scope("draft"):
             tokens, found = jax.vmap(functools.partial(_continue, sizes=(shortest, ngram), size=length, latest=latest))(

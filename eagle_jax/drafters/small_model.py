@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.core.cache import commit
 from eagle_jax.core.rejection import RULES
-from eagle_jax.core.types import Chance, Drafter, DraftTree, KVCache, NewKV, Params, Sampling, TargetFn, Verified
+from eagle_jax.core.types import Drafter, DraftTree, KVCache, NewKV, Params, RowRandomness, Sampling, TargetFn, Verified
 from eagle_jax.drafters.grow import Expander, grow
 
 SPARE = 32
@@ -78,7 +78,7 @@ def small_model(fn: TargetFn, tree: TreeConfig, vocab: int, draft_vocab: int) ->
             return SmallModelState(cache, jnp.where(verified.count[:, None] > 0, hidden, state.hidden))
 
     def draft(
-        params: Params, state: SmallModelState, root: Array, chance: Chance, sampling: Sampling
+        params: Params, state: SmallModelState, root: Array, chance: RowRandomness, sampling: Sampling
     ) -> tuple[DraftTree, SmallModelState]:
         with jax.named_scope("draft"):
             return grow(expander(params, state), tree, root, chance, sampling), state

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxtyping import Array
 
-from eagle_jax.core.types import Chance, Drafter, DraftTree, Params, Sampling, Verified, empty_tree
+from eagle_jax.core.types import Drafter, DraftTree, Params, RowRandomness, Sampling, Verified, empty_tree
 
 
 @functools.cache
@@ -17,7 +17,7 @@ def vanilla() -> Drafter:
     def init(params: Params, batch: int, slots: int) -> tuple[()]:
         return ()
 
-    def draft(params: Params, state: Any, root: Array, chance: Chance, sampling: Sampling) -> tuple[DraftTree, Any]:
+    def draft(params: Params, state: Any, root: Array, chance: RowRandomness, sampling: Sampling) -> tuple[DraftTree, Any]:
         return empty_tree(root), state
 
     def update(params: Params, state: Any, verified: Verified) -> Any:

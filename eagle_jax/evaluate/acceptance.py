@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,11 @@ from jaxtyping import Array, Int
 from eagle_jax.config import TreeConfig
 from eagle_jax.core.loop import prefill, step
 from eagle_jax.core.sampling import make_sampling
-from eagle_jax.core.types import Params
+from eagle_jax.core.types import Batch, Engine, Params, Sampling, Sizes
 from eagle_jax.parallel.processes import to_host
 from eagle_jax.runtime.drafters import BoundDrafter, TreeDrafter
-from eagle_jax.runtime.finite import check_finite
+from eagle_jax.runtime.errors import check_finite, explained
 from eagle_jax.runtime.generation import generate, prefill_program, request_of, step_program
-from eagle_jax.runtime.memory import explained
 from eagle_jax.runtime.request import check_law
 from eagle_jax.runtime.target import Target
 
@@ -91,16 +90,15 @@ def record_cycles(
     """
     check_law(temperature=temperature)
     request = request_of(target, drafter, prompts, max_new_tokens, make_sampling(temperature), key=key)
-    fns = {name: request.options[name] for name in ("target", "drafter")}
     found: list[tuple[np.ndarray, ...]] = []
     with explained(request):
-        state = prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
+        state = prefill_program(*request)
         while not bool(jnp.all(state.done)):
-            state, info = step_program(request.params, state, sampling=request.sampling, **fns)
+            state, info = step_program(request.params, state, request.sampling, request.engine)
             tree, walk = info.tree, info.acceptance
             found.append(to_host((tree.tokens, tree.parents, tree.scores, walk.path, walk.count, info.emitted)))
         check_finite(*to_host((state.not_finite, state.bad_drafts)))
-    width = fns["drafter"].num_nodes + 1
+    width = request.engine.drafter.num_nodes + 1
     cycles = []
     for tokens, parents, scores, path, count, emitted in found:
         for row in np.flatnonzero(emitted):
@@ -173,7 +171,7 @@ def measure_n_alpha(
     chain = dataclasses.replace(TreeConfig.chain(depth, rule), sampled_ranking=head.tree.sampled_ranking)
     request = request_of(target, head.with_tree(chain), prompts, max_new_tokens, sampling, key=key)
     with explained(request):
-        found = to_host(_chains(request.params, *request.arrays, sampling=request.sampling, **request.options))
+        found = to_host(_chains(*request))
     *counts, not_finite, bad_drafts = found
     check_finite(not_finite, bad_drafts)
     tested, accepted = (np.asarray(count).tolist() for count in counts)
@@ -181,22 +179,21 @@ def measure_n_alpha(
     return NAlpha(alpha, tested, accepted)
 
 
-@functools.partial(jax.jit, static_argnames=("target", "drafter", "slots", "max_tokens", "chunk"))
-def _chains(params: Params, *arrays: Array, sampling: Any, **options: Any) -> tuple[Array, ...]:
+@functools.partial(jax.jit, static_argnames=("engine", "sizes"))
+def _chains(params: Params, batch: Batch, sampling: Sampling, engine: Engine, sizes: Sizes) -> tuple[Array, ...]:
     """Generates and counts: [D] drafts that the target verified, [D] those it accepted; then the state's two faults."""
-    fns = {name: options[name] for name in ("target", "drafter")}
-    state = prefill(params, *arrays, sampling=sampling, **options)
-    place = jnp.arange(fns["drafter"].depth)[None]
+    state, depth = prefill(params, batch, sampling, engine, sizes), engine.drafter.depth
+    place = jnp.arange(depth)[None]
 
     def cycle(carry: tuple) -> tuple:
         state, tested, accepted = carry
-        state, info = step(params, state, sampling=sampling, **fns)
+        state, info = step(params, state, sampling, engine)
         # Of a chain with c accepted drafts and e emitted tokens (0 in a finished row), the text goes over the first e.
         emitted, count = info.emitted[:, None], info.acceptance.count[:, None]
         seen = _total((place <= count) & (place < emitted))
         return state, tested + seen, accepted + _total((place < count) & (place < emitted))
 
-    zero = jnp.zeros((fns["drafter"].depth,), jnp.int32)
+    zero = jnp.zeros((depth,), jnp.int32)
     state, *counts = jax.lax.while_loop(lambda carry: ~jnp.all(carry[0].done), cycle, (state, zero, zero))
     return *counts, state.not_finite, state.bad_drafts
 

@@ -23,7 +23,17 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from eagle_jax.config import ConfigError
-from eagle_jax.core.types import Chance, Drafter, KVCache, NewKV, Params, Sampling, TargetFn, TargetOutput, Verified
+from eagle_jax.core.types import (
+    Drafter,
+    KVCache,
+    NewKV,
+    Params,
+    RowRandomness,
+    Sampling,
+    TargetFn,
+    TargetOutput,
+    Verified,
+)
 
 DATA, FSDP, TENSOR = AXES = ("data", "fsdp", "tensor")
 ROWS = (DATA, FSDP)
@@ -331,7 +341,7 @@ def shard_drafter(drafter: Drafter, mesh: Mesh) -> Drafter:
     def init(params: Params, batch: int, slots: int) -> Any:
         return held(drafter.init(params, batch, slots))
 
-    def draft(params: Params, state: Any, root: Array, chance: Chance, sampling: Sampling) -> tuple[Any, Any]:
+    def draft(params: Params, state: Any, root: Array, chance: RowRandomness, sampling: Sampling) -> tuple[Any, Any]:
         tree, state = drafter.draft(params, state, root, chance, sampling)
         return tree, held(state)
 

@@ -15,28 +15,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.core.loop import extend as run_extend
-from eagle_jax.core.loop import generate as run_generate
-from eagle_jax.core.loop import prefill as run_prefill
-from eagle_jax.core.loop import step as run_step
+from eagle_jax import core
 from eagle_jax.core.sampling import LogProbs, make_sampling
 from eagle_jax.core.types import Drafter, GenerateState, Sampling
 from eagle_jax.drafters.vanilla import vanilla
 from eagle_jax.parallel.processes import to_host
 from eagle_jax.runtime.drafters import BoundDrafter
-from eagle_jax.runtime.finite import check_finite
-from eagle_jax.runtime.memory import check_fits, explained
+from eagle_jax.runtime.errors import check_finite, check_fits, explained
 from eagle_jax.runtime.profile import Profile, bound_profile
 from eagle_jax.runtime.request import Request, StopTokens, check_law, prepare
 from eagle_jax.runtime.target import Target, check_target
 
-SHAPES = ("slots", "max_tokens", "chunk")
-generate_program = jax.jit(run_generate, static_argnames=("target", "drafter", "verify", "log_probs", *SHAPES))
-prefill_program = jax.jit(run_prefill, static_argnames=("target", "drafter", "log_probs", *SHAPES))
-extend_program = jax.jit(
-    run_extend, static_argnames=("target", "drafter", "log_probs", "max_tokens", "chunk"), donate_argnums=(1, 2)
-)
-step_program = jax.jit(run_step, static_argnames=("target", "drafter", "verify", "log_probs"), donate_argnums=(1,))
+STATIC = ("engine", "sizes")
+generate_program = jax.jit(core.generate, static_argnames=STATIC)
+prefill_program = jax.jit(core.prefill, static_argnames=STATIC)
+extend_program = jax.jit(core.extend, static_argnames=STATIC, donate_argnums=(1, 2))
+step_program = jax.jit(core.step, static_argnames="engine", donate_argnums=(1,))
 """`generate`, `stream`, sessions and the measuring programs share these: one compilation per shape in a process."""
 
 
@@ -120,7 +114,7 @@ def generate(
     sampling = _law(temperature, top_k, top_p, min_p)
     drafter = _chosen(target, drafter, profile, prompts, temperature)
     request = request_of(target, drafter, prompts, max_new_tokens, sampling, eos_ids, key)
-    return _run(telling(request, log_probs))
+    return _run(with_log_probs(request, log_probs))
 
 
 def first_tokens(
@@ -140,8 +134,8 @@ def first_tokens(
       ValueError: as `generate`.
     """
     request = request_of(target, drafter, prompts, max_new_tokens, _law(temperature, 0, 1.0, 0.0), None, key)
-    prompt_ids, lengths, budget, *rest = request.arrays
-    return _run(request._replace(arrays=(prompt_ids, lengths, jnp.ones_like(budget), *rest)))
+    batch = request.batch
+    return _run(request._replace(batch=batch._replace(budget=jnp.ones_like(batch.budget))))
 
 
 def stream(
@@ -171,47 +165,57 @@ def stream(
     sampling = _law(temperature, top_k, top_p, min_p)
     drafter = _chosen(target, drafter, profile, [prompt], temperature)
     request = request_of(target, drafter, [prompt], max_new_tokens, sampling, eos_ids, key, name="prompt")
-    return _stream(telling(request, log_probs))
+    return _stream(with_log_probs(request, log_probs))
 
 
 def _stream(request: Request) -> Iterator[StreamChunk]:
-    fns = {name: request.options[name] for name in ("target", "drafter", "log_probs") if name in request.options}
-    options = {"sampling": request.sampling, **request.options}
     with explained(request):
-        state: GenerateState = prefill_program(request.params, *request.arrays, **options)
-        root = int(state.root[0])
-        check_finite(*to_host((state.not_finite, state.bad_drafts)))
-    first = None if state.log_probs is None else [float(state.log_probs[0, 0])]
-    yield StreamChunk([root], 0, first)
-    done = bool(state.done[0])
+        state, chunk, done = first_chunk(prefill_program(*request))
+    yield chunk
     while not done:
-        with explained(request):
-            state, info = step_program(request.params, state, sampling=request.sampling, **fns)
-            told = None if info.log_probs is None else info.log_probs[0]
-            tokens, emitted, count, finished, told, *faults = jax.device_get(
-                (info.tokens[0], info.emitted[0], info.acceptance.count[0], state.done[0], told,
-                 state.not_finite, state.bad_drafts)
-            )  # fmt: skip
-        done = bool(finished)
-        own = None if told is None else [float(value) for value in told[:emitted]]
-        if emitted:
-            yield StreamChunk([int(t) for t in tokens[:emitted]], int(min(count, emitted)), own)
+        state, chunk, done, faults = next_chunk(request, state)
+        if chunk.tokens:
+            yield chunk
         check_finite(*faults, ended=done)
 
 
-def telling(request: Request, log_probs: LogProbs | None) -> Request:
-    """The request with the log-probabilities that it shall return.
+def first_chunk(state: GenerateState) -> tuple[GenerateState, StreamChunk, bool]:
+    """Reads the token of a prefill: (state, chunk, whether the row is done).
 
     Raises:
-      ValueError: of no law that there is.
+      NotFiniteError: the target has no finite logits after the prompt.
     """
-    if log_probs is None:
-        return request
-    if log_probs not in get_args(LogProbs):
-        raise ValueError(
-            f"log_probs={log_probs!r} must be 'target' (the model as it is), 'law' (what is sampled) or None"
-        )
-    return request._replace(options={**request.options, "log_probs": log_probs})
+    root, done, log_probs, *faults = jax.device_get(
+        (state.root[0], state.done[0], None if state.log_probs is None else state.log_probs[0, :1],
+         state.not_finite, state.bad_drafts)
+    )  # fmt: skip
+    check_finite(*faults)
+    return state, StreamChunk([int(root)], 0, None if log_probs is None else log_probs.tolist()), bool(done)
+
+
+def next_chunk(request: Request, state: GenerateState) -> tuple[GenerateState, StreamChunk, bool, list[np.ndarray]]:
+    """Runs one cycle and reads its tokens: (state, chunk, whether the row is done, arguments of `check_finite`)."""
+    with explained(request):
+        state, info = step_program(request.params, state, request.sampling, request.engine)
+        log_probs = None if info.log_probs is None else info.log_probs[0]
+        tokens, emitted, count, done, log_probs, *faults = jax.device_get(
+            (info.tokens[0], info.emitted[0], info.acceptance.count[0], state.done[0], log_probs,
+             state.not_finite, state.bad_drafts)
+        )  # fmt: skip
+    own = None if log_probs is None else log_probs[:emitted].tolist()
+    return state, StreamChunk(tokens[:emitted].tolist(), int(min(count, emitted)), own), bool(done), faults
+
+
+def with_log_probs(request: Request, log_probs: LogProbs | None) -> Request:
+    """Returns the request with the law whose log-probabilities the run keeps.
+
+    Raises:
+      ValueError: `log_probs` names no law.
+    """
+    if log_probs is not None and log_probs not in get_args(LogProbs):
+        raise ValueError(f"log_probs must be 'target' (the model at temperature 1), 'law' (what is sampled) or None, "
+                         f"got {log_probs!r}.")  # fmt: skip
+    return request._replace(engine=request.engine._replace(log_probs=log_probs))
 
 
 def _law(temperature: float, top_k: int, top_p: float, min_p: float) -> Sampling:
@@ -240,7 +244,7 @@ def _chosen(
 
 def _run(request: Request) -> GenerateOutput:
     with explained(request):
-        state = generate_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
+        state = generate_program(*request)
         wanted = (state.tokens, state.num_tokens, state.cycles, state.accepted, state.log_probs)
         tokens, counts, cycles, accepted, log_probs, *faults = to_host((*wanted, state.not_finite, state.bad_drafts))
     texts = [row[:count].tolist() for row, count in zip(tokens, counts, strict=True)]

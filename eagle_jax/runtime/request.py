@@ -17,7 +17,7 @@ import numpy as np
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core.loop import required_slots
 from eagle_jax.core.randomness import row_keys, threefry_keys
-from eagle_jax.core.types import Drafter, Params, Sampling, TargetFn
+from eagle_jax.core.types import Batch, Drafter, Engine, Params, Sampling, Sizes, TargetFn
 
 PREFILL_CHUNK = 256
 """Most prompt tokens per prefill pass."""
@@ -27,17 +27,13 @@ StopTokens = int | Sequence[int] | Sequence[Sequence[int]] | None
 
 
 class Request(NamedTuple):
-    """Checked and padded arguments of one run of `eagle_jax.core.loop.generate`.
-
-    Attributes:
-      params: `{"target": ..., "drafter": ...}`. arrays: prompts, lengths, budget, eos_ids, keys.
-      options: the static arguments. sampling: the sampled law.
-    """
+    """Validated and padded arguments of `eagle_jax.core.generate` and `prefill`, in their order."""
 
     params: Params
-    arrays: tuple[jax.Array, ...]
-    options: dict[str, Any]
+    batch: Batch
     sampling: Sampling
+    engine: Engine
+    sizes: Sizes
 
 
 def prepare(
@@ -78,9 +74,9 @@ def prepare(
     for index, row in enumerate(rows):
         padded[index, : len(row)] = row
     keys = _keys(key, len(rows))
-    arrays = (jnp.asarray(padded), jnp.asarray(lengths), jnp.asarray(budgets, jnp.int32), jnp.asarray(stops), keys)
-    options = {"target": target, "drafter": drafter, "slots": slots, "max_tokens": max_tokens, "chunk": chunk}
-    return Request(params, arrays, options, sampling)
+    arrays = (jnp.asarray(padded), jnp.asarray(lengths), jnp.asarray(budgets, jnp.int32), jnp.asarray(stops))
+    sizes = Sizes(max_tokens, chunk, slots)
+    return Request(params, Batch(*arrays, keys), sampling, Engine(target, drafter), sizes)
 
 
 _row_keys = jax.jit(lambda key, batch: row_keys(key, jnp.arange(batch)), static_argnames="batch")

@@ -12,11 +12,17 @@ import numpy as np
 
 from eagle_jax.core.loop import required_slots
 from eagle_jax.core.sampling import LogProbs, make_sampling
-from eagle_jax.core.types import Drafter, GenerateState, KVCache, Params, TargetFn
+from eagle_jax.core.types import Engine, GenerateState, KVCache, Params
 from eagle_jax.runtime.drafters import BoundDrafter
-from eagle_jax.runtime.finite import NotFiniteError, check_finite
-from eagle_jax.runtime.generation import StreamChunk, extend_program, request_of, step_program, telling
-from eagle_jax.runtime.memory import check_fits, explained
+from eagle_jax.runtime.errors import NotFiniteError, check_finite, check_fits, explained
+from eagle_jax.runtime.generation import (
+    StreamChunk,
+    extend_program,
+    first_chunk,
+    next_chunk,
+    request_of,
+    with_log_probs,
+)
 from eagle_jax.runtime.request import PREFILL_CHUNK, Request, bucket, check_law, round_up
 from eagle_jax.runtime.target import Target
 
@@ -98,16 +104,15 @@ class Session:
                 f"a prompt of {len(prompt)} tokens plus max_new_tokens={max_new_tokens} exceeds the session's context "
                 f"of {self.context}: shorten the conversation, lower max_new_tokens, or give Session a larger context="
             )
-        return self._stream(list(map(int, prompt)), telling(request, log_probs), plain and self.drafter is not None)
+        return self._stream(
+            list(map(int, prompt)), with_log_probs(request, log_probs), plain and self.drafter is not None
+        )
 
     def _stream(self, prompt: list[int], request: Request, plain: bool) -> Iterator[StreamChunk]:
-        fns = {name: request.options[name] for name in ("target", "drafter")}
-        law = {name: request.options[name] for name in ("log_probs",) if name in request.options}
-        _, _, budget, eos_ids, keys = request.arrays
         # Behind the context a last chunk, or the path of a tree, must have room.
-        usual = fns["drafter"] if self.drafter is None else self.drafter.drafter
+        usual = request.engine.drafter if self.drafter is None else self.drafter.drafter
         slots = round_up(required_slots(self.context, 1, usual.depth, PREFILL_CHUNK), 128)
-        request = request._replace(options={**request.options, "slots": slots})
+        request = request._replace(sizes=request.sizes._replace(slots=slots))
         # Interrupted in a program, the donated caches would be gone.
         before, waiting, self._state, self._waiting = self._state, self._waiting, None, None
         there = 0 if before is None else int(before.cache.length[0])
@@ -121,7 +126,7 @@ class Session:
         if before is None or known < 1:
             check_fits(request)  # with the slots of the whole context
             with explained(request):
-                cache, memory = _empty(request.params, slots, **fns)
+                cache, memory = _empty(request.params, slots, request.engine)
             known, drafted = 0, _NOTHING
         else:
             cache, memory = before.cache, () if plain else drafted.state
@@ -131,35 +136,24 @@ class Session:
         chunk = min(bucket(len(new)), PREFILL_CHUNK)
         padded = np.zeros((1, round_up(bucket(len(new)), chunk)), np.int32)
         padded[0, : len(new)] = new
+        batch = request.batch._replace(prompts=jnp.asarray(padded), lengths=jnp.asarray([len(new)], jnp.int32))
+        sizes = request.sizes._replace(chunk=chunk, slots=None)  # `extend` takes a cache of any size
         with explained(request):
-            state = extend_program(
-                request.params, cache, memory, jnp.asarray(padded), jnp.asarray([len(new)], jnp.int32), budget,
-                eos_ids, keys, sampling=request.sampling, max_tokens=request.options["max_tokens"], chunk=chunk,
-                **fns, **law,
-            )  # fmt: skip
-            root = int(state.root[0])
-            check_finite(*jax.device_get((state.not_finite, state.bad_drafts)))
-        self.read, self.text, self._state = len(new), [*prompt, root], state
+            state, reply, done = first_chunk(
+                extend_program(request.params, cache, memory, batch, request.sampling, request.engine, sizes)
+            )
+        self.read, self.text, self._state = len(new), [*prompt, *reply.tokens], state
         self._waiting = drafted if plain else None
-        done = bool(state.done[0])
-        yield StreamChunk([root], 0, None if state.log_probs is None else [float(state.log_probs[0, 0])])
+        yield reply
         while not done:
             if self._state is not state:
                 raise ValueError("the session went on with another prompt: this reply is over")
             self._state = None
-            with explained(request):
-                state, info = step_program(request.params, state, sampling=request.sampling, **fns, **law)
-                told = None if info.log_probs is None else info.log_probs[0]
-                tokens, emitted, count, finished, told, *faults = jax.device_get(
-                    (info.tokens[0], info.emitted[0], info.acceptance.count[0], state.done[0], told,
-                     state.not_finite, state.bad_drafts)
-                )  # fmt: skip
-            found = [int(token) for token in tokens[:emitted]]
-            self.text += found
-            self._state, done = state, bool(finished)
-            own = None if told is None else [float(value) for value in told[:emitted]]
-            if found:
-                yield StreamChunk(found, int(min(count, emitted)), own)
+            state, reply, done, faults = next_chunk(request, state)
+            self.text += reply.tokens
+            self._state = state
+            if reply.tokens:
+                yield reply
             try:
                 check_finite(*faults, ended=done)
             except NotFiniteError:
@@ -191,6 +185,6 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-@functools.partial(jax.jit, static_argnames=("slots", "target", "drafter"))
-def _empty(params: Params, slots: int, *, target: TargetFn, drafter: Drafter) -> tuple[KVCache, Any]:
-    return target.init_cache(1, slots), drafter.init(params, 1, slots)
+@functools.partial(jax.jit, static_argnames=("slots", "engine"))
+def _empty(params: Params, slots: int, engine: Engine) -> tuple[KVCache, Any]:
+    return engine.target.init_cache(1, slots), engine.drafter.init(params, 1, slots)

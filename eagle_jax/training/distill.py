@@ -11,8 +11,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float
 
 from eagle_jax.config import DecoderConfig
-from eagle_jax.core.types import Params, Texts
+from eagle_jax.core.types import Params
 from eagle_jax.models.decoder import target_fn
+from eagle_jax.packed import PackedTokens
 from eagle_jax.training.gradients import dense_gradients
 from eagle_jax.training.losses import ahead, by_chunks, likelihood_of_acceptance, overlap, soft_cross_entropy
 from eagle_jax.training.objective import Logits, Signals, StepMetrics
@@ -26,7 +27,7 @@ Divergence = Literal["kl", "tv", "lk"]
 def distillation_loss(
     config: DecoderConfig,
     params: Params,
-    texts: Texts,
+    texts: PackedTokens,
     hidden: Float[Array, "B T H"],
     target_logits: Logits,
     *,
@@ -79,7 +80,7 @@ def draft_model_loss(
     config: DecoderConfig,
     model: Params,
     weights: Params,
-    texts: Texts,
+    texts: PackedTokens,
     dtype: str = "float32",
     signals: Signals | None = None,
     mesh: Mesh | None = None,
@@ -99,11 +100,11 @@ def draft_model_loss(
     return loss if shares is None else loss * shares[0], metrics
 
 
-def distilled_rows(texts: Texts) -> Float[Array, " 1"]:
+def distilled_rows(texts: PackedTokens) -> Float[Array, " 1"]:
     """Rows of packed texts that a draft model is judged by."""
     return jnp.sum(_counted(texts), dtype=jnp.float32)[None]
 
 
-def _counted(texts: Texts) -> Bool[Array, "B T"]:
+def _counted(texts: PackedTokens) -> Bool[Array, "B T"]:
     """Whether row t is judged: token t + 1 is supervised, of the row's document."""
     return ahead(texts.supervised, 1) & (ahead(texts.segments, 1) == texts.segments) & (texts.segments > 0)

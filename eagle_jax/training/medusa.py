@@ -11,9 +11,10 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float
 
 from eagle_jax.config import DecoderConfig, MedusaConfig
-from eagle_jax.core.types import Params, Texts
+from eagle_jax.core.types import Params
 from eagle_jax.models.decoder import target_fn
 from eagle_jax.models.medusa import MedusaHeads
+from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel.mesh import by_rows
 from eagle_jax.training.gradients import dense_gradients
 from eagle_jax.training.losses import ahead, by_chunks, soft_cross_entropy
@@ -26,7 +27,7 @@ def medusa_loss(
     config: MedusaConfig,
     heads: Params,
     signals: Signals,
-    texts: Texts,
+    texts: PackedTokens,
     target_logits: Logits,
     *,
     decay: float = 0.8,
@@ -96,7 +97,7 @@ def medusa_head_loss(
     config: MedusaConfig,
     heads: Params,
     weights: Params,
-    texts: Texts,
+    texts: PackedTokens,
     dtype: str = "float32",
     signals: Signals | None = None,
     mesh: Mesh | None = None,
@@ -118,12 +119,12 @@ def medusa_head_loss(
     return medusa_loss(config, heads, seen, texts, judge, shares=shares, **options)
 
 
-def medusa_rows(texts: Texts, heads: int) -> Float[Array, " heads"]:
+def medusa_rows(texts: PackedTokens, heads: int) -> Float[Array, " heads"]:
     """Rows of packed texts that each head is judged by."""
     return jnp.stack([jnp.sum(_counted(texts, head), dtype=jnp.float32) for head in range(heads)])
 
 
-def _counted(texts: Texts, head: int) -> Bool[Array, "B T"]:
+def _counted(texts: PackedTokens, head: int) -> Bool[Array, "B T"]:
     """Whether head `head` is judged by its guess in row t: token t + head + 2 is supervised, of the row's document."""
     same = (ahead(texts.segments, head + 2) == texts.segments) & (texts.segments > 0)
     return same & ahead(texts.supervised, head + 2)

@@ -17,8 +17,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import ConfigError, HeadConfig
-from eagle_jax.core.types import Params, Texts
+from eagle_jax.core.types import Params
 from eagle_jax.models.heads import make_head
+from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel.mesh import DATA, FSDP, by_rows, copies, row_groups
 from eagle_jax.training.losses import (
     ahead,
@@ -130,7 +131,7 @@ def unrolled_loss(
     objective: Objective,
     head: Params,
     signals: Signals,
-    texts: Texts,
+    texts: PackedTokens,
     target_logits: Logits,
     kept: Int[Array, " Vd"] | None,
     key: Array | None = None,
@@ -159,7 +160,7 @@ def unrolled_loss(
         noise = jax.random.uniform(key, features.shape, jnp.float32, -objective.noise, objective.noise)
         features = features + noise.astype(features.dtype)
 
-    def judged(head: Params, signals: Signals, texts: Texts) -> _Sums:
+    def judged(head: Params, signals: Signals, texts: PackedTokens) -> _Sums:
         return _judged(config, objective, head, signals, texts, target_logits, kept)
 
     signals, groups = signals._replace(features=features), row_groups(mesh)
@@ -181,12 +182,12 @@ def unrolled_loss(
     return jnp.sum(objective.decay ** jnp.arange(objective.steps) * weighed), metrics
 
 
-def judged_rows(texts: Texts, steps: int) -> Float[Array, " steps"]:
+def judged_rows(texts: PackedTokens, steps: int) -> Float[Array, " steps"]:
     """Rows of packed texts, [B, T], that each unrolled step is judged by; those outside a draft vocabulary included."""
     return jnp.sum(_judged_rows(texts, steps), axis=(1, 2), dtype=jnp.float32)
 
 
-def _judged_rows(texts: Texts, steps: int) -> Bool[Array, "n B T"]:
+def _judged_rows(texts: PackedTokens, steps: int) -> Bool[Array, "n B T"]:
     """Whether row t holds a guess of step k that is to be judged: token t + 1 is supervised, of the row's document."""
     supervised, segments = ahead(texts.supervised, 1), ahead(texts.segments, 1)
     origins = [behind(texts.segments, 1 + k) for k in range(steps)]
@@ -208,7 +209,7 @@ def _judged(
     objective: Objective,
     head: Params,
     signals: Signals,
-    texts: Texts,
+    texts: PackedTokens,
     target_logits: Logits,
     kept: Int[Array, " Vd"] | None,
 ) -> _Sums:

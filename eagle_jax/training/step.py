@@ -13,8 +13,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from eagle_jax.config import DecoderConfig, HeadConfig
-from eagle_jax.core.types import Params, Texts
+from eagle_jax.core.types import Params
 from eagle_jax.models.decoder import target_fn
+from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel.mesh import by_rows, embeds_by_rows, gathered
 from eagle_jax.training.gradients import dense_gradients
 from eagle_jax.training.objective import Logits, Objective, Signals, StepMetrics, judged_rows, unrolled_loss
@@ -63,7 +64,7 @@ class UpdateReport(NamedTuple):
 
 
 def observe(
-    target: DecoderConfig, params: Params, texts: Texts, taps: tuple[int, ...], mesh: Mesh | None = None
+    target: DecoderConfig, params: Params, texts: PackedTokens, taps: tuple[int, ...], mesh: Mesh | None = None
 ) -> Signals:
     """Runs the frozen target over packed texts; no logits are computed. `mesh`: as in `head_loss`."""
     fn, params = target_fn(target), gathered(params, mesh)
@@ -78,7 +79,7 @@ def head_loss(
     objective: Objective,
     head: Params,
     frozen: Frozen,
-    texts: Texts,
+    texts: PackedTokens,
     key: Array,
     dtype: str = "float32",
     signals: Signals | None = None,
@@ -120,8 +121,8 @@ def head_loss(
 
 
 def beside(
-    target: DecoderConfig, params: Params, texts: Texts, signals: Signals | None, mesh: Mesh | None
-) -> tuple[Texts, Signals, Logits]:
+    target: DecoderConfig, params: Params, texts: PackedTokens, signals: Signals | None, mesh: Mesh | None
+) -> tuple[PackedTokens, Signals, Logits]:
     """Rows held to the mesh, what the target says of them (given or computed; its last state alone), its lm_head."""
     texts = jax.tree.map(lambda leaf: by_rows(leaf, mesh), texts)
     if signals is None:
@@ -130,7 +131,7 @@ def beside(
     return texts, signals, lambda hidden: target_fn(target).logits(judge, hidden)
 
 
-def feature_scale(features: Float[Array, "B T F"], texts: Texts) -> Float[Array, " F"]:
+def feature_scale(features: Float[Array, "B T F"], texts: PackedTokens) -> Float[Array, " F"]:
     """Root mean square of every tapped channel over the given texts, [F]: see `Frozen.feature_scale`."""
     counted = (texts.segments > 0)[..., None]
     squares = jnp.where(counted, jnp.square(features.astype(jnp.float32)), 0.0)
@@ -157,7 +158,7 @@ def head_optimiser(
 
 
 LossFn = Callable[
-    [Params, Texts, Signals | None, Array, Float[Array, " n"] | None], tuple[Float[Array, ""], StepMetrics]
+    [Params, PackedTokens, Signals | None, Array, Float[Array, " n"] | None], tuple[Float[Array, ""], StepMetrics]
 ]
 """`(trained, texts, signals, key, shares) -> (loss, metrics)`; `shares` weigh the means of the n places judged."""
 
@@ -170,13 +171,13 @@ def head_train_step(
     dtype: str,
     state: HeadTrainState,
     frozen: Frozen,
-    texts: Texts,
+    texts: PackedTokens,
     signals: Signals | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[HeadTrainState, UpdateReport]:
     """One update of an EAGLE head: `train_step` with `head_loss`."""
 
-    def loss_fn(head: Params, texts: Texts, signals: Signals | None, key: Array, shares: Array | None) -> Any:
+    def loss_fn(head: Params, texts: PackedTokens, signals: Signals | None, key: Array, shares: Array | None) -> Any:
         return head_loss(target, config, objective, head, frozen, texts, key, dtype, signals, mesh, shares)
 
     return train_step(loss_fn, lambda texts: judged_rows(texts, objective.steps), tx, state, texts, signals)
@@ -184,10 +185,10 @@ def head_train_step(
 
 def train_step(
     loss_fn: LossFn,
-    judged: Callable[[Texts], Float[Array, " n"]],
+    judged: Callable[[PackedTokens], Float[Array, " n"]],
     tx: optax.GradientTransformation,
     state: HeadTrainState,
-    texts: Texts,
+    texts: PackedTokens,
     signals: Signals | None = None,
 ) -> tuple[HeadTrainState, UpdateReport]:
     """One update of what is trained; neither the target nor any embedding of its changes.
@@ -206,7 +207,7 @@ def train_step(
     rows = jax.vmap(judged)(texts)
     shares = rows / jnp.maximum(jnp.sum(rows, axis=0, keepdims=True), 1)
 
-    def part(index: Array, texts: Texts, signals: Signals | None, shares: Array) -> Any:
+    def part(index: Array, texts: PackedTokens, signals: Signals | None, shares: Array) -> Any:
         """What a micro-batch adds to the gradient, the loss and the metrics."""
         weights = shares if micro > 1 else None
         key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), index)
@@ -216,7 +217,7 @@ def train_step(
             metrics = metrics._replace(loss=metrics.loss * weights, accuracy=metrics.accuracy * weights)
         return grads, loss, *metrics
 
-    def add(total: Any, xs: tuple[Array, Texts, Signals | None, Array]) -> tuple[Any, None]:
+    def add(total: Any, xs: tuple[Array, PackedTokens, Signals | None, Array]) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, part(*xs)), None
 
     parts = (jnp.arange(micro), texts, signals, shares)

@@ -18,9 +18,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import HeadConfig
-from eagle_jax.core.types import Params, Texts
+from eagle_jax.core.types import Params
 from eagle_jax.models.heads import HeadOutput, embedding_shares, make_head
 from eagle_jax.models.layers import by_query_blocks
+from eagle_jax.packed import PackedTokens
 from eagle_jax.training.attention import Bias, causal_bias, diagonal_attend
 from eagle_jax.training.losses import ahead
 
@@ -53,7 +54,7 @@ def unroll(
     head: Params,
     features: Float[Array, "B T F"],
     embeds: Float[Array, "B T E"],
-    texts: Texts,
+    texts: PackedTokens,
     steps: int,
     *,
     detach: bool = False,

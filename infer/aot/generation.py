@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
 from eagle_jax.core.loop import generate, prefill, required_slots, step
-from eagle_jax.core.types import Drafter, Params, Sampling, TargetFn
+from eagle_jax.core.types import Batch, Drafter, Engine, Params, Sampling, Sizes, TargetFn
 from eagle_jax.drafters.eagle import eagle
 from eagle_jax.drafters.lookahead import lookahead
 from eagle_jax.drafters.medusa import medusa
@@ -30,7 +30,6 @@ from infer.aot.chips import Chip, device_memory, local_bytes
 
 PAPER_TREE = TreeConfig(depth=8, top_k=10, num_nodes=59)
 """60 nodes with the root, 8 levels: EAGLE-3's own setting for 8B models (arXiv:2503.01840)."""
-FUNCTIONS, SHAPES = ("target", "drafter", "verify"), ("slots", "max_tokens", "chunk")
 GREEDY = Sampling()
 LOOP = "jit(generate)/while"
 """Name of the loop over cycles in the HLO."""
@@ -117,25 +116,28 @@ class Workload:
         batch = self.batch
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
         shapes = ((batch, self.prompt), (batch,), (batch,), (batch, 4))
-        arrays = (*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes), keys)
-        return (self.params(), *jax.tree.map(self._by_rows, arrays))
+        arrays: Any = (*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes), keys)
+        return self.params(), jax.tree.map(self._by_rows, Batch(*arrays)), self.law()
 
-    def options(self) -> dict[str, Any]:
-        """Arguments of `step` besides parameters and state."""
+    def law(self) -> Sampling:
+        """Abstract settings of the sampled law."""
         everywhere = NamedSharding(self.mesh, P())
-        sampling = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), self.sampling)
-        return {"target": self.target, "drafter": self.drafter, "sampling": sampling}
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), self.sampling)
 
-    def buffers(self) -> dict[str, Any]:
+    @property
+    def engine(self) -> Engine:
+        """Static functions of a cycle."""
+        return Engine(self.target, self.drafter)
+
+    @property
+    def sizes(self) -> Sizes:
         """Static sizes of `generate`."""
-        return {"slots": self.slots, "max_tokens": self.max_tokens, "chunk": self.chunk}
+        return Sizes(self.max_tokens, self.chunk, self.slots)
 
     def state(self) -> Any:
         """Abstract state between two cycles, sharded as the program keeps it."""
-        options = self.options()
-        sampling = options.pop("sampling")  # abstract, hence no constant of the function
-        run = functools.partial(prefill, **options, **self.buffers())
-        return jax.tree.map(self._by_rows, jax.eval_shape(run, *self.arguments(), sampling=sampling))
+        run = functools.partial(prefill, engine=self.engine, sizes=self.sizes)
+        return jax.tree.map(self._by_rows, jax.eval_shape(run, *self.arguments()))
 
     def _drafter_params(self) -> Params:
         head, key = self.head, jax.random.key(0)
@@ -156,20 +158,20 @@ class Workload:
 
 def lower_generate(work: Workload) -> jax.stages.Lowered:
     """The whole program, prefill and loop, ready for `.compile()`."""
-    program = jax.jit(generate, static_argnames=(*FUNCTIONS, *SHAPES))
-    return program.lower(*work.arguments(), **work.options(), **work.buffers())
+    program = jax.jit(generate, static_argnames=("engine", "sizes"))
+    return program.lower(*work.arguments(), engine=work.engine, sizes=work.sizes)
 
 
 def lower_step(work: Workload) -> jax.stages.Lowered:
     """One cycle with its state donated, as `stream` runs it."""
-    program = jax.jit(step, static_argnames=FUNCTIONS, donate_argnums=(1,))
-    return program.lower(work.params(), work.state(), **work.options())
+    program = jax.jit(step, static_argnames="engine", donate_argnums=(1,))
+    return program.lower(work.params(), work.state(), work.law(), engine=work.engine)
 
 
 def trace_step(work: Workload) -> Any:
     """The jaxpr of one cycle."""
-    program = jax.jit(step, static_argnames=FUNCTIONS)
-    return program.trace(work.params(), work.state(), **work.options()).jaxpr
+    program = jax.jit(step, static_argnames="engine")
+    return program.trace(work.params(), work.state(), work.law(), engine=work.engine).jaxpr
 
 
 class Report(NamedTuple):

@@ -22,20 +22,19 @@ from eagle_jax.core.loop import step
 from eagle_jax.core.sampling import make_sampling
 from eagle_jax.core.types import (
     FINITE,
-    Chance,
     Drafter,
     DraftTree,
+    Engine,
     GenerateState,
     Params,
+    RowRandomness,
     Sampling,
-    TargetFn,
     empty_tree,
 )
 from eagle_jax.parallel.processes import to_host
 from eagle_jax.runtime.drafters import BoundDrafter
-from eagle_jax.runtime.finite import check_finite
+from eagle_jax.runtime.errors import check_finite, explained
 from eagle_jax.runtime.generation import prefill_program, request_of
-from eagle_jax.runtime.memory import explained
 from eagle_jax.runtime.request import check_law
 from eagle_jax.runtime.target import Target
 
@@ -86,13 +85,14 @@ def watch(
         )
     quiet = dataclasses.replace(drafter, drafter=silent(drafter.drafter))
     request = request_of(target, quiet, prompts, max_new_tokens, make_sampling(temperature), key=key)
-    fns: dict[str, Any] = {"target": request.options["target"], "drafter": drafter.drafter}
     found: list[tuple[np.ndarray, ...]] = []
     with explained(request):
-        state = prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
+        state = prefill_program(*request)
         done = to_host(state.done)
         while not done.all():
-            state, tree, running = _look_and_step(request.params, state, sampling=request.sampling, **fns)
+            state, tree, running = _look_and_step(
+                request.params, state, request.sampling, request.engine, drafter.drafter
+            )
             *seen, done = to_host((tree.tokens, tree.parents, tree.scores, running, state.done))
             found.append(tuple(seen))
         tokens, counts, *faults = to_host((state.tokens, state.num_tokens, state.not_finite, state.bad_drafts))
@@ -114,20 +114,22 @@ def watch(
 def silent(drafter: Drafter) -> Drafter:
     """The same method, following the text and drafting nothing: plain decoding that keeps the drafter's state."""
 
-    def draft(params: Params, state: Any, root: Array, chance: Chance, sampling: Sampling) -> tuple[DraftTree, Any]:
+    def draft(
+        params: Params, state: Any, root: Array, chance: RowRandomness, sampling: Sampling
+    ) -> tuple[DraftTree, Any]:
         return empty_tree(root), state
 
     return drafter._replace(draft=draft, depth=0, num_nodes=0)
 
 
-@functools.partial(jax.jit, static_argnames=("target", "drafter"), donate_argnums=(1,))
+@functools.partial(jax.jit, static_argnames=("engine", "drafter"), donate_argnums=(1,))
 def _look_and_step(
-    params: Params, state: GenerateState, *, target: TargetFn, drafter: Drafter, sampling: Sampling
+    params: Params, state: GenerateState, sampling: Sampling, engine: Engine, drafter: Drafter
 ) -> tuple[GenerateState, DraftTree, Bool[Array, " B"]]:
-    chance = Chance(state.keys, state.num_tokens)
+    chance = RowRandomness(state.keys, state.num_tokens)
     tree, _ = drafter.draft(params, state.drafter, state.root, chance, sampling)
     running = ~state.done
     spoiled = running & jnp.any(jnp.isnan(tree.scores), axis=1) & (state.bad_drafts == FINITE)
     state = state._replace(bad_drafts=jnp.where(spoiled, state.num_tokens, state.bad_drafts))
-    state, _ = step(params, state, target=target, drafter=silent(drafter), sampling=sampling)
+    state, _ = step(params, state, sampling, engine)
     return state, tree._replace(draft_log_probs=None), running

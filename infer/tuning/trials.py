@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import eagle_jax
 from eagle_jax.config import TreeConfig
 from eagle_jax.core.loop import prefill, step
-from eagle_jax.core.types import ROOT, Chance, Drafter, DraftTree, Params, Sampling, Verified
+from eagle_jax.core.types import ROOT, Batch, Drafter, DraftTree, Engine, Params, RowRandomness, Sampling, Verified
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.compilation import forget_programs
 from eagle_jax.runtime.generation import request_of
@@ -111,7 +111,7 @@ def blank(rows: int) -> Drafter:
         return state
 
     def draft(
-        params: Params, state: tuple[()], root: jax.Array, chance: Chance, sampling: Sampling
+        params: Params, state: tuple[()], root: jax.Array, chance: RowRandomness, sampling: Sampling
     ) -> tuple[DraftTree, tuple[()]]:
         tokens = jnp.broadcast_to(root[:, None], (root.shape[0], rows))
         parents = jnp.zeros_like(tokens).at[:, 0].set(ROOT)
@@ -130,21 +130,19 @@ def loop(
     """
     sampling = generation.make_sampling(setting.temperature)
     request = request_of(target, drafter, sample.prompts, setting.max_new_tokens, sampling, (), sample.keys)
-    fns = {name: request.options[name] for name in ("target", "drafter")}
-    keys = request.arrays[-1]
 
-    def empty(params: Params, *arrays: jax.Array) -> Any:
-        return prefill(params, *arrays, sampling=sampling, **request.options)._replace(keys=jnp.zeros(()))
+    def empty(params: Params, batch: Batch) -> Any:
+        return prefill(params, batch, sampling, request.engine, request.sizes)._replace(keys=jnp.zeros(()))
 
-    shapes = jax.eval_shape(empty, request.params, *request.arrays)
+    shapes = jax.eval_shape(empty, request.params, request.batch)
     state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    state = state._replace(cache=state.cache._replace(length=request.arrays[1]), keys=keys)
-    body = functools.partial(_cycle, sampling=sampling, **fns)
+    state = state._replace(cache=state.cache._replace(length=request.batch.lengths), keys=request.batch.keys)
+    body = functools.partial(_cycle, sampling=sampling, engine=request.engine)
     return Part(body, request.params, state).repeat(turns)
 
 
-def _cycle(params: Params, state: Any, **options: Any) -> Any:
-    return step(params, state, **options)[0]
+def _cycle(params: Params, state: Any, sampling: Sampling, engine: Engine) -> Any:
+    return step(params, state, sampling, engine)[0]
 
 
 def designs(depths: Sequence[int], top_ks: Sequence[int], widths: Sequence[int]) -> list[TreeConfig]:
