@@ -15,38 +15,13 @@ from __future__ import annotations
 import dataclasses
 
 from eagle_jax.runtime.compilation import use_compilation_cache
-from eagle_jax.training.distill import Divergence
 from infer.common.programs import at_least_one, run
 from train.loop.learners import SmallModelLearner
-from train.loop.options import RunArgs, check_run
+from train.loop.options import DistillArgs, check_run
 from train.loop.training import start
 
+Args = DistillArgs
 SIZES = ("hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim")
-
-
-@dataclasses.dataclass(frozen=True)
-class Args(RunArgs):
-    """Arguments of the program; None takes the method's own value.
-
-    Attributes:
-      divergence: kl, tv (what standard speculative sampling rejects) or lk (minus the logarithm of what it accepts).
-      layers: of a fresh model.
-      target_layers: layers of the target to begin with instead, from 0, between its own embedding and head.
-      hidden: width of a fresh model; this and the next four are the target's unless given.
-      intermediate: width of its MLPs.
-      num_heads: of attention.
-      num_kv_heads: key-value heads.
-      head_dim: size of a head.
-    """
-
-    divergence: Divergence = "kl"
-    layers: int = 2
-    target_layers: tuple[int, ...] = ()
-    hidden: int | None = None
-    intermediate: int | None = None
-    num_heads: int | None = None
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
 
 
 def check(args: Args) -> None:

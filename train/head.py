@@ -5,7 +5,7 @@
 
 `--method` chooses the papers' head and objective (eagle3, eagle1, hass, medusa, hydra, hydra++); every number of it can
 be set. Data are conversations
-(JSONL, Parquet, datasets of the hub), see `eagle_jax.data.sources`. Several processes, as on a TPU pod, run the same
+(JSONL, Parquet, datasets of the hub), see `eagle_jax.data.corpus.sources`. Several processes, as on a TPU pod, run the same
 command. A run that was stopped goes on where it was when the same command is given again. `--out` holds checkpoints
 (`latest/`, `best/`), `head/` (official layout; the best by tau), `log.jsonl` and `figure.png`. The last line printed is
 one JSON object.
@@ -14,61 +14,16 @@ one JSON object.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
 
 from eagle_jax.runtime.compilation import use_compilation_cache
 from infer.common.programs import at_least_one, not_negative, run
 from train.loop.learners import NUM_HEADS, learner_of
-from train.loop.options import RunArgs, check_run
+from train.loop.options import HeadArgs, check_run
 from train.loop.training import start
 
+Args = HeadArgs
 RATES = {"eagle1": 3e-5, "hass": 3e-5, "medusa": 1e-3, "hydra": 5e-4, "hydra++": 5e-4}
 """Peak learning rates of the methods' authors; EAGLE-3's is 1e-4."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Args(RunArgs):
-    """Arguments of the program; None takes the method's own value.
-
-    Attributes:
-      method: objective and kind of head.
-      unroll: steps of an EAGLE head on its own outputs; eagle3 7, hass 3, eagle1 1.
-      decay: weight of each step (Medusa's head) over the one before; eagle3, medusa and hydra 0.8, else 1.
-      token_loss: ce (all methods), lk (-log acceptance) or lk_blend.
-      eta: of lk_blend, how soon the total variation takes over; 3.
-      token_weight: of the token loss; eagle3 1, else 0.1.
-      feature_weight: of the feature loss; eagle3 0, else 1.
-      noise: width of the uniform noise on features; eagle3 0, else 0.1.
-      taps: the target's hidden states that are fused, numbered as `hidden_states` of transformers; of L
-        layers 2, L/2 and L-3.
-      fc_norm: a norm per tap before the projection (EAGLE-3.1).
-      norm_output: feed the normed state back (EAGLE-3.1).
-      draft_vocab: size of the draft vocabulary of EAGLE-3; 0 is the target's, None 32000 or the target's if smaller.
-        A head that is given by --init keeps its own, and its taps and width.
-      head_intermediate: width of an EAGLE head's MLP, 0 for the target's.
-      heads: of medusa (5), hydra and hydra++ (4): levels that can be drafted.
-      head_layers: residual blocks of each, 1. With more than one (Medusa) or two (Hydra) the authors' programs read
-        the last block in the place of all that they share, so that those heads are for this library; they trained
-        Hydra++ with four.
-      teacher: their labels are the target's law; else the texts' own tokens. hydra++ True.
-    """
-
-    method: Literal["eagle3", "eagle1", "hass", "medusa", "hydra", "hydra++"] = "eagle3"
-    unroll: int | None = None
-    decay: float | None = None
-    token_loss: Literal["ce", "lk", "lk_blend"] | None = None
-    eta: float | None = None
-    token_weight: float | None = None
-    feature_weight: float | None = None
-    noise: float | None = None
-    taps: tuple[int, ...] | None = None
-    fc_norm: bool = False
-    norm_output: bool = False
-    draft_vocab: int | None = None
-    head_intermediate: int = 0
-    heads: int | None = None
-    head_layers: int | None = None
-    teacher: bool | None = None
 
 
 EAGLE_ONLY = ("unroll", "token_loss", "eta", "token_weight", "feature_weight", "noise", "taps", "fc_norm",

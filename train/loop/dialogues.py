@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.data.replies import Dialogue
-from eagle_jax.data.shards import Report
-from eagle_jax.data.templates import SkippedRow
+from eagle_jax.data.chat.dialogues import Dialogue
+from eagle_jax.data.corpus.shards import Report
+from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.runtime.drafters import BoundDrafter
-from eagle_jax.runtime.finite import NotFiniteError
+from eagle_jax.runtime.errors import NotFiniteError
 from eagle_jax.runtime.generation import generate
 from eagle_jax.runtime.target import Target
 

@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.checkpoints.staging import write_whole
+from eagle_jax.checkpoints.files.staging import write_whole
 
 
 def draw(lines: list[dict[str, Any]], path: Path, title: str) -> None:

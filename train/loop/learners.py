@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -30,9 +30,10 @@ from eagle_jax.checkpoints import (
     save_target_checkpoint,
     tokenizer_directory,
 )
-from eagle_jax.checkpoints.hub import TOKENIZER
+from eagle_jax.checkpoints.files.hub import TOKENIZER
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
-from eagle_jax.core.types import Params, Texts
+from eagle_jax.core.types import Params
+from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel import processes
 from eagle_jax.runtime.drafters import TreeDrafter
 from eagle_jax.shapes import medusa_parents
@@ -42,13 +43,9 @@ from eagle_jax.training.initialise import fresh_draft_model, fresh_head, fresh_m
 from eagle_jax.training.medusa import medusa_head_loss, medusa_rows
 from eagle_jax.training.objective import judged_rows
 from infer.common.programs import naming, parse_tree
-from train.loop.options import RunArgs
+from train.loop.options import DistillArgs, HeadArgs, RunArgs
 from train.loop.places import head_path, target_path
 from train.loop.setup import PARTS, differences, initial_head, objective_of
-
-if TYPE_CHECKING:
-    from train.distill import Args as DistillArgs
-    from train.head import Args as HeadArgs
 
 NUM_HEADS = {"medusa": 5, "hydra": 4, "hydra++": 4}
 """Heads where no number is asked for, as their authors have them."""
@@ -87,7 +84,7 @@ class Learner(abc.ABC):
         """The loss of a micro-batch."""
 
     @abc.abstractmethod
-    def judged(self, texts: Texts) -> Array:
+    def judged(self, texts: PackedTokens) -> Array:
         """Rows that each place of the loss is judged by."""
 
     @abc.abstractmethod
@@ -138,14 +135,14 @@ class EagleLearner(Learner):
     def loss(self, frozen: training.Frozen, mesh: Mesh | None, *, remat: bool | None = None) -> training.LossFn:
         objective = self.objective if remat is None else dataclasses.replace(self.objective, remat=remat)
 
-        def loss_fn(head: Params, texts: Texts, signals: Any, key: Array, shares: Array | None) -> Any:
+        def loss_fn(head: Params, texts: PackedTokens, signals: Any, key: Array, shares: Array | None) -> Any:
             return training.head_loss(
                 self.target, self.config, objective, head, frozen, texts, key, self.args.dtype, signals, mesh, shares
             )
 
         return loss_fn
 
-    def judged(self, texts: Texts) -> Array:
+    def judged(self, texts: PackedTokens) -> Array:
         return judged_rows(texts, self.objective.steps)
 
     def finished(self, trained: Params, frozen: training.Frozen) -> Params:
@@ -213,14 +210,14 @@ class MedusaLearner(Learner):
             "decay": 0.8 if args.decay is None else args.decay, "teacher": teacher, **self.logits_options(args, remat)
         }  # fmt: skip
 
-        def loss_fn(heads: Params, texts: Texts, signals: Any, key: Array, shares: Array | None) -> Any:
+        def loss_fn(heads: Params, texts: PackedTokens, signals: Any, key: Array, shares: Array | None) -> Any:
             return medusa_head_loss(
                 self.target, self.config, heads, frozen.target, texts, args.dtype, signals, mesh, shares, **options
             )
 
         return loss_fn
 
-    def judged(self, texts: Texts) -> Array:
+    def judged(self, texts: PackedTokens) -> Array:
         return medusa_rows(texts, self.heads)
 
     def finished(self, trained: Params, frozen: training.Frozen) -> Params:
@@ -291,14 +288,14 @@ class SmallModelLearner(Learner):
         args = self.args
         options: dict[str, Any] = {"divergence": args.divergence, **self.logits_options(args, remat)}
 
-        def loss_fn(model: Params, texts: Texts, signals: Any, key: Array, shares: Array | None) -> Any:
+        def loss_fn(model: Params, texts: PackedTokens, signals: Any, key: Array, shares: Array | None) -> Any:
             return draft_model_loss(
                 self.target, self.config, model, frozen.target, texts, args.dtype, signals, mesh, shares, **options
             )
 
         return loss_fn
 
-    def judged(self, texts: Texts) -> Array:
+    def judged(self, texts: PackedTokens) -> Array:
         return distilled_rows(texts)
 
     def finished(self, trained: Params, frozen: training.Frozen) -> Params:

@@ -15,7 +15,7 @@ import numpy as np
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from eagle_jax.checkpoints.staging import write_whole
+from eagle_jax.checkpoints.files.staging import write_whole
 from eagle_jax.training.flops import SIZE, known_peak, peak_flops
 from train.loop.figure import draw
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from eagle_jax.training.distill import Divergence
 from infer.common.programs import at_least_one, check_seed, not_negative
 from train.loop.places import sources_of
 
@@ -85,6 +86,76 @@ class RunArgs:
     eval_tree: str | None = None
     tensorboard: bool = True
     wandb: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadArgs(RunArgs):
+    """Arguments of the program; None takes the method's own value.
+
+    Attributes:
+      method: objective and kind of head.
+      unroll: steps of an EAGLE head on its own outputs; eagle3 7, hass 3, eagle1 1.
+      decay: weight of each step (Medusa's head) over the one before; eagle3, medusa and hydra 0.8, else 1.
+      token_loss: ce (all methods), lk (-log acceptance) or lk_blend.
+      eta: of lk_blend, how soon the total variation takes over; 3.
+      token_weight: of the token loss; eagle3 1, else 0.1.
+      feature_weight: of the feature loss; eagle3 0, else 1.
+      noise: width of the uniform noise on features; eagle3 0, else 0.1.
+      taps: the target's hidden states that are fused, numbered as `hidden_states` of transformers; of L
+        layers 2, L/2 and L-3.
+      fc_norm: a norm per tap before the projection (EAGLE-3.1).
+      norm_output: feed the normed state back (EAGLE-3.1).
+      draft_vocab: size of the draft vocabulary of EAGLE-3; 0 is the target's, None 32000 or the target's if smaller.
+        A head that is given by --init keeps its own, and its taps and width.
+      head_intermediate: width of an EAGLE head's MLP, 0 for the target's.
+      heads: of medusa (5), hydra and hydra++ (4): levels that can be drafted.
+      head_layers: residual blocks of each, 1. With more than one (Medusa) or two (Hydra) the authors' programs read
+        the last block in the place of all that they share, so that those heads are for this library; they trained
+        Hydra++ with four.
+      teacher: their labels are the target's law; else the texts' own tokens. hydra++ True.
+    """
+
+    method: Literal["eagle3", "eagle1", "hass", "medusa", "hydra", "hydra++"] = "eagle3"
+    unroll: int | None = None
+    decay: float | None = None
+    token_loss: Literal["ce", "lk", "lk_blend"] | None = None
+    eta: float | None = None
+    token_weight: float | None = None
+    feature_weight: float | None = None
+    noise: float | None = None
+    taps: tuple[int, ...] | None = None
+    fc_norm: bool = False
+    norm_output: bool = False
+    draft_vocab: int | None = None
+    head_intermediate: int = 0
+    heads: int | None = None
+    head_layers: int | None = None
+    teacher: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class DistillArgs(RunArgs):
+    """Arguments of the program; None takes the method's own value.
+
+    Attributes:
+      divergence: kl, tv (what standard speculative sampling rejects) or lk (minus the logarithm of what it accepts).
+      layers: of a fresh model.
+      target_layers: layers of the target to begin with instead, from 0, between its own embedding and head.
+      hidden: width of a fresh model; this and the next four are the target's unless given.
+      intermediate: width of its MLPs.
+      num_heads: of attention.
+      num_kv_heads: key-value heads.
+      head_dim: size of a head.
+    """
+
+    divergence: Divergence = "kl"
+    layers: int = 2
+    target_layers: tuple[int, ...] = ()
+    hidden: int | None = None
+    intermediate: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
 
 
 def check_run(args: RunArgs) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 
 from eagle_jax.assets import DEMO, bundled
 from eagle_jax.checkpoints import config_directory, read_target_config
-from eagle_jax.checkpoints.staging import write_whole
+from eagle_jax.checkpoints.files.staging import write_whole
 from eagle_jax.config import ConfigError, DecoderConfig
-from eagle_jax.data.sources import Source
-from eagle_jax.data.tokenizers import load_tokenizer
+from eagle_jax.data.chat.tokenizers import load_tokenizer
+from eagle_jax.data.corpus.sources import Source
 from infer.common.programs import naming, use_template
 
 LOCK, RUN = ".lock", "run.json"

@@ -16,18 +16,19 @@ import numpy as np
 import eagle_jax
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.checkpoints.training import TrainingCheckpoints
-from eagle_jax.core.types import Params, Texts
-from eagle_jax.data.features import Features
-from eagle_jax.data.keys import tokenizer_settings
-from eagle_jax.data.loading import Batches
-from eagle_jax.data.sources import build_corpus, corpus_key
-from eagle_jax.data.stops import stop_ids
-from eagle_jax.data.vocabulary import cached_vocabulary, count_tokens, coverage_of
+from eagle_jax.core.types import Params
+from eagle_jax.data.chat.stops import stop_ids
+from eagle_jax.data.corpus.batches import Batches
+from eagle_jax.data.corpus.features import Features
+from eagle_jax.data.corpus.sources import build_corpus, corpus_key
+from eagle_jax.data.corpus.vocabulary import cached_vocabulary, count_tokens, coverage_of
+from eagle_jax.data.templates.keys import tokenizer_settings
 from eagle_jax.devices import device
 from eagle_jax.evaluate.acceptance import measure_n_alpha, measure_tau
+from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel import processes
 from eagle_jax.parallel.mesh import param_shardings
-from eagle_jax.runtime.memory import size_of
+from eagle_jax.runtime.errors import size_of
 from eagle_jax.training import host
 from eagle_jax.training import step as training
 from eagle_jax.training.flops import product_flops
@@ -214,7 +215,7 @@ class Run:
                 texts, signals = jax.tree.map(lambda x: x[0], self._batch())
                 self.batches.set_state(self.first)
 
-                def measure(target: Params, texts: Texts, signals: Signals | None) -> jax.Array:
+                def measure(target: Params, texts: PackedTokens, signals: Signals | None) -> jax.Array:
                     seen = signals or training.observe(self.target.config, target, texts, self.learner.taps)
                     return training.feature_scale(seen.features, texts)
 
@@ -237,7 +238,7 @@ class Run:
         mesh: jax.sharding.Mesh | None,
         state: training.HeadTrainState,
         frozen: training.Frozen,
-        texts: Texts,
+        texts: PackedTokens,
         signals: Signals | None,
         remat: bool | None = None,
     ) -> tuple[training.HeadTrainState, training.UpdateReport]:
@@ -259,7 +260,7 @@ class Run:
             )
         self.batches.set_state(positions[jax.process_index()])
 
-    def _batch(self) -> tuple[Texts, Signals | None]:
+    def _batch(self) -> tuple[PackedTokens, Signals | None]:
         """The next micro-batches, [M, B, T] over all processes, and their features where they were stored."""
         texts, signals = next(self.batches), None
         if self.features is not None:
@@ -361,7 +362,7 @@ class Run:
         return product_flops(
             functools.partial(self._update, None, remat=False),
             *jax.eval_shape(lambda *trees: trees, self.state, self.frozen),
-            Texts(*rows),
+            PackedTokens(*rows),
             signals,
         )
 

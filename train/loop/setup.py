@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -22,17 +22,14 @@ from eagle_jax.checkpoints import (
 )
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
 from eagle_jax.core.types import Params
-from eagle_jax.data.prompts import first_prompts, none_of
-from eagle_jax.data.sources import Source
+from eagle_jax.data.corpus.prompts import first_prompts, none_of
+from eagle_jax.data.corpus.sources import Source
 from eagle_jax.parallel import processes
 from eagle_jax.parallel.mesh import FSDP, TENSOR, make_mesh, param_shardings, placer
 from eagle_jax.training.objective import PRESETS, Objective
 from infer.common.programs import naming
-from train.loop.options import RunArgs
+from train.loop.options import HeadArgs, RunArgs
 from train.loop.places import head_path
-
-if TYPE_CHECKING:
-    from train.head import Args
 
 PARTS = {
     "eagle3": "eagle3",
@@ -47,7 +44,7 @@ DRAFT_VOCAB = 32000
 """Size of a draft vocabulary where none is asked for, as the published heads have it."""
 
 
-def objective_of(args: Args) -> Objective:
+def objective_of(args: HeadArgs) -> Objective:
     """The method's objective with what `args` changes of it."""
     given: dict[str, Any] = {"steps": args.unroll, "decay": args.decay, "token_loss": args.token_loss, "eta": args.eta,
              "token_weight": args.token_weight, "feature_weight": args.feature_weight, "noise": args.noise,
@@ -57,7 +54,7 @@ def objective_of(args: Args) -> Objective:
     )
 
 
-def head_config(args: Args, target: DecoderConfig) -> HeadConfig:
+def head_config(args: HeadArgs, target: DecoderConfig) -> HeadConfig:
     """The head's shape: one layer as wide as the target's."""
     width = args.head_intermediate or target.intermediate_size
     layer = target.one_layer(intermediate_size=width, tie_word_embeddings=False)
@@ -74,7 +71,7 @@ def head_config(args: Args, target: DecoderConfig) -> HeadConfig:
     return HeadConfig("eagle3", layer, size, target.hidden_size, taps, **switches)
 
 
-def initial_head(args: Args, target: eagle_jax.Target) -> tuple[HeadConfig, Params | None]:
+def initial_head(args: HeadArgs, target: eagle_jax.Target) -> tuple[HeadConfig, Params | None]:
     """The head's configuration; with `--init` that head's own, and its parameters in float32.
 
     Of a given head the taps, the draft vocabulary and the width are taken over where no option says otherwise, and what

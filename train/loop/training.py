@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from eagle_jax.checkpoints.staging import sweep
+from eagle_jax.checkpoints.files.staging import sweep
 from eagle_jax.config import ConfigError
 from eagle_jax.devices import exhausted, more_of
 from eagle_jax.parallel import processes
