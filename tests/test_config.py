@@ -27,7 +27,7 @@ from eagle_jax.config import (
     static_depths,
 )
 from eagle_jax.core.loop import required_slots
-from eagle_jax.data.sources import Source
+from eagle_jax.data.corpus.sources import Source
 from eagle_jax.models.presets import model
 from eagle_jax.runtime.request import PREFILL_CHUNK, bucket
 from eagle_jax.settings import from_mapping, load_yaml
@@ -243,16 +243,16 @@ class TestFiles:
     """What lies in `configs/`."""
 
     def test_all_are_seen(self):
-        assert {path.stem for path in CONFIGS} >= {*TARGETS, "tiny_cpu", "demo_hass", "demo_eagle3", "study_demo"}
+        assert {path.stem for path in CONFIGS} >= {*TARGETS, "tiny_cpu", "demo_hass", "demo_eagle3"}
 
     @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
     def test_every_file_loads(self, path, monkeypatch):
-        """Into the arguments of the program that the first comment names; a study begins runs of `train.head`."""
+        """Into the arguments of the program that the first comment names."""
         text = path.read_text(encoding="utf-8")
-        named = re.findall(rf"python -m (train\.\w+)(?: --config configs/{path.name}|` begins)", text)
+        named = re.findall(rf"python -m (train\.\w+) --config configs/{path.name}", text)
         assert len(named) == 1
         assert text.count("\n") <= 40
-        program = importlib.import_module("train.head" if named[0] == "train.demo.study" else named[0])
+        program = importlib.import_module(named[0])
         args = load_yaml(program.Args, path)
         if isinstance(args, RunArgs) and args.data:
             monkeypatch.setattr(Source, "check", lambda source: None)  # another command of the file makes the rows

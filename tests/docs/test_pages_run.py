@@ -26,7 +26,8 @@ SMALLER = {
     "infer.tune": f"{SHORT} {TREES} --methods eagle3 --batches 1 --temperatures 0",
     "train.demo.data": "",
     "train.regenerate": "--limit 16 --max-new-tokens 8 --batch 8",
-    "train.demo.study": "--only eagle2,eagle3-1of8 --steps 2 --prompts 1 --max-new-tokens 8",
+    "train.head": "--steps 2 --unroll 1 --length 96 --warmup 1 --eval-every 0 --eval-prompts 1 --eval-tokens 8",
+    "train.evaluate": "--prompts 1 --max-new-tokens 8",
 }
 ONE_TASK = {
     "results.md": ("infer.bench", "infer.acceptance", "infer.papers.repetition"),
@@ -103,5 +104,5 @@ def test_commands_of_a_page_run_in_order(page, folder):
     made = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in (".json", ".md", ".yaml")}
     expected = {"benchmarks.md": "runs/report/report.md", "tuning.md": "profile.yaml",
                 "results.md": "measured.yaml/report.md", "measured/README.md": "runs/best/result.json",
-                "evidence.md": "runs/study/report/study.md"}  # fmt: skip
+                "evidence.md": "runs/evidence/eagle3/head/config.json"}  # fmt: skip
     assert expected[page] in made
