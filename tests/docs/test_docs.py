@@ -1,9 +1,10 @@
-"""The documentation: every block of code runs, every command is taken, the site builds without a warning."""
+"""Runs every Python block of the documentation, parses its commands, and builds the site without a warning."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 import re
 import shlex
 import subprocess
@@ -11,32 +12,42 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import eagle_jax
 import train.export
 from eagle_jax.assets import bundled
 from eagle_jax.runtime.profile import read_profile
 from infer.common.programs import arguments
-from tests.docs.test_readme import commands
+from tests.docs.test_readme import REPOSITORY, commands
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
-PAGES = sorted(path for path in DOCS.rglob("*.md"))
+PAGES = sorted(DOCS.rglob("*.md"))
+CARD = "eagle_jax/assets/README.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
-NEEDS_PROFILE = {"tuning.md"}
-"""Pages whose Python goes on from a profile that a command of theirs has written."""
 
 
-def blocks(path: Path, language: str) -> list[str]:
-    return [text for found, text in BLOCK.findall(path.read_text(encoding="utf-8")) if found == language]
+def blocks(path: Path, *languages: str) -> list[str]:
+    return [text for found, text in BLOCK.findall(path.read_text(encoding="utf-8")) if found in languages]
 
 
-WITH_PYTHON = [path for path in PAGES if blocks(path, "python")]
+def program_calls(path: Path) -> list[list[str]]:
+    """Returns the words of every `python -m PROGRAM OPTIONS` of a page, also within a quoted command."""
+    lines = [line for text in blocks(path, "bash", "sh") for line in commands(text)]
+    return [shlex.split(call) for line in lines for call in re.findall(r"python3? -m ((?:train|infer)\.[^'&]*)", line)]
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in PAGES if program_calls(path)])
+def test_commands_of_a_page_take_their_arguments(path, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    for module, *words in program_calls(path):
+        if words[-1:] != ["..."]:
+            arguments(importlib.import_module(module).Args, None, words)
 
 
 @pytest.fixture
 def hub(monkeypatch):
-    """What the pages load from the hub is the bundled pair, whose folders are as a download would leave them."""
+    """Replaces downloads from the hub by the bundled pair, whose folders have the same layout."""
 
     def snapshot(repo_id, **options):
         return str(bundled("eagle3" if "EAGLE3" in repo_id else "target"))
@@ -44,45 +55,31 @@ def hub(monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
 
 
-def test_every_block_has_a_language_that_is_checked():
-    known = {"python", "bash", "sh", "yaml", "json", "dockerfile", ""}
-    for path in PAGES:
-        assert {language for language, _ in BLOCK.findall(path.read_text(encoding="utf-8"))} <= known, path
-    assert {path.name for path in WITH_PYTHON} >= {"index.md", "concepts.md", "lossless.md", "own_model.md"}
-
-
-SLOW = {"drafters.md", "tuning.md", "own_model.md", "lossless.md", "benchmarks.md"}
-
-
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.name in SLOW else ()) for path in WITH_PYTHON],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in PAGES if blocks(path, "python")])
 def test_python_of_a_page_runs_in_order(path, hub, tmp_path, monkeypatch, repository, capsys):
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    if path.name in NEEDS_PROFILE:
+    if path.name == "tuning.md":  # its Python reads the profile that its command writes
         (tmp_path / "profile.yaml").write_text((DOCS / "measured" / "profile.yaml").read_text(encoding="utf-8"))
+    names: dict[str, object] = {}
     for number, text in enumerate(blocks(path, "python"), 1):
         exec(compile(text, f"{path.name}, Python block {number}", "exec"), names)
 
 
-def test_yaml_blocks_read(tmp_path):
-    import yaml
-
-    found = [(path, text) for path in PAGES for text in blocks(path, "yaml")]
-    profiles = [text for _, text in found if "schema: eagle_jax.runtime.profile" in text]
+def test_profiles_of_pages_can_be_read(tmp_path):
+    texts = [text for path in PAGES for text in blocks(path, "yaml")]
+    for text in texts:
+        assert isinstance(yaml.safe_load(text), dict)
+    profiles = [text for text in texts if "schema: eagle_jax" in text]
     assert profiles
-    for number, text in enumerate(profiles):
-        (file := tmp_path / f"{number}.yaml").write_text(text, encoding="utf-8")
+    for text in profiles:
+        (file := tmp_path / "profile.yaml").write_text(text, encoding="utf-8")
         assert len(read_profile(file).entries) == text.count("- {")
-    for path, text in found:
-        assert isinstance(yaml.safe_load(text), dict), path
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The built documentation; warnings are errors (not with --quiet, which hides them from --strict)."""
+    """The built documentation. `--quiet` would hide warnings from `--strict`."""
     pytest.importorskip("mkdocs", reason="needs mkdocs: pip install eagle-jax[docs]")
     out = tmp_path_factory.mktemp("site")
     done = subprocess.run(
@@ -93,74 +90,38 @@ def site(tmp_path_factory):
     return out
 
 
-def test_the_site_builds_without_a_warning(site):
-    assert {"index.html", "concepts", "lossless", "api", "comparison"} <= {path.name for path in site.iterdir()}
-
-
-def test_every_public_name_has_its_place_in_the_reference(site):
+@pytest.mark.slow
+def test_public_and_imported_names_are_in_the_reference(site):
+    """Every name of `__all__`, and every name that a Python block imports from the package."""
     page = (site / "api" / "index.html").read_text(encoding="utf-8")
-    headings = set(re.findall(r'id="([\w.]+)"', page))
-    missing = [name for name in eagle_jax.__all__ if not any(at.split(".")[-1] == name for at in headings)]
-    assert not missing
-
-
-def imported_by_pages() -> set[str]:
-    """Dotted names of what Python blocks take from modules of the package."""
-    found = set()
+    documented = {anchor.split(".")[-1] for anchor in re.findall(r'id="([\w.]+)"', page)}
+    imported = set()
     for path in [REPOSITORY / "README.md", *PAGES]:
         for text in blocks(path, "python"):
             for node in ast.walk(ast.parse(text)):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("eagle_jax"):
-                    found |= {f"{node.module}.{name.name}" for name in node.names}
-    return found
+                if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ("eagle_jax", "infer"):
+                    imported |= {alias.name for alias in node.names}
+    assert not {*eagle_jax.__all__, *imported} - documented
 
 
-def test_what_pages_import_has_its_place_in_the_reference(site):
-    found = imported_by_pages()
-    assert "eagle_jax.core.loop.generate" in found
-    page = (site / "api" / "index.html").read_text(encoding="utf-8")
-    missing = [name for name in sorted(found) if f'id="{name}"' not in page]
-    assert not missing
+@pytest.mark.parametrize("path", [*PAGES, *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", CARD))])
+def test_files_named_on_a_page_exist(path):
+    """A test, module or configuration that moves must move on the page."""
+    for name in re.findall(r"`((?:tests|eagle_jax|infer|train|configs)/[\w/.]+)`", path.read_text(encoding="utf-8")):
+        assert (REPOSITORY / name).exists(), name
 
 
-def test_figures_of_the_pages_are_there():
-    for path in PAGES:
-        for link in re.findall(r"!\[[^]]*\]\(([^)]+)\)", path.read_text(encoding="utf-8")):
-            assert (path.parent / link).is_file(), f"{path.name}: {link}"
-
-
-def test_commands_are_known():
-    """Programs' are parsed by tests/docs/test_readme.py; whatever else a block calls is a tool that is named here.
-
-    Those of clouds cannot run here: that the shell reads them is all that is known of them.
-    """
-    tools = {"python", "make", "pip", "git", "gcloud", "xpk", "docker", "cd", "vllm", "mkdocs", "python3"}
-    seen = set()
-    for path in PAGES:
-        for text in [*blocks(path, "bash"), *blocks(path, "sh")]:
-            read = subprocess.run(["bash", "-n", "-c", text], capture_output=True, text=True, check=False)
-            assert read.returncode == 0, f"{path.name}: {read.stderr}"
-            whole = re.sub(r"'[^']*'", lambda quoted: quoted[0].replace("\n", " "), text.replace("\\\n", " "))
-            for line in whole.splitlines():
-                words = shlex.split(line, comments=True)
-                while words and "=" in words[0] and not words[0].startswith("-"):
-                    words.pop(0)
-                assert not words or words[0] in tools, f"{path.name}: {line}"
-                seen |= set(words[:1])
-    assert {"python", "gcloud", "xpk", "docker"} <= seen
-
-
-def test_the_exports_of_the_page_run(tmp_path):
-    """Every layout, of the bundled head; the servers that the page starts with them are not here."""
-    lines = [line for text in blocks(DOCS / "export.md", "sh") for line in commands(text) if "train.export" in line]
+def test_exports_of_the_page_run(tmp_path):
+    """Every layout, with the bundled head."""
     layouts = set()
-    for number, line in enumerate(lines):
-        args = arguments(train.export.Args, None, shlex.split(line)[3:])
+    calls = [words for module, *words in program_calls(DOCS / "export.md") if module == "train.export"]
+    for number, words in enumerate(calls):
+        args = arguments(train.export.Args, None, words)
         if args.target is not None:
             args = dataclasses.replace(args, head=str(bundled("eagle3")), target=str(bundled("target")))
         args = dataclasses.replace(args, out=tmp_path / str(number))
         train.export.main(args)
-        assert (args.out / "config.json").is_file(), line
+        assert (args.out / "config.json").is_file(), words
         layouts.add(args.to)
     assert layouts == {"sglang", "speculators", "official"}
 
@@ -171,12 +132,12 @@ SHORTER = {
     "train.evaluate": "--prompts 1 --max-new-tokens 8",
     "train.export": "",
 }
-"""What is added to the commands of training.md (the last one given counts), so that all take two minutes."""
+"""Arguments that override those of training.md, so that all four programs take two minutes."""
 
 
 @pytest.mark.slow
 def test_from_conversations_to_an_export_by_the_commands_of_the_page(tmp_path):
-    """One after the other: each reads what the one before it wrote."""
+    """Each command reads what the one before it wrote."""
     first = blocks(DOCS / "training.md", "bash")[0].replace("runs/", f"{tmp_path}/")
     programs = [shlex.split(line) for line in commands(first) if line.startswith("python -m ")]
     assert [command[2] for command in programs] == list(SHORTER)
