@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from eagle_jax.checkpoints.staging import write_whole
+from eagle_jax.checkpoints.files.staging import write_whole
 from infer.common import results
 from infer.papers.cells import means
 from infer.papers.evidence import ORDER, title

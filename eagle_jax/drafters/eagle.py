@@ -17,7 +17,6 @@ from jaxtyping import Array, Float, Int
 
 from eagle_jax.config import ConfigError, HeadConfig, TreeConfig
 from eagle_jax.core.cache import commit
-from eagle_jax.core.rejection import RULES
 from eagle_jax.core.types import (
     Drafter,
     DraftTree,
@@ -31,6 +30,7 @@ from eagle_jax.core.types import (
     empty_cache,
 )
 from eagle_jax.drafters.grow import Expander, grow
+from eagle_jax.drafters.rejection import RULES
 from eagle_jax.models.heads import HeadOutput, make_head
 
 

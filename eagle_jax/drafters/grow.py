@@ -18,8 +18,8 @@ from jaxtyping import Array, Bool, Float, Int
 from eagle_jax.config import TreeConfig, sibling_ranks, static_depths
 from eagle_jax.core.randomness import gumbel
 from eagle_jax.core.sampling import noise, process_logits
-from eagle_jax.core.tree import Pool, gather_tree, select_best
 from eagle_jax.core.types import PADDING, ROOT, DraftTree, NewKV, RowRandomness, Sampling
+from eagle_jax.drafters.rerank import Pool, gather_tree, select_best
 
 
 class Expander(NamedTuple):

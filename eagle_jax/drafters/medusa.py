@@ -15,7 +15,6 @@ from jaxtyping import Array, Float
 
 from eagle_jax.config import ConfigError, MedusaConfig, TreeConfig
 from eagle_jax.core.cache import commit
-from eagle_jax.core.rejection import RULES
 from eagle_jax.core.types import (
     Drafter,
     DraftTree,
@@ -29,6 +28,7 @@ from eagle_jax.core.types import (
     empty_cache,
 )
 from eagle_jax.drafters.grow import Expander, grow
+from eagle_jax.drafters.rejection import RULES
 from eagle_jax.models.medusa import MedusaHeads
 
 

@@ -16,9 +16,9 @@ from jaxtyping import Array, Float
 
 from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.core.cache import commit
-from eagle_jax.core.rejection import RULES
 from eagle_jax.core.types import Drafter, DraftTree, KVCache, NewKV, Params, RowRandomness, Sampling, TargetFn, Verified
 from eagle_jax.drafters.grow import Expander, grow
+from eagle_jax.drafters.rejection import RULES
 
 SPARE = 32
 """Cache slots beyond the target's: the root is in this cache already, and a run is one token longer."""

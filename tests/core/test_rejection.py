@@ -12,11 +12,11 @@ import pytest
 from scipy import stats
 
 from eagle_jax.config import ConfigError, TreeConfig
-from eagle_jax.core.rejection import RULES, block, rejection, traversal
 from eagle_jax.core.sampling import make_sampling, process_logits
 from eagle_jax.core.types import DraftTree, NewKV, RowRandomness
 from eagle_jax.core.verify import deterministic
 from eagle_jax.drafters.grow import Expander, grow
+from eagle_jax.drafters.rejection import RULES, block, rejection, traversal
 
 VOCAB, ROWS, WORDS = 4, 100_000, 3
 CHAIN = (-1, 0)
@@ -135,13 +135,13 @@ def test_traversal_accepts_more_of_a_tree_than_rejection():
 
 
 def test_a_rule_without_the_residual_is_seen(monkeypatch):
-    monkeypatch.setattr("eagle_jax.core.rejection._residual", lambda target, draft: target)
+    monkeypatch.setattr("eagle_jax.drafters.rejection._residual", lambda target, draft: target)
     words, _ = outcome.__wrapped__("rejection", CHAIN, "plain")
     assert distance(words, exact(tables()[0], "plain")) < 1e-6
 
 
 def test_a_traversal_that_forgets_which_siblings_were_rejected_is_seen(monkeypatch):
-    monkeypatch.setattr("eagle_jax.core.rejection._without", lambda draft, token: draft)
+    monkeypatch.setattr("eagle_jax.drafters.rejection._without", lambda draft, token: draft)
     words, _ = outcome.__wrapped__("traversal", TREE, "plain", 2)
     assert distance(words, exact(tables(2)[0], "plain")) < 1e-6
 

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from eagle_jax.config import TreeConfig, static_depths
 from eagle_jax.core.sampling import make_sampling
-from eagle_jax.core.tree import Pool, ancestor_mask, children_with, gather_tree, node_depths, pad_tree, select_best
+from eagle_jax.core.tree import ancestor_mask, children_with, node_depths
 from eagle_jax.core.types import PADDING, ROOT, DraftTree, RowRandomness
 from eagle_jax.core.verify import deterministic
+from eagle_jax.drafters.rerank import Pool, gather_tree, select_best
 from tests import oracles
 from tests.models import random_prompts, tiny_head
 
@@ -91,8 +92,8 @@ def test_walk_agrees_with_the_oracle_and_never_accepts_padding(parents, data):
 
 
 def test_padded_rows_are_nobodys_child_whatever_their_token():
-    tree = pad_tree(DraftTree(jnp.array([[3, 5]]), jnp.array([[ROOT, 0]]), jnp.zeros((1, 2))), 4)
-    assert tree.tokens.shape == (1, 5)
+    parents = jnp.array([[ROOT, 0, PADDING, PADDING, PADDING]])
+    tree = DraftTree(jnp.array([[3, 5, 0, 0, 0]]), parents, jnp.zeros((1, 5)))
     assert np.asarray(tree.valid)[0].tolist() == [True, True, False, False, False]
     for node in range(5):
         assert not children_with(tree.tokens[0], tree.parents[0], jnp.arange(5) == node, jnp.int32(0)).any()

@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from infer.papers.evidence import distinct
 
 import infer.acceptance
 import infer.bench
@@ -16,7 +17,6 @@ from docs import tables
 from infer.common import recorded, results
 from infer.common.programs import arguments
 from infer.papers import evidence, repetition, report
-from infer.papers.evidence import distinct
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "docs" / "results"
