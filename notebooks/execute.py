@@ -1,7 +1,7 @@
 """Executes notebooks and keeps their outputs: `python -m notebooks.execute 01 02 03`.
 
-A notebook is run from its first cell in a kernel of its own, on the CPU, and written as a whole or not at all. What
-was executed is marked by a digest of its sources, so that a test sees outputs that are older than the cells.
+Each notebook runs from its first cell in a kernel of its own, on the CPU, and is written as a whole or not at all. Its
+metadata holds a digest of the executed sources, so that a test detects outputs that are older than the cells.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 import tyro
 
-from eagle_jax.checkpoints.staging import write_whole
+from eagle_jax.checkpoints.files.staging import write_whole
 from infer.common.programs import run
 
 FOLDER = Path(__file__).parent
 TIMEOUT = 1800
-"""Seconds of a cell."""
+"""Most seconds of a cell."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Args:
     """Arguments.
 
     Attributes:
-      which: beginnings of the names of notebooks, 01 for example; none is all.
+      which: first letters of the names of notebooks, such as 01; none selects all.
     """
 
     which: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -43,19 +43,19 @@ def main(args: Args) -> None:
 
 
 def chosen(which: tuple[str, ...]) -> list[Path]:
-    """The notebooks of these names.
+    """Returns the paths of the notebooks whose names begin with `which`.
 
     Raises:
-      ValueError: a name that none has.
+      ValueError: no notebook has such a name.
     """
     every = sorted(FOLDER.glob("*.ipynb"))
     if unknown := [name for name in which if not any(path.name.startswith(name) for path in every)]:
-        raise ValueError(f"no notebook begins with {unknown[0]!r}: there are {', '.join(p.stem for p in every)}")
+        raise ValueError(f"which must be the beginning of {', '.join(p.stem for p in every)}, got {unknown[0]!r}")
     return [path for path in every if not which or path.name.startswith(which)]
 
 
 def executed(path: Path) -> Any:
-    """A notebook with the outputs that it has now."""
+    """Runs a notebook and returns it with its new outputs."""
     import nbformat
     from nbclient import NotebookClient
 
@@ -66,8 +66,8 @@ def executed(path: Path) -> Any:
         "PYTHONPATH": paths,
         "TQDM_DISABLE": "1",
         "NO_COLOR": "1",
-        "PYTHONWARNINGS": "ignore",
-    }  # of tqdm, with paths of this machine
+        "PYTHONWARNINGS": "ignore",  # tqdm's warnings contain paths of this machine
+    }
     client = NotebookClient(notebook, timeout=TIMEOUT, kernel_name="python3", coalesce_streams=True,
                             resources={"metadata": {"path": str(FOLDER)}})  # fmt: skip
     client.execute(env=os.environ | settings)
@@ -79,12 +79,12 @@ def executed(path: Path) -> Any:
 
 
 def text_of(notebook: Any) -> bytes:
-    """The file."""
+    """Returns the bytes of the notebook's file."""
     return (json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n").encode()
 
 
 def digest(notebook: Any) -> str:
-    """Of the sources of all code cells."""
+    """Returns a digest of the sources of all code cells."""
     sources = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
     whole = ["".join(source) if isinstance(source, list) else source for source in sources]
     return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]

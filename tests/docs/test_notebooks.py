@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and what is kept of them is the output of the cells that are there."""
+"""Runs the notebooks from top to bottom, and compares their kept outputs with their cells."""
 
 from __future__ import annotations
 
@@ -30,12 +30,8 @@ def outputs(notebook: dict) -> list[dict]:
     return [output for cell in notebook["cells"] if cell["cell_type"] == "code" for output in cell["outputs"]]
 
 
-def test_there_are_three():
-    assert [path.stem for path in PATHS] == ["01_generate", "02_train_a_head", "03_inside_jit"]
-
-
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_outputs_are_those_of_the_cells(path):
+def test_outputs_belong_to_the_cells(path):
     notebook = read(path)
     assert notebook["metadata"].get("eagle_jax") == {"sources": execute.digest(notebook)}, (
         f"cells of {path.name} were changed: python -m notebooks.execute {path.name[:2]}"
@@ -47,7 +43,7 @@ def test_outputs_are_those_of_the_cells(path):
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_metadata_is_colabs(path):
+def test_metadata_fits_colab(path):
     notebook = read(path)
     assert notebook["metadata"]["accelerator"] == "TPU"
     assert notebook["metadata"]["colab"]["gpuType"] == "V5E1"
@@ -65,42 +61,34 @@ def test_metadata_is_colabs(path):
     assert not re.search(r"/(root|home|tmp|work)/", text), "a path of the machine that executed it"
 
 
-def test_the_cell_that_downloads_says_what():
-    notebook = read(PATHS[0])
-    at = next(n for n, cell in enumerate(notebook["cells"]) if "DOWNLOAD = False" in "".join(cell["source"]))
-    before = "".join(notebook["cells"][at - 1]["source"])
-    assert "downloads" in before and "GB" in before
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-1.7B", "Qwen/Qwen3-0.6B"])
 def test_the_cell_that_downloads_runs_on_what_it_would_download(model, monkeypatch, capsys):
-    """The bundled pair stands for Qwen3 and its head: a folder each, as the hub's snapshots are."""
-    asked = []
+    """Replaces Qwen3 and its head by the bundled pair: one folder each, as snapshots of the hub."""
+    requested = []
 
     def snapshot(repo_id, **options):
-        asked.append(repo_id)
+        requested.append(repo_id)
         return bundled("eagle3" if repo_id.endswith("_eagle3") else "target")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     code = sources(read(PATHS[0]))
     shown: list[object] = []
     names: dict[str, object] = {"display": shown.append}
-    imports = "\n".join(line for source in code for line in source.splitlines() if re.match("(import|from) ", line))
-    exec(imports.replace("from IPython.display import HTML, Markdown, display", "HTML = str"), names)
+    exec(code[1].replace("from IPython.display import HTML, Markdown, display", "HTML = str"), names)
     exec(next(source for source in code if source.startswith("questions = [")).partition("prompts =")[0], names)
     (cell,) = (source for source in code if "DOWNLOAD = False" in source)
     assert model in cell
     cell = cell.replace("DOWNLOAD = False", "DOWNLOAD = True").replace("256", "24")
     exec(cell.replace('MODEL = "Qwen/Qwen3-1.7B"', f'MODEL = "{model}"'), names)
-    assert set(asked) == {model} | ({"AngelSlim/Qwen3-1.7B_eagle3"} if "1.7B" in model else set())
+    assert set(requested) == {model} | ({"AngelSlim/Qwen3-1.7B_eagle3"} if "1.7B" in model else set())
     assert len(shown) == 2 and "<span" in str(shown[0])
     out = capsys.readouterr().out
     assert len(re.findall(r"temperature 0\.[07]: tau = [1-6]\.\d\d, \d+\.\d\dx", out)) == 2
-    assert len(re.findall(r"[0-3] of 3 texts are plain decoding's", out)) == 2
+    assert len(re.findall(r"[0-3] of 3 texts are identical to plain", out)) == 2
 
 
-def test_the_extras_that_are_installed_are_there():
+def test_the_extras_that_are_installed_exist():
     project = tomllib.loads((execute.FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for path in PATHS:
         cell = sources(read(path))[0]
@@ -108,16 +96,10 @@ def test_the_extras_that_are_installed_are_there():
         assert named >= {"tpu", "cuda", "cuda12"} and named <= set(project["optional-dependencies"])
 
 
-def test_no_kept_speed_is_above_the_peak():
-    told = [float(share) for path in PATHS for share in re.findall(r"mfu ([\d.]+)%", path.read_text(encoding="utf-8"))]
-    assert told and max(told) <= 100
-
-
-@pytest.mark.parametrize(
-    "name", ["01", pytest.param("02", marks=pytest.mark.slow), pytest.param("03", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["01", "02", "03"])
 def test_a_notebook_runs(name):
-    """Each asserts by itself that the text is plain decoding's."""
+    """Each notebook asserts that its text is identical to plain decoding."""
     (path,) = execute.chosen((name,))
     found = execute.executed(path)
     assert not [output for output in outputs(found) if output["output_type"] == "error"]
@@ -126,6 +108,6 @@ def test_a_notebook_runs(name):
         assert {"image/png", "text/html", "text/markdown"} <= kinds
 
 
-def test_an_unknown_notebook_is_refused():
-    with pytest.raises(ValueError, match="no notebook begins with '09': there are 01_generate, 02_train"):
+def test_an_unknown_notebook_raises():
+    with pytest.raises(ValueError, match=r"which must be the beginning of 01_generate, .* got '09'"):
         execute.chosen(("09",))
