@@ -106,7 +106,7 @@ def _keys(key: jax.Array | int | None, batch: int) -> jax.Array:
 
 _PURE = (
     "eagle_jax.generate and stream take and give Python lists; inside jit, vmap or shard_map call the pure function: "
-    "from eagle_jax.generate import generate (README, Inside your own program)"
+    "from eagle_jax.core import generate (docs/generating.md, Inside your own program)"
 )
 
 
