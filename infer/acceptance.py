@@ -7,7 +7,7 @@
 Every method answers the turns of every task with its own tree, and every tree that the target verified is counted. A
 method that fills any tree drafts chains too, of every length in `chains`: they give n-alpha, and the tokens per pass
 that (1 - a^(K+1)) / (1 - a) is held against. Conversations go on with the plain loop's text. Writes
-`OUT/result.json` anew after every cell, which `infer.papers.report` makes tables and figures of, and prints last one JSON
+`OUT/result.json` anew after every cell, which `infer.papers` makes tables and figures of, and prints last one JSON
 object: tau of every method, task and temperature.
 """
 
@@ -37,10 +37,10 @@ from infer.common.calls import DRAWS, keys_of
 from infer.common.labels import PLAIN
 from infer.common.methods import Loader, Places, Sources, check_methods, load_pair
 from infer.common.programs import at_least_one, can_write, check_seed, listed, run
-from infer.common.recorded import Cell, Recorded, read, write
 from infer.common.rendering import NOTE, check_rendering
+from infer.common.results import Recorded, Recording, read_as, write
+from infer.common.tally import names_of
 from infer.common.tasks import BUNDLED, Conversation, Question, load_tasks, task_folder
-from infer.papers.tally import names_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +136,7 @@ def main(args: Args) -> dict[str, Any]:
                 cycles = watch(method)
                 found = count(cycles, method, temperature, args.bins)
                 names = [name for batch in batches for name in batch.questions]
-                bins = None if found["calibration"] is None else args.bins
-                found["by_question"] = by_question(cycles, names) | shares(cycles, names, bins)
+                found["by_question"] = by_question(cycles, names)
                 name = label.partition("@")[0]
                 found["chains"] = follow(watch, method, lengths, names, chains)
                 found["draft"] = load.draft(label)
@@ -146,7 +145,7 @@ def main(args: Args) -> dict[str, Any]:
                     "questions": len(entries),
                     "replies": sum(len(batch.prompts) for batch in batches),
                 }
-                cells.append(Cell(**who, **asked, **found))
+                cells.append(Recording(**who, **asked, **found))
                 write(dataclasses.replace(recorded, cells=cells), args.out / "result.json")
     report = {
         "result": str(args.out / "result.json"),
@@ -166,7 +165,7 @@ def _begin(args: Args, tasks: dict[str, str]) -> Recorded:
         return Recorded(machine(), revision(REPOSITORY), own | {"questions": tasks}, [])
     if not args.resume:
         raise ValueError(f"{path} is there already: go on with it (--resume), or give another folder (--out)")
-    old = read(path)
+    old = read_as(path, Recorded)
     for name, value in own.items():
         if name not in FREE and old.settings.get(name) != value:
             raise ValueError(
@@ -241,20 +240,6 @@ def split(cycles: Cycles, names: Sequence[str]) -> list[Cycles]:
     return [Cycles._make(column[place == number] for column in cycles) for number in range(len(own))]
 
 
-def shares(cycles: Cycles, names: Sequence[str], bins: int | None) -> dict[str, Any]:
-    """By question what was looked at and accepted: at depth 1 by rank, and by bin of confidence if there are bins."""
-    parts = split(cycles, names)
-    ranks = positions.by_position(cycles).reached.shape[1]
-    found: dict[str, Any] = {}
-    for column in ("reached", "accepted"):
-        rows = [getattr(positions.by_position(part), column)[:1] for part in parts]
-        found[f"siblings_{column}"] = [[*map(int, row.sum(axis=0)), *[0] * (ranks - row.shape[1])] for row in rows]
-    calibrated = None if bins is None else [positions.calibrate(part, bins) for part in parts]
-    for column in ("count", "accepted"):
-        found[f"bins_{column}"] = calibrated and [getattr(one, column).tolist() for one in calibrated]
-    return found
-
-
 def by_question(cycles: Cycles, names: Sequence[str]) -> dict[str, Any]:
     """Tokens and cycles of every question."""
     own, place = own_questions(cycles, names)
@@ -268,10 +253,6 @@ def count(cycles: Cycles, method: BoundDrafter, temperature: float, bins: int) -
     found: dict[str, Any] = {"tokens": int(cycles.emitted.sum()), "cycles": len(cycles.emitted)}
     found["tau"] = None if tau is None else round(tau, 4)
     found["positions"] = {name: table.tolist() for name, table in positions.by_position(cycles)._asdict().items()}
-    try:
-        found["nodes"] = {name: column.tolist() for name, column in positions.by_node(cycles)._asdict().items()}
-    except ValueError:  # a dynamic tree: its rows are no positions
-        found["nodes"] = None
     found["calibration"] = found["uncalibrated"] = None
     try:
         if temperature > 0 and method.drafter.verify is not None:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import eagle_jax
-from eagle_jax.checkpoints.staging import write_whole
+from eagle_jax.checkpoints.files.staging import write_whole
 from eagle_jax.runtime.compilation import forget_programs, machine, revision, use_compilation_cache
 from eagle_jax.viz import WANTED
 from infer import REPOSITORY
@@ -41,11 +41,11 @@ from infer.common.methods import Loader, Places, Sources, check_methods, load_pa
 from infer.common.programs import at_least_one, can_write, check_seed, listed, run
 from infer.common.rendering import NOTE, check_rendering
 from infer.common.results import Group, Result
+from infer.common.tables import markdown
+from infer.common.tally import Tally, cell, names_of
 from infer.common.tasks import BUNDLED, Conversation, Question, Task, load_tasks, task_folder
 from infer.common.timing import time_interleaved, time_repetitions
-from infer.papers.bench_figures import draw
-from infer.papers.bench_table import markdown
-from infer.papers.tally import Tally, cell, names_of
+from infer.papers.speed import draw
 
 GOLDEN = REPOSITORY / "tests" / "golden"
 GOLDEN_RUN = "eagle3_total60_depth5_topk10"
@@ -227,7 +227,7 @@ def begin(args: Args, labels: list[str], tasks: list[Task]) -> Result:
     if differences:
         raise ValueError(
             f"{path} cannot be gone on with: {'; '.join(differences)}. Give these again, or another --out; "
-            "infer.papers.report joins files"
+            "infer.papers joins files"
         )
     revisions = dict.fromkeys([*(there.revision or "").split(", "), here.revision or ""])
     more = there.more | {"tasks": known | keys, "draws": DRAWS}

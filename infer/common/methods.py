@@ -14,17 +14,17 @@ from typing import Any
 
 import eagle_jax
 from eagle_jax.checkpoints import config_directory, read_target_config
-from eagle_jax.checkpoints.mapping import DTYPES
+from eagle_jax.checkpoints.files.mapping import DTYPES
 from eagle_jax.config import EAGLE1_PARENTS, TreeConfig
-from eagle_jax.data.stops import with_stop_ids
-from eagle_jax.data.tokenizers import load_tokenizer
+from eagle_jax.data.chat.stops import with_stop_ids
+from eagle_jax.data.chat.tokenizers import load_tokenizer
 from eagle_jax.evaluate.positions import pooled
 from eagle_jax.runtime.drafters import Medusa, TreeDrafter
 from eagle_jax.shapes import best_parents, medusa_parents, parents_of_paths
 from infer.common import drafts, own
 from infer.common.labels import METHODS, PLAIN, Label, named
 from infer.common.programs import naming, parse_template_args, parse_tree, use_template
-from infer.common.recorded import read as read_recorded
+from infer.common.results import Recorded, read_as
 
 BUNDLED = {
     "sps": "small", "medusa": "medusa", "hydra": "hydra", "eagle1": "eagle1", "hass": "hass", "eagle2": "eagle1",
@@ -175,7 +175,7 @@ def best_static(label: Label, path: str | Path, deepest: int | None = None) -> t
       ValueError: no result of infer.acceptance, none of that method, or too few positions for so many nodes.
     """
     with naming("--positions", path):
-        recorded = read_recorded(path)
+        recorded = read_as(path, Recorded)
     cells = [cell for cell in recorded.cells if cell.method == label.method]
     if not cells:
         raise ValueError(f"{label.text!r}: {path} holds nothing of {label.method}; record it with infer.acceptance")

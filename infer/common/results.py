@@ -1,7 +1,7 @@
-"""Result files of `infer.bench`: one cell per method and group, read strictly.
+"""Declares, writes and reads the result files of `infer.bench` and `infer.acceptance`.
 
-A group is a task, a temperature and a batch size; its methods were measured in turns. `infer.papers.report` makes tables and
-figures of such files.
+msgspec checks a file against the dataclasses below. A file that does not fit is refused with one sentence that names
+the file and the field.
 """
 
 from __future__ import annotations
@@ -9,26 +9,76 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, NotRequired, TypedDict, TypeVar
 
-from eagle_jax.checkpoints.staging import write_whole
-from infer.common.drafts import check_draft
-from infer.common.reading import check_columns, fields_of, read_object, remedy, schema_of
+import msgspec
 
-SCHEMA = "eagle_jax.bench/3"
-COLUMNS = {"question": "name", "call": "count", "replies": "count", "tokens": "count", "cycles": "count or null",
-           "seconds": "seconds", "plain_tokens": "count", "plain_seconds": "seconds"}  # fmt: skip
-"""Of `Cell.by_question`."""
+from eagle_jax.checkpoints.files.staging import write_whole
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Group(NamedTuple):
-    """What is measured in turns. `temperature` 0 is greedy; `batch` is conversations at a time."""
+    """What is measured in turns. `temperature` 0 is greedy; `batch` is the number of conversations at a time."""
 
     task: str
     temperature: float
     batch: int
+
+
+class TimedQuestions(TypedDict):
+    """One entry per question in every column; questions with the same `call` were answered in one batch.
+
+    `seconds` and `plain_seconds` have a list per repetition. `cycles` is None where a method does not count them.
+    """
+
+    question: list[str]
+    call: list[Count]
+    replies: list[Count]
+    tokens: list[Count]
+    cycles: list[Count] | None
+    seconds: list[list[Seconds]]
+    plain_tokens: list[Count]
+    plain_seconds: list[list[Seconds]]
+
+
+class CountedQuestions(TypedDict):
+    """Tokens and target passes of every question."""
+
+    question: list[str]
+    tokens: list[Count]
+    cycles: list[Count]
+
+
+class PositionCounts(TypedDict):
+    """[D][K] counts by depth and rank among siblings (`eagle_jax.evaluate.positions`)."""
+
+    drafted: list[list[Count]]
+    reached: list[list[Count]]
+    accepted: list[list[Count]]
+
+
+class CalibrationCounts(TypedDict):
+    """[M] by bin of confidence; the confidence of an empty bin is None. `error` is the expected calibration error."""
+
+    count: list[Count]
+    confidence: list[float | None]
+    accepted: list[Count]
+    error: float | None
+
+
+class ChainCounts(TypedDict):
+    """Chains of one length: `tested` and `accepted` count by position, for n-alpha."""
+
+    length: Count
+    tokens: Count
+    cycles: Count
+    tested: list[Count]
+    accepted: list[Count]
+    by_question: NotRequired[CountedQuestions]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +86,7 @@ class SpecBench:
     """The definitions of Spec-Bench (arXiv:2401.07851, evaluation/speed.py).
 
     Attributes:
-      mean_accepted_tokens: mean over all cycles of accepted drafts + 1, whether or not the reply went on so far; None
-        for a method that does not count cycles.
+      mean_accepted_tokens: mean over all cycles of accepted drafts + 1; None for a method that does not count cycles.
       tok_s: mean over questions of (new tokens of all turns / seconds of all turns).
       speedup: that mean over plain decoding's.
     """
@@ -58,28 +107,25 @@ class Category:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One method on one group. None stands for what a method does not tell (`transformers` counts no passes).
+    """One method on one group, timed. None stands for what a method does not count (`transformers` has no passes).
 
     Attributes:
-      method: name of the papers. label: as asked for, the method and its setting; unique within a group.
+      method: name of the papers. label: the method and its setting; unique within a group.
       task, temperature, batch: the group.
       questions: conversations. replies: turns that were answered. tokens: new tokens of all replies.
       passes: target passes after the prefills: cycles of the longest row of each batch. cycles: summed over rows.
       seconds: of all calls, prompts included, one sum per repetition. prefill_seconds: of the prefills alone.
       tok_s: median over repetitions of tokens / seconds. tok_s_range: least and most.
       decode_tok_s: median of (tokens - replies) / (seconds - prefill_seconds); None where every reply is one token.
-      speedup: median over repetitions of this tok_s over plain decoding's of the same repetition. speedup_range: least
-        and most. decode_speedup: the same of decoding alone.
+      speedup: median over repetitions of tok_s over plain decoding's in the same repetition. speedup_range: least and
+        most. decode_speedup: the same of decoding alone.
       tau: tokens per cycle, pooled: (tokens - replies) / cycles; None without a cycle.
       accepted: histogram: cycles in which 0, 1, ..., D drafted tokens were accepted.
       ms_per_pass: milliseconds of decoding alone per target pass.
-      identical: replies that are plain decoding's. compared: replies that were compared.
-      spec_bench: by the definitions of Spec-Bench.
-      categories: the same by category, where the task has more than one.
-      draft: what was really drafted, with which weights, and by which rule it was accepted (`infer/common/drafts.py`).
-      by_question: a list per column, one entry per question: `question` (its name), `call` (those of one number were
-        answered in one call), `replies`, `tokens`, `cycles` (null where not counted), `seconds` (a list per
-        repetition), and plain decoding's `plain_tokens`, `plain_seconds`.
+      identical: replies that equal plain decoding's. compared: replies that were compared.
+      spec_bench: by the definitions of Spec-Bench. categories: the same by category, where a task has several.
+      draft: the tree, weights and acceptance rule that were measured (`infer/common/drafts.py`).
+      by_question: sums over the replies of every question.
     """
 
     method: str
@@ -87,11 +133,11 @@ class Cell:
     task: str
     temperature: float
     batch: int
-    questions: int
-    replies: int
-    tokens: int
-    passes: int | None
-    cycles: int | None
+    questions: Count
+    replies: Count
+    tokens: Count
+    passes: Count | None
+    cycles: Count | None
     seconds: list[float]
     prefill_seconds: list[float]
     tok_s: float
@@ -101,34 +147,116 @@ class Cell:
     speedup_range: list[float]
     decode_speedup: float | None
     tau: float | None
-    accepted: list[int] | None
+    accepted: list[Count] | None
     ms_per_pass: float | None
-    identical: int
-    compared: int
+    identical: Count
+    compared: Count
     spec_bench: SpecBench
     categories: dict[str, Category]
     draft: dict[str, Any]
-    by_question: dict[str, Any]
+    by_question: TimedQuestions
+
+    def __post_init__(self) -> None:
+        """Checks that every column has one entry per question."""
+        columns = dict(self.by_question)
+        nested = [row for name in ("seconds", "plain_seconds") for row in self.by_question[name]]  # type: ignore[literal-required]
+        flat = [column for name, column in columns.items() if "seconds" not in name and column is not None]
+        _same_length("by_question", *flat, *nested)  # type: ignore[arg-type]
 
     @property
     def group(self) -> Group:
         """What it was measured in turns with."""
         return Group(self.task, self.temperature, self.batch)
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What is unique in a file."""
+        return (self.label, *self.group)
+
 
 @dataclasses.dataclass(frozen=True)
-class Result:
-    """What a result file holds.
+class Recording:
+    """Drafts of one method on one task at one temperature, counted; no times.
+
+    Attributes:
+      method, label, task, temperature, questions, replies, draft: as in `Cell`.
+      tokens: emitted after each reply's first token. cycles: target passes, summed over replies.
+      tau: tokens / cycles; None without a cycle.
+      positions: counts by depth and rank.
+      calibration: None where drafts have no confidence. uncalibrated: the reason.
+      chains: one per length; empty for a method that drafts no chain of a given length.
+      by_question: tokens and cycles of every question.
+    """
+
+    method: str
+    label: str
+    task: str
+    temperature: float
+    questions: Count
+    replies: Count
+    tokens: Count
+    cycles: Count
+    tau: float | None
+    positions: PositionCounts
+    calibration: CalibrationCounts | None
+    uncalibrated: str | None
+    chains: list[ChainCounts]
+    draft: dict[str, Any]
+    by_question: CountedQuestions
+
+    def __post_init__(self) -> None:
+        """Checks lengths, and that no more was accepted than the target reached."""
+        _same_length("by_question", *self.by_question.values())  # type: ignore[arg-type]
+        for accepted, reached in zip(self.positions["accepted"], self.positions["reached"], strict=True):
+            _no_more("positions", accepted, reached)
+        if self.calibration is not None:
+            _no_more("calibration", self.calibration["accepted"], self.calibration["count"])
+            _same_length("calibration", self.calibration["count"], self.calibration["confidence"])
+        for chain in self.chains:
+            _no_more("chains", chain["accepted"], chain["tested"])
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What is unique in a file."""
+        return self.label, self.task, self.temperature
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+    """What every result file has.
 
     Attributes:
       machine: processor or accelerator and versions. revision: of the code, if it is a checkout.
-      settings: the arguments of the run. cells: every method of every finished group.
-      more: what else the file has, such as `golden` and `groups` (finished groups, and the turns left out of each).
+      settings: the arguments of the run.
+      cells: what was measured.
     """
+
+    SCHEMA: ClassVar[str]
+    PROGRAM: ClassVar[str]
 
     machine: str
     revision: str | None
     settings: dict[str, Any]
+    cells: Sequence[Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object."""
+        content = dataclasses.asdict(self)
+        more = content.pop("more", {})
+        return {"schema": self.SCHEMA} | content | more
+
+
+@dataclasses.dataclass(frozen=True)
+class Result(File):
+    """A file of `infer.bench`: every method of every finished group.
+
+    Attributes:
+      more: the other keys of the file, such as `golden` and `groups` (finished groups, and the turns left out of each).
+    """
+
+    SCHEMA = "eagle_jax.bench/3"
+    PROGRAM = "infer.bench"
+
     cells: list[Cell]
     more: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -146,97 +274,77 @@ class Result:
         """The cell of a method in a group; None where it was not measured."""
         return next((cell for cell in self.cells if cell.label == label and cell.group == group), None)
 
-    def as_json(self) -> dict[str, Any]:
-        """The JSON object."""
-        own = {"machine": self.machine, "revision": self.revision, "settings": self.settings}
-        return {"schema": SCHEMA} | own | {"cells": [dataclasses.asdict(cell) for cell in self.cells]} | self.more
+
+@dataclasses.dataclass(frozen=True)
+class Recorded(File):
+    """A file of `infer.acceptance`."""
+
+    SCHEMA = "eagle_jax.acceptance/2"
+    PROGRAM = "infer.acceptance"
+
+    cells: list[Recording]
 
 
-def write(result: Result, path: Path) -> None:
-    """Writes a result file as a whole: a reader sees the old one or the new one."""
-    write_whole(path, json.dumps(result.as_json(), indent=1, allow_nan=False) + "\n")
+SCHEMA = Result.SCHEMA
+FileType = TypeVar("FileType", bound=File)
+
+
+def write(result: File, path: Path) -> None:
+    """Writes a result file; a reader sees the old file or the new one, never a part."""
+    write_whole(path, json.dumps(result.as_json(), allow_nan=False) + "\n")
 
 
 def read(path: str | os.PathLike[str]) -> Result:
-    """Reads a result file.
+    """Reads a result file of `infer.bench`.
 
     Raises:
-      ValueError: naming the file and what is wrong with it: no JSON, another schema, a cell that lacks a field or has
-        one of another kind, a method twice in a group.
+      ValueError: the file is no such result; the message names the file and the field.
     """
-    content = read_object(path)
-    if content.get("schema") != SCHEMA:
-        raise ValueError(
-            f"{path} is {schema_of(content)}, expected {SCHEMA!r}: give a result.json that this version's "
-            "infer.bench wrote"
-        )
-    with remedy("infer.bench"):
-        return _result(content, str(path))
+    return read_as(path, Result)
 
 
-def _result(content: dict[str, Any], path: str) -> Result:
-    for name, kinds in (("machine", str), ("revision", (str, type(None))), ("settings", dict), ("cells", list)):
-        if name not in content or not isinstance(content[name], kinds):
-            raise ValueError(f"{path}: {name} is missing or of another kind than infer.bench writes")
-    cells = [_cell(entry, f"{path}, cell {number}") for number, entry in enumerate(content["cells"])]
-    seen: set[tuple[str, Group]] = set()
-    for cell in cells:
-        if (cell.label, cell.group) in seen:
-            raise ValueError(f"{path}: {cell.label} is there twice for {describe(cell.group)}")
-        seen.add((cell.label, cell.group))
-    own = ("schema", "machine", "revision", "settings", "cells")
-    more = {name: value for name, value in content.items() if name not in own}
-    return Result(content["machine"], content["revision"], content["settings"], cells, more)
-
-
-def merge(results: Sequence[Result]) -> Result:
-    """Several files as one: all cells, the settings in which they agree; `more` is dropped.
+def read_as(path: str | os.PathLike[str], *kinds: type[FileType]) -> FileType:
+    """Reads a result file as the one of `kinds` whose schema it names.
 
     Raises:
-      ValueError: no result, results of several machines, or a method measured twice on a group.
+      ValueError: no JSON, another schema, a field that is missing or of another type, or a cell that is there twice.
     """
-    if not results:
-        raise ValueError("no result is given: name at least one result.json of infer.bench")
-    machines = list(dict.fromkeys(result.machine for result in results))
-    if len(machines) > 1:
-        raise ValueError(f"results of several machines do not belong in one table: {'; '.join(machines)}")
-    seen: set[tuple[str, Group]] = set()
-    for cell in (cell for result in results for cell in result.cells):
-        if (cell.label, cell.group) in seen:
-            raise ValueError(f"{cell.label} was measured twice for {describe(cell.group)}: leave one of the files out")
-        seen.add((cell.label, cell.group))
-    first = results[0].settings
-    agreed = {
-        name: value
-        for name, value in first.items()
-        if all(name in result.settings and result.settings[name] == value for result in results)
-    }
-    revisions = dict.fromkeys(result.revision for result in results if result.revision)
-    cells = [cell for result in results for cell in result.cells]
-    return Result(machines[0], ", ".join(revisions) or None, agreed, cells)
+    remedy = f"give a result.json that {' or '.join(kind.PROGRAM for kind in kinds)} of this version wrote"
+    try:
+        content = msgspec.json.decode(Path(path).read_bytes())
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a JSON file ({error}): {remedy}") from None
+    schema = content.get("schema") if isinstance(content, Mapping) else None
+    kind = next((kind for kind in kinds if schema == kind.SCHEMA), None)
+    if kind is None:
+        wanted = " or ".join(repr(kind.SCHEMA) for kind in kinds)
+        raise ValueError(f"{path} must have the schema {wanted}, got {schema!r}: {remedy}")
+    try:
+        found = msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path}: {error}: {remedy}") from None
+    keys = [cell.key for cell in found.cells]
+    if twice := [cell for cell in found.cells if keys.count(cell.key) > 1]:
+        raise ValueError(f"{path}: {describe(twice[0])} is there twice: {remedy}")
+    if isinstance(found, Result):
+        own = {"schema", *(field.name for field in dataclasses.fields(found))}
+        more = {name: value for name, value in content.items() if name not in own}
+        found = dataclasses.replace(found, more=more)
+    return found
 
 
-def describe(group: Group) -> str:
-    """A group in words."""
-    return f"{group.task} at temperature {group.temperature:g}, batch {group.batch}"
+def describe(cell: Group | Cell | Recording) -> str:
+    """A group, or a method on one, in words."""
+    batch = f", batch {cell.batch}" if hasattr(cell, "batch") else ""
+    label = f"{cell.label} on " if hasattr(cell, "label") else ""
+    return f"{label}{cell.task} at temperature {cell.temperature:g}{batch}"
 
 
-def _spec_bench(entry: Any, where: str) -> SpecBench:
-    return SpecBench(**fields_of(SpecBench, entry, where))
+def _same_length(name: str, *columns: Sequence[Any]) -> None:
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError(f"{name} must have columns of one length")
 
 
-def _cell(entry: Any, where: str) -> Cell:
-    fields = fields_of(Cell, entry, where)
-    if not isinstance(fields["categories"], dict):
-        raise ValueError(f"{where}: categories is {fields['categories']!r}, expected an object")
-    check_draft(fields["draft"], where)
-    sums = {name: fields[name] for name in ("replies", "tokens", "cycles")}
-    check_columns(fields["by_question"], COLUMNS, where, sums)
-    fields["spec_bench"] = _spec_bench(fields["spec_bench"], f"{where}, spec_bench")
-    categories = {}
-    for name, value in fields["categories"].items():
-        here = f"{where}, category {name}"
-        record = fields_of(Category, value, here)
-        record["spec_bench"] = _spec_bench(record["spec_bench"], f"{here}, spec_bench")
-        categories[name] = Category(**record)
-    return Cell(**(fields | {"categories": categories}))
+def _no_more(name: str, accepted: Sequence[int], reached: Sequence[int]) -> None:
+    if len(accepted) != len(reached) or any(part > whole for part, whole in zip(accepted, reached, strict=True)):
+        raise ValueError(f"{name} must not count more accepted than reached")
