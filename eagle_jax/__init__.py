@@ -4,14 +4,18 @@ from eagle_jax import viz
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, RopeConfig, TreeConfig
 from eagle_jax.core.types import Drafter, DraftTree, KVCache, Sampling, TargetFn
+from eagle_jax.data.chat.decode import TextStream, decode_stream
+from eagle_jax.data.chat.stops import stop_ids
+from eagle_jax.data.chat.tokenize import chat_ids
+from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.runtime.demo import load_demo
 from eagle_jax.runtime.drafters import BoundDrafter, DraftHead, Medusa, SmallModel, lookahead, prompt_lookup, shard
-from eagle_jax.runtime.finite import NotFiniteError
+from eagle_jax.runtime.errors import NotFiniteError
 from eagle_jax.runtime.generation import GenerateOutput, StreamChunk, generate, stream
 from eagle_jax.runtime.loading import load_draft_model, load_drafter, load_medusa, load_target
 from eagle_jax.runtime.profile import load_profile
+from eagle_jax.runtime.session import Session
 from eagle_jax.runtime.target import Target
-from eagle_jax.runtime.text import TextStream, decode_stream
 
 __version__ = "0.1.0"
 
@@ -30,12 +34,14 @@ __all__ = [
     "NotFiniteError",
     "RopeConfig",
     "Sampling",
+    "Session",
     "SmallModel",
     "StreamChunk",
     "Target",
     "TargetFn",
     "TextStream",
     "TreeConfig",
+    "chat_ids",
     "decode_stream",
     "generate",
     "load_demo",
@@ -47,6 +53,8 @@ __all__ = [
     "lookahead",
     "prompt_lookup",
     "shard",
+    "stop_ids",
     "stream",
+    "use_compilation_cache",
     "viz",
 ]

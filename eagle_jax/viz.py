@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from eagle_jax.core.types import PADDING, ROOT
+from eagle_jax.data.chat.decode import TextStream
 from eagle_jax.evaluate.acceptance import Cycles
 from eagle_jax.evaluate.positions import Calibration
 from eagle_jax.runtime.generation import GenerateOutput, StreamChunk
-from eagle_jax.runtime.text import TextStream
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
 """Told apart by the colour-blind (Okabe and Ito)."""

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from eagle_jax.checkpoints.errors import CheckpointError
-from eagle_jax.checkpoints.finite import NotFinite
+from eagle_jax.checkpoints.files.errors import CheckpointError
+from eagle_jax.checkpoints.files.finite import NotFinite
 from eagle_jax.core.types import Params
 
 _FULL = tuple(re.escape(os.strerror(number)) for number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT))

@@ -9,9 +9,9 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from eagle_jax.checkpoints import check_same_tokens, config_directory, load_medusa_checkpoint, read_target_config
-from eagle_jax.checkpoints.head import load_head_checkpoint
-from eagle_jax.checkpoints.mapping import dtype_name
-from eagle_jax.checkpoints.target import load_target_checkpoint
+from eagle_jax.checkpoints.files.mapping import dtype_name
+from eagle_jax.checkpoints.heads.load import load_head_checkpoint
+from eagle_jax.checkpoints.targets.load import load_target_checkpoint
 from eagle_jax.config import TreeConfig
 from eagle_jax.devices import in_reach, overlooked
 from eagle_jax.parallel.mesh import check_mesh, placer

@@ -19,7 +19,7 @@ import numpy as np
 import yaml
 
 from eagle_jax.assets import bundled
-from eagle_jax.checkpoints.errors import CheckpointError
+from eagle_jax.checkpoints.files.errors import CheckpointError
 from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.core.types import TargetFn
 from eagle_jax.parallel.processes import to_host

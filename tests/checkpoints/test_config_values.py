@@ -20,12 +20,13 @@ from eagle_jax.checkpoints import (
     read_target_config,
     save_medusa_checkpoint,
 )
-from eagle_jax.checkpoints.gpt2 import gpt2_config
-from eagle_jax.checkpoints.head_config import canonical_name, flat_config, head_config
-from eagle_jax.checkpoints.hf_config import decoder_config
-from eagle_jax.checkpoints.kinds import MODELS, refuse_others
-from eagle_jax.checkpoints.mapping import TensorProblems
-from eagle_jax.checkpoints.tensors import TensorInfo
+from eagle_jax.checkpoints.files.kinds import MODELS, refuse_others
+from eagle_jax.checkpoints.files.mapping import canonical_name
+from eagle_jax.checkpoints.files.tensors import TensorInfo
+from eagle_jax.checkpoints.files.weights import TensorProblems
+from eagle_jax.checkpoints.heads.config import flat_config, head_config
+from eagle_jax.checkpoints.targets.config import decoder_config
+from eagle_jax.checkpoints.targets.gpt2 import gpt2_config
 from eagle_jax.config import DecoderConfig, HeadConfig, MedusaConfig
 from eagle_jax.models.medusa import init_medusa_params
 from tests.checkpoints.random_heads import TARGET, eagle1, eagle3

@@ -23,7 +23,7 @@ from eagle_jax.checkpoints import (
     save_medusa_checkpoint,
     save_target_checkpoint,
 )
-from eagle_jax.checkpoints.hf_config import decoder_config
+from eagle_jax.checkpoints.targets.config import decoder_config
 from eagle_jax.config import MedusaConfig
 from eagle_jax.models.medusa import init_medusa_params
 from tests.checkpoints.random_heads import TARGET, eagle1, eagle3, write

@@ -130,7 +130,7 @@ class TestProgram:
             ({"target": "./nowhere"}, "--target ./nowhere: no such directory: nowhere"),
             ({"verifier": "a/b"}, "--verifier is for --to speculators"),
             ({"speculative_tokens": 0}, "--speculative-tokens 0 must be at least 1"),
-            ({"head": "{run}"}, "is the directory of a training run, which has no head yet"),
+            ({"head": "{run}"}, "is a training run without a head"),
             ({"head": "{target}"}, "holds a whole model and no draft head"),
             ({"target": "{head}"}, "holds an EAGLE-3 head and no model"),
             ({"out": "{target}", "overwrite": True}, "is the target itself"),

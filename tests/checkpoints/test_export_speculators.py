@@ -21,9 +21,9 @@ from eagle_jax.checkpoints import (
     save_target_checkpoint,
 )
 from eagle_jax.config import DecoderConfig, HeadConfig, RopeConfig
-from eagle_jax.core.types import Texts
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params, make_head
+from eagle_jax.packed import PackedTokens
 from eagle_jax.training.unroll import unroll
 
 DEMO = Path(eagle_jax.__file__).parent / "assets" / "demo"
@@ -86,7 +86,7 @@ def random_head(config):
 def our_logits(config, head, embedding, features, tokens):
     """[STEPS, LENGTH, Vd] of the head on its own outputs, over the tokens that are there."""
     segments, positions = jnp.ones((1, LENGTH), jnp.int32), jnp.arange(LENGTH)[None]
-    texts = Texts(tokens=tokens[None], supervised=segments > 0, segments=segments, positions=positions)
+    texts = PackedTokens(tokens=tokens[None], supervised=segments > 0, segments=segments, positions=positions)
     states = unroll(config, head, features[None], embedding[tokens][None], texts, STEPS)
     module = make_head(config)
     return jnp.stack([module.apply({"params": head}, state, method="logits")[0] for state in states])

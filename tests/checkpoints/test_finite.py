@@ -42,7 +42,7 @@ def spoil(path, **values):
 
 
 def counted(array):
-    from eagle_jax.checkpoints.finite import count_not_finite
+    from eagle_jax.checkpoints.files.finite import count_not_finite
 
     return count_not_finite(array)
 

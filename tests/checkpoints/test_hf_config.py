@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from eagle_jax.checkpoints import CheckpointError
-from eagle_jax.checkpoints.hf_config import decoder_config, hf_config
-from eagle_jax.checkpoints.rope import rope_config
+from eagle_jax.checkpoints.targets.config import decoder_config, hf_config
+from eagle_jax.checkpoints.targets.rope import rope_config
 from eagle_jax.config import RopeConfig
 
 SIZES = {

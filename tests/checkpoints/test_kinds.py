@@ -9,7 +9,7 @@ import pytest
 import eagle_jax
 from eagle_jax.assets import bundled
 from eagle_jax.checkpoints import CheckpointError
-from eagle_jax.checkpoints.kinds import kind_of
+from eagle_jax.checkpoints.files.kinds import kind_of
 
 WORDS = {
     "target": "a whole model and no draft head: load it with load_target (--target), or as a small draft model",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from eagle_jax.checkpoints.staging import sweep
+from eagle_jax.checkpoints.files.staging import sweep
 
 KILLED = """
 import os, sys
 from pathlib import Path
-from eagle_jax.checkpoints import staging
+from eagle_jax.checkpoints.files import staging
 folder = Path(sys.argv[1])
 Path.replace = lambda *_: os._exit(9)
 if sys.argv[2] == "file":
@@ -29,7 +29,7 @@ def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path):
     whole = sorted(tmp_path.rglob("*"))
     for what in ("file", "directory"):
         assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), what], check=False).returncode == 9
-    (tmp_path / "corpus-0.17091.partial").mkdir()  # of eagle_jax.data.corpus
+    (tmp_path / "corpus-0.17091.partial").mkdir()  # of eagle_jax.data.corpus.documents
     assert len(list(tmp_path.iterdir())) == 4 + 3
     sweep(tmp_path, tmp_path / "nowhere")
     assert sorted(tmp_path.rglob("*")) == whole

@@ -9,9 +9,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from eagle_jax.data.conversations import encode
-from eagle_jax.data.rows import Conversation, parse_row
-from eagle_jax.data.templates import SkippedRow
+from eagle_jax.data.chat.encode import encode
+from eagle_jax.data.rows.columns import SkippedRow
+from eagle_jax.data.rows.parse import Conversation, parse_row
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # The shape of the published templates, cut down to what decides where a turn begins and ends.

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from eagle_jax.config import ConfigError
-from eagle_jax.data import vocabulary
-from eagle_jax.data.conversations import Encoded
-from eagle_jax.data.corpus import Corpus
-from eagle_jax.data.loading import Batches
-from eagle_jax.data.vocabulary import cached_vocabulary, count_tokens, draft_vocabulary
+from eagle_jax.data.chat.encode import Encoded
+from eagle_jax.data.corpus import vocabulary
+from eagle_jax.data.corpus.batches import Batches
+from eagle_jax.data.corpus.documents import Corpus
+from eagle_jax.data.corpus.vocabulary import cached_vocabulary, count_tokens, draft_vocabulary
 
 LENGTHS = [5, 9, 7, 4, 12, 6, 3, 8]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eagle_jax.data.conversations import Encoded
-from eagle_jax.data.corpus import Corpus
-from eagle_jax.data.features import KINDS, Features, Layout, shard_bounds, shard_path, write_shard
+from eagle_jax.data.chat.encode import Encoded
+from eagle_jax.data.corpus.documents import Corpus
+from eagle_jax.data.corpus.features import KINDS, Features, Layout, shard_bounds, shard_path, write_shard
 
 LENGTHS, CUT, HIDDEN = [5, 9, 3, 7], 6, 4
 

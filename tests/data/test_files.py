@@ -11,8 +11,8 @@ import sys
 import pyarrow
 import pytest
 
-from eagle_jax.data import files
-from eagle_jax.data.sources import Source, build_corpus, corpus_key
+from eagle_jax.data.corpus import files
+from eagle_jax.data.corpus.sources import Source, build_corpus, corpus_key
 from tests.data.test_conversations import TEMPLATES, tokenizer_with
 
 ROWS = [

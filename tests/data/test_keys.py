@@ -7,10 +7,10 @@ import json
 import pytest
 from tokenizers import normalizers
 
-from eagle_jax.data.keys import tokenizer_settings
-from eagle_jax.data.shards import remember
-from eagle_jax.data.sources import Source, corpus_key
-from eagle_jax.data.tokenizers import set_template_args
+from eagle_jax.data.chat.tokenizers import set_template_args
+from eagle_jax.data.corpus.shards import remember
+from eagle_jax.data.corpus.sources import Source, corpus_key
+from eagle_jax.data.templates.keys import tokenizer_settings
 from tests.data.test_conversations import TEMPLATES, tokenizer_with
 
 TEMPLATE = TEMPLATES["chatml"] + "{{ effort }}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from eagle_jax.data.conversations import prompt_ids
-from eagle_jax.data.replies import CALLS, RESULT_FOLLOWS, Dialogue
-from eagle_jax.data.rows import Conversation, parse_row
-from eagle_jax.data.templates import SkippedRow
+from eagle_jax.data.chat.dialogues import CALLS, RESULT_FOLLOWS, Dialogue
+from eagle_jax.data.chat.encode import prompt_ids
+from eagle_jax.data.rows.columns import SkippedRow
+from eagle_jax.data.rows.parse import Conversation, parse_row
 from tests.data.test_conversations import TEMPLATES, THINKING, tokenizer_with
 
 USER, OTHER = {"role": "user", "content": "Hi?"}, {"role": "user", "content": "And?"}

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_jax.data.conversations import Encoded, encode, encode_row, parse_row
-from eagle_jax.data.prompts import first_prompts
-from eagle_jax.data.sources import Source
-from eagle_jax.data.templates import SkippedRow
+from eagle_jax.data.chat.encode import Encoded, encode, encode_row, parse_row
+from eagle_jax.data.corpus.prompts import first_prompts
+from eagle_jax.data.corpus.sources import Source
+from eagle_jax.data.rows.columns import SkippedRow
 from tests.data.test_conversations import TEMPLATES, supervised_texts, tokenizer_with
 
 ASK, REPLY = {"role": "user", "content": "Weather?"}, {"role": "assistant", "content": "Rain."}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_jax.data.shards import Shard, add_reports, remember
+from eagle_jax.data.corpus.shards import Shard, add_reports, remember
 
 
 class Killed(BaseException):

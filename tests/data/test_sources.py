@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from eagle_jax.data import sources
-from eagle_jax.data.sources import Source, build_corpus, corpus_key, tokenizer_key
+from eagle_jax.data.corpus import sources
+from eagle_jax.data.corpus.sources import Source, build_corpus, corpus_key, tokenizer_key
 from tests.data.test_conversations import TEMPLATES, tokenizer_with
 
 TALK = {"messages": [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Ho."}]}

@@ -8,8 +8,8 @@ import warnings
 import pytest
 
 import eagle_jax
-from eagle_jax.data.conversations import prompt_ids
-from eagle_jax.data.stops import stop_ids, turn_end, with_stop_ids
+from eagle_jax.data.chat.encode import prompt_ids
+from eagle_jax.data.chat.stops import stop_ids, turn_end, with_stop_ids
 from eagle_jax.runtime.target import Target
 from tests.data.test_conversations import R1, TEMPLATES, THINKING, tokenizer_with
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from eagle_jax.checkpoints import CheckpointError
-from eagle_jax.data.chat import chat_ids
-from eagle_jax.data.conversations import encode, prompt_ids
-from eagle_jax.data.templates import SkippedRow, chat_template, set_template_arguments
-from eagle_jax.data.tokenizers import set_chat_template, set_template_args
+from eagle_jax.data.chat.encode import encode, prompt_ids
+from eagle_jax.data.chat.tokenize import chat_ids
+from eagle_jax.data.chat.tokenizers import set_chat_template, set_template_args
+from eagle_jax.data.rows.columns import SkippedRow
+from eagle_jax.data.templates.render import chat_template, set_template_arguments
 from infer.common.programs import parse_template_args
 from tests.data.test_conversations import TALK, TEMPLATES, tokenizer_with
 

@@ -10,8 +10,8 @@ import pytest
 
 from eagle_jax.assets import bundled
 from eagle_jax.checkpoints import CheckpointError, read_target_config
-from eagle_jax.data.conversations import encode
-from eagle_jax.data.tokenizers import load_tokenizer
+from eagle_jax.data.chat.encode import encode
+from eagle_jax.data.chat.tokenizers import load_tokenizer
 from tests.data.test_conversations import TEMPLATES, tokenizer_with
 
 

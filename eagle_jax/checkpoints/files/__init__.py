@@ -1,0 +1,1 @@
+"""The files of any checkpoint: hub downloads, JSON values, tensors by name, atomic writes, and their one error."""

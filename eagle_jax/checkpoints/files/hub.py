@@ -1,0 +1,168 @@
+"""From a path or a Hugging Face hub id to a local directory; `eagle_jax.data.corpus.sources` fetches rows of datasets."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub import errors as hub_errors
+
+from eagle_jax.checkpoints.files.errors import CheckpointError
+
+CONFIGS = ("config.json", "generation_config.json")
+SAFETENSORS = ("model*.safetensors", "model.safetensors.index.json")
+TORCH_BINS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+HEADS = ("medusa_lm_head*", "hydra_lm_head*")
+TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*")
+
+TOO_MANY, REFUSED = {429}, {401, 403}
+"""HTTP: too many requests; who asks is not known, or may not."""
+_HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
+
+
+def checkpoint_directory(
+    path_or_id: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Path:
+    """The local directory of a checkpoint's configuration and weights, downloaded first where it is a hub id.
+
+    Of a hub repository only the configuration and the safetensors weights are fetched, and the `.bin` weights where it
+    has no safetensors. An existing directory is taken as it is, without network.
+
+    Raises:
+      CheckpointError: no such directory, no such repository or revision, no access, or no network.
+    """
+    if not isinstance(path_or_id, str | os.PathLike):
+        raise CheckpointError(f"{path_or_id!r} is neither a directory nor the name of a repository on the hub")
+    local = _existing_directory(path_or_id)
+    if local is not None:
+        return local
+    fetch = functools.partial(_download, str(path_or_id), revision=revision, token=token, cache_dir=cache_dir)
+    directory = fetch(CONFIGS + SAFETENSORS)
+    directory = directory if any(directory.glob("*.safetensors")) else fetch(CONFIGS + TORCH_BINS)
+    if not (directory / "config.json").is_file():
+        raise CheckpointError(
+            f"the hub repository {str(path_or_id)!r} has no config.json: give one with config.json and weights in "
+            "safetensors or .bin files, as transformers writes them (no GGUF, no adapter)"
+        )
+    return directory
+
+
+def files_directory(
+    path_or_id: str | os.PathLike[str],
+    patterns: Sequence[str],
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Path:
+    """The local directory, or that of a hub id's files of these patterns, downloaded first.
+
+    Raises:
+      CheckpointError: as `checkpoint_directory`.
+    """
+    local = _existing_directory(path_or_id)
+    if local is not None:
+        return local
+    return _download(str(path_or_id), patterns, revision=revision, token=token, cache_dir=cache_dir)
+
+
+config_directory = functools.partial(files_directory, patterns=CONFIGS)
+"""Of a checkpoint's configuration, without weights."""
+tokenizer_directory = functools.partial(files_directory, patterns=TOKENIZER + CONFIGS)
+"""Of its tokenizer."""
+head_directory = functools.partial(files_directory, patterns=CONFIGS + HEADS)
+"""Of Medusa's or Hydra's heads."""
+
+
+def _existing_directory(path_or_id: str | os.PathLike[str]) -> Path | None:
+    """The directory, if it is one; None for what reads like a hub id; an error for anything else."""
+    if not str(path_or_id):
+        raise CheckpointError("the path is empty: give a directory, or the name of a repository on the hub")
+    path = Path(path_or_id).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise CheckpointError(f"{path} is a file; give the directory that holds config.json and the weights")
+    if isinstance(path_or_id, Path) or not _HUB_ID.fullmatch(str(path_or_id)):
+        raise CheckpointError(
+            f"no such directory: {path} (and {str(path_or_id)!r} is no hub id, which reads 'owner/name')"
+        )
+    return None
+
+
+def _download(
+    repo_id: str,
+    patterns: Sequence[str],
+    *,
+    revision: str | None,
+    token: str | bool | None,
+    cache_dir: str | os.PathLike[str] | None,
+) -> Path:
+    at = f"{repo_id!r}" + (f" at revision {revision!r}" if revision else "")
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                repo_id,
+                revision=revision,
+                token=token,
+                cache_dir=None if cache_dir is None else os.fspath(cache_dir),
+                allow_patterns=list(patterns),
+            )
+        )
+    except hub_errors.GatedRepoError as error:
+        raise CheckpointError(
+            f"access to {at} is restricted: accept its licence at https://huggingface.co/{repo_id}, then set HF_TOKEN "
+            "(or pass token=...) to a token of that account"
+        ) from error
+    except hub_errors.RevisionNotFoundError as error:
+        raise CheckpointError(
+            f"the hub repository {repo_id!r} has no revision {revision!r}: give one of its branches, tags or "
+            "commits, or none for what is newest"
+        ) from error
+    except hub_errors.RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"{at} is neither a local directory nor a repository on the hub that this token may read; "
+            f"check the spelling, or pass token=... or set HF_TOKEN if it is private"
+        ) from error
+    except hub_errors.HFValidationError as error:
+        raise CheckpointError(f"{repo_id!r} is neither a local directory nor a valid hub id: {error}") from error
+    except (OSError, hub_errors.HTTPError) as error:
+        # No network, an offline switch without a cached copy, a full disk, a connection that broke on the way.
+        answered = {_status(error), _status(error.__cause__)}
+        remedy = "check the spelling and the network, or give the path of a local copy"
+        if huggingface_hub.constants.HF_HUB_OFFLINE:
+            remedy = "unset HF_HUB_OFFLINE to fetch it, or give the path of a local copy"
+        elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            remedy = "make room on the disk, or set HF_HOME (or pass cache_dir=...) to a larger one"
+        elif answered & TOO_MANY:
+            remedy = "wait some minutes, or set HF_TOKEN (or pass token=...): the hub answers more to those it knows"
+        elif answered & REFUSED:
+            remedy = (
+                "the hub refuses the token: make a new one that may read this repository at "
+                "https://huggingface.co/settings/tokens, or unset HF_TOKEN (and log out) for what is public"
+            )
+        raise CheckpointError(
+            f"there is no directory {repo_id!r}, nor all of it in the hub's cache, and it could not be fetched "
+            f"({_reason(error)}): {remedy}"
+        ) from error
+
+
+def _status(error: BaseException | None) -> int | None:
+    """Of an answer over HTTP."""
+    return getattr(getattr(error, "response", None), "status_code", None)
+
+
+def _reason(error: Exception) -> str:
+    """Why, in the words of what failed first, and of these the first sentence: the client adds advice of its own."""
+    told = error.__cause__ if isinstance(error, hub_errors.LocalEntryNotFoundError) and error.__cause__ else error
+    words = " ".join(str(told).split()) or type(told).__name__
+    return re.split(r"(?<=[a-z\d)])\. ", words, maxsplit=1)[0].rstrip(".")

@@ -1,0 +1,74 @@
+"""What a checkpoint is, and where each kind belongs: said when it is given where another is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
+
+from eagle_jax.checkpoints.files.errors import CheckpointError
+from eagle_jax.checkpoints.files.fields import Fields
+from eagle_jax.checkpoints.files.mapping import canonical_name
+
+Kind = Literal["model", "eagle2", "eagle3", "medusa", "hydra", "other"]
+
+BELONGS: dict[Kind, str] = {
+    "model": "a whole model and no draft head: load it with load_target (--target), or as a small draft model with "
+    "load_draft_model (--draft-model of infer.*, --kind draft_model of train.evaluate)",
+    "eagle2": "an EAGLE-1/2 head and no model: load it with load_drafter (--eagle2 of infer.*, --head of train.*), "
+    "beside the model it was trained for",
+    "eagle3": "an EAGLE-3 head and no model: load it with load_drafter (--eagle3 of infer.*, --head of train.*), "
+    "beside the model it was trained for",
+    "medusa": "Medusa heads: load them with load_medusa (--medusa of infer.*, --kind medusa of train.evaluate), "
+    "beside the model they were trained for",
+    "hydra": "Hydra heads: load them with load_medusa (--hydra of infer.*, --kind medusa of train.evaluate), "
+    "beside the model they were trained for",
+    "other": "a draft head of a kind that is not read here: give the model it was trained for",
+}
+"""What it is, the function of `eagle_jax` that reads it, and the options that take it."""
+MODELS: tuple[Kind, ...] = ("model",)
+EAGLES: tuple[Kind, ...] = ("eagle2", "eagle3", "other")
+MEDUSAS: tuple[Kind, ...] = ("medusa", "hydra")
+"""What each loader reads; that of EAGLE heads has words of its own for other draft heads."""
+
+
+def kind_of(values: Mapping[str, Any], names: Collection[str] = (), where: object = "config.json") -> Kind | None:
+    """What a checkpoint is, by its config.json and the names of its tensors; None where they do not say.
+
+    Args:
+      names: of the tensors as stored; none where they were not read, and then EAGLE-1/2 heads, whose config.json is
+        that of a model, are not told.
+      where: the path of config.json, for messages.
+
+    Raises:
+      CheckpointError: `architectures` is no list of names.
+    """
+    for heads in MEDUSAS:
+        # A model that was trained together with such heads names them in its own config.json.
+        if f"{heads}_num_heads" in values and "hidden_size" not in values:
+            return heads
+    if (algorithm := values.get("speculators_model_type")) is not None:
+        return "eagle3" if algorithm == "eagle3" else "other"
+    stored = {canonical_name(name.removeprefix("transformer.")) for name in names}
+    named = " ".join(Fields(values, where).names("architectures")).lower()
+    if "eagle3" in named or values.get("draft_vocab_size") or "layers.0.hidden_norm.weight" in stored:
+        return "eagle3"
+    if "eagle" in named or "fc.weight" in stored:
+        return "eagle2"
+    # The embedding of GPT-2, or the last norm of the others, which EAGLE-1/2 heads have not.
+    return "model" if stored & {"wte.weight", "norm.weight", "layers.1.input_layernorm.weight"} else None
+
+
+def refuse_others(
+    where: object, wanted: Collection[Kind], values: Mapping[str, Any], names: Collection[str] = ()
+) -> None:
+    """Refuses a checkpoint of a known kind that is none of those wanted.
+
+    Args:
+      where: the directory. values, names: as in `kind_of`.
+
+    Raises:
+      CheckpointError: saying what it is and what it is for.
+    """
+    kind = kind_of(values, names, f"{where}/config.json")
+    if kind is not None and kind not in wanted:
+        raise CheckpointError(f"{where} holds {BELONGS[kind]}")

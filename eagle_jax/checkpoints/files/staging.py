@@ -1,0 +1,102 @@
+"""Writes a checkpoint directory as a whole: it appears complete, or nothing changes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from eagle_jax.checkpoints.files.errors import CheckpointError
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes a JSON object, indented."""
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def write_whole(path: Path, content: bytes | str) -> None:
+    """Replaces a file at once, so that a reader never sees half of it; makes its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with named_errors(path):
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        partial.replace(path)
+
+
+@contextlib.contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Gives errors of the system their file: where a disk is full, the system's own names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _is_checkpoint_file(name: str) -> bool:
+    return name in ("config.json", "generation_config.json") or name.endswith(
+        (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
+    )
+
+
+@contextlib.contextmanager
+def replacing(directory: Path) -> Iterator[Path]:
+    """A temporary sibling that takes the place of `directory` when the block ends well and vanishes when it does not.
+
+    Files of an existing directory that are no part of a checkpoint come along; weights of an older one do not.
+    """
+    directory = directory.expanduser().resolve()  # a link stays, what it points to is replaced
+    kept: list[Path] = []
+    if directory.exists():
+        inside = sorted(directory.iterdir()) if directory.is_dir() else []
+        if not directory.is_dir() or any(not path.is_file() for path in inside):
+            raise CheckpointError(
+                f"{directory} is no checkpoint directory (a file, or it has subdirectories); save elsewhere"
+            )
+        kept = [path for path in inside if not _is_checkpoint_file(path.name)]
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        yield staging
+        for path in kept:
+            shutil.copy2(path, staging / path.name)
+        mask = _umask()
+        staging.chmod(0o777 & ~mask)
+        for weights in staging.glob("*.safetensors"):
+            weights.chmod(0o666 & ~mask)
+        if directory.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+            os.replace(directory, old)
+            try:
+                os.replace(staging, directory)
+            except BaseException:
+                os.replace(old, directory)
+                raise
+            shutil.rmtree(old)
+        else:
+            os.replace(staging, directory)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def sweep(*folders: Path) -> None:
+    """Removes what killed processes left half written of the above, in folders that nobody else writes to."""
+    for folder in folders:
+        for path in [*folder.glob(".*.????????"), *folder.glob("*.partial")]:  # of mkdtemp; of write_whole, of corpora
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def _umask() -> int:
+    # mkdtemp makes private directories and safetensors private files; a saved checkpoint is as readable as other files.
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

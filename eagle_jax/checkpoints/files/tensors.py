@@ -1,0 +1,206 @@
+"""Named tensors of a checkpoint directory, read one at a time: safetensors (single file or shards) and PyTorch `.bin`.
+
+Names, shapes and dtypes are known before any weight is read, so that a checkpoint that does not fit is refused whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+
+from eagle_jax.checkpoints.files.errors import CheckpointError
+
+FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
+"""Dtypes a weight may be stored in; anything else is a quantised checkpoint."""
+
+_TORCH = (".bin", ".pt")
+_SAFETENSORS_DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+
+
+class TensorInfo(NamedTuple):
+    """Shape and dtype of a stored tensor, and the file that holds it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    file: str
+
+
+class TensorReader:
+    """The tensors of one checkpoint directory; use as a context manager.
+
+    Attributes:
+      directory: the checkpoint directory. stem: of another file than a model's, `.safetensors` or `.pt`.
+      infos: name -> `TensorInfo` of every stored tensor.
+
+    Raises:
+      CheckpointError: no weights, a shard missing, an index that names tensors which no shard holds, a truncated or
+        corrupt file.
+    """
+
+    def __init__(self, directory: Path, stem: str | None = None) -> None:
+        self.directory = directory
+        self.stem = stem
+        self.infos: dict[str, TensorInfo] = {}
+        self._files: dict[str, Any] = {}
+        self._stack = contextlib.ExitStack()
+        try:
+            self._open_all()
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> TensorReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._files.clear()
+        self._stack.close()
+
+    def read(self, name: str) -> np.ndarray:
+        """The tensor as stored; bfloat16 arrives in JAX's dtype for it."""
+        return self._read(name, None)
+
+    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Rows of a tensor as stored, without reading the others."""
+        return self._read(name, slice(start, stop))
+
+    def _read(self, name: str, rows: slice | None) -> np.ndarray:
+        info = self.infos[name]
+        source = self._files[info.file]
+        if info.file.endswith(_TORCH):
+            return _torch_to_numpy(source[name] if rows is None else source[name][rows])
+        try:
+            return source.get_tensor(name) if rows is None else source.get_slice(name)[rows]
+        except Exception as error:
+            raise CheckpointError(f"{self.directory / info.file}: cannot read tensor {name!r}: {error}") from error
+
+    def _open_all(self) -> None:
+        files, index = _weight_files(self.directory, self.stem)
+        for file in files:
+            path = self.directory / file
+            if not path.is_file():
+                raise CheckpointError(f"{self.directory}: the index names {file}, which is missing")
+            opened = _read_torch(path) if file.endswith(_TORCH) else self._stack.enter_context(_open_safetensors(path))
+            self._files[file] = opened
+            for name in opened.keys():  # noqa: SIM118 (a safetensors file is no mapping)
+                if name in self.infos:
+                    raise CheckpointError(f"{path}: tensor {name!r} is also in {self.infos[name].file}")
+                self.infos[name] = TensorInfo(*_describe(opened, name), file)
+        absent = sorted(set(index) - set(self.infos))
+        if absent:
+            raise CheckpointError(f"{self.directory}: the index names tensors that no shard holds: {', '.join(absent)}")
+
+
+def _weight_files(directory: Path, stem: str | None = None) -> tuple[list[str], dict[str, str]]:
+    """Files to read and the index (tensor -> file; empty for a single file). Safetensors win over `.bin`."""
+    if stem is not None:
+        for file in (f"{stem}.safetensors", f"{stem}.pt"):
+            if (directory / file).is_file():
+                return [file], {}
+        raise CheckpointError(f"{directory}: no weights; expected {stem}.safetensors or {stem}.pt")
+    for single, index in (
+        ("model.safetensors", "model.safetensors.index.json"),
+        ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+    ):
+        if (directory / single).is_file():
+            return [single], {}
+        if (directory / index).is_file():
+            weight_map = read_json(directory / index).get("weight_map")
+            if not isinstance(weight_map, dict) or not weight_map or not all(map(_is_text, weight_map.values())):
+                raise CheckpointError(f"{directory / index}: no 'weight_map' of tensors to files")
+            files = sorted(set(weight_map.values()))
+            outside = [file for file in files if Path(file).name != file or not file.endswith((".safetensors", ".bin"))]
+            if outside:
+                raise CheckpointError(f"{directory / index}: not the name of a weight file here: {', '.join(outside)}")
+            return files, weight_map
+    raise CheckpointError(
+        f"{directory}: no weights; expected model.safetensors or pytorch_model.bin, or shards with their index.json"
+    )
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _open_safetensors(path: Path) -> Any:
+    try:
+        return safetensors.safe_open(path, framework="np")
+    except Exception as error:
+        _refuse_lfs_pointer(path)
+        raise CheckpointError(
+            f"{path}: truncated or corrupt safetensors file ({error}); fetch or save it again"
+        ) from error
+
+
+def _refuse_lfs_pointer(path: Path) -> None:
+    with path.open("rb") as file:
+        if file.read(32).startswith(b"version https://git-lfs"):
+            raise CheckpointError(f"{path} is a Git LFS pointer, not the weights: run `git lfs pull` in its repository")
+
+
+def _describe(opened: Any, name: str) -> tuple[tuple[int, ...], str]:
+    if isinstance(opened, dict):
+        tensor = opened[name]
+        return tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    part = opened.get_slice(name)
+    dtype = str(part.get_dtype())
+    return tuple(part.get_shape()), _SAFETENSORS_DTYPES.get(dtype, dtype)
+
+
+def _read_torch(path: Path) -> dict[str, Any]:
+    """The state dict of a `.bin`. `weights_only=True` unpickles tensors and containers and nothing that could run."""
+    try:
+        import torch
+    except ImportError as error:
+        raise CheckpointError(
+            f"{path} is a PyTorch file and torch is not installed: `pip install torch`, or convert it to safetensors"
+        ) from error
+    try:
+        # Files of torch before 1.6 are no zip archives and cannot be mapped.
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:
+        _refuse_lfs_pointer(path)
+        first = str(error).strip().splitlines()
+        raise CheckpointError(
+            f"{path}: refused by torch.load(weights_only=True), hence corrupt or holding more than tensors; nothing in "
+            f"it was run. Convert it to safetensors in a place you trust ({first[0] if first else error!r})"
+        ) from error
+    if not isinstance(state, dict) or not all(torch.is_tensor(value) for value in state.values()):
+        raise CheckpointError(f"{path}: expected a flat dict of tensors")
+    return state
+
+
+def _torch_to_numpy(tensor: Any) -> np.ndarray:
+    import torch
+
+    tensor = tensor.detach().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
+    return tensor.numpy()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+      CheckpointError: the file is missing or is no JSON object.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"no {path.name} in {path.parent}") from error
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, found {type(values).__name__}")
+    return values

@@ -1,0 +1,105 @@
+"""Reads and writes the rotary position embedding of a config.json, as every version of `transformers` spells it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from eagle_jax.checkpoints.files.errors import CheckpointError, notice
+from eagle_jax.checkpoints.files.fields import Fields
+from eagle_jax.config import RopeConfig
+
+_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+DEFAULT_LENGTH = 2048
+"""`max_position_embeddings` where a config.json has none."""
+
+
+def rope_config(values: Mapping[str, Any], where: object) -> RopeConfig:
+    """RoPE from `rope_theta` + `rope_scaling` (up to transformers 4) or `rope_parameters` (from 5).
+
+    Raises:
+      CheckpointError: a scaling that is not known, partial rotation, or a parameter that is missing or no number.
+    """
+    fields = Fields(values, where)
+    given = fields.mapping("rope_scaling")
+    if not given.values:  # `transformers` prefers the older key where a file has both
+        given = fields.mapping("rope_parameters")
+    kind = given.text("rope_type") if "rope_type" in given.values else given.text("type", "default")
+    if any(isinstance(value, Mapping) for value in given.values.values()) or kind not in _KINDS:
+        raise CheckpointError(
+            f"{where}: RoPE {kind!r} with {sorted(given.values)} is not supported; known types: {', '.join(_KINDS)}"
+        )
+    for part in (given, fields):
+        if part.number("partial_rotary_factor", 1.0, null=True) != 1:
+            raise CheckpointError(f"{where}: partial_rotary_factor other than 1 is not supported")
+    max_position = fields.integer("max_position_embeddings", DEFAULT_LENGTH)
+    theta = (given if "rope_theta" in given.values else fields).number("rope_theta", RopeConfig.theta)
+    if kind == "yarn" and theta <= 1:
+        given.refuse("rope_theta", "above 1 for yarn, which divides by its logarithm")
+    if fields.number("rope_theta", theta) != theta:
+        notice(f"{where}: rope_theta={values['rope_theta']} and {theta:g} inside the RoPE parameters: takes the latter")
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    # "dynamic" stretches the configured context, "linear" needs none, the others may name the one trained on.
+    original = RopeConfig.original_max_position if kind == "linear" else max_position
+    if kind in ("llama3", "yarn"):
+        name = "original_max_position_embeddings"
+        original = (fields if name in values else given).integer(name, max_position)
+    if kind == "yarn" and not given.given("factor"):
+        factor = max_position / original
+    else:
+        _check_present(given, kind)
+        factor = given.number("factor")
+    numbers = [key for key in ("low_freq_factor", "high_freq_factor", "attention_factor") if given.given(key)]
+    # `transformers` reads a zero of these as the default.
+    numbers += [key for key in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim") if given.values.get(key)]
+    return RopeConfig(
+        theta=theta,
+        kind=kind,  # type: ignore[arg-type]
+        factor=factor,
+        original_max_position=original,
+        truncate=given.values.get("truncate", True) is not None and given.flag("truncate", True),
+        **{key: given.number(key) for key in numbers},
+    )
+
+
+def _check_present(given: Fields, kind: str) -> None:
+    needed = ("factor", "low_freq_factor", "high_freq_factor") if kind == "llama3" else ("factor",)
+    absent = [key for key in needed if not given.given(key)]
+    if absent:
+        raise CheckpointError(f"{given.where}: RoPE type {kind!r} needs {', '.join(absent)}")
+
+
+def context_length(length: int, rope: RopeConfig) -> int:
+    """Tokens the model was made for: `max_position_embeddings`, stretched by the scalings that do not count in it.
+
+    "linear" and "dynamic" stretch it by their factor (Vicuna-16k says 4096 and 4), yarn where a config keeps the
+    original length (Qwen2.5 says 32768 and 4); a llama3 config gives the stretched length already.
+    """
+    if rope.kind in ("linear", "dynamic"):
+        return int(length * rope.factor)
+    return max(length, int(rope.original_max_position * rope.factor)) if rope.kind == "yarn" else length
+
+
+def unstretched_length(length: int, rope: RopeConfig) -> int:
+    """`max_position_embeddings` of which `context_length` makes the context again."""
+    if rope.kind == "dynamic":
+        return rope.original_max_position
+    return int(length / rope.factor) if rope.kind == "linear" else length
+
+
+def rope_scaling(rope: RopeConfig) -> dict[str, Any] | None:
+    """`rope_scaling` of a config.json; None where there is no scaling."""
+    if rope.kind == "default":
+        return None
+    values: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
+    if rope.kind == "llama3":
+        values |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
+    if rope.kind == "yarn":
+        values |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
+        for name in ("attention_factor", "mscale", "mscale_all_dim"):
+            if getattr(rope, name) is not None:
+                values[name] = getattr(rope, name)
+    if rope.kind in ("llama3", "yarn"):
+        values["original_max_position_embeddings"] = rope.original_max_position
+    return values

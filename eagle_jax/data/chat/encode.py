@@ -1,0 +1,178 @@
+"""Conversations as training texts: token ids, and which of those an assistant wrote.
+
+The loss mask is exact to the token: it comes from the `generation` spans of a chat template that marks them, and
+otherwise from rendering the conversation turn by turn and comparing the texts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from eagle_jax.data.rows.columns import SkippedRow, check_keys, without_nulls
+from eagle_jax.data.rows.messages import Message
+from eagle_jax.data.rows.parse import ARGUMENTS, MESSAGES, STORED, TOOLS, Conversation, as_conversation, parse_row
+from eagle_jax.data.templates.fitting import fit, is_marked
+from eagle_jax.data.templates.marks import marked_call
+from eagle_jax.data.templates.render import chat_template, render
+from eagle_jax.data.templates.spans import NO_THOUGHT, Render, assistant_spans, generation_mask, without_turns
+
+NO_RANGES = "supervised that is not [start, end) ranges of the tokens"
+
+
+class Encoded(NamedTuple):
+    """A training text.
+
+    Attributes:
+      tokens: [T] int32. supervised: [T], whether an assistant wrote the token (its end-of-turn token included).
+    """
+
+    tokens: Int[np.ndarray, " T"]
+    supervised: Bool[np.ndarray, " T"]
+
+    @classmethod
+    def from_spans(cls, tokens: Any, spans: Any) -> Encoded:
+        """From token ids and the [start, end) ranges of those that an assistant wrote, in order.
+
+        Raises:
+          SkippedRow: they are something else, or nobody wrote any.
+        """
+        ids, last = _token_ids(tokens), 0
+        supervised = np.zeros(len(ids), bool)
+        for start, end in _pairs(spans):
+            if start < 0 or end > len(ids):
+                raise SkippedRow(NO_RANGES)
+            if not last <= start < end:
+                raise SkippedRow("supervised ranges that are empty or out of order")
+            supervised[start:end], last = True, end
+        return _checked(cls(ids, supervised))
+
+
+def stored_text(row: Mapping[str, Any]) -> Encoded | None:
+    """The text of a row of `train.regenerate`, the very tokens of the target; None of another row.
+
+    Raises:
+      SkippedRow: tokens or ranges that are none, or a key that is not read.
+    """
+    if any(row.get(key) is None for key in STORED):
+        return None
+    check_keys(row, (*STORED, *MESSAGES, *TOOLS, ARGUMENTS), "the row has")
+    return Encoded.from_spans(*(row[key] for key in STORED))
+
+
+def encode_row(tokenizer: Any, row: Mapping[str, Any]) -> Encoded:
+    """Token ids and loss mask of a row of whatever form.
+
+    Raises:
+      SkippedRow: as `stored_text`, `parse_row` and `encode`.
+    """
+    return stored_text(row) or encode(tokenizer, parse_row(row))
+
+
+def encode(tokenizer: Any, row: Conversation | list[Message] | str) -> Encoded:
+    """Token ids and loss mask of what `parse_row` returned, untruncated.
+
+    Of a plain text every token but the first is supervised; of a conversation what the assistant writes: thoughts,
+    text, tool calls, and what ends the turn.
+
+    Raises:
+      SkippedRow: no assistant turn that is taught; the template refuses the conversation, drops something of it, or
+        changes a reply in a way that is not understood; or no token is supervised.
+    """
+    if isinstance(row, str):
+        tokens = np.asarray(tokenizer.encode(row), np.int32)
+        return _checked(Encoded(tokens, np.arange(len(tokens)) > 0))
+    row = as_conversation(row)
+    turns = [index for index, message in enumerate(row.messages) if message["role"] == "assistant"]
+    if row.untaught.issuperset(turns):
+        raise SkippedRow("no assistant turn that is taught" if turns else "no assistant turn")
+    template = chat_template(tokenizer, tools=row.tools is not None)
+    if template is None:
+        raise ValueError("the tokenizer has no chat template: give one with --chat-template, or use rows of plain text")
+    messages, draw = fit(tokenizer, row), _render_of(tokenizer, row)
+    if is_marked(template):
+        ids, offsets, mask = generation_mask(draw, messages)
+        if row.untaught:
+            spans = assistant_spans(draw, messages, draw(messages, tokenize=False))
+            mask = without_turns(mask, offsets, spans, [index in row.untaught for index in turns])
+        return _checked(Encoded(ids, mask))
+    text = draw(messages, tokenize=False)
+    spans = assistant_spans(draw, messages, text)
+    out = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    offsets = np.asarray(out["offset_mapping"], np.int64).reshape(-1, 2)
+    supervised = np.zeros(len(offsets), bool)
+    for index, (start, end) in zip(turns, spans, strict=True):
+        # A token that begins before the span belongs to who spoke before.
+        within = (offsets[:, 0] >= start) & (offsets[:, 0] < end) & (offsets[:, 1] > offsets[:, 0])
+        supervised |= within & (index not in row.untaught)
+    return _checked(Encoded(np.asarray(out["input_ids"], np.int32), supervised))
+
+
+def prompt_ids(tokenizer: Any, row: Conversation | list[Message]) -> list[int]:
+    """Token ids of a conversation up to where the assistant goes on.
+
+    Raises:
+      SkippedRow: the template refuses the conversation, or drops something of it.
+      ValueError: there is no template.
+    """
+    row = as_conversation(row)
+    if chat_template(tokenizer, tools=row.tools is not None) is None:
+        raise ValueError("the tokenizer has no chat template, without which nobody can be asked for a reply")
+    messages = fit(tokenizer, row, add_generation_prompt=True)
+    text = _render_of(tokenizer, row)(messages, tokenize=False, add_generation_prompt=True)
+    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    if not ids:
+        raise SkippedRow("nothing is asked")
+    return ids
+
+
+def call_opening(tokenizer: Any, tools: list[dict[str, Any]], arguments: dict[str, Any] | None = None) -> str:
+    """What a reply that calls a tool begins its first call with, such as "<tool_call>"; empty where that is not known.
+
+    Raises:
+      SkippedRow: the template refuses or drops tool calls.
+    """
+    asked = [{"role": "user", "content": "QUESTION"}]
+    turn = {"role": "assistant", "content": "", "tool_calls": [marked_call("CALLMARK", {})]}
+    calling = Conversation([*asked, turn], tools, arguments)
+    draw = _render_of(tokenizer, calling)
+    shown = draw(fit(tokenizer, calling), tokenize=False).partition("CALLMARK")[0]
+    prompt = draw(asked, tokenize=False, add_generation_prompt=True)
+    return shown.removeprefix(prompt).removeprefix(NO_THOUGHT).strip().partition("\n")[0]
+
+
+def _render_of(tokenizer: Any, row: Conversation) -> Render:
+    return functools.partial(render, tokenizer, tools=row.tools, **(row.arguments or {}))
+
+
+def _token_ids(values: Any) -> np.ndarray:
+    """Values as an array of ids if all of them are integers; a float is none, were it whole."""
+    values = values.tolist() if isinstance(values, np.ndarray) else values
+    try:
+        if isinstance(values, list | tuple) and set(map(type, values)) == {int}:
+            ids = np.asarray(values, np.int32)
+            if ids.min() >= 0:
+                return ids
+    except OverflowError:
+        pass
+    raise SkippedRow("tokens that are not token ids")
+
+
+def _pairs(spans: Any) -> list[list[int]]:
+    """Ranges as lists of two integers."""
+    pairs = without_nulls(spans)
+    if not isinstance(pairs, list) or any(
+        not isinstance(pair, list) or list(map(type, pair)) != [int, int] for pair in pairs
+    ):
+        raise SkippedRow(NO_RANGES)
+    return pairs
+
+
+def _checked(encoded: Encoded) -> Encoded:
+    if not encoded.supervised.any():
+        raise SkippedRow("no assistant token after rendering")
+    return encoded

@@ -1,0 +1,63 @@
+"""Conversations as prompts: rendered by a chat template and tokenised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eagle_jax.data.rows.columns import SkippedRow
+from eagle_jax.data.templates.render import chat_template, check_template_arguments, render
+
+SAID = ("content", "tool_calls")
+"""Keys of a message, of which it has one."""
+
+
+def chat_ids(tokenizer: Any, messages: Sequence[Any], **template_args: Any) -> list[int]:
+    """Token ids of a conversation up to the assistant's next turn; plain concatenated text without a chat template.
+
+    Args:
+      tokenizer: of `transformers`. messages: with "role" and "content" each.
+      template_args: of the chat template, such as `enable_thinking=False`; `tools` is a list of JSON schemas.
+
+    Raises:
+      ValueError: it is no conversation, the template refuses it, or does not read an argument.
+    """
+    return encode_chat(tokenizer, chat_text(tokenizer, messages, **template_args))
+
+
+def chat_text(tokenizer: Any, messages: Sequence[Any], **template_args: Any) -> str:
+    """The text of `chat_ids`.
+
+    Raises:
+      ValueError: it is no conversation, the template refuses it, as some do a system message, or does not read an
+        argument.
+    """
+    for message in messages:  # of a string its letters, of a dict its keys
+        if not (isinstance(message, Mapping) and "role" in message and not message.keys().isdisjoint(SAID)):
+            raise ValueError(
+                f"messages={messages!r:.80} must be a list of dicts, each with a role (user, assistant, system) and "
+                'content: [{"role": "user", "content": "Hello"}]'
+            )
+    given = {name: template_args.pop(name) for name in ("tools", "documents") if name in template_args}
+    check_template_arguments(tokenizer, template_args)
+    if chat_template(tokenizer, tools=given.get("tools") is not None) is None:
+        if given:
+            raise ValueError(f"{next(iter(given))} must be left out: the tokenizer has no chat template to read it")
+        return "\n\n".join(message["content"] for message in messages)
+    try:
+        return str(
+            render(tokenizer, list(messages), tokenize=False, add_generation_prompt=True, **given, **template_args)
+        )
+    except SkippedRow as error:
+        raise ValueError(
+            f"{error}: leave out a system message if there is one, or give the tokenizer another template"
+        ) from error
+
+
+def encode_chat(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of `chat_text`; a template has written the special tokens itself.
+
+    What is too long for the model is the caller's to say, who knows the reply's length; `verbose` would warn here.
+    """
+    special = {} if chat_template(tokenizer) is None else {"add_special_tokens": False}
+    return list(tokenizer.encode(text, verbose=False, **special))

@@ -1,0 +1,136 @@
+"""The tokenizer of a target, refused before anything is compiled if it cannot be that target's."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from eagle_jax.assets import DEMO, bundled
+from eagle_jax.checkpoints import CheckpointError, tokenizer_directory
+from eagle_jax.config import DecoderConfig
+from eagle_jax.data.chat.encode import prompt_ids
+from eagle_jax.data.rows.columns import SkippedRow
+from eagle_jax.data.templates.render import set_template_arguments
+
+FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+"""Any of these makes a tokenizer."""
+
+
+def load_tokenizer(
+    path_or_id: str | os.PathLike[str],
+    config: DecoderConfig,
+    *,
+    chat_template: str | Path | None = None,
+    template_args: Mapping[str, Any] | None = None,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Any:
+    """The tokenizer of `transformers` that lies beside a checkpoint.
+
+    Args:
+      path_or_id: "demo" (the bundled pair), a directory, or a hub id.
+      config: of the target that will read the tokens. Its vocabulary may be larger: many are padded.
+      chat_template: a Jinja file, for a tokenizer that has no template (Vicuna) or another one than wanted; or the name
+        of one of several that the tokenizer has.
+      template_args: values of the template's arguments, such as `{"enable_thinking": False}`; whatever renders chats
+        with this tokenizer uses them.
+      revision, token, cache_dir: for a hub id, as in `huggingface_hub`.
+
+    Raises:
+      CheckpointError: no tokenizer or template there, one that cannot be read, or one with more tokens than the target.
+      ValueError: an argument that the template does not read, or refuses the value of.
+    """
+    if str(path_or_id) == DEMO:
+        path_or_id = bundled("target")
+    directory = tokenizer_directory(path_or_id, revision=revision, token=token, cache_dir=cache_dir)
+    if not any((directory / name).is_file() for name in FILES):
+        raise CheckpointError(f"no tokenizer in {directory} ({', '.join(FILES)}): give the directory that holds it")
+    tokenizer = _read(directory)
+    check_vocabulary(tokenizer, config, str(path_or_id))
+    tokenizer.model_max_length = 10**9  # what is too long for what is said where it matters; here it only alarms
+    if chat_template is not None:
+        set_chat_template(tokenizer, chat_template)
+    if template_args:
+        set_template_args(tokenizer, template_args)
+    return tokenizer
+
+
+def set_chat_template(tokenizer: Any, name_or_file: str | Path) -> None:
+    """Gives a tokenizer the chat template in a Jinja file, or chooses one of its own by name.
+
+    Raises:
+      CheckpointError: no such name or file, or no template that shows a user's turn.
+    """
+    named = tokenizer.chat_template if isinstance(tokenizer.chat_template, Mapping) else {}
+    path = Path(name_or_file)
+    if str(name_or_file) not in named and not path.is_file():
+        names = f", or one of the tokenizer's: {', '.join(sorted(named))}" if named else ""
+        raise CheckpointError(f"{path}: no such chat template: give a Jinja file{names}")
+    try:
+        text = named.get(str(name_or_file)) or path.read_text(encoding="utf-8").strip("\n")
+        tokenizer.chat_template = text
+        _ask(tokenizer)
+    except (UnicodeDecodeError, SkippedRow) as error:
+        raise CheckpointError(f"{path} is no chat template that shows a user's turn: {error}") from error
+
+
+def set_template_args(tokenizer: Any, template_args: Mapping[str, Any]) -> None:
+    """Sets arguments of the tokenizer's chat template, for whatever renders chats with it.
+
+    Raises:
+      ValueError: an argument that the template does not read, or refuses the value of.
+    """
+    set_template_arguments(tokenizer, template_args)
+    _ask(tokenizer)
+
+
+def _ask(tokenizer: Any) -> None:
+    prompt_ids(tokenizer, [{"role": "user", "content": "Hello?"}])
+
+
+def check_vocabulary(tokenizer: Any, config: DecoderConfig, name: str = "the tokenizer") -> None:
+    """Refuses a tokenizer some of whose tokens the target has no embedding for.
+
+    Raises:
+      CheckpointError: naming both sizes.
+    """
+    size = max(tokenizer.get_vocab().values(), default=-1) + 1
+    if size > config.vocab_size:
+        raise CheckpointError(
+            f"{name} has token ids up to {size - 1}, a vocabulary of {size}, and the target's vocabulary has "
+            f"{config.vocab_size}: use the tokenizer that the target was trained with"
+        )
+
+
+def _read(directory: Path) -> Any:
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch, which nothing here needs
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    settings = directory / "tokenizer_config.json"
+    try:
+        named = json.loads(settings.read_text(encoding="utf-8")).get("tokenizer_class") if settings.is_file() else None
+        # AutoTokenizer imports torch where it is installed: seconds.
+        cls = PreTrainedTokenizerFast if named == "PreTrainedTokenizerFast" else AutoTokenizer
+        return cls.from_pretrained(directory)
+    except Exception as error:  # of transformers, of JSON, of a missing package; tokenizers raises just that
+        if (directory / "tokenizer.model").is_file() and not (directory / "tokenizer.json").is_file():
+            _check_sentencepiece(directory)
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"the tokenizer in {directory} cannot be read: {reason[:300]}") from error
+
+
+def _check_sentencepiece(directory: Path) -> None:
+    # Without them transformers takes the file for one of tiktoken's, and asks for that.
+    try:
+        importlib.import_module("sentencepiece.sentencepiece_model_pb2")
+    except Exception as error:  # of protobuf as well, where it is older than the file that it reads
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"the tokenizer in {directory} is a tokenizer.model, which takes the packages sentencepiece and protobuf "
+            f"({reason[:200]}): pip install --upgrade sentencepiece protobuf"
+        ) from error

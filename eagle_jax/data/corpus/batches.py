@@ -1,0 +1,126 @@
+"""Batches of packed documents, by Grain.
+
+The order follows from the seed, every process has its own share, and the position in it is a small dict that a
+checkpoint holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from eagle_jax.data.corpus.documents import Corpus
+from eagle_jax.packed import PackedTokens
+
+PACKING_BINS = 64
+"""Rows that are filled side by side; more waste less padding and mix epochs more."""
+
+
+class Batches:
+    """Batches without end; an iterator of `PackedTokens` in NumPy, [rows, length] each.
+
+    Documents are drawn without replacement, reshuffled every epoch; sources with weights take turns. A document longer
+    than a row is cut, and left out if nothing to learn is before the cut; rows are filled with whole documents (first
+    fit), each a segment of its own.
+
+    Args:
+      weights: share of every source in documents, by its name; None is by their number.
+      length: T, tokens of a row. rows: of a batch, of this process.
+      process, processes: which share of the documents is read.
+
+    Attributes:
+      documents: [rows, T] int32, the document that each token of the last batch is of; -1 in padding.
+
+    Raises:
+      ValueError: fewer documents than processes, or weights that do not fit.
+    """
+
+    documents: Int[np.ndarray, "rows T"]
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        weights: Mapping[str, float] | None = None,
+        *,
+        length: int,
+        rows: int,
+        seed: int,
+        process: int = 0,
+        processes: int = 1,
+    ) -> None:
+        import grain
+
+        teaches = corpus.teaches_within(length)
+        parts = {"": np.arange(len(corpus))} if weights is None else {name: corpus.of(name) for name in weights}
+        parts = {name: documents[teaches[documents]] for name, documents in parts.items()}
+        shares = [1.0] if weights is None else list(weights.values())
+        if not parts or min(shares) <= 0:
+            raise ValueError(f"the weights of the sources must be positive, got {weights}")
+        for name, documents in parts.items():
+            if len(documents) < processes:
+                raise ValueError(
+                    f"{name or 'the corpus'} has {len(documents)} documents with something to learn in their first "
+                    f"{length} tokens, too few for {processes} process(es): each reads its own"
+                )
+        streams = [
+            grain.MapDataset.source(_Documents(corpus, documents, length))
+            .seed(seed + index)
+            .shuffle()[process::processes]
+            .repeat()
+            for index, documents in enumerate(parts.values())
+        ]
+        mixed = grain.MapDataset.mix(streams, shares) if len(streams) > 1 else streams[0]
+        sizes = sum(map(len, parts.values()))
+        packed = grain.experimental.FirstFitPackIterDataset(
+            mixed.to_iter_dataset(),
+            length_struct=dict.fromkeys(("tokens", "supervised", "document"), length),
+            num_packing_bins=max(1, min(PACKING_BINS, sizes // (4 * processes))),
+            seed=seed,
+        )
+        self.process, self.processes = process, processes
+        self._iterator = iter(packed.batch(rows))
+
+    def __iter__(self) -> Iterator[PackedTokens]:
+        return self
+
+    def __next__(self) -> PackedTokens:
+        batch = next(self._iterator)
+        segments = batch["tokens_segment_ids"]
+        self.documents = np.where(segments > 0, batch["document"], -1)
+        return PackedTokens(batch["tokens"], batch["supervised"].astype(bool), segments, batch["tokens_positions"])
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the next batch begins, as plain numbers."""
+        return {"process": self.process, "processes": self.processes, "position": self._iterator.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes back, or ahead, to where `get_state` was called.
+
+        Raises:
+          ValueError: the state is that of another share of the documents.
+        """
+        if (state["process"], state["processes"]) != (self.process, self.processes):
+            raise ValueError(
+                f"the data position was saved by process {state['process']} of {state['processes']} and this is "
+                f"process {self.process} of {self.processes}: resume with as many processes"
+            )
+        self._iterator.set_state(state["position"])
+
+
+class _Documents:
+    """Some documents of a corpus as Grain reads them, cut at `length`."""
+
+    def __init__(self, corpus: Corpus, documents: np.ndarray, length: int) -> None:
+        self.corpus, self.documents, self.length = corpus, documents, length
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        document = int(self.documents[index])
+        tokens, supervised = self.corpus[document]
+        tokens, supervised = tokens[: self.length], supervised[: self.length].astype(np.int32)
+        return {"tokens": tokens, "supervised": supervised, "document": np.full(len(tokens), document, np.int32)}

@@ -1,0 +1,216 @@
+"""What a frozen target says about a corpus, written once: tapped features and final states of every token, in shards.
+
+Every shard is a flat `.npy` of bytes that is mapped, not read. Row i of the whole is token i of the corpus, whose
+documents are cut at `length`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+
+from eagle_jax.checkpoints.files.staging import write_whole
+from eagle_jax.data.corpus.documents import Corpus
+
+Stored = Literal["bfloat16", "float16", "float8", "float32"]
+KINDS: dict[str, Any] = {
+    "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float8": ml_dtypes.float8_e4m3fn, "float32": np.float32
+}  # fmt: skip
+"""float8 (e4m3) holds three significant bits of a number; every part of a token's row has its own scale."""
+LARGEST8 = 448.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What a directory of features is made of; `layout.json`.
+
+    Attributes:
+      corpus: key of the corpus. target: its name. weights: fingerprint of them all. ends: of those outside the layers,
+        which is what training on stored features loads. computed: dtype of the target's pass. taps: which hidden states
+        are side by side. hidden: width of one. dtype: as stored. length: documents are cut there. bounds: documents of
+        shard i are bounds[i] to bounds[i + 1].
+    """
+
+    corpus: str
+    target: str
+    weights: str
+    ends: str
+    computed: str
+    taps: tuple[int, ...]
+    hidden: int
+    dtype: Stored
+    length: int
+    bounds: tuple[int, ...]
+
+    @property
+    def parts(self) -> int:
+        """Hidden states per token: the taps, and the final-normed one."""
+        return len(self.taps) + 1
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's row, scales included."""
+        size = self.parts * self.hidden * np.dtype(KINDS[self.dtype]).itemsize
+        return size + 4 * self.parts * (self.dtype == "float8")
+
+    @property
+    def shards(self) -> int:
+        """Number of files."""
+        return len(self.bounds) - 1
+
+    def save(self, directory: Path) -> None:
+        """Writes `layout.json`, whole or not at all."""
+        write_whole(directory / "layout.json", json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def load(cls, directory: Path) -> Layout:
+        """Reads `layout.json`.
+
+        Raises:
+          ValueError: there is none, or one of an earlier format.
+        """
+        path = directory / "layout.json"
+        if not path.is_file():
+            raise ValueError(f"no features in {directory}: `python -m train.features` writes them")
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if missing := sorted({field.name for field in dataclasses.fields(cls)} - set(values)):
+            raise ValueError(f"{path} does not say {', '.join(missing)}: write the features again, into another --out")
+        return cls(**{**values, "taps": tuple(values["taps"]), "bounds": tuple(values["bounds"])})
+
+
+def starts_of(corpus: Corpus, length: int) -> np.ndarray:
+    """[documents + 1] where each document begins in the flat whole, documents cut at `length`."""
+    return np.concatenate([[0], np.cumsum(np.minimum(corpus.lengths, length))]).astype(np.int64)
+
+
+def shard_bounds(corpus: Corpus, length: int, tokens: int) -> tuple[int, ...]:
+    """Documents at which shards of about `tokens` tokens begin, and the number of documents."""
+    starts = starts_of(corpus, length)
+    inner = np.searchsorted(starts, np.arange(tokens, starts[-1], tokens))
+    return tuple(dict.fromkeys([0, *inner.tolist(), len(corpus)]))
+
+
+def shard_path(directory: Path, index: int) -> Path:
+    """The file of shard `index`."""
+    return directory / f"features-{index:05d}.npy"
+
+
+def write_shard(layout: Layout, directory: Path, index: int, rows: int, fill: Callable[[Any], None]) -> None:
+    """Writes one shard: `fill(put)` calls `put(row numbers [n], states [n, parts, hidden])`; it appears whole or not.
+
+    A shard that is there already is left alone.
+
+    Raises:
+      ValueError: the disk has no room for it, or a state is not finite as it is stored.
+    """
+    path = shard_path(directory, index)
+    if path.exists():
+        return
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        table = np.lib.format.open_memmap(partial, "w+", np.uint8, (rows, layout.token_bytes))
+        _reserve(partial)
+        fill(lambda at, states: table.__setitem__(at, _pack(layout, states)))
+        table.flush()
+        del table
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _reserve(path: Path) -> None:
+    """Gives a file its room on the disk: where a mapped page finds none, the process is killed without a word."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    size = path.stat().st_size
+    try:
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise ValueError(
+                f"{path.parent} lacks room for the next {size / 1e9:.2f} GB ({error.strerror}): make room and give the "
+                "same command again, which keeps complete shards, or another --out with --stored float8 or fewer --data"
+            ) from error
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # file systems that cannot reserve
+            raise
+
+
+def _pack(layout: Layout, states: np.ndarray) -> np.ndarray:
+    states = np.asarray(states, np.float32)
+    scales: list[np.ndarray] = []
+    if layout.dtype == "float8":
+        scale = np.maximum(np.abs(states).max(axis=-1, keepdims=True), 1e-30) / LARGEST8
+        scales.append(scale.astype(np.float32))
+    with np.errstate(over="ignore", invalid="ignore"):  # refused below
+        stored = (states / scale if scales else states).astype(KINDS[layout.dtype])
+    if not np.isfinite(stored).all():
+        if not np.isfinite(states).all():
+            raise ValueError("a hidden state of the target is not finite: run it with --dtype float32")
+        largest = np.abs(states).max()
+        raise ValueError(f"a hidden state of {largest:.6g} is beyond {layout.dtype}: another --out, --stored bfloat16")
+    parts = [part.reshape(len(states), -1).view(np.uint8) for part in (*scales, stored)]
+    return np.concatenate(parts, axis=1)
+
+
+def _unpack(layout: Layout, rows: np.ndarray) -> np.ndarray:
+    shape = (len(rows), layout.parts, layout.hidden)
+    if layout.dtype != "float8":
+        return np.ascontiguousarray(rows).view(KINDS[layout.dtype]).reshape(shape)
+    cut = 4 * layout.parts
+    scale = np.ascontiguousarray(rows[:, :cut]).view(np.float32)[..., None]
+    stored = np.ascontiguousarray(rows[:, cut:]).view(KINDS["float8"]).reshape(shape).astype(np.float32)
+    return (stored * scale).astype(ml_dtypes.bfloat16)
+
+
+class Features:
+    """The features of a corpus, mapped.
+
+    Args:
+      wanted: of the layout, what this run needs: corpus, target, weights (or ends, without layers) and taps.
+
+    Raises:
+      ValueError: none there, not all of them, or those of another corpus, target or head.
+    """
+
+    def __init__(self, directory: Path, corpus: Corpus, wanted: Mapping[str, Any], length: int):
+        self.layout = layout = Layout.load(directory)
+        for name, ours in wanted.items():
+            if getattr(layout, name) != ours:
+                raise ValueError(
+                    f"the features in {directory} are of {name} {getattr(layout, name)} and this run's is {ours}: "
+                    "write them again with train.features"
+                )
+        if layout.length < length:
+            raise ValueError(f"the features in {directory} reach to --length {layout.length}, this run's is {length}")
+        if missing := [i for i in range(layout.shards) if not shard_path(directory, i).is_file()]:
+            raise ValueError(
+                f"{len(missing)} of {layout.shards} shards are missing in {directory}: run train.features to its end"
+            )
+        self._starts = starts_of(corpus, layout.length)
+        self._firsts = self._starts[list(layout.bounds)]
+        self._shards = [np.load(shard_path(directory, i), mmap_mode="r") for i in range(layout.shards)]
+
+    def take(self, documents: np.ndarray, positions: np.ndarray, segments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Features [rows, T, taps * hidden] and final states [rows, T, hidden] of packed rows; zeros in padding."""
+        rows = np.where(segments > 0, self._starts[documents] + positions, -1).reshape(-1)
+        kind = ml_dtypes.bfloat16 if self.layout.dtype == "float8" else KINDS[self.layout.dtype]
+        states = np.zeros((len(rows), self.layout.parts, self.layout.hidden), kind)
+        for shard, at in self._by_shard(rows):
+            states[at] = _unpack(self.layout, self._shards[shard][rows[at] - self._firsts[shard]])
+        states = states.reshape(*documents.shape, -1)
+        cut = self.layout.hidden * len(self.layout.taps)
+        return states[..., :cut], states[..., cut:]
+
+    def _by_shard(self, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        of = np.searchsorted(self._firsts, rows, side="right") - 1
+        for shard in np.unique(of[rows >= 0]).tolist():
+            yield shard, np.flatnonzero((of == shard) & (rows >= 0))

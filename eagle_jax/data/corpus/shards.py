@@ -1,0 +1,119 @@
+"""Output in shards that a kill at any moment neither loses nor repeats a row of.
+
+A shard is `shard-00000.jsonl` when it is whole. Until then `shard-00000.jsonl.partial` is its journal: a line for every
+batch of source rows, with the texts that came of them. What was asked for is in `settings.json`.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from eagle_jax.checkpoints.files.staging import named_errors
+
+Report = dict[str, Any]
+"""Numbers that add up, and dicts of such."""
+
+
+def add_reports(*reports: Mapping[str, Any]) -> Report:
+    """The sum of reports, name by name."""
+    total: Report = {}
+    for report in reports:
+        for name, value in report.items():
+            if isinstance(value, Mapping):
+                total[name] = dict(collections.Counter(total.get(name, {})) + collections.Counter(value))
+            else:
+                total[name] = total.get(name, 0) + value
+    return total
+
+
+def remember(directory: Path, settings: Mapping[str, Any]) -> None:
+    """Writes down what a directory is filled with, or refuses to fill it with something else.
+
+    Raises:
+      ValueError: it was begun with other settings, which are named; or it holds shards of unknown settings.
+    """
+    path, wanted = directory / "settings.json", json.loads(json.dumps(settings))
+    begun = any(directory.glob("shard-*"))  # asked first: another process may write both meanwhile, the settings first
+    if not path.is_file():
+        if begun:
+            raise ValueError(f"{directory} holds shards and no settings.json to say of what: choose another directory")
+        directory.mkdir(parents=True, exist_ok=True)
+        return _replace(path, json.dumps(wanted, indent=2) + "\n")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    names = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
+    if names:
+        changed = "; ".join(f"{name} was {found.get(name)!r} and is now {wanted.get(name)!r}" for name in names)
+        remedy = "choose another directory" if begun else "choose another directory, or remove this one, which is empty"
+        raise ValueError(f"{directory} was begun with other settings ({changed}): {remedy}")
+    return None
+
+
+class Shard:
+    """One shard of a directory.
+
+    Attributes:
+      path: of the whole shard. done: source rows whose texts are on disk.
+    """
+
+    def __init__(self, directory: Path, number: int) -> None:
+        self.path = directory / f"shard-{number:05d}.jsonl"
+        self._journal = self.path.with_name(self.path.name + ".partial")
+        self._report = self.path.with_suffix(".json")
+        for leftover in [*directory.glob(f"{self.path.stem}.*.tmp"), *[self._journal] * self.whole]:
+            leftover.unlink(missing_ok=True)
+        self.done = {row for entry in self._entries() for row in entry["rows"]}
+
+    @property
+    def whole(self) -> bool:
+        """Whether every row of it is done."""
+        return self.path.is_file()
+
+    def report(self) -> Report:
+        """The sum of the reports of its batches."""
+        if self.whole:
+            return json.loads(self._report.read_text(encoding="utf-8"))
+        return add_reports(*(entry["report"] for entry in self._entries()))
+
+    def append(self, rows: list[int], texts: list[dict[str, Any]], report: Report) -> None:
+        """Writes a batch; when this returns it is on disk."""
+        line = json.dumps({"rows": rows, "texts": texts, "report": report})
+        with named_errors(self._journal), self._journal.open("ab") as journal:
+            journal.write(line.encode() + b"\n")
+            journal.flush()
+            os.fsync(journal.fileno())
+        self.done |= set(rows)
+
+    def finish(self) -> None:
+        """Makes the shard of its journal."""
+        entries = self._entries()
+        _replace(self._report, json.dumps(add_reports(*(entry["report"] for entry in entries))) + "\n")
+        texts = (json.dumps(text) + "\n" for entry in entries for text in entry["texts"])
+        _replace(self.path, "".join(texts))  # from here on it is whole
+        self._journal.unlink(missing_ok=True)
+
+    def _entries(self) -> list[dict[str, Any]]:
+        """What is in the journal; of a line that a kill tore off nothing stays."""
+        if not self._journal.is_file():
+            return []
+        whole, newline, torn = self._journal.read_bytes().rpartition(b"\n")
+        if torn:
+            os.truncate(self._journal, len(whole + newline))
+        return [json.loads(line) for line in whole.splitlines() if line]
+
+
+def _replace(path: Path, text: str) -> None:
+    """Puts a file in place whole; never seen half written."""
+    partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.tmp")
+    try:
+        with named_errors(path), partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

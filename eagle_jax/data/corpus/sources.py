@@ -1,0 +1,242 @@
+"""Rows of conversations from where people keep them, tokenised once into a `Corpus`.
+
+A source is written `path[#split][@weight]`: a JSONL, JSON or Parquet file (or a glob of them), or the name of a dataset
+on the Hugging Face hub. `data/*.jsonl`, `chat.parquet@2`, `HuggingFaceH4/ultrachat_200k#train_sft@1`.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import difflib
+import functools
+import glob
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from eagle_jax.data.chat.encode import Encoded, encode_row
+from eagle_jax.data.corpus.documents import Corpus
+from eagle_jax.data.corpus.files import ENDINGS, holds_rows, read_rows
+from eagle_jax.data.rows.columns import SkippedRow
+from eagle_jax.data.templates.keys import TOKENIZER_KEY, tokenizer_key, tokenizer_settings
+
+FORMAT = 3
+"""Raised when the same rows would be tokenised or kept differently: old caches then count no more."""
+DEFAULT_SPLIT = "train"
+_DATASET = re.compile(r"[\w-]+(/[\w.-]+)?")  # `name` or `owner/name`
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where rows come from.
+
+    Attributes:
+      path: file, glob, or name of a dataset. split: of a dataset. weight: share in the mix, None is its number of rows.
+    """
+
+    path: str
+    split: str = DEFAULT_SPLIT
+    weight: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Source:
+        """Reads "path[#split][@weight]".
+
+        Raises:
+          ValueError: a weight that is no positive number.
+        """
+        rest, at, weight = text.rpartition("@")
+        if not at:
+            rest, weight = text, ""
+        path, _, split = rest.partition("#")
+        try:
+            share = float(weight) if weight else None
+        except ValueError:
+            raise ValueError(f"source {text!r}: the weight behind @ is {weight!r}, expected a number") from None
+        if split and cls(path).files:
+            raise ValueError(f"source {text!r}: #{split} names a part of a dataset of the hub, and {path} is here")
+        if not path or (share is not None and share <= 0):
+            raise ValueError(f"source {text!r} must read path[#split][@weight], the weight positive")
+        return cls(path, split or DEFAULT_SPLIT, share)
+
+    @property
+    def name(self) -> str:
+        """`path`, or `path#split` for another split of a dataset than `train`: what a corpus calls its documents by."""
+        return self.path if self.split == DEFAULT_SPLIT or self.files else f"{self.path}#{self.split}"
+
+    @property
+    def files(self) -> list[Path]:
+        """The local files that `path` names, of a folder those that hold rows; none for the name of a dataset."""
+        if Path(self.path).is_dir():
+            return sorted(path for path in Path(self.path).iterdir() if path.is_file() and holds_rows(path))
+        return sorted(Path(found) for found in glob.glob(self.path) if os.path.isfile(found))
+
+    def check(self) -> None:
+        """Refuses what is neither there nor reads like the name of a dataset; nothing is fetched.
+
+        Raises:
+          ValueError: naming it, and files of a like name.
+        """
+        folder, files = Path(self.path), self.files
+        if folder.is_dir():
+            if (folder / "log.jsonl").is_file():
+                raise ValueError(f"{self.path} is the directory of a training run and no data: name files of rows")
+            if not files:
+                raise ValueError(
+                    f"{self.path} is a directory without JSONL or Parquet files or JSON arrays: name files of rows"
+                )
+        elif not files and not is_dataset_name(self.path):
+            beside = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
+            near = difflib.get_close_matches(folder.name, beside, n=1)
+            raise ValueError(f"no file {self.path}" + (f"; there is {folder.parent / near[0]}" if near else ""))
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Every row.
+
+        Raises:
+          ValueError: no such file or dataset, or a line or an element that is not JSON.
+        """
+        self.check()
+        files = self.files
+        for path in files:
+            yield from (row for _, row in read_rows(path))
+        if not files:
+            yield from _dataset(self.path, self.split)
+
+
+def is_dataset_name(text: str) -> bool:
+    """Returns whether a text reads like `name` or `owner/name` on the hub, and not like the name of a file of rows."""
+    return _DATASET.fullmatch(text) is not None and not text.endswith(ENDINGS)
+
+
+@functools.lru_cache(maxsize=16)  # asked for its key and for its rows
+def _dataset(name: str, split: str) -> Iterable[dict[str, Any]]:
+    return _load(name, f"{name}#{split}", split=split)
+
+
+def hub_rows(name: str, part: str | None = None) -> Iterable[dict[str, Any]]:
+    """The rows of a dataset of the hub, or of a folder laid out like one.
+
+    Args:
+      part: a split, `config/split`, or a JSON, JSONL or Parquet file of the repository; None is the split "train".
+
+    Raises:
+      ValueError: no such dataset or part.
+    """
+    part = part or DEFAULT_SPLIT
+    if part.endswith(ENDINGS):
+        return _load(name, f"{name}:{part}", data_files=part, split="train")
+    config, _, split = part.rpartition("/")
+    return _load(name, f"{name}:{part}", name=config or None, split=split)
+
+
+def _load(path: str, asked: str, **options: Any) -> Iterable[dict[str, Any]]:
+    try:
+        import datasets
+    except ImportError:
+        raise ValueError(f"{asked} is read with the package datasets: pip install -e '.[train]'") from None
+    try:
+        return datasets.load_dataset(path, **options)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"{path!r} is no local file, and no dataset {asked} could be loaded ({reason}): check the spelling, the "
+            "network and, for one that is restricted, HF_TOKEN, or give the path of a local file"
+        ) from error
+
+
+def build_corpus(
+    sources: Sequence[Source],
+    tokenizer: Any,
+    cache: Path | None = None,
+    *,
+    progress: bool = True,
+    key: str | None = None,
+    vocab_size: int = 2**31,
+) -> tuple[Corpus, dict[str, int]]:
+    """Tokenises every row of every source; what has been built from the same is read back.
+
+    Args:
+      cache: directory of built corpora, by a key of the sources' contents, the tokenizer and its chat template.
+      key: that of `corpus_key`, where the caller has it: for it every file is read.
+      vocab_size: the target's, beyond which no token id may lie.
+
+    Returns:
+      the corpus, its names those of the sources, and how many rows were left out for which reason.
+
+    Raises:
+      ValueError: a source that cannot be read, without a single usable row, or given twice; tokens of another model.
+    """
+    names = [source.name for source in sources]
+    if twice := [name for name, count in collections.Counter(names).items() if count > 1]:
+        raise ValueError(f"the source {twice[0]} is given twice: give it once, with a weight (@) for a larger share")
+    path = None if cache is None else cache / f"corpus-{key or corpus_key(sources, tokenizer)}"
+    if path is not None and path.is_dir():
+        corpus = Corpus.load(path)
+        corpus.check_vocabulary(vocab_size)
+        return corpus, json.loads((path / "skipped.json").read_text(encoding="utf-8"))
+    from tqdm.auto import tqdm
+
+    documents: list[Encoded] = []
+    origin: list[int] = []
+    rows: list[int] = []
+    skipped: collections.Counter[str] = collections.Counter()
+    for index, source in enumerate(sources):
+        _check_tokenizer(source, tokenizer)
+        before = len(documents)
+        shown = tqdm(source.rows(), desc=source.name, unit=" rows", disable=None if progress else True)
+        for number, row in enumerate(shown):
+            try:
+                documents.append(encode_row(tokenizer, row))
+                origin.append(index)
+                rows.append(number)
+            except SkippedRow as error:
+                skipped[str(error)] += 1
+        if len(documents) == before:
+            reasons = "; ".join(f"{count} x {reason}" for reason, count in skipped.most_common()) or "it is empty"
+            raise ValueError(f"{source.name} has no row to learn from: {reasons}")
+    for reason, count in skipped.most_common():
+        logging.info("left out %d row%s: %s", count, "s" if count > 1 else "", reason)
+    corpus = Corpus.from_documents(documents, origin, names, rows)
+    corpus.check_vocabulary(vocab_size)
+    if path is not None:
+        corpus.save(path, {"skipped.json": json.dumps(skipped)})
+    return corpus, dict(skipped)
+
+
+def corpus_key(sources: Sequence[Source], tokenizer: Any) -> str:
+    """What a built corpus depends on, as 16 letters: contents of files (names of datasets), tokenizer, template."""
+    digest = hashlib.sha256(f"{FORMAT}".encode())
+    for source in sources:
+        source.check()
+        files = source.files
+        digest.update(f"{source.path}#{source.split}".encode())
+        for path in files:
+            with path.open("rb") as content:
+                digest.update(hashlib.file_digest(content, "sha256").digest())
+        if not files:  # a dataset of the hub may change under its name
+            digest.update(str(getattr(_dataset(source.path, source.split), "_fingerprint", "")).encode())
+    digest.update(json.dumps(tokenizer_settings(tokenizer), sort_keys=True).encode())
+    return digest.hexdigest()[:16]
+
+
+def _check_tokenizer(source: Source, tokenizer: Any) -> None:
+    """Refuses the token ids of `train.regenerate` that another tokenizer gave.
+
+    Raises:
+      ValueError: naming the directory.
+    """
+    for folder in {path.parent for path in source.files if path.name.startswith("shard-")}:
+        settings = folder / "settings.json"
+        key = json.loads(settings.read_text(encoding="utf-8")).get(TOKENIZER_KEY) if settings.is_file() else None
+        if key not in (None, tokenizer_key(tokenizer)):
+            raise ValueError(
+                f"{folder} holds token ids of another tokenizer than this target's: regenerate the replies with the "
+                "target that the head is for"
+            )

@@ -1,0 +1,1 @@
+"""Rows of data sets: which conversation or text a row holds, read strictly."""

@@ -1,0 +1,114 @@
+"""Reads keys of rows strictly: which hold no text, which are empty, and which are not understood."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+class SkippedRow(ValueError):  # noqa: N818 (no error: datasets have such rows)
+    """A row that no training text can be made of; the message is the reason, the same for rows of the same kind."""
+
+
+METADATA = re.compile(
+    r"""_.*                                  # __index_level_0__, and whatever a user renames
+    | (?!(image|images|audio|video|file|tool|tools|function)_)(.*_)?(
+        id|uid|uuid|hash|idx|index|identifier|key|row
+        | source|sources|origin|dataset|subset|split|license|url|version|model|models|generator|engine
+        | score|scores|rating|ratings|rank|reward|quality|difficulty|complexity|moderation|language|lang
+        | category|categories|subcategory|topic|topics|domain|subject|task|tag|tags|type|types
+        | level|time|timestamp|date|created|created_at|metadata|meta|length|len|count|counts)
+    | (num|n|min|max|avg|mean|total|is|has|used|score|metadata|meta|quality|language|license|detoxify|llama_guard)_.*
+    | (dataset|source|model|subset|config)_name
+    | title|author|turn|views|redacted|toxic|state|country|header|hashed_ip|temperature|top_p|top_k|intent|knowledge
+    | gen_input_configs|custom_instruction|skip_prompt_formatting|parallel_tool_calls|rejected""",
+    re.VERBOSE,
+)
+"""Names, in snake case, of keys that hold no text of a conversation; docs/training.md describes them."""
+REFERENCE = re.compile(
+    r"(.*_)?(answers?|solutions?|references?|ground_truth|tests?|test_list|test_cases)|entry_point|highlights"
+)
+"""Names, in snake case, of keys to check replies against."""
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+@functools.lru_cache(maxsize=4096)
+def is_metadata(key: str) -> bool:
+    """Returns whether a key of a row or message is known to hold no text: `score`, `conversation_id`, `modelName`."""
+    return METADATA.fullmatch(_HUMP.sub("_", key).lower()) is not None
+
+
+@functools.lru_cache(maxsize=4096)
+def is_reference(key: str) -> bool:
+    """Returns whether a key holds something to check a reply against, unless it is the reply: `answer`, `solution`."""
+    return REFERENCE.fullmatch(_HUMP.sub("_", key).lower()) is not None
+
+
+def is_absent(value: Any) -> bool:
+    """Returns whether a value says nothing: null, as where Parquet unites columns, or an empty text, list or object."""
+    return value is None or (isinstance(value, str | Mapping | Sequence | np.ndarray) and len(value) == 0)
+
+
+def without_nulls(value: Any) -> Any:
+    """The value with no null in its objects, however deep; arrays of Parquet become lists."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [without_nulls(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def only(given: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """The value under one of several names of the same thing, None where there is none.
+
+    Raises:
+      SkippedRow: two of them differ.
+    """
+    found = [name for name in names if not is_absent(given.get(name))]
+    for name in found[1:]:
+        if without_nulls(given[name]) != without_nulls(given[found[0]]):
+            raise SkippedRow(f"{found[0]!r} and {name!r} differ")
+    return given[found[0]] if found else None
+
+
+def from_json(value: Any, what: str) -> Any:
+    """The value of a column that may hold JSON as text.
+
+    Raises:
+      SkippedRow: it is a text that is not JSON.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise SkippedRow(f"{what} that is not JSON") from None
+
+
+def check_unicode(*values: Any) -> None:
+    """Refuses half a character, as cut JSON has it.
+
+    Raises:
+      SkippedRow: there is one in a text, or in the texts of an object.
+    """
+    for value in values:
+        try:
+            (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)).encode()
+        except UnicodeEncodeError:
+            raise SkippedRow("a message that is no Unicode text") from None
+
+
+def check_keys(given: Mapping[str, Any], read: Collection[str], where: str) -> None:
+    """Refuses a key that has a value and is neither among those read nor metadata.
+
+    Raises:
+      SkippedRow: naming the key.
+    """
+    for key, value in given.items():
+        if key not in read and not is_metadata(key) and not is_absent(without_nulls(value)):
+            raise SkippedRow(f"{where} the key {key!r}, which is not read")

@@ -1,0 +1,180 @@
+"""Reads a row of a data set strictly: the conversation that it holds in one of the usual forms, or a plain text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from eagle_jax.data.rows.columns import (
+    SkippedRow,
+    check_keys,
+    check_unicode,
+    from_json,
+    is_absent,
+    is_metadata,
+    is_reference,
+    only,
+    without_nulls,
+)
+from eagle_jax.data.rows.messages import REASONING, Message, Parsed, parse_message
+from eagle_jax.data.rows.tool_calls import parse_tools
+
+MESSAGES = ("messages", "conversations", "conversation")
+"""Columns of whole conversations; the first that has a value is read."""
+QUESTIONS = ("prompt", "instruction", "question", "query", "problem", "input")
+"""Columns of what a user says, and `CONTEXTS` of what is said behind it."""
+CONTEXTS = ("input", "context")
+REPLIES = ("completion", "response", "output", "chosen", "solution", "answer")
+"""Columns of the reply to it."""
+SYSTEMS = ("system", "system_prompt", "system_message")
+TOOLS = ("tools", "functions")
+ARGUMENTS = "chat_template_kwargs"
+"""Column of arguments of the chat template, as of SmolTalk2."""
+STORED = ("tokens", "supervised")
+"""Columns of `train.regenerate`: the very tokens of a text, and the [start, end) of those that the target wrote."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversation:
+    """What a row says, as a chat template reads it.
+
+    Attributes:
+      messages: in order. tools: JSON schemas of what an assistant may call. arguments: of the chat template.
+      untaught: places in `messages` of the assistant's turns that are context only.
+    """
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    arguments: dict[str, Any] | None = None
+    untaught: frozenset[int] = frozenset()
+
+
+def as_conversation(row: Conversation | list[Message]) -> Conversation:
+    """A conversation as it is, or that of messages alone."""
+    return row if isinstance(row, Conversation) else Conversation(row)
+
+
+def parse_row(row: Mapping[str, Any]) -> Conversation | str:
+    """Reads the conversation of a row, or the text of a plain one (`text`).
+
+    A conversation is a list of messages of ShareGPT (`conversations`) or OpenAI (`messages`), or a question with its
+    reply (`instruction`, `input` and `output`; `prompt` and `completion`; and others), or a `prompt` alone, which a
+    reply is still to be written to. A column of a system prompt, of tools, or of arguments of the template belongs to
+    it.
+
+    Raises:
+      SkippedRow: none of these, an unknown speaker, a message without text, or a key that is neither read nor known to
+        hold no text.
+    """
+    parsed, read = _messages(row)
+    if parsed is None:
+        return _plain(row)
+    parsed = _with_system(row, parsed)
+    conversation = Conversation(
+        [message for message, _ in parsed],
+        parse_tools(only(row, TOOLS)),
+        _arguments(row),
+        frozenset(i for i, (message, taught) in enumerate(parsed) if message["role"] == "assistant" and not taught),
+    )
+    read |= {*SYSTEMS, *TOOLS, ARGUMENTS}
+    if all(row.get(key) is not None for key in STORED):
+        read |= set(STORED)
+    left = {str(key): value for key, value in row.items() if key not in read and not is_metadata(str(key))}
+    read |= {key for key, value in left.items() if is_reference(key) or _repeats(key, value, conversation)}
+    check_keys(left, read, "the row has")
+    return conversation
+
+
+def _messages(row: Mapping[str, Any]) -> tuple[list[Parsed] | None, set[str]]:
+    """The messages of a row, None of a plain text, and the columns that they come from."""
+    for key in MESSAGES:
+        if row.get(key) is not None:
+            return _parse_all(row[key]), {key}
+    asked = next((key for key in QUESTIONS if not is_absent(row.get(key))), None)
+    replied = next((key for key in REPLIES if _is_reply(row.get(key))), None)
+    if replied == "chosen" and not isinstance(row["chosen"], str) and (asked is None or isinstance(row[asked], str)):
+        return _parse_all(row["chosen"]), {"chosen"}  # the whole conversation, of which the prompt is a copy
+    if asked is None and row.get("prompt") is not None:
+        asked = "prompt"  # empty, which the reason shall say
+    if asked is None or (replied is None and row.get("text") is not None):
+        return None, set()
+    read = {asked}
+    question = row[asked]
+    behind = next((key for key in CONTEXTS if key != asked and not is_absent(row.get(key))), None)
+    if behind is not None and isinstance(question, str) and isinstance(row[behind], str):
+        question, read = f"{question}\n\n{row[behind]}", {asked, behind}
+    parsed = _parse_all([{"role": "user", "content": question}] if isinstance(question, str) else question)
+    if replied is None:
+        return parsed, read
+    reply = row[replied]
+    if isinstance(reply, str):
+        thoughts = {key: row[key] for key in REASONING if not is_absent(row.get(key))}
+        reply, read = [{"role": "assistant", "content": reply, **thoughts}], read | set(thoughts)
+    return [*parsed, *_parse_all(reply)], read | {replied}
+
+
+def _is_reply(value: Any) -> bool:
+    """Whether a column holds a reply, and not answers to check one against."""
+    if isinstance(value, str):
+        return bool(value)
+    return isinstance(value, list | tuple | np.ndarray) and len(value) > 0 and isinstance(value[0], Mapping)
+
+
+def _parse_all(value: Any) -> list[Parsed]:
+    if isinstance(value, np.ndarray):  # Parquet
+        value = value.tolist()
+    if not isinstance(value, list | tuple):
+        raise SkippedRow("the conversation is not a list of messages")
+    if not value:
+        raise SkippedRow("an empty conversation")
+    return [parse_message(entry) for entry in value]
+
+
+def _plain(row: Mapping[str, Any]) -> str:
+    text = row.get("text")
+    if not isinstance(text, str):
+        keys = ", ".join(sorted(map(str, row))[:8])
+        raise SkippedRow("neither messages, conversations, text nor prompt" + f" (found {keys})" * bool(keys))
+    if not text.strip():
+        raise SkippedRow("empty text")
+    check_unicode(text)
+    others = {str(k): v for k, v in row.items() if not (isinstance(v, str) and v.strip() in text)}
+    check_keys(others, ("text",), "the row has")
+    return text
+
+
+def _with_system(row: Mapping[str, Any], parsed: list[Parsed]) -> list[Parsed]:
+    system = only(row, SYSTEMS)
+    if system is None:
+        return parsed
+    first = parse_message({"role": "system", "content": system})
+    if parsed[0].message["role"] != "system":
+        return [first, *parsed]
+    if parsed[0].message["content"].strip() != first.message["content"].strip():
+        raise SkippedRow("a system column and another system message")
+    return parsed
+
+
+def _arguments(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    found = without_nulls(from_json(row.get(ARGUMENTS), ARGUMENTS))
+    if is_absent(found):
+        return None
+    if not isinstance(found, dict):
+        raise SkippedRow(f"{ARGUMENTS} is not an object")
+    return {key: value for key, value in found.items() if not is_absent(value)} or None
+
+
+def _repeats(key: str, value: Any, conversation: Conversation) -> bool:
+    """Whether a column says once more what the conversation says, as `prompt` does beside `messages`."""
+    messages = conversation.messages
+    if isinstance(value, str):
+        if key == "text":  # all of it, rendered
+            return all(part.strip() in value for message in messages for part in message["content"].split("\n\n"))
+        return any(message["content"].strip() == value.strip() for message in messages)
+    if key not in (*MESSAGES, *QUESTIONS, *REPLIES) or is_absent(value):
+        return False
+    said = [message for message, _ in _parse_all(value)]
+    return said in (messages[: len(said)], messages[-len(said) :])

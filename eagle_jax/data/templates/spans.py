@@ -1,0 +1,197 @@
+"""Finds what an assistant writes in a rendered conversation, to the character."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from eagle_jax.data.rows.columns import SkippedRow
+from eagle_jax.data.rows.messages import REASONING, Message
+
+Render = Callable[..., Any]
+"""Renders messages; the tokenizer, the tools and the arguments of the template are bound."""
+
+NO_THOUGHT = "<think>\n\n</think>\n\n"
+"""What templates of reasoning models write before a reply that shows no thoughts."""
+_EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
+
+
+def generation_mask(render: Render, messages: list[Message]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Token ids, their [start, end) in the text, and which of them the template's `generation` spans mark."""
+    options = {"return_dict": True, "return_assistant_tokens_mask": True}
+    out = render(messages, tokenize=True, tokenizer_kwargs={"return_offsets_mapping": True}, **options)
+    offsets = np.asarray(out["offset_mapping"], np.int64).reshape(-1, 2)
+    # The mask ends at the first token of a span's last character; a character of several bytes has several tokens.
+    letters = np.cumsum(np.append(True, offsets[1:, 0] >= offsets[:-1, 1]))[: len(offsets)]
+    mask = np.isin(letters, letters[np.asarray(out["assistant_masks"], bool)])
+    return np.asarray(out["input_ids"], np.int32), offsets, mask
+
+
+def without_turns(
+    mask: np.ndarray, offsets: np.ndarray, spans: list[tuple[int, int]], untaught: list[bool]
+) -> np.ndarray:
+    """The mask of `generation_mask` without the runs in the spans of untaught turns, and in no other.
+
+    What a template marks may begin before the span that `assistant_spans` finds, and end behind it.
+    """
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]]))).reshape(-1, 2)
+    kept = mask.copy()
+    for first, end in edges:
+        begin, stop = offsets[first, 0], offsets[end - 1, 1]
+        within = [is_untaught for (a, b), is_untaught in zip(spans, untaught, strict=True) if a < stop and b > begin]
+        if within and all(within):
+            kept[first:end] = False
+    for (begin, stop), is_untaught in zip(spans, untaught, strict=True):
+        if is_untaught:
+            kept &= (offsets[:, 0] < begin) | (offsets[:, 0] >= stop)
+    return kept
+
+
+def assistant_spans(render: Render, messages: list[Message], text: str) -> list[tuple[int, int]]:
+    """Where in the rendered `text` the assistant's turns lie, each with what ends the turn: [start, end) in characters.
+
+    Raises:
+      SkippedRow: the template drops a turn, or changes it in a way that is not understood.
+    """
+    turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    if any(messages[index].keys() - {"role", "content", "name"} for index in turns):
+        return [_turn_span(render, messages, index, text) for index in turns]
+    return _reply_spans(render, messages, turns, text)
+
+
+def _reply_spans(render: Render, messages: list[Message], turns: list[int], text: str) -> list[tuple[int, int]]:
+    """The spans of turns that are texts alone.
+
+    The conversation is rendered once more with a mark in place of every reply: around the marks lies what the template
+    adds, and between those pieces of `text` lie the replies, whatever the other turns say.
+
+    Raises:
+      SkippedRow: the template drops a turn, or changes it in a way that is not understood.
+    """
+    marks = {index: f"REPLY{index:05d}MARK" for index in turns}
+    marked_messages = [
+        message | {"content": marks.get(index, message["content"])} for index, message in enumerate(messages)
+    ]
+    marked = render(marked_messages, tokenize=False)
+    places = [marked.find(marks[index]) for index in turns]
+    if -1 in places or places != sorted(places):
+        raise SkippedRow("the chat template drops a turn")
+    spans, at = [], 0
+    for turn, (index, place) in enumerate(zip(turns, places, strict=True)):
+        begin = places[turn - 1] + len(marks[turns[turn - 1]]) if turn else 0
+        after = marked[place + len(marks[index]) : places[turn + 1] if turn + 1 < len(turns) else len(marked)]
+        lead, reply = _reply(text[at:], marked[begin:place], messages[index]["content"], after)
+        blank = _generated_blank(render, marked_messages[:index], marked[:place]) if lead == place - begin else 0
+        closing = render(marked_messages[: index + 1], tokenize=False).partition(marks[index])[2].rstrip("\n")
+        end = at + lead + len(reply)
+        spans.append((at + lead - blank, end + len(closing) * after.startswith(closing)))
+        at = end
+    return spans
+
+
+def _reply(text: str, before: str, content: str, after: str) -> tuple[int, str]:
+    """How much of `text` the template added before a reply, and the reply as the template gives it back."""
+    thoughts, closed, answer = content.partition("</think>")
+    variants = [(before, content), (before, content.strip())]
+    if closed:
+        # Templates of reasoning models drop the thoughts of earlier replies, and set those of the last one apart.
+        opened = before.removesuffix(NO_THOUGHT)
+        apart = f"<think>\n{thoughts.removeprefix('<think>').strip(chr(10))}\n</think>\n\n{answer.lstrip(chr(10))}"
+        answers = (answer.lstrip("\n"), answer.strip(), answer)
+        variants += [*((before, said) for said in answers), (opened, apart), (opened, content)]
+    for lead, reply in variants:
+        if text.startswith(lead + reply + after.removesuffix(NO_THOUGHT)):
+            return len(lead), reply
+    raise SkippedRow("the chat template rewrites a turn")
+
+
+def _generated_blank(render: Render, earlier: list[Message], before: str) -> int:
+    """Characters of white space that the template writes before a reply and the model therefore has to write itself."""
+    for options in ({"add_generation_prompt": True}, {}):
+        prompt = render(earlier, tokenize=False, **options) if earlier else ""
+        if before.startswith(prompt) and not before[len(prompt) :].strip():
+            return len(before) - len(prompt)
+    return 0
+
+
+def _turn_span(render: Render, messages: list[Message], index: int, text: str) -> tuple[int, int]:
+    """The span of a turn with thoughts or tool calls, which the template writes in its own way.
+
+    The conversation is rendered with marks in the turn. What is the same in `text` before and behind the turn leaves
+    the turn itself, from the end of the generation prompt on.
+    """
+    before, after = messages[:index], messages[index + 1 :]
+    for turn, marks in _marked_turns(messages[index]):
+        marked = render([*before, turn, *after], tokenize=False)
+        places = [marked.find(mark) for mark in marks]
+        if places[-1] < 0:
+            continue
+        last, begin = places[-1] + len(marks[-1]), min(place for place in places if place >= 0)
+        ending = render([*before, turn], tokenize=False).rpartition(marks[-1])[2].rstrip("\n")
+        if marked.startswith(ending, last):
+            last += len(ending)
+        elif "tool_calls" in turn:  # what closes a call is not known
+            continue
+        for start in _turn_starts(render, before, marked[:begin]):
+            if text.endswith(marked[last:]) and text.startswith(marked[:start]):
+                return start, len(text) - len(marked) + last
+    raise SkippedRow("the chat template rewrites a turn")
+
+
+def _marked_turns(message: Message) -> Iterator[tuple[Message, list[str]]]:
+    """A turn with marks in place of its texts, and the marks in order; of calls the arguments are marked, or the names.
+
+    Templates repeat the name of a function before its result, and others show no arguments.
+    """
+    turn, marks = dict(message), []
+    for key in REASONING:
+        if key in message:
+            turn[key] = "THOUGHTMARK"
+            marks.append(turn[key])
+    calls = message.get("tool_calls", [])
+    if not calls or (message["content"] or "").strip():
+        turn["content"] = "CONTENTMARK"
+        marks.append(turn["content"])
+    if not calls:
+        yield turn, marks
+        return
+    named = [f"CALL{place:05d}MARK" for place in range(len(calls))]
+    for part in ("arguments", "name"):
+        turn["tool_calls"] = [
+            {**call, "function": {**call["function"], part: _like(call["function"][part], mark)}}
+            for call, mark in zip(calls, named, strict=True)
+        ]
+        yield dict(turn), [*marks, *named]
+
+
+def _like(value: Any, mark: str) -> Any:
+    """The mark as arguments, or as a name: arguments are an object or its JSON."""
+    if isinstance(value, dict):
+        return {"argument": mark}
+    return json.dumps({"argument": mark}) if value.startswith("{") else mark
+
+
+def _turn_starts(render: Render, before: list[Message], marked: str) -> Iterator[int]:
+    """Where in the text before the marks of a turn the turn may begin: behind what the template writes to prompt it.
+
+    An empty thought is the template's, and comes before the turn if it is there.
+    """
+    plain = render(before, tokenize=False) if before else ""
+    prompt = render(before, tokenize=False, add_generation_prompt=True) if before else ""
+    header = prompt.removeprefix(plain)
+    if not header.strip():
+        mark = "CONTENTMARK"
+        alone = render([*before, {"role": "assistant", "content": mark}], tokenize=False).partition(mark)[0]
+        start = len(_EMPTY_THOUGHT.sub("", alone))
+        yield start if alone[len(plain) : start].strip() else len(plain)
+        return
+    bare = header.partition("<think>")[0]
+    ends = [marked.rfind(each) + len(each) for each in (bare, header) if each in marked]
+    if ends and (thought := _EMPTY_THOUGHT.match(marked, ends[0])):
+        yield thought.end()
+    if ends:
+        yield max(ends)
