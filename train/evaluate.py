@@ -4,10 +4,13 @@
     python -m train.evaluate --target demo --head demo --heldout "runs/data/heldout/*.jsonl"
     python -m train.evaluate --target demo --head runs/small --kind draft_model --tree 5,1,5 --heldout heldout.jsonl
 
-The prompts are the rows' conversations up to the first reply; take rows that no program here trains on. `tau` is tokens
-per target pass with the tree; `n_alpha` (of chains) is how often the draft that n accepted drafts precede is accepted,
-n = 0..5; `mass` is what no head can change: the average probability that the target gives to its 1, 2, 3, ... best
-tokens where it writes, at that temperature. Prints one line per measurement and, last, one JSON object.
+Prompts are the conversations up to the first reply. Take rows that no training run reads. The output has:
+
+- `tau`: tokens per target pass with the tree.
+- `n_alpha`: acceptance rate of a draft that follows n accepted drafts of a chain, n = 0..5.
+- `mass`: mean probability that the target gives to its 1, 2, 3, ... likeliest tokens, which no head can change.
+
+Logs one line per measurement. The last line of output is one JSON object.
 """
 
 from __future__ import annotations
@@ -25,11 +28,12 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.config import DecoderConfig
-from eagle_jax.core.types import Params, Texts
-from eagle_jax.data.prompts import prompts_by_source
-from eagle_jax.data.stops import with_stop_ids
+from eagle_jax.core.types import Params
+from eagle_jax.data.chat.stops import with_stop_ids
+from eagle_jax.data.corpus.prompts import prompts_by_source
 from eagle_jax.evaluate.acceptance import measure_n_alpha, measure_tau
 from eagle_jax.models.decoder import target_fn
+from eagle_jax.packed import PackedTokens
 from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.runtime.drafters import TreeDrafter
 from eagle_jax.runtime.request import bucket
@@ -40,24 +44,24 @@ from train.loop.places import head_path, sources_of, target_config, target_path,
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """Arguments of the program.
+    """Options of the program.
 
     Attributes:
       target: path or hub id of the model, or "demo".
       head: path or hub id of its head, or "demo".
       kind: eagle, medusa (and Hydra) or draft_model.
-      heldout: sources `path[#split]` of conversations; every file of a glob counts as a source of its own.
-      tokenizer: path or hub id, if it is not beside the target.
-      chat_template: Jinja file, for a tokenizer without one (Vicuna), or the name of one of the tokenizer's own.
+      heldout: sources `path[#split]` of conversations; every file of a glob is a source.
+      tokenizer: path or hub id, if the target's directory has none.
+      chat_template: Jinja file for a tokenizer without a template (Vicuna), or the name of one of the tokenizer's own.
       template_args: arguments of the chat template, NAME=VALUE each, such as enable_thinking=false.
-      prompts: per source, decoded as one batch.
+      prompts: number per source, decoded as one batch.
       max_new_tokens: per reply.
-      max_prompt: longer prompts are left out.
+      max_prompt: longest prompt; longer ones are left out.
       tree: depth,top_k,num_nodes.
-      sampled_ranking: what the head ranks its candidates by at temperature > 0 (TreeConfig).
-      temperatures: each is measured.
+      sampled_ranking: how candidates are ranked at temperature > 0 (TreeConfig).
+      temperatures: measured one after the other.
       seed: of the draws.
-      compare: decode plainly as well and count identical replies.
+      compare: count replies that are identical to plain decoding.
       dtype: of weights and activations.
     """
 
@@ -80,14 +84,14 @@ class Args:
 
 
 def main(args: Args) -> None:
-    """Measures and prints."""
+    """Measures every source at every temperature."""
     at_least_one(args, "prompts", "max_new_tokens", "max_prompt")
     not_negative(args, "temperatures")
     check_seed(args)
     tree = dataclasses.replace(parse_tree(args.tree), sampled_ranking=args.sampled_ranking)
     part = {"eagle": "hass", "medusa": "medusa", "draft_model": "small"}[args.kind]
     config, head_at = target_config(args.target), head_path(args.head, part=part)
-    sources_of(args.heldout, "--heldout")  # are there
+    sources_of(args.heldout, "--heldout")  # raises if a file is missing
     tokenizer = tokenizer_of(args.target, config, args)
     asked = prompts_by_source(args.heldout, tokenizer, args.prompts, args.max_prompt)
     with naming("--target", args.target):
@@ -113,7 +117,7 @@ def main(args: Args) -> None:
 def measure(
     args: Args, target: eagle_jax.Target, head: TreeDrafter, prompts: list[list[int]], temperature: float
 ) -> dict[str, Any]:
-    """Everything that is measured of one source at one temperature."""
+    """Measures one source at one temperature."""
     options: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "temperature": temperature}
     options["key"] = jax.random.key(args.seed)
     found = measure_tau(target, head, prompts, **options)
@@ -133,10 +137,10 @@ def measure(
 def mass(
     target: eagle_jax.Target, prompts: list[list[int]], replies: list[list[int]], temperature: float, best: int = 4
 ) -> list[float]:
-    """Average probability of the target's 1..`best` likeliest tokens at every position of its replies."""
+    """Returns the mean probability of the target's 1..`best` likeliest tokens over the positions of its replies."""
     texts = [prompt + reply for prompt, reply in zip(prompts, replies, strict=True)]
     tokens = np.zeros((len(texts), bucket(max(map(len, texts)))), np.int32)
-    written = np.zeros(tokens.shape, bool)  # positions whose next token is the target's own
+    written = np.zeros(tokens.shape, bool)  # positions before a token of the target
     for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         tokens[row, : len(text)] = text
         written[row, len(prompt) - 1 : len(text) - 1] = True
@@ -148,8 +152,8 @@ def mass(
 def _mass(config: DecoderConfig, params: Params, tokens: jax.Array, temperature: float, best: int) -> jax.Array:
     one = jnp.ones((1, tokens.shape[1]), jnp.int32)
 
-    def row(tokens: jax.Array) -> jax.Array:  # one at a time: the law over all of the vocabulary is large
-        texts = Texts(tokens[None], one > 0, one, jnp.arange(tokens.shape[0])[None])
+    def row(tokens: jax.Array) -> jax.Array:  # one row at a time: the whole distribution is large
+        texts = PackedTokens(tokens[None], one > 0, one, jnp.arange(tokens.shape[0])[None])
         hidden = observe(config, params, texts, ()).hidden[0]
         law = jax.nn.softmax(target_fn(config).logits(params, hidden) / temperature)
         return jnp.cumsum(jax.lax.top_k(law, best)[0], axis=-1)

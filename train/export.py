@@ -1,11 +1,11 @@
-"""Writes a trained draft head in the layout that another engine serves.
+"""Exports a trained draft head in the layout of another engine.
 
     python -m train.export --to sglang --head runs/llama/head --target meta-llama/Llama-3.1-8B-Instruct --out head
     python -m train.export --to speculators --head demo --out runs/demo-speculators
 
 `official` is the layout of the reference implementation (EAGLE-1/2 and EAGLE-3), `speculators` that of vLLM's package
-of this name, `sglang` the raw one of SGLang, vLLM and sglang-jax; `docs/export.md` says which engine wants which, and
-how to serve it. No tokenizer is written: every engine takes the target's. The last line printed is one JSON object.
+of this name, `sglang` that of SGLang, vLLM and sglang-jax. `docs/export.md` describes how to serve each. No tokenizer
+is written: engines use the target's. The last line of output is one JSON object.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from train.loop.places import head_path, target_of_head, target_path
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """Arguments of the program.
+    """Options of the program.
 
     Attributes:
-      to: the layout.
-      head: a head's directory (of a run of `train.head`: OUT/head) or hub id, or "demo" for the bundled EAGLE-3 head.
+      to: layout.
+      head: directory of a head or of a run of `train.head`, hub id, or "demo" for the bundled EAGLE-3 head.
       out: directory to write; it appears whole or not at all.
-      target: directory or hub id of the head's target, or "demo"; its vocabulary, context length and RoPE are written.
-        A head of `train.head` knows its own.
-      verifier: what a speculators config names as the target; --target unless given (a directory by its full path).
+      target: directory or hub id of the head's target, or "demo". Its vocabulary, context length and RoPE are written.
+        A head of `train.head` stores its target.
+      verifier: name of the target in a speculators config; default --target (a directory by its full path).
       speculative_tokens: length of the chain that vLLM drafts with a speculators config.
-      dtype: of the weights; as stored unless given.
-      rope: whose RoPE is written where the head's is not the target's: the head's drafts as it does here.
-      embedding: carry a copy of the target's embedding; EAGLE-1/2 and speculators files always do, others need none.
-      overwrite: replace a checkpoint in --out; files beside it are kept.
+      dtype: of the weights; default as stored.
+      rope: whose RoPE is written if head and target differ; "head" drafts as this library does.
+      embedding: include the target's embedding; EAGLE-1/2 and speculators files always have it, others need none.
+      overwrite: replace a checkpoint in --out; other files stay.
     """
 
     to: Literal["official", "speculators", "sglang"]
@@ -64,10 +64,10 @@ class Args:
 
 
 def main(args: Args) -> None:
-    """Reads the head, checks that the layout can express it, and writes."""
+    """Reads a head, checks that the layout can express it, and writes it."""
     at_least_one(args, "speculative_tokens")
     if args.to != "speculators" and args.verifier is not None:
-        raise ValueError(f"--verifier is for --to speculators: a config of layout {args.to} does not name its target")
+        raise ValueError(f"--verifier is an option of --to speculators, got --to {args.to}. Leave it out.")
     head, target = _places(args)
     if not args.overwrite:
         check_unoccupied(args.out)
@@ -75,7 +75,7 @@ def main(args: Args) -> None:
         target_directory = config_directory(target)
         target_config = read_target_config(target_directory)
     if args.out.expanduser().resolve() == target_directory.resolve():
-        raise ValueError(f"--out {args.out} is the target itself")
+        raise ValueError(f"--out must not be the target's directory, got {args.out}.")
     with naming("--head", args.head):
         head_directory = checkpoint_directory(head)
         dtype = args.dtype or stored_dtype(head_directory)
@@ -83,7 +83,7 @@ def main(args: Args) -> None:
     wanted = args.embedding or carries_embedding(config, args.to)
     same_width = config.layer.hidden_size == target_config.hidden_size
     embedding = None
-    # The target's weights, which may be a long download, are read only where its embedding is needed.
+    # Reads the target's weights, possibly a long download, only if the embedding is needed.
     if (wanted and not config.own_embedding) or (args.to == "sglang" and config.own_embedding and same_width):
         embedding = read_target_embedding(checkpoint_directory(target), dtype)
         config, params = share_embedding(config, params, embedding)
@@ -107,22 +107,22 @@ def main(args: Args) -> None:
 
 
 def _places(args: Args) -> tuple[str, str]:
-    """Where the head and its target are.
+    """Returns the places of the head and its target.
 
     Raises:
-      ValueError: the target of a head of one's own is not given.
+      ValueError: the target is not known.
     """
     if args.head != DEMO:
         head = head_path(args.head)
         target = args.target or target_of_head(head)
         if target is None:
             raise ValueError(
-                f"--target is missing: the exported config takes vocabulary, RoPE and context length from the model "
-                f"that {args.head} was trained for"
+                f"--target must name the model that {args.head} was trained for. The exported config takes its "
+                "vocabulary, RoPE and context length."
             )
         return head, target_path(target)
     if args.target not in (None, DEMO):
-        raise ValueError("--target is not for --head demo, which goes with the bundled target")
+        raise ValueError("--target must be demo for --head demo. Leave it out.")
     return head_path(DEMO, part="eagle3"), target_path(DEMO)
 
 

@@ -3,8 +3,8 @@
     python -m train.features --target MODEL --data chats/*.jsonl --out runs/features
     python -m train.head --features runs/features --target MODEL --data chats/*.jsonl --out runs/head
 
-Says first how much it will write, and refuses what does not fit on the disk. Shards that are complete are kept when the
-same command is given again. One process; `--tensor` spreads the target over its devices.
+Logs the size first, and stops if the disk is too small. The same command given again writes only the missing shards.
+Runs in one process; `--tensor` spreads the target over its devices.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import jax
 import numpy as np
 
 import eagle_jax
-from eagle_jax.core.types import Texts
-from eagle_jax.data.corpus import Corpus
-from eagle_jax.data.features import Layout, Stored, shard_bounds, shard_path, starts_of, write_shard
-from eagle_jax.data.sources import Source, build_corpus, corpus_key
+from eagle_jax.data.corpus.documents import Corpus
+from eagle_jax.data.corpus.features import Layout, Stored, shard_bounds, shard_path, starts_of, write_shard
+from eagle_jax.data.corpus.sources import Source, build_corpus, corpus_key
+from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel import processes
 from eagle_jax.parallel.mesh import make_mesh
 from eagle_jax.runtime.compilation import use_compilation_cache
@@ -33,26 +33,26 @@ from eagle_jax.runtime.request import bucket
 from eagle_jax.training.step import observe
 from infer.common.programs import at_least_one, naming, run
 from train.loop.places import alone_in, check_own, sources_of, target_path, tokenizer_of
-from train.loop.progress import Progress
+from train.loop.progress import progress
 from train.loop.setup import taps_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """Arguments of the program.
+    """Options of the program.
 
     Attributes:
       target: path or hub id of the model; demo is the bundled one.
-      data: sources `path[#split][@weight]`, the same as those of the training run, in the same order.
+      data: sources `path[#split][@weight]`, the same and in the same order as in the training run.
       out: directory to write.
-      tokenizer: path or hub id, if it is not beside the target.
-      chat_template: Jinja file, for a tokenizer without one (Vicuna), or the name of one of the tokenizer's own.
+      tokenizer: path or hub id, if the target's directory has none.
+      chat_template: Jinja file for a tokenizer without a template (Vicuna), or the name of one of the tokenizer's own.
       template_args: arguments of the chat template, NAME=VALUE each, such as enable_thinking=false.
-      taps: the hidden states that the head reads; default 2, L/2 and L-3; an EAGLE-1 head reads the last, L.
+      taps: hidden states that the head reads; default 2, L/2 and L-3. An EAGLE-1 head reads the last, L.
       stored: bfloat16, float16, or float8 (half the space, with a scale per token and state).
-      length: documents are cut there.
-      shard_tokens: tokens per file, about.
-      rows: documents at once.
+      length: longest document; longer ones are cut.
+      shard_tokens: approximate tokens per file.
+      rows: documents per batch.
       dtype: of the target's weights.
       tensor: devices that the target is spread over.
     """
@@ -72,27 +72,27 @@ class Args:
     tensor: int = 1
 
 
-def announce(layout: Layout, tokens: int, out: Path) -> None:
-    """Says what is going to be written.
+def check_space(layout: Layout, tokens: int, out: Path) -> None:
+    """Logs the size of the features and checks that the disk holds them.
 
     Raises:
-      ValueError: the disk has not that much room.
+      ValueError: the disk is too small.
     """
     size, free = tokens * layout.token_bytes, shutil.disk_usage(out).free
-    # What a killed run left half written is written over.
+    # Partial shards of a killed run are overwritten.
     free += sum(512 * path.stat().st_blocks for path in out.glob("features-*.npy.partial"))
     have = sum(path.stat().st_size for path in out.glob("features-*.npy"))
-    logging.info("%d tokens of %d bytes: %.2f GB in %d files; %.2f GB are there, %.2f GB are free", tokens,
+    logging.info("%d tokens of %d bytes: %.2f GB in %d files; %.2f GB exist, %.2f GB are free", tokens,
                  layout.token_bytes, size / 1e9, layout.shards, have / 1e9, free / 1e9)  # fmt: skip
     if size - have > free:
         raise ValueError(
-            f"{out} has {free / 1e9:.2f} GB free and {(size - have) / 1e9:.2f} GB are to be written: choose --stored "
-            "float8, fewer --data, or another disk"
+            f"--out {out} must have {(size - have) / 1e9:.2f} GB free, got {free / 1e9:.2f} GB. Choose --stored "
+            "float8, fewer --data, or another disk."
         )
 
 
 def main(args: Args) -> None:
-    """Loads the target, and writes."""
+    """Loads the target and writes its features."""
     at_least_one(args, "length", "shard_tokens", "rows", "tensor")
     check_own(args.out, ("data", "layout.json"), "a directory of train.features")
     mesh = make_mesh(1, args.tensor) if args.tensor > 1 else None
@@ -109,10 +109,10 @@ def main(args: Args) -> None:
 def write(
     args: Args, target: eagle_jax.Target, taps: tuple[int, ...], sources: Sequence[Source], tokenizer: Any
 ) -> None:
-    """Writes the shards that are missing.
+    """Writes the missing shards.
 
     Raises:
-      ValueError: other features are there, or the disk has no room for these.
+      ValueError: `out` holds other features, or the disk is too small.
     """
     key = corpus_key(sources, tokenizer)
     corpus, _ = build_corpus(sources, tokenizer, args.out / "data", key=key, vocab_size=target.config.vocab_size)
@@ -123,17 +123,17 @@ def write(
     )  # fmt: skip
     begun = any(args.out.glob("features-*.npy"))
     if begun and not ((args.out / "layout.json").is_file() and Layout.load(args.out) == layout):
-        raise ValueError(f"{args.out} holds features of other data, weights or options: choose another --out")
+        raise ValueError(f"--out {args.out} holds features of other data, weights or options. Choose another.")
     starts = starts_of(corpus, args.length)
     lengths = np.diff(starts)
-    announce(layout, int(starts[-1]), args.out)
+    check_space(layout, int(starts[-1]), args.out)
     layout.save(args.out)
     forward = jax.jit(functools.partial(observe, target.config, taps=taps))
     whole = [shard for shard in range(layout.shards) if shard_path(args.out, shard).exists()]
-    progress = Progress(len(corpus), sum(layout.bounds[i + 1] - layout.bounds[i] for i in whole), unit="documents")
+    bar = progress(len(corpus), sum(layout.bounds[i + 1] - layout.bounds[i] for i in whole), "documents")
     for shard in (i for i in range(layout.shards) if i not in whole):
         first, last = layout.bounds[shard], layout.bounds[shard + 1]
-        # Of one length after the other: a batch is as wide as its longest document needs.
+        # Sorted by length: a batch is as wide as its longest document.
         documents = first + np.argsort(lengths[first:last], kind="stable")
 
         def fill(put: Callable[[Any, Any], None], documents: np.ndarray = documents, first: int = first) -> None:
@@ -147,16 +147,16 @@ def write(
                 for row, document in enumerate(part.tolist()):
                     begin, end = starts[document] - starts[first], starts[document + 1] - starts[first]
                     put(slice(begin, end), states[row, : end - begin])
-                progress.add(len(part), int(lengths[part].sum()))
+                bar.update(len(part))
 
         write_shard(layout, args.out, shard, int(starts[last] - starts[first]), fill)
-    progress.close()
+    bar.close()
     print(json.dumps({"documents": len(corpus), "tokens": int(starts[-1]), "shards": layout.shards,
                       "bytes": int(starts[-1]) * layout.token_bytes, "out": str(args.out)}))  # fmt: skip
 
 
-def _texts(corpus: Corpus, documents: np.ndarray, length: int, rows: int) -> Texts:
-    """One document per row, cut at `length`; the last rows of a shard's last batch are empty."""
+def _texts(corpus: Corpus, documents: np.ndarray, length: int, rows: int) -> PackedTokens:
+    """Returns one document per row, cut at `length`; the last batch of a shard is filled with empty rows."""
     shape = (rows, length)
     tokens, segments = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     for row, document in enumerate(documents.tolist()):
@@ -165,7 +165,7 @@ def _texts(corpus: Corpus, documents: np.ndarray, length: int, rows: int) -> Tex
         segments[row, : len(text)] = 1
     positions = np.broadcast_to(np.arange(length, dtype=np.int32), shape)
     arrays: Any = (tokens, segments > 0, segments, positions)
-    return Texts(*arrays)
+    return PackedTokens(*arrays)
 
 
 if __name__ == "__main__":

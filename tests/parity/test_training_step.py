@@ -24,9 +24,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install eagle-jax[test]")
 
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, RopeConfig  # noqa: E402
-from eagle_jax.core.types import Texts  # noqa: E402
 from eagle_jax.models.decoder import init_params  # noqa: E402
 from eagle_jax.models.heads import init_head_params  # noqa: E402
+from eagle_jax.packed import PackedTokens  # noqa: E402
 from eagle_jax.training.objective import Objective  # noqa: E402
 from eagle_jax.training.step import Frozen, head_loss  # noqa: E402
 from train import torch_step  # noqa: E402
@@ -59,7 +59,7 @@ def texts_of(documents):
             positions[row, end - size : end] = np.arange(size)
     supervised = (rng.random(segments.shape) < 0.67) & (segments > 0)
     tokens = rng.integers(0, V, segments.shape, np.int32)
-    return Texts(*map(jnp.asarray, (tokens, supervised, segments, positions)))
+    return PackedTokens(*map(jnp.asarray, (tokens, supervised, segments, positions)))
 
 
 PACKED, WHOLE = texts_of([(6, 7), (9,)]), texts_of([(T,), (T,)])
@@ -84,11 +84,27 @@ def ours(weights):
     return lambda texts: compiled(weights[1], frozen, texts)
 
 
+def literal_attention(query, keys, values, bias):
+    """One softmax over the keys of step 0 and those of the own row, written out, as in the public trainers."""
+    scale, length = query.shape[-1] ** -0.5, query.shape[2]
+    if bias is None:
+        ahead = torch.ones(length, length, dtype=torch.bool).triu(1)
+        bias = torch.zeros(length, length).masked_fill(ahead, torch.finfo(torch.float32).min)
+    scores = [(query @ keys[0].transpose(2, 3)).float() * scale + bias]
+    scores += [(query * key).sum(-1, keepdim=True).float() * scale for key in keys[1:]]
+    weights = torch.cat(scores, -1).softmax(-1).to(query.dtype)
+    mixed = weights[..., :length] @ values[0]
+    for i, value in enumerate(values[1:]):
+        mixed = mixed + weights[..., length + i, None] * value
+    return mixed
+
+
 def in_torch(weights, texts, fused=False):
     """(loss, accuracies, gradients by name), all of them tensors."""
     target, head = torch_step.tensors(weights[0]), torch_step.tensors(weights[1])
     head = {name: value.requires_grad_() for name, value in head.items()}
-    formula = torch_step.Formula(TARGET, HEAD, STEPS, OBJECTIVE.decay, fused)
+    attend = torch_step.attend if fused else literal_attention
+    formula = torch_step.Formula(TARGET, HEAD, STEPS, OBJECTIVE.decay, attend)
     kept = torch.from_numpy(KEPT).long()
     loss, accuracies = torch_step.head_loss(formula, head, target, kept, torch_step.texts_of(texts), torch.float32)
     loss.backward()
@@ -112,7 +128,7 @@ def test_loss_and_gradients_are_those_of_pytorch(weights, ours, texts, fused):
 
 def test_every_token_of_a_packed_row_weighs_what_it_weighs_alone(weights, ours):
     """Token by token: supervised alone, it gives the same loss in a packed row, in a row of its own and in PyTorch."""
-    alone = Texts(*(jnp.roll(x, -6, axis=1) for x in PACKED))  # the second document of row 0 moves to the front
+    alone = PackedTokens(*(jnp.roll(x, -6, axis=1) for x in PACKED))  # the second document of row 0 moves to the front
     alone = alone._replace(segments=jnp.where(jnp.arange(T)[None] < 7, alone.segments, 0).at[1].set(0))
     seen = 0
     for token in range(6, T):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from pathlib import Path
 
+import numpy as np
 import pytest
 
 from eagle_jax.training import host
 from train import bench_step
-from train.bench_step import Args, Times
+from train.bench_step import Args
 
 
 @pytest.fixture
@@ -45,12 +45,11 @@ def test_bfloat16_agrees_as_well(tiny):
 
 
 def test_no_ratio_where_the_losses_differ():
-    times = {"jax": Times([1.0], [1.0]), "torch": Times([2.0], [2.0])}
-    problem = bench_step.problem_of(Args(size="tiny"))
-    assert bench_step.summary(problem, times, {"jax": [3.0, 2.0], "torch": [3.0, 2.001]})["ratio"] == 2.0
+    times = {"jax": np.ones((1, 2)), "torch": np.full((1, 2), 2.0)}
+    assert bench_step.summary(48, times, {"jax": [3.0, 2.0], "torch": [3.0, 2.001]})["ratio"] == 2.0
     for other in (2.01, float("nan")):
         with pytest.raises(ValueError, match=r"at update 1 the loss is 2.000000 here .* with torch"):
-            bench_step.summary(problem, times, {"jax": [3.0, 2.0], "torch": [3.0, other]})
+            bench_step.summary(48, times, {"jax": [3.0, 2.0], "torch": [3.0, other]})
 
 
 @pytest.mark.parametrize(
@@ -59,8 +58,8 @@ def test_no_ratio_where_the_losses_differ():
         ({"repeats": 0}, "--repeats 0 must be at least 1"),
         ({"warmup": 0}, "--warmup 0 must be at least 1"),
         ({"unroll": 0}, "--unroll 0 must be at least 1"),
-        ({"length": -1}, "--length -1 must not be negative"),
-        ({"length": 2}, "--length 2 is too short"),
+        ({"length": 0}, "--length 0 must be at least 1"),
+        ({"length": 2}, "--length must be at least 9 for --unroll 7, got 2"),
     ],
 )
 def test_bad_numbers_are_refused_before_anything_runs(changes, message, monkeypatch):
@@ -72,7 +71,7 @@ def test_bad_numbers_are_refused_before_anything_runs(changes, message, monkeypa
 def test_without_torch_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(bench_step, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ValueError, match=r"PyTorch, which is not installed: pip install -e '\.\[test\]'"):
+    with pytest.raises(ValueError, match=r"needs PyTorch. Install it: pip install -e '\.\[test\]'"):
         bench_step.main(Args())
 
 
@@ -80,17 +79,3 @@ def test_compiler_options_are_for_cpus(monkeypatch):
     assert "cse_barrier_expander" in host.compiler_options().values()
     monkeypatch.setattr(host.jax, "default_backend", lambda: "tpu")
     assert host.compiler_options() == {}
-
-
-def test_the_published_table_is_that_of_the_published_run():
-    folder = Path(__file__).parents[2] / "docs" / "measured"
-    kept = json.loads((folder / "bench_step.json").read_text(encoding="utf-8"))
-    text = (folder / "README.md").read_text(encoding="utf-8")
-    rows = {line.split("|")[1].strip(): line.split("|")[2:9] for line in text.splitlines() if line.startswith("| ")}
-    for name, seconds in kept["seconds"].items():
-        wanted = [seconds["median"], seconds["min"], seconds["max"], kept["cpu_seconds"][name],
-                  kept["tokens_per_second"][name], *kept["loss"][name]]  # fmt: skip
-        assert [float(cell) for cell in rows[name]] == pytest.approx(wanted, rel=2e-3), name
-    assert "torch, compiled" in kept["seconds"], "the fastest rival is among those that were timed"
-    assert f"takes {kept['ratio']:.2f} times as long" in text
-    assert kept["machine"].partition(",")[0] in text

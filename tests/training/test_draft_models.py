@@ -12,9 +12,9 @@ import optax
 import pytest
 
 from eagle_jax.config import DecoderConfig, MedusaConfig
-from eagle_jax.core.types import Texts
 from eagle_jax.models.decoder import init_params, target_fn
 from eagle_jax.models.medusa import MedusaHeads, init_medusa_params
+from eagle_jax.packed import PackedTokens
 from eagle_jax.training.distill import distillation_loss, distilled_rows
 from eagle_jax.training.medusa import medusa_loss, medusa_rows
 from eagle_jax.training.objective import Signals
@@ -31,7 +31,9 @@ def texts():
     segments = np.array([[1] * 6 + [2] * 4 + [0], [1] * T])
     positions = np.array([[*range(6), *range(4), 0], [*range(T)]])
     supervised = rng.random((2, T)) < 0.7
-    return Texts(*map(jnp.asarray, (rng.integers(0, V, (2, T)), supervised & (segments > 0), segments, positions)))
+    return PackedTokens(
+        *map(jnp.asarray, (rng.integers(0, V, (2, T)), supervised & (segments > 0), segments, positions))
+    )
 
 
 def wide(params, seed):

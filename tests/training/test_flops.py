@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from eagle_jax.config import DecoderConfig, HeadConfig
-from eagle_jax.core.types import Texts
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
+from eagle_jax.packed import PackedTokens
 from eagle_jax.training.flops import PEAK, peak_flops, product_flops
 from eagle_jax.training.objective import Objective
 from eagle_jax.training.step import Frozen, HeadTrainState, head_optimiser, head_train_step
@@ -48,7 +48,9 @@ def test_an_update_counts_as_the_compiler_counts_it():
     head = jax.eval_shape(lambda: init_head_params(config, key)["head"])
     state = HeadTrainState(head, jax.eval_shape(tx.init, head), jax.ShapeDtypeStruct((), jnp.int32), key)
     frozen = Frozen(params, jax.ShapeDtypeStruct((256,), jnp.int32))
-    texts = Texts(*(jax.ShapeDtypeStruct((1, 4, 64), kind) for kind in (jnp.int32, jnp.bool_, jnp.int32, jnp.int32)))
+    texts = PackedTokens(
+        *(jax.ShapeDtypeStruct((1, 4, 64), kind) for kind in (jnp.int32, jnp.bool_, jnp.int32, jnp.int32))
+    )
     step = functools.partial(head_train_step, target, config, objective, tx, "float32")
     ours = product_flops(step, state, frozen, texts)
     theirs = jax.jit(step).lower(state, frozen, texts).compile().cost_analysis()["flops"]

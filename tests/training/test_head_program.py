@@ -15,7 +15,6 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-from train.loop.training.setup import held_prompts
 
 import eagle_jax
 import train.features
@@ -24,10 +23,11 @@ import train.loop.run
 import train.loop.training
 from eagle_jax.checkpoints import CheckpointError, save_target_checkpoint
 from eagle_jax.config import ConfigError, DecoderConfig, TreeConfig
-from eagle_jax.data.tokenizers import load_tokenizer
+from eagle_jax.data.chat.tokenizers import load_tokenizer
 from eagle_jax.models.decoder import init_params
 from eagle_jax.parallel.mesh import make_mesh
 from tests.training.runs import args_of, finished, head_of, losses, same, spawn
+from train.loop.setup import held_prompts
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypa
     assert train.head.main(args_of(place, tmp_path / "other", fsdp=2, tensor=2)) == 0
     np.testing.assert_allclose(losses(tmp_path / "other"), losses(whole), rtol=1e-5, atol=1e-5)
     with pytest.raises(
-        CheckpointError, match=r"of another configuration \(rate was 0.003, is 0.001\): resume with its own"
+        CheckpointError, match=r"of another configuration \(rate was 0.003, is 0.001\)"
     ):
         train.head.main(args_of(place, out, data_axis=1, rate=1e-3))
     # Given once more when all is done, it says what it said.
@@ -99,7 +99,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypa
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (again["loss"], again["updates_here"]) == (losses(whole)[-1][0], 0)
     assert "has done its 6 steps already" in caplog.text
-    with pytest.raises(CheckpointError, match=r"is at step 6 already: --steps 5 lies behind it"):
+    with pytest.raises(CheckpointError, match=r"--steps must be at least 6, the step of .*, got 5"):
         train.head.main(args_of(place, out, data_axis=1, steps=5))
 
 
@@ -189,8 +189,8 @@ def test_a_device_that_is_too_small_says_what_was_needed(place, tmp_path, monkey
 
     monkeypatch.setattr(train.loop.run.Run, "advance", full)
     said = (
-        r"out of memory on .* \(5\.00 GB more were wanted\): target 0\.00 GB, head and optimiser 0\.00 GB.*an update "
-        r"of 8 rows of 32 tokens .* raise --micro-batches \(now 1\), leave out --no-remat"
+        r"out of memory on .* \(5\.00 GB more needed\): target 0\.00 GB, head and optimiser 0\.00 GB.*an update "
+        r"of 8 rows of 32 tokens.* raise --micro-batches \(now 1\), leave out --no-remat"
     )
     with pytest.raises(MemoryError, match=said):
         train.head.main(args_of(place, tmp_path / "out"))
@@ -240,38 +240,38 @@ def test_features_written_beforehand_teach_the_same(place, whole, tmp_path, caps
     ("changes", "message"),
     [
         (dict(steps=0), "--steps 0 must be at least 1"),
-        (dict(rate=0.0), "--rate 0.0 must be above 0"),
-        (dict(rows=6, micro_batches=4), "--rows 6 must be a multiple of 16: --micro-batches 4 times the 4 devices"),
+        (dict(rate=0.0), "--rate must be above 0, got 0.0"),
+        (dict(rows=6, micro_batches=4), r"--rows must be a multiple of 16 .* 4 times the 4 devices.* got 6"),
         (dict(fsdp=3), "--fsdp 3 times --tensor 1 must divide the 4 devices"),
         (dict(eval_every=2), "--eval-every needs --heldout"),
-        (dict(length=129), "--length 129 exceeds the target's 128 tokens of context"),
-        (dict(method="eagle1", fc_norm=True, taps=None), "--fc-norm is of --method eagle3, and the method is eagle1"),
-        (dict(method="hass"), "--taps is of --method eagle3, and the method is hass"),
-        (dict(eta=1.0), "--eta is of --token-loss lk_blend"),
+        (dict(length=129), "--length must be at most the target's 128 tokens of context, got 129"),
+        (dict(method="eagle1", fc_norm=True, taps=None), "--fc-norm is an option of --method eagle3, got eagle1"),
+        (dict(method="hass"), "--taps is an option of --method eagle3, got hass"),
+        (dict(eta=1.0), "--eta is an option of --token-loss lk_blend"),
         (dict(heldout=("HERE/train.jsonl",)), "train.jsonl is in --data and in --heldout"),
         (dict(data=("HERE/t*.jsonl",), heldout=("HERE/../HEREDIR/train.jsonl",)), "train.jsonl is in --data and in"),
         (dict(heldout=("HERE/nothing.jsonl",)), "^--heldout .*nothing.jsonl: no file .*nothing.jsonl"),
         (dict(data=("HERE/empty.jsonl",)), "empty.jsonl has no row to learn from: it is empty"),
-        (dict(data=("HERE/train.jsonl@2", "HERE/held.jsonl")), "held.jsonl has none: give one to all"),
+        (dict(data=("HERE/train.jsonl@2", "HERE/held.jsonl")), "got none for .*held.jsonl"),
         (
             dict(heldout=("HERE/empty.jsonl",)),
             r"empty.jsonl: no prompt of at most 24 tokens: it is empty \(--length 32",
         ),
         (dict(heldout=("HERE/texts.jsonl",)), "texts.jsonl: no prompt of at most 24 tokens: 2 x plain text"),
-        (dict(taps=(1, 99, 2)), "--taps 99: the target has the hidden states 0 to 2"),
-        (dict(draft_vocab=513), "--draft-vocab 513 exceeds the target's vocabulary of 512"),
+        (dict(taps=(1, 99, 2)), "--taps must be hidden states of the target, 0 to 2, got 99"),
+        (dict(draft_vocab=513), "--draft-vocab must be at most the target's vocabulary of 512, got 513"),
         (dict(draft_vocab=-1), "--draft-vocab -1 must not be negative"),
-        (dict(features=Path("nowhere")), "--features nowhere holds no features"),
+        (dict(features=Path("nowhere")), "--features must be a directory that train.features wrote, got nowhere"),
         (dict(data=("HERE/beyond.jsonl",)), r"beyond.jsonl, row 1 \(from 0\): token id 512, and the target's vocabul"),
         (dict(init="./nowhere"), "no such directory: nowhere"),
         (dict(init="./tests"), "--init ./tests: no config.json in"),
-        (dict(decay=7.0), "--decay 7.0 must be at most 1"),
+        (dict(decay=7.0), "--decay must be at most 1, got 7.0"),
         (dict(seed=-1), "--seed -1 must lie in 0 to"),
         (dict(decay=-0.1), "--decay -0.1 must not be negative"),
-        (dict(wandb="project"), "--wandb needs the package of that name"),
+        (dict(wandb="project"), "--wandb needs the package wandb"),
         (dict(eval_tree="4,2,9999"), "--eval-tree 4,2,9999: TreeConfig.num_nodes=9999 exceeds"),
         (dict(target="./tests"), "--target ./tests: no config.json in"),
-        (dict(taps=None), "a target of 2 layers has no default --taps"),
+        (dict(taps=None), "--taps has no default for a target of 2 layers"),
         (dict(eval_tree="x"), "--eval-tree 'x' must be depth,top_k,num_nodes"),
         (dict(target="HERE/padded"), "token ids up to 511, a vocabulary of 512, and the target's vocabulary has 500"),
     ],
@@ -306,9 +306,9 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_compiled(place, tmp_
 
 def test_a_directory_of_something_else_is_left_alone(place, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"has files in it and is not a run of train.head: give another directory"):
+    with pytest.raises(ConfigError, match=r"must be empty or a run of train.head, got .* with other files"):
         train.head.main(args_of(place, tmp_path))
-    with pytest.raises(ConfigError, match=r"notes.txt is a file: give a directory"):
+    with pytest.raises(ConfigError, match=r"--out must be a directory, got the file .*notes.txt"):
         train.head.main(args_of(place, tmp_path / "notes.txt"))
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 

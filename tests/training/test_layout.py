@@ -12,9 +12,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
-from eagle_jax.core.types import Texts
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
+from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel.mesh import ROWS, make_mesh, param_shardings
 from eagle_jax.runtime.target import Target
 from eagle_jax.training.objective import Objective
@@ -46,7 +46,7 @@ def parts():
     positions = np.tile(np.arange(T, dtype=np.int32), (ROWS_OF_BATCH, 1))
     tokens = rng.integers(0, V, (ROWS_OF_BATCH, T)).astype(np.int32)
     supervised = (segments > 0) & (rng.random(segments.shape) < 0.7)
-    return head, frozen, Texts(*map(jnp.asarray, (tokens, supervised, segments, positions)))
+    return head, frozen, PackedTokens(*map(jnp.asarray, (tokens, supervised, segments, positions)))
 
 
 def run(mesh, head, frozen, texts):

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
-from eagle_jax.core.types import Texts
 from eagle_jax.models import layers
 from eagle_jax.models.decoder import init_params, target_fn
 from eagle_jax.models.heads import init_head_params, make_head
+from eagle_jax.packed import PackedTokens
 from eagle_jax.training.losses import ahead, behind, best_of, blended_divergence, likelihood_of_acceptance, smooth_l1
 from eagle_jax.training.objective import Objective, Signals, eagle1, hass, judged_rows, target_law, unrolled_loss
 from eagle_jax.training.step import (
@@ -70,7 +70,7 @@ def random_signals(config: HeadConfig, seed: int = 3) -> Signals:
     return Signals(features, hidden, jnp.asarray(rng.normal(size=(B, T, H)), jnp.float32))
 
 
-def texts_of(lengths: tuple[tuple[int, ...], ...] = ((5, 4), (9,)), seed: int = 4) -> Texts:
+def texts_of(lengths: tuple[tuple[int, ...], ...] = ((5, 4), (9,)), seed: int = 4) -> PackedTokens:
     """Documents of these lengths packed into rows of T tokens; most tokens are supervised, none of a first."""
     rng = np.random.default_rng(seed)
     segments, positions = np.zeros((2, len(lengths), T), np.int32)
@@ -82,7 +82,7 @@ def texts_of(lengths: tuple[tuple[int, ...], ...] = ((5, 4), (9,)), seed: int = 
             start += size
     supervised = (rng.random(segments.shape) < 0.8) & (segments > 0) & (positions > 0)
     tokens = rng.integers(0, V, segments.shape)
-    return Texts(*map(jnp.asarray, (tokens.astype(np.int32), supervised, segments, positions)))
+    return PackedTokens(*map(jnp.asarray, (tokens.astype(np.int32), supervised, segments, positions)))
 
 
 @dataclasses.dataclass
@@ -92,7 +92,7 @@ class Slow:
     config: HeadConfig
     objective: Objective
     signals: Signals
-    texts: Texts
+    texts: PackedTokens
 
     def states(self, head):
         module, texts, signals = make_head(self.config), jax.tree.map(np.asarray, self.texts), self.signals
@@ -218,7 +218,7 @@ def test_documents_of_a_row_do_not_see_each_other():
     """Two documents in one row give what they give in rows of their own."""
     config, objective = CASES["eagle3"]
     head, signals, texts = random_head(config), random_signals(config), texts_of(((5, 4), (9,)))
-    apart = Texts(*(ahead(x, 5) for x in texts))  # the second document of row 0 moves to the front
+    apart = PackedTokens(*(ahead(x, 5) for x in texts))  # the second document of row 0 moves to the front
     apart_signals = Signals(*(ahead(x, 5) for x in signals))
     states = lambda signals, texts: Slow(config, objective, signals, texts).states(head)[0]  # noqa: E731
     np.testing.assert_allclose(states(signals, texts)[0, 5:8], states(apart_signals, apart)[0, :3], atol=1e-5)

@@ -67,9 +67,9 @@ def test_whose_directory_it_is(tmp_path):
     (tmp_path / LOCK).touch()
     check_own(tmp_path, ("mark",), "a run")
     (tmp_path / "other").touch()
-    with pytest.raises(ConfigError, match=r"--out .* has files in it and is not a run: give another directory"):
+    with pytest.raises(ConfigError, match=r"--out must be empty or a run, got .* with other files"):
         check_own(tmp_path, ("mark",), "a run")
-    with pytest.raises(ConfigError, match=r"--out .*other is a file"):
+    with pytest.raises(ConfigError, match=r"--out must be a directory, got the file .*other"):
         check_own(tmp_path / "other", ("mark",), "a run")
     (tmp_path / "mark").touch()
     check_own(tmp_path, ("mark",), "a run")
@@ -79,7 +79,7 @@ def test_checkpoints_by_name(tmp_path):
     assert target_path("demo") == str(bundled("target")) and target_path("a/b") == "a/b"
     assert head_path("demo") == str(bundled("hass")) and head_path("demo", part="eagle3") == str(bundled("eagle3"))
     (tmp_path / "log.jsonl").touch()
-    with pytest.raises(ValueError, match=r"--init .* is the directory of a training run, which has no head yet"):
+    with pytest.raises(ValueError, match=r"--init .* is a training run without a head"):
         head_path(str(tmp_path), "--init")
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "config.json").touch()

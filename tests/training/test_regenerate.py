@@ -19,7 +19,7 @@ import pytest
 import train.regenerate as program
 from eagle_jax.checkpoints import CheckpointError, save_head_checkpoint, save_target_checkpoint
 from eagle_jax.config import TreeConfig
-from eagle_jax.data.sources import Source, build_corpus
+from eagle_jax.data.corpus.sources import Source, build_corpus
 from tests.data.test_conversations import TEMPLATES, tokenizer_with
 from tests.models import tiny_head, tiny_target
 from train.loop.dialogues import _keys
@@ -251,21 +251,21 @@ def test_other_settings_are_refused(folder, whole):
 @pytest.mark.parametrize(
     ("rows", "changes", "message"),
     [
-        ([], {}, "rows.jsonl is empty"),
+        ([], {}, "rows.jsonl, which is empty"),
         ([{"text": "a"}, {"x": 1}], {}, "to be written: 1 x plain text, which has no replies; 1 x neither messages"),
         ([ROWS[ALONE]], {}, "no row has a reply to be written: 1 x no turn of a user to answer"),
         ([{**asking("a"), "images": ["b.png"]}], {}, "1 x the row has the key 'images', which is not read"),
         ([asking("a", "b")], {"template": "{{ messages[-1]['content'] }}"}, "1 x the chat template drops a turn"),
         ([asking("a")], {"template": ""}, "the tokenizer has no chat template"),
         ([asking("a")], {"vocab": 262}, "a vocabulary of 263, and the target's vocabulary has 262"),
-        ([asking("a")], {"max_new_tokens": 400}, "--max-prompt 384 plus --max-new-tokens 400 exceeds the target's 512"),
-        ([asking("a")], {"temperatures": ()}, "--temperatures () must be at least one number"),
-        ([asking("a")], {"top_p": 2.0}, "--top-p 2.0 must lie above 0 and be at most 1"),
+        ([asking("a")], {"max_new_tokens": 400}, "--max-prompt 384 plus --max-new-tokens 400 must be at most"),
+        ([asking("a")], {"temperatures": ()}, "--temperatures must be at least one number, got none"),
+        ([asking("a")], {"top_p": 2.0}, "--top-p must be above 0 and at most 1, got 2.0"),
         ([asking("a")], {"seed": -1}, "--seed -1 must lie in 0 to"),
         ([{"prompt": " "}], {}, "no row has a reply to be written: 1 x no turn of a user to answer"),
         ([asking("a")], {"limit": 0}, "--limit 0 must be at least 1"),
-        ([asking("a")], {"tensor": 3}, "--tensor 3 must divide the 4 devices"),
-        ([asking("a")], {"data": ()}, "--data needs at least one source"),
+        ([asking("a")], {"tensor": 3}, "--tensor must divide the 4 devices of a process, got 3"),
+        ([asking("a")], {"data": ()}, "--data must name at least one source, got none"),
         ([asking("a")], {"data": ("nowhere.jsonl",)}, "--data nowhere.jsonl: no file nowhere.jsonl"),
         ([asking("a")], {"target": "nowhere/at/all"}, "no such directory: nowhere/at/all"),
         ([asking("a")], {"head": "nowhere/at/all"}, "no such directory: nowhere/at/all"),
@@ -291,7 +291,7 @@ def test_bad_input_is_named_before_anything_is_compiled(rows, changes, message, 
 
 def test_a_directory_of_something_else_is_left_alone(folder, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"has files in it and is not a directory of train.regenerate"):
+    with pytest.raises(ValueError, match=r"must be empty or a directory of train.regenerate, got .* with other files"):
         program.main(args_of(folder, tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 

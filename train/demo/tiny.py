@@ -4,7 +4,7 @@
     python -m train.regenerate --target demo --data runs/tiny/prompts.jsonl --out runs/tiny/train --max-new-tokens 96
     python -m train.regenerate --target demo --data runs/tiny/heldout.jsonl --out runs/tiny/heldout --max-new-tokens 96
 
-Questions of three kinds that the bundled target knows, filled in by a seed; the replies are the target's own.
+Questions of three kinds that the bundled target knows. The replies are the target's own.
 """
 
 from __future__ import annotations
@@ -17,59 +17,12 @@ from pathlib import Path
 
 from infer.common.programs import at_least_one, run
 
-NAMES = [
-    "Ada",
-    "Bela",
-    "Chen",
-    "Dora",
-    "Emil",
-    "Fatma",
-    "Goran",
-    "Hana",
-    "Igor",
-    "Jaya",
-    "Kofi",
-    "Lena",
-    "Mika",
-    "Nora",
-    "Omar",
-    "Pia",
-    "Quim",
-    "Rosa",
-    "Sven",
-    "Tara",
-]
-THINGS = [
-    "apples",
-    "books",
-    "candles",
-    "dolls",
-    "eggs",
-    "flags",
-    "guitars",
-    "hats",
-    "jars",
-    "kites",
-    "lamps",
-    "marbles",
-    "notebooks",
-    "oranges",
-    "pencils",
-]
-TOPICS = [
-    "the moon",
-    "a garden",
-    "bicycles",
-    "bread",
-    "winter",
-    "rivers",
-    "a good friend",
-    "libraries",
-    "trains",
-    "tea",
-    "honey bees",
-    "maps",
-]
+NAMES = ("Ada", "Bela", "Chen", "Dora", "Emil", "Fatma", "Goran", "Hana", "Igor", "Jaya",
+         "Kofi", "Lena", "Mika", "Nora", "Omar", "Pia", "Quim", "Rosa", "Sven", "Tara")  # fmt: skip
+THINGS = ("apples", "books", "candles", "dolls", "eggs", "flags", "guitars", "hats", "jars", "kites", "lamps",
+          "marbles", "notebooks", "oranges", "pencils")  # fmt: skip
+TOPICS = ("the moon", "a garden", "bicycles", "bread", "winter", "rivers", "a good friend", "libraries", "trains",
+          "tea", "honey bees", "maps")  # fmt: skip
 SUMS = (
     "{a} has {x} {thing} and buys {y} more. Then {b} takes {z} of them. How many {thing} does {a} have now?",
     "A box holds {x} {thing}. {a} packs {y} boxes and gives {z} {thing} to {b}. How many {thing} are left?",
@@ -81,19 +34,19 @@ WISHES = (
     "Explain {topic} to a child.", "Write a short poem about {topic}.", "What do people like about {topic}?",
     "Name five words that have to do with {topic}.",
 )  # fmt: skip
-VERBS = ["count", "find", "remove", "replace", "sort", "join", "split", "check", "load", "save"]
-NOUNS = ["names", "lines", "values", "items", "keys", "words", "paths", "numbers", "files", "rows"]
+VERBS = ("count", "find", "remove", "replace", "sort", "join", "split", "check", "load", "save")
+NOUNS = ("names", "lines", "values", "items", "keys", "words", "paths", "numbers", "files", "rows")
 
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """Arguments of the program.
+    """Options of the program.
 
     Attributes:
-      out: where prompts.jsonl and heldout.jsonl go.
-      count: prompts to train on.
-      held: prompts held out.
-      seed: of what is filled in.
+      out: directory of prompts.jsonl and heldout.jsonl.
+      count: training prompts.
+      held: held-out prompts.
+      seed: of the filled-in words.
     """
 
     out: Path = Path("runs/tiny")
@@ -103,7 +56,7 @@ class Args:
 
 
 def prompt(number: int, draw: random.Random) -> str:
-    """Question `number`; the kinds take turns."""
+    """Returns question `number`; the three kinds take turns."""
     if number % 3 == 0:
         a, b = draw.sample(NAMES, 2)
         thing = draw.choice(THINGS)
@@ -119,7 +72,7 @@ def prompt(number: int, draw: random.Random) -> str:
 
 
 def main(args: Args) -> None:
-    """Writes both files; no prompt is in both."""
+    """Writes both files without a common prompt."""
     at_least_one(args, "count", "held")
     draw = random.Random(args.seed)
     found: dict[str, None] = {}
@@ -130,7 +83,7 @@ def main(args: Args) -> None:
     draw.shuffle(prompts)
     args.out.mkdir(parents=True, exist_ok=True)
     for name, part in (("heldout", prompts[: args.held]), ("prompts", prompts[args.held :])):
-        # The reply is what `train.regenerate` writes anew.
+        # `train.regenerate` replaces the reply.
         rows = [
             {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "-"}]} for text in part
         ]

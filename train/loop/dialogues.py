@@ -1,4 +1,4 @@
-"""Whole conversations whose assistant is the target, many at once, by the engine's own `generate`."""
+"""Generates all assistant turns of many conversations at once."""
 
 from __future__ import annotations
 
@@ -19,12 +19,7 @@ from eagle_jax.runtime.target import Target
 
 
 class Row(NamedTuple):
-    """A source row.
-
-    Attributes:
-      number: among all rows of all sources. source: where it is from. dialogue: what is asked.
-      temperature: of its replies.
-    """
+    """Source row with its number among all rows, its source, its conversation and the temperature of its replies."""
 
     number: int
     source: str
@@ -34,16 +29,16 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Writer:
-    """What writes replies, and how.
+    """Generates replies with a target and optionally a head.
 
     Attributes:
-      target, head: the pair; without a head it decodes plainly, and the replies are the same.
+      target, head: the pair; without a head the replies are the same.
       tokenizer: of `transformers`, with a chat template. stops: tokens that end a reply.
-      lanes: conversations at once; always as many are computed, so that every batch is of the same shape.
-      seed: with a row's number and the turn it gives the key of a reply.
+      lanes: conversations at once; every batch has this size, so that all share one compilation.
+      seed: gives, with a row's number and the turn, the key of a reply.
       max_new_tokens: longest reply. max_prompt: longest prompt; a conversation ends before a longer one.
-      keep_cut: whether a reply that `max_new_tokens` cut off is kept; if not, the conversation ends before it.
-      top_k, top_p: of the sampled law.
+      keep_cut: keep a reply that `max_new_tokens` cut; otherwise the conversation ends before it.
+      top_k, top_p: of sampling.
     """
 
     target: Target
@@ -59,10 +54,7 @@ class Writer:
     top_p: float = 1.0
 
     def batches(self, rows: Sequence[Row]) -> list[list[Row]]:
-        """Rows that are answered together; they follow from the rows given and from nothing else.
-
-        They are of one temperature, and of about as many turns: a conversation that is over leaves its lane idle.
-        """
+        """Groups rows of one temperature and similar numbers of turns; a finished conversation leaves its lane idle."""
         ordered = sorted(rows, key=lambda row: (row.temperature, len(row.dialogue.asked), row.number))
         batches: list[list[Row]] = []
         for row in ordered:
@@ -72,9 +64,9 @@ class Writer:
         return batches
 
     def converse(self, batch: Sequence[Row]) -> list[tuple[Dialogue, Report]]:
-        """The conversations of one of `batches`, a turn of all of them at a time, each with its report.
+        """Answers one of `batches`, turn by turn; returns every conversation with its report.
 
-        A conversation for whose reply the target has no finite logits ends there; the others go on.
+        A conversation ends where the target's logits are not finite; the others continue.
 
         Raises:
           NotFiniteError: the head's drafts are NaN.
@@ -83,7 +75,7 @@ class Writer:
         reports = [report_of(1) for _ in batch]
         numbers = jnp.asarray([row.number for row in batch] + [0] * (self.lanes - len(batch)), jnp.uint32)
         for turn in range(max(len(dialogue.asked) for dialogue in dialogues)):
-            prompts = [[0]] * self.lanes  # what is not asked is over after one token
+            prompts = [[0]] * self.lanes  # idle lanes end after one token
             budgets = [1] * self.lanes
             for lane, dialogue in enumerate(dialogues):
                 if dialogue.open:
@@ -100,7 +92,7 @@ class Writer:
                     top_k=self.top_k, top_p=self.top_p, eos_ids=self.stops, key=keys,
                 )  # fmt: skip
             except NotFiniteError as error:
-                if error.drafts:  # the head is broken, and the run would be slow to its end
+                if error.drafts:  # a broken head would slow down the whole run
                     raise
                 out, faults = error.output, error.positions
             for lane in asked:
@@ -108,7 +100,7 @@ class Writer:
                 if lane in faults:
                     dialogues[lane] = dialogues[lane].end("the target's logits are not finite")
                     continue
-                dialogues[lane] = self._hear(dialogues[lane], prompts[lane], out.tokens[lane], reports[lane])
+                dialogues[lane] = self._record(dialogues[lane], prompts[lane], out.tokens[lane], reports[lane])
         for dialogue, report in zip(dialogues, reports, strict=True):
             report["texts"] = len(dialogue.texts)
             if dialogue.ended is not None:
@@ -124,7 +116,7 @@ class Writer:
             return dialogue.end(f"prompt longer than --max-prompt {self.max_prompt}"), None
         return dialogue, prompt
 
-    def _hear(self, dialogue: Dialogue, prompt: list[int], reply: list[int], report: Report) -> Dialogue:
+    def _record(self, dialogue: Dialogue, prompt: list[int], reply: list[int], report: Report) -> Dialogue:
         report["replies"] += 1
         report["reply_tokens"] += len(reply)
         if reply[-1] not in self.stops:
@@ -135,10 +127,10 @@ class Writer:
 
 
 def report_of(rows: int, **counts: Any) -> Report:
-    """What came of some rows, by name.
+    """Returns counts of some rows.
 
-    `texts` were made, of `replies` with `reply_tokens` in `cycles` target passes, `cut` of them by their budget; rows
-    without a text are `skipped` and conversations that ended early are `shortened`, both by reason.
+    `texts` are finished conversations; `replies` have `reply_tokens` from `cycles` target passes; `cut` replies reached
+    their budget. Rows without a text are `skipped`, conversations that ended early are `shortened`, both by reason.
     """
     empty = {"texts": 0, "replies": 0, "reply_tokens": 0, "cycles": 0, "cut": 0, "skipped": {}, "shortened": {}}
     return {"rows": rows, **empty, **counts}
@@ -146,5 +138,5 @@ def report_of(rows: int, **counts: Any) -> Report:
 
 @jax.jit
 def _keys(key: jax.Array, rows: jax.Array, turn: int | jax.Array) -> jax.Array:
-    """A key per row that depends on the seed, the row's number and the turn, and not on the batch."""
+    """Returns a key per row that depends on seed, row number and turn, not on the batch."""
     return jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(key, row), turn))(rows)

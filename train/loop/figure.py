@@ -1,4 +1,4 @@
-"""A picture of a training run: loss, accuracy by position, tau and n-alpha."""
+"""Draws a training run: loss, accuracy by position, tau and n-alpha."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a training run can teach: EAGLE heads, heads of Medusa and Hydra, small draft models.
+"""Defines what a training run can train: EAGLE heads, heads of Medusa and Hydra, small draft models.
 
-A run (`train.loop.run`) knows data, meshes, checkpoints and measurements; a learner knows what is trained: its parameters,
-its loss, how it drafts and how it is written.
+A run (`train.loop.run`) handles data, meshes, checkpoints and measurements. A learner holds what is trained:
+parameters, loss, drafting and file format.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ from train.loop.places import head_path, target_path
 from train.loop.setup import PARTS, differences, initial_head, objective_of
 
 NUM_HEADS = {"medusa": 5, "hydra": 4, "hydra++": 4}
-"""Heads where no number is asked for, as their authors have them."""
+"""Default number of heads, as the authors trained them."""
 
 
 class Learner(abc.ABC):
-    """What is trained.
+    """Base class of what a run trains.
 
     Attributes:
-      program: the module of `train` it belongs to. folder: under the run's directory, where it is written.
-      taps: the target's hidden states that it reads beside the last.
-      scaled: what it reads of them is divided by their size per channel, which the finished weights take over.
-      draft_vocab: size of a vocabulary that is counted in the data; None is all of the target's.
-      d2t: of the weights it begins with. initial: those; None is fresh ones.
-      copies_layers: fresh weights are layers of the target, which are then loaded whatever features are stored.
+      program: module of `train`. folder: directory of the result in the run's directory.
+      taps: hidden states of the target that it reads beside the last.
+      scaled: training divides these by their root mean square per channel; finished weights include the division.
+      draft_vocab: size of a vocabulary that is counted in the data; None is the target's whole vocabulary.
+      d2t: draft vocabulary of the initial weights. initial: initial weights; None draws fresh ones.
+      copies_layers: fresh weights are layers of the target, so these are loaded even with stored features.
     """
 
     program = folder = "head"
@@ -73,44 +73,44 @@ class Learner(abc.ABC):
 
     @abc.abstractmethod
     def begin(self, target: eagle_jax.Target) -> None:
-        """Settles sizes and initial weights, once the target is known."""
+        """Sets sizes and initial weights for a target."""
 
     @abc.abstractmethod
     def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
-        """Parameters before training."""
+        """Draws fresh parameters."""
 
     @abc.abstractmethod
     def loss(self, frozen: training.Frozen, mesh: Mesh | None, *, remat: bool | None = None) -> training.LossFn:
-        """The loss of a micro-batch."""
+        """Returns the loss function of a micro-batch."""
 
     @abc.abstractmethod
     def judged(self, texts: PackedTokens) -> Array:
-        """Rows that each place of the loss is judged by."""
+        """Counts the rows of every term of the loss."""
 
     @abc.abstractmethod
     def finished(self, trained: Params, frozen: training.Frozen) -> Params:
-        """The parameters as the engine and the files have them."""
+        """Returns the parameters that engine and files hold."""
 
     @abc.abstractmethod
     def bind(self, params: Params, target: eagle_jax.Target) -> TreeDrafter:
-        """Finished parameters as a drafter, with the tree that tau is measured with."""
+        """Returns a drafter with the tree that tau is measured with."""
 
     @abc.abstractmethod
     def write(self, params: Params, target: eagle_jax.Target, directory: Path) -> None:
-        """Writes finished parameters, which are on the host."""
+        """Writes finished parameters from the host; called on every process."""
 
     @abc.abstractmethod
-    def told(self, target: DecoderConfig) -> str:
-        """What the log calls it."""
+    def describe(self, target: DecoderConfig) -> str:
+        """Describes the learner for the log."""
 
     @staticmethod
     def logits_options(args: RunArgs, remat: bool | None) -> dict[str, Any]:
-        """How many rows have logits at once, and whether these are computed again; `remat` overrides the option."""
+        """Returns `chunk` and `remat` of a loss; a given `remat` overrides the option."""
         return {"chunk": args.chunk or 256, "remat": args.remat is not False if remat is None else remat}
 
 
 class EagleLearner(Learner):
-    """An EAGLE head, by the objective of EAGLE-1/2, HASS or EAGLE-3."""
+    """Trains an EAGLE head by the objective of EAGLE-1/2, HASS or EAGLE-3."""
 
     config: HeadConfig
 
@@ -118,7 +118,7 @@ class EagleLearner(Learner):
         self.args, self.objective = args, objective_of(args)
         self.tree = parse_tree(args.eval_tree or "6,10,59", "--eval-tree")
         if args.init is not None:
-            head_path(args.init, "--init", PARTS[args.method])  # is there
+            head_path(args.init, "--init", PARTS[args.method])  # raises if there is none
 
     def begin(self, target: eagle_jax.Target) -> None:
         self.target = target.config
@@ -160,12 +160,12 @@ class EagleLearner(Learner):
         if jax.process_index() == 0:
             save_head_checkpoint(self.config, params, directory, embedding=embedding)
 
-    def told(self, target: DecoderConfig) -> str:
+    def describe(self, target: DecoderConfig) -> str:
         return f"{self.args.method}: draft vocabulary {self.config.draft_vocab_size} of {target.vocab_size}"
 
 
 class MedusaLearner(Learner):
-    """Heads of Medusa-1, Hydra or Hydra++."""
+    """Trains heads of Medusa-1, Hydra or Hydra++."""
 
     config: MedusaConfig
 
@@ -176,8 +176,9 @@ class MedusaLearner(Learner):
         else:
             self.tree = parse_tree(args.eval_tree, "--eval-tree")
         if self.tree.depth > self.heads:
-            levels = f"--eval-tree {args.eval_tree} has {self.tree.depth} levels"
-            raise ConfigError(f"{levels}, and there are {self.heads} heads, one for each")
+            raise ConfigError(
+                f"--eval-tree must have at most {self.heads} levels, one for each of --heads, got {args.eval_tree}."
+            )
         self.init = None if args.init is None else head_path(args.init, "--init", PARTS[args.method])
 
     def begin(self, target: eagle_jax.Target) -> None:
@@ -192,12 +193,12 @@ class MedusaLearner(Learner):
                 given, params = load_medusa_checkpoint(self.init, config, "float32")
             if given.kind != self.config.kind or (given.prefix is None) != (prefix is None):
                 raise ConfigError(
-                    f"--init {self.args.init} are heads of {_method_of(given)}, and --method is {self.args.method}: "
-                    f"give heads of {self.args.method}, or --method {_method_of(given)}"
+                    f"--init must be heads of --method {self.args.method}, got heads of {_method_of(given)} "
+                    f"({self.args.init}). Give other heads or another method."
                 )
             if given != self.config:
                 other = differences((name, getattr(given, name), getattr(self.config, name)) for name in vars(given))
-                raise ConfigError(f"--init {self.args.init} are not heads such as this run trains: {other}")
+                raise ConfigError(f"--init {self.args.init} differs from the heads that this run trains: {other}")
             self.initial = params["heads"]
 
     def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
@@ -230,7 +231,7 @@ class MedusaLearner(Learner):
         if jax.process_index() == 0:
             save_medusa_checkpoint(self.config, params, directory)
 
-    def told(self, target: DecoderConfig) -> str:
+    def describe(self, target: DecoderConfig) -> str:
         return f"{self.args.method}: {self.heads} heads"
 
 
@@ -239,7 +240,7 @@ def _method_of(config: MedusaConfig) -> str:
 
 
 class SmallModelLearner(Learner):
-    """A small model that learns the target's law by distillation."""
+    """Trains a small model on the target's distribution."""
 
     program, folder = "distill", "model"
     config: DecoderConfig
@@ -256,28 +257,27 @@ class SmallModelLearner(Learner):
         count = len(args.target_layers) or args.layers
         if outside := [layer for layer in args.target_layers if not 0 <= layer < self.target.num_layers]:
             named, last = " ".join(map(str, outside)), self.target.num_layers - 1
-            raise ConfigError(f"--target-layers {named}: the target has the layers 0 to {last}")
-        sizes: dict[str, Any] = {
-            "hidden_size": args.hidden, "intermediate_size": args.intermediate, "num_heads": args.num_heads,
-            "num_kv_heads": args.num_kv_heads, "head_dim": args.head_dim,
-        }  # fmt: skip
-        given = {name: size for name, size in sizes.items() if size is not None}
+            raise ConfigError(f"--target-layers must be layers of the target, 0 to {last}, got {named}.")
+        sizes = {"hidden_size": args.hidden, "intermediate_size": args.intermediate, "num_heads": args.num_heads,
+                 "num_kv_heads": args.num_kv_heads, "head_dim": args.head_dim}  # fmt: skip
+        given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
         try:
             self.config = dataclasses.replace(self.target, num_layers=count, **given)
         except ConfigError as error:
-            raise ConfigError(f"there is no such model: {error}") from error
+            raise ConfigError(f"the sizes of the draft model do not fit together: {error}") from error
 
     def _given(self, name: str, target: eagle_jax.Target) -> tuple[DecoderConfig, Params]:
         path = target_path(name)
         with naming("--init", name):
             sizes = read_target_config(config_directory(path)).vocab_size, self.target.vocab_size
-            untold = check_same_tokens(path, target_path(self.args.tokenizer or self.args.target), sizes)
+            warning = check_same_tokens(path, target_path(self.args.tokenizer or self.args.target), sizes)
             config, params = load_target_checkpoint(path, "float32")
-            if untold is not None:
-                logging.warning("%s", untold)
+            if warning is not None:
+                logging.warning("%s", warning)
         if config.max_position < self.args.length:
             raise ConfigError(
-                f"--length {self.args.length} exceeds the {config.max_position} positions of --init {name}"
+                f"--length must be at most the {config.max_position} positions of --init {name}, got "
+                f"{self.args.length}."
             )
         return config, params
 
@@ -310,13 +310,13 @@ class SmallModelLearner(Learner):
             directory.mkdir(parents=True, exist_ok=True)
             place = tokenizer_directory(target_path(self.args.tokenizer or self.args.target))
             for file in (file for pattern in TOKENIZER for file in place.glob(pattern)):
-                shutil.copy(file, directory)  # before the weights, which make a model of it
+                shutil.copy(file, directory)  # before the weights: they make the directory a model
             save_target_checkpoint(self.config, params["model"], directory, "bfloat16")
 
-    def told(self, target: DecoderConfig) -> str:
+    def describe(self, target: DecoderConfig) -> str:
         return f"distilled by {self.args.divergence}: {self.config.num_layers} layers, hidden {self.config.hidden_size}"
 
 
 def learner_of(args: HeadArgs) -> EagleLearner | MedusaLearner:
-    """What `train.head` trains by a method's name."""
+    """Returns the learner of a method of `train.head`."""
     return MedusaLearner(args) if args.method in NUM_HEADS else EagleLearner(args)

@@ -1,4 +1,4 @@
-"""Options that every training run has, and what of them cannot be meant."""
+"""Defines the options of training runs and checks them."""
 
 from __future__ import annotations
 
@@ -14,37 +14,36 @@ from train.loop.places import sources_of
 
 @dataclasses.dataclass(frozen=True)
 class RunArgs:
-    """Arguments of a training run; None takes the method's own value.
+    """Options of every training run; None takes the method's default.
 
     Attributes:
-      target: path or hub id of the model, frozen; demo is the bundled one.
+      target: path or hub id of the frozen model; demo is the bundled one.
       data: sources `path[#split][@weight]` of conversations.
       out: the run's directory.
-      tokenizer: path or hub id, if it is not beside the target.
-      chat_template: Jinja file, for a tokenizer without one (Vicuna), or the name of one of the tokenizer's own.
+      tokenizer: path or hub id, if the target's directory has none.
+      chat_template: Jinja file for a tokenizer without a template (Vicuna), or the name of one of the tokenizer's own.
       template_args: arguments of the chat template, NAME=VALUE each, such as enable_thinking=false.
-      heldout: sources whose prompts tau is measured on; never trained on.
-      features: directory of `train.features`, instead of running the target.
-      init: trained weights to start from (path, hub id; a bundled head is demo).
+      heldout: sources of the prompts that tau is measured on; never trained on.
+      features: directory of `train.features`, to read instead of running the target.
+      init: trained weights to start from (path, hub id; demo is a bundled head).
       steps: updates.
       rate: peak learning rate; eagle1 and hass 3e-5, medusa 1e-3, hydra and hydra++ 5e-4, small models 5e-4, else 1e-4.
-      warmup: updates until it is reached.
+      warmup: updates until the peak.
       clip: largest norm of a gradient.
       max_gradient: a gradient above this norm (before clipping) stops the run.
       rows: packed rows per update, over all processes.
       micro_batches: parts of an update that are computed one after the other.
       length: tokens per row.
       chunk: rows of a text whose logits exist at once; 256.
-      remat: compute chunks (and unrolled steps) again for their gradient; True.
-      dtype: of products and activations of what is trained and of the target; master weights and optimiser state are
-        float32.
-      data_axis: devices along "data"; 0 takes what the other two leave.
+      remat: recompute chunks (and unrolled steps) for their gradient; True.
+      dtype: of the target, and of products and activations; trained weights and optimiser state are float32.
+      data_axis: devices along "data"; 0 takes all that the other two axes leave.
       fsdp: devices along "fsdp".
       tensor: devices along "tensor".
       seed: of weights, order and noise.
       log_every: updates per line of the log.
       save_every: updates per checkpoint.
-      keep: latest checkpoints that stay.
+      keep: latest checkpoints to keep.
       eval_every: updates per measurement of tau; 0 measures at the end only.
       eval_prompts: held-out prompts per measurement.
       eval_tokens: tokens per reply of a measurement.
@@ -90,29 +89,28 @@ class RunArgs:
 
 @dataclasses.dataclass(frozen=True)
 class HeadArgs(RunArgs):
-    """Arguments of the program; None takes the method's own value.
+    """Options of `train.head`; None takes the method's default.
 
     Attributes:
       method: objective and kind of head.
       unroll: steps of an EAGLE head on its own outputs; eagle3 7, hass 3, eagle1 1.
-      decay: weight of each step (Medusa's head) over the one before; eagle3, medusa and hydra 0.8, else 1.
+      decay: weight of each step (Medusa: each head) relative to the one before; eagle3, medusa and hydra 0.8, else 1.
       token_loss: ce (all methods), lk (-log acceptance) or lk_blend.
-      eta: of lk_blend, how soon the total variation takes over; 3.
+      eta: how soon the total variation takes over in lk_blend; 3.
       token_weight: of the token loss; eagle3 1, else 0.1.
       feature_weight: of the feature loss; eagle3 0, else 1.
       noise: width of the uniform noise on features; eagle3 0, else 0.1.
-      taps: the target's hidden states that are fused, numbered as `hidden_states` of transformers; of L
-        layers 2, L/2 and L-3.
+      taps: the target's hidden states that are fused, numbered as `hidden_states` of transformers; for L layers 2, L/2
+        and L-3.
       fc_norm: a norm per tap before the projection (EAGLE-3.1).
       norm_output: feed the normed state back (EAGLE-3.1).
-      draft_vocab: size of the draft vocabulary of EAGLE-3; 0 is the target's, None 32000 or the target's if smaller.
-        A head that is given by --init keeps its own, and its taps and width.
-      head_intermediate: width of an EAGLE head's MLP, 0 for the target's.
-      heads: of medusa (5), hydra and hydra++ (4): levels that can be drafted.
-      head_layers: residual blocks of each, 1. With more than one (Medusa) or two (Hydra) the authors' programs read
-        the last block in the place of all that they share, so that those heads are for this library; they trained
-        Hydra++ with four.
-      teacher: their labels are the target's law; else the texts' own tokens. hydra++ True.
+      draft_vocab: size of EAGLE-3's draft vocabulary; 0 is the target's, None 32000 or the target's if smaller.
+        A head given by --init keeps its own, and its taps and width.
+      head_intermediate: width of an EAGLE head's MLP; 0 is the target's.
+      heads: number of heads of medusa (5), hydra and hydra++ (4), one per drafted level.
+      head_layers: residual blocks of each, 1. The authors' Hydra++ has four. Their programs cannot read more than one
+        block (Medusa) or two (Hydra) of this library.
+      teacher: labels are the target's distribution instead of the text's tokens; hydra++ True.
     """
 
     method: Literal["eagle3", "eagle1", "hass", "medusa", "hydra", "hydra++"] = "eagle3"
@@ -135,17 +133,17 @@ class HeadArgs(RunArgs):
 
 @dataclasses.dataclass(frozen=True)
 class DistillArgs(RunArgs):
-    """Arguments of the program; None takes the method's own value.
+    """Options of `train.distill`; None takes the target's size.
 
     Attributes:
-      divergence: kl, tv (what standard speculative sampling rejects) or lk (minus the logarithm of what it accepts).
+      divergence: kl, tv (what standard speculative sampling rejects) or lk (-log of what it accepts).
       layers: of a fresh model.
       target_layers: layers of the target to begin with instead, from 0, between its own embedding and head.
-      hidden: width of a fresh model; this and the next four are the target's unless given.
+      hidden: width of a fresh model.
       intermediate: width of its MLPs.
-      num_heads: of attention.
+      num_heads: attention heads.
       num_kv_heads: key-value heads.
-      head_dim: size of a head.
+      head_dim: size of an attention head.
     """
 
     divergence: Divergence = "kl"
@@ -159,7 +157,7 @@ class DistillArgs(RunArgs):
 
 
 def check_run(args: RunArgs) -> None:
-    """Refuses numbers that cannot be meant.
+    """Validates the options of every run.
 
     Raises:
       ValueError: naming the option.
@@ -169,18 +167,18 @@ def check_run(args: RunArgs) -> None:
     not_negative(args, "eval_every", "data_axis")
     check_seed(args)
     if not args.data:
-        raise ValueError("--data names no source: give JSONL or Parquet files, or datasets of the hub")
+        raise ValueError("--data must name at least one source, got none. Give files or hub datasets.")
     for name in ("rate", "clip", "max_gradient"):
         value = getattr(args, name)
         if value is not None and not value > 0:
-            raise ValueError(f"--{name.replace('_', '-')} {value} must be above 0")
+            raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}.")
     if args.wandb is not None and find_spec("wandb") is None:
-        raise ValueError("--wandb needs the package of that name: pip install wandb")
+        raise ValueError("--wandb needs the package wandb. Install it: pip install wandb")
     if args.eval_every and not args.heldout:
-        raise ValueError("--eval-every needs --heldout: prompts to measure tau on")
+        raise ValueError("--eval-every needs --heldout, the prompts that tau is measured on. Give both or neither.")
     if args.heldout and args.eval_tokens >= args.length:
-        raise ValueError(f"--eval-tokens {args.eval_tokens} must be below --length {args.length}")
+        raise ValueError(f"--eval-tokens must be below --length {args.length}, got {args.eval_tokens}.")
     sources = [sources_of(args.data), sources_of(args.heldout, "--heldout")]
     given = [{str(at) for one in part for at in (one.name, *map(Path.resolve, one.files))} for part in sources]
     if both := sorted(set.intersection(*given)):
-        raise ValueError(f"{both[0]} is in --data and in --heldout: what tau is measured on must not be trained on")
+        raise ValueError(f"{both[0]} is in --data and in --heldout. Leave it out of one of them.")

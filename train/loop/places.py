@@ -1,4 +1,4 @@
-"""Where programs read and write: checkpoints by path or by the name "demo", and directories that one run has alone."""
+"""Resolves checkpoints, sources and tokenizers of options, and reserves output directories for one run."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ LOCK, RUN = ".lock", "run.json"
 
 
 def target_path(text: str) -> str:
-    """A path or hub id as it is; of "demo", the bundled target's."""
+    """Returns a path or hub id; "demo" becomes the path of the bundled target."""
     return str(bundled("target")) if text == DEMO else text
 
 
 def target_config(text: str) -> DecoderConfig:
-    """The configuration of what `--target` names, of which no weights are read.
+    """Reads the configuration of `--target`, without its weights.
 
     Raises:
-      CheckpointError: there is none.
+      CheckpointError: there is no model.
     """
     with naming("--target", text):
         return read_target_config(config_directory(target_path(text)))
 
 
 def head_path(text: str, option: str = "--head", part: str = "hass") -> str:
-    """A path or hub id as it is; of "demo", that of the bundled `part`; of a training run, its head's or model's.
+    """Returns the path or hub id of a head: "demo" is the bundled `part`, a run's directory is its head or model.
 
     Raises:
-      ValueError: the run has no head yet. CheckpointError: there is nothing there.
+      ValueError: the run has no head yet. CheckpointError: there is no checkpoint.
     """
     if text == DEMO:
         return str(bundled(part))
@@ -49,8 +49,8 @@ def head_path(text: str, option: str = "--head", part: str = "hass") -> str:
     if (run / "log.jsonl").is_file() and not (run / "config.json").is_file():
         made = [run / folder for folder in ("head", "model") if (run / folder / "config.json").is_file()]
         if not made:
-            raise ValueError(f"{option} {text} is the directory of a training run, which has no head yet: one is "
-                             "written at the first measurement (--eval-every) or at the end; let it go on")  # fmt: skip
+            raise ValueError(f"{option} {text} is a training run without a head. A run writes its head at the first "
+                             "measurement (--eval-every) or at the end. Let it continue.")  # fmt: skip
         return str(made[0])
     with naming(option, text):
         config_directory(text)
@@ -58,18 +58,18 @@ def head_path(text: str, option: str = "--head", part: str = "hass") -> str:
 
 
 def note_run(out: Path, target: str) -> None:
-    """Writes down in a run's directory whose head it trains."""
+    """Writes the name of the target into a run's directory."""
     write_whole(out / RUN, json.dumps({"target": target}) + "\n")
 
 
 def target_of_head(head: str) -> str | None:
-    """The target that a head of `train.head` was trained for, as it was given; None of other heads."""
+    """Returns the `--target` that a head of `train.head` was trained for; None for other heads."""
     note = Path(head).expanduser().parent / RUN
     return json.loads(note.read_text(encoding="utf-8"))["target"] if note.is_file() else None
 
 
 def sources_of(texts: Sequence[str], option: str = "--data") -> list[Source]:
-    """Sources of conversations as an option gives them, each of which is there or reads like a dataset of the hub.
+    """Parses the sources of an option and checks that files exist.
 
     Raises:
       ValueError: naming the option and the source.
@@ -83,13 +83,13 @@ def sources_of(texts: Sequence[str], option: str = "--data") -> list[Source]:
 
 
 def tokenizer_of(target: str, config: DecoderConfig, args: Any = None) -> Any:
-    """What `--tokenizer` names, or else what lies beside `--target`, with `--chat-template` and `--template-args`.
+    """Loads the tokenizer of `--tokenizer` or of `--target`, with `--chat-template` and `--template-args`.
 
     Args:
-      args: a program's, with `tokenizer`, `chat_template` and `template_args`; None is without them.
+      args: arguments with `tokenizer`, `chat_template` and `template_args`; None has none of them.
 
     Raises:
-      CheckpointError: as `load_tokenizer`, naming the option. ValueError: an argument that the template does not read.
+      CheckpointError: as `load_tokenizer`, naming the option. ValueError: the template does not read an argument.
     """
     given = None if args is None else args.tokenizer
     option, named = ("--target", target) if given is None else ("--tokenizer", given)
@@ -101,28 +101,27 @@ def tokenizer_of(target: str, config: DecoderConfig, args: Any = None) -> Any:
 
 
 def check_own(out: Path, marks: Sequence[str], what: str) -> None:
-    """Refuses a directory that has something in it, and none of the names in `marks`.
+    """Checks that a directory is empty or holds one of the names in `marks`.
 
     Raises:
       ConfigError: naming the directory.
     """
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out} is a file: give a directory")
+        raise ConfigError(f"--out must be a directory, got the file {out}.")
     if not out.is_dir() or any((out / mark).exists() for mark in marks):
         return
     if any(path.name != LOCK for path in out.iterdir()):
-        raise ConfigError(f"--out {out} has files in it and is not {what}: give another directory")
+        raise ConfigError(f"--out must be empty or {what}, got {out} with other files. Give another directory.")
 
 
 @contextlib.contextmanager
 def alone_in(out: Path, leads: bool = True) -> Iterator[None]:
-    """Makes the directory, and keeps other runs out of it until this one ends, in whatever way.
+    """Creates a directory and locks it until this run ends or is killed; removes it if nothing was written.
 
-    Of a run's processes the one that `leads` keeps the others' runs out. A directory in which nothing was written is
-    removed again.
+    Of the processes of a run only the one that `leads` takes the lock.
 
     Raises:
-      ConfigError: another run is at it.
+      ConfigError: another run holds the lock.
     """
     made = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
@@ -136,11 +135,11 @@ def alone_in(out: Path, leads: bool = True) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(
-                    f"--out {out}: another run is writing there; wait for it, stop it, or give another directory"
+                    f"--out {out}: another run is writing there. Wait for it, stop it, or give another directory."
                 ) from None
             except OSError as error:  # some network file systems
-                logging.info("%s cannot be locked (%s): let no two runs write there", out, error.strerror)
-            if os.fstat(lock.fileno()).st_nlink:  # else who had it before has just removed it
+                logging.info("%s cannot be locked (%s). Let no two runs write there.", out, error.strerror)
+            if os.fstat(lock.fileno()).st_nlink:  # otherwise the previous run has just removed the file
                 break
         try:
             yield

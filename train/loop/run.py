@@ -1,4 +1,4 @@
-"""A training run: what it is made of, one update, one measurement of tau, one checkpoint, and where it resumes."""
+"""Builds a training run: its parts, one update, one measurement of tau, one checkpoint, and how it resumes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from eagle_jax.data.corpus.features import Features
 from eagle_jax.data.corpus.sources import build_corpus, corpus_key
 from eagle_jax.data.corpus.vocabulary import cached_vocabulary, count_tokens, coverage_of
 from eagle_jax.data.templates.keys import tokenizer_settings
-from eagle_jax.devices import device
+from eagle_jax.devices import device_name
 from eagle_jax.evaluate.acceptance import measure_n_alpha, measure_tau
 from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel import processes
@@ -39,40 +39,23 @@ from train.loop.options import RunArgs
 from train.loop.places import note_run, sources_of, target_path, tokenizer_of
 from train.loop.setup import generation_mesh, held_prompts, load_target, mesh_of, respread, weights_of
 
-MAY_CHANGE = frozenset(
-    [
-        "out",
-        "steps",
-        "micro_batches",
-        "data_axis",
-        "fsdp",
-        "tensor",
-        "log_every",
-        "save_every",
-        "eval_every",
-        "eval_prompts",
-        "eval_tokens",
-        "eval_tree",
-        "heldout",
-        "keep",
-        "tensorboard",
-        "wandb",
-    ]
-)
-"""Arguments that a resumed run may be given anew: they change neither what is learnt from, nor what is learnt.
+MAY_CHANGE = ("out", "steps", "micro_batches", "data_axis", "fsdp", "tensor", "log_every", "save_every", "eval_every",
+              "eval_prompts", "eval_tokens", "eval_tree", "heldout", "keep", "tensorboard", "wandb")  # fmt: skip
+"""Arguments that may differ when a run resumes: they change neither the data nor what is learnt.
 
-Two change a little of how: `steps` is also how far the decay of the learning rate reaches, and micro-batches may have
-unequal shares of rows outside the draft vocabulary (`head_train_step`).
+Two have a small effect. `steps` is also the length of the learning rate's decay. Micro-batches may have unequal shares
+of rows outside the draft vocabulary (`head_train_step`).
 """
 MEASURED = ("heldout", "eval_prompts", "eval_tokens", "eval_tree")
-"""Arguments that decide what a tau means: with others, the best one so far does not count."""
+"""Arguments that tau depends on. When they change, the best tau so far is discarded."""
 
 
 class Evaluation(NamedTuple):
-    """What a head is worth on held-out prompts.
+    """Measurement of a drafter on held-out prompts.
 
     Attributes:
-      tau: tokens per target pass with the tree. n_alpha: acceptance behind 0, 1, ... of the head's own guesses.
+      tau: tokens per target pass with the tree.
+      n_alpha: acceptance rate of a guess that follows 0, 1, ... accepted guesses of the drafter.
     """
 
     tau: float
@@ -80,10 +63,10 @@ class Evaluation(NamedTuple):
 
 
 class Run:
-    """Everything that a run is made of, on every process alike.
+    """Holds the parts of a run, the same on every process.
 
     Raises:
-      ConfigError, ValueError, CheckpointError: what is given does not fit together; nothing is compiled before.
+      ConfigError, ValueError, CheckpointError: arguments or files do not fit together. Nothing is compiled before.
     """
 
     def __init__(self, args: RunArgs, learner: Learner) -> None:
@@ -94,7 +77,7 @@ class Run:
             for name, value in dataclasses.asdict(args).items()
             if name not in MAY_CHANGE
         }
-        if (args.out / "latest").is_dir():  # what an earlier run was asked for is known before its data are prepared
+        if (args.out / "latest").is_dir():  # settings are compared before data are prepared
             self.checkpoints = TrainingCheckpoints(args.out, args.keep)
             self._check_same(self.checkpoints.notes())
         with naming("--target", args.target):
@@ -127,7 +110,7 @@ class Run:
             of = "weights" if whole else "ends"
             wanted: dict[str, Any] = {"corpus": self.key, "target": args.target,
                       of: processes.fingerprint(self.target.params, layers=whole)}  # fmt: skip
-            if learner.taps:  # who reads the last state alone takes it from features of any taps
+            if learner.taps:  # learners of the last state alone accept features of any taps
                 wanted["taps"] = learner.taps
             with naming("--features", args.features):
                 self.features = Features(args.features, self.corpus, wanted, args.length)
@@ -151,20 +134,21 @@ class Run:
         return d2t, coverage
 
     def _check_same(self, notes: dict[str, Any] | None) -> None:
-        """Refuses to go on from a run whose notes say other settings than those that are known so far."""
-        other = [] if notes is None else [
-            f"{name} was {notes['settings'].get(name)}, is {value}"
+        """Checks that a saved run has the settings known so far."""
+        known = self.settings if notes is None else notes["settings"]
+        other = "; ".join(
+            f"{name} was {known.get(name)}, is {value}"
             for name, value in self.settings.items()
-            if notes["settings"].get(name) != value
-        ]  # fmt: skip
+            if known.get(name) != value
+        )
         if other:
             raise CheckpointError(
-                f"{self.args.out} holds a run of another configuration ({'; '.join(other)}): resume with its own, or "
-                "choose another --out"
+                f"--out {self.args.out} holds a run of another configuration ({other}). Resume with its own "
+                "configuration, or choose another --out."
             )
 
     def _check_settings(self) -> None:
-        # Names stay where contents change: files behind a glob, a target that was trained on.
+        # Contents may change under the same names: files of a glob, a target that was trained further.
         fingerprint = processes.fingerprint(self.target.params, layers=self.args.features is None)
         vocabulary = None if self.d2t is None else hashlib.sha256(self.d2t.tobytes()).hexdigest()[:16]
         self.settings |= {**self.rendering, "contents of data": f"{self.key}, {len(self.corpus.tokens)} tokens",
@@ -180,21 +164,21 @@ class Run:
         done = self.checkpoints.step or 0
         if done > self.args.steps:
             raise CheckpointError(
-                f"{self.args.out} is at step {done} already: --steps {self.args.steps} lies behind it"
+                f"--steps must be at least {done}, the step of {self.args.out}, got {self.args.steps}."
             )
         if done == self.args.steps:
-            logging.info("%s has done its %d steps already: nothing is left to train", self.args.out, done)
+            logging.info("%s has done its %d steps already; nothing is left to train", self.args.out, done)
         elif (planned := notes.get("steps")) not in (None, self.args.steps):
             logging.info(
-                "--steps was %s, is %d: the learning rate decays over the new number", planned, self.args.steps
+                "--steps was %s, is %d; the learning rate decays over the new number", planned, self.args.steps
             )
         best = self.checkpoints.best_notes()
         if best is not None and self.args.heldout and best.get("measured") != self.measured:
-            logging.info("tau is measured in another way from now on: the best head so far is forgotten")
+            logging.info("tau is measured in another way from now on; the best head so far does not count")
             self.checkpoints.forget_best()
 
     def prepare(self) -> None:
-        """Makes the first state, or restores the last one, and compiles the update."""
+        """Creates the first state, or restores the last one, and builds the update."""
         mesh = self.mesh
         shapes = jax.eval_shape(self._fresh, self.target.params)
         shardings = param_shardings(shapes, mesh)
@@ -255,13 +239,13 @@ class Run:
     def _seek(self, positions: list[dict[str, Any]]) -> None:
         if len(positions) != jax.process_count():
             raise CheckpointError(
-                f"{self.args.out} was saved by {len(positions)} processes and this run has {jax.process_count()}: each "
-                "reads its own share of the documents; resume with as many"
+                f"--out {self.args.out} was saved by {len(positions)} processes, this run has {jax.process_count()}. "
+                "Every process reads its own share of the documents. Resume with as many."
             )
         self.batches.set_state(positions[jax.process_index()])
 
     def _batch(self) -> tuple[PackedTokens, Signals | None]:
-        """The next micro-batches, [M, B, T] over all processes, and their features where they were stored."""
+        """Returns the next micro-batches, [M, B, T] over all processes, and their stored features."""
         texts, signals = next(self.batches), None
         if self.features is not None:
             rows: Any = (self.batches.documents, texts.positions, texts.segments)
@@ -272,38 +256,37 @@ class Run:
         return processes.global_rows(self.mesh, local, axis=1)
 
     def advance(self) -> training.UpdateReport:
-        """One update; the report's values are there when the devices are done."""
+        """Starts an update; reading a value of the report waits for the devices."""
         self.state, report = self.update(self.state, self.frozen, *self._batch())
         self.step += 1
         return report
 
-    def needed(self, lacking: str = "") -> str:
-        """A sentence for a device that is too small: what lies there in gigabytes (1e9 bytes), and what to lower.
+    def memory_message(self, lacking: str = "") -> str:
+        """Returns a message for a device that is too small: sizes in GB (1e9 bytes), and what to lower.
 
         Args:
-          lacking: what the runtime said was too much.
+          lacking: what the runtime reported as missing.
         """
         args, devices = self.args, self.mesh.size
-        begun = jax.eval_shape(self._fresh, self.target.params)
-        held = {"target": size_of(self.target.params), "head and optimiser": size_of(begun)}
-        parts = ", ".join(f"{what} {size / 1e9:.2f} GB" for what, size in held.items())
+        held = {"target": self.target.params, "head and optimiser": jax.eval_shape(self._fresh, self.target.params)}
+        parts = ", ".join(f"{what} {size_of(tree) / 1e9:.2f} GB" for what, tree in held.items())
         together = f" (on {devices} devices together)" if devices > 1 else ""
         remat = "leave out --no-remat, " if args.remat is False else ""
         return (
-            f"out of memory on {device()}{lacking}: {parts}{together}, and what an update of {args.rows} rows of "
-            f"{args.length} tokens computes in between. Lower --rows or --length, raise --micro-batches (now "
-            f"{args.micro_batches}), {remat}or spread it over more devices (--fsdp, --tensor)"
+            f"out of memory on {device_name()}{lacking}: {parts}{together}, and the activations of an update of "
+            f"{args.rows} rows of {args.length} tokens. Lower --rows or --length, raise --micro-batches (now "
+            f"{args.micro_batches}), {remat}or use more devices (--fsdp, --tensor)."
         )
 
-    def named(self, documents: np.ndarray) -> str:
-        """The documents of a batch as a reader finds them: their sources, and the numbers of their rows there."""
+    def rows_of(self, documents: np.ndarray) -> str:
+        """Names the documents of a batch by their sources and the numbers of their rows there."""
         documents = np.unique(documents[documents >= 0])
         of = self.corpus.source[documents]
         rows = {self.corpus.names[source]: self.corpus.row[documents[of == source]] for source in np.unique(of)}
         return "; ".join(f"{name} {' '.join(map(str, numbers))}" for name, numbers in rows.items())
 
     def save(self) -> None:
-        """Begins to write a checkpoint of here and now."""
+        """Starts to write a checkpoint of the current state."""
         state: dict[str, Any] = {"state": self.state}
         if self.frozen.feature_scale is not None:
             state["feature_scale"] = self.frozen.feature_scale
@@ -312,11 +295,11 @@ class Run:
         self.checkpoints.save(self.step, state, notes)
 
     def finished_head(self) -> Params:
-        """What was trained as others read it, float32; of an EAGLE head `{"head": ..., "d2t": ...}`."""
+        """Returns the float32 parameters that files hold; for an EAGLE head `{"head": ..., "d2t": ...}`."""
         return self.learner.finished(self.state.head, self.frozen)
 
     def evaluate(self) -> Evaluation:
-        """Generates from the held-out prompts with the head as it is, and keeps it if it is the best so far."""
+        """Measures the current head on the held-out prompts, and keeps it if it is the best so far."""
         params, target = self.finished_head(), self.target
         cast = jax.tree.map(
             lambda leaf: leaf.astype(target.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, params
@@ -336,7 +319,7 @@ class Run:
         return found
 
     def export(self) -> tuple[Path, int]:
-        """Writes the best head, or the last where none was measured, in the official layout; where, and its step."""
+        """Writes the best head, or the last if none was measured; returns its directory and step."""
         saved = self.checkpoints.restore_best(self.finished_head())
         step, params = (self.step, self.finished_head()) if saved is None else (saved.step, saved.state)
         return self._write(params), step
@@ -349,7 +332,7 @@ class Run:
         return directory
 
     def flops(self) -> float:
-        """Floating-point operations of an update's matrix products: target, head, and attention's gradient as it is."""
+        """Returns the floating-point operations of an update's matrix products: target, head and their gradients."""
         shape = (self.args.micro_batches, self.args.rows // self.args.micro_batches, self.args.length)
         kinds = (jnp.int32, jnp.bool_, jnp.int32, jnp.int32)
         rows: Any = [jax.ShapeDtypeStruct(shape, kind) for kind in kinds]
@@ -367,5 +350,5 @@ class Run:
         )
 
     def parameters(self) -> int:
-        """Numbers that are trained."""
+        """Returns the number of trained parameters."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.state.head))

@@ -1,4 +1,4 @@
-"""What a training run is set up from: objective, shapes, mesh, target, sources, prompts."""
+"""Sets up a training run: objective, shapes, mesh, target, source weights, held-out prompts."""
 
 from __future__ import annotations
 
@@ -39,32 +39,32 @@ PARTS = {
     "hydra": "hydra",
     "hydra++": "hydra",
 }
-"""The bundled head that `--init demo` means, by method."""
+"""Bundled head that `--init demo` names, by method."""
 DRAFT_VOCAB = 32000
-"""Size of a draft vocabulary where none is asked for, as the published heads have it."""
+"""Default size of a draft vocabulary, as in the published heads."""
 
 
 def objective_of(args: HeadArgs) -> Objective:
-    """The method's objective with what `args` changes of it."""
-    given: dict[str, Any] = {"steps": args.unroll, "decay": args.decay, "token_loss": args.token_loss, "eta": args.eta,
-             "token_weight": args.token_weight, "feature_weight": args.feature_weight, "noise": args.noise,
-             "chunk": args.chunk, "remat": args.remat}  # fmt: skip
-    return dataclasses.replace(
-        PRESETS[args.method](), **{name: value for name, value in given.items() if value is not None}
-    )
+    """Returns the method's objective with the changes of `args`."""
+    names = ("decay", "token_loss", "eta", "token_weight", "feature_weight", "noise", "chunk", "remat")
+    given = {"steps": args.unroll, **{name: getattr(args, name) for name in names}}
+    changed = {name: value for name, value in given.items() if value is not None}
+    return dataclasses.replace(PRESETS[args.method](), **changed)
 
 
 def head_config(args: HeadArgs, target: DecoderConfig) -> HeadConfig:
-    """The head's shape: one layer as wide as the target's."""
+    """Returns the shape of the head: one layer, as wide as the target's."""
     width = args.head_intermediate or target.intermediate_size
     layer = target.one_layer(intermediate_size=width, tie_word_embeddings=False)
     if args.method != "eagle3":
         return HeadConfig("eagle1", layer, target.vocab_size, target.hidden_size, (target.num_layers,))
-    # The servers run Llama's layer: no bias, no norm of queries and keys, whatever the target has.
+    # Servers run Llama's layer, without biases and q/k norms, for every target.
     layer = dataclasses.replace(layer, qk_norm=False, qkv_bias=False, out_bias=False, mlp_bias=False)
     taps = taps_of(args.taps, target.num_layers)
     if (args.draft_vocab or 0) > target.vocab_size:
-        raise ConfigError(f"--draft-vocab {args.draft_vocab} exceeds the target's vocabulary of {target.vocab_size}")
+        raise ConfigError(
+            f"--draft-vocab must be at most the target's vocabulary of {target.vocab_size}, got {args.draft_vocab}."
+        )
     wanted = DRAFT_VOCAB if args.draft_vocab is None else args.draft_vocab or target.vocab_size
     size = min(wanted, target.vocab_size)
     switches = {"fc_norm": args.fc_norm, "norm_output": args.norm_output}
@@ -72,13 +72,12 @@ def head_config(args: HeadArgs, target: DecoderConfig) -> HeadConfig:
 
 
 def initial_head(args: HeadArgs, target: eagle_jax.Target) -> tuple[HeadConfig, Params | None]:
-    """The head's configuration; with `--init` that head's own, and its parameters in float32.
+    """Returns the head's configuration, and with `--init` that head's float32 parameters.
 
-    Of a given head the taps, the draft vocabulary and the width are taken over where no option says otherwise, and what
-    its layer computes must be what this run's would.
+    Taps, draft vocabulary and width come from the given head unless an option sets them. The rest must be the same.
 
     Raises:
-      ConfigError: it is a head of another kind or shape. CheckpointError: it cannot be loaded.
+      ConfigError: the given head has another kind or shape. CheckpointError: it cannot be loaded.
     """
     if args.init is None:
         return head_config(args, target.config), None
@@ -92,46 +91,48 @@ def initial_head(args: HeadArgs, target: eagle_jax.Target) -> tuple[HeadConfig, 
         args = dataclasses.replace(args, taps=taps, draft_vocab=draft_vocab)
     width = args.head_intermediate or given.layer.intermediate_size
     wanted = head_config(dataclasses.replace(args, head_intermediate=width), target.config)
-    told = {name: getattr(given.layer, name) for name in ("max_position", "eos_ids", "bos_id", "architecture")}
-    wanted = dataclasses.replace(wanted, layer=dataclasses.replace(wanted.layer, **told))
+    kept = {name: getattr(given.layer, name) for name in ("max_position", "eos_ids", "bos_id", "architecture")}
+    wanted = dataclasses.replace(wanted, layer=dataclasses.replace(wanted.layer, **kept))
     if wanted != given:
         pairs = [(name, getattr(given, name), getattr(wanted, name)) for name in vars(wanted) if name != "layer"]
         pairs += [(name, getattr(given.layer, name), getattr(wanted.layer, name)) for name in vars(wanted.layer)]
-        raise ConfigError(f"--init {args.init} is not a head such as this run trains: {differences(pairs)}")
+        raise ConfigError(f"--init {args.init} differs from the head that this run trains: {differences(pairs)}")
     return given, params
 
 
 def differences(pairs: Iterable[tuple[str, Any, Any]]) -> str:
-    """Which of `(name, what is given, what is wanted)` differ, in words."""
+    """Lists the differences of `(name, given, wanted)` triples."""
     return "; ".join(f"{name} is {theirs} there and {ours} here" for name, theirs, ours in pairs if theirs != ours)
 
 
 def taps_of(given: tuple[int, ...] | None, layers: int) -> tuple[int, ...]:
-    """The hidden states to fuse of a target of so many layers; unless given a low, a middle and a high one.
+    """Returns the hidden states to fuse; by default a low, a middle and a high one.
 
     Raises:
-      ConfigError: there are none such.
+      ConfigError: a tap is outside the target, or the target has too few layers for the default.
     """
     if given is None and layers < 6:
-        raise ConfigError(f"a target of {layers} layers has no default --taps: name three hidden states")
+        raise ConfigError(f"--taps has no default for a target of {layers} layers. Name three hidden states.")
     taps = given or (2, layers // 2, layers - 3)
     if outside := [tap for tap in taps if not 0 <= tap <= layers]:
-        raise ConfigError(f"--taps {' '.join(map(str, outside))}: the target has the hidden states 0 to {layers}")
+        raise ConfigError(
+            f"--taps must be hidden states of the target, 0 to {layers}, got {' '.join(map(str, outside))}."
+        )
     return taps
 
 
 def load_target(path: str | Path, args: RunArgs, mesh: jax.sharding.Mesh, *, layers: bool = False) -> eagle_jax.Target:
-    """The target; without its layers where nothing runs them: features are stored, and no tau is measured.
+    """Loads the target, without its layers if features are stored and no tau is measured.
 
     Args:
-      layers: they are wanted all the same.
+      layers: load the layers in every case.
 
     Raises:
-      ConfigError: it has no room for rows of `--length`. CheckpointError: it cannot be loaded.
+      ConfigError: the context is shorter than `--length`. CheckpointError: the target cannot be loaded.
     """
     room = read_target_config(config_directory(path)).max_position
     if args.length > room:
-        raise ConfigError(f"--length {args.length} exceeds the target's {room} tokens of context")
+        raise ConfigError(f"--length must be at most the target's {room} tokens of context, got {args.length}.")
     if layers or args.features is None or args.heldout:
         return eagle_jax.load_target(path, args.dtype, mesh=mesh)
     config, params = load_target_checkpoint(path, args.dtype, place=placer(mesh), layers=False)
@@ -139,64 +140,68 @@ def load_target(path: str | Path, args: RunArgs, mesh: jax.sharding.Mesh, *, lay
 
 
 def mesh_of(args: RunArgs) -> jax.sharding.Mesh:
-    """The mesh over all devices of all processes.
+    """Returns the mesh over all devices of all processes.
 
     Raises:
-      ConfigError: the rows, or the axes, do not divide evenly.
+      ConfigError: rows or axes do not divide evenly.
     """
     devices, local = jax.device_count(), jax.local_device_count()
     if devices % (args.fsdp * args.tensor):
-        raise ConfigError(f"--fsdp {args.fsdp} times --tensor {args.tensor} must divide the {devices} devices")
+        raise ConfigError(
+            f"--fsdp {args.fsdp} times --tensor {args.tensor} must divide the {devices} devices. Lower one of them."
+        )
     if local % args.tensor:
-        raise ConfigError(f"--tensor {args.tensor} must divide the {local} devices of each process")
+        raise ConfigError(f"--tensor must divide the {local} devices of each process, got {args.tensor}.")
     data = args.data_axis or devices // (args.fsdp * args.tensor)
     if jax.process_count() > 1 and data * args.fsdp * args.tensor != devices:
-        raise ConfigError(f"--data-axis {data} leaves devices idle; several processes must use all {devices}")
+        raise ConfigError(f"--data-axis must use all {devices} devices of several processes, got {data}. Leave it out.")
     parts = args.micro_batches * data * args.fsdp
     if args.rows % parts:
         raise ConfigError(
-            f"--rows {args.rows} must be a multiple of {parts}: --micro-batches {args.micro_batches} times the "
-            f"{data * args.fsdp} devices that rows are spread over"
+            f"--rows must be a multiple of {parts} (--micro-batches {args.micro_batches} times the "
+            f"{data * args.fsdp} devices that hold rows), got {args.rows}."
         )
     return make_mesh(data, args.tensor, args.fsdp)
 
 
 def generation_mesh(mesh: jax.sharding.Mesh, target: eagle_jax.Target) -> jax.sharding.Mesh:
-    """The same devices for `generate`: without "fsdp", and "tensor" as wide as a process and the target allow.
+    """Returns a mesh of the same devices for `generate`: no "fsdp", and "tensor" as wide as process and target allow.
 
-    Under "fsdp" the compiler gathers all layers before the loop over cycles: whole weights on every device. (Compiled
-    for v5e:4x4, 0.46 GB of temporaries for each layer of an 8B model.)
+    With "fsdp" the compiler gathers all layers before the loop over cycles: whole weights on every device (0.46 GB of
+    temporaries per layer of an 8B model, by `infer.aot` for v5e:4x4).
     """
     if mesh.shape[FSDP] == 1:
         return mesh
     widest = math.gcd(mesh.size // jax.process_count(), target.config.num_kv_heads)
     for tensor in (size for size in range(widest, 0, -1) if widest % size == 0):
         found = make_mesh(mesh.size // tensor, tensor, devices=list(mesh.devices.flat))
-        with contextlib.suppress(ConfigError):  # a vocabulary of an odd size, say; 1 divides all
+        with contextlib.suppress(ConfigError):  # such as an odd vocabulary; 1 divides every size
             param_shardings(target.params, found)
             break
     return found
 
 
 def respread(params: Params, mesh: jax.sharding.Mesh) -> Params:
-    """Parameters on another mesh of the same devices, which may be those of several processes."""
+    """Moves parameters to another mesh of the same devices, also over several processes."""
     return jax.jit(lambda tree: tree, out_shardings=param_shardings(params, mesh))(params)
 
 
 def weights_of(sources: list[Source]) -> dict[str, float] | None:
-    """Shares of the sources where one was given; a source without counts by its documents."""
+    """Returns the weight of each source; None if no source has one, so that documents count equally."""
     if all(source.weight is None for source in sources):
         return None
     if any(source.weight is None for source in sources):
         missing = ", ".join(source.name for source in sources if source.weight is None)
-        raise ConfigError(f"some sources have a weight and {missing} has none: give one to all, as path@weight")
+        raise ConfigError(
+            f"--data must give a weight to all sources or to none, got none for {missing}. Write path@weight."
+        )
     return {source.name: float(source.weight or 0) for source in sources}
 
 
 def held_prompts(args: RunArgs, tokenizer: Any, mesh: jax.sharding.Mesh) -> list[list[int]]:
-    """The first prompts of the held-out sources that leave room for a reply; the sources take turns.
+    """Returns the first held-out prompts that leave room for a reply; sources take turns.
 
-    As many as every device gets the same number of; too few start again from the first.
+    The number is a multiple of the devices that hold rows. Too few prompts are repeated.
     """
     longest = args.length - args.eval_tokens
     parts = mesh.size // mesh.shape[TENSOR]
