@@ -1,7 +1,7 @@
 """Runs the cycle: draft a tree, verify it in one target pass, commit what was accepted.
 
-Pure functions over explicit parameters, for use inside `jit`, under `vmap` over keys or in `shard_map`. They share their
-arguments:
+Pure functions over explicit parameters, for use inside `jit`, under `vmap` over keys or in `shard_map`. They share
+their arguments:
 
     params    {"target": ..., "drafter": ...}
     batch     what the rows of a call bring along (`Batch`)

@@ -146,10 +146,10 @@ def eagle(config: HeadConfig, tree: TreeConfig, target: TargetFn, dtype: str = "
             return EagleState(cache, jnp.where(verified.count[:, None] > 0, hidden, state.hidden))
 
     def draft(
-        params: Params, state: EagleState, root: Array, chance: RowRandomness, sampling: Sampling
+        params: Params, state: EagleState, root: Array, randomness: RowRandomness, sampling: Sampling
     ) -> tuple[DraftTree, EagleState]:
         with jax.named_scope("draft"):
-            return grow(head.expander(params, state), tree, root, chance, sampling), state
+            return grow(head.expander(params, state), tree, root, randomness, sampling), state
 
     def rewind(state: EagleState, length: Array) -> EagleState:
         return state._replace(cache=state.cache._replace(length=length))

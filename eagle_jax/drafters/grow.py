@@ -1,7 +1,7 @@
-"""Growing draft trees from any draft model: dynamic trees (EAGLE-2), static trees and chains, ranked or sampled.
+"""Grows draft trees from any draft model: dynamic trees (EAGLE-2), static trees and chains, ranked or sampled.
 
-A method says by an `Expander` how its model goes on from a node; which nodes there are is decided here, once for all
-methods. Candidates of probability zero (behind the top-p cut, or outside the support of a sampled draft) are padding.
+An `Expander` is a method's model: it continues a node. This module chooses the nodes, for all methods alike. Candidates
+of probability zero (behind the top-p cut, or outside the support of a sampled draft) are padding.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Expander(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The children that W nodes are offered, best or first drawn first.
+    """Candidate children of W nodes, the best or the first drawn in front.
 
     Attributes:
       tokens: [B, W, K] int32, target ids. gains: [B, W, K] float32, their log-probability; -inf is no candidate.
@@ -72,51 +72,54 @@ class Frontier(NamedTuple):
     mask: Bool[Array, "B W E"]
 
 
-SPREAD = 0.7
-"""Scale of the Gumbel noise by which a head's log-probabilities are taken to miss the target's: 0.5 to 1 serve the
-bundled heads equally well, small trees at 1, wide ones at 0.7."""
-
-
-def grow(model: Expander, tree: TreeConfig, root: Int[Array, " B"], chance: RowRandomness, sampling: Sampling) -> DraftTree:
+def grow(
+    model: Expander, tree: TreeConfig, root: Int[Array, " B"], randomness: RowRandomness, sampling: Sampling
+) -> DraftTree:
     """One draft tree per row, in the shape that `tree` describes."""
     sampled = tree.verification != "deterministic" and not sampling.greedy
     if sampled:
-        propose = functools.partial(_draw_children, model, chance, sampling)
+        propose = functools.partial(_draw_children, model, randomness, sampling)
     else:
-        propose = functools.partial(_best_children, model, tree, chance, sampling)
+        propose = functools.partial(_best_children, model, tree, randomness, sampling)
     if tree.parents is None and not sampled:
         return _grow_dynamic(model, tree, root, propose)
     return _grow_static(model, tree.parents or tuple(range(-1, tree.depth - 1)), root, propose)
 
 
 def confidence(
-    model: Expander, ranking: str, chance: RowRandomness, sampling: Sampling, states: Array, level: Array | int
+    model: Expander, tree: TreeConfig, randomness: RowRandomness, sampling: Sampling, states: Array, level: Array | int
 ) -> Float[Array, "B W Vd"]:
-    """Log of how likely each token of the draft vocabulary is accepted after each of `states`, float32.
+    """Returns the log-probability that each token of the draft vocabulary is accepted after each of `states`, float32.
 
-    Greedy, this is the model's log-probability. When sampling, the target draws argmax(log p + g) with Gumbel noise g
-    that the row's key and the position fix beforehand, so a model whose law q is near p can know the outcome and not
-    only its probability (drafting with shared randomness: Daliri, Musco and Suresh, arXiv:2408.07978). If log p differs
-    from log q by independent Gumbel noise of scale s, then P(token drawn | g) = softmax((log q + g) / s).
+    Greedy, this is the model's log-probability. When sampling, the target draws argmax(log p + g). Key and position fix
+    the Gumbel noise g, so a model whose law q is near p can predict the outcome and not only its probability (drafting
+    with shared randomness: Daliri, Musco and Suresh, arXiv:2408.07978). If log p differs from log q by independent
+    Gumbel noise of scale s (`tree.noise_scale`), then P(token drawn | g) = softmax((log q + g) / s).
 
     Args:
       level: depth of the nodes that the tokens would be, from 1.
     """
     logits = model.logits(states, level)
-    if sampling.temperature is None or ranking == "untempered":
+    if sampling.temperature is None or tree.sampled_ranking == "untempered":
         return jax.nn.log_softmax(logits, axis=-1)
-    if ranking == "law":
+    if tree.sampled_ranking == "law":
         return jax.nn.log_softmax(logits / sampling.temperature, axis=-1)
     ids = model.to_target(jnp.arange(logits.shape[-1]))
-    drawn = jax.vmap(lambda key, index: noise(key, index + level - 1, ids))(*chance)
-    return jax.nn.log_softmax((process_logits(logits, sampling) + drawn[:, None]) / SPREAD, axis=-1)
+    drawn = jax.vmap(lambda key, index: noise(key, index + level - 1, ids))(*randomness)
+    return jax.nn.log_softmax((process_logits(logits, sampling) + drawn[:, None]) / tree.noise_scale, axis=-1)
 
 
 def _best_children(
-    model: Expander, tree: TreeConfig, chance: RowRandomness, sampling: Sampling, states: Array, level: Any, count: int
+    model: Expander,
+    tree: TreeConfig,
+    randomness: RowRandomness,
+    sampling: Sampling,
+    states: Array,
+    level: Any,
+    count: int,
 ) -> Candidates:
     """The likeliest children; with `tree.top_p`, those until their probability reaches it."""
-    ranked = confidence(model, tree.sampled_ranking, chance, sampling, states, level)
+    ranked = confidence(model, tree, randomness, sampling, states, level)
     gains, ids = jax.lax.top_k(ranked, count)
     if tree.top_p < 1:
         probs = jnp.exp(gains)
@@ -126,7 +129,7 @@ def _best_children(
 
 
 def _draw_children(
-    model: Expander, chance: RowRandomness, sampling: Sampling, states: Array, level: Any, count: int
+    model: Expander, randomness: RowRandomness, sampling: Sampling, states: Array, level: Any, count: int
 ) -> Candidates:
     """Children drawn without replacement from the processed law of the draft: the order of perturbed log-probabilities.
 
@@ -134,7 +137,7 @@ def _draw_children(
     """
     law = process_logits(model.logits(states, level), sampling)
     law = jnp.broadcast_to(law, (*states.shape[:2], law.shape[-1]))  # every node draws for itself
-    keys = jax.vmap(lambda key: jax.random.fold_in(key, level))(chance.own_keys())
+    keys = jax.vmap(lambda key: jax.random.fold_in(key, level))(randomness.own_keys())
     numbers = jnp.arange(law[0].size).reshape(law.shape[1:])
     fresh = jax.vmap(lambda key: gumbel(key, numbers))(keys)
     _, ids = jax.lax.top_k(law + fresh, count)
@@ -196,18 +199,18 @@ def _grow_dynamic(
     carry = (pool, frontiers, front, model.blank(levels * width))
     pool, frontiers, _, _ = jax.lax.fori_loop(2, tree.depth + 1, expand, carry) if levels else carry
     if tree.rerank:
-        return _without_the_impossible(gather_tree(root, pool, select_best(pool, tree.num_nodes)))
+        return _mask_zero_probability(gather_tree(root, pool, select_best(pool, tree.num_nodes)))
     # Creation order between levels; within a level the better nodes come first, so the cut at num_nodes drops the
     # worst.
-    return _without_the_impossible(gather_tree(root, pool, jnp.sort(frontiers[:, : tree.num_nodes], axis=1)))
+    return _mask_zero_probability(gather_tree(root, pool, jnp.sort(frontiers[:, : tree.num_nodes], axis=1)))
 
 
 def _put(whole: Array, part: Array, at: Array | int, axis: int) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(whole, part.astype(whole.dtype), at, axis)
 
 
-def _without_the_impossible(tree: DraftTree) -> DraftTree:
-    """Nodes of probability zero, of which all descendants have it too, become padding."""
+def _mask_zero_probability(tree: DraftTree) -> DraftTree:
+    """Makes padding of the nodes of probability zero. Their descendants have probability zero too."""
     return tree._replace(parents=jnp.where(tree.scores == -jnp.inf, PADDING, tree.parents))
 
 
@@ -249,7 +252,7 @@ def _grow_static(
         previous, expanded = expanded, np.array([n for n in children if n in parents], int)
     rows = jnp.broadcast_to(jnp.asarray(np.concatenate([[ROOT], parents + 1]), jnp.int32), (batch, nodes + 1))
     nowhere = jnp.full((batch, model.vocab), -jnp.inf, jnp.float32)  # a leaf offers nothing
-    return _without_the_impossible(
+    return _mask_zero_probability(
         DraftTree(
             jnp.stack([root, *tokens], axis=1),
             rows,

@@ -86,7 +86,7 @@ def lookahead(ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512
             )
 
     def draft(
-        params: Params, state: LookaheadState, root: Array, chance: RowRandomness, sampling: Sampling
+        params: Params, state: LookaheadState, root: Array, randomness: RowRandomness, sampling: Sampling
     ) -> tuple[DraftTree, LookaheadState]:
         with jax.named_scope("draft"):
             batch = root.shape[0]

@@ -87,10 +87,10 @@ def medusa(config: MedusaConfig, tree: TreeConfig, target: TargetFn, tap: int, d
             return MedusaState(cache, jnp.where(verified.count[:, None] > 0, hidden, state.hidden))
 
     def draft(
-        params: Params, state: MedusaState, root: Array, chance: RowRandomness, sampling: Sampling
+        params: Params, state: MedusaState, root: Array, randomness: RowRandomness, sampling: Sampling
     ) -> tuple[DraftTree, MedusaState]:
         with jax.named_scope("draft"):
-            return grow(expander(params, state, root), tree, root, chance, sampling), state
+            return grow(expander(params, state, root), tree, root, randomness, sampling), state
 
     def expander(params: Params, state: MedusaState, root: Array) -> Expander:
         def embed(tokens: Array) -> Array:

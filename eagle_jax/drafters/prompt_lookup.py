@@ -58,7 +58,7 @@ def prompt_lookup(ngram: int = 3, length: int = 10, latest: bool = False, shorte
             return LookupState(tokens, end)
 
     def draft(
-        params: Params, state: LookupState, root: Array, chance: RowRandomness, sampling: Sampling
+        params: Params, state: LookupState, root: Array, randomness: RowRandomness, sampling: Sampling
     ) -> tuple[DraftTree, LookupState]:
         with jax.named_scope("draft"):
             tokens, found = jax.vmap(functools.partial(_continue, sizes=(shortest, ngram), size=length, latest=latest))(

@@ -22,7 +22,7 @@ from eagle_jax.core.verify import VerifyFn, deterministic
 
 
 def _greedily_deterministic(rule: VerifyFn) -> VerifyFn:
-    """The rule where there is chance; at temperature 0 `deterministic`, which all of them then agree with."""
+    """The rule where there is randomness; at temperature 0 `deterministic`, which all of them then agree with."""
 
     @functools.wraps(rule)
     def run(tree: DraftTree, logits: Array, keys: Array, index: Array, sampling: Sampling, depth: int) -> Acceptance:

@@ -78,10 +78,10 @@ def small_model(fn: TargetFn, tree: TreeConfig, vocab: int, draft_vocab: int) ->
             return SmallModelState(cache, jnp.where(verified.count[:, None] > 0, hidden, state.hidden))
 
     def draft(
-        params: Params, state: SmallModelState, root: Array, chance: RowRandomness, sampling: Sampling
+        params: Params, state: SmallModelState, root: Array, randomness: RowRandomness, sampling: Sampling
     ) -> tuple[DraftTree, SmallModelState]:
         with jax.named_scope("draft"):
-            return grow(expander(params, state), tree, root, chance, sampling), state
+            return grow(expander(params, state), tree, root, randomness, sampling), state
 
     def expander(params: Params, state: SmallModelState) -> Expander:
         def extend(

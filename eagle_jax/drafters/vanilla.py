@@ -17,7 +17,9 @@ def vanilla() -> Drafter:
     def init(params: Params, batch: int, slots: int) -> tuple[()]:
         return ()
 
-    def draft(params: Params, state: Any, root: Array, chance: RowRandomness, sampling: Sampling) -> tuple[DraftTree, Any]:
+    def draft(
+        params: Params, state: Any, root: Array, randomness: RowRandomness, sampling: Sampling
+    ) -> tuple[DraftTree, Any]:
         return empty_tree(root), state
 
     def update(params: Params, state: Any, verified: Verified) -> Any:

@@ -73,10 +73,10 @@ def test_no_loop_copies_a_cache(method):
     target = tiny_target()
     drafter = None if method == "plain" else DRAFTERS[method](target)
     request = request_of(target, drafter, random_prompts([300, 290], 12), 8, make_sampling())
-    lowered = generate_program.lower(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    lowered = generate_program.lower(*request)
     computations = re.split(r"\n(?=(?:%|ENTRY)[^\n]*\{\n)", lowered.compile().as_text())
     loops = [text for text in computations if not text.startswith(("ENTRY", "%fused", "HloModule"))]
-    slots = request.options["slots"]
+    slots = request.sizes.slots
     of_two = re.compile(r"(f32\[2,[\d,]+\])\S* (?:get-tuple-element|parameter)\(")
     held = {name for text in loops for name in of_two.findall(text)}
     caches = {name for name in held if max(map(int, re.findall(r"\d+", name)[1:])) >= slots}

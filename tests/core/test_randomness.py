@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 import eagle_jax
-from eagle_jax.core.loop import emitted_tokens, generate, required_slots
+from eagle_jax.core import Batch, Engine, Sizes, emitted_tokens, generate
 from eagle_jax.core.randomness import _fraction, gumbel, row_keys, threefry_keys, uniform
 from eagle_jax.core.sampling import draw, make_sampling
 from tests.models import DRAFTERS, random_prompts, tiny_target
@@ -97,16 +97,13 @@ def test_the_pure_function_draws_the_same_under_vmap_and_shard_map(name):
     head = DRAFTERS["eagle3-k3n12"](target)
     params = {"target": target.params, "drafter": head.params}
     keys = jnp.stack([jax.random.key(seed, impl=name) for seed in range(4)])
-    shape = dict(slots=required_slots(3, 12, head.drafter.depth, 3), max_tokens=12, chunk=3)
 
     def rows(params, keys):
         count = keys.shape[0]
-        batch = jnp.tile(jnp.array([[3, 1, 4]]), (count, 1)), jnp.full((count,), 3), jnp.full((count,), 12)
-        state = generate(
-            params, *batch, jnp.full((count, 1), -1), keys, target=target.fn, drafter=head.drafter,
-            sampling=make_sampling(1.5), **shape,
-        )  # fmt: skip
-        return emitted_tokens(state)
+        prompts, stops = jnp.tile(jnp.array([[3, 1, 4]]), (count, 1)), jnp.full((count, 1), -1)
+        batch = Batch(prompts, jnp.full((count,), 3), jnp.full((count,), 12), stops, keys)
+        engine = Engine(target.fn, head.drafter)
+        return emitted_tokens(generate(params, batch, make_sampling(1.5), engine, Sizes(max_tokens=12, chunk=3)))
 
     whole = jax.jit(rows)(params, keys)
     single = jax.jit(jax.vmap(lambda params, key: rows(params, key[None])[0], (None, 0)))(params, keys)

@@ -11,9 +11,9 @@ import pytest
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
-from eagle_jax.core.types import RowRandomness
+from eagle_jax.core import RowRandomness
+from eagle_jax.core.randomness import gumbel
 from eagle_jax.drafters.eagle import HeadFns
-from eagle_jax.drafters.grow import SPREAD
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.generation import request_of
 from tests import oracles
@@ -36,7 +36,7 @@ def drafted(head, seed=0, temperature=TEMPERATURE):
     """The head's first tree after a prompt, and what a slow version needs to grow the same one."""
     sampling = generation.make_sampling(temperature)
     request = request_of(tiny_target(), head, random_prompts([9], 12, seed=seed), 8, sampling, (), 0)
-    state = generation.prefill_program(request.params, *request.arrays, sampling=sampling, **request.options)
+    state = generation.prefill_program(*request)
     draft = jax.jit(head.drafter.draft)
     tree, _ = draft(request.params, state.drafter, state.root, RowRandomness(state.keys, state.num_tokens), sampling)
     return jax.device_get(tree), request.params, state
@@ -63,7 +63,8 @@ def path_log_probs(head, params, whole):
             law = oracles.log_softmax(logits if head.tree.sampled_ranking == "untempered" else logits / TEMPERATURE)
             if head.tree.sampled_ranking == "draw":  # with the noise that the target's draw at this depth will have
                 key = jax.random.fold_in(whole.keys[0], int(whole.num_tokens[0]) + len(path))
-                law = oracles.log_softmax((law + np.asarray(jax.random.gumbel(key, (12,)))[tokens]) / SPREAD)
+                noise = np.asarray(gumbel(key, jnp.asarray(tokens)))
+                law = oracles.log_softmax((law + noise) / head.tree.noise_scale)
             known[path] = (hidden, earlier, dict(zip(tokens.tolist(), law.tolist(), strict=True)))
         return known[path]
 
@@ -105,7 +106,7 @@ def test_a_full_vocabulary_head_may_permute_its_ids():
     """`d2t` counts even where draft and target vocabulary have the same size."""
     head = tiny_head("eagle3", TreeConfig.chain(1))
     turned = dict(head.params, d2t=jnp.asarray((np.arange(12) + 5) % 12 - np.arange(12), jnp.int32))
-    other = generation.DraftHead.from_params(head.config, turned, tiny_target(), head.tree)
+    other = eagle_jax.DraftHead.from_params(head.config, turned, tiny_target(), head.tree)
     first, second = (int(drafted(which, temperature=0.0)[0].tokens[0, 1]) for which in (head, other))
     assert second == (first + 5) % 12
 
@@ -122,13 +123,11 @@ def test_the_drafter_gets_keys_of_its_own_in_every_cycle():
 
     request = request_of(tiny_target(), head, [[1, 2]], 6, generation.make_sampling(1.0), (), 3)
     drafter = head.drafter._replace(draft=spy)
-    options = dict(request.options, drafter=drafter)
-    state = generation.prefill_program(request.params, *request.arrays, sampling=request.sampling, **options)
+    engine = request.engine._replace(drafter=drafter)
+    state = generation.prefill_program(*request._replace(engine=engine))
     draws = {tuple(np.asarray(jax.random.key_data(jax.random.fold_in(state.keys[0], i))).ravel()) for i in range(8)}
     while not state.done.all():
-        state, _ = generation.step_program(
-            request.params, state, target=tiny_target().fn, drafter=drafter, sampling=request.sampling
-        )
+        state, _ = generation.step_program(request.params, state, request.sampling, engine)
     jax.effects_barrier()
     assert len(seen) == int(state.cycles[0]) == len(set(seen))
     assert not set(seen) & draws
@@ -155,7 +154,7 @@ def test_a_head_that_knew_the_targets_law_would_have_every_draw(tree, law, monke
     for ranking in ("draw", "law"):
         shape = dataclasses.replace(tree, sampled_ranking=ranking)
         like = tiny_head("eagle1", shape)
-        head = generation.DraftHead.from_params(like.config, like.params, target, shape)
+        head = eagle_jax.DraftHead.from_params(like.config, like.params, target, shape)
         out = eagle_jax.generate(target, head, [[1, 2], [7]], **settings)
         assert out.tokens == eagle_jax.generate(target, None, [[1, 2], [7]], **settings).tokens
         accepted[ranking] = out.accepted
@@ -174,6 +173,6 @@ def test_static_trees_have_no_ranking_to_choose():
 @pytest.mark.parametrize(("kind", "depth"), [("eagle1", 6), ("eagle3", 8)])
 def test_the_default_tree_is_that_of_the_heads_paper(kind, depth):
     like = tiny_head(kind, TreeConfig.chain(2), vocab=16)
-    assert generation.DraftHead.from_params(like.config, like.params, tiny_target(vocab=16)).tree == TreeConfig(
+    assert eagle_jax.DraftHead.from_params(like.config, like.params, tiny_target(vocab=16)).tree == TreeConfig(
         depth, 10, 59
     )

@@ -87,7 +87,7 @@ def test_lookahead_is_jacobi_iteration_with_a_pool_of_n_grams(size):
     after, drafter = greedy(target), lookahead(ngram, window, guesses, size)
     head = BoundDrafter.of(drafter, target)
     request = request_of(target, head, [prompt], 24, generation.make_sampling(), (), None)
-    state = generation.prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    state = generation.prefill_program(*request)
     rows, text, pool = [prompt[:3], prompt[3:6], [prompt[6], prompt[7], prompt[0]]], prompt, []
     text = [*text, int(state.root[0])]
     assert np.asarray(state.drafter.window)[0].tolist() == rows
@@ -107,9 +107,7 @@ def test_lookahead_is_jacobi_iteration_with_a_pool_of_n_grams(size):
             gram = [*(row[at] for row in rows), fresh[at]]
             pool = [other for other in pool if other != gram] + [gram]
         rows = [*rows[1:], fresh]
-        state, info = generation.step_program(
-            request.params, state, target=target.fn, drafter=drafter, sampling=request.sampling
-        )
+        state, info = generation.step_program(request.params, state, request.sampling, request.engine)
         text = text + np.asarray(info.tokens)[0, : int(info.emitted[0])].tolist()
         assert np.asarray(state.drafter.window)[0].tolist() == rows
         stamps = np.asarray(state.drafter.stamps)[0]
@@ -146,7 +144,7 @@ def test_a_draft_model_scores_its_tree_as_plain_passes_do():
     target, prompt = tiny_target(), random_prompts([9], 12, seed=5)[0]
     head = SmallModel.bind(target, target, TREES["k3n12"])
     request = request_of(target, head, [prompt], 24, generation.make_sampling(), (), None)
-    state = generation.prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    state = generation.prefill_program(*request)
     chance = RowRandomness(state.keys, state.num_tokens)
     tree, _ = jax.jit(head.drafter.draft)(request.params, state.drafter, state.root, chance, request.sampling)
     paths = oracles.paths_of(np.asarray(tree.tokens[0]), np.asarray(tree.parents[0]))
@@ -180,9 +178,7 @@ def test_medusa_and_hydra_heads_read_what_they_should(kind):
     for name in ("static", "k3n12"):
         head = tiny_medusa(kind, TREES[name])
         request = request_of(target, head, [prompt], 24, generation.make_sampling(), (), None)
-        state = generation.prefill_program(
-            request.params, *request.arrays, sampling=request.sampling, **request.options
-        )
+        state = generation.prefill_program(*request)
         model = MedusaHeads(head.config)
         run = functools.partial(model.apply, {"params": head.params["heads"]})
         size = len(prompt)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import eagle_jax
 from eagle_jax.config import TreeConfig
 from eagle_jax.core.tree import ancestor_mask
 from eagle_jax.runtime import generation
@@ -21,7 +22,7 @@ RUNS = json.loads((GOLDEN / "reference_outputs.json").read_text())
 
 @pytest.fixture(scope="module")
 def target():
-    return generation.load_target(GOLDEN / "target")
+    return eagle_jax.load_target(GOLDEN / "target")
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -30,19 +31,18 @@ def test_every_run_is_the_references(name, target):
     run = RUNS[name]
     args = run["reference_args"]  # total_token counts the root; depth is one below the number of drafted levels
     tree = TreeConfig(depth=args["depth"] + 1, top_k=args["top_k"], num_nodes=args["total_token"] - 1)
-    head = generation.load_drafter(GOLDEN / run["head"], target, tree)
+    head = eagle_jax.load_drafter(GOLDEN / run["head"], target, tree)
     rows = run["rows"]
     cycles = max(row["cycles"] for row in rows)
     budget = cycles * (tree.depth + 1) + 1
     request = request_of(
         target, head, [row["prompt_ids"] for row in rows], min(budget, 400), generation.make_sampling(), (), None
     )
-    fns = {key: request.options[key] for key in ("target", "drafter")}
-    state = generation.prefill_program(request.params, *request.arrays, sampling=request.sampling, **request.options)
+    state = generation.prefill_program(*request)
     output = [[int(token)] for token in state.root]
     accepted = [[] for _ in rows]
     for cycle in range(cycles):
-        state, info = generation.step_program(request.params, state, sampling=request.sampling, **fns)
+        state, info = generation.step_program(request.params, state, request.sampling, request.engine)
         info = jax.device_get(info)
         mask = np.asarray(ancestor_mask(jnp.asarray(info.tree.parents), tree.depth))
         for index, row in enumerate(rows):

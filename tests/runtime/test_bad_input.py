@@ -9,7 +9,7 @@ from transformers import BatchEncoding
 
 import eagle_jax
 from eagle_jax.config import ConfigError, TreeConfig
-from eagle_jax.core.sampling import make_sampling
+from eagle_jax.core import Batch, Engine, Sizes, make_sampling, prefill
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.generation import request_of
 from tests.models import tiny_head, tiny_target
@@ -30,7 +30,7 @@ GOOD = [[1, 2, 3]]
 def test_to_be_traced_is_refused_and_what_can_be_is_named(call, message):
     """Before: JAX's own error from deep inside, one of them after twenty seconds."""
     target = tiny_target()
-    with pytest.raises(ValueError, match=f"{message}: .*from eagle_jax.generate import generate"):
+    with pytest.raises(ValueError, match=f"{message}: .*from eagle_jax.core import generate"):
         call(lambda prompts, **options: eagle_jax.generate(target, None, prompts, max_new_tokens=4, **options))
 
 
@@ -133,7 +133,7 @@ def test_arrays_are_welcome_where_lists_are():
     request = request_of(
         tiny_target(), None, jnp.array([[1, 2, 3]]), jnp.array([4]), generation.make_sampling(), jnp.array([5, 2]), None
     )
-    prompts, _, budget, stops, _ = request.arrays
+    prompts, _, budget, stops, _ = request.batch
     assert prompts[0, :3].tolist() == [1, 2, 3]
     assert budget.tolist() == [4]
     assert stops.tolist() == [[5, 2, -1, -1]]
@@ -163,25 +163,25 @@ def test_arguments_of_the_pure_functions():
 
     head, keys = tiny_head("eagle3", TreeConfig.chain(2)), jax.random.split(jax.random.key(0), 1)
     target, row = tiny_target(), jnp.array([4])
+    batch = Batch(jnp.ones((1, 4), jnp.int32), row, row, jnp.array([[-1]]), keys)
+    engine = Engine(target.fn, head.drafter)
     good = {
-        "params": {"target": target.params, "drafter": head.params}, "target": target.fn, "drafter": head.drafter,
-        "prompts": jnp.ones((1, 4), jnp.int32), "lengths": row, "budget": row, "keys": keys,
-        "eos_ids": jnp.array([[-1]]), "sampling": make_sampling(1.0),
+        "params": {"target": target.params, "drafter": head.params}, "batch": batch, "engine": engine,
+        "sampling": make_sampling(1.0), "sizes": Sizes(max_tokens=4, chunk=4),
     }  # fmt: skip
     _check(**good)
     for change, message in (
-        ({"target": target}, r"target is a Target, expected a TargetFn: give its \.fn"),
-        ({"drafter": head}, r"drafter is a DraftHead, expected a Drafter: give its \.drafter"),
-        (
-            {"sampling": 1.0},
-            r"sampling is a float, expected a Sampling: give eagle_jax\.sampling\.make_sampling",
-        ),
+        ({"engine": engine._replace(target=target)}, r"engine.target must be a TargetFn, got a Target. Pass target.fn"),
+        ({"engine": engine._replace(drafter=head)}, r"engine.drafter must be a Drafter, got a DraftHead"),
+        ({"engine": target.fn}, r"engine must be a Engine, got a TargetFn. Pass eagle_jax.core.Engine"),
+        ({"sampling": 1.0}, r"sampling must be a Sampling, got a float. Pass eagle_jax.core.make_sampling"),
+        ({"sizes": 4}, r"sizes must be a Sizes, got a int. Pass eagle_jax.core.Sizes"),
         ({"params": target.params}, 'params must be {"target": ..., "drafter": ...}'),
-        ({"prompts": [[1, 2], [3]]}, r"prompts is a list, expected an array \[B, P\]"),
-        ({"prompts": row}, r"prompts is of shape \[1\], expected an array \[B, P\]"),
-        ({"keys": keys[0]}, r"keys is of shape \[\], expected an array \[B\]"),
-        ({"lengths": jnp.array([4, 4])}, r"lengths is of shape \[2\]"),
-        ({"eos_ids": row}, r"eos_ids is of shape \[1\], expected an array \[B, E\]"),
+        ({"batch": batch._replace(prompts=[[1, 2], [3]])}, r"batch.prompts must be an array \[B, P\] .*, got a list"),
+        ({"batch": batch._replace(prompts=row)}, r"batch.prompts must be an array \[B, P\] .*, got shape \[1\]"),
+        ({"batch": batch._replace(keys=keys[0])}, r"batch.keys must be an array \[B\] .*, got shape \[\]"),
+        ({"batch": batch._replace(lengths=jnp.array([4, 4]))}, r"batch.lengths must be .*, got shape \[2\]"),
+        ({"batch": batch._replace(eos_ids=row)}, r"batch.eos_ids must be an array \[B, E\] .*, got shape \[1\]"),
     ):
         with pytest.raises(ValueError, match=message):
             _check(**{**good, **change})
@@ -201,8 +201,5 @@ def test_a_tree_wider_than_the_draft_vocabulary():
 
 def test_a_cache_too_small_for_the_run():
     request = request_of(tiny_target(), None, GOOD, 8, generation.make_sampling(), None, None)
-    options = request.options | {"slots": 16}
     with pytest.raises(ValueError, match="slots=16 is below the 65 cache slots"):
-        jax.eval_shape(
-            lambda *a: generation.run_prefill(*a, sampling=request.sampling, **options), request.params, *request.arrays
-        )
+        prefill(*request._replace(sizes=request.sizes._replace(slots=16)))

@@ -11,7 +11,7 @@ import pytest
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
-from eagle_jax.runtime import generation, request
+from eagle_jax.runtime import request
 from tests.models import DRAFTERS, DRAWN, TREES, prepared, random_prompts, tiny_head, tiny_target
 
 # Rows that stop at different times: by budget, by a stop token of their own, in the first token, never.
@@ -120,7 +120,7 @@ def _agrees(seed):
     tree = _random_tree(rng, ("chain", "dynamic", "static", "dynamic")[seed % 4], vocab)
     target = tiny_target(vocab, layers, seed)
     params = tiny_head(kind, tree, vocab, vocab, layers, seed)
-    head = generation.DraftHead.from_params(params.config, params.params, target, tree)
+    head = eagle_jax.DraftHead.from_params(params.config, params.params, target, tree)
     prompts = random_prompts(rng.integers(1, 40, rows).tolist(), vocab, seed)
     run = dict(max_new_tokens=rng.integers(1, 32, rows).tolist(), eos_ids=rng.integers(0, vocab, (rows, 1)).tolist())
     plain_text = eagle_jax.generate(target, None, prompts, **run)
@@ -215,18 +215,15 @@ def test_pure_functions_compose_with_jit_vmap_and_eval_shape():
 
     head = tiny_head("eagle3", TREES["k2n6"])
     request = prepared(head, PROMPTS[:2], temperature=1.0)
-    prompts, lengths, budget, eos_ids, _ = request.arrays
 
     def run(keys):
-        state = generate(
-            request.params, prompts, lengths, budget, eos_ids, keys, sampling=request.sampling, **request.options
-        )
+        state = generate(*request._replace(batch=request.batch._replace(keys=keys)))
         return emitted_tokens(state), state.num_tokens
 
     seeds = [11, 12, 13]
     keys = jnp.stack([jax.vmap(lambda r, s=s: jax.random.fold_in(jax.random.key(s), r))(jnp.arange(2)) for s in seeds])
     tokens, counts = jax.jit(jax.vmap(run))(keys)
-    assert jax.eval_shape(run, keys[0])[0].shape == (2, request.options["max_tokens"])
+    assert jax.eval_shape(run, keys[0])[0].shape == (2, request.sizes.max_tokens)
     for index, seed in enumerate(seeds):
         single = eagle_jax.generate(tiny_target(), None, PROMPTS[:2], max_new_tokens=16, temperature=1.0, key=seed)
         for row in range(2):
@@ -244,16 +241,14 @@ def test_shard_map_over_the_batch_gives_the_same_text(name, plain):
     prompts = PROMPTS[:4]
     request = prepared(head, prompts, max_new_tokens=20)
 
-    def run(params, *arrays):
-        state = generate(params, *arrays, sampling=request.sampling, **request.options)
+    def run(params, batch):
+        state = generate(params, batch, request.sampling, request.engine, request.sizes)
         return emitted_tokens(state), state.num_tokens
 
     mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
     rows, everywhere = PartitionSpec("data"), PartitionSpec()
-    sharded = jax.jit(
-        jax.shard_map(run, mesh=mesh, in_specs=(everywhere, *[rows] * 5), out_specs=rows, check_vma=False)
-    )
-    tokens, counts = sharded(request.params, *request.arrays)
+    sharded = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(everywhere, rows), out_specs=rows, check_vma=False))
+    tokens, counts = sharded(request.params, request.batch)
     expected = eagle_jax.generate(tiny_target(), None, prompts, max_new_tokens=20).tokens
     assert [np.asarray(tokens)[row, : counts[row]].tolist() for row in range(4)] == expected
 
@@ -262,13 +257,13 @@ def test_bfloat16_agrees_except_at_rounding_ties():
     """bfloat16 text is that of plain bfloat16 decoding up to the first tie of the two best logits within rounding."""
     target = tiny_target()
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), target.params)
-    low = generation.Target.from_params(target.config, half)
+    low = eagle_jax.Target.from_params(target.config, half)
     head = tiny_head("eagle3", TREES["k2n6"])
     params = {
         "head": jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), head.params["head"]),
         "d2t": head.params["d2t"],
     }
-    low_head = generation.DraftHead.from_params(head.config, params, low, head.tree)
+    low_head = eagle_jax.DraftHead.from_params(head.config, params, low, head.tree)
     run = dict(max_new_tokens=24, eos_ids=())
     plain = eagle_jax.generate(low, None, PROMPTS, **run)
     fast = eagle_jax.generate(low, low_head, PROMPTS, **run)

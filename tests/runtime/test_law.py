@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from eagle_jax.core.loop import emitted_tokens, generate, required_slots
-from eagle_jax.core.sampling import make_sampling
+from eagle_jax.core import Batch, Engine, Sizes, emitted_tokens, generate, make_sampling
 from eagle_jax.core.verify import VerifyFn, deterministic
 from tests import oracles
 from tests.models import DRAFTERS, DRAWN, tiny_target
@@ -64,10 +63,8 @@ def draws(name, settings, verify: VerifyFn | None = None):
     # of the suite: here the time goes into the draws.
     @functools.partial(jax.jit, compiler_options=OPTIMISED)
     def run(params, batch, keys):
-        state = generate(
-            params, *batch, keys, target=target.fn, drafter=head.drafter, sampling=sampling, verify=verify,
-            slots=required_slots(3, 4, head.drafter.depth, 3), max_tokens=4, chunk=3,
-        )  # fmt: skip
+        engine = Engine(target.fn, head.drafter, verify=verify)
+        state = generate(params, Batch(*batch, keys), sampling, engine, Sizes(max_tokens=4, chunk=3))
         return emitted_tokens(state)[:, :3], state.accepted.sum(0)
 
     results = [run(params, batch, jax.random.split(jax.random.key(seed), ROWS)) for seed in range(ROUNDS)]

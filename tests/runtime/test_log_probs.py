@@ -13,7 +13,7 @@ import eagle_jax
 from eagle_jax.core.loop import emitted_log_probs, emitted_tokens, generate, step
 from eagle_jax.core.sampling import make_sampling, process_logits
 from eagle_jax.core.types import Sampling
-from eagle_jax.data.chat import chat_ids
+from eagle_jax.data.chat.tokenize import chat_ids
 from tests.models import DRAFTERS, TREES, prepared, random_prompts, tiny_head, tiny_target
 
 PROMPTS = random_prompts([5, 31, 1, 17], 12)
@@ -77,12 +77,11 @@ def test_a_stream_tells_the_same(law):
 def test_inside_jit_and_vmap():
     head = tiny_head("eagle3", TREES["k2n6"])
     request = prepared(head, PROMPTS[:2], temperature=1.0)
-    *arrays, keys = request.arrays
+    keys = request.batch.keys
 
     def run(keys):
-        state = generate(
-            request.params, *arrays, keys, sampling=request.sampling, log_probs="target", **request.options
-        )
+        engine = request.engine._replace(log_probs="target")
+        state = generate(*request._replace(batch=request.batch._replace(keys=keys), engine=engine))
         return emitted_tokens(state), emitted_log_probs(state), state.num_tokens
 
     several = jnp.stack([keys, jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)])
@@ -97,18 +96,16 @@ def test_inside_jit_and_vmap():
 
 
 def test_what_cannot_be_told_is_refused():
-    with pytest.raises(ValueError, match=r"log_probs=True must be 'target' .* 'law' .* or None"):
+    with pytest.raises(ValueError, match=r"log_probs must be 'target' .* 'law' .* or None, got True"):
         eagle_jax.generate(tiny_target(), None, PROMPTS[:1], log_probs=True)
-    with pytest.raises(ValueError, match="log_probs='draft' must be 'target'"):
+    with pytest.raises(ValueError, match=r"log_probs must be 'target' .* got 'draft'"):
         eagle_jax.stream(tiny_target(), None, PROMPTS[0], log_probs="draft")
     request = prepared(tiny_head("eagle3", TREES["k2n6"]), PROMPTS[:1])
-    state = jax.eval_shape(lambda: generate(request.params, *request.arrays, sampling=request.sampling,
-                                            **request.options))  # fmt: skip
-    with pytest.raises(ValueError, match="this state has no log-probabilities: pass log_probs="):
+    state = jax.eval_shape(lambda: generate(*request))  # fmt: skip
+    with pytest.raises(ValueError, match="state has no log-probabilities: use Engine"):
         emitted_log_probs(state)
-    fns = {name: request.options[name] for name in ("target", "drafter")}
     with pytest.raises(ValueError, match="log_probs must be the same in prefill and step"):
-        step(request.params, state, sampling=request.sampling, log_probs="law", **fns)
+        step(request.params, state, request.sampling, request.engine._replace(log_probs="law"))
 
 
 @pytest.mark.slow

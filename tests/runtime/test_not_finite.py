@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax.data.replies import Dialogue
+from eagle_jax.data.chat.dialogues import Dialogue
 from eagle_jax.evaluate.acceptance import measure_n_alpha, record_cycles
 from eagle_jax.runtime import session as sessions
 from eagle_jax.runtime.target import Target
-from infer.tuning.shadow import watch
+from infer.tuning.shadow import record
 from tests.models import DRAFTERS, random_prompts, tiny_target
-from train.loop.training import dialogues
+from train.loop import dialogues
 
 VOCAB = 20
 PROMPTS = random_prompts([4, 7], VOCAB, seed=5)
@@ -108,7 +108,7 @@ def test_drafts_that_are_nan_leave_the_text_and_are_named(method):
     assert found.value.output.tokens == texts
 
 
-@pytest.mark.parametrize("measure", [watch, record_cycles, measure_n_alpha])
+@pytest.mark.parametrize("measure", [record, record_cycles, measure_n_alpha])
 def test_what_measures_heads_raises_too(measure):
     token, at, _ = fault()
     target = with_nan(token)

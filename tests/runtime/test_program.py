@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ from jax.profiler import ProfileData
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
+from eagle_jax.core import generate, prefill
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.generation import request_of
 from infer.aot import costs
@@ -24,16 +24,9 @@ PROMPTS = random_prompts([5, 31], 12)
 
 def test_a_step_writes_into_the_donated_caches():
     request = prepared(tiny_head("eagle3", TREE), PROMPTS)
-    fns = {name: request.options[name] for name in ("target", "drafter")}
-    state = jax.eval_shape(
-        functools.partial(generation.run_prefill, sampling=request.sampling, **request.options),
-        request.params, *request.arrays,
-    )  # fmt: skip
-    memory = (
-        generation.step_program.lower(request.params, state, sampling=request.sampling, **fns)
-        .compile()
-        .memory_analysis()
-    )
+    state = jax.eval_shape(lambda: prefill(*request))
+    lowered = generation.step_program.lower(request.params, state, request.sampling, request.engine)
+    memory = lowered.compile().memory_analysis()
     caches = (state.cache, state.drafter.cache)
     assert memory.alias_size_in_bytes >= sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(caches))
 
@@ -43,8 +36,7 @@ def test_only_the_last_prompt_position_meets_the_lm_head():
     vocab = 41  # no other size of the model
     head = tiny_head("eagle3", TREE, vocab)
     request = request_of(tiny_target(vocab), head, PROMPTS, 16, generation.make_sampling(), (), None)
-    program = functools.partial(generation.run_prefill, sampling=request.sampling, **request.options)
-    jaxpr = jax.make_jaxpr(program)(request.params, *request.arrays)
+    jaxpr = jax.make_jaxpr(lambda *arrays: prefill(*arrays, request.engine, request.sizes))(*request[:3])
     shapes = [var.aval.shape for eqn in _equations(jaxpr.jaxpr) for var in eqn.outvars]
     assert (2, vocab) in shapes
     assert not [shape for shape in shapes if len(shape) > 2 and shape[-1] == vocab and shape[0] == 2]
@@ -53,11 +45,10 @@ def test_only_the_last_prompt_position_meets_the_lm_head():
 def test_half_precision_weights_keep_float32_scores():
     """With bfloat16 weights every exponential, logarithm, root and ranking in the program is of float32 values."""
     target, head = (_half(which) for which in (tiny_target(), tiny_head("eagle3", TREE)))
-    head = generation.DraftHead.from_params(head.config, head.params, target, head.tree)
+    head = eagle_jax.DraftHead.from_params(head.config, head.params, target, head.tree)
     sampling = generation.make_sampling(1.0, top_p=0.9)
     request = request_of(target, head, PROMPTS, 8, sampling, (), 0)
-    program = functools.partial(generation.run_generate, sampling=sampling, **request.options)
-    jaxpr = jax.make_jaxpr(program)(request.params, *request.arrays)
+    jaxpr = jax.make_jaxpr(lambda *arrays: generate(*arrays, request.engine, request.sizes))(*request[:3])
     seen = set()
     for eqn in _equations(jaxpr.jaxpr):
         if eqn.primitive.name in ("exp", "log", "log1p", "rsqrt", "top_k", "sort", "cos", "sin", "argmax"):
@@ -74,8 +65,8 @@ def _half(which):
     halved = jax.tree.map(
         lambda leaf: leaf.astype(jnp.bfloat16) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, which.params
     )
-    if isinstance(which, generation.Target):
-        return generation.Target.from_params(which.config, halved)
+    if isinstance(which, eagle_jax.Target):
+        return eagle_jax.Target.from_params(which.config, halved)
     return dataclasses.replace(which, params=halved)
 
 
@@ -112,9 +103,7 @@ def test_changing_a_sampling_value_does_not_recompile():
 
 def test_the_program_holds_no_host_call_and_no_weight():
     request = prepared(tiny_head("eagle3", TREE), PROMPTS)
-    lowered = generation.generate_program.lower(
-        request.params, *request.arrays, sampling=request.sampling, **request.options
-    )
+    lowered = generation.generate_program.lower(*request)
     text = lowered.as_text()
     assert _host_calls(lowered) == []
     largest = min(leaf.size for leaf in jax.tree.leaves(request.params) if leaf.ndim == 2)
@@ -126,7 +115,7 @@ def test_the_program_holds_no_host_call_and_no_weight():
 
 
 def _host_calls(lowered):
-    return costs.Program(lowered.compile().as_text()).host_transfers()
+    return costs.host_transfers(lowered.compile().as_text())
 
 
 @pytest.mark.parametrize("kind", ["debug", "io", "pure"])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import eagle_jax
+from eagle_jax.runtime import generation
 from eagle_jax.runtime import session as sessions
 from eagle_jax.runtime.session import Session
 from tests.models import DRAFTERS, TREES, random_prompts, tiny_head, tiny_target
@@ -233,7 +234,7 @@ def test_what_is_interrupted_inside_a_program_is_read_anew(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(sessions, "step_program", interrupted)
+        patch.setattr(generation, "step_program", interrupted)
         with pytest.raises(KeyboardInterrupt):
             said(talk.stream(first, max_new_tokens=30, eos_ids=()))
     prompt = [*talk.text, 5, 6]
@@ -258,7 +259,7 @@ def test_nothing_compiles_twice():
         prompt = [*text, *random_prompts([10 + turn], 12, seed=turn)[0]]
         said(talk.stream(prompt, max_new_tokens=12, temperature=0.5, key=turn, eos_ids=()))
         text = talk.text
-        sizes = sessions.extend_program._cache_size(), sessions.step_program._cache_size()
+        sizes = generation.extend_program._cache_size(), generation.step_program._cache_size()
         assert turn == 0 or sizes == before
         before = sizes
 

@@ -15,11 +15,11 @@ import pytest
 
 import eagle_jax
 from eagle_jax import devices
-from eagle_jax.checkpoints import mapping
+from eagle_jax.checkpoints.files import weights
 from eagle_jax.core.loop import generate
 from eagle_jax.core.sampling import make_sampling
 from eagle_jax.devices import DeviceError
-from eagle_jax.runtime import compilation, generation, memory, session
+from eagle_jax.runtime import compilation, errors, generation, loading, session
 from eagle_jax.runtime.generation import request_of
 from infer.common.programs import of_runtime, run
 from tests.models import TREES, random_prompts, tiny_head, tiny_target
@@ -51,8 +51,8 @@ def test_out_of_memory_says_what_was_needed_and_what_to_lower(name, monkeypatch)
     with pytest.raises(MemoryError) as error:
         calls.get(name, stream)()
     said = (
-        r"out of memory on .* \(17.18 GB more were wanted\): weights .* GB, caches of 1 row and \d+ slots "
-        r".* GB, logits of trees of 13 rows .* GB, .* GB together"
+        r"out of memory on .* \(17.18 GB more needed\): weights .* GB, caches of 1 row and \d+ slots "
+        r".* GB, .* GB together without activations"
     )
     assert re.match(said, str(error.value))
     assert "Lower the number of prompts, max_new_tokens, a session's context or the tree's" in str(error.value)
@@ -65,8 +65,8 @@ def test_a_batch_that_no_device_holds_is_refused_before_it_is_compiled():
     assert limit and 1e9 < limit < 1e14
     rows, compiled = 2000, generation.generate_program._cache_size()
     with pytest.MonkeyPatch.context() as patch:
-        one = memory.size_of(memory._held(request_of(target, head, [[1]], 9, make_sampling())))
-        patch.setattr(memory, "memory_of", lambda _: memory.size_of((target.params, head.params)) + 1500 * one)
+        one = errors.size_of(errors.cache_shapes(request_of(target, head, [[1]], 9, make_sampling())))
+        patch.setattr(errors, "memory_of", lambda _: errors.size_of((target.params, head.params)) + 1500 * one)
         with pytest.raises(MemoryError, match=r"^out of memory on .*, where 1500 of 2000 rows fit: weights"):
             eagle_jax.generate(target, head, [[1]] * rows, max_new_tokens=9)
     assert generation.generate_program._cache_size() == compiled
@@ -77,19 +77,19 @@ def test_a_batch_that_no_device_holds_is_refused_before_it_is_compiled():
 
 def test_a_stream_and_a_conversation_that_no_device_holds_are_refused(monkeypatch):
     target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
-    memory._FIT.clear()  # of an earlier test that had room
+    errors._FITTING.clear()  # of an earlier test that had room
     small = request_of(target, head, [[1, 2]], 9, make_sampling())
-    room = memory.size_of(small.params) + memory.size_of(memory._held(small))
-    memory._FIT.clear()
-    monkeypatch.setattr(memory, "memory_of", lambda _: room - 1)
+    room = errors.size_of(small.params) + errors.size_of(errors.cache_shapes(small))
+    errors._FITTING.clear()
+    monkeypatch.setattr(errors, "memory_of", lambda _: room - 1)
     with pytest.raises(MemoryError, match=r"out of memory on [^,]*: weights"):
         eagle_jax.stream(target, head, [1, 2], max_new_tokens=9)
-    monkeypatch.setattr(memory, "memory_of", lambda _: room)
+    monkeypatch.setattr(errors, "memory_of", lambda _: room)
     assert list(eagle_jax.stream(target, head, [1, 2], max_new_tokens=2))
     talk = session.Session(target, head, context=256)  # has room for a turn, and none for the whole of it
     with pytest.raises(MemoryError, match=r"caches of 1 row and \d{3} slots"):
         list(talk.stream([1, 2], max_new_tokens=9))
-    monkeypatch.setattr(memory, "memory_of", lambda _: None)
+    monkeypatch.setattr(errors, "memory_of", lambda _: None)
     assert list(talk.stream([1, 2], max_new_tokens=2))
 
 
@@ -105,17 +105,17 @@ def test_devices_of_a_mesh_add_up_and_those_of_other_processes_are_not_asked(mon
 
     target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
     request = request_of(target, head, random_prompts([5, 9], 12), 9, make_sampling())
-    total = memory.size_of(request.params) + memory.size_of(memory._held(request))
+    total = errors.size_of(request.params) + errors.size_of(errors.cache_shapes(request))
     kind = type(jax.tree.leaves(request.params)[0].sharding)
     for share, fits in ((total // 4 + 1, True), (total // 4 - 1, False)):
-        memory._FIT.clear()
+        errors._FITTING.clear()
         chips = {Chip(platform="tpu", process_index=process, limit=share) for process in (0, 0, 1, 1)}
         monkeypatch.setattr(kind, "device_set", property(lambda _, chips=chips: chips))
         if fits:
-            memory.check_fits(request)
+            errors.check_fits(request)
         else:
             with pytest.raises(MemoryError, match=r"where [01] of 2 rows fit"):
-                memory.check_fits(request)
+                errors.check_fits(request)
 
 
 def test_a_container_has_what_it_may_take(monkeypatch, tmp_path):
@@ -153,10 +153,8 @@ def test_weights_that_do_not_fit_say_how_large_they_are(monkeypatch):
     def full(*args, **options):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Attempting to reserve 4.70G at the bottom of memory.")
 
-    monkeypatch.setattr(mapping, "jnp", types.SimpleNamespace(asarray=full))
-    with pytest.raises(
-        MemoryError, match=r"\(4.70G more were wanted\) while .*target is loaded: its weights are 0.0 GB"
-    ):
+    monkeypatch.setattr(weights, "jnp", types.SimpleNamespace(asarray=full))
+    with pytest.raises(MemoryError, match=r"\(4.70G more needed\) while loading .*target: its weights are 0.0 GB"):
         eagle_jax.load_demo()
 
 
@@ -164,7 +162,7 @@ def test_loading_where_there_is_no_accelerator_is_a_sentence(monkeypatch):
     def absent(*args, **options):
         raise RuntimeError("Unable to initialize backend 'tpu': UNKNOWN: TPU initialization failed")
 
-    monkeypatch.setattr(generation, "load_target_checkpoint", absent)
+    monkeypatch.setattr(loading, "load_target_checkpoint", absent)
     monkeypatch.setattr(compilation.jax, "devices", absent)
     with pytest.raises(DeviceError, match="JAX finds no TPU"):
         compilation.machine()
@@ -180,10 +178,10 @@ def test_an_accelerator_that_jax_does_not_see_is_told(monkeypatch, tmp_path):
     with pytest.warns(UserWarning, match=r"seems to have a TPU that JAX does not see.* 'jax\[tpu\]'"):
         eagle_jax.load_demo()
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert devices.overlooked() is None
+    assert devices.unused_accelerator() is None
     monkeypatch.delenv("JAX_PLATFORMS")
     (tmp_path / "accel0").unlink()
-    assert devices.overlooked() is None
+    assert devices.unused_accelerator() is None
 
 
 def test_other_errors_of_the_runtime_keep_their_words(monkeypatch):
@@ -199,21 +197,19 @@ def test_other_errors_of_the_runtime_keep_their_words(monkeypatch):
 def test_the_sizes_are_those_of_the_arrays():
     target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
     request = request_of(target, head, random_prompts([5, 9], 12), 9, make_sampling())
-    state = jax.eval_shape(
-        lambda: generate(request.params, *request.arrays, sampling=request.sampling, **request.options)
-    )
+    state = jax.eval_shape(lambda: generate(*request))
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves((target.params, head.params)))
-    assert memory.size_of(request.params) == weights
-    assert memory.size_of((state.cache, state.drafter)) > 2 * 64 * 4
-    assert "caches of 2 rows and" in memory.needed(request)
-    assert memory.needed(request).endswith("or spread them over a mesh (mesh=)")
+    assert errors.size_of(request.params) == weights
+    assert errors.size_of((state.cache, state.drafter)) > 2 * 64 * 4
+    assert "caches of 2 rows and" in errors.memory_message(request)
+    assert errors.memory_message(request).endswith("or spread them over a mesh (mesh=).")
 
 
 def test_sizes_on_a_mesh_are_those_of_all_devices():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]).reshape(2, 1, 1), ("data", "fsdp", "tensor"))
     target, head = eagle_jax.shard(tiny_target(), tiny_head("eagle3", TREES["k3n12"]), mesh)
-    said = memory.needed(request_of(target, head, random_prompts([5, 9], 12), 9, make_sampling()))
-    assert " GB on 2 devices together, " in said and said.endswith("or spread them over more devices")
+    said = errors.memory_message(request_of(target, head, random_prompts([5, 9], 12), 9, make_sampling()))
+    assert " GB on 2 devices together without" in said and said.endswith("or spread them over more devices.")
 
 
 @pytest.mark.parametrize(
@@ -221,18 +217,18 @@ def test_sizes_on_a_mesh_are_those_of_all_devices():
     [
         (MemoryError("out of memory on TPU v5e"), "error: out of memory on TPU v5e"),
         (RuntimeError("Unable to initialize backend 'tpu': INTERNAL: Failed to get TPU metadata"),
-         "error: JAX finds no TPU on this machine .* in Colab choose Runtime > Change runtime type > TPU"),
+         "error: JAX finds no TPU on this machine .* In Colab choose Runtime > Change runtime type > TPU"),
         (RuntimeError("Unable to initialize backend 'tpu': ABORTED: The TPU is already in use by process with pid 71."),
          "error: another process holds this machine's TPU .*pid 71.*Runtime > Restart session"),
         (RuntimeError("Unable to initialize backend 'tpu': NOT_FOUND: No jellyfish device found. "
                       "(set JAX_PLATFORMS='' to automatically choose an available backend)"),
-         r"error: JAX finds no TPU on this machine \(Unable to .*: NOT_FOUND: No jellyfish device found\): in Colab"),
-        (RuntimeError(f"Unable to initialize backend 'tpu': {'very ' * 60}long"), r"very very \.\.\.\): in Colab"),
+         r"error: JAX finds no TPU on this machine \(Unable to .*: NOT_FOUND: No jellyfish device found\)\. In Colab"),
+        (RuntimeError(f"Unable to initialize backend 'tpu': {'very ' * 60}long"), r"very very \.\.\.\)\. In Colab"),
         (DeviceError("JAX finds no TPU"), "error: JAX finds no TPU"),
         (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Used 20.1G of 15.75G hbm. Exceeded hbm capacity by 4.3G."),
          r"error: the device's memory is used up \(4.3G too much\): lower"),
-        (RuntimeError("Unable to initialize backend 'cuda': no device"), "finds no CUDA on this machine .* set JAX"),
-        (jax.errors.JaxRuntimeError(EXHAUSTED), r"used up \(17.18 GB more were wanted\): lower the batch"),
+        (RuntimeError("Unable to initialize backend 'cuda': no device"), "finds no CUDA on this machine .* Set JAX"),
+        (jax.errors.JaxRuntimeError(EXHAUSTED), r"used up \(17.18 GB more needed\): lower the batch"),
         (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room"), "error: the device's memory is used up: lower"),
     ],
 )  # fmt: skip

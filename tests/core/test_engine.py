@@ -1,0 +1,263 @@
+"""The engine on tabular targets: its texts are those of a slow loop in NumPy, for every tree, batch and law."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle_jax.core import Engine, Sizes, emitted_tokens, extend, generate, make_sampling, prefill, step
+from eagle_jax.drafters.vanilla import vanilla
+from tests.models import SAMPLED, TREES, random_prompts
+from tests.tables import (
+    TARGET,
+    batch_of,
+    check,
+    log_probs_of,
+    parameters,
+    random_table,
+    run,
+    slow_log_probs,
+    slow_texts,
+    table_drafter,
+    texts_of,
+    watched,
+)
+
+VOCAB, CHUNK = 12, 4
+TABLE = random_table(VOCAB)
+PARAMS = parameters(TABLE)
+SIZES = Sizes(max_tokens=24, chunk=CHUNK)
+# Rows that stop at different times: by budget, by a stop token of their own, in the first token, beyond the capacity.
+PROMPTS = random_prompts([5, 11, 1, 7, 8, 3], VOCAB)
+BATCH = batch_of(PROMPTS, [24, 7, 20, 1, 99, 12], [[3], [5, 2], [], [1], [0, 9], [4]], CHUNK)
+LAWS = {
+    "greedy": {},
+    "sampled": dict(temperature=1.0),
+    "cut": dict(temperature=1.3, top_k=7, top_p=0.9, min_p=0.03),
+}
+
+
+@functools.cache
+def wanted(law: str) -> list[list[int]]:
+    return slow_texts(TABLE, BATCH, SIZES.max_tokens, **LAWS[law])
+
+
+CASES = [(tree, "greedy") for tree in TREES] + [
+    (tree, law) for tree, law in (("static", "cut"), ("k3n12", "cut"), ("law", "sampled"), ("untempered", "sampled"))
+]
+
+
+@pytest.mark.parametrize(("tree", "law"), CASES)
+def test_texts_are_those_of_a_slow_loop(tree, law):
+    drafter = table_drafter(TREES[tree], VOCAB)
+    state = run(PARAMS, BATCH, make_sampling(**LAWS[law]), drafter, SIZES)
+    assert texts_of(state) == wanted(law)
+    assert state.done.all() and (state.not_finite == -1).all() and (state.bad_drafts == -1).all()
+    accepted = np.asarray(state.accepted).sum(0)
+    assert accepted[1:].sum() > 0, "nothing was ever accepted: the test would not see a wrong acceptance"
+    assert drafter.depth == 1 or accepted[2:].sum() > 0, "no path beyond one node was ever accepted"
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_plain_decoding_is_the_slow_loop(law):
+    state = run(PARAMS, BATCH, make_sampling(**LAWS[law]), watched(vanilla()), SIZES, log_probs="law")
+    assert texts_of(state) == wanted(law)
+    assert state.cycles.tolist() == [len(text) - 1 for text in wanted(law)]
+    for got, want in zip(log_probs_of(state), slow_log_probs(TABLE, BATCH, SIZES.max_tokens, **LAWS[law]), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_rows_stop_by_stop_tokens_and_budgets():
+    for row, text in enumerate(wanted("greedy")):
+        stops, budget = BATCH.eos_ids[row].tolist(), min(int(BATCH.budget[row]), SIZES.max_tokens)
+        assert not set(text[:-1]) & set(stops)
+        assert len(text) == budget or text[-1] in stops
+    assert len({len(text) for text in wanted("greedy")}) >= 3, "rows were meant to stop at different times"
+
+
+@pytest.mark.parametrize("tree", ["static", "k3n12"])
+@pytest.mark.parametrize("law", ["target", "law"])
+def test_log_probs_of_accepted_paths(tree, law):
+    sampling = make_sampling(**LAWS["cut"])
+    state = run(PARAMS, BATCH, sampling, table_drafter(TREES[tree], VOCAB), SIZES, log_probs=law)
+    by_law = slow_log_probs(TABLE, BATCH, SIZES.max_tokens, **LAWS["cut"])
+    for row, (got, text) in enumerate(zip(log_probs_of(state), wanted("cut"), strict=True)):
+        whole = [*PROMPTS[row], *text]
+        places = range(len(PROMPTS[row]) - 1, len(whole) - 1)
+        own = [
+            jax.nn.log_softmax(TABLE[whole[at - 1] + 1 if at else 0, whole[at]])[whole[at + 1]] for at in places
+        ]  # fmt: skip
+        np.testing.assert_allclose(got, own if law == "target" else by_law[row], atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", SAMPLED)
+def test_sampled_drafts_obey_stops_budgets_and_keys(rule):
+    """Their text has the same law (test_law), not the same tokens."""
+    drafter, sampling = table_drafter(SAMPLED[rule], VOCAB), make_sampling(1.0)
+    state = run(PARAMS, BATCH, sampling, drafter, SIZES)
+    assert np.asarray(state.accepted)[:, 2:].sum() > 0
+    for row, text in enumerate(texts_of(state)):
+        stops, budget = BATCH.eos_ids[row].tolist(), min(int(BATCH.budget[row]), SIZES.max_tokens)
+        assert 1 <= len(text) <= budget
+        assert not set(text[:-1]) & set(stops)
+        assert len(text) == budget or text[-1] in stops
+    part = jax.tree.map(lambda rows: rows[1:3], BATCH)
+    assert texts_of(run(PARAMS, part, sampling, drafter, SIZES)) == texts_of(state)[1:3]
+    assert texts_of(run(PARAMS, BATCH, make_sampling(), drafter, SIZES)) == wanted("greedy")
+
+
+@pytest.mark.parametrize("law", ["greedy", "sampled"])
+def test_a_row_does_not_depend_on_the_others(law):
+    drafter = table_drafter(TREES["k3n12"], VOCAB)
+    for rows in (slice(0, 1), slice(2, 5)):
+        part = jax.tree.map(lambda values, rows=rows: values[rows], BATCH)
+        assert texts_of(run(PARAMS, part, make_sampling(**LAWS[law]), drafter, SIZES)) == wanted(law)[rows]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 12])
+def test_chunks_of_the_prompt_change_nothing(chunk):
+    batch = batch_of(PROMPTS, BATCH.budget.tolist(), BATCH.eos_ids.tolist(), chunk)
+    drafter = table_drafter(TREES["k3n12"], VOCAB)
+    state = run(PARAMS, batch, make_sampling(), drafter, SIZES._replace(chunk=chunk))
+    whole = run(PARAMS, BATCH, make_sampling(), drafter, SIZES)
+    assert texts_of(state) == wanted("greedy")
+    assert state.accepted.tolist() == whole.accepted.tolist()
+
+
+@pytest.mark.parametrize("name", ["k3n12", "traversal"])
+def test_steps_by_hand_are_the_loop(name):
+    drafter, sampling = table_drafter({**TREES, **SAMPLED}[name], VOCAB), make_sampling(1.0)
+    engine = Engine(TARGET, drafter, log_probs="target")
+    state = jax.jit(prefill, static_argnames=("engine", "sizes"))(PARAMS, BATCH, sampling, engine=engine, sizes=SIZES)
+    texts, told = ([[float(row[0])] for row in rows] for rows in (state.tokens, state.log_probs))
+    cycle = jax.jit(step, static_argnames="engine")
+    while not state.done.all():
+        finished, lengths = state.done, state.cache.length
+        state, info = cycle(PARAMS, state, sampling, engine=engine)
+        assert (jnp.where(finished, info.emitted, 0) == 0).all() and (jnp.where(finished, 1, info.emitted) > 0).all()
+        assert (jnp.where(finished, state.cache.length - lengths, 0) == 0).all()
+        check(state, BATCH)
+        for row, count in enumerate(info.emitted.tolist()):
+            texts[row] += info.tokens[row, :count].tolist()
+            told[row] += info.log_probs[row, :count].tolist()
+    whole = run(PARAMS, BATCH, sampling, drafter, SIZES, log_probs="target")
+    assert texts == texts_of(whole)
+    for got, want in zip(told, log_probs_of(whole), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_extending_a_text_is_reading_it_anew():
+    """Two replies: the second prompt goes on where the first reply ended."""
+    drafter, sampling = table_drafter(TREES["k3n12"], VOCAB), make_sampling(1.0)
+    engine, sizes = Engine(TARGET, drafter), SIZES._replace(slots=80)
+    first = run(PARAMS, BATCH, sampling, drafter, sizes)
+    said = [
+        [text[-1], *more]
+        for text, more in zip(texts_of(first), random_prompts([3, 6, 1, 2, 5, 7], VOCAB, 2), strict=True)
+    ]
+    then = batch_of(said, [9] * 6, [[]] * 6, CHUNK, seed=8)
+
+    @jax.jit
+    def reply(cache, inner):
+        state = extend(PARAMS, cache, inner, then, sampling, engine, sizes)
+        return jax.lax.while_loop(lambda s: ~s.done.all(), lambda s: step(PARAMS, s, sampling, engine)[0], state)
+
+    second = reply(first.cache, first.drafter)
+    assert second.drafter.sound.all()
+    whole = [prompt + text[:-1] + more for prompt, text, more in zip(PROMPTS, texts_of(first), said, strict=True)]
+    anew = batch_of(whole, [9] * 6, [[]] * 6, CHUNK, seed=8)
+    assert texts_of(second) == slow_texts(TABLE, anew, SIZES.max_tokens, temperature=1.0)
+
+
+def test_under_vmap_every_draw_is_its_own():
+    drafter, sampling = table_drafter(TREES["k2n6"], VOCAB), make_sampling(1.0)
+    batches = [BATCH._replace(keys=jax.random.split(jax.random.key(seed), 6)) for seed in range(3)]
+
+    def texts(keys):
+        state = generate(PARAMS, BATCH._replace(keys=keys), sampling, Engine(TARGET, drafter), SIZES)
+        return emitted_tokens(state), state.num_tokens
+
+    tokens, counts = jax.jit(jax.vmap(texts))(jnp.stack([batch.keys for batch in batches]))
+    for index, batch in enumerate(batches):
+        rows = [np.asarray(tokens)[index, row, : counts[index, row]].tolist() for row in range(6)]
+        assert rows == slow_texts(TABLE, batch, SIZES.max_tokens, temperature=1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(None, np.nan), ("k3n12", np.nan), ("k3n12", np.inf), ("k3n12", -np.inf), ("traversal", np.nan)]
+)
+def test_a_row_ends_where_the_target_has_no_finite_logits(name, value):
+    texts = wanted("greedy")
+    pairs = [list(itertools.pairwise([*prompt, *text])) for prompt, text in zip(PROMPTS, texts, strict=True)]
+    late = [(row, pair) for row, prompt in enumerate(PROMPTS) for pair in pairs[row][len(prompt) + 2 : -2]]
+    row, bad = next((row, pair) for row, pair in late if sum(pair in others for others in pairs) == 1)
+    table = TABLE.copy()
+    table[bad[0] + 1, bad[1]] = value
+    drafter = watched(vanilla()) if name is None else table_drafter({**TREES, **SAMPLED}[name], VOCAB)
+    state = run(parameters(table), BATCH, make_sampling(), drafter, SIZES)
+    assert texts_of(state) == slow_texts(table, BATCH, SIZES.max_tokens)
+    ended = len(texts_of(state)[row])
+    assert 2 < ended < len(texts[row])
+    assert state.not_finite.tolist() == [ended if other == row else -1 for other in range(6)]
+    assert all(texts_of(state)[other] == texts[other] for other in range(6) if other != row)
+
+
+def test_a_prompt_without_finite_logits_gives_no_token():
+    table = TABLE.copy()
+    table[PROMPTS[1][-2] + 1, PROMPTS[1][-1]] = np.nan
+    state = run(parameters(table), BATCH, make_sampling(1.0), table_drafter(TREES["k2n6"], VOCAB), SIZES)
+    assert texts_of(state)[1] == [] and state.not_finite.tolist() == [-1, 0, -1, -1, -1, -1]
+
+
+def test_drafts_that_are_nan_change_no_text_and_are_counted():
+    drafter = table_drafter(TREES["chain4"], VOCAB)
+
+    def draft(params, state, root, randomness, sampling):
+        tree, state = drafter.draft(params, state, root, randomness, sampling)
+        late = randomness.index[:, None] >= 4
+        return tree._replace(scores=jnp.where(late, jnp.nan, tree.scores)), state
+
+    state = run(PARAMS, BATCH, make_sampling(), drafter._replace(draft=draft), SIZES)
+    assert texts_of(state) == wanted("greedy")
+    for begun, text in zip(state.bad_drafts.tolist(), wanted("greedy"), strict=True):
+        assert begun >= 4 if len(text) > 8 else begun == -1 or begun >= 4
+
+
+def test_choices_of_every_row_reach_a_drafter_that_reads_them():
+    """Greedy, the token behind each row of the tree is the target's choice there."""
+    inner = table_drafter(TREES["static"], VOCAB)
+
+    def init(params, batch, slots):
+        return inner.init(params, batch, slots), jnp.ones((batch,), bool)
+
+    def draft(params, state, root, randomness, sampling):
+        tree, own = inner.draft(params, state[0], root, randomness, sampling)
+        return tree, (own, state[1])
+
+    def update(params, state, run):
+        right = state[1]
+        if run.choices is not None:
+            right &= (run.choices[:, 0] == run.next_tokens[:, 0]) | (run.count == 0)
+        return inner.update(params, state[0], run), right
+
+    state = run(
+        PARAMS, BATCH, make_sampling(),
+        inner._replace(init=init, draft=draft, update=update, reads_choices=True), SIZES,
+    )  # fmt: skip
+    assert texts_of(state) == wanted("greedy")
+    assert state.drafter[1].all()
+
+
+def test_own_keys_of_a_drafter_are_new_in_every_cycle_and_row():
+    from eagle_jax.core import RowRandomness, verify_key
+
+    keys = BATCH.keys
+    drawn = [jax.random.key_data(RowRandomness(keys, jnp.full((6,), index)).own_keys()) for index in range(4)]
+    drawn += [jax.random.key_data(jax.vmap(verify_key)(keys, jnp.full((6,), index))) for index in range(4)]
+    drawn += [jax.random.key_data(jax.vmap(lambda key, at=at: jax.random.fold_in(key, at))(keys)) for at in range(4)]
+    assert len(np.unique(np.concatenate(drawn), axis=0)) == 12 * 6
