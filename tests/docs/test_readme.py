@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,14 @@ def commands(text: str) -> list[str]:
     """Returns the command lines of a shell block, without comments, continued lines joined."""
     lines = (line.split(" #")[0].strip() for line in text.replace("\\\n", " ").splitlines())
     return [line for line in lines if line and not line.startswith("#")]
+
+
+def parse(words: list[str]) -> Any:
+    """Parses a program's arguments: `words` begin with its module, `infer.bench` or a folder such as `infer.aot`."""
+    module = importlib.import_module(words[0])
+    if hasattr(module, "__path__"):
+        module = importlib.import_module(f"{words[0]}.__main__")
+    return arguments(module.Args, None, words[1:])
 
 
 PYTHON = [text for language, text in BLOCKS if language == "python"]
@@ -53,7 +62,7 @@ def test_python_blocks_run_in_order(count, capsys):
 def test_command_exists_and_takes_its_arguments(command):
     words = shlex.split(command)
     if words[:2] == ["python", "-m"]:
-        arguments(importlib.import_module(words[2]).Args, None, words[3:])
+        parse(words[2:])
     elif words[0] == "make":
         plan = subprocess.run(["make", "-n", *words[1:]], cwd=REPOSITORY, capture_output=True, text=True, check=False)
         assert plan.returncode == 0, plan.stderr
