@@ -18,7 +18,7 @@ from eagle_jax.core.sampling import make_sampling
 from eagle_jax.core.types import Batch, Engine, Params, Sampling, Sizes
 from eagle_jax.parallel.processes import to_host
 from eagle_jax.runtime.drafters import BoundDrafter, TreeDrafter
-from eagle_jax.runtime.errors import check_finite, explained
+from eagle_jax.runtime.errors import check_finite, memory_errors
 from eagle_jax.runtime.generation import generate, prefill_program, request_of, step_program
 from eagle_jax.runtime.request import check_law
 from eagle_jax.runtime.target import Target
@@ -91,7 +91,7 @@ def record_cycles(
     check_law(temperature=temperature)
     request = request_of(target, drafter, prompts, max_new_tokens, make_sampling(temperature), key=key)
     found: list[tuple[np.ndarray, ...]] = []
-    with explained(request):
+    with memory_errors(request):
         state = prefill_program(*request)
         while not bool(jnp.all(state.done)):
             state, info = step_program(request.params, state, request.sampling, request.engine)
@@ -170,7 +170,7 @@ def measure_n_alpha(
     depth = min(CHAIN, head.deepest or CHAIN) if depth is None else depth
     chain = dataclasses.replace(TreeConfig.chain(depth, rule), sampled_ranking=head.tree.sampled_ranking)
     request = request_of(target, head.with_tree(chain), prompts, max_new_tokens, sampling, key=key)
-    with explained(request):
+    with memory_errors(request):
         found = to_host(_chains(*request))
     *counts, not_finite, bad_drafts = found
     check_finite(not_finite, bad_drafts)

@@ -1,4 +1,4 @@
-"""The compilation cache on disk, compiled programs in memory, and the names of machine and revision."""
+"""Manages compiled programs on disk and in memory, and names the machine and the revision."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 import jax
 
-from eagle_jax.devices import in_reach
+from eagle_jax.devices import device_errors
 
 MOST_MAPS = 20_000
-"""Memory maps at which `forget_programs` acts."""
+"""Memory maps above which `forget_programs` drops programs."""
 
 
 def forget_programs() -> bool:
-    """Drops compiled programs where there are very many, and says whether it did; the next calls load them anew.
+    """Drops all compiled programs if there are very many, and returns whether it did; calls compile them again.
 
-    On CPU every program lives in a few hundred memory maps, and Linux allows a process 65,530 (`vm.max_map_count`):
-    the program after that ends the process. To be called where many shapes are measured, before what is warmed up.
+    On CPU a program takes a few hundred memory maps, and Linux kills a process beyond 65,530 (`vm.max_map_count`).
+    Call it between shapes when many are measured, before the warm-up.
     """
     maps = Path("/proc/self/maps")
     if not maps.exists() or maps.read_bytes().count(b"\n") <= MOST_MAPS:
@@ -29,10 +29,10 @@ def forget_programs() -> bool:
 
 
 def use_compilation_cache(directory: str | os.PathLike[str] = ".jax_cache") -> Path:
-    """Keeps what is compiled from now on on disk, so that the next process starts at once.
+    """Turns on JAX's compilation cache on disk, so that the next process starts without compiling.
 
     Args:
-      directory: relative to where the process was started; the environment's JAX_COMPILATION_CACHE_DIR wins.
+      directory: relative to the working directory; the environment variable JAX_COMPILATION_CACHE_DIR overrides it.
 
     Returns:
       the directory.
@@ -44,27 +44,27 @@ def use_compilation_cache(directory: str | os.PathLike[str] = ".jax_cache") -> P
 
 
 def machine() -> str:
-    """Processor or accelerator, count and versions, e.g. "Intel Xeon ..., 2 cores, linux, jax 0.10.2".
+    """Returns hardware and versions, such as "Intel Xeon ..., 2 cores, linux, jax 0.10.2".
 
     Raises:
-      DeviceError: JAX is told to take a device that is not there, or that another process holds.
+      DeviceError: the device that JAX_PLATFORMS names is missing or busy.
     """
-    with in_reach():
+    with device_errors():
         devices = jax.devices()
     if devices[0].platform == "cpu":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        what = f"{_processor()}, {cores} cores"
+        hardware = f"{_processor()}, {cores} cores"
     else:
-        what = f"{len(devices)} x {devices[0].device_kind}"
-    return f"{what}, {platform.system().lower()}, jax {jax.__version__}"
+        hardware = f"{len(devices)} x {devices[0].device_kind}"
+    return f"{hardware}, {platform.system().lower()}, jax {jax.__version__}"
 
 
 def revision(folder: str | os.PathLike[str]) -> str | None:
-    """The commit that a checkout is at, with "-dirty" where files were changed since; None where it is no checkout."""
+    """Returns the commit of a git checkout, with "-dirty" if files have changed; None outside a checkout."""
     command = ["git", "-C", os.fspath(folder), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:  # there is no git
+    except OSError:  # git is not installed
         return None
     return found.stdout.strip() or None
 
@@ -74,8 +74,8 @@ def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    said = {line.partition(":")[0].strip(): " ".join(line.partition(":")[2].split()) for line in lines if ":" in line}
-    name = said.get("model name") or platform.processor() or platform.machine()
-    # Clouds hide which one it is: generations that differ threefold in speed are all an "AMD EPYC" there.
-    numbers = [f"{what} {said[key]}" for what, key in (("family", "cpu family"), ("model", "model")) if key in said]
+    info = {line.partition(":")[0].strip(): " ".join(line.partition(":")[2].split()) for line in lines if ":" in line}
+    name = info.get("model name") or platform.processor() or platform.machine()
+    # Clouds hide the model: generations that differ threefold in speed are all named "AMD EPYC".
+    numbers = [f"{what} {info[key]}" for what, key in (("family", "cpu family"), ("model", "model")) if key in info]
     return name if any(map(str.isdigit, name)) or not numbers else f"{name} ({', '.join(numbers)})"

@@ -1,4 +1,4 @@
-"""The error for logits and drafts that are not finite, raised after a run from what its state recorded."""
+"""Raises errors about runs: logits or drafts that are not finite, and device memory that is too small."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from eagle_jax.core.types import FINITE, KVCache
-from eagle_jax.devices import device, exhausted, memory_of, more_of
+from eagle_jax.core.types import FINITE
+from eagle_jax.devices import device_name, is_out_of_memory, memory_of, shortage
 from eagle_jax.runtime.request import Request
 
 _LISTED = 8  # rows
 
 
 class NotFiniteError(ValueError):
-    """The target's logits, or the drafts of a drafter, were NaN or infinite.
+    """The target's logits, or the scores of a drafter, were NaN or infinite.
 
     Attributes:
-      positions: {row: generated position} of the target's logits. A row ends before that position.
-      drafts: {row: generated position} from which the drafter's scores were NaN. The text of such a row is complete.
-      output: the `GenerateOutput` of all rows, where the call returns one: rows that are not in `positions` are as they
-        would be without the others.
+      positions: {row: generated position} of the first logits that are not finite. A row ends before that position.
+      drafts: {row: generated position} from which the drafter's scores are NaN. The text of such a row is complete.
+      output: the `GenerateOutput` of all rows; None for a stream. Rows that are not in `positions` are unaffected.
     """
 
     def __init__(self, positions: dict[int, int], drafts: dict[int, int], output: Any = None) -> None:
@@ -33,7 +32,7 @@ class NotFiniteError(ValueError):
         if positions:
             parts.append(
                 f"the target has no finite logits for {_listed(positions)}. Load it in float32 or bfloat16 (float16 "
-                "overflows at 65504), and look for NaN in its weights."
+                "overflows at 65504), and check its weights for NaN."
             )
         if drafts:
             parts.append(
@@ -46,12 +45,12 @@ class NotFiniteError(ValueError):
 
 
 def check_finite(not_finite: np.ndarray, bad_drafts: np.ndarray, *, output: Any = None, ended: bool = True) -> None:
-    """Raises if a row met logits or drafts that are not finite.
+    """Checks that the logits and drafts of all rows were finite.
 
     Args:
       not_finite, bad_drafts: [B] int32, as in `GenerateState`, on the host.
-      output: what the error carries.
-      ended: whether the run is over. Before that bad drafts alone raise nothing: the text goes on and is right.
+      output: `NotFiniteError.output`.
+      ended: whether the run has ended. Until then drafts that are NaN raise nothing: they do not change the text.
 
     Raises:
       NotFiniteError: naming rows and positions.
@@ -71,105 +70,88 @@ def _listed(rows: dict[int, int]) -> str:
 
 
 @contextlib.contextmanager
-def explained(request: Request) -> Iterator[None]:
-    """Turns the runtime's "RESOURCE_EXHAUSTED" into what was needed and what to lower.
+def memory_errors(request: Request) -> Iterator[None]:
+    """Converts "RESOURCE_EXHAUSTED" into a message with the sizes of the run; a context manager.
 
     Raises:
-      MemoryError: in its place; every other error passes.
+      MemoryError: the run did not fit in device memory. Other errors pass.
     """
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if not exhausted(error):
+        if not is_out_of_memory(error):
             raise
-        raise MemoryError(needed(request, more_of(str(error)))) from error
+        raise MemoryError(memory_message(request, shortage(str(error)))) from error
 
 
 def check_fits(request: Request) -> None:
-    """Refuses, before anything is compiled, what the devices could not hold: weights and caches alone are larger.
+    """Checks that weights and caches fit in device memory, before anything is compiled.
 
-    A CPU would not say so: Linux promises more memory than there is, and ends the process that takes it.
+    A CPU would not report it: Linux promises more memory than there is, and kills the process that uses it.
 
     Raises:
-      MemoryError: with what is needed, and how many prompts fit.
+      MemoryError: with the sizes, and how many rows fit.
     """
     rows, weights = request.batch.prompts.shape[0], size_of(request.params)
-    # Asked once of every shape: to trace the caches takes as long as a target pass of a small model.
+    # Cached per shape: tracing the caches takes as long as a target pass of a small model.
     meshes = tuple(getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(request.params)[:1])
     shape = (request.engine, rows, request.sizes.slots, weights, meshes)
-    if shape in _FIT:
+    if shape in _FITTING:
         return
     if (limit := _limit(request.params)) is not None:
-        caches = size_of(_held(request))
+        caches = size_of(cache_shapes(request))
         if weights + caches > limit:
             fit = max(0, int((limit - weights) // (caches / rows)))
-            raise MemoryError(needed(request, f", where {fit} of {rows} rows fit" if rows > 1 else ""))
-    if len(_FIT) >= MOST_SHAPES:
-        _FIT.clear()
-    _FIT.add(shape)
+            raise MemoryError(memory_message(request, f", where {fit} of {rows} rows fit" if rows > 1 else ""))
+    if len(_FITTING) >= MOST_SHAPES:
+        _FITTING.clear()
+    _FITTING.add(shape)
 
 
 MOST_SHAPES = 1024
-_FIT: set[Any] = set()
-"""Shapes that were found to fit."""
+_FITTING: set[Any] = set()
+"""Shapes that fit, at most `MOST_SHAPES`."""
 
 
-def _limit(params: Any) -> int | None:
-    """Bytes that the devices of these arrays hold together, None where they do not tell."""
-    arrays = [leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)]
-    devices: set[Any] = {one for leaf in arrays for one in leaf.sharding.device_set}
-    own = [one for one in devices if one.process_index == jax.process_index()]  # others cannot be asked
-    limits = [limit for one in own if (limit := memory_of(one)) is not None]
-    if not own or len(limits) < len(own):
-        return None
-    # Devices of one CPU share its memory. Other processes are taken to have as much as this one.
-    mine = max(limits) if own[0].platform == "cpu" else sum(limits)
-    return mine * len(devices) // len(own)
-
-
-def _held(request: Request) -> Any:
-    """Shapes of the caches of target and drafter."""
+def cache_shapes(request: Request) -> Any:
+    """Returns the shapes of the caches of target and drafter."""
     rows, slots = request.batch.prompts.shape[0], request.sizes.slots
     target, drafter = request.engine.target, request.engine.drafter
     return jax.eval_shape(lambda: (target.init_cache(rows, slots), drafter.init(request.params, rows, slots)))
 
 
-def needed(request: Request, lacking: str = "") -> str:
-    """A sentence: weights, caches and logits of a run in gigabytes (1e9 bytes), and what makes them smaller.
-
-    Sizes are those of all devices together, which the sentence says where the weights lie on several.
+def memory_message(request: Request, detail: str = "") -> str:
+    """Returns the error message of a run that does not fit: its sizes in GB (1e9 bytes), and what reduces them.
 
     Args:
-      lacking: what the runtime said was too much.
+      detail: follows the name of the device, such as " (4.70G more needed)".
     """
     rows, slots = request.batch.prompts.shape[0], request.sizes.slots
-    target, drafter = request.engine.target, request.engine.drafter
-
-    def logits(cache: KVCache) -> Any:
-        width = drafter.num_nodes + 1
-        tokens = jax.numpy.zeros((rows, width), jax.numpy.int32)
-        mask = jax.numpy.ones((width, width), bool)
-        out = target.forward(request.params["target"], tokens, tokens, mask, cache, drafter.taps)
-        return target.logits(request.params["target"], out.hidden)
-
-    held = _held(request)
-    sizes = {
-        "weights": size_of(request.params),
-        f"caches of {rows} row{'s' * (rows > 1)} and {slots} slots": size_of(held),
-        f"logits of trees of {drafter.num_nodes + 1} rows": size_of(jax.eval_shape(logits, held[0])),
-    }
-    parts = ", ".join(f"{what} {size / 1e9:.2f} GB" for what, size in sizes.items())
+    weights, caches = (size_of(tree) / 1e9 for tree in (request.params, cache_shapes(request)))
     devices = max((len(leaf.sharding.device_set) for leaf in jax.tree.leaves(request.params)), default=1)
-    together, spread = ("together", "spread them over a mesh (mesh=)")
-    if devices > 1:
-        together, spread = (f"on {devices} devices together", "spread them over more devices")
+    together = f"on {devices} devices together" if devices > 1 else "together"
+    spread = "spread them over more devices" if devices > 1 else "spread them over a mesh (mesh=)"
     return (
-        f"out of memory on {device()}{lacking}: {parts}, {sum(sizes.values()) / 1e9:.2f} GB {together}, and what a "
-        "pass computes in between. Lower the number of prompts, max_new_tokens, a session's context or the tree's "
-        f"num_nodes, load the models in bfloat16, or {spread}"
+        f"out of memory on {device_name()}{detail}: weights {weights:.2f} GB, caches of {rows} row{'s' * (rows > 1)} "
+        f"and {slots} slots {caches:.2f} GB, {weights + caches:.2f} GB {together} without activations and logits. "
+        "Lower the number of prompts, max_new_tokens, a session's context or the tree's num_nodes, load the models in "
+        f"bfloat16, or {spread}."
     )
 
 
 def size_of(tree: Any) -> int:
-    """Bytes of all arrays of a tree, or of their shapes."""
+    """Returns the bytes of all arrays of a tree, or of their shapes."""
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _limit(params: Any) -> int | None:
+    """Returns the memory of all devices that hold `params` in bytes, None if a device does not report it."""
+    arrays = [leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)]
+    devices: set[Any] = {one for leaf in arrays for one in leaf.sharding.device_set}
+    own = [one for one in devices if one.process_index == jax.process_index()]  # only these report their memory
+    limits = [limit for one in own if (limit := memory_of(one)) is not None]
+    if not own or len(limits) < len(own):
+        return None
+    # The devices of a CPU share its memory. Other processes are assumed to have as much memory as this one.
+    total = max(limits) if own[0].platform == "cpu" else sum(limits)
+    return total * len(devices) // len(own)

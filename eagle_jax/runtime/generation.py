@@ -1,7 +1,6 @@
-"""Generates from lists of token ids: `generate` for a batch, `stream` for one prompt.
+"""Generates tokens from lists of token ids: `generate` for a batch, `stream` for one prompt.
 
-Both validate their arguments before anything is compiled, pad them into buckets, run a jitted function of
-`eagle_jax.core`, and cut the result.
+Both check their arguments, pad them into buckets, run a jitted function of `eagle_jax.core`, and cut the result.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from eagle_jax.core.types import Drafter, GenerateState, Sampling
 from eagle_jax.drafters.vanilla import vanilla
 from eagle_jax.parallel.processes import to_host
 from eagle_jax.runtime.drafters import BoundDrafter
-from eagle_jax.runtime.errors import check_finite, check_fits, explained
+from eagle_jax.runtime.errors import check_finite, check_fits, memory_errors
 from eagle_jax.runtime.profile import Profile, bound_profile
 from eagle_jax.runtime.request import Request, StopTokens, check_law, prepare
 from eagle_jax.runtime.target import Target, check_target
@@ -44,7 +43,7 @@ class GenerateOutput:
       accepted: [B, depth+1] histogram: in how many cycles i drafted tokens were accepted by the target. A last
         cycle that the budget or a stop token cut short is counted with what was accepted, not with what was
         emitted.
-      log_probs: per prompt one number for each of its tokens, float32, natural logarithm; None where not asked for.
+      log_probs: per prompt a float32 log-probability (natural logarithm) per token; None without `log_probs=`.
     """
 
     tokens: list[list[int]]
@@ -65,8 +64,8 @@ class StreamChunk:
 
     Attributes:
       tokens: emitted now; the first chunk is the prefill's single token.
-      drafted: how many of them, from the front, were drafted and accepted; the rest is the target's own.
-      log_probs: one number for each token, natural logarithm, of the law that was asked for; None where none was.
+      drafted: how many of the first tokens were drafted and accepted; the target itself chose the rest.
+      log_probs: a log-probability (natural logarithm) per token; None without `log_probs=`.
     """
 
     tokens: list[int]
@@ -93,23 +92,23 @@ def generate(
 
     Args:
       prompts: token ids per row; rows may differ in length.
-      drafter: None is plain decoding through the same program; "auto" takes what `profile` names for as many rows and
-        this temperature.
-      profile: for "auto", what `load_profile` returns or the path of the file, read again only when it changes.
-      max_new_tokens: budget, one number or one per row.
-      temperature, top_k, top_p, min_p: the sampled law; temperature 0 is greedy.
-      eos_ids: stop tokens, for all rows or one set per row; None takes the target's own, () never stops.
+      drafter: None is plain decoding with the same program; "auto" is the fastest one of `profile` for this batch
+        size, temperature and prompt length.
+      profile: for "auto", the result of `load_profile` or a path; the file is read again only when it changes.
+      max_new_tokens: most tokens to generate, one number or one per row.
+      temperature, top_k, top_p, min_p: of the sampled distribution; temperature 0 is greedy.
+      eos_ids: stop tokens, for all rows or one list per row; None is the target's own, () never stops.
       key: `jax.random.key(seed)` or a seed; needed when temperature > 0. For a given key the text is the same with
         every drafter: row r draws its token i with `fold_in(fold_in(key, r), i)`. An array of keys is one per prompt:
         row r draws with `fold_in(key[r], i)`, whatever else is in the batch.
-      log_probs: "target" returns the log-probability of every emitted token by the target as it is (temperature 1,
-        nothing cut off); "law" by the law that is sampled, with temperature, top-k, top-p and min-p.
+      log_probs: "target" returns the log-probability of every token under the target at temperature 1; "law" under the
+        sampled distribution, after temperature, top-k, top-p and min-p.
 
     Raises:
-      ValueError: before anything is compiled, naming the argument, its bound and the remedy.
-      NotFiniteError: logits that are NaN or infinite, naming rows and positions; it carries the output of all rows.
-      ConfigError: `profile` is none that can be read, or of another target. CheckpointError: weights that it names.
-      MemoryError: the device has too little memory, saying for what and what to lower.
+      ValueError: an argument breaks its rule; raised before anything is compiled.
+      NotFiniteError: logits are NaN or infinite; it names rows and positions and holds the output of all rows.
+      ConfigError: `profile` cannot be read, or is for another target. CheckpointError: its weights do not load.
+      MemoryError: the run does not fit in device memory.
     """
     sampling = _law(temperature, top_k, top_p, min_p)
     drafter = _chosen(target, drafter, profile, prompts, temperature)
@@ -126,9 +125,9 @@ def first_tokens(
     temperature: float = 0.0,
     key: jax.Array | int | None = None,
 ) -> GenerateOutput:
-    """`generate` up to the end of the prefill, by the very program that the same arguments of `generate` compile.
+    """Runs `generate` with a budget of one token per row: the prefill alone, for timing it.
 
-    Every row has a budget of one token, the prefill's own, so that the loop does not turn: for timing a prefill apart.
+    It runs the program that the same arguments of `generate` compile.
 
     Raises:
       ValueError: as `generate`.
@@ -153,14 +152,14 @@ def stream(
     key: jax.Array | int | None = None,
     log_probs: LogProbs | None = None,
 ) -> Iterator[StreamChunk]:
-    """Yields one prompt's tokens as cycles finish, from the same `step` as `generate`. Arguments as there.
+    """Yields the tokens of one prompt, cycle by cycle; arguments as in `generate`.
 
-    A chunk holds the tokens of one cycle; on a mesh, the "data" axis must have size 1, since there is one row.
+    On a mesh the "data" axis must have size 1, since there is one row.
     Arguments are checked at the call, not at the first `next`.
 
     Raises:
       ValueError, ConfigError, CheckpointError, MemoryError: as `generate`.
-      NotFiniteError: while it is iterated, after the tokens before the fault.
+      NotFiniteError: during iteration, after the tokens that precede the fault.
     """
     sampling = _law(temperature, top_k, top_p, min_p)
     drafter = _chosen(target, drafter, profile, [prompt], temperature)
@@ -169,7 +168,7 @@ def stream(
 
 
 def _stream(request: Request) -> Iterator[StreamChunk]:
-    with explained(request):
+    with memory_errors(request):
         state, chunk, done = first_chunk(prefill_program(*request))
     yield chunk
     while not done:
@@ -195,7 +194,7 @@ def first_chunk(state: GenerateState) -> tuple[GenerateState, StreamChunk, bool]
 
 def next_chunk(request: Request, state: GenerateState) -> tuple[GenerateState, StreamChunk, bool, list[np.ndarray]]:
     """Runs one cycle and reads its tokens: (state, chunk, whether the row is done, arguments of `check_finite`)."""
-    with explained(request):
+    with memory_errors(request):
         state, info = step_program(request.params, state, request.sampling, request.engine)
         log_probs = None if info.log_probs is None else info.log_probs[0]
         tokens, emitted, count, done, log_probs, *faults = jax.device_get(
@@ -230,20 +229,22 @@ def _chosen(
     prompts: Sequence[Sequence[int]],
     temperature: float,
 ) -> BoundDrafter | None:
-    """What "auto" stands for; every other drafter as it is."""
+    """Returns the drafter that "auto" selects; any other drafter unchanged."""
     if not (isinstance(drafter, str) and drafter == "auto"):
-        if profile is not None and not isinstance(drafter, str):  # of another name its own check tells
-            raise ValueError('profile= is what drafter="auto" follows: pass "auto", or leave profile out')
+        if profile is not None and not isinstance(drafter, str):  # `request_of` reports another string
+            raise ValueError(
+                'profile must be None unless drafter is "auto". Pass drafter="auto", or leave profile out.'
+            )
         return drafter
     check_target(target)
-    # What is no list of prompts is refused later.
+    # `request_of` reports prompts that are no lists.
     rows = len(prompts) if hasattr(prompts, "__len__") else 1
     longest = max((len(prompt) for prompt in prompts if hasattr(prompt, "__len__")), default=1) if rows else 1
     return bound_profile(profile, target).choose(rows, float(temperature), longest)
 
 
 def _run(request: Request) -> GenerateOutput:
-    with explained(request):
+    with memory_errors(request):
         state = generate_program(*request)
         wanted = (state.tokens, state.num_tokens, state.cycles, state.accepted, state.log_probs)
         tokens, counts, cycles, accepted, log_probs, *faults = to_host((*wanted, state.not_finite, state.bad_drafts))
@@ -264,32 +265,31 @@ def request_of(
     key: jax.Array | int | None = None,
     **naming: str,
 ) -> Request:
-    """The call of the engine that decodes these prompts; arguments as in `eagle_jax.generate`.
+    """Builds the engine's arguments for these prompts; arguments as in `eagle_jax.generate`.
 
     Args:
       head: None is plain decoding.
 
     Raises:
-      ValueError: before anything is compiled, naming the argument, its bound and the remedy.
-      MemoryError: no device could hold it.
+      ValueError: an argument breaks its rule; raised before anything is compiled.
+      MemoryError: weights and caches do not fit in device memory.
     """
     check_target(target)
     if head is not None and not isinstance(head, BoundDrafter):
         if isinstance(head, Drafter):
-            raise ValueError("drafter is not bound to a target: pass eagle_jax.BoundDrafter.of(drafter, target)")
+            raise ValueError("drafter must be bound to a target. Pass eagle_jax.BoundDrafter.of(drafter, target).")
         found = f"the string {head!r}" if isinstance(head, str) else f"a {type(head).__name__}"
         raise ValueError(
-            f"drafter is {found}: pass what eagle_jax.load_drafter returns, None, or, to generate and stream, "
-            '"auto" with profile='
+            f'drafter must be a result of eagle_jax.load_drafter, None, or "auto" with profile=, got {found}.'
         )
     if head is not None and head.target_fn is not target.fn:
         raise ValueError(
-            f"drafter {head.name!r} was loaded for another target than {target.name!r}; "
-            "load it again with load_drafter(path, target)"
+            f"drafter {head.name!r} must be bound to the target {target.name!r}, got one for another target. "
+            "Load it again with load_drafter(path, target)."
         )
     layers = target.config.num_layers
     if head is not None and (wrong := [tap for tap in head.drafter.taps if not 0 <= tap <= layers]):
-        raise ValueError(f"drafter {head.name!r} has taps {wrong}: this target has hidden states 0 to {layers}")
+        raise ValueError(f"the taps of drafter {head.name!r} must be hidden states 0 to {layers}, got {wrong}.")
     request = prepare(
         {"target": target.params, "drafter": {} if head is None else head.params},
         target.config,

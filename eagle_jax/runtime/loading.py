@@ -13,7 +13,7 @@ from eagle_jax.checkpoints.files.mapping import dtype_name
 from eagle_jax.checkpoints.heads.load import load_head_checkpoint
 from eagle_jax.checkpoints.targets.load import load_target_checkpoint
 from eagle_jax.config import TreeConfig
-from eagle_jax.devices import in_reach, overlooked
+from eagle_jax.devices import device_errors, unused_accelerator
 from eagle_jax.parallel.mesh import check_mesh, placer
 from eagle_jax.runtime.drafters import DEFAULT_CHAIN, DraftHead, Medusa, SmallModel
 from eagle_jax.runtime.target import Target, check_target, on_mesh
@@ -128,7 +128,7 @@ def load_target(
     dtype = dtype_name(dtype)
     if mesh is not None:
         check_mesh(mesh)
-    with in_reach():
+    with device_errors():
         config, params = load_target_checkpoint(
             path_or_hub_id,
             dtype,
@@ -138,7 +138,7 @@ def load_target(
             max_position=max_position,
             place=None if mesh is None else placer(mesh),
         )
-        if told := overlooked():
+        if told := unused_accelerator():
             warnings.warn(told, stacklevel=2)
     name = str(path_or_hub_id)
     return Target(config, params, on_mesh(config, dtype, mesh), name, dtype, mesh, source=name)

@@ -1,6 +1,6 @@
-"""From what a user passes to what the program takes: checks, buckets, padding.
+"""Validates the arguments of `generate` and `stream`, and pads them into buckets.
 
-Everything is refused here, by name and before anything is compiled, that the program could not refuse.
+Traced code cannot raise on values, so every check is made here on the host, before anything is compiled.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ def prepare(
     """Checks the arguments of `eagle_jax.generate` and pads them into buckets.
 
     Args:
-      name: what messages call the prompt with index {}.
+      name: name of a prompt in messages; {} stands for its index.
 
     Raises:
-      ValueError: naming the argument, its bound and the remedy.
+      ValueError: naming the argument, its rule and the remedy.
     """
-    _refuse_tracers(prompts=prompts, max_new_tokens=max_new_tokens, eos_ids=eos_ids, key=key)
+    _check_not_traced(prompts=prompts, max_new_tokens=max_new_tokens, eos_ids=eos_ids, key=key)
     if isinstance(jnp.zeros(()), jax.core.Tracer):
-        raise ValueError(f"this is called while JAX traces: {_PURE}")
+        raise ValueError(f"generate and stream must be called outside of jit, vmap and shard_map. {_PURE}")
     rows = _check_prompts(prompts, name, config)
     budgets = _check_budgets(max_new_tokens, rows, config)
     stops = _stop_table(eos_ids, len(rows), config)
     if not sampling.greedy and key is None:
-        raise ValueError("temperature > 0 draws at random: pass key=jax.random.key(seed) or key=seed")
+        raise ValueError("key must be given at temperature > 0, got None. Pass key=jax.random.key(seed) or key=seed.")
 
     lengths = np.array([len(row) for row in rows], np.int32)
     width = bucket(int(lengths.max()))
@@ -80,17 +80,17 @@ def prepare(
 
 
 _row_keys = jax.jit(lambda key, batch: row_keys(key, jnp.arange(batch)), static_argnames="batch")
-"""One key per row; compiled, because a `vmap` that is not costs milliseconds of host time per call."""
+"""One key per row; jitted, because an eager `vmap` costs milliseconds of host time per call."""
 _threefry_keys = jax.jit(threefry_keys)
 
 
 def _keys(key: jax.Array | int | None, batch: int) -> jax.Array:
-    """A Threefry key per row: from keys of any generator, one or one per row, a seed, or the words of a raw key."""
+    """Returns a Threefry key per row, from one key or one per row of any generator, a seed, or a raw key."""
     if key is None:
         key = 0
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
         if not 0 <= key < 2**32:
-            raise ValueError(f"key={key} must lie in 0 to 2**32 - 1: JAX keeps 32 bits of a seed")
+            raise ValueError(f"key must be a seed from 0 to 2**32 - 1, got {key}. JAX keeps 32 bits of a seed.")
         return _row_keys(jax.random.key(key, impl="threefry2x32"), batch)  # whatever generator is JAX's default
     if isinstance(key, jax.Array | np.ndarray):
         if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape in ((), (batch,)):
@@ -98,45 +98,45 @@ def _keys(key: jax.Array | int | None, batch: int) -> jax.Array:
         if key.dtype == jnp.uint32 and key.shape in ((2,), (4,)):
             return _row_keys(_threefry_keys(key), batch)
         raise ValueError(
-            f"key is an array of {key.dtype}{list(key.shape)}: pass one key (jax.random.key(0), from which every row "
-            f"derives its own), or an array of {batch}, one for each prompt, or a Python int as seed"
+            f"key must be one key, an array of {batch} keys (one per prompt) or an integer seed, got an array of "
+            f"{key.dtype}{list(key.shape)}. Pass jax.random.key(seed); every row derives its own key."
         )
-    raise ValueError(f"key={key!r} must be jax.random.key(seed) or an integer seed")
+    raise ValueError(f"key must be jax.random.key(seed) or an integer seed, got {key!r}.")
 
 
 _PURE = (
-    "eagle_jax.generate and stream take and give Python lists; inside jit, vmap or shard_map call the pure function: "
-    "from eagle_jax.core import generate (docs/generating.md, Inside your own program)"
+    "eagle_jax.generate and stream take and return Python lists. In a traced function call eagle_jax.core.generate "
+    "(docs/generating.md, Inside your own program)."
 )
 
 
-def _refuse_tracers(**arguments: Any) -> None:
-    """Refuses arguments that `jit` or `vmap` put in: lists of any length go in and out.
+def _check_not_traced(**arguments: Any) -> None:
+    """Checks that no argument is a tracer of `jit` or `vmap`.
 
     Raises:
-      ValueError: naming the argument, and what can be traced.
+      ValueError: naming the argument, and the function that can be traced.
     """
     for name, value in arguments.items():
         rows = value if isinstance(value, list | tuple) else (value,)
         if any(isinstance(row, jax.core.Tracer) for row in rows):
-            raise ValueError(f"{name} is traced: {_PURE}")
+            raise ValueError(f"{name} must be a concrete value, got a JAX tracer. {_PURE}")
 
 
 def check_law(**settings: Any) -> None:
-    """Refuses sampling settings that are no numbers, before arithmetic fails on them.
+    """Checks that sampling settings are numbers, before arithmetic fails on them.
 
     Raises:
       ValueError: naming the argument.
     """
-    _refuse_tracers(**settings)
+    _check_not_traced(**settings)
     for name, value in settings.items():
         number = isinstance(value, numbers.Real) or (isinstance(value, jax.Array | np.ndarray) and value.ndim == 0)
         if isinstance(value, bool) or not number:
-            raise ValueError(f"{name}={value!r} must be a number")
+            raise ValueError(f"{name} must be a number, got {value!r}.")
 
 
 def bucket(size: int, smallest: int = 32) -> int:
-    """The next of 32, 48, 64, 96, 128, 192, ...: a bucket shares one compilation, and at most a third is padding."""
+    """Returns the next of 32, 48, 64, 96, 128, ...: one compilation per bucket, at most 1/3 padding."""
     power = smallest
     while power < size:
         if size <= power + power // 2:
@@ -146,44 +146,44 @@ def bucket(size: int, smallest: int = 32) -> int:
 
 
 def round_up(size: int, multiple: int) -> int:
-    """The next multiple."""
+    """Rounds `size` up to a multiple."""
     return -(-size // multiple) * multiple
 
 
 def _check_prompts(prompts: Any, name: str, config: DecoderConfig) -> list[np.ndarray]:
-    _refuse_untokenised(prompts, "prompts")
+    _check_tokenised(prompts, "prompts")
     if not isinstance(prompts, Sequence | np.ndarray | jax.Array) or isinstance(prompts, bytes) or len(prompts) == 0:
-        raise ValueError("prompts must be a non-empty list of lists of token ids")
+        raise ValueError(f"prompts must be a non-empty list of lists of token ids, got {prompts!r:.40}.")
     return [_check_prompt(prompt, name.format(index), config) for index, prompt in enumerate(prompts)]
 
 
 def _check_prompt(prompt: Any, name: str, config: DecoderConfig) -> np.ndarray:
-    _refuse_untokenised(prompt, name)
+    _check_tokenised(prompt, name)
     if isinstance(prompt, numbers.Integral):
         raise ValueError(
-            f"{name} is a single token id, expected a list of them; one prompt goes into generate as [prompt]"
+            f"{name} must be a list of token ids, got a single id. Pass one prompt to generate as [prompt]."
         )
     row = _integers(prompt)
     if row is not None and row.ndim == 1 and row.size == 0:
-        raise ValueError(f"{name} is empty: a prompt needs at least one token, such as the bos token")
+        raise ValueError(f"{name} must have at least one token, got none. Begin it with the bos token.")
     if row is None or row.ndim != 1:
-        nested = "; stream takes one prompt, such as prompts[0]" if name == "prompt" else ""
-        raise ValueError(f"{name} must be a flat list of integer token ids{nested}")
+        nested = " stream takes one prompt, such as prompts[0]." if name == "prompt" else ""
+        raise ValueError(f"{name} must be a flat list of integer token ids, got {prompt!r:.40}.{nested}")
     bad = np.flatnonzero((row < 0) | (row >= config.vocab_size))
     if bad.size:
         raise ValueError(
-            f"{name}[{bad[0]}]={row[bad[0]]} lies outside the vocabulary of {config.vocab_size} tokens; "
-            "was it made by another tokenizer?"
+            f"{name}[{bad[0]}] must be 0 to {config.vocab_size - 1}, got {row[bad[0]]}. "
+            "Use the target's own tokenizer."
         )
     return row.astype(np.int32)
 
 
-def _refuse_untokenised(value: Any, name: str) -> None:
+def _check_tokenised(value: Any, name: str) -> None:
     if isinstance(value, Mapping):  # BatchEncoding is one
         keys = ", ".join(map(str, value))
-        raise ValueError(f"{name} is a {type(value).__name__} of {keys}: pass the token ids, its ['input_ids']")
+        raise ValueError(f"{name} must be token ids, got a {type(value).__name__} of {keys}. Pass its ['input_ids'].")
     if isinstance(value, str):
-        raise ValueError(f"{name} is a str: tokenize text first, as tokenizer.encode(text) does")
+        raise ValueError(f"{name} must be token ids, got a str. Tokenize the text first: tokenizer.encode(text).")
 
 
 def _check_budgets(max_new_tokens: int | Sequence[int], rows: list[np.ndarray], config: DecoderConfig) -> list[int]:
@@ -191,27 +191,27 @@ def _check_budgets(max_new_tokens: int | Sequence[int], rows: list[np.ndarray], 
     several = isinstance(given, Sequence) and not isinstance(given, str)
     budgets: list[Any] = list(given) if several else [given] * len(rows)
     if len(budgets) != len(rows):
-        raise ValueError(f"max_new_tokens has {len(budgets)} entries for {len(rows)} prompts")
+        raise ValueError(f"max_new_tokens must be one number or one per prompt ({len(rows)}), got {len(budgets)}.")
     for index, (budget, row) in enumerate(zip(budgets, rows, strict=True)):
         if isinstance(budget, bool) or not isinstance(budget, int | np.integer) or budget < 1:
-            where = f" (row {index})" if several else ""
-            raise ValueError(f"max_new_tokens={budget!r}{where} must be an integer of at least 1")
+            where = f"[{index}]" if several else ""
+            raise ValueError(f"max_new_tokens{where} must be an integer of at least 1, got {budget!r}.")
         room = config.max_position - len(row)
         if budget > room:
-            lower = f" or lower max_new_tokens to at most {room}" if room > 0 else ": it leaves no room for an answer"
+            lower = f" or lower max_new_tokens to at most {room}" if room > 0 else ""
             raise ValueError(
-                f"row {index}: a prompt of {len(row)} tokens plus max_new_tokens={budget} exceeds the model's length "
-                f"of {config.max_position}; shorten the prompt{lower}"
+                f"row {index}: prompt and max_new_tokens must fit in the model's {config.max_position} positions, got "
+                f"{len(row)} + {budget}. Shorten the prompt{lower}."
             )
     return [int(budget) for budget in budgets]
 
 
 def _integers(values: Any) -> np.ndarray | None:
-    """`values` as an array of integers (an empty one has none that are not); None if they are anything else."""
+    """Returns `values` as an array of integers, or as an empty array; None for other values."""
     if isinstance(values, bool | str | bytes | set | dict):
         return None
     if isinstance(values, Sequence) and any(isinstance(value, bool) for value in values):
-        return None  # NumPy would make ones of them
+        return None  # NumPy would convert them to 0 and 1
     try:
         array = np.asarray(values)
     except ValueError:  # rows of different lengths
@@ -220,7 +220,7 @@ def _integers(values: Any) -> np.ndarray | None:
 
 
 def _stop_table(eos_ids: StopTokens, batch: int, config: DecoderConfig) -> np.ndarray:
-    """[B, E] int32, padded with -1; E is a multiple of 4 so that a few stop tokens more do not recompile."""
+    """[B, E] int32, padded with -1; E is a multiple of 4 so that a few more stop tokens do not recompile."""
     if eos_ids is None:
         eos_ids = config.eos_ids
     flat = _integers(eos_ids)
@@ -230,16 +230,16 @@ def _stop_table(eos_ids: StopTokens, batch: int, config: DecoderConfig) -> np.nd
         several = isinstance(eos_ids, Sequence | np.ndarray | jax.Array) and not isinstance(eos_ids, str)
         rows = [_integers(item) for item in eos_ids] if several else [None]  # type: ignore[union-attr]
         if any(row is None or row.ndim != 1 for row in rows):
-            raise ValueError(f"eos_ids={eos_ids!r} must be a token id, a list of token ids, or one list per prompt")
-        if len(rows) != batch:
             raise ValueError(
-                f"eos_ids has {len(rows)} sets for {batch} prompts; give one flat list or one set per prompt"
+                f"eos_ids must be a token id, a list of token ids, or one list per prompt, got {eos_ids!r}."
             )
+        if len(rows) != batch:
+            raise ValueError(f"eos_ids must be one flat list or one list per prompt ({batch}), got {len(rows)} lists.")
         sets = [row.tolist() for row in rows if row is not None]
     for row in sets:
         for token in row:
             if not 0 <= token < config.vocab_size:
-                raise ValueError(f"eos_ids: {token} lies outside the vocabulary of {config.vocab_size} tokens")
+                raise ValueError(f"eos_ids must be 0 to {config.vocab_size - 1}, got {token}.")
     table = np.full((batch, round_up(max(1, *map(len, sets)), 4) if sets else 4), -1, np.int32)
     for index, row in enumerate(sets):
         table[index, : len(row)] = row

@@ -1,4 +1,4 @@
-"""A text that goes on turn by turn, with the caches of target and drafter kept in between."""
+"""Generates the replies of a conversation turn by turn, and keeps the caches between turns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eagle_jax.core.loop import required_slots
 from eagle_jax.core.sampling import LogProbs, make_sampling
 from eagle_jax.core.types import Engine, GenerateState, KVCache, Params
 from eagle_jax.runtime.drafters import BoundDrafter
-from eagle_jax.runtime.errors import NotFiniteError, check_finite, check_fits, explained
+from eagle_jax.runtime.errors import NotFiniteError, check_finite, check_fits, memory_errors
 from eagle_jax.runtime.generation import (
     StreamChunk,
     extend_program,
@@ -28,39 +28,38 @@ from eagle_jax.runtime.target import Target
 
 
 class Session:
-    """One conversation: every prompt is the whole text so far, and only what is new of it is read.
+    """One conversation. Every prompt is the whole text so far; only its new tokens are read.
 
-    What `stream` yields is what `eagle_jax.stream` yields of the same prompt, key and settings. Of what was read the
-    part is kept that a prompt begins with; from where it differs (an edited turn, a template that drops thoughts) it is
-    read anew, by the same programs: caches are written behind their end alone, so that to go back is to set a length.
-    A drafter of your own needs a `rewind` for that; without one a prompt that differs is read from its beginning.
-    Replies may be decoded plainly in between: the target's cache goes on, the drafter's waits where it is, and what it
-    has missed is read when it is wanted again.
+    `stream` yields the same chunks as `eagle_jax.stream` for the same prompt, key and settings. The session keeps the
+    longest prefix that the new prompt shares with the text so far, and reads the prompt from there on. A prompt may
+    differ earlier, for example after an edited turn: going back sets the length of a cache, because caches are only
+    written behind their end. A custom drafter needs `rewind` for that; without it, such a prompt is read from its
+    beginning. A reply with `plain=True` extends the target's cache only; the drafter reads the missed tokens later.
 
     Args:
       drafter: None is plain decoding.
-      context: most tokens of prompt and reply together; the caches are as large from the beginning. None is the
-        target's positions, at most 4096.
+      context: most tokens of prompt and reply together, and the size of the caches. None is the target's number of
+        positions, at most 4096.
 
     Attributes:
-      context: as given. text: tokens that are known, those of the last reply among them.
-      read: how many tokens of the last prompt were read, and not taken from the caches.
+      context: as given. text: tokens in the target's cache, including the last reply.
+      read: how many tokens of the last prompt were not in the caches.
 
     Raises:
-      ValueError: `target` or `drafter` is none, or a context that the target does not have.
+      ValueError: `target` or `drafter` has another type, or `context` exceeds the target's positions.
     """
 
     def __init__(self, target: Target, drafter: BoundDrafter | None = None, *, context: int | None = None) -> None:
-        request_of(target, drafter, [[0]], 1, make_sampling())  # refuses what is no pair
+        request_of(target, drafter, [[0]], 1, make_sampling())  # checks the types of both
         most = target.config.max_position
         self.context = min(most, 4096) if context is None else context
         if isinstance(self.context, bool) or not isinstance(self.context, int) or not 2 <= self.context <= most:
-            raise ValueError(f"context={context!r} must be an integer from 2 to the target's {most} positions")
+            raise ValueError(f"context must be an integer from 2 to the target's {most} positions, got {context!r}.")
         self.target, self.drafter = target, drafter
         self.reset()
 
     def reset(self) -> None:
-        """Forgets the text and the caches."""
+        """Drops the text and the caches."""
         self.read = 0
         self.text: list[int] = []
         self._state: GenerateState | None = None
@@ -80,29 +79,28 @@ class Session:
         log_probs: LogProbs | None = None,
         plain: bool = False,
     ) -> Iterator[StreamChunk]:
-        """Yields the reply to the whole text so far; arguments as in `eagle_jax.stream`, whose `profile` there is not.
+        """Yields the reply to a prompt; arguments as in `eagle_jax.stream`, without `profile`.
 
-        The reply may be left at any chunk: what was yielded is known then, and the next prompt goes on from it.
+        The caller may stop after any chunk; the yielded tokens stay in the caches for the next prompt.
 
         Args:
           plain: decode this reply without the drafter.
 
         Raises:
-          ValueError: at the call, as `eagle_jax.stream`; also a prompt that leaves no room for the reply, and a `plain`
-            that is no bool.
-          MemoryError: the device is too small, with what was needed.
+          ValueError: as `eagle_jax.stream`, at the call; also if prompt and reply exceed the context.
+          MemoryError: the caches do not fit in device memory.
           NotFiniteError: as `eagle_jax.stream`; the caches are emptied.
         """
         check_law(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         sampling = make_sampling(temperature, top_k, top_p, min_p)
         if not isinstance(plain, bool):
-            raise ValueError(f"plain={plain!r} must be True or False")
+            raise ValueError(f"plain must be True or False, got {plain!r}.")
         drafter = None if plain else self.drafter
         request = request_of(self.target, drafter, [prompt], max_new_tokens, sampling, eos_ids, key, name="prompt")
         if len(prompt) + max_new_tokens > self.context:
             raise ValueError(
-                f"a prompt of {len(prompt)} tokens plus max_new_tokens={max_new_tokens} exceeds the session's context "
-                f"of {self.context}: shorten the conversation, lower max_new_tokens, or give Session a larger context="
+                f"prompt and max_new_tokens must fit in the session's context of {self.context}, got {len(prompt)} + "
+                f"{max_new_tokens}. Shorten the conversation, lower max_new_tokens, or pass Session a larger context."
             )
         return self._stream(
             list(map(int, prompt)), with_log_probs(request, log_probs), plain and self.drafter is not None
@@ -125,7 +123,7 @@ class Session:
             known = min(known, drafted.length)
         if before is None or known < 1:
             check_fits(request)  # with the slots of the whole context
-            with explained(request):
+            with memory_errors(request):
                 cache, memory = _empty(request.params, slots, request.engine)
             known, drafted = 0, _NOTHING
         else:
@@ -138,7 +136,7 @@ class Session:
         padded[0, : len(new)] = new
         batch = request.batch._replace(prompts=jnp.asarray(padded), lengths=jnp.asarray([len(new)], jnp.int32))
         sizes = request.sizes._replace(chunk=chunk, slots=None)  # `extend` takes a cache of any size
-        with explained(request):
+        with memory_errors(request):
             state, reply, done = first_chunk(
                 extend_program(request.params, cache, memory, batch, request.sampling, request.engine, sizes)
             )
@@ -147,7 +145,7 @@ class Session:
         yield reply
         while not done:
             if self._state is not state:
-                raise ValueError("the session went on with another prompt: this reply is over")
+                raise ValueError("this reply has ended: the session has begun another prompt")
             self._state = None
             state, reply, done, faults = next_chunk(request, state)
             self.text += reply.tokens

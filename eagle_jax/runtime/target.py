@@ -1,4 +1,4 @@
-"""A target model in memory, with what the engine needs to run it."""
+"""Holds a target model in memory: configuration, parameters and forward function."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core.types import Params, TargetFn
-from eagle_jax.devices import loading
+from eagle_jax.devices import loading_errors
 from eagle_jax.models.decoder import target_fn
 from eagle_jax.parallel.mesh import param_shardings, shard_target
 
@@ -20,10 +20,10 @@ class Target:
     """A loaded target model.
 
     Attributes:
-      config: sizes and stop tokens. params: plain nested dict of arrays. fn: the model as the engine sees it.
-      name: where it came from. dtype: of its weights and cache.
-      mesh: the ("data", "tensor") mesh that parameters and caches are spread over; None is one device.
-      source: directory or hub id that it was read from, with its tokenizer; None where it was made from parameters.
+      config: sizes and stop tokens. params: nested dict of arrays. fn: the functions that the engine calls.
+      name: its path or hub id. dtype: of weights and cache.
+      mesh: the ("data", "fsdp", "tensor") mesh of parameters and caches; None is one device.
+      source: directory or hub id with its tokenizer; None for a target made from parameters.
     """
 
     config: DecoderConfig = field(repr=False)
@@ -38,24 +38,24 @@ class Target:
     def from_params(
         cls, config: DecoderConfig, params: Params, name: str = "target", mesh: Mesh | None = None
     ) -> Target:
-        """Wraps parameters that are already in memory, e.g. a policy in training; with a mesh, spreads them over it."""
+        """Makes a target of parameters in memory, such as a policy in training, and spreads them over `mesh`."""
         dtype = str(jax.tree.leaves(params)[0].dtype)
         fn = on_mesh(config, dtype, mesh)
         return cls(config, spread(params, mesh), fn, name, dtype, mesh)
 
 
 def check_target(target: Target, name: str = "target") -> None:
-    """Refuses what is no target.
+    """Checks that an argument is a `Target`.
 
     Raises:
-      ValueError: saying what it is.
+      ValueError: it is not.
     """
     if not isinstance(target, Target):
-        raise ValueError(f"{name} is a {type(target).__name__}: pass what eagle_jax.load_target returns")
+        raise ValueError(f"{name} must be a Target, got a {type(target).__name__}. Pass the result of eagle_jax.load_target.")
 
 
 def on_mesh(config: DecoderConfig, dtype: str, mesh: Mesh | None) -> TargetFn:
-    """A decoder as the engine sees it, held to a mesh.
+    """Returns the functions of a decoder that the engine calls, with shardings for a mesh.
 
     Raises:
       ConfigError: the mesh does not divide the model.
@@ -65,12 +65,12 @@ def on_mesh(config: DecoderConfig, dtype: str, mesh: Mesh | None) -> TargetFn:
 
 
 def spread(params: Params, mesh: Mesh | None) -> Params:
-    """Parameters where the mesh wants them.
+    """Puts parameters on the devices of a mesh.
 
     Raises:
-      MemoryError: a device is too small, saying how large they are.
+      MemoryError: they do not fit in device memory.
     """
     if mesh is None:
         return params
-    with loading("a model", sum(leaf.nbytes for leaf in jax.tree.leaves(params))):
+    with loading_errors("a model", sum(leaf.nbytes for leaf in jax.tree.leaves(params))):
         return jax.block_until_ready(jax.device_put(params, param_shardings(params, mesh)))

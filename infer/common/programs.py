@@ -17,8 +17,8 @@ from typing import Any, Literal, NoReturn, TextIO, TypeVar
 import tyro
 
 from eagle_jax.config import ConfigError, TreeConfig
-from eagle_jax.data.tokenizers import set_chat_template, set_template_args
-from eagle_jax.devices import DeviceError, exhausted, more_of, out_of_reach
+from eagle_jax.data.chat.tokenizers import set_chat_template, set_template_args
+from eagle_jax.devices import DeviceError, is_out_of_memory, shortage, device_message
 from eagle_jax.settings import load_yaml
 from infer.common.interrupts import interruptible
 
@@ -91,13 +91,13 @@ def run(
 
 def of_runtime(error: Exception) -> str | None:
     """A sentence for what JAX's runtime could not do on this machine; None for any other error."""
-    if exhausted(error):
+    if is_out_of_memory(error):
         return (
-            f"the device's memory is used up{more_of(str(error))}: lower the batch (--batch, --rows, --batches), "
+            f"the device's memory is used up{shortage(str(error))}: lower the batch (--batch, --rows, --batches), "
             "lengths (--max-new-tokens, --length, --context) or the tree, take --dtype bfloat16, or spread the model "
             "over a mesh"
         )
-    return str(error) if isinstance(error, DeviceError) else out_of_reach(error)
+    return str(error) if isinstance(error, DeviceError) else device_message(error)
 
 
 def _show_warning(

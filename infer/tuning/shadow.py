@@ -1,9 +1,8 @@
-"""What a method would have drafted at every position of a text, while the target writes it plainly.
+"""Shadow decoding: records what a method would draft at every position while the target decodes plainly.
 
-A cycle of speculative decoding shows its tree only where the cycle before ended, and that depends on the tree. The
-state of a drafter, however, depends on the confirmed text alone (drafts do not persist). So plain decoding can carry a
-drafter along and ask it at every position: from these trees any number of cycles of any smaller tree can be replayed,
-see `infer.tuning.replay`. The target passes over one row whatever the tree, so that a very wide one costs little.
+The state of a drafter depends on the confirmed text alone, because drafts do not persist. So plain decoding can carry a
+drafter along and let it draft at every position. From these trees `infer.tuning.replay` counts the cycles of any
+smaller tree. The target passes over one row whatever the tree, so a very wide tree costs little.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from eagle_jax.core.types import (
 )
 from eagle_jax.parallel.processes import to_host
 from eagle_jax.runtime.drafters import BoundDrafter
-from eagle_jax.runtime.errors import check_finite, explained
+from eagle_jax.runtime.errors import check_finite, memory_errors
 from eagle_jax.runtime.generation import prefill_program, request_of
 from eagle_jax.runtime.request import check_law
 from eagle_jax.runtime.target import Target
 
 
-class Watched(NamedTuple):
+class Recorded(NamedTuple):
     """The trees of P positions: those of reply 0 in order, then those of reply 1, ...
 
     Attributes:
@@ -57,12 +56,12 @@ class Watched(NamedTuple):
     scores: np.ndarray
 
 
-def can_watch(drafter: BoundDrafter) -> bool:
-    """Whether the drafts follow from the text alone: neither sampled nor made from what the target said to others."""
+def can_record(drafter: BoundDrafter) -> bool:
+    """Returns whether drafts follow from the text alone: not sampled, not made from the target's earlier choices."""
     return drafter.drafter.verify is None and not drafter.drafter.reads_choices
 
 
-def watch(
+def record(
     target: Target,
     drafter: BoundDrafter,
     prompts: Sequence[Sequence[int]],
@@ -70,27 +69,27 @@ def watch(
     max_new_tokens: int = 128,
     temperature: float = 0.0,
     key: jax.Array | int | None = None,
-) -> Watched:
-    """Decodes a batch of prompts plainly and keeps what `drafter` would draft at every position.
+) -> Recorded:
+    """Decodes a batch of prompts plainly and records what `drafter` would draft at every position.
 
     Raises:
-      ValueError: as `eagle_jax.generate`, or drafts that do not follow from the text alone (`can_watch`).
-      MemoryError: the device is too small, with what was needed.
+      ValueError: as `eagle_jax.generate`, or drafts that do not follow from the text alone.
+      MemoryError: the device is too small; the message says how much is needed.
     """
     check_law(temperature=temperature)
-    if not can_watch(drafter):
+    if not can_record(drafter):
         raise ValueError(
-            f"{drafter.name}: its drafts depend on more than the text (they are sampled, or made from the target's "
-            "words on earlier trees), so they cannot be watched; measure it with eagle_jax.generate"
+            f"drafter must draft from the text alone, got {drafter.name}, which samples or depends on "
+            "earlier trees. Measure it with eagle_jax.generate."
         )
-    quiet = dataclasses.replace(drafter, drafter=silent(drafter.drafter))
-    request = request_of(target, quiet, prompts, max_new_tokens, make_sampling(temperature), key=key)
+    following = dataclasses.replace(drafter, drafter=silent(drafter.drafter))
+    request = request_of(target, following, prompts, max_new_tokens, make_sampling(temperature), key=key)
     found: list[tuple[np.ndarray, ...]] = []
-    with explained(request):
+    with memory_errors(request):
         state = prefill_program(*request)
         done = to_host(state.done)
         while not done.all():
-            state, tree, running = _look_and_step(
+            state, tree, running = _record_and_step(
                 request.params, state, request.sampling, request.engine, drafter.drafter
             )
             *seen, done = to_host((tree.tokens, tree.parents, tree.scores, running, state.done))
@@ -107,12 +106,12 @@ def watch(
         for column in range(3)
     ]
     reply, at = np.array(places, np.int32).reshape(-1, 2).T
-    return Watched(replies, drafter.drafter.depth, reply, at, *columns)
+    return Recorded(replies, drafter.drafter.depth, reply, at, *columns)
 
 
 @functools.lru_cache(maxsize=64)
 def silent(drafter: Drafter) -> Drafter:
-    """The same method, following the text and drafting nothing: plain decoding that keeps the drafter's state."""
+    """Returns the same method without drafts: plain decoding that updates the drafter's state."""
 
     def draft(
         params: Params, state: Any, root: Array, chance: RowRandomness, sampling: Sampling
@@ -123,7 +122,7 @@ def silent(drafter: Drafter) -> Drafter:
 
 
 @functools.partial(jax.jit, static_argnames=("engine", "drafter"), donate_argnums=(1,))
-def _look_and_step(
+def _record_and_step(
     params: Params, state: GenerateState, sampling: Sampling, engine: Engine, drafter: Drafter
 ) -> tuple[GenerateState, DraftTree, Bool[Array, " B"]]:
     chance = RowRandomness(state.keys, state.num_tokens)

@@ -61,7 +61,7 @@ def test_all_drafters_belong_to_the_target(pair):
     assert drafters["small"].model.config.num_layers == 2
     assert eagle_jax.load_demo("small", eagle_jax.TreeConfig.chain(2))[1].drafter.depth == 2
     with pytest.raises(
-        ValueError, match="head='eagle': the bundled drafters are eagle1, eagle2, hass, eagle3, medusa, hydra, small"
+        ValueError, match="head must be one of eagle1, eagle2, hass, eagle3, medusa, hydra, small, got 'eagle'"
     ):
         eagle_jax.load_demo("eagle")
 

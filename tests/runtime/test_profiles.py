@@ -236,7 +236,7 @@ def test_what_is_no_profile_is_refused(path, tmp_path):
     path.write_text("schema: [")
     with pytest.raises(ConfigError, match=r"profile\.yaml: while parsing"):
         load_profile(path, target)
-    with pytest.raises(ValueError, match="target is a str"):
+    with pytest.raises(ValueError, match="target must be a Target, got a str"):
         eagle_jax.generate("target", "auto", [[1]], profile=path)
 
 

@@ -86,7 +86,7 @@ def test_a_context_may_be_used_to_its_end():
     assert len(second) + len(two) == 64
     assert two == eagle_jax.generate(tiny_target(), None, [second], max_new_tokens=len(two), eos_ids=()).tokens[0]
     with pytest.raises(
-        ValueError, match="a prompt of 64 tokens plus max_new_tokens=1 exceeds the session's context of 64"
+        ValueError, match="must fit in the session's context of 64, got 64 \\+ 1"
     ):
         talk.stream([*second, *two], max_new_tokens=1)
 
@@ -212,7 +212,7 @@ def test_a_plain_reply_to_a_prompt_that_differs_takes_the_drafter_back_too():
 
 
 def test_plain_is_yes_or_no():
-    with pytest.raises(ValueError, match="plain='no' must be True or False"):
+    with pytest.raises(ValueError, match="plain must be True or False, got 'no'"):
         Session(tiny_target(), None, context=64).stream([1, 2], max_new_tokens=4, plain="no")
 
 
@@ -248,7 +248,7 @@ def test_two_replies_at_once_are_refused():
     first = talk.stream(random_prompts([20], 12)[0], max_new_tokens=30, eos_ids=())
     next(first)
     said(talk.stream(random_prompts([9], 12)[0], max_new_tokens=4, eos_ids=()))
-    with pytest.raises(ValueError, match="the session went on with another prompt: this reply is over"):
+    with pytest.raises(ValueError, match="this reply has ended: the session has begun another prompt"):
         next(first)
 
 
@@ -266,12 +266,12 @@ def test_nothing_compiles_twice():
 
 @pytest.mark.parametrize("context", [1, 0, True, 2.5, 10**6])
 def test_a_context_that_cannot_be(context):
-    with pytest.raises(ValueError, match=f"context={context!r} must be an integer from 2 to the target's"):
+    with pytest.raises(ValueError, match="context must be an integer from 2 to the target's"):
         Session(tiny_target(), None, context=context)
 
 
 def test_strangers_are_refused():
-    with pytest.raises(ValueError, match="target is a str"):
+    with pytest.raises(ValueError, match="target must be a Target, got a str"):
         Session("gpt2")
     with pytest.raises(ValueError, match="drafter is the string 'auto'"):
         Session(tiny_target(), "auto")

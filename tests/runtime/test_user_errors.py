@@ -140,7 +140,7 @@ def test_a_conversation_that_does_not_fit_says_so(name, monkeypatch):
     target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
     (prompt,) = random_prompts([5], 12)
     talk = session.Session(target, head, context=48)
-    monkeypatch.setattr(session, name, full)
+    monkeypatch.setattr(generation if name == "step_program" else session, name, full)
     with pytest.raises(MemoryError, match=r"caches of 1 row and \d\d\d slots .* a session's context"):
         list(talk.stream(prompt, max_new_tokens=9))
     monkeypatch.undo()

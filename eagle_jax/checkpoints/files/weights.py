@@ -20,7 +20,7 @@ from eagle_jax.checkpoints.files.mapping import Table, check_dtype, unflatten
 from eagle_jax.checkpoints.files.staging import write_json
 from eagle_jax.checkpoints.files.tensors import FLOAT_DTYPES, TensorReader
 from eagle_jax.core.types import Params
-from eagle_jax.devices import loading
+from eagle_jax.devices import loading_errors
 
 Place = Callable[[str, np.ndarray], jax.Array]
 """`(path, host array) -> device array`. A sharded load passes one that puts every parameter where it belongs."""
@@ -102,7 +102,7 @@ def read_planned(
             continue
         # A copy in either case: the array may be a view of the file, which jnp.asarray would keep.
         host = transposed(host) if transpose else np.array(host)
-        with loading(str(reader.directory), size):
+        with loading_errors(str(reader.directory), size):
             flat[path] = jnp.asarray(host) if place is None else place(path, host)
     spoiled.raise_if_any(str(reader.directory), FETCH_AGAIN)
     return unflatten(flat)
