@@ -38,7 +38,7 @@ from infer.common.labels import PLAIN
 from infer.common.methods import Loader, Places, Sources, check_methods, load_pair
 from infer.common.programs import at_least_one, can_write, check_seed, listed, run
 from infer.common.rendering import NOTE, check_rendering
-from infer.common.results import Recorded, Recording, read_as, write
+from infer.common.results import CountedQuestions, Recorded, Recording, read_as, write
 from infer.common.tally import names_of
 from infer.common.tasks import BUNDLED, Conversation, Question, load_tasks, task_folder
 
@@ -138,7 +138,7 @@ def main(args: Args) -> dict[str, Any]:
                 names = [name for batch in batches for name in batch.questions]
                 found["by_question"] = by_question(cycles, names)
                 name = label.partition("@")[0]
-                found["chains"] = follow(watch, method, lengths, names, chains)
+                found["chains"] = follow(watch, method, lengths, chains)
                 found["draft"] = load.draft(label)
                 who: dict[str, Any] = {"method": name, "label": label, "task": task, "temperature": temperature}
                 asked: dict[str, Any] = {
@@ -228,21 +228,10 @@ def record(target: Target, drafter: BoundDrafter, *, batches: list[Batch], args:
     return Cycles._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
 
 
-def own_questions(cycles: Cycles, names: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """The questions, and of every cycle the place of its own; `names` has that of every prompt."""
+def by_question(cycles: Cycles, names: Sequence[str]) -> CountedQuestions:
+    """Returns tokens and cycles of every question; `names` has the question of every prompt."""
     own = list(dict.fromkeys(names))
-    return own, np.array([own.index(name) for name in names])[cycles.prompt]
-
-
-def split(cycles: Cycles, names: Sequence[str]) -> list[Cycles]:
-    """The cycles of every question."""
-    own, place = own_questions(cycles, names)
-    return [Cycles._make(column[place == number] for column in cycles) for number in range(len(own))]
-
-
-def by_question(cycles: Cycles, names: Sequence[str]) -> dict[str, Any]:
-    """Tokens and cycles of every question."""
-    own, place = own_questions(cycles, names)
+    place = np.array([own.index(name) for name in names])[cycles.prompt]
     tokens, passes = np.bincount(place, cycles.emitted, len(own)), np.bincount(place, minlength=len(own))
     return {"question": own, "tokens": tokens.astype(int).tolist(), "cycles": passes.tolist()}
 
@@ -279,11 +268,7 @@ def _calibration(found: positions.Calibration) -> dict[str, Any]:
 
 
 def follow(
-    watch: Any,
-    method: BoundDrafter,
-    lengths: list[int],
-    names: Sequence[str],
-    done: dict[Any, list[dict[str, Any]]],
+    watch: Any, method: BoundDrafter, lengths: list[int], done: dict[Any, list[dict[str, Any]]]
 ) -> list[dict[str, Any]]:
     """Chains of a method, whatever its own tree; none of a method that fills no tree it is given.
 
@@ -302,11 +287,7 @@ def follow(
             cycles = watch(method.with_tree(tree))
             alpha = positions.n_alpha(cycles)
             counts = {"length": length, "tokens": int(cycles.emitted.sum()), "cycles": len(cycles.emitted)}
-            each = [positions.n_alpha(part) for part in split(cycles, names)]
-            apart = by_question(cycles, names) | {
-                name: [getattr(one, name) for one in each] for name in ("tested", "accepted")
-            }
-            done[own].append(counts | {"tested": alpha.tested, "accepted": alpha.accepted, "by_question": apart})
+            done[own].append(counts | {"tested": alpha.tested, "accepted": alpha.accepted})
     return done[own]
 
 

@@ -1,12 +1,41 @@
-"""What a method really drafted, as result files record it: the same label may stand for another tree elsewhere."""
+"""Describes what a method drafted, as result files record it: the same label may be another tree elsewhere."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, NotRequired, TypedDict
 
 from eagle_jax.config import static_depths
+
+
+class Draft(TypedDict):
+    """What was drafted, with which weights, and by which rule it was accepted.
+
+    Attributes:
+      rows: of a target pass. weights: a path, hub id or "bundled ..."; None without weights.
+      ranking: what candidates are ranked by at temperature > 0; None where they are drawn, or there is no choice.
+      rule: the acceptance rule. parents: of a static tree, separated by spaces.
+    """
+
+    kind: Literal["none", "lookup", "lookahead", "chain", "static", "dynamic", "own"]
+    rows: int
+    weights: str | None
+    ranking: str | None
+    rule: str
+    length: NotRequired[int]
+    ngram: NotRequired[int]
+    shortest: NotRequired[int]
+    latest: NotRequired[bool]
+    window: NotRequired[int]
+    guesses: NotRequired[int]
+    depth: NotRequired[int]
+    top_k: NotRequired[int]
+    nodes: NotRequired[int]
+    rank_by: NotRequired[str]
+    rerank: NotRequired[bool]
+    top_p: NotRequired[float]
+    parents: NotRequired[str]
+
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "none": (),
@@ -17,53 +46,23 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "dynamic": ("depth", "top_k", "nodes", "rank_by", "rerank"),
     "own": ("depth", "nodes"),
 }
-"""By kind, what describes it besides `COMMON`."""
-OPTIONAL = {"lookup": ("shortest", "latest")} | dict.fromkeys(("chain", "static", "dynamic"), ("top_p",))
-"""By kind, what it may have as well, where it is not as usual."""
-COMMON = ("kind", "rows", "weights", "ranking", "rule")
-"""Rows of a target pass; weights, or null; at temperature > 0 what candidates are ranked by (null: they are drawn, or
-there is no choice); the acceptance rule."""
+"""By kind, the fields that describe it besides those that every draft has."""
 PLAIN: dict[str, Any] = {"kind": "none", "rows": 1, "weights": None, "ranking": None, "rule": "deterministic"}
-"""Nothing is drafted."""
+"""Plain decoding drafts nothing."""
 
 
-def check_draft(draft: Any, where: str) -> None:
-    """Refuses what describes no drafts.
+def check_draft(draft: Any) -> None:
+    """Checks that a draft has the fields of its kind.
 
     Raises:
-      ValueError: naming the field.
+      ValueError: a field is missing.
     """
-    if not isinstance(draft, dict) or not isinstance(draft.get("kind"), str) or draft["kind"] not in FIELDS:
-        raise ValueError(f"{where}: draft is {draft!r}, expected an object with a kind of {', '.join(FIELDS)}")
-    wanted = {*COMMON, *FIELDS[draft["kind"]]}
-    if odd := sorted(wanted ^ (set(draft) - {*OPTIONAL.get(draft["kind"], ())})):
-        raise ValueError(f"{where}: draft lacks or has unknown {', '.join(odd)}")
-    for name, value in draft.items():
-        if not _KINDS.get(name, lambda number: type(number) is int and number > 0)(value):
-            raise ValueError(f"{where}: draft has {name} {value!r}, which no benchmark writes")
+    if missing := [name for name in FIELDS[draft["kind"]] if name not in draft]:
+        raise ValueError(f"draft of kind {draft['kind']} must have {', '.join(missing)}")
 
 
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _parents(value: Any) -> bool:
-    return isinstance(value, str) and bool(re.fullmatch(r"(-1|\d+)( (-1|\d+))*", value))
-
-
-_KINDS: dict[str, Callable[[Any], bool]] = {
-    "kind": _text, "rule": _text, "rank_by": _text, "parents": _parents,
-    "weights": lambda value: value is None or isinstance(value, str),
-    "ranking": lambda value: value is None or isinstance(value, str),
-    "rerank": lambda value: isinstance(value, bool),
-    "latest": lambda value: value is True,
-    "top_p": lambda value: type(value) in (int, float) and 0 < value < 1,
-}  # fmt: skip
-"""By field; all others are positive counts."""
-
-
-def tree_words(draft: dict[str, Any]) -> str:
-    """The tree, short enough for a table."""
+def tree_words(draft: Any) -> str:
+    """Describes the tree in a few words, for a table."""
     kind = draft["kind"]
     if kind == "none":
         return "nothing"
@@ -78,7 +77,7 @@ def tree_words(draft: dict[str, Any]) -> str:
     if kind == "chain":
         text = f"chain of {draft['depth']}"
     elif kind == "static":
-        depths = static_depths(_numbers(draft["parents"]))
+        depths = static_depths([int(parent) for parent in draft["parents"].split()])
         levels = "+".join(str(depths.count(level)) for level in range(1, max(depths) + 1))
         text = f"static, {len(depths)} nodes: {levels}"
     else:
@@ -88,15 +87,11 @@ def tree_words(draft: dict[str, Any]) -> str:
     return text + (f", top-p {draft['top_p']:g}" if "top_p" in draft else "")
 
 
-def rule_words(draft: dict[str, Any]) -> str:
-    """The acceptance rule, and by what a deterministic one ranks at temperature > 0."""
+def rule_words(draft: Any) -> str:
+    """Names the acceptance rule, and what a deterministic one ranks by at temperature > 0."""
     return draft["rule"] + (f", ranked by {draft['ranking']}" if draft["ranking"] else "")
 
 
 def written(parents: Sequence[int]) -> str:
-    """A static tree as `parents` holds it."""
+    """Returns a static tree in the form of `parents`."""
     return " ".join(map(str, parents))
-
-
-def _numbers(parents: str) -> list[int]:
-    return [int(parent) for parent in parents.split()]

@@ -11,11 +11,12 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, NotRequired, TypedDict, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypedDict, TypeVar
 
 import msgspec
 
 from eagle_jax.checkpoints.files.staging import write_whole
+from infer.common.drafts import Draft, check_draft
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -78,7 +79,6 @@ class ChainCounts(TypedDict):
     cycles: Count
     tested: list[Count]
     accepted: list[Count]
-    by_question: NotRequired[CountedQuestions]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,11 +153,12 @@ class Cell:
     compared: Count
     spec_bench: SpecBench
     categories: dict[str, Category]
-    draft: dict[str, Any]
+    draft: Draft
     by_question: TimedQuestions
 
     def __post_init__(self) -> None:
-        """Checks that every column has one entry per question."""
+        """Checks the draft, and that every column has one entry per question."""
+        check_draft(self.draft)
         columns = dict(self.by_question)
         nested = [row for name in ("seconds", "plain_seconds") for row in self.by_question[name]]  # type: ignore[literal-required]
         flat = [column for name, column in columns.items() if "seconds" not in name and column is not None]
@@ -201,11 +202,12 @@ class Recording:
     calibration: CalibrationCounts | None
     uncalibrated: str | None
     chains: list[ChainCounts]
-    draft: dict[str, Any]
+    draft: Draft
     by_question: CountedQuestions
 
     def __post_init__(self) -> None:
-        """Checks lengths, and that no more was accepted than the target reached."""
+        """Checks the draft, lengths, and that no more was accepted than the target reached."""
+        check_draft(self.draft)
         _same_length("by_question", *self.by_question.values())  # type: ignore[arg-type]
         for accepted, reached in zip(self.positions["accepted"], self.positions["reached"], strict=True):
             _no_more("positions", accepted, reached)

@@ -72,7 +72,7 @@ def test_report(pair, tasks, quick, capsys, tmp_path):
     assert chain.draft["weights"] == "bundled eagle3"
     assert len(chain.accepted) == 3
     assert (tmp_path / "out" / "table.md").read_text() in printed
-    for name in ("speedup_t0", "accepted"):
+    for name in ("speedup_t0", "accepted_t0"):
         assert (tmp_path / "out" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -170,7 +170,7 @@ def test_a_result_of_something_else_is_not_gone_on_with(pair, tasks, quick, tmp_
         bench.main(quick(methods="vanilla", limit=1, resume=True))
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": "eagle_jax.tune/1"}))
     with pytest.raises(
-        ValueError, match=r"result\.json is of schema 'eagle_jax\.tune/1', expected 'eagle_jax\.bench/3'"
+        ValueError, match=r"result\.json must have the schema 'eagle_jax\.bench/3', got 'eagle_jax\.tune/1'"
     ):
         bench.main(quick(methods="vanilla", limit=1, resume=True))
     (tmp_path / "other").mkdir()

@@ -7,9 +7,10 @@ import pytest
 import eagle_jax
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig
 from eagle_jax.runtime.demo import bundled
-from infer.common import drafts, recorded
+from infer.common import drafts
 from infer.common.labels import Label
 from infer.common.methods import Loader, Sources, best_static, check_methods, load_pair
+from tests.infer.result_files import recorded_file, recording
 
 OWN = TreeConfig(depth=2, top_k=2, num_nodes=4)
 TREE = TreeConfig(depth=4, top_k=2, num_nodes=7)
@@ -180,7 +181,7 @@ def test_what_a_label_drafts(pair):
 
     def told(text: str) -> tuple:
         draft = load.draft(text)
-        drafts.check_draft(draft, text)
+        drafts.check_draft(draft)
         return drafts.tree_words(draft), drafts.rule_words(draft), draft["rows"], draft["weights"]
 
     assert told("vanilla") == ("nothing", "deterministic", 1, None)
@@ -202,53 +203,20 @@ def test_what_a_label_drafts(pair):
     assert told("lookahead@3x2x2") == ("N=3, W=2, G=2", "deterministic", 8, None)
 
 
-def recording(folder, *, method="medusa", temperatures=(0.0, 1.0)):
+def recorded(folder, *, method="medusa", temperatures=(0.0, 1.0)):
     """Rates 0.8, 0.5 at the first level and 0.6, 0 at the second where greedy, in two tasks of different width."""
-    tables = [
-        ([[10, 10], [8, 8]], [[8, 5], [5, 0]]),
-        ([[10], [2]], [[8], [1]]),
-    ]
+    tables = [([[10, 10], [8, 8]], [[8, 5], [5, 0]]), ([[10], [2]], [[8], [1]])]
     cells = []
     for temperature in temperatures:
         for task, (reached, accepted) in enumerate(tables):
-            positions = {"drafted": reached, "reached": reached, "accepted": accepted}
-            if temperature:  # of no consequence
-                positions = {**positions, "accepted": [[0] * len(level) for level in accepted]}
-            cells.append(
-                recorded.Cell(
-                    method,
-                    f"{method}@static",
-                    str(task),
-                    temperature,
-                    1,
-                    1,
-                    10,
-                    5,
-                    2.0,
-                    positions,
-                    None,
-                    None,
-                    "",
-                    [],
-                    drafts.PLAIN,
-                    {
-                        "question": ["q"],
-                        "tokens": [10],
-                        "cycles": [5],
-                        "siblings_reached": reached[:1],
-                        "siblings_accepted": positions["accepted"][:1],
-                        "bins_count": None,
-                        "bins_accepted": None,
-                    },
-                )
-            )
-    path = folder / "positions.json"
-    recorded.write(recorded.Recorded("machine", None, {}, cells), path)
-    return str(path)
+            rows = [[0] * len(level) for level in accepted] if temperature else accepted  # only greedy ones count
+            positions = {"drafted": reached, "reached": reached, "accepted": rows}
+            cells.append(recording(f"{method}@static", str(task), temperature=temperature, positions=positions))
+    return str(recorded_file(folder / "positions.json", *cells))
 
 
 def test_the_best_static_tree_is_that_of_the_recorded_rates(tmp_path):
-    path = recording(tmp_path)
+    path = recorded(tmp_path)
     # Worth 0.8; 0.5; 0.8 * 0.6; 0.5 * 0.6; and nothing below.
     assert best_static(Label.parse("medusa@best3"), path) == (-1, -1, 0)
     assert best_static(Label.parse("medusa@best4"), path) == (-1, -1, 0, 1)
@@ -264,7 +232,7 @@ def test_the_best_static_tree_is_that_of_the_recorded_rates(tmp_path):
 
 
 def test_a_method_drafts_the_best_static_tree(pair, tmp_path):
-    sources = Sources(positions=recording(tmp_path, method="eagle3"))
+    sources = Sources(positions=recorded(tmp_path, method="eagle3"))
     target, _ = load_pair(sources)
     assert Loader(target, sources)("eagle3@best3").tree == TreeConfig.static([-1, -1, 0])
 

@@ -1,123 +1,88 @@
-"""Result files: written whole, read strictly, merged."""
+"""Result files: what is written is read back, and a file that does not fit is refused in one sentence."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 
 import pytest
 
-from infer.common import results
-from infer.common.drafts import PLAIN
-from infer.common.results import Category, Cell, Group, Result, SpecBench
-
-
-def cell(**changes) -> Cell:
-    """A cell of two repetitions, by hand."""
-    speeds = SpecBench(2.5, 20.0, 2.0)
-    made = Cell(
-        method="eagle3", label="eagle3@6x10x59", task="gsm8k", temperature=0.0, batch=1,
-        questions=1, replies=2, tokens=42, passes=20, cycles=20, seconds=[2.0, 2.1], prefill_seconds=[0.5, 0.5],
-        tok_s=20.5, tok_s_range=[20.0, 21.0], decode_tok_s=26.0, speedup=2.0, speedup_range=[1.9, 2.1],
-        decode_speedup=2.2, tau=2.0, accepted=[5, 10, 5], ms_per_pass=75.0, identical=2, compared=2,
-        spec_bench=speeds, categories={"math": Category(2.0, 2.0, speeds)}, draft=PLAIN,
-        by_question={"question": ["1"], "call": [0], "replies": [2], "tokens": [42], "cycles": [20],
-                     "seconds": [[2.0], [2.1]], "plain_tokens": [42], "plain_seconds": [[4.0], [4.2]]},
-    )  # fmt: skip
-    return dataclasses.replace(made, **changes)
-
-
-def result(*cells: Cell, **changes) -> Result:
-    made = Result("a machine", "abc1234", {"limit": 1, "repeats": 2}, list(cells), {"golden": {"identical": "8/8"}})
-    return dataclasses.replace(made, **changes)
+from infer.common.results import Group, Recorded, Result, read, read_as
+from tests.infer.result_files import bench_cell, bench_file, recorded_file, recording
 
 
 def test_what_is_written_is_read_back(tmp_path):
-    told = result(cell(), cell(label="transformers", passes=None, cycles=None, tau=None, accepted=None))
-    results.write(told, tmp_path / "runs" / "result.json")
-    assert results.read(tmp_path / "runs" / "result.json") == told
-    assert told.groups == [Group("gsm8k", 0.0, 1)]
-    assert told.labels == ["eagle3@6x10x59", "transformers"]
-    assert told.cell("transformers", told.groups[0]) is told.cells[1]
-    assert told.cell("transformers", Group("gsm8k", 1.0, 1)) is None
+    cells = [bench_cell("vanilla", "gsm8k", 1.0, 1.0), bench_cell("transformers", "gsm8k", 0.5, None)]
+    path = bench_file(tmp_path / "runs" / "result.json", *cells, limit=3)
+    found = read(path)
+    assert found.cells == cells and found.settings["limit"] == 3
+    assert found.groups == [Group("gsm8k", 0.0, 1)]
+    assert found.labels == ["vanilla", "transformers"]
+    assert found.cell("transformers", found.groups[0]) is found.cells[1]
+    assert found.cell("transformers", Group("gsm8k", 1.0, 1)) is None
+    content = json.loads(path.read_text()) | {"golden": {"identical": "8/8"}}
+    path.write_text(json.dumps(content))
+    assert read(path).more == {"golden": {"identical": "8/8"}}
+    assert read(path).as_json() == content
+    recorded = [recording("eagle3", "gsm8k"), recording("pld", "gsm8k", calibration=None, chains=[])]
+    path = recorded_file(tmp_path / "recorded.json", *recorded)
+    assert read_as(path, Result, Recorded).cells == recorded
 
 
-def drop(content):
-    del content["cells"][0]["tau"]
-
-
-def rename(content):
-    content["cells"][0]["taus"] = 1
-
-
-def misspell(content):
-    content["cells"][0]["accepted"] = [1, "2"]
-
-
-def hollow(content):
-    del content["cells"][0]["categories"]["math"]["spec_bench"]["tok_s"]
-
-
-def double(content):
-    content["cells"].append(copy.deepcopy(content["cells"][0]))
+def cell_of(content):
+    return content["cells"][0]
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (
-            lambda content: content.update(schema="eagle_jax.tune/1"),
-            "is of schema 'eagle_jax.tune/1', expected 'eagle_jax.bench",
-        ),
-        (
-            lambda content: content.pop("schema"),
-            "is without a schema, expected 'eagle_jax.bench/3': give a result.json",
-        ),
-        (lambda content: content.pop("settings"), "settings is missing or of another kind"),
-        (drop, r"result\.json, cell 0 lacks tau"),
-        (rename, "cell 0 has an unknown field 'taus'; there is 'tau'"),
-        (misspell, r"cell 0: accepted is \[1, '2'\], expected a list of counts or null"),
-        (hollow, "cell 0, category math, spec_bench lacks tok_s"),
-        (lambda content: content["cells"][0].update(draft={"kind": "bush"}), "cell 0: draft is {'kind': 'bush'}, expe"),
-        (lambda content: content["cells"][0]["draft"].pop("rule"), "cell 0: draft lacks or has unknown rule"),
-        (lambda content: content["cells"][0]["by_question"].pop("cycles"), "by_question must have question, call"),
-        (
-            lambda content: content["cells"][0]["by_question"].update(seconds=[]),
-            r"seconds is \[\], expected one",
-        ),
-        (lambda content: content["cells"][0]["by_question"].update(seconds=[[0.0]]), "seconds is"),
-        (lambda content: content["cells"][0]["by_question"].update(plain_seconds=[[1.0]] * 9), "other repetitions of"),
-        (lambda content: content["cells"][0]["by_question"].update(tokens=[1, 2]), r"tokens is \[1, 2\], expected one"),
-        (double, "eagle3@6x10x59 is there twice for gsm8k at temperature 0, batch 1"),
+        (lambda content: content.update(schema="eagle_jax.tune/1"), "have the schema 'eagle_jax.bench/3', got 'ea"),
+        (lambda content: content.pop("schema"), "have the schema 'eagle_jax.bench/3', got None: give a res"),
+        (lambda content: content.pop("settings"), "missing required field `settings`"),
+        (lambda content: cell_of(content).pop("tau"), r"missing required field `tau` - at `\$.cells\[0\]`"),
+        (lambda content: cell_of(content).update(accepted=[1, "2"]), r"Expected `int`, got `str` - at `\$.cells\[0\]"),
+        (lambda content: cell_of(content).update(tokens=-1), r">= 0 - at `\$.cells\[0\].tokens`"),
+        (lambda content: cell_of(content)["spec_bench"].pop("tok_s"), r"`tok_s` - at `\$.cells\[0\].spec_bench`"),
+        (lambda content: cell_of(content)["by_question"].pop("call"), r"`call` - at `\$.cells\[0\].by_question`"),
+        (lambda content: cell_of(content)["by_question"].update(seconds=[[0.0] * 5]), r"> 0.*seconds"),
+        (lambda content: cell_of(content)["by_question"].update(tokens=[1]), "by_question must have columns of one length"),
+        (lambda content: cell_of(content)["draft"].update(kind="bush"), r"'bush' - at `\$.cells\[0\].draft.kind`"),
+        (lambda content: cell_of(content)["draft"].pop("top_k"), r"draft of kind dynamic must have top_k - at"),
+        (lambda content: content["cells"].append(copy.copy(cell_of(content))), "eagle3 on gsm8k at .* is there twi"),
+    ],
+)  # fmt: skip
+def test_a_broken_file_of_the_benchmark_is_refused(tmp_path, damage, message):
+    path = bench_file(tmp_path / "result.json", bench_cell("eagle3", "gsm8k", 2.0, 4.0))
+    content = json.loads(path.read_text())
+    damage(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ValueError, match=message) as refused:
+        read(path)
+    assert str(refused.value).startswith(str(path)) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda cell: cell["positions"].update(accepted=[[11, 1], [2, 0]]), "positions must not count more accepted"),
+        (lambda cell: cell["calibration"].update(accepted=[5, 0, 6]), "calibration must not count more accepted"),
+        (lambda cell: cell["chains"][1].update(accepted=[6, 7]), "chains must not count more accepted"),
+        (lambda cell: cell["chains"][1].update(accepted=[6]), "chains must not count more accepted"),
+        (lambda cell: cell["by_question"].update(cycles=[1]), "by_question must have columns of one length"),
+        (lambda cell: cell.update(positions=None), "Expected `object`, got `null`"),
     ],
 )
-def test_what_is_no_result_is_refused(tmp_path, damage, message):
-    content = json.loads(json.dumps(result(cell()).as_json()))
-    damage(content)
-    (tmp_path / "result.json").write_text(json.dumps(content), encoding="utf-8")
+def test_a_broken_recording_is_refused(tmp_path, damage, message):
+    path = recorded_file(tmp_path / "result.json", recording("eagle3", "gsm8k"))
+    content = json.loads(path.read_text())
+    damage(content["cells"][0])
+    path.write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(ValueError, match=message):
-        results.read(tmp_path / "result.json")
+        read_as(path, Recorded)
 
 
-def test_what_is_no_json_is_refused(tmp_path):
-    (tmp_path / "table.md").write_text("| task |", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"table\.md is no JSON file"):
-        results.read(tmp_path / "table.md")
-    (tmp_path / "list.json").write_text("[]", encoding="utf-8")
-    with pytest.raises(ValueError, match="holds a JSON list: give"):
-        results.read(tmp_path / "list.json")
-
-
-def test_merged():
-    one, two = result(cell()), result(cell(batch=4), settings={"limit": 1, "repeats": 3}, revision="def5678")
-    told = results.merge([one, two])
-    assert told.cells == [*one.cells, *two.cells]
-    assert told.settings == {"limit": 1}
-    assert told.revision == "abc1234, def5678"
-    with pytest.raises(ValueError, match="measured twice for gsm8k at temperature 0, batch 1"):
-        results.merge([one, one])
-    with pytest.raises(ValueError, match="several machines do not belong in one table: a machine; another"):
-        results.merge([one, dataclasses.replace(two, machine="another")])
-    with pytest.raises(ValueError, match="no result is given"):
-        results.merge([])
+@pytest.mark.parametrize(("text", "message"), [("| task |", "is not a JSON file"), ("[]", "must have the schema")])
+def test_other_files_are_refused(tmp_path, text, message):
+    (tmp_path / "table.md").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"table\.md {message}.*: give a result\.json that infer\.bench or infer\.ac"):
+        read_as(tmp_path / "table.md", Result, Recorded)

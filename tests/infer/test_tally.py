@@ -7,10 +7,10 @@ import pytest
 from infer.common.calls import Answer
 from infer.common.drafts import PLAIN
 from infer.common.results import Group, Result, SpecBench
+from infer.common.tables import markdown
+from infer.common.tally import Tally, cell, names_of
 from infer.common.tasks import Question
-from infer.papers import compare
-from infer.papers.bench_table import markdown
-from infer.papers.tally import Tally, cell, names_of
+from infer.papers import estimates
 
 GROUP = Group("talk", 0.0, 2)
 
@@ -54,8 +54,8 @@ def test_a_cell(tallies):
         "question": ["a", "b"], "call": [0, 0], "replies": [2, 1], "tokens": [7, 3], "cycles": [3, 1],
         "seconds": [[2.0, 1.0], [1.5, 1.0]], "plain_tokens": [7, 3], "plain_seconds": [[3.0, 2.0], [4.0, 3.0]],
     }  # fmt: skip
-    assert compare.tau([told]).value == told.tau  # the same numbers, by question
-    assert compare.speedup([told]).value == pytest.approx(told.speedup, rel=1e-5)
+    assert estimates.tau([told]).value == told.tau  # the same numbers, by question
+    assert estimates.speedup([told]).value == pytest.approx(told.speedup, rel=1e-5)
 
 
 def test_the_definitions_of_spec_bench(tallies):
@@ -98,7 +98,7 @@ def test_a_method_that_does_not_count_its_passes(tallies):
     assert told.spec_bench.mean_accepted_tokens is None
     assert told.identical == 2
     assert told.by_question["cycles"] is None
-    assert compare.tau([told]) is None
+    assert estimates.tau([told]) is None
 
 
 def test_replies_of_one_token_have_nothing_to_decode():

@@ -1,0 +1,93 @@
+"""Intervals of tau and speedup, against SciPy and against draws whose true value is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from infer.papers.estimates import Estimate, asked, difference, mean, ratio, share, speedup, tau
+from tests.infer.result_files import bench_cell, recording
+
+NOISE = (0.3, -0.1, 0.2, -0.4, 0.0)
+
+
+def test_a_ratio_with_even_denominators_has_students_interval():
+    """Tokens over as many cycles each: the mean of five numbers, whose interval SciPy gives."""
+    values = np.array([2.0, 2.5, 3.5, 1.0, 4.0])
+    found = ratio([("gsm8k", row) for row in range(5)], [values], [np.ones(5)])
+    assert found.value == values.mean()
+    low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert found.reach() == pytest.approx((high - low) / 2)
+    assert found.interval() == f"{low:.2f} to {high:.2f}"
+
+
+def test_tasks_have_welchs_degrees_of_freedom():
+    """The mean of two tasks is half the difference of one and the negative of the other."""
+    one, two = np.array([2.0, 2.5, 3.5, 1.0, 4.0]), np.array([1.0, 1.2, 0.9])
+    found = mean([ratio([(task, row) for row in range(len(of))], [of], [np.ones(len(of))])
+                  for task, of in (("a", one), ("b", two))])  # fmt: skip
+    low, high = stats.ttest_ind(one, -two, equal_var=False).confidence_interval(0.95)
+    assert found.value == pytest.approx((one.mean() + two.mean()) / 2)
+    assert found.reach() == pytest.approx((high - low) / 4)
+
+
+def test_a_difference_is_paired_by_question():
+    """What makes a question easy for both falls out."""
+    low, high = (tau([recording("eagle2", "gsm8k", value, NOISE)]) for value in (2.0, 2.5))
+    step = difference(high, low)
+    assert step.value == pytest.approx(0.5)
+    assert low.reach() > 0.1 and step.reach() == pytest.approx(0, abs=1e-9)
+    other = tau([recording("eagle2", "gsm8k", 2.0, NOISE[::-1])])
+    apart = stats.ttest_rel(np.array(NOISE) + 2.5, np.array(NOISE[::-1]) + 2.0).confidence_interval(0.95)
+    assert difference(high, other).reach() == pytest.approx((apart.high - apart.low) / 2)
+
+
+def test_the_interval_covers_the_true_ratio():
+    """Of intervals of 95% some 95% hold the ratio of the means, of which numerator and denominator are correlated."""
+    rng, covered = np.random.default_rng(0), 0
+    for _ in range(400):
+        cycles = rng.uniform(10, 30, 24)
+        tokens = cycles * rng.uniform(2, 4, 24)
+        found = ratio([("a", row) for row in range(24)], [tokens], [cycles])
+        covered += abs(found.value - 3) < found.reach()
+    assert 0.91 < covered / 400 < 0.98
+
+
+def test_a_speedup_agrees_with_the_bootstrap():
+    rng = np.random.default_rng(1)
+    four = rng.uniform(1, 2, (4, 40))
+    found = ratio([("a", row) for row in range(40)], four[:2], four[2:])
+    drawn = stats.bootstrap(
+        four, lambda *of, axis: of[0].sum(axis) * of[1].sum(axis) / of[2].sum(axis) / of[3].sum(axis),
+        paired=True, method="basic", n_resamples=4000, rng=2,
+    )  # fmt: skip
+    interval = drawn.confidence_interval
+    assert found.reach() == pytest.approx((interval.high - interval.low) / 2, rel=0.1)
+
+
+def test_a_share_has_wilsons_interval():
+    assert share(5, 10) == "0.50 (0.24 to 0.76) of 10"
+    assert share(0, 10) == "0.00 (0.00 to 0.28) of 10"
+    assert share(0, 0) == "-"
+
+
+def test_estimates_of_cells():
+    cell = bench_cell("eagle3", "gsm8k", 2.0, 4.0, NOISE)
+    assert tau([cell]).value == pytest.approx(4.0)
+    assert speedup([cell]).value == pytest.approx(2.0)
+    assert tau([cell], {("gsm8k", "q0")}).value == pytest.approx(4.3)
+    assert speedup([cell], {("gsm8k", "q0")}).value == pytest.approx(2.3)
+    assert tau([cell, bench_cell("eagle3", "nq", 1.0, 2.0)]).value == pytest.approx(3.0)
+    assert tau([bench_cell("transformers", "gsm8k", 0.5, None)]) is None
+    assert asked([cell]) == {("gsm8k", f"q{number}") for number in range(5)}
+
+
+def test_questions_of_one_call_count_as_one():
+    cell = bench_cell("eagle3", "gsm8k", 2.0, 4.0, NOISE)
+    batched = dict(cell.by_question, call=[0, 0, 0, 1, 1])
+    together = speedup([bench_cell("eagle3", "gsm8k", 2.0, 4.0, by_question=batched)])
+    assert len(together.parts) == 2 and len(speedup([cell]).parts) == 5
+    alone = dict(batched, call=[0] * 5)
+    assert speedup([bench_cell("eagle3", "gsm8k", 2.0, 4.0, by_question=alone)]).interval() == "-"
+    assert Estimate(1.0, {("a", 0): 0.0, ("a", 1): 0.0}).interval() == "1.00 to 1.00"
