@@ -8,7 +8,6 @@ Prompts are the conversations up to the first reply. Take rows that no training 
 
 - `tau`: tokens per target pass with the tree.
 - `n_alpha`: acceptance rate of a draft that follows n accepted drafts of a chain, n = 0..5.
-- `mass`: mean probability that the target gives to its 1, 2, 3, ... likeliest tokens, which no head can change.
 
 Logs one line per measurement. The last line of output is one JSON object.
 """
@@ -16,28 +15,19 @@ Logs one line per measurement. The last line of output is one JSON object.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import logging
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 import eagle_jax
-from eagle_jax.config import DecoderConfig
-from eagle_jax.core.types import Params
 from eagle_jax.data.chat.stops import with_stop_ids
 from eagle_jax.data.corpus.prompts import prompts_by_source
 from eagle_jax.evaluate.acceptance import measure_n_alpha, measure_tau
-from eagle_jax.models.decoder import target_fn
-from eagle_jax.packed import PackedTokens
 from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.runtime.drafters import TreeDrafter
-from eagle_jax.runtime.request import bucket
-from eagle_jax.training.step import observe
 from infer.common.programs import at_least_one, check_seed, naming, not_negative, parse_tree, run
 from train.loop.places import head_path, sources_of, target_config, target_path, tokenizer_of
 
@@ -124,41 +114,12 @@ def measure(
     chains = measure_n_alpha(target, head, prompts, **options)
     record: dict[str, Any] = {"temperature": temperature, "tau": round(found.tau, 3)}
     record["n_alpha"] = [None if rate is None else round(rate, 3) for rate in chains.alpha]
-    if temperature > 0:
-        record["mass"] = mass(target, prompts, found.replies, temperature)
     record |= {"replies": len(prompts), "tokens": sum(map(len, found.replies)), "cycles": sum(found.cycles)}
     if args.compare:
         plain = measure_tau(target, None, prompts, **options).replies
         same = sum(a == b for a, b in zip(found.replies, plain, strict=True))
         record["identical"] = f"{same}/{len(prompts)}"
     return record
-
-
-def mass(
-    target: eagle_jax.Target, prompts: list[list[int]], replies: list[list[int]], temperature: float, best: int = 4
-) -> list[float]:
-    """Returns the mean probability of the target's 1..`best` likeliest tokens over the positions of its replies."""
-    texts = [prompt + reply for prompt, reply in zip(prompts, replies, strict=True)]
-    tokens = np.zeros((len(texts), bucket(max(map(len, texts)))), np.int32)
-    written = np.zeros(tokens.shape, bool)  # positions before a token of the target
-    for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-        tokens[row, : len(text)] = text
-        written[row, len(prompt) - 1 : len(text) - 1] = True
-    found = np.asarray(_mass(target.config, target.params, jnp.asarray(tokens), temperature, best))
-    return found[written].mean(axis=0, dtype=np.float64).round(4).tolist()
-
-
-@functools.partial(jax.jit, static_argnums=(0, 4))
-def _mass(config: DecoderConfig, params: Params, tokens: jax.Array, temperature: float, best: int) -> jax.Array:
-    one = jnp.ones((1, tokens.shape[1]), jnp.int32)
-
-    def row(tokens: jax.Array) -> jax.Array:  # one row at a time: the whole distribution is large
-        texts = PackedTokens(tokens[None], one > 0, one, jnp.arange(tokens.shape[0])[None])
-        hidden = observe(config, params, texts, ()).hidden[0]
-        law = jax.nn.softmax(target_fn(config).logits(params, hidden) / temperature)
-        return jnp.cumsum(jax.lax.top_k(law, best)[0], axis=-1)
-
-    return jax.lax.map(row, tokens)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Pre-trains a small target on the documents of `train.demo.data`.
 
-    python -m train.target --data runs/data --out runs/target --minutes 100         (`--resume` continues after a stop)
+    python -m train.target --data runs/data --out runs/target --steps 961
 
-The learning rate warms up, stays constant, and falls linearly to zero over the last `--decay` of the run. The length of
-a run is wall-clock time (or `--steps`, reproducible), so that the schedule always completes. `--out` holds
-`state.msgpack` (to resume), `checkpoint/` (bfloat16, with the tokenizer) and `history.jsonl` (held-out loss).
+The learning rate warms up, stays constant, and falls linearly to zero over the last `--decay` of the updates. A stopped
+run continues when the same command is given again. `--out` holds `state.msgpack` (to resume), `checkpoint/` (bfloat16,
+with the tokenizer) and `history.jsonl` (held-out loss).
 """
 
 from __future__ import annotations
@@ -59,13 +59,11 @@ class Args:
       rate: peak learning rate.
       warmup: steps of warm-up.
       decay: share of the run in which the rate falls.
-      minutes: wall-clock length of the run.
-      steps: length of the run in updates; overrides minutes.
+      steps: updates.
       seed: of weights and order.
       save_minutes: time between checkpoints.
       log_every: steps per log line.
       held_rows: held-out rows per measurement, a multiple of 4.
-      resume: continue from `out`; `minutes` and `steps` then count from the restart.
     """
 
     data: Path = Path("runs/data")
@@ -83,13 +81,11 @@ class Args:
     rate: float = 6e-3
     warmup: int = 30
     decay: float = 0.25
-    minutes: float = 100.0
-    steps: int = 0
+    steps: int = 1000
     seed: int = 0
     save_minutes: float = 5.0
     log_every: int = 10
     held_rows: int = 32
-    resume: bool = False
 
 
 SHARES = {"gsm8k": 0.35, "instruct": 0.35, "completion": 0.15, "code": 0.15}
@@ -138,13 +134,11 @@ def take(rows: Iterator[np.ndarray], count: int) -> np.ndarray:
 
 def main(args: Args) -> None:
     """Trains until the schedule is complete; saves on the way."""
-    at_least_one(args, "length", "micro_rows", "micro_batches", "log_every", "held_rows")
+    at_least_one(args, "steps", "length", "micro_rows", "micro_batches", "log_every", "held_rows")
     if args.held_rows % 4:
         raise ValueError(f"--held-rows must be a multiple of 4, got {args.held_rows}.")
     if not (args.data / "tokenizer" / "tokenizer.json").is_file():
         raise ValueError(f"--data {args.data} holds no tokenizer. Run python -m train.demo.data --out {args.data}.")
-    if args.resume and not (args.out / "state.msgpack").is_file():
-        raise ValueError(f"--resume needs a state in --out, got {args.out} without one. Leave --resume out.")
     vocabulary = json.loads((args.data / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))
     special = {entry["content"]: entry["id"] for entry in vocabulary["added_tokens"]}
     config = DecoderConfig(
@@ -161,13 +155,13 @@ def main(args: Args) -> None:
     state = pretrain.TrainState(params, jax.jit(tx.init)(params), jnp.int32(0))
     args.out.mkdir(parents=True, exist_ok=True)
     consumed = 0
-    if args.resume:
+    if (args.out / "state.msgpack").is_file():
         saved = flax.serialization.msgpack_restore((args.out / "state.msgpack").read_bytes())
         state = jax.tree.map(jnp.asarray, flax.serialization.from_state_dict(state, saved["state"]))
         consumed = int(saved["rows"])
         collections.deque(itertools.islice(rows, consumed), maxlen=0)  # the order follows from the seed
 
-    step = first = int(state.step)
+    step = int(state.step)
     per_step = args.micro_batches * args.micro_rows
     held_rows = jnp.asarray(take(held, args.held_rows)).reshape(-1, 4, args.length + 1)
     loss_fn = jax.jit(functools.partial(pretrain.next_token_loss, config))
@@ -191,24 +185,17 @@ def main(args: Args) -> None:
 
     del params
     start = last_save = mark = time.time()
-    decay_from: int | None = None
-    decay_steps = 0
     losses: list[float] = []
-    while decay_from is None or step < decay_from + decay_steps:
-        spent = (step - first) / args.steps if args.steps else (time.time() - start) / (60 * args.minutes)
-        if decay_from is None and spent >= 1 - args.decay:
-            decay_from = step
-            left = args.steps - (step - first) if args.steps else (step - first) * args.decay / (1 - args.decay)
-            decay_steps = max(1, round(left))
-            logging.info("decay begins at step %d and takes %d steps", step, decay_steps)
-        rate = pretrain.warmup_stable_decay(step, args.rate, args.warmup, decay_from, decay_steps)
+    decay_steps = max(1, round(args.steps * args.decay))
+    while step < args.steps:
+        rate = pretrain.warmup_stable_decay(step, args.rate, args.warmup, args.steps - decay_steps, decay_steps)
         batch = take(rows, per_step).reshape(args.micro_batches, args.micro_rows, -1)
         state, loss = update(state, jnp.asarray(batch), jnp.float32(rate))
         losses = [*losses[-99:], float(loss)]
         if not math.isfinite(losses[-1]):
             raise ValueError(
-                f"step {step}: the loss must be finite, got {losses[-1]}. Lower --rate, and continue from the last "
-                "save with --resume."
+                f"step {step}: the loss must be finite, got {losses[-1]}. Lower --rate; the "
+                "command continues from the last save."
             )
         step, consumed = step + 1, consumed + per_step
         if step % args.log_every == 0:
@@ -218,7 +205,8 @@ def main(args: Args) -> None:
                          float(np.mean(losses[-args.log_every :])), rate_now, rate, (mark - start) / 60)  # fmt: skip
         if time.time() - last_save > args.save_minutes * 60:
             last_save = save()
-    save()
+    if losses:
+        save()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 
@@ -44,8 +43,7 @@ def distilled(pair):
                                                                              "eval_tree")}  # fmt: skip
     args = train.distill.Args(**{
         **options, "target": str(pair / "gpt2-medium"), "init": str(pair / "gpt2"), "out": pair / "draft",
-        "data": (str(pair / "train.jsonl"),), "heldout": (str(pair / "held.jsonl"),), "data_axis": 1, "rate": 1e-2,
-        "steps": 8, "eval_every": 4,
+        "data": (str(pair / "train.jsonl"),), "data_axis": 1, "rate": 1e-2,
     })  # fmt: skip
     assert train.distill.main(args) == 0
     return pair / "draft"
@@ -56,15 +54,11 @@ def test_the_small_one_is_a_gpt2_and_learns(distilled):
     assert seen[-1][0] < seen[0][0]
     config, _ = load_target_checkpoint(distilled / "model")
     assert (config.block, config.num_layers, config.hidden_size) == ("gpt2", 1, 16)
-    log = [json.loads(line) for line in (distilled / "log.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in log if "tau" in line] == [0, 4, 8]  # what was given is measured first
 
 
-@pytest.mark.parametrize(
-    "tree", [TreeConfig.chain(3), TreeConfig(depth=3, top_k=2, num_nodes=6)], ids=["chain", "tree"]
-)
-def test_it_drafts_and_the_text_is_the_large_ones(distilled, pair, tree):
+def test_it_drafts_and_the_text_is_the_large_ones(distilled, pair):
     target = eagle_jax.load_target(pair / "gpt2-medium")
+    tree = TreeConfig(depth=3, top_k=2, num_nodes=6)
     model = eagle_jax.load_draft_model(distilled / "model", target).with_tree(tree)
     prompts = [[7, 8, 9], [100, 20]]
     for options in ({}, {"temperature": 0.8, "key": 3}):

@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import train.head
+import train.loop.log
 import train.loop.run
 from eagle_jax.config import ConfigError
 from tests.training.runs import args_of, head_of, losses, same
+from train.loop.learners import learner_of
 from train.loop.places import alone_in
 
 
@@ -25,20 +28,27 @@ def measured(out) -> list[dict]:
     return [line for line in map(json.loads, (out / "log.jsonl").read_text().splitlines()) if "tau" in line]
 
 
+@pytest.fixture(scope="module")
+def first(place):
+    """A run to its end, without a measurement."""
+    assert train.head.main(args_of(place, place / "first", data_axis=1)) == 0
+    return place / "first"
+
+
 @pytest.mark.parametrize("method", ["eagle3", pytest.param("hass", marks=pytest.mark.slow)])
-def test_a_trained_head_is_trained_on(place, tmp_path, method, capsys):
+def test_a_trained_head_is_trained_on(place, first, tmp_path, method, capsys):
     """With its own taps and draft vocabulary: those of published heads were counted over other data."""
-    shape = dict(taps=(0, 1, 2), draft_vocab=64) if method == "eagle3" else dict(taps=None, draft_vocab=None)
-    first = args_of(place, tmp_path / "first", data_axis=1, method=method, **shape)
-    assert train.head.main(first) == 0
+    if method == "hass":
+        first = tmp_path / "first"
+        assert train.head.main(args_of(place, first, data_axis=1, method="hass", taps=None, draft_vocab=None)) == 0
     rows = [json.loads(line) for line in (place / "train.jsonl").read_text().splitlines()]
     part = [row for row in rows if max(row["tokens"]) < 300][:20] or rows[:20]
     (place / "part.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    options = dict(method=method, taps=None, draft_vocab=None, data_axis=1, init=str(tmp_path / "first" / "head"))
+    options = dict(method=method, taps=None, draft_vocab=None, data_axis=1, init=str(first / "head"))
     more = args_of(place, tmp_path / "more", **options, rate=1e-7)
     more = dataclasses.replace(more, data=(str(place / "part.jsonl"),))
     assert train.head.main(more) == 0
-    before, after = head_of(tmp_path / "first"), head_of(tmp_path / "more")
+    before, after = head_of(first), head_of(tmp_path / "more")
     assert before.keys() == after.keys()
     for name in before:  # the rate moves nothing by more than the rounding of files
         np.testing.assert_allclose(
@@ -50,13 +60,11 @@ def test_a_trained_head_is_trained_on(place, tmp_path, method, capsys):
         supervised = [token for row in part for token in row["tokens"][row["supervised"][0][0] :]]
         coverage = json.loads(capsys.readouterr().out.splitlines()[-1])["coverage"]
         assert coverage == pytest.approx(sum(token in kept for token in supervised) / len(supervised), abs=1e-4)
-    assert losses(tmp_path / "more")[0][0] < losses(tmp_path / "first")[0][0]
+    assert losses(tmp_path / "more")[0][0] < losses(first)[0][0]
 
 
-def test_a_head_of_another_shape_is_no_beginning(place, tmp_path):
-    first = args_of(place, tmp_path / "first", data_axis=1)
-    assert train.head.main(first) == 0
-    head = str(tmp_path / "first" / "head")
+def test_a_head_of_another_shape_is_no_beginning(place, first, tmp_path):
+    head = str(first / "head")
     for changes, message in (
         (dict(taps=(0, 1, 1)), r"taps is \(0, 1, 2\) there and \(0, 1, 1\) here"),
         (dict(draft_vocab=65), r"draft_vocab_size is 64 there and 65 here$"),
@@ -110,10 +118,8 @@ def test_killed_while_it_measures_a_run_ends_with_the_same_best_head(place, tmp_
         assert same(head_of(out), head_of(calm))
 
 
-def test_a_finished_run_is_measured_when_prompts_are_given_later(place, tmp_path, capsys):
-    out = tmp_path / "run"
-    assert train.head.main(args_of(place, out, data_axis=1)) == 0
-    assert "tau" not in json.loads(capsys.readouterr().out.splitlines()[-1])
+def test_a_finished_run_is_measured_when_prompts_are_given_later(place, first, tmp_path, capsys):
+    out = shutil.copytree(first, tmp_path / "run")
     options = dict(heldout=(str(place / "held.jsonl"),), data_axis=1)
     assert train.head.main(args_of(place, out, **options)) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -162,8 +168,11 @@ def test_what_is_logged_is_on_disk_at_once(place, tmp_path, monkeypatch):
 def test_what_the_sources_bring_and_the_draft_vocabulary_misses_is_told(place, tmp_path, caplog):
     caplog.set_level("INFO")
     sources = [str(place / "train.jsonl"), str(place / "held.jsonl")]
-    args = args_of(place, tmp_path / "run", data_axis=1, draft_vocab=3, steps=1)
-    train.head.main(dataclasses.replace(args, data=(f"{sources[0]}@1", f"{sources[1]}@3")))
+    args = args_of(place, tmp_path / "run", data_axis=1, draft_vocab=3)
+    args = dataclasses.replace(args, data=(f"{sources[0]}@1", f"{sources[1]}@3"))
+    this = train.loop.run.Run(args, learner_of(args))
+    this.prepare()
+    train.loop.log.log_beginning(this, peak=1e9)
     assert re.search(r"this device's peak is not known: mfu is the share of what a product .* GFLOP/s", caplog.text)
     assert re.search(r"the draft vocabulary holds only [\d.]+% of the supervised tokens", caplog.text)
     for source, documents, share in zip(sources, (60, 4), ("25.0", "75.0"), strict=True):
@@ -171,11 +180,9 @@ def test_what_the_sources_bring_and_the_draft_vocabulary_misses_is_told(place, t
         assert f"{source}: {documents} documents, {tokens} tokens, {share}% of what is drawn" in caplog.text
 
 
-def test_a_head_that_training_makes_worse_stays_the_best(place, tmp_path, capsys):
-    """What `--init` begins with is measured as well."""
-    assert train.head.main(args_of(place, tmp_path / "first", data_axis=1, steps=1)) == 0
-    head = str(tmp_path / "first")
-    options = dict(data_axis=1, init=head, heldout=(str(place / "held.jsonl"),), steps=2, rate=10.0, warmup=1)
+def test_a_head_that_training_makes_worse_stays_the_best(place, first, tmp_path, capsys):
+    """The initial weights of `--init` are measured as well."""
+    options = dict(data_axis=1, init=str(first), heldout=(str(place / "held.jsonl"),), steps=2, rate=10.0, warmup=1)
     assert train.head.main(args_of(place, tmp_path / "more", **options)) == 0
     taus = [(line["step"], line["tau"]) for line in measured(tmp_path / "more")]
     assert [step for step, _ in taus] == [0, 2]

@@ -313,6 +313,7 @@ def test_a_directory_of_something_else_is_left_alone(place, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.slow  # a process of its own; four devices are in test_a_stopped_run and test_layout
 def test_eight_devices_see_the_losses_of_one(place, whole, tmp_path):
     (text,) = finished(spawn(place, tmp_path / "eight", 8, fsdp=2, tensor=2))
     assert json.loads(text.splitlines()[-1])["steps"] == 6
