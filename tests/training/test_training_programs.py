@@ -231,10 +231,10 @@ def test_what_a_killed_run_left_is_room(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("program", "options", "message"),
     [
-        ("data", dict(data=Path("nowhere")), "lacks nowhere/gsm8k/train.jsonl and nowhere/gpteacher"),
-        ("data", dict(vocab_size=0), "--vocab-size 0 must be at least 1"),
-        ("target", dict(data=Path("nowhere")), "--data nowhere: no tokenizer there: run `python -m train.demo.data"),
-        ("target", dict(data=Path("d"), held_rows=6), "--held-rows 6 must be a multiple of 4"),
+        ("demo.data", dict(data=Path("nowhere")), "without nowhere/gsm8k/train.jsonl and nowhere/gpteacher"),
+        ("demo.data", dict(vocab_size=0), "--vocab-size 0 must be at least 1"),
+        ("target", dict(data=Path("nowhere")), "--data nowhere holds no tokenizer. Run python -m train.demo.data"),
+        ("target", dict(data=Path("d"), held_rows=6), "--held-rows must be a multiple of 4, got 6"),
         ("evaluate", dict(target="no/such/dir", head="h", heldout=("x.jsonl",)), "--target no/such/dir: no such"),
         ("evaluate", dict(target="demo", head="./no", heldout=("x.jsonl",)), "--head ./no: no such directory: no"),
         ("evaluate", dict(target="demo", head="demo", tree="2,2,1", heldout=("x.jsonl",)), "--tree 2,2,1: TreeConfig"),

@@ -2,11 +2,15 @@
 
     python -m train.demo.data --data FOLDER --out runs/data
 
-Sources: the Python standard library of the running interpreter (as text, and its functions as "Complete the code"
-chat turns), `gsm8k/train.jsonl` (the train split of openai/gsm8k) and `gpteacher/*.json` (of teknium1/GPTeacher) below
-`--data` as chat turns. Two percent of each source, chosen by a hash of the text, is held out. Writes `tokenizer/` (for
-`transformers.AutoTokenizer`) and a file of rows for every source, `gsm8k.jsonl`, `instruct.jsonl`, `completion.jsonl`
-and `code.jsonl`, the held-out ones in `heldout/`.
+Sources:
+
+- the Python standard library of the running interpreter, as text, and its functions as "Complete the code" chat turns
+- `gsm8k/train.jsonl` below `--data`: the train split of openai/gsm8k, as chat turns
+- `gpteacher/*.json` below `--data`: teknium1/GPTeacher, as chat turns
+
+Two percent of each source are held out, chosen by a hash of the text. Writes `tokenizer/` (for
+`transformers.AutoTokenizer`) and `gsm8k.jsonl`, `instruct.jsonl`, `completion.jsonl` and `code.jsonl`; held-out rows
+go to `heldout/`.
 """
 
 from __future__ import annotations
@@ -26,11 +30,12 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from eagle_jax.checkpoints.files.staging import write_whole
 from infer.common.programs import at_least_one, run
 
 SOURCES = ("code", "completion", "gsm8k", "instruct")
 SPECIAL = ("<|bos|>", "<|end|>", "<|user|>", "<|assistant|>", "<|pad|>")
-# `generation` marks what an assistant wrote, for loss masks. A system message joins the first user turn.
+# `generation` marks the assistant's tokens for loss masks. A system message joins the first user turn.
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% set ns = namespace(system='') %}{% for message in messages %}"
     "{% if message['role'] == 'system' %}{% set ns.system = message['content'] + '\n\n' %}"
@@ -47,7 +52,7 @@ COMPLETE = "Complete the code I provided.\n\n"
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """One training text: a chat turn where `reply` is given, else plain text."""
+    """Training text: a chat turn if it has a reply, otherwise plain text."""
 
     source: str
     text: str
@@ -55,7 +60,7 @@ class Document:
 
     @property
     def row(self) -> dict[str, Any]:
-        """As it is written; the marks of a plain text are in it, since no template adds them."""
+        """The row of the file; a plain text includes its begin and end marks."""
         if self.reply is None:
             return {"text": SPECIAL[0] + self.text + SPECIAL[1]}
         turns = (("user", self.text), ("assistant", self.reply))
@@ -64,13 +69,13 @@ class Document:
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """Arguments of the program.
+    """Options of the program.
 
     Attributes:
-      data: folder that holds gsm8k/ and gpteacher/.
-      out: where tokenizer/ and the rows go.
-      vocab_size: entries of the tokenizer, special tokens included.
-      max_characters: chat turns longer than this are left out.
+      data: folder with gsm8k/ and gpteacher/.
+      out: directory of tokenizer/ and the rows.
+      vocab_size: size of the tokenizer with special tokens.
+      max_characters: longest chat turn; longer ones are left out.
     """
 
     data: Path = Path("data")
@@ -80,7 +85,7 @@ class Args:
 
 
 def standard_library() -> Iterator[tuple[Path, str]]:
-    """Source files of the running interpreter's standard library, without tests and generated tables."""
+    """Yields the source files of the standard library, without tests and generated tables."""
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
         if SKIPPED & set(path.relative_to(root).parts[:-1]) or path.name.startswith("_sysconfigdata"):
@@ -103,7 +108,7 @@ def code_pieces(text: str, size: int = 1500) -> Iterator[str]:
 
 
 def completions(text: str, limit: int) -> Iterator[Document]:
-    """Functions with a docstring, as a prompt (signature and docstring) and its reply (the rest of the body)."""
+    """Yields functions with a docstring: the prompt is signature and docstring, the reply is the rest."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = ast.parse(text)
@@ -120,7 +125,7 @@ def completions(text: str, limit: int) -> Iterator[Document]:
 
 
 def documents(data: Path, limit: int) -> Iterator[Document]:
-    """Every document of the mix, chat turns of over `limit` characters and mostly non-ASCII ones left out."""
+    """Yields the documents of the mix, without chat turns above `limit` characters or with much non-ASCII text."""
     for _, text in standard_library():
         for piece in code_pieces(text):
             yield Document("code", piece)
@@ -139,7 +144,7 @@ def documents(data: Path, limit: int) -> Iterator[Document]:
 
 
 def train_tokenizer(mix: list[Document], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE; digits stand alone, so that numbers are copied digit by digit."""
+    """Trains byte-level BPE with single digits, so that numbers are copied digit by digit."""
     tokenizer = Tokenizer(models.BPE())
     digits, split = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, split])
@@ -162,14 +167,10 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def write_rows(part: list[Document], directory: Path) -> None:
-    """Writes `SOURCE.jsonl` for every source; a reader never sees half of one."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Writes `SOURCE.jsonl` for every source."""
     for source in SOURCES:
-        path = directory / f"{source}.jsonl"
-        partial = path.with_suffix(".partial")
-        with partial.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(doc.row) + "\n" for doc in part if doc.source == source)
-        partial.replace(path)
+        rows = "".join(json.dumps(doc.row) + "\n" for doc in part if doc.source == source)
+        write_whole(directory / f"{source}.jsonl", rows)
 
 
 def main(args: Args) -> None:
@@ -178,13 +179,14 @@ def main(args: Args) -> None:
     wanted = [args.data / "gsm8k" / "train.jsonl", args.data / "gpteacher"]
     if missing := [str(path) for path in wanted if not path.exists()]:
         raise ValueError(
-            f"--data {args.data} lacks {' and '.join(missing)}: GSM8K's train split and the JSON files of GPTeacher"
+            f"--data must hold GSM8K's train split and GPTeacher's JSON files, got {args.data} without "
+            f"{' and '.join(missing)}."
         )
     mix = list(documents(args.data, args.max_characters))
     held = [zlib.crc32((doc.text + (doc.reply or "")).encode()) % 50 == 0 for doc in mix]
     parts = {"train": [doc for doc, out in zip(mix, held, strict=True) if not out],
              "heldout": [doc for doc, out in zip(mix, held, strict=True) if out]}  # fmt: skip
-    # The standard library outweighs the chat data: every third piece of it is enough for the merges.
+    # Every third piece of the standard library is enough for the merges; it outweighs the chat data.
     sample = [doc for i, doc in enumerate(parts["train"]) if doc.source != "code" or i % 3 == 0]
     tokenizer = train_tokenizer(sample, args.vocab_size)
     save_tokenizer(tokenizer, args.out / "tokenizer")

@@ -103,7 +103,6 @@ class Run:
             self.corpus, self.weights, length=args.length, rows=args.rows // count, seed=args.seed,
             process=jax.process_index(), processes=count,
         )  # fmt: skip
-        self.first = self.batches.get_state()
         self.features = None
         if args.features is not None:
             whole = "layers_0" in self.target.params
@@ -194,10 +193,12 @@ class Run:
             self.step, self.state = saved.step, saved.state["state"]
             scale = saved.state.get("feature_scale")
             self._seek(saved.notes["positions"])
-        else:
+        position, batch = self.batches.get_state(), self._batch()
+        self.batches.set_state(position)
+        self.batch_shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
+        if saved is None:
             if scaled:
-                texts, signals = jax.tree.map(lambda x: x[0], self._batch())
-                self.batches.set_state(self.first)
+                texts, signals = jax.tree.map(lambda x: x[0], batch)
 
                 def measure(target: Params, texts: PackedTokens, signals: Signals | None) -> jax.Array:
                     seen = signals or training.observe(self.target.config, target, texts, self.learner.taps)
@@ -333,21 +334,8 @@ class Run:
 
     def flops(self) -> float:
         """Returns the floating-point operations of an update's matrix products: target, head and their gradients."""
-        shape = (self.args.micro_batches, self.args.rows // self.args.micro_batches, self.args.length)
-        kinds = (jnp.int32, jnp.bool_, jnp.int32, jnp.int32)
-        rows: Any = [jax.ShapeDtypeStruct(shape, kind) for kind in kinds]
-        signals = None
-        if self.features is not None:
-            hidden = self.target.config.hidden_size
-            wide = ((*shape, len(self.features.layout.taps) * hidden), (*shape, hidden))
-            stored: Any = [jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in wide]
-            signals = Signals(*stored)
-        return product_flops(
-            functools.partial(self._update, None, remat=False),
-            *jax.eval_shape(lambda *trees: trees, self.state, self.frozen),
-            PackedTokens(*rows),
-            signals,
-        )
+        state, frozen = jax.eval_shape(lambda *trees: trees, self.state, self.frozen)
+        return product_flops(functools.partial(self._update, None, remat=False), state, frozen, *self.batch_shapes)
 
     def parameters(self) -> int:
         """Returns the number of trained parameters."""
