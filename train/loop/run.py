@@ -97,7 +97,7 @@ class Run:
         self.rendering = tokenizer_settings(tokenizer)
         build = functools.partial(build_corpus, sources, tokenizer, cache, progress=leads, key=self.key,
                                   vocab_size=self.target.config.vocab_size)  # fmt: skip
-        self.corpus, self.skipped = processes.leader_first(build, "corpus")
+        self.corpus, _ = processes.leader_first(build, "corpus")
         count = jax.process_count()
         self.batches = Batches(
             self.corpus, self.weights, length=args.length, rows=args.rows // count, seed=args.seed,
@@ -178,45 +178,44 @@ class Run:
 
     def prepare(self) -> None:
         """Creates the first state, or restores the last one, and builds the update."""
-        mesh = self.mesh
+        replicated = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
         shapes = jax.eval_shape(self._fresh, self.target.params)
-        shardings = param_shardings(shapes, mesh)
-        scaled, width = self.learner.scaled, len(self.learner.taps) * self.target.config.hidden_size
-        scale_like = {"feature_scale": jax.ShapeDtypeStruct((width,), jnp.float32)} if scaled else {}
-        replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-        like = {"state": shapes, **scale_like}
-        placed = {"state": shardings, **dict.fromkeys(scale_like, replicated)}
+        shardings = param_shardings(shapes, self.mesh)
+        like: Any = {"state": shapes}
+        placed: Any = {"state": shardings}
+        if self.learner.scaled:
+            width = len(self.learner.taps) * self.target.config.hidden_size
+            like["feature_scale"] = jax.ShapeDtypeStruct((width,), jnp.float32)
+            placed["feature_scale"] = replicated
         like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), like, placed)
         saved = self.checkpoints.restore(like)
-        scale = None
         if saved is not None:
-            self.step, self.state = saved.step, saved.state["state"]
-            scale = saved.state.get("feature_scale")
             self._seek(saved.notes["positions"])
         position, batch = self.batches.get_state(), self._batch()
         self.batches.set_state(position)
         self.batch_shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
-        if saved is None:
-            if scaled:
-                texts, signals = jax.tree.map(lambda x: x[0], batch)
-
-                def measure(target: Params, texts: PackedTokens, signals: Signals | None) -> jax.Array:
-                    seen = signals or training.observe(self.target.config, target, texts, self.learner.taps)
-                    return training.feature_scale(seen.features, texts)
-
-                scale = jax.jit(measure, out_shardings=replicated)(self.target.params, texts, signals)
+        if saved is not None:
+            self.step, self.state, scale = saved.step, saved.state["state"], saved.state.get("feature_scale")
+        else:
+            measure = jax.jit(self._scale, out_shardings=replicated)
+            scale = measure(self.target.params, *batch) if self.learner.scaled else None
             self.state = jax.jit(self._fresh, out_shardings=shardings)(self.target.params)
             if (head := self.learner.initial) is not None:
                 head = head if scale is None else training.fold_scale(head, 1.0 / scale)
                 self.state = self.state._replace(head=jax.device_put(head, param_shardings(head, self.mesh)))
         self.learner.initial = None
-        self.d2t_array = None if self.d2t is None else jax.device_put(self.d2t, replicated)
-        self.frozen = training.Frozen(self.target.params, self.d2t_array, scale)
-        options = host.compiler_options()
+        d2t = None if self.d2t is None else jax.device_put(self.d2t, replicated)
+        self.frozen = training.Frozen(self.target.params, d2t, scale)
         self.update = jax.jit(
-            functools.partial(self._update, mesh), donate_argnums=0, out_shardings=(shardings, replicated),
-            compiler_options=options,
+            functools.partial(self._update, self.mesh), donate_argnums=0, out_shardings=(shardings, replicated),
+            compiler_options=host.compiler_options(),
         )  # fmt: skip
+
+    def _scale(self, target: Params, texts: PackedTokens, signals: Signals | None) -> jax.Array:
+        """Returns the size per channel of the features of the first micro-batch."""
+        texts, signals = jax.tree.map(lambda x: x[0], (texts, signals))
+        seen = signals or training.observe(self.target.config, target, texts, self.learner.taps)
+        return training.feature_scale(seen.features, texts)
 
     def _update(
         self,
