@@ -145,7 +145,7 @@ def test_every_token_of_a_packed_row_weighs_what_it_weighs_alone(weights, ours):
 
 
 def test_what_has_no_formula_in_pytorch_is_refused():
-    with pytest.raises(ConfigError, match="plain EAGLE-3 heads"):
+    with pytest.raises(ConfigError, match="plain EAGLE-3 head"):
         torch_step.Formula(TARGET, dataclasses.replace(HEAD, fc_norm=True))
     with pytest.raises(ConfigError, match="without biases"):
         torch_step.Formula(dataclasses.replace(TARGET, qk_norm=True), HEAD)
