@@ -1,4 +1,4 @@
-"""Strict YAML: a file or a mapping becomes a dataclass, and whatever does not fit is an error that names it."""
+"""Reads YAML files and mappings into dataclasses; an unknown or ill-typed key is an error."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str = "confi
     for key in values:
         if key not in fields:
             near = difflib.get_close_matches(str(key), list(fields), n=1)
-            nearest = f"the nearest known one is {near[0]!r}" if near else f"known are {', '.join(fields)}"
-            raise ConfigError(f"{where}: unknown key {key!r}; {nearest}")
+            nearest = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(fields)}."
+            raise ConfigError(f"{where}: unknown key {key!r}. {nearest}")
     built = {key: _fit(hints[key], value, f"{where}: {key}") for key, value in values.items()}
     required = [
         name
@@ -45,7 +45,7 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str = "confi
 
 
 def _fit(hint: Any, value: Any, where: str) -> Any:
-    """`value` as the annotation `hint` wants it; nothing is converted that could be a mistake."""
+    """Converts `value` to the annotated type `hint`, unless the conversion could hide a mistake."""
     origin, arms = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):  # here always `X | None`
         return None if value is None else _fit(next(arm for arm in arms if arm is not type(None)), value, where)
@@ -76,7 +76,7 @@ def _fit(hint: Any, value: Any, where: str) -> Any:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """PyYAML keeps the last of two equal keys; here the second is an error."""
+    """Raises on a repeated key; PyYAML itself would keep the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()

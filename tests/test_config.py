@@ -199,9 +199,9 @@ class TestYaml:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("step: 3", r"unknown key 'step'; the nearest known one is 'steps'"),
-            ("steps: 3\ntree: {top-k: 4}", r"tree: unknown key 'top-k'; the nearest known one is 'top_k'"),
-            ("steps: 3\n1: 2", r"unknown key 1; known are steps"),
+            ("step: 3", r"unknown key 'step'. Did you mean 'steps'"),
+            ("steps: 3\ntree: {top-k: 4}", r"tree: unknown key 'top-k'. Did you mean 'top_k'"),
+            ("steps: 3\n1: 2", r"unknown key 1. Known keys: steps"),
             ("rate: 1", "missing steps"),
             ("steps: '3'", r"steps='3' must be int, found str"),
             ("steps: true", "steps=True must be int, found bool"),

@@ -1,4 +1,4 @@
-"""Models on disk: Hugging Face targets and EAGLE heads, read strictly and written atomically."""
+"""Reads and writes models on disk: Hugging Face targets, draft heads, training checkpoints."""
 
 from eagle_jax.checkpoints.files.errors import CheckpointError
 from eagle_jax.checkpoints.files.hub import checkpoint_directory, config_directory, tokenizer_directory

@@ -37,9 +37,12 @@ def load_demo(
       target, drafter, tokenizer (of `transformers`, with a chat template).
 
     Raises:
-      ValueError: `head` is unknown. ConfigError: the drafter cannot fill `tree`. MemoryError, DeviceError: as `load_target`.
+      ValueError: `head` is unknown. ConfigError: the drafter cannot draft `tree`.
+      MemoryError, DeviceError: as `load_target`.
     """
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # transformers warns without torch, which is not needed
+    os.environ.setdefault(
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
+    )  # transformers warns without torch, which is not needed
     # Not AutoTokenizer, which imports torch where it is installed: seconds.
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""Drafters bound to a target: a method, its parameters, and the tree that it fills."""
+"""Binds drafting methods, with parameters and draft tree, to a target."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ DEFAULT_CHAIN = TreeConfig.chain(5)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BoundDrafter:
-    """A drafting method with its parameters, bound to a target: what `generate` takes.
+    """A drafting method with its parameters, bound to a target; an argument of `generate`.
 
     Attributes:
-      drafter: the three pure functions. params: what they read as `params["drafter"]`.
-      target_fn: of the target it was bound to. name: what messages call it.
-      mesh: the target's; parameters and caches are spread over it.
-      plain: the functions as they were before they were held to the mesh.
-      settings: of a method without a tree, the call that binds it with others; None if it is not known.
+      drafter: the method's functions. params: its parameters, `params["drafter"]` of the engine.
+      target_fn: functions of the target. name: for messages.
+      mesh: the target's, of parameters and caches.
+      plain: `drafter` without the shardings of the mesh.
+      settings: of a method without a tree, the call that binds it with other settings.
     """
 
     drafter: Drafter = field(repr=False)
@@ -51,59 +51,59 @@ class BoundDrafter:
         """Binds a method to `target` and spreads its parameters over the target's mesh.
 
         Args:
-          own: what a subclass keeps besides.
+          own: further fields of a subclass.
 
         Raises:
-          ValueError: `drafter` or `target` is something else. ConfigError: a parameter that no sharding rule knows.
+          ValueError: `drafter` or `target` has another type. ConfigError: no sharding rule matches a parameter.
         """
         check_target(target)
         if not isinstance(drafter, Drafter):
-            raise ValueError(f"drafter is a {type(drafter).__name__}, expected an eagle_jax.Drafter: three functions")
+            raise ValueError(f"drafter must be an eagle_jax.Drafter, got a {type(drafter).__name__}.")
         mesh = target.mesh
-        return cls(_held(drafter, mesh), spread(params or {}, mesh), target.fn, name, mesh, drafter, **own)
+        return cls(_on_mesh(drafter, mesh), spread(params or {}, mesh), target.fn, name, mesh, drafter, **own)
 
     def on(self, target: Target) -> BoundDrafter:
-        """The same method and parameters for another copy of the target, on another mesh for example."""
+        """Binds the same method and parameters to another copy of the target, for example on another mesh."""
         return BoundDrafter.of(self.plain, target, self.params, self.name, settings=self.settings)
 
     def with_tree(self, tree: TreeConfig) -> Self:
-        """Another tree, of methods that fill the one they are asked for (`TreeDrafter`); others have none.
+        """Returns the drafter with another tree; only a `TreeDrafter` has one.
 
         Raises:
-          ConfigError: there is no tree, naming what there is instead.
+          ConfigError: this method has no tree.
         """
         again = self.settings or "BoundDrafter.of and another Drafter"
-        raise ConfigError(f"{self.name} has no tree that could be another: bind it anew with {again}")
+        raise ConfigError(f"drafter must draft trees, got {self.name}, which has none. Bind it anew with {again}.")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TreeDrafter(BoundDrafter, abc.ABC):
-    """A method that fills the tree it is asked for.
+    """A method that drafts a tree of a given shape.
 
     Attributes:
-      tree: shape of its drafts, and the rule by which they are accepted.
+      tree: shape of the drafts and acceptance rule.
     """
 
     tree: TreeConfig = field(kw_only=True)
 
     @property
     def deepest(self) -> int | None:
-        """Most levels it can draft; None is as many as wanted."""
+        """Most levels it can draft; None is unlimited."""
         return None
 
     def with_tree(self, tree: TreeConfig) -> Self:
-        """The same weights with another tree; nothing is copied.
+        """Returns the drafter with another tree and the same weights, without a copy.
 
         Raises:
-          ConfigError: `tree` is none, or cannot be filled.
+          ConfigError: the method cannot draft `tree`.
         """
         _check_tree(tree)
         plain = self._filling(tree)
-        return dataclasses.replace(self, tree=tree, drafter=_held(plain, self.mesh), plain=plain)
+        return dataclasses.replace(self, tree=tree, drafter=_on_mesh(plain, self.mesh), plain=plain)
 
     @abc.abstractmethod
     def _filling(self, tree: TreeConfig) -> Drafter:
-        """The three functions that fill `tree`, not held to a mesh."""
+        """Returns the functions that draft `tree`, without the shardings of a mesh."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,9 +120,9 @@ class DraftHead(TreeDrafter):
     def from_params(
         cls, config: HeadConfig, params: Params, target: Target, tree: TreeConfig | None = None, name: str = "head"
     ) -> DraftHead:
-        """Binds parameters that are already in memory to `target`, and spreads them over its mesh.
+        """Binds parameters in memory to `target`, and spreads them over its mesh.
 
-        `tree` None is the papers' own for 7B and 8B models: 59 nodes, `top_k` 10, in 6 levels (EAGLE-2) or 8 (EAGLE-3).
+        `tree` None is the papers' tree for 7B and 8B models: 59 nodes, `top_k` 10, 6 levels (EAGLE-2) or 8 (EAGLE-3).
         """
         tree = tree or TreeConfig(depth=8 if config.kind == "eagle3" else 6)
         return cls.of(_eagle(config, tree, target.fn, params), target, params, name, config=config, tree=tree)
@@ -131,7 +131,7 @@ class DraftHead(TreeDrafter):
         return _eagle(self.config, tree, self.target_fn, self.params)
 
     def on(self, target: Target) -> DraftHead:
-        """The same head for another copy of the target."""
+        """Binds the same head to another copy of the target."""
         return DraftHead.from_params(self.config, self.params, target, self.tree, self.name)
 
 
@@ -149,10 +149,10 @@ class Medusa(TreeDrafter):
     def from_params(
         cls, config: MedusaConfig, params: Params, target: Target, tree: TreeConfig, name: str = "heads"
     ) -> Medusa:
-        """Binds parameters that are already in memory to `target`, and spreads them over its mesh.
+        """Binds parameters in memory to `target`, and spreads them over its mesh.
 
         Raises:
-          ConfigError: heads of another width or vocabulary, or a tree that they cannot fill.
+          ConfigError: the heads have another width or vocabulary, or cannot draft `tree`.
         """
         check_target(target)
         _check_tree(tree)
@@ -160,22 +160,22 @@ class Medusa(TreeDrafter):
             own, wanted = getattr(config, field_name), getattr(target.config, field_name)
             if own != wanted:
                 raise ConfigError(
-                    f"{name}: {field_name}={own}, and the target's is {wanted}: heads of another model; take those "
-                    "that were trained for this target, or load the target they were trained for"
+                    f"{name}: {field_name} must be the target's, {wanted}, got {own}. Load heads that were trained for "
+                    "this target, or the target that they were trained for."
                 )
         drafter = _medusa(config, tree, target.fn, target.config.num_layers, params)
         return cls.of(drafter, target, params, name, config=config, tree=tree)
 
     @property
     def deepest(self) -> int:
-        """As many levels as there are heads."""
+        """The number of heads."""
         return self.config.num_heads
 
     def _filling(self, tree: TreeConfig) -> Drafter:
         return _medusa(self.config, tree, self.target_fn, self.plain.taps[0], self.params)
 
     def on(self, target: Target) -> Medusa:
-        """The same heads for another copy of the target."""
+        """Binds the same heads to another copy of the target."""
         return Medusa.from_params(self.config, self.params, target, self.tree, self.name)
 
 
@@ -184,7 +184,7 @@ class SmallModel(TreeDrafter):
     """A small language model that drafts for a larger one with the same tokenizer; `params` are `{"model": ...}`.
 
     Attributes:
-      model: the small model. vocab_size: the target's, which may be another by padding.
+      model: the small model. vocab_size: the target's, which may differ from the model's by padding.
     """
 
     model: Target = field(kw_only=True, repr=False)
@@ -192,15 +192,15 @@ class SmallModel(TreeDrafter):
 
     @classmethod
     def bind(cls, target: Target, model: Target, tree: TreeConfig = DEFAULT_CHAIN) -> SmallModel:
-        """Binds a model that is in memory to `target`, and spreads it over the target's mesh.
+        """Binds a model in memory to `target`, and spreads it over the target's mesh.
 
-        Their tokenizers are the caller's affair: `eagle_jax.load_draft_model` compares them.
+        The tokenizers are not compared; `eagle_jax.load_draft_model` compares them.
 
         Warns:
-          UserWarning: the model has fewer positions than the target; the text is right there, the drafts are not.
+          UserWarning: the model has fewer positions than the target; beyond them its drafts are poor.
 
         Raises:
-          ValueError: `target` or `model` is no target. ConfigError: `tree` is none, or cannot be filled.
+          ValueError: `target` or `model` is not a `Target`. ConfigError: the model cannot draft `tree`.
         """
         check_target(target)
         check_target(model, "model")
@@ -209,8 +209,11 @@ class SmallModel(TreeDrafter):
             model = Target.from_params(model.config, model.params, model.name, target.mesh)
         least, most = model.config.max_position, target.config.max_position
         if least < most:
-            told = f"draft model {model.name!r} has {least} positions and the target {most}: behind {least} its "
-            warnings.warn(told + "drafts are poor, and decoding may be slower than without it", stacklevel=2)
+            warnings.warn(
+                f"draft model {model.name!r} has {least} positions and the target {most}: beyond position {least} its "
+                "drafts are poor, and decoding may be slower than without it",
+                stacklevel=2,
+            )
         vocab = target.config.vocab_size
         drafter = small_model(model.fn, tree, vocab, model.config.vocab_size)
         params = {"model": model.params}
@@ -220,27 +223,27 @@ class SmallModel(TreeDrafter):
         return small_model(self.model.fn, tree, self.vocab_size, self.model.config.vocab_size)
 
     def on(self, target: Target) -> SmallModel:
-        """The same model for another copy of the target."""
+        """Binds the same model to another copy of the target."""
         return SmallModel.bind(target, self.model, self.tree)
 
 
 def shard(target: Target, drafter: BoundDrafter | None, mesh: Mesh) -> tuple[Target, BoundDrafter | None]:
-    """Spreads a loaded pair over a ("data", "fsdp", "tensor") mesh; `generate` then runs on all its devices.
+    """Spreads target and drafter over a ("data", "fsdp", "tensor") mesh; `generate` then runs on all its devices.
 
-    "tensor" splits weights and caches (it must divide the key-value heads), "data" the rows of a batch. What does not
-    fit on one device is loaded in place instead: `load_target(path, mesh=mesh)`.
+    "tensor" splits weights and caches and must divide the key-value heads; "data" splits the rows of a batch. For a
+    model that does not fit on one device use `load_target(path, mesh=mesh)` instead.
 
     Raises:
-      ConfigError: the mesh does not divide the model, naming the parameter or the heads.
+      ConfigError: the mesh does not divide a parameter or the heads.
     """
-    spread_out = Target.from_params(target.config, target.params, target.name, mesh)
-    target = dataclasses.replace(spread_out, source=target.source)
+    resharded = Target.from_params(target.config, target.params, target.name, mesh)
+    target = dataclasses.replace(resharded, source=target.source)
     return target, None if drafter is None else drafter.on(target)
 
 
 def _check_tree(tree: TreeConfig) -> None:
     if not isinstance(tree, TreeConfig):
-        raise ConfigError(f"tree={tree!r} must be an eagle_jax.TreeConfig, such as TreeConfig.chain(4)")
+        raise ConfigError(f"tree must be an eagle_jax.TreeConfig, such as TreeConfig.chain(4), got {tree!r}.")
 
 
 def _eagle(config: HeadConfig, tree: TreeConfig, fn: TargetFn, params: Params) -> Drafter:
@@ -252,21 +255,21 @@ def _medusa(config: MedusaConfig, tree: TreeConfig, fn: TargetFn, tap: int, para
     return medusa(config, tree, fn, tap, str(jax.tree.leaves(params["heads"])[0].dtype))
 
 
-def _held(drafter: Drafter, mesh: Mesh | None) -> Drafter:
+def _on_mesh(drafter: Drafter, mesh: Mesh | None) -> Drafter:
     return drafter if mesh is None else shard_drafter(drafter, mesh)
 
 
 def prompt_lookup(
     target: Target, *, ngram: int = 3, length: int = 10, latest: bool = False, shortest: int = 1
 ) -> BoundDrafter:
-    """Prompt lookup decoding: drafts what followed the last tokens where they stood before. Needs no weights.
+    """Drafts the tokens that followed an earlier occurrence of the last n-gram (prompt lookup). Needs no weights.
 
     Args:
-      ngram: most tokens that are looked up, one fewer where they stood nowhere before, down to `shortest`.
-      length: most tokens drafted. latest: of several places take the latest.
+      ngram: longest n-gram to look up; without a match, shorter ones down to `shortest` are tried.
+      length: most tokens to draft. latest: use the last of several matches, not the first.
 
     Raises:
-      ConfigError: a number below 1, or `shortest` above `ngram`. ValueError: `target` is none.
+      ConfigError: a number is below 1, or `shortest` exceeds `ngram`. ValueError: `target` is not a `Target`.
     """
     drafter = _prompt_lookup.prompt_lookup(ngram, length, latest, shortest)
     settings = "eagle_jax.prompt_lookup(target, length=, ngram=, latest=, shortest=)"
@@ -274,14 +277,14 @@ def prompt_lookup(
 
 
 def lookahead(target: Target, *, ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512) -> BoundDrafter:
-    """Lookahead decoding (arXiv:2402.02057): the target's own n-grams from a Jacobi window. Needs no weights.
+    """Drafts the target's own n-grams, collected in a Jacobi window (lookahead, arXiv:2402.02057). Needs no weights.
 
     Args:
-      ngram: N, tokens of an n-gram. window: W, positions ahead. guesses: G, n-grams verified per pass. A target pass
-        has (N - 1) * (W + G) rows. pool: n-grams that are kept per prompt, the latest ones.
+      ngram: N, tokens of an n-gram. window: W, positions ahead. guesses: G, n-grams verified per pass; a target pass
+        reads (N - 1) * (W + G) tokens. pool: latest n-grams to keep per prompt.
 
     Raises:
-      ConfigError: a number that is too small. ValueError: `target` is none.
+      ConfigError: a number is too small. ValueError: `target` is not a `Target`.
     """
     drafter = _lookahead.lookahead(ngram, window, guesses, pool)
     settings = "eagle_jax.lookahead(target, ngram=, window=, guesses=, pool=)"

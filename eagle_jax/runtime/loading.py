@@ -32,16 +32,17 @@ def load_medusa(
     """Loads heads of Medusa-1 (arXiv:2401.10774), Hydra or Hydra++ (arXiv:2402.05109) trained for `target`.
 
     Args:
-      tree: at most as deep as there are heads; None is Medusa's static tree of 63 nodes. Acceptance is lossless; the
-        "typical acceptance" of Medusa's paper is not, and is not here.
+      tree: has at most one level per head; None is Medusa's static tree of 63 nodes. Acceptance is lossless: the
+        paper's "typical acceptance" is not implemented.
       revision, token, cache_dir: as in `load_target`.
 
     Raises:
-      CheckpointError: no such heads, heads of another model, or weights that are not finite.
-      ConfigError: a tree that they cannot fill. ValueError: `target` is none. MemoryError: the device is too small.
+      CheckpointError: the heads are missing, are for another model, or are not finite.
+      ConfigError: the heads cannot draft `tree`. ValueError: `target` is not a `Target`.
+      MemoryError: the weights do not fit in device memory.
 
     Warns:
-      UserWarning: config.json names another number of heads than the file holds, which is used.
+      UserWarning: config.json names another number of heads than the file holds; the file's is used.
     """
     check_target(target)
     config, params = load_medusa_checkpoint(
@@ -69,30 +70,31 @@ def load_draft_model(
     """Loads a small language model with the target's tokenizer: standard speculative sampling (arXiv:2211.17192).
 
     Args:
-      tree: what it drafts. `TreeConfig.chain(5, "rejection")` is the method of the papers; by default the chain is
-        ranked and the text of a key the same as with every other drafter. A model that is in memory is bound with
+      tree: shape of the drafts. `TreeConfig.chain(5, "rejection")` is the method of the papers. The default chain is
+        ranked: its text for a key is the same as with every other drafter. For a model in memory use
         `eagle_jax.SmallModel.bind(target, model, tree)`.
       revision, token, cache_dir: as in `load_target`.
 
     Warns:
-      UserWarning: of model or target there are no tokenizer files to compare; the sizes of the vocabularies agree. Or
-        the model has fewer positions than the target, or its files contradict as in `load_target`.
+      UserWarning: only the vocabulary sizes were compared, because tokenizer files are missing; the model has fewer
+        positions than the target; or its files contradict, as in `load_target`.
 
     Raises:
-      CheckpointError: nothing there, tensors that do not fit or are not finite, or the model of another tokenizer.
-      ConfigError: a tree that cannot be filled. ValueError: `target` is none. MemoryError: the device is too small.
+      CheckpointError: the model is missing, does not fit its configuration, is not finite, or has another tokenizer.
+      ConfigError: the model cannot draft `tree`. ValueError: `target` is not a `Target`.
+      MemoryError: the weights do not fit in device memory.
     """
     check_target(target)
     at = config_directory(path_or_hub_id, revision=revision, token=token, cache_dir=cache_dir)
     sizes = read_target_config(at).vocab_size, target.config.vocab_size
-    untold = check_same_tokens(
+    assumption = check_same_tokens(
         path_or_hub_id, target.source, sizes, revision=revision, token=token, cache_dir=cache_dir
     )
     model = load_target(
         path_or_hub_id, target.dtype, revision=revision, token=token, cache_dir=cache_dir, mesh=target.mesh
     )
-    if untold is not None:
-        warnings.warn(untold, stacklevel=2)
+    if assumption is not None:
+        warnings.warn(assumption, stacklevel=2)
     return SmallModel.bind(target, model, tree)
 
 
@@ -109,21 +111,22 @@ def load_target(
     """Loads a Llama-like model from a local directory or the Hugging Face hub.
 
     Args:
-      dtype: "float32", "bfloat16" or "float16" (or JAX's types); of weights, activations and cache. Scores, softmax
-        and norms stay float32.
+      dtype: "float32", "bfloat16" or "float16" (or JAX's types) of weights, activations and cache. Scores, softmax
+        and norms are float32.
       revision, token, cache_dir: passed to `huggingface_hub` (ignored for a local path).
-      max_position: caps the context length, e.g. to stay inside a sliding window, which is not supported beyond it.
-      mesh: a ("data", "tensor") mesh; every tensor goes straight to its devices. The drafter follows its target.
+      max_position: caps the context length, for example at a sliding window; the window itself is not supported.
+      mesh: a ("data", "fsdp", "tensor") mesh; every tensor goes straight to its devices. Drafters use their target's mesh.
 
     Raises:
-      CheckpointError: nothing there, an unknown architecture, a value of config.json of another type, or tensors that
-        do not fit or hold NaN or infinity, all named at once.
+      CheckpointError: the model is missing, its architecture is unknown, a value of config.json has another type, or
+        tensors do not fit or hold NaN or infinity. The message names all of them.
       ConfigError: the mesh does not divide the model.
-      MemoryError: the device is too small for the weights. DeviceError: JAX is told to take a device that is not there.
+      MemoryError: the weights do not fit in device memory.
+      DeviceError: the device of JAX_PLATFORMS is missing or busy.
 
     Warns:
-      UserWarning: JAX runs on the CPU of a machine that seems to have an accelerator. Or two facts of the checkpoint
-        contradict, such as a config.json that ties the lm_head and a file that holds one of its own, which is used.
+      UserWarning: JAX runs on the CPU of a machine with an accelerator. Or the files contradict: for example,
+        config.json ties the lm_head to the embedding and the file holds another lm_head, which is used.
     """
     dtype = dtype_name(dtype)
     if mesh is not None:
@@ -138,8 +141,8 @@ def load_target(
             max_position=max_position,
             place=None if mesh is None else placer(mesh),
         )
-        if told := unused_accelerator():
-            warnings.warn(told, stacklevel=2)
+        if warning := unused_accelerator():
+            warnings.warn(warning, stacklevel=2)
     name = str(path_or_hub_id)
     return Target(config, params, on_mesh(config, dtype, mesh), name, dtype, mesh, source=name)
 
@@ -157,25 +160,23 @@ def load_drafter(
 ) -> DraftHead:
     """Loads an EAGLE-1/2 or EAGLE-3 head trained for `target` (arXiv:2401.15077, 2406.16858, 2503.01840).
 
-    The official layout of the papers' repository is read, that of SGLang and that of `speculators`.
+    Reads the layouts of the papers' repository, of SGLang and of `speculators`.
 
     Args:
       revision, token, cache_dir: as in `load_target`.
-      tree: chain, static or dynamic draft tree; None is the papers' own for 7B and 8B models, `TreeConfig(6, 10, 59)`
+      tree: chain, static or dynamic draft tree; None is the papers' tree for 7B and 8B models, `TreeConfig(6, 10, 59)`
         for EAGLE-2 and `TreeConfig(8, 10, 59)` for EAGLE-3.
-      rope_theta: overrides the head's own base (some published heads work better at 10000 than at their config's
-        value).
-      taps: overrides which hidden states the head reads.
+      rope_theta: replaces the base of the head's rotary embedding; some published heads draft better at 10000.
+      taps: replaces the indices of the target's hidden states that the head reads.
 
     Raises:
-      CheckpointError: tensors missing, unexpected, misshaped or not finite, a head made for another target, or an
-        option of the head that would change its drafts and is not supported, such as an active sliding window.
-      ConfigError: a tree the head cannot fill.
-      ValueError: `target` is not what `load_target` returns.
-      MemoryError: the device is too small for the weights.
+      CheckpointError: tensors are missing, unexpected, misshaped or not finite, the head is for another target, or
+        it has an option that changes drafts and is not supported, such as an active sliding window.
+      ConfigError: the head cannot draft `tree`. ValueError: `target` is not a `Target`.
+      MemoryError: the weights do not fit in device memory.
 
     Warns:
-      UserWarning: the head was trained for a target of another family, or has options or an lm_head without effect.
+      UserWarning: the head was trained for a target of another family, or its options or lm_head have no effect.
     """
     check_target(target)
     config, params = load_head_checkpoint(
@@ -187,7 +188,7 @@ def load_drafter(
         cache_dir=cache_dir,
         rope_theta=rope_theta,
         taps=taps,
-        embedding=target.params["embed_tokens"]["embedding"],  # shared where the file only carries a copy of it
+        embedding=target.params["embed_tokens"]["embedding"],  # shared if the file holds a copy of it
         lm_head=None if target.config.tie_word_embeddings else target.params["lm_head"]["kernel"],
         place=None if target.mesh is None else placer(target.mesh),
     )

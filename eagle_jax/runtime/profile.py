@@ -1,4 +1,4 @@
-"""Profiles: which method and tree is fastest for a target on a machine, by batch size, temperature and prompt length.
+"""Reads profiles: the fastest method and tree of a target on a machine, by batch size, temperature and prompt length.
 
 `python -m infer.tune` measures and writes one; `eagle_jax.generate(target, "auto", prompts, profile=...)` follows it.
 The choice is made on the host from the prompts' number and length and the temperature, before anything is compiled.
@@ -31,27 +31,27 @@ from eagle_jax.settings import load_yaml
 
 SCHEMA = "eagle_jax.profile/1"
 BUNDLED = "bundled"
-"""`Entry.weights` of the heads that come with the package."""
+"""`Entry.weights` of the bundled heads."""
 
 Method = Literal["vanilla", "sps", "pld", "lookahead", "medusa", "hydra", "eagle1", "hass", "eagle2", "eagle3"]
 NUMBERS: dict[str, tuple[str, ...]] = {"pld": ("ngram", "length"), "lookahead": ("ngram", "window", "guesses")}
-"""What the methods without weights are described by."""
+"""Required fields of methods without weights."""
 OPTIONAL = {"pld": ("shortest", "latest")}
-"""What they may be described by as well."""
+"""Their optional fields."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What to use for a batch size and a temperature.
+    """The fastest method for a batch size, a temperature and a prompt length.
 
     Attributes:
-      batch: rows. temperature: 0 is greedy. prompt: tokens of the longest prompt that it is for; None is any.
-      method: by the papers' names; vanilla is plain decoding, used where no method was safely faster.
+      batch: rows. temperature: 0 is greedy. prompt: longest prompt in tokens; None is any length.
+      method: the papers' name; vanilla is plain decoding, used if no method was safely faster.
       weights: a path, a hub id, or "bundled"; None for methods without.
-      tree: of a method with weights. ngram, length, and where they are not 1 and false shortest, latest: of pld, as of
-        `prompt_lookup`. ngram, window, guesses: of lookahead.
-      predicted, measured: tokens per second over those of plain decoding, the mean over the tasks it was tuned on.
-      worst: the least measured one of a task.
+      tree: of a method with weights. ngram, length, shortest, latest: arguments of `prompt_lookup` (pld).
+      ngram, window, guesses: arguments of `lookahead`.
+      predicted, measured: speedup over plain decoding, the mean over the tasks of the tuning.
+      worst: smallest measured speedup of a task.
     """
 
     batch: int
@@ -72,11 +72,15 @@ class Entry:
 
     def __post_init__(self) -> None:
         if self.batch < 1 or not 0 <= self.temperature < float("inf"):
-            raise ConfigError(f"batch={self.batch} must be at least 1 and temperature={self.temperature} at least 0")
+            raise ConfigError(
+                f"batch must be at least 1 and temperature at least 0, got {self.batch} and {self.temperature}."
+            )
         if self.prompt is not None and self.prompt < 1:
-            raise ConfigError(f"prompt={self.prompt} must be at least 1 token; leave it out for prompts of any length")
+            raise ConfigError(
+                f"prompt must be at least 1 token, got {self.prompt}. Leave it out for prompts of any length."
+            )
         if self.method not in get_args(Method):
-            raise ConfigError(f"method={self.method!r} must be one of {', '.join(get_args(Method))}")
+            raise ConfigError(f"method must be one of {', '.join(get_args(Method))}, got {self.method!r}.")
         own = NUMBERS.get(self.method, () if self.method == "vanilla" else ("weights", "tree"))
         also = OPTIONAL.get(self.method, ())
         for name in ("weights", "tree", "ngram", "length", "shortest", "latest", "window", "guesses"):
@@ -87,18 +91,18 @@ class Entry:
                 )
         if self.tree is not None and self.tree.verification != "deterministic":
             raise ConfigError(
-                f"verification={self.tree.verification!r} makes the text of a key depend on the drafts; a profile "
-                "changes no text: leave verification out"
+                f"verification must be deterministic in a profile, got {self.tree.verification!r}, which "
+                "makes the text of a key depend on the drafts. Leave it out."
             )
 
     def bind(self, target: Target, weights: dict[tuple[str, str], Any]) -> BoundDrafter | None:
-        """The method bound to `target`; None is plain decoding.
+        """Binds the method to `target`; None is plain decoding.
 
         Args:
-          weights: those loaded already, by method and where they are; loads into it what is missing.
+          weights: loaded drafters by method and path; missing ones are loaded into it.
 
         Raises:
-          CheckpointError: weights that are missing or do not fit. ConfigError: a tree that the method cannot fill.
+          CheckpointError: the weights are missing or do not fit. ConfigError: the method cannot draft the tree.
         """
         if self.method == "vanilla":
             return None
@@ -121,9 +125,9 @@ class ProfileFile:
     """The contents of a profile.
 
     Attributes:
-      schema: of the file. target: name of the target, as it was loaded. fingerprint: of its weights.
-      dtype: of the target, which the choice depends on. machine: where it was measured.
-      entries: at most one for every batch size, temperature and longest prompt.
+      schema: version of the format. target: name of the target. fingerprint: of its weights.
+      dtype: of the target. machine: of the measurements.
+      entries: at most one per batch size, temperature and prompt length.
     """
 
     schema: Literal["eagle_jax.profile/1"]
@@ -135,32 +139,35 @@ class ProfileFile:
 
     def __post_init__(self) -> None:
         if not self.entries:
-            raise ConfigError("entries is empty: a profile needs at least one; make it with python -m infer.tune")
+            raise ConfigError(
+                "entries must hold at least one entry, got none. Make a profile with python -m infer.tune."
+            )
         places = [(entry.batch, entry.temperature, entry.prompt) for entry in self.entries]
         for batch, temperature, prompt in places:
             if places.count((batch, temperature, prompt)) > 1:
                 to = "" if prompt is None else f" for prompts to {prompt} tokens"
-                raise ConfigError(f"entries: batch {batch} at temperature {temperature:g}{to} is given twice; keep one")
+                raise ConfigError(
+                    f"entries: batch {batch} at temperature {temperature:g}{to} is given twice. Keep one."
+                )
 
     def find(self, batch: int, temperature: float, prompt: int) -> Entry | None:
-        """The entry that holds for a batch size, a temperature and a prompt length; None where nothing was measured.
+        """Returns the entry for a batch size, a temperature and a prompt length; None is plain decoding.
 
-        It is that of the smallest measured batch size not below `batch`, of these that of the lowest temperature not
-        below `temperature`, and of these that for the shortest prompts that `prompt`, the tokens of the longest one, is
-        not above. Drafts are mostly worth less as all three grow, so that what pays there should pay here; that is not
-        certain (docs/tuning.md). Beyond the largest that were measured nothing is known, and plain decoding cannot be
-        slower than itself.
+        Chooses the smallest measured batch size not below `batch`, then the lowest temperature not below
+        `temperature`, then the shortest prompt length not below `prompt` (tokens of the longest prompt). Drafts are
+        usually worth less as each of the three grows, so a method that pays there should pay here (docs/tuning.md).
+        Beyond the largest measured values it returns None.
         """
 
         def place(entry: Entry) -> tuple[float, float, float]:
             return entry.batch, entry.temperature, float("inf") if entry.prompt is None else entry.prompt
 
-        asked = (batch, temperature, prompt)
-        fitting = [e for e in self.entries if all(a >= b for a, b in zip(place(e), asked, strict=True))]
+        request = (batch, temperature, prompt)
+        fitting = [e for e in self.entries if all(a >= b for a, b in zip(place(e), request, strict=True))]
         return min(fitting, key=place, default=None)
 
     def to_yaml(self, comment: str = "") -> str:
-        """The file as text, an entry per line; `comment` becomes its first lines."""
+        """Returns the file as YAML, an entry per line, with `comment` as its first lines."""
         lines = [f"# {line}" for line in comment.splitlines()]
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         entries = fields.pop("entries")
@@ -174,10 +181,10 @@ class ProfileFile:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Profile:
-    """A profile bound to a target: its methods in memory.
+    """A profile bound to a target, with all its drafters loaded.
 
     Attributes:
-      file: what was read. drafters: of every entry; None is plain decoding. target_fn: of the target it is bound to.
+      file: contents. drafters: one per entry; None is plain decoding. target_fn: functions of the target.
     """
 
     file: ProfileFile
@@ -185,7 +192,7 @@ class Profile:
     target_fn: TargetFn = dataclasses.field(repr=False)
 
     def choose(self, batch: int, temperature: float, prompt: int) -> BoundDrafter | None:
-        """The method for what a call asks, see `ProfileFile.find`; None is plain decoding."""
+        """Returns the drafter for a call, as `ProfileFile.find` does; None is plain decoding."""
         entry = self.file.find(batch, temperature, prompt)
         return None if entry is None else self.drafters[self.file.entries.index(entry)]
 
@@ -194,11 +201,11 @@ def load_profile(path: str | os.PathLike[str], target: Target) -> Profile:
     """Reads a profile that `python -m infer.tune` wrote and loads the weights it names, each once.
 
     Raises:
-      ConfigError: no such file, an unknown key or schema, an impossible tree, or a profile for another target or dtype.
-      CheckpointError: weights that are missing or do not fit. ValueError: `target` is none.
+      ConfigError: the file is missing or invalid, or is for another target or dtype.
+      CheckpointError: weights are missing or do not fit. ValueError: `target` is not a `Target`.
 
     Warns:
-      UserWarning: it was tuned on another machine.
+      UserWarning: the profile was tuned on another machine.
     """
     check_target(target)
     file = read_profile(path)
@@ -229,21 +236,21 @@ def load_profile(path: str | os.PathLike[str], target: Target) -> Profile:
 
 
 def read_profile(path: str | os.PathLike[str]) -> ProfileFile:
-    """The contents of a profile, checked; no weights are read.
+    """Reads and checks a profile, without its weights.
 
     Raises:
-      ConfigError: no such file, an unknown key or schema, an impossible tree.
+      ConfigError: the file is missing, has an unknown key or schema, or an invalid tree.
     """
     path = Path(path)
     if path.is_dir():
         raise ConfigError(f"{path} is a directory: give the YAML file that python -m infer.tune wrote")
     if not path.is_file():
         raise ConfigError(f"{path}: no such profile: python -m infer.tune --out {path.name} writes one")
-    # Before all else, or a file of a later schema would be refused for the first key that is new in it.
+    # Checked first: a later schema may have keys that this version does not know.
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError:
-        values = None  # which `load_yaml` says better
+        values = None  # `load_yaml` reports it
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is no text: give the YAML file that python -m infer.tune wrote") from None
     if isinstance(values, dict) and values.get("schema", SCHEMA) != SCHEMA:
@@ -258,10 +265,10 @@ _BOUND: weakref.WeakKeyDictionary[Target, dict[Path, tuple[Any, Profile]]] = wea
 
 
 def bound_profile(profile: Profile | str | os.PathLike[str] | None, target: Target) -> Profile:
-    """A profile for `target`; that of a path is loaded once, and again only when the file changes.
+    """Returns a profile for `target`; a path is loaded once, and again when the file changes.
 
     Raises:
-      ValueError: no profile, or one that is bound to another target. ConfigError, CheckpointError: as `load_profile`.
+      ValueError: `profile` has another type or another target. ConfigError, CheckpointError: as `load_profile`.
     """
     if isinstance(profile, Profile):
         if profile.target_fn is not target.fn:
@@ -277,7 +284,7 @@ def bound_profile(profile: Profile | str | os.PathLike[str] | None, target: Targ
         )
     path = Path(profile).resolve()
     if not path.is_file():
-        return load_profile(profile, target)  # which says so
+        return load_profile(profile, target)  # raises the error of a missing file
     status = path.stat()
     stamp = status.st_mtime_ns, status.st_size
     known = _BOUND.setdefault(target, {})
@@ -287,7 +294,7 @@ def bound_profile(profile: Profile | str | os.PathLike[str] | None, target: Targ
 
 
 def fingerprint(target: Target) -> str:
-    """Twelve hexadecimal digits that tell targets apart: of sizes and a few weights of every parameter."""
+    """Returns twelve hexadecimal digits of the sizes and a few weights of every parameter."""
     heads = jax.tree.map(lambda leaf: leaf[(0,) * (leaf.ndim - 1)][:4].astype("float32"), target.params)
     digest = hashlib.sha256()
     for (place, leaf), (_, few) in zip(
@@ -299,7 +306,7 @@ def fingerprint(target: Target) -> str:
 
 
 def _differing(entry: Any) -> dict[str, Any]:
-    """Fields that are not at their defaults, and the sizes of a tree."""
+    """Returns the fields that differ from their defaults, and the sizes of a tree."""
     found = {}
     for field in dataclasses.fields(entry):
         value = getattr(entry, field.name)

@@ -172,8 +172,7 @@ def _check_prompt(prompt: Any, name: str, config: DecoderConfig) -> np.ndarray:
     bad = np.flatnonzero((row < 0) | (row >= config.vocab_size))
     if bad.size:
         raise ValueError(
-            f"{name}[{bad[0]}] must be 0 to {config.vocab_size - 1}, got {row[bad[0]]}. "
-            "Use the target's own tokenizer."
+            f"{name}[{bad[0]}] must be 0 to {config.vocab_size - 1}, got {row[bad[0]]}. Use the target's own tokenizer."
         )
     return row.astype(np.int32)
 

@@ -51,7 +51,9 @@ def check_target(target: Target, name: str = "target") -> None:
       ValueError: it is not.
     """
     if not isinstance(target, Target):
-        raise ValueError(f"{name} must be a Target, got a {type(target).__name__}. Pass the result of eagle_jax.load_target.")
+        raise ValueError(
+            f"{name} must be a Target, got a {type(target).__name__}. Pass the result of eagle_jax.load_target."
+        )
 
 
 def on_mesh(config: DecoderConfig, dtype: str, mesh: Mesh | None) -> TargetFn:

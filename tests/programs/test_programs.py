@@ -39,7 +39,7 @@ def test_a_file_gives_defaults_wherever_it_is_named(words, tmp_path):
 
 def test_a_file_that_does_not_fit_is_refused(tmp_path):
     (tmp_path / "c.yaml").write_text("sise: 5\n")
-    with pytest.raises(ConfigError, match=r"^--config \S*c\.yaml: unknown key 'sise'; the nearest known one is 'size'"):
+    with pytest.raises(ConfigError, match=r"^--config \S*c\.yaml: unknown key 'sise'. Did you mean 'size'"):
         arguments(Args, None, ["--config", str(tmp_path / "c.yaml")])
     with pytest.raises(ConfigError, match=r"^--config \S*d\.yaml: no such configuration file$"):
         arguments(Args, None, ["--config", str(tmp_path / "d.yaml")])

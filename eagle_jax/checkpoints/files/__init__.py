@@ -1,1 +1,1 @@
-"""The files of any checkpoint: hub downloads, JSON values, tensors by name, atomic writes, and their one error."""
+"""Reads and writes the files of a checkpoint: hub downloads, JSON values, named tensors, atomic writes."""

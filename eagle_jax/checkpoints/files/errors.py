@@ -1,4 +1,4 @@
-"""The one exception of the file layer, and its warnings."""
+"""Defines the exception and the warning of checkpoints."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import warnings
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message names the file or tensor and the remedy."""
+    """A checkpoint cannot be read or written; the message names the file or tensor and the remedy."""
 
 
 def notice(message: str) -> None:
-    """Warns of a checkpoint that loads although two of its facts contradict, saying which of them is used."""
+    """Warns that two facts of a checkpoint contradict, and which of them is used."""
     warnings.warn(message, UserWarning, stacklevel=3)

@@ -1,4 +1,4 @@
-"""Reads typed values from the JSON files of a checkpoint; a wrong value is one error that names file and key."""
+"""Reads typed values from the JSON files of a checkpoint; an error names the file and the key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REMEDY = "Correct the value, or fetch the file again from where the weights cam
 
 
 class Fields:
-    """The keys of one JSON object.
+    """Reads the keys of one JSON object by type.
 
     A key that is missing takes the default, and is an error without one. A key that is null is an error, unless
     `null=True`, which reads it like a missing one.
@@ -30,13 +30,13 @@ class Fields:
         self.inside = inside
 
     def given(self, key: str) -> bool:
-        """Whether the key is there and is not null."""
+        """Returns whether the key exists and is not null."""
         return self.values.get(key) is not None
 
     def integer(
         self, key: str, default: int | None = None, *, null: bool = False, least: int = 1, most: int = LARGEST
     ) -> int:
-        """A size from `least` to `most`."""
+        """Reads an integer from `least` to `most`."""
         if self._takes_default(key, default, null):
             return default  # type: ignore[return-value]
         value: Any = self.values.get(key)
@@ -46,7 +46,7 @@ class Fields:
         return value
 
     def number(self, key: str, default: float | None = None, *, null: bool = False) -> float:
-        """A positive number that float32 can hold."""
+        """Reads a positive number within float32."""
         if self._takes_default(key, default, null):
             return default  # type: ignore[return-value]
         value: Any = self.values.get(key)
@@ -55,7 +55,7 @@ class Fields:
         return float(value)
 
     def flag(self, key: str, default: bool = False, *, null: bool = False) -> bool:
-        """True or false."""
+        """Reads true or false."""
         if self._takes_default(key, default, null):
             return default
         value = self.values.get(key)
@@ -64,7 +64,7 @@ class Fields:
         return value
 
     def text(self, key: str, default: str | None = None, *, null: bool = False) -> str:
-        """A string."""
+        """Reads a string."""
         if self._takes_default(key, default, null):
             return default  # type: ignore[return-value]
         value = self.values.get(key)
@@ -73,7 +73,7 @@ class Fields:
         return value
 
     def ids(self, key: str) -> tuple[int, ...]:
-        """Token ids or layer numbers: one, a list, or none where the key is missing or null."""
+        """Reads token ids or layer numbers: an integer or a list; empty if the key is missing or null."""
         value = self.values.get(key)
         if value is None:
             return ()
@@ -83,7 +83,7 @@ class Fields:
         return tuple(listed)
 
     def names(self, key: str) -> tuple[str, ...]:
-        """A list of strings; empty where the key is missing or null."""
+        """Reads a list of strings; empty if the key is missing or null."""
         value = self.values.get(key)
         if value is None:
             return ()
@@ -92,7 +92,7 @@ class Fields:
         return tuple(value)
 
     def mapping(self, key: str) -> Fields:
-        """A nested object; empty where the key is missing or null."""
+        """Reads a nested object; empty if the key is missing or null."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, Mapping):
             self.refuse(key, "an object of keys and values")
@@ -114,7 +114,7 @@ class Fields:
 
 
 def shown(value: Any) -> str:
-    """A value in a message, cut where it is long."""
+    """Formats a value for a message, shortened."""
     if _is_integer(value) and abs(value) > 10**_SHOWN:  # Python does not print integers of many thousand digits
         return "an integer of more than 80 digits"
     text = repr(value)

@@ -1,4 +1,4 @@
-"""Finds weights that are NaN or infinite while they are on the host."""
+"""Finds weights that are NaN or infinite, on the host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BITS: dict[str, tuple[Any, Any, int, int]] = {
 
 
 def count_not_finite(array: np.ndarray) -> int:
-    """How many values of a float32, bfloat16 or float16 array are NaN or infinite; 0 for other dtypes.
+    """Counts the values of a float32, bfloat16 or float16 array that are NaN or infinite; 0 for other dtypes.
 
     Maxima of the bits as integers: `np.isfinite` takes eight times as long on bfloat16, and memory for a mask.
     """
@@ -43,20 +43,20 @@ def count_not_finite(array: np.ndarray) -> int:
 
 
 class NotFinite:
-    """The tensors of a checkpoint that hold NaN or infinity, reported in one error."""
+    """Collects the tensors of a checkpoint that hold NaN or infinity, for one error."""
 
     def __init__(self) -> None:
         self.found: dict[str, int] = {}
 
     def check(self, name: str, array: np.ndarray) -> bool:
-        """Whether all values of the array are finite; the tensor is kept for the report where one is not."""
+        """Returns whether all values of the array are finite; otherwise records the tensor."""
         count = count_not_finite(array)
         if count:
             self.found[name] = count
         return not count
 
     def raise_if_any(self, subject: str, remedy: str) -> None:
-        """Names the tensors found.
+        """Raises one error that names the recorded tensors.
 
         Raises:
           CheckpointError: there is one.

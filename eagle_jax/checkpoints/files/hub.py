@@ -1,4 +1,4 @@
-"""From a path or a Hugging Face hub id to a local directory; `eagle_jax.data.corpus.sources` fetches rows of datasets."""
+"""Resolves a path or a Hugging Face hub id to a local directory; downloads what is missing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def checkpoint_directory(
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Path:
-    """The local directory of a checkpoint's configuration and weights, downloaded first where it is a hub id.
+    """Returns the directory with the configuration and weights of a checkpoint; downloads a hub id.
 
     Of a hub repository only the configuration and the safetensors weights are fetched, and the `.bin` weights where it
     has no safetensors. An existing directory is taken as it is, without network.
@@ -64,7 +64,7 @@ def files_directory(
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Path:
-    """The local directory, or that of a hub id's files of these patterns, downloaded first.
+    """Returns the directory with files of some patterns; downloads them from a hub id.
 
     Raises:
       CheckpointError: as `checkpoint_directory`.
@@ -84,7 +84,7 @@ head_directory = functools.partial(files_directory, patterns=CONFIGS + HEADS)
 
 
 def _existing_directory(path_or_id: str | os.PathLike[str]) -> Path | None:
-    """The directory, if it is one; None for what reads like a hub id; an error for anything else."""
+    """Returns an existing directory, None for a hub id; raises for anything else."""
     if not str(path_or_id):
         raise CheckpointError("the path is empty: give a directory, or the name of a repository on the hub")
     path = Path(path_or_id).expanduser()
@@ -157,12 +157,12 @@ def _download(
 
 
 def _status(error: BaseException | None) -> int | None:
-    """Of an answer over HTTP."""
+    """Returns the HTTP status of an error, None without one."""
     return getattr(getattr(error, "response", None), "status_code", None)
 
 
 def _reason(error: Exception) -> str:
-    """Why, in the words of what failed first, and of these the first sentence: the client adds advice of its own."""
+    """Returns the first sentence of the original error; the client appends advice of its own."""
     told = error.__cause__ if isinstance(error, hub_errors.LocalEntryNotFoundError) and error.__cause__ else error
     words = " ".join(str(told).split()) or type(told).__name__
     return re.split(r"(?<=[a-z\d)])\. ", words, maxsplit=1)[0].rstrip(".")

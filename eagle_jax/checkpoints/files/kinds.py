@@ -1,4 +1,4 @@
-"""What a checkpoint is, and where each kind belongs: said when it is given where another is wanted."""
+"""Detects which kind of model a checkpoint holds, for the error of a loader of another kind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MEDUSAS: tuple[Kind, ...] = ("medusa", "hydra")
 
 
 def kind_of(values: Mapping[str, Any], names: Collection[str] = (), where: object = "config.json") -> Kind | None:
-    """What a checkpoint is, by its config.json and the names of its tensors; None where they do not say.
+    """Returns the kind of a checkpoint by its config.json and tensor names; None if they do not determine it.
 
     Args:
       names: of the tensors as stored; none where they were not read, and then EAGLE-1/2 heads, whose config.json is
@@ -61,7 +61,7 @@ def kind_of(values: Mapping[str, Any], names: Collection[str] = (), where: objec
 def refuse_others(
     where: object, wanted: Collection[Kind], values: Mapping[str, Any], names: Collection[str] = ()
 ) -> None:
-    """Refuses a checkpoint of a known kind that is none of those wanted.
+    """Checks that a checkpoint is of one of the kinds that a loader reads.
 
     Args:
       where: the directory. values, names: as in `kind_of`.

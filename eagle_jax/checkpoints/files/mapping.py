@@ -1,4 +1,4 @@
-"""Checkpoint names to parameter paths and back: one table per layout, and the strict loader that follows it.
+"""Maps tensor names of a checkpoint to parameter paths and back, by one table per layout.
 
 A rule is a pair of templates and a transform. Regular expressions are made from the templates, so that one table serves
 loading, saving and error messages; a table of regular expressions alone could not name a tensor that is missing.
@@ -29,7 +29,7 @@ DTYPES: dict[str, Any] = {
 
 
 class Rule(NamedTuple):
-    """How a tensor of the file and a parameter correspond.
+    """The correspondence of a tensor name and a parameter path.
 
     Attributes:
       name: of the tensor in the file; `{i}` stands for a number, any other `{x}` for a word.
@@ -43,13 +43,13 @@ class Rule(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The rules of a layout, and patterns of tensors that may be there and are not needed."""
+    """The rules of a layout, and patterns of tensors to ignore."""
 
     rules: tuple[Rule, ...]
     ignored: tuple[str, ...] = ()
 
     def path_of(self, name: str) -> tuple[str, bool] | None:
-        """(path, transpose) of a tensor; None where no rule matches."""
+        """Returns (path, transpose) of a tensor; None if no rule matches."""
         for rule in self.rules:
             match = _pattern(rule.name).fullmatch(name)
             if match:
@@ -57,7 +57,7 @@ class Table(NamedTuple):
         return None
 
     def name_of(self, path: str) -> tuple[str, bool]:
-        """(tensor name, transpose) of a parameter."""
+        """Returns (tensor name, transpose) of a parameter."""
         for rule in self.rules:
             match = _pattern(rule.path).fullmatch(path)
             if match:
@@ -118,12 +118,12 @@ HEAD = Table(
 
 
 def canonical_name(name: str) -> str:
-    """A head tensor's name without the prefixes in which projects differ."""
+    """Removes the prefixes in which projects differ from the name of a head's tensor."""
     return re.sub(r"^midlayer\.", "layers.0.", name.removeprefix("model."))
 
 
 def flatten(tree: Params) -> dict[str, Any]:
-    """Nested dict to {path: leaf}, keys joined by "/"."""
+    """Converts a nested dict to {path: leaf}, keys joined by "/"."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -134,7 +134,7 @@ def flatten(tree: Params) -> dict[str, Any]:
 
 
 def unflatten(flat: Mapping[str, Any]) -> Params:
-    """The inverse of `flatten`."""
+    """Converts {path: leaf} to a nested dict."""
     tree: dict[str, Any] = {}
     for path, leaf in flat.items():
         *parents, last = path.split("/")
@@ -147,14 +147,14 @@ def unflatten(flat: Mapping[str, Any]) -> Params:
 
 @functools.lru_cache(maxsize=64)
 def expected_shapes(config: DecoderConfig | HeadConfig) -> Mapping[str, tuple[int, ...]]:
-    """{path: shape} of the parameters of a decoder or a head, which are not made for that."""
+    """Returns {path: shape} of the parameters of a decoder or a head, without allocating them."""
     init: Callable[..., Params] = init_params if isinstance(config, DecoderConfig) else init_head_params
     shapes = jax.eval_shape(lambda: init(config, jax.random.key(0)))
     return types.MappingProxyType({path: tuple(leaf.shape) for path, leaf in flatten(shapes).items()})
 
 
 def check_dtype(dtype: str) -> np.dtype:
-    """The NumPy dtype of a name.
+    """Returns the NumPy dtype of a name.
 
     Raises:
       CheckpointError: it is none of float32, bfloat16, float16.
@@ -163,7 +163,7 @@ def check_dtype(dtype: str) -> np.dtype:
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of one of `DTYPES`, which is given by it or as one of JAX's types.
+    """Returns the name of a dtype, given by name or as a JAX type.
 
     Raises:
       CheckpointError: it is none of them.

@@ -1,4 +1,4 @@
-"""Writes a checkpoint directory as a whole: it appears complete, or nothing changes."""
+"""Writes files and checkpoint directories atomically: the new content appears complete, or nothing changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
-    """Replaces a file at once, so that a reader never sees half of it; makes its folder."""
+    """Replaces a file atomically, and makes its directory."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     with named_errors(path):
@@ -30,7 +30,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 @contextlib.contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Gives errors of the system their file: where a disk is full, the system's own names none."""
+    """Adds the path to an OSError without one, such as that of a full disk; a context manager."""
     try:
         yield
     except OSError as error:
@@ -47,7 +47,7 @@ def _is_checkpoint_file(name: str) -> bool:
 
 @contextlib.contextmanager
 def replacing(directory: Path) -> Iterator[Path]:
-    """A temporary sibling that takes the place of `directory` when the block ends well and vanishes when it does not.
+    """Yields a temporary directory that replaces `directory` if the block succeeds; a context manager.
 
     Files of an existing directory that are no part of a checkpoint come along; weights of an older one do not.
     """
@@ -86,7 +86,7 @@ def replacing(directory: Path) -> Iterator[Path]:
 
 
 def sweep(*folders: Path) -> None:
-    """Removes what killed processes left half written of the above, in folders that nobody else writes to."""
+    """Removes temporary files of killed processes from directories that no other process writes to."""
     for folder in folders:
         for path in [*folder.glob(".*.????????"), *folder.glob("*.partial")]:  # of mkdtemp; of write_whole, of corpora
             if path.is_dir():

@@ -1,4 +1,4 @@
-"""Named tensors of a checkpoint directory, read one at a time: safetensors (single file or shards) and PyTorch `.bin`.
+"""Reads named tensors of a checkpoint one at a time, from safetensors or PyTorch files.
 
 Names, shapes and dtypes are known before any weight is read, so that a checkpoint that does not fit is refused whole.
 """
@@ -36,7 +36,7 @@ class TensorInfo(NamedTuple):
 
 
 class TensorReader:
-    """The tensors of one checkpoint directory; use as a context manager.
+    """Reads the tensors of one checkpoint directory; a context manager.
 
     Attributes:
       directory: the checkpoint directory. stem: of another file than a model's, `.safetensors` or `.pt`.
@@ -67,11 +67,11 @@ class TensorReader:
         self._stack.close()
 
     def read(self, name: str) -> np.ndarray:
-        """The tensor as stored; bfloat16 arrives in JAX's dtype for it."""
+        """Reads a tensor as stored; bfloat16 arrives in JAX's dtype for it."""
         return self._read(name, None)
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Rows of a tensor as stored, without reading the others."""
+        """Reads some rows of a tensor as stored."""
         return self._read(name, slice(start, stop))
 
     def _read(self, name: str, rows: slice | None) -> np.ndarray:
@@ -102,7 +102,7 @@ class TensorReader:
 
 
 def _weight_files(directory: Path, stem: str | None = None) -> tuple[list[str], dict[str, str]]:
-    """Files to read and the index (tensor -> file; empty for a single file). Safetensors win over `.bin`."""
+    """Returns the weight files and the index (tensor -> file, empty for a single file); prefers safetensors."""
     if stem is not None:
         for file in (f"{stem}.safetensors", f"{stem}.pt"):
             if (directory / file).is_file():
@@ -158,7 +158,7 @@ def _describe(opened: Any, name: str) -> tuple[tuple[int, ...], str]:
 
 
 def _read_torch(path: Path) -> dict[str, Any]:
-    """The state dict of a `.bin`. `weights_only=True` unpickles tensors and containers and nothing that could run."""
+    """Reads the state dict of a `.bin`. `weights_only=True` unpickles tensors and containers and runs no code."""
     try:
         import torch
     except ImportError as error:
@@ -190,7 +190,7 @@ def _torch_to_numpy(tensor: Any) -> np.ndarray:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
+    """Reads a JSON object from a file.
 
     Raises:
       CheckpointError: the file is missing or is no JSON object.

@@ -1,4 +1,4 @@
-"""Reads the tensors of a checkpoint into parameters by a table of names, and writes parameters to safetensors files."""
+"""Reads tensors of a checkpoint into parameters by a table of names, and writes parameters to safetensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_SHARD_BYTES = 5 << 30
 
 
 class TensorProblems:
-    """Everything that is wrong with the tensors of a checkpoint, reported in one error."""
+    """Collects everything that is wrong with the tensors of a checkpoint, for one error."""
 
     def __init__(self) -> None:
         self.found: dict[str, list[str]] = {"missing": [], "unexpected": [], "misshaped": [], "other": []}
@@ -51,7 +51,7 @@ def plan(
     spelled: Callable[[str], str] = lambda name: name,
     handled: Iterable[str] = (),
 ) -> dict[str, tuple[str, bool]]:
-    """Which tensor fills which parameter: {path: (name, transpose)}; what does not fit goes to `problems`.
+    """Assigns tensors to parameters: {path: (name, transpose)}; mismatches go to `problems`.
 
     Args:
       canonical: a tensor's name in the file -> its name in the table (prefixes differ between projects).
@@ -86,7 +86,7 @@ def plan(
 def read_planned(
     reader: TensorReader, chosen: Mapping[str, tuple[str, bool]], dtype: str, place: Place | None
 ) -> Params:
-    """Reads, converts and places one tensor after the other; no second copy of the model is ever held.
+    """Reads, converts and places tensors one by one, without a second copy of the model in memory.
 
     Raises:
       CheckpointError: values that are not finite in this dtype, naming every tensor that holds some.
@@ -109,7 +109,7 @@ def read_planned(
 
 
 def transposed(array: np.ndarray) -> np.ndarray:
-    """A contiguous [in, out] copy of a matrix [out, in]."""
+    """Copies a matrix [out, in] to a contiguous [in, out]."""
     result = np.empty(array.shape[::-1], array.dtype)
     # In strips that stay in the cache, four times as fast as one strided copy of a large matrix.
     for start in range(0, len(array), 64):
@@ -118,7 +118,7 @@ def transposed(array: np.ndarray) -> np.ndarray:
 
 
 def cast(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
-    """`array` in `dtype`, rounded to nearest even; an overflow of float16 is an error, not an infinity."""
+    """Casts an array, rounded to nearest even; an overflow of float16 raises."""
     if array.dtype == dtype:
         return array
     with np.errstate(over="ignore"):

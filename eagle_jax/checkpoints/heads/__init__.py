@@ -1,1 +1,1 @@
-"""Draft heads: `load` reads EAGLE heads, `medusa` Medusa and Hydra heads, `save` and `export` write them."""
+"""Reads and writes draft heads: `load` EAGLE heads, `medusa` Medusa and Hydra heads, `export` for other engines."""

@@ -1,4 +1,4 @@
-"""`config.json` of EAGLE heads to `HeadConfig`, and back: official, SpecForge/NVIDIA and speculators keys."""
+"""Converts config.json of EAGLE heads to `HeadConfig` and back: official, SpecForge/NVIDIA and speculators keys."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ONLY: dict[str, tuple[Any, str]] = {
 
 
 def flat_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The config in official keys; the speculators layout nests the layer's, others nest the switches.
+    """Flattens a config.json to official keys: speculators nest the layer's, other projects the switches.
 
     Raises:
       CheckpointError: a speculator that is no EAGLE-3 head, or a nested object that is none.
@@ -58,7 +58,7 @@ def head_config(
     *,
     taps: Sequence[int] | None = None,
 ) -> HeadConfig:
-    """The head that a config describes; a mismatch with `target` goes to `problems`.
+    """Builds the `HeadConfig` of a config.json; mismatches with `target` go to `problems`.
 
     A switch the config does not mention is decided by the stored tensors; one it does mention is taken at its word, so
     that a tensor which should be there and is not is reported as missing.
@@ -126,7 +126,7 @@ def head_config(
 
 
 def _draft_vocab_size(fields: Fields, stored: Mapping[str, TensorInfo], vocab_size: int) -> int:
-    """The config's, or else as many as there are rows in the lm_head; tensors that differ are reported by shape."""
+    """Returns the draft vocabulary size of the config, or else the rows of the lm_head."""
     if fields.given("draft_vocab_size"):
         return fields.integer("draft_vocab_size")
     rows = stored["lm_head.weight"].shape[:1] if "lm_head.weight" in stored and "d2t" in stored else ()
@@ -134,7 +134,7 @@ def _draft_vocab_size(fields: Fields, stored: Mapping[str, TensorInfo], vocab_si
 
 
 def _check_eagle_options(fields: Fields) -> None:
-    """Refuses options of other EAGLE heads, which `eagle_config` nests and some files have at the top."""
+    """Checks that no option of other EAGLE heads is set, in `eagle_config` or at the top level."""
     for part in (fields, fields.mapping("eagle_config")):
         for key, (wanted, meaning) in _ONLY.items():
             value = part.values.get(key, wanted)
@@ -145,7 +145,7 @@ def _check_eagle_options(fields: Fields) -> None:
 
 
 def _refuse_other_methods(fields: Fields) -> None:
-    """Projects name the same head in many ways (LlamaForCausalLMEagle3, Eagle3Speculator, LlamaForCausalLM, ...)."""
+    """Checks that `architectures` names an EAGLE head; projects name the same head in many ways."""
     names = fields.names("architectures")
     known = ("eagle", "llama", "mistral", "qwen")
     if names and not any(part in name.lower() for name in names for part in known):
@@ -161,7 +161,7 @@ def _kind(fields: Fields, stored: Mapping[str, TensorInfo]) -> Literal["eagle1",
 
 
 def head_config_values(config: HeadConfig, dtype: str) -> dict[str, Any]:
-    """config.json of a head in the official layout; switches are written where they differ from the official head's."""
+    """Returns config.json of a head in the official layout; switches only where they are on."""
     layer = config.layer
     values: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],

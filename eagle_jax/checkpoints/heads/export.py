@@ -1,4 +1,4 @@
-"""Writes a head in one of the layouts that other engines serve."""
+"""Writes a head in the layouts that other engines load."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def export_head(
     embedding: Any | None = None,
     overwrite: bool = False,
 ) -> HeadConfig:
-    """Writes a head for other engines; `load_head_checkpoint` reads every layout back, bit for bit.
+    """Writes a head for other engines; `load_head_checkpoint` reads every layout back exactly.
 
     - official: EAGLE-1/2 (`layers.0.*`, a copy of the target's embedding) and EAGLE-3 (`midlayer.*`), as the reference
       implementation writes them; tpu-inference's native EAGLE-3 head is found under this layout's architecture.
@@ -94,7 +94,7 @@ def export_head(
 
 
 def check_unoccupied(directory: str | os.PathLike[str]) -> None:
-    """Refuses a directory in which there is something.
+    """Checks that a directory is missing or empty.
 
     Raises:
       CheckpointError: naming it.
@@ -105,7 +105,7 @@ def check_unoccupied(directory: str | os.PathLike[str]) -> None:
 
 
 def carries_embedding(config: HeadConfig, layout: Layout) -> bool:
-    """Whether files of this layout hold an embedding although it is the target's.
+    """Returns whether files of a layout hold a copy of the target's embedding.
 
     The `speculators` package (0.9.0) promises to fetch one that is missing from the target, and does so only where the
     memory it happened to get for it holds a NaN.
@@ -114,7 +114,7 @@ def carries_embedding(config: HeadConfig, layout: Layout) -> bool:
 
 
 def share_embedding(config: HeadConfig, params: Params, embedding: np.ndarray) -> tuple[HeadConfig, Params]:
-    """The head without its embedding, where that is a copy of the target's [V, H]; else as it was."""
+    """Drops the head's embedding if it is a copy of the target's [V, H]."""
     own = params["head"].get("embed_tokens", {}).get("embedding")
     if own is None or not np.array_equal(np.asarray(own), embedding):
         return config, params
@@ -123,7 +123,7 @@ def share_embedding(config: HeadConfig, params: Params, embedding: np.ndarray) -
 
 
 def stored_dtype(directory: Path) -> str:
-    """The dtype that holds every weight of a checkpoint without loss.
+    """Returns the dtype that holds every weight of a checkpoint without loss.
 
     Raises:
       CheckpointError: none of those that can be written does.

@@ -1,4 +1,4 @@
-"""The config.json of a head in the layouts that other engines serve, and what each of them has no place for.
+"""Builds config.json of a head in the layouts of other engines, and checks what each layout can hold.
 
 Read off the engines' own loaders in summer 2026: `llama_eagle3.py` of SGLang, vLLM, sglang-jax and tpu-inference, and
 the `speculators` package 0.9.0.
@@ -26,7 +26,7 @@ SPECULATORS_VERSION = "0.9.0"
 def with_target_positions(
     config: HeadConfig, target: DecoderConfig, rope: Literal["head", "target"] | None
 ) -> HeadConfig:
-    """The head with its target's context length: engines draft no further than the head's config says.
+    """Gives a head its target's context length: engines draft no further than the head's config says.
 
     Args:
       rope: whose rotary embedding it gets. None wants the two to be equal: another one gives other drafts.
@@ -55,7 +55,7 @@ def _rope_words(rope: RopeConfig) -> str:
 
 
 def check_expressible(config: HeadConfig, d2t: np.ndarray | None, target: DecoderConfig, layout: Layout) -> None:
-    """Refuses what readers of `layout` would leave out: SGLang skips unknown keys and tensors without a word.
+    """Checks that `layout` can hold the head: SGLang silently skips unknown keys and tensors.
 
     Raises:
       CheckpointError: naming everything that has no place there.
@@ -100,14 +100,14 @@ def check_expressible(config: HeadConfig, d2t: np.ndarray | None, target: Decode
 
 
 def sglang_values(config: HeadConfig, dtype: str) -> dict[str, Any]:
-    """config.json of the raw layout that SGLang, vLLM and sglang-jax read."""
+    """Returns config.json of the layout that SGLang, vLLM and sglang-jax read."""
     return head_config_values(config, dtype) | {"architectures": ["LlamaForCausalLMEagle3"]}
 
 
 def speculators_values(
     config: HeadConfig, target: DecoderConfig, dtype: str, verifier: str, speculative_tokens: int
 ) -> dict[str, Any]:
-    """config.json of the speculators layout.
+    """Returns config.json of the speculators layout.
 
     Args:
       verifier: hub id or path of the target, which vLLM loads beside the head.

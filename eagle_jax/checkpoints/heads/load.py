@@ -1,4 +1,4 @@
-"""Loads an EAGLE draft head: the official EAGLE-1/2 and EAGLE-3 directories, their variants, the speculators layout."""
+"""Loads EAGLE draft heads: EAGLE-1/2 and EAGLE-3, in the official layout, its variants and that of speculators."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def load_head_checkpoint(
     lm_head: jax.Array | np.ndarray | None = None,
     place: Place | None = None,
 ) -> tuple[HeadConfig, Params]:
-    """Configuration and parameters of a draft head for `target`.
+    """Loads configuration and parameters of a draft head for `target`.
 
     Args:
       path_or_id: a directory with config.json and weights, or a hub id.
@@ -111,7 +111,7 @@ def load_head_checkpoint(
 
 
 def _is_copy(reader: TensorReader, names: dict[str, str], embedding: jax.Array | np.ndarray | None, dtype: str) -> bool:
-    """Whether the file's embedding equals the target's, in the dtype that both will have or that of the file."""
+    """Returns whether the file's embedding equals the target's, in either's dtype."""
     name = names.get(_EMBEDDING)
     if embedding is None or name is None or reader.infos[name].shape != embedding.shape:
         return False
@@ -122,7 +122,7 @@ def _is_copy(reader: TensorReader, names: dict[str, str], embedding: jax.Array |
 
 
 def _compare_lm_head(reader: TensorReader, name: str, lm_head: jax.Array | np.ndarray) -> None:
-    """Warns of an lm_head that is not the target's, through which EAGLE-1/2 heads draft."""
+    """Warns if the file's lm_head differs from the target's, through which EAGLE-1/2 heads draft."""
     ours = np.asarray(lm_head)
     stored = reader.read(name)
     same = stored.shape == ours.shape[::-1] and np.array_equal(
@@ -138,7 +138,7 @@ def _compare_lm_head(reader: TensorReader, name: str, lm_head: jax.Array | np.nd
 def _read_d2t(
     reader: TensorReader, names: dict[str, str], config: HeadConfig, problems: TensorProblems
 ) -> np.ndarray | None:
-    """Draft id -> target id minus draft id, [Vd] int32; checked against the target vocabulary and `t2d`."""
+    """Reads d2t, target id minus draft id, [Vd] int32; checks it against the target vocabulary and `t2d`."""
     vocab, draft_vocab = config.layer.vocab_size, config.draft_vocab_size
     if "d2t" not in names:
         if draft_vocab == vocab:

@@ -1,4 +1,4 @@
-"""Heads of Medusa, Hydra and Hydra++ on disk, in the files and names that their authors publish."""
+"""Reads and writes heads of Medusa, Hydra and Hydra++, in the files and names of their authors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def load_medusa_checkpoint(
     cache_dir: str | os.PathLike[str] | None = None,
     place: Place | None = None,
 ) -> tuple[MedusaConfig, Params]:
-    """Configuration and parameters `{"heads": ...}` from `medusa_lm_head` or `hydra_lm_head`, `.safetensors` or `.pt`.
+    """Loads configuration and parameters `{"heads": ...}` of Medusa or Hydra heads.
 
     Args:
       target: the model that the heads are for; place: as in `load_target_checkpoint`.
@@ -95,7 +95,7 @@ def load_medusa_checkpoint(
 
 
 def _counted(fields: Fields, kind: str, reader: TensorReader) -> tuple[int, int]:
-    """(heads, residual blocks of each) as the file holds them: published config.json files name fewer heads.
+    """Counts (heads, residual blocks per head) in the file: published config.json files name fewer heads.
 
     Warns:
       UserWarning: config.json has other numbers.
@@ -121,7 +121,7 @@ def _counted(fields: Fields, kind: str, reader: TensorReader) -> tuple[int, int]
 def save_medusa_checkpoint(
     config: MedusaConfig, params: Params, directory: str | os.PathLike[str], dtype: str = "bfloat16"
 ) -> None:
-    """Writes heads in their authors' layout; the directory is replaced as a whole, other files in it are kept.
+    """Writes heads in their authors' layout; other files in the directory are kept.
 
     Raises:
       CheckpointError: the parameters do not fit `config`, or hold values that are not finite.
@@ -140,7 +140,7 @@ def save_medusa_checkpoint(
 
 
 def _model_tensors(directory: Path) -> list[str]:
-    """Names of the tensors of a model or an EAGLE head that lies where Medusa's heads are looked for."""
+    """Returns the tensor names of a model or EAGLE head in the directory; empty if it holds none."""
     try:
         with TensorReader(directory) as reader:
             return list(reader.infos)
@@ -155,7 +155,7 @@ def _shapes(config: MedusaConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _rules(config: MedusaConfig) -> tuple[Rule, ...]:
-    """One rule per parameter: the names differ by kind, and in Hydra++ by its layers of dropout."""
+    """Returns one rule per parameter: names differ by kind, and in Hydra++ by its dropout layers."""
     rules = []
     # In Hydra++'s sequences every block stands behind a dropout, which has no weights but a number.
     stride, first = (2, 1) if config.prefix is not None else (1, 0)

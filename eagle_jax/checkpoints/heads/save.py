@@ -1,4 +1,4 @@
-"""Writes EAGLE heads in the official format."""
+"""Writes EAGLE heads in the official format: the whole directory appears, or nothing changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def save_head_checkpoint(
     *,
     embedding: Any | None = None,
 ) -> None:
-    """Writes a head in the official layout of its kind (`layers.0.` for EAGLE-1/2, `midlayer.`, d2t, t2d for EAGLE-3).
+    """Writes a head in the official layout of its kind (EAGLE-1/2 `layers.0.`; EAGLE-3 `midlayer.`, d2t, t2d).
 
     The directory is replaced as a whole; other files in it are kept.
 
@@ -55,7 +55,7 @@ def write_head(
     embedding: Any | None = None,
     full_tables: bool = False,
 ) -> None:
-    """Writes a head's tensors under the names of a layout, beside the config.json that describes it.
+    """Writes a head's tensors under the names of a layout, beside their config.json.
 
     Args:
       values: the config.json. prefix: of the names of the one layer's tensors.
@@ -84,7 +84,7 @@ def write_head(
 
 
 def _vocabulary_tensors(d2t: np.ndarray, vocab: int, full_tables: bool) -> dict[str, np.ndarray]:
-    """`d2t` and `t2d` as stored; nothing where draft ids are target ids, unless `full_tables`."""
+    """Returns `d2t` and `t2d` as stored; empty if draft ids are target ids, unless `full_tables`."""
     if len(d2t) == vocab and not d2t.any() and not full_tables:
         return {}
     difference = d2t.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Compares what a head's config.json says about its target with the target that it is loaded for."""
+"""Compares a head's config.json with the target that the head is loaded for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eagle_jax.config import DecoderConfig
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
-    """The hidden states that EAGLE-3 reads where a config does not say: low, middle, high."""
+    """Returns the hidden states that EAGLE-3 reads by default: low, middle, high."""
     return (2, num_layers // 2, num_layers - 3)
 
 
@@ -36,7 +36,7 @@ def compare_sizes(
 
 
 def check_window(fields: Fields, target: DecoderConfig) -> None:
-    """Refuses a sliding window that hides tokens of the target's context.
+    """Checks that no sliding window of the head hides tokens of the target's context.
 
     `use_sliding_window` decides, or else the kind of the first layer. A window of which neither says that it is active
     is reported: engines differ in what they do with it.
@@ -61,7 +61,7 @@ def check_window(fields: Fields, target: DecoderConfig) -> None:
 
 
 def check_verifier(fields: Fields, target: DecoderConfig) -> None:
-    """Warns of a head that names a target of another family; names of directories and mirrors are not compared.
+    """Warns if the head names a target of another family; names of directories are not compared.
 
     Warns:
       UserWarning: naming both.
@@ -87,7 +87,7 @@ def tapped_states(
     problems: TensorProblems,
     override: Sequence[int] | None,
 ) -> tuple[int, ...]:
-    """The tapped hidden states, in `transformers` numbering; their number is checked against `fc`."""
+    """Returns the tapped hidden states, in `transformers` numbering; their number must fit `fc`."""
     keys = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
     # Two numberings are in use. Inside `eagle_config` (SGLang, NVIDIA) an id is a layer whose OUTPUT is taken; at the
     # top level (vLLM, speculators) it is the layer which the state ENTERS, as in `transformers`.

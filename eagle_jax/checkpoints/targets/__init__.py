@@ -1,1 +1,1 @@
-"""Language models: `load` reads one, `save` writes one, `config` and `gpt2` translate config.json."""
+"""Reads and writes language models: `load`, `save`; `config` and `gpt2` translate config.json."""

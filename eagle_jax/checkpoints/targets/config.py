@@ -1,4 +1,4 @@
-"""`config.json` of the Llama-like families to `DecoderConfig`, and back. Nothing here reads a weight."""
+"""Converts config.json of the Llama-like families to `DecoderConfig` and back."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MOST_LAYERS = 1024
 
 
 def architecture_of(values: Mapping[str, Any], where: str) -> str:
-    """The supported architecture that a config.json names.
+    """Returns the supported architecture that a config.json names.
 
     Raises:
       CheckpointError: it names none that is supported.
@@ -67,7 +67,7 @@ def architecture_of(values: Mapping[str, Any], where: str) -> str:
 
 
 def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int | None = None) -> DecoderConfig:
-    """The decoder that a config.json describes.
+    """Builds the `DecoderConfig` of a config.json.
 
     Args:
       values: the parsed config.json. where: its path, for messages.
@@ -112,7 +112,7 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
 
 
 def layer_sizes(values: Mapping[str, Any], where: str, **decided: Any) -> DecoderConfig:
-    """The fields that targets and heads read alike; `decided` gives those that they decide differently."""
+    """Reads the sizes that targets and heads share; `decided` holds the fields in which they differ."""
     fields = Fields(values, where)
     heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     if not fields.given("head_dim") and hidden % heads:
@@ -140,7 +140,7 @@ def layer_sizes(values: Mapping[str, Any], where: str, **decided: Any) -> Decode
 
 
 def check_supported(values: Mapping[str, Any], where: object) -> None:
-    """Refuses quantised weights and activations other than SiLU.
+    """Checks that weights are not quantised and that the activation is SiLU.
 
     Raises:
       CheckpointError: naming the key and its value.
@@ -158,7 +158,7 @@ def check_supported(values: Mapping[str, Any], where: object) -> None:
 
 
 def _refuse_sliding_window(fields: Fields, architecture: str, config: DecoderConfig) -> None:
-    """Refuses a window that hides tokens of the context; Llama has none, whatever its config.json says."""
+    """Checks that no window hides tokens of the context; Llama ignores the key."""
     window = fields.integer("sliding_window", LARGEST, null=True, least=0)
     hides = window < config.max_position  # a window of W tokens hides nothing from the first W positions
     slides = _sliding_layers(fields, config.num_layers)
@@ -183,7 +183,7 @@ def _refuse_sliding_window(fields: Fields, architecture: str, config: DecoderCon
 
 
 def _sliding_layers(fields: Fields, layers: int) -> bool | None:
-    """Whether `layer_types` names a layer with a sliding window; None where the key is missing or null."""
+    """Returns whether `layer_types` names a sliding layer; None if the key is missing or null."""
     kinds = fields.names("layer_types")
     if not fields.given("layer_types"):
         return None
@@ -193,7 +193,7 @@ def _sliding_layers(fields: Fields, layers: int) -> bool | None:
 
 
 def hf_config(config: DecoderConfig, dtype: str) -> dict[str, Any]:
-    """The config.json of a decoder, in the keys that every version of `transformers` reads.
+    """Returns config.json of a decoder, in keys that every version of `transformers` reads.
 
     Raises:
       CheckpointError: the architecture cannot express these biases or norms.
@@ -228,7 +228,7 @@ def hf_config(config: DecoderConfig, dtype: str) -> dict[str, Any]:
 
 
 def common_keys(config: DecoderConfig, dtype: str) -> dict[str, Any]:
-    """The keys that the config.json of a target and of a head share."""
+    """Returns the keys of config.json that targets and heads share."""
     eos = list(config.eos_ids)
     return {
         "vocab_size": config.vocab_size,

@@ -1,4 +1,4 @@
-"""The GPT-2 family: its config.json, and its tensors, of which one holds queries, keys and values side by side."""
+"""Reads and writes GPT-2: its config.json, and tensors that hold queries, keys and values side by side."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LAYER = (
 
 
 def _leaves(rule: Rule) -> tuple[Rule, Rule]:
-    """The rule for weight and for bias; linear weights are stored [in, out], as here."""
+    """Returns the rules of weight and bias; GPT-2 stores linear weights [in, out], as we do."""
     weight = "scale" if "norm" in rule.path else "kernel"
     return (
         Rule(PREFIX + rule.name.replace("{leaf}", "weight"), rule.path.replace("{leaf}", weight)),
@@ -68,7 +68,7 @@ _COMMON_NAMES = {
 
 
 class Gpt2Reader(TensorReader):
-    """A reader in which `c_attn` is three tensors, named `.../q`, `.../k` and `.../v`."""
+    """Reads `c_attn` as three tensors, named `.../q`, `.../k` and `.../v`."""
 
     def _open_all(self) -> None:
         super()._open_all()
@@ -79,7 +79,7 @@ class Gpt2Reader(TensorReader):
             self.infos |= {f"{name}/{projection}": part for projection in PROJECTIONS}
 
     def read(self, name: str) -> np.ndarray:
-        """The tensor as stored, or a third of `c_attn`."""
+        """Reads a tensor as stored, or a third of `c_attn`."""
         whole, slash, projection = name.partition("/")
         if not slash:
             return super().read(name)
@@ -91,12 +91,12 @@ class Gpt2Reader(TensorReader):
 
 
 def canonical(name: str) -> str:
-    """A tensor's name with the prefix that some files leave out."""
+    """Adds the prefix that some files leave out to a tensor's name."""
     return name if name.startswith((PREFIX, "lm_head.")) else PREFIX + name
 
 
 def fused(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """{path: leaf} with the queries', keys' and values' projections side by side, as a file has them."""
+    """Joins the projections of queries, keys and values to one tensor, as files hold them."""
     out: dict[str, Any] = {}
     for path, leaf in flat.items():
         match = re.fullmatch(r"(layers_\d+/self_attn)/([qkv])_proj/(kernel|bias)", path)
@@ -109,7 +109,7 @@ def fused(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gpt2_config(values: Mapping[str, Any], where: str, *, max_position: int | None = None) -> DecoderConfig:
-    """The decoder that a GPT-2's config.json describes.
+    """Builds the `DecoderConfig` of a GPT-2's config.json.
 
     Raises:
       CheckpointError: a size that is missing or wrong, or a switch that the decoder does not have.
@@ -153,7 +153,7 @@ def gpt2_config(values: Mapping[str, Any], where: str, *, max_position: int | No
 
 
 def _own_names(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The keys with the names of this family; `transformers` reads those of the other families, too."""
+    """Renames the keys of other families to GPT-2's, as `transformers` does."""
     out = dict(values)
     for common, own in _COMMON_NAMES.items():
         if common in out and out.setdefault(own, out[common]) != out[common]:
@@ -162,7 +162,7 @@ def _own_names(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def gpt2_values(config: DecoderConfig, dtype: str) -> dict[str, Any]:
-    """The config.json of a GPT-2.
+    """Returns config.json of a GPT-2.
 
     Raises:
       CheckpointError: GPT-2 has no such biases, heads or head.

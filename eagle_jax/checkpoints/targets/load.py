@@ -28,7 +28,7 @@ from eagle_jax.core.types import Params
 
 
 class Layout(NamedTuple):
-    """How a family's tensors lie in its files.
+    """How the files of a family hold its tensors.
 
     Attributes:
       reader: opens them. table: which tensor is which parameter. canonical: a tensor's name in a file as in the table.
@@ -55,7 +55,7 @@ def load_target_checkpoint(
     place: Place | None = None,
     layers: bool = True,
 ) -> tuple[DecoderConfig, Params]:
-    """Configuration and parameters of a language model.
+    """Loads configuration and parameters of a language model.
 
     Args:
       path_or_id: a directory with config.json and weights, or a hub id.
@@ -100,7 +100,7 @@ def load_target_checkpoint(
 
 
 def read_target_embedding(directory: Path, dtype: str = "float32") -> np.ndarray:
-    """The input embedding [V, H] alone, on the host.
+    """Reads the input embedding [V, H] alone, to the host.
 
     Raises:
       CheckpointError: there is none.
@@ -122,18 +122,18 @@ def read_target_embedding(directory: Path, dtype: str = "float32") -> np.ndarray
 
 
 def _embedding_name(reader: TensorReader, layout: Layout) -> str | None:
-    """Name of the input embedding in the files; None where they hold none."""
+    """Returns the name of the input embedding in the files; None without one."""
     wanted = layout.table.name_of(_EMBEDDING)[0]
     return next((name for name in reader.infos if layout.canonical(name) == wanted), None)
 
 
 def _canonical_tied(layout: Layout, name: str) -> str:
-    """A tensor's name where the lm_head is stored in place of the embedding that it is tied to."""
+    """Maps a tied lm_head that is stored in place of the embedding to the embedding's name."""
     return layout.table.name_of(_EMBEDDING)[0] if name == LM_HEAD else layout.canonical(name)
 
 
 def read_target_config(directory: Path, *, max_position: int | None = None) -> DecoderConfig:
-    """The configuration alone; stop tokens come from generation_config.json, or else from config.json.
+    """Reads the configuration alone; stop tokens come from generation_config.json, or else config.json.
 
     Raises:
       CheckpointError: as `load_target_checkpoint`.

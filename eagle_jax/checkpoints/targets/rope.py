@@ -1,4 +1,4 @@
-"""Reads and writes the rotary position embedding of a config.json, as every version of `transformers` spells it."""
+"""Reads and writes the rotary embedding of a config.json, in the keys of every version of `transformers`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_LENGTH = 2048
 
 
 def rope_config(values: Mapping[str, Any], where: object) -> RopeConfig:
-    """RoPE from `rope_theta` + `rope_scaling` (up to transformers 4) or `rope_parameters` (from 5).
+    """Reads RoPE from `rope_theta` + `rope_scaling` (up to transformers 4) or `rope_parameters` (from 5).
 
     Raises:
       CheckpointError: a scaling that is not known, partial rotation, or a parameter that is missing or no number.
@@ -71,7 +71,7 @@ def _check_present(given: Fields, kind: str) -> None:
 
 
 def context_length(length: int, rope: RopeConfig) -> int:
-    """Tokens the model was made for: `max_position_embeddings`, stretched by the scalings that do not count in it.
+    """Returns the context length: `max_position_embeddings`, stretched by the scalings it does not include.
 
     "linear" and "dynamic" stretch it by their factor (Vicuna-16k says 4096 and 4), yarn where a config keeps the
     original length (Qwen2.5 says 32768 and 4); a llama3 config gives the stretched length already.
@@ -82,14 +82,14 @@ def context_length(length: int, rope: RopeConfig) -> int:
 
 
 def unstretched_length(length: int, rope: RopeConfig) -> int:
-    """`max_position_embeddings` of which `context_length` makes the context again."""
+    """Returns `max_position_embeddings` of a context length; the inverse of `context_length`."""
     if rope.kind == "dynamic":
         return rope.original_max_position
     return int(length / rope.factor) if rope.kind == "linear" else length
 
 
 def rope_scaling(rope: RopeConfig) -> dict[str, Any] | None:
-    """`rope_scaling` of a config.json; None where there is no scaling."""
+    """Returns `rope_scaling` of a config.json; None without scaling."""
     if rope.kind == "default":
         return None
     values: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}

@@ -1,4 +1,4 @@
-"""Settles whether an lm_head is tied to the embedding, by config.json and tensors, as `transformers` does."""
+"""Decides whether an lm_head is tied to the embedding, by config.json and tensors, as `transformers` does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROWS = 4096  # compared at a time: no second copy of the matrix is made
 
 
 def settled_tie(config: DecoderConfig, reader: TensorReader, embedding: str | None, dtype: np.dtype) -> DecoderConfig:
-    """The configuration with `tie_word_embeddings` as the files have it.
+    """Returns the configuration with `tie_word_embeddings` as the tensors have it.
 
     A tied model whose file holds an lm_head that differs from the embedding is untied, as `transformers` does from 5.
     An untied model without an lm_head stays untied: loading it then names the tensor that is missing.
@@ -43,7 +43,7 @@ def settled_tie(config: DecoderConfig, reader: TensorReader, embedding: str | No
 
 
 def _equal(reader: TensorReader, embedding: str, dtype: np.dtype) -> bool:
-    """Whether the lm_head is a copy of the embedding; stops at the first rows that differ."""
+    """Returns whether the lm_head equals the embedding; stops at the first rows that differ."""
     shape = reader.infos[embedding].shape
     if reader.infos[LM_HEAD].shape != shape or len(shape) != 2:
         return False

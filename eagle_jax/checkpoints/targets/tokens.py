@@ -1,4 +1,4 @@
-"""Whether two checkpoints have the same tokens: what a small draft model must share with its target."""
+"""Checks that a small draft model has its target's tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_same_tokens(
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> str | None:
-    """Compares the tokens of every id that both have; sizes may differ by rows that only pad an embedding.
+    """Compares the tokens of every id that both have; sizes may differ by padding rows.
 
     Where a checkpoint has no tokenizer that can be read as a table, files are compared as they are, or else the sizes.
 
@@ -78,7 +78,7 @@ def _has_tokenizer(directory: Path) -> bool:
 
 
 def _tokens(directory: Path) -> dict[int, str] | None:
-    """Id to token of a fast tokenizer or of a `vocab.json`; None where there is neither.
+    """Reads {id: token} of a fast tokenizer or of `vocab.json`; None without either.
 
     Raises:
       CheckpointError: the file holds no table of tokens.

@@ -1,4 +1,4 @@
-"""Keys of a config.json that change what a model computes and that no decoder here has."""
+"""Checks config.json for keys that change what a model computes and that no decoder here implements."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _HARMLESS = {
 
 
 def check_features(fields: Fields, known: Collection[str] = ()) -> None:
-    """Refuses keys of features that the decoder does not have; warns of keys that look like one.
+    """Checks that no unsupported feature is on; warns of unknown keys that look like one.
 
     Args:
       known: further keys that the caller reads.

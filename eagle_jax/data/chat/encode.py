@@ -1,4 +1,4 @@
-"""Conversations as training texts: token ids, and which of those an assistant wrote.
+"""Encodes conversations as training texts: token ids, and which of them an assistant wrote.
 
 The loss mask is exact to the token: it comes from the `generation` spans of a chat template that marks them, and
 otherwise from rendering the conversation turn by turn and comparing the texts.
@@ -25,7 +25,7 @@ NO_RANGES = "supervised that is not [start, end) ranges of the tokens"
 
 
 class Encoded(NamedTuple):
-    """A training text.
+    """Token ids of a training text with their loss mask.
 
     Attributes:
       tokens: [T] int32. supervised: [T], whether an assistant wrote the token (its end-of-turn token included).
@@ -36,7 +36,7 @@ class Encoded(NamedTuple):
 
     @classmethod
     def from_spans(cls, tokens: Any, spans: Any) -> Encoded:
-        """From token ids and the [start, end) ranges of those that an assistant wrote, in order.
+        """Builds a text from token ids and the ordered [start, end) ranges that an assistant wrote.
 
         Raises:
           SkippedRow: they are something else, or nobody wrote any.
@@ -53,7 +53,7 @@ class Encoded(NamedTuple):
 
 
 def stored_text(row: Mapping[str, Any]) -> Encoded | None:
-    """The text of a row of `train.regenerate`, the very tokens of the target; None of another row.
+    """Reads the token ids of a row of `train.regenerate`; None for any other row.
 
     Raises:
       SkippedRow: tokens or ranges that are none, or a key that is not read.
@@ -65,7 +65,7 @@ def stored_text(row: Mapping[str, Any]) -> Encoded | None:
 
 
 def encode_row(tokenizer: Any, row: Mapping[str, Any]) -> Encoded:
-    """Token ids and loss mask of a row of whatever form.
+    """Encodes a row of any form to token ids and loss mask.
 
     Raises:
       SkippedRow: as `stored_text`, `parse_row` and `encode`.
@@ -74,7 +74,7 @@ def encode_row(tokenizer: Any, row: Mapping[str, Any]) -> Encoded:
 
 
 def encode(tokenizer: Any, row: Conversation | list[Message] | str) -> Encoded:
-    """Token ids and loss mask of what `parse_row` returned, untruncated.
+    """Encodes a result of `parse_row` to token ids and loss mask, untruncated.
 
     Of a plain text every token but the first is supervised; of a conversation what the assistant writes: thoughts,
     text, tool calls, and what ends the turn.
@@ -113,7 +113,7 @@ def encode(tokenizer: Any, row: Conversation | list[Message] | str) -> Encoded:
 
 
 def prompt_ids(tokenizer: Any, row: Conversation | list[Message]) -> list[int]:
-    """Token ids of a conversation up to where the assistant goes on.
+    """Returns the token ids of a conversation up to the assistant's next reply.
 
     Raises:
       SkippedRow: the template refuses the conversation, or drops something of it.
@@ -131,7 +131,7 @@ def prompt_ids(tokenizer: Any, row: Conversation | list[Message]) -> list[int]:
 
 
 def call_opening(tokenizer: Any, tools: list[dict[str, Any]], arguments: dict[str, Any] | None = None) -> str:
-    """What a reply that calls a tool begins its first call with, such as "<tool_call>"; empty where that is not known.
+    """Returns how a reply begins its first tool call, such as "<tool_call>"; empty if unknown.
 
     Raises:
       SkippedRow: the template refuses or drops tool calls.
@@ -150,7 +150,7 @@ def _render_of(tokenizer: Any, row: Conversation) -> Render:
 
 
 def _token_ids(values: Any) -> np.ndarray:
-    """Values as an array of ids if all of them are integers; a float is none, were it whole."""
+    """Returns values as an array of ids; only integers are ids, not whole floats."""
     values = values.tolist() if isinstance(values, np.ndarray) else values
     try:
         if isinstance(values, list | tuple) and set(map(type, values)) == {int}:
@@ -163,7 +163,7 @@ def _token_ids(values: Any) -> np.ndarray:
 
 
 def _pairs(spans: Any) -> list[list[int]]:
-    """Ranges as lists of two integers."""
+    """Returns ranges as lists of two integers."""
     pairs = without_nulls(spans)
     if not isinstance(pairs, list) or any(
         not isinstance(pair, list) or list(map(type, pair)) != [int, int] for pair in pairs

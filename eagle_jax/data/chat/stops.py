@@ -1,4 +1,4 @@
-"""Stop tokens: those of the target, and the one that its chat template ends an assistant's turn with."""
+"""Finds stop tokens: the target's own, and the token that ends an assistant's turn in its chat template."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _behind_reply(tokenizer: Any, talk: list[dict[str, str]], **options: bool) -
 
 
 def _is_unit(tokenizer: Any, token: int) -> bool:
-    """Whether a token stands for a word of the template, and is no text."""
+    """Returns whether a token is a marker of the template, not text."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).get(token)
     return token in getattr(tokenizer, "all_special_ids", ()) or (added is not None and bool(str(added).strip()))
 

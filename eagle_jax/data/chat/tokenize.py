@@ -1,4 +1,4 @@
-"""Conversations as prompts: rendered by a chat template and tokenised."""
+"""Renders conversations by a chat template and tokenises them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SAID = ("content", "tool_calls")
 
 
 def chat_ids(tokenizer: Any, messages: Sequence[Any], **template_args: Any) -> list[int]:
-    """Token ids of a conversation up to the assistant's next turn; plain concatenated text without a chat template.
+    """Returns token ids of a conversation up to the assistant's next turn; plain text without a template.
 
     Args:
       tokenizer: of `transformers`. messages: with "role" and "content" each.
@@ -26,7 +26,7 @@ def chat_ids(tokenizer: Any, messages: Sequence[Any], **template_args: Any) -> l
 
 
 def chat_text(tokenizer: Any, messages: Sequence[Any], **template_args: Any) -> str:
-    """The text of `chat_ids`.
+    """Returns the text that `chat_ids` tokenises.
 
     Raises:
       ValueError: it is no conversation, the template refuses it, as some do a system message, or does not read an
@@ -55,7 +55,7 @@ def chat_text(tokenizer: Any, messages: Sequence[Any], **template_args: Any) -> 
 
 
 def encode_chat(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of `chat_text`; a template has written the special tokens itself.
+    """Tokenises a result of `chat_text`, which already holds the special tokens of a template.
 
     What is too long for the model is the caller's to say, who knows the reply's length; `verbose` would warn here.
     """

@@ -1,4 +1,4 @@
-"""The tokenizer of a target, refused before anything is compiled if it cannot be that target's."""
+"""Loads the tokenizer of a target, and checks that it fits the target."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def load_tokenizer(
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Any:
-    """The tokenizer of `transformers` that lies beside a checkpoint.
+    """Loads the `transformers` tokenizer of a checkpoint.
 
     Args:
       path_or_id: "demo" (the bundled pair), a directory, or a hub id.
@@ -61,7 +61,7 @@ def load_tokenizer(
 
 
 def set_chat_template(tokenizer: Any, name_or_file: str | Path) -> None:
-    """Gives a tokenizer the chat template in a Jinja file, or chooses one of its own by name.
+    """Sets the chat template of a tokenizer, from a Jinja file or by the name of one it has.
 
     Raises:
       CheckpointError: no such name or file, or no template that shows a user's turn.
@@ -80,7 +80,7 @@ def set_chat_template(tokenizer: Any, name_or_file: str | Path) -> None:
 
 
 def set_template_args(tokenizer: Any, template_args: Mapping[str, Any]) -> None:
-    """Sets arguments of the tokenizer's chat template, for whatever renders chats with it.
+    """Sets arguments of the tokenizer's chat template, for every later rendering.
 
     Raises:
       ValueError: an argument that the template does not read, or refuses the value of.
@@ -94,7 +94,7 @@ def _ask(tokenizer: Any) -> None:
 
 
 def check_vocabulary(tokenizer: Any, config: DecoderConfig, name: str = "the tokenizer") -> None:
-    """Refuses a tokenizer some of whose tokens the target has no embedding for.
+    """Checks that the target has an embedding for every token of a tokenizer.
 
     Raises:
       CheckpointError: naming both sizes.

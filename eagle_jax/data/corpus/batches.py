@@ -1,4 +1,4 @@
-"""Batches of packed documents, by Grain.
+"""Packs documents into batches, with Grain.
 
 The order follows from the seed, every process has its own share, and the position in it is a small dict that a
 checkpoint holds.
@@ -20,7 +20,7 @@ PACKING_BINS = 64
 
 
 class Batches:
-    """Batches without end; an iterator of `PackedTokens` in NumPy, [rows, length] each.
+    """Yields batches endlessly: `PackedTokens` in NumPy, [rows, length] each.
 
     Documents are drawn without replacement, reshuffled every epoch; sources with weights take turns. A document longer
     than a row is cut, and left out if nothing to learn is before the cut; rows are filled with whole documents (first
@@ -93,11 +93,11 @@ class Batches:
         return PackedTokens(batch["tokens"], batch["supervised"].astype(bool), segments, batch["tokens_positions"])
 
     def get_state(self) -> dict[str, Any]:
-        """Where the next batch begins, as plain numbers."""
+        """Returns the position of the next batch, as plain numbers."""
         return {"process": self.process, "processes": self.processes, "position": self._iterator.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes back, or ahead, to where `get_state` was called.
+        """Moves to the position that `get_state` returned.
 
         Raises:
           ValueError: the state is that of another share of the documents.
@@ -111,7 +111,7 @@ class Batches:
 
 
 class _Documents:
-    """Some documents of a corpus as Grain reads them, cut at `length`."""
+    """Documents of a corpus as a Grain source, cut at `length`."""
 
     def __init__(self, corpus: Corpus, documents: np.ndarray, length: int) -> None:
         self.corpus, self.documents, self.length = corpus, documents, length

@@ -1,4 +1,4 @@
-"""Tokenised documents in flat arrays on disk, whatever their number. NumPy only."""
+"""Stores tokenised documents in flat, memory-mapped arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ARRAYS = ("tokens", "supervised", "starts", "source", "row")
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Documents end to end, each with what is to be learnt of it.
+    """Concatenated documents with their loss masks.
 
     Attributes:
       tokens: [sum of lengths] int32. supervised: [sum of lengths] bool, whether an assistant wrote the token; of a
@@ -45,7 +45,7 @@ class Corpus:
         names: Sequence[str],
         row: Sequence[int] | None = None,
     ) -> Corpus:
-        """Flattens documents; without `row` they are all the rows that their sources have."""
+        """Concatenates documents; without `row` they are all rows of their sources."""
         if row is None:
             counts = [itertools.count() for _ in names]
             row = [next(counts[index]) for index in source]
@@ -61,7 +61,7 @@ class Corpus:
         )
 
     def save(self, path: Path, notes: Mapping[str, str] | None = None) -> None:
-        """Writes the directory `path`, with further text files `notes`; it appears whole or not at all."""
+        """Writes the directory `path` atomically, with further text files `notes`."""
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -79,7 +79,7 @@ class Corpus:
 
     @classmethod
     def load(cls, path: Path) -> Corpus:
-        """Maps what `save` wrote; nothing is read before it is needed.
+        """Memory-maps a directory that `save` wrote.
 
         Raises:
           ValueError: no such directory, or something else in it.
@@ -101,21 +101,21 @@ class Corpus:
 
     @property
     def lengths(self) -> np.ndarray:
-        """[documents] tokens of each."""
+        """Returns the tokens of each document, [documents]."""
         return np.diff(self.starts)
 
     @property
     def prompts(self) -> np.ndarray:
-        """[documents] tokens before the first that an assistant wrote; 0 for plain text, all for one without any."""
+        """Returns the tokens before an assistant's first, [documents]; 0 for plain text, all without an assistant."""
         tokens = np.minimum(self._first_supervised, self.starts[1:]) - self.starts[:-1]
         return np.where(tokens == 1, 0, tokens)
 
     def teaches_within(self, length: int) -> np.ndarray:
-        """[documents] bool: whether an assistant wrote any of the first `length` tokens."""
+        """Returns whether an assistant wrote any of the first `length` tokens, [documents] bool."""
         return self._first_supervised < np.minimum(self.starts[1:], self.starts[:-1] + length)
 
     def check_vocabulary(self, size: int) -> None:
-        """Refuses token ids that a vocabulary of `size` has not.
+        """Checks that all token ids are below `size`.
 
         Raises:
           ValueError: naming the source and the row.
@@ -132,17 +132,17 @@ class Corpus:
 
     @property
     def _first_supervised(self) -> np.ndarray:
-        """[documents] place in `tokens` of the first one from each document's start on that an assistant wrote."""
+        """Returns the index in `tokens` of each document's first supervised token, [documents]."""
         written = np.flatnonzero(self.supervised)
         return np.append(written, len(self.tokens))[np.searchsorted(written, self.starts[:-1])]
 
     def __getitem__(self, index: int) -> Encoded:
-        """Document `index`."""
+        """Returns document `index`."""
         span = slice(int(self.starts[index]), int(self.starts[index + 1]))
         return Encoded(np.asarray(self.tokens[span]), np.asarray(self.supervised[span]))
 
     def of(self, *names: str) -> np.ndarray:
-        """Indices of the documents of these sources.
+        """Returns the indices of the documents of some sources.
 
         Raises:
           ValueError: a source that the corpus does not have.

@@ -1,4 +1,4 @@
-"""What a frozen target says about a corpus, written once: tapped features and final states of every token, in shards.
+"""Stores a frozen target's features of a corpus in shards: tapped and final hidden states of every token.
 
 Every shard is a flat `.npy` of bytes that is mapped, not read. Row i of the whole is token i of the corpus, whose
 documents are cut at `length`.
@@ -30,7 +30,7 @@ LARGEST8 = 448.0
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What a directory of features is made of; `layout.json`.
+    """The contents of `layout.json`: what a directory of features holds.
 
     Attributes:
       corpus: key of the corpus. target: its name. weights: fingerprint of them all. ends: of those outside the layers,
@@ -52,7 +52,7 @@ class Layout:
 
     @property
     def parts(self) -> int:
-        """Hidden states per token: the taps, and the final-normed one."""
+        """Hidden states per token: the taps, and the final one after the norm."""
         return len(self.taps) + 1
 
     @property
@@ -67,7 +67,7 @@ class Layout:
         return len(self.bounds) - 1
 
     def save(self, directory: Path) -> None:
-        """Writes `layout.json`, whole or not at all."""
+        """Writes `layout.json` atomically."""
         write_whole(directory / "layout.json", json.dumps(dataclasses.asdict(self)))
 
     @classmethod
@@ -87,24 +87,24 @@ class Layout:
 
 
 def starts_of(corpus: Corpus, length: int) -> np.ndarray:
-    """[documents + 1] where each document begins in the flat whole, documents cut at `length`."""
+    """Returns where each document begins, [documents + 1], with documents cut at `length`."""
     return np.concatenate([[0], np.cumsum(np.minimum(corpus.lengths, length))]).astype(np.int64)
 
 
 def shard_bounds(corpus: Corpus, length: int, tokens: int) -> tuple[int, ...]:
-    """Documents at which shards of about `tokens` tokens begin, and the number of documents."""
+    """Splits documents into shards of about `tokens` tokens; returns the first document of each, and the end."""
     starts = starts_of(corpus, length)
     inner = np.searchsorted(starts, np.arange(tokens, starts[-1], tokens))
     return tuple(dict.fromkeys([0, *inner.tolist(), len(corpus)]))
 
 
 def shard_path(directory: Path, index: int) -> Path:
-    """The file of shard `index`."""
+    """Returns the file of shard `index`."""
     return directory / f"features-{index:05d}.npy"
 
 
 def write_shard(layout: Layout, directory: Path, index: int, rows: int, fill: Callable[[Any], None]) -> None:
-    """Writes one shard: `fill(put)` calls `put(row numbers [n], states [n, parts, hidden])`; it appears whole or not.
+    """Writes one shard atomically: `fill(put)` calls `put(row numbers [n], states [n, parts, hidden])`.
 
     A shard that is there already is left alone.
 
@@ -127,7 +127,7 @@ def write_shard(layout: Layout, directory: Path, index: int, rows: int, fill: Ca
 
 
 def _reserve(path: Path) -> None:
-    """Gives a file its room on the disk: where a mapped page finds none, the process is killed without a word."""
+    """Reserves disk space for a file: writing a mapped page to a full disk kills the process."""
     if not hasattr(os, "posix_fallocate"):
         return
     size = path.stat().st_size
@@ -172,7 +172,7 @@ def _unpack(layout: Layout, rows: np.ndarray) -> np.ndarray:
 
 
 class Features:
-    """The features of a corpus, mapped.
+    """The memory-mapped features of a corpus.
 
     Args:
       wanted: of the layout, what this run needs: corpus, target, weights (or ends, without layers) and taps.
@@ -200,7 +200,7 @@ class Features:
         self._shards = [np.load(shard_path(directory, i), mmap_mode="r") for i in range(layout.shards)]
 
     def take(self, documents: np.ndarray, positions: np.ndarray, segments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Features [rows, T, taps * hidden] and final states [rows, T, hidden] of packed rows; zeros in padding."""
+        """Returns features [rows, T, taps * hidden] and final states [rows, T, hidden] of packed rows, 0 in padding."""
         rows = np.where(segments > 0, self._starts[documents] + positions, -1).reshape(-1)
         kind = ml_dtypes.bfloat16 if self.layout.dtype == "float8" else KINDS[self.layout.dtype]
         states = np.zeros((len(rows), self.layout.parts, self.layout.hidden), kind)

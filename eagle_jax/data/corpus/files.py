@@ -26,14 +26,14 @@ _NEXT = re.compile(r"\S")
 
 
 def holds_rows(path: Path) -> bool:
-    """Returns whether a file of a folder is one of rows; other JSON files, as of settings, hold no array."""
+    """Returns whether a file holds rows; JSON files of settings, for example, hold no array."""
     if not path.name.endswith(ENDINGS):
         return False
     return not path.name.removesuffix(_codec(path)).endswith(".json") or _is_array(path)
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the rows of a file, each with its place, such as "line 3" or "element 3".
+    """Yields the rows of a file, each with its position, such as "line 3" or "element 3".
 
     A file is Parquet by its name. Else it holds a JSON object per line, or one JSON array of objects.
 
@@ -66,7 +66,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _array(path: Path) -> Iterator[tuple[str, Any]]:
-    """The elements of a JSON array, of which no more than a few chunks are in memory at a time."""
+    """Yields the elements of a JSON array, with a few chunks in memory at a time."""
     decoder = json.JSONDecoder()
     with _opened(path) as binary, io.TextIOWrapper(binary, "utf-8-sig") as text:
         buffer, at, place, closed = "", 0, "element 0", False
@@ -90,7 +90,7 @@ def _array(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _to_element(text: io.TextIOBase, buffer: str, at: int, *, first: bool) -> tuple[str, int]:
-    """Skips to where the next element, or the end of the array, begins."""
+    """Skips to the next element, or to the end of the array."""
     comma = first
     while True:
         found = _NEXT.search(buffer, at)
@@ -107,7 +107,7 @@ def _to_element(text: io.TextIOBase, buffer: str, at: int, *, first: bool) -> tu
 
 
 def _element(decoder: json.JSONDecoder, text: io.TextIOBase, buffer: str, at: int) -> tuple[Any, str, int]:
-    """Decodes the element that begins at a place; of one that is cut off more is read."""
+    """Decodes the element at a position, and reads more of one that is cut off."""
     while True:
         try:
             row, end = decoder.raw_decode(buffer, at)
@@ -141,7 +141,7 @@ def _codec(path: Path) -> str:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """The decompressed bytes of a file, as a buffered stream.
+    """Opens the decompressed bytes of a file as a buffered stream.
 
     Raises:
       ValueError: they cannot be, or the package that does it is missing.

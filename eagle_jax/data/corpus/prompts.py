@@ -1,4 +1,4 @@
-"""Prompts to measure a head on: what the target is asked, rendered as whoever serves it would."""
+"""Selects prompts for measuring a head, rendered as in serving."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eagle_jax.data.rows.parse import parse_row
 def first_prompts(
     source: Source, tokenizer: Any, count: int, longest: int, reasons: collections.Counter[str] | None = None
 ) -> list[list[int]]:
-    """The first `count` rows of a source up to their first reply, those of over `longest` tokens left out.
+    """Returns the prompts of the first `count` rows of a source, without those over `longest` tokens.
 
     A conversation is rendered with what the template adds for the reply to begin; rows of `train.regenerate` hold the
     very tokens that the target was given. Rows without a reply, as plain texts, are left out. `reasons` counts
@@ -46,13 +46,13 @@ def first_prompts(
 
 
 def none_of(reasons: collections.Counter[str], longest: int) -> str:
-    """Why sources gave no prompt."""
+    """Explains why sources gave no prompt."""
     found = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common())
     return f"no prompt of at most {longest} tokens: {found or 'it is empty'}"
 
 
 def prompts_by_source(texts: Sequence[str], tokenizer: Any, count: int, longest: int) -> dict[str, list[list[int]]]:
-    """`first_prompts` of every source `path[#split]`, by its name; every file of a glob is a source of its own.
+    """Returns `first_prompts` of every source `path[#split]`, by name; each file of a glob is one source.
 
     Raises:
       ValueError: there is not one.

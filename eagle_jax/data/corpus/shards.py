@@ -1,4 +1,4 @@
-"""Output in shards that a kill at any moment neither loses nor repeats a row of.
+"""Writes output in shards; a kill at any moment neither loses nor repeats a row.
 
 A shard is `shard-00000.jsonl` when it is whole. Until then `shard-00000.jsonl.partial` is its journal: a line for every
 batch of source rows, with the texts that came of them. What was asked for is in `settings.json`.
@@ -20,7 +20,7 @@ Report = dict[str, Any]
 
 
 def add_reports(*reports: Mapping[str, Any]) -> Report:
-    """The sum of reports, name by name."""
+    """Adds up reports, name by name."""
     total: Report = {}
     for report in reports:
         for name, value in report.items():
@@ -32,7 +32,7 @@ def add_reports(*reports: Mapping[str, Any]) -> Report:
 
 
 def remember(directory: Path, settings: Mapping[str, Any]) -> None:
-    """Writes down what a directory is filled with, or refuses to fill it with something else.
+    """Records what a directory is for, or checks that it is for the same.
 
     Raises:
       ValueError: it was begun with other settings, which are named; or it holds shards of unknown settings.
@@ -70,17 +70,17 @@ class Shard:
 
     @property
     def whole(self) -> bool:
-        """Whether every row of it is done."""
+        """Returns whether every row of the shard is done."""
         return self.path.is_file()
 
     def report(self) -> Report:
-        """The sum of the reports of its batches."""
+        """Returns the sum of the reports of its batches."""
         if self.whole:
             return json.loads(self._report.read_text(encoding="utf-8"))
         return add_reports(*(entry["report"] for entry in self._entries()))
 
     def append(self, rows: list[int], texts: list[dict[str, Any]], report: Report) -> None:
-        """Writes a batch; when this returns it is on disk."""
+        """Writes a batch to disk before it returns."""
         line = json.dumps({"rows": rows, "texts": texts, "report": report})
         with named_errors(self._journal), self._journal.open("ab") as journal:
             journal.write(line.encode() + b"\n")
@@ -89,7 +89,7 @@ class Shard:
         self.done |= set(rows)
 
     def finish(self) -> None:
-        """Makes the shard of its journal."""
+        """Converts the journal to the finished shard."""
         entries = self._entries()
         _replace(self._report, json.dumps(add_reports(*(entry["report"] for entry in entries))) + "\n")
         texts = (json.dumps(text) + "\n" for entry in entries for text in entry["texts"])
@@ -97,7 +97,7 @@ class Shard:
         self._journal.unlink(missing_ok=True)
 
     def _entries(self) -> list[dict[str, Any]]:
-        """What is in the journal; of a line that a kill tore off nothing stays."""
+        """Reads the journal, without a last line that a kill cut off."""
         if not self._journal.is_file():
             return []
         whole, newline, torn = self._journal.read_bytes().rpartition(b"\n")
@@ -107,7 +107,7 @@ class Shard:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Puts a file in place whole; never seen half written."""
+    """Replaces a file atomically."""
     partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.tmp")
     try:
         with named_errors(path), partial.open("w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Rows of conversations from where people keep them, tokenised once into a `Corpus`.
+"""Reads conversations from files and hub datasets, and tokenises them once into a `Corpus`.
 
 A source is written `path[#split][@weight]`: a JSONL, JSON or Parquet file (or a glob of them), or the name of a dataset
 on the Hugging Face hub. `data/*.jsonl`, `chat.parquet@2`, `HuggingFaceH4/ultrachat_200k#train_sft@1`.
@@ -34,7 +34,7 @@ _DATASET = re.compile(r"[\w-]+(/[\w.-]+)?")  # `name` or `owner/name`
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where rows come from.
+    """Where rows come from: files, or a dataset of the hub.
 
     Attributes:
       path: file, glob, or name of a dataset. split: of a dataset. weight: share in the mix, None is its number of rows.
@@ -46,7 +46,7 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> Source:
-        """Reads "path[#split][@weight]".
+        """Parses "path[#split][@weight]".
 
         Raises:
           ValueError: a weight that is no positive number.
@@ -67,18 +67,18 @@ class Source:
 
     @property
     def name(self) -> str:
-        """`path`, or `path#split` for another split of a dataset than `train`: what a corpus calls its documents by."""
+        """The source's name in a corpus: `path`, or `path#split` for another split than `train`."""
         return self.path if self.split == DEFAULT_SPLIT or self.files else f"{self.path}#{self.split}"
 
     @property
     def files(self) -> list[Path]:
-        """The local files that `path` names, of a folder those that hold rows; none for the name of a dataset."""
+        """The local files of `path`; of a directory those with rows; empty for a dataset of the hub."""
         if Path(self.path).is_dir():
             return sorted(path for path in Path(self.path).iterdir() if path.is_file() and holds_rows(path))
         return sorted(Path(found) for found in glob.glob(self.path) if os.path.isfile(found))
 
     def check(self) -> None:
-        """Refuses what is neither there nor reads like the name of a dataset; nothing is fetched.
+        """Checks that `path` exists or has the form of a dataset name, without downloading.
 
         Raises:
           ValueError: naming it, and files of a like name.
@@ -97,7 +97,7 @@ class Source:
             raise ValueError(f"no file {self.path}" + (f"; there is {folder.parent / near[0]}" if near else ""))
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Every row.
+        """Yields every row.
 
         Raises:
           ValueError: no such file or dataset, or a line or an element that is not JSON.
@@ -111,7 +111,7 @@ class Source:
 
 
 def is_dataset_name(text: str) -> bool:
-    """Returns whether a text reads like `name` or `owner/name` on the hub, and not like the name of a file of rows."""
+    """Returns whether a text has the form `name` or `owner/name` and is not the name of a file of rows."""
     return _DATASET.fullmatch(text) is not None and not text.endswith(ENDINGS)
 
 
@@ -121,7 +121,7 @@ def _dataset(name: str, split: str) -> Iterable[dict[str, Any]]:
 
 
 def hub_rows(name: str, part: str | None = None) -> Iterable[dict[str, Any]]:
-    """The rows of a dataset of the hub, or of a folder laid out like one.
+    """Loads the rows of a dataset of the hub, or of a directory laid out like one.
 
     Args:
       part: a split, `config/split`, or a JSON, JSONL or Parquet file of the repository; None is the split "train".
@@ -160,7 +160,7 @@ def build_corpus(
     key: str | None = None,
     vocab_size: int = 2**31,
 ) -> tuple[Corpus, dict[str, int]]:
-    """Tokenises every row of every source; what has been built from the same is read back.
+    """Tokenises every row of every source; reuses a cached result of the same inputs.
 
     Args:
       cache: directory of built corpora, by a key of the sources' contents, the tokenizer and its chat template.
@@ -211,7 +211,7 @@ def build_corpus(
 
 
 def corpus_key(sources: Sequence[Source], tokenizer: Any) -> str:
-    """What a built corpus depends on, as 16 letters: contents of files (names of datasets), tokenizer, template."""
+    """Returns 16 letters for the inputs of a corpus: file contents (or dataset names), tokenizer, template."""
     digest = hashlib.sha256(f"{FORMAT}".encode())
     for source in sources:
         source.check()
@@ -227,7 +227,7 @@ def corpus_key(sources: Sequence[Source], tokenizer: Any) -> str:
 
 
 def _check_tokenizer(source: Source, tokenizer: Any) -> None:
-    """Refuses the token ids of `train.regenerate` that another tokenizer gave.
+    """Checks that token ids of `train.regenerate` are from this tokenizer.
 
     Raises:
       ValueError: naming the directory.

@@ -1,4 +1,4 @@
-"""The draft vocabulary of an EAGLE-3 head: the tokens that are supervised most often."""
+"""Chooses the draft vocabulary of an EAGLE-3 head: the most frequent supervised tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eagle_jax.data.corpus.documents import Corpus
 
 
 def count_tokens(tokens: np.ndarray, supervised: np.ndarray, vocab_size: int) -> np.ndarray:
-    """How often every token is supervised, [V] int64."""
+    """Counts how often every token is supervised, [V] int64."""
     return np.bincount(tokens[supervised], minlength=vocab_size)
 
 
@@ -35,14 +35,14 @@ def draft_vocabulary(counts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndar
 
 
 def coverage_of(counts: np.ndarray, kept: np.ndarray) -> float:
-    """Share of the counted tokens that are among the `kept` ids."""
+    """Returns the share of the counted tokens that `kept` covers."""
     return float(counts[kept].sum() / max(counts.sum(), 1))
 
 
 def cached_vocabulary(
     corpus: Corpus, key: str, size: int, vocab_size: int, cache: Path
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """What `draft_vocabulary` keeps of a corpus; counted once, and read back from `vocabulary-KEY-SIZE.npz`.
+    """Returns the draft vocabulary of a corpus; counts once and caches `vocabulary-KEY-SIZE.npz`.
 
     A file that is damaged, or of another target's vocabulary, is made anew.
 

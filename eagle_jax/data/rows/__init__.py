@@ -1,1 +1,1 @@
-"""Rows of data sets: which conversation or text a row holds, read strictly."""
+"""Reads rows of data sets strictly: the conversation or the text of each."""

@@ -1,4 +1,4 @@
-"""Reads keys of rows strictly: which hold no text, which are empty, and which are not understood."""
+"""Classifies and checks keys of rows: text, metadata, empty, unknown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 
 class SkippedRow(ValueError):  # noqa: N818 (no error: datasets have such rows)
-    """A row that no training text can be made of; the message is the reason, the same for rows of the same kind."""
+    """No training text can be made of a row; equal reasons have equal messages."""
 
 
 METADATA = re.compile(
@@ -39,23 +39,23 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 @functools.lru_cache(maxsize=4096)
 def is_metadata(key: str) -> bool:
-    """Returns whether a key of a row or message is known to hold no text: `score`, `conversation_id`, `modelName`."""
+    """Returns whether a key of a row or message holds no text: `score`, `conversation_id`, `modelName`."""
     return METADATA.fullmatch(_HUMP.sub("_", key).lower()) is not None
 
 
 @functools.lru_cache(maxsize=4096)
 def is_reference(key: str) -> bool:
-    """Returns whether a key holds something to check a reply against, unless it is the reply: `answer`, `solution`."""
+    """Returns whether a key holds something to check a reply against: `answer`, `solution`."""
     return REFERENCE.fullmatch(_HUMP.sub("_", key).lower()) is not None
 
 
 def is_absent(value: Any) -> bool:
-    """Returns whether a value says nothing: null, as where Parquet unites columns, or an empty text, list or object."""
+    """Returns whether a value is null, or an empty text, list or object."""
     return value is None or (isinstance(value, str | Mapping | Sequence | np.ndarray) and len(value) == 0)
 
 
 def without_nulls(value: Any) -> Any:
-    """The value with no null in its objects, however deep; arrays of Parquet become lists."""
+    """Removes nulls from nested objects; arrays of Parquet become lists."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -64,7 +64,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def only(given: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """The value under one of several names of the same thing, None where there is none.
+    """Returns the value under one of several names of the same thing; None without one.
 
     Raises:
       SkippedRow: two of them differ.
@@ -77,7 +77,7 @@ def only(given: Mapping[str, Any], names: Sequence[str]) -> Any:
 
 
 def from_json(value: Any, what: str) -> Any:
-    """The value of a column that may hold JSON as text.
+    """Parses a column that may hold JSON as text.
 
     Raises:
       SkippedRow: it is a text that is not JSON.
@@ -91,7 +91,7 @@ def from_json(value: Any, what: str) -> Any:
 
 
 def check_unicode(*values: Any) -> None:
-    """Refuses half a character, as cut JSON has it.
+    """Checks that texts are valid Unicode: cut JSON may hold half a surrogate pair.
 
     Raises:
       SkippedRow: there is one in a text, or in the texts of an object.
@@ -104,7 +104,7 @@ def check_unicode(*values: Any) -> None:
 
 
 def check_keys(given: Mapping[str, Any], read: Collection[str], where: str) -> None:
-    """Refuses a key that has a value and is neither among those read nor metadata.
+    """Checks that every key with a value is read or is metadata.
 
     Raises:
       SkippedRow: naming the key.

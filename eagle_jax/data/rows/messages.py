@@ -1,4 +1,4 @@
-"""Reads one message of a row strictly: every key is used, or is known to hold no text, or the row is left out."""
+"""Reads one message of a row strictly: every key is read or is metadata, or the row is skipped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TAUGHT = ("weight", "train", "training", "trainable", "loss", "loss_mask")
 
 
 class Parsed(NamedTuple):
-    """A message, and whether a head learns it where it is an assistant's."""
+    """A message, and whether a head learns it."""
 
     message: Message
     taught: bool
@@ -86,7 +86,7 @@ def _is_taught(given: Mapping[str, Any]) -> bool:
 
 
 def _text(given: Mapping[str, Any]) -> Any:
-    """The text of a message, whose parts of OpenAI's are joined; None where there is none."""
+    """Returns the text of a message, OpenAI's parts joined; None without text."""
     content = only(given, ("content", "value"))
     if content is None:
         return given.get("content", given.get("value"))  # perhaps an empty text

@@ -1,4 +1,4 @@
-"""Reads a row of a data set strictly: the conversation that it holds in one of the usual forms, or a plain text."""
+"""Reads a row of a data set strictly: a conversation in one of the usual forms, or plain text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STORED = ("tokens", "supervised")
 
 @dataclasses.dataclass(frozen=True)
 class Conversation:
-    """What a row says, as a chat template reads it.
+    """The messages, tools and template arguments of a row.
 
     Attributes:
       messages: in order. tools: JSON schemas of what an assistant may call. arguments: of the chat template.
@@ -53,7 +53,7 @@ class Conversation:
 
 
 def as_conversation(row: Conversation | list[Message]) -> Conversation:
-    """A conversation as it is, or that of messages alone."""
+    """Returns a conversation unchanged, or wraps a list of messages."""
     return row if isinstance(row, Conversation) else Conversation(row)
 
 
@@ -89,7 +89,7 @@ def parse_row(row: Mapping[str, Any]) -> Conversation | str:
 
 
 def _messages(row: Mapping[str, Any]) -> tuple[list[Parsed] | None, set[str]]:
-    """The messages of a row, None of a plain text, and the columns that they come from."""
+    """Returns the messages of a row (None for plain text) and their columns."""
     for key in MESSAGES:
         if row.get(key) is not None:
             return _parse_all(row[key]), {key}
@@ -117,7 +117,7 @@ def _messages(row: Mapping[str, Any]) -> tuple[list[Parsed] | None, set[str]]:
 
 
 def _is_reply(value: Any) -> bool:
-    """Whether a column holds a reply, and not answers to check one against."""
+    """Returns whether a column holds a reply, not an answer to check one against."""
     if isinstance(value, str):
         return bool(value)
     return isinstance(value, list | tuple | np.ndarray) and len(value) > 0 and isinstance(value[0], Mapping)
@@ -168,7 +168,7 @@ def _arguments(row: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _repeats(key: str, value: Any, conversation: Conversation) -> bool:
-    """Whether a column says once more what the conversation says, as `prompt` does beside `messages`."""
+    """Returns whether a column repeats the conversation, as `prompt` does beside `messages`."""
     messages = conversation.messages
     if isinstance(value, str):
         if key == "text":  # all of it, rendered

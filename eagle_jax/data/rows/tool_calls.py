@@ -47,7 +47,7 @@ def _call(call: Any) -> dict[str, Any]:
 
 
 def parse_tools(value: Any) -> list[dict[str, Any]] | None:
-    """The tools of a row in OpenAI's form, from a list or its JSON; None where there are none.
+    """Returns the tools of a row in OpenAI's form, from a list or its JSON; None without tools.
 
     Raises:
       SkippedRow: they are no list of functions with names.

@@ -1,1 +1,1 @@
-"""Chat templates: rendering, the arguments they read, and which characters of a rendered chat the assistant wrote."""
+"""Renders chat templates, and finds what they read and which characters the assistant wrote."""

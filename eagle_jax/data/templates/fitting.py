@@ -1,4 +1,4 @@
-"""Fits a conversation to what a chat template reads, and checks that the template shows all of it."""
+"""Fits a conversation to a chat template, and checks that the template shows all of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class Form(NamedTuple):
-    """How tool calls are given to a template: without a text as null, and with arguments as JSON."""
+    """How a template reads tool calls: empty text as null, arguments as JSON."""
 
     has_null: bool
     has_json: bool
@@ -35,7 +35,7 @@ def is_marked(template: str) -> bool:
 
 
 def fit(tokenizer: Any, row: Conversation, **options: bool) -> list[Message]:
-    """The messages under the names, and with the arguments of tools in the form, that the template reads.
+    """Renames and reshapes messages to what the template reads.
 
     Thoughts of earlier turns may be dropped, as the templates of reasoning models do.
 
@@ -83,7 +83,7 @@ def _formed(message: Message, form: Form) -> Message:
 
 @functools.lru_cache(maxsize=64)
 def _reasoning_key(tokenizer: Any, template: str, arguments: str) -> str:
-    """The name under which a template shows the thoughts of a last reply.
+    """Returns the key under which a template shows the thoughts of the last reply.
 
     Raises:
       SkippedRow: it shows none.
@@ -102,7 +102,7 @@ def _reasoning_key(tokenizer: Any, template: str, arguments: str) -> str:
 def _form(
     tokenizer: Any, template: str, shapes: tuple[Shape, ...], tools: tuple[bool, ...], arguments: str, **options: bool
 ) -> Form:
-    """The form of tool calls that a template reads.
+    """Returns the form of tool calls that a template reads.
 
     Raises:
       SkippedRow: it shows a conversation of these shapes in none.
@@ -123,7 +123,7 @@ def _form(
 
 
 def _dropped(tokenizer: Any, template: str, marked: Marked, arguments: str, **options: bool) -> str | None:
-    """What the first mark stands for that a template does not show, or does not mark as generated though it is."""
+    """Returns what the template drops, or does not mark as generated, by the first missing mark."""
     given = {
         **(json.loads(arguments) if arguments else {}),
         **options,

@@ -1,4 +1,4 @@
-"""What a tokenizer decides of a text: the part of every cached or resumed result's key that is its own."""
+"""Computes cache keys of a tokenizer: everything of it that decides token ids, prompts and text."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ OPTIONS = ("add_bos_token", "add_eos_token", "add_prefix_space", "clean_up_token
 
 
 def tokenizer_key(tokenizer: Any) -> str:
-    """16 letters of how a tokenizer cuts and numbers; its chat template is no part of it."""
+    """Returns 16 letters for how a tokenizer splits and numbers text, without its chat template."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     content = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     return _letters(content)
 
 
 def tokenizer_settings(tokenizer: Any) -> dict[str, Any]:
-    """Returns, by name and as JSON has it, everything of a tokenizer that decides token ids, prompts and text.
+    """Returns everything of a tokenizer that decides token ids, prompts and text, as JSON values by name.
 
     The chat template stands there with its arguments (`set_template_args`), which are written into it.
     """

@@ -1,4 +1,4 @@
-"""Conversations with marks in place of their texts, to see what a chat template shows of them."""
+"""Builds conversations of marks instead of texts, to see what a chat template shows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from eagle_jax.data.rows.messages import Message
 
 
 class Shape(NamedTuple):
-    """What a message holds, without its texts.
+    """Which parts a message has, without its texts.
 
     Attributes:
       calls: per tool call, whether it has arguments. is_named: whether a speaker that is no tool has a name.
@@ -21,7 +21,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> Shape:
-        """That of a message."""
+        """Returns the shape of a message."""
         has_content = bool(message["content"].strip())
         if len(message) == 2:
             return cls(message["role"], has_content)
@@ -43,7 +43,7 @@ class Marked(NamedTuple):
 
 
 def marked_conversation(shapes: tuple[Shape, ...], tools: tuple[bool, ...]) -> Marked:
-    """A conversation of these shapes, with a mark for every text that a template has to show.
+    """Builds a conversation of these shapes, with a mark for every text that a template must show.
 
     An empty turn has none: nobody sees whether it is shown.
 
@@ -78,7 +78,7 @@ def marked_conversation(shapes: tuple[Shape, ...], tools: tuple[bool, ...]) -> M
 
 
 def marked_call(name: str, arguments: dict[str, str]) -> dict[str, Any]:
-    """A tool call; the id is of nine letters, as Mistral's templates have it."""
+    """Builds a tool call; its id has nine letters, as Mistral's templates require."""
     return {"id": "call00000", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

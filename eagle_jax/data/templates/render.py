@@ -1,4 +1,4 @@
-"""Chat templates: which one of a tokenizer is in force, what it reads, and rendering messages with it."""
+"""Finds the chat template in force and its arguments, and renders messages with it."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def check_template_arguments(tokenizer: Any, arguments: Mapping[str, Any]) -> No
 
 
 def set_template_arguments(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
-    """Gives arguments of the tokenizer's chat template other defaults; a call of `chat_ids` may still set them.
+    """Sets new defaults for arguments of the tokenizer's chat template; a call of `chat_ids` may override them.
 
     They are written into the template's text, so that whatever is rendered or keyed by the template depends on them.
 
@@ -122,7 +122,7 @@ def _with_defaults(template: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _literal(value: Any) -> str:
-    """A value of JSON as Jinja writes it."""
+    """Writes a JSON value as Jinja."""
     if value is None or isinstance(value, bool):
         return {None: "none", True: "true", False: "false"}[value]
     if isinstance(value, str):
@@ -140,7 +140,7 @@ def _literal(value: Any) -> str:
 
 
 class _Generation(jinja2.ext.Extension):
-    """The blocks around what an assistant wrote, which `transformers` adds to Jinja."""
+    """The `generation` blocks that `transformers` adds to Jinja."""
 
     tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
@@ -151,7 +151,7 @@ class _Generation(jinja2.ext.Extension):
 
 @functools.lru_cache(maxsize=64)
 def _variables(template: str) -> frozenset[str]:
-    """Names that a template reads and does not set."""
+    """Returns the names that a template reads and does not set."""
     environment = ImmutableSandboxedEnvironment(extensions=[_Generation, jinja2.ext.loopcontrols])
     environment.globals |= dict.fromkeys(("raise_exception", "strftime_now"))
     try:

@@ -1,4 +1,4 @@
-"""Finds what an assistant writes in a rendered conversation, to the character."""
+"""Finds the characters that an assistant wrote in a rendered conversation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
 
 
 def generation_mask(render: Render, messages: list[Message]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Token ids, their [start, end) in the text, and which of them the template's `generation` spans mark."""
+    """Returns token ids, their [start, end) in the text, and the mask of the template's `generation` spans."""
     options = {"return_dict": True, "return_assistant_tokens_mask": True}
     out = render(messages, tokenize=True, tokenizer_kwargs={"return_offsets_mapping": True}, **options)
     offsets = np.asarray(out["offset_mapping"], np.int64).reshape(-1, 2)
@@ -34,7 +34,7 @@ def generation_mask(render: Render, messages: list[Message]) -> tuple[np.ndarray
 def without_turns(
     mask: np.ndarray, offsets: np.ndarray, spans: list[tuple[int, int]], untaught: list[bool]
 ) -> np.ndarray:
-    """The mask of `generation_mask` without the runs in the spans of untaught turns, and in no other.
+    """Removes the runs of untaught turns from the mask of `generation_mask`.
 
     What a template marks may begin before the span that `assistant_spans` finds, and end behind it.
     """
@@ -52,7 +52,7 @@ def without_turns(
 
 
 def assistant_spans(render: Render, messages: list[Message], text: str) -> list[tuple[int, int]]:
-    """Where in the rendered `text` the assistant's turns lie, each with what ends the turn: [start, end) in characters.
+    """Returns the [start, end) characters of the assistant's turns in `text`, with their end markers.
 
     Raises:
       SkippedRow: the template drops a turn, or changes it in a way that is not understood.
@@ -64,7 +64,7 @@ def assistant_spans(render: Render, messages: list[Message], text: str) -> list[
 
 
 def _reply_spans(render: Render, messages: list[Message], turns: list[int], text: str) -> list[tuple[int, int]]:
-    """The spans of turns that are texts alone.
+    """Returns the spans of turns that consist of text alone.
 
     The conversation is rendered once more with a mark in place of every reply: around the marks lies what the template
     adds, and between those pieces of `text` lie the replies, whatever the other turns say.
@@ -94,7 +94,7 @@ def _reply_spans(render: Render, messages: list[Message], turns: list[int], text
 
 
 def _reply(text: str, before: str, content: str, after: str) -> tuple[int, str]:
-    """How much of `text` the template added before a reply, and the reply as the template gives it back."""
+    """Returns what the template added before a reply, and the reply as rendered."""
     thoughts, closed, answer = content.partition("</think>")
     variants = [(before, content), (before, content.strip())]
     if closed:
@@ -110,7 +110,7 @@ def _reply(text: str, before: str, content: str, after: str) -> tuple[int, str]:
 
 
 def _generated_blank(render: Render, earlier: list[Message], before: str) -> int:
-    """Characters of white space that the template writes before a reply and the model therefore has to write itself."""
+    """Counts white space before a reply that the template writes and the model must generate."""
     for options in ({"add_generation_prompt": True}, {}):
         prompt = render(earlier, tokenize=False, **options) if earlier else ""
         if before.startswith(prompt) and not before[len(prompt) :].strip():
@@ -119,7 +119,7 @@ def _generated_blank(render: Render, earlier: list[Message], before: str) -> int
 
 
 def _turn_span(render: Render, messages: list[Message], index: int, text: str) -> tuple[int, int]:
-    """The span of a turn with thoughts or tool calls, which the template writes in its own way.
+    """Returns the span of a turn with thoughts or tool calls.
 
     The conversation is rendered with marks in the turn. What is the same in `text` before and behind the turn leaves
     the turn itself, from the end of the generation prompt on.
@@ -143,7 +143,7 @@ def _turn_span(render: Render, messages: list[Message], index: int, text: str) -
 
 
 def _marked_turns(message: Message) -> Iterator[tuple[Message, list[str]]]:
-    """A turn with marks in place of its texts, and the marks in order; of calls the arguments are marked, or the names.
+    """Returns a turn with marks for its texts, and the marks in order; of calls, arguments or names.
 
     Templates repeat the name of a function before its result, and others show no arguments.
     """
@@ -169,14 +169,14 @@ def _marked_turns(message: Message) -> Iterator[tuple[Message, list[str]]]:
 
 
 def _like(value: Any, mark: str) -> Any:
-    """The mark as arguments, or as a name: arguments are an object or its JSON."""
+    """Returns the mark as a name, or as arguments (an object or its JSON)."""
     if isinstance(value, dict):
         return {"argument": mark}
     return json.dumps({"argument": mark}) if value.startswith("{") else mark
 
 
 def _turn_starts(render: Render, before: list[Message], marked: str) -> Iterator[int]:
-    """Where in the text before the marks of a turn the turn may begin: behind what the template writes to prompt it.
+    """Returns where a turn may begin before its marks: after what the template writes as a prompt.
 
     An empty thought is the template's, and comes before the turn if it is there.
     """
