@@ -12,6 +12,7 @@ and on (the drafter reads then what it has missed), /stats sums up, /help lists 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -23,15 +24,16 @@ from types import FrameType
 from typing import Any
 
 import jax
+from rich.console import Console
 
 from eagle_jax.core.sampling import make_sampling
-from eagle_jax.data.chat import chat_text, encode_chat
-from eagle_jax.data.templates import chat_template
+from eagle_jax.data.chat.decode import TextStream
+from eagle_jax.data.chat.tokenize import chat_text, encode_chat
+from eagle_jax.data.templates.render import chat_template
 from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.runtime.session import Session
-from eagle_jax.runtime.text import TextStream
 from eagle_jax.viz import DIM, GREEN, paint
-from infer.common.interrupts import PATIENCE, heard
+from infer.common.interrupts import interrupt, mark_handled
 from infer.common.labels import PLAIN, Label
 from infer.common.methods import OPTIONS, Loader, Places, Sources, check_methods, load_pair
 from infer.common.programs import at_least_one, check_seed, naming, not_negative, run
@@ -138,10 +140,18 @@ class Conversation:
 class Chat:
     """The state of a chat, and what its lines do."""
 
-    def __init__(self, args: Args, target: Any, drafter: Any, tokenizer: Any, write: Callable[[str], Any]) -> None:
-        self.args, self.target, self.drafter, self.tokenizer, self.write = args, target, drafter, tokenizer, write
+    def __init__(
+        self,
+        args: Args,
+        target: Any,
+        drafter: Any,
+        tokenizer: Any,
+        write: Callable[[str], Any],
+        console: Console | None = None,
+    ) -> None:
+        self.args, self.target, self.drafter, self.tokenizer = args, target, drafter, tokenizer
+        self.write, self.console = write, console
         self.colours = (sys.stdout.isatty() or "FORCE_COLOR" in os.environ) and "NO_COLOR" not in os.environ
-        self.watched = sys.stdout.isatty()
         self.temperature, self.plain, self.turn = args.temperature, drafter is None, 0
         self.tallies = {True: Tally(), False: Tally()}
         self.stopped = threading.Event()
@@ -247,28 +257,35 @@ class Chat:
         self.say(f"{tally}, {self.session.read} of {len(prompt)} prompt tokens read{cut}")
 
     def show(self, chunks: Iterator[Any], tally: Tally) -> list[int]:
-        """Writes tokens as they come, accepted drafts in colour; returns them. What they took is added to the tally."""
-        with StatusLine(self.write, self.watched) as status:
-            return self._show(chunks, tally, status)
+        """Writes tokens as they come, accepted drafts in green; returns them and adds what they took to `tally`."""
+        if self.console is None:
+            return self._stream(chunks, tally, self._paint, lambda status: None)
+        with StatusLine(self.console) as row:
+            row.show("reading the prompt; the first reply with new settings compiles first")
+            return self._stream(chunks, tally, row.write, row.show)
 
-    def _show(self, chunks: Iterator[Any], tally: Tally, status: StatusLine) -> list[int]:
-        status.show("reading the prompt; a setting or length that is new is compiled first")
+    def _paint(self, text: str, style: str = "") -> None:
+        self.write(paint(text, GREEN, self.colours) if style else text)
+
+    def _stream(
+        self, chunks: Iterator[Any], tally: Tally, write: Callable[..., None], show: Callable[[str], None]
+    ) -> list[int]:
         text, reply, before = TextStream(self.tokenizer), list[int](), time.perf_counter()
         for number, chunk in enumerate(chunks):
             now = time.perf_counter()
             reply += chunk.tokens
-            drafted = paint(text.push(chunk.tokens[: chunk.drafted]), GREEN, self.colours)
-            self.write(drafted + text.push(chunk.tokens[chunk.drafted :]))
+            write(text.push(chunk.tokens[: chunk.drafted]), "green")
+            write(text.push(chunk.tokens[chunk.drafted :]))
             tally.tokens += len(chunk.tokens)
-            tally.passes += number > 0
+            tally.passes += number > 0  # the first chunk belongs to the prompt's pass
             if number > 1:
                 tally.timed, tally.seconds = tally.timed + len(chunk.tokens), tally.seconds + now - before
-            if number > 0:  # the first chunk is the prompt's, and stands for no pass
-                status.show(f"{tally}, {tally.tokens} tokens")
+            if number > 0:
+                show(f"{tally}, {tally.tokens} tokens")
             before = now
             if self.stopped.is_set():
                 break
-        self.write(text.end() + "\n")
+        write(text.end() if self.console else text.end() + "\n")
         return reply
 
     def say(self, words: str) -> None:
@@ -276,39 +293,24 @@ class Chat:
         self.write(paint(f"[{words}]", DIM, self.colours) + "\n")
 
 
-class stopping:  # noqa: N801 (used as a function is)
-    """While it lasts Ctrl-C sets the event, and no program is interrupted in the middle; a second one interrupts.
+@contextlib.contextmanager
+def stopping(event: threading.Event) -> Iterator[None]:
+    """Lets the first Ctrl-C set `event`, so that no program is interrupted halfway; a second one interrupts."""
 
-    What XLA compiles is never interrupted: Python hears of a signal when that is done, and a line says so.
-    """
+    def handle(number: int, frame: FrameType | None) -> None:
+        if event.is_set():
+            interrupt(number, frame)
+        mark_handled()
+        event.set()
 
-    def __init__(self, event: threading.Event) -> None:
-        self.event = event
-        self.late = threading.Timer(PATIENCE, self.tell)
-        self.late.daemon = True
-
-    def tell(self) -> None:
-        """Says that the reply has not stopped yet: a signal that Python has heard waits for the next program too."""
-        print("\n[stops when what is compiled now is done; Ctrl-C again ends it]", file=sys.stderr, flush=True)
-
-    def __enter__(self) -> stopping:
-        self.before: Any = None
-        if threading.current_thread() is threading.main_thread():
-            self.before = signal.signal(signal.SIGINT, self.heard)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.late.cancel()
-        if self.before is not None:
-            signal.signal(signal.SIGINT, self.before)
-
-    def heard(self, number: int, frame: FrameType | None) -> None:
-        """The first stops the reply; one that comes while it has not stopped yet ends it where Python next runs."""
-        heard()
-        if self.event.is_set():
-            raise KeyboardInterrupt
-        self.event.set()
-        self.late.start()
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def method_of(args: Args) -> str:
@@ -355,7 +357,9 @@ def main(args: Args) -> None:
             Session(target, drafter, context=args.context)
         if args.context < (least := 2 * SHORTEST):
             raise ValueError(f"--context {args.context} leaves no room for question and reply: give {least} or more")
-    chat = Chat(args, target, drafter, tokenizer, lambda text: print(text, end="", flush=True))
+    console = Console()
+    watched = console if sys.stdout.isatty() and not console.is_dumb_terminal else None
+    chat = Chat(args, target, drafter, tokenizer, lambda text: print(text, end="", flush=True), watched)
     name = args.target or "the bundled pair"
     print(f"{name}, {args.method}. {HELP}. The first reply compiles.")
     if sys.stdin.isatty():

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,17 +24,16 @@ import jax.numpy as jnp
 import eagle_jax
 from eagle_jax.core.cache import commit
 from eagle_jax.core.loop import step
-from eagle_jax.core.sampling import noise
+from eagle_jax.core.sampling import make_sampling, noise
 from eagle_jax.core.tree import ancestor_mask, node_depths
 from eagle_jax.core.types import Engine, GenerateState, KVCache, NewKV, Params, RowRandomness, Verified
 from eagle_jax.core.verify import deterministic
 from eagle_jax.models.layers import attend
-from eagle_jax.runtime import generation
 from eagle_jax.runtime.compilation import machine, use_compilation_cache
 from eagle_jax.runtime.generation import prefill_program, request_of
-from infer.aot.costs import flops
+from eagle_jax.training.flops import product_flops
 from infer.common.programs import at_least_one, naming, parse_tree, run
-from infer.common.timing import time_interleaved
+from infer.common.timing import Part, time_interleaved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,23 +104,6 @@ def main(args: Args) -> dict[str, Any]:
     return report
 
 
-class Part(NamedTuple):
-    """`body(params, carry) -> carry`. All work must depend on the carry, or XLA moves it out of the loop."""
-
-    body: Callable[[Params, Any], Any]
-    params: Params
-    carry: Any
-
-    def repeat(self, turns: int) -> Callable[[], Any]:
-        """A call that does it `turns` times in one compiled loop and returns when that is done."""
-
-        def loop(params: Params, carry: Any) -> Any:
-            return jax.lax.fori_loop(0, turns, lambda _, carry: self.body(params, carry), carry)
-
-        program = jax.jit(loop)
-        return lambda: jax.block_until_ready(program(self.params, self.carry))
-
-
 def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> dict[str, Part]:
     """The parts of a cycle, in the state after a prompt of `args.context` random tokens."""
     budget = args.turns * (head.tree.depth + 1) + 1
@@ -129,7 +111,7 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> di
     if args.context > longest:
         raise ValueError(f"--context {args.context} must be at most {longest} for {args.turns} turns of this model")
     prompts = jax.random.randint(jax.random.key(0), (args.batch, args.context), 0, target.config.vocab_size).tolist()
-    sampling = generation.make_sampling(args.temperature)
+    sampling = make_sampling(args.temperature)
 
     def start(drafter: eagle_jax.DraftHead | None) -> tuple[Params, GenerateState, Engine]:
         request = request_of(target, drafter, prompts, budget, sampling, (), 0)
@@ -222,9 +204,8 @@ def attention(cache: KVCache, new: NewKV, mask: jax.Array, query: jax.Array) -> 
 
 
 def pass_flops(target: eagle_jax.Target, batch: int, rows: int) -> float:
-    """Floating-point operations of the matrix products of one pass over `rows` tokens per row of the batch."""
-    x = jax.ShapeDtypeStruct((batch * rows, 1), jnp.float32)
-    return flops(jax.make_jaxpr(products)(target.params, x))
+    """Counts the floating-point operations of the matrix products of one pass over `rows` tokens per batch row."""
+    return product_flops(products, target.params, jax.ShapeDtypeStruct((batch * rows, 1), jnp.float32))
 
 
 if __name__ == "__main__":

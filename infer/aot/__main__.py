@@ -36,7 +36,6 @@ from eagle_jax.parallel.mesh import AXES, row_groups
 from eagle_jax.training.objective import Objective
 from infer.aot import (
     Chip,
-    Report,
     TrainReport,
     TrainWorkload,
     Workload,
@@ -143,19 +142,19 @@ def training(args: Args) -> int:
     try:
         compiled, texts = compile_program(lower_training(work))
     except jax.errors.JaxRuntimeError as error:
-        result |= refused("train", error)
+        result |= failed("train", error)
     else:
         seconds = time.perf_counter() - started
         keep(args.hlo, "train", texts)
         report = analyse_training(work, compiled, texts)
         result |= update_costs(work, report, chip) | {"compile_s": round(seconds, 1)}
-        show_update(result)
+        print_costs("train", result)
     print(json.dumps(result))
     return 0 if result["fits"] else 1
 
 
 def update_costs(work: TrainWorkload, report: TrainReport, chip: Chip) -> dict[str, Any]:
-    """The report of an update as JSON: everything per device but tokens per second."""
+    """Returns the report of an update as JSON: everything per device but tokens per second."""
     seconds = report.seconds(chip)
     return {
         "compiles": True,
@@ -167,16 +166,12 @@ def update_costs(work: TrainWorkload, report: TrainReport, chip: Chip) -> dict[s
         "donated_gb": round(report.donated / GB, 3),
         "target_gb": round(report.target / GB, 3),
         "state_gb": round(report.state / GB, 3),
-        "widest_float32_gb": round(report.widest / GB, 3),
         "tflops_per_step": round(report.flops / 1e12, 3),
         "model_tflops_per_step": round(report.model_flops / 1e12, 3),
-        "gb_per_step": round(report.traffic / GB, 2),
         "collectives": {
             kind: {"times": one.times, "gb": round(one.bytes / GB, 4), "gb_in_loops": round(one.looped / GB, 4)}
             for kind, one in report.collectives.items()
         },
-        "compute_ms": round(report.flops / chip.flops * 1e3, 2),
-        "hbm_ms": round(report.traffic / chip.bandwidth * 1e3, 2),
         "ms_per_step": round(seconds * 1e3, 2),
         "tokens_per_s": round(work.tokens / seconds),
         "mfu": round(report.utilisation(chip), 4),
@@ -185,21 +180,14 @@ def update_costs(work: TrainWorkload, report: TrainReport, chip: Chip) -> dict[s
     }
 
 
-def show_update(result: dict[str, Any]) -> None:
-    """Prints the report of an update."""
-    verdict = "fits" if result["fits"] else "DOES NOT FIT"
-    print(f"train: compiled in {result['compile_s']:.0f} s; per device:")
-    print(f"  memory       {result['memory_gb']:8.2f} GB of {result['hbm_gb']:.0f} GB: {verdict}")
-    print(f"    arguments  {result['arguments_gb']:8.2f} GB        temporaries {result['temporaries_gb']:.2f} GB")
-    print(f"    target     {result['target_gb']:8.2f} GB        head and optimiser {result['state_gb']:.2f} GB")
-    print(f"  per update   {result['gb_per_step']:8.2f} GB through HBM, {result['tflops_per_step']:.2f} TFLOP")
-    for kind, one in result["collectives"].items():
-        print(f"    {kind:<18} {one['times']:5d} x, {one['gb']:.2f} GB, of which in loops {one['gb_in_loops']:.2f} GB")
-    print(f"    at least   {result['ms_per_step']:8.2f} ms: all devices at most {result['tokens_per_s']:,} tokens/s")
+def print_costs(name: str, result: dict[str, Any]) -> None:
+    """Prints the numbers of one program, per device."""
     print(
-        f"    at most    {result['mfu']:8.1%} of the peak in model flops ({result['model_tflops_per_step']:.2f} TFLOP)"
+        f"{name}: compiled in {result['compile_s']:.0f} s; {'fits' if result['fits'] else 'DOES NOT FIT'}; per device:"
     )
-    print(f"  host         {result['host_transfers']} transfers", flush=True)
+    for field, value in result.items():
+        words = ", ".join(f"{kind} {amount}" for kind, amount in value.items()) if isinstance(value, dict) else value
+        print(f"  {field:<24} {words}")
 
 
 def begin(args: Args, layers: int, mesh: Mesh) -> dict[str, Any]:
@@ -217,8 +205,8 @@ def begin(args: Args, layers: int, mesh: Mesh) -> dict[str, Any]:
     }
 
 
-def refused(name: str, error: Exception) -> dict[str, Any]:
-    """What the compiler says when it gives up."""
+def failed(name: str, error: Exception) -> dict[str, Any]:
+    """Prints and returns why the compiler gave up."""
     reason = str(error).strip().splitlines()[0]
     print(f"{name}: does not compile: {reason}")
     return {"compiles": False, "fits": False, "reason": reason}
@@ -279,17 +267,14 @@ def drafts(args: Args, config: DecoderConfig) -> tuple[Any, TreeConfig]:
 def compile_one(name: str, work: Workload, chip: Chip, folder: Path | None) -> dict[str, Any]:
     """Compiles one program, prints its costs, and returns them."""
     started = time.perf_counter()
-    lowered = lower_generate(work)
-    lowering = time.perf_counter() - started
     try:
-        compiled, texts = compile_program(lowered)
+        compiled, texts = compile_program(lower_generate(work))
     except jax.errors.JaxRuntimeError as error:
-        return refused(name, error)
+        return failed(name, error)
     seconds = time.perf_counter() - started
-    report = analyse(work, compiled, texts)
     keep(folder, name, texts)
-    show(name, report, chip, seconds, lowering)
-    return {
+    report = analyse(work, compiled, texts)
+    result = {
         "compiles": True,
         "fits": report.fits(chip),
         "memory_gb": round(report.memory / GB, 3),
@@ -299,33 +284,15 @@ def compile_one(name: str, work: Workload, chip: Chip, folder: Path | None) -> d
         "gb_per_cycle": round(report.traffic / GB, 3),
         "gflops_per_cycle": round(report.flops / 1e9, 1),
         "ms_per_cycle": round(report.seconds(chip) * 1e3, 3),
-        "collective_mb_per_cycle": round((report.all_reduce + report.all_gather + report.other_collectives) / 1e6, 2),
+        "collective_mb_per_cycle": round(sum(report.collectives.values()) / 1e6, 2),
         "largest_all_gather_mb": round(report.largest_gather / 1e6, 2),
         "programs": report.programs,
         "host_transfers": len(report.host),
         "cache_copies": report.copies,
-        "cache_spilled_mb": round(report.spilled / 1e6, 2),
         "compile_s": round(seconds, 1),
     }
-
-
-def show(name: str, report: Report, chip: Chip, seconds: float, lowering: float) -> None:
-    """Prints the report of one program, per device."""
-    verdict = "fits" if report.fits(chip) else "DOES NOT FIT"
-    print(f"{name}: compiled in {seconds:.0f} s (tracing and lowering {lowering:.0f} s); per device:")
-    print(f"  memory       {report.memory / GB:8.2f} GB of {chip.hbm / GB:.0f} GB: {verdict}")
-    print(f"    weights    {report.weights / GB:8.2f} GB        cache {report.cache / GB:.2f} GB")
-    print(f"  per cycle    {report.traffic / GB:8.2f} GB through HBM, {report.flops / 1e9:.0f} GFLOP")
-    print(f"    at least   {report.seconds(chip) * 1e3:8.2f} ms")
-    print(
-        f"    all-reduce {report.all_reduce / 1e6:8.2f} MB        all-gather {report.all_gather / 1e6:.2f} MB "
-        f"(largest {report.largest_gather / 1e6:.2f} MB)        others {report.other_collectives / 1e6:.2f} MB"
-    )
-    print(f"  host         {len(report.host)} transfers")
-    print(
-        f"  cache        copied: {report.copies or 'never'}; written back from VMEM: {report.spilled / 1e6:.2f} MB",
-        flush=True,
-    )
+    print_costs(name, result)
+    return result
 
 
 if __name__ == "__main__":

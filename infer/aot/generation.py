@@ -106,7 +106,7 @@ class Workload:
         return self.batch // mesh[DATA], config.num_kv_heads // mesh[TENSOR], self.slots, config.head_dim
 
     def params(self) -> Params:
-        """Abstract parameters with the shardings of `eagle_jax.parallel.mesh`; of plain decoding none for the drafter."""
+        """Returns abstract parameters with their shardings; plain decoding has none for the drafter."""
         target = jax.eval_shape(functools.partial(init_params, self.config), jax.random.key(0))
         params = {"target": target, "drafter": jax.eval_shape(self._drafter_params)}
         return jax.tree.map(self._abstract, params, param_shardings(params, self.mesh))
@@ -180,10 +180,9 @@ class Report(NamedTuple):
     Attributes:
       programs: HLO modules that the one `jit` became.
       memory: arguments, results and temporaries at the peak. weights: of target and head. cache: of the target.
-      flops, traffic: of one cycle; traffic is what HBM reads and writes.
-      all_reduce, all_gather, other_collectives: bytes per cycle. largest_gather: of one all-gather.
-      host: instructions that meet the host. copies: what writes a whole cache array within a cycle. spilled: bytes per
-        cycle of whole cache arrays that the compiler kept in VMEM for a while and writes back.
+      flops, traffic: of one cycle; traffic is the weights and caches that its matrix products read.
+      collectives: bytes per cycle by kind. largest_gather: bytes of the largest all-gather.
+      host: instructions that exchange data with the host. copies: instructions that copy a whole cache array per cycle.
     """
 
     programs: int
@@ -192,50 +191,47 @@ class Report(NamedTuple):
     cache: float
     flops: float
     traffic: float
-    all_reduce: float
-    all_gather: float
-    other_collectives: float
+    collectives: dict[str, float]
     largest_gather: float
     host: list[str]
     copies: list[str]
-    spilled: float
 
     def fits(self, chip: Chip) -> bool:
-        """Whether it fits into the chip's HBM."""
+        """Returns whether the program fits into the chip's HBM."""
         return self.memory <= chip.hbm
 
     def seconds(self, chip: Chip) -> float:
-        """Least time of one cycle, whichever of memory and arithmetic takes longer; no communication."""
+        """Returns the least time of one cycle, by memory or by arithmetic, without communication."""
         return max(self.traffic / chip.bandwidth, self.flops / chip.flops)
 
 
 def analyse(work: Workload, compiled: jax.stages.Compiled, texts: list[str]) -> Report:
     """Reads the report off a compiled generate program: `compile_program(lower_generate(work))`."""
     jaxpr = trace_step(work)
-    lengths = costs.loop_lengths(jaxpr)
-    program = costs.Program(texts[0])
-    cycle = program.loop_body(LOOP)
-    moved = dict.fromkeys(("all-reduce", "all-gather", "other"), 0.0)
+    stored = jax.tree.leaves((work.params(), work.state(), work.law()))
+    flops, read = costs.product_costs(jaxpr, [_share(leaf) for leaf in stored])
+    cycle = f"{LOOP}/body"
+    moved: dict[str, float] = {}
     largest = 0.0
-    for move in program.collectives(cycle, lengths):
-        moved[move.kind if move.kind in moved else "other"] += move.bytes * move.times
-        largest = max(largest, move.bytes) if move.kind == "all-gather" else largest
-    writes = program.copies(cycle, work.cache_dims, lengths)
-    spills = [
-        move for move in writes if move.instruction.opcode == "copy-start" and not move.instruction.buffers[1].hbm
-    ]
+    for one in costs.collectives(texts[0], costs.loop_lengths(jaxpr), cycle):
+        moved[one.kind] = moved.get(one.kind, 0.0) + one.bytes * one.times
+        largest = max(largest, one.bytes) if one.kind == "all-gather" else largest
     return Report(
         programs=len(texts),
         memory=device_memory(compiled),
         weights=local_bytes(work.params()),
         cache=2.0 * math.prod(work.cache_dims) * jnp.dtype(work.dtype).itemsize * work.config.num_layers,
-        flops=costs.flops(jaxpr) / work.mesh.size,
-        traffic=program.traffic(cycle, lengths),
-        all_reduce=moved["all-reduce"],
-        all_gather=moved["all-gather"],
-        other_collectives=moved["other"],
+        flops=flops / work.mesh.size,
+        traffic=read,
+        collectives=moved,
         largest_gather=largest,
-        host=program.host_transfers(),
-        copies=[f"{move.instruction.name} x{move.times}" for move in writes if move not in spills],
-        spilled=float(sum(move.written * move.times for move in spills)),
+        host=costs.host_transfers(texts[0]),
+        copies=costs.copies(texts[0], work.cache_dims, cycle),
     )
+
+
+def _share(leaf: jax.ShapeDtypeStruct) -> float:
+    """Returns the part of an array that one device holds; 0 for scalars and keys, which no product reads."""
+    if leaf.ndim < 2:
+        return 0.0
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) / math.prod(leaf.shape)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,9 +14,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
-from eagle_jax.core.types import Texts
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
+from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel.mesh import DATA, FSDP, ROWS, TENSOR, make_mesh, param_shardings, row_groups
 from eagle_jax.training.flops import product_flops
 from eagle_jax.training.objective import Objective
@@ -118,13 +117,23 @@ class TrainWorkload:
         abstract: Any = jax.ShapeDtypeStruct
         shape = (self.micro_batches, self.rows // self.micro_batches, self.length)
         place = NamedSharding(self.mesh, P(None, ROWS))
-        kinds: dict[str, Any] = {name: jnp.bool_ if name == "supervised" else jnp.int32 for name in Texts._fields}
-        return Texts(**{name: abstract(shape, kind, sharding=place) for name, kind in kinds.items()})
+        kinds: dict[str, Any] = {
+            name: jnp.bool_ if name == "supervised" else jnp.int32 for name in PackedTokens._fields
+        }
+        return PackedTokens(**{name: abstract(shape, kind, sharding=place) for name, kind in kinds.items()})
 
-    def update(self, *, once: bool = False) -> Callable[..., Any]:
-        """`head_train_step` of state, frozen and texts; `once`: nothing is computed again for its gradient."""
-        objective = dataclasses.replace(self.objective, remat=self.objective.remat and not once)
-        mesh = None if once else self.mesh
+    def update(self) -> Callable[..., Any]:
+        """Returns `head_train_step` as a function of state, frozen weights and texts."""
+        return self._update(self.objective, self.mesh)
+
+    def flops(self, *, remat: bool) -> float:
+        """Counts the products of one update over all devices; `remat`: also those computed again for the gradient."""
+        objective = dataclasses.replace(self.objective, remat=self.objective.remat and remat)
+        arguments = self.state(), self.frozen(), self.texts()
+        unplaced = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
+        return product_flops(self._update(objective, None), *unplaced)
+
+    def _update(self, objective: Objective, mesh: Mesh | None) -> Callable[..., Any]:
         return functools.partial(
             head_train_step, self.config, self.head, objective, self.optimiser, self.dtype, mesh=mesh
         )
@@ -145,11 +154,11 @@ def lower_training(work: TrainWorkload) -> jax.stages.Lowered:
     return update.lower(state, work.frozen(), work.texts())
 
 
-class Traffic(NamedTuple):
+class Communication(NamedTuple):
     """All communication of one kind in one update.
 
     Attributes:
-      times: executions. bytes: of their results, per device (`costs.Collective`). looped: the part inside loops.
+      times: executions. bytes: of their results, per device. looped: the part inside loops.
     """
 
     times: int
@@ -164,10 +173,8 @@ class TrainReport(NamedTuple):
       programs: HLO modules that the one `jit` became.
       memory: arguments, results and temporaries at the peak; arguments, temporaries: of them. donated: results that
         take the place of arguments. target, state: what of the arguments these are.
-      flops: products that the device computes, what is computed again included. model_flops: its share of those that
-        the update asks for. traffic: what HBM reads and writes.
-      collectives: by kind. host: instructions that meet the host.
-      widest: bytes of the largest float32 array that is written to memory anywhere.
+      flops: of all products, also of those that are computed again for the gradient. model_flops: without the latter.
+      collectives: by kind. host: instructions that exchange data with the host.
     """
 
     programs: int
@@ -179,50 +186,43 @@ class TrainReport(NamedTuple):
     state: float
     flops: float
     model_flops: float
-    traffic: float
-    collectives: dict[str, Traffic]
+    collectives: dict[str, Communication]
     host: list[str]
-    widest: float
 
     def fits(self, chip: Chip) -> bool:
-        """Whether it fits into the chip's HBM."""
+        """Returns whether the program fits into the chip's HBM."""
         return self.memory <= chip.hbm
 
     def seconds(self, chip: Chip) -> float:
-        """Least time of one update, whichever of memory and arithmetic takes longer; no communication."""
-        return max(self.traffic / chip.bandwidth, self.flops / chip.flops)
+        """Returns the least time of one update, by arithmetic, without communication."""
+        return self.flops / chip.flops
 
     def utilisation(self, chip: Chip) -> float:
-        """Model-flops utilisation that the least time allows."""
+        """Returns the model-flops utilisation that the least time allows."""
         return self.model_flops / chip.flops / self.seconds(chip)
 
 
 def analyse_training(work: TrainWorkload, compiled: jax.stages.Compiled, texts: list[str]) -> TrainReport:
     """Reads the report off a compiled update: `compile_program(lower_training(work))`."""
-    program = costs.Program(texts[0])
     memory: Any = compiled.memory_analysis()
-    state, frozen = work.state(), work.frozen()
-    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, frozen, work.texts()))
-    moves = program.collectives(program.entry, {})
+    state = work.state()
+    moves = costs.collectives(texts[0], {})
     kinds = {}
     for kind in sorted({move.kind for move in moves}):
-        these = [move for move in moves if move.kind == kind]
-        looped = math.fsum(move.bytes * move.times for move in these if move.times > 1)
-        total = math.fsum(move.bytes * move.times for move in these)
-        kinds[kind] = Traffic(sum(move.times for move in these), total, looped)
-    written = (buffer for move in program.moves(program.entry, {}) for buffer in move.instruction.buffers)
+        sizes = [(move.bytes, move.looped) for move in moves if move.kind == kind]
+        kinds[kind] = Communication(
+            len(sizes), sum(size for size, _ in sizes), sum(size for size, looped in sizes if looped)
+        )
     return TrainReport(
         programs=len(texts),
         memory=device_memory(compiled),
         arguments=float(memory.argument_size_in_bytes),
         temporaries=float(memory.temp_size_in_bytes),
         donated=float(memory.alias_size_in_bytes),
-        target=local_bytes(frozen.target),
+        target=local_bytes(work.frozen().target),
         state=local_bytes((state.head, state.opt_state)),
-        flops=program.flops(program.entry, {}),
-        model_flops=product_flops(work.update(once=True), *abstract) / work.mesh.size,
-        traffic=program.traffic(program.entry, {}),
+        flops=work.flops(remat=True) / work.mesh.size,
+        model_flops=work.flops(remat=False) / work.mesh.size,
         collectives=kinds,
-        host=program.host_transfers(),
-        widest=max((buffer.size for buffer in written if buffer.dtype == "f32"), default=0.0),
+        host=costs.host_transfers(texts[0]),
     )

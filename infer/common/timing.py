@@ -1,19 +1,23 @@
-"""Fair timing: calls in turns, so that a slow minute of the machine hits all alike."""
+"""Times calls in turns, so that a slow minute of the machine affects all of them."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+
+from eagle_jax.core.types import Params
 
 K = TypeVar("K", bound=Hashable)
 
 
 def time_repetitions(calls: Mapping[K, Callable[[], Any]], repetitions: int) -> dict[K, list[float]]:
-    """Seconds of every call in every repetition, made in turns so that a slow minute of the machine hits all alike.
+    """Returns the seconds of every call in every repetition; the calls take turns.
 
-    A call must return only when its work is done, and must have been made once before, so that nothing compiles here.
+    A call must wait for its result and must have run once before, so that nothing compiles here.
     Every other repetition goes backwards.
     """
     seconds: dict[K, list[float]] = {name: [] for name in calls}
@@ -26,5 +30,22 @@ def time_repetitions(calls: Mapping[K, Callable[[], Any]], repetitions: int) -> 
 
 
 def time_interleaved(calls: Mapping[K, Callable[[], Any]], repetitions: int) -> dict[K, float]:
-    """Median seconds of every call; see `time_repetitions`."""
+    """Returns the median seconds of every call; see `time_repetitions`."""
     return {name: statistics.median(values) for name, values in time_repetitions(calls, repetitions).items()}
+
+
+class Part(NamedTuple):
+    """`body(params, carry) -> carry`. All work must depend on the carry, or XLA moves it out of the loop."""
+
+    body: Callable[[Params, Any], Any]
+    params: Params
+    carry: Any
+
+    def repeat(self, turns: int) -> Callable[[], Any]:
+        """Returns a call that runs the body `turns` times in one compiled loop and waits for the result."""
+
+        def loop(params: Params, carry: Any) -> Any:
+            return jax.lax.fori_loop(0, turns, lambda _, carry: self.body(params, carry), carry)
+
+        program = jax.jit(loop)
+        return lambda: jax.block_until_ready(program(self.params, self.carry))

@@ -1,55 +1,85 @@
-"""Which of several methods is chosen by what was measured of them, and which of the predicted are measured at all."""
+"""Chooses among methods by what was predicted and measured."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy.special import stdtrit  # type: ignore[import-untyped]
 
-from infer.tuning.replay import TOLERATED, Score, choose
-
-LEAST = 5
-"""Repetitions that a choice takes: of three two may agree by chance, and the spread of fewer says nothing."""
+TOLERATED = 0.03
+"""What a choice may lose to plain decoding on a task that it was measured on: other prompts may then cost 5%."""
 SLOWER = 0.05
-"""What "auto" may lose to plain decoding on a task, and to the best method."""
+"""What "auto" may lose to plain decoding on a task, before a check fails."""
+LEAST = 5
+"""Repetitions that a choice needs: the spread of fewer is unknown."""
 
 
-def safe(score: Score) -> bool:
-    """`Score.safe` by more than a spread that is known."""
-    return score.safe and all(len(values) >= LEAST for values in score.ratios.values())
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """The speed of a method over plain decoding.
 
-
-def may_be_safe(score: Score) -> bool:
-    """Whether it would be safe if there were no noise."""
-    return score.mean > 1 and score.worst > 1 - TOLERATED
-
-
-def spread(own: Score, other: Score) -> float:
-    """Half the 95% interval of one mean over another, by Student's t over repetitions that were measured in turns.
-
-    It knows the noise of the clock and not that of the prompts, which are the same for both.
+    Attributes:
+      ratios: per task, plain seconds over its seconds in every repetition.
     """
-    over = np.divide(*(np.mean(list(score.ratios.values()), axis=0) for score in (own, other)))
-    return float(stdtrit(len(over) - 1, 0.975) * np.std(over, ddof=1) / len(over) ** 0.5)
+
+    ratios: dict[str, tuple[float, ...]]
+
+    @property
+    def mean(self) -> float:
+        """Mean over tasks of the median ratio."""
+        return float(np.mean(list(self.speedups.values())))
+
+    @property
+    def worst(self) -> float:
+        """The least median ratio of a task."""
+        return min(self.speedups.values())
+
+    @property
+    def speedups(self) -> dict[str, float]:
+        """Median ratio per task."""
+        return {task: float(np.median(values)) for task, values in self.ratios.items()}
+
+    @property
+    def promising(self) -> bool:
+        """Whether it beats plain decoding in the mean and loses at most `TOLERATED` on any task, noise ignored."""
+        return self.mean > 1 and self.worst > 1 - TOLERATED
+
+    @property
+    def safe(self) -> bool:
+        """Whether it is promising by more than the measured spread, two standard errors of a median."""
+        least = [_median_less_spread(values) for values in self.ratios.values()]
+        enough = all(len(values) >= LEAST for values in self.ratios.values())
+        return enough and float(np.mean(least)) > 1 and min(least) > 1 - TOLERATED
+
+    def and_then(self, more: Score) -> Score:
+        """Adds the repetitions of a later measurement of the same tasks."""
+        return Score({task: (*values, *more.ratios[task]) for task, values in self.ratios.items()})
 
 
-def choose_of(scores: dict[str, Score]) -> str | None:
-    """The best of those that are safe; None, plain decoding, where none is."""
-    return choose({label: score for label, score in scores.items() if safe(score)})
+def _median_less_spread(values: Sequence[float]) -> float:
+    middle = float(np.median(values))
+    deviation = float(np.median(np.abs(np.subtract(values, middle))))
+    # Of normal noise: 1.4826 makes a deviation of it, 1.2533 is the median's error over the mean's.
+    return middle - 2 * 1.2533 * 1.4826 * deviation / len(values) ** 0.5
 
 
-def shortlist(predicted: dict[str, Score], count: int) -> list[str]:
-    """What is measured: the best predicted one of every method that may win, then by worst task and mean in turns.
+def choose(scores: Mapping[str, Score]) -> str | None:
+    """Returns the safe method with the largest mean; None, plain decoding, if none is safe."""
+    safe = {label: score.mean for label, score in scores.items() if score.safe}
+    return max(safe, key=lambda label: safe[label]) if safe else None
+
+
+def shortlist(predicted: Mapping[str, Score], count: int) -> list[str]:
+    """Returns what is measured: the best of every method within 10%, then by worst task and by mean in turns.
 
     What is best in the mean may lose too much on some task to be chosen.
     """
     order = sorted(predicted, key=lambda label: -predicted[label].mean)
     close = [label for label in order if predicted[label].mean > 0.9 * predicted[order[0]].mean]
+    first = {label.partition("@")[0]: label for label in reversed(close)}
     steady = sorted(close, key=lambda label: -predicted[label].worst)
-    first: dict[str, str] = {}
-    for label in order:
-        first.setdefault(label.partition("@")[0], label)
-    near = [label for label in first.values() if label in close]
     rest = [label for both in itertools.zip_longest(steady, order) for label in both if label]
-    return list(dict.fromkeys([*near, *rest]))[: max(count, 1)]
+    best = sorted(first.values(), key=order.index)
+    return list(dict.fromkeys([*best, *rest]))[: max(count, 1)]

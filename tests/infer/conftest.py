@@ -9,7 +9,7 @@ import eagle_jax
 from eagle_jax.config import DecoderConfig, HeadConfig, TreeConfig
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
-from infer import bench, chat, demo
+from infer import bench, chat, cycle, demo
 
 
 class ByteTokenizer:

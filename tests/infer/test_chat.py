@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
+import io
 import re
 
 import jax
+import pyte
 import pytest
+from rich.console import Console
 
 import eagle_jax
 from eagle_jax import viz
 from eagle_jax.runtime.session import Session
 from infer import chat
+from infer.common.status_line import StatusLine
 from tests.infer.chats import Templated, TextOnly, last
-from tests.infer.screen import Screen
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -208,41 +210,46 @@ def test_accepted_drafts_are_green(make_chat):
 
 @pytest.mark.parametrize("above", [0, 3, 30])
 def test_the_last_row_says_tau_and_speed_while_a_reply_runs(make_chat, monkeypatch, above):
-    """The text above it is as it would be without, wherever it began; speed is of what is behind the second chunk."""
+    """The text is as it would be without, wherever it began; speed is of what is behind the second chunk."""
     talk = make_chat()
     clock = iter((0.0, 10.0, 30.0, *(30.5 + 0.5 * n for n in range(40))))
     monkeypatch.setattr(chat.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((40, 8)))
-    screen, bare, seen = Screen(40, 8), Screen(40, 8), []
+    screen = pyte.HistoryScreen(40, 8, history=200)
+    screen.set_mode(pyte.modes.LNM)
+    terminal, statuses = pyte.Stream(screen), set()
 
-    def write(text):
-        screen.write(text)
-        seen.append(screen.lines()[-1])
-        if "\x1b" not in text:
-            bare.write(text)
+    class Terminal(io.StringIO):
+        def write(self, text):
+            terminal.feed(text)
+            statuses.update(line.strip() for line in screen.display)
+            return len(text)
 
-    talk.write, talk.watched = write, True
+    monkeypatch.setenv("TERM", "xterm")
+    talk.console = Console(file=Terminal(), force_terminal=True, width=40, height=8, get_time=lambda: 0.0)
     for number in range(above):
-        talk.write(f"earlier {number}\n")
+        talk.console.print(f"earlier {number}")
     bcd = eagle_jax.StreamChunk([*b"bc\n"], 2)
     tally = chat.Tally(replies=1)
     talk.show(iter([eagle_jax.StreamChunk([*b"a"], 0), *([bcd] * 12)]), tally)
-    assert any(line.startswith("reading the prompt; a setting") for line in seen)
-    assert "tau 3.00, 4 tokens" in seen and "tau 3.00, 6 tokens/s, 37 tokens" in seen
+    assert any(line.startswith("reading the prompt; the first reply") for line in statuses)
+    assert {"tau 3.00, 4 tokens", "tau 3.00, 6 tokens/s, 37 tokens"} <= statuses
     assert str(tally) == "tau 3.00, 6 tokens/s"
-    assert "tau" not in "".join(screen.lines()) and screen.bottom == 7
-    said = [line for line in screen.lines() if line]
-    assert said and said == [line for line in bare.lines() if line][-len(said) :]
-    talk.write("next")
-    assert screen.lines()[screen.row] == "next"
+    shown = ["".join(row[column].data for column in range(40)).strip() for row in screen.history.top]
+    shown += [line.strip() for line in screen.display]
+    assert [line for line in shown if line] == [*(f"earlier {n}" for n in range(above)), "abc", *["bc"] * 11]
 
 
-def test_a_file_has_no_last_row(make_chat, monkeypatch):
+def test_long_rows_are_wrapped_at_words():
+    file = io.StringIO()
+    with StatusLine(Console(file=file, force_terminal=True, width=12, height=8)) as row:
+        for word in ("one ", "two ", "three ", "four"):
+            row.write(word)
+            row.show("tau 3")
+    assert "one two" in file.getvalue() and "three four" in file.getvalue()
+
+
+def test_a_file_has_no_last_row(make_chat):
     talk = make_chat()
     chunks = [eagle_jax.StreamChunk([*b"a"], 0), *(eagle_jax.StreamChunk([*b"bcd"], 2) for _ in range(3))]
     talk.show(iter(chunks), chat.Tally())
     assert "".join(talk.written) == "abcdbcdbcd\n"
-    monkeypatch.setenv("TERM", "dumb")
-    talk.watched = True
-    talk.show(iter(chunks), chat.Tally())
-    assert "\x1b" not in "".join(talk.written)

@@ -19,7 +19,7 @@ BUSY = """
 import dataclasses, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background has it ignored
 import jax
-from eagle_jax import interrupts, programs
+from infer.common import programs
 
 @dataclasses.dataclass(frozen=True)
 class Args:
@@ -64,7 +64,7 @@ def test_one_more_ends_what_xla_does_not_let_python_hear_of(start):
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     said = [process.stderr.readline(), process.stderr.readline()]
-    assert said[0] == "\n" and re.match("Ctrl-C: what XLA .* once more ends the program at once", said[1])
+    assert said[0] == "\n" and re.match("Ctrl-C: XLA compiles .* Press it once more to end the program", said[1])
     time.sleep(0.5)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)

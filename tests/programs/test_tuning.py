@@ -9,8 +9,10 @@ import pytest
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
-from infer.tuning.replay import DraftCosts, PassCosts, Replay, Score, choose, count_cycles, count_passes, speedup, trees
-from infer.tuning.shadow import watch
+from infer.tuning.choice import Score, choose
+from infer.tuning.costs import DraftCosts, PassCosts, speedup
+from infer.tuning.replay import Replay, count_cycles, count_passes, trees
+from infer.tuning.shadow import record
 from tests.models import near_model, random_prompts, tiny_head, tiny_target
 
 PROMPTS = random_prompts([5, 9, 3, 7], 12)
@@ -21,7 +23,7 @@ OPTIONS = {"max_new_tokens": 24, "key": 3}
 @functools.cache
 def replay(kind: str, tree: TreeConfig, temperature: float) -> Replay:
     target = tiny_target()
-    found = watch(target, drafter(kind, tree), PROMPTS, temperature=temperature, **OPTIONS)
+    found = record(target, drafter(kind, tree), PROMPTS, temperature=temperature, **OPTIONS)
     plain = eagle_jax.generate(target, None, PROMPTS, temperature=temperature, **OPTIONS)
     assert found.replies == plain.tokens
     return Replay(*found)
@@ -64,14 +66,13 @@ def test_chains_are_replayed_from_a_longer_one():
 def test_narrow_trees_are_replayed_from_a_wide_one(kind):
     wide = replay(kind, TreeConfig(3, 12, 300), 0.0)  # a frontier of the whole vocabulary opens every node that counts
     for tree in (TreeConfig.chain(1), TreeConfig.chain(3), TreeConfig(3, 2, 7)):
-        assert wide.unknown(tree.top_k) == 0
         assert wide.cycles(tree).tolist() == measured(kind, tree, 0.0)
 
 
 def test_lookups_are_replayed_from_the_longest():
     target = tiny_target(vocab=4)
     prompts = random_prompts([20, 30], 4)
-    found = Replay(*watch(target, eagle_jax.prompt_lookup(target, length=6), prompts, max_new_tokens=24))
+    found = Replay(*record(target, eagle_jax.prompt_lookup(target, length=6), prompts, max_new_tokens=24))
     short = eagle_jax.generate(target, eagle_jax.prompt_lookup(target, length=2), prompts, max_new_tokens=24)
     assert found.cycles(TreeConfig.chain(2)).tolist() == short.cycles.tolist()
     assert max(short.cycles) < 23
@@ -79,30 +80,30 @@ def test_lookups_are_replayed_from_the_longest():
 
 def test_a_lookup_that_finds_nothing_accepts_nothing():
     target = tiny_target()
-    found = watch(target, eagle_jax.prompt_lookup(target, length=6), [[1]], max_new_tokens=3)
-    record = Replay(*found._replace(parents=np.where(found.parents == -1, -1, -2)))  # all padding
-    assert record.cycles(TreeConfig.chain(2)).tolist() == [2]
+    found = record(target, eagle_jax.prompt_lookup(target, length=6), [[1]], max_new_tokens=3)
+    kept = Replay(*found._replace(parents=np.where(found.parents == -1, -1, -2)))  # all padding
+    assert kept.cycles(TreeConfig.chain(2)).tolist() == [2]
 
 
 def test_batches_are_joined():
-    parts = [watch(tiny_target(), drafter("eagle1", WIDE), PROMPTS[at : at + 2], max_new_tokens=24) for at in (0, 2)]
+    parts = [record(tiny_target(), drafter("eagle1", WIDE), PROMPTS[at : at + 2], max_new_tokens=24) for at in (0, 2)]
     assert Replay.joined(parts).cycles(TreeConfig(2, 3, 5)).tolist() == measured("eagle1", TreeConfig(2, 3, 5), 0.0)
 
 
-def slow_accepted(record: Replay, tokens: np.ndarray, tree: TreeConfig, position: int) -> int:
+def slow_accepted(kept: Replay, tokens: np.ndarray, tree: TreeConfig, position: int) -> int:
     """A tree of one position, grown, reranked and walked one node after the other."""
-    parents, scores = record.parents[position], record.scores[position]
+    parents, scores = kept.parents[position], kept.scores[position]
     children = {n: [c for c in range(1, len(parents)) if parents[c] == n] for n in range(len(parents))}
     frontier = pool = children[0][: tree.top_k]
     for _ in range(tree.depth - 1):
         born = [child for node in frontier for child in children[node][: tree.top_k]]
         pool = pool + born
         frontier = sorted(sorted(born), key=lambda n: -scores[n])[: tree.top_k]
-    kept = set(sorted(sorted(pool), key=lambda n: -scores[n])[: tree.num_nodes])
-    text, at, node, count = record.replies[record.reply[position]], record.at[position], 0, 0
+    chosen = set(sorted(sorted(pool), key=lambda n: -scores[n])[: tree.num_nodes])
+    text, at, node, count = kept.replies[kept.reply[position]], kept.at[position], 0, 0
     while True:
         following = [
-            c for c in children[node] if c in kept and at + count < len(text) and tokens[c] == text[at + count]
+            c for c in children[node] if c in chosen and at + count < len(text) and tokens[c] == text[at + count]
         ]
         if not following:
             return count
@@ -110,33 +111,33 @@ def slow_accepted(record: Replay, tokens: np.ndarray, tree: TreeConfig, position
 
 
 def test_accepted_drafts_are_those_of_a_slow_walk():
-    found = watch(tiny_target(), drafter("eagle1", WIDE), PROMPTS, **OPTIONS)
-    record = Replay(*found)
+    found = record(tiny_target(), drafter("eagle1", WIDE), PROMPTS, **OPTIONS)
+    kept = Replay(*found)
     for tree in (TreeConfig(3, 2, 5), TreeConfig(4, 3, 9), TreeConfig.chain(2), TreeConfig(4, 2, 13)):
-        slow = [slow_accepted(record, found.tokens[p], tree, p) for p in range(len(found.at))]
-        assert record.accepted(tree).tolist() == slow
+        slow = [slow_accepted(kept, found.tokens[p], tree, p) for p in range(len(found.at))]
+        assert kept.accepted(tree).tolist() == slow
         assert max(slow) > 0
 
 
 def test_what_cannot_be_replayed_or_watched_is_refused():
-    record = replay("eagle1", WIDE, 0.0)
-    with pytest.raises(ValueError, match="depth=5: only 4 levels were watched"):
-        record.accepted(TreeConfig(5, 2, 8))
+    kept = replay("eagle1", WIDE, 0.0)
+    with pytest.raises(ValueError, match="depth must be at most the 4 recorded levels, got 5"):
+        kept.accepted(TreeConfig(5, 2, 8))
     for tree in (
         TreeConfig.static([-1, -1]),
         TreeConfig(2, 2, 4, rank_by="confidence"),
         TreeConfig(2, 2, 4, top_p=0.5),
     ):
-        with pytest.raises(ValueError, match="is no plain dynamic tree"):
-            record.accepted(tree)
-    with pytest.raises(ValueError, match="lookahead: its drafts depend on more than the text"):
-        watch(tiny_target(), eagle_jax.lookahead(tiny_target()), PROMPTS)
+        with pytest.raises(ValueError, match="tree must be a plain dynamic tree"):
+            kept.accepted(tree)
+    with pytest.raises(ValueError, match="got lookahead, which samples or depends on earlier trees"):
+        record(tiny_target(), eagle_jax.lookahead(tiny_target()), PROMPTS)
     with pytest.raises(ValueError, match="pass key="):
-        watch(tiny_target(), drafter("eagle1", WIDE), PROMPTS, temperature=1.0)
+        record(tiny_target(), drafter("eagle1", WIDE), PROMPTS, temperature=1.0)
 
 
 def test_replies_of_one_token_have_no_cycles():
-    found = watch(tiny_target(), drafter("eagle1", WIDE), PROMPTS, max_new_tokens=1)
+    found = record(tiny_target(), drafter("eagle1", WIDE), PROMPTS, max_new_tokens=1)
     assert found.tokens.shape == (0, 31)
     assert Replay(*found).cycles(TreeConfig(2, 3, 5)).tolist() == [0, 0, 0, 0]
 
@@ -171,21 +172,28 @@ def test_the_grid_holds_only_trees_that_can_be():
     assert trees([2], [3], [4]) == [TreeConfig(2, 3, 4)]
 
 
+def test_acceptance_is_counted_by_depth():
+    found = replay("eagle1", WIDE, 0.0)
+    own = found.acceptance()
+    assert len(own) == 4 and 1 >= own[0] >= own[1] >= own[2] >= own[3] and own[0] > 0
+    assert own[0] == np.mean(found.accepted(TreeConfig(1, 3, 3)) == 1)
+
+
 def test_the_best_of_the_safe_is_chosen():
-    steady = Score({"a": (1.5, 1.52, 1.48), "b": (1.1, 1.12, 1.11)})
-    faster_but_not_everywhere = Score({"a": (2.5, 2.5, 2.5), "b": (0.97, 0.98, 0.99)})
-    within_the_spread = Score({"a": (2.0, 2.0, 2.0), "b": (1.02, 1.2, 0.9)})
-    assert (steady.safe, faster_but_not_everywhere.safe, within_the_spread.safe) == (True, False, False)
-    assert Score({"a": (1.5, 1.5, 1.5), "b": (0.985, 0.99, 0.985)}).safe  # on other prompts it may lose five percent
-    assert not Score({"a": (1.01, 1.0, 1.0), "b": (1.0, 0.99, 1.0)}).safe  # for nothing
-    more = Score({"a": (2.0, 2.0, 2.0), "b": (1.04, 1.02, 1.03, 1.03, 1.02)})
+    steady = Score({"a": (1.5, 1.52, 1.48, 1.5, 1.5), "b": (1.1, 1.12, 1.11, 1.11, 1.11)})
+    slower_on_one = Score({"a": (2.5,) * 5, "b": (0.96, 0.97, 0.98, 0.97, 0.96)})
+    within_the_spread = Score({"a": (2.0,) * 5, "b": (1.02, 1.2, 0.9, 1.2, 0.85)})
+    assert (steady.safe, slower_on_one.safe, within_the_spread.safe) == (True, False, False)
+    assert within_the_spread.promising and not slower_on_one.and_then(slower_on_one).promising
+    assert Score({"a": (1.5,) * 5, "b": (0.985, 0.99, 0.985, 0.99, 0.985)}).safe  # on other prompts 5% may be lost
+    assert not Score({"a": (1.01, 1.0, 1.0, 1.0, 1.0), "b": (1.0, 0.99, 1.0, 1.0, 1.0)}).safe  # gains nothing
+    more = Score({"a": (2.0,) * 5, "b": (1.04, 1.02, 1.03, 1.03, 1.02)})
     assert within_the_spread.and_then(more).safe
-    assert within_the_spread.and_then(more).ratios["b"] == (1.02, 1.2, 0.9, 1.04, 1.02, 1.03, 1.03, 1.02)
-    assert steady.mean == pytest.approx(1.305)
-    assert steady.worst == 1.11
-    scores = {"x": faster_but_not_everywhere, "y": steady, "z": within_the_spread}
+    assert within_the_spread.and_then(more).ratios["b"] == (1.02, 1.2, 0.9, 1.2, 0.85, 1.04, 1.02, 1.03, 1.03, 1.02)
+    assert steady.mean == pytest.approx(1.305) and steady.worst == 1.11
+    scores = {"x": slower_on_one, "y": steady, "z": within_the_spread}
     assert choose(scores) == "y"
-    assert choose(scores | {"w": Score({"a": (1.6,), "b": (1.2,)})}) == "w"
-    assert choose({"x": faster_but_not_everywhere}) is None
-    assert choose({}) is None
-    assert Score({"a": (0.5, 2.0, 2.0, 2.0)}).safe  # one slow moment does not decide
+    assert choose(scores | {"w": Score({"a": (1.6,) * 5, "b": (1.2,) * 5})}) == "w"
+    assert choose({"x": slower_on_one}) is None and choose({}) is None
+    assert Score({"a": (0.5, 2.0, 2.0, 2.0, 2.0)}).safe  # one slow moment does not decide
+    assert not Score({"a": (2.0,) * 4}).safe  # four repetitions show no spread
