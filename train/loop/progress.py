@@ -25,8 +25,8 @@ def progress(total: int, done: int, unit: str) -> tqdm[Any]:
     """Returns a bar over `total` units, `done` of them by an earlier call."""
     if done:
         logging.info("%d of %d %s exist already", done, total, unit)
-    if sys.stderr.isatty():
-        return tqdm(total=total, initial=done, unit=f" {unit}")
-    return tqdm(
-        total=total, initial=done, unit=f" {unit}", file=LogLines(), mininterval=30.0, maxinterval=30.0, ncols=100
-    )
+    options: dict[str, Any] = {"total": total, "initial": done, "unit": f" {unit}"}
+    if not sys.stderr.isatty():
+        shape = "{n_fmt} of {total_fmt}{unit}, {rate_fmt}, {remaining} left"
+        options |= {"file": LogLines(), "mininterval": 30.0, "maxinterval": 30.0, "bar_format": shape}
+    return tqdm(**options)
