@@ -12,7 +12,7 @@ from infer.common import figures
 from infer.common.results import Cell, Result
 from infer.common.tables import number, table, times
 from infer.papers.estimates import Estimate, asked, difference, speedup, tau
-from infer.papers.sources import Section, Sources, at_temperatures, by_label, in_order, tasks_of, title
+from infer.papers.sources import Section, Sources, at_temperatures, by_label, foremost, in_order, tasks_of, title
 
 ABLATION: dict[tuple[str, ...], str] = {
     (): "value and rerank (EAGLE-2)",
@@ -28,6 +28,8 @@ def speeds(sources: Sources) -> list[Section]:
     sections = []
     for temperature, every in at_temperatures(sources.timed).items():
         cells = _smallest(every)
+        labels = dict.fromkeys(cell.label for cell in cells)
+        drawn = foremost([label for label in labels if label != "vanilla"] or labels)
         tasks, rows, accepted = tasks_of(cells), [], dict[str, dict[int, float | None]]()
         for label, own in by_label(cells).items():
             found = {cell.task: f"{times(cell.speedup)}, {number(cell.tau)}" for cell in own}
@@ -37,7 +39,7 @@ def speeds(sources: Sources) -> list[Section]:
             texts = f"{sum(cell.identical for cell in own)}/{sum(cell.compared for cell in own)}"
             row = [title(label), *(found.get(task, "-") for task in tasks), *means]
             rows.append([*row, str(len(asked(own))), cost, texts])
-            if label != "vanilla" and all(cell.accepted for cell in own):
+            if label in drawn and all(cell.accepted for cell in own):
                 counts = [sum(column) for column in zip(*(cell.accepted or [] for cell in own), strict=True)]
                 accepted[title(label)] = {at: count / sum(counts) for at, count in enumerate(counts)}
         text = (
@@ -46,11 +48,11 @@ def speeds(sources: Sources) -> list[Section]:
             "the replies that equal plain decoding's."
         )
         head = ["method", *tasks, "speedup", "95%", "tau", "95%", "questions", "cycle (rows)", "identical"]
-        drawn = [cell for cell in cells if cell.label != "vanilla"] or cells
-        pictures = {f"speedup_t{temperature:g}.png": figures.bars(drawn, title)}
+        shown = [cell for cell in cells if cell.label in drawn]
+        pictures = {f"speedup_t{temperature:g}.png": figures.bars(shown, title)}
         if accepted:
-            shown = {f"temperature {temperature:g}": accepted}
-            picture = figures.lines(shown, "drafted tokens accepted", "share of the cycles")
+            curves = {f"temperature {temperature:g}": accepted}
+            picture = figures.lines(curves, "drafted tokens accepted", "share of the cycles")
             pictures[f"accepted_t{temperature:g}.png"] = picture
         sections.append(_section(f"Speedup and tau at temperature {temperature:g}", pictures, text, table(head, rows)))
     return sections

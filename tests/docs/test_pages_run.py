@@ -20,8 +20,6 @@ TREES = "--depths 2 --top-ks 2 --nodes 4 --lengths 3 --ngrams 2 --widths 1,5 --c
 SMALLER = {
     "infer.bench": f"{SHORT} --repeats 1 --no-transformers --no-golden --batches 1",
     "infer.acceptance": SHORT,
-    "infer.papers.repetition": SHORT,
-    "infer.papers.report": "",
     "infer.papers": f"{SHORT} --only ablation,untempered --tasks gsm8k",
     "infer.tune": f"{SHORT} {TREES} --methods eagle3 --batches 1 --temperatures 0",
     "train.demo.data": "",
@@ -30,7 +28,6 @@ SMALLER = {
     "train.evaluate": "--prompts 1 --max-new-tokens 8",
 }
 ONE_TASK = {
-    "results.md": ("infer.bench", "infer.acceptance", "infer.papers.repetition"),
     "benchmarks.md": ("infer.acceptance",),
 }
 """Pages, and their programs that ask all tasks of the papers: many times over, which would take hours."""
@@ -95,7 +92,7 @@ def run(command: str, folder, page: str) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("page", ["benchmarks.md", "tuning.md", "results.md", "measured/README.md", "evidence.md"])
+@pytest.mark.parametrize("page", ["benchmarks.md", "tuning.md", "measured/README.md", "evidence.md"])
 def test_commands_of_a_page_run_in_order(page, folder):
     found = commands_of(page)
     assert len(found) >= 2
@@ -103,6 +100,6 @@ def test_commands_of_a_page_run_in_order(page, folder):
         assert run(command, folder, page), command
     made = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in (".json", ".md", ".yaml")}
     expected = {"benchmarks.md": "runs/report/report.md", "tuning.md": "profile.yaml",
-                "results.md": "measured.yaml/report.md", "measured/README.md": "runs/best/result.json",
+                "measured/README.md": "runs/best/result.json",
                 "evidence.md": "runs/evidence/eagle3/head/config.json"}  # fmt: skip
     assert expected[page] in made
