@@ -157,11 +157,11 @@ class Medusa(TreeDrafter):
         check_target(target)
         _check_tree(tree)
         for field_name in ("hidden_size", "vocab_size"):
-            own, wanted = getattr(config, field_name), getattr(target.config, field_name)
-            if own != wanted:
+            value, expected = getattr(config, field_name), getattr(target.config, field_name)
+            if value != expected:
                 raise ConfigError(
-                    f"{name}: {field_name} must be the target's, {wanted}, got {own}. Load heads that were trained for "
-                    "this target, or the target that they were trained for."
+                    f"{name}: {field_name} must be the target's, {expected}, got {value}. Load heads that were trained "
+                    "for this target, or the target that they were trained for."
                 )
         drafter = _medusa(config, tree, target.fn, target.config.num_layers, params)
         return cls.of(drafter, target, params, name, config=config, tree=tree)

@@ -246,11 +246,11 @@ def _chosen(
 def _run(request: Request) -> GenerateOutput:
     with memory_errors(request):
         state = generate_program(*request)
-        wanted = (state.tokens, state.num_tokens, state.cycles, state.accepted, state.log_probs)
-        tokens, counts, cycles, accepted, log_probs, *faults = to_host((*wanted, state.not_finite, state.bad_drafts))
+        results = (state.tokens, state.num_tokens, state.cycles, state.accepted, state.log_probs)
+        tokens, counts, cycles, accepted, log_probs, *faults = to_host((*results, state.not_finite, state.bad_drafts))
     texts = [row[:count].tolist() for row, count in zip(tokens, counts, strict=True)]
-    told = None if log_probs is None else [row[:count] for row, count in zip(log_probs, counts, strict=True)]
-    output = GenerateOutput(texts, cycles, accepted, told)
+    kept = None if log_probs is None else [row[:count] for row, count in zip(log_probs, counts, strict=True)]
+    output = GenerateOutput(texts, cycles, accepted, kept)
     check_finite(*faults, output=output)
     return output
 

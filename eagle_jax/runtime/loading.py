@@ -115,7 +115,8 @@ def load_target(
         and norms are float32.
       revision, token, cache_dir: passed to `huggingface_hub` (ignored for a local path).
       max_position: caps the context length, for example at a sliding window; the window itself is not supported.
-      mesh: a ("data", "fsdp", "tensor") mesh; every tensor goes straight to its devices. Drafters use their target's mesh.
+      mesh: a ("data", "fsdp", "tensor") mesh; every tensor goes straight to its devices. Drafters use
+        their target's mesh.
 
     Raises:
       CheckpointError: the model is missing, its architecture is unknown, a value of config.json has another type, or

@@ -160,7 +160,7 @@ class TestMedusa:
         params = init_medusa_params(config, jax.random.key(0))
         save_medusa_checkpoint(config, params, tmp_path, "float32")
         edit_json(tmp_path / "config.json", **{f"{kind}_num_{part}": named})
-        message = rf"{kind}_num_{part} is {named}, and {kind}_lm_head\.safetensors holds {stored}: takes those of the"
+        message = rf"{kind}_num_{part} is {named}, and {kind}_lm_head\.safetensors holds {stored}: uses the file's"
         with pytest.warns(UserWarning, match=message):
             again, loaded = load_medusa_checkpoint(tmp_path, tiny_target().config)
         assert again == config
@@ -290,7 +290,7 @@ def test_a_target_with_features_that_no_decoder_has(values, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"use_fancy_gate": True}, "use_fancy_gate=True: not known and without effect here"),
+        ({"use_fancy_gate": True}, "use_fancy_gate=True: unknown and ignored"),
         ({"sliding_window": 64}, "sliding_window=64 has no effect on a LlamaForCausalLM"),
         ({"model_type": "mistral", "sliding_window": None}, "architectures names LlamaForCausalLM and model_type='mi"),
         (

@@ -1,4 +1,4 @@
-"""Heads a layout has no place for, and directories that are not overwritten: each says why and leaves nothing."""
+"""Heads that a layout cannot hold, and directories that must not be overwritten: nothing is written."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ class TestRefused:
     )
     def test_what_has_no_place_in_a_layout(self, layout, change, part, tmp_path):
         message = refusal(dataclasses.replace(HEAD, **change), layout, tmp_path)
-        assert message.startswith(f"the {layout} layout has no place for ")
+        assert message.startswith(f"the {layout} layout cannot hold ")
         assert part in message
 
     @pytest.mark.parametrize("layout", ["sglang", "speculators"])
     def test_an_eagle1_head_elsewhere_than_in_the_official_layout(self, layout, tmp_path):
         message = refusal(EAGLE1, layout, tmp_path)
-        assert message == f"the {layout} layout is for EAGLE-3 heads, this is one of EAGLE-1/2: export it as 'official'"
+        assert message == f"layout must be 'official' for an EAGLE-1/2 head, got {layout!r}."
 
     def test_no_embedding_where_there_must_be_one(self, tmp_path):
         message = refusal(EAGLE1, "official", tmp_path)
-        assert message == "an EAGLE-1/2 head in the official layout carries its target's embedding: pass it"
+        assert message == "an EAGLE-1/2 head in the official layout carries its target's embedding. Pass embedding=."
         message = refusal(HEAD, "speculators", tmp_path, embedding=None)
-        assert message == "an EAGLE-3 head in the speculators layout carries its target's embedding: pass it"
+        assert message == "an EAGLE-3 head in the speculators layout carries its target's embedding. Pass embedding=."
 
     def test_a_vocabulary_that_is_only_permuted(self, tmp_path):
         config = VARIANTS["full vocabulary"]
@@ -75,11 +75,11 @@ class TestRefused:
         assert_same(load_head_checkpoint(tmp_path, TARGET)[1], params)
 
     def test_speculators_without_a_verifier(self, tmp_path):
-        assert "give the verifier's hub id or path" in refusal(HEAD, "speculators", tmp_path, verifier="")
+        assert "verifier must be the hub id or path" in refusal(HEAD, "speculators", tmp_path, verifier="")
 
     def test_no_speculative_tokens(self, tmp_path):
         message = refusal(HEAD, "speculators", tmp_path, speculative_tokens=0)
-        assert message == "speculative_tokens=0 must be at least 1"
+        assert message == "speculative_tokens must be at least 1, got 0."
 
 
 class TestOut:

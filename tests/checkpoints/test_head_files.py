@@ -271,7 +271,8 @@ def test_rope_theta_must_be_positive(theta, tmp_path):
 
 
 def test_a_head_of_another_method(tmp_path):
-    assert "MedusaModel is no EAGLE head" in message_of(tmp_path, *eagle3(architectures=["MedusaModel"]))
+    message = message_of(tmp_path, *eagle3(architectures=["MedusaModel"]))
+    assert "must name an EAGLE head with a Llama-like layer, got MedusaModel." in message
 
 
 class TestAnotherTarget:

@@ -45,7 +45,7 @@ def taught(tokenizer, dialogue: Dialogue) -> list[list[str]]:
     ],
 )
 def test_what_the_target_is_asked(row, asked):
-    assert Dialogue.begin(row).asked == tuple(asked)
+    assert Dialogue.begin(row).pending == tuple(asked)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_conversation_ends_before_the_result_of_a_tool():
     """It answers a call of the row's, which the target may not make."""
     tokenizer = tokenizer_with(TOOLS)
     dialogue = Dialogue.begin(parse_row(TOOL_ROW))
-    assert dialogue.asked == ((USER,),)
+    assert dialogue.pending == ((USER,),)
     assert tokenizer.decode(dialogue.prompt(tokenizer)).startswith(
         '<tools>{"type": "function", "function": {"name": "l'
     )

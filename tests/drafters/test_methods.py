@@ -230,12 +230,12 @@ def test_a_draft_model_of_another_tokenizer_is_refused(tmp_path):
     plain = eagle_jax.generate(loaded, None, prompts, max_new_tokens=9)
     assert eagle_jax.generate(loaded, draft, prompts, max_new_tokens=9).tokens == plain.tokens
     write_tokenizer(tmp_path / "draft", [*tokens[:7], "other", *tokens[8:]])
-    with pytest.raises(CheckpointError, match="token 7 is 'other' here and 't7' there; a draft model must have its"):
+    with pytest.raises(CheckpointError, match="token 7 is 'other' in the draft model and 't7' in the target; a draft model must have its"):
         eagle_jax.load_draft_model(tmp_path / "draft", loaded)
     with pytest.raises(CheckpointError, match="token 7 is 'other' here"):  # whatever the target is called
         eagle_jax.load_draft_model(tmp_path / "draft", dataclasses.replace(loaded, name="gpt2-medium"))
     bare = eagle_jax.Target.from_params(loaded.config, loaded.params, "a/policy")  # has no files to compare with
-    with pytest.warns(UserWarning, match=r"^target in memory has no tokenizer files: taken to have those of .*draft"):
+    with pytest.warns(UserWarning, match=r"^target in memory has no tokenizer files: assuming those of .*draft"):
         assert eagle_jax.load_draft_model(tmp_path / "draft", bare).vocab_size == 12
     write_tokenizer(tmp_path / "draft", tokens[:9])
     with pytest.raises(CheckpointError, match="3 token ids, 9 the first, are only in one of them"):
@@ -245,13 +245,13 @@ def test_a_draft_model_of_another_tokenizer_is_refused(tmp_path):
         eagle_jax.load_draft_model(tmp_path / "draft", loaded)
     (tmp_path / "draft" / "tokenizer.json").unlink()
     # Nothing to compare but the sizes, which is said.
-    with pytest.warns(UserWarning, match=r"^draft model .*draft has no tokenizer files: taken to have the target's$"):
+    with pytest.warns(UserWarning, match=r"^draft model .*draft has no tokenizer files: assuming the target's$"):
         eagle_jax.load_draft_model(tmp_path / "draft", loaded)
     (tmp_path / "draft" / "tokenizer.model").touch()
     with pytest.warns(UserWarning, match="are of different kinds and were not compared"):
         eagle_jax.load_draft_model(tmp_path / "draft", loaded)
     (tmp_path / "target" / "tokenizer.json").unlink()
-    with pytest.warns(UserWarning, match=r"^target .*target has no tokenizer files: taken to have those of draft"):
+    with pytest.warns(UserWarning, match=r"^target .*target has no tokenizer files: assuming those of draft"):
         eagle_jax.load_draft_model(tmp_path / "draft", loaded)
     for name in ("draft", "target"):
         (tmp_path / name / "tokenizer.model").write_bytes(name.encode())

@@ -43,7 +43,7 @@ def test_a_draft_model_without_tokenizer_is_taken_but_not_silently(tmp_path):
     for name in ("config.json", "model.safetensors"):
         shutil.copy(bundled("small") / name, tmp_path)
     target, _ = load_pair(Sources())
-    message = f"draft model {tmp_path} has no tokenizer files: taken to have the target's"
+    message = f"draft model {tmp_path} has no tokenizer files: assuming the target's"
     with pytest.warns(UserWarning, match="tokenizer files") as told:
         Loader(target, Sources(draft_model=str(tmp_path)))("sps")
     assert [str(one.message) for one in told] == [message]

@@ -23,7 +23,7 @@ GOOD = [[1, 2, 3]]
         (lambda run: jax.jit(lambda x: run(x).tokens)(jnp.array(GOOD)), "prompts must be a concrete value"),
         (lambda run: jax.jit(lambda: run(GOOD).tokens)(), "must be called outside of jit"),
         (lambda run: jax.jit(lambda k: run(GOOD, key=k).tokens)(jax.random.key(0)), "key must be a concrete value"),
-        (lambda run: jax.vmap(lambda k: run(GOOD, key=k).tokens)(jax.random.split(jax.random.key(0))), "key must be a concrete value"),
+        (lambda run: jax.vmap(lambda k: run(GOOD, key=k).tokens)(jax.random.split(jax.random.key(0))), "got a JAX tracer"),
         (lambda run: jax.jit(lambda t: run(GOOD, temperature=t).tokens)(0.5), "temperature must be a concrete value"),
     ],
 )
@@ -111,18 +111,18 @@ def test_options(options, message):
 
 
 def test_paths_where_loaded_things_belong():
-    with pytest.raises(ValueError, match=r"target must be a Target, got a str\. Pass the result of eagle_jax\.load_target"):
+    with pytest.raises(ValueError, match=r"target must be a Target, got a str\. Pass .* eagle_jax\.load_target"):
         eagle_jax.generate("path", None, GOOD)
-    with pytest.raises(ValueError, match=r"drafter must be a result of eagle_jax\.load_drafter.*, got the string 'path'"):
+    with pytest.raises(ValueError, match=r"drafter must be .* eagle_jax\.load_drafter.*, got the string 'path'"):
         eagle_jax.generate(tiny_target(), "path", GOOD)
     with pytest.raises(ValueError, match=r"drafter must be .*, got the string 'atuo'"):
         eagle_jax.generate(tiny_target(), "atuo", GOOD, profile="p.yaml")
-    with pytest.raises(ValueError, match=r"must be bound to a target\. Pass eagle_jax\.BoundDrafter\.of\(drafter, target\)"):
+    with pytest.raises(ValueError, match=r"must be bound to a target\. Pass eagle_jax\.BoundDrafter\.of\(drafter"):
         eagle_jax.generate(tiny_target(), tiny_head("eagle3", TreeConfig.chain(2)).drafter, GOOD)
 
 
 def test_what_a_head_is_loaded_with():
-    with pytest.raises(ValueError, match=r"target must be a Target, got a str\. Pass the result of eagle_jax\.load_target"):
+    with pytest.raises(ValueError, match=r"target must be a Target, got a str\. Pass .* eagle_jax\.load_target"):
         eagle_jax.load_drafter("head", "path/of/target")
     head = tiny_head("eagle3", TreeConfig.chain(2))
     with pytest.raises(ConfigError, match=r"tree must be an eagle_jax\.TreeConfig, .*got 59"):

@@ -256,7 +256,7 @@ def test_other_settings_are_refused(folder, whole):
         ([ROWS[ALONE]], {}, "no row has a reply to be written: 1 x no turn of a user to answer"),
         ([{**asking("a"), "images": ["b.png"]}], {}, "1 x the row has the key 'images', which is not read"),
         ([asking("a", "b")], {"template": "{{ messages[-1]['content'] }}"}, "1 x the chat template drops a turn"),
-        ([asking("a")], {"template": ""}, "the tokenizer has no chat template"),
+        ([asking("a")], {"template": ""}, "the tokenizer must have a chat template"),
         ([asking("a")], {"vocab": 262}, "a vocabulary of 263, and the target's vocabulary has 262"),
         ([asking("a")], {"max_new_tokens": 400}, "--max-prompt 384 plus --max-new-tokens 400 must be at most"),
         ([asking("a")], {"temperatures": ()}, "--temperatures must be at least one number, got none"),

@@ -55,7 +55,7 @@ class Writer:
 
     def batches(self, rows: Sequence[Row]) -> list[list[Row]]:
         """Groups rows of one temperature and similar numbers of turns; a finished conversation leaves its lane idle."""
-        ordered = sorted(rows, key=lambda row: (row.temperature, len(row.dialogue.asked), row.number))
+        ordered = sorted(rows, key=lambda row: (row.temperature, len(row.dialogue.pending), row.number))
         batches: list[list[Row]] = []
         for row in ordered:
             if not batches or len(batches[-1]) == self.lanes or batches[-1][0].temperature != row.temperature:
@@ -74,7 +74,7 @@ class Writer:
         dialogues = [row.dialogue for row in batch]
         reports = [report_of(1) for _ in batch]
         numbers = jnp.asarray([row.number for row in batch] + [0] * (self.lanes - len(batch)), jnp.uint32)
-        for turn in range(max(len(dialogue.asked) for dialogue in dialogues)):
+        for turn in range(max(len(dialogue.pending) for dialogue in dialogues)):
             prompts = [[0]] * self.lanes  # idle lanes end after one token
             budgets = [1] * self.lanes
             for lane, dialogue in enumerate(dialogues):

@@ -9,10 +9,10 @@ import numpy as np
 from eagle_jax.checkpoints.files.errors import CheckpointError
 
 DIVERGED = "Take weights from before training diverged."
-"""What to do about weights that are not written."""
+"""Remedy for weights that are not written."""
 FETCH_AGAIN = "Fetch or save the checkpoint again, or take one from before training diverged."
-"""What to do about files that hold such values."""
-_CHUNK = 1 << 18  # elements: the second pass finds them in the cache
+"""Remedy for files that hold such values."""
+_CHUNK = 1 << 18  # elements: a chunk stays in the CPU cache for the second pass
 _NAMED = 10  # tensors in a message
 # dtype -> (integers of its size, bits of positive infinity, and of negative infinity). NaN has larger ones than either.
 _BITS: dict[str, tuple[Any, Any, int, int]] = {

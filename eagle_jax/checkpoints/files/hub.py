@@ -21,7 +21,7 @@ HEADS = ("medusa_lm_head*", "hydra_lm_head*")
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*")
 
 TOO_MANY, REFUSED = {429}, {401, 403}
-"""HTTP: too many requests; who asks is not known, or may not."""
+"""HTTP status codes: too many requests; unauthorised or forbidden."""
 _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 
 
@@ -41,7 +41,7 @@ def checkpoint_directory(
       CheckpointError: no such directory, no such repository or revision, no access, or no network.
     """
     if not isinstance(path_or_id, str | os.PathLike):
-        raise CheckpointError(f"{path_or_id!r} is neither a directory nor the name of a repository on the hub")
+        raise CheckpointError(f"path_or_id must be a directory or a hub id, got {path_or_id!r}.")
     local = _existing_directory(path_or_id)
     if local is not None:
         return local
@@ -86,16 +86,14 @@ head_directory = functools.partial(files_directory, patterns=CONFIGS + HEADS)
 def _existing_directory(path_or_id: str | os.PathLike[str]) -> Path | None:
     """Returns an existing directory, None for a hub id; raises for anything else."""
     if not str(path_or_id):
-        raise CheckpointError("the path is empty: give a directory, or the name of a repository on the hub")
+        raise CheckpointError("the path is empty. Give a directory or a hub id.")
     path = Path(path_or_id).expanduser()
     if path.is_dir():
         return path
     if path.exists():
-        raise CheckpointError(f"{path} is a file; give the directory that holds config.json and the weights")
+        raise CheckpointError(f"{path} is a file. Give the directory that holds config.json and the weights.")
     if isinstance(path_or_id, Path) or not _HUB_ID.fullmatch(str(path_or_id)):
-        raise CheckpointError(
-            f"no such directory: {path} (and {str(path_or_id)!r} is no hub id, which reads 'owner/name')"
-        )
+        raise CheckpointError(f"no such directory: {path}. A hub id has the form 'owner/name'.")
     return None
 
 
@@ -125,8 +123,8 @@ def _download(
         ) from error
     except hub_errors.RevisionNotFoundError as error:
         raise CheckpointError(
-            f"the hub repository {repo_id!r} has no revision {revision!r}: give one of its branches, tags or "
-            "commits, or none for what is newest"
+            f"the hub repository {repo_id!r} has no revision {revision!r}. Give a branch, tag or commit, or leave "
+            "revision out for the newest one."
         ) from error
     except hub_errors.RepositoryNotFoundError as error:
         raise CheckpointError(
@@ -136,7 +134,7 @@ def _download(
     except hub_errors.HFValidationError as error:
         raise CheckpointError(f"{repo_id!r} is neither a local directory nor a valid hub id: {error}") from error
     except (OSError, hub_errors.HTTPError) as error:
-        # No network, an offline switch without a cached copy, a full disk, a connection that broke on the way.
+        # No network, offline mode without a cached copy, a full disk, or a broken connection.
         answered = {_status(error), _status(error.__cause__)}
         remedy = "check the spelling and the network, or give the path of a local copy"
         if huggingface_hub.constants.HF_HUB_OFFLINE:
@@ -144,14 +142,14 @@ def _download(
         elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
             remedy = "make room on the disk, or set HF_HOME (or pass cache_dir=...) to a larger one"
         elif answered & TOO_MANY:
-            remedy = "wait some minutes, or set HF_TOKEN (or pass token=...): the hub answers more to those it knows"
+            remedy = "wait some minutes, or set HF_TOKEN (or pass token=...): the hub limits anonymous requests more"
         elif answered & REFUSED:
             remedy = (
-                "the hub refuses the token: make a new one that may read this repository at "
-                "https://huggingface.co/settings/tokens, or unset HF_TOKEN (and log out) for what is public"
+                "the hub refuses the token: create one that can read this repository at "
+                "https://huggingface.co/settings/tokens, or unset HF_TOKEN (and log out) for public repositories"
             )
         raise CheckpointError(
-            f"there is no directory {repo_id!r}, nor all of it in the hub's cache, and it could not be fetched "
+            f"{repo_id!r} is no directory and is not in the hub's cache, and the download failed "
             f"({_reason(error)}): {remedy}"
         ) from error
 
@@ -163,6 +161,6 @@ def _status(error: BaseException | None) -> int | None:
 
 def _reason(error: Exception) -> str:
     """Returns the first sentence of the original error; the client appends advice of its own."""
-    told = error.__cause__ if isinstance(error, hub_errors.LocalEntryNotFoundError) and error.__cause__ else error
-    words = " ".join(str(told).split()) or type(told).__name__
-    return re.split(r"(?<=[a-z\d)])\. ", words, maxsplit=1)[0].rstrip(".")
+    cause = error.__cause__ if isinstance(error, hub_errors.LocalEntryNotFoundError) and error.__cause__ else error
+    reason = " ".join(str(cause).split()) or type(cause).__name__
+    return re.split(r"(?<=[a-z\d)])\. ", reason, maxsplit=1)[0].rstrip(".")

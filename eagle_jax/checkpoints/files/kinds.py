@@ -24,19 +24,19 @@ BELONGS: dict[Kind, str] = {
     "beside the model they were trained for",
     "other": "a draft head of a kind that is not read here: give the model it was trained for",
 }
-"""What it is, the function of `eagle_jax` that reads it, and the options that take it."""
+"""Description of each kind, with the function and the options that load it."""
 MODELS: tuple[Kind, ...] = ("model",)
 EAGLES: tuple[Kind, ...] = ("eagle2", "eagle3", "other")
 MEDUSAS: tuple[Kind, ...] = ("medusa", "hydra")
-"""What each loader reads; that of EAGLE heads has words of its own for other draft heads."""
+"""Kinds that each loader reads; the loader of EAGLE heads reports other draft heads itself."""
 
 
 def kind_of(values: Mapping[str, Any], names: Collection[str] = (), where: object = "config.json") -> Kind | None:
     """Returns the kind of a checkpoint by its config.json and tensor names; None if they do not determine it.
 
     Args:
-      names: of the tensors as stored; none where they were not read, and then EAGLE-1/2 heads, whose config.json is
-        that of a model, are not told.
+      names: of the tensors as stored. Without them, EAGLE-1/2 heads are not detected: their config.json is that of
+        a model.
       where: the path of config.json, for messages.
 
     Raises:
@@ -59,7 +59,7 @@ def kind_of(values: Mapping[str, Any], names: Collection[str] = (), where: objec
 
 
 def refuse_others(
-    where: object, wanted: Collection[Kind], values: Mapping[str, Any], names: Collection[str] = ()
+    where: object, accepted: Collection[Kind], values: Mapping[str, Any], names: Collection[str] = ()
 ) -> None:
     """Checks that a checkpoint is of one of the kinds that a loader reads.
 
@@ -70,5 +70,5 @@ def refuse_others(
       CheckpointError: saying what it is and what it is for.
     """
     kind = kind_of(values, names, f"{where}/config.json")
-    if kind is not None and kind not in wanted:
+    if kind is not None and kind not in accepted:
         raise CheckpointError(f"{where} holds {BELONGS[kind]}")

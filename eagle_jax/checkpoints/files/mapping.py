@@ -1,7 +1,7 @@
 """Maps tensor names of a checkpoint to parameter paths and back, by one table per layout.
 
-A rule is a pair of templates and a transform. Regular expressions are made from the templates, so that one table serves
-loading, saving and error messages; a table of regular expressions alone could not name a tensor that is missing.
+A rule is a pair of templates and a transform. One table serves loading, saving and error messages: unlike a regular
+expression, a template can name a tensor that is missing.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Table(NamedTuple):
             match = _pattern(rule.path).fullmatch(path)
             if match:
                 return rule.name.format(**match.groupdict()), rule.transpose
-        raise CheckpointError(f"parameter {path!r} has no place in this layout")
+        raise CheckpointError(f"parameter {path!r} has no name in this layout")
 
 
 @functools.cache
@@ -173,5 +173,5 @@ def dtype_name(dtype: Any) -> str:
     except TypeError:  # no type at all
         name = None
     if name not in DTYPES:
-        raise CheckpointError(f"dtype={dtype!r} must be one of {', '.join(DTYPES)}")
+        raise CheckpointError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
     return name

@@ -1,6 +1,6 @@
 """Reads named tensors of a checkpoint one at a time, from safetensors or PyTorch files.
 
-Names, shapes and dtypes are known before any weight is read, so that a checkpoint that does not fit is refused whole.
+Names, shapes and dtypes are read first, so that a checkpoint that does not fit fails before any weight is read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TensorReader:
     """Reads the tensors of one checkpoint directory; a context manager.
 
     Attributes:
-      directory: the checkpoint directory. stem: of another file than a model's, `.safetensors` or `.pt`.
+      directory: the checkpoint directory. stem: file name without suffix, for files other than a model's.
       infos: name -> `TensorInfo` of every stored tensor.
 
     Raises:
@@ -121,7 +121,9 @@ def _weight_files(directory: Path, stem: str | None = None) -> tuple[list[str], 
             files = sorted(set(weight_map.values()))
             outside = [file for file in files if Path(file).name != file or not file.endswith((".safetensors", ".bin"))]
             if outside:
-                raise CheckpointError(f"{directory / index}: not the name of a weight file here: {', '.join(outside)}")
+                raise CheckpointError(
+                    f"{directory / index}: weight_map must name files of this directory, got {', '.join(outside)}"
+                )
             return files, weight_map
     raise CheckpointError(
         f"{directory}: no weights; expected model.safetensors or pytorch_model.bin, or shards with their index.json"
@@ -172,8 +174,8 @@ def _read_torch(path: Path) -> dict[str, Any]:
         _refuse_lfs_pointer(path)
         first = str(error).strip().splitlines()
         raise CheckpointError(
-            f"{path}: refused by torch.load(weights_only=True), hence corrupt or holding more than tensors; nothing in "
-            f"it was run. Convert it to safetensors in a place you trust ({first[0] if first else error!r})"
+            f"{path}: torch.load(weights_only=True) failed: the file is corrupt or holds more than tensors. No code "
+            f"in it was run. Convert it to safetensors on a machine you trust ({first[0] if first else error!r})"
         ) from error
     if not isinstance(state, dict) or not all(torch.is_tensor(value) for value in state.values()):
         raise CheckpointError(f"{path}: expected a flat dict of tensors")

@@ -75,8 +75,8 @@ def plan(
         chosen[path] = (name, transpose)
         shape = info.shape[::-1] if transpose else info.shape
         if shape != expected[path]:
-            wanted = expected[path][::-1] if transpose else expected[path]
-            problems.found["misshaped"].append(f"{name} is {list(info.shape)}, expected {list(wanted)}")
+            shape = expected[path][::-1] if transpose else expected[path]
+            problems.found["misshaped"].append(f"{name} is {list(info.shape)}, expected {list(shape)}")
         elif info.dtype not in FLOAT_DTYPES:
             problems.found["other"].append(f"{name} is stored as {info.dtype}: quantised weights are not supported")
     problems.found["missing"].extend(spelled(table.name_of(path)[0]) for path in expected if path not in chosen)
@@ -91,12 +91,12 @@ def read_planned(
     Raises:
       CheckpointError: values that are not finite in this dtype, naming every tensor that holds some.
     """
-    wanted = check_dtype(dtype)
+    loaded = check_dtype(dtype)
     spoiled = NotFinite()
-    size = wanted.itemsize * sum(math.prod(reader.infos[name].shape) for name, _ in chosen.values())
+    size = loaded.itemsize * sum(math.prod(reader.infos[name].shape) for name, _ in chosen.values())
     flat = {}
     for path, (name, transpose) in chosen.items():
-        host = cast(reader.read(name), wanted, name)
+        host = cast(reader.read(name), loaded, name)
         spoiled.check(name, host)
         if spoiled.found:  # only counted from here on
             continue

@@ -136,10 +136,10 @@ def _draft_vocab_size(fields: Fields, stored: Mapping[str, TensorInfo], vocab_si
 def _check_eagle_options(fields: Fields) -> None:
     """Checks that no option of other EAGLE heads is set, in `eagle_config` or at the top level."""
     for part in (fields, fields.mapping("eagle_config")):
-        for key, (wanted, meaning) in _ONLY.items():
-            value = part.values.get(key, wanted)
-            if value is not None and value != wanted:
-                part.refuse(key, f"{json.dumps(wanted)} or absent", f"{meaning} is not supported.")
+        for key, (supported, meaning) in _ONLY.items():
+            value = part.values.get(key, supported)
+            if value is not None and value != supported:
+                part.refuse(key, f"{json.dumps(supported)} or absent", f"{meaning} is not supported.")
         if part.inside:
             check_features(part, known=(*_ONLY, *_READ))
 
@@ -149,7 +149,9 @@ def _refuse_other_methods(fields: Fields) -> None:
     names = fields.names("architectures")
     known = ("eagle", "llama", "mistral", "qwen")
     if names and not any(part in name.lower() for name in names for part in known):
-        raise CheckpointError(f"{fields.where}: {', '.join(names)} is no EAGLE head with a Llama-like layer")
+        raise CheckpointError(
+            f"{fields.where}: architectures must name an EAGLE head with a Llama-like layer, got {', '.join(names)}."
+        )
     if any(name.lower().startswith("peagle") for name in names):
         raise CheckpointError(f"{fields.where}: {', '.join(names)} drafts all tokens in one pass: not supported")
 

@@ -56,11 +56,10 @@ def export_head(
     Args:
       params: `{"head": ..., "d2t": ...}` as `load_head_checkpoint` returns it.
       target: its context length goes into the file.
-      rope: where the head's rotary embedding is not the target's, whose to write.
+      rope: whose rotary embedding to write, if the head's differs from the target's.
       verifier: hub id or path of the target (speculators only).
       speculative_tokens: length of the drafted chain (speculators only).
-      embedding: [V, H], the target's, to be written as a copy. Needed where `carries_embedding`; engines that read the
-        other layouts take the target's.
+      embedding: [V, H], the target's, to write a copy of; required if `carries_embedding`.
       overwrite: replace the checkpoint in a directory that is not empty; other files in it are kept.
 
     Returns:
@@ -76,16 +75,18 @@ def export_head(
     check_expressible(config, None if d2t is None else np.asarray(d2t), target, layout)
     if carries_embedding(config, layout) and embedding is None and not config.own_embedding:
         raise CheckpointError(
-            f"an {_KINDS[config.kind]} head in the {layout} layout carries its target's embedding: pass it"
+            f"an {_KINDS[config.kind]} head in the {layout} layout carries its target's embedding. Pass embedding=."
         )
     write = functools.partial(write_head, config, params, directory, dtype, embedding=embedding)
     if layout == "sglang":
         write(sglang_values(config, dtype), prefix="midlayer.", full_tables=True)
     elif layout == "speculators":
         if not verifier:
-            raise CheckpointError("the speculators layout names its target: give the verifier's hub id or path")
+            raise CheckpointError(
+                "verifier must be the hub id or path of the target in the speculators layout, got none."
+            )
         if speculative_tokens < 1:
-            raise CheckpointError(f"speculative_tokens={speculative_tokens} must be at least 1")
+            raise CheckpointError(f"speculative_tokens must be at least 1, got {speculative_tokens}.")
         write(speculators_values(config, target, dtype, verifier, speculative_tokens), prefix="layers.0.")
     else:
         prefix = "midlayer." if config.kind == "eagle3" else "layers.0."
@@ -101,14 +102,14 @@ def check_unoccupied(directory: str | os.PathLike[str]) -> None:
     """
     path = Path(directory).expanduser()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise CheckpointError(f"{path} exists and is not an empty directory: choose another, or --overwrite it")
+        raise CheckpointError(f"{path} exists and is not an empty directory. Choose another, or pass --overwrite.")
 
 
 def carries_embedding(config: HeadConfig, layout: Layout) -> bool:
     """Returns whether files of a layout hold a copy of the target's embedding.
 
-    The `speculators` package (0.9.0) promises to fetch one that is missing from the target, and does so only where the
-    memory it happened to get for it holds a NaN.
+    The `speculators` package (0.9.0) should take a missing one from the target, but does so only if its uninitialised
+    memory happens to hold a NaN.
     """
     return layout == "speculators" or config.kind == "eagle1"
 

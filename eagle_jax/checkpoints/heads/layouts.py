@@ -63,9 +63,7 @@ def check_expressible(config: HeadConfig, d2t: np.ndarray | None, target: Decode
     if layout == "official":
         return
     if config.kind != "eagle3":
-        raise CheckpointError(
-            f"the {layout} layout is for EAGLE-3 heads, this is one of EAGLE-1/2: export it as 'official'"
-        )
+        raise CheckpointError(f"layout must be 'official' for an EAGLE-1/2 head, got {layout!r}.")
     layer, taps = config.layer, config.taps
     lacks = {
         "a bias of fc": config.fc_bias,
@@ -94,9 +92,9 @@ def check_expressible(config: HeadConfig, d2t: np.ndarray | None, target: Decode
                 config.draft_vocab_size == layer.vocab_size and d2t is not None and bool(d2t.any())
             ),
         }
-    found = [name for name, there in lacks.items() if there]
+    found = [name for name, lacking in lacks.items() if lacking]
     if found:
-        raise CheckpointError(f"the {layout} layout has no place for {', '.join(found)}")
+        raise CheckpointError(f"the {layout} layout cannot hold {', '.join(found)}")
 
 
 def sglang_values(config: HeadConfig, dtype: str) -> dict[str, Any]:
@@ -111,7 +109,7 @@ def speculators_values(
 
     Args:
       verifier: hub id or path of the target, which vLLM loads beside the head.
-      speculative_tokens: length of the chain that vLLM drafts unless it is told otherwise.
+      speculative_tokens: length of the chain that vLLM drafts by default.
     """
     layer = config.layer
     layer_values = {

@@ -115,10 +115,10 @@ def _is_copy(reader: TensorReader, names: dict[str, str], embedding: jax.Array |
     name = names.get(_EMBEDDING)
     if embedding is None or name is None or reader.infos[name].shape != embedding.shape:
         return False
-    wanted, stored = check_dtype(dtype), reader.read(name)
+    loaded, stored = check_dtype(dtype), reader.read(name)
     # A copy that was rounded when it was saved is still one.
-    ours = np.asarray(embedding).astype(wanted).astype(stored.dtype)
-    return np.array_equal(cast(stored, wanted, name).astype(stored.dtype), ours)
+    ours = np.asarray(embedding).astype(loaded).astype(stored.dtype)
+    return np.array_equal(cast(stored, loaded, name).astype(stored.dtype), ours)
 
 
 def _compare_lm_head(reader: TensorReader, name: str, lm_head: jax.Array | np.ndarray) -> None:

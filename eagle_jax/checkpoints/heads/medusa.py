@@ -31,7 +31,7 @@ from eagle_jax.core.types import Params
 from eagle_jax.models.medusa import init_medusa_params
 
 _PREFIX = "prefix_embeding_layer."  # as its authors spell it
-_MOST = 64  # heads, or blocks of one: a wrong number would make as many before they are found missing
+_MOST = 64  # heads, or blocks per head: bounds what a wrong number in config.json allocates
 
 
 def load_medusa_checkpoint(
@@ -65,10 +65,14 @@ def load_medusa_checkpoint(
     kind = next((kind for kind in ("medusa", "hydra") if f"{kind}_num_heads" in values), None)
     if kind is None:
         refuse_others(directory, MEDUSAS, values, _model_tensors(directory))
-        raise CheckpointError(f"{where}: neither medusa_num_heads nor hydra_num_heads: these are no such heads")
+        raise CheckpointError(
+            f"{where}: must hold medusa_num_heads or hydra_num_heads. Load another kind of head with load_drafter."
+        )
     fields = Fields(values, where)
     if kind == "hydra" and not fields.flag("grounded_heads", True):
-        raise CheckpointError(f"{where}: grounded_heads=false: these are Medusa's heads under another name")
+        raise CheckpointError(
+            f"{where}: grounded_heads must be true for Hydra, got false. Convert the heads to Medusa's format."
+        )
     with TensorReader(directory, stem=f"{kind}_lm_head") as reader:
         prefixed = any(name.startswith(_PREFIX) for name in reader.infos)
         prefix = target.one_layer(tie_word_embeddings=False) if prefixed else None
@@ -110,11 +114,11 @@ def _counted(fields: Fields, kind: str, reader: TensorReader) -> tuple[int, int]
     for part, count in found.items():
         key = f"{kind}_num_{part}"
         named = fields.integer(key, most=_MOST)
-        if not count:  # none of such a name: what is missing is named later
+        if not count:  # no such tensors: `plan` reports them as missing
             found[part] = named
         elif named != count:
             file = next(iter(reader.infos.values())).file
-            notice(f"{fields.where}: {key} is {named}, and {file} holds {count}: takes those of the file")
+            notice(f"{fields.where}: {key} is {named}, and {file} holds {count}: uses the file's number")
     return found["heads"], found["layers"]
 
 

@@ -73,7 +73,7 @@ def write_head(
     if embedding is not None and not config.own_embedding:
         shape = (config.layer.vocab_size, config.layer.hidden_size)
         if np.shape(embedding) != shape:
-            raise CheckpointError(f"embedding is {list(np.shape(embedding))}, the head's would be {list(shape)}")
+            raise CheckpointError(f"embedding must have shape {list(shape)}, got {list(np.shape(embedding))}.")
         flat["embed_tokens/embedding"] = embedding
     tables = {} if d2t is None else _vocabulary_tensors(np.asarray(d2t), config.layer.vocab_size, full_tables)
     with replacing(Path(directory)) as staging:

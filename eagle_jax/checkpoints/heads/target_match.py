@@ -38,13 +38,13 @@ def compare_sizes(
 def check_window(fields: Fields, target: DecoderConfig) -> None:
     """Checks that no sliding window of the head hides tokens of the target's context.
 
-    `use_sliding_window` decides, or else the kind of the first layer. A window of which neither says that it is active
-    is reported: engines differ in what they do with it.
+    `use_sliding_window` decides, or else the kind of the first layer. Without either, a window causes a warning:
+    engines differ in what they do with it.
     """
     window = fields.integer("sliding_window", LARGEST, null=True, least=0)
     kinds = fields.names("layer_types")[:1]
     if kinds and kinds[0] not in ("full_attention", "sliding_attention"):
-        fields.refuse("layer_types", "full_attention or sliding_attention", "No head has another kind of layer here.")
+        fields.refuse("layer_types", "full_attention or sliding_attention", "Other kinds of layers are not supported.")
     if window >= target.max_position or (not fields.given("sliding_window") and "sliding_attention" not in kinds):
         return
     slides = fields.flag("use_sliding_window", "sliding_attention" in kinds, null=True)
@@ -56,7 +56,7 @@ def check_window(fields: Fields, target: DecoderConfig) -> None:
     if not (fields.given("use_sliding_window") or kinds):
         notice(
             f"{fields.where}: sliding_window={window} has no effect here: the head attends to all tokens, and drafts "
-            "differ from those of an engine that applies it. Set use_sliding_window to say which is right."
+            "differ from those of an engine that applies it. Set use_sliding_window in config.json."
         )
 
 

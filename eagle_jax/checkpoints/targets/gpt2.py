@@ -116,10 +116,10 @@ def gpt2_config(values: Mapping[str, Any], where: str, *, max_position: int | No
     """
     fields = Fields(_own_names(values, where), where)
     check_features(fields, known=_SUPPORTED)
-    for key, wanted in _SUPPORTED.items():
-        value = fields.text(key, wanted) if isinstance(wanted, str) else fields.flag(key, wanted)
-        if value != wanted:
-            raise CheckpointError(f"{where}: {key}={value!r} is not supported, only {wanted!r}")
+    for key, supported in _SUPPORTED.items():
+        value = fields.text(key, supported) if isinstance(supported, str) else fields.flag(key, supported)
+        if value != supported:
+            raise CheckpointError(f"{where}: {key}={value!r} is not supported, only {supported!r}")
     hidden, heads = fields.integer("n_embd"), fields.integer("n_head")
     if hidden % heads:
         raise CheckpointError(f"{where}: n_embd={hidden} is not a multiple of n_head={heads}")
@@ -172,7 +172,9 @@ def gpt2_values(config: DecoderConfig, dtype: str) -> dict[str, Any]:
         num_kv_heads=config.num_heads, head_dim=config.hidden_size // config.num_heads, block="gpt2",
     )  # fmt: skip
     if like != config:
-        raise CheckpointError(f"{ARCHITECTURE} has biases everywhere and a key for every head")
+        raise CheckpointError(
+            f"{ARCHITECTURE} must have biases in every projection and a key-value head for every head"
+        )
     eos = list(config.eos_ids)
     return {
         "architectures": [ARCHITECTURE],

@@ -75,7 +75,7 @@ def load_target_checkpoint(
       UserWarning: two facts of the checkpoint contradict, naming the one that is used: a model that config.json calls
         tied and whose file holds an lm_head of its own, for example, is loaded untied.
     """
-    wanted = check_dtype(dtype)
+    loaded_dtype = check_dtype(dtype)
     directory = checkpoint_directory(path_or_id, revision=revision, token=token, cache_dir=cache_dir)
     config = read_target_config(directory, max_position=max_position)
     layout = LAYOUTS[config.block]
@@ -83,7 +83,7 @@ def load_target_checkpoint(
         refuse_others(directory, MODELS, read_json(directory / "config.json"), reader.infos)
         problems = TensorProblems()
         embedding = _embedding_name(reader, layout)
-        config = settled_tie(config, reader, embedding, wanted)
+        config = settled_tie(config, reader, embedding, loaded_dtype)
         tied_to_head = config.tie_word_embeddings and embedding is None
         chosen = plan(
             reader,
@@ -112,8 +112,8 @@ def read_target_embedding(directory: Path, dtype: str = "float32") -> np.ndarray
         if name is None and config.tie_word_embeddings and LM_HEAD in reader.infos:
             name = LM_HEAD
         if name is None:
-            wanted = layout.table.name_of(_EMBEDDING)[0]
-            raise CheckpointError(f"{directory} has no tensor {wanted}: is it a language model?")
+            expected = layout.table.name_of(_EMBEDDING)[0]
+            raise CheckpointError(f"{directory} has no tensor {expected}: is it a language model?")
         embedding = np.array(cast(reader.read(name), check_dtype(dtype), name))
     spoiled = NotFinite()
     spoiled.check(name, embedding)
@@ -123,8 +123,8 @@ def read_target_embedding(directory: Path, dtype: str = "float32") -> np.ndarray
 
 def _embedding_name(reader: TensorReader, layout: Layout) -> str | None:
     """Returns the name of the input embedding in the files; None without one."""
-    wanted = layout.table.name_of(_EMBEDDING)[0]
-    return next((name for name in reader.infos if layout.canonical(name) == wanted), None)
+    expected = layout.table.name_of(_EMBEDDING)[0]
+    return next((name for name in reader.infos if layout.canonical(name) == expected), None)
 
 
 def _canonical_tied(layout: Layout, name: str) -> str:
@@ -143,13 +143,15 @@ def read_target_config(directory: Path, *, max_position: int | None = None) -> D
     """
     path = directory / "config.json"
     values = read_json(path)
-    refuse_others(directory, MODELS, values)  # before an architecture that no head names is missed
+    refuse_others(directory, MODELS, values)  # checked first: heads name no architecture
     read = gpt2_config if architecture_of(values, str(path)) == ARCHITECTURE else decoder_config
     config = read(values, str(path), max_position=max_position)
     generation = directory / "generation_config.json"
     if generation.is_file() and (stop := Fields(read_json(generation), generation).ids("eos_token_id")):
         if left := sorted(set(config.eos_ids) - set(stop)):
-            warnings.warn(f"{generation} counts, as in transformers: {left} of config.json end no text", stacklevel=2)
+            warnings.warn(
+                f"{generation} overrides config.json, as in transformers: {left} are no stop tokens", stacklevel=2
+            )
         path, config = generation, dataclasses.replace(config, eos_ids=stop)
     return _without_unknown_stops(config, path)
 
@@ -160,7 +162,7 @@ def _without_unknown_stops(config: DecoderConfig, path: Path) -> DecoderConfig:
     outside = [token for token in config.eos_ids if not 0 <= token < size]
     if outside:
         warnings.warn(
-            f"{path}: eos_token_id {outside} lies outside the vocabulary of {size} tokens and ends no text",
+            f"{path}: eos_token_id {outside} lies outside the vocabulary of {size} tokens and is ignored",
             stacklevel=3,
         )
     return dataclasses.replace(config, eos_ids=tuple(token for token in config.eos_ids if token not in outside))

@@ -37,7 +37,7 @@ def rope_config(values: Mapping[str, Any], where: object) -> RopeConfig:
     if kind == "yarn" and theta <= 1:
         given.refuse("rope_theta", "above 1 for yarn, which divides by its logarithm")
     if fields.number("rope_theta", theta) != theta:
-        notice(f"{where}: rope_theta={values['rope_theta']} and {theta:g} inside the RoPE parameters: takes the latter")
+        notice(f"{where}: rope_theta={values['rope_theta']} and {theta:g} inside the RoPE parameters: uses the latter")
     if kind == "default":
         return RopeConfig(theta=theta)
     # "dynamic" stretches the configured context, "linear" needs none, the others may name the one trained on.

@@ -35,7 +35,7 @@ def save_target_checkpoint(
       CheckpointError: the parameters do not fit `config` or hold values that are not finite, or the directory holds
         something else.
     """
-    wanted = check_dtype(dtype)
+    file_dtype = check_dtype(dtype)
     gpt2 = config.block == "gpt2"
     values = (gpt2_values if gpt2 else hf_config)(config, dtype)
     flat = flatten(params)
@@ -45,4 +45,4 @@ def save_target_checkpoint(
         write_json(staging / "config.json", values)
         write_json(staging / "generation_config.json", {k: v for k, v in generation.items() if v is not None})
         written, table = (fused(flat), GPT2) if gpt2 else (flat, DECODER)
-        write_weights(staging, written, table, wanted, max_shard_bytes=max_shard_bytes)
+        write_weights(staging, written, table, file_dtype, max_shard_bytes=max_shard_bytes)

@@ -13,7 +13,7 @@ from eagle_jax.checkpoints.files.hub import tokenizer_directory
 from eagle_jax.checkpoints.files.tensors import read_json
 
 FEW = 0.01
-"""Share of the target's tokens that may be missing: special tokens that only the larger model's chats use."""
+"""Largest share of ids that one tokenizer may lack, such as special tokens of the larger model's chats."""
 
 
 def check_same_tokens(
@@ -27,33 +27,34 @@ def check_same_tokens(
 ) -> str | None:
     """Compares the tokens of every id that both have; sizes may differ by padding rows.
 
-    Where a checkpoint has no tokenizer that can be read as a table, files are compared as they are, or else the sizes.
+    Without a tokenizer that can be read as a table, compares files byte by byte, or else the sizes.
 
     Args:
-      target: None is one that was made in memory and has no files. sizes: of their vocabularies.
+      target: None for a target in memory. sizes: of both vocabularies.
       revision: of the draft model.
 
     Returns:
-      None where tokenizers were compared; where only sizes could be, what is taken for granted, to be told.
+      None if the tokenizers were compared; if only the sizes could be, a warning with what is assumed.
 
     Raises:
-      CheckpointError: the draft model has another tokenizer, naming a token.
+      CheckpointError: the draft model has another tokenizer; names a token.
     """
     remedy = f"a draft model must have its target's tokenizer: {draft} is not one for {target or 'this target'}"
     places = [tokenizer_directory(draft, revision=revision, token=token, cache_dir=cache_dir)]
     if target is not None:
         places.append(tokenizer_directory(target, token=token, cache_dir=cache_dir))
-        own, wanted = (_tokens(place) for place in places)
-        if own is not None and wanted is not None:
-            for number in sorted(own.keys() & wanted.keys()):
-                if own[number] != wanted[number]:
+        ours, theirs = (_tokens(place) for place in places)
+        if ours is not None and theirs is not None:
+            for number in sorted(ours.keys() & theirs.keys()):
+                if ours[number] != theirs[number]:
                     raise CheckpointError(
-                        f"token {number} is {own[number]!r} here and {wanted[number]!r} there; {remedy}"
+                        f"token {number} is {ours[number]!r} in the draft model and {theirs[number]!r} in the target; "
+                        f"{remedy}"
                     )
-            alone = own.keys() ^ wanted.keys()
-            if len(alone) > FEW * len(wanted):
+            alone = ours.keys() ^ theirs.keys()
+            if len(alone) > FEW * len(theirs):
                 raise CheckpointError(
-                    f"{len(alone)} token ids, {min(alone)} the first, are only in one of them; {remedy}"
+                    f"{len(alone)} token ids, {min(alone)} the first, exist in one tokenizer only; {remedy}"
                 )
             return None
         files = [place / "tokenizer.model" for place in places]
@@ -64,12 +65,12 @@ def check_same_tokens(
     if sizes[0] != sizes[1]:
         raise CheckpointError(f"vocabularies of {sizes[0]} and {sizes[1]} tokens; {remedy}")
     if not _has_tokenizer(places[0]):
-        return f"draft model {draft} has no tokenizer files: taken to have the target's"
+        return f"draft model {draft} has no tokenizer files: assuming the target's"
     if target is None or not _has_tokenizer(places[1]):
-        return f"target {target or 'in memory'} has no tokenizer files: taken to have those of draft model {draft}"
+        return f"target {target or 'in memory'} has no tokenizer files: assuming those of draft model {draft}"
     return (
         f"the tokenizer files of draft model {draft} and target {target} are of different kinds and were not compared: "
-        "taken to be one tokenizer"
+        "assuming one tokenizer"
     )
 
 

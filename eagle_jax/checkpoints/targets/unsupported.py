@@ -10,7 +10,7 @@ from eagle_jax.checkpoints.files.errors import notice
 from eagle_jax.checkpoints.files.fields import Fields, shown
 
 # Key -> the value that changes nothing. Null, false, zero and an empty list change nothing either.
-# Experts are not here: their tensors have names of their own, which no decoder here has a place for.
+# Experts are left out: their tensors are reported as unexpected.
 _UNSUPPORTED: dict[str, Any] = {
     "embedding_multiplier": 1,  # Granite
     "residual_multiplier": 1,
@@ -33,7 +33,7 @@ _UNSUPPORTED: dict[str, Any] = {
     "parallel_attn": None,  # Falcon
     "alibi": None,
 }
-# Names that look as if they changed what a model computes: what they do is not known, so it is said.
+# Names that look as if they changed what a model computes: unknown ones cause a warning.
 _SUSPECT = re.compile(r"^use_|^fc|norm|scal(e|ing)|multiplier|soft_?cap|sink|window|rotary|rope|alibi|clip")
 _HARMLESS = {
     "use_cache", "use_bfloat16", "use_return_dict", "use_mems", "use_flash_attn", "use_flash_attention",
@@ -61,12 +61,12 @@ def check_features(fields: Fields, known: Collection[str] = ()) -> None:
         if key in _UNSUPPORTED and value and not _same(value, _UNSUPPORTED[key]):
             neutral = _UNSUPPORTED[key]
             fields.refuse(
-                key, "absent" if neutral is None else f"{neutral} or absent", "No model here computes what it asks for."
+                key, "absent" if neutral is None else f"{neutral} or absent", "This feature is not supported."
             )
         if value and _SUSPECT.search(key) and not (key in _UNSUPPORTED or key in _HARMLESS or key in known):
             unknown.append(f"{fields.inside}{key}={shown(value)}")
     if unknown:
-        notice(f"{fields.where}: {', '.join(unknown)}: not known and without effect here")
+        notice(f"{fields.where}: {', '.join(unknown)}: unknown and ignored")
 
 
 def _same(value: Any, neutral: Any) -> bool:

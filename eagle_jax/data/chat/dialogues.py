@@ -1,4 +1,4 @@
-"""Conversations whose assistant is the target: what it is asked, turn by turn, and the training texts that result."""
+"""Runs conversations with the target as the assistant, and makes training texts of its replies."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from eagle_jax.data.rows.parse import Conversation, as_conversation
 
 RESULT_FOLLOWS = "the result of a tool follows, which answers the row's own call"
 CALLS = "the target called a tool, whose result is not known"
-"""Why conversations end early."""
+"""Reasons why conversations end early."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """A training text: the very tokens that the target read and wrote.
+    """A training text: the tokens that the target read and wrote.
 
     Attributes:
       messages: the conversation up to its last reply. tokens: its ids.
-      supervised: [start, end) of every reply in `tokens`, what ended it included. A reply that an earlier text of the
-        same conversation teaches is not among them.
-      tools, chat_template_kwargs: of the row, where it has them.
+      supervised: [start, end) of every reply in `tokens`, with its end token, except replies that an earlier text of
+        the same conversation holds.
+      tools, chat_template_kwargs: of the row; None without.
     """
 
     messages: list[Message]
@@ -34,21 +34,21 @@ class Reply:
     chat_template_kwargs: dict[str, Any] | None = None
 
     def as_row(self) -> dict[str, Any]:
-        """The columns that have a value."""
+        """Returns the columns that have a value."""
         return {key: value for key, value in vars(self).items() if value is not None}
 
 
 @dataclasses.dataclass(frozen=True)
 class Dialogue:
-    """A conversation in the making.
+    """A conversation in progress.
 
     Attributes:
-      asked: for every reply to come, what is said before it. history: what has been said.
-      texts: so far. ended: why it stops early, if it does. rest: why there is more in the row than is asked.
-      tools, arguments: of the row, as a `Conversation` has them.
+      pending: per reply still to generate, the messages that precede it. history: messages so far.
+      texts: training texts so far. ended: why it ended early, else None. rest: why later turns of the row are unused.
+      tools, arguments: as in `Conversation`.
     """
 
-    asked: tuple[tuple[Message, ...], ...]
+    pending: tuple[tuple[Message, ...], ...]
     history: tuple[Message, ...] = ()
     texts: tuple[Reply, ...] = ()
     ended: str | None = None
@@ -58,22 +58,21 @@ class Dialogue:
 
     @classmethod
     def begin(cls, row: Conversation | list[Message] | str) -> Dialogue:
-        """From what `parse_row` returned: the user's and the system's turns; of the assistant's, only where they are.
+        """Starts a conversation from a result of `parse_row`: user and system turns, and the places of replies.
 
-        A user's last turn is answered whether the row has a reply to it or not. Replies that answer no user, as
-        greetings do, are left out. The conversation ends before the result of a tool: it answers a call of the row's,
-        which the target may make otherwise, or not at all.
+        A last user turn without a reply gets one. Replies that follow no user turn, such as greetings, are dropped. The
+        conversation ends before the result of a tool, because the target may call the tool differently, or not at all.
 
         Raises:
-          SkippedRow: a plain text, or nobody asks.
+          SkippedRow: the row is plain text, or has no user turn.
         """
         if isinstance(row, str):
             raise SkippedRow("plain text, which has no replies")
-        asked: list[tuple[Message, ...]] = []
-        said: list[Message] = []
+        pending: list[tuple[Message, ...]] = []
+        turns: list[Message] = []
 
-        def asks() -> bool:
-            return any(turn["role"] == "user" and turn["content"].strip() for turn in said)
+        def has_question() -> bool:
+            return any(turn["role"] == "user" and turn["content"].strip() for turn in turns)
 
         row = as_conversation(row)
         rest = None
@@ -82,56 +81,56 @@ class Dialogue:
                 rest = RESULT_FOLLOWS
                 break
             if message["role"] != "assistant":
-                said.append(message)
-            elif asks():
-                asked.append(tuple(said))
-                said = []
-        if asks():
-            asked.append(tuple(said))
-        if not asked:
+                turns.append(message)
+            elif has_question():
+                pending.append(tuple(turns))
+                turns = []
+        if has_question():
+            pending.append(tuple(turns))
+        if not pending:
             raise SkippedRow("no turn of a user to answer")
-        return cls(tuple(asked), rest=rest, tools=row.tools, arguments=row.arguments)
+        return cls(tuple(pending), rest=rest, tools=row.tools, arguments=row.arguments)
 
     @property
     def open(self) -> bool:
-        """Whether a reply is to come."""
-        return self.ended is None and bool(self.asked)
+        """Returns whether a reply is still to be generated."""
+        return self.ended is None and bool(self.pending)
 
     def end(self, reason: str) -> Dialogue:
-        """The conversation as it is, without the replies to come."""
+        """Returns the conversation without its pending replies."""
         return dataclasses.replace(self, ended=reason)
 
     def prompt(self, tokenizer: Any) -> list[int]:
-        """What the target reads before the next reply.
+        """Returns the token ids before the next reply.
 
         Raises:
           SkippedRow: as `prompt_ids`.
         """
-        return prompt_ids(tokenizer, Conversation([*self.history, *self.asked[0]], self.tools, self.arguments))
+        return prompt_ids(tokenizer, Conversation([*self.history, *self.pending[0]], self.tools, self.arguments))
 
     def answered(self, tokenizer: Any, prompt: Sequence[int], reply: Sequence[int], stops: Collection[int]) -> Dialogue:
-        """The conversation with the next reply, that of the target to `prompt`.
+        """Returns the conversation with the target's reply to `prompt`.
 
-        The text so far goes on with it where the prompt begins with that very text. Where it does not (a template that
-        drops thoughts, a text that is tokenised otherwise when it is read back) a new text begins: what the target saw
-        is what a head is trained on.
+        If the prompt begins with the last training text, that text is extended. Otherwise a new text begins, because a
+        head must be trained on what the target read: a template may drop thoughts, and decoded text may tokenise
+        differently.
         """
         content = tokenizer.decode(list(reply[:-1] if reply[-1] in stops else reply))
-        history = (*self.history, *self.asked[0], {"role": "assistant", "content": content})
+        history = (*self.history, *self.pending[0], {"role": "assistant", "content": content})
         tokens, span = [*prompt, *reply], [len(prompt), len(prompt) + len(reply)]
         texts, spans = self.texts, [span]
         if texts and list(prompt[: len(texts[-1].tokens)]) == texts[-1].tokens:
             texts, spans = texts[:-1], [*texts[-1].supervised, span]
         new = Reply(list(history), tokens, spans, self.tools, self.arguments)
-        left = self.asked[1:]
+        left = self.pending[1:]
         ended = CALLS if left and self._calls(tokenizer, content) else self.rest if not left else None
-        return dataclasses.replace(self, asked=left, history=history, texts=(*texts, new), ended=self.ended or ended)
+        return dataclasses.replace(self, pending=left, history=history, texts=(*texts, new), ended=self.ended or ended)
 
     def _calls(self, tokenizer: Any, reply: str) -> bool:
         if self.tools is None:
             return False
         try:
             opening = call_opening(tokenizer, self.tools, self.arguments)
-        except SkippedRow:  # the template has no calls, and the target none to learn
+        except SkippedRow:  # the template shows no calls
             return False
         return bool(opening) and opening in reply

@@ -92,7 +92,9 @@ def encode(tokenizer: Any, row: Conversation | list[Message] | str) -> Encoded:
         raise SkippedRow("no assistant turn that is taught" if turns else "no assistant turn")
     template = chat_template(tokenizer, tools=row.tools is not None)
     if template is None:
-        raise ValueError("the tokenizer has no chat template: give one with --chat-template, or use rows of plain text")
+        raise ValueError(
+            "the tokenizer must have a chat template, got none. Pass --chat-template, or use rows of plain text."
+        )
     messages, draw = fit(tokenizer, row), _render_of(tokenizer, row)
     if is_marked(template):
         ids, offsets, mask = generation_mask(draw, messages)
@@ -121,12 +123,12 @@ def prompt_ids(tokenizer: Any, row: Conversation | list[Message]) -> list[int]:
     """
     row = as_conversation(row)
     if chat_template(tokenizer, tools=row.tools is not None) is None:
-        raise ValueError("the tokenizer has no chat template, without which nobody can be asked for a reply")
+        raise ValueError("the tokenizer must have a chat template to generate replies, got none. Pass --chat-template.")
     messages = fit(tokenizer, row, add_generation_prompt=True)
     text = _render_of(tokenizer, row)(messages, tokenize=False, add_generation_prompt=True)
     ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     if not ids:
-        raise SkippedRow("nothing is asked")
+        raise SkippedRow("an empty prompt")
     return ids
 
 
@@ -136,12 +138,12 @@ def call_opening(tokenizer: Any, tools: list[dict[str, Any]], arguments: dict[st
     Raises:
       SkippedRow: the template refuses or drops tool calls.
     """
-    asked = [{"role": "user", "content": "QUESTION"}]
+    question = [{"role": "user", "content": "QUESTION"}]
     turn = {"role": "assistant", "content": "", "tool_calls": [marked_call("CALLMARK", {})]}
-    calling = Conversation([*asked, turn], tools, arguments)
+    calling = Conversation([*question, turn], tools, arguments)
     draw = _render_of(tokenizer, calling)
     shown = draw(fit(tokenizer, calling), tokenize=False).partition("CALLMARK")[0]
-    prompt = draw(asked, tokenize=False, add_generation_prompt=True)
+    prompt = draw(question, tokenize=False, add_generation_prompt=True)
     return shown.removeprefix(prompt).removeprefix(NO_THOUGHT).strip().partition("\n")[0]
 
 

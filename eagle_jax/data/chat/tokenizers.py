@@ -35,10 +35,8 @@ def load_tokenizer(
     Args:
       path_or_id: "demo" (the bundled pair), a directory, or a hub id.
       config: of the target that will read the tokens. Its vocabulary may be larger: many are padded.
-      chat_template: a Jinja file, for a tokenizer that has no template (Vicuna) or another one than wanted; or the name
-        of one of several that the tokenizer has.
-      template_args: values of the template's arguments, such as `{"enable_thinking": False}`; whatever renders chats
-        with this tokenizer uses them.
+      chat_template: a Jinja file that replaces the tokenizer's template, or the name of one of its templates.
+      template_args: values of the template's arguments, such as `{"enable_thinking": False}`, for every rendering.
       revision, token, cache_dir: for a hub id, as in `huggingface_hub`.
 
     Raises:
@@ -52,7 +50,7 @@ def load_tokenizer(
         raise CheckpointError(f"no tokenizer in {directory} ({', '.join(FILES)}): give the directory that holds it")
     tokenizer = _read(directory)
     check_vocabulary(tokenizer, config, str(path_or_id))
-    tokenizer.model_max_length = 10**9  # what is too long for what is said where it matters; here it only alarms
+    tokenizer.model_max_length = 10**9  # silences a warning; callers check lengths against the model
     if chat_template is not None:
         set_chat_template(tokenizer, chat_template)
     if template_args:
@@ -108,7 +106,9 @@ def check_vocabulary(tokenizer: Any, config: DecoderConfig, name: str = "the tok
 
 
 def _read(directory: Path) -> Any:
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch, which nothing here needs
+    os.environ.setdefault(
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
+    )  # transformers warns without torch, which is not needed
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     settings = directory / "tokenizer_config.json"

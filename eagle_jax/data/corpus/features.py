@@ -175,15 +175,15 @@ class Features:
     """The memory-mapped features of a corpus.
 
     Args:
-      wanted: of the layout, what this run needs: corpus, target, weights (or ends, without layers) and taps.
+      expected: fields of the layout that this run needs: corpus, target, weights (or ends, without layers), taps.
 
     Raises:
       ValueError: none there, not all of them, or those of another corpus, target or head.
     """
 
-    def __init__(self, directory: Path, corpus: Corpus, wanted: Mapping[str, Any], length: int):
+    def __init__(self, directory: Path, corpus: Corpus, expected: Mapping[str, Any], length: int):
         self.layout = layout = Layout.load(directory)
-        for name, ours in wanted.items():
+        for name, ours in expected.items():
             if getattr(layout, name) != ours:
                 raise ValueError(
                     f"the features in {directory} are of {name} {getattr(layout, name)} and this run's is {ours}: "

@@ -1,7 +1,7 @@
 """Writes output in shards; a kill at any moment neither loses nor repeats a row.
 
 A shard is `shard-00000.jsonl` when it is whole. Until then `shard-00000.jsonl.partial` is its journal: a line for every
-batch of source rows, with the texts that came of them. What was asked for is in `settings.json`.
+batch of source rows, with the texts that came of them. The settings of the run are in `settings.json`.
 """
 
 from __future__ import annotations
@@ -37,17 +37,19 @@ def remember(directory: Path, settings: Mapping[str, Any]) -> None:
     Raises:
       ValueError: it was begun with other settings, which are named; or it holds shards of unknown settings.
     """
-    path, wanted = directory / "settings.json", json.loads(json.dumps(settings))
-    begun = any(directory.glob("shard-*"))  # asked first: another process may write both meanwhile, the settings first
+    path, current = directory / "settings.json", json.loads(json.dumps(settings))
+    begun = any(
+        directory.glob("shard-*")
+    )  # checked first: another process may write settings and shards meanwhile, in this order
     if not path.is_file():
         if begun:
-            raise ValueError(f"{directory} holds shards and no settings.json to say of what: choose another directory")
+            raise ValueError(f"{directory} holds shards and no settings.json for them. Choose another directory.")
         directory.mkdir(parents=True, exist_ok=True)
-        return _replace(path, json.dumps(wanted, indent=2) + "\n")
+        return _replace(path, json.dumps(current, indent=2) + "\n")
     found = json.loads(path.read_text(encoding="utf-8"))
-    names = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
+    names = [name for name in {**found, **current} if found.get(name) != current.get(name)]
     if names:
-        changed = "; ".join(f"{name} was {found.get(name)!r} and is now {wanted.get(name)!r}" for name in names)
+        changed = "; ".join(f"{name} was {found.get(name)!r} and is now {current.get(name)!r}" for name in names)
         remedy = "choose another directory" if begun else "choose another directory, or remove this one, which is empty"
         raise ValueError(f"{directory} was begun with other settings ({changed}): {remedy}")
     return None

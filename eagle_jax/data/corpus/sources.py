@@ -115,7 +115,7 @@ def is_dataset_name(text: str) -> bool:
     return _DATASET.fullmatch(text) is not None and not text.endswith(ENDINGS)
 
 
-@functools.lru_cache(maxsize=16)  # asked for its key and for its rows
+@functools.lru_cache(maxsize=16)  # loaded for the key and for the rows
 def _dataset(name: str, split: str) -> Iterable[dict[str, Any]]:
     return _load(name, f"{name}#{split}", split=split)
 
@@ -136,17 +136,17 @@ def hub_rows(name: str, part: str | None = None) -> Iterable[dict[str, Any]]:
     return _load(name, f"{name}:{part}", name=config or None, split=split)
 
 
-def _load(path: str, asked: str, **options: Any) -> Iterable[dict[str, Any]]:
+def _load(path: str, dataset: str, **options: Any) -> Iterable[dict[str, Any]]:
     try:
         import datasets
     except ImportError:
-        raise ValueError(f"{asked} is read with the package datasets: pip install -e '.[train]'") from None
+        raise ValueError(f"{dataset} is read with the package datasets: pip install -e '.[train]'") from None
     try:
         return datasets.load_dataset(path, **options)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
-            f"{path!r} is no local file, and no dataset {asked} could be loaded ({reason}): check the spelling, the "
+            f"{path!r} is no local file, and no dataset {dataset} could be loaded ({reason}): check the spelling, the "
             "network and, for one that is restricted, HF_TOKEN, or give the path of a local file"
         ) from error
 

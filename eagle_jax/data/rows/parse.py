@@ -25,7 +25,7 @@ from eagle_jax.data.rows.tool_calls import parse_tools
 MESSAGES = ("messages", "conversations", "conversation")
 """Columns of whole conversations; the first that has a value is read."""
 QUESTIONS = ("prompt", "instruction", "question", "query", "problem", "input")
-"""Columns of what a user says, and `CONTEXTS` of what is said behind it."""
+"""Columns of a user's question; `CONTEXTS` are columns to append to it."""
 CONTEXTS = ("input", "context")
 REPLIES = ("completion", "response", "output", "chosen", "solution", "answer")
 """Columns of the reply to it."""
@@ -93,19 +93,23 @@ def _messages(row: Mapping[str, Any]) -> tuple[list[Parsed] | None, set[str]]:
     for key in MESSAGES:
         if row.get(key) is not None:
             return _parse_all(row[key]), {key}
-    asked = next((key for key in QUESTIONS if not is_absent(row.get(key))), None)
+    question_key = next((key for key in QUESTIONS if not is_absent(row.get(key))), None)
     replied = next((key for key in REPLIES if _is_reply(row.get(key))), None)
-    if replied == "chosen" and not isinstance(row["chosen"], str) and (asked is None or isinstance(row[asked], str)):
+    if (
+        replied == "chosen"
+        and not isinstance(row["chosen"], str)
+        and (question_key is None or isinstance(row[question_key], str))
+    ):
         return _parse_all(row["chosen"]), {"chosen"}  # the whole conversation, of which the prompt is a copy
-    if asked is None and row.get("prompt") is not None:
-        asked = "prompt"  # empty, which the reason shall say
-    if asked is None or (replied is None and row.get("text") is not None):
+    if question_key is None and row.get("prompt") is not None:
+        question_key = "prompt"  # empty: the error names it
+    if question_key is None or (replied is None and row.get("text") is not None):
         return None, set()
-    read = {asked}
-    question = row[asked]
-    behind = next((key for key in CONTEXTS if key != asked and not is_absent(row.get(key))), None)
+    read = {question_key}
+    question = row[question_key]
+    behind = next((key for key in CONTEXTS if key != question_key and not is_absent(row.get(key))), None)
     if behind is not None and isinstance(question, str) and isinstance(row[behind], str):
-        question, read = f"{question}\n\n{row[behind]}", {asked, behind}
+        question, read = f"{question}\n\n{row[behind]}", {question_key, behind}
     parsed = _parse_all([{"role": "user", "content": question}] if isinstance(question, str) else question)
     if replied is None:
         return parsed, read
@@ -176,5 +180,5 @@ def _repeats(key: str, value: Any, conversation: Conversation) -> bool:
         return any(message["content"].strip() == value.strip() for message in messages)
     if key not in (*MESSAGES, *QUESTIONS, *REPLIES) or is_absent(value):
         return False
-    said = [message for message, _ in _parse_all(value)]
-    return said in (messages[: len(said)], messages[-len(said) :])
+    repeated = [message for message, _ in _parse_all(value)]
+    return repeated in (messages[: len(repeated)], messages[-len(repeated) :])

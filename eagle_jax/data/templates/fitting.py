@@ -88,10 +88,10 @@ def _reasoning_key(tokenizer: Any, template: str, arguments: str) -> str:
     Raises:
       SkippedRow: it shows none.
     """
-    thought, asked = "THOUGHTMARK", {"role": "user", "content": "QUESTION"}
+    thought, question = "THOUGHTMARK", {"role": "user", "content": "QUESTION"}
     for key in REASONING:
         if re.search(rf"(\.|['\"]){key}\b", template):
-            talk = [asked, {"role": "assistant", "content": "REPLY", key: thought}]
+            talk = [question, {"role": "assistant", "content": "REPLY", key: thought}]
             marked = Marked(talk, None, {thought: key}, frozenset({thought}))
             if _dropped(tokenizer, template, marked, arguments) is None:
                 return key

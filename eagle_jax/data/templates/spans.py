@@ -102,7 +102,7 @@ def _reply(text: str, before: str, content: str, after: str) -> tuple[int, str]:
         opened = before.removesuffix(NO_THOUGHT)
         apart = f"<think>\n{thoughts.removeprefix('<think>').strip(chr(10))}\n</think>\n\n{answer.lstrip(chr(10))}"
         answers = (answer.lstrip("\n"), answer.strip(), answer)
-        variants += [*((before, said) for said in answers), (opened, apart), (opened, content)]
+        variants += [*((before, answer) for answer in answers), (opened, apart), (opened, content)]
     for lead, reply in variants:
         if text.startswith(lead + reply + after.removesuffix(NO_THOUGHT)):
             return len(lead), reply
