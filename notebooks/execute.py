@@ -66,6 +66,7 @@ def executed(path: Path) -> Any:
         "PYTHONPATH": paths,
         "TQDM_DISABLE": "1",
         "NO_COLOR": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",  # XLA's notes on slow compilation
         "PYTHONWARNINGS": "ignore",  # tqdm's warnings contain paths of this machine
     }
     client = NotebookClient(notebook, timeout=TIMEOUT, kernel_name="python3", coalesce_streams=True,
