@@ -1,6 +1,6 @@
-"""Frozen dataclasses that describe models, heads and draft trees.
+"""Defines the configurations of models, heads and draft trees, as frozen dataclasses without JAX.
 
-Nothing here imports JAX: a configuration is hashable, comparable and safe to use as a static argument of `jax.jit`.
+A configuration is hashable and comparable, so it can be a static argument of `jax.jit`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot work; the message names the field, the bound it breaks and the remedy."""
+    """A configuration is invalid; the message names the field, its rule and the remedy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class RopeConfig:
       low_freq_factor, high_freq_factor: llama3 only, in wavelengths per original context.
       beta_fast, beta_slow: yarn only, rotations at which interpolation starts and ends.
       attention_factor: yarn only, multiplies cos and sin; None takes the paper's value for `factor`.
-      mscale, mscale_all_dim: yarn only, DeepSeek's way of giving the attention factor.
+      mscale, mscale_all_dim: yarn only, DeepSeek's parameters of the attention factor.
       truncate: yarn only, whether the correction range is rounded to whole dimensions.
     """
 
@@ -48,7 +48,7 @@ class RopeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """A decoder, by numbers alone. Families differ only in these fields.
+    """Sizes and options of a decoder. Model families differ only in these fields.
 
     Attributes:
       vocab_size: V. hidden_size: H. intermediate_size: width of the MLP. num_layers: L.
@@ -107,7 +107,7 @@ class DecoderConfig:
             raise ConfigError(f"block={self.block!r} and rope.kind={self.rope.kind!r}: gpt2 alone does not rotate")
 
     def one_layer(self, **changes: Any) -> DecoderConfig:
-        """The shape of a draft head for this model: one layer, always of the "llama" kind.
+        """Returns the configuration of a draft head for this model: one layer of the "llama" kind.
 
         Args:
           changes: further fields.
@@ -192,7 +192,7 @@ class HeadConfig:
 
 
 Verification = Literal["deterministic", "rejection", "block", "traversal"]
-"""Names of the acceptance rules."""
+"""Acceptance rules."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +214,7 @@ class TreeConfig:
       sampled_ranking: what candidates are ranked by at temperature > 0 (at 0 all three are the same).
         "draw": how likely each is the very token that the target will draw, whose noise the key tells beforehand; the
         most is accepted. "law": the head's law at the sampling temperature. "untempered": its law at temperature 1, as
-        the papers' code ranks. The text is the same with all three.
+        in the papers' code. The text is the same with all three.
       top_p: a node of a ranked tree gets children until their probability reaches this, `top_k` at most. It is that
         by which they are ranked: with "draw" above temperature 0 the probability to be drawn, the noise known.
       noise_scale: with "draw", scale of the Gumbel noise by which the drafter's log-probabilities are assumed to differ
@@ -347,7 +347,7 @@ def _require_positive(config: Any, *names: str) -> None:
 
 
 def _as_int(value: Any) -> Any:
-    """NumPy's integers as Python's; anything else as it is, for the checks to refuse."""
+    """Converts NumPy's integers to Python's; returns other values unchanged, for the checks."""
     return int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else value
 
 

@@ -1,4 +1,4 @@
-"""Static trees: from the lists in which Medusa's trees are published, or built from measured accuracies."""
+"""Builds static trees, from published lists of paths or from measured accuracies."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ MEDUSA = (
     "0 1 2 3 4 5 6 7 8 9 00 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 20 21 22 30 31 40 50 60 70 80 90 000 001 "
     "002 003 004 005 006 007 008 009 010 011 012 020 021 030 040 050 060 070 100 101 200 0000 0001"
 )
-"""Medusa's tree of 63 nodes ("mc_sim_7b_63", which Hydra uses as well): the ranks along every path."""
+"""Medusa's tree of 63 nodes ("mc_sim_7b_63", also used by Hydra): the ranks along every path."""
 
 
 def medusa_parents(depth: int = 4) -> tuple[int, ...]:
-    """Medusa's tree, cut to so many levels."""
+    """Returns the parents of Medusa's tree, cut to `depth` levels."""
     return parents_of_paths([[int(rank) for rank in path] for path in MEDUSA.split() if len(path) <= depth])
 
 
 def parents_of_paths(paths: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """`TreeConfig.static`'s parents from paths of ranks: [0, 2] is the third child of the root's first child.
+    """Converts paths of ranks to parents for `TreeConfig.static`; [0, 2] is the third child of the root's first child.
 
     Raises:
-      ConfigError: a path whose parent, or whose elder sibling, is not in the list, or one given twice.
+      ConfigError: a path is given twice, or its parent or elder sibling is missing.
     """
     given = [tuple(path) for path in paths]
     order = sorted(given, key=lambda path: (len(path), path))
@@ -43,20 +43,20 @@ def parents_of_paths(paths: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 def best_parents(accuracies: Sequence[Sequence[float]], num_nodes: int) -> tuple[int, ...]:
-    """The static tree of `num_nodes` nodes whose expected accepted length is greatest (Medusa, section 3.3).
+    """Builds the static tree of `num_nodes` nodes with the greatest expected accepted length (Medusa, section 3.3).
 
     Args:
-      accuracies: `[D][K]`, how often the candidate of rank r at depth d + 1 is the target's token. A node's worth is
-        the product along its path; the best nodes are taken one by one, each behind its parent and its elder siblings.
+      accuracies: `[D][K]`, share of the candidates of rank r at depth d + 1 that are the target's token. A node's value
+        is the product along its path; the best nodes are added one by one, after their parents and elder siblings.
 
     Raises:
-      ConfigError: no accuracy, one outside 0 to 1, or more nodes than there are paths.
+      ConfigError: accuracies are missing or outside 0 to 1, or there are fewer paths than `num_nodes`.
     """
     if not accuracies or not all(accuracies):
         raise ConfigError("accuracies must list, for every depth, how often the candidate of each rank is right")
     if not all(0 <= value <= 1 for level in accuracies for value in level):
         raise ConfigError("accuracies must lie in 0 to 1")
-    # An elder sibling is never worth less: what a later rank adds beyond it is only taken with it.
+    # A later rank is never worth more than an elder sibling, because it is only added after it.
     levels = [list(itertools.accumulate(level, min)) for level in accuracies]
     chosen: list[tuple[int, ...]] = []
     waiting: list[tuple[float, tuple[int, ...]]] = [(-levels[0][0], (0,))]

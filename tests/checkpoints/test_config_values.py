@@ -20,7 +20,7 @@ from eagle_jax.checkpoints import (
     read_target_config,
     save_medusa_checkpoint,
 )
-from eagle_jax.checkpoints.files.kinds import MODELS, refuse_others
+from eagle_jax.checkpoints.files.kinds import MODELS, check_kind
 from eagle_jax.checkpoints.files.mapping import canonical_name
 from eagle_jax.checkpoints.files.tensors import TensorInfo
 from eagle_jax.checkpoints.files.weights import TensorProblems
@@ -129,7 +129,7 @@ class TestNoOtherException:
             assert all(type(size) is int for size in sizes)
             assert 0 < found.rms_norm_eps < INF and 0 < found.rope.theta < INF and 0 < found.rope.factor < INF
             assert hash(found) == hash(found)  # a static argument of jit
-        reads(refuse_others, "config.json", MODELS, config)
+        reads(check_kind, "config.json", MODELS, config)
 
     @FUZZ
     @given(mutated(HEAD))

@@ -23,7 +23,7 @@ GOOD = [[1, 2, 3]]
         (lambda run: jax.jit(lambda x: run(x).tokens)(jnp.array(GOOD)), "prompts must be a concrete value"),
         (lambda run: jax.jit(lambda: run(GOOD).tokens)(), "must be called outside of jit"),
         (lambda run: jax.jit(lambda k: run(GOOD, key=k).tokens)(jax.random.key(0)), "key must be a concrete value"),
-        (lambda run: jax.vmap(lambda k: run(GOOD, key=k).tokens)(jax.random.split(jax.random.key(0))), "got a JAX tracer"),
+        (lambda run: jax.vmap(lambda k: run(GOOD, key=k).tokens)(jax.random.split(jax.random.key(0))), "JAX tracer"),
         (lambda run: jax.jit(lambda t: run(GOOD, temperature=t).tokens)(0.5), "temperature must be a concrete value"),
     ],
 )

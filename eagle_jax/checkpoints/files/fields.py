@@ -42,7 +42,7 @@ class Fields:
         value: Any = self.values.get(key)
         if not _is_integer(value) or not least <= value <= most:
             too_large = _is_integer(value) and value > most
-            self.refuse(key, f"an integer from {least} to {most}" if too_large or least != 1 else "a positive integer")
+            self.fail(key, f"an integer from {least} to {most}" if too_large or least != 1 else "a positive integer")
         return value
 
     def number(self, key: str, default: float | None = None, *, null: bool = False) -> float:
@@ -51,7 +51,7 @@ class Fields:
             return default  # type: ignore[return-value]
         value: Any = self.values.get(key)
         if not (_is_integer(value) or isinstance(value, float)) or not 0 < value <= _LARGEST_FLOAT:
-            self.refuse(key, "a positive number")
+            self.fail(key, "a positive number")
         return float(value)
 
     def flag(self, key: str, default: bool = False, *, null: bool = False) -> bool:
@@ -60,7 +60,7 @@ class Fields:
             return default
         value = self.values.get(key)
         if not isinstance(value, bool):
-            self.refuse(key, "true or false")
+            self.fail(key, "true or false")
         return value
 
     def text(self, key: str, default: str | None = None, *, null: bool = False) -> str:
@@ -69,7 +69,7 @@ class Fields:
             return default  # type: ignore[return-value]
         value = self.values.get(key)
         if not isinstance(value, str):
-            self.refuse(key, "a string")
+            self.fail(key, "a string")
         return value
 
     def ids(self, key: str) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ class Fields:
             return ()
         listed = value if isinstance(value, list | tuple) else [value]
         if not all(_is_integer(item) and abs(item) <= LARGEST for item in listed):
-            self.refuse(key, "an integer or a list of integers")
+            self.fail(key, "an integer or a list of integers")
         return tuple(listed)
 
     def names(self, key: str) -> tuple[str, ...]:
@@ -88,17 +88,17 @@ class Fields:
         if value is None:
             return ()
         if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-            self.refuse(key, "a list of strings")
+            self.fail(key, "a list of strings")
         return tuple(value)
 
     def mapping(self, key: str) -> Fields:
         """Reads a nested object; empty if the key is missing or null."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, Mapping):
-            self.refuse(key, "an object of keys and values")
+            self.fail(key, "an object of keys and values")
         return Fields(value or {}, self.where, f"{self.inside}{key}.")
 
-    def refuse(self, key: str, rule: str, remedy: str = _REMEDY) -> NoReturn:
+    def fail(self, key: str, rule: str, remedy: str = _REMEDY) -> NoReturn:
         """Raises the error of a key that breaks a rule.
 
         Raises:

@@ -58,7 +58,7 @@ def kind_of(values: Mapping[str, Any], names: Collection[str] = (), where: objec
     return "model" if stored & {"wte.weight", "norm.weight", "layers.1.input_layernorm.weight"} else None
 
 
-def refuse_others(
+def check_kind(
     where: object, accepted: Collection[Kind], values: Mapping[str, Any], names: Collection[str] = ()
 ) -> None:
     """Checks that a checkpoint is of one of the kinds that a loader reads.

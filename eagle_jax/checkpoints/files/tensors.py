@@ -138,13 +138,13 @@ def _open_safetensors(path: Path) -> Any:
     try:
         return safetensors.safe_open(path, framework="np")
     except Exception as error:
-        _refuse_lfs_pointer(path)
+        _check_no_lfs_pointer(path)
         raise CheckpointError(
             f"{path}: truncated or corrupt safetensors file ({error}); fetch or save it again"
         ) from error
 
 
-def _refuse_lfs_pointer(path: Path) -> None:
+def _check_no_lfs_pointer(path: Path) -> None:
     with path.open("rb") as file:
         if file.read(32).startswith(b"version https://git-lfs"):
             raise CheckpointError(f"{path} is a Git LFS pointer, not the weights: run `git lfs pull` in its repository")
@@ -171,7 +171,7 @@ def _read_torch(path: Path) -> dict[str, Any]:
         # Files of torch before 1.6 are no zip archives and cannot be mapped.
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:
-        _refuse_lfs_pointer(path)
+        _check_no_lfs_pointer(path)
         first = str(error).strip().splitlines()
         raise CheckpointError(
             f"{path}: torch.load(weights_only=True) failed: the file is corrupt or holds more than tensors. No code "

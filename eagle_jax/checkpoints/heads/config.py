@@ -76,7 +76,7 @@ def head_config(
     """
     fields = Fields(values, where)
     check_supported(values, where)
-    _refuse_other_methods(fields)
+    _check_method(fields)
     check_features(fields, known=_READ)
     _check_eagle_options(fields)
     check_window(fields, target)
@@ -139,12 +139,12 @@ def _check_eagle_options(fields: Fields) -> None:
         for key, (supported, meaning) in _ONLY.items():
             value = part.values.get(key, supported)
             if value is not None and value != supported:
-                part.refuse(key, f"{json.dumps(supported)} or absent", f"{meaning} is not supported.")
+                part.fail(key, f"{json.dumps(supported)} or absent", f"{meaning} is not supported.")
         if part.inside:
             check_features(part, known=(*_ONLY, *_READ))
 
 
-def _refuse_other_methods(fields: Fields) -> None:
+def _check_method(fields: Fields) -> None:
     """Checks that `architectures` names an EAGLE head; projects name the same head in many ways."""
     names = fields.names("architectures")
     known = ("eagle", "llama", "mistral", "qwen")

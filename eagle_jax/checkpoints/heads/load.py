@@ -14,7 +14,7 @@ import numpy as np
 
 from eagle_jax.checkpoints.files.errors import CheckpointError, notice
 from eagle_jax.checkpoints.files.hub import checkpoint_directory
-from eagle_jax.checkpoints.files.kinds import EAGLES, refuse_others
+from eagle_jax.checkpoints.files.kinds import EAGLES, check_kind
 from eagle_jax.checkpoints.files.mapping import HEAD, LM_HEAD, Table, canonical_name, check_dtype, expected_shapes
 from eagle_jax.checkpoints.files.tensors import TensorReader, read_json
 from eagle_jax.checkpoints.files.weights import Place, TensorProblems, cast, plan, read_planned
@@ -68,10 +68,10 @@ def load_head_checkpoint(
     directory = checkpoint_directory(path_or_id, revision=revision, token=token, cache_dir=cache_dir)
     where = str(directory / "config.json")
     written = read_json(directory / "config.json")
-    refuse_others(directory, EAGLES, written)  # Medusa's weights are in other files
+    check_kind(directory, EAGLES, written)  # Medusa's weights are in other files
     values = flat_config(written, where)
     with TensorReader(directory) as reader:
-        refuse_others(directory, EAGLES, written, reader.infos)
+        check_kind(directory, EAGLES, written, reader.infos)
         problems = TensorProblems()
         names = {canonical_name(name): name for name in reader.infos}
         stored = {plain: reader.infos[name] for plain, name in names.items()}

@@ -14,7 +14,7 @@ import jax
 from eagle_jax.checkpoints.files.errors import CheckpointError, notice
 from eagle_jax.checkpoints.files.fields import Fields
 from eagle_jax.checkpoints.files.hub import head_directory
-from eagle_jax.checkpoints.files.kinds import MEDUSAS, refuse_others
+from eagle_jax.checkpoints.files.kinds import MEDUSAS, check_kind
 from eagle_jax.checkpoints.files.mapping import Rule, Table, check_dtype, flatten
 from eagle_jax.checkpoints.files.staging import replacing, write_json
 from eagle_jax.checkpoints.files.tensors import TensorReader, read_json
@@ -64,7 +64,7 @@ def load_medusa_checkpoint(
     values = read_json(where)
     kind = next((kind for kind in ("medusa", "hydra") if f"{kind}_num_heads" in values), None)
     if kind is None:
-        refuse_others(directory, MEDUSAS, values, _model_tensors(directory))
+        check_kind(directory, MEDUSAS, values, _model_tensors(directory))
         raise CheckpointError(
             f"{where}: must hold medusa_num_heads or hydra_num_heads. Load another kind of head with load_drafter."
         )

@@ -44,7 +44,7 @@ def check_window(fields: Fields, target: DecoderConfig) -> None:
     window = fields.integer("sliding_window", LARGEST, null=True, least=0)
     kinds = fields.names("layer_types")[:1]
     if kinds and kinds[0] not in ("full_attention", "sliding_attention"):
-        fields.refuse("layer_types", "full_attention or sliding_attention", "Other kinds of layers are not supported.")
+        fields.fail("layer_types", "full_attention or sliding_attention", "Other kinds of layers are not supported.")
     if window >= target.max_position or (not fields.given("sliding_window") and "sliding_attention" not in kinds):
         return
     slides = fields.flag("use_sliding_window", "sliding_attention" in kinds, null=True)

@@ -107,7 +107,7 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
                 f"max_position={max_position} must be 1 to {config.max_position}, the context length in {where}"
             )
         config = dataclasses.replace(config, max_position=max_position)
-    _refuse_sliding_window(fields, architecture, config)
+    _check_sliding_window(fields, architecture, config)
     return config
 
 
@@ -116,7 +116,7 @@ def layer_sizes(values: Mapping[str, Any], where: str, **decided: Any) -> Decode
     fields = Fields(values, where)
     heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     if not fields.given("head_dim") and hidden % heads:
-        fields.refuse("hidden_size", f"a multiple of num_attention_heads={heads} where there is no head_dim")
+        fields.fail("hidden_size", f"a multiple of num_attention_heads={heads} where there is no head_dim")
     rope = rope_config(values, where)
     length = fields.integer("max_position_embeddings", DEFAULT_LENGTH)
     try:
@@ -157,7 +157,7 @@ def check_supported(values: Mapping[str, Any], where: object) -> None:
         raise CheckpointError(f"{where}: hidden_act={activation!r} is not supported, only 'silu'")
 
 
-def _refuse_sliding_window(fields: Fields, architecture: str, config: DecoderConfig) -> None:
+def _check_sliding_window(fields: Fields, architecture: str, config: DecoderConfig) -> None:
     """Checks that no window hides tokens of the context; Llama ignores the key."""
     window = fields.integer("sliding_window", LARGEST, null=True, least=0)
     hides = window < config.max_position  # a window of W tokens hides nothing from the first W positions
@@ -171,7 +171,7 @@ def _refuse_sliding_window(fields: Fields, architecture: str, config: DecoderCon
     else:
         switched = fields.flag("use_sliding_window")
         if slides and not switched:
-            fields.refuse("layer_types", "without sliding_attention where use_sliding_window is false")
+            fields.fail("layer_types", "without sliding_attention where use_sliding_window is false")
         if switched and slides is None:
             slides = fields.integer("max_window_layers", 28, least=0) < config.num_layers
         active = hides and switched and bool(slides)
@@ -188,7 +188,7 @@ def _sliding_layers(fields: Fields, layers: int) -> bool | None:
     if not fields.given("layer_types"):
         return None
     if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
-        fields.refuse("layer_types", f"full_attention or sliding_attention for each of the {layers} layers")
+        fields.fail("layer_types", f"full_attention or sliding_attention for each of the {layers} layers")
     return "sliding_attention" in kinds
 
 

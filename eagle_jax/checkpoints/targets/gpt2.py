@@ -157,7 +157,7 @@ def _own_names(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     out = dict(values)
     for common, own in _COMMON_NAMES.items():
         if common in out and out.setdefault(own, out[common]) != out[common]:
-            Fields(out, where).refuse(common, f"{own}={shown(out[own])}, which is the same size", "Remove one of them.")
+            Fields(out, where).fail(common, f"{own}={shown(out[own])}, which is the same size", "Remove one of them.")
     return out
 
 

@@ -16,7 +16,7 @@ from eagle_jax.checkpoints.files.errors import CheckpointError
 from eagle_jax.checkpoints.files.fields import Fields
 from eagle_jax.checkpoints.files.finite import FETCH_AGAIN, NotFinite
 from eagle_jax.checkpoints.files.hub import checkpoint_directory
-from eagle_jax.checkpoints.files.kinds import MODELS, refuse_others
+from eagle_jax.checkpoints.files.kinds import MODELS, check_kind
 from eagle_jax.checkpoints.files.mapping import DECODER, LM_HEAD, Table, check_dtype, expected_shapes
 from eagle_jax.checkpoints.files.tensors import TensorReader, read_json
 from eagle_jax.checkpoints.files.weights import Place, TensorProblems, cast, plan, read_planned
@@ -80,7 +80,7 @@ def load_target_checkpoint(
     config = read_target_config(directory, max_position=max_position)
     layout = LAYOUTS[config.block]
     with layout.reader(directory) as reader:
-        refuse_others(directory, MODELS, read_json(directory / "config.json"), reader.infos)
+        check_kind(directory, MODELS, read_json(directory / "config.json"), reader.infos)
         problems = TensorProblems()
         embedding = _embedding_name(reader, layout)
         config = settled_tie(config, reader, embedding, loaded_dtype)
@@ -143,7 +143,7 @@ def read_target_config(directory: Path, *, max_position: int | None = None) -> D
     """
     path = directory / "config.json"
     values = read_json(path)
-    refuse_others(directory, MODELS, values)  # checked first: heads name no architecture
+    check_kind(directory, MODELS, values)  # checked first: heads name no architecture
     read = gpt2_config if architecture_of(values, str(path)) == ARCHITECTURE else decoder_config
     config = read(values, str(path), max_position=max_position)
     generation = directory / "generation_config.json"

@@ -35,7 +35,7 @@ def rope_config(values: Mapping[str, Any], where: object) -> RopeConfig:
     max_position = fields.integer("max_position_embeddings", DEFAULT_LENGTH)
     theta = (given if "rope_theta" in given.values else fields).number("rope_theta", RopeConfig.theta)
     if kind == "yarn" and theta <= 1:
-        given.refuse("rope_theta", "above 1 for yarn, which divides by its logarithm")
+        given.fail("rope_theta", "above 1 for yarn, which divides by its logarithm")
     if fields.number("rope_theta", theta) != theta:
         notice(f"{where}: rope_theta={values['rope_theta']} and {theta:g} inside the RoPE parameters: uses the latter")
     if kind == "default":

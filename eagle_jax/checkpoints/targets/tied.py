@@ -31,7 +31,7 @@ def settled_tie(config: DecoderConfig, reader: TensorReader, embedding: str | No
     head = reader.infos.get(LM_HEAD)
     if not config.tie_word_embeddings or head is None or embedding is None:
         return config
-    # A quantised tensor is refused by the loader, whatever the two are.
+    # The loader reports quantised tensors.
     comparable = head.dtype in FLOAT_DTYPES and reader.infos[embedding].dtype in FLOAT_DTYPES
     if comparable and _equal(reader, embedding, dtype):
         return config

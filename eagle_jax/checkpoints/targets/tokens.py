@@ -100,7 +100,7 @@ def _tokens(directory: Path) -> dict[int, str] | None:
         pairs = _by_id(content.mapping("model").mapping("vocab").values, path)
     added = content.values.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
-        content.refuse("added_tokens", "a list of tokens with id and content")
+        content.fail("added_tokens", "a list of tokens with id and content")
     each = [Fields(token, path, f"added_tokens[{number}].") for number, token in enumerate(added)]
     return pairs | {token.integer("id", least=0): token.text("content") for token in each}
 

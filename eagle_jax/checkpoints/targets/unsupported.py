@@ -60,7 +60,7 @@ def check_features(fields: Fields, known: Collection[str] = ()) -> None:
     for key, value in fields.values.items():
         if key in _UNSUPPORTED and value and not _same(value, _UNSUPPORTED[key]):
             neutral = _UNSUPPORTED[key]
-            fields.refuse(
+            fields.fail(
                 key, "absent" if neutral is None else f"{neutral} or absent", "This feature is not supported."
             )
         if value and _SUSPECT.search(key) and not (key in _UNSUPPORTED or key in _HARMLESS or key in known):

@@ -80,7 +80,7 @@ def encode(tokenizer: Any, row: Conversation | list[Message] | str) -> Encoded:
     text, tool calls, and what ends the turn.
 
     Raises:
-      SkippedRow: no assistant turn that is taught; the template refuses the conversation, drops something of it, or
+      SkippedRow: no assistant turn is taught; the template raises an error, drops a part of the conversation, or
         changes a reply in a way that is not understood; or no token is supervised.
     """
     if isinstance(row, str):
@@ -118,7 +118,7 @@ def prompt_ids(tokenizer: Any, row: Conversation | list[Message]) -> list[int]:
     """Returns the token ids of a conversation up to the assistant's next reply.
 
     Raises:
-      SkippedRow: the template refuses the conversation, or drops something of it.
+      SkippedRow: the template raises an error, or drops a part of the conversation.
       ValueError: there is no template.
     """
     row = as_conversation(row)
@@ -136,7 +136,7 @@ def call_opening(tokenizer: Any, tools: list[dict[str, Any]], arguments: dict[st
     """Returns how a reply begins its first tool call, such as "<tool_call>"; empty if unknown.
 
     Raises:
-      SkippedRow: the template refuses or drops tool calls.
+      SkippedRow: the template raises an error for tool calls, or drops them.
     """
     question = [{"role": "user", "content": "QUESTION"}]
     turn = {"role": "assistant", "content": "", "tool_calls": [marked_call("CALLMARK", {})]}

@@ -20,7 +20,7 @@ def chat_ids(tokenizer: Any, messages: Sequence[Any], **template_args: Any) -> l
       template_args: of the chat template, such as `enable_thinking=False`; `tools` is a list of JSON schemas.
 
     Raises:
-      ValueError: it is no conversation, the template refuses it, or does not read an argument.
+      ValueError: `messages` has another form, the template raises an error, or it does not read an argument.
     """
     return encode_chat(tokenizer, chat_text(tokenizer, messages, **template_args))
 
@@ -29,8 +29,8 @@ def chat_text(tokenizer: Any, messages: Sequence[Any], **template_args: Any) -> 
     """Returns the text that `chat_ids` tokenises.
 
     Raises:
-      ValueError: it is no conversation, the template refuses it, as some do a system message, or does not read an
-        argument.
+      ValueError: `messages` has another form, the template raises an error (some do for a system message), or it does
+        not read an argument.
     """
     for message in messages:  # of a string its letters, of a dict its keys
         if not (isinstance(message, Mapping) and "role" in message and not message.keys().isdisjoint(SAID)):

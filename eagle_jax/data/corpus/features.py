@@ -150,7 +150,7 @@ def _pack(layout: Layout, states: np.ndarray) -> np.ndarray:
     if layout.dtype == "float8":
         scale = np.maximum(np.abs(states).max(axis=-1, keepdims=True), 1e-30) / LARGEST8
         scales.append(scale.astype(np.float32))
-    with np.errstate(over="ignore", invalid="ignore"):  # refused below
+    with np.errstate(over="ignore", invalid="ignore"):  # checked below
         stored = (states / scale if scales else states).astype(KINDS[layout.dtype])
     if not np.isfinite(stored).all():
         if not np.isfinite(states).all():

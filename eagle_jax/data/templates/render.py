@@ -54,7 +54,7 @@ def render(tokenizer: Any, messages: Sequence[Any], *, tools: Any = None, **opti
       options: of `apply_chat_template`, and the template's own arguments.
 
     Raises:
-      SkippedRow: the template refuses the conversation.
+      SkippedRow: the template raises an error.
       ValueError: as `chat_template`.
     """
     if tools is not None:
