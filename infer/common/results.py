@@ -160,7 +160,7 @@ class Cell:
         """Checks the draft, and that every column has one entry per question."""
         check_draft(self.draft)
         columns = dict(self.by_question)
-        nested = [row for name in ("seconds", "plain_seconds") for row in self.by_question[name]]  # type: ignore[literal-required]
+        nested = [row for name in ("seconds", "plain_seconds") for row in self.by_question[name]]
         flat = [column for name, column in columns.items() if "seconds" not in name and column is not None]
         _same_length("by_question", *flat, *nested)  # type: ignore[arg-type]
 
@@ -337,8 +337,8 @@ def read_as(path: str | os.PathLike[str], *kinds: type[FileType]) -> FileType:
 
 def describe(cell: Group | Cell | Recording) -> str:
     """A group, or a method on one, in words."""
-    batch = f", batch {cell.batch}" if hasattr(cell, "batch") else ""
-    label = f"{cell.label} on " if hasattr(cell, "label") else ""
+    batch = "" if isinstance(cell, Recording) else f", batch {cell.batch}"
+    label = "" if isinstance(cell, Group) else f"{cell.label} on "
     return f"{label}{cell.task} at temperature {cell.temperature:g}{batch}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
+from infer.common import estimates
 from infer.common.results import Cell, Result, SpecBench
 
 
@@ -35,7 +36,7 @@ def markdown(result: Result) -> str:
             map(_row, cells),
             left=4,
         ),
-        table(["T", "batch", "method", "mean speedup over tasks", "mean tau"], _means(result), left=3),
+        table(["T", "batch", "method", "mean speedup over tasks", "95%", "mean tau", "95%"], _means(result), left=3),
         "By the definitions of Spec-Bench (mean over cycles; mean over questions of tokens per second):",
         table(
             [*group, "method", "mean accepted tokens", "tokens/s", "speedup"],
@@ -74,7 +75,9 @@ def _means(result: Result) -> Iterable[list[str]]:
     for (temperature, batch, label), cells in found.items():
         taus = [cell.tau for cell in cells if cell.tau is not None]
         speedup = statistics.fmean(cell.speedup for cell in cells)
-        yield [f"{temperature:g}", str(batch), label, times(speedup), number(statistics.fmean(taus) if taus else None)]
+        intervals = [found.interval() if found else "-" for found in (estimates.speedup(cells), estimates.tau(cells))]
+        tau = number(statistics.fmean(taus) if taus else None)
+        yield [f"{temperature:g}", str(batch), label, times(speedup), intervals[0], tau, intervals[1]]
 
 
 def _group(cell: Cell) -> list[str]:

@@ -1,4 +1,4 @@
-"""From timed replies to the cells of a result: every number of a benchmark is computed here."""
+"""Computes the cells of a result of `infer.bench` from timed replies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from infer.common.calls import Answer
-from infer.common.results import Category, Cell, Group, SpecBench
+from infer.common.results import Category, Cell, Group, SpecBench, TimedQuestions
 from infer.common.tasks import Question
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -81,7 +81,7 @@ class Tally:
 
 
 def names_of(questions: Sequence[Question]) -> list[str]:
-    """A name for every question, that tells questions apart whatever the file they come from: its id and a hash."""
+    """Returns a name for every question, unique whatever file it comes from: its id and a hash of its text."""
     found: list[str] = []
     for question in questions:
         name = f"{question.id}:{hashlib.sha256(json.dumps(question.turns).encode()).hexdigest()[:8]}"
@@ -89,8 +89,8 @@ def names_of(questions: Sequence[Question]) -> list[str]:
     return found
 
 
-def cell(method: str, label: str, group: Group, tally: Tally, plain: Tally, draft: dict[str, Any]) -> Cell:
-    """What a result says of a method on a group; `draft` as in `infer/common/drafts.py`."""
+def cell(method: str, label: str, group: Group, tally: Tally, plain: Tally, draft: Any) -> Cell:
+    """Returns the cell of a method on a group; `draft` as in `infer/common/drafts.py`."""
     own, base = tally.replies, plain.replies
     seconds, prefills = _sums(own, "seconds"), _sums(own, "prefill_seconds")
     rates, decoding = _rates(own), _decode_rates(own)
@@ -129,7 +129,7 @@ def cell(method: str, label: str, group: Group, tally: Tally, plain: Tally, draf
     )
 
 
-def _by_question(own: list[Reply], base: list[Reply]) -> dict[str, Any]:
+def _by_question(own: list[Reply], base: list[Reply]) -> TimedQuestions:
     """Sums over the replies of every question, as `Cell.by_question` has them."""
     names = list(dict.fromkeys(reply.question for reply in own))
     mine, plain = ([[reply for reply in of if reply.question == name] for name in names] for of in (own, base))
@@ -141,7 +141,7 @@ def _by_question(own: list[Reply], base: list[Reply]) -> dict[str, Any]:
         "call": [one[0].call for one in mine],
         "replies": list(map(len, mine)),
         "tokens": [sum(reply.tokens for reply in one) for one in mine],
-        "cycles": None if None in counted else counted,
+        "cycles": None if None in counted else [count for count in counted if count is not None],
         "seconds": seconds,
         "plain_tokens": [sum(reply.tokens for reply in one) for one in plain],
         "plain_seconds": plainly,
@@ -233,5 +233,5 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 
 def _round(value: float) -> float:
-    """Six digits: more are noise, and a reader compares files."""
+    """Rounds to six digits: more are noise."""
     return float(f"{value:.6g}")

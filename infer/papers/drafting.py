@@ -11,9 +11,9 @@ import numpy as np
 from eagle_jax.evaluate.positions import Calibration, expected_tokens, pooled
 from infer.common import figures
 from infer.common.drafts import rule_words, tree_words
+from infer.common.estimates import share
 from infer.common.results import Recording
 from infer.common.tables import table
-from infer.papers.estimates import share
 from infer.papers.sources import NAMES, Section, Sources, at_temperatures, by_label, foremost, in_order, title
 
 RANKS = 4
@@ -51,7 +51,7 @@ def positions(sources: Sources) -> Section | None:
         rows, shown = [], {}
         found = by_label(cells)
         for label, own in found.items():
-            reached, accepted = (pooled([cell.positions[name] for cell in own]) for name in ("reached", "accepted"))  # type: ignore[literal-required]
+            reached, accepted = (pooled([cell.positions[name] for cell in own]) for name in ("reached", "accepted"))
             if not reached.any():
                 continue
             first = [share(int(a), int(r)) for a, r in zip(accepted[0], reached[0], strict=True)]
@@ -86,7 +86,7 @@ def calibration(sources: Sources) -> Section | None:
                 continue
             if len({len(one["count"]) for one in bins}) > 1:
                 raise ValueError(f"--bins must be the same for all tasks of {label}. Leave one of the files out.")
-            count, accepted = (np.sum([one[name] for one in bins], axis=0) for name in ("count", "accepted"))  # type: ignore[literal-required]
+            count, accepted = (np.sum([one[name] for one in bins], axis=0) for name in ("count", "accepted"))
             sums = [np.nan_to_num(np.array(one["confidence"], float)) * one["count"] for one in bins]
             full = count > 0
             mean = np.divide(np.sum(sums, axis=0), count, out=np.full(len(count), np.nan), where=full)
@@ -104,8 +104,8 @@ def calibration(sources: Sources) -> Section | None:
         "that the target reached, the share that it accepted. The calibration error is the mean over nodes of the "
         "distance between the two."
     ]
-    for bins, rows in tables.items():
-        head = ["method", "T", "calibration error", *(f"{b / bins:g}-{(b + 1) / bins:g}" for b in range(bins))]
+    for many, rows in tables.items():
+        head = ["method", "T", "calibration error", *(f"{b / many:g}-{(b + 1) / many:g}" for b in range(many))]
         parts.append(table(head, rows))
     parts.append("![acceptance over confidence](calibration.png)")
     pictures = {"calibration.png": figures.calibration(shown)}

@@ -85,10 +85,10 @@ def gather(paths: Sequence[Path]) -> Sources:
                 raise ValueError(f"{at} and {path} both have {describe(cell)}, with other numbers. Leave one out.")
             if isinstance(cell, Recording) and cell.chains:
                 found[type(cell), cell.key] = path, cell
-    cells = [cell for by_file in baselines.values() for cell in max(by_file.values(), key=len)]
-    cells = in_order([*cells, *(cell for _, cell in found.values())])
-    timed = [cell for cell in cells if isinstance(cell, Cell)]
-    return Sources(files, timed, [cell for cell in cells if isinstance(cell, Recording)])
+    plain = [cell for by_file in baselines.values() for cell in max(by_file.values(), key=len)]
+    merged = in_order([*plain, *(cell for _, cell in found.values())])
+    timed = [cell for cell in merged if isinstance(cell, Cell)]
+    return Sources(files, timed, [cell for cell in merged if isinstance(cell, Recording)])
 
 
 def _without_chains(cell: Any) -> Any:

@@ -9,9 +9,9 @@ from typing import Any
 
 from eagle_jax.checkpoints.files.staging import write_whole
 from infer.common import figures
+from infer.common.estimates import Estimate, asked, difference, speedup, tau
 from infer.common.results import Cell, Result
 from infer.common.tables import number, table, times
-from infer.papers.estimates import Estimate, asked, difference, speedup, tau
 from infer.papers.sources import Section, Sources, at_temperatures, by_label, foremost, in_order, tasks_of, title
 
 ABLATION: dict[tuple[str, ...], str] = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from infer.papers.estimates import Estimate, asked, difference, mean, ratio, share, speedup, tau
+from infer.common.estimates import Estimate, asked, difference, mean, ratio, share, speedup, tau
 from tests.infer.result_files import bench_cell, recording
 
 NOISE = (0.3, -0.1, 0.2, -0.4, 0.0)

@@ -1,8 +1,8 @@
 """Estimates tau and speedup as ratios of sums over questions, with 95% intervals from SciPy.
 
-A number of a method is the mean over tasks of such ratios. To first order its error is linear in what each question adds
-to the sums (the delta method). Questions of one call (a batch) count as one. Tasks have variances of their own, so the
-degrees of freedom are Welch's.
+A number of a method is the mean over tasks of such ratios. To first order its error is linear in what each question
+adds to the sums (the delta method). Questions of one call (a batch) count as one. Tasks have variances of their own, so
+the degrees of freedom are Welch's.
 """
 
 from __future__ import annotations
