@@ -1,13 +1,13 @@
-"""A chat in the terminal: what was drafted and accepted is green, and the caches are kept between the turns.
+"""Runs a chat in the terminal: accepted drafts are green, and the caches are kept between turns.
 
     python -m infer.chat                                       # the bundled pair, which answers with nonsense
     python -m infer.chat --target Qwen/Qwen3-1.7B --eagle3 AngelSlim/Qwen3-1.7B_eagle3 --dtype bfloat16
 
-Ctrl-C stops a reply and keeps what was said of it; Ctrl-D or /quit ends the chat. The terminal's last row shows tau
-and speed while a reply runs; behind it stand both, and how many tokens of the prompt had to be read: what is new since
-the last reply. A template that rewrites earlier turns, as Qwen3's does when it drops thoughts, has them read anew
-from there on. Commands: /reset forgets the conversation, /temp 0.7 sets the temperature, /plain switches drafting off
-and on (the drafter reads then what it has missed), /stats sums up, /help lists these.
+Ctrl-C stops a reply and keeps its text so far; Ctrl-D or /quit ends the chat. A row below the reply shows tau and
+speed while it runs. After it a line also gives the prompt tokens that were read: those that are new since the last
+reply. If a template rewrites earlier turns (Qwen3's drops thoughts), the text is read again from the first change.
+Commands: /reset forgets the conversation, /temp 0.7 sets the temperature, /plain switches drafting off and on (the
+drafter then reads what it missed), /stats sums up, /help lists these.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from infer.common.programs import at_least_one, check_seed, naming, not_negative
 from infer.common.status_line import StatusLine
 
 SHORTEST = 16
-"""Tokens that a reply must have room for; below that the conversation is too long."""
+"""Tokens that a reply must have room for; with less room the conversation is too long."""
 HELP = "/reset  /temp NUMBER  /plain  /stats  /help  /quit; Ctrl-C stops a reply"
 
 
@@ -49,9 +49,9 @@ class Args(Places):
     """Arguments of the chat.
 
     Attributes:
-      method: as in infer.bench: hass, eagle3@6x10x59, pld, vanilla, ...; None is that of the one head that is given,
-        and hass, an EAGLE head that was taught as HASS teaches, where none is.
-      system: what the assistant is told before the conversation.
+      method: as in infer.bench: hass, eagle3@6x10x59, pld, vanilla, ...; None is the method of the given head, and hass
+        without one.
+      system: system message.
       max_new_tokens: longest reply.
       context: most tokens of the whole conversation; None is what the target has, at most 4096.
       temperature: 0 is greedy.
@@ -74,11 +74,11 @@ class Args(Places):
 
 @dataclasses.dataclass
 class Tally:
-    """What replies took.
+    """Tokens, passes and time of replies.
 
     Attributes:
-      tokens: all of them. passes: of the target, behind each reply's first token.
-      timed, seconds: tokens and time behind each reply's second chunk: the first two read the prompt, and compile.
+      tokens: all of them. passes: of the target, after each reply's first token.
+      timed, seconds: tokens and time after each reply's second chunk: the first two read the prompt and compile.
     """
 
     replies: int = 0
@@ -93,16 +93,16 @@ class Tally:
         return f"{tau}, {self.timed / self.seconds:.0f} tokens/s" if self.timed else tau
 
     def add(self, other: Tally) -> None:
-        """Another reply."""
+        """Adds another reply."""
         for field in dataclasses.fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 class Conversation:
-    """Messages as token ids that only grow: what was said stays the tokens that were emitted.
+    """The token ids of a conversation: emitted tokens stay as they are, and the cache stays valid.
 
-    A prompt goes on from them where the template's text goes on from the text so far, and is encoded whole where it
-    does not (a template that trims replies or drops thoughts).
+    If the template's text continues the text so far, only the rest is encoded; otherwise (a template that trims replies
+    or drops thoughts) the whole text is.
     """
 
     def __init__(self, tokenizer: Any, system: str | None) -> None:
@@ -112,7 +112,7 @@ class Conversation:
         self._text = ""
 
     def ask(self, content: str) -> list[int]:
-        """The prompt with what the user says now."""
+        """Returns the prompt with a new message of the user."""
         text = chat_text(self.tokenizer, [*self.messages, {"role": "user", "content": content}])
         if self._ids and text.startswith(self._text):
             new = self.tokenizer.encode(text[len(self._text) :], add_special_tokens=False, verbose=False)
@@ -122,10 +122,9 @@ class Conversation:
         return encode_chat(self.tokenizer, text)
 
     def heard(self, content: str, prompt: Sequence[int], reply: Sequence[int], stops: Sequence[int]) -> None:
-        """Takes down what was said and answered; the stop token is the template's affair.
+        """Appends a message and its reply, without the stop token, which the template writes.
 
-        Other special tokens inside a reply stay in it, unseen as they are: without them the text would be another one,
-        and every later turn would be read anew.
+        Other special tokens of the reply stay: without them every later turn would be read again.
         """
         said = list(reply[:-1] if reply and reply[-1] in stops else reply)
         answer = self._decode(said)
@@ -138,7 +137,7 @@ class Conversation:
 
 
 class Chat:
-    """The state of a chat, and what its lines do."""
+    """Holds a chat and carries out its lines."""
 
     def __init__(
         self,
@@ -159,25 +158,25 @@ class Chat:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets what was said."""
+        """Forgets the conversation."""
         self.conversation = Conversation(self.tokenizer, self.args.system)
         self.session = Session(self.target, self.drafter, context=self.args.context)
 
     def line(self, text: str) -> bool:
-        """What the user typed; False ends the chat."""
+        """Carries out what the user typed; False ends the chat."""
         text = text.strip()
         if text.startswith("/"):
             return self.command(text)
         if text:
             try:
                 self.reply(text)
-            except (ValueError, MemoryError) as error:  # a template that refuses, a full device: the chat goes on
+            except (ValueError, MemoryError) as error:  # the template raises, or the device is full: the chat continues
                 self.asking = False
                 self.say(f"{error}; this turn is forgotten")
         return True
 
     def command(self, text: str) -> bool:
-        """One of /reset /temp /plain /stats /help /quit; False ends the chat."""
+        """Carries out a command; False ends the chat."""
         name, _, rest = text.partition(" ")
         if name in ("/quit", "/exit"):
             return False
@@ -204,7 +203,7 @@ class Chat:
         return True
 
     def set_temperature(self, text: str) -> None:
-        """Another temperature, from the next reply on."""
+        """Sets the temperature of later replies."""
         try:
             value = float(text)
         except ValueError:
@@ -219,7 +218,7 @@ class Chat:
         self.say(f"temperature {value:g}")
 
     def switch(self) -> None:
-        """Drafting off, and on again; the conversation goes on."""
+        """Switches drafting off or on; the conversation continues."""
         if self.drafter is None:
             self.say(f"--method {self.args.method} drafts nothing: there is nothing to switch")
             return
@@ -227,7 +226,7 @@ class Chat:
         self.say("plain decoding" if self.plain else f"drafting with {self.args.method}")
 
     def reply(self, content: str) -> None:
-        """Asks, and shows the answer as it comes."""
+        """Sends a message and shows the reply as it comes."""
         prompt = self.conversation.ask(content)
         self.turn += 1
         key = jax.random.fold_in(jax.random.key(self.args.seed), self.turn)
@@ -289,7 +288,7 @@ class Chat:
         return reply
 
     def say(self, words: str) -> None:
-        """A line that is not the model's."""
+        """Writes a line of the program itself."""
         self.write(paint(f"[{words}]", DIM, self.colours) + "\n")
 
 
@@ -314,10 +313,10 @@ def stopping(event: threading.Event) -> Iterator[None]:
 
 
 def method_of(args: Args) -> str:
-    """The method that is given, or meant by the head that is.
+    """Returns the method that the arguments name, or that of the given head.
 
     Raises:
-      ValueError: there is none, several could be meant, or a head is given that nothing would use.
+      ValueError: no method, several possible ones, or a head that the method does not use.
     """
     given = [name for name, option in OPTIONS.items() if getattr(args, option) is not None]
     if args.method is None:
@@ -337,7 +336,7 @@ def method_of(args: Args) -> str:
 
 
 def main(args: Args) -> None:
-    """Talks until the input ends."""
+    """Runs the chat until the input ends."""
     at_least_one(args, "max_new_tokens")
     not_negative(args, "temperature", "top_k")
     check_seed(args)

@@ -1,14 +1,14 @@
-"""Says where the time of one cycle goes on this machine.
+"""Measures where the time of one cycle goes on this machine.
 
     python -m infer.cycle
     python -m infer.cycle --target PATH --head PATH --tree 6,10,59
     python -m infer.cycle --temperature 1
 
-Every part runs alone, many times inside one compiled loop, so that no host time is counted: the plain step and the
-whole cycle; of the cycle drafting, the target's pass over the tree, the head's update and the commit; of the target's
-pass the products with its weights alone, one after the other, and attention alone. The parts are measured in turns, the
-median counts; compiled apart from each other they need not add up, and products that wait for each other can take
-longer alone than in the pass, where some run side by side. Prints a table and, last, one JSON object.
+Every part runs alone, many times inside one compiled loop, so that no host time counts: the plain step and the whole
+cycle; drafting, the target's pass over the tree, the head's update and the commit; of the target's pass its products
+and its attention. The parts take turns, and the median counts. They are compiled apart and need not add up: products
+that wait for each other can take longer than in the pass, where some run side by side. The program prints a table and,
+last, one JSON object.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Args:
       tree: depth,top_k,num_nodes; default is the bundled head's own, or 6,10,59.
       context: tokens in the cache.
       batch: rows.
-      temperature: above 0 the walk down the tree draws tokens: it and the noise of one draw are measured as well.
+      temperature: above 0 the walk down the tree and the noise of one draw are measured as well.
       turns: cycles per measurement.
       repeats: measurements, of which the median counts.
     """
@@ -66,7 +66,7 @@ class Args:
 
 
 def main(args: Args) -> dict[str, Any]:
-    """Measures and prints; returns what it prints last."""
+    """Measures and prints the parts; returns the last line."""
     at_least_one(args, "context", "batch", "turns", "repeats")
     if (args.target is None) != (args.head is None):
         raise ValueError("--target and --head belong together; without both the bundled pair is profiled")
@@ -105,7 +105,7 @@ def main(args: Args) -> dict[str, Any]:
 
 
 def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> dict[str, Part]:
-    """The parts of a cycle, in the state after a prompt of `args.context` random tokens."""
+    """Returns the parts of a cycle, in the state after a prompt of `args.context` random tokens."""
     budget = args.turns * (head.tree.depth + 1) + 1
     longest = target.config.max_position - budget
     if args.context > longest:
@@ -130,7 +130,7 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> di
 
     def draft(params: Params, drafted: Any) -> Any:
         found, drafted = drafter.draft(params, drafted, state.root, chance, sampling)
-        # The next turn depends on this one's last node; by nothing that could change a token.
+        # The next turn depends on this one's last node, by too little to change a token.
         return drafted._replace(hidden=drafted.hidden + 1e-30 * found.scores[:, -1:].astype(drafted.hidden.dtype))
 
     def verify(params: Params, tokens: jax.Array) -> jax.Array:
@@ -144,7 +144,7 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> di
 
     def extend(params: Params, drafted: Any) -> Any:
         tokens, features = tree.tokens[:, :1].repeat(width, 1), out.features[:, :1].repeat(width, 1)
-        # The projections of the features must wait for the turn before; by nothing that could change a number.
+        # The projections of the features depend on the turn before, by too little to change a number.
         features = features + 1e-30 * drafted.hidden[:, None, :1].astype(features.dtype)
         return drafter.update(params, drafted, Verified(tokens, tokens, features, drafted.cache.length, one))
 
@@ -179,7 +179,7 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> di
 
 
 def matrices(params: Params) -> list[jax.Array]:
-    """The kernels of a model's linear layers, [in, out] each, in no particular order."""
+    """Returns the kernels of a model's linear layers, [in, out] each."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     found = [leaf for path, leaf in leaves if path[-1].key == "kernel"]
     if "lm_head" not in params:
@@ -188,7 +188,7 @@ def matrices(params: Params) -> list[jax.Array]:
 
 
 def products(params: Params, x: jax.Array) -> jax.Array:
-    """All matrix products of one pass over x.shape[0] tokens and nothing else; each waits for the one before it."""
+    """Runs all matrix products of one pass over x.shape[0] tokens; each waits for the one before it."""
     for kernel in matrices(params):
         wide = jnp.broadcast_to(x, (x.shape[0], kernel.shape[0])).astype(kernel.dtype)
         x = jnp.dot(wide, kernel, preferred_element_type=jnp.float32).max(axis=-1, keepdims=True) * 1e-3
@@ -196,7 +196,7 @@ def products(params: Params, x: jax.Array) -> jax.Array:
 
 
 def attention(cache: KVCache, new: NewKV, mask: jax.Array, query: jax.Array) -> jax.Array:
-    """The attention of every layer of one pass and nothing else; each waits for the one before it."""
+    """Runs the attention of every layer of one pass; each waits for the one before it."""
     for cached_keys, cached_values, keys, values in zip(cache.keys, cache.values, new.keys, new.values, strict=True):
         mixed = attend(query, keys, values, mask, cached_keys, cached_values, cache.length)
         query = query + 1e-30 * mixed.reshape(query.shape)

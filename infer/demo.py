@@ -1,10 +1,10 @@
-"""A trained draft head accelerates a trained model: the same text, in fewer passes.
+"""Shows a trained draft head at work: the same text in fewer passes of the model.
 
     python -m infer.demo                                     # what `make demo` runs
     python -m infer.demo --prompt "Write ..." --temperature 1 --head eagle3
 
-Streams a completion (drafted tokens that the target accepted are green, the target's own are plain), then decodes the
-same prompt without a drafter, then times both on compiled programs. The last line is one JSON object.
+It streams a completion, with accepted drafts in green, decodes the same prompt without a drafter, and times both on
+compiled programs. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import eagle_jax
-from eagle_jax.data.chat import chat_ids
+from eagle_jax.data.chat.tokenize import chat_ids
 from eagle_jax.runtime.compilation import machine, use_compilation_cache
 from eagle_jax.runtime.demo import Bundled
 from eagle_jax.viz import DIM, GREEN, paint
@@ -35,10 +35,10 @@ class Args:
     """Arguments of the demo.
 
     Attributes:
-      prompt: what the user says.
+      prompt: message of the user.
       head: which of the bundled drafters.
       max_new_tokens: length of the completion.
-      temperature: 0 is greedy; above it the text depends on `seed`, and still not on the drafter.
+      temperature: 0 is greedy; above 0 the text depends on `seed` but not on the drafter.
       seed: of the sampled draws.
       repetitions: timed runs of each path, of which the median counts.
     """
@@ -68,7 +68,7 @@ def main(args: Args) -> None:
     def watch(head: eagle_jax.BoundDrafter | None) -> Iterator[eagle_jax.StreamChunk]:
         return eagle_jax.stream(target, head, prompt, **options)
 
-    watch(drafter)  # refuses bad arguments here, before any thread compiles
+    watch(drafter)  # raises on bad arguments before any thread compiles
     print(f"Compiling for {machine()} ...", flush=True)
     compile_at_once(
         [functools.partial(complete, head) for head in paths.values()]
@@ -87,7 +87,7 @@ def main(args: Args) -> None:
     calls = {path: functools.partial(complete, head) for path, head in paths.items()}
     seconds = time_interleaved(calls, args.repetitions)
     rates = {path: len(outputs[path].tokens[0]) / seconds[path] for path in paths}
-    # What was shown as well as what was timed.
+    # The shown texts as well as the timed ones.
     identical = outputs["eagle"].tokens == outputs["vanilla"].tokens == seen[:1] == seen[1:]
     result = {
         "identical": identical,
@@ -107,10 +107,10 @@ def main(args: Args) -> None:
 
 
 def compile_at_once(calls: list[Callable[[], object]]) -> None:
-    """Makes every call once, in threads: XLA compiles a program on one core. Daemons, so that Ctrl-C need not wait.
+    """Makes every call once, in daemon threads: XLA compiles a program on one core, and Ctrl-C need not wait.
 
     Raises:
-      Exception: the first that a call raised.
+      Exception: the first exception of a call.
     """
     failed: list[Exception] = []
 
@@ -124,14 +124,14 @@ def compile_at_once(calls: list[Callable[[], object]]) -> None:
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        # Not a join without end: a signal that another thread receives would only be seen after it.
+        # A join without a timeout would delay a signal that another thread receives.
         time.sleep(0.1)
     if failed:
         raise failed[0]
 
 
 def show(chunks: Iterator[eagle_jax.StreamChunk], tokenizer: Any, colours: bool) -> list[int]:
-    """Prints tokens as they come, accepted drafted ones in colour; returns them."""
+    """Prints tokens as they come, accepted drafts in green; returns them."""
     text, tokens = eagle_jax.TextStream(tokenizer), list[int]()
     for chunk in chunks:
         tokens += chunk.tokens

@@ -212,7 +212,7 @@ def load_profile(path: str | os.PathLike[str], target: Target) -> Profile:
     if file.dtype != target.dtype:
         raise ConfigError(
             f"{path} was tuned for {file.target!r} in {file.dtype}, and this target is in {target.dtype}: load it with "
-            f"dtype={file.dtype!r}, or tune again with python -m infer.tune --dtypes {target.dtype}"
+            f"dtype={file.dtype!r}, or tune again with python -m infer.tune --dtype {target.dtype}"
         )
     if (found := fingerprint(target)) != file.fingerprint:
         raise ConfigError(

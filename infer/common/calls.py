@@ -1,4 +1,4 @@
-"""Methods as calls that can be timed: the whole answer, and the prefill alone."""
+"""Wraps methods as calls that can be timed: the whole answer, and the prefill alone."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ DRAWS = "a key per question and turn"
 
 
 def keys_of(seed: int, names: Sequence[str], turn: int) -> jax.Array:
-    """[rows] a key per question: of `seed`, its name (`names_of`) and the turn alone, whatever else is in the batch.
+    """Returns [rows] keys that depend on `seed`, the question's name (`names_of`) and the turn, not on the batch.
 
-    Questions that shared their noise would not be independent, and intervals over them would say too much.
+    Questions with the same noise would not be independent, and intervals over them would be too narrow.
     """
     numbers = [zlib.crc32(f"{name}, turn {turn}".encode()) for name in names]
     return _row_keys(jax.random.key(seed, impl="threefry2x32"), jnp.asarray(np.array(numbers, np.uint32)))
@@ -31,7 +31,7 @@ _row_keys = jax.jit(row_keys)
 
 
 class Answer(NamedTuple):
-    """New tokens per row, and, of a method that counts its passes, what it says of every row.
+    """New tokens per row and, for methods that count passes, counts per row.
 
     Attributes:
       tokens: [rows] new tokens. cycles: [rows] target passes after the prefill. accepted: [rows][D+1] histograms.
@@ -43,10 +43,10 @@ class Answer(NamedTuple):
 
 
 class Method(NamedTuple):
-    """Two functions `(prompts, keys) -> Answer` that return when their work is done; `keys` is one per prompt.
+    """Two functions `(prompts, keys) -> Answer` that wait for their result; `keys` has one key per prompt.
 
     Attributes:
-      answer: whole replies. prefill: only the first token of every reply, by the same program where there is one.
+      answer: whole replies. prefill: only the first token of every reply, by the same program if the method has one.
     """
 
     answer: Callable[[list[list[int]], jax.Array], Answer]
@@ -56,7 +56,7 @@ class Method(NamedTuple):
 def engine(
     target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter | None, max_new_tokens: int, temperature: float
 ) -> Method:
-    """This library's `generate`."""
+    """Wraps this library's `generate`."""
 
     def answer(prompts: list[list[int]], keys: jax.Array) -> Answer:
         out = eagle_jax.generate(
@@ -72,7 +72,7 @@ def engine(
 
 
 def hugging_face(target: eagle_jax.Target) -> Callable[[int, float], Method]:
-    """`generate` of `transformers` on the same weights in PyTorch: `(max_new_tokens, temperature) -> Method`."""
+    """Wraps `generate` of `transformers` on the same weights in PyTorch."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar

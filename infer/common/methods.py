@@ -1,4 +1,4 @@
-"""The methods that the programs of this folder compare, by the names of the papers: where they come from, and loading.
+"""Loads drafting methods by the names of the papers.
 
 `infer/common/labels.py` has the grammar of their labels.
 """
@@ -33,12 +33,12 @@ BUNDLED = {
 """Methods whose weights are bundled with the target, and their names there. `eagle1` and `eagle2`
 are one head, taught as EAGLE teaches, in EAGLE's static tree by default and in a dynamic one."""
 OPTIONS = {name: name for name in BUNDLED} | {"sps": "draft_model"}
-"""Methods with weights, and the option that names their path."""
+"""Methods with weights, and the option with their path."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Where methods come from: options that every program here has.
+    """Options of every program: where targets and methods come from.
 
     Attributes:
       target: path or hub id of the model; default is the bundled one, for which all that drafts is bundled, too.
@@ -72,10 +72,10 @@ class Places:
 
 @dataclasses.dataclass(frozen=True)
 class Sources(Places):
-    """Where methods come from, and how they are loaded.
+    """Where methods come from, and how to load them.
 
     Attributes:
-      dtype: of all weights. tree: of the heads whose label says none; None is each one's own.
+      dtype: of all weights. tree: of heads whose label has none; None is each head's own.
     """
 
     dtype: str = "float32"
@@ -97,7 +97,7 @@ class Sources(Places):
 
 
 def check_methods(labels: Sequence[str], sources: Sources) -> list[str]:
-    """The labels in order, plain decoding first, each once.
+    """Checks labels and returns them, plain decoding first, each once.
 
     Raises:
       ValueError: none, an unknown one, one that nothing was given for, or a file that none of them uses.
@@ -131,7 +131,7 @@ def check_methods(labels: Sequence[str], sources: Sources) -> list[str]:
 def static_parents(
     label: Label, sources: Sources, published: tuple[int, ...], deepest: int | None = None
 ) -> tuple[int, ...]:
-    """The static tree that a label names: the method's published one, the best recorded, or the one given.
+    """Returns the static tree of a label: the published one, the best for recorded acceptance, or a given one.
 
     Raises:
       ValueError: a file that is missing or holds none. ConfigError: paths that are no tree, or too few.
@@ -150,7 +150,7 @@ def static_parents(
 
 
 def read_choices(path: Path) -> tuple[int, ...]:
-    """A static tree's parents from a file of paths.
+    """Reads the parents of a static tree from a file of paths.
 
     Raises:
       ValueError: no JSON list of lists of whole numbers. ConfigError: the paths are no tree. OSError: no such file.
@@ -166,7 +166,7 @@ def read_choices(path: Path) -> tuple[int, ...]:
 
 
 def best_static(label: Label, path: str | Path, deepest: int | None = None) -> tuple[int, ...]:
-    """The static tree that is best for a method's recorded acceptance, greedy where that was recorded.
+    """Returns the best static tree for a method's recorded acceptance, of the lowest recorded temperature.
 
     The rates by depth and rank are those of all tasks and trees of the method in the file together; a static tree,
     whose positions are all filled in every cycle, gives the fairest.
@@ -191,27 +191,27 @@ def best_static(label: Label, path: str | Path, deepest: int | None = None) -> t
 
 
 def load_pair(sources: Sources) -> tuple[eagle_jax.Target, Any]:
-    """The target, which stops where its chat template ends a turn, and its tokenizer."""
+    """Loads the target, which stops where its chat template ends a turn, and its tokenizer."""
     if sources.target is None:
         target, _, tokenizer = eagle_jax.load_demo(dtype=sources.dtype)
         use_template(tokenizer, sources)
         return with_stop_ids(target, tokenizer), tokenizer
     with naming("--target", sources.target):
         tokenizer = load_tokenizer(sources.target, read_target_config(config_directory(sources.target)))
-    use_template(tokenizer, sources)  # refused before weights are read
+    use_template(tokenizer, sources)  # raises before weights are read
     with naming("--target", sources.target):
         return with_stop_ids(eagle_jax.load_target(sources.target, sources.dtype), tokenizer), tokenizer
 
 
 class Loader:
-    """Methods bound to one target, by label; weights are read once, however many settings want them."""
+    """Binds methods to one target by label, and reads the weights of a method once."""
 
     def __init__(self, target: eagle_jax.Target, sources: Sources):
         self.target, self.sources = target, sources
         self._weights: dict[tuple[str, bool], TreeDrafter] = {}
 
     def __call__(self, text: str) -> eagle_jax.BoundDrafter | None:
-        """A method with its setting; None is plain decoding.
+        """Returns a method with its setting; None is plain decoding.
 
         Raises:
           ValueError: as `Label.parse`. ConfigError: a tree that the method cannot fill.
@@ -228,7 +228,7 @@ class Loader:
             return eagle_jax.lookahead(self.target, ngram=ngram, window=window, guesses=guesses)
         if own.is_own(label.method):
             return own.bind(label.method, self.target)
-        where = self.weights(label.method), label.method == "sps"  # a model is no heads, whatever its path
+        where = self.weights(label.method), label.method == "sps"  # a small model and heads may have the same path
         if where not in self._weights:
             self._weights[where] = self._load(label.method)
         bound = self._weights[where]
@@ -242,7 +242,7 @@ class Loader:
             return bound.with_tree(tree)
 
     def weights(self, method: str) -> str:
-        """Where the weights of a method come from: a path or hub id, or which of those bundled."""
+        """Returns where the weights of a method come from: a path, a hub id, or the bundled ones."""
         return getattr(self.sources, OPTIONS[method]) or f"bundled {BUNDLED[method]}"
 
     def draft(self, text: str) -> dict[str, Any]:
@@ -278,7 +278,7 @@ class Loader:
             return load.get(method, eagle_jax.load_drafter)(path, self.target)
 
     def _check_kind(self, method: str, heads: Any) -> None:
-        """Refuses heads of another method: the numbers would stand under its name."""
+        """Raises on heads of another method: its numbers would get the wrong name."""
         path = getattr(self.sources, OPTIONS[method])
         if path is None or method == "sps":
             return
@@ -291,5 +291,5 @@ class Loader:
 
 
 def load_method(label: str, target: eagle_jax.Target, sources: Sources) -> eagle_jax.BoundDrafter | None:
-    """One method bound to the target; None is plain decoding. Several of one target: `Loader`."""
+    """Loads one method for a target; None is plain decoding. `Loader` loads several."""
     return Loader(target, sources)(label)

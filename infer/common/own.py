@@ -1,4 +1,4 @@
-"""A method of the user's own in the programs of this folder: `own:module:function`, say own:my_drafter:pair_lookup."""
+"""Loads a method of the user's own: `own:module:function`, such as own:my_drafter:pair_lookup."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PREFIX = "own:"
 
 
 def is_own(method: str) -> bool:
-    """Whether the name of a method is that of a function."""
+    """Returns whether a method is a function of the user."""
     return method.startswith(PREFIX)
 
 
 def check_name(text: str) -> None:
-    """Refuses a label that names no function.
+    """Raises on a label that names no function.
 
     Raises:
-      ValueError: it does not read own:module:function, or has a setting.
+      ValueError: another format than own:module:function, or a setting.
     """
     if "@" in text:
         raise ValueError(f"{text!r}: a method of your own takes no setting: name a function for each")
@@ -34,11 +34,10 @@ def check_name(text: str) -> None:
 
 
 def find(method: str) -> Callable[[eagle_jax.Target], Any]:
-    """The function that makes a method: it takes the target and returns a `Drafter` or `BoundDrafter`.
+    """Imports the function that takes a target and returns a `Drafter` or `BoundDrafter`.
 
     Raises:
-      ValueError: there is no such module (it is looked for as `import` does, the working directory first), or nothing
-        in it that can be called by that name.
+      ValueError: no such module (`import` searches the working directory first), or no such function in it.
     """
     _, module, function = method.split(":")
     try:
@@ -56,10 +55,10 @@ def find(method: str) -> Callable[[eagle_jax.Target], Any]:
 
 
 def bind(method: str, target: eagle_jax.Target) -> eagle_jax.BoundDrafter:
-    """The method, bound to `target`.
+    """Returns the method bound to `target`.
 
     Raises:
-      ValueError: as `find`; the function takes something else than a target, or what it returns drafts nothing.
+      ValueError: as `find`; the function takes other arguments, or returns no drafter.
     """
     function = find(method)
     try:
@@ -78,7 +77,7 @@ def bind(method: str, target: eagle_jax.Target) -> eagle_jax.BoundDrafter:
 
 
 def draft(bound: eagle_jax.BoundDrafter) -> dict[str, Any]:
-    """What it drafts, as result files record it."""
+    """Describes its drafts as result files record them."""
     own = bound.plain
     rule = "deterministic" if own.verify in (None, verify.deterministic) else "its own"
     if isinstance(bound, TreeDrafter):

@@ -1,4 +1,4 @@
-"""What every program of `infer/` and `train/` begins and ends with: its arguments, one line instead of a traceback."""
+"""Parses arguments, runs a program and prints errors as one line, for every program of `infer/` and `train/`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ import tyro
 
 from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.data.chat.tokenizers import set_chat_template, set_template_args
-from eagle_jax.devices import DeviceError, is_out_of_memory, shortage, device_message
+from eagle_jax.devices import DeviceError, device_message, is_out_of_memory, shortage
 from eagle_jax.settings import load_yaml
 from infer.common.interrupts import interruptible
 
 T = TypeVar("T")
 PYTHON = {"True": "true", "False": "false", "None": "null"}
-"""Python's words as JSON has them: as strings all of them would be true."""
+"""Python's constants as JSON: as strings all of them would be true."""
 
 
 def arguments(cls: type[T], description: str | None, argv: Sequence[str] | None = None) -> T:
-    """The command line as a `cls`; `--config FILE.yaml` gives defaults, which options on the command line override.
+    """Parses the command line into a `cls`; `--config FILE.yaml` gives defaults that options override.
 
     Args:
       cls: a dataclass. description: the program's docstring. argv: words after the program; None takes `sys.argv`.
@@ -54,24 +54,23 @@ def arguments(cls: type[T], description: str | None, argv: Sequence[str] | None 
 def run(
     main: Callable[[T], Any], cls: type[T], description: str | None, log: Literal["plain", "timed"] | None = None
 ) -> NoReturn:
-    """Runs a program and exits: 0 or what `main` returns as an int, 1 after an error a user can mend, 130 after Ctrl-C.
+    """Runs a program and exits: 0 or the int of `main`, 1 after an error of the user, 130 after Ctrl-C.
 
-    A `ValueError` or `OSError` is printed as one sentence; any other exception is a fault of ours and keeps its
-    traceback. A warning is one line, too. With `log`, what the program logs goes to stderr, each line with the time if
-    "timed".
+    A `ValueError` or `OSError` is printed as one sentence. Any other exception is a bug and keeps its traceback. A
+    warning is one line. With `log`, log records go to stderr, each with the time if "timed".
     """
     if log is not None:
         stamp = "%(asctime)s " if log == "timed" else ""
         # Orbax brings absl, which puts a handler of its own on the root logger: without force ours would not be set.
         logging.basicConfig(level=logging.INFO, format=stamp + "%(message)s", force=True)
-    # Which backends were not found is no news to a user, nor which requests were made.
+    # Backends that JAX did not find and HTTP requests do not concern a user.
     for chatty in ("jax", "datasets", "httpx"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    # It tells of every try; what comes of them is said. (`import datasets` sets the level of the package itself.)
+    # It logs every retry; the outcome is reported. (`import datasets` sets the level of the package itself.)
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
     warnings.showwarning = _show_warning
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # a log that is watched shows every line when it is printed
+        sys.stdout.reconfigure(line_buffering=True)  # someone who watches a log sees every line at once
     try:
         with interruptible():
             status = main(arguments(cls, description))
@@ -85,12 +84,12 @@ def run(
             raise
         sys.exit(f"error: {told}")
     except KeyboardInterrupt:
-        print("\nInterrupted.", flush=True)  # noqa: T201
+        print("\nInterrupted.", flush=True)
         os._exit(130)  # at once, whatever other threads are compiling
 
 
 def of_runtime(error: Exception) -> str | None:
-    """A sentence for what JAX's runtime could not do on this machine; None for any other error."""
+    """Returns a sentence for an error of JAX's runtime that a user can act on; None for any other error."""
     if is_out_of_memory(error):
         return (
             f"the device's memory is used up{shortage(str(error))}: lower the batch (--batch, --rows, --batches), "
@@ -108,8 +107,8 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """The text alone: where in the code it was said is no news to a user."""
-    print(f"warning: {message}", file=sys.stderr, flush=True)  # noqa: T201
+    """Prints the text without the line of code that it comes from."""
+    print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def _sentence(error: OSError) -> str:
@@ -118,10 +117,10 @@ def _sentence(error: OSError) -> str:
 
 @contextlib.contextmanager
 def naming(option: str, value: object) -> Iterator[None]:
-    """Puts the option in front of what is wrong with the file, checkpoint or number that it gives.
+    """Prefixes an error about a file, checkpoint or number with the option that gave it.
 
     Raises:
-      ValueError: of the kind that was raised inside; an `OSError` becomes one.
+      ValueError: of the kind raised inside; an `OSError` becomes one.
     """
     try:
         yield
@@ -130,13 +129,13 @@ def naming(option: str, value: object) -> Iterator[None]:
     except ValueError as error:
         if str(error).startswith((f"{value} ", f"{value}: ")):
             error.args = (f"{option} {error}",)
-        elif not str(error).startswith(f"{option} "):  # else who is called inside has named it
+        elif not str(error).startswith(f"{option} "):  # otherwise the function inside named it
             error.args = (f"{option} {value}: {error}",)
         raise
 
 
 def at_least_one(args: object, *names: str) -> None:
-    """Refuses counts below 1; None passes.
+    """Raises on counts below 1; None passes.
 
     Raises:
       ValueError: naming the option.
@@ -148,7 +147,7 @@ def at_least_one(args: object, *names: str) -> None:
 
 
 def not_negative(args: object, *names: str) -> None:
-    """Refuses numbers below 0; None passes.
+    """Raises on numbers below 0; None passes.
 
     Raises:
       ValueError: naming the option.
@@ -160,7 +159,7 @@ def not_negative(args: object, *names: str) -> None:
 
 
 def check_seed(args: object) -> None:
-    """Refuses a seed of which JAX would drop bits: 2**40 would be 0.
+    """Raises on a seed of more than 32 bits, of which JAX keeps the lower 32.
 
     Raises:
       ValueError: naming it.
@@ -170,10 +169,10 @@ def check_seed(args: object) -> None:
 
 
 def can_write(path: Path, *, folder: bool = True, option: str = "--out") -> None:
-    """Refuses, before the work whose result it would lose, a place where nothing can be written; leaves nothing there.
+    """Checks, before any work, that a result can be written; leaves nothing there.
 
     Args:
-      folder: whether it will be a directory, which is made then; otherwise a file, which is replaced.
+      folder: whether the result is a directory; otherwise it is a file, which will be replaced.
 
     Raises:
       ValueError: naming the option and what stands in the way.
@@ -195,13 +194,13 @@ def can_write(path: Path, *, folder: bool = True, option: str = "--out") -> None
 
 
 def listed(args: object, name: str, kind: Callable[[str], Any] = str, least: int | None = None) -> list[Any]:
-    """An option with commas as a list, each value once: `"0,1"` -> `[0, 1]`.
+    """Splits an option at its commas, each value once: `"0,1"` -> `[0, 1]`.
 
     Args:
-      least: smallest number that is allowed; infinities never are.
+      least: smallest allowed number; infinity is never allowed.
 
     Raises:
-      ValueError: it is empty, or an entry does not read so; naming the option.
+      ValueError: the option is empty, or an entry has another type; the message names the option.
     """
     option, text = f"--{name.replace('_', '-')}", getattr(args, name)
     words = [word.strip() for word in text.split(",") if word.strip()]
@@ -220,10 +219,10 @@ def listed(args: object, name: str, kind: Callable[[str], Any] = str, least: int
 
 
 def parse_tree(text: str, option: str = "--tree") -> TreeConfig:
-    """`"depth,top_k,num_nodes"` -> the tree; `option` is named in the error.
+    """Parses `"depth,top_k,num_nodes"` into a tree; errors name `option`.
 
     Raises:
-      ValueError: it does not read so. ConfigError: there is no such tree.
+      ValueError: another format. ConfigError: an impossible tree.
     """
     try:
         depth, top_k, num_nodes = map(int, text.split(","))
@@ -236,7 +235,7 @@ def parse_tree(text: str, option: str = "--tree") -> TreeConfig:
 
 
 def use_template(tokenizer: Any, args: Any) -> None:
-    """Gives a tokenizer the template and the arguments that a program's options name.
+    """Sets the chat template and its arguments from a program's options.
 
     Args:
       args: a program's, with `chat_template` and `template_args`.
@@ -254,7 +253,7 @@ def use_template(tokenizer: Any, args: Any) -> None:
 
 
 def parse_template_args(texts: Sequence[str], option: str = "--template-args") -> dict[str, Any]:
-    """`["KEY=VALUE"]` -> the arguments of a chat template; a value is JSON where it reads as such, else a string.
+    """Parses `["NAME=VALUE"]` into arguments of a chat template; a value is JSON if it parses, else a string.
 
     Raises:
       ValueError: naming the option and the text that has no name, or a name given twice.

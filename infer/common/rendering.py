@@ -1,27 +1,27 @@
-"""Whether a result file may be gone on with: its prompts were rendered by the same tokenizer and chat template."""
+"""Checks that a resumed result file has prompts of the same tokenizer and chat template."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.data.keys import tokenizer_settings
+from eagle_jax.data.templates.keys import tokenizer_settings
 from eagle_jax.runtime.target import Target
 
 NOTE = "tokenizer"
-"""Under which result files hold `tokenizer_settings`."""
+"""The field of result files with `tokenizer_settings`."""
 
 
 def check_rendering(
     path: Path, known: dict[str, Any] | None, target: Target, tokenizer: Any, *, begun: bool
 ) -> dict[str, Any]:
-    """Returns the settings of the tokenizer and the stop tokens, to be noted in the result file.
+    """Returns the settings of the tokenizer and the stop tokens, which the result file keeps.
 
     Args:
-      path: of the result file. known: what it holds of them. begun: whether it holds measurements.
+      path: of the result file. known: its settings. begun: whether it has measurements.
 
     Raises:
-      ValueError: it was begun with others, naming what differs.
+      ValueError: the file has other settings; the message names them.
     """
     settings = tokenizer_settings(tokenizer) | {"stop tokens": list(target.config.eos_ids)}
     if not begun or known == settings:

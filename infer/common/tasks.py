@@ -1,4 +1,4 @@
-"""Questions of benchmarks: files in the format of EAGLE and Spec-Bench, and datasets of the Hugging Face hub."""
+"""Reads questions of benchmarks: files in the format of EAGLE and Spec-Bench, and datasets of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eagle_jax.assets import bundled_questions
-from eagle_jax.data.chat import chat_ids
-from eagle_jax.data.columns import is_absent, is_metadata, is_reference
-from eagle_jax.data.files import ENDINGS, read_rows
-from eagle_jax.data.rows import REPLIES
-from eagle_jax.data.sources import hub_rows, is_dataset_name
+from eagle_jax.data.chat.tokenize import chat_ids
+from eagle_jax.data.corpus.files import ENDINGS, read_rows
+from eagle_jax.data.corpus.sources import hub_rows, is_dataset_name
+from eagle_jax.data.rows.columns import is_absent, is_metadata, is_reference
+from eagle_jax.data.rows.parse import REPLIES
 
 ALIASES = {"nq": "qa", "cnn_dm": "sum"}
-"""Names of the papers whose files in their repository are called otherwise."""
+"""Tasks of the papers whose files have other names in their repository."""
 COLUMNS = ("turns", "prompt", "question", "instruction", "article")
-"""Where a row says what the user says: the first of these that it has."""
+"""Columns that may hold the user's message; the first that a row has counts."""
 SUMMARIZE = "Summarize: "
-"""What the papers' files put before an article of CNN/DM."""
+"""The papers put this before an article of CNN/DM."""
 HUB = {
     "mt_bench": ("HuggingFaceH4/mt_bench_prompts:train", ""),
     "humaneval": ("openai/openai_humaneval:test", "Complete the code I provided.\n\n"),
@@ -42,7 +42,7 @@ BUNDLED = "chat,math,code"
 
 
 def task_folder() -> Path:
-    """Where programs look for tasks by name: EAGLE_JAX_TASKS of the environment, or the bundled questions."""
+    """Returns the folder of tasks: EAGLE_JAX_TASKS of the environment, or the bundled questions."""
     return Path(os.environ.get("EAGLE_JAX_TASKS") or bundled_questions())
 
 
@@ -50,7 +50,7 @@ class Question(NamedTuple):
     """One entry of a `question.jsonl` (the format of MT-bench, EAGLE and Spec-Bench).
 
     Attributes:
-      id: as in the file. category: may be empty. turns: what the user says, turn by turn.
+      id: as in the file. category: may be empty. turns: the user's messages, turn by turn.
     """
 
     id: str
@@ -66,12 +66,12 @@ class Task(NamedTuple):
 
     @property
     def key(self) -> str:
-        """16 letters that change with the questions."""
+        """A hash of the questions, 16 hexadecimal digits."""
         return hashlib.sha256(json.dumps(self.questions).encode()).hexdigest()[:16]
 
 
 def load_task(name: str, folder: str | os.PathLike[str], limit: int | None = None) -> Task:
-    """The first `limit` questions of a task.
+    """Loads the first `limit` questions of a task.
 
     Args:
       name: a name in `folder` or a path (`find_task`); `owner/dataset[:part]` on the hub, where `part` is a split,
@@ -104,7 +104,7 @@ def load_task(name: str, folder: str | os.PathLike[str], limit: int | None = Non
 def load_tasks(
     names: Sequence[str], folder: str | os.PathLike[str], limit: int | None = None, *, spread: bool = False
 ) -> list[Task]:
-    """Several tasks, by whose names results are told apart.
+    """Loads several tasks, which must have different names.
 
     Args:
       spread: takes the `limit` questions of a task evenly from its categories, and not the first.
@@ -122,7 +122,7 @@ def load_tasks(
 
 
 def _spread(questions: Sequence[Question], limit: int) -> tuple[Question, ...]:
-    """The first question of every category, then the second of every one and so on; in the file's order."""
+    """Takes the first question of every category, then the second, and so on; in the file's order."""
     seen: dict[str, int] = {}
     turns = []
     for place, question in enumerate(questions):
@@ -132,10 +132,10 @@ def _spread(questions: Sequence[Question], limit: int) -> tuple[Question, ...]:
 
 
 class Conversation:
-    """A question that is asked turn by turn, with what was said so far.
+    """A question that is sent turn by turn, with the replies so far.
 
     Args:
-      room: tokens that a prompt may have at the most.
+      room: most tokens of a prompt.
     """
 
     def __init__(self, question: Question, tokenizer: Any, room: int) -> None:
@@ -143,19 +143,19 @@ class Conversation:
         self._messages: list[dict[str, str]] = []
 
     def ask(self, turn: int) -> list[int] | None:
-        """The prompt of a turn, counted from 0, up to the assistant's reply; None where it is too long."""
+        """Returns the prompt of a turn, counted from 0; None if it is too long."""
         self._messages.append({"role": "user", "content": self.question.turns[turn]})
         prompt = chat_ids(self._tokenizer, self._messages)
         return prompt if len(prompt) <= self._room else None
 
     def hear(self, reply: Sequence[int]) -> None:
-        """Takes down the assistant's reply."""
+        """Appends the assistant's reply."""
         text = self._tokenizer.decode(reply, skip_special_tokens=True)
         self._messages.append({"role": "assistant", "content": text})
 
 
 def find_task(name_or_path: str, folder: str | os.PathLike[str]) -> Path:
-    """The file of a task: a path as it is, a name as `folder/name.jsonl` or `folder/name/question.jsonl`, or bundled.
+    """Finds the file of a task: a path, `folder/name.jsonl`, `folder/name/question.jsonl`, or a bundled one.
 
     A file of another kind that holds rows, as JSON or compressed, has its own ending.
 
@@ -194,7 +194,7 @@ def _stem(path: Path) -> str:
 
 
 def read_questions(path: str | os.PathLike[str], limit: int | None = None) -> list[Question]:
-    """The first `limit` questions of a file of rows: JSONL, a JSON array (both perhaps compressed) or Parquet.
+    """Reads the first `limit` questions of JSONL, a JSON array (either may be compressed) or Parquet.
 
     Raises:
       ValueError: naming the file and the line, element or row that is no question.

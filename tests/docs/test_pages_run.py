@@ -77,8 +77,6 @@ def run(command: str, folder, page: str) -> dict:
         more += ["--out", "measured.yaml"]
     if "--check" in words and words[words.index("--check") + 1].startswith("docs/"):
         more += ["--check", "measured.yaml"]
-    if "--dtypes" in words:
-        more += ["--dtypes", "float32,bfloat16"]
     done = subprocess.run(
         [sys.executable, *words, *more], cwd=folder, capture_output=True, text=True, check=False, timeout=900,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY), "EAGLE_JAX_TASKS": str(folder / "FOLDER")},

@@ -184,7 +184,7 @@ HLO = """HloModule toy
 
 %turn (state: (bf16[8,64,128], bf16[8,1,128])) -> (bf16[8,64,128], bf16[8,1,128]) {
   %all.2 = bf16[64,32]{1,0} all-gather(%part), channel_id=7, metadata={op_name="jit(f)/walk/while/body/dot"}
-  %sum = (bf16[8,1,128]{2,1,0:T(8)S(1)}, f32[4]{0}) all-reduce(%new), metadata={op_name="jit(f)/walk/while/body/draft/while/body/p"}
+  %s = (bf16[8,1,128]{0:S(1)}, f32[4]{0}) all-reduce(%n), metadata={op_name="jit(f)/walk/while/body/draft/while/body"}
   %copied = bf16[8,64,128]{1,2,0} copy(%in.place), metadata={op_name="jit(f)/walk/while/body/commit"}
   %kept = bf16[8,64,128]{1,2,0:S(1)} copy(%in.place), metadata={op_name="jit(f)/walk/while/body/commit"}
 }
