@@ -1,7 +1,7 @@
-"""Drafting made visible: trees as text and figures, text coloured by who wrote it, accepted drafts, calibration.
+"""Shows draft trees as text and figures, replies with accepted drafts in colour, accepted drafts and calibration.
 
-What is text needs nothing else; what returns a figure needs matplotlib (`pip install matplotlib`), and a figure is
-matplotlib's own: `figure.savefig("tree.svg")`, or the last line of a notebook's cell.
+Functions that return a figure need matplotlib (`pip install matplotlib`) and return its `Figure`: save it with
+`figure.savefig("tree.svg")`, or show it as the last line of a notebook's cell.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from eagle_jax.evaluate.positions import Calibration
 from eagle_jax.runtime.generation import GenerateOutput, StreamChunk
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
-"""Told apart by the colour-blind (Okabe and Ito)."""
+"""Colours that colour-blind readers can distinguish (Okabe and Ito)."""
 MARKS = "osD^vP*X"
 LINES = ("-", "--", "-.", ":")
 GREEN, DIM, RESET = "\x1b[32m", "\x1b[2m", "\x1b[0m"
@@ -29,7 +29,7 @@ WANTED = "figures need matplotlib: pip install matplotlib"
 
 
 class Tree(NamedTuple):
-    """A drafted tree of one cycle, ready to be shown; row 0 is the root, parents precede children.
+    """A drafted tree of one cycle, to show. Row 0 is the root; parents precede children.
 
     Attributes:
       words: text of every node's token. parents: row of the parent, -1 at the root.
@@ -43,13 +43,13 @@ class Tree(NamedTuple):
     accepted: tuple[bool, ...]
 
     def children(self, row: int) -> list[int]:
-        """Rows of the nodes below, the most probable first."""
+        """Returns the rows of the children, the most probable first."""
         found = [child for child, parent in enumerate(self.parents) if parent == row]
         return sorted(found, key=lambda child: (-np.nan_to_num(self.values[child]), child))
 
 
 def drafted_tree(cycles: Cycles, number: int, tokenizer: Any = None) -> Tree:
-    """The tree of cycle `number` of what `acceptance.record_cycles` returns.
+    """Returns the tree of cycle `number` of `acceptance.record_cycles`.
 
     Args:
       tokenizer: with `decode`; without one, nodes are called by their token ids.

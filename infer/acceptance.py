@@ -5,10 +5,9 @@
     python -m infer.acceptance --methods eagle2@static,eagle3@untempered --temperatures 0,1,1.5 --resume
 
 Every method answers the turns of every task with its own tree, and every tree that the target verified is counted. A
-method that fills any tree drafts chains too, of every length in `chains`: they give n-alpha, and the tokens per pass
-that (1 - a^(K+1)) / (1 - a) is held against. Conversations go on with the plain loop's text. Writes
-`OUT/result.json` anew after every cell, which `infer.papers` makes tables and figures of, and prints last one JSON
-object: tau of every method, task and temperature.
+method that fills any tree also drafts chains of every length in `chains`, for n-alpha and expected tokens per pass.
+Conversations continue with plain decoding's text. Writes `OUT/result.json` after every cell; `infer.papers` makes
+tables and figures of it. Prints last one JSON object: tau of every method, task and temperature.
 """
 
 from __future__ import annotations
@@ -83,16 +82,11 @@ class Args(Places):
 
 
 class Batch(NamedTuple):
-    """Prompts that are answered together, the question that each is a turn of, and the key of its draws.
-
-    Attributes:
-      replies: plain decoding's, where another turn goes on from them.
-    """
+    """Prompts that are answered together, the question that each is a turn of, and the keys of their draws."""
 
     prompts: list[list[int]]
     questions: list[str]
     keys: jax.Array
-    replies: list[list[int]] | None = None
 
 
 FREE = ("methods", "tasks", "temperatures")
@@ -100,7 +94,7 @@ FREE = ("methods", "tasks", "temperatures")
 
 
 def main(args: Args) -> dict[str, Any]:
-    """Records; returns what it prints last."""
+    """Records all cells that the result file lacks; returns what it prints last."""
     at_least_one(args, "limit", "max_new_tokens", "batch", "bins")
     check_seed(args)
     temperatures = listed(args, "temperatures", float, 0)
@@ -156,7 +150,7 @@ def main(args: Args) -> dict[str, Any]:
 
 
 def _begin(args: Args, tasks: dict[str, str]) -> Recorded:
-    """The file to go on with, or an empty one; its settings hold which questions the tasks have (`Task.key`)."""
+    """Returns the file to continue, or an empty one. Its settings identify the questions of the tasks (`Task.key`)."""
     path = args.out / "result.json"
     own = {name: value for name, value in dataclasses.asdict(args).items() if name not in ("out", "resume", "data")}
     own |= {"draws": DRAWS, "template_args": list(args.template_args)}  # as JSON has it
@@ -184,7 +178,7 @@ def _begin(args: Args, tasks: dict[str, str]) -> Recorded:
 def conversations(
     task: str, questions: Sequence[Question], target: Target, tokenizer: Any, args: Args, temperature: float
 ) -> list[Batch]:
-    """Batches of prompts: every turn of every conversation, answered so far with plain decoding's text.
+    """Returns batches of prompts: every turn of every conversation, with plain decoding's text as earlier answers.
 
     A turn that is too long for the model with its reply is left out, as in `infer.bench`.
     """
@@ -205,7 +199,6 @@ def conversations(
                 continue
             out = eagle_jax.generate(target, None, batches[-1].prompts, max_new_tokens=args.max_new_tokens,
                                      temperature=temperature, key=batches[-1].keys)  # fmt: skip
-            batches[-1] = batches[-1]._replace(replies=out.tokens)
             for row, reply in zip(group, out.tokens, strict=True):
                 talks[row].hear(reply)
     if not batches:
@@ -215,7 +208,7 @@ def conversations(
 
 
 def record(target: Target, drafter: BoundDrafter, *, batches: list[Batch], args: Args, temperature: float) -> Cycles:
-    """Every cycle of a method over all batches of prompts; `prompt` counts on from batch to batch."""
+    """Returns every cycle of a method over all batches. `prompt` numbers the prompts of all batches together."""
     parts = [
         record_cycles(
             target, drafter, batch.prompts, max_new_tokens=args.max_new_tokens, temperature=temperature,
@@ -237,7 +230,7 @@ def by_question(cycles: Cycles, names: Sequence[str]) -> CountedQuestions:
 
 
 def count(cycles: Cycles, method: BoundDrafter, temperature: float, bins: int) -> dict[str, Any]:
-    """The fields of a cell that its cycles give."""
+    """Returns the fields of a recording that its cycles give."""
     tau = positions.tokens_per_pass(cycles)
     found: dict[str, Any] = {"tokens": int(cycles.emitted.sum()), "cycles": len(cycles.emitted)}
     found["tau"] = None if tau is None else round(tau, 4)
@@ -249,7 +242,7 @@ def count(cycles: Cycles, method: BoundDrafter, temperature: float, bins: int) -
                 "drafts that are sampled are accepted by p/q, not with the probability the draft gave them"
             )
         if not (calibration := positions.calibrate(cycles, bins)).count.any():
-            raise ValueError("nothing was drafted that the target looked at")
+            raise ValueError("the target reached no drafted node")
         found["calibration"] = _calibration(calibration)
     except ValueError as error:
         found["uncalibrated"] = str(error)
@@ -270,7 +263,7 @@ def _calibration(found: positions.Calibration) -> dict[str, Any]:
 def follow(
     watch: Any, method: BoundDrafter, lengths: list[int], done: dict[Any, list[dict[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """Chains of a method, whatever its own tree; none of a method that fills no tree it is given.
+    """Records chains of a method, whatever its own tree; none where a method cannot fill any tree.
 
     Block and traversal verification accept a path as a whole, not draft by draft: such a method's chains are left out.
     """

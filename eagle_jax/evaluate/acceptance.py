@@ -1,4 +1,4 @@
-"""How well a method drafts for its target, measured by the engine itself: tau, n-alpha, and every tree it verified."""
+"""Measures tau and n-alpha of a drafter with the engine, and records every tree that the target verified."""
 
 from __future__ import annotations
 

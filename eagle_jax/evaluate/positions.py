@@ -1,8 +1,7 @@
-"""Where in a tree drafts are accepted, how honest their confidence is, and what a chain is worth: counts of `Cycles`.
+"""Computes acceptance by tree position, calibration, n-alpha and the worth of a chain from recorded cycles.
 
-Everything here counts what `acceptance.record_cycles` recorded, in NumPy. "Reached" nodes are those whose parent was
-accepted, so that the target looked at them: rates over them are conditional on the path above, and a rate over no
-node is None.
+The functions count what `acceptance.record_cycles` recorded, in NumPy. A node is "reached" if its parent was accepted,
+so that the target verified it. Rates over reached nodes are conditional on the path above; a rate over no node is None.
 """
 
 from __future__ import annotations

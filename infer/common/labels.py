@@ -1,4 +1,4 @@
-"""What a method is called in the programs of this folder, and how it is set.
+"""Parses labels: the name of a method and its settings.
 
 A label is `name[@setting]`; parts of a setting are separated by "/":
 
@@ -48,7 +48,7 @@ WORDS: dict[str, tuple[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """A label, read.
+    """A parsed label.
 
     Attributes:
       text: as it was given. method: one of `METHODS`, or own:module:function.
@@ -65,7 +65,7 @@ class Label:
 
     @classmethod
     def parse(cls, text: str) -> Label:
-        """Reads "name[@setting]".
+        """Parses "name[@setting]".
 
         Raises:
           ValueError: an unknown method or setting, or one that the method does not take.
@@ -107,7 +107,7 @@ class Label:
         return label
 
     def tree(self, default: TreeConfig, static: Sequence[int]) -> TreeConfig:
-        """The tree that is asked for, given the method's own and its static one: published, best or given.
+        """Returns the tree that the label names, from the method's default tree and its static tree.
 
         Raises:
           ConfigError: there is no such tree; the message names the label.
@@ -123,7 +123,7 @@ class Label:
 
 @contextlib.contextmanager
 def named(text: str) -> Iterator[None]:
-    """Puts the label before the message of a `ConfigError`."""
+    """Adds the label to the message of a `ConfigError`."""
     try:
         yield
     except ConfigError as error:
@@ -131,7 +131,7 @@ def named(text: str) -> Iterator[None]:
 
 
 def _shape(word: str) -> TreeConfig | str | None:
-    """The tree that a word of a setting names; None if it names none."""
+    """Returns the tree that a word of a setting names; None for other words."""
     if word in ("static", "choices") or re.fullmatch(r"best\d+", word):
         return word
     if chain := re.fullmatch(r"chain(\d+)", word):
@@ -157,7 +157,7 @@ def _field(text: str, word: str) -> tuple[str, Any]:
 
 
 def _without_weights(text: str, method: str, setting: str) -> tuple[tuple[tuple[str, Any], ...], tuple[int, ...]]:
-    """Fields and numbers of a method that has no tree; what builds it checks them."""
+    """Returns the fields and numbers of a method without weights; building the method checks them."""
     usual, words = WEIGHTLESS[method], setting.split("/") if setting else []
     pattern, form = (r"\d+(x\d+)?", "pld@10, pld@10x3, pld@10x3/shortest2 or pld@10x3/latest")
     if method == "lookahead":
@@ -178,5 +178,5 @@ def _without_weights(text: str, method: str, setting: str) -> tuple[tuple[tuple[
             prompt_lookup(numbers[1], numbers[0], **fields)
         else:
             lookahead(*numbers)
-    usually = ("shortest", 1)  # what is as usual is not said, so that equal drafts are described alike
+    usually = ("shortest", 1)  # the default is left out, so that equal drafts have equal descriptions
     return tuple(item for item in fields.items() if item != usually), numbers

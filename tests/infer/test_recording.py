@@ -88,7 +88,7 @@ def test_what_cycles_say():
     two = acceptance.by_question(cycles._replace(prompt=np.array([2, 1], np.int32)), ["a", "b", "a", "c"])
     assert two == {"question": ["a", "b", "c"], "tokens": [3, 1, 0], "cycles": [1, 1, 0]}
     none = cycles._replace(reached=np.zeros((2, 3), bool))
-    assert acceptance.count(none, ranked, 1.0, 2)["uncalibrated"] == "nothing was drafted that the target looked at"
+    assert acceptance.count(none, ranked, 1.0, 2)["uncalibrated"] == "the target reached no drafted node"
     assert acceptance.follow(None, ranked, [1, 2], {}) == []
 
 
