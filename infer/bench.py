@@ -5,15 +5,15 @@
     python -m infer.bench --target meta-llama/Llama-3.1-8B-Instruct --eagle3 yuhuili/EAGLE3-LLaMA3.1-Instruct-8B \
         --methods eagle3@7x10x59,eagle3@static,pld,lookahead --dtype bfloat16 --tasks path/to/question.jsonl
 
-A method may carry a setting, `name[@setting]`: see `infer/common/labels.py`. For every task, temperature and batch size all
-methods run a prompt once unmeasured (which compiles, and gives the text that is compared), then `repeats` times in
-turns; of ratios within a repetition the median counts. The prefill alone is timed as well, by the same program. The
-turns of a conversation follow each other, answered with the plain loop's text.
+A method may have a setting, `name[@setting]`: see `infer/common/labels.py`. For every task, temperature and batch size,
+all methods run a prompt once unmeasured, which compiles and gives the compared text, then `repeats` times in turns. The
+median of the ratios within a repetition counts. The prefill is also timed alone, with the same program. The turns of a
+conversation follow each other, with the replies of plain decoding.
 
-Writes result.json and table.md to `out` after every measurement, so that a run that is stopped goes on with `--resume`,
-and figures at the end. Prints the tables and, last, the result as one JSON object (what is in it: `infer/common/results.py`).
-`transformers` on the same weights is measured beside the engine where torch is installed, and `engine_tok_s` is this
-engine on the golden pair of the tests (batch 1, 59 nodes, 6 levels, float32).
+The program writes result.json and table.md to `out` after every measurement, so that `--resume` continues a stopped
+run, and figures at the end. It prints the tables and, last, one JSON object (fields: `infer/common/results.py`). If
+torch is installed, `transformers` runs on the same weights beside the engine. `engine_tok_s` is this engine on the
+golden pair of the tests (batch 1, 59 nodes, 6 levels, float32).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from infer.papers.speed import draw
 GOLDEN = REPOSITORY / "tests" / "golden"
 GOLDEN_RUN = "eagle3_total60_depth5_topk10"
 FREE = ("methods", "transformers", "tasks", "temperatures", "batches", "data", "golden")
-"""Settings that say what is measured, not how: with others a run may go on."""
+"""Settings of what is measured: a resumed run may change them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,27 +60,27 @@ class Args(Places):
     Attributes:
       methods: of vanilla, sps (a small model), pld (prompt lookup), lookahead, medusa, hydra, eagle1 (a static tree),
         hass, eagle2, eagle3, each with a setting if wanted: eagle3@6x10x59, eagle3@chain3, eagle2@static,
-        sps@chain5/block, eagle2@4x2x7/norerank, eagle3@untempered, pld@10, lookahead@5x7x7; one of your own is
-        own:module:function, a function of the target that returns a Drafter or BoundDrafter; vanilla is always
-        measured, the others are compared with it.
+        sps@chain5/block, eagle2@4x2x7/norerank, eagle3@untempered, pld@10, lookahead@5x7x7. Your own method is
+        own:module:function, a function of the target that returns a Drafter or BoundDrafter. vanilla is always
+        measured, as the baseline.
       tasks: names in the data folder, paths of question files, or owner/dataset[:part] on the hub, separated by commas;
         of the papers mt_bench, humaneval, gsm8k, alpaca, cnn_dm, nq (hub:gsm8k takes one from the hub). chat, math and
         code are bundled, ten questions each.
       data: folder of the tasks; its default is EAGLE_JAX_TASKS, or else the bundled questions.
       limit: questions per task, the first ones.
-      spread: takes them evenly from a file's categories: Spec-Bench's one file is ordered by category, and has 480.
+      spread: takes the questions evenly from the categories of a file, such as Spec-Bench's 480 in one file.
       max_new_tokens: longest answer.
       batches: conversations at a time, several sizes separated by commas.
       repeats: timed runs, of which the median counts.
       temperatures: 0 is greedy; several separated by commas.
       seed: of sampled draws; every method gets the same.
-      tree: depth,top_k,num_nodes of heads whose label says none; default is each one's own, and of eagle1 always the
+      tree: depth,top_k,num_nodes of heads whose label has none; default is each head's own. eagle1 always has the
         static tree of its paper (eagle1@4x2x7 is another).
       dtype: of the weights.
       transformers: measure `transformers` generate too, if torch is installed.
       golden: measure `engine_tok_s` too.
       out: directory of the result.
-      resume: go on with the result that is there.
+      resume: continue the result in `out`.
     """
 
     methods: str = "vanilla,eagle2,eagle3"
@@ -146,7 +146,7 @@ def main(args: Args) -> dict[str, Any]:
 
 
 def short(result: Result) -> dict[str, Any]:
-    """What a result says, for the last line: of its cells the numbers alone."""
+    """Shortens a result for the last line: only the numbers of its cells."""
     whole = result.as_json()
     cells = [{name: value for name, value in cell.items() if not isinstance(value, dict | list)} | {
         "speedup_range": cell["speedup_range"]} for cell in whole["cells"]]  # fmt: skip
@@ -162,7 +162,7 @@ def measured(
     sources: Sources,
     args: Args,
 ) -> Iterator[Result]:
-    """The result with one group more, again and again."""
+    """Measures group after group, and yields the result so far."""
     target, tokenizer = load_pair(sources)
     note = check_rendering(
         args.out / "result.json", result.more.get(NOTE), target, tokenizer, begun=bool(result.more["groups"])
@@ -191,10 +191,10 @@ def measured(
 
 
 def begin(args: Args, labels: list[str], tasks: list[Task]) -> Result:
-    """The result so far: an empty one, or with `resume` what is there.
+    """Returns the result so far: an empty one, or with `resume` the one in `out`.
 
     Raises:
-      ValueError: a result that is not to be gone on with, or files that are none, each with the remedy.
+      ValueError: a result that cannot be continued, or other files in `out`.
     """
     settings = {name: value for name, value in dataclasses.asdict(args).items() if name not in ("out", "resume")}
     settings |= {"data": args.data.name}  # where it lies says nothing
@@ -237,7 +237,7 @@ def begin(args: Args, labels: list[str], tasks: list[Task]) -> Result:
 def with_group(
     result: Result, group: Group, tallies: Mapping[str, Tally], left_out: int, drafted: Mapping[str, dict[str, Any]]
 ) -> Result:
-    """The result with one group more; one of which no turn fits the model has no cells."""
+    """Adds a group to the result; a group without turns that fit the model has no cells."""
     plain = tallies[PLAIN]
     cells = [
         cell(name if name == "transformers" else Label.parse(name).method, name, group, tally, plain, drafted[name])
@@ -249,7 +249,7 @@ def with_group(
 
 
 def save(result: Result, out: Path) -> None:
-    """The result and its tables, each file as a whole."""
+    """Writes the result and its tables."""
     results.write(result, out / "result.json")
     write_whole(out / "table.md", markdown(result))
 
@@ -262,7 +262,7 @@ def measure(
     group: Group,
     args: Args,
 ) -> tuple[dict[str, Tally], int]:
-    """Every method on the conversations of a task, and how many turns were too long for the model."""
+    """Runs every method on the conversations of a task; also returns how many turns were too long for the model."""
     tallies = {name: Tally() for name in methods}
     left_out, names = 0, names_of(questions)
     for start in range(0, len(questions), group.batch):
@@ -303,7 +303,7 @@ def measure(
 
 
 def golden(repeats: int) -> dict[str, Any]:
-    """Tokens per second on the golden pair, and whether they are the reference engine's tokens."""
+    """Measures tokens per second on the golden pair, and compares the tokens with the reference engine's."""
     if not (GOLDEN / "reference_outputs.json").is_file():
         print(f"no golden pair in {GOLDEN}: engine_tok_s is not measured")
         return {}

@@ -1,4 +1,4 @@
-"""Compiles generation or training for TPUs that are not there, and says whether it fits and what it costs.
+"""Compiles generation or training for a TPU without one, and reports memory, products and communication.
 
     python -m infer.aot --model llama-3.1-8b --topology v6e:1x1
     python -m infer.aot --model llama-3.3-70b --topology v5p:2x2x1 --batch 4
@@ -6,8 +6,8 @@
     python -m infer.aot --model llama-3.1-8b --topology v5e:2x2 --method sps --draft-model llama-3.2-1b
     python -m infer.aot --program train --model llama-3.1-8b --topology v5e:4x4 --rows 16
 
-Needs libtpu (`pip install libtpu`) and no TPU. The whole program is compiled, with abstract weights: prefill and loop,
-or one update of an EAGLE-3 head on its frozen target. That takes minutes. The last line is one JSON object.
+It needs libtpu (`pip install libtpu`). The whole program is compiled with abstract weights: prefill and loop, or one
+update of an EAGLE-3 head on its frozen target. That takes minutes. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-# Read when JAX and libtpu start: this program never touches a real chip.
+# JAX and libtpu read these when they start; this program never uses a real chip.
 os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
 os.environ |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # two of these may run side by side
 
@@ -72,7 +72,7 @@ class Args:
       nodes: of the draft tree, the root not counted; None is 59, of sps 5.
       verification: the acceptance rule (TreeConfig), compiled at temperature > 0; "traversal" is for static trees.
       temperature: 0 is greedy; above it sampling is compiled, and drafting with the noise in view.
-      top_p: of the sampled law; below 1 the program looks for its edge in every distribution.
+      top_p: of the sampled law; below 1 the program searches the cut of every distribution.
       tensor: size of the "tensor" axis; None is for generation the widest that gives every device whole key-value
         heads, for training 4 on more than 16 devices and else 1.
       layers: compile so many layers instead of all.
@@ -115,7 +115,7 @@ class Args:
 
 
 def main(args: Args) -> int:
-    """Runs it; the exit status is 0 if everything compiles and fits."""
+    """Compiles; the exit status is 0 if everything compiles and fits."""
     at_least_one(args, "batch", "prompt", "max_new_tokens", "layers", "tensor", "depth", "top_k", "nodes")
     at_least_one(args, "rows", "micro_batches", "length", "unroll", "draft_vocab", "data", "fsdp")
     return generation(args) if args.program == "generate" else training(args)
@@ -191,7 +191,7 @@ def print_costs(name: str, result: dict[str, Any]) -> None:
 
 
 def begin(args: Args, layers: int, mesh: Mesh) -> dict[str, Any]:
-    """What is compiled for what: printed, and the first fields of the result."""
+    """Prints what is compiled, and returns the first fields of the result."""
     sizes = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in AXES)
     print(f"{args.program}: {args.model}, {layers} layers, on {args.topology}: {sizes}", flush=True)
     return {
@@ -247,7 +247,7 @@ def generation(args: Args) -> int:
 
 
 def drafts(args: Args, config: DecoderConfig) -> tuple[Any, TreeConfig]:
-    """What drafts, as `Workload.head` takes it, and its tree."""
+    """Returns the drafter, as `Workload.head` takes it, and its tree."""
     chain = args.method == "sps"
     deepest = {"medusa": 5, "hydra++": 4, "sps": 5}.get(args.method, 8)
     given = (args.depth or deepest, args.top_k or (1 if chain else 10), args.nodes or (5 if chain else 59))

@@ -1,4 +1,4 @@
-"""The whole generate program over abstract weights: prefill and loop, its memory and what a cycle costs."""
+"""Compiles generation over abstract weights, prefill and loop in one program, and reads off its costs."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Workload:
     """What is compiled.
 
     Attributes:
-      config: sizes of the target. head: of what drafts: an EAGLE head, Medusa's or Hydra's heads, a small model, or
-        the name of a method without weights ("pld", "lookahead"). mesh: where they live.
-      tree: of the drafts; None is plain decoding. Methods without weights take no notice of its shape.
+      config: sizes of the target. head: of the drafter: an EAGLE head, Medusa's or Hydra's heads, a small model, or
+        the name of a method without weights ("pld", "lookahead"). mesh: their devices.
+      tree: of the drafts; None is plain decoding. Methods without weights ignore its shape.
       batch: rows over all devices. prompt, max_tokens: widths of the buffers. chunk: prompt tokens per prefill pass.
       sampling: the sampled law; which of its settings are on decides the program, their values do not.
 
@@ -69,7 +69,7 @@ class Workload:
             )
 
     def plain(self) -> Workload:
-        """The same without a drafter."""
+        """Returns the same work without a drafter."""
         return dataclasses.replace(self, tree=None)
 
     @property

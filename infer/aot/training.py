@@ -1,4 +1,4 @@
-"""One update of a draft head over abstract weights: target, head and optimiser in one program, its memory and costs."""
+"""Compiles one update of a draft head over abstract weights, and reads off its memory and costs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TrainWorkload:
     """What is compiled: one call of `head_train_step`, as the trainer jits it.
 
     Attributes:
-      config, head: sizes of target and draft head. mesh: where they live. rows: per update, over all devices.
+      config, head: sizes of target and draft head. mesh: their devices. rows: per update, over all devices.
       micro_batches: parts of an update that are computed one after the other. length: tokens per row.
       dtype: of the target, and of the head's products; its master weights and the optimiser's state are float32.
 
@@ -88,7 +88,7 @@ class TrainWorkload:
 
     @property
     def optimiser(self) -> optax.GradientTransformation:
-        """As the trainer's; its numbers do not change the program."""
+        """The trainer's optimiser; its numbers do not change the program."""
         return head_optimiser(1e-4, 100, 1000)
 
     def state(self) -> HeadTrainState:
