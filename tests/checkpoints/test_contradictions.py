@@ -206,8 +206,8 @@ def test_an_option_that_changes_the_drafts_is_refused(changes, message, tmp_path
     ("changes", "message"),
     [
         ({"sliding_window": 64}, "sliding_window=64 has no effect here"),
-        ({"use_fancy_gate": True, "logit_scaling": 0.5}, r"use_fancy_gate=True, logit_scaling=0\.5: not known"),
-        ({"eagle_config": {"use_fancy_gate": 1}}, r"eagle_config\.use_fancy_gate=1: not known"),
+        ({"use_fancy_gate": True, "logit_scaling": 0.5}, r"use_fancy_gate=True, logit_scaling=0\.5: unknown"),
+        ({"eagle_config": {"use_fancy_gate": 1}}, r"eagle_config\.use_fancy_gate=1: unknown"),
         (
             {"speculators_config": {"verifier": {"name_or_path": "a/b", "architectures": ["Qwen3ForCausalLM"]}}},
             "trained for Qwen3ForCausalLM a/b, and this target is a LlamaForCausalLM",

@@ -124,8 +124,8 @@ def test_a_file_is_no_checkpoint(golden):
             "its licence at https://huggingface.co/some/model, then set HF_TOKEN",
         ),
         (errors.HFValidationError("bad"), "valid hub id"),
-        (errors.LocalEntryNotFoundError("not cached and no network"), "could not be fetched"),
-        (errors.OfflineModeIsEnabled("offline"), "could not be fetched"),
+        (errors.LocalEntryNotFoundError("not cached and no network"), "the download failed"),
+        (errors.OfflineModeIsEnabled("offline"), "the download failed"),
         (ConnectionError("unreachable"), r"\(unreachable\): check the spelling and the network, or give the path of a"),
         (errors.HTTPError("broken off"), r"\(broken off\): check the spelling and the network, or give the path of a"),
         (OSError(errno.ENOSPC, "No space left"), r"No space left\): make room on the disk, or set HF_HOME"),
@@ -145,8 +145,8 @@ def test_refusals_become_one_clear_error(refusal, message, hub, monkeypatch):
     [
         (None, "[Errno -2] Name or service not known", r"\(\[Errno -2\] Name or service not known\): check the"),
         (429, "429 Client Error: Too Many Requests for url: x", r"Too Many Requests for url: x\): wait some minutes"),
-        (401, "401 Client Error: Unauthorized for url: x", r"url: x\): the hub refuses the token: make a new one"),
-        (403, "403 Forbidden: the token may not", r"may not\): the hub refuses the token: make a new one .* HF_TOKEN"),
+        (401, "401 Client Error: Unauthorized for url: x", r"url: x\): the hub refuses the token: create one"),
+        (403, "403 Forbidden: the token may not", r"may not\): the hub refuses the token: create one .* HF_TOKEN"),
     ],
 )
 def test_the_reason_is_what_failed_first(status, cause, message, hub, monkeypatch):
@@ -163,5 +163,5 @@ def test_the_reason_is_what_failed_first(status, cause, message, hub, monkeypatc
 
 def test_the_real_client_without_network(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match=r"no directory 'some/model', nor .* unset HF_HUB_OFFLINE to fetch it"):
+    with pytest.raises(CheckpointError, match=r"'some/model' is no directory .* unset HF_HUB_OFFLINE to fetch it"):
         load_target_checkpoint("some/model", cache_dir=tmp_path)

@@ -189,7 +189,7 @@ def test_another_target_or_dtype_is_refused(path, loads):
         ({"entries": [{"batch": 0, "temperature": 0.0}]}, "batch must be at least 1 .*, got 0"),
         ({"entries": [{"batch": 1, "temperature": 0.0, "prompt": 0}]}, "prompt must be at least 1 token, got 0"),
         ({"entries": [{"batch": 1, "temperature": 0.0, "prompt": 9}] * 2}, "for prompts to 9 tokens is given twice"),
-        ({"entries": [{"batch": 1, "temperature": 0.0, "method": "eagle4"}]}, "method must be one of .*, got 'eagle4'"),
+        ({"entries": [{"batch": 1, "temperature": 0.0, "method": "eagle4"}]}, "method='eagle4' must be one of"),
         ({"entries": [{"batch": 1, "temperature": 0.0, "method": "eagle2"}]}, "method eagle2 needs weights"),
         ({"entries": [{"batch": 1, "temperature": 0.0, "ngram": 2}]}, "method vanilla takes no ngram"),
         ({"entries": [{"batch": 1, "temperature": 0.0}, {"batch": 1, "temperature": 0}]}, "given twice"),

@@ -123,8 +123,8 @@ def _download(
         ) from error
     except hub_errors.RevisionNotFoundError as error:
         raise CheckpointError(
-            f"the hub repository {repo_id!r} has no revision {revision!r}. Give a branch, tag or commit, or leave "
-            "revision out for the newest one."
+            f"the hub repository {repo_id!r} has no revision {revision!r}: give a branch, tag or commit, or leave "
+            "revision out for the newest one"
         ) from error
     except hub_errors.RepositoryNotFoundError as error:
         raise CheckpointError(
