@@ -3,6 +3,7 @@
 # make bench       plain decoding, EAGLE-2 and EAGLE-3, on the bundled questions
 # make docs        the documentation, in site/; warnings are errors
 # make test        everything but the slow tests          make test-all   everything
+# make mutants     shows that the tests see deliberate faults
 # make lint types  ruff; mypy                             make clean      forget caches and the virtual environment
 #
 # PYTHON names the interpreter the virtual environment is made from (3.11 or later); ARGS goes to the program; WORKERS is
@@ -19,7 +20,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_TEST := $(VENV)/.installed-test
 INSTALLED_TRAIN := $(VENV)/.installed-train
 
-.PHONY: demo train bench test test-all docs lint format types clean
+.PHONY: demo train bench test test-all mutants docs lint format types clean
 .DEFAULT_GOAL := demo
 
 train: $(INSTALLED_TRAIN)
@@ -32,12 +33,15 @@ bench: $(INSTALLED_TEST)  # `transformers` is measured beside the engine, and ne
 	@$(PY) -m infer.bench --temperatures 0,1 $(ARGS)
 
 # libtpu is installed for ahead-of-time compilation; without this JAX would look for the chip.
-test test-all: export JAX_PLATFORMS ?= cpu
+test test-all mutants: export JAX_PLATFORMS ?= cpu
 test: $(INSTALLED_TEST)
 	@$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 test-all: $(INSTALLED_TEST)
 	@$(PY) -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+mutants: $(INSTALLED_TEST)
+	@$(PY) tests/mutants.py $(ARGS)
 
 docs: $(INSTALLED_TEST)
 	@$(PY) -m mkdocs build --strict

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import mmap
 import os
 import re
+import shutil
+import tempfile
 from pathlib import Path
 
 # Read once by JAX when it is first imported, hence before anything else.
@@ -29,6 +32,11 @@ if _compiler_knows(b"xla_cpu_use_fusion_emitters"):  # which are nearly half of 
     _quick += " --xla_cpu_use_fusion_emitters=false"
 _level = "" if "EAGLE_JAX_TESTS_OPTIMISED" in os.environ else _quick
 os.environ["XLA_FLAGS"] = f"{_flags} --xla_force_host_platform_device_count=4 {_level}".strip()
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    # One for all workers and for the processes that tests start: they inherit the environment of the first.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled = tempfile.mkdtemp(prefix="eagle-jax-compiled-")
+    atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test needs the network; one that tries fails at once
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

@@ -1,0 +1,141 @@
+"""Shows that the tests see faults: applies one-line faults to a copy of the tree and runs the tests that must fail.
+
+    python tests/mutants.py [NAME ...]      some of them, by words of their names; `make mutants` runs all
+
+Prints a line per fault and `killed n/n` last; the exit status is 1 where a fault survived. Every selection is part of
+`make test`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("eagle_jax", "infer", "train", "tests", "configs", "docs")
+ENGINE = "tests/core/test_engine.py"
+TEXTS = f"{ENGINE} -k of_a_slow_loop"
+STATIC = f"{TEXTS}[static-greedy]"
+LAW = "tests/core/test_rejection.py"
+
+
+class Mutant(NamedTuple):
+    """One fault: the line `old` of `file` becomes `new`, and `tests` (arguments of pytest) must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTANTS = (
+    Mutant("a wrong child is accepted", "core/tree.py", "nodes[jnp.maximum(parents, 0)] & (tokens == token)",
+           "nodes[jnp.maximum(parents, 0)]", STATIC),
+    Mutant("children of any node are accepted", "core/tree.py", "(parents >= 0) & nodes[jnp.maximum(parents, 0)] &",
+           "(parents >= 0) &", STATIC),
+    Mutant("a node sees its siblings", "core/tree.py", "return reach > 0",
+           "return (reach > 0) | (parents[:, :, None] == parents[:, None, :])", STATIC),
+    Mutant("the mask ends at the grandparent", "core/tree.py", "while span < depth:", "while span < min(depth, 2):",
+           "tests/core/test_tree.py -k chain_reaches"),
+    Mutant("positions by row", "core/loop.py", "positions = cache.length[:, None] + node_depths(mask)",
+           "positions = cache.length[:, None] + jnp.arange(mask.shape[1])[None]", STATIC),
+    Mutant("the chunk's start is not in its positions", "core/loop.py",
+           "positions = base[:, None] + start + jnp.arange(chunk)[None]",
+           "positions = base[:, None] + jnp.arange(chunk)[None]", f"{ENGINE} -k plain_decoding"),
+    Mutant("commit one slot off", "core/cache.py", "length=cache.length + count,", "length=cache.length + count + 1,",
+           "tests/core/test_cache.py -k naive"),
+    Mutant("the path is committed by row", "core/loop.py", "cache=commit(cache, out.new, emitted, path, out.hidden),",
+           "cache=commit(cache, out.new, emitted, None, out.hidden),", STATIC),
+    Mutant("a finished row emits", "core/loop.py", "return jnp.where(state.done, 0, emitted)",
+           "return jnp.where(state.done, jnp.minimum(emitted, 1), emitted)", f"{ENGINE} -k plain_decoding"),
+    Mutant("tokens behind a stop token are kept", "core/loop.py",
+           "jnp.argmax(stops, axis=1) + 1, tokens.shape[1])", "jnp.argmax(stops, axis=1) + 2, tokens.shape[1])",
+           TEXTS),
+    Mutant("the budget is off by one", "core/loop.py", "first), state.budget - state.num_tokens)",
+           "first), state.budget - state.num_tokens + 1)", TEXTS),
+    Mutant("logits that are not finite are ignored", "core/loop.py",
+           "return jnp.isfinite(jnp.max(logits, axis=-1))", "return jnp.max(logits, axis=-1) == logits.max(-1)",
+           f"{ENGINE} -k no_finite_logits"),
+    Mutant("noise of the wrong position", "core/verify.py", "draw(logits[node], key, index + step, sampling)",
+           "draw(logits[node], key, index + step + 1, sampling)", f"{ENGINE} -k 'plain_decoding and sampled'"),
+    Mutant("the noise of a row is that of the first", "core/sampling.py",
+           "return gumbel(jax.random.fold_in(threefry_keys(key), index), tokens)",
+           "return gumbel(jax.random.fold_in(jax.random.key(0), index), tokens)",
+           "tests/core/test_sampling.py -k draws"),
+    Mutant("top-p keeps one less", "core/sampling.py", "(tied & (before < top_p))", "(tied & (before + probs < top_p))",
+           "tests/core/test_sampling.py"),
+    Mutant("ties of top-p go to the higher id", "core/sampling.py", "(jnp.cumsum(tied, axis=-1) - 1)",
+           "(jnp.cumsum(tied[..., ::-1], axis=-1)[..., ::-1] - 1)", "tests/core/test_sampling.py -k ties"),
+    Mutant("the residual is dropped", "drafters/rejection.py", "left = jnp.maximum(target - draft, 0.0)",
+           "left = target", f"{LAW} -k 'emitted_law and rejection'"),
+    Mutant("a rejected draft stays in q", "drafters/rejection.py", "rest = draft.at[token].set(0.0)", "rest = draft",
+           f"{LAW} -k 'emitted_law and traversal'"),
+    Mutant("block verification forgets the bound", "drafters/rejection.py",
+           "reach = jnp.minimum(reach * ratio, 1.0)", "reach = reach * ratio", f"{LAW} -k 'emitted_law and block'"),
+    Mutant("scores are not cumulative", "drafters/grow.py", "values = (front.scores[:, :, None] + gains)",
+           "values = (0 * front.scores[:, :, None] + gains)", "tests/drafters/test_drafters.py -k slow_version"),
+    Mutant("a head is updated with the wrong token", "drafters/eagle.py",
+           "out = head.run(params, verified.next_tokens, states,", "out = head.run(params, verified.tokens, states,",
+           "tests/golden"),
+    Mutant("d2t is ignored", "drafters/eagle.py", 'return draft_ids + params["drafter"]["d2t"][draft_ids]',
+           "return draft_ids", "tests/drafters/test_drafters.py -k 'slow_version and eagle3'"),
+    Mutant("a small model's cache is one token short", "drafters/small_model.py",
+           "length=length + 1))", "length=length))", "tests/runtime/test_session.py -k 'differs_is_read and small'"),
+    Mutant("NaN weights are accepted", "checkpoints/files/finite.py", "if part.view(signed).max() >= positive",
+           "if part.view(signed).max() > 2 * positive", "tests/checkpoints/test_finite.py"),
+    Mutant("an lm_head that differs counts as tied", "checkpoints/targets/tied.py",
+           "return dataclasses.replace(config, tie_word_embeddings=False)", "return config",
+           "tests/checkpoints/test_contradictions.py"),
+    Mutant("the loss mask is one token off", "training/objective.py",
+           "supervised, segments = ahead(texts.supervised, 1),", "supervised, segments = ahead(texts.supervised, 2),",
+           "tests/training/test_objective.py -k literal_version"),
+    Mutant("documents of a row see each other", "training/unroll.py",
+           "same = segments[:, :, None] == segments[:, None, :]", "same = segments[:, :, None] >= 0",
+           "tests/training/test_objective.py"),
+    Mutant("the data's position is not restored", "data/corpus/batches.py",
+           'self._iterator.set_state(state["position"])', "pass", "tests/data/test_corpus.py -k resumed_exactly"),
+)  # fmt: skip
+
+
+def main(words: list[str]) -> int:
+    chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.name for word in words)]
+    killed = 0
+    with tempfile.TemporaryDirectory(prefix="mutants-") as place:
+        for folder in FOLDERS:
+            shutil.copytree(ROOT / folder, Path(place, folder), ignore=shutil.ignore_patterns("__pycache__"))
+        for file in ("pyproject.toml", "README.md"):
+            shutil.copy(ROOT / file, place)
+        for mutant in chosen:
+            outcome = _outcome(mutant, Path(place))
+            killed += outcome == "killed"
+            print(f"{outcome:9} {mutant.name} ({mutant.file})", flush=True)
+    print(f"killed {killed}/{len(chosen)}")
+    return int(killed < len(chosen))
+
+
+def _outcome(mutant: Mutant, place: Path) -> str:
+    path = place / "eagle_jax" / mutant.file
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    if text.count(mutant.old) != 1:
+        return "no line"
+    path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow"]
+    environment = os.environ | {
+        "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1", "JAX_COMPILATION_CACHE_DIR": str(place / "compiled"),
+    }  # fmt: skip
+    run = subprocess.run(
+        [*command, *shlex.split(mutant.tests)], cwd=place, env=environment, capture_output=True, text=True, check=False
+    )
+    path.write_text(text, encoding="utf-8")
+    return {0: "SURVIVED", 1: "killed"}.get(run.returncode, f"error {run.returncode}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
