@@ -116,6 +116,7 @@ _FITTING: set[Any] = set()
 def cache_shapes(request: Request) -> Any:
     """Returns the shapes of the caches of target and drafter."""
     rows, slots = request.batch.prompts.shape[0], request.sizes.slots
+    assert slots is not None  # `prepare` sets it
     target, drafter = request.engine.target, request.engine.drafter
     return jax.eval_shape(lambda: (target.init_cache(rows, slots), drafter.init(request.params, rows, slots)))
 
