@@ -199,7 +199,7 @@ def test_the_hubs_retries_are_not_told(repository):
     """What comes of them is one sentence; `import datasets` sets the level of the hub's package anew."""
     code = """
 import dataclasses
-from eagle_jax import programs
+from infer.common import programs
 
 @dataclasses.dataclass(frozen=True)
 class Args:
