@@ -8,7 +8,6 @@ import math
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax
 import numpy as np
 import pytest
 
@@ -16,6 +15,7 @@ import eagle_jax
 from eagle_jax.config import EAGLE1_PARENTS, TreeConfig
 from eagle_jax.evaluate.acceptance import Cycles
 from infer import acceptance
+from infer.common.calls import keys_of
 from infer.common.results import Recorded, Recording, read_as
 from infer.papers.__main__ import write_report
 
@@ -127,13 +127,14 @@ def test_a_recording_goes_on_and_a_report_reads_it(pair, tasks, capsys):
 
 @pytest.mark.slow
 def test_the_counts_are_those_of_generate(pair, tasks):
-    """The text of the turns is plain decoding's, tau is that of generate on the same prompts with the same key."""
+    """The text of the turns is plain decoding's, tau is that of generate on the same prompts with the same keys."""
     args = arguments(tasks, methods="eagle2@chain3,eagle2@static", temperatures="0.7", batch=2, chains="")
     acceptance.main(args)
     chain, static = read_as(args.out / "result.json", Recorded).cells
     target, head, tokenizer = eagle_jax.load_demo("eagle1")
     options = {"max_new_tokens": 6, "temperature": 0.7}
-    keys = [jax.random.fold_in(jax.random.key(0), number) for number in range(2)]
+    names = chain.by_question["question"]  # that of the shorter prompt first
+    keys = [keys_of(0, names, 0), keys_of(0, names[1:], 1)]
     first = [tokenizer.encode("de"), tokenizer.encode("abc")]  # the shorter one first
     reply = tokenizer.decode(eagle_jax.generate(target, None, first, key=keys[0], **options).tokens[1])
     batches = [first, [tokenizer.encode(f"abc\n\n{reply}\n\nagain")]]
