@@ -89,9 +89,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypa
     # On another mesh: sums in another order, the same run.
     assert train.head.main(args_of(place, tmp_path / "other", fsdp=2, tensor=2)) == 0
     np.testing.assert_allclose(losses(tmp_path / "other"), losses(whole), rtol=1e-5, atol=1e-5)
-    with pytest.raises(
-        CheckpointError, match=r"of another configuration \(rate was 0.003, is 0.001\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"of another configuration \(rate was 0.003, is 0.001\)"):
         train.head.main(args_of(place, out, data_axis=1, rate=1e-3))
     # Given once more when all is done, it says what it said.
     capsys.readouterr()
