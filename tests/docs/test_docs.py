@@ -19,6 +19,8 @@ from eagle_jax.assets import bundled
 from eagle_jax.runtime.profile import read_profile
 from tests.docs.test_readme import REPOSITORY, commands, parse
 
+pytestmark = pytest.mark.slow  # pages and programs for TPU: make test-all
+
 DOCS = REPOSITORY / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 CARD = "eagle_jax/assets/README.md"

@@ -15,6 +15,8 @@ pytest.importorskip("nbclient", reason="needs nbclient: pip install eagle-jax[te
 from eagle_jax.assets import bundled
 from notebooks import execute
 
+pytestmark = pytest.mark.slow  # pages and programs for TPU: make test-all
+
 PATHS = sorted(execute.FOLDER.glob("*.ipynb"))
 
 

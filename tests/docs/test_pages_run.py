@@ -14,6 +14,8 @@ import pytest
 from eagle_jax.assets import bundled
 from tests.docs.test_readme import REPOSITORY, commands
 
+pytestmark = pytest.mark.slow  # pages and programs for TPU: make test-all
+
 SHORT = "--limit 1 --max-new-tokens 8"
 TREES = "--depths 2 --top-ks 2 --nodes 4 --lengths 3 --ngrams 2 --widths 1,5 --candidates 1 --turns 2 --repeats 1"
 # Added behind a page's own arguments (the last one given counts), so that a run takes seconds to minutes.

@@ -21,6 +21,8 @@ from eagle_jax.config import DecoderConfig, MedusaConfig, TreeConfig
 from eagle_jax.models.presets import eagle3_head
 from eagle_jax.core.sampling import make_sampling
 
+pytestmark = pytest.mark.slow  # pages and programs for TPU: make test-all
+
 target = DecoderConfig(1024, 256, 512, 2, num_heads=4, num_kv_heads=2, head_dim=64)
 small = DecoderConfig(1024, 128, 256, 1, num_heads=2, num_kv_heads=1, head_dim=64)
 heads = {kind: MedusaConfig("medusa" if kind == "medusa" else "hydra", 256, 1024, 4, 1, prefix)

@@ -63,6 +63,7 @@ def compile_tiny(repository, chunk: int = 64) -> dict:
 
 @needs_libtpu
 @pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_an_update_of_a_tiny_head(repository):
     """Four devices, each with a quarter of every matrix and one of the four rows."""
