@@ -29,7 +29,7 @@ def test_the_prefill_compiles_nothing_of_its_own(temperature, drafted):
 
 def test_a_prefill_makes_no_cycle_and_is_checked_like_generate():
     assert generation.first_tokens(tiny_target(), None, random_prompts([5, 3], 12)).cycles.tolist() == [0, 0]
-    with pytest.raises(ValueError, match="max_new_tokens=0 must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="max_new_tokens must be an integer of at least 1, got 0"):
         generation.first_tokens(tiny_target(), None, [[1]], max_new_tokens=0)
 
 
