@@ -23,7 +23,7 @@ from eagle_jax.settings import load_yaml
 from infer.common.interrupts import interruptible
 
 T = TypeVar("T")
-PYTHON = {"True": "true", "False": "false", "None": "null"}
+PYTHON = {"True": "true", "False": "false", "None": "null", "yes": "true", "on": "true", "no": "false", "off": "false"}
 """Python's constants as JSON: as strings all of them would be true."""
 
 

@@ -110,7 +110,7 @@ TURNS = st.one_of(
     st.fixed_dictionaries(
         {"role": st.just("assistant"), "content": TEXTS},
         optional={"reasoning": TEXTS, "weight": st.sampled_from([0, 1]), "tool_calls": CALLS},
-    ),
+    ).filter(lambda turn: "reasoning" not in turn or "</think>" not in turn["content"]),  # such rows are left out
 )
 
 
@@ -265,3 +265,39 @@ def test_prompts_are_read_as_strictly(tmp_path):
         "supervised that is not [start, end) ranges of the tokens",
         "the row has the key 'images', which is not read",
     ]
+
+
+@pytest.mark.parametrize(
+    ("row", "culprit"),
+    [
+        ({"task": "Translate to French", "input": "hello", "output": "bonjour"}, "'task'"),
+        ({"question": "Where?", "knowledge": "In Paris.", "answer": "Paris"}, "'knowledge'"),
+        ({"title": "Paris", "question": "where?", "answer": "here"}, "'title'"),
+        ({"messages": [ASK, REPLY], "custom_instruction": "Answer as a pirate."}, "'custom_instruction'"),
+        ({"messages": [ASK, REPLY], "metadata": {"tools": [{"name": "look"}]}}, "'metadata.tools'"),
+        ({"messages": [ASK, REPLY], "used_tools": [{"name": "look"}]}, "'used_tools'"),
+        ({"messages": [ASK, REPLY], "img_url": "http://x/y.png"}, "'img_url'"),
+        ({"messages": [ASK, REPLY], "has_image": True}, "'has_image'"),
+        ({"messages": [{**ASK, "title": "Read this"}, REPLY]}, "'title'"),
+        ({"messages": [{**ASK, "type": "image"}, REPLY]}, "'image'"),
+        ({"prompt": "q", "response": "<think>a</think>r", "reasoning": "because"}, "thoughts in its text and beside"),
+    ],
+)
+def test_text_in_a_column_of_another_name_leaves_the_row_out(row, culprit):
+    with pytest.raises(SkippedRow, match=culprit):
+        parse_row(row)
+
+
+@pytest.mark.parametrize("mode", ["on", "off", "low", True])
+def test_a_mode_of_reasoning_is_no_thought(mode):
+    """As in NVIDIA's post-training data: the mode stands beside a reply that holds its own thoughts."""
+    row = {"input": [ASK], "output": "<think>hm</think>yo", "reasoning": mode, "system_prompt": "thinking on"}
+    messages = parse_row(row).messages
+    assert [message["role"] for message in messages] == ["system", "user", "assistant"]
+    assert "reasoning_content" not in messages[-1]
+
+
+def test_descriptions_of_a_conversation_are_metadata():
+    notes = {"topic": "cats", "knowledge": "To solve this ...", "custom_instruction": False, "meta": {"a": 1}}
+    row = {"messages": [ASK, REPLY], **notes}
+    assert len(parse_row(row).messages) == 2

@@ -9,7 +9,9 @@ from eagle_jax.data.chat.encode import encode, prompt_ids
 from eagle_jax.data.chat.tokenize import chat_ids
 from eagle_jax.data.chat.tokenizers import set_chat_template, set_template_args
 from eagle_jax.data.rows.columns import SkippedRow
-from eagle_jax.data.templates.render import chat_template, set_template_arguments
+from eagle_jax.data.templates import keys
+from eagle_jax.data.templates.keys import tokenizer_settings
+from eagle_jax.data.templates.render import chat_template, set_template_arguments, template_arguments
 from infer.common.programs import parse_template_args
 from tests.data.test_conversations import TALK, TEMPLATES, tokenizer_with
 
@@ -130,3 +132,19 @@ def test_options_are_read_as_json():
             parse_template_args([wrong])
     with pytest.raises(ValueError, match="must name an argument once, got a twice"):
         parse_template_args(["a=1", "a=2"])
+
+
+def test_a_variable_that_the_template_sets_itself_is_no_argument():
+    tokenizer = tokenizer_with(
+        "{% if not date is defined %}{% set date = 'today' %}{% endif %}{% for m in messages %}{% if m.x is defined %}"
+        "{% set content = m.x %}{% else %}{% set content = m.content %}{% endif %}{{ date }}{{ content }}{% endfor %}"
+        "{% if thinking is false %}.{% endif %}"
+    )
+    assert template_arguments(tokenizer) == ("date", "thinking")
+
+
+def test_a_template_that_writes_the_date_is_keyed_by_it(monkeypatch):
+    tokenizer = tokenizer_with("{{ strftime_now('%Y') }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    before = tokenizer_settings(tokenizer)
+    monkeypatch.setattr(keys, "render", lambda *_, **__: "another year")
+    assert tokenizer_settings(tokenizer) != before

@@ -17,19 +17,26 @@ class SkippedRow(ValueError):  # noqa: N818 (no error: datasets have such rows)
 
 METADATA = re.compile(
     r"""_.*                                  # __index_level_0__, and whatever a user renames
-    | (?!(image|images|audio|video|file|tool|tools|function)_)(.*_)?(
+    | (?!(file|tool|tools|function)_)(.*_)?(
         id|uid|uuid|hash|idx|index|identifier|key|row
         | source|sources|origin|dataset|subset|split|license|url|version|model|models|generator|engine
         | score|scores|rating|ratings|rank|reward|quality|difficulty|complexity|moderation|language|lang
-        | category|categories|subcategory|topic|topics|domain|subject|task|tag|tags|type|types
+        | category|categories|subcategory|domain|tag|tags|type|types
         | level|time|timestamp|date|created|created_at|metadata|meta|length|len|count|counts)
-    | (num|n|min|max|avg|mean|total|is|has|used|score|metadata|meta|quality|language|license|detoxify|llama_guard)_.*
+    | (num|n|min|max|avg|mean|total|is|used_in|score|metadata|meta|quality|language|license|detoxify|llama_guard)_.*
     | (dataset|source|model|subset|config)_name
-    | title|author|turn|views|redacted|toxic|state|country|header|hashed_ip|temperature|top_p|top_k|intent|knowledge
-    | gen_input_configs|custom_instruction|skip_prompt_formatting|parallel_tool_calls|rejected""",
+    | author|turn|views|redacted|toxic|state|country|hashed_ip|temperature|top_p|top_k
+    | gen_input_configs|skip_prompt_formatting|parallel_tool_calls|rejected""",
     re.VERBOSE,
 )
 """Names, in snake case, of keys that hold no text of a conversation; docs/training.md describes them."""
+LABELS = re.compile(r"(.*_)?(task|tasks|topic|topics|subject|title|intent|knowledge)")
+"""Names of keys that describe a conversation of messages. In a row of a question and its reply they are part of what is
+asked; as numbers and switches they hold no text anywhere."""
+MEDIA = re.compile(r"(.*_)?(images?|img|pictures?|photos?|screenshots?|audios?|videos?|media)(_.*)?")
+"""Names of keys that point to something else than text, whatever their value is."""
+NESTED = ("tools", "functions", "system", "system_prompt", "system_message", "messages", "conversations")
+"""Keys that an object of metadata must not hide."""
 REFERENCE = re.compile(
     r"(.*_)?(answers?|solutions?|references?|ground_truth|tests?|test_list|test_cases)|entry_point|highlights"
 )
@@ -103,12 +110,31 @@ def check_unicode(*values: Any) -> None:
             raise SkippedRow("a message that is no Unicode text") from None
 
 
-def check_keys(given: Mapping[str, Any], read: Collection[str], where: str) -> None:
+def check_keys(given: Mapping[str, Any], read: Collection[str], where: str, *, labels: bool = False) -> None:
     """Checks that every key with a value is read or is metadata.
+
+    Args:
+      labels: whether descriptions of a conversation such as `topic` are metadata, too.
 
     Raises:
       SkippedRow: naming the key.
     """
     for key, value in given.items():
-        if key not in read and not is_metadata(key) and not is_absent(without_nulls(value)):
+        if key in read or is_absent(without_nulls(value)):
+            continue
+        if isinstance(value, Mapping) and (hidden := [name for name in NESTED if not is_absent(value.get(name))]):
+            raise SkippedRow(f"{where} the key '{key}.{hidden[0]}', which is not read")
+        if not _holds_no_text(key, value, labels):
             raise SkippedRow(f"{where} the key {key!r}, which is not read")
+
+
+def _holds_no_text(key: str, value: Any, labels: bool) -> bool:
+    name = _HUMP.sub("_", key).lower()
+    if MEDIA.fullmatch(name):
+        return value is False or value == 0
+    if name == "header":  # of WildChat's requests, an object
+        return isinstance(value, Mapping)
+    if name == "custom_instruction":  # OpenHermes: whether there was one
+        return isinstance(value, bool)
+    is_label = LABELS.fullmatch(name) is not None
+    return is_metadata(key) or (is_label and labels) or (is_label and isinstance(value, bool | int | float))

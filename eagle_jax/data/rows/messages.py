@@ -55,6 +55,8 @@ def parse_message(entry: Any) -> Parsed:
     if role == "assistant":
         message |= _thoughts_and_calls(given, str(speaker).lower())
         read |= {"tool_calls", "function_call", *REASONING}
+    if given.get("type") not in (None, "text", "message"):
+        raise SkippedRow(f"a message of the type {given['type']!r}, which is not read")
     check_keys(given, read, "a message has")
     content = "" if str(speaker).lower().endswith("_call") else _text(given)
     if isinstance(content, str):
@@ -72,6 +74,8 @@ def _thoughts_and_calls(given: Mapping[str, Any], speaker: str) -> Message:
     reasoning = only(given, REASONING)
     if reasoning is not None and not isinstance(reasoning, str):
         raise SkippedRow("reasoning that is not text")
+    if reasoning is not None and "</think>" in str(given.get("content", given.get("value"))):
+        raise SkippedRow("a reply with thoughts in its text and beside it")
     calls = parse_calls(given, speaker)
     found = {"reasoning_content": reasoning, "tool_calls": calls}
     return {key: value for key, value in found.items() if not is_absent(value)}

@@ -33,6 +33,8 @@ SYSTEMS = ("system", "system_prompt", "system_message")
 TOOLS = ("tools", "functions")
 ARGUMENTS = "chat_template_kwargs"
 """Column of arguments of the chat template, as of SmolTalk2."""
+MODES = ("on", "off", "true", "false", "yes", "no", "none", "enabled", "disabled", "auto", "low", "medium", "high")
+"""Values of a column of reasoning that are no thoughts."""
 STORED = ("tokens", "supervised")
 """Columns of `train.regenerate`: the very tokens of a text, and the [start, end) of those that the target wrote."""
 
@@ -82,9 +84,10 @@ def parse_row(row: Mapping[str, Any]) -> Conversation | str:
     read |= {*SYSTEMS, *TOOLS, ARGUMENTS}
     if all(row.get(key) is not None for key in STORED):
         read |= set(STORED)
-    left = {str(key): value for key, value in row.items() if key not in read and not is_metadata(str(key))}
-    read |= {key for key, value in left.items() if is_reference(key) or _repeats(key, value, conversation)}
-    check_keys(left, read, "the row has")
+    left = {str(key): value for key, value in row.items() if key not in read}
+    described = not read.isdisjoint(MESSAGES)
+    repeated = {key for key, value in left.items() if not is_metadata(key) and _repeats(key, value, conversation)}
+    check_keys(left, {*read, *repeated, *filter(is_reference, left)}, "the row has", labels=described)
     return conversation
 
 
@@ -115,9 +118,16 @@ def _messages(row: Mapping[str, Any]) -> tuple[list[Parsed] | None, set[str]]:
         return parsed, read
     reply = row[replied]
     if isinstance(reply, str):
-        thoughts = {key: row[key] for key in REASONING if not is_absent(row.get(key))}
+        thoughts = {key: row[key] for key in REASONING if not is_absent(row.get(key)) and not is_switch(row[key])}
         reply, read = [{"role": "assistant", "content": reply, **thoughts}], read | set(thoughts)
+        if any(is_switch(row.get(key)) for key in REASONING):  # Nemotron: a mode, which the system prompt names
+            read |= set(REASONING)
     return [*parsed, *_parse_all(reply)], read | {replied}
+
+
+def is_switch(value: Any) -> bool:
+    """Returns whether a column of reasoning names a mode and holds no thoughts: "on", "low", true."""
+    return isinstance(value, bool | int | float) or (isinstance(value, str) and value.strip().lower() in MODES)
 
 
 def _is_reply(value: Any) -> bool:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from eagle_jax.data.templates.render import DEFAULT, TOOLS
+from eagle_jax.data.templates.render import DEFAULT, TOOLS, chat_template, render
 
 TOKENIZER_KEY = "tokenizer_key"
 """Under which `train.regenerate` notes the tokenizer in its settings.json."""
@@ -39,7 +39,17 @@ def tokenizer_settings(tokenizer: Any) -> dict[str, Any]:
             if hasattr(tokenizer, name)
         },
         "chat template": _template_key(getattr(tokenizer, "chat_template", None)),
+        **_date_of(tokenizer),
     }
+
+
+def _date_of(tokenizer: Any) -> dict[str, str]:
+    """Returns the rendering of a template that writes today's date, which prompts then depend on."""
+    template = chat_template(tokenizer) if getattr(tokenizer, "chat_template", None) else None
+    if template is None or "strftime_now" not in template:
+        return {}
+    question = [{"role": "user", "content": "?"}]
+    return {"prompt of chat template": render(tokenizer, question, tokenize=False, add_generation_prompt=True)}
 
 
 def _template_key(template: Any) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 import jinja2.ext
 import jinja2.meta
+import jinja2.nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from eagle_jax.data.rows.columns import SkippedRow
@@ -151,11 +152,22 @@ class _Generation(jinja2.ext.Extension):
 
 @functools.lru_cache(maxsize=64)
 def _variables(template: str) -> frozenset[str]:
-    """Returns the names that a template reads and does not set."""
+    """Returns the names that a template reads and that are no variables of its own.
+
+    Jinja calls a name undeclared that a template sets in one branch. Such a name is an argument where the template asks
+    whether it is defined.
+    """
     environment = ImmutableSandboxedEnvironment(extensions=[_Generation, jinja2.ext.loopcontrols])
     environment.globals |= dict.fromkeys(("raise_exception", "strftime_now"))
     try:
-        return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(template)))
+        parsed = environment.parse(template)
+        own = {node.name for node in parsed.find_all(jinja2.nodes.Name) if node.ctx == "store"}
+        tested = {
+            node.node.name
+            for node in parsed.find_all(jinja2.nodes.Test)
+            if node.name in ("defined", "undefined") and isinstance(node.node, jinja2.nodes.Name)
+        }
+        return frozenset(jinja2.meta.find_undeclared_variables(parsed) - (own - tested))
     except jinja2.TemplateError as error:
         raise ValueError(f"the chat template is no Jinja ({_first_line(error)}): give another one") from error
 
