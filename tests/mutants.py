@@ -126,7 +126,22 @@ def _outcome(mutant: Mutant, place: Path) -> str:
     if text.count(mutant.old) != 1:
         return "no line"
     path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow"]
+    # A fault may make a loop endless: a test that does not end is red as well.
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "--timeout",
+        "300",
+        "--timeout-method",
+        "thread",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not slow",
+    ]
     environment = os.environ | {
         "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1", "JAX_COMPILATION_CACHE_DIR": str(place / "compiled"),
     }  # fmt: skip
@@ -134,6 +149,8 @@ def _outcome(mutant: Mutant, place: Path) -> str:
         [*command, *shlex.split(mutant.tests)], cwd=place, env=environment, capture_output=True, text=True, check=False
     )
     path.write_text(text, encoding="utf-8")
+    if "+ Timeout +" in run.stdout + run.stderr:  # pytest-timeout ends the process
+        return "killed"
     return {0: "SURVIVED", 1: "killed"}.get(run.returncode, f"error {run.returncode}")
 
 
