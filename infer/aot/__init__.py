@@ -1,7 +1,7 @@
-"""Compiles whole programs over abstract weights for TPUs, without a TPU, and reads off memory and costs.
+"""Compilation for TPUs that are not there: whole programs over abstract weights, their memory and their costs.
 
 `libtpu` compiles for a topology ("v6e:1x1") on any x86 Linux machine. Set `JAX_PLATFORMS=cpu`, `TPU_SKIP_MDS_QUERY=1`
-and `TPU_WORKER_HOSTNAMES=localhost` before JAX is imported, or it searches for chips, and for several processes
+and `TPU_WORKER_HOSTNAMES=localhost` before JAX is imported, or it looks for the chips, and for several at once
 `ALLOW_MULTIPLE_LIBTPU_LOAD=1`. Weights are `ShapeDtypeStruct`s with shardings: a 70B model takes no memory here.
 """
 

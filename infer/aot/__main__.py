@@ -1,4 +1,4 @@
-"""Compiles generation or training for a TPU without one, and reports memory, products and communication.
+"""Compiles generation or training for TPUs that are not there, and says whether it fits and what it costs.
 
     python -m infer.aot --model llama-3.1-8b --topology v6e:1x1
     python -m infer.aot --model llama-3.3-70b --topology v5p:2x2x1 --batch 4
@@ -6,8 +6,8 @@
     python -m infer.aot --model llama-3.1-8b --topology v5e:2x2 --method sps --draft-model llama-3.2-1b
     python -m infer.aot --program train --model llama-3.1-8b --topology v5e:4x4 --rows 16
 
-It needs libtpu (`pip install libtpu`). The whole program is compiled with abstract weights: prefill and loop, or one
-update of an EAGLE-3 head on its frozen target. That takes minutes. The last line is one JSON object.
+Needs libtpu (`pip install libtpu`) and no TPU. The whole program is compiled, with abstract weights: prefill and loop,
+or one update of an EAGLE-3 head on its frozen target. That takes minutes. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-# JAX and libtpu read these when they start; this program never uses a real chip.
+# Read when JAX and libtpu start: this program never touches a real chip.
 os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
 os.environ |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # two of these may run side by side
 
@@ -36,6 +36,7 @@ from eagle_jax.parallel.mesh import AXES, row_groups
 from eagle_jax.training.objective import Objective
 from infer.aot import (
     Chip,
+    Report,
     TrainReport,
     TrainWorkload,
     Workload,
@@ -72,7 +73,7 @@ class Args:
       nodes: of the draft tree, the root not counted; None is 59, of sps 5.
       verification: the acceptance rule (TreeConfig), compiled at temperature > 0; "traversal" is for static trees.
       temperature: 0 is greedy; above it sampling is compiled, and drafting with the noise in view.
-      top_p: of the sampled law; below 1 the program searches the cut of every distribution.
+      top_p: of the sampled law; below 1 the program looks for its edge in every distribution.
       tensor: size of the "tensor" axis; None is for generation the widest that gives every device whole key-value
         heads, for training 4 on more than 16 devices and else 1.
       layers: compile so many layers instead of all.
@@ -115,7 +116,7 @@ class Args:
 
 
 def main(args: Args) -> int:
-    """Compiles; the exit status is 0 if everything compiles and fits."""
+    """Runs it; the exit status is 0 if everything compiles and fits."""
     at_least_one(args, "batch", "prompt", "max_new_tokens", "layers", "tensor", "depth", "top_k", "nodes")
     at_least_one(args, "rows", "micro_batches", "length", "unroll", "draft_vocab", "data", "fsdp")
     return generation(args) if args.program == "generate" else training(args)
@@ -142,19 +143,19 @@ def training(args: Args) -> int:
     try:
         compiled, texts = compile_program(lower_training(work))
     except jax.errors.JaxRuntimeError as error:
-        result |= failed("train", error)
+        result |= refused("train", error)
     else:
         seconds = time.perf_counter() - started
         keep(args.hlo, "train", texts)
         report = analyse_training(work, compiled, texts)
         result |= update_costs(work, report, chip) | {"compile_s": round(seconds, 1)}
-        print_costs("train", result)
+        show_update(result)
     print(json.dumps(result))
     return 0 if result["fits"] else 1
 
 
 def update_costs(work: TrainWorkload, report: TrainReport, chip: Chip) -> dict[str, Any]:
-    """Returns the report of an update as JSON: everything per device but tokens per second."""
+    """The report of an update as JSON: everything per device but tokens per second."""
     seconds = report.seconds(chip)
     return {
         "compiles": True,
@@ -166,12 +167,16 @@ def update_costs(work: TrainWorkload, report: TrainReport, chip: Chip) -> dict[s
         "donated_gb": round(report.donated / GB, 3),
         "target_gb": round(report.target / GB, 3),
         "state_gb": round(report.state / GB, 3),
+        "widest_float32_gb": round(report.widest / GB, 3),
         "tflops_per_step": round(report.flops / 1e12, 3),
         "model_tflops_per_step": round(report.model_flops / 1e12, 3),
+        "gb_per_step": round(report.traffic / GB, 2),
         "collectives": {
             kind: {"times": one.times, "gb": round(one.bytes / GB, 4), "gb_in_loops": round(one.looped / GB, 4)}
             for kind, one in report.collectives.items()
         },
+        "compute_ms": round(report.flops / chip.flops * 1e3, 2),
+        "hbm_ms": round(report.traffic / chip.bandwidth * 1e3, 2),
         "ms_per_step": round(seconds * 1e3, 2),
         "tokens_per_s": round(work.tokens / seconds),
         "mfu": round(report.utilisation(chip), 4),
@@ -180,18 +185,25 @@ def update_costs(work: TrainWorkload, report: TrainReport, chip: Chip) -> dict[s
     }
 
 
-def print_costs(name: str, result: dict[str, Any]) -> None:
-    """Prints the numbers of one program, per device."""
+def show_update(result: dict[str, Any]) -> None:
+    """Prints the report of an update."""
+    verdict = "fits" if result["fits"] else "DOES NOT FIT"
+    print(f"train: compiled in {result['compile_s']:.0f} s; per device:")
+    print(f"  memory       {result['memory_gb']:8.2f} GB of {result['hbm_gb']:.0f} GB: {verdict}")
+    print(f"    arguments  {result['arguments_gb']:8.2f} GB        temporaries {result['temporaries_gb']:.2f} GB")
+    print(f"    target     {result['target_gb']:8.2f} GB        head and optimiser {result['state_gb']:.2f} GB")
+    print(f"  per update   {result['gb_per_step']:8.2f} GB through HBM, {result['tflops_per_step']:.2f} TFLOP")
+    for kind, one in result["collectives"].items():
+        print(f"    {kind:<18} {one['times']:5d} x, {one['gb']:.2f} GB, of which in loops {one['gb_in_loops']:.2f} GB")
+    print(f"    at least   {result['ms_per_step']:8.2f} ms: all devices at most {result['tokens_per_s']:,} tokens/s")
     print(
-        f"{name}: compiled in {result['compile_s']:.0f} s; {'fits' if result['fits'] else 'DOES NOT FIT'}; per device:"
+        f"    at most    {result['mfu']:8.1%} of the peak in model flops ({result['model_tflops_per_step']:.2f} TFLOP)"
     )
-    for field, value in result.items():
-        words = ", ".join(f"{kind} {amount}" for kind, amount in value.items()) if isinstance(value, dict) else value
-        print(f"  {field:<24} {words}")
+    print(f"  host         {result['host_transfers']} transfers", flush=True)
 
 
 def begin(args: Args, layers: int, mesh: Mesh) -> dict[str, Any]:
-    """Prints what is compiled, and returns the first fields of the result."""
+    """What is compiled for what: printed, and the first fields of the result."""
     sizes = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in AXES)
     print(f"{args.program}: {args.model}, {layers} layers, on {args.topology}: {sizes}", flush=True)
     return {
@@ -205,8 +217,8 @@ def begin(args: Args, layers: int, mesh: Mesh) -> dict[str, Any]:
     }
 
 
-def failed(name: str, error: Exception) -> dict[str, Any]:
-    """Prints and returns why the compiler gave up."""
+def refused(name: str, error: Exception) -> dict[str, Any]:
+    """What the compiler says when it gives up."""
     reason = str(error).strip().splitlines()[0]
     print(f"{name}: does not compile: {reason}")
     return {"compiles": False, "fits": False, "reason": reason}
@@ -247,7 +259,7 @@ def generation(args: Args) -> int:
 
 
 def drafts(args: Args, config: DecoderConfig) -> tuple[Any, TreeConfig]:
-    """Returns the drafter, as `Workload.head` takes it, and its tree."""
+    """What drafts, as `Workload.head` takes it, and its tree."""
     chain = args.method == "sps"
     deepest = {"medusa": 5, "hydra++": 4, "sps": 5}.get(args.method, 8)
     given = (args.depth or deepest, args.top_k or (1 if chain else 10), args.nodes or (5 if chain else 59))
@@ -267,14 +279,17 @@ def drafts(args: Args, config: DecoderConfig) -> tuple[Any, TreeConfig]:
 def compile_one(name: str, work: Workload, chip: Chip, folder: Path | None) -> dict[str, Any]:
     """Compiles one program, prints its costs, and returns them."""
     started = time.perf_counter()
+    lowered = lower_generate(work)
+    lowering = time.perf_counter() - started
     try:
-        compiled, texts = compile_program(lower_generate(work))
+        compiled, texts = compile_program(lowered)
     except jax.errors.JaxRuntimeError as error:
-        return failed(name, error)
+        return refused(name, error)
     seconds = time.perf_counter() - started
-    keep(folder, name, texts)
     report = analyse(work, compiled, texts)
-    result = {
+    keep(folder, name, texts)
+    show(name, report, chip, seconds, lowering)
+    return {
         "compiles": True,
         "fits": report.fits(chip),
         "memory_gb": round(report.memory / GB, 3),
@@ -284,15 +299,33 @@ def compile_one(name: str, work: Workload, chip: Chip, folder: Path | None) -> d
         "gb_per_cycle": round(report.traffic / GB, 3),
         "gflops_per_cycle": round(report.flops / 1e9, 1),
         "ms_per_cycle": round(report.seconds(chip) * 1e3, 3),
-        "collective_mb_per_cycle": round(sum(report.collectives.values()) / 1e6, 2),
+        "collective_mb_per_cycle": round((report.all_reduce + report.all_gather + report.other_collectives) / 1e6, 2),
         "largest_all_gather_mb": round(report.largest_gather / 1e6, 2),
         "programs": report.programs,
         "host_transfers": len(report.host),
         "cache_copies": report.copies,
+        "cache_spilled_mb": round(report.spilled / 1e6, 2),
         "compile_s": round(seconds, 1),
     }
-    print_costs(name, result)
-    return result
+
+
+def show(name: str, report: Report, chip: Chip, seconds: float, lowering: float) -> None:
+    """Prints the report of one program, per device."""
+    verdict = "fits" if report.fits(chip) else "DOES NOT FIT"
+    print(f"{name}: compiled in {seconds:.0f} s (tracing and lowering {lowering:.0f} s); per device:")
+    print(f"  memory       {report.memory / GB:8.2f} GB of {chip.hbm / GB:.0f} GB: {verdict}")
+    print(f"    weights    {report.weights / GB:8.2f} GB        cache {report.cache / GB:.2f} GB")
+    print(f"  per cycle    {report.traffic / GB:8.2f} GB through HBM, {report.flops / 1e9:.0f} GFLOP")
+    print(f"    at least   {report.seconds(chip) * 1e3:8.2f} ms")
+    print(
+        f"    all-reduce {report.all_reduce / 1e6:8.2f} MB        all-gather {report.all_gather / 1e6:.2f} MB "
+        f"(largest {report.largest_gather / 1e6:.2f} MB)        others {report.other_collectives / 1e6:.2f} MB"
+    )
+    print(f"  host         {len(report.host)} transfers")
+    print(
+        f"  cache        copied: {report.copies or 'never'}; written back from VMEM: {report.spilled / 1e6:.2f} MB",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Describes TPU chips and slices, and compiles programs for them."""
+"""TPU chips, slices of them that are not there, and programs compiled for those."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CHIPS = {
 
 
 def chip_of(topology: str) -> Chip:
-    """Returns the chip of a topology such as "v5e:2x2".
+    """The chip of "v5e:2x2".
 
     Raises:
       ConfigError: no such chip; the message names the nearest.
@@ -54,7 +54,7 @@ def chip_of(topology: str) -> Chip:
 
 
 def topology_devices(topology: str) -> list[Any]:
-    """Returns compile-only devices of "v6e:1x1", "v5e:2x2", "v5p:2x2x1", ...
+    """Compile-only devices of "v6e:1x1", "v5e:2x2", "v5p:2x2x1", ...
 
     Raises:
       ConfigError: libtpu is not installed, or it does not know the topology.
@@ -73,7 +73,7 @@ def topology_devices(topology: str) -> list[Any]:
 
 
 def mesh_for(devices: list[Any], kv_heads: int, tensor: int | None = None) -> Mesh:
-    """Makes a ("data", "tensor") mesh of all devices, with the widest "tensor" axis that keeps heads whole.
+    """All devices as a ("data", "tensor") mesh, with the widest "tensor" axis that gives every device whole heads.
 
     Raises:
       ConfigError: `tensor` does not divide the number of devices.
@@ -85,7 +85,7 @@ def mesh_for(devices: list[Any], kv_heads: int, tensor: int | None = None) -> Me
 
 
 def compile_program(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, list[str]]:
-    """Compiles a program; also returns the optimised HLO of each of its modules.
+    """Compiles, and returns with the program the optimised HLO of every module that it became.
 
     The compiler itself writes the HLO out: what jaxlib reads back from libtpu fails for v5p, where the SparseCores
     gather the embedding asynchronously ("async-update instruction should have 1 operands").
@@ -102,13 +102,13 @@ def compile_program(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, l
 
 
 def device_memory(compiled: jax.stages.Compiled) -> float:
-    """Returns the bytes of one device: arguments, results and temporaries, aliased ones once."""
+    """Bytes of one device that the program holds at once: arguments, results and temporaries, aliased ones once."""
     memory: Any = compiled.memory_analysis()
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     return float(held - memory.alias_size_in_bytes)
 
 
 def local_bytes(params: Any) -> float:
-    """Returns the bytes of abstract arrays on one device, by their shardings."""
+    """Bytes of one device that abstract arrays take, by their shardings."""
     sizes = (math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
     return float(sum(sizes))

@@ -1,4 +1,4 @@
-"""Compiles generation over abstract weights, prefill and loop in one program, and reads off its costs."""
+"""The whole generate program over abstract weights: prefill and loop, its memory and what a cycle costs."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Workload:
     """What is compiled.
 
     Attributes:
-      config: sizes of the target. head: of the drafter: an EAGLE head, Medusa's or Hydra's heads, a small model, or
-        the name of a method without weights ("pld", "lookahead"). mesh: their devices.
-      tree: of the drafts; None is plain decoding. Methods without weights ignore its shape.
+      config: sizes of the target. head: of what drafts: an EAGLE head, Medusa's or Hydra's heads, a small model, or
+        the name of a method without weights ("pld", "lookahead"). mesh: where they live.
+      tree: of the drafts; None is plain decoding. Methods without weights take no notice of its shape.
       batch: rows over all devices. prompt, max_tokens: widths of the buffers. chunk: prompt tokens per prefill pass.
       sampling: the sampled law; which of its settings are on decides the program, their values do not.
 
@@ -69,7 +69,7 @@ class Workload:
             )
 
     def plain(self) -> Workload:
-        """Returns the same work without a drafter."""
+        """The same without a drafter."""
         return dataclasses.replace(self, tree=None)
 
     @property
@@ -106,7 +106,7 @@ class Workload:
         return self.batch // mesh[DATA], config.num_kv_heads // mesh[TENSOR], self.slots, config.head_dim
 
     def params(self) -> Params:
-        """Returns abstract parameters with their shardings; plain decoding has none for the drafter."""
+        """Returns abstract parameters, sharded by `eagle_jax.parallel.mesh`; the drafter of plain decoding has none."""
         target = jax.eval_shape(functools.partial(init_params, self.config), jax.random.key(0))
         params = {"target": target, "drafter": jax.eval_shape(self._drafter_params)}
         return jax.tree.map(self._abstract, params, param_shardings(params, self.mesh))
@@ -180,9 +180,10 @@ class Report(NamedTuple):
     Attributes:
       programs: HLO modules that the one `jit` became.
       memory: arguments, results and temporaries at the peak. weights: of target and head. cache: of the target.
-      flops, traffic: of one cycle; traffic is the weights and caches that its matrix products read.
-      collectives: bytes per cycle by kind. largest_gather: bytes of the largest all-gather.
-      host: instructions that exchange data with the host. copies: instructions that copy a whole cache array per cycle.
+      flops, traffic: of one cycle; traffic is what HBM reads and writes.
+      all_reduce, all_gather, other_collectives: bytes per cycle. largest_gather: of one all-gather.
+      host: instructions that meet the host. copies: what writes a whole cache array within a cycle. spilled: bytes per
+        cycle of whole cache arrays that the compiler kept in VMEM for a while and writes back.
     """
 
     programs: int
@@ -191,47 +192,50 @@ class Report(NamedTuple):
     cache: float
     flops: float
     traffic: float
-    collectives: dict[str, float]
+    all_reduce: float
+    all_gather: float
+    other_collectives: float
     largest_gather: float
     host: list[str]
     copies: list[str]
+    spilled: float
 
     def fits(self, chip: Chip) -> bool:
-        """Returns whether the program fits into the chip's HBM."""
+        """Whether it fits into the chip's HBM."""
         return self.memory <= chip.hbm
 
     def seconds(self, chip: Chip) -> float:
-        """Returns the least time of one cycle, by memory or by arithmetic, without communication."""
+        """Least time of one cycle, whichever of memory and arithmetic takes longer; no communication."""
         return max(self.traffic / chip.bandwidth, self.flops / chip.flops)
 
 
 def analyse(work: Workload, compiled: jax.stages.Compiled, texts: list[str]) -> Report:
     """Reads the report off a compiled generate program: `compile_program(lower_generate(work))`."""
     jaxpr = trace_step(work)
-    stored = jax.tree.leaves((work.params(), work.state(), work.law()))
-    flops, read = costs.product_costs(jaxpr, [_share(leaf) for leaf in stored])
-    cycle = f"{LOOP}/body"
-    moved: dict[str, float] = {}
+    lengths = costs.loop_lengths(jaxpr)
+    program = costs.Program(texts[0])
+    cycle = program.loop_body(LOOP)
+    moved = dict.fromkeys(("all-reduce", "all-gather", "other"), 0.0)
     largest = 0.0
-    for one in costs.collectives(texts[0], costs.loop_lengths(jaxpr), cycle):
-        moved[one.kind] = moved.get(one.kind, 0.0) + one.bytes * one.times
-        largest = max(largest, one.bytes) if one.kind == "all-gather" else largest
+    for move in program.collectives(cycle, lengths):
+        moved[move.kind if move.kind in moved else "other"] += move.bytes * move.times
+        largest = max(largest, move.bytes) if move.kind == "all-gather" else largest
+    writes = program.copies(cycle, work.cache_dims, lengths)
+    spills = [
+        move for move in writes if move.instruction.opcode == "copy-start" and not move.instruction.buffers[1].hbm
+    ]
     return Report(
         programs=len(texts),
         memory=device_memory(compiled),
         weights=local_bytes(work.params()),
         cache=2.0 * math.prod(work.cache_dims) * jnp.dtype(work.dtype).itemsize * work.config.num_layers,
-        flops=flops / work.mesh.size,
-        traffic=read,
-        collectives=moved,
+        flops=costs.flops(jaxpr) / work.mesh.size,
+        traffic=program.traffic(cycle, lengths),
+        all_reduce=moved["all-reduce"],
+        all_gather=moved["all-gather"],
+        other_collectives=moved["other"],
         largest_gather=largest,
-        host=costs.host_transfers(texts[0]),
-        copies=costs.copies(texts[0], work.cache_dims, cycle),
+        host=program.host_transfers(),
+        copies=[f"{move.instruction.name} x{move.times}" for move in writes if move not in spills],
+        spilled=float(sum(move.written * move.times for move in spills)),
     )
-
-
-def _share(leaf: jax.ShapeDtypeStruct) -> float:
-    """Returns the part of an array that one device holds; 0 for scalars and keys, which no product reads."""
-    if leaf.ndim < 2:
-        return 0.0
-    return math.prod(leaf.sharding.shard_shape(leaf.shape)) / math.prod(leaf.shape)

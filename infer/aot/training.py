@@ -1,9 +1,10 @@
-"""Compiles one update of a draft head over abstract weights, and reads off its memory and costs."""
+"""One update of a draft head over abstract weights: target, head and optimiser in one program, its memory and costs."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -54,7 +55,7 @@ class TrainWorkload:
     """What is compiled: one call of `head_train_step`, as the trainer jits it.
 
     Attributes:
-      config, head: sizes of target and draft head. mesh: their devices. rows: per update, over all devices.
+      config, head: sizes of target and draft head. mesh: where they live. rows: per update, over all devices.
       micro_batches: parts of an update that are computed one after the other. length: tokens per row.
       dtype: of the target, and of the head's products; its master weights and the optimiser's state are float32.
 
@@ -88,7 +89,7 @@ class TrainWorkload:
 
     @property
     def optimiser(self) -> optax.GradientTransformation:
-        """The trainer's optimiser; its numbers do not change the program."""
+        """As the trainer's; its numbers do not change the program."""
         return head_optimiser(1e-4, 100, 1000)
 
     def state(self) -> HeadTrainState:
@@ -122,18 +123,10 @@ class TrainWorkload:
         }
         return PackedTokens(**{name: abstract(shape, kind, sharding=place) for name, kind in kinds.items()})
 
-    def update(self) -> Callable[..., Any]:
-        """Returns `head_train_step` as a function of state, frozen weights and texts."""
-        return self._update(self.objective, self.mesh)
-
-    def flops(self, *, remat: bool) -> float:
-        """Counts the products of one update over all devices; `remat`: also those computed again for the gradient."""
-        objective = dataclasses.replace(self.objective, remat=self.objective.remat and remat)
-        arguments = self.state(), self.frozen(), self.texts()
-        unplaced = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
-        return product_flops(self._update(objective, None), *unplaced)
-
-    def _update(self, objective: Objective, mesh: Mesh | None) -> Callable[..., Any]:
+    def update(self, *, once: bool = False) -> Callable[..., Any]:
+        """`head_train_step` of state, frozen and texts; `once`: nothing is computed again for its gradient."""
+        objective = dataclasses.replace(self.objective, remat=self.objective.remat and not once)
+        mesh = None if once else self.mesh
         return functools.partial(
             head_train_step, self.config, self.head, objective, self.optimiser, self.dtype, mesh=mesh
         )
@@ -154,11 +147,11 @@ def lower_training(work: TrainWorkload) -> jax.stages.Lowered:
     return update.lower(state, work.frozen(), work.texts())
 
 
-class Communication(NamedTuple):
+class Traffic(NamedTuple):
     """All communication of one kind in one update.
 
     Attributes:
-      times: executions. bytes: of their results, per device. looped: the part inside loops.
+      times: executions. bytes: of their results, per device (`costs.Collective`). looped: the part inside loops.
     """
 
     times: int
@@ -173,8 +166,10 @@ class TrainReport(NamedTuple):
       programs: HLO modules that the one `jit` became.
       memory: arguments, results and temporaries at the peak; arguments, temporaries: of them. donated: results that
         take the place of arguments. target, state: what of the arguments these are.
-      flops: of all products, also of those that are computed again for the gradient. model_flops: without the latter.
-      collectives: by kind. host: instructions that exchange data with the host.
+      flops: products that the device computes, what is computed again included. model_flops: its share of those that
+        the update asks for. traffic: what HBM reads and writes.
+      collectives: by kind. host: instructions that meet the host.
+      widest: bytes of the largest float32 array that is written to memory anywhere.
     """
 
     programs: int
@@ -186,43 +181,50 @@ class TrainReport(NamedTuple):
     state: float
     flops: float
     model_flops: float
-    collectives: dict[str, Communication]
+    traffic: float
+    collectives: dict[str, Traffic]
     host: list[str]
+    widest: float
 
     def fits(self, chip: Chip) -> bool:
-        """Returns whether the program fits into the chip's HBM."""
+        """Whether it fits into the chip's HBM."""
         return self.memory <= chip.hbm
 
     def seconds(self, chip: Chip) -> float:
-        """Returns the least time of one update, by arithmetic, without communication."""
-        return self.flops / chip.flops
+        """Least time of one update, whichever of memory and arithmetic takes longer; no communication."""
+        return max(self.traffic / chip.bandwidth, self.flops / chip.flops)
 
     def utilisation(self, chip: Chip) -> float:
-        """Returns the model-flops utilisation that the least time allows."""
+        """Model-flops utilisation that the least time allows."""
         return self.model_flops / chip.flops / self.seconds(chip)
 
 
 def analyse_training(work: TrainWorkload, compiled: jax.stages.Compiled, texts: list[str]) -> TrainReport:
     """Reads the report off a compiled update: `compile_program(lower_training(work))`."""
+    program = costs.Program(texts[0])
     memory: Any = compiled.memory_analysis()
-    state = work.state()
-    moves = costs.collectives(texts[0], {})
+    state, frozen = work.state(), work.frozen()
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, frozen, work.texts()))
+    moves = program.collectives(program.entry, {})
     kinds = {}
     for kind in sorted({move.kind for move in moves}):
-        sizes = [(move.bytes, move.looped) for move in moves if move.kind == kind]
-        kinds[kind] = Communication(
-            len(sizes), sum(size for size, _ in sizes), sum(size for size, looped in sizes if looped)
-        )
+        these = [move for move in moves if move.kind == kind]
+        looped = math.fsum(move.bytes * move.times for move in these if move.times > 1)
+        total = math.fsum(move.bytes * move.times for move in these)
+        kinds[kind] = Traffic(sum(move.times for move in these), total, looped)
+    written = (buffer for move in program.moves(program.entry, {}) for buffer in move.instruction.buffers)
     return TrainReport(
         programs=len(texts),
         memory=device_memory(compiled),
         arguments=float(memory.argument_size_in_bytes),
         temporaries=float(memory.temp_size_in_bytes),
         donated=float(memory.alias_size_in_bytes),
-        target=local_bytes(work.frozen().target),
+        target=local_bytes(frozen.target),
         state=local_bytes((state.head, state.opt_state)),
-        flops=work.flops(remat=True) / work.mesh.size,
-        model_flops=work.flops(remat=False) / work.mesh.size,
+        flops=program.flops(program.entry, {}),
+        model_flops=product_flops(work.update(once=True), *abstract) / work.mesh.size,
+        traffic=program.traffic(program.entry, {}),
         collectives=kinds,
-        host=costs.host_transfers(texts[0]),
+        host=program.host_transfers(),
+        widest=max((buffer.size for buffer in written if buffer.dtype == "f32"), default=0.0),
     )

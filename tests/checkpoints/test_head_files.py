@@ -375,7 +375,8 @@ def test_more_draft_tokens_than_the_target_has(tmp_path):
 
 def test_a_second_layer_is_unexpected(tmp_path):
     config, tensors = eagle3(num_hidden_layers=2)
-    load(tmp_path, config, tensors)  # one layer whatever num_hidden_layers says
+    with pytest.warns(UserWarning, match="num_hidden_layers is 2 and the file holds one layer"):
+        load(tmp_path, config, tensors)
     tensors["layers.1.mlp.down_proj.weight"] = np.zeros((24, 40), np.float32)
     assert "unexpected (1): layers.1.mlp.down_proj.weight" in message_of(tmp_path, config, tensors)
 

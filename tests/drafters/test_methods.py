@@ -230,7 +230,10 @@ def test_a_draft_model_of_another_tokenizer_is_refused(tmp_path):
     plain = eagle_jax.generate(loaded, None, prompts, max_new_tokens=9)
     assert eagle_jax.generate(loaded, draft, prompts, max_new_tokens=9).tokens == plain.tokens
     write_tokenizer(tmp_path / "draft", [*tokens[:7], "other", *tokens[8:]])
-    with pytest.raises(CheckpointError, match="token 7 is 'other' in the draft model and 't7' in the target; a draft model must have its"):
+    with pytest.raises(
+        CheckpointError,
+        match="token 7 is 'other' in the draft model and 't7' in the target; a draft model must have its",
+    ):
         eagle_jax.load_draft_model(tmp_path / "draft", loaded)
     with pytest.raises(CheckpointError, match="token 7 is 'other' here"):  # whatever the target is called
         eagle_jax.load_draft_model(tmp_path / "draft", dataclasses.replace(loaded, name="gpt2-medium"))

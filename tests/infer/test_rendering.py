@@ -8,7 +8,7 @@ import types
 import pytest
 
 import eagle_jax
-from eagle_jax.data.chat import chat_text
+from eagle_jax.data.chat.tokenize import chat_text
 from infer import acceptance, bench, chat, tune
 from infer.common.methods import Sources, load_pair
 from infer.common.programs import arguments

@@ -284,7 +284,10 @@ def test_the_shortlist_has_the_best_of_every_method_that_may_win():
         ({"methods": "sps", "target": "a/b"}, "sps with --target needs --draft-model PATH"),
         ({"methods": "vanilla"}, "must leave a choice, got none"),
         ({"nodes": "50"}, "must leave a choice, got none"),
-        ({"methods": "eagle3@chain2/rejection"}, "eagle3@chain2/rejection: verification must be deterministic in a profile, got 'rejection'"),
+        (
+            {"methods": "eagle3@chain2/rejection"},
+            "eagle3@chain2/rejection: verification must be deterministic in a profile, got 'rejection'",
+        ),
         ({"tasks": "chats"}, "neither a file nor a name"),
         ({"tasks": "long"}, "got none in long"),
         (

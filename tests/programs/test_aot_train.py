@@ -23,8 +23,8 @@ needs_libtpu = pytest.mark.skipif(
 FIELDS = {
     "program", "command", "model", "layers", "topology", "mesh", "rows", "micro_batches", "length", "unroll",
     "draft_vocab", "compiles", "fits", "memory_gb", "hbm_gb", "arguments_gb", "temporaries_gb", "donated_gb",
-    "target_gb", "state_gb", "tflops_per_step", "model_tflops_per_step", "collectives", "ms_per_step",
-    "tokens_per_s", "mfu", "programs", "host_transfers",
+    "target_gb", "state_gb", "widest_float32_gb", "tflops_per_step", "model_tflops_per_step", "gb_per_step",
+    "collectives", "compute_ms", "hbm_ms", "ms_per_step", "tokens_per_s", "mfu", "programs", "host_transfers",
     "compile_s", "jax", "libtpu",
 }  # fmt: skip
 SLICES = {
@@ -36,8 +36,7 @@ SLICES = {
 
 TINY = """
 import json
-from eagle_jax import DecoderConfig
-from infer import aot
+from eagle_jax import DecoderConfig, aot
 from eagle_jax.models.presets import eagle3_head
 from eagle_jax.training.objective import Objective
 
@@ -62,8 +61,6 @@ def compile_tiny(repository, chunk: int = 64) -> dict:
 
 
 @needs_libtpu
-@pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_an_update_of_a_tiny_head(repository):
     """Four devices, each with a quarter of every matrix and one of the four rows."""
@@ -81,6 +78,10 @@ def test_an_update_of_a_tiny_head(repository):
     assert report["donated"] == pytest.approx(report["state"], rel=0.01)
     assert report["memory"] == pytest.approx(report["arguments"] + report["temporaries"], rel=0.01)
 
+    # No [B, T, Vd] array is ever written in float32, let alone one of all steps or of all of V.
+    assert 0 < report["widest"] < 4 * 512 * kept
+
+    # A device computes its own row and nothing of another's: twice what is counted once, at most.
     tokens = 512
     least = 2 * tokens * (3 * layer + hidden * vocabulary + 2 * 3 * head)
     assert report["model_flops"] == pytest.approx(least, rel=0.2)
@@ -111,8 +112,13 @@ def check(result: dict) -> None:
     assert result["host_transfers"] == 0
     assert result["target_gb"] == pytest.approx(target, rel=0.01)
     assert result["donated_gb"] == pytest.approx(result["state_gb"], rel=0.01)
+    # Float32 logits exist for one chunk at a time: less than those of one step over a device's rows.
     mesh = result["mesh"]
+    local = rows // (mesh["data"] * mesh["fsdp"])
+    assert result["widest_float32_gb"] < 4e-9 * local * 2048 * 128256 / mesh["tensor"]
+    # Work is shared out: what a device does is what it is asked for and what is computed again.
     assert 1 < result["tflops_per_step"] / result["model_tflops_per_step"] < 1.5
+    assert result["ms_per_step"] == max(result["compute_ms"], result["hbm_ms"])
     assert 0.2 < result["mfu"] < 1
     # Whatever part of a matrix a device has for "tensor" is gathered once: all weights but the embedding, no states.
     gathered = result["collectives"]["all-gather"]
@@ -132,8 +138,15 @@ def test_whole_models_on_their_slices(repository, topology):
     check(compile_for_tpu(repository, *options))
 
 
+def test_kept_reports_cover_the_slices(repository):
+    """The compilations that take half an hour each are kept as reports."""
+    kept = json.loads((repository / "docs" / "measured" / "aot_train.json").read_text(encoding="utf-8"))
+    for result in kept:
+        check(result)
+    assert {result["topology"] for result in kept} == set(SLICES)
+
+
 @needs_libtpu
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.data.chat import chat_ids
+from eagle_jax.data.chat.tokenize import chat_ids
 from eagle_jax.runtime import compilation
 from eagle_jax.runtime.compilation import machine, revision
 from infer.common.timing import time_interleaved, time_repetitions
@@ -22,7 +22,7 @@ from tests.models import tiny_head, tiny_target
 def test_the_compilation_cache_is_written(tmp_path):
     """In a process of its own: JAX does not give a cache up again."""
     code = (
-        "from eagle_jax.runtime.compilation import use_compilation_cache; import jax, jax.numpy as jnp; use_compilation_cache();"
+        "from eagle_jax import use_compilation_cache; import jax, jax.numpy as jnp; use_compilation_cache();"
         "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0); jax.jit(jnp.sin)(jnp.ones(3))"
     )
     (tmp_path / "here").mkdir()

@@ -115,7 +115,7 @@ def test_the_program_holds_no_host_call_and_no_weight():
 
 
 def _host_calls(lowered):
-    return costs.host_transfers(lowered.compile().as_text())
+    return costs.Program(lowered.compile().as_text()).host_transfers()
 
 
 @pytest.mark.parametrize("kind", ["debug", "io", "pure"])

@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from eagle_jax.checkpoints.files.errors import CheckpointError
+from eagle_jax.checkpoints.files.errors import CheckpointError, notice
 from eagle_jax.checkpoints.files.fields import Fields
 from eagle_jax.checkpoints.files.tensors import TensorInfo
 from eagle_jax.checkpoints.files.weights import TensorProblems
 from eagle_jax.checkpoints.heads.target_match import check_verifier, check_window, compare_sizes, tapped_states
-from eagle_jax.checkpoints.targets.config import check_supported, common_keys, layer_sizes
+from eagle_jax.checkpoints.targets.config import check_key_value_heads, check_supported, common_keys, layer_sizes
 from eagle_jax.checkpoints.targets.unsupported import check_features
 from eagle_jax.config import DecoderConfig, HeadConfig
 
@@ -25,6 +25,10 @@ _ONLY: dict[str, tuple[Any, str]] = {
     "use_last_layernorm": (True, "A head without a norm before its lm_head"),
     "use_mtp_layernorm": (False, "A head with the norms of multi-token prediction"),
     "parallel_draft_step": (1, "Drafting several tokens in one pass"),
+    "parallel_drafting": (False, "Drafting several tokens in one pass"),
+    "ptd_token_id": (None, "Drafting several tokens in one pass"),
+    "block_size": (None, "Drafting a block of tokens in one pass"),
+    "num_nextn_predict_layers": (0, "Multi-token prediction"),
 }
 
 
@@ -72,7 +76,8 @@ def head_config(
         would change the drafts and is not supported.
 
     Warns:
-      UserWarning: options that are not known, or a head that was trained for a target of another family.
+      UserWarning: options that are not known, a head that was trained for a target of another family, or a number of
+        layers or a tied lm_head that the tensors contradict.
     """
     fields = Fields(values, where)
     check_supported(values, where)
@@ -95,7 +100,9 @@ def head_config(
         mlp_bias=switch("mlp_bias", "layers.0.mlp.gate_proj.bias"),
         qk_norm="layers.0.self_attn.q_norm.weight" in stored,
     )
+    check_key_value_heads(values, layer, stored.get("layers.0.self_attn.k_proj.weight"), problems)
     kind = _kind(fields, stored)
+    _compare_with_file(fields, kind, stored)
     reads = fields.integer("target_hidden_size", layer.hidden_size, null=True)
     own_embedding = "embed_tokens.weight" in stored
     compare_sizes(kind, layer, reads, own_embedding, target, problems)
@@ -123,6 +130,21 @@ def head_config(
         norm_before_residual=fields.flag("norm_before_residual", null=True),
         **common,
     )
+
+
+def _compare_with_file(fields: Fields, kind: str, stored: Mapping[str, TensorInfo]) -> None:
+    """Compares the number of layers and the tied lm_head with the tensors, which decide.
+
+    Warns:
+      UserWarning: config.json contradicts them.
+    """
+    layers = fields.integer("num_hidden_layers", 1, null=True)
+    # `plan` reports the tensors of further layers.
+    if layers > 1 and not any(name.startswith("layers.1.") for name in stored):
+        notice(f"{fields.where}: num_hidden_layers is {layers} and the file holds one layer: uses the one")
+    # EAGLE-1/2 heads draft through the target's lm_head, whatever the key says.
+    if fields.flag("tie_word_embeddings", null=True) and kind == "eagle3" and "lm_head.weight" in stored:
+        notice(f"{fields.where}: tie_word_embeddings is true and the file holds an lm_head of its own: uses the file's")
 
 
 def _draft_vocab_size(fields: Fields, stored: Mapping[str, TensorInfo], vocab_size: int) -> int:

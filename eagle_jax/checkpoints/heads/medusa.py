@@ -26,6 +26,7 @@ from eagle_jax.checkpoints.files.weights import (
     read_planned,
     write_weights,
 )
+from eagle_jax.checkpoints.targets.unsupported import check_features
 from eagle_jax.config import ConfigError, DecoderConfig, MedusaConfig
 from eagle_jax.core.types import Params
 from eagle_jax.models.medusa import init_medusa_params
@@ -52,11 +53,11 @@ def load_medusa_checkpoint(
     The number of heads and of their blocks is that of the file.
 
     Raises:
-      CheckpointError: no such heads, heads of another width, vocabulary or model, or values that are not finite,
-        naming what does not fit.
+      CheckpointError: no such heads, heads of another width, vocabulary, architecture or model, or values that are not
+        finite, naming what does not fit.
 
     Warns:
-      UserWarning: config.json names other numbers than the file holds.
+      UserWarning: config.json names other numbers or another architecture than the file holds.
     """
     check_dtype(dtype)
     directory = head_directory(path_or_id, revision=revision, token=token, cache_dir=cache_dir)
@@ -69,12 +70,18 @@ def load_medusa_checkpoint(
             f"{where}: must hold medusa_num_heads or hydra_num_heads. Load another kind of head with load_drafter."
         )
     fields = Fields(values, where)
+    check_features(fields)
+    for key, size in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
+        if fields.integer(key, size, null=True) != size:
+            fields.fail(key, f"{size}, as the target's", "Take heads that were trained for this target.")
     if kind == "hydra" and not fields.flag("grounded_heads", True):
         raise CheckpointError(
             f"{where}: grounded_heads must be true for Hydra, got false. Convert the heads to Medusa's format."
         )
     with TensorReader(directory, stem=f"{kind}_lm_head") as reader:
         prefixed = any(name.startswith(_PREFIX) for name in reader.infos)
+        if kind == "hydra":
+            _compare_prefix(fields, prefixed)
         prefix = target.one_layer(tie_word_embeddings=False) if prefixed else None
         heads, layers = _counted(fields, kind, reader)
         try:
@@ -96,6 +103,27 @@ def load_medusa_checkpoint(
             f"{target.vocab_size} tokens; take heads that were trained for this target, or load their own target:"
         )
         return config, {"heads": read_planned(reader, chosen, dtype, place)}
+
+
+def _compare_prefix(fields: Fields, prefixed: bool) -> None:
+    """Compares `hydra_head_arch` with the file, which decides whether there is a prefix layer.
+
+    Raises:
+      CheckpointError: heads of another architecture.
+
+    Warns:
+      UserWarning: config.json has the other one.
+    """
+    found = "prefix-mlp" if prefixed else "mlp"
+    named = fields.text("hydra_head_arch", found, null=True)
+    if named not in ("mlp", "prefix-mlp"):
+        fields.fail("hydra_head_arch", "mlp or prefix-mlp", "Other heads of Hydra are not supported.")
+    if named != found:
+        held = "a" if prefixed else "no"
+        notice(
+            f"{fields.where}: hydra_head_arch is {named!r} and the file holds {held} prefix layer: uses the file's, "
+            f"{found!r}"
+        )
 
 
 def _counted(fields: Fields, kind: str, reader: TensorReader) -> tuple[int, int]:

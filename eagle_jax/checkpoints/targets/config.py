@@ -8,6 +8,8 @@ from typing import Any
 
 from eagle_jax.checkpoints.files.errors import CheckpointError, notice
 from eagle_jax.checkpoints.files.fields import LARGEST, Fields, shown
+from eagle_jax.checkpoints.files.tensors import TensorInfo
+from eagle_jax.checkpoints.files.weights import TensorProblems
 from eagle_jax.checkpoints.targets.rope import (
     DEFAULT_LENGTH,
     context_length,
@@ -137,6 +139,24 @@ def layer_sizes(values: Mapping[str, Any], where: str, **decided: Any) -> Decode
         )
     except ConfigError as error:
         raise CheckpointError(f"{where}: {error}") from error
+
+
+def check_key_value_heads(
+    values: Mapping[str, Any], config: DecoderConfig, keys: TensorInfo | None, problems: TensorProblems
+) -> None:
+    """Adds to `problems` that `num_key_value_heads` is null or absent, and that the tensors hold another number.
+
+    Args:
+      keys: the first layer's `k_proj`; None without one.
+    """
+    if keys is None or values.get("num_key_value_heads") is not None:
+        return
+    held = keys.shape[0] / config.head_dim
+    if held != config.num_kv_heads:
+        stated = "null" if "num_key_value_heads" in values else "absent"
+        problems.found["other"].append(
+            f"num_key_value_heads is {stated}, which means {config.num_kv_heads}, and the tensors hold {held:g}"
+        )
 
 
 def check_supported(values: Mapping[str, Any], where: object) -> None:

@@ -20,7 +20,7 @@ from eagle_jax.checkpoints.files.kinds import MODELS, check_kind
 from eagle_jax.checkpoints.files.mapping import DECODER, LM_HEAD, Table, check_dtype, expected_shapes
 from eagle_jax.checkpoints.files.tensors import TensorReader, read_json
 from eagle_jax.checkpoints.files.weights import Place, TensorProblems, cast, plan, read_planned
-from eagle_jax.checkpoints.targets.config import architecture_of, decoder_config
+from eagle_jax.checkpoints.targets.config import architecture_of, check_key_value_heads, decoder_config
 from eagle_jax.checkpoints.targets.gpt2 import ARCHITECTURE, GPT2, Gpt2Reader, canonical, gpt2_config
 from eagle_jax.checkpoints.targets.tied import settled_tie
 from eagle_jax.config import DecoderConfig
@@ -42,6 +42,7 @@ class Layout(NamedTuple):
 LAYOUTS = {"llama": Layout(TensorReader, DECODER, str), "gpt2": Layout(Gpt2Reader, GPT2, canonical)}
 """By `DecoderConfig.block`."""
 _EMBEDDING = "embed_tokens/embedding"
+_KEYS = "model.layers.0.self_attn.k_proj.weight"
 
 
 def load_target_checkpoint(
@@ -80,8 +81,10 @@ def load_target_checkpoint(
     config = read_target_config(directory, max_position=max_position)
     layout = LAYOUTS[config.block]
     with layout.reader(directory) as reader:
-        check_kind(directory, MODELS, read_json(directory / "config.json"), reader.infos)
+        values = read_json(directory / "config.json")
+        check_kind(directory, MODELS, values, reader.infos)
         problems = TensorProblems()
+        check_key_value_heads(values, config, reader.infos.get(_KEYS), problems)
         embedding = _embedding_name(reader, layout)
         config = settled_tie(config, reader, embedding, loaded_dtype)
         tied_to_head = config.tie_word_embeddings and embedding is None

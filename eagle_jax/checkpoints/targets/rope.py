@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eagle_jax.checkpoints.files.errors import CheckpointError, notice
-from eagle_jax.checkpoints.files.fields import Fields
+from eagle_jax.checkpoints.files.fields import Fields, shown
 from eagle_jax.config import RopeConfig
 
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -19,12 +19,16 @@ def rope_config(values: Mapping[str, Any], where: object) -> RopeConfig:
 
     Raises:
       CheckpointError: a scaling that is not known, partial rotation, or a parameter that is missing or no number.
+
+    Warns:
+      UserWarning: two keys contradict; names the one that is used.
     """
     fields = Fields(values, where)
-    given = fields.mapping("rope_scaling")
-    if not given.values:  # `transformers` prefers the older key where a file has both
-        given = fields.mapping("rope_parameters")
+    given = _parameters_in_force(fields)
     kind = given.text("rope_type") if "rope_type" in given.values else given.text("type", "default")
+    if given.values.get("type", kind) != kind:
+        stated = shown(given.values["type"])
+        notice(f"{where}: {given.inside}type={stated} and rope_type={kind!r}: uses the latter, as transformers does")
     if any(isinstance(value, Mapping) for value in given.values.values()) or kind not in _KINDS:
         raise CheckpointError(
             f"{where}: RoPE {kind!r} with {sorted(given.values)} is not supported; known types: {', '.join(_KINDS)}"
@@ -61,6 +65,27 @@ def rope_config(values: Mapping[str, Any], where: object) -> RopeConfig:
         truncate=given.values.get("truncate", True) is not None and given.flag("truncate", True),
         **{key: given.number(key) for key in numbers},
     )
+
+
+def _parameters_in_force(fields: Fields) -> Fields:
+    """Returns `rope_scaling`, or else `rope_parameters`: `transformers` prefers the older key where a file has both.
+
+    Warns:
+      UserWarning: both are given, and they differ.
+    """
+    older, newer = fields.mapping("rope_scaling"), fields.mapping("rope_parameters")
+    if not older.values:
+        return newer
+    if newer.values and _normalised(older, fields) != _normalised(newer, fields):
+        notice(f"{fields.where}: rope_scaling and rope_parameters differ: uses rope_scaling, as transformers does")
+    return older
+
+
+def _normalised(given: Fields, fields: Fields) -> dict[str, Any]:
+    """Returns RoPE parameters with those that a file may leave out or keep outside of them."""
+    theta = fields.values.get("rope_theta", RopeConfig.theta)
+    values = {"rope_theta": theta, "rope_type": given.values.get("type", "default"), **given.values}
+    return {key: value for key, value in values.items() if key != "type"}
 
 
 def _check_present(given: Fields, kind: str) -> None:

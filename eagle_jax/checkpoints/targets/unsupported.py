@@ -33,6 +33,8 @@ _UNSUPPORTED: dict[str, Any] = {
     "parallel_attn": None,  # Falcon
     "alibi": None,
 }
+# Switches that every decoder here has on. Null, false and zero turn them off: transformers reads `is_causal` so.
+_ALWAYS_ON = {"is_causal", "use_causal_mask", "use_rope", "use_rotary", "use_rotary_embeddings"}
 # Names that look as if they changed what a model computes: unknown ones cause a warning.
 _SUSPECT = re.compile(r"^use_|^fc|norm|scal(e|ing)|multiplier|soft_?cap|sink|window|rotary|rope|alibi|clip")
 _HARMLESS = {
@@ -51,19 +53,19 @@ def check_features(fields: Fields, known: Collection[str] = ()) -> None:
       known: further keys that the caller reads.
 
     Raises:
-      CheckpointError: naming the key, and the value at which it would change nothing.
+      CheckpointError: naming the key, and the value that is supported.
 
     Warns:
       UserWarning: naming the keys that are not known.
     """
     unknown = []
     for key, value in fields.values.items():
+        if key in _ALWAYS_ON and value is not True:
+            fields.fail(key, "true or absent", "This feature is not supported.")
         if key in _UNSUPPORTED and value and not _same(value, _UNSUPPORTED[key]):
             neutral = _UNSUPPORTED[key]
-            fields.fail(
-                key, "absent" if neutral is None else f"{neutral} or absent", "This feature is not supported."
-            )
-        if value and _SUSPECT.search(key) and not (key in _UNSUPPORTED or key in _HARMLESS or key in known):
+            fields.fail(key, "absent" if neutral is None else f"{neutral} or absent", "This feature is not supported.")
+        if value and _SUSPECT.search(key) and key not in _ALWAYS_ON | _UNSUPPORTED.keys() | _HARMLESS | {*known}:
             unknown.append(f"{fields.inside}{key}={shown(value)}")
     if unknown:
         notice(f"{fields.where}: {', '.join(unknown)}: unknown and ignored")
