@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from eagle_jax.assets import DEMO, bundled
 from eagle_jax.checkpoints import CheckpointError, tokenizer_directory
 from eagle_jax.config import DecoderConfig
 from eagle_jax.data.chat.encode import prompt_ids
+from eagle_jax.data.chat.tokenizer_files import check_settings, check_templates, check_tokens
 from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.templates.render import set_template_arguments
 
@@ -40,7 +40,8 @@ def load_tokenizer(
       revision, token, cache_dir: for a hub id, as in `huggingface_hub`.
 
     Raises:
-      CheckpointError: no tokenizer or template there, one that cannot be read, or one with more tokens than the target.
+      CheckpointError: no tokenizer or template there, one that cannot be read (names file, key and what is expected),
+        or one with more tokens than the target.
       ValueError: an argument that the template does not read, or refuses the value of.
     """
     if str(path_or_id) == DEMO:
@@ -53,6 +54,7 @@ def load_tokenizer(
     tokenizer.model_max_length = 10**9  # silences a warning; callers check lengths against the model
     if chat_template is not None:
         set_chat_template(tokenizer, chat_template)
+    check_templates(tokenizer, directory)
     if template_args:
         set_template_args(tokenizer, template_args)
     return tokenizer
@@ -111,15 +113,15 @@ def _read(directory: Path) -> Any:
     )  # transformers warns without torch, which is not needed
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    settings = directory / "tokenizer_config.json"
+    named = check_settings(directory).get("tokenizer_class")
     try:
-        named = json.loads(settings.read_text(encoding="utf-8")).get("tokenizer_class") if settings.is_file() else None
         # AutoTokenizer imports torch where it is installed: seconds.
         cls = PreTrainedTokenizerFast if named == "PreTrainedTokenizerFast" else AutoTokenizer
         return cls.from_pretrained(directory)
-    except Exception as error:  # of transformers, of JSON, of a missing package; tokenizers raises just that
+    except Exception as error:  # of transformers, of a missing package; tokenizers raises just that
         if (directory / "tokenizer.model").is_file() and not (directory / "tokenizer.json").is_file():
             _check_sentencepiece(directory)
+        check_tokens(directory)
         reason = " ".join(str(error).split())
         raise CheckpointError(f"the tokenizer in {directory} cannot be read: {reason[:300]}") from error
 

@@ -140,6 +140,15 @@ def _literal(value: Any) -> str:
     )
 
 
+def check_syntax(template: str) -> None:
+    """Checks that a chat template is Jinja.
+
+    Raises:
+      ValueError: naming what is wrong.
+    """
+    _variables(template)
+
+
 class _Generation(jinja2.ext.Extension):
     """The `generation` blocks that `transformers` adds to Jinja."""
 
