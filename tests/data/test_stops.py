@@ -97,3 +97,11 @@ def test_replies_do_not_run_on_into_another_turn(pair):
     with pytest.warns(UserWarning, match="replies stop at either"):
         assert with_stop_ids(other, tokenizer).config.eos_ids == stops
     assert other.config.eos_ids == (4,)
+
+
+@pytest.mark.parametrize("swapped", [True, False])
+def test_what_is_no_target_is_named(pair, swapped):
+    wrong, other = (tokenizer_with(TEMPLATES["chatml"]), pair[0]) if swapped else ("owner/name", tokenizer_with(""))
+    for call in (stop_ids, with_stop_ids):
+        with pytest.raises(ValueError, match=r"^target must be a Target or its DecoderConfig, got .*load_target"):
+            call(wrong, other)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.data.chat.encode import encode, prompt_ids
-from eagle_jax.data.chat.tokenize import chat_ids
+from eagle_jax.data.chat.tokenize import chat_ids, chat_text
 from eagle_jax.data.chat.tokenizers import set_chat_template, set_template_args
 from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.templates import keys
@@ -148,3 +150,9 @@ def test_a_template_that_writes_the_date_is_keyed_by_it(monkeypatch):
     before = tokenizer_settings(tokenizer)
     monkeypatch.setattr(keys, "render", lambda *_, **__: "another year")
     assert tokenizer_settings(tokenizer) != before
+
+
+@pytest.mark.parametrize("messages", [None, 3, "", "Hello", {"role": "user", "content": "Hello"}, ["Hello"]])
+def test_what_is_no_list_of_messages_is_named(messages):
+    with pytest.raises(ValueError, match=r"^messages=.* must be a list of dicts, each with a role"):
+        inspect.unwrap(chat_text)(tokenizer_with(TEMPLATES["chatml"]), messages)  # without the annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from eagle_jax import StreamChunk, TextStream, decode_stream
+from eagle_jax import GenerateOutput, StreamChunk, TextStream, decode_stream
 from tests.data.test_conversations import SPECIAL, metaspace_tokenizer_with, tokenizer_with
 
 LETTERS = "a ▁ é ✓ 𝄞 👩‍👩‍👧 ü 한 \n don't."
@@ -144,3 +145,21 @@ def test_the_work_per_token_does_not_grow(kind, letter):
         counts.append(tokenizer.tokens / len(ids * length))
     assert counts[1] < 1.2 * counts[0]
     assert counts[1] < 24
+
+
+OUTPUT = GenerateOutput([[1, 2], [3]], np.zeros(2), np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize(
+    "chunks", ["hello", b"hello", OUTPUT, [OUTPUT], None, 3, ["a"], [[0.5]], [[[1]]], [None], {"a": 1}, [True], [[-1]]]
+)
+def test_what_is_no_stream_is_named(chunks):
+    message = r"^chunks must be .*, got .*\. Pass eagle_jax\.stream\(\.\.\.\) or lists of token ids\.$"
+    with pytest.raises(ValueError, match=message):
+        list(inspect.unwrap(decode_stream)(tokenizer_with(""), chunks))  # without the annotations
+
+
+@pytest.mark.parametrize("chunks", [[72, 73], [[72], [], [73]], np.array([72, 73]), iter([StreamChunk([72, 73], 0)])])
+def test_tokens_in_any_form_are_a_stream(chunks):
+    tokenizer = tokenizer_with("")
+    assert "".join(decode_stream(tokenizer, chunks)) == tokenizer.decode([72, 73])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -94,13 +94,35 @@ def decode_stream(tokenizer: Any, chunks: Iterable[Any], *, skip_special_tokens:
     Args:
       tokenizer: of `transformers` or `tokenizers`. skip_special_tokens: as in `tokenizer.decode`.
       chunks: what `eagle_jax.stream` yields, or lists of token ids.
+
+    Raises:
+      ValueError: `chunks` holds anything else.
     """
     text = TextStream(tokenizer, skip_special_tokens=skip_special_tokens)
+    if isinstance(chunks, str | bytes | Mapping) or not isinstance(chunks, Iterable):
+        raise _no_chunks(chunks)
     for chunk in chunks:
-        if piece := text.push(np.atleast_1d(getattr(chunk, "tokens", chunk)).tolist()):
+        if piece := text.push(_chunk_tokens(chunk)):
             yield piece
     if piece := text.end():
         yield piece
+
+
+def _chunk_tokens(chunk: Any) -> list[int]:
+    try:
+        tokens = np.atleast_1d(getattr(chunk, "tokens", chunk))
+    except ValueError as error:  # of lists of different lengths
+        raise _no_chunks(chunk) from error
+    if tokens.ndim > 1 or (tokens.size and (tokens.dtype.kind not in "iu" or tokens.min() < 0)):
+        raise _no_chunks(chunk)
+    return list(tokens.tolist())
+
+
+def _no_chunks(got: Any) -> ValueError:
+    return ValueError(
+        f"chunks must be an iterable of StreamChunk or of lists of token ids, got {got!r:.60}. "
+        "Pass eagle_jax.stream(...) or lists of token ids."
+    )
 
 
 def _special_ids(tokenizer: Any) -> frozenset[int]:

@@ -7,6 +7,7 @@ import itertools
 import warnings
 from typing import Any, NamedTuple
 
+from eagle_jax.config import DecoderConfig
 from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.templates.render import chat_template, render
 
@@ -34,12 +35,17 @@ def stop_ids(target: Any, tokenizer: Any) -> tuple[int, ...]:
       tokenizer: of `transformers`.
 
     Raises:
-      ValueError: the end of turn lies outside the target's vocabulary.
+      ValueError: `target` is no target, or the end of turn lies outside its vocabulary.
 
     Warns:
       UserWarning: the end of turn is none of the target's stop tokens, or no single token.
     """
     config = getattr(target, "config", target)
+    if not isinstance(config, DecoderConfig):
+        raise ValueError(
+            f"target must be a Target or its DecoderConfig, got a {type(target).__name__}. "
+            "Pass the result of eagle_jax.load_target, before the tokenizer."
+        )
     found = getattr(tokenizer, "eos_token_id", None)
     own = tuple(config.eos_ids) or (() if found is None else (int(found),))
     if chat_template(tokenizer) is None:

@@ -32,12 +32,11 @@ def chat_text(tokenizer: Any, messages: Sequence[Any], **template_args: Any) -> 
       ValueError: `messages` has another form, the template raises an error (some do for a system message), or it does
         not read an argument.
     """
-    for message in messages:  # of a string its letters, of a dict its keys
-        if not (isinstance(message, Mapping) and "role" in message and not message.keys().isdisjoint(SAID)):
-            raise ValueError(
-                f"messages={messages!r:.80} must be a list of dicts, each with a role (user, assistant, system) and "
-                'content: [{"role": "user", "content": "Hello"}]'
-            )
+    if isinstance(messages, str) or not isinstance(messages, Sequence) or not all(map(_is_message, messages)):
+        raise ValueError(
+            f"messages={messages!r:.80} must be a list of dicts, each with a role (user, assistant, system) and "
+            'content: [{"role": "user", "content": "Hello"}]'
+        )
     given = {name: template_args.pop(name) for name in ("tools", "documents") if name in template_args}
     check_template_arguments(tokenizer, template_args)
     if chat_template(tokenizer, tools=given.get("tools") is not None) is None:
@@ -52,6 +51,10 @@ def chat_text(tokenizer: Any, messages: Sequence[Any], **template_args: Any) -> 
         raise ValueError(
             f"{error}: leave out a system message if there is one, or give the tokenizer another template"
         ) from error
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, Mapping) and "role" in message and not message.keys().isdisjoint(SAID)
 
 
 def encode_chat(tokenizer: Any, text: str) -> list[int]:
