@@ -92,7 +92,7 @@ def head_loss(
       dtype: of the head's products and activations; scores, norms and losses are float32 whatever it is.
       signals: of the target, where they were written beforehand; its embedding and lm_head are read all the same, and
         the embeddings are looked up where there are none.
-      mesh: over which parameters (by the rules of `eagle_jax.parallel.mesh`) and rows are spread; None leaves the layout
+      mesh: spreads parameters (by the rules of `eagle_jax.parallel.mesh`) and rows; None leaves the layout
         to the compiler.
       shares: as in `unrolled_loss`.
     """

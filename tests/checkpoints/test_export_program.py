@@ -87,7 +87,7 @@ class TestProgram:
         main(Args("sglang", str(head), tmp_path / "out", str(target_directory)))
         assert "embed_tokens.weight" not in safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
         write(head, config, tensors | {"embed_tokens.weight": copy["embed_tokens.weight"] + 1})
-        with pytest.raises(CheckpointError, match="no place for an embedding that is not the target's"):
+        with pytest.raises(CheckpointError, match="cannot hold an embedding that is not the target's"):
             main(Args("sglang", str(head), tmp_path / "other", str(target_directory)))
 
     def test_an_eagle1_head_gets_the_targets_embedding(self, target_directory, tmp_path):
@@ -123,17 +123,17 @@ class TestProgram:
         [
             (
                 {"target": None},
-                "--target is missing: the exported config takes vocabulary, RoPE and context length from",
+                "was trained for. The exported config takes its vocabulary, RoPE and context length.",
             ),
-            ({"head": "demo"}, "--target is not for --head demo"),
+            ({"head": "demo"}, "--target must be demo for --head demo"),
             ({"head": "./nowhere"}, "--head ./nowhere: no such directory: nowhere"),
             ({"target": "./nowhere"}, "--target ./nowhere: no such directory: nowhere"),
-            ({"verifier": "a/b"}, "--verifier is for --to speculators"),
+            ({"verifier": "a/b"}, "--verifier is an option of --to speculators"),
             ({"speculative_tokens": 0}, "--speculative-tokens 0 must be at least 1"),
             ({"head": "{run}"}, "is a training run without a head"),
             ({"head": "{target}"}, "holds a whole model and no draft head"),
             ({"target": "{head}"}, "holds an EAGLE-3 head and no model"),
-            ({"out": "{target}", "overwrite": True}, "is the target itself"),
+            ({"out": "{target}", "overwrite": True}, "--out must not be the target's directory"),
             ({"out": "{head}", "target": "some/body"}, "is not an empty directory"),  # said before anything is fetched
         ],
     )

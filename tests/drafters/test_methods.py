@@ -121,7 +121,7 @@ def test_lookahead_is_jacobi_iteration_with_a_pool_of_n_grams(size):
 def test_a_draft_model_with_fewer_positions_than_its_target_says_so():
     target, model = tiny_target(), tiny_target(layers=1, seed=3)
     short = eagle_jax.Target.from_params(dataclasses.replace(model.config, max_position=64), model.params, "short")
-    with pytest.warns(UserWarning, match="draft model 'short' has 64 positions and the target .* behind 64"):
+    with pytest.warns(UserWarning, match="draft model 'short' has 64 positions and the target .* beyond position 64"):
         SmallModel.bind(target, short)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -235,13 +235,13 @@ def test_a_draft_model_of_another_tokenizer_is_refused(tmp_path):
         match="token 7 is 'other' in the draft model and 't7' in the target; a draft model must have its",
     ):
         eagle_jax.load_draft_model(tmp_path / "draft", loaded)
-    with pytest.raises(CheckpointError, match="token 7 is 'other' here"):  # whatever the target is called
+    with pytest.raises(CheckpointError, match="token 7 is 'other' in the draft model"):  # whatever the target is called
         eagle_jax.load_draft_model(tmp_path / "draft", dataclasses.replace(loaded, name="gpt2-medium"))
     bare = eagle_jax.Target.from_params(loaded.config, loaded.params, "a/policy")  # has no files to compare with
     with pytest.warns(UserWarning, match=r"^target in memory has no tokenizer files: assuming those of .*draft"):
         assert eagle_jax.load_draft_model(tmp_path / "draft", bare).vocab_size == 12
     write_tokenizer(tmp_path / "draft", tokens[:9])
-    with pytest.raises(CheckpointError, match="3 token ids, 9 the first, are only in one of them"):
+    with pytest.raises(CheckpointError, match="3 token ids, 9 the first, exist in one tokenizer only"):
         eagle_jax.load_draft_model(tmp_path / "draft", loaded)
     (tmp_path / "draft" / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: cannot be read as JSON"):

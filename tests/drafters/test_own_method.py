@@ -44,18 +44,18 @@ def test_a_method_as_it_should_be():
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({"taps": (0, 9)}, r"drafter 'own' has taps \[9\]: this target has hidden states 0 to \d"),
+        ({"taps": (0, 9)}, r"the taps of drafter 'own' must be hidden states 0 to \d, got \[9\]"),
         (
             {"draft": lambda params, state, root, chance, sampling: drafts(root.shape[0])},
-            r"the drafter's draft returned a DraftTree: return \(DraftTree, state\)",
+            r"the drafter's draft must return \(DraftTree, state\), got DraftTree",
         ),
         (
             {"draft": lambda params, state, root, chance, sampling: (drafts(root.shape[0]).tokens, state)},
-            r"the drafter's draft returned a tuple of \w+, \w+: return \(DraftTree, state\)",
+            r"the drafter's draft must return \(DraftTree, state\), got \w+, \w+",
         ),
         (
             {"draft": lambda params, state, root, chance, sampling: (drafts(root.shape[0], 2), state)},
-            r"draft returned tokens int32\[2, 3\]: of batch 2 and num_nodes=3 it is int32\[2, 4\], the root in front",
+            r"tokens of the drafter's tree must be int32\[2, 4\] .batch 2, num_nodes=3 .*, got int32\[2, 3\]",
         ),
         (
             {
@@ -64,19 +64,19 @@ def test_a_method_as_it_should_be():
                     state,
                 )
             },
-            r"draft returned parents float32\[2, 4\]: of batch 2 and num_nodes=3 it is int32\[2, 4\]",
+            r"parents of the drafter's tree must be int32\[2, 4\] .batch 2, num_nodes=3 .*, got float32\[2, 4\]",
         ),
         (
             {"draft": lambda params, state, root, chance, sampling: (drafts(root.shape[0]), state[:1])},
-            r"the drafter's draft made a state of another form than it was given: int32\[1\] of int32\[2\]; a state",
+            r"the drafter's draft must return a state of the same form, got int32\[1\] for int32\[2\]",
         ),
         (
             {"update": lambda params, state, verified: state + 0.5},
-            r"the drafter's update made a state of another form than it was given: float32\[2\] of int32\[2\]",
+            r"the drafter's update must return a state of the same form, got float32\[2\] for int32\[2\]",
         ),
         (
             {"update": lambda params, state, verified: None},
-            r"the drafter's update made a state of another form than it was given: None of int32\[2\]",
+            r"the drafter's update must return a state of the same form, got None for int32\[2\]",
         ),
     ],
     ids=["taps", "no state", "no tree", "too few nodes", "parents", "draft's state", "update's state", "no update"],

@@ -10,18 +10,17 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow  # compiles for TPU: make test-all
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="compiling for TPU needs libtpu (pip install libtpu)"
 )
 
 METHODS = """
 import json
-from eagle_jax import aot
+from infer import aot
 from eagle_jax.config import DecoderConfig, MedusaConfig, TreeConfig
 from eagle_jax.models.presets import eagle3_head
 from eagle_jax.core.sampling import make_sampling
-
-pytestmark = pytest.mark.slow  # compiles for TPU: make test-all
 
 target = DecoderConfig(1024, 256, 512, 2, num_heads=4, num_kv_heads=2, head_dim=64)
 small = DecoderConfig(1024, 128, 256, 1, num_heads=2, num_kv_heads=1, head_dim=64)

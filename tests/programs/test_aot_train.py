@@ -36,7 +36,8 @@ SLICES = {
 
 TINY = """
 import json
-from eagle_jax import DecoderConfig, aot
+from eagle_jax import DecoderConfig
+from infer import aot
 from eagle_jax.models.presets import eagle3_head
 from eagle_jax.training.objective import Objective
 
@@ -61,6 +62,7 @@ def compile_tiny(repository, chunk: int = 64) -> dict:
 
 
 @needs_libtpu
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_an_update_of_a_tiny_head(repository):
     """Four devices, each with a quarter of every matrix and one of the four rows."""

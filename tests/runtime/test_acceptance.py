@@ -86,7 +86,7 @@ def test_tau_is_that_of_generate(pair):
     out = eagle_jax.generate(target, head, prompts, max_new_tokens=TOKENS)
     assert measure_tau(target, head, prompts, max_new_tokens=TOKENS) == (out.tau, out.cycles.tolist(), out.tokens)
     assert measure_tau(target, None, prompts, max_new_tokens=TOKENS).tau == 1.0
-    with pytest.raises(ValueError, match="pass key="):
+    with pytest.raises(ValueError, match="key must be given"):
         measure_n_alpha(target, head, prompts, temperature=1.0)
 
 

@@ -173,9 +173,7 @@ def test_arguments_of_the_pure_functions():
     for change, message in (
         ({"engine": engine._replace(target=target)}, r"engine.target must be a TargetFn, got a Target. Pass target.fn"),
         ({"engine": engine._replace(drafter=head)}, r"engine.drafter must be a Drafter, got a DraftHead"),
-        ({"engine": target.fn}, r"engine must be a Engine, got a TargetFn. Pass eagle_jax.core.Engine"),
         ({"sampling": 1.0}, r"sampling must be a Sampling, got a float. Pass eagle_jax.core.make_sampling"),
-        ({"sizes": 4}, r"sizes must be a Sizes, got a int. Pass eagle_jax.core.Sizes"),
         ({"params": target.params}, 'params must be {"target": ..., "drafter": ...}'),
         ({"batch": batch._replace(prompts=[[1, 2], [3]])}, r"batch.prompts must be an array \[B, P\] .*, got a list"),
         ({"batch": batch._replace(prompts=row)}, r"batch.prompts must be an array \[B, P\] .*, got shape \[1\]"),

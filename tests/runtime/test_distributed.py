@@ -133,8 +133,8 @@ import sys
 
 import jax
 import numpy as np
-from eagle_jax import distributed
 from eagle_jax.config import ConfigError
+from eagle_jax.parallel import processes
 from eagle_jax.parallel.mesh import AXES, make_mesh
 from jax.sharding import Mesh
 

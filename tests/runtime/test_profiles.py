@@ -227,7 +227,7 @@ def test_what_is_no_profile_is_refused(path, tmp_path):
         eagle_jax.generate(target, "auto", [[1]])
     with pytest.raises(ValueError, match=r'drafter="auto" needs profile=.*found int'):
         eagle_jax.stream(target, "auto", [1], profile=3)
-    with pytest.raises(ValueError, match='profile= is what drafter="auto" follows'):
+    with pytest.raises(ValueError, match='profile must be None unless drafter is "auto"'):
         eagle_jax.generate(target, None, [[1]], profile=path)
     with pytest.raises(ConfigError, match="is a directory: give the YAML file"):
         eagle_jax.load_profile(tmp_path, tiny_target())

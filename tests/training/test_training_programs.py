@@ -211,7 +211,7 @@ def test_features_that_do_not_fit_are_refused_before_anything_is_settled(tmp_pat
             patch.setattr(train.features.shutil, "disk_usage", lambda _: usage._replace(free=free))
             train.features.main(dataclasses.replace(args, **options))
 
-    with pytest.raises(ValueError, match=r"has 0.00 GB free and 0.00 GB are to be written: choose --stored float8"):
+    with pytest.raises(ValueError, match=r"must have 0.00 GB free, got 0.00 GB. Choose --stored float8"):
         refuse_or_write()
     refuse_or_write(stored="float8")
     with pytest.raises(ValueError, match="holds features of other data, weights or options"):
