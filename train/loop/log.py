@@ -98,8 +98,9 @@ class RunLog:
             self.mark, self.marked, self.paused = now, step, 0.0
             speed = self._speed(spent / updates)
             left = (self.args.steps - step) * spent / updates / 60
-            shown |= {"tok/s": f"{speed['tokens_s']:.0f}", "mfu": f"{100 * speed['mfu']:.1f}%",
-                      "minutes left": f"{left:.1f}"}  # fmt: skip
+            shown |= {"tok/s": f"{speed['tokens_s']:.0f}", "minutes left": f"{left:.1f}"}
+            if "mfu" in speed:
+                shown["mfu"] = f"{100 * speed['mfu']:.1f}%"
         self._write({"step": step, **record, **speed})
         self.bar.set_postfix(shown)
         if self.bar.disable:
@@ -133,7 +134,9 @@ class RunLog:
         return self._speed(self.seconds / self.updates) if self.updates else {}
 
     def _speed(self, seconds: float) -> dict[str, float]:
-        return {"tokens_s": round(self.tokens / seconds, 1), "mfu": round(self.flops / seconds / self.peak, 4)}
+        speed, mfu = {"tokens_s": round(self.tokens / seconds, 1)}, round(self.flops / seconds / self.peak, 4)
+        # Above 1 the peak is wrong: the machine was busy when it was measured.
+        return speed if mfu > 1 else {**speed, "mfu": mfu}
 
     def figure(self) -> None:
         """Draws the run so far."""
