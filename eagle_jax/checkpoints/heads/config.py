@@ -36,7 +36,7 @@ def flat_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Flattens a config.json to official keys: speculators nest the layer's, other projects the switches.
 
     Raises:
-      CheckpointError: a speculator that is no EAGLE-3 head, or a nested object that is none.
+      CheckpointError: the speculator is no EAGLE-3 head, or a nested value is no object.
     """
     fields = Fields(values, where)
     nested = fields.mapping("eagle_config").values

@@ -56,7 +56,7 @@ def stored_text(row: Mapping[str, Any]) -> Encoded | None:
     """Reads the token ids of a row of `train.regenerate`; None for any other row.
 
     Raises:
-      SkippedRow: tokens or ranges that are none, or a key that is not read.
+      SkippedRow: tokens are no ids, ranges do not fit them, or a key is not read.
     """
     if any(row.get(key) is None for key in STORED):
         return None

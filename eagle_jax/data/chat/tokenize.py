@@ -60,7 +60,7 @@ def _is_message(message: Any) -> bool:
 def encode_chat(tokenizer: Any, text: str) -> list[int]:
     """Tokenises a result of `chat_text`, which already holds the special tokens of a template.
 
-    What is too long for the model is the caller's to say, who knows the reply's length; `verbose` would warn here.
+    The caller checks the length, with the reply's; `verbose` would warn about the prompt alone.
     """
     special = {} if chat_template(tokenizer) is None else {"add_special_tokens": False}
     return list(tokenizer.encode(text, verbose=False, **special))

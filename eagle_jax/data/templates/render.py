@@ -103,7 +103,7 @@ def set_template_arguments(tokenizer: Any, arguments: Mapping[str, Any]) -> None
       arguments: values are what JSON has.
 
     Raises:
-      ValueError: an argument that the template does not read, or a value that is none of JSON's.
+      ValueError: the template does not read an argument, or a value is not JSON.
     """
     check_template_arguments(tokenizer, arguments)
     found = tokenizer.chat_template
