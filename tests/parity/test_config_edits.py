@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import warnings
 
+import hypothesis
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install eagle-jax[test]")
 
+import hypothesis.strategies as st  # noqa: E402
 import safetensors.torch  # noqa: E402
 
-from eagle_jax.checkpoints import load_target_checkpoint, save_target_checkpoint  # noqa: E402
+from eagle_jax.checkpoints import CheckpointError, load_target_checkpoint, save_target_checkpoint  # noqa: E402
+from eagle_jax.config import ConfigError  # noqa: E402
+from tests.checkpoints.test_config_values import COMMON, values  # noqa: E402
 from tests.parity.test_families import TOLERANCE, jax_outputs  # noqa: E402
 from tests.parity.tiny import random_tokens, save, tiny_model, torch_outputs  # noqa: E402
 
@@ -97,3 +101,35 @@ def test_an_lm_head_in_a_tied_model(family, case, tmp_path):
     if case == "differs":
         save_target_checkpoint(config, params, tmp_path, "float32")
         assert check_same_logits(tmp_path)[0] == config
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_any_edit_that_loads_gives_the_same_logits(family, tmp_path):
+    """Fuzz over every key of a target's config.json; a config that one of the two refuses is not compared."""
+    sizes = {"head_dim": None, "hidden_size": 48} if family == "Qwen2" else {}
+    save(tiny_model(family, num_hidden_layers=1, **sizes), tmp_path)
+    original = json.loads((tmp_path / "config.json").read_text())
+    compared = []
+
+    @hypothesis.settings(max_examples=120, deadline=None, derandomize=True, database=None)
+    @hypothesis.given(st.sampled_from(sorted(COMMON)), values)
+    def compare(key, value):
+        (tmp_path / "config.json").write_text(json.dumps({**original, key: value}))
+        kind = (value if isinstance(value, dict) else {}).get("rope_type", "")
+        hypothesis.assume(kind != "dynamic")  # ours stretches from the first token on, see `RopeConfig`
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                load_target_checkpoint(tmp_path)
+            except (CheckpointError, ConfigError):
+                return
+            try:
+                theirs(tmp_path)
+            except Exception:  # transformers has no error of its own for a bad config
+                return
+        check_same_logits(tmp_path)
+        compared.append(key)
+
+    compare()
+    assert len(set(compared)) > 5
