@@ -50,7 +50,7 @@ MUTANTS = (
            "positions = base[:, None] + start + jnp.arange(chunk)[None]",
            "positions = base[:, None] + jnp.arange(chunk)[None]", f"{ENGINE} -k plain_decoding"),
     Mutant("commit one slot off", "core/cache.py", "length=cache.length + count,", "length=cache.length + count + 1,",
-           "tests/core/test_cache.py -k naive"),
+           STATIC),
     Mutant("the path is committed by row", "core/loop.py", "cache=commit(cache, out.new, emitted, path, out.hidden),",
            "cache=commit(cache, out.new, emitted, None, out.hidden),", STATIC),
     Mutant("a finished row emits", "core/loop.py", "return jnp.where(state.done, 0, emitted)",

@@ -100,7 +100,8 @@ def generate(
       eos_ids: stop tokens, for all rows or one list per row; None is the target's own, () never stops.
       key: `jax.random.key(seed)` or a seed; needed when temperature > 0. For a given key the text is the same with
         every drafter: row r draws its token i with `fold_in(fold_in(key, r), i)`. An array of keys is one per prompt:
-        row r draws with `fold_in(key[r], i)`, whatever else is in the batch.
+        row r draws with `fold_in(key[r], i)`, whatever else is in the batch. Keys of another generator than Threefry
+        are converted first (`eagle_jax.core.randomness`).
       log_probs: "target" returns the log-probability of every token under the target at temperature 1; "law" under the
         sampled distribution, after temperature, top-k, top-p and min-p.
 

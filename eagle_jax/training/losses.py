@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 
 def ahead(x: Array, by: int) -> Array:
@@ -49,11 +49,6 @@ def by_chunks(
     shapes = jax.eval_shape(judge, *(jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in parts))
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return jax.lax.scan(jax.checkpoint(add) if remat else add, zero, parts)[0]
-
-
-def masked_mean(values: Float[Array, "*b"], counted: Bool[Array, "*b"]) -> Float[Array, ""]:
-    """Mean of the counted values; 0 where nothing counts."""
-    return jnp.sum(jnp.where(counted, values, 0.0)) / jnp.maximum(jnp.sum(counted), 1)
 
 
 def rowwise_dot(x: Float[Array, "*b N"], y: Float[Array, "*b N"]) -> Float[Array, "*b"]:

@@ -288,8 +288,3 @@ class Loader:
             raise ValueError(
                 f"--{method} {path}: these are heads of {held}: give them as --{held}, for the method {held}"
             )
-
-
-def load_method(label: str, target: eagle_jax.Target, sources: Sources) -> eagle_jax.BoundDrafter | None:
-    """Loads one method for a target; None is plain decoding. `Loader` loads several."""
-    return Loader(target, sources)(label)

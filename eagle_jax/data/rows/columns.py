@@ -44,16 +44,19 @@ REFERENCE = re.compile(
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=4096)  # rows are many, keys few
+def _matches(pattern: re.Pattern[str], key: str) -> bool:
+    return pattern.fullmatch(_HUMP.sub("_", key).lower()) is not None
+
+
 def is_metadata(key: str) -> bool:
     """Returns whether a key of a row or message holds no text: `score`, `conversation_id`, `modelName`."""
-    return METADATA.fullmatch(_HUMP.sub("_", key).lower()) is not None
+    return _matches(METADATA, key)
 
 
-@functools.lru_cache(maxsize=4096)
 def is_reference(key: str) -> bool:
     """Returns whether a key holds something to check a reply against: `answer`, `solution`."""
-    return REFERENCE.fullmatch(_HUMP.sub("_", key).lower()) is not None
+    return _matches(REFERENCE, key)
 
 
 def is_absent(value: Any) -> bool:
@@ -129,12 +132,10 @@ def check_keys(given: Mapping[str, Any], read: Collection[str], where: str, *, l
 
 
 def _holds_no_text(key: str, value: Any, labels: bool) -> bool:
-    name = _HUMP.sub("_", key).lower()
-    if MEDIA.fullmatch(name):
+    if _matches(MEDIA, key):
         return value is False or value == 0
-    if name == "header":  # of WildChat's requests, an object
+    if key == "header":  # of WildChat's requests, an object
         return isinstance(value, Mapping)
-    if name == "custom_instruction":  # OpenHermes: whether there was one
+    if key == "custom_instruction":  # OpenHermes: whether there was one
         return isinstance(value, bool)
-    is_label = LABELS.fullmatch(name) is not None
-    return is_metadata(key) or (is_label and labels) or (is_label and isinstance(value, bool | int | float))
+    return is_metadata(key) or (_matches(LABELS, key) and (labels or isinstance(value, bool | int | float)))

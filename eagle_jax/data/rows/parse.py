@@ -118,10 +118,9 @@ def _messages(row: Mapping[str, Any]) -> tuple[list[Parsed] | None, set[str]]:
         return parsed, read
     reply = row[replied]
     if isinstance(reply, str):
-        thoughts = {key: row[key] for key in REASONING if not is_absent(row.get(key)) and not is_switch(row[key])}
-        reply, read = [{"role": "assistant", "content": reply, **thoughts}], read | set(thoughts)
-        if any(is_switch(row.get(key)) for key in REASONING):  # Nemotron: a mode, which the system prompt names
-            read |= set(REASONING)
+        given = {key: row[key] for key in REASONING if not is_absent(row.get(key))}
+        thoughts = {key: value for key, value in given.items() if not is_switch(value)}  # Nemotron's names a mode
+        reply, read = [{"role": "assistant", "content": reply, **thoughts}], read | set(given)
     return [*parsed, *_parse_all(reply)], read | {replied}
 
 
