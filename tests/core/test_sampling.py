@@ -48,6 +48,29 @@ def test_ties_of_top_p_go_to_the_lower_index():
     np.testing.assert_allclose(law, [0.5, 0.5, 0, 0], atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"top_p": 1e-37}, 1),
+        ({"top_p": 1e-38}, 1),  # denormal: XLA takes it for 0
+        ({"top_p": 2.2e-308}, 1),
+        ({"top_k": 1, "temperature": 1e36}, 1),  # all logits are 0 after the division
+        ({"top_k": 3, "temperature": 1e38}, 3),
+        ({"top_p": 0.5, "temperature": 1e38}, 20),
+    ],
+)
+def test_extreme_settings_keep_the_likeliest_tokens(settings, kept):
+    logits = jnp.arange(40.0)
+    law = process_logits(logits, make_sampling(**({"temperature": 1.0} | settings)))
+    assert np.flatnonzero(np.isfinite(law)).tolist() == list(range(40 - kept, 40))
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e39, float("inf")])
+def test_a_temperature_beyond_float32_is_refused(temperature):
+    with pytest.raises(ValueError, match="temperature"):
+        make_sampling(temperature)
+
+
 @pytest.mark.parametrize("vocab", [1, 2, 1000])
 def test_a_large_vocabulary_of_any_logits(vocab):
     """Large and tiny numbers, equal ones, both zeros, minus infinity."""

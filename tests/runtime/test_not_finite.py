@@ -88,7 +88,19 @@ def test_a_stream_and_a_session_raise_behind_the_last_good_token():
             seen += (token for chunk in stream for token in chunk.tokens)
         assert seen == texts[0][: at + 1]
     again = [token for chunk in session.stream(PROMPTS[1], max_new_tokens=30, plain=True) for token in chunk.tokens]
-    assert again == texts[1]  # from caches that hold nothing of the fault
+    assert again == texts[1]
+
+
+def test_a_session_reads_anew_behind_a_fault():
+    """The head's cache may hold what it made of the token without finite logits."""
+    token, _, _ = fault()
+    target = with_nan(token)
+    session = sessions.Session(target, DRAFTERS["eagle3-k3n12"](tiny_target(VOCAB)).on(target), context=128)
+    with pytest.raises(eagle_jax.NotFiniteError):
+        list(session.stream(PROMPTS[0], max_new_tokens=30))
+    prompt = [*PROMPTS[0], PROMPTS[0][0]]
+    list(session.stream(prompt, max_new_tokens=1, plain=True))
+    assert session.read == len(prompt)
 
 
 @pytest.mark.parametrize("method", ["eagle3-k3n12", "eagle1-chain4", "eagle3-tree-rejection", "small-chain"])
