@@ -14,10 +14,9 @@ from eagle_jax.runtime import session as sessions
 from eagle_jax.runtime.session import Session
 from tests.models import DRAFTERS, TREES, random_prompts, tiny_head, tiny_target
 
-METHODS = [None, "eagle3-k3n12", "hydra++-static"]
+METHODS = [None, "eagle3-k3n12", "hydra++-static", "small-chain"]
 METHODS += [
-    pytest.param(name, marks=pytest.mark.slow)
-    for name in ("eagle1-static", "small-chain", "lookup", "lookahead", "eagle3-block")
+    pytest.param(name, marks=pytest.mark.slow) for name in ("eagle1-static", "lookup", "lookahead", "eagle3-block")
 ]
 
 
