@@ -92,7 +92,7 @@ def run(command: str, folder, page: str) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("page", ["benchmarks.md", "tuning.md", "measured/README.md", "evidence.md"])
+@pytest.mark.parametrize("page", ["benchmarks.md", "tuning.md", "measurements.md", "evidence.md"])
 def test_commands_of_a_page_run_in_order(page, folder):
     found = commands_of(page)
     assert len(found) >= 2
@@ -100,6 +100,6 @@ def test_commands_of_a_page_run_in_order(page, folder):
         assert run(command, folder, page), command
     made = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in (".json", ".md", ".yaml")}
     expected = {"benchmarks.md": "runs/report/report.md", "tuning.md": "profile.yaml",
-                "measured/README.md": "runs/best/result.json",
+                "measurements.md": "runs/best/result.json",
                 "evidence.md": "runs/evidence/eagle3/head/config.json"}  # fmt: skip
     assert expected[page] in made
