@@ -30,7 +30,8 @@ import eagle_jax
 from eagle_jax.checkpoints.files.staging import write_whole
 from eagle_jax.core.randomness import row_keys
 from eagle_jax.runtime.compilation import machine, revision, use_compilation_cache
-from eagle_jax.runtime.profile import Entry, ProfileFile, fingerprint, read_profile
+from eagle_jax.runtime.profile import Entry, ProfileFile, fingerprint
+from eagle_jax.settings import load_yaml
 from infer import REPOSITORY
 from infer.common.labels import PLAIN
 from infer.common.methods import Places, Sources, check_methods, load_pair
@@ -164,7 +165,7 @@ def origin(profile: Path) -> dict[str, Any]:
 def check(args: Args, path: Path, settings: Sequence[Setting]) -> int:
     """Measures "auto" with a profile against plain decoding."""
     with naming("--check", path):
-        file = read_profile(str(path))
+        file = load_yaml(ProfileFile, path)
     tasks = load_questions(args)
     use_compilation_cache()
     target, tokenizer = load_pair(Sources.of(args, file.dtype))

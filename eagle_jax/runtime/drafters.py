@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import warnings
+from collections.abc import Callable
 from dataclasses import field
 from typing import Any, Self
 
@@ -33,7 +33,6 @@ class BoundDrafter:
       target_fn: functions of the target. name: for messages.
       mesh: the target's, of parameters and caches.
       plain: `drafter` without the shardings of the mesh.
-      settings: of a method without a tree, the call that binds it with other settings.
     """
 
     drafter: Drafter = field(repr=False)
@@ -42,7 +41,6 @@ class BoundDrafter:
     name: str
     mesh: Mesh | None
     plain: Drafter = field(repr=False)
-    settings: str | None = field(default=None, kw_only=True, repr=False)
 
     @classmethod
     def of(
@@ -64,7 +62,7 @@ class BoundDrafter:
 
     def on(self, target: Target) -> BoundDrafter:
         """Binds the same method and parameters to another copy of the target, for example on another mesh."""
-        return BoundDrafter.of(self.plain, target, self.params, self.name, settings=self.settings)
+        return BoundDrafter.of(self.plain, target, self.params, self.name)
 
     def with_tree(self, tree: TreeConfig) -> Self:
         """Returns the drafter with another tree; only a `TreeDrafter` has one.
@@ -72,24 +70,31 @@ class BoundDrafter:
         Raises:
           ConfigError: this method has no tree.
         """
-        again = self.settings or "BoundDrafter.of and another Drafter"
-        raise ConfigError(f"drafter must draft trees, got {self.name}, which has none. Bind it anew with {again}.")
+        raise ConfigError(f"drafter must draft trees, got {self.name}, which has none. Bind it anew with new settings.")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TreeDrafter(BoundDrafter, abc.ABC):
+class TreeDrafter(BoundDrafter):
     """A method that drafts a tree of a given shape.
 
     Attributes:
       tree: shape of the drafts and acceptance rule.
+      method: `(tree) -> Drafter`, the functions that draft a tree.
+      deepest: most levels it can draft; None is unlimited.
     """
 
     tree: TreeConfig = field(kw_only=True)
+    method: Callable[[TreeConfig], Drafter] = field(kw_only=True, repr=False)
+    deepest: int | None = field(default=None, kw_only=True, repr=False)
 
-    @property
-    def deepest(self) -> int | None:
-        """Most levels it can draft; None is unlimited."""
-        return None
+    @classmethod
+    def fill(
+        cls, method: Callable[[TreeConfig], Drafter], tree: TreeConfig, target: Target, params: Params, name: str,
+        **own: Any,
+    ) -> Self:  # fmt: skip
+        """Binds a method with a first tree to `target`; the arguments are fields, and further ones of a subclass."""
+        check_target(target)
+        return cls.of(_draft_tree(method, tree), target, params, name, tree=tree, method=method, **own)
 
     def with_tree(self, tree: TreeConfig) -> Self:
         """Returns the drafter with another tree and the same weights, without a copy.
@@ -97,13 +102,8 @@ class TreeDrafter(BoundDrafter, abc.ABC):
         Raises:
           ConfigError: the method cannot draft `tree`.
         """
-        _check_tree(tree)
-        plain = self._filling(tree)
+        plain = _draft_tree(self.method, tree)
         return dataclasses.replace(self, tree=tree, drafter=_on_mesh(plain, self.mesh), plain=plain)
-
-    @abc.abstractmethod
-    def _filling(self, tree: TreeConfig) -> Drafter:
-        """Returns the functions that draft `tree`, without the shardings of a mesh."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -124,11 +124,9 @@ class DraftHead(TreeDrafter):
 
         `tree` None is the papers' tree for 7B and 8B models: 59 nodes, `top_k` 10, 6 levels (EAGLE-2) or 8 (EAGLE-3).
         """
+        dtype = _dtype(params["head"])
         tree = tree or TreeConfig(depth=8 if config.kind == "eagle3" else 6)
-        return cls.of(_eagle(config, tree, target.fn, params), target, params, name, config=config, tree=tree)
-
-    def _filling(self, tree: TreeConfig) -> Drafter:
-        return _eagle(self.config, tree, self.target_fn, self.params)
+        return cls.fill(lambda tree: eagle(config, tree, target.fn, dtype), tree, target, params, name, config=config)
 
     def on(self, target: Target) -> DraftHead:
         """Binds the same head to another copy of the target."""
@@ -155,7 +153,6 @@ class Medusa(TreeDrafter):
           ConfigError: the heads have another width or vocabulary, or cannot draft `tree`.
         """
         check_target(target)
-        _check_tree(tree)
         for field_name in ("hidden_size", "vocab_size"):
             value, expected = getattr(config, field_name), getattr(target.config, field_name)
             if value != expected:
@@ -163,16 +160,11 @@ class Medusa(TreeDrafter):
                     f"{name}: {field_name} must be the target's, {expected}, got {value}. Load heads that were trained "
                     "for this target, or the target that they were trained for."
                 )
-        drafter = _medusa(config, tree, target.fn, target.config.num_layers, params)
-        return cls.of(drafter, target, params, name, config=config, tree=tree)
-
-    @property
-    def deepest(self) -> int:
-        """The number of heads."""
-        return self.config.num_heads
-
-    def _filling(self, tree: TreeConfig) -> Drafter:
-        return _medusa(self.config, tree, self.target_fn, self.plain.taps[0], self.params)
+        layers, dtype = target.config.num_layers, _dtype(params["heads"])
+        return cls.fill(
+            lambda tree: medusa(config, tree, target.fn, layers, dtype), tree, target, params, name,
+            config=config, deepest=config.num_heads,
+        )  # fmt: skip
 
     def on(self, target: Target) -> Medusa:
         """Binds the same heads to another copy of the target."""
@@ -184,17 +176,17 @@ class SmallModel(TreeDrafter):
     """A small language model that drafts for a larger one with the same tokenizer; `params` are `{"model": ...}`.
 
     Attributes:
-      model: the small model. vocab_size: the target's, which may differ from the model's by padding.
+      model: the small model.
     """
 
     model: Target = field(kw_only=True, repr=False)
-    vocab_size: int = field(kw_only=True, repr=False)
 
     @classmethod
     def bind(cls, target: Target, model: Target, tree: TreeConfig = DEFAULT_CHAIN) -> SmallModel:
         """Binds a model in memory to `target`, and spreads it over the target's mesh.
 
-        The tokenizers are not compared; `eagle_jax.load_draft_model` compares them.
+        The tokenizers are not compared; `eagle_jax.load_draft_model` compares them. The vocabularies may differ by
+        padding.
 
         Warns:
           UserWarning: the model has fewer positions than the target; beyond them its drafts are poor.
@@ -204,7 +196,6 @@ class SmallModel(TreeDrafter):
         """
         check_target(target)
         check_target(model, "model")
-        _check_tree(tree)
         if model.mesh != target.mesh:
             model = Target.from_params(model.config, model.params, model.name, target.mesh)
         least, most = model.config.max_position, target.config.max_position
@@ -214,13 +205,11 @@ class SmallModel(TreeDrafter):
                 "drafts are poor, and decoding may be slower than without it",
                 stacklevel=2,
             )
-        vocab = target.config.vocab_size
-        drafter = small_model(model.fn, tree, vocab, model.config.vocab_size)
-        params = {"model": model.params}
-        return cls.of(drafter, target, params, model.name, model=model, tree=tree, vocab_size=vocab)
-
-    def _filling(self, tree: TreeConfig) -> Drafter:
-        return small_model(self.model.fn, tree, self.vocab_size, self.model.config.vocab_size)
+        sizes = target.config.vocab_size, model.config.vocab_size
+        return cls.fill(
+            lambda tree: small_model(model.fn, tree, *sizes), tree, target, {"model": model.params}, model.name,
+            model=model,
+        )  # fmt: skip
 
     def on(self, target: Target) -> SmallModel:
         """Binds the same model to another copy of the target."""
@@ -241,24 +230,6 @@ def shard(target: Target, drafter: BoundDrafter | None, mesh: Mesh) -> tuple[Tar
     return target, None if drafter is None else drafter.on(target)
 
 
-def _check_tree(tree: TreeConfig) -> None:
-    if not isinstance(tree, TreeConfig):
-        raise ConfigError(f"tree must be an eagle_jax.TreeConfig, such as TreeConfig.chain(4), got {tree!r}.")
-
-
-def _eagle(config: HeadConfig, tree: TreeConfig, fn: TargetFn, params: Params) -> Drafter:
-    _check_tree(tree)
-    return eagle(config, tree, fn, str(jax.tree.leaves(params["head"])[0].dtype))
-
-
-def _medusa(config: MedusaConfig, tree: TreeConfig, fn: TargetFn, tap: int, params: Params) -> Drafter:
-    return medusa(config, tree, fn, tap, str(jax.tree.leaves(params["heads"])[0].dtype))
-
-
-def _on_mesh(drafter: Drafter, mesh: Mesh | None) -> Drafter:
-    return drafter if mesh is None else shard_drafter(drafter, mesh)
-
-
 def prompt_lookup(
     target: Target, *, ngram: int = 3, length: int = 10, latest: bool = False, shortest: int = 1
 ) -> BoundDrafter:
@@ -272,8 +243,7 @@ def prompt_lookup(
       ConfigError: a number is below 1, or `shortest` exceeds `ngram`. ValueError: `target` is not a `Target`.
     """
     drafter = _prompt_lookup.prompt_lookup(ngram, length, latest, shortest)
-    settings = "eagle_jax.prompt_lookup(target, length=, ngram=, latest=, shortest=)"
-    return BoundDrafter.of(drafter, target, name="prompt lookup", settings=settings)
+    return BoundDrafter.of(drafter, target, name="prompt lookup")
 
 
 def lookahead(target: Target, *, ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512) -> BoundDrafter:
@@ -287,5 +257,18 @@ def lookahead(target: Target, *, ngram: int = 5, window: int = 7, guesses: int =
       ConfigError: a number is too small. ValueError: `target` is not a `Target`.
     """
     drafter = _lookahead.lookahead(ngram, window, guesses, pool)
-    settings = "eagle_jax.lookahead(target, ngram=, window=, guesses=, pool=)"
-    return BoundDrafter.of(drafter, target, name="lookahead", settings=settings)
+    return BoundDrafter.of(drafter, target, name="lookahead")
+
+
+def _draft_tree(method: Callable[[TreeConfig], Drafter], tree: TreeConfig) -> Drafter:
+    if not isinstance(tree, TreeConfig):
+        raise ConfigError(f"tree must be an eagle_jax.TreeConfig, such as TreeConfig.chain(4), got {tree!r}.")
+    return method(tree)
+
+
+def _dtype(params: Params) -> str:
+    return str(jax.tree.leaves(params)[0].dtype)
+
+
+def _on_mesh(drafter: Drafter, mesh: Mesh | None) -> Drafter:
+    return drafter if mesh is None else shard_drafter(drafter, mesh)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from typing import TypedDict, Unpack
 
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
@@ -20,21 +21,30 @@ from eagle_jax.runtime.target import Target, check_target, on_mesh
 from eagle_jax.shapes import medusa_parents
 
 
+class Hub(TypedDict, total=False):
+    """Which files of the Hugging Face hub are read; no effect on a local path.
+
+    Attributes:
+      revision: branch, tag or commit. token: of an account, for private models. cache_dir: where downloads are kept.
+    """
+
+    revision: str | None
+    token: str | bool | None
+    cache_dir: str | os.PathLike[str] | None
+
+
 def load_medusa(
     path_or_hub_id: str | os.PathLike[str],
     target: Target,
     tree: TreeConfig | None = None,
-    *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
+    **hub: Unpack[Hub],
 ) -> Medusa:
     """Loads heads of Medusa-1 (arXiv:2401.10774), Hydra or Hydra++ (arXiv:2402.05109) trained for `target`.
 
     Args:
       tree: has at most one level per head; None is Medusa's static tree of 63 nodes. Acceptance is lossless: the
         paper's "typical acceptance" is not implemented.
-      revision, token, cache_dir: as in `load_target`.
+      hub: as in `load_target`.
 
     Raises:
       CheckpointError: the heads are missing, are for another model, or are not finite.
@@ -49,10 +59,8 @@ def load_medusa(
         path_or_hub_id,
         target.config,
         target.dtype,
-        revision=revision,
-        token=token,
-        cache_dir=cache_dir,
         place=None if target.mesh is None else placer(target.mesh),
+        **hub,
     )
     shape = tree or TreeConfig.static(medusa_parents(config.num_heads))
     return Medusa.from_params(config, params, target, shape, str(path_or_hub_id))
@@ -62,10 +70,7 @@ def load_draft_model(
     path_or_hub_id: str | os.PathLike[str],
     target: Target,
     tree: TreeConfig = DEFAULT_CHAIN,
-    *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
+    **hub: Unpack[Hub],
 ) -> SmallModel:
     """Loads a small language model with the target's tokenizer: standard speculative sampling (arXiv:2211.17192).
 
@@ -73,7 +78,7 @@ def load_draft_model(
       tree: shape of the drafts. `TreeConfig.chain(5, "rejection")` is the method of the papers. The default chain is
         ranked: its text for a key is the same as with every other drafter. For a model in memory use
         `eagle_jax.SmallModel.bind(target, model, tree)`.
-      revision, token, cache_dir: as in `load_target`.
+      hub: as in `load_target`.
 
     Warns:
       UserWarning: only the vocabulary sizes were compared, because tokenizer files are missing; the model has fewer
@@ -85,14 +90,10 @@ def load_draft_model(
       MemoryError: the weights do not fit in device memory.
     """
     check_target(target)
-    at = config_directory(path_or_hub_id, revision=revision, token=token, cache_dir=cache_dir)
+    at = config_directory(path_or_hub_id, **hub)
     sizes = read_target_config(at).vocab_size, target.config.vocab_size
-    assumption = check_same_tokens(
-        path_or_hub_id, target.source, sizes, revision=revision, token=token, cache_dir=cache_dir
-    )
-    model = load_target(
-        path_or_hub_id, target.dtype, revision=revision, token=token, cache_dir=cache_dir, mesh=target.mesh
-    )
+    assumption = check_same_tokens(path_or_hub_id, target.source, sizes, **hub)
+    model = load_target(path_or_hub_id, target.dtype, mesh=target.mesh, **hub)
     if assumption is not None:
         warnings.warn(assumption, stacklevel=2)
     return SmallModel.bind(target, model, tree)
@@ -102,21 +103,19 @@ def load_target(
     path_or_hub_id: str | os.PathLike[str],
     dtype: DTypeLike = "float32",
     *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
     max_position: int | None = None,
     mesh: Mesh | None = None,
+    **hub: Unpack[Hub],
 ) -> Target:
     """Loads a Llama-like model from a local directory or the Hugging Face hub.
 
     Args:
       dtype: "float32", "bfloat16" or "float16" (or JAX's types) of weights, activations and cache. Scores, softmax
         and norms are float32.
-      revision, token, cache_dir: passed to `huggingface_hub` (ignored for a local path).
       max_position: caps the context length, for example at a sliding window; the window itself is not supported.
       mesh: a ("data", "fsdp", "tensor") mesh; every tensor goes straight to its devices. Drafters use
         their target's mesh.
+      hub: `revision`, `token` and `cache_dir` of `huggingface_hub`; ignored for a local path.
 
     Raises:
       CheckpointError: the model is missing, its architecture is unknown, a value of config.json has another type, or
@@ -141,6 +140,7 @@ def load_target(
             cache_dir=cache_dir,
             max_position=max_position,
             place=None if mesh is None else placer(mesh),
+            **hub,
         )
         if warning := unused_accelerator():
             warnings.warn(warning, stacklevel=2)
@@ -153,18 +153,16 @@ def load_drafter(
     target: Target,
     tree: TreeConfig | None = None,
     *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
     rope_theta: float | int | None = None,
     taps: tuple[int, ...] | None = None,
+    **hub: Unpack[Hub],
 ) -> DraftHead:
     """Loads an EAGLE-1/2 or EAGLE-3 head trained for `target` (arXiv:2401.15077, 2406.16858, 2503.01840).
 
     Reads the layouts of the papers' repository, of SGLang and of `speculators`.
 
     Args:
-      revision, token, cache_dir: as in `load_target`.
+      hub: as in `load_target`.
       tree: chain, static or dynamic draft tree; None is the papers' tree for 7B and 8B models, `TreeConfig(6, 10, 59)`
         for EAGLE-2 and `TreeConfig(8, 10, 59)` for EAGLE-3.
       rope_theta: replaces the base of the head's rotary embedding; some published heads draft better at 10000.
@@ -184,13 +182,11 @@ def load_drafter(
         path_or_hub_id,
         target.config,
         target.dtype,
-        revision=revision,
-        token=token,
-        cache_dir=cache_dir,
         rope_theta=rope_theta,
         taps=taps,
         embedding=target.params["embed_tokens"]["embedding"],  # shared if the file holds a copy of it
         lm_head=None if target.config.tie_word_embeddings else target.params["lm_head"]["kernel"],
         place=None if target.mesh is None else placer(target.mesh),
+        **hub,
     )
     return DraftHead.from_params(config, params, target, tree, str(path_or_hub_id))

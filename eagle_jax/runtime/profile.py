@@ -29,15 +29,13 @@ from eagle_jax.runtime.loading import load_draft_model, load_drafter, load_medus
 from eagle_jax.runtime.target import Target, check_target
 from eagle_jax.settings import load_yaml
 
-SCHEMA = "eagle_jax.profile/1"
-BUNDLED = "bundled"
-"""`Entry.weights` of the bundled heads."""
-
 Method = Literal["vanilla", "sps", "pld", "lookahead", "medusa", "hydra", "eagle1", "hass", "eagle2", "eagle3"]
-NUMBERS: dict[str, tuple[str, ...]] = {"pld": ("ngram", "length"), "lookahead": ("ngram", "window", "guesses")}
-"""Required fields of methods without weights."""
+REQUIRED: dict[str, tuple[str, ...]] = {
+    "vanilla": (), "pld": ("ngram", "length"), "lookahead": ("ngram", "window", "guesses")
+}  # fmt: skip
+"""Required fields of methods without weights; the others need `weights` and `tree`."""
 OPTIONAL = {"pld": ("shortest", "latest")}
-"""Their optional fields."""
+SETTINGS = ("weights", "tree", "ngram", "length", "shortest", "latest", "window", "guesses")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,21 +79,19 @@ class Entry:
             )
         if self.method not in get_args(Method):
             raise ConfigError(f"method must be one of {', '.join(get_args(Method))}, got {self.method!r}.")
-        own = NUMBERS.get(self.method, () if self.method == "vanilla" else ("weights", "tree"))
-        also = OPTIONAL.get(self.method, ())
-        for name in ("weights", "tree", "ngram", "length", "shortest", "latest", "window", "guesses"):
+        own, also = REQUIRED.get(self.method, ("weights", "tree")), OPTIONAL.get(self.method, ())
+        for name in SETTINGS:
             if name not in also and (getattr(self, name) is None) == (name in own):
                 verb = "needs" if name in own else "takes no"
-                raise ConfigError(
-                    f"method {self.method} {verb} {name}; its fields are {', '.join(own + also) or 'none'}"
-                )
+                fields = ", ".join(own + also) or "none"
+                raise ConfigError(f"method {self.method} {verb} {name}; its fields are {fields}")
         if self.tree is not None and self.tree.verification != "deterministic":
             raise ConfigError(
-                f"verification must be deterministic in a profile, got {self.tree.verification!r}, which "
-                "makes the text of a key depend on the drafts. Leave it out."
+                f"verification must be deterministic in a profile, got {self.tree.verification!r}. Leave it out: the "
+                "text of a key would depend on the drafts."
             )
 
-    def bind(self, target: Target, weights: dict[tuple[str, str], Any]) -> BoundDrafter | None:
+    def bind(self, target: Target, weights: dict[tuple[str, str | None], Any]) -> BoundDrafter | None:
         """Binds the method to `target`; None is plain decoding.
 
         Args:
@@ -106,18 +102,15 @@ class Entry:
         """
         if self.method == "vanilla":
             return None
-        if self.method in NUMBERS:
-            make: Any = prompt_lookup if self.method == "pld" else lookahead
-            names = NUMBERS[self.method] + OPTIONAL.get(self.method, ())
-            return make(target, **{name: value for name in names if (value := getattr(self, name)) is not None})
-        where = str(self.weights)
-        if (self.method, where) not in weights:
+        if self.method in REQUIRED:
+            bind: Any = prompt_lookup if self.method == "pld" else lookahead
+            names = REQUIRED[self.method] + OPTIONAL.get(self.method, ())
+            return bind(target, **{name: value for name in names if (value := getattr(self, name)) is not None})
+        if (self.method, self.weights) not in weights:
             load: dict[str, Any] = {"sps": load_draft_model, "medusa": load_medusa, "hydra": load_medusa}
-            path = where
-            if where == BUNDLED:
-                path = str(bundled(self.method))
-            weights[self.method, where] = load.get(self.method, load_drafter)(path, target)
-        return weights[self.method, where].with_tree(self.tree)
+            path = bundled(self.method) if self.weights == "bundled" else self.weights
+            weights[self.method, self.weights] = load.get(self.method, load_drafter)(str(path), target)
+        return weights[self.method, self.weights].with_tree(self.tree)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,24 +132,19 @@ class ProfileFile:
 
     def __post_init__(self) -> None:
         if not self.entries:
-            raise ConfigError(
-                "entries must hold at least one entry, got none. Make a profile with python -m infer.tune."
-            )
+            raise ConfigError("entries must hold an entry, got none. Make a profile with python -m infer.tune.")
         places = [(entry.batch, entry.temperature, entry.prompt) for entry in self.entries]
-        for batch, temperature, prompt in places:
-            if places.count((batch, temperature, prompt)) > 1:
-                to = "" if prompt is None else f" for prompts to {prompt} tokens"
-                raise ConfigError(
-                    f"entries: batch {batch} at temperature {temperature:g}{to} is given twice. Keep one."
-                )
+        if twice := next((place for place in places if places.count(place) > 1), None):
+            raise ConfigError(
+                f"entries must have one of each (batch, temperature, prompt), got {twice} twice. Keep one."
+            )
 
     def find(self, batch: int, temperature: float, prompt: int) -> Entry | None:
         """Returns the entry for a batch size, a temperature and a prompt length; None is plain decoding.
 
         Chooses the smallest measured batch size not below `batch`, then the lowest temperature not below
         `temperature`, then the shortest prompt length not below `prompt` (tokens of the longest prompt). Drafts are
-        usually worth less as each of the three grows, so a method that pays there should pay here (docs/tuning.md).
-        Beyond the largest measured values it returns None.
+        usually worth less as each of the three grows: a method that pays there should pay here (docs/tuning.md).
         """
 
         def place(entry: Entry) -> tuple[float, float, float]:
@@ -184,17 +172,17 @@ class Profile:
     """A profile bound to a target, with all its drafters loaded.
 
     Attributes:
-      file: contents. drafters: one per entry; None is plain decoding. target_fn: functions of the target.
+      file: contents. drafters: by entry; None is plain decoding. target_fn: functions of the target.
     """
 
     file: ProfileFile
-    drafters: tuple[BoundDrafter | None, ...] = dataclasses.field(repr=False)
+    drafters: dict[Entry, BoundDrafter | None] = dataclasses.field(repr=False)
     target_fn: TargetFn = dataclasses.field(repr=False)
 
     def choose(self, batch: int, temperature: float, prompt: int) -> BoundDrafter | None:
         """Returns the drafter for a call, as `ProfileFile.find` does; None is plain decoding."""
         entry = self.file.find(batch, temperature, prompt)
-        return None if entry is None else self.drafters[self.file.entries.index(entry)]
+        return None if entry is None else self.drafters[entry]
 
 
 def load_profile(path: str | os.PathLike[str], target: Target) -> Profile:
@@ -208,57 +196,27 @@ def load_profile(path: str | os.PathLike[str], target: Target) -> Profile:
       UserWarning: the profile was tuned on another machine.
     """
     check_target(target)
-    file = read_profile(path)
-    if file.dtype != target.dtype:
+    file = load_yaml(ProfileFile, Path(path))
+    tuned, found = (file.fingerprint, file.dtype), (fingerprint(target), target.dtype)
+    if tuned != found:
         raise ConfigError(
-            f"{path} was tuned for {file.target!r} in {file.dtype}, and this target is in {target.dtype}: load it with "
-            f"dtype={file.dtype!r}, or tune again with python -m infer.tune --dtype {target.dtype}"
-        )
-    if (found := fingerprint(target)) != file.fingerprint:
-        raise ConfigError(
-            f"{path} was tuned for the target {file.target!r} (fingerprint {file.fingerprint}), not for "
-            f"{target.name!r} ({found}): tune this one with python -m infer.tune --target {target.name}"
+            f"target must be the one that {path} was tuned for, {file.target!r} {tuned}, got {target.name!r} {found}. "
+            "Load that one, or run python -m infer.tune for this one."
         )
     if file.machine != (here := machine()):
         warnings.warn(
-            f"{path} was tuned on {file.machine!r}, and this is {here!r}: the text is the same, but what is fastest "
-            "may be another method; measure it with python -m infer.tune --check, or tune again",
+            f"{path} was tuned on {file.machine!r}, and this is {here!r}: the text is the same, but another method may "
+            "be faster; measure with python -m infer.tune --check, or tune again",
             stacklevel=2,
         )
-    weights: dict[tuple[str, str], Any] = {}
-    bound = []
+    weights: dict[tuple[str, str | None], Any] = {}
+    bound = {}
     for number, entry in enumerate(file.entries):
         try:
-            bound.append(entry.bind(target, weights))
+            bound[entry] = entry.bind(target, weights)
         except (ConfigError, CheckpointError) as error:
             raise type(error)(f"{path}, entries[{number}], {entry.method}: {error}") from None
-    return Profile(file, tuple(bound), target.fn)
-
-
-def read_profile(path: str | os.PathLike[str]) -> ProfileFile:
-    """Reads and checks a profile, without its weights.
-
-    Raises:
-      ConfigError: the file is missing, has an unknown key or schema, or an invalid tree.
-    """
-    path = Path(path)
-    if path.is_dir():
-        raise ConfigError(f"{path} is a directory: give the YAML file that python -m infer.tune wrote")
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such profile: python -m infer.tune --out {path.name} writes one")
-    # Checked first: a later schema may have keys that this version does not know.
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError:
-        values = None  # `load_yaml` reports it
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is no text: give the YAML file that python -m infer.tune wrote") from None
-    if isinstance(values, dict) and values.get("schema", SCHEMA) != SCHEMA:
-        raise ConfigError(
-            f"{path} has schema {values['schema']!r}, and this version reads {SCHEMA!r}: "
-            "tune again with python -m infer.tune"
-        )
-    return load_yaml(ProfileFile, path)
+    return Profile(file, bound, target.fn)
 
 
 _BOUND: weakref.WeakKeyDictionary[Target, dict[Path, tuple[Any, Profile]]] = weakref.WeakKeyDictionary()
@@ -272,24 +230,18 @@ def bound_profile(profile: Profile | str | os.PathLike[str] | None, target: Targ
     """
     if isinstance(profile, Profile):
         if profile.target_fn is not target.fn:
-            raise ValueError(
-                f"profile was loaded for another target than {target.name!r}: load it with load_profile(path, target)"
-            )
+            raise ValueError(f"profile must be for target {target.name!r}, got one for another. Use load_profile anew.")
         return profile
     if not isinstance(profile, str | os.PathLike):
         raise ValueError(
-            f'drafter="auto" needs profile=, the path of a file that python -m infer.tune wrote or what '
-            f"eagle_jax.load_profile returns (found {type(profile).__name__}); without one pass a drafter, or None "
-            "for plain decoding"
+            'profile must be a file of python -m infer.tune or a result of load_profile with drafter="auto", got '
+            f"{profile!r}. Without one pass a drafter, or None for plain decoding."
         )
     path = Path(profile).resolve()
-    if not path.is_file():
-        return load_profile(profile, target)  # raises the error of a missing file
-    status = path.stat()
-    stamp = status.st_mtime_ns, status.st_size
+    stamp = path.stat().st_mtime_ns if path.is_file() else None
     known = _BOUND.setdefault(target, {})
     if path not in known or known[path][0] != stamp:
-        known[path] = stamp, load_profile(profile, target)
+        known[path] = stamp, load_profile(path, target)
     return known[path][1]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import eagle_jax
 from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.runtime.drafters import BoundDrafter, TreeDrafter
-from eagle_jax.runtime.profile import BUNDLED, NUMBERS, Entry
+from eagle_jax.runtime.profile import REQUIRED, Entry
 from infer.common.labels import PLAIN, Label
 from infer.common.methods import OPTIONS, Loader, Sources
 from infer.common.own import is_own
@@ -244,10 +244,10 @@ def entry_of(label: str, drafter: BoundDrafter | None, sources: Sources, setting
         where = getattr(sources, OPTIONS[method])
         if where is not None and Path(where).is_dir():
             where = str(Path(where).resolve())
-        fields = {"weights": where or BUNDLED, "tree": drafter.tree}
-    elif method in NUMBERS:
+        fields = {"weights": where or "bundled", "tree": drafter.tree}
+    elif method in REQUIRED:
         own = Label.parse(label)
-        names = ("length", "ngram") if method == "pld" else NUMBERS[method]
+        names = ("length", "ngram") if method == "pld" else REQUIRED[method]
         fields = dict(zip(names, own.numbers, strict=True)) | dict(own.fields)
     try:
         return Entry(setting.batch, setting.temperature, method, prompt=setting.prompt, **fields)  # type: ignore[arg-type]

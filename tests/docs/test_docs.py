@@ -16,7 +16,8 @@ import yaml
 import eagle_jax
 import train.export
 from eagle_jax.assets import bundled
-from eagle_jax.runtime.profile import read_profile
+from eagle_jax.runtime.profile import ProfileFile
+from eagle_jax.settings import load_yaml
 from tests.docs.test_readme import REPOSITORY, commands, parse
 
 pytestmark = pytest.mark.slow  # pages and programs for TPU: make test-all
@@ -74,7 +75,7 @@ def test_profiles_of_pages_can_be_read(tmp_path):
     assert profiles
     for text in profiles:
         (file := tmp_path / "profile.yaml").write_text(text, encoding="utf-8")
-        assert len(read_profile(file).entries) == text.count("- {")
+        assert len(load_yaml(ProfileFile, file).entries) == text.count("- {")
 
 
 @pytest.fixture(scope="module")
