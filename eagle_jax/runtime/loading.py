@@ -135,9 +135,6 @@ def load_target(
         config, params = load_target_checkpoint(
             path_or_hub_id,
             dtype,
-            revision=revision,
-            token=token,
-            cache_dir=cache_dir,
             max_position=max_position,
             place=None if mesh is None else placer(mesh),
             **hub,
