@@ -12,10 +12,10 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.config import DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
+from eagle_jax.core import make_sampling
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
 from eagle_jax.models.medusa import init_medusa_params
-from eagle_jax.runtime import generation
 from eagle_jax.runtime.drafters import BoundDrafter, DraftHead, Medusa, SmallModel
 from eagle_jax.runtime.generation import request_of
 from eagle_jax.runtime.request import Request
@@ -156,4 +156,4 @@ def random_prompts(lengths: list[int], vocab: int, seed: int = 0) -> list[list[i
 
 def prepared(head: DraftHead, prompts: list[list[int]], temperature: float = 0.0, max_new_tokens: int = 16) -> Request:
     """A request to `tiny_target()`, checked and padded."""
-    return request_of(tiny_target(), head, prompts, max_new_tokens, generation.make_sampling(temperature), None, 3)
+    return request_of(tiny_target(), head, prompts, max_new_tokens, make_sampling(temperature), None, 3)

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax import core
-from eagle_jax.core.sampling import LogProbs, make_sampling
+from eagle_jax.core.sampling import LogProbs
 from eagle_jax.core.types import Drafter, GenerateState, Sampling
 from eagle_jax.drafters.vanilla import vanilla
 from eagle_jax.parallel.processes import to_host
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import check_finite, check_fits, memory_errors
 from eagle_jax.runtime.profile import Profile, bound_profile
-from eagle_jax.runtime.request import Request, StopTokens, check_law, prepare
+from eagle_jax.runtime.request import Request, StopTokens, prepare, sampling_of
 from eagle_jax.runtime.target import Target, check_target
 
 STATIC = ("engine", "sizes")
@@ -111,7 +111,7 @@ def generate(
       ConfigError: `profile` cannot be read, or is for another target. CheckpointError: its weights do not load.
       MemoryError: the run does not fit in device memory.
     """
-    sampling = _law(temperature, top_k, top_p, min_p)
+    sampling = sampling_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     drafter = _chosen(target, drafter, profile, prompts, temperature)
     request = request_of(target, drafter, prompts, max_new_tokens, sampling, eos_ids, key)
     return _run(with_log_probs(request, log_probs))
@@ -133,9 +133,10 @@ def first_tokens(
     Raises:
       ValueError: as `generate`.
     """
-    request = request_of(target, drafter, prompts, max_new_tokens, _law(temperature, 0, 1.0, 0.0), None, key)
-    batch = request.batch
-    return _run(request._replace(batch=batch._replace(budget=jnp.ones_like(batch.budget))))
+    sampling = sampling_of(temperature=temperature)
+    request = request_of(target, drafter, prompts, max_new_tokens, sampling, None, key)
+    batch = request.batch._replace(budget=jnp.ones_like(request.batch.budget))
+    return _run(request._replace(batch=batch))
 
 
 def stream(
@@ -162,7 +163,7 @@ def stream(
       ValueError, ConfigError, CheckpointError, MemoryError: as `generate`.
       NotFiniteError: during iteration, after the tokens that precede the fault.
     """
-    sampling = _law(temperature, top_k, top_p, min_p)
+    sampling = sampling_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     drafter = _chosen(target, drafter, profile, [prompt], temperature)
     request = request_of(target, drafter, [prompt], max_new_tokens, sampling, eos_ids, key, name="prompt")
     return _stream(with_log_probs(request, log_probs))
@@ -213,35 +214,20 @@ def with_log_probs(request: Request, log_probs: LogProbs | None) -> Request:
       ValueError: `log_probs` names no law.
     """
     if log_probs is not None and log_probs not in get_args(LogProbs):
-        raise ValueError(f"log_probs must be 'target' (the model at temperature 1), 'law' (what is sampled) or None, "
-                         f"got {log_probs!r}.")  # fmt: skip
+        raise ValueError(f"log_probs must be 'target', 'law' or None, got {log_probs!r}. 'target' is at temperature 1.")
     return request._replace(engine=request.engine._replace(log_probs=log_probs))
 
 
-def _law(temperature: float, top_k: int, top_p: float, min_p: float) -> Sampling:
-    check_law(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    return make_sampling(temperature, top_k, top_p, min_p)
-
-
-def _chosen(
-    target: Target,
-    drafter: Any,
-    profile: Profile | str | os.PathLike[str] | None,
-    prompts: Sequence[Sequence[int]],
-    temperature: float,
-) -> BoundDrafter | None:
+def _chosen(target: Target, drafter: Any, profile: Any, prompts: Any, temperature: float) -> BoundDrafter | None:
     """Returns the drafter that "auto" selects; any other drafter unchanged."""
     if not (isinstance(drafter, str) and drafter == "auto"):
         if profile is not None and not isinstance(drafter, str):  # `request_of` reports another string
-            raise ValueError(
-                'profile must be None unless drafter is "auto". Pass drafter="auto", or leave profile out.'
-            )
+            raise ValueError('profile must be None unless drafter is "auto". Pass drafter="auto", or no profile.')
         return drafter
     check_target(target)
-    # `request_of` reports prompts that are no lists.
-    rows = len(prompts) if hasattr(prompts, "__len__") else 1
-    longest = max((len(prompt) for prompt in prompts if hasattr(prompt, "__len__")), default=1) if rows else 1
-    return bound_profile(profile, target).choose(rows, float(temperature), longest)
+    rows = prompts if hasattr(prompts, "__len__") else [prompts]  # `request_of` checks them
+    longest = max((len(row) for row in rows if hasattr(row, "__len__")), default=1)
+    return bound_profile(profile, target).choose(len(rows), float(temperature), longest)
 
 
 def _run(request: Request) -> GenerateOutput:
@@ -276,21 +262,8 @@ def request_of(
       MemoryError: weights and caches do not fit in device memory.
     """
     check_target(target)
-    if head is not None and not isinstance(head, BoundDrafter):
-        if isinstance(head, Drafter):
-            raise ValueError("drafter must be bound to a target. Pass eagle_jax.BoundDrafter.of(drafter, target).")
-        found = f"the string {head!r}" if isinstance(head, str) else f"a {type(head).__name__}"
-        raise ValueError(
-            f'drafter must be a result of eagle_jax.load_drafter, None, or "auto" with profile=, got {found}.'
-        )
-    if head is not None and head.target_fn is not target.fn:
-        raise ValueError(
-            f"drafter {head.name!r} must be bound to the target {target.name!r}, got one for another target. "
-            "Load it again with load_drafter(path, target)."
-        )
-    layers = target.config.num_layers
-    if head is not None and (wrong := [tap for tap in head.drafter.taps if not 0 <= tap <= layers]):
-        raise ValueError(f"the taps of drafter {head.name!r} must be hidden states 0 to {layers}, got {wrong}.")
+    if head is not None:
+        _check_drafter(head, target)
     request = prepare(
         {"target": target.params, "drafter": {} if head is None else head.params},
         target.config,
@@ -305,3 +278,20 @@ def request_of(
     )
     check_fits(request)
     return request
+
+
+def _check_drafter(head: Any, target: Target) -> None:
+    if isinstance(head, Drafter):
+        raise ValueError("drafter must be bound to a target. Pass eagle_jax.BoundDrafter.of(drafter, target).")
+    if not isinstance(head, BoundDrafter):
+        raise ValueError(
+            f'drafter must be a result of eagle_jax.load_drafter, None, or "auto" with profile=, got {head!r:.40}.'
+        )
+    if head.target_fn is not target.fn:
+        raise ValueError(
+            f"drafter {head.name!r} must be bound to the target {target.name!r}, got one for another target. "
+            "Load it again with load_drafter(path, target)."
+        )
+    layers = target.config.num_layers
+    if wrong := [tap for tap in head.drafter.taps if not 0 <= tap <= layers]:
+        raise ValueError(f"the taps of drafter {head.name!r} must be hidden states 0 to {layers}, got {wrong}.")

@@ -17,6 +17,7 @@ import numpy as np
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core.loop import required_slots
 from eagle_jax.core.randomness import row_keys, threefry_keys
+from eagle_jax.core.sampling import make_sampling
 from eagle_jax.core.types import Batch, Drafter, Engine, Params, Sampling, Sizes, TargetFn
 
 PREFILL_CHUNK = 256
@@ -56,9 +57,7 @@ def prepare(
     Raises:
       ValueError: naming the argument, its rule and the remedy.
     """
-    _check_not_traced(prompts=prompts, max_new_tokens=max_new_tokens, eos_ids=eos_ids, key=key)
-    if isinstance(jnp.zeros(()), jax.core.Tracer):
-        raise ValueError(f"generate and stream must be called outside of jit, vmap and shard_map. {_PURE}")
+    _check_not_traced(prompts=prompts, max_new_tokens=max_new_tokens, eos_ids=eos_ids, key=key, program=jnp.zeros(()))
     rows = _check_prompts(prompts, name, config)
     budgets = _check_budgets(max_new_tokens, rows, config)
     stops = _stop_table(eos_ids, len(rows), config)
@@ -79,8 +78,8 @@ def prepare(
     return Request(params, Batch(*arrays, keys), sampling, Engine(target, drafter), sizes)
 
 
+# Jitted: an eager `vmap` costs milliseconds of host time per call.
 _row_keys = jax.jit(lambda key, batch: row_keys(key, jnp.arange(batch)), static_argnames="batch")
-"""One key per row; jitted, because an eager `vmap` costs milliseconds of host time per call."""
 _threefry_keys = jax.jit(threefry_keys)
 
 
@@ -104,35 +103,29 @@ def _keys(key: jax.Array | int | None, batch: int) -> jax.Array:
     raise ValueError(f"key must be jax.random.key(seed) or an integer seed, got {key!r}.")
 
 
-_PURE = (
-    "eagle_jax.generate and stream take and return Python lists. In a traced function call eagle_jax.core.generate "
-    "(docs/generating.md, Inside your own program)."
-)
-
-
 def _check_not_traced(**arguments: Any) -> None:
-    """Checks that no argument is a tracer of `jit` or `vmap`.
-
-    Raises:
-      ValueError: naming the argument, and the function that can be traced.
-    """
+    """Checks that no argument is a tracer of `jit` or `vmap`; inside of them every new array is one."""
     for name, value in arguments.items():
         rows = value if isinstance(value, list | tuple) else (value,)
         if any(isinstance(row, jax.core.Tracer) for row in rows):
-            raise ValueError(f"{name} must be a concrete value, got a JAX tracer. {_PURE}")
+            raise ValueError(
+                f"{name} must be a concrete value, got a JAX tracer. eagle_jax.generate and stream run outside of jit, "
+                "vmap and shard_map; call eagle_jax.core.generate there (docs/generating.md, Inside your own program)."
+            )
 
 
-def check_law(**settings: Any) -> None:
-    """Checks that sampling settings are numbers, before arithmetic fails on them.
+def sampling_of(**settings: Any) -> Sampling:
+    """Returns `make_sampling(temperature, top_k, top_p, min_p)` of numbers.
 
     Raises:
-      ValueError: naming the argument.
+      ValueError: an argument is no number, or outside of its range.
     """
     _check_not_traced(**settings)
     for name, value in settings.items():
         number = isinstance(value, numbers.Real) or (isinstance(value, jax.Array | np.ndarray) and value.ndim == 0)
         if isinstance(value, bool) or not number:
             raise ValueError(f"{name} must be a number, got {value!r}.")
+    return make_sampling(**settings)
 
 
 def bucket(size: int, smallest: int = 32) -> int:

@@ -23,7 +23,7 @@ from eagle_jax.runtime.generation import (
     request_of,
     with_log_probs,
 )
-from eagle_jax.runtime.request import PREFILL_CHUNK, Request, bucket, check_law, round_up
+from eagle_jax.runtime.request import PREFILL_CHUNK, Request, bucket, round_up, sampling_of
 from eagle_jax.runtime.target import Target
 
 
@@ -91,8 +91,7 @@ class Session:
           MemoryError: the caches do not fit in device memory.
           NotFiniteError: as `eagle_jax.stream`; the caches are emptied.
         """
-        check_law(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        sampling = make_sampling(temperature, top_k, top_p, min_p)
+        sampling = sampling_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         if not isinstance(plain, bool):
             raise ValueError(f"plain must be True or False, got {plain!r}.")
         drafter = None if plain else self.drafter
@@ -102,9 +101,8 @@ class Session:
                 f"prompt and max_new_tokens must fit in the session's context of {self.context}, got {len(prompt)} + "
                 f"{max_new_tokens}. Shorten the conversation, lower max_new_tokens, or pass Session a larger context."
             )
-        return self._stream(
-            list(map(int, prompt)), with_log_probs(request, log_probs), plain and self.drafter is not None
-        )
+        request = with_log_probs(request, log_probs)
+        return self._stream(list(map(int, prompt)), request, plain and self.drafter is not None)
 
     def _stream(self, prompt: list[int], request: Request, plain: bool) -> Iterator[StreamChunk]:
         # Behind the context a last chunk, or the path of a tree, must have room.
@@ -160,13 +158,13 @@ class Session:
 
 
 class _Drafted(NamedTuple):
-    """What a drafter knows of the text: its state when `length` tokens of it were confirmed."""
+    """A drafter's state when `length` tokens of the text were confirmed."""
 
     state: Any
     length: int
 
     def back_to(self, length: int, rewind: Callable[[Any, jax.Array], Any] | None) -> _Drafted:
-        """As it was when so many were; nothing, where it cannot go back or there is nothing to go back to."""
+        """Returns the state at `length` tokens, or an empty one if the drafter cannot rewind."""
         if self.length <= length:
             return self
         if rewind is None or length < 1:
@@ -177,8 +175,8 @@ class _Drafted(NamedTuple):
 _NOTHING = _Drafted(None, 0)
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+def _common(one: list[int], other: list[int]) -> int:
+    """Returns how many tokens both begin with."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 

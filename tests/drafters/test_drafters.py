@@ -11,7 +11,7 @@ import pytest
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
-from eagle_jax.core import RowRandomness
+from eagle_jax.core import RowRandomness, make_sampling
 from eagle_jax.core.randomness import gumbel
 from eagle_jax.drafters.eagle import HeadFns
 from eagle_jax.runtime import generation
@@ -34,7 +34,7 @@ PROMPT_SEEDS = range(4)
 
 def drafted(head, seed=0, temperature=TEMPERATURE):
     """The head's first tree after a prompt, and what a slow version needs to grow the same one."""
-    sampling = generation.make_sampling(temperature)
+    sampling = make_sampling(temperature)
     request = request_of(tiny_target(), head, random_prompts([9], 12, seed=seed), 8, sampling, (), 0)
     state = generation.prefill_program(*request)
     draft = jax.jit(head.drafter.draft)
@@ -121,7 +121,7 @@ def test_the_drafter_gets_keys_of_its_own_in_every_cycle():
         jax.debug.callback(lambda words: seen.append(tuple(np.asarray(words).ravel())), words)
         return head.drafter.draft(params, state, root, chance, sampling)
 
-    request = request_of(tiny_target(), head, [[1, 2]], 6, generation.make_sampling(1.0), (), 3)
+    request = request_of(tiny_target(), head, [[1, 2]], 6, make_sampling(1.0), (), 3)
     drafter = head.drafter._replace(draft=spy)
     engine = request.engine._replace(drafter=drafter)
     state = generation.prefill_program(*request._replace(engine=engine))

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import eagle_jax
 from eagle_jax.checkpoints import CheckpointError, save_target_checkpoint
 from eagle_jax.config import ConfigError, MedusaConfig, TreeConfig
+from eagle_jax.core import make_sampling
 from eagle_jax.core.types import PADDING, ROOT, RowRandomness, Sampling
 from eagle_jax.drafters.lookahead import lookahead
 from eagle_jax.drafters.prompt_lookup import LookupState, prompt_lookup
@@ -86,7 +87,7 @@ def test_lookahead_is_jacobi_iteration_with_a_pool_of_n_grams(size):
     target, prompt = tiny_target(), random_prompts([9], 12, seed=5)[0]
     after, drafter = greedy(target), lookahead(ngram, window, guesses, size)
     head = BoundDrafter.of(drafter, target)
-    request = request_of(target, head, [prompt], 24, generation.make_sampling(), (), None)
+    request = request_of(target, head, [prompt], 24, make_sampling(), (), None)
     state = generation.prefill_program(*request)
     rows, text, pool = [prompt[:3], prompt[3:6], [prompt[6], prompt[7], prompt[0]]], prompt, []
     text = [*text, int(state.root[0])]
@@ -143,7 +144,7 @@ def test_a_draft_model_that_is_the_target_is_always_right(tree):
 def test_a_draft_model_scores_its_tree_as_plain_passes_do():
     target, prompt = tiny_target(), random_prompts([9], 12, seed=5)[0]
     head = SmallModel.bind(target, target, TREES["k3n12"])
-    request = request_of(target, head, [prompt], 24, generation.make_sampling(), (), None)
+    request = request_of(target, head, [prompt], 24, make_sampling(), (), None)
     state = generation.prefill_program(*request)
     chance = RowRandomness(state.keys, state.num_tokens)
     tree, _ = jax.jit(head.drafter.draft)(request.params, state.drafter, state.root, chance, request.sampling)
@@ -177,7 +178,7 @@ def test_medusa_and_hydra_heads_read_what_they_should(kind):
     embedding = np.asarray(target.params["embed_tokens"]["embedding"])
     for name in ("static", "k3n12"):
         head = tiny_medusa(kind, TREES[name])
-        request = request_of(target, head, [prompt], 24, generation.make_sampling(), (), None)
+        request = request_of(target, head, [prompt], 24, make_sampling(), (), None)
         state = generation.prefill_program(*request)
         model = MedusaHeads(head.config)
         run = functools.partial(model.apply, {"params": head.params["heads"]})

@@ -12,6 +12,7 @@ import pytest
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
+from eagle_jax.core import make_sampling
 from eagle_jax.core.tree import ancestor_mask
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.generation import request_of
@@ -36,7 +37,7 @@ def test_every_run_is_the_references(name, target):
     cycles = max(row["cycles"] for row in rows)
     budget = cycles * (tree.depth + 1) + 1
     request = request_of(
-        target, head, [row["prompt_ids"] for row in rows], min(budget, 400), generation.make_sampling(), (), None
+        target, head, [row["prompt_ids"] for row in rows], min(budget, 400), make_sampling(), (), None
     )
     state = generation.prefill_program(*request)
     output = [[int(token)] for token in state.root]

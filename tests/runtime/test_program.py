@@ -12,7 +12,7 @@ from jax.profiler import ProfileData
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
-from eagle_jax.core import generate, prefill
+from eagle_jax.core import generate, make_sampling, prefill
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.generation import request_of
 from infer.aot import costs
@@ -35,7 +35,7 @@ def test_only_the_last_prompt_position_meets_the_lm_head():
     """The prefill computes no array of (chunk positions) x (vocabulary)."""
     vocab = 41  # no other size of the model
     head = tiny_head("eagle3", TREE, vocab)
-    request = request_of(tiny_target(vocab), head, PROMPTS, 16, generation.make_sampling(), (), None)
+    request = request_of(tiny_target(vocab), head, PROMPTS, 16, make_sampling(), (), None)
     jaxpr = jax.make_jaxpr(lambda *arrays: prefill(*arrays, request.engine, request.sizes))(*request[:3])
     shapes = [var.aval.shape for eqn in _equations(jaxpr.jaxpr) for var in eqn.outvars]
     assert (2, vocab) in shapes
@@ -46,7 +46,7 @@ def test_half_precision_weights_keep_float32_scores():
     """With bfloat16 weights every exponential, logarithm, root and ranking in the program is of float32 values."""
     target, head = (_half(which) for which in (tiny_target(), tiny_head("eagle3", TREE)))
     head = eagle_jax.DraftHead.from_params(head.config, head.params, target, head.tree)
-    sampling = generation.make_sampling(1.0, top_p=0.9)
+    sampling = make_sampling(1.0, top_p=0.9)
     request = request_of(target, head, PROMPTS, 8, sampling, (), 0)
     jaxpr = jax.make_jaxpr(lambda *arrays: generate(*arrays, request.engine, request.sizes))(*request[:3])
     seen = set()
