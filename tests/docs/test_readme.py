@@ -45,7 +45,7 @@ SHORTER = {
     "--widths 1,5 --candidates 1 --repeats 1 --turns 2 --tasks math --out {tmp}/profile.yaml",
     "infer.cycle": "--turns 2 --repeats 1",
     "train.head": "--steps 2 --unroll 1 --length 96 --warmup 1 --eval-prompts 1 --eval-tokens 8 --out {tmp}/run",
-    "train.bench_step": "--size tiny --no-compile --repeats 1",
+    "train.bench_step": "--size tiny --length 24 --repeats 1",
 }
 """Arguments that override the README's own, so that a run takes seconds."""
 

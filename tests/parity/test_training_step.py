@@ -1,4 +1,4 @@
-"""Loss and gradients of one EAGLE-3 step against PyTorch, written from the formula (`train/torch_step.py`).
+"""Loss and gradients of one EAGLE-3 step against PyTorch, written from the formula (`torch_step.py`).
 
 Both compute the loss as published (arXiv:2503.01840, section 3). The public trainers (EAGLE's `traineagle3`, SpecForge)
 choose otherwise in four places, and neither of the two sides here does:
@@ -23,13 +23,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install eagle-jax[test]")
 
-from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, RopeConfig  # noqa: E402
+from eagle_jax.config import DecoderConfig, HeadConfig, RopeConfig  # noqa: E402
 from eagle_jax.models.decoder import init_params  # noqa: E402
 from eagle_jax.models.heads import init_head_params  # noqa: E402
 from eagle_jax.packed import PackedTokens  # noqa: E402
 from eagle_jax.training.objective import Objective  # noqa: E402
 from eagle_jax.training.step import Frozen, head_loss  # noqa: E402
-from train import torch_step  # noqa: E402
+from tests.parity import torch_step  # noqa: E402
 
 TOLERANCE = 1e-5
 V, T, STEPS = 29, 13, 4
@@ -84,38 +84,20 @@ def ours(weights):
     return lambda texts: compiled(weights[1], frozen, texts)
 
 
-def literal_attention(query, keys, values, bias):
-    """One softmax over the keys of step 0 and those of the own row, written out, as in the public trainers."""
-    scale, length = query.shape[-1] ** -0.5, query.shape[2]
-    if bias is None:
-        ahead = torch.ones(length, length, dtype=torch.bool).triu(1)
-        bias = torch.zeros(length, length).masked_fill(ahead, torch.finfo(torch.float32).min)
-    scores = [(query @ keys[0].transpose(2, 3)).float() * scale + bias]
-    scores += [(query * key).sum(-1, keepdim=True).float() * scale for key in keys[1:]]
-    weights = torch.cat(scores, -1).softmax(-1).to(query.dtype)
-    mixed = weights[..., :length] @ values[0]
-    for i, value in enumerate(values[1:]):
-        mixed = mixed + weights[..., length + i, None] * value
-    return mixed
-
-
-def in_torch(weights, texts, fused=False):
+def in_torch(weights, texts):
     """(loss, accuracies, gradients by name), all of them tensors."""
     target, head = torch_step.tensors(weights[0]), torch_step.tensors(weights[1])
     head = {name: value.requires_grad_() for name, value in head.items()}
-    attend = torch_step.attend if fused else literal_attention
-    formula = torch_step.Formula(TARGET, HEAD, STEPS, OBJECTIVE.decay, attend)
     kept = torch.from_numpy(KEPT).long()
-    loss, accuracies = torch_step.head_loss(formula, head, target, kept, torch_step.texts_of(texts), torch.float32)
+    loss, accuracies = torch_step.head_loss(TARGET, HEAD, STEPS, OBJECTIVE.decay, head, target, kept, texts)
     loss.backward()
     return loss.detach(), accuracies, {name: value.grad for name, value in head.items()}
 
 
-@pytest.mark.parametrize("fused", [False, True], ids=["literal", "fused"])
 @pytest.mark.parametrize("texts", [PACKED, WHOLE], ids=["packed", "whole"])
-def test_loss_and_gradients_are_those_of_pytorch(weights, ours, texts, fused):
+def test_loss_and_gradients_are_those_of_pytorch(weights, ours, texts):
     (loss, metrics), grads = ours(texts)
-    wanted, accuracies, wanted_grads = in_torch(weights, texts, fused)
+    wanted, accuracies, wanted_grads = in_torch(weights, texts)
     assert float(loss) == pytest.approx(float(wanted), rel=TOLERANCE)
     np.testing.assert_allclose(metrics.accuracy, accuracies, atol=1e-6)
     got = torch_step.tensors(grads)
@@ -142,10 +124,3 @@ def test_every_token_of_a_packed_row_weighs_what_it_weighs_alone(weights, ours):
         assert int(metrics.counted.sum()) == max(0, min(STEPS, token - 7))
         seen += float(loss) > 0
     assert seen >= 2
-
-
-def test_what_has_no_formula_in_pytorch_is_refused():
-    with pytest.raises(ConfigError, match="plain EAGLE-3 head"):
-        torch_step.Formula(TARGET, dataclasses.replace(HEAD, fc_norm=True))
-    with pytest.raises(ConfigError, match="without biases"):
-        torch_step.Formula(dataclasses.replace(TARGET, qk_norm=True), HEAD)
