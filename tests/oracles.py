@@ -64,16 +64,6 @@ def processed_law(
     return probs / probs.sum()
 
 
-def walk(tokens: list[int], parents: list[int], choices: list[int]) -> tuple[list[int], int]:
-    """Accepted path (root first) and the target's next token, given the target's choice after every row."""
-    path = [0]
-    while True:
-        children = [n for n in range(len(tokens)) if parents[n] == path[-1] and tokens[n] == choices[path[-1]]]
-        if not children:
-            return path, choices[path[-1]]
-        path.append(children[0])
-
-
 def paths_of(tokens: np.ndarray, parents: np.ndarray) -> list[tuple[int, ...]]:
     """Token path from the root of every drafted node of one row, in row order, padding left out."""
     paths: list[tuple[int, ...]] = [()]

@@ -83,9 +83,9 @@ TARGET = TargetFn(
 
 
 @functools.cache
-def table_drafter(tree: TreeConfig, vocab: int) -> Drafter:
+def table_drafter(tree: TreeConfig, vocab: int, draft_vocab: int | None = None) -> Drafter:
     """Drafts trees of a table, and checks every run of confirmed tokens that it is given."""
-    return watched(small_model(TARGET, tree, vocab, vocab))
+    return watched(small_model(TARGET, tree, vocab, draft_vocab or vocab))
 
 
 class Watch(NamedTuple):

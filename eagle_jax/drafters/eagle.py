@@ -31,7 +31,8 @@ from eagle_jax.core.types import (
 )
 from eagle_jax.drafters.grow import Expander, grow
 from eagle_jax.drafters.rejection import RULES
-from eagle_jax.models.heads import HeadOutput, make_head
+from eagle_jax.models.heads import EagleHead
+from eagle_jax.models.layers import LayerOutput
 
 
 class EagleState(NamedTuple):
@@ -65,7 +66,7 @@ class HeadFns(NamedTuple):
 
     def run(
         self, params: Params, tokens: Int[Array, "B T"], states: Float[Array, "B T H"], *context: object
-    ) -> HeadOutput:
+    ) -> LayerOutput:
         """One pass; `context` is (positions, mask, cached, earlier)."""
         return self._apply(params, self.embed(params, tokens), states, *context)
 
@@ -108,7 +109,7 @@ class HeadFns(NamedTuple):
         )
 
     def _apply(self, params: Params, *args: object, method: str = "__call__") -> Any:
-        return make_head(self.config).apply({"params": params["drafter"]["head"]}, *args, method=method)
+        return EagleHead(self.config).apply({"params": params["drafter"]["head"]}, *args, method=method)
 
 
 @functools.lru_cache(maxsize=256)

@@ -24,7 +24,7 @@ from eagle_jax.core.types import PADDING, ROOT, Drafter, DraftTree, Params, RowR
 
 
 class LookaheadState(NamedTuple):
-    """What the passes so far have left.
+    """N-grams and window of the passes so far.
 
     Attributes:
       window: [B, N-1, W] int32, tokens of the last N - 1 iterations; level l of column c is l + c positions after the
@@ -55,12 +55,9 @@ def lookahead(ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512
     """
     for name, value, least in (("ngram", ngram, 2), ("window", window, 1), ("guesses", guesses, 1), ("pool", pool, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"lookahead: {name}={value!r} must be an integer of at least {least}")
-    if pool < max(window, guesses):
-        raise ConfigError(
-            f"lookahead: pool={pool} must be at least {max(window, guesses)}: a pass finds {window} n-grams (window) "
-            f"and looks up {guesses} (guesses)"
-        )
+            raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}.")
+    if pool < (least := max(window, guesses)):
+        raise ConfigError(f"pool must be at least {least}, got {pool}. A pass adds window n-grams and reads guesses.")
     levels = ngram - 1
     parents = _shape(levels, window, guesses)
     last = (levels - 1) * window  # row of the last level's first column

@@ -42,9 +42,9 @@ def prompt_lookup(ngram: int = 3, length: int = 10, latest: bool = False, shorte
     """
     for name, value in (("ngram", ngram), ("length", length), ("shortest", shortest)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"prompt_lookup: {name}={value!r} must be an integer of at least 1")
+            raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}.")
     if shortest > ngram:
-        raise ConfigError(f"prompt_lookup: shortest={shortest} must be at most ngram={ngram}: so many are looked up")
+        raise ConfigError(f"shortest must be at most ngram, {ngram}, got {shortest}.")
 
     def init(params: Params, batch: int, slots: int) -> LookupState:
         return LookupState(jnp.zeros((batch, slots), jnp.int32), jnp.zeros((batch,), jnp.int32))
@@ -61,18 +61,14 @@ def prompt_lookup(ngram: int = 3, length: int = 10, latest: bool = False, shorte
         params: Params, state: LookupState, root: Array, randomness: RowRandomness, sampling: Sampling
     ) -> tuple[DraftTree, LookupState]:
         with jax.named_scope("draft"):
-            tokens, found = jax.vmap(functools.partial(_continue, sizes=(shortest, ngram), size=length, latest=latest))(
-                state.tokens, state.length, root
-            )
-            rows = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), found.shape)
-            parents = jnp.where(found, rows, PADDING)
-            above = jnp.full((root.shape[0], 1), ROOT, jnp.int32)
+            tokens, found = jax.vmap(
+                functools.partial(_continue, shortest=shortest, ngram=ngram, size=length, latest=latest)
+            )(state.tokens, state.length, root)
+            found = jnp.pad(found, ((0, 0), (1, 0)), constant_values=True)  # the root in front
+            rows = jnp.broadcast_to(jnp.arange(ROOT, length, dtype=jnp.int32), found.shape)
+            tokens = jnp.concatenate([root[:, None], tokens], axis=1)
             scores = jnp.where(found, 0.0, -jnp.inf)  # no probabilities are known
-            return DraftTree(
-                jnp.concatenate([root[:, None], tokens], axis=1),
-                jnp.concatenate([above, parents], axis=1),
-                jnp.concatenate([jnp.zeros((root.shape[0], 1)), scores], axis=1),
-            ), state
+            return DraftTree(tokens, jnp.where(found, rows, PADDING), scores), state
 
     def rewind(state: LookupState, known: Array) -> LookupState:
         return state._replace(length=known)
@@ -81,20 +77,10 @@ def prompt_lookup(ngram: int = 3, length: int = 10, latest: bool = False, shorte
 
 
 def _continue(
-    text: Int[Array, " S"],
-    length: Int[Array, ""],
-    root: Int[Array, ""],
-    *,
-    sizes: tuple[int, int],
-    size: int,
+    text: Int[Array, " S"], length: Int[Array, ""], root: Int[Array, ""], *, shortest: int, ngram: int, size: int,
     latest: bool,
-) -> tuple[Array, Array]:
-    """What followed the end of one row's text before, [size], and how much of it is text.
-
-    Args:
-      sizes: fewest and most tokens of that end that have to have stood there.
-    """
-    shortest, ngram = sizes
+) -> tuple[Array, Array]:  # fmt: skip
+    """Returns what followed an earlier occurrence of the end of one row's text, [size], and which of it is text."""
     at = jnp.arange(text.shape[0])
     text = jnp.where(at == length, root, text)  # whose last token is the root
     start, known = jnp.int32(0), jnp.bool_(False)

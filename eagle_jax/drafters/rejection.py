@@ -4,11 +4,14 @@ These rules read a draft as a draw from the law q of the draft model, and accept
 allows. The emitted text has the target's law. Unlike with `deterministic` it depends on the drafts: the same key gives
 another text with another drafter. Siblings must be drawn without replacement, in the order of their rows, from
 `tree.draft_log_probs` of their parent, and the shape of a tree must not depend on the drawn tokens.
+
+Every rule is a `verify.VerifyFn`; at temperature 0 `deterministic` decides. A ValueError says that drafts were not
+sampled.
 """
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,39 +24,34 @@ from eagle_jax.core.types import Acceptance, DraftTree, Sampling
 from eagle_jax.core.verify import VerifyFn, deterministic
 
 
-def _greedily_deterministic(rule: VerifyFn) -> VerifyFn:
-    """The rule where there is randomness; at temperature 0 `deterministic`, which all of them then agree with."""
+def _sampled_drafts(rule: Callable[..., Acceptance]) -> VerifyFn:
+    """Makes a `VerifyFn` of `(tree, laws of its drafts, logits, keys, sampling, depth) -> Acceptance`."""
 
-    @functools.wraps(rule)
-    def run(tree: DraftTree, logits: Array, keys: Array, index: Array, sampling: Sampling, depth: int) -> Acceptance:
-        return (deterministic if sampling.greedy else rule)(tree, logits, keys, index, sampling, depth)
+    def verify(tree: DraftTree, logits: Array, keys: Array, index: Array, sampling: Sampling, depth: int) -> Acceptance:
+        if sampling.greedy:
+            return deterministic(tree, logits, keys, index, sampling, depth)
+        if tree.draft_log_probs is None:
+            raise ValueError(
+                "draft_log_probs of the tree must be the law of sampled drafts, got None. Choose the rule by "
+                "TreeConfig(verification=...), or take verify.deterministic."
+            )
+        own = jax.vmap(verify_key)(keys, index)
+        return rule(tree, tree.draft_log_probs, logits, own, sampling, depth)
 
-    return run
+    verify.__doc__ = rule.__doc__
+    return verify
 
 
-@_greedily_deterministic
-def rejection(
-    tree: DraftTree,
-    logits: Float[Array, "B N1 V"],
-    keys: Key[Array, " B"],
-    index: Int[Array, " B"],
-    sampling: Sampling,
-    depth: int,
-) -> Acceptance:
+@_sampled_drafts
+def rejection(tree: DraftTree, laws: Array, logits: Array, keys: Array, sampling: Sampling, depth: int) -> Acceptance:
     """Speculative sampling (arXiv:2211.17192, 2302.01318), on trees with recursive rejection (arXiv:2401.15077).
 
     At a node, its children are tried in the order they were drawn: x is accepted with probability min(1, p(x) / q(x));
     after a rejection p becomes norm(max(p - q, 0)), and q is renormalised without x. Where none is accepted, the next
     token is drawn from what is left of p.
-
-    Arguments as in `verify.deterministic`, which decides at temperature 0.
-
-    Raises:
-      ValueError: the drafts were not sampled.
     """
 
-    def row(tree: DraftTree, logits: Array, key: Key[Array, ""], index: Array) -> Acceptance:
-        key = verify_key(key, index)
+    def row(tree: DraftTree, laws: Array, logits: Array, key: Key[Array, ""]) -> Acceptance:
         rows = jnp.arange(tree.tokens.shape[0])
 
         def visit(carry: Any) -> Any:
@@ -78,7 +76,7 @@ def rejection(
                 left, rest = _residual(target, draft), _without(draft, tree.tokens[child])
                 return child, accepted, jnp.where(accepted, target, left), jnp.where(accepted, draft, rest)
 
-            start = (jnp.int32(-1), jnp.bool_(False), _law(logits[node], sampling), jnp.exp(_drafted(tree)[node]))
+            start = (jnp.int32(-1), jnp.bool_(False), _law(logits[node], sampling), jnp.exp(laws[node]))
             child, accepted, left, _ = jax.lax.while_loop(undecided, attempt, start)
             descends = accepted & (step < depth)
             return step + descends.astype(jnp.int32), child, path, _draw(left, own), descends
@@ -88,35 +86,24 @@ def rejection(
         count, _, path, token, _ = jax.lax.while_loop(lambda carry: carry[-1], visit, carry)
         return Acceptance(path, count, token)
 
-    return jax.vmap(row)(tree, logits, keys, index)
+    return jax.vmap(row)(tree, laws, logits, keys)
 
 
-@_greedily_deterministic
-def block(
-    tree: DraftTree,
-    logits: Float[Array, "B N1 V"],
-    keys: Key[Array, " B"],
-    index: Int[Array, " B"],
-    sampling: Sampling,
-    depth: int,
-) -> Acceptance:
+@_sampled_drafts
+def block(tree: DraftTree, laws: Array, logits: Array, keys: Array, sampling: Sampling, depth: int) -> Acceptance:
     """Block verification of chains (Sun et al., arXiv:2403.10444, algorithm 2).
 
     How many tokens are accepted is decided for the whole chain at once: on average never fewer than token by token.
 
-    Arguments as in `verify.deterministic`, which decides at temperature 0.
-
     Raises:
-      ValueError: the tree is no chain, or the drafts were not sampled.
+      ValueError: the tree is no chain.
     """
     if tree.tokens.shape[1] != depth + 1:
-        nodes = tree.tokens.shape[1] - 1
-        raise ValueError(f"block verification is for chains, and this tree has {nodes} nodes in {depth} levels")
+        raise ValueError(f"tree must be a chain of {depth} nodes, got {tree.tokens.shape[1] - 1}. Take 'traversal'.")
 
-    def row(tree: DraftTree, logits: Array, key: Key[Array, ""], index: Array) -> Acceptance:
-        key = verify_key(key, index)
+    def row(tree: DraftTree, laws: Array, logits: Array, key: Key[Array, ""]) -> Acceptance:
         target = _law(logits, sampling)
-        draft = jnp.exp(_drafted(tree))  # [D+1, V] both; a leaf's draft is 0 everywhere
+        draft = jnp.exp(laws)  # [D+1, V] both; a leaf's draft is 0 everywhere
         drawn = tree.tokens[1:, None]
         ratios = jnp.take_along_axis(target[:-1], drawn, 1)[:, 0] / jnp.take_along_axis(draft[:-1], drawn, 1)[:, 0]
 
@@ -134,32 +121,20 @@ def block(
         spare = jnp.where(mass[count] > 0, left[count], target[count])
         return Acceptance(jnp.minimum(steps, count).astype(jnp.int32), count, _draw(spare, key))
 
-    return jax.vmap(row)(tree, logits, keys, index)
+    return jax.vmap(row)(tree, laws, logits, keys)
 
 
-@_greedily_deterministic
-def traversal(
-    tree: DraftTree,
-    logits: Float[Array, "B N1 V"],
-    keys: Key[Array, " B"],
-    index: Int[Array, " B"],
-    sampling: Sampling,
-    depth: int,
-) -> Acceptance:
+@_sampled_drafts
+def traversal(tree: DraftTree, laws: Array, logits: Array, keys: Array, sampling: Sampling, depth: int) -> Acceptance:
     """Traversal verification of trees (Weng et al., arXiv:2505.12398): from the leaves upwards.
 
     The first path down to a leaf is accepted whole with the probability that block verification would give it; if not,
     the leaf goes, its parent's p and q are what is left of them, and the next path is tried. On a chain this is block
     verification.
-
-    Arguments as in `verify.deterministic`, which decides at temperature 0.
-
-    Raises:
-      ValueError: the drafts were not sampled.
     """
     size = tree.tokens.shape[1]
 
-    def visit(tree: DraftTree, key: Key[Array, ""], index: Array, carry: Any) -> Any:
+    def visit(tree: DraftTree, key: Key[Array, ""], carry: Any) -> Any:
         """Steps down to the first child that is left, or decides about a node that has none."""
         node, done, left, reach, target, draft = carry
         children = (tree.parents == node) & left
@@ -167,7 +142,7 @@ def traversal(
         inner = jnp.any(children)
         token = tree.tokens[child]
         below = jnp.minimum(reach[node] * target[node, token] / draft[node, token], 1.0)
-        accepted = uniform(jax.random.fold_in(verify_key(key, index), node), jnp.int32(0)) < reach[node]
+        accepted = uniform(jax.random.fold_in(key, node), jnp.int32(0)) < reach[node]
         # The root's reach is 1, so that it is accepted where nothing else was.
         ended = done | (~inner & (accepted | (node == 0)))
         rejected = ~inner & ~ended
@@ -183,7 +158,7 @@ def traversal(
         node = jnp.where(ended, node, jnp.where(inner, child, parent))
         return node, ended, left, reach, target.at[parent].set(after), draft.at[parent].set(drafts)
 
-    def finish(tree: DraftTree, key: Key[Array, ""], index: Array, node: Array, spare: Array) -> Acceptance:
+    def finish(tree: DraftTree, key: Key[Array, ""], node: Array, spare: Array) -> Acceptance:
         def climb(step: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             at, count, trail = carry
             return jnp.maximum(tree.parents[at], 0), count + (at > 0).astype(jnp.int32), trail.at[step].set(at)
@@ -192,7 +167,7 @@ def traversal(
         carry = (node, zero, jnp.zeros((depth + 1,), jnp.int32))
         _, count, trail = jax.lax.fori_loop(0, depth + 1, climb, carry)
         path = trail[jnp.maximum(count - jnp.arange(depth + 1), 0)]
-        return Acceptance(path, count, _draw(spare, jax.random.fold_in(verify_key(key, index), size)))
+        return Acceptance(path, count, _draw(spare, jax.random.fold_in(key, size)))
 
     batch = tree.tokens.shape[0]
     carry = (
@@ -201,13 +176,13 @@ def traversal(
         tree.valid,
         jnp.ones((batch, size), jnp.float32),
         _law(logits, sampling),
-        jnp.exp(_drafted(tree)),
+        jnp.exp(laws),
     )
     carry = jax.lax.while_loop(
-        lambda carry: ~jnp.all(carry[1]), lambda carry: jax.vmap(visit)(tree, keys, index, carry), carry
+        lambda carry: ~jnp.all(carry[1]), lambda carry: jax.vmap(visit)(tree, keys, carry), carry
     )
     spare = jnp.take_along_axis(carry[4], carry[0][:, None, None], axis=1)[:, 0]
-    return jax.vmap(finish)(tree, keys, index, carry[0], spare)
+    return jax.vmap(finish)(tree, keys, carry[0], spare)
 
 
 RULES: dict[str, VerifyFn | None] = {
@@ -216,18 +191,9 @@ RULES: dict[str, VerifyFn | None] = {
     "block": block,
     "traversal": traversal,
 }
-"""By their names in `TreeConfig.verification`; None is what the engine does by itself."""
+"""By the names in `TreeConfig.verification`; None is `verify.deterministic`."""
 
 _LEAST = 1e-30
-
-
-def _drafted(tree: DraftTree) -> Float[Array, "*b V"]:
-    if tree.draft_log_probs is None:
-        raise ValueError(
-            "this acceptance rule reads tree.draft_log_probs, the law of sampled drafts, which this drafter does not "
-            "give: choose the rule by TreeConfig(verification=...), or take verify.deterministic"
-        )
-    return tree.draft_log_probs
 
 
 def _law(logits: Float[Array, "*b V"], sampling: Sampling) -> Float[Array, "*b V"]:

@@ -57,7 +57,7 @@ def prepare(
     Raises:
       ValueError: naming the argument, its rule and the remedy.
     """
-    _check_not_traced(prompts=prompts, max_new_tokens=max_new_tokens, eos_ids=eos_ids, key=key, program=jnp.zeros(()))
+    _check_not_traced(prompts=prompts, max_new_tokens=max_new_tokens, eos_ids=eos_ids, key=key, arrays=jnp.zeros(()))
     rows = _check_prompts(prompts, name, config)
     budgets = _check_budgets(max_new_tokens, rows, config)
     stops = _stop_table(eos_ids, len(rows), config)

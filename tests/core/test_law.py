@@ -1,4 +1,7 @@
-"""Temperature above 0: the joint law of the first three tokens is the target's, enumerated from its table."""
+"""Temperature above 0: every acceptance rule has the law of the target, and accepts as theory says.
+
+One program per tree: settings, tables and budgets are its arguments.
+"""
 
 from __future__ import annotations
 
@@ -12,56 +15,72 @@ import pytest
 from scipy import stats
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.core import Batch, Engine, Sizes, deterministic, emitted_tokens, generate, make_sampling
+from eagle_jax.core import Batch, Engine, Sampling, Sizes, deterministic, emitted_tokens, generate
 from tests import oracles
 from tests.tables import TARGET, parameters, random_table, table_drafter
 
-VOCAB, ROWS = 5, 25_000
-PROMPT = [3, 1, 4]
+VOCAB, ROWS = 4, 10_000
+PROMPT = [3, 1, 2]
 SETTINGS = {
     "temperature": dict(temperature=0.8),
     "top_k": dict(temperature=1.2, top_k=3),
     "top_p": dict(temperature=1.2, top_p=0.8),
     "min_p": dict(temperature=1.0, min_p=0.1),
-    "all": dict(temperature=1.1, top_k=4, top_p=0.9, min_p=0.05),
+    "all": dict(temperature=1.1, top_k=3, top_p=0.95, min_p=0.03),
 }
+BRANCHES = [-1, -1, -1, 0, 0, 1]
 TREES = {
     "dynamic": TreeConfig(depth=3, top_k=3, num_nodes=8),
-    "static": TreeConfig.static([-1, -1, -1, 0, 0, 1]),
-    "rejection": TreeConfig.chain(3, "rejection"),
-    "block": TreeConfig.chain(3, "block"),
-    "tree-rejection": TreeConfig.static([-1, -1, -1, 0, 0, 1], "rejection"),
-    "traversal": TreeConfig.static([-1, -1, -1, 0, 0, 1], "traversal"),
+    "rejection": TreeConfig.chain(2, "rejection"),
+    "block": TreeConfig.chain(2, "block"),
+    "tree-rejection": TreeConfig.static(BRANCHES, "rejection"),
+    "traversal": TreeConfig.static(BRANCHES, "traversal"),
+    "narrow": TreeConfig.static(BRANCHES, "rejection"),
 }
-OPTIMISED = {"xla_backend_optimization_level": 3}  # unlike the rest of the suite: here the time goes into the draws
+DRAFT_VOCAB = {"narrow": VOCAB - 1}
+"""Of a draft model that knows fewer tokens than the target."""
 
 
-def exact(table: np.ndarray, settings: dict) -> np.ndarray:
+def tables(seed: int) -> dict:
+    return parameters(random_table(VOCAB, seed, 1.5), likeness=0.6)
+
+
+def law_after(params: dict, before: int, last: int, settings: dict) -> np.ndarray:
+    return oracles.processed_law(np.asarray(params["table"])[before + 1, last], **settings)
+
+
+def exact(params: dict, settings: dict) -> np.ndarray:
     """[V, V, V] joint law of the three tokens after the prompt."""
     joint = np.zeros((VOCAB,) * 3)
     for words in itertools.product(range(VOCAB), repeat=3):
-        text, law = [*PROMPT, *words], 1.0
-        for at in range(2, 5):
-            law *= oracles.processed_law(table[text[at - 1] + 1, text[at]], **settings)[text[at + 1]]
-        joint[words] = law
+        text = [*PROMPT, *words]
+        laws = [law_after(params["target"], text[at - 1], text[at], settings)[text[at + 1]] for at in range(2, 5)]
+        joint[words] = np.prod(laws)
     return joint
 
 
-def drawn(tree: str, settings: dict, verify=None, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """[ROWS, 3] tokens of independent rows of one prompt, and how many drafts their cycles accepted."""
-    params = parameters(random_table(VOCAB, seed, 1.5), likeness=0.6)
-    engine, sizes = Engine(TARGET, table_drafter(TREES[tree], VOCAB), verify=verify), Sizes(max_tokens=3, chunk=3)
+@functools.cache
+def program(tree: str, verify=None):
+    drafter = table_drafter(TREES[tree], VOCAB, DRAFT_VOCAB.get(tree, VOCAB))
+    engine, sizes = Engine(TARGET, drafter, verify=verify), Sizes(max_tokens=3, chunk=3)
 
     # The batch is an argument: XLA would evaluate the prefill of a constant while it compiles.
-    @functools.partial(jax.jit, compiler_options=OPTIMISED)
     def run(params, batch, sampling):
         state = generate(params, batch, sampling, engine, sizes)
-        return emitted_tokens(state), state.accepted.sum(0)
+        return emitted_tokens(state), state.accepted.sum(0), state.drafter.sound.all()
 
+    return jax.jit(run)
+
+
+def drawn(tree: str, settings: dict, seed: int = 0, budget: int = 3, verify=None) -> tuple[np.ndarray, np.ndarray]:
+    """[ROWS, 3] tokens of independent rows of one prompt, and in how many cycles 0, 1, ... drafts were accepted."""
     full = functools.partial(jnp.full, (ROWS,))
     keys = jax.random.split(jax.random.key(seed), ROWS)
-    batch = Batch(jnp.tile(jnp.asarray(PROMPT), (ROWS, 1)), full(3), full(3), full(-1)[:, None], keys)
-    tokens, accepted = run(params, batch, make_sampling(**settings))
+    batch = Batch(jnp.tile(jnp.asarray(PROMPT), (ROWS, 1)), full(3), full(budget), full(-1)[:, None], keys)
+    neutral = {"top_k": VOCAB, "top_p": 1.0, "min_p": 0.0} | settings
+    sampling = Sampling(**{name: jnp.asarray(value) for name, value in neutral.items()})
+    tokens, accepted, sound = program(tree, verify)(tables(seed), batch, sampling)
+    assert sound
     return np.asarray(tokens), np.asarray(accepted)
 
 
@@ -75,17 +94,15 @@ def compare(tokens: np.ndarray, law: np.ndarray) -> tuple[float, float]:
     return stats.chisquare(counts[big], wanted).pvalue, 0.5 * np.abs(counts / len(tokens) - law).sum()
 
 
-CASES = [(tree, "all") for tree in TREES]
-CASES += [pytest.param("dynamic", name, marks=pytest.mark.slow) for name in SETTINGS if name != "all"]
-
-
-@pytest.mark.parametrize(("tree", "settings"), CASES)
-def test_joint_law_of_three_tokens_is_the_targets(tree, settings):
-    tokens, accepted = drawn(tree, SETTINGS[settings])
-    assert accepted[2:].sum() > 0.05 * accepted.sum(), "too little is accepted to test acceptance"
-    pvalue, variation = compare(tokens, exact(random_table(VOCAB, 0, 1.5), SETTINGS[settings]))
-    assert pvalue > 1e-3
-    assert variation < 0.025
+@pytest.mark.parametrize("tree", TREES)
+def test_joint_law_of_three_tokens_is_the_targets(tree):
+    cases = [("all", 0), ("temperature", 2)]  # on some tables some faults hardly show
+    for name, seed in cases + [(name, 1) for name in SETTINGS if tree == "dynamic"]:
+        tokens, accepted = drawn(tree, SETTINGS[name], seed)
+        assert accepted[2:].sum() > 0.05 * accepted.sum(), "too little is accepted to test acceptance"
+        pvalue, variation = compare(tokens, exact(tables(seed), SETTINGS[name]))
+        assert pvalue > 1e-3
+        assert variation < 0.03
 
 
 def keep_a_rejected_node(tree, logits, keys, index, sampling, depth):
@@ -97,5 +114,26 @@ def keep_a_rejected_node(tree, logits, keys, index, sampling, depth):
 
 
 def test_a_broken_rule_is_seen():
-    tokens, _ = drawn("dynamic", SETTINGS["temperature"], keep_a_rejected_node)
-    assert compare(tokens, exact(random_table(VOCAB, 0, 1.5), SETTINGS["temperature"]))[0] < 1e-6
+    tokens, _ = drawn("dynamic", SETTINGS["temperature"], verify=keep_a_rejected_node)
+    assert compare(tokens, exact(tables(0), SETTINGS["temperature"]))[0] < 1e-6
+
+
+def test_what_a_rule_accepts_is_what_theory_predicts():
+    """Token by token the overlap of the laws; of blocks the ratio of the laws, cut at 1 after every token."""
+    settings, params = dict(temperature=1.0), tables(0)
+    target, draft = params["target"], params["drafter"]["model"]
+    first = second = block = 0.0
+    for root, x in itertools.product(range(VOCAB), repeat=2):
+        weight = law_after(target, PROMPT[-2], PROMPT[-1], settings)[root]
+        p, q = (law_after(params, PROMPT[-1], root, settings)[x] for params in (target, draft))
+        after = [law_after(params, root, x, settings) for params in (target, draft)]
+        first += weight * min(p, q)
+        second += weight * min(p, q) * np.minimum(*after).sum()
+        block += weight * (q * after[1] * np.minimum(min(p / q, 1) * after[0] / after[1], 1)).sum()
+    shares = {name: drawn(name, settings, budget=2)[1] / ROWS for name in TREES if name not in ("dynamic", "narrow")}
+    assert shares["rejection"][1:].sum() == pytest.approx(first, abs=0.02)
+    assert shares["rejection"][2] == pytest.approx(second, abs=0.02)
+    assert shares["block"][2] == pytest.approx(block, abs=0.02)
+    mean = {name: (share * np.arange(3)).sum() for name, share in shares.items()}
+    assert mean["traversal"] > mean["tree-rejection"] > mean["rejection"] + 0.05
+    assert mean["block"] > mean["rejection"]

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import eagle_jax
+from eagle_jax.config import TreeConfig
 from eagle_jax.core import Batch, Engine, Sizes, emitted_tokens, generate
 from eagle_jax.core.randomness import _fraction, gumbel, row_keys, threefry_keys, uniform
 from eagle_jax.core.sampling import draw, make_sampling
-from tests.models import DRAFTERS, random_prompts, tiny_target
+from eagle_jax.runtime.generation import request_of
+from tests.models import tiny_target
+from tests.tables import TARGET, parameters, random_table, slow_texts, table_drafter
 
 GENERATORS = ["threefry2x32", "rbg", "unsafe_rbg"]
 NUMBERS = jnp.arange(5)
@@ -77,50 +79,41 @@ def test_the_law_holds_in_the_tail_of_a_real_vocabulary():
     assert low <= int(count(logits)) <= high
 
 
-@pytest.mark.parametrize("method", [None, "eagle3-k3n12", "eagle3-rejection"])
-@pytest.mark.parametrize("name", GENERATORS)
-def test_a_rows_text_does_not_depend_on_the_other_rows(name, method):
-    target, prompts = tiny_target(), random_prompts([5, 9, 3], 12)
-    head = None if method is None else DRAFTERS[method](target)
-    keys = jnp.stack([jax.random.key(seed, impl=name) for seed in (3, 4, 5)])
-    run = functools.partial(eagle_jax.generate, target, head, temperature=1.5)
-    whole = run(prompts, max_new_tokens=20, key=keys).tokens
-    assert run(prompts, max_new_tokens=[2, 20, 9], key=keys).tokens[1] == whole[1]  # the others end early
-    assert run(prompts[::-1], max_new_tokens=20, key=keys[::-1]).tokens == whole[::-1]
-    if method == "eagle3-k3n12":
-        assert eagle_jax.generate(target, None, prompts, max_new_tokens=20, temperature=1.5, key=keys).tokens == whole
+VOCAB, SIZES = 6, Sizes(max_tokens=12, chunk=3)
+TABLE = random_table(VOCAB)
+ENGINE = Engine(TARGET, table_drafter(TreeConfig(depth=2, top_k=2, num_nodes=4), VOCAB))
+
+
+def batch_with(keys):
+    rows = keys.shape[0]
+    full = functools.partial(jnp.full, (rows,))
+    return Batch(jnp.tile(jnp.array([[3, 1, 4]]), (rows, 1)), full(3), full(12), full(-1)[:, None], keys)
+
+
+def texts(params, keys):
+    return emitted_tokens(generate(params, batch_with(keys), make_sampling(1.5), ENGINE, SIZES))
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-def test_the_pure_function_draws_the_same_under_vmap_and_shard_map(name):
-    target = tiny_target()
-    head = DRAFTERS["eagle3-k3n12"](target)
-    params = {"target": target.params, "drafter": head.params}
-    keys = jnp.stack([jax.random.key(seed, impl=name) for seed in range(4)])
-
-    def rows(params, keys):
-        count = keys.shape[0]
-        prompts, stops = jnp.tile(jnp.array([[3, 1, 4]]), (count, 1)), jnp.full((count, 1), -1)
-        batch = Batch(prompts, jnp.full((count,), 3), jnp.full((count,), 12), stops, keys)
-        engine = Engine(target.fn, head.drafter)
-        return emitted_tokens(generate(params, batch, make_sampling(1.5), engine, Sizes(max_tokens=12, chunk=3)))
-
-    whole = jax.jit(rows)(params, keys)
-    single = jax.jit(jax.vmap(lambda params, key: rows(params, key[None])[0], (None, 0)))(params, keys)
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
-    spec = jax.sharding.PartitionSpec
-    spread = jax.shard_map(rows, mesh=mesh, in_specs=(spec(), spec("data")), out_specs=spec("data"), check_vma=False)
-    assert (single == whole).all()
-    assert (jax.jit(spread)(params, keys) == whole).all()
-    assert len(np.unique(np.asarray(whole), axis=0)) == 4
+def test_a_rows_text_depends_on_its_own_key_alone(name):
+    keys, params = jnp.stack([jax.random.key(seed, impl=name) for seed in range(4)]), parameters(TABLE)
+    wanted = slow_texts(TABLE, batch_with(keys), SIZES.max_tokens, temperature=1.5)
+    assert jax.jit(texts)(params, keys).tolist() == wanted
+    assert len(np.unique(wanted, axis=0)) == 4
+    if name == "rbg":  # of whose own draws `vmap` takes the first row's key
+        single = jax.jit(jax.vmap(lambda params, key: texts(params, key[None])[0], (None, 0)))
+        mesh, spec = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",)), jax.sharding.PartitionSpec
+        specs = {"in_specs": (spec(), spec("data")), "out_specs": spec("data")}
+        spread = jax.jit(jax.shard_map(texts, mesh=mesh, check_vma=False, **specs))
+        assert single(params, keys).tolist() == spread(params, keys).tolist() == wanted
 
 
-def test_the_default_generator_does_not_change_the_text_of_a_seed():
-    target, prompts = tiny_target(), random_prompts([5, 9], 12)
-    wanted = eagle_jax.generate(target, None, prompts, max_new_tokens=9, temperature=1.5, key=3).tokens
+def test_the_default_generator_does_not_change_the_keys_of_a_seed():
+    def data(key):
+        return jax.random.key_data(request_of(tiny_target(), None, [[1], [2]], 9, make_sampling(1), key=key).batch.keys)
+
+    wanted = data(3)
+    typed = data(jax.random.key(3, impl="rbg"))
     with jax.default_prng_impl("rbg"):
-        assert eagle_jax.generate(target, None, prompts, max_new_tokens=9, temperature=1.5, key=3).tokens == wanted
-        raw = jax.random.PRNGKey(3)
-        again = eagle_jax.generate(target, None, prompts, max_new_tokens=9, temperature=1.5, key=raw).tokens
-    typed = jax.random.key(3, impl="rbg")
-    assert eagle_jax.generate(target, None, prompts, max_new_tokens=9, temperature=1.5, key=typed).tokens == again
+        assert (data(3) == wanted).all()
+        assert (data(jax.random.PRNGKey(3)) == typed).all()

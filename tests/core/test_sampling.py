@@ -21,7 +21,7 @@ LOGITS = hnp.arrays(np.float32, 9, elements=st.sampled_from([float(x) for x in n
 )
 def test_processors_agree_with_the_oracle(logits, temperature, top_k, top_p, min_p):
     sampling = make_sampling(temperature, top_k, top_p, min_p)
-    log_probs = np.asarray(process_logits(jnp.asarray(logits), sampling))
+    log_probs = np.asarray(jax.jit(process_logits)(jnp.asarray(logits), sampling))
     expected = oracles.processed_law(logits, temperature, top_k, top_p, min_p)
     # A cumulative probability that meets top_p to the last bit, or a probability that meets min_p, may fall either
     # way in float32.

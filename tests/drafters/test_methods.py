@@ -58,26 +58,30 @@ def test_prompt_lookup_drafts_what_followed_before(text, ngram, latest, shortest
     assert np.asarray(tree.parents)[0].tolist() == [ROOT, *range(len(wanted)), *[PADDING] * (6 - len(wanted))]
 
 
-def greedy(target):
-    """The target's choice after a text of token ids."""
-    width = 64
-    causal = jnp.tril(jnp.ones((width, width), bool))
+@functools.partial(jax.jit, static_argnames="fn")
+def passes(fn, params, texts):
+    """[B, 64, H] states of padded texts, by a plain causal pass."""
+    positions = jnp.broadcast_to(jnp.arange(64)[None], texts.shape)
+    return fn.forward(params, texts, positions, jnp.tril(jnp.ones((64, 64), bool)), None).hidden
 
-    @jax.jit
-    def choose(texts, ends):
-        out = target.fn.forward(
-            target.params, texts, jnp.broadcast_to(jnp.arange(width)[None], texts.shape), causal, None
-        )
-        last = jnp.take_along_axis(out.hidden, ends[:, None, None], axis=1)[:, 0]
-        return jnp.argmax(target.fn.logits(target.params, last), axis=-1)
 
-    def after(texts):
-        padded = np.zeros((len(texts), width), np.int32)
-        for row, text in enumerate(texts):
-            padded[row, : len(text)] = text
-        return np.asarray(choose(padded, np.array([len(text) - 1 for text in texts]))).tolist()
+def states_of(target, texts):
+    """The target's state after every text of token ids."""
+    padded = np.zeros((len(texts), 64), np.int32)
+    for row, text in enumerate(texts):
+        padded[row, : len(text)] = text
+    hidden = passes(target.fn, target.params, jnp.asarray(padded))
+    return np.stack([hidden[row, len(text) - 1] for row, text in enumerate(texts)])
 
-    return after
+
+def prefilled(head, prompt):
+    """State after a prompt, and the head's first tree: paths and their scores."""
+    request = request_of(tiny_target(), head, [prompt], 24, make_sampling(), (), None)
+    state = generation.prefill_program(*request)
+    chance = RowRandomness(state.keys, state.num_tokens)
+    tree, _ = jax.jit(head.drafter.draft)(request.params, state.drafter, state.root, chance, request.sampling)
+    paths = oracles.paths_of(np.asarray(tree.tokens[0]), np.asarray(tree.parents[0]))
+    return state, zip(paths, np.asarray(tree.scores[0, 1:]), strict=True)
 
 
 @pytest.mark.parametrize("size", [512, 5])
@@ -85,7 +89,7 @@ def test_lookahead_is_jacobi_iteration_with_a_pool_of_n_grams(size):
     """Window and pool, cycle by cycle, against lists: every cell is the target's choice after its column."""
     ngram, window, guesses = 4, 3, 2
     target, prompt = tiny_target(), random_prompts([9], 12, seed=5)[0]
-    after, drafter = greedy(target), lookahead(ngram, window, guesses, size)
+    drafter = lookahead(ngram, window, guesses, size)
     head = BoundDrafter.of(drafter, target)
     request = request_of(target, head, [prompt], 24, make_sampling(), (), None)
     state = generation.prefill_program(*request)
@@ -103,7 +107,7 @@ def test_lookahead_is_jacobi_iteration_with_a_pool_of_n_grams(size):
         assert (np.asarray(tree.parents)[0, 3 * window + 3 * len(offered) :] == PADDING).all()
         hits += len(offered)
         columns = [[*text, *rows[0][1 : at + 1], *(row[at] for row in rows[1:])] for at in range(window)]
-        fresh = after(columns)
+        fresh = np.argmax(target.fn.logits(target.params, jnp.asarray(states_of(target, columns))), axis=-1).tolist()
         for at in range(window):
             gram = [*(row[at] for row in rows), fresh[at]]
             pool = [other for other in pool if other != gram] + [gram]
@@ -143,18 +147,11 @@ def test_a_draft_model_that_is_the_target_is_always_right(tree):
 
 def test_a_draft_model_scores_its_tree_as_plain_passes_do():
     target, prompt = tiny_target(), random_prompts([9], 12, seed=5)[0]
-    head = SmallModel.bind(target, target, TREES["k3n12"])
-    request = request_of(target, head, [prompt], 24, make_sampling(), (), None)
-    state = generation.prefill_program(*request)
-    chance = RowRandomness(state.keys, state.num_tokens)
-    tree, _ = jax.jit(head.drafter.draft)(request.params, state.drafter, state.root, chance, request.sampling)
-    paths = oracles.paths_of(np.asarray(tree.tokens[0]), np.asarray(tree.parents[0]))
-    for path, score in zip(paths, tree.scores[0, 1:], strict=True):
-        text = jnp.asarray([[*prompt, int(state.root[0]), *path]])
-        causal = jnp.tril(jnp.ones((text.shape[1],) * 2, bool))
-        out = target.fn.forward(target.params, text, jnp.arange(text.shape[1])[None], causal, None)
-        law = jax.nn.log_softmax(target.fn.logits(target.params, out.hidden[0, len(prompt) : -1]))
-        assert float(score) == pytest.approx(sum(float(law[at, token]) for at, token in enumerate(path)), abs=1e-4)
+    state, scored = prefilled(SmallModel.bind(target, target, TREES["k3n12"]), prompt)
+    for path, score in scored:
+        texts = [[*prompt, int(state.root[0]), *path[:depth]] for depth in range(len(path))]
+        law = oracles.log_softmax(target.fn.logits(target.params, jnp.asarray(states_of(target, texts))))
+        assert score == pytest.approx(law[np.arange(len(path)), path].sum(), abs=1e-4)
 
 
 def test_a_draft_model_may_pad_its_vocabulary():
@@ -171,34 +168,31 @@ def test_a_draft_model_may_pad_its_vocabulary():
         SmallModel.bind(target, other, TreeConfig(depth=1, top_k=13, num_nodes=13))
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra", "hydra++"])
-def test_medusa_and_hydra_heads_read_what_they_should(kind):
-    """Head i after a path: the state before the root, the root's embedding, those of the path; tree, chain, dynamic."""
+@pytest.mark.parametrize(("kind", "tree"), [("medusa", "static"), ("hydra", "k3n12"), ("hydra++", "static")])
+def test_medusa_and_hydra_heads_read_what_they_should(kind, tree):
+    """Head i after a path: the state before the root, the root's embedding, those of the path."""
     target, prompt = tiny_target(), random_prompts([9], 12, seed=5)[0]
-    embedding = np.asarray(target.params["embed_tokens"]["embedding"])
-    for name in ("static", "k3n12"):
-        head = tiny_medusa(kind, TREES[name])
-        request = request_of(target, head, [prompt], 24, make_sampling(), (), None)
-        state = generation.prefill_program(*request)
-        model = MedusaHeads(head.config)
-        run = functools.partial(model.apply, {"params": head.params["heads"]})
-        size = len(prompt)
-        causal, positions = jnp.tril(jnp.ones((size, size), bool)), jnp.arange(size)[None]
-        read = target.fn.forward(target.params, jnp.asarray([prompt]), positions, causal, None).hidden
-        if kind == "hydra++":
-            read = run(read, positions, causal, method="prefix").states
-        read = np.asarray(read[0, -1])
-        np.testing.assert_allclose(state.drafter.hidden[0], read, atol=1e-5)
-        chance = RowRandomness(state.keys, state.num_tokens)
-        tree, _ = jax.jit(head.drafter.draft)(request.params, state.drafter, state.root, chance, request.sampling)
-        paths = oracles.paths_of(np.asarray(tree.tokens[0]), np.asarray(tree.parents[0]))
-        for path, score in zip(paths, np.asarray(tree.scores[0, 1:]), strict=True):
-            total = 0.0
-            for depth, token in enumerate(path):
-                before = [read, embedding[int(state.root[0])], *embedding[list(path[:depth])]]
-                law = jax.nn.log_softmax(run(jnp.concatenate(before[:1] if kind == "medusa" else before), depth))
-                total += float(law[token])
-            assert score == pytest.approx(total, abs=1e-4)
+    embedding, head = np.asarray(target.params["embed_tokens"]["embedding"]), tiny_medusa(kind, TREES[tree])
+    state, scored = prefilled(head, prompt)
+    run = functools.partial(MedusaHeads(head.config).apply, {"params": head.params["heads"]})
+    read = states_of(target, [prompt])[0]
+    if kind == "hydra++":
+        states = jnp.asarray(states_of(target, [prompt[: end + 1] for end in range(len(prompt))]))[None]
+        causal, positions = jnp.tril(jnp.ones((len(prompt),) * 2, bool)), jnp.arange(len(prompt))[None]
+        read = np.asarray(run(states, positions, causal, method="prefix").states[0, -1])
+    np.testing.assert_allclose(state.drafter.hidden[0], read, atol=1e-5)
+    laws = {}
+
+    def law(path):
+        if path not in laws:
+            before = [read, embedding[int(state.root[0])], *embedding[list(path)]]
+            logits = run(jnp.concatenate(before[:1] if kind == "medusa" else before), len(path))
+            laws[path] = oracles.log_softmax(logits)
+        return laws[path]
+
+    for path, score in scored:
+        total = sum(law(path[:depth])[token] for depth, token in enumerate(path))
+        assert score == pytest.approx(total, abs=1e-4)
 
 
 def test_heads_of_another_model_are_refused():
@@ -207,9 +201,9 @@ def test_heads_of_another_model_are_refused():
         head.on(Target.from_params(dataclasses.replace(tiny_target().config, hidden_size=18), tiny_target().params))
     with pytest.raises(ConfigError, match=r"TreeConfig\.depth=5 exceeds the 4 heads, one for every level"):
         tiny_medusa("medusa", TreeConfig.chain(5))
-    with pytest.raises(ConfigError, match="kind='medusa' has none"):
+    with pytest.raises(ConfigError, match="prefix must be None for kind 'medusa'"):
         MedusaConfig("medusa", 16, 12, prefix=tiny_target().config.one_layer())
-    with pytest.raises(ConfigError, match="prefix is 16 wide, the heads 8"):
+    with pytest.raises(ConfigError, match="prefix must have hidden_size=8, got 16"):
         MedusaConfig("hydra", 8, 12, prefix=tiny_target().config.one_layer())
 
 
@@ -221,53 +215,45 @@ def write_tokenizer(path, tokens):
 
 def test_a_draft_model_of_another_tokenizer_is_refused(tmp_path):
     small, tokens = tiny_target(layers=1, seed=3), [f"t{number}" for number in range(12)]
-    target = tiny_target()
-    for name, model in (("target", target), ("draft", small)):
+    for name, model in (("target", tiny_target()), ("draft", small)):
         save_target_checkpoint(model.config, model.params, tmp_path / name, "float32")
         write_tokenizer(tmp_path / name, tokens)
     loaded = eagle_jax.load_target(tmp_path / "target")
-    draft = eagle_jax.load_draft_model(tmp_path / "draft", loaded)
-    prompts = random_prompts([5], 12)
-    plain = eagle_jax.generate(loaded, None, prompts, max_new_tokens=9)
-    assert eagle_jax.generate(loaded, draft, prompts, max_new_tokens=9).tokens == plain.tokens
+    load = functools.partial(eagle_jax.load_draft_model, tmp_path / "draft")
+    assert load(loaded).model.config == small.config
+
+    def refused(target, message):
+        with pytest.raises(CheckpointError, match=message):
+            load(target)
+
+    def warned(target, message):
+        with pytest.warns(UserWarning, match=message):
+            load(target)
+
     write_tokenizer(tmp_path / "draft", [*tokens[:7], "other", *tokens[8:]])
-    with pytest.raises(
-        CheckpointError,
-        match="token 7 is 'other' in the draft model and 't7' in the target; a draft model must have its",
-    ):
-        eagle_jax.load_draft_model(tmp_path / "draft", loaded)
-    with pytest.raises(CheckpointError, match="token 7 is 'other' in the draft model"):  # whatever the target is called
-        eagle_jax.load_draft_model(tmp_path / "draft", dataclasses.replace(loaded, name="gpt2-medium"))
+    refused(loaded, "token 7 is 'other' in the draft model and 't7' in the target; a draft model must have its")
+    refused(dataclasses.replace(loaded, name="gpt2-medium"), "token 7 is 'other'")  # whatever the target is called
     bare = eagle_jax.Target.from_params(loaded.config, loaded.params, "a/policy")  # has no files to compare with
-    with pytest.warns(UserWarning, match=r"^target in memory has no tokenizer files: assuming those of .*draft"):
-        assert eagle_jax.load_draft_model(tmp_path / "draft", bare).vocab_size == 12
+    warned(bare, r"^target in memory has no tokenizer files: assuming those of .*draft")
     write_tokenizer(tmp_path / "draft", tokens[:9])
-    with pytest.raises(CheckpointError, match="3 token ids, 9 the first, exist in one tokenizer only"):
-        eagle_jax.load_draft_model(tmp_path / "draft", loaded)
+    refused(loaded, "3 token ids, 9 the first, exist in one tokenizer only")
     (tmp_path / "draft" / "tokenizer.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json: cannot be read as JSON"):
-        eagle_jax.load_draft_model(tmp_path / "draft", loaded)
+    refused(loaded, r"tokenizer\.json: cannot be read as JSON")
     (tmp_path / "draft" / "tokenizer.json").unlink()
-    # Nothing to compare but the sizes, which is said.
-    with pytest.warns(UserWarning, match=r"^draft model .*draft has no tokenizer files: assuming the target's$"):
-        eagle_jax.load_draft_model(tmp_path / "draft", loaded)
+    warned(loaded, r"^draft model .*draft has no tokenizer files: assuming the target's$")  # of the same size
     (tmp_path / "draft" / "tokenizer.model").touch()
-    with pytest.warns(UserWarning, match="are of different kinds and were not compared"):
-        eagle_jax.load_draft_model(tmp_path / "draft", loaded)
+    warned(loaded, "are of different kinds and were not compared")
     (tmp_path / "target" / "tokenizer.json").unlink()
-    with pytest.warns(UserWarning, match=r"^target .*target has no tokenizer files: assuming those of draft"):
-        eagle_jax.load_draft_model(tmp_path / "draft", loaded)
+    warned(loaded, r"^target .*target has no tokenizer files: assuming those of draft")
     for name in ("draft", "target"):
         (tmp_path / name / "tokenizer.model").write_bytes(name.encode())
-    with pytest.raises(CheckpointError, match=r"their tokenizer\.model differ"):
-        eagle_jax.load_draft_model(tmp_path / "draft", loaded)
+    refused(loaded, r"their tokenizer\.model differ")
 
 
 @pytest.mark.parametrize("where", ["files", "memory"])
 def test_without_tokenizers_the_sizes_of_the_vocabularies_must_agree(where, tmp_path):
-    other = tiny_target(vocab=16, layers=1, seed=3)
+    other, target = tiny_target(vocab=16, layers=1, seed=3), tiny_target()
     save_target_checkpoint(other.config, other.params, tmp_path / "draft", "float32")
-    target = tiny_target()
     if where == "files":
         save_target_checkpoint(target.config, target.params, tmp_path / "target", "float32")
         target = eagle_jax.load_target(tmp_path / "target")
@@ -275,25 +261,14 @@ def test_without_tokenizers_the_sizes_of_the_vocabularies_must_agree(where, tmp_
         eagle_jax.load_draft_model(tmp_path / "draft", target)
 
 
-def test_a_method_without_a_tree_says_what_it_has_instead():
-    target = tiny_target()
-    for method, call in (
-        (eagle_jax.prompt_lookup(target), r"eagle_jax\.prompt_lookup\(target, length=, ngram=, latest=, shortest=\)"),
-        (eagle_jax.lookahead(target).on(target), r"eagle_jax\.lookahead\(target, ngram=, window=, guesses=, pool=\)"),
-        (BoundDrafter.of(prompt_lookup(), target, name="mine"), r"BoundDrafter\.of and another Drafter"),
-    ):
-        with pytest.raises(ConfigError, match=f"got {method.name}, which has none. Bind it anew with {call}.$"):
-            method.with_tree(TreeConfig.chain(3))
-
-
 def test_methods_refuse_numbers_that_cannot_be():
     target = tiny_target()
     for call, message in (
-        (lambda: eagle_jax.prompt_lookup(target, ngram=0), "prompt_lookup: ngram=0 must be an integer of at least 1"),
-        (lambda: eagle_jax.prompt_lookup(target, ngram=2, shortest=3), "shortest=3 must be at most ngram=2"),
-        (lambda: eagle_jax.lookahead(target, ngram=1), "lookahead: ngram=1 must be an integer of at least 2"),
-        (lambda: eagle_jax.lookahead(target, guesses=0), "guesses=0 must be an integer of at least 1"),
-        (lambda: eagle_jax.lookahead(target, guesses=9, pool=8), "pool=8 must be at least 9: a pass finds 7 n-grams"),
+        (lambda: eagle_jax.prompt_lookup(target, ngram=0), "ngram must be an integer of at least 1, got 0"),
+        (lambda: eagle_jax.prompt_lookup(target, ngram=2, shortest=3), "shortest must be at most ngram"),
+        (lambda: eagle_jax.lookahead(target, ngram=1), "ngram must be an integer of at least 2, got 1"),
+        (lambda: eagle_jax.lookahead(target, guesses=0), "guesses must be an integer of at least 1, got 0"),
+        (lambda: eagle_jax.lookahead(target, guesses=9, pool=8), "pool must be at least 9, got 8"),
     ):
         with pytest.raises(ConfigError, match=message):
             call()
@@ -305,9 +280,11 @@ def wide_hydra(target):
     return Medusa.from_params(config, params, target, TreeConfig.static([-1, -1, 0, 0, 2]))
 
 
-@pytest.mark.parametrize("name", ["small", "lookup", "lookahead", "hydra++"])
+@pytest.mark.parametrize(
+    "name", ["hydra++", *(pytest.param(name, marks=pytest.mark.slow) for name in ("small", "lookup", "lookahead"))]
+)
 def test_methods_on_a_mesh_write_the_same_text(name):
-    from tests.runtime.test_sharding import pair
+    from tests.parallel.test_sharding import pair
 
     target = pair()[0]
     drafter = {

@@ -46,18 +46,18 @@ def test_the_published_trees_are_their_authors(name):
 
 
 def test_a_list_of_paths_is_no_list_of_parents():
-    with pytest.raises(ConfigError, match=r"parents\[0\]=\[0\] is a path of ranks: .*eagle_jax\.shapes\.parents_of"):
+    with pytest.raises(ConfigError, match=r"parents\[0\] must be an index, got the path \[0\].*shapes\.parents_of"):
         TreeConfig.static([[0], [0, 0]])
 
 
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        ([[0], [1, 0]], r"\[1, 0\] has no parent \[1\]"),
-        ([[0], [2]], r"\[2\] has no elder sibling of rank 1"),
-        ([[0], [0]], r"\[0\] is given twice"),
-        ([[]], r"\[\] must list ranks"),
-        ([[-1]], r"\[-1\] must list ranks"),
+        ([[0], [1, 0]], r"must hold the parent \[1\] of \[1, 0\]"),
+        ([[0], [2]], r"must hold the sibling of rank 1 of \[2\]"),
+        ([[0], [0]], r"must be distinct, got \[0\] twice"),
+        ([[]], r"must list a rank .*, got \[\]"),
+        ([[-1]], r"must list a rank .*, got \[-1\]"),
     ],
 )
 def test_lists_that_are_no_tree(paths, message):
@@ -88,7 +88,7 @@ def test_the_tree_of_accuracies_is_the_best_of_all(accuracies, nodes):
 def test_accuracies_that_cannot_be():
     with pytest.raises(ConfigError, match="must lie in 0 to 1"):
         best_parents([[1.2]], 1)
-    with pytest.raises(ConfigError, match="must list, for every depth"):
+    with pytest.raises(ConfigError, match="must have one or more values for every depth"):
         best_parents([[0.5], []], 1)
-    with pytest.raises(ConfigError, match="num_nodes=7 exceeds the 6 paths"):
+    with pytest.raises(ConfigError, match="num_nodes must be at most the 6 paths"):
         best_parents([[0.5, 0.2], [0.3, 0.1]], 7)

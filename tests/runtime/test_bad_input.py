@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
 from transformers import BatchEncoding
 
 import eagle_jax
-from eagle_jax.config import ConfigError, TreeConfig
+from eagle_jax.config import TreeConfig
 from eagle_jax.core import Batch, Engine, Sizes, make_sampling, prefill
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.generation import request_of
@@ -21,14 +23,13 @@ GOOD = [[1, 2, 3]]
     ("call", "message"),
     [
         (lambda run: jax.jit(lambda x: run(x).tokens)(jnp.array(GOOD)), "prompts must be a concrete value"),
-        (lambda run: jax.jit(lambda: run(GOOD).tokens)(), "must be called outside of jit"),
+        (lambda run: jax.jit(lambda: run(GOOD).tokens)(), "arrays must be a concrete value"),
         (lambda run: jax.jit(lambda k: run(GOOD, key=k).tokens)(jax.random.key(0)), "key must be a concrete value"),
         (lambda run: jax.vmap(lambda k: run(GOOD, key=k).tokens)(jax.random.split(jax.random.key(0))), "JAX tracer"),
         (lambda run: jax.jit(lambda t: run(GOOD, temperature=t).tokens)(0.5), "temperature must be a concrete value"),
     ],
 )
 def test_to_be_traced_is_refused_and_what_can_be_is_named(call, message):
-    """Before: JAX's own error from deep inside, one of them after twenty seconds."""
     target = tiny_target()
     with pytest.raises(ValueError, match=f"{message}.*eagle_jax.core.generate"):
         call(lambda prompts, **options: eagle_jax.generate(target, None, prompts, max_new_tokens=4, **options))
@@ -77,16 +78,12 @@ def test_prompts(prompts, message):
         (dict(temperature=-1.0), "temperature=-1.0 must be"),
         (dict(temperature=1.0), "Pass key="),
         (dict(temperature=1.0, key=0, top_p=0.0), r"top_p=0.0 must lie in \(0, 1\]"),
-        (dict(temperature=1.0, key=0, top_p=1.01), r"top_p=1.01 must lie in \(0, 1\]"),
-        (dict(temperature=1.0, key=0, top_k=-3), "top_k=-3"),
-        (dict(temperature=1.0, key=0, min_p=2.0), "min_p=2.0"),
         (dict(eos_ids=[12]), "eos_ids must be 0 to 11, got 12"),
         (dict(eos_ids=[[1], [2]]), r"one list per prompt \(1\), got 2 lists"),
         (dict(eos_ids=3.5), "eos_ids must be a token id, a list .*, got 3.5"),
         (dict(eos_ids=[None]), r"eos_ids must be .*, got \[None\]"),
         (dict(eos_ids="2"), "eos_ids must be .*, got '2'"),
         (dict(eos_ids=True), "eos_ids must be .*, got True"),
-        (dict(temperature=1.0, key=0, top_k=2**40), "top_k=1099511627776 must be an integer"),
         (dict(temperature=1.0, key=2**70), "JAX keeps 32 bits of a seed"),
         (dict(temperature=1.0, key=-1), "key must be a seed from 0 to .*, got -1"),
         (dict(max_new_tokens=2.5), "max_new_tokens must be an integer .*, got 2.5"),
@@ -95,7 +92,6 @@ def test_prompts(prompts, message):
         (dict(max_new_tokens=None), "max_new_tokens must be an integer .*, got None"),
         (dict(temperature=None), "temperature must be a number, got None"),
         (dict(temperature="1"), "temperature must be a number, got '1'"),
-        (dict(temperature=1e-40, key=0), "temperature must be 0 .greedy decoding. or lie in .*, got 1e-40"),
         (dict(temperature=1.0, key=0, top_p=None), "top_p must be a number, got None"),
         (dict(temperature=1.0, key="a"), "key must be jax.random.key.*, got 'a'"),
         (dict(temperature=1.0, key=True), "key must be jax.random.key.*, got True"),
@@ -110,28 +106,28 @@ def test_options(options, message):
         eagle_jax.generate(tiny_target(), None, GOOD, **options)
 
 
-def test_paths_where_loaded_things_belong():
-    with pytest.raises(ValueError, match=r"target must be a Target, got a str\. Pass .* eagle_jax\.load_target"):
-        eagle_jax.generate("path", None, GOOD)
-    with pytest.raises(ValueError, match=r"drafter must be .* eagle_jax\.load_drafter.*, got the string 'path'"):
-        eagle_jax.generate(tiny_target(), "path", GOOD)
-    with pytest.raises(ValueError, match=r"drafter must be .*, got the string 'atuo'"):
-        eagle_jax.generate(tiny_target(), "atuo", GOOD, profile="p.yaml")
-    with pytest.raises(ValueError, match=r"must be bound to a target\. Pass eagle_jax\.BoundDrafter\.of\(drafter"):
-        eagle_jax.generate(tiny_target(), tiny_head("eagle3", TreeConfig.chain(2)).drafter, GOOD)
-
-
-def test_what_a_head_is_loaded_with():
-    with pytest.raises(ValueError, match=r"target must be a Target, got a str\. Pass .* eagle_jax\.load_target"):
-        eagle_jax.load_drafter("head", "path/of/target")
-    head = tiny_head("eagle3", TreeConfig.chain(2))
-    with pytest.raises(ConfigError, match=r"tree must be an eagle_jax\.TreeConfig, .*got 59"):
-        head.with_tree(59)
+def test_what_is_not_loaded_or_does_not_belong_together():
+    head, target = tiny_head("eagle3", TreeConfig.chain(2)), tiny_target()
+    generate = functools.partial(eagle_jax.generate, prompts=GOOD)
+    for call, message in (
+        (lambda: generate("path", None), r"target must be a Target, got a str\. Pass .* eagle_jax\.load_target"),
+        (lambda: eagle_jax.stream("path", None, [1]), r"target must be a Target, got a str"),
+        (lambda: eagle_jax.load_drafter("head", "path"), r"target must be a Target, got a str"),
+        (lambda: generate(target, "path"), r"drafter must be .* eagle_jax\.load_drafter.*, got 'path'"),
+        (lambda: generate(target, "atuo", profile="p.yaml"), r"drafter must be .*, got 'atuo'"),
+        (lambda: generate(target, head.drafter), r"must be bound to a target\. Pass eagle_jax\.BoundDrafter\.of"),
+        (lambda: generate(tiny_target(vocab=13), head), r"got one for another target"),
+        (lambda: head.with_tree(59), r"tree must be an eagle_jax\.TreeConfig, .*got 59"),
+        (lambda: head.with_tree(TreeConfig(2, 13, 20)), "top_k=13 exceeds the head's draft vocabulary of 12"),
+        (lambda: eagle_jax.prompt_lookup(target).with_tree(head.tree), "drafter must draft trees, got prompt lookup"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_arrays_are_welcome_where_lists_are():
     request = request_of(
-        tiny_target(), None, jnp.array([[1, 2, 3]]), jnp.array([4]), generation.make_sampling(), jnp.array([5, 2]), None
+        tiny_target(), None, jnp.array([[1, 2, 3]]), jnp.array([4]), make_sampling(), jnp.array([5, 2]), None
     )
     prompts, _, budget, stops, _ = request.batch
     assert prompts[0, :3].tolist() == [1, 2, 3]
@@ -148,8 +144,6 @@ def test_stream_refuses_at_the_call():
     ):
         with pytest.raises(ValueError, match=message):
             eagle_jax.stream(tiny_target(), None, prompt)
-    with pytest.raises(ValueError, match="target must be a Target, got a str"):
-        eagle_jax.stream("path", None, [1])
 
 
 def test_a_prompt_that_fills_the_model():
@@ -185,19 +179,7 @@ def test_arguments_of_the_pure_functions():
             _check(**{**good, **change})
 
 
-def test_a_drafter_bound_to_another_target():
-    head = tiny_head("eagle3", TreeConfig.chain(2))
-    other = tiny_target(vocab=13)
-    with pytest.raises(ValueError, match="got one for another target"):
-        eagle_jax.generate(other, head, GOOD)
-
-
-def test_a_tree_wider_than_the_draft_vocabulary():
-    with pytest.raises(ConfigError, match="top_k=11 exceeds the head's draft vocabulary of 10"):
-        tiny_head("eagle3", TreeConfig(depth=2, top_k=11, num_nodes=20), draft_vocab=10)
-
-
 def test_a_cache_too_small_for_the_run():
-    request = request_of(tiny_target(), None, GOOD, 8, generation.make_sampling(), None, None)
+    request = request_of(tiny_target(), None, GOOD, 8, make_sampling(), None, None)
     with pytest.raises(ValueError, match="slots=16 is below the 65 cache slots"):
         prefill(*request._replace(sizes=request.sizes._replace(slots=16)))

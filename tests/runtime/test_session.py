@@ -9,132 +9,53 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax.runtime import generation
+from eagle_jax.runtime import generation, request
 from eagle_jax.runtime import session as sessions
 from eagle_jax.runtime.session import Session
-from tests.models import DRAFTERS, TREES, random_prompts, tiny_head, tiny_target
+from tests.models import DRAFTERS, random_prompts, tiny_target
 
-METHODS = [None, "eagle3-k3n12", "hydra++-static", "small-chain"]
-METHODS += [
-    pytest.param(name, marks=pytest.mark.slow) for name in ("eagle1-static", "lookup", "lookahead", "eagle3-block")
-]
+HEAD = "eagle3-k3n12"
+METHODS = [HEAD, "small-chain"]
+METHODS += [pytest.param(name, marks=pytest.mark.slow) for name in ("hydra++-static", "lookup", "lookahead")]
+OPTIONS = dict(max_new_tokens=8, eos_ids=(), key=3)
+
+
+@pytest.fixture(autouse=True)
+def one_bucket(monkeypatch):
+    """Prompts of all lengths share a program."""
+    monkeypatch.setattr(request, "bucket", lambda size: 256)
+
+
+def begin(name: str | None = HEAD, **changes) -> Session:
+    drafter = None if name is None else DRAFTERS[name](tiny_target())
+    if changes:
+        drafter = eagle_jax.BoundDrafter.of(drafter.drafter._replace(**changes), tiny_target(), drafter.params)
+    return Session(tiny_target(), drafter, context=200)
 
 
 def said(chunks) -> list[int]:
     return [token for chunk in chunks for token in chunk.tokens]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("name", METHODS)
-def test_turns_are_those_of_prompts_read_anew(name, temperature):
-    drafter = None if name is None else DRAFTERS[name](tiny_target())
-    if name == "eagle3-block" and temperature:
-        pytest.skip("drafts that are drawn: the text depends on what was drafted before (its law does not)")
-    talk, text, drafted = Session(tiny_target(), drafter, context=200), [], 0
-    for turn, length in enumerate((9, 40, 1, 17)):
-        prompt = text + random_prompts([length], 12, seed=turn)[0]
-        options = dict(max_new_tokens=20, temperature=temperature, key=jax.random.key(turn)[None], eos_ids=[3])
-        chunks = list(talk.stream(prompt, **options))
-        expected = eagle_jax.generate(tiny_target(), None, [prompt], **options).tokens[0]
-        assert said(chunks) == expected
-        assert talk.text == [*prompt, *expected]
-        # Behind the first turn: the last token of the reply, which no cache has yet, and what the user says.
-        assert talk.read == length + (turn > 0)
-        text = talk.text
-        drafted += sum(chunk.drafted for chunk in chunks)
-    assert name is None or drafted, "nothing was ever accepted"
+def anew(prompt, **options) -> list[int]:
+    return eagle_jax.generate(tiny_target(), None, [prompt], **{**OPTIONS, **options}).tokens[0]
 
 
-def test_log_probs_are_those_of_a_stream():
-    talk, text = Session(tiny_target(), tiny_head("eagle3", TREES["k3n12"]), context=200), []
-    for turn, law in enumerate(("target", "law", None)):
-        text = text + random_prompts([9], 12, seed=turn)[0]
-        options = dict(max_new_tokens=12, temperature=0.8, key=jax.random.key(turn)[None], log_probs=law)
-        chunks = list(talk.stream(text, **options))
-        expected = eagle_jax.generate(tiny_target(), None, [text], **options)
-        assert said(chunks) == expected.tokens[0]
-        if law is None:
-            assert {chunk.log_probs for chunk in chunks} == {None}
-        else:
-            told = [value for chunk in chunks for value in chunk.log_probs]
-            np.testing.assert_allclose(told, expected.log_probs[0], atol=1e-5)
-        text = talk.text
-    with pytest.raises(ValueError, match=r"log_probs must be .* got 'all'"):
-        talk.stream(text, max_new_tokens=2, log_probs="all")
+def check(talk, prompt, read, **options):
+    """Streams a reply, and checks its text and how many tokens were read for it."""
+    chunks = list(talk.stream(prompt, **{**OPTIONS, **options}))
+    options.pop("plain", None)
+    assert said(chunks) == anew(prompt, **options)
+    assert talk.read == read
+    return chunks
 
 
-def test_a_long_turn_goes_through_in_chunks(monkeypatch):
-    monkeypatch.setattr(sessions, "PREFILL_CHUNK", 32)
-    talk = Session(tiny_target(), tiny_head("eagle3", TREES["k2n6"]), context=256)
-    first = random_prompts([100], 12)[0]
-    one = said(talk.stream(first, max_new_tokens=10))
-    second = [*first, *one, *random_prompts([120], 12, seed=1)[0]]
-    two = said(talk.stream(second, max_new_tokens=10))
-    assert talk.read == 121
-    assert one == eagle_jax.generate(tiny_target(), None, [first], max_new_tokens=10).tokens[0]
-    assert two == eagle_jax.generate(tiny_target(), None, [second], max_new_tokens=10).tokens[0]
-
-
-def test_a_context_may_be_used_to_its_end():
-    """Caches are written behind the last token of the context: a path of the tree, a chunk."""
-    talk = Session(tiny_target(), tiny_head("eagle3", TREES["chain4"]), context=64)
-    first = random_prompts([30], 12)[0]
-    one = said(talk.stream(first, max_new_tokens=3, eos_ids=()))
-    second = [*first, *one, *random_prompts([20], 12, seed=1)[0]]
-    two = said(talk.stream(second, max_new_tokens=64 - len(second), eos_ids=()))
-    assert len(second) + len(two) == 64
-    assert two == eagle_jax.generate(tiny_target(), None, [second], max_new_tokens=len(two), eos_ids=()).tokens[0]
-    with pytest.raises(ValueError, match="must fit in the session's context of 64, got 64 \\+ 1"):
-        talk.stream([*second, *two], max_new_tokens=1)
-
-
-def test_a_prompt_that_is_no_continuation_is_read_anew():
-    talk = Session(tiny_target(), tiny_head("eagle3", TREES["k2n6"]), context=128)
-    first, other = random_prompts([20, 25], 12)
-    said(talk.stream(first, max_new_tokens=8))
-    other[0] = (first[0] + 1) % 12
-    for prompt in (other, first):
-        expected = eagle_jax.generate(tiny_target(), None, [prompt], max_new_tokens=8).tokens[0]
-        assert said(talk.stream(prompt, max_new_tokens=8)) == expected
-        assert talk.read == len(prompt)
-    talk.reset()
-    assert talk.text == [] and said(talk.stream(first, max_new_tokens=8)) == expected
-
-
-def test_a_stop_token_may_be_replaced():
-    """It is the last token of the reply, which is in no cache: a template may end the turn with another."""
-    talk = Session(tiny_target(), tiny_head("eagle3", TREES["k2n6"]), context=128)
-    first = random_prompts([20], 12)[0]
-    reply = said(talk.stream(first, max_new_tokens=8, eos_ids=()))
-    prompt = [*first, *reply[:-1], (reply[-1] + 1) % 12, 5, 6]
-    expected = eagle_jax.generate(tiny_target(), None, [prompt], max_new_tokens=8).tokens[0]
-    assert said(talk.stream(prompt, max_new_tokens=8)) == expected
-    assert talk.read == 4  # and the token before, whose pair with the stop token the head has kept
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_prompt_that_differs_is_read_from_there(name):
-    """As templates do that drop the thoughts of earlier turns. What is drafted then is what a new session drafts."""
-    drafter = None if name is None else DRAFTERS[name](tiny_target())
-    talk, fresh = Session(tiny_target(), drafter, context=128), Session(tiny_target(), drafter, context=128)
-    first, more = random_prompts([20, 6], 12)
-    options = dict(max_new_tokens=12, eos_ids=(), key=3)
-    reply = said(talk.stream(first, **options))
-    other = (reply[4] + 1) % 12
-    for prompt, read in (
-        ([*first, *reply[:4], other, *more], 8),  # the token before the difference is read again, for the head's sake
-        ([*first, *reply[:4]], 1),
-        (first[:7], 1),
-        ([*first[:3], (first[3] + 1) % 12, *first[4:]], 18),
-    ):
-        chunks = list(talk.stream(prompt, **options))
-        assert talk.read == read
-        assert said(chunks) == eagle_jax.generate(tiny_target(), None, [prompt], **options).tokens[0]
-        fresh.reset()
-        if name != "lookahead":  # whose n-grams are those of earlier texts too
-            anew = list(fresh.stream(prompt, **options))
-            assert [(c.tokens, c.drafted) for c in chunks] == [(c.tokens, c.drafted) for c in anew]
-            jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-4), known(talk), known(fresh))
+def check_as_new(talk, fresh, prompt, chunks):
+    """Checks that the drafter drafts, and knows, what that of a new session does."""
+    fresh.reset()
+    again = list(fresh.stream(prompt, **OPTIONS))
+    assert [(c.tokens, c.drafted) for c in chunks] == [(c.tokens, c.drafted) for c in again]
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-4), known(talk), known(fresh))
 
 
 def known(talk):
@@ -144,88 +65,108 @@ def known(talk):
     return [getattr(state, "hidden", None), getattr(state, "length", None), None if cache is None else cache.length]
 
 
-def test_a_drafter_that_cannot_rewind_reads_anew():
-    head = tiny_head("eagle3", TREES["k2n6"])
-    own = eagle_jax.BoundDrafter.of(head.drafter._replace(rewind=None), tiny_target(), head.params)
-    talk = Session(tiny_target(), own, context=128)
-    first = random_prompts([20], 12)[0]
-    said(talk.stream(first, max_new_tokens=8))
-    prompt = [*first[:-1], (first[-1] + 1) % 12]
-    expected = eagle_jax.generate(tiny_target(), None, [prompt], max_new_tokens=8).tokens[0]
-    assert said(talk.stream(prompt, max_new_tokens=8)) == expected
-    assert talk.read == 20
+@pytest.mark.parametrize("name", [pytest.param(None, marks=pytest.mark.slow), *METHODS])
+def test_turns_are_those_of_prompts_read_anew(name):
+    talk, text, drafted = begin(name), [], 0
+    for turn, length in enumerate((9, 30, 1, 17)):
+        prompt = text + random_prompts([length], 12, seed=turn)[0]
+        sampled = {"temperature": 0.8 if name == HEAD else 0.0, "key": jax.random.key(turn)[None]}
+        # Behind the first turn: the last token of the reply, which no cache has yet, and what the user says.
+        chunks = check(talk, prompt, length + (turn > 0), max_new_tokens=20, eos_ids=[3], **sampled)
+        assert talk.text == [*prompt, *said(chunks)]
+        text = talk.text
+        drafted += sum(chunk.drafted for chunk in chunks)
+    assert name is None or drafted, "nothing was ever accepted"
+
+
+def test_log_probs_are_those_of_generate():
+    talk, text = begin(), random_prompts([9], 12)[0]
+    options = dict(max_new_tokens=12, temperature=0.8, key=jax.random.key(0)[None], log_probs="law")
+    chunks = list(talk.stream(text, **options))
+    expected = eagle_jax.generate(tiny_target(), None, [text], **options)
+    assert said(chunks) == expected.tokens[0]
+    found = [value for chunk in chunks for value in chunk.log_probs]
+    np.testing.assert_allclose(found, expected.log_probs[0], atol=1e-5)
+
+
+def test_a_long_turn_goes_through_in_chunks_to_the_end_of_the_context(monkeypatch):
+    """Caches are written behind the last token of the context: a path of the tree, a chunk."""
+    monkeypatch.setattr(sessions, "PREFILL_CHUNK", 32)
+    talk, first = begin(), random_prompts([100], 12)[0]
+    one = said(check(talk, first, 100))
+    second = [*first, *one, *random_prompts([80], 12, seed=1)[0]]
+    two = said(check(talk, second, 81, max_new_tokens=200 - len(second)))
+    assert len(second) + len(two) == 200
+    with pytest.raises(ValueError, match=r"must fit in the session's context of 200, got 200 \+ 1"):
+        talk.stream([*second, *two], max_new_tokens=1)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_prompt_that_differs_is_read_from_there(name):
+    """As templates do that drop the thoughts of earlier turns, or end a turn with another token."""
+    talk, fresh = begin(name), begin(name)
+    first, more = random_prompts([20, 6], 12)
+    reply = said(check(talk, first, 20))
+    for prompt, read in (
+        ([*first, *reply[:-1], (reply[-1] + 1) % 12, 5, 6], 4),  # the last token of the reply is in no cache
+        ([*first, *reply[:4], (reply[4] + 1) % 12, *more], 8),  # the token before the difference is read again
+        ([*first, *reply[:4]], 1),
+        (first[:7], 1),
+        ([*first[:3], (first[3] + 1) % 12, *first[4:]], 18),
+        ([(first[0] + 1) % 12, *first[1:]], 20),
+    ):
+        chunks = check(talk, prompt, read)
+        if name != "lookahead":  # whose n-grams are those of earlier texts too
+            check_as_new(talk, fresh, prompt, chunks)
+    talk.reset()
+    assert talk.text == []
+    check(talk, first, 20)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_replies_in_between_may_be_decoded_plainly(name):
+    """The drafter's caches wait; wanted again, it reads what it has missed, and knows what a new session knows."""
+    talk, fresh, text = begin(name), begin(name), []
+    parts = random_prompts([20, 6, 5, 7, 4], 12)
+    for part, plain, read in zip(parts, (False, True, True, False, True), (20, 7, 6, 35, 5), strict=True):
+        prompt = [*text, *part]
+        chunks = check(talk, prompt, read, plain=plain)
+        if plain:
+            assert not any(chunk.drafted for chunk in chunks)
+        elif name != "lookahead":
+            check_as_new(talk, fresh, prompt, chunks)
+        text = talk.text
+
+
+@pytest.mark.parametrize(("changes", "kept"), [({}, 8), ({"rewind": None}, 0)])
+def test_a_plain_reply_to_a_prompt_that_differs_takes_the_drafter_back_too(changes, kept):
+    """A drafter that cannot rewind reads anew."""
+    talk, (first, more) = begin(**changes), random_prompts([20, 6], 12)
+    check(talk, first, 20)
+    edited = [*first[:9], (first[9] + 1) % 12, *first[10:]]
+    check(talk, edited, 12, plain=True)
+    prompt = [*edited, *more, 5, 6, 7, 8]
+    check(talk, prompt, len(prompt) - kept)
+    if changes:
+        check(talk, [*prompt[:-1], (prompt[-1] + 1) % 12], len(prompt))
+
+
+def test_a_session_that_began_plainly_reads_all_for_the_drafter():
+    talk, first = begin(), random_prompts([20], 12)[0]
+    check(talk, [*first, *said(check(talk, first, 20, plain=True)), 5, 6], 30)
 
 
 def test_a_reply_may_be_left_in_the_middle():
-    talk = Session(tiny_target(), tiny_head("eagle3", TREES["k2n6"]), context=128)
-    first = random_prompts([20], 12)[0]
+    talk, first = begin(), random_prompts([20], 12)[0]
     chunks = talk.stream(first, max_new_tokens=30, eos_ids=())
     begun = [*next(chunks).tokens, *next(chunks).tokens]
     chunks.close()
     assert talk.text == [*first, *begun]
-    prompt = [*talk.text, 5, 6]
-    expected = eagle_jax.generate(tiny_target(), None, [prompt], max_new_tokens=8).tokens[0]
-    assert said(talk.stream(prompt, max_new_tokens=8)) == expected
-    assert talk.read == 3
-
-
-@pytest.mark.parametrize("name", METHODS[1:])
-def test_replies_in_between_may_be_decoded_plainly(name):
-    """The drafter's caches wait; wanted again, it reads what it has missed, and knows what a new session knows."""
-    drafter = DRAFTERS[name](tiny_target())
-    talk, fresh = Session(tiny_target(), drafter, context=200), Session(tiny_target(), drafter, context=200)
-    parts, text = random_prompts([20, 6, 5, 7, 4], 12), []
-    options = dict(max_new_tokens=8, eos_ids=(), key=3)
-    for part, plain, read in zip(parts, (False, True, True, False, True), (20, 7, 6, 35, 5), strict=True):
-        prompt = [*text, *part]
-        chunks = list(talk.stream(prompt, plain=plain, **options))
-        assert said(chunks) == eagle_jax.generate(tiny_target(), None, [prompt], **options).tokens[0]
-        assert talk.read == read
-        if plain:
-            assert not any(chunk.drafted for chunk in chunks)
-        elif name != "lookahead":  # whose n-grams are those of earlier texts too
-            fresh.reset()
-            anew = list(fresh.stream(prompt, **options))
-            assert [(c.tokens, c.drafted) for c in chunks] == [(c.tokens, c.drafted) for c in anew]
-            jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-4), known(talk), known(fresh))
-        text = talk.text
-
-
-def test_a_plain_reply_to_a_prompt_that_differs_takes_the_drafter_back_too():
-    drafter = tiny_head("eagle3", TREES["k2n6"])
-    cannot = eagle_jax.BoundDrafter.of(drafter.drafter._replace(rewind=None), tiny_target(), drafter.params)
-    options = dict(max_new_tokens=8, eos_ids=())
-    first, more = random_prompts([20, 6], 12)
-    for own, kept in ((drafter, 8), (cannot, 0)):
-        talk = Session(tiny_target(), own, context=128)
-        said(talk.stream(first, **options))
-        edited = [*first[:9], (first[9] + 1) % 12, *first[10:]]
-        said(talk.stream(edited, plain=True, **options))
-        assert talk.read == 12
-        prompt = [*edited, *more, 5, 6, 7, 8]
-        expected = eagle_jax.generate(tiny_target(), None, [prompt], **options).tokens[0]
-        assert said(talk.stream(prompt, **options)) == expected
-        assert talk.read == len(prompt) - kept
-
-
-def test_plain_is_yes_or_no():
-    with pytest.raises(ValueError, match="plain must be True or False, got 'no'"):
-        Session(tiny_target(), None, context=64).stream([1, 2], max_new_tokens=4, plain="no")
-
-
-def test_a_session_that_began_plainly_reads_all_for_the_drafter():
-    talk = Session(tiny_target(), tiny_head("eagle3", TREES["k2n6"]), context=128)
-    first = random_prompts([20], 12)[0]
-    reply = said(talk.stream(first, plain=True, max_new_tokens=8, eos_ids=()))
-    prompt = [*first, *reply, 5, 6]
-    expected = eagle_jax.generate(tiny_target(), None, [prompt], max_new_tokens=8).tokens[0]
-    assert said(talk.stream(prompt, max_new_tokens=8)) == expected
-    assert talk.read == len(prompt)
+    check(talk, [*talk.text, 5, 6], 3)
 
 
 def test_what_is_interrupted_inside_a_program_is_read_anew(monkeypatch):
-    talk = Session(tiny_target(), tiny_head("eagle3", TREES["k2n6"]), context=128)
-    first = random_prompts([20], 12)[0]
+    talk, first = begin(), random_prompts([20], 12)[0]
 
     def interrupted(*args, **options):
         raise KeyboardInterrupt
@@ -235,13 +176,11 @@ def test_what_is_interrupted_inside_a_program_is_read_anew(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             said(talk.stream(first, max_new_tokens=30, eos_ids=()))
     prompt = [*talk.text, 5, 6]
-    expected = eagle_jax.generate(tiny_target(), None, [prompt], max_new_tokens=8).tokens[0]
-    assert said(talk.stream(prompt, max_new_tokens=8)) == expected
-    assert talk.read == len(prompt)
+    check(talk, prompt, len(prompt))
 
 
 def test_two_replies_at_once_are_refused():
-    talk = Session(tiny_target(), None, context=128)
+    talk = begin(None)
     first = talk.stream(random_prompts([20], 12)[0], max_new_tokens=30, eos_ids=())
     next(first)
     said(talk.stream(random_prompts([9], 12)[0], max_new_tokens=4, eos_ids=()))
@@ -249,9 +188,9 @@ def test_two_replies_at_once_are_refused():
         next(first)
 
 
-def test_nothing_compiles_twice():
-    talk = Session(tiny_target(), tiny_head("eagle3", TREES["k2n6"]), context=256)
-    text, before = [], None
+def test_nothing_compiles_twice(monkeypatch):
+    monkeypatch.undo()
+    talk, text, before = begin(), [], None
     for turn in range(4):
         prompt = [*text, *random_prompts([10 + turn], 12, seed=turn)[0]]
         said(talk.stream(prompt, max_new_tokens=12, temperature=0.5, key=turn, eos_ids=()))
@@ -261,15 +200,18 @@ def test_nothing_compiles_twice():
         before = sizes
 
 
-@pytest.mark.parametrize("context", [1, 0, True, 2.5, 10**6])
-def test_a_context_that_cannot_be(context):
-    with pytest.raises(ValueError, match="context must be an integer from 2 to the target's"):
-        Session(tiny_target(), None, context=context)
-
-
-def test_strangers_are_refused():
-    with pytest.raises(ValueError, match="target must be a Target, got a str"):
-        Session("gpt2")
-    with pytest.raises(ValueError, match="got the string 'auto'"):
-        Session(tiny_target(), "auto")
-    assert np.isscalar(Session(tiny_target()).context)
+def test_what_cannot_be_is_refused():
+    target = tiny_target()
+    cases = [
+        (lambda wrong=wrong: Session(target, context=wrong), "context must be an integer from 2 to the target's")
+        for wrong in (1, 0, True, 2.5, 10**6)
+    ]
+    cases += [
+        (lambda: Session("gpt2"), "target must be a Target, got a str"),
+        (lambda: Session(target, "auto"), "got 'auto'"),
+        (lambda: Session(target).stream([1, 2], plain="no"), "plain must be True or False, got 'no'"),
+        (lambda: Session(target).stream([1, 2], log_probs="all"), "log_probs must be .* got 'all'"),
+    ]
+    for call, message in cases:
+        with pytest.raises(ValueError, match=message):
+            call()
