@@ -1,7 +1,4 @@
-"""Calls a drafter's functions and validates what they return while the program is traced.
-
-A fault in a method of a user's own is then one sentence, and not an error of a scan or a gather far from it.
-"""
+"""Calls a drafter's functions and validates their results while the program is traced."""
 
 from __future__ import annotations
 
@@ -20,21 +17,19 @@ def call_draft(
     """Returns the tree of `drafter.draft` and the drafter's next state.
 
     Raises:
-      ValueError: the result is no (tree, state), the tree has another size than `num_nodes` says, or the state another
-        structure, shape or dtype than before.
+      ValueError: the result is no (tree, state), the tree has no `num_nodes` nodes, or the state another form.
     """
     result = drafter.draft(params, state.drafter, state.root, randomness, sampling)
     if not (type(result) is tuple and len(result) == 2 and isinstance(result[0], DraftTree)):
         kinds = [type(part).__name__ for part in result] if type(result) is tuple else [type(result).__name__]
-        raise ValueError(f"the drafter's draft must return (DraftTree, state), got {', '.join(kinds)}")
+        raise ValueError(f"the drafter's draft must return (DraftTree, state), got {', '.join(kinds)}.")
     tree, after = result
     shape = (state.root.shape[0], drafter.num_nodes + 1)
     for name in ("tokens", "parents"):
         rows = getattr(tree, name)
         if rows.shape != shape or not jnp.issubdtype(rows.dtype, jnp.integer):
             raise ValueError(
-                f"the {name} of the drafter's tree must be int32{list(shape)} (batch {shape[0]}, "
-                f"num_nodes={drafter.num_nodes} and the root in front), got {_form(rows)}"
+                f"{name} of the drafter's tree must be int32{list(shape)} (the root and num_nodes), got {_form(rows)}."
             )
     return tree, _same_form(state.drafter, after, "draft")
 
@@ -52,7 +47,7 @@ def _same_form(before: Any, after: Any, function: str) -> Any:
     old, new = jax.tree.map(_form, before), jax.tree.map(_form, after)
     structures: list[Any] = [jax.tree.structure(before), jax.tree.structure(after)]  # its stubs have no ==
     if structures[0] != structures[1] or old != new:
-        raise ValueError(f"the drafter's {function} must return a state of the same form, got {new} for {old}")
+        raise ValueError(f"the drafter's {function} must return a state of the same form, got {new} for {old}.")
     return after
 
 

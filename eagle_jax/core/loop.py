@@ -64,7 +64,7 @@ def prefill(params: Params, batch: Batch, sampling: Sampling, engine: Engine, si
     needed = required_slots(width, sizes.max_tokens, engine.drafter.depth, sizes.chunk)
     slots = needed if sizes.slots is None else sizes.slots
     if slots < needed:
-        raise ValueError(f"slots={slots} is below the {needed} cache slots that this run can touch; see required_slots")
+        raise ValueError(f"slots must be at least required_slots, {needed}, got {slots}.")
     cache, state = engine.target.init_cache(rows, slots), engine.drafter.init(params, rows, slots)
     return extend(params, cache, state, batch, sampling, engine, sizes)
 
@@ -72,11 +72,10 @@ def prefill(params: Params, batch: Batch, sampling: Sampling, engine: Engine, si
 def extend(
     params: Params, cache: KVCache, drafter_state: Any, batch: Batch, sampling: Sampling, engine: Engine, sizes: Sizes
 ) -> GenerateState:
-    """Does what `prefill` does behind the committed tokens of a cache, as a conversation needs it.
+    """Runs `prefill` behind the committed tokens of a cache, as a conversation needs it.
 
     Args:
-      cache: the target's, with the text so far committed. Every row needs room for its prompt, rounded up to a multiple
-        of the chunk, and for `max_tokens` and a path of the tree.
+      cache: the target's, with the text so far, and room for `required_slots` of the new prompts.
       drafter_state: the drafter's, updated with the same text.
       batch: the prompts continue that text; the first token of each is the last emitted one, not yet committed.
 
@@ -87,7 +86,7 @@ def extend(
     prompts, lengths = batch.prompts, batch.lengths
     rows, width = prompts.shape
     if width % chunk:
-        raise ValueError(f"chunk={chunk} must divide the padded prompt width {width}")
+        raise ValueError(f"chunk must divide the padded prompt width, {width}, got {chunk}.")
     base, keys = cache.length, threefry_keys(batch.keys)
     following = jnp.concatenate([prompts[:, 1:], jnp.zeros((rows, 1), prompts.dtype)], axis=1)
     causal = jnp.tril(jnp.ones((chunk, chunk), bool))
@@ -147,20 +146,19 @@ def extend(
 
 
 def step(params: Params, state: GenerateState, sampling: Sampling, engine: Engine) -> tuple[GenerateState, StepInfo]:
-    """Runs one cycle for every row of the batch. A finished row keeps its lane, changes nothing and emits nothing.
+    """Runs one cycle for every row of the batch; a finished row changes nothing and emits nothing.
 
-    The randomness is part of the state: the token of generated position i of a row is drawn with
-    `fold_in(state.keys[row], i)`.
+    The token of generated position i of a row is drawn with `fold_in(state.keys[row], i)`.
 
     Returns:
-      the next state, and what the cycle saw: the tree, what was accepted, and the emitted tokens.
+      the next state, and the cycle's tree, acceptance and tokens.
 
     Raises:
       ValueError: `engine.log_probs` differs from that of the `prefill` which made the state.
     """
     target, drafter = engine.target, engine.drafter
     if (engine.log_probs is None) != (state.log_probs is None):
-        raise ValueError("log_probs must be the same in prefill and step: the state has a place for them, or none")
+        raise ValueError("log_probs must be the same in prefill and step.")
     verify = engine.verify or drafter.verify or deterministic
     cache, depth = state.cache, drafter.depth
     randomness = RowRandomness(state.keys, state.num_tokens)
@@ -242,7 +240,7 @@ def emitted_log_probs(state: GenerateState) -> Float[Array, "B M"]:
       ValueError: the state was made without them.
     """
     if state.log_probs is None:
-        raise ValueError('state has no log-probabilities: use Engine(log_probs="target") or "law"')
+        raise ValueError('state must have log-probabilities, got none. Use Engine(log_probs="target") or "law".')
     return _emitted(state, state.log_probs)
 
 
@@ -298,7 +296,7 @@ def _check(params: Params, batch: Batch, sampling: Any, engine: Engine, sizes: S
         if not isinstance(value, kind):
             raise ValueError(f"{name} must be a {kind.__name__}, got a {type(value).__name__}. Pass {remedy}.")
     if not isinstance(params, Mapping) or not params.keys() >= {"target", "drafter"}:
-        raise ValueError('params must be {"target": ..., "drafter": ...}, the parameters of both')
+        raise ValueError('params must be {"target": ..., "drafter": ...}, the parameters of both.')
     for name, value in batch._asdict().items():
         axes = {"prompts": "B, P", "eos_ids": "B, E"}.get(name, "B")
         is_array = isinstance(value, jax.Array | np.ndarray)

@@ -1,4 +1,4 @@
-"""Defines the records of the engine: trees, caches, results, and the functions that a target and a drafter bring.
+"""Defines the records of the engine: trees, caches, states, and the functions of a target and of a drafter.
 
 Dimension letters, used in every docstring:
 
@@ -7,7 +7,7 @@ Dimension letters, used in every docstring:
     H hidden         F feature width (taps * H)           V vocabulary              Vd draft vocabulary
     A heads          G key-value heads                    R = A / G                 E stop tokens per row
 
-Records of arrays are `NamedTuple`s, hence pytrees. What follows from other fields is a property or a function.
+Records of arrays are `NamedTuple`s, hence pytrees.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ class DraftTree(NamedTuple):
     Attributes:
       tokens: [B, N+1] int32, target token ids.
       parents: [B, N+1] int32, row of the parent; `ROOT` in row 0, `PADDING` in rows that are no node.
-      scores: [B, N+1] float32, by which nodes were ranked; 0 at the root, at most the parent's elsewhere. Of an EAGLE
-        head the cumulative log-probability of the path, at a temperature that of its acceptance given the noise
-        (`TreeConfig.sampled_ranking`); other methods may leave zeros.
+      scores: [B, N+1] float32, by which nodes were ranked: cumulative log-probabilities of being accepted, or zeros.
       draft_log_probs: [B, N+1, V] float32, only for sampled drafts: the law that the children of a row were drawn from.
     """
 
@@ -53,9 +51,7 @@ class DraftTree(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """Keys and values of the committed tokens, one array per layer.
-
-    Per-layer arrays, not one stacked array: a layer then reads its cache without a slice, which on CPU is a copy.
+    """Keys and values of the committed tokens, one array per layer: a slice of a stacked array is a copy on CPU.
 
     Attributes:
       keys: L arrays [B, G, head_dim, S], transposed: the scores' matrix product reads them in the order of memory.
@@ -81,7 +77,7 @@ class NewKV(NamedTuple):
 
 
 class TargetOutput(NamedTuple):
-    """What the target computed for T new tokens.
+    """The target's results for T new tokens.
 
     Attributes:
       hidden: [B, T, H], after the final norm; `TargetFn.logits` reads it.
@@ -113,9 +109,7 @@ class TargetFn(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """Tokens the target has just confirmed, a run of the text; prompt chunks and accepted paths look alike.
-
-    Row i pairs the target's feature at position p = start + i with the token that follows it.
+    """Confirmed tokens, a run of the text: a prompt chunk or an accepted path. Row i is position p = start + i.
 
     Attributes:
       tokens: [B, T] int32, token at position p.
@@ -123,8 +117,8 @@ class Verified(NamedTuple):
       features: [B, T, F], the target's tapped states at position p.
       start: [B] int32, position of row 0 = committed tokens before this run.
       count: [B] int32, valid rows, 0 to T; rows beyond are padding.
-      choices: [B, N+1] int32, the target's likeliest token after every row of the tree that was verified; only for a
-        drafter with `reads_choices`, and None for a run of the prompt.
+      choices: [B, N+1] int32, the target's likeliest token after every row of the verified tree. None for a prompt
+        chunk, or without `Drafter.reads_choices`.
     """
 
     tokens: Int[Array, "B T"]
@@ -155,22 +149,20 @@ class Sampling(NamedTuple):
 
 
 class Drafter(NamedTuple):
-    """A drafting method: the pure functions init, draft and update, and what the engine needs to know of them.
+    """A drafting method: the pure functions init, draft and update, and their sizes.
 
-    `params` is always the engine's whole `{"target": ..., "drafter": ...}`, so that a head can share the target's
-    embedding without a second copy.
+    `params` is the engine's whole `{"target": ..., "drafter": ...}`: a head may share the target's embedding.
 
     Attributes:
       init: `(params, batch, slots) -> state`, before the prompt.
       draft: `(params, state, root [B], randomness, sampling) -> (DraftTree, state)`, of static shapes.
-      update: `(params, state, verified) -> state`, called with every run of confirmed tokens: prompt chunks and
-        accepted paths.
+      update: `(params, state, verified) -> state`, called with every run of confirmed tokens.
       taps: the target's hidden states that `update` reads as features, in `transformers` numbering.
       depth: D, drafted levels. num_nodes: N, drafted nodes.
       verify: the acceptance rule for its drafts (`verify.VerifyFn`); None is `verify.deterministic`.
       reads_choices: whether `update` reads the target's likeliest token after every row of the tree.
-      rewind: `(state, length [B]) -> state`, the state when `length` tokens of the same text were confirmed and the
-        next one was the root. None: a session reads a text that changes from its beginning.
+      rewind: `(state, length [B]) -> state`, the state when `length` tokens of the same text were confirmed. Without
+        it, a session reads an edited text from its beginning.
     """
 
     init: Callable[[Params, int, int], Any]
@@ -214,13 +206,10 @@ class GenerateState(NamedTuple):
       budget: [B] int32, most tokens the row may emit. eos_ids: [B, E] int32, stop tokens, padded with -1.
       done: [B] bool. cycles: [B] int32, target passes after prefill while the row was running.
       accepted: [B, D+1] int32, histogram of accepted drafted tokens per cycle.
-      keys: [B] one PRNG key per row. The draw at generated position i uses `fold_in(keys[row], i)`: text depends on
-        the key and the target only, not on the drafter, the tree, or the other rows.
-      not_finite: [B] int32, generated position for which the target had no finite logits (NaN, or none but infinite
-        ones): the row is done and that token is not emitted. `FINITE` (-1) where there is none.
-      bad_drafts: [B] int32, generated position of the first cycle whose drafts had NaN scores; `FINITE` where there is
-        none. The text is right all the same.
-      log_probs: [B, M] float32, of the emitted tokens, by the law that was asked for; None where none was.
+      keys: [B] one PRNG key per row; the draw at generated position i uses `fold_in(keys[row], i)`.
+      not_finite: [B] int32, generated position without finite logits of the target, where the row ended; or `FINITE`.
+      bad_drafts: [B] int32, generated position of the first cycle whose drafts had NaN scores; or `FINITE`.
+      log_probs: [B, M] float32, of the emitted tokens, by the law `Engine.log_probs`; None without one.
     """
 
     cache: KVCache
@@ -240,7 +229,7 @@ class GenerateState(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What the rows of a call bring along.
+    """The rows of a call.
 
     Attributes:
       prompts: [B, P] int32 token ids, padded on the right. lengths: [B] int32, tokens of every prompt, at least 1.
@@ -257,12 +246,11 @@ class Batch(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """The functions that a cycle runs: hashable, a static argument under `jit`.
+    """The functions of a cycle: hashable, a static argument under `jit`.
 
     Attributes:
       target, drafter: the functions of the model and of the drafting method.
-      log_probs: the law whose log-probabilities of the emitted tokens are kept: "target" is the model at temperature 1,
-        "law" what is sampled; None keeps none.
+      log_probs: keeps log-probabilities of the emitted tokens, by the "target" at temperature 1 or the sampled "law".
       verify: acceptance rule (`verify.VerifyFn`); None is the drafter's own.
     """
 

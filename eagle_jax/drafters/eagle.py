@@ -17,20 +17,8 @@ from jaxtyping import Array, Float, Int
 
 from eagle_jax.config import ConfigError, HeadConfig, TreeConfig
 from eagle_jax.core.cache import commit
-from eagle_jax.core.types import (
-    Drafter,
-    DraftTree,
-    KVCache,
-    NewKV,
-    Params,
-    RowRandomness,
-    Sampling,
-    TargetFn,
-    Verified,
-    empty_cache,
-)
-from eagle_jax.drafters.grow import Expander, grow
-from eagle_jax.drafters.rejection import RULES
+from eagle_jax.core.types import Drafter, KVCache, NewKV, Params, TargetFn, Verified, empty_cache
+from eagle_jax.drafters.grow import Expander, last_state, tree_drafter
 from eagle_jax.models.heads import EagleHead
 from eagle_jax.models.layers import LayerOutput
 
@@ -82,8 +70,8 @@ class HeadFns(NamedTuple):
             return draft_ids
         return draft_ids + params["drafter"]["d2t"][draft_ids]
 
-    def expander(self, params: Params, state: EagleState) -> Expander:
-        """How the head goes on from the text that `state` has seen."""
+    def expander(self, params: Params, state: EagleState, root: Array) -> Expander:
+        """Returns the head as an `Expander` of the text that `state` has seen."""
         layer = self.config.layer
 
         def extend(
@@ -142,21 +130,12 @@ def eagle(config: HeadConfig, tree: TreeConfig, target: TargetFn, dtype: str = "
             states = head.fuse(params, verified.features)
             out = head.run(params, verified.next_tokens, states, positions, causal, _committed(state.cache))
             cache = commit(state.cache, NewKV((out.keys,), (out.values,)), verified.count, result=out.states)
-            last = jnp.maximum(verified.count - 1, 0)[:, None, None]
-            hidden = jnp.take_along_axis(out.states, last, axis=1)[:, 0].astype(state.hidden.dtype)
-            return EagleState(cache, jnp.where(verified.count[:, None] > 0, hidden, state.hidden))
-
-    def draft(
-        params: Params, state: EagleState, root: Array, randomness: RowRandomness, sampling: Sampling
-    ) -> tuple[DraftTree, EagleState]:
-        with jax.named_scope("draft"):
-            return grow(head.expander(params, state), tree, root, randomness, sampling), state
+            return EagleState(cache, last_state(state.hidden, out.states, verified.count))
 
     def rewind(state: EagleState, length: Array) -> EagleState:
         return state._replace(cache=state.cache._replace(length=length))
 
-    rule = RULES[tree.verification]
-    return Drafter(init, draft, update, config.taps, tree.depth, tree.num_nodes, rule, rewind=rewind)
+    return tree_drafter(init, update, head.expander, tree, rewind, config.taps)
 
 
 def _committed(cache: KVCache) -> tuple[Array, Array, Array]:

@@ -1,7 +1,7 @@
 """Grows draft trees from any draft model: dynamic trees (EAGLE-2), static trees and chains, ranked or sampled.
 
-An `Expander` is a method's model: it continues a node. This module chooses the nodes, for all methods alike. Candidates
-of probability zero (behind the top-p cut, or outside the support of a sampled draft) are padding.
+An `Expander` is a method's model: it continues a node. This module chooses the nodes for all methods. Candidates of
+probability zero (behind the top-p cut, or outside the support of a sampled draft) become padding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from jaxtyping import Array, Bool, Float, Int
 from eagle_jax.config import TreeConfig, sibling_ranks, static_depths
 from eagle_jax.core.randomness import gumbel
 from eagle_jax.core.sampling import noise, process_logits
-from eagle_jax.core.types import PADDING, ROOT, DraftTree, NewKV, RowRandomness, Sampling
+from eagle_jax.core.types import PADDING, ROOT, Drafter, DraftTree, NewKV, Params, RowRandomness, Sampling
+from eagle_jax.drafters.rejection import RULES
 from eagle_jax.drafters.rerank import Pool, gather_tree, select_best
 
 
@@ -28,8 +29,8 @@ class Expander(NamedTuple):
     Attributes:
       root: [B, H], the state whose logits are the children of the root.
       extend: `(tokens [B,W], states [B,W,H], level, mask [B,W,E+W], earlier) -> (states [B,W,H], NewKV)`. One pass over
-        nodes of depth `level - 1`, given the states that predicted them. Beside the text, `mask` says which of the E
-        uncommitted entries of `earlier` passes each sees, then which of the W. `level` may be traced.
+        nodes of depth `level - 1`, given the states that predicted them. `mask`: which of the E uncommitted entries of
+        `earlier`, then which of the W nodes, each node sees beside the text. `level` may be traced.
       logits: `(states [B,W,H], level) -> [B,W,Vd]`, of the tokens at depth `level`; [B,1,Vd] where nodes do not differ.
       to_target: draft vocabulary ids as target ids.
       vocab: V, the target's.
@@ -72,10 +73,32 @@ class Frontier(NamedTuple):
     mask: Bool[Array, "B W E"]
 
 
+def tree_drafter(
+    init: Callable[..., Any], update: Callable[..., Any], expander: Callable[[Params, Any, Array], Expander],
+    tree: TreeConfig, rewind: Callable[[Any, Array], Any], taps: tuple[int, ...] = (),
+) -> Drafter:  # fmt: skip
+    """Builds the drafter that grows `tree` from `expander(params, state, root)`, with the acceptance rule of `tree`."""
+
+    def draft(
+        params: Params, state: Any, root: Array, randomness: RowRandomness, sampling: Sampling
+    ) -> tuple[DraftTree, Any]:
+        with jax.named_scope("draft"):
+            return grow(expander(params, state, root), tree, root, randomness, sampling), state
+
+    rule = RULES[tree.verification]
+    return Drafter(init, draft, update, taps, tree.depth, tree.num_nodes, rule, rewind=rewind)
+
+
+def last_state(before: Float[Array, "B H"], states: Float[Array, "B T H"], count: Int[Array, " B"]) -> Array:
+    """Returns the state of the last of `count` confirmed tokens, [B, H]; `before` in rows without one."""
+    last = jnp.take_along_axis(states, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
+    return jnp.where(count[:, None] > 0, last.astype(before.dtype), before)
+
+
 def grow(
     model: Expander, tree: TreeConfig, root: Int[Array, " B"], randomness: RowRandomness, sampling: Sampling
 ) -> DraftTree:
-    """One draft tree per row, in the shape that `tree` describes."""
+    """Grows one draft tree per row, in the shape of `tree`."""
     sampled = tree.verification != "deterministic" and not sampling.greedy
     if sampled:
         propose = functools.partial(_draw_children, model, randomness, sampling)

@@ -15,20 +15,8 @@ from jaxtyping import Array, Float
 
 from eagle_jax.config import ConfigError, MedusaConfig, TreeConfig
 from eagle_jax.core.cache import commit
-from eagle_jax.core.types import (
-    Drafter,
-    DraftTree,
-    KVCache,
-    NewKV,
-    Params,
-    RowRandomness,
-    Sampling,
-    TargetFn,
-    Verified,
-    empty_cache,
-)
-from eagle_jax.drafters.grow import Expander, grow
-from eagle_jax.drafters.rejection import RULES
+from eagle_jax.core.types import Drafter, KVCache, NewKV, Params, TargetFn, Verified, empty_cache
+from eagle_jax.drafters.grow import Expander, last_state, tree_drafter
 from eagle_jax.models.medusa import MedusaHeads
 
 
@@ -82,15 +70,7 @@ def medusa(config: MedusaConfig, tree: TreeConfig, target: TargetFn, tap: int, d
                 out = run(params, states, positions, jnp.tril(jnp.ones((size, size), bool)), cached, method="prefix")
                 states, new = out.states, NewKV((out.keys,), (out.values,))
                 cache = commit(cache, new, verified.count, result=states)
-            last = jnp.maximum(verified.count - 1, 0)[:, None, None]
-            hidden = jnp.take_along_axis(states, last, axis=1)[:, 0].astype(state.hidden.dtype)
-            return MedusaState(cache, jnp.where(verified.count[:, None] > 0, hidden, state.hidden))
-
-    def draft(
-        params: Params, state: MedusaState, root: Array, randomness: RowRandomness, sampling: Sampling
-    ) -> tuple[DraftTree, MedusaState]:
-        with jax.named_scope("draft"):
-            return grow(expander(params, state, root), tree, root, randomness, sampling), state
+            return MedusaState(cache, last_state(state.hidden, states, verified.count))
 
     def expander(params: Params, state: MedusaState, root: Array) -> Expander:
         def embed(tokens: Array) -> Array:
@@ -121,5 +101,4 @@ def medusa(config: MedusaConfig, tree: TreeConfig, target: TargetFn, tap: int, d
     def rewind(state: MedusaState, length: Array) -> MedusaState:
         return state if state.cache is None else state._replace(cache=state.cache._replace(length=length))
 
-    rule = RULES[tree.verification]
-    return Drafter(init, draft, update, (tap,), tree.depth, tree.num_nodes, rule, rewind=rewind)
+    return tree_drafter(init, update, expander, tree, rewind, (tap,))

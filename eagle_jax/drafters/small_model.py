@@ -16,9 +16,8 @@ from jaxtyping import Array, Float
 
 from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.core.cache import commit
-from eagle_jax.core.types import Drafter, DraftTree, KVCache, NewKV, Params, RowRandomness, Sampling, TargetFn, Verified
-from eagle_jax.drafters.grow import Expander, grow
-from eagle_jax.drafters.rejection import RULES
+from eagle_jax.core.types import Drafter, KVCache, NewKV, Params, TargetFn, Verified
+from eagle_jax.drafters.grow import Expander, last_state, tree_drafter
 
 SPARE = 32
 """Cache slots beyond the target's: the root is in this cache already, and a run is one token longer."""
@@ -74,16 +73,9 @@ def small_model(fn: TargetFn, tree: TreeConfig, vocab: int, draft_vocab: int) ->
             rows = jnp.minimum(jnp.arange(width + 1)[None] + jnp.where(first, 0, 1)[:, None], width)
             count = jnp.where(verified.count > 0, verified.count + first.astype(jnp.int32), 0)
             cache = commit(state.cache, out.new, count, rows, out.hidden)
-            hidden = jnp.take_along_axis(out.hidden, verified.count[:, None, None], axis=1)[:, 0]
-            return SmallModelState(cache, jnp.where(verified.count[:, None] > 0, hidden, state.hidden))
+            return SmallModelState(cache, last_state(state.hidden, out.hidden[:, 1:], verified.count))
 
-    def draft(
-        params: Params, state: SmallModelState, root: Array, randomness: RowRandomness, sampling: Sampling
-    ) -> tuple[DraftTree, SmallModelState]:
-        with jax.named_scope("draft"):
-            return grow(expander(params, state), tree, root, randomness, sampling), state
-
-    def expander(params: Params, state: SmallModelState) -> Expander:
+    def expander(params: Params, state: SmallModelState, root: Array) -> Expander:
         def extend(
             tokens: Array, states: Array, level: Array | int, mask: Array, earlier: NewKV
         ) -> tuple[Array, NewKV]:
@@ -107,5 +99,4 @@ def small_model(fn: TargetFn, tree: TreeConfig, vocab: int, draft_vocab: int) ->
     def rewind(state: SmallModelState, length: Array) -> SmallModelState:
         return state._replace(cache=state.cache._replace(length=length + 1))  # the root is in it
 
-    rule = RULES[tree.verification]
-    return Drafter(init, draft, update, (), tree.depth, tree.num_nodes, rule, rewind=rewind)
+    return tree_drafter(init, update, expander, tree, rewind)

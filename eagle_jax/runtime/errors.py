@@ -71,7 +71,7 @@ def _listed(rows: dict[int, int]) -> str:
 
 @contextlib.contextmanager
 def memory_errors(request: Request) -> Iterator[None]:
-    """Converts "RESOURCE_EXHAUSTED" into a message with the sizes of the run; a context manager.
+    """Converts JAX's "RESOURCE_EXHAUSTED" into a message with the sizes of the run.
 
     Raises:
       MemoryError: the run did not fit in device memory. Other errors pass.
@@ -92,25 +92,23 @@ def check_fits(request: Request) -> None:
     Raises:
       MemoryError: with the sizes, and how many rows fit.
     """
-    rows, weights = request.batch.prompts.shape[0], size_of(request.params)
-    # Cached per shape: tracing the caches takes as long as a target pass of a small model.
-    meshes = tuple(getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(request.params)[:1])
-    shape = (request.engine, rows, request.sizes.slots, weights, meshes)
-    if shape in _FITTING:
+    if (limit := _limit(request.params)) is None:
         return
-    if (limit := _limit(request.params)) is not None:
-        caches = size_of(cache_shapes(request))
-        if weights + caches > limit:
-            fit = max(0, int((limit - weights) // (caches / rows)))
-            raise MemoryError(memory_message(request, f", where {fit} of {rows} rows fit" if rows > 1 else ""))
-    if len(_FITTING) >= MOST_SHAPES:
-        _FITTING.clear()
-    _FITTING.add(shape)
+    rows, weights = request.batch.prompts.shape[0], size_of(request.params)
+    # Tracing the caches takes as long as a target pass of a small model.
+    shape = (request.engine, rows, request.sizes.slots)
+    if shape not in _CACHES:
+        if len(_CACHES) >= MOST_SHAPES:
+            _CACHES.clear()
+        _CACHES[shape] = size_of(cache_shapes(request))
+    if weights + _CACHES[shape] > limit:
+        fit = max(0, int((limit - weights) // (_CACHES[shape] / rows)))
+        raise MemoryError(memory_message(request, f", where {fit} of {rows} rows fit" if rows > 1 else ""))
 
 
 MOST_SHAPES = 1024
-_FITTING: set[Any] = set()
-"""Shapes that fit, at most `MOST_SHAPES`."""
+_CACHES: dict[Any, int] = {}
+"""Bytes of the caches by engine, rows and slots; at most `MOST_SHAPES`."""
 
 
 def cache_shapes(request: Request) -> Any:
@@ -122,11 +120,7 @@ def cache_shapes(request: Request) -> Any:
 
 
 def memory_message(request: Request, detail: str = "") -> str:
-    """Returns the error message of a run that does not fit: its sizes in GB (1e9 bytes), and what reduces them.
-
-    Args:
-      detail: follows the name of the device, such as " (4.70G more needed)".
-    """
+    """Returns the error message of a run that does not fit; `detail` follows the name of the device."""
     rows, slots = request.batch.prompts.shape[0], request.sizes.slots
     weights, caches = (size_of(tree) / 1e9 for tree in (request.params, cache_shapes(request)))
     devices = max((len(leaf.sharding.device_set) for leaf in jax.tree.leaves(request.params)), default=1)

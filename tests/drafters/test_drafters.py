@@ -46,7 +46,7 @@ def drafted(head, seed=0, temperature=TEMPERATURE):
 def path_log_probs(head, params, whole):
     """Log-confidence of every next token after a path of target ids: one head pass per token, no tree and no mask."""
     fns = HeadFns(head.config, head.target_fn, "float32")
-    model = fns.expander(params, whole.drafter)
+    model = fns.expander(params, whole.drafter, whole.root)
     known = {}
 
     def run(path):

@@ -181,5 +181,5 @@ def test_arguments_of_the_pure_functions():
 
 def test_a_cache_too_small_for_the_run():
     request = request_of(tiny_target(), None, GOOD, 8, make_sampling(), None, None)
-    with pytest.raises(ValueError, match="slots=16 is below the 65 cache slots"):
+    with pytest.raises(ValueError, match="slots must be at least required_slots, 65, got 16"):
         prefill(*request._replace(sizes=request.sizes._replace(slots=16)))

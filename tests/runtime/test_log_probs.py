@@ -68,7 +68,7 @@ def test_another_law_is_refused():
         eagle_jax.stream(tiny_target(), None, PROMPTS[0], log_probs="draft")
     request = prepared(tiny_head("eagle3", TREES["k2n6"]), PROMPTS[:1])
     state = jax.eval_shape(lambda: generate(*request))
-    with pytest.raises(ValueError, match="state has no log-probabilities: use Engine"):
+    with pytest.raises(ValueError, match=r"state must have log-probabilities, got none\. Use Engine"):
         emitted_log_probs(state)
     with pytest.raises(ValueError, match="log_probs must be the same in prefill and step"):
         step(request.params, state, request.sampling, request.engine._replace(log_probs="law"))

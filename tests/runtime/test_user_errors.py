@@ -78,10 +78,8 @@ def test_a_batch_that_no_device_holds_is_refused_before_it_is_compiled():
 
 def test_a_stream_and_a_conversation_that_no_device_holds_are_refused(monkeypatch):
     target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
-    errors._FITTING.clear()  # of an earlier test that had room
     small = request_of(target, head, [[1, 2]], 9, make_sampling())
     room = errors.size_of(small.params) + errors.size_of(errors.cache_shapes(small))
-    errors._FITTING.clear()
     monkeypatch.setattr(errors, "memory_of", lambda _: room - 1)
     with pytest.raises(MemoryError, match=r"out of memory on [^,]*: weights"):
         eagle_jax.stream(target, head, [1, 2], max_new_tokens=9)
@@ -109,7 +107,6 @@ def test_devices_of_a_mesh_add_up_and_those_of_other_processes_are_not_asked(mon
     total = errors.size_of(request.params) + errors.size_of(errors.cache_shapes(request))
     kind = type(jax.tree.leaves(request.params)[0].sharding)
     for share, fits in ((total // 4 + 1, True), (total // 4 - 1, False)):
-        errors._FITTING.clear()
         chips = {Chip(platform="tpu", process_index=process, limit=share) for process in (0, 0, 1, 1)}
         monkeypatch.setattr(kind, "device_set", property(lambda _, chips=chips: chips))
         if fits:
