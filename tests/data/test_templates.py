@@ -1,26 +1,30 @@
-"""Chat templates: the one in force of several, and their arguments."""
+"""Chat templates: the one in force of several, their arguments, and keys of what is rendered by them."""
 
 from __future__ import annotations
 
 import inspect
+import json
 
 import pytest
+from tokenizers import normalizers
 
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.data.chat.encode import encode, prompt_ids
 from eagle_jax.data.chat.tokenize import chat_ids, chat_text
 from eagle_jax.data.chat.tokenizers import set_chat_template, set_template_args
+from eagle_jax.data.corpus.shards import remember
+from eagle_jax.data.corpus.sources import Source, corpus_key
 from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.templates import keys
 from eagle_jax.data.templates.keys import tokenizer_settings
-from eagle_jax.data.templates.render import chat_template, set_template_arguments, template_arguments
+from eagle_jax.data.templates.render import chat_template, template_arguments
 from infer.common.programs import parse_template_args
-from tests.data.test_conversations import TALK, TEMPLATES, tokenizer_with
+from tests.data.chats import TALK, TEMPLATES, tokenizer_with
 
-CHATML, MARKED = TEMPLATES["chatml"], TEMPLATES["marked"]
+CHATML = TEMPLATES["chatml"]
 
 
-@pytest.mark.parametrize("template", [CHATML, MARKED])
+@pytest.mark.parametrize("template", [CHATML, TEMPLATES["marked"]])
 def test_of_several_templates_the_default_is_in_force(template):
     tokenizer = tokenizer_with({"default": template, "tool_use": "tools {{ messages }}", "rag": "rag"})
     alone = tokenizer_with(template)
@@ -33,7 +37,7 @@ def test_of_several_templates_the_default_is_in_force(template):
 @pytest.mark.parametrize("call", [encode, prompt_ids, chat_ids])
 def test_several_templates_without_a_default_are_listed(call):
     tokenizer = tokenizer_with({"rag": CHATML, "tool_use": CHATML})
-    with pytest.raises(ValueError, match=r"rag, tool_use, none of which is named default\. Name one") as caught:
+    with pytest.raises(ValueError, match=r"templates rag, tool_use and none named default\. Choose one") as caught:
         call(tokenizer, TALK)
     assert not isinstance(caught.value, SkippedRow)  # it is true of every row
 
@@ -57,17 +61,15 @@ def test_arguments_of_a_call_reach_the_template():
     assert text_of(tokenizer, enable_thinking=False, effort="low").endswith("assistant\n<think>\n\n</think>\n\n#low")
     with pytest.raises(ValueError, match=r"chat template reads \(effort, enable_thinking\), got thinking\. Leave it"):
         text_of(tokenizer, thinking=False)
-    with pytest.raises(ValueError, match=r"chat template reads \(none\), got effort"):
-        chat_ids(tokenizer_with(CHATML), ASKED, effort="low")
-    with pytest.raises(ValueError, match=r"chat template reads \(none\), got effort"):
-        chat_ids(tokenizer_with(None), ASKED, effort="low")
+    for bare in (CHATML, None):
+        with pytest.raises(ValueError, match=r"chat template reads \(none\), got effort"):
+            chat_ids(tokenizer_with(bare), ASKED, effort="low")
     with pytest.raises(ValueError, match=r"no such effort"):
         text_of(tokenizer, effort="high")
-
-
-def test_tools_of_a_call_take_the_template_of_tools():
-    tokenizer = tokenizer_with({"default": CHATML, "tool_use": "{{ tools[0].name }}{{ messages[0].content }}"})
-    assert text_of(tokenizer, tools=[{"name": "clock"}]) == "clockOne and one?"
+    with pytest.raises(ValueError, match="chat template must be valid Jinja"):
+        chat_ids(tokenizer_with("{% if %}"), ASKED, effort="low")
+    tools = tokenizer_with({"default": CHATML, "tool_use": "{{ tools[0].name }}{{ messages[0].content }}"})
+    assert text_of(tools, tools=[{"name": "clock"}]) == "clockOne and one?"
 
 
 def test_arguments_of_a_tokenizer_hold_wherever_it_renders():
@@ -81,48 +83,22 @@ def test_arguments_of_a_tokenizer_hold_wherever_it_renders():
     assert tokenizer.decode(learnt.tokens.tolist()).endswith("#low")
     set_template_args(tokenizer, {"effort": "medium"})  # the last one counts
     assert text_of(tokenizer).endswith("#medium")
-
-
-@pytest.mark.parametrize("start", ["\n  ", "  {% if true %}x{% endif %}\n", "", "{# c #}\n\n"])
-@pytest.mark.parametrize(
-    "value", [None, True, 3, -1.5, "", "a\"b\\'{% %}{{ }}\n𝄞", ["x", {"y": [None]}], {"a": {"b": "c"}}]
-)
-def test_a_value_is_the_template_s_as_it_is(start, value):
-    template = start + "{{ value is defined }} {{ (value if value is defined else given) | tojson }}"
-    one, other = tokenizer_with(template), tokenizer_with(template)
-    set_template_arguments(one, {"value": value})
-    talk = [{"role": "user", "content": "Hi"}]
-    assert one.apply_chat_template(talk, tokenize=False) == other.apply_chat_template(talk, tokenize=False, value=value)
-
-
-@pytest.mark.parametrize("value", [float("nan"), object(), b"x"])
-def test_a_value_that_is_none_of_jsons(value):
-    with pytest.raises(ValueError, match=r"must be strings, numbers, .*, got \w+ "):
-        set_template_args(tokenizer_with(THOUGHTFUL), {"effort": value})
-
-
-def test_of_several_templates_those_that_read_an_argument_get_it():
-    tokenizer = tokenizer_with({"default": THOUGHTFUL, "rag": "{{ messages[0].content }}"})
-    set_template_args(tokenizer, {"effort": "low"})
-    assert text_of(tokenizer).endswith("#low")
-    assert tokenizer.chat_template["rag"] == "{{ messages[0].content }}"
-    set_chat_template(tokenizer, "rag")
-    assert text_of(tokenizer) == "One and one?"
-    with pytest.raises(ValueError, match=r"reads \(none\), got effort"):
-        set_template_args(tokenizer, {"effort": "low"})
+    for value in (float("nan"), object(), b"x"):
+        with pytest.raises(ValueError, match=r"must be JSON values, got .*effort"):
+            set_template_args(tokenizer, {"effort": value})
 
 
 def test_templates_are_chosen_by_name():
-    tokenizer = tokenizer_with({"rag": CHATML, "tool_use": CHATML})
-    with pytest.raises(CheckpointError, match=r"rga: no such chat template: give a Jinja file, or .*: rag, tool_use$"):
+    tokenizer = tokenizer_with({"default": THOUGHTFUL, "rag": "{{ messages[0].content }}"})
+    set_template_args(tokenizer, {"effort": "low"})
+    assert text_of(tokenizer).endswith("#low")
+    with pytest.raises(CheckpointError, match=r"rga: no such chat template: give a Jinja file, or .*: default, rag$"):
         set_chat_template(tokenizer, "rga")
     set_chat_template(tokenizer, "rag")
-    assert chat_template(tokenizer) == CHATML
-
-
-def test_what_is_no_template_is_an_error_that_says_so():
-    with pytest.raises(ValueError, match="the chat template is no Jinja"):
-        chat_ids(tokenizer_with("{% if %}"), ASKED, effort="low")
+    assert chat_template(tokenizer) == "{{ messages[0].content }}"
+    assert text_of(tokenizer) == "One and one?"
+    with pytest.raises(ValueError, match=r"reads \(none\), got effort"):
+        set_template_args(tokenizer, {"effort": "low"})
 
 
 def test_options_are_read_as_json():
@@ -145,14 +121,52 @@ def test_a_variable_that_the_template_sets_itself_is_no_argument():
     assert template_arguments(tokenizer) == ("date", "thinking")
 
 
+@pytest.mark.parametrize("messages", [None, 3, "", "Hello", {"role": "user", "content": "Hello"}, ["Hello"]])
+def test_what_is_no_list_of_messages_is_named(messages):
+    with pytest.raises(ValueError, match=r"^messages must be a list of dicts, each with a role .*, got "):
+        inspect.unwrap(chat_text)(tokenizer_with(CHATML), messages)  # without the annotations
+
+
+TEMPLATE = CHATML + "{{ effort }}"
+CHANGES = {
+    "another end of text": lambda one: setattr(one, "eos_token", "<|im_end|>"),
+    "another token": lambda one: one.add_tokens(["<tool>"]),
+    "another special token": lambda one: one.add_special_tokens({"pad_token": "<s>"}),
+    "what begins a text": lambda one: setattr(one, "add_bos_token", True),
+    "what ends a text": lambda one: setattr(one, "add_eos_token", True),
+    "clean-up": lambda one: setattr(one, "clean_up_tokenization_spaces", True),
+    "split special tokens": lambda one: setattr(one, "split_special_tokens", True),
+    "normaliser": lambda one: setattr(one.backend_tokenizer, "normalizer", normalizers.Lowercase()),
+    "template": lambda one: setattr(one, "chat_template", TEMPLATE + " "),
+    "template of tools": lambda one: setattr(one, "chat_template", {"default": TEMPLATE, "tool_use": "x"}),
+    "argument": lambda one: set_template_args(one, {"effort": "low"}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_keys_depend_on_all_that_a_tokenizer_decides(change, tmp_path):
+    (tmp_path / "chat.jsonl").write_text("{}")
+    sources = [Source(str(tmp_path / "chat.jsonl"))]
+    one, same = tokenizer_with(TEMPLATE), tokenizer_with(TEMPLATE)
+    settings = tokenizer_settings(one)
+    assert settings == tokenizer_settings(same) == json.loads(json.dumps(settings))
+    assert corpus_key(sources, one) == corpus_key(sources, same)
+    remember(tmp_path / "replies", settings)
+    CHANGES[change](one)
+    assert corpus_key(sources, one) != corpus_key(sources, same)
+    changed = [name for name, value in tokenizer_settings(one).items() if value != settings.get(name)]
+    with pytest.raises(ValueError, match=rf"begun with other settings .*\b{changed[0]} was .* and is now "):
+        remember(tmp_path / "replies", tokenizer_settings(one))
+
+
+def test_a_template_that_is_never_in_force_changes_nothing():
+    one, other = (tokenizer_with({"default": TEMPLATE, "rag": text}) for text in "ab")
+    assert tokenizer_settings(one) == tokenizer_settings(other)
+    assert tokenizer_settings(tokenizer_with(None))["chat template"] is None
+
+
 def test_a_template_that_writes_the_date_is_keyed_by_it(monkeypatch):
     tokenizer = tokenizer_with("{{ strftime_now('%Y') }}{% for m in messages %}{{ m.content }}{% endfor %}")
     before = tokenizer_settings(tokenizer)
     monkeypatch.setattr(keys, "render", lambda *_, **__: "another year")
     assert tokenizer_settings(tokenizer) != before
-
-
-@pytest.mark.parametrize("messages", [None, 3, "", "Hello", {"role": "user", "content": "Hello"}, ["Hello"]])
-def test_what_is_no_list_of_messages_is_named(messages):
-    with pytest.raises(ValueError, match=r"^messages=.* must be a list of dicts, each with a role"):
-        inspect.unwrap(chat_text)(tokenizer_with(TEMPLATES["chatml"]), messages)  # without the annotations

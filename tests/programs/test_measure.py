@@ -128,5 +128,5 @@ def test_programs_are_forgotten_where_there_are_many(monkeypatch):
 
 @pytest.mark.parametrize("messages", ["hello", ["hello"], [{"content": "x"}], [{"role": "user"}]], ids=str)
 def test_what_is_no_conversation_is_refused(messages):
-    with pytest.raises(ValueError, match=r"^messages=.* must be a list of dicts, each with a role"):
+    with pytest.raises(ValueError, match=r"^messages must be a list of dicts, each with a role"):
         chat_ids(Tokenizer(), messages)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import re
-import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,9 +19,12 @@ import train.regenerate as program
 from eagle_jax.checkpoints import CheckpointError, save_head_checkpoint, save_target_checkpoint
 from eagle_jax.config import TreeConfig
 from eagle_jax.data.corpus.sources import Source, build_corpus
-from tests.data.test_conversations import TEMPLATES, tokenizer_with
+from tests.data.chats import TEMPLATES, tokenizer_with
 from tests.models import tiny_head, tiny_target
+from tests.training.runs import free_port
+from train.loop import dialogues
 from train.loop.dialogues import _keys
+from train.loop.places import LOCK
 
 VOCAB = 272  # the tokenizer has 263
 STOPS = tuple(range(60, 80))  # enough letters that some replies end by themselves
@@ -66,7 +68,7 @@ def args_of(folder: Path, out: Path, **changes) -> program.Args:
 
 
 def written(out: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(out.iterdir())}
+    return {path.name: path.read_bytes() for path in sorted(out.iterdir()) if path.name != LOCK}
 
 
 def texts_of(out: Path) -> list[dict]:
@@ -78,17 +80,6 @@ def whole(folder) -> Path:
     """An uninterrupted run without a head."""
     program.main(args_of(folder, folder / "whole"))
     return folder / "whole"
-
-
-def process(folder: Path, out: Path, before: str = "", **environment: str) -> subprocess.Popen:
-    """The program in a process of its own, after the Python code `before`."""
-    given = dataclasses.asdict(args_of(folder, out))
-    code = f"import pathlib, train.regenerate as program\n{before}\nprogram.main(program.Args(**{given!r}))"
-    code = code.replace("PosixPath(", "pathlib.PosixPath(")
-    return subprocess.Popen(
-        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env={**os.environ, **environment},
-    )  # fmt: skip
 
 
 def test_every_reply_is_the_targets_and_taught_once(folder, whole):
@@ -122,48 +113,39 @@ def test_every_reply_is_the_targets_and_taught_once(folder, whole):
     assert skipped == {}
 
 
-def test_what_was_written_is_told(folder, whole, capsys):
+def test_the_report_counts_what_was_written(folder, whole, capsys):
     before = written(whole)
-    program.main(args_of(folder, whole))  # everything is there: nothing is generated, all is counted
+    program.main(args_of(folder, whole))  # all shards exist: nothing is generated
     assert written(whole) == before
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     texts = texts_of(whole)
-    spans = [end - start for text in texts for start, end in text["supervised"]]
-    assert report["rows"] == 13
-    assert report["shards"] == 3
-    assert report["texts"] == len(texts)
-    assert report["replies"] == len(spans)
-    assert report["reply_tokens"] == sum(spans)
-    assert report["cut"] == sum(text["tokens"][end - 1] not in STOPS for text in texts for _, end in text["supervised"])
-    assert 0 < report["cut"] < report["replies"]
-    assert report["skipped"] == {
-        "plain text, which has no replies": 1,
-        "no turn of a user to answer": 1,
-        "prompt longer than --max-prompt 384": 1,
-    }
-    assert report["shortened"] == {"prompt longer than --max-prompt 384": 1}
-    assert "tau" not in report
+    spans = [(text["tokens"], start, end) for text in texts for start, end in text["supervised"]]
+    cut = sum(tokens[end - 1] not in STOPS for tokens, _, end in spans)
+    assert 0 < cut < len(spans)
+    too_long = {"prompt longer than --max-prompt 384": 1}
+    skipped = {"plain text, which has no replies": 1, "no turn of a user to answer": 1, **too_long}
+    assert report == {
+        "rows": 13, "shards": 3, "texts": len(texts), "replies": len(spans), "cut": cut, "skipped": skipped,
+        "reply_tokens": sum(end - start for _, start, end in spans), "shortened": too_long, "out": str(whole),
+    }  # fmt: skip
 
 
-def test_killed_and_resumed_it_writes_the_same(folder, whole, tmp_path):
-    """SIGKILL between the turns of a batch, and a line torn off in the middle (test_shards tears everywhere)."""
-    out = tmp_path / "out"
-    kill = """
-import itertools, os, signal, train.loop.dialogues as converse
-count, generate = itertools.count(1), converse.generate
-def killing(*args, **options):
-    if next(count) == 6:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return generate(*args, **options)
-converse.generate = killing
-"""
-    killed = process(folder, out, kill)
-    _, errors = killed.communicate(timeout=600)
-    assert killed.returncode == -signal.SIGKILL, errors
+def test_killed_and_resumed_it_writes_the_same(folder, whole, tmp_path, monkeypatch):
+    """Killed between the turns of a batch, and a line torn off in the middle (test_shards tears everywhere)."""
+    out, generate, calls = tmp_path / "out", dialogues.generate, itertools.count(1)
+
+    def killing(*args, **options):
+        if next(calls) == 6:
+            raise KeyboardInterrupt
+        return generate(*args, **options)
+
+    monkeypatch.setattr(dialogues, "generate", killing)
+    with pytest.raises(KeyboardInterrupt):
+        program.main(args_of(folder, out))
+    monkeypatch.undo()
     assert (out / "shard-00000.jsonl").exists()
     (partial,) = out.glob("*.partial")
     done = partial.read_bytes()
-    assert done.endswith(b"\n")
     last = done.splitlines()[-1]
     partial.write_bytes(done + last[: len(last) // 2])
     program.main(args_of(folder, out))
@@ -188,18 +170,22 @@ def test_keys_differ_by_row_and_by_turn_and_not_by_place():
     assert len({tuple(key) for found in keys for key in found[1:]}) == 9
 
 
+@pytest.mark.slow  # two processes on two cores
 def test_two_processes_share_the_shards(folder, whole, tmp_path):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    names = {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": "2"}
-    both = [process(folder, tmp_path / "out", **names, JAX_PROCESS_ID=str(i)) for i in range(2)]
+    given = dataclasses.asdict(args_of(folder, tmp_path / "out"))
+    code = f"import train.regenerate as program\nfrom pathlib import PosixPath\nprogram.main(program.Args(**{given!r}))"
+    names = {**os.environ, "JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}", "JAX_NUM_PROCESSES": "2"}
+    both = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                         env={**names, "JAX_PROCESS_ID": str(index)})
+        for index in range(2)
+    ]  # fmt: skip
     outputs = [each.communicate(timeout=600) for each in both]
     assert [each.returncode for each in both] == [0, 0], outputs
     assert written(tmp_path / "out") == written(whole)
     report = json.loads(outputs[0][0].splitlines()[-1])
     assert (report["rows"], report["shards"], report["texts"]) == (13, 3, len(texts_of(whole)))
-    assert '"rows"' not in outputs[1][0]  # one of them tells
+    assert '"rows"' not in outputs[1][0]  # one process prints
 
 
 def test_cut_replies_may_be_left_out(folder, whole, tmp_path, capsys):
@@ -213,14 +199,14 @@ def test_cut_replies_may_be_left_out(folder, whole, tmp_path, capsys):
     assert {text["row"] for text in texts} < {text["row"] for text in texts_of(whole)}
 
 
-def test_a_limit_draws_rows_and_a_larger_one_more_of_them():
-    few, more = program.choose(100, 10, 3), program.choose(100, 20, 3)
-    assert len(few) == 10
-    assert len(more) == 20
-    assert set(few) < set(more)
-    assert few.tolist() == sorted(few.tolist())
-    assert program.choose(100, 10, 4).tolist() != few.tolist()
-    assert program.choose(5, None, 3).tolist() == program.choose(5, 9, 3).tolist() == list(range(5))
+def test_a_limit_draws_rows_and_a_larger_one_more_of_them(folder, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(program, "write", lambda writer, sources, rows: drawn.append(rows.tolist()))
+    for limit, seed in ((4, 3), (8, 3), (4, 5), (20, 3)):
+        program.main(args_of(folder, tmp_path / f"{limit}-{seed}", limit=limit, seed=seed))
+    few, more, other, everything = drawn
+    assert len(few) == 4 and len(more) == 8 and set(few) < set(more)
+    assert few == sorted(few) != other and everything == list(range(13))
 
 
 def test_other_settings_are_refused(folder, whole):
@@ -234,9 +220,6 @@ def test_other_settings_are_refused(folder, whole):
     (folder / "other.jinja").write_text(TEMPLATES["marked"])
     with pytest.raises(ValueError, match=r"chat template was '\w{16}' and is now '\w{16}'"):
         program.main(args_of(folder, whole, chat_template=str(folder / "other.jinja")))
-    (folder / "effort.jinja").write_text(TEMPLATES["chatml"] + "{{ effort }}")
-    with pytest.raises(ValueError, match=r"template_args was \[\] and is now \['effort=low'\]; .*chat template was"):
-        program.main(args_of(folder, whole, chat_template=str(folder / "effort.jinja"), template_args=("effort=low",)))
     stops = folder / "target" / "generation_config.json"
     said = stops.read_text() if stops.exists() else None
     stops.write_text(json.dumps({"eos_token_id": [3]}))
@@ -254,7 +237,6 @@ def test_other_settings_are_refused(folder, whole):
         ([], {}, "rows.jsonl, which is empty"),
         ([{"text": "a"}, {"x": 1}], {}, "to be written: 1 x plain text, which has no replies; 1 x neither messages"),
         ([ROWS[ALONE]], {}, "no row has a reply to be written: 1 x no turn of a user to answer"),
-        ([{**asking("a"), "images": ["b.png"]}], {}, "1 x the row has the key 'images', which is not read"),
         ([asking("a", "b")], {"template": "{{ messages[-1]['content'] }}"}, "1 x the chat template drops a turn"),
         ([asking("a")], {"template": ""}, "the tokenizer must have a chat template"),
         ([asking("a")], {"vocab": 262}, "a vocabulary of 263, and the target's vocabulary has 262"),
@@ -262,11 +244,9 @@ def test_other_settings_are_refused(folder, whole):
         ([asking("a")], {"temperatures": ()}, "--temperatures must be at least one number, got none"),
         ([asking("a")], {"top_p": 2.0}, "--top-p must be above 0 and at most 1, got 2.0"),
         ([asking("a")], {"seed": -1}, "--seed -1 must lie in 0 to"),
-        ([{"prompt": " "}], {}, "no row has a reply to be written: 1 x no turn of a user to answer"),
         ([asking("a")], {"limit": 0}, "--limit 0 must be at least 1"),
         ([asking("a")], {"tensor": 3}, "--tensor must divide the 4 devices of a process, got 3"),
         ([asking("a")], {"data": ()}, "--data must name at least one source, got none"),
-        ([asking("a")], {"data": ("nowhere.jsonl",)}, "--data nowhere.jsonl: no file nowhere.jsonl"),
         ([asking("a")], {"target": "nowhere/at/all"}, "no such directory: nowhere/at/all"),
         ([asking("a")], {"head": "nowhere/at/all"}, "no such directory: nowhere/at/all"),
         ([asking("a")], {"tree": "2"}, "--tree '2' must be depth,top_k,num_nodes"),
@@ -287,13 +267,6 @@ def test_bad_input_is_named_before_anything_is_compiled(rows, changes, message, 
     with pytest.raises((ValueError, CheckpointError), match=re.escape(message)):
         program.main(args_of(folder, tmp_path / "out", **given))
     assert not (tmp_path / "out").exists()
-
-
-def test_a_directory_of_something_else_is_left_alone(folder, tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"must be empty or a directory of train.regenerate, got .* with other files"):
-        program.main(args_of(folder, tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_rows_whose_prompts_are_all_too_long_are_counted(folder, tmp_path, monkeypatch):

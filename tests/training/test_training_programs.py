@@ -25,9 +25,9 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.data.chat.encode import prompt_ids
 from eagle_jax.data.chat.tokenizers import load_tokenizer
 from eagle_jax.data.corpus.features import Layout
-from eagle_jax.data.corpus.sources import Source, build_corpus
+from eagle_jax.data.corpus.sources import Source
 from infer.common.programs import arguments
-from tests.data.test_conversations import TEMPLATES, tokenizer_with
+from tests.data.chats import TEMPLATES, tokenizer_with
 from tests.models import tiny_head, tiny_target
 
 FUNCTION = 'def double_0(x):\n    """Twice x."""\n    y = 2 * x\n    return y\n\n\n'
@@ -46,41 +46,17 @@ def prepared(tmp_path_factory):
     (root / "raw" / "gpteacher" / "turns.json").write_text(json.dumps(turns))
     with pytest.MonkeyPatch.context() as patch:
         library = "".join(FUNCTION.replace("_0", f"_{i}") for i in range(2000))
-        patch.setattr(train.demo.data, "standard_library", lambda: iter([(root / "a.py", library)]))
+        patch.setattr(train.demo.data, "standard_library", lambda: iter([library]))
         train.demo.data.main(train.demo.data.Args(data=root / "raw", out=root / "data", vocab_size=300))
     return root
 
 
 @pytest.fixture(scope="module")
 def corpus(prepared):
-    """What `train.target` reads, and the tokenizer."""
-    tokenizer = load_tokenizer(prepared / "data" / "tokenizer", tiny_target(300).config)
-    return train.target.read(prepared / "data", tokenizer), tokenizer
-
-
-def test_rows_are_what_the_tokenizer_renders(prepared, corpus):
-    """Every document, token by token: each part tokenised alone, and the marks between them."""
-    corpus, tokenizer = corpus
-    bos, end, user, assistant = range(4)
-    encode = lambda text: tokenizer.backend_tokenizer.encode(text).ids  # noqa: E731
-    count = 0
-    for name in corpus.names:
-        for index, row in zip(corpus.of(name).tolist(), Source(name).rows(), strict=True):
-            if "text" in row:
-                text = row["text"].removeprefix("<|bos|>").removesuffix("<|end|>")
-                prompt, wanted = 1, [bos, *encode(text), end]
-            else:
-                question, answer = (turn["content"] for turn in row["messages"])
-                asked = [bos, user, *encode(question), assistant]
-                prompt, wanted = len(asked), [*asked, *encode(answer), end]
-            assert corpus[index].tokens.tolist() == wanted
-            assert np.flatnonzero(corpus[index].supervised).tolist() == list(range(prompt, len(wanted)))
-            count += 1
-    assert count == len(corpus)
-    completion = corpus[int(corpus.of(str(prepared / "data" / "completion.jsonl"))[0])]
-    turn = FUNCTION.replace('x."""\n', 'x."""\n<|assistant|>').rstrip()
-    shown = re.sub(r"double_\d+", "double_0", tokenizer.decode(completion.tokens.tolist()))
-    assert shown == f"<|bos|><|user|>{train.demo.data.COMPLETE}{turn}<|end|>"
+    """What `train.target` reads."""
+    return train.target.read(
+        prepared / "data", load_tokenizer(prepared / "data" / "tokenizer", tiny_target(300).config)
+    )
 
 
 def test_two_percent_of_every_source_are_held_out_and_no_row_is_in_both(prepared):
@@ -95,7 +71,6 @@ def test_two_percent_of_every_source_are_held_out_and_no_row_is_in_both(prepared
 
 
 def test_the_target_reads_documents_end_to_end_at_their_shares(corpus):
-    corpus, _ = corpus
     shares = list(train.target.SHARES.values())
     rows = train.target.packed_rows(corpus, shares, 33, 1, pool=1000)
     first = train.target.take(rows, 1000)
@@ -134,8 +109,9 @@ def test_from_raw_data_to_a_pair_that_drafts(prepared, method, tmp_path, capsys)
     train.regenerate.main(train.regenerate.Args(out=tmp_path / "replies", **given))
     train.head.main(
         train.head.Args(
-            str(target), (str(tmp_path / "replies" / "*.jsonl"),), tmp_path / "head", method=method, draft_vocab=64,
-            steps=2, rows=4, length=32, unroll=2 if method == "eagle3" else None, warmup=1, dtype="float32",
+            target=str(target), data=(str(tmp_path / "replies" / "*.jsonl"),), out=tmp_path / "head", method=method,
+            draft_vocab=64, steps=2, rows=4, length=32, unroll=2 if method == "eagle3" else None, warmup=1,
+            dtype="float32",
             heldout=(str(data / "heldout" / "gsm8k.jsonl"),), eval_prompts=4, eval_tokens=8, eval_tree="2,2,4",
         )
     )  # fmt: skip
@@ -165,8 +141,8 @@ def test_a_pair_is_evaluated_on_the_rows_it_was_not_trained_on(tmp_path, capsys)
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
     train.evaluate.main(
         train.evaluate.Args(
-            str(tmp_path / "target"), str(tmp_path / "head"), (str(tmp_path / "*.jsonl"),), prompts=3,
-            max_new_tokens=9, tree="2,2,4", temperatures=(0.0,),
+            target=str(tmp_path / "target"), head=str(tmp_path / "head"), heldout=(str(tmp_path / "*.jsonl"),),
+            prompts=3, max_new_tokens=9, tree="2,2,4", temperatures=(0.0,),
         )
     )  # fmt: skip
     found = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
@@ -185,8 +161,8 @@ def test_a_pair_is_evaluated_on_the_rows_it_was_not_trained_on(tmp_path, capsys)
     (run / "log.jsonl").touch()
     train.evaluate.main(
         train.evaluate.Args(
-            str(tmp_path / "target"), str(run), (str(tmp_path / "b.jsonl"),), kind="draft_model", prompts=3,
-            max_new_tokens=9, tree="3,1,3", temperatures=(0.0,),
+            target=str(tmp_path / "target"), head=str(run), heldout=(str(tmp_path / "b.jsonl"),), kind="draft_model",
+            prompts=3, max_new_tokens=9, tree="3,1,3", temperatures=(0.0,),
         )
     )  # fmt: skip
     found = json.loads(capsys.readouterr().out.splitlines()[-1])["results"][0]
@@ -194,35 +170,12 @@ def test_a_pair_is_evaluated_on_the_rows_it_was_not_trained_on(tmp_path, capsys)
     assert set(found["n_alpha"]) == {1.0}
 
 
-def test_features_that_do_not_fit_are_refused_before_anything_is_settled(tmp_path, monkeypatch):
-    """The remedy of the refusal is then no change of options."""
-    target, out = tiny_target(272), tmp_path / "features"
-    save_target_checkpoint(target.config, target.params, tmp_path / "target", "float32")
-    tokenizer_with(TEMPLATES["chatml"]).save_pretrained(tmp_path / "target")
-    turns = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Ho."}]
-    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": turns}))
-    data = (str(tmp_path / "a.jsonl"),)
-    args = train.features.Args(str(tmp_path / "target"), data, out, taps=(1, 1, 1), length=64, dtype="float32")
-    usage = train.features.shutil.disk_usage(tmp_path)
-    free = 3000  # of 27 tokens of 128 bytes, or of 80 in float8
-
-    def refuse_or_write(**options):
-        with monkeypatch.context() as patch:
-            patch.setattr(train.features.shutil, "disk_usage", lambda _: usage._replace(free=free))
-            train.features.main(dataclasses.replace(args, **options))
-
-    with pytest.raises(ValueError, match=r"must have 0.00 GB free, got 0.00 GB. Choose --stored float8"):
-        refuse_or_write()
-    refuse_or_write(stored="float8")
-    with pytest.raises(ValueError, match="holds features of other data, weights or options"):
-        refuse_or_write(stored="float16")
-
-
-def test_what_a_killed_run_left_is_room(tmp_path, monkeypatch):
+def test_features_need_room_on_the_disk(tmp_path, monkeypatch):
+    """Partial shards of a killed run count as free, because they are overwritten."""
     layout = Layout("", "", "", "", "", (1, 1, 1), 64, "bfloat16", 64, (0, 1))
     usage = train.features.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(train.features.shutil, "disk_usage", lambda _: usage._replace(free=0))
-    with pytest.raises(ValueError, match=r"0.00 GB free"):
+    with pytest.raises(ValueError, match=r"must have 0.00 GB free, got 0.00 GB. Choose --stored float8"):
         train.features.check_space(layout, 10, tmp_path)
     (tmp_path / "features-00000.npy.partial").write_bytes(bytes(10 * layout.token_bytes))
     train.features.check_space(layout, 10, tmp_path)
@@ -234,7 +187,6 @@ def test_what_a_killed_run_left_is_room(tmp_path, monkeypatch):
         ("demo.data", dict(data=Path("nowhere")), "without nowhere/gsm8k/train.jsonl and nowhere/gpteacher"),
         ("demo.data", dict(vocab_size=0), "--vocab-size 0 must be at least 1"),
         ("target", dict(data=Path("nowhere")), "--data nowhere holds no tokenizer. Run python -m train.demo.data"),
-        ("target", dict(data=Path("d"), held_rows=6), "--held-rows must be a multiple of 4, got 6"),
         ("evaluate", dict(target="no/such/dir", head="h", heldout=("x.jsonl",)), "--target no/such/dir: no such"),
         ("evaluate", dict(target="demo", head="./no", heldout=("x.jsonl",)), "--head ./no: no such directory: no"),
         ("evaluate", dict(target="demo", head="demo", tree="2,2,1", heldout=("x.jsonl",)), "--tree 2,2,1: TreeConfig"),
@@ -252,12 +204,6 @@ def test_a_missing_earlier_step_is_named(program, options, message, tmp_path, mo
     with pytest.raises(ValueError, match=re.escape(message)):
         module.main(module.Args(**options))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plain.jsonl", "text.jsonl"]
-
-
-def test_an_empty_source_is_named(tmp_path):
-    (tmp_path / "a.jsonl").write_text("")
-    with pytest.raises(ValueError, match=r"a\.jsonl has no row to learn from: it is empty"):
-        build_corpus([Source(str(tmp_path / "a.jsonl"))], tokenizer_with(TEMPLATES["chatml"]), progress=False)
 
 
 def test_the_bundled_targets_configuration_loads(repository):

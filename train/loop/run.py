@@ -7,7 +7,7 @@ import functools
 import hashlib
 import logging
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +19,14 @@ from eagle_jax.checkpoints.training import TrainingCheckpoints
 from eagle_jax.core.types import Params
 from eagle_jax.data.chat.stops import stop_ids
 from eagle_jax.data.corpus.batches import Batches
+from eagle_jax.data.corpus.documents import coverage, draft_vocabulary
 from eagle_jax.data.corpus.features import Features
 from eagle_jax.data.corpus.sources import build_corpus, corpus_key
-from eagle_jax.data.corpus.vocabulary import cached_vocabulary, count_tokens, coverage_of
 from eagle_jax.data.templates.keys import tokenizer_settings
-from eagle_jax.devices import device_name
 from eagle_jax.evaluate.acceptance import measure_n_alpha, measure_tau
 from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel import processes
 from eagle_jax.parallel.mesh import param_shardings
-from eagle_jax.runtime.errors import size_of
 from eagle_jax.training import host
 from eagle_jax.training import step as training
 from eagle_jax.training.flops import product_flops
@@ -40,7 +38,7 @@ from train.loop.places import note_run, sources_of, target_path, tokenizer_of
 from train.loop.setup import generation_mesh, held_prompts, load_target, mesh_of, respread, weights_of
 
 MAY_CHANGE = ("out", "steps", "micro_batches", "data_axis", "fsdp", "tensor", "log_every", "save_every", "eval_every",
-              "eval_prompts", "eval_tokens", "eval_tree", "heldout", "keep", "tensorboard", "wandb")  # fmt: skip
+              "eval_prompts", "eval_tokens", "eval_tree", "heldout", "tensorboard")  # fmt: skip
 """Arguments that may differ when a run resumes: they change neither the data nor what is learnt.
 
 Two have a small effect. `steps` is also the length of the learning rate's decay. Micro-batches may have unequal shares
@@ -48,18 +46,6 @@ of rows outside the draft vocabulary (`head_train_step`).
 """
 MEASURED = ("heldout", "eval_prompts", "eval_tokens", "eval_tree")
 """Arguments that tau depends on. When they change, the best tau so far is discarded."""
-
-
-class Evaluation(NamedTuple):
-    """Measurement of a drafter on held-out prompts.
-
-    Attributes:
-      tau: tokens per target pass with the tree.
-      n_alpha: acceptance rate of a guess that follows 0, 1, ... accepted guesses of the drafter.
-    """
-
-    tau: float
-    n_alpha: list[float | None]
 
 
 class Run:
@@ -70,20 +56,12 @@ class Run:
     """
 
     def __init__(self, args: RunArgs, learner: Learner) -> None:
-        self.args, self.learner = args, learner
+        self.args, self.learner, self.step = args, learner, 0
         self.mesh = mesh_of(args)
-        self.settings = {
-            name: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
-            for name, value in dataclasses.asdict(args).items()
-            if name not in MAY_CHANGE
-        }
-        if (args.out / "latest").is_dir():  # settings are compared before data are prepared
-            self.checkpoints = TrainingCheckpoints(args.out, args.keep)
-            self._check_same(self.checkpoints.notes())
         with naming("--target", args.target):
             self.target = load_target(target_path(args.target), args, self.mesh, layers=learner.copies_layers)
         learner.begin(self.target)
-        tokenizer = tokenizer_of(args.target, self.target.config, args)
+        tokenizer = tokenizer_of(args, self.target.config)
         sources = sources_of(args.data)
         self.weights = weights_of(sources)
         self.prompts: list[list[int]] = []
@@ -91,12 +69,11 @@ class Run:
             self.measured_on = generation_mesh(self.mesh, self.target)
             self.prompts = held_prompts(args, tokenizer, self.measured_on)
             self.stops = stop_ids(self.target, tokenizer)
-        cache = args.out / "data"
-        leads = jax.process_index() == 0
         self.key = corpus_key(sources, tokenizer)
-        self.rendering = tokenizer_settings(tokenizer)
-        build = functools.partial(build_corpus, sources, tokenizer, cache, progress=leads, key=self.key,
-                                  vocab_size=self.target.config.vocab_size)  # fmt: skip
+        build = functools.partial(
+            build_corpus, sources, tokenizer, args.out / "data", progress=jax.process_index() == 0, key=self.key,
+            vocab_size=self.target.config.vocab_size,
+        )  # fmt: skip
         self.corpus, _ = processes.leader_first(build, "corpus")
         count = jax.process_count()
         self.batches = Batches(
@@ -106,73 +83,73 @@ class Run:
         self.features = None
         if args.features is not None:
             whole = "layers_0" in self.target.params
-            of = "weights" if whole else "ends"
-            wanted: dict[str, Any] = {"corpus": self.key, "target": args.target,
-                      of: processes.fingerprint(self.target.params, layers=whole)}  # fmt: skip
+            wanted: dict[str, Any] = {"corpus": self.key, "target": args.target}
+            wanted["weights" if whole else "ends"] = processes.fingerprint(self.target.params, layers=whole)
             if learner.taps:  # learners of the last state alone accept features of any taps
                 wanted["taps"] = learner.taps
             with naming("--features", args.features):
                 self.features = Features(args.features, self.corpus, wanted, args.length)
         self.d2t, self.coverage = self._vocabulary()
-        assert args.rate is not None, "the program fills in the method's own"
-        self.tx = training.head_optimiser(args.rate, args.warmup, args.steps, clip=args.clip)
-        self.step = 0
-        if not hasattr(self, "checkpoints"):
-            self.checkpoints = TrainingCheckpoints(args.out, args.keep)
-        self._check_settings()
+        self.tx = training.head_optimiser(args.rate or learner.rate, args.warmup, args.steps, clip=args.clip)
+        self.settings = self._settings(tokenizer)
+        self.measured = {name: getattr(args, name) for name in MEASURED} | {"heldout": list(args.heldout)}
+        if args.heldout:
+            self.measured["stop tokens"] = list(self.stops)
+        self.checkpoints = TrainingCheckpoints(args.out)
+        self._check_saved()
 
     def _vocabulary(self) -> tuple[np.ndarray | None, float]:
-        size, vocab = self.learner.draft_vocab, self.target.config.vocab_size
+        """Returns the draft vocabulary and the share of the supervised tokens that it holds."""
+        size = self.learner.draft_vocab
         if size is None:
             return None, 1.0
-        if (d2t := self.learner.d2t) is not None:
-            counts = count_tokens(self.corpus.tokens, self.corpus.supervised, vocab)
-            return d2t, coverage_of(counts, d2t + np.arange(size))
-        count = functools.partial(cached_vocabulary, self.corpus, self.key, size, vocab, self.args.out / "data")
-        _, d2t, coverage = processes.leader_first(count, "vocabulary")
-        return d2t, coverage
+        counts, places = self.corpus.token_counts(self.target.config.vocab_size), np.arange(size, dtype=np.int32)
+        given = self.learner.d2t
+        kept = draft_vocabulary(counts, size) if given is None else given + places
+        return kept - places, coverage(counts, kept)
 
-    def _check_same(self, notes: dict[str, Any] | None) -> None:
-        """Checks that a saved run has the settings known so far."""
-        known = self.settings if notes is None else notes["settings"]
-        other = "; ".join(
-            f"{name} was {known.get(name)}, is {value}"
-            for name, value in self.settings.items()
-            if known.get(name) != value
-        )
-        if other:
-            raise CheckpointError(
-                f"--out {self.args.out} holds a run of another configuration ({other}). Resume with its own "
-                "configuration, or choose another --out."
-            )
+    def _settings(self, tokenizer: Any) -> dict[str, Any]:
+        """Returns all that a resumed run must share, as JSON values.
 
-    def _check_settings(self) -> None:
-        # Contents may change under the same names: files of a glob, a target that was trained further.
-        fingerprint = processes.fingerprint(self.target.params, layers=self.args.features is None)
+        Contents may change under the same names: files of a glob, a target that was trained further.
+        """
+        given = {
+            name: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+            for name, value in dataclasses.asdict(self.args).items()
+            if name not in MAY_CHANGE
+        }
         vocabulary = None if self.d2t is None else hashlib.sha256(self.d2t.tobytes()).hexdigest()[:16]
-        self.settings |= {**self.rendering, "contents of data": f"{self.key}, {len(self.corpus.tokens)} tokens",
-                          "draft vocabulary": vocabulary, "weights of target": fingerprint}  # fmt: skip
-        self.measured = {name: getattr(self.args, name) for name in MEASURED}
-        self.measured["heldout"] = list(self.args.heldout)
-        if self.args.heldout:
-            self.measured["stop tokens"] = list(self.stops)
-        notes = self.checkpoints.notes()
+        return {
+            **given,
+            **tokenizer_settings(tokenizer),
+            "contents of data": f"{self.key}, {len(self.corpus.tokens)} tokens",
+            "draft vocabulary": vocabulary,
+            "weights of target": processes.fingerprint(self.target.params, layers=self.args.features is None),
+        }
+
+    def _check_saved(self) -> None:
+        """Compares this run with the one that the directory holds."""
+        args, notes = self.args, self.checkpoints.notes()
         if notes is None:
             return
-        self._check_same(notes)
-        done = self.checkpoints.step or 0
-        if done > self.args.steps:
+        known = notes["settings"]
+        pairs = [(name, known.get(name), value) for name, value in self.settings.items()]
+        if other := "; ".join(f"{name} was {before}, is {now}" for name, before, now in pairs if before != now):
             raise CheckpointError(
-                f"--steps must be at least {done}, the step of {self.args.out}, got {self.args.steps}."
+                f"--out {args.out} holds a run of another configuration ({other}). Resume with its own configuration, "
+                "or choose another --out."
             )
-        if done == self.args.steps:
-            logging.info("%s has done its %d steps already; nothing is left to train", self.args.out, done)
-        elif (planned := notes.get("steps")) not in (None, self.args.steps):
+        done = self.checkpoints.step or 0
+        if done > args.steps:
+            raise CheckpointError(f"--steps must be at least {done}, the step of {args.out}, got {args.steps}.")
+        if done == args.steps:
+            logging.info("%s has done its %d steps already; nothing is left to train", args.out, done)
+        elif notes["steps"] != args.steps:
             logging.info(
-                "--steps was %s, is %d; the learning rate decays over the new number", planned, self.args.steps
+                "--steps was %s, is %d; the learning rate decays over the new number", notes["steps"], args.steps
             )
         best = self.checkpoints.best_notes()
-        if best is not None and self.args.heldout and best.get("measured") != self.measured:
+        if best is not None and args.heldout and best["measured"] != self.measured:
             logging.info("tau is measured in another way from now on; the best head so far does not count")
             self.checkpoints.forget_best()
 
@@ -206,10 +183,10 @@ class Run:
         self.learner.initial = None
         d2t = None if self.d2t is None else jax.device_put(self.d2t, replicated)
         self.frozen = training.Frozen(self.target.params, d2t, scale)
+        update = functools.partial(self._update, self.mesh, self.args.remat is not False)
         self.update = jax.jit(
-            functools.partial(self._update, self.mesh), donate_argnums=0, out_shardings=(shardings, replicated),
-            compiler_options=host.compiler_options(),
-        )  # fmt: skip
+            update, donate_argnums=0, out_shardings=(shardings, replicated), compiler_options=host.compiler_options()
+        )
 
     def _scale(self, target: Params, texts: PackedTokens, signals: Signals | None) -> jax.Array:
         """Returns the size per channel of the features of the first micro-batch."""
@@ -220,13 +197,13 @@ class Run:
     def _update(
         self,
         mesh: jax.sharding.Mesh | None,
+        remat: bool,
         state: training.HeadTrainState,
         frozen: training.Frozen,
         texts: PackedTokens,
         signals: Signals | None,
-        remat: bool | None = None,
     ) -> tuple[training.HeadTrainState, training.UpdateReport]:
-        loss = self.learner.loss(frozen, mesh, remat=remat)
+        loss = self.learner.loss(frozen, mesh, remat)
         return training.train_step(loss, self.learner.judged, self.tx, state, texts, signals)
 
     def _fresh(self, target: Params) -> training.HeadTrainState:
@@ -261,23 +238,6 @@ class Run:
         self.step += 1
         return report
 
-    def memory_message(self, lacking: str = "") -> str:
-        """Returns a message for a device that is too small: sizes in GB (1e9 bytes), and what to lower.
-
-        Args:
-          lacking: what the runtime reported as missing.
-        """
-        args, devices = self.args, self.mesh.size
-        held = {"target": self.target.params, "head and optimiser": jax.eval_shape(self._fresh, self.target.params)}
-        parts = ", ".join(f"{what} {size_of(tree) / 1e9:.2f} GB" for what, tree in held.items())
-        together = f" (on {devices} devices together)" if devices > 1 else ""
-        remat = "leave out --no-remat, " if args.remat is False else ""
-        return (
-            f"out of memory on {device_name()}{lacking}: {parts}{together}, and the activations of an update of "
-            f"{args.rows} rows of {args.length} tokens. Lower --rows or --length, raise --micro-batches (now "
-            f"{args.micro_batches}), {remat}or use more devices (--fsdp, --tensor)."
-        )
-
     def rows_of(self, documents: np.ndarray) -> str:
         """Names the documents of a batch by their sources and the numbers of their rows there."""
         documents = np.unique(documents[documents >= 0])
@@ -290,7 +250,7 @@ class Run:
         state: dict[str, Any] = {"state": self.state}
         if self.frozen.feature_scale is not None:
             state["feature_scale"] = self.frozen.feature_scale
-        positions = processes.everyones(self.batches.get_state())
+        positions = processes.gather_values(self.batches.get_state())
         notes = {"settings": self.settings, "positions": positions, "steps": self.args.steps}
         self.checkpoints.save(self.step, state, notes)
 
@@ -298,8 +258,13 @@ class Run:
         """Returns the float32 parameters that files hold; for an EAGLE head `{"head": ..., "d2t": ...}`."""
         return self.learner.finished(self.state.head, self.frozen)
 
-    def evaluate(self) -> Evaluation:
-        """Measures the current head on the held-out prompts, and keeps it if it is the best so far."""
+    def evaluate(self) -> tuple[float, list[float | None]]:
+        """Measures the current head on the held-out prompts, and keeps it if it is the best so far.
+
+        Returns:
+          tau, tokens per target pass with the tree; n-alpha, acceptance rates of a guess that follows 0, 1, ...
+          accepted guesses.
+        """
         params, target = self.finished_head(), self.target
         cast = jax.tree.map(
             lambda leaf: leaf.astype(target.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, params
@@ -312,11 +277,10 @@ class Run:
         tokens = self.args.eval_tokens
         tau = measure_tau(target, head, self.prompts, max_new_tokens=tokens).tau
         alpha = measure_n_alpha(target, head, self.prompts, max_new_tokens=tokens).alpha
-        found = Evaluation(tau, alpha)
-        notes = {"settings": self.settings, "measured": self.measured, "n_alpha": found.n_alpha}
-        if self.checkpoints.save_best(self.step, params, notes, found.tau):
+        notes = {"settings": self.settings, "measured": self.measured, "n_alpha": alpha}
+        if self.checkpoints.save_best(self.step, params, notes, tau):
             self._write(params)
-        return found
+        return tau, alpha
 
     def export(self) -> tuple[Path, int]:
         """Writes the best head, or the last if none was measured; returns its directory and step."""
@@ -328,14 +292,10 @@ class Run:
         host, directory = processes.to_host(params), self.args.out / self.learner.folder
         if jax.process_index() == 0:
             note_run(self.args.out, self.args.target)
-        self.learner.write(host, self.target, directory)
+        self.learner.write(host, directory)
         return directory
 
     def flops(self) -> float:
         """Returns the floating-point operations of an update's matrix products: target, head and their gradients."""
         state, frozen = jax.eval_shape(lambda *trees: trees, self.state, self.frozen)
-        return product_flops(functools.partial(self._update, None, remat=False), state, frozen, *self.batch_shapes)
-
-    def parameters(self) -> int:
-        """Returns the number of trained parameters."""
-        return sum(leaf.size for leaf in jax.tree.leaves(self.state.head))
+        return product_flops(functools.partial(self._update, None, False), state, frozen, *self.batch_shapes)

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 from jaxtyping import Bool, Int
 
 from eagle_jax.data.rows.columns import SkippedRow, check_keys, without_nulls
 from eagle_jax.data.rows.messages import Message
 from eagle_jax.data.rows.parse import ARGUMENTS, MESSAGES, STORED, TOOLS, Conversation, as_conversation, parse_row
-from eagle_jax.data.templates.fitting import fit, is_marked
-from eagle_jax.data.templates.marks import marked_call
+from eagle_jax.data.templates.fitting import fit, is_marked, marked_call
 from eagle_jax.data.templates.render import chat_template, render
 from eagle_jax.data.templates.spans import NO_THOUGHT, Render, assistant_spans, generation_mask, without_turns
 
 NO_RANGES = "supervised that is not [start, end) ranges of the tokens"
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class Encoded(NamedTuple):
@@ -39,11 +40,18 @@ class Encoded(NamedTuple):
         """Builds a text from token ids and the ordered [start, end) ranges that an assistant wrote.
 
         Raises:
-          SkippedRow: they are something else, or nobody wrote any.
+          SkippedRow: they are something else, or there is no range.
         """
-        ids, last = _token_ids(tokens), 0
-        supervised = np.zeros(len(ids), bool)
-        for start, end in _pairs(spans):
+        try:
+            ids = np.asarray(msgspec.convert(tokens, list[_TokenId]), np.int32)
+        except msgspec.ValidationError:
+            raise SkippedRow("tokens that are not token ids") from None
+        try:
+            ranges = msgspec.convert(without_nulls(spans), list[tuple[int, int]])
+        except msgspec.ValidationError:
+            raise SkippedRow(NO_RANGES) from None
+        supervised, last = np.zeros(len(ids), bool), 0
+        for start, end in ranges:
             if start < 0 or end > len(ids):
                 raise SkippedRow(NO_RANGES)
             if not last <= start < end:
@@ -149,29 +157,6 @@ def call_opening(tokenizer: Any, tools: list[dict[str, Any]], arguments: dict[st
 
 def _render_of(tokenizer: Any, row: Conversation) -> Render:
     return functools.partial(render, tokenizer, tools=row.tools, **(row.arguments or {}))
-
-
-def _token_ids(values: Any) -> np.ndarray:
-    """Returns values as an array of ids; only integers are ids, not whole floats."""
-    values = values.tolist() if isinstance(values, np.ndarray) else values
-    try:
-        if isinstance(values, list | tuple) and set(map(type, values)) == {int}:
-            ids = np.asarray(values, np.int32)
-            if ids.min() >= 0:
-                return ids
-    except OverflowError:
-        pass
-    raise SkippedRow("tokens that are not token ids")
-
-
-def _pairs(spans: Any) -> list[list[int]]:
-    """Returns ranges as lists of two integers."""
-    pairs = without_nulls(spans)
-    if not isinstance(pairs, list) or any(
-        not isinstance(pair, list) or list(map(type, pair)) != [int, int] for pair in pairs
-    ):
-        raise SkippedRow(NO_RANGES)
-    return pairs
 
 
 def _checked(encoded: Encoded) -> Encoded:

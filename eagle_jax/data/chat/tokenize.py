@@ -34,8 +34,9 @@ def chat_text(tokenizer: Any, messages: Sequence[Any], **template_args: Any) -> 
     """
     if isinstance(messages, str) or not isinstance(messages, Sequence) or not all(map(_is_message, messages)):
         raise ValueError(
-            f"messages={messages!r:.80} must be a list of dicts, each with a role (user, assistant, system) and "
-            'content: [{"role": "user", "content": "Hello"}]'
+            f"messages must be a list of dicts, each with a role (user, assistant, system) and content, got "
+            f"{messages!r:.80}. "
+            'Pass [{"role": "user", "content": "Hello"}].'
         )
     given = {name: template_args.pop(name) for name in ("tools", "documents") if name in template_args}
     check_template_arguments(tokenizer, template_args)

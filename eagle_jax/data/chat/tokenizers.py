@@ -10,14 +10,16 @@ from typing import Any
 
 from eagle_jax.assets import DEMO, bundled
 from eagle_jax.checkpoints import CheckpointError, tokenizer_directory
+from eagle_jax.checkpoints.files.tensors import read_json
 from eagle_jax.config import DecoderConfig
 from eagle_jax.data.chat.encode import prompt_ids
-from eagle_jax.data.chat.tokenizer_files import check_settings, check_templates, check_tokens
+from eagle_jax.data.chat.tokenizer_files import check_settings, check_templates
 from eagle_jax.data.rows.columns import SkippedRow
-from eagle_jax.data.templates.render import set_template_arguments
+from eagle_jax.data.templates.render import set_default_arguments
 
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-"""Any of these makes a tokenizer."""
+"""Files of which a tokenizer has at least one."""
+QUESTION = [{"role": "user", "content": "Hello?"}]
 
 
 def load_tokenizer(
@@ -40,15 +42,15 @@ def load_tokenizer(
       revision, token, cache_dir: for a hub id, as in `huggingface_hub`.
 
     Raises:
-      CheckpointError: no tokenizer or template there, one that cannot be read (names file, key and what is expected),
-        or one with more tokens than the target.
-      ValueError: an argument that the template does not read, or refuses the value of.
+      CheckpointError: the tokenizer or template is missing, cannot be read (names file, key and the expected type), or
+        has more tokens than the target.
+      ValueError: the template does not read an argument, or raises an error for its value.
     """
     if str(path_or_id) == DEMO:
         path_or_id = bundled("target")
     directory = tokenizer_directory(path_or_id, revision=revision, token=token, cache_dir=cache_dir)
     if not any((directory / name).is_file() for name in FILES):
-        raise CheckpointError(f"no tokenizer in {directory} ({', '.join(FILES)}): give the directory that holds it")
+        raise CheckpointError(f"no tokenizer in {directory} ({', '.join(FILES)}). Pass the directory that holds it.")
     tokenizer = _read(directory)
     check_vocabulary(tokenizer, config, str(path_or_id))
     tokenizer.model_max_length = 10**9  # silences a warning; callers check lengths against the model
@@ -64,7 +66,7 @@ def set_chat_template(tokenizer: Any, name_or_file: str | Path) -> None:
     """Sets the chat template of a tokenizer, from a Jinja file or by the name of one it has.
 
     Raises:
-      CheckpointError: no such name or file, or no template that shows a user's turn.
+      CheckpointError: neither a name nor a file, or the template does not show a user's turn.
     """
     named = tokenizer.chat_template if isinstance(tokenizer.chat_template, Mapping) else {}
     path = Path(name_or_file)
@@ -74,23 +76,19 @@ def set_chat_template(tokenizer: Any, name_or_file: str | Path) -> None:
     try:
         text = named.get(str(name_or_file)) or path.read_text(encoding="utf-8").strip("\n")
         tokenizer.chat_template = text
-        _ask(tokenizer)
+        prompt_ids(tokenizer, QUESTION)
     except (UnicodeDecodeError, SkippedRow) as error:
-        raise CheckpointError(f"{path} is no chat template that shows a user's turn: {error}") from error
+        raise CheckpointError(f"chat_template must show a user's turn, got {path}: {error}. Choose another.") from error
 
 
 def set_template_args(tokenizer: Any, template_args: Mapping[str, Any]) -> None:
     """Sets arguments of the tokenizer's chat template, for every later rendering.
 
     Raises:
-      ValueError: an argument that the template does not read, or refuses the value of.
+      ValueError: the template does not read an argument, or raises an error for its value.
     """
-    set_template_arguments(tokenizer, template_args)
-    _ask(tokenizer)
-
-
-def _ask(tokenizer: Any) -> None:
-    prompt_ids(tokenizer, [{"role": "user", "content": "Hello?"}])
+    set_default_arguments(tokenizer, template_args)
+    prompt_ids(tokenizer, QUESTION)
 
 
 def check_vocabulary(tokenizer: Any, config: DecoderConfig, name: str = "the tokenizer") -> None:
@@ -108,9 +106,7 @@ def check_vocabulary(tokenizer: Any, config: DecoderConfig, name: str = "the tok
 
 
 def _read(directory: Path) -> Any:
-    os.environ.setdefault(
-        "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
-    )  # transformers warns without torch, which is not needed
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # of torch, which is not needed
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     named = check_settings(directory).get("tokenizer_class")
@@ -118,21 +114,22 @@ def _read(directory: Path) -> Any:
         # AutoTokenizer imports torch where it is installed: seconds.
         cls = PreTrainedTokenizerFast if named == "PreTrainedTokenizerFast" else AutoTokenizer
         return cls.from_pretrained(directory)
-    except Exception as error:  # of transformers, of a missing package; tokenizers raises just that
-        if (directory / "tokenizer.model").is_file() and not (directory / "tokenizer.json").is_file():
+    except Exception as error:  # of transformers, of a missing package; tokenizers raises plain Exception
+        if (directory / "tokenizer.json").is_file():
+            read_json(directory / "tokenizer.json")
+        elif (directory / "tokenizer.model").is_file():
             _check_sentencepiece(directory)
-        check_tokens(directory)
         reason = " ".join(str(error).split())
         raise CheckpointError(f"the tokenizer in {directory} cannot be read: {reason[:300]}") from error
 
 
 def _check_sentencepiece(directory: Path) -> None:
-    # Without them transformers takes the file for one of tiktoken's, and asks for that.
+    # Without these packages transformers takes the file for one of tiktoken's, and names tiktoken in its error.
     try:
         importlib.import_module("sentencepiece.sentencepiece_model_pb2")
-    except Exception as error:  # of protobuf as well, where it is older than the file that it reads
+    except Exception as error:  # of protobuf as well, if it is older than the file that it reads
         reason = " ".join(str(error).split())
         raise CheckpointError(
-            f"the tokenizer in {directory} is a tokenizer.model, which takes the packages sentencepiece and protobuf "
-            f"({reason[:200]}): pip install --upgrade sentencepiece protobuf"
+            f"the tokenizer.model in {directory} needs the packages sentencepiece and protobuf ({reason[:200]}): "
+            "pip install --upgrade sentencepiece protobuf"
         ) from error

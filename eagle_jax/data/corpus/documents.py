@@ -1,9 +1,8 @@
-"""Stores tokenised documents in flat, memory-mapped arrays."""
+"""Stores tokenised documents in flat, memory-mapped arrays, and chooses a draft vocabulary by their tokens."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import shutil
@@ -13,9 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from eagle_jax.checkpoints.files.staging import named_errors
+from eagle_jax.config import ConfigError
 from eagle_jax.data.chat.encode import Encoded
 
 ARRAYS = ("tokens", "supervised", "starts", "source", "row")
+COUNTED = 1 << 24
+"""Tokens that are counted at once: the arrays of a corpus may be larger than memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,35 +41,25 @@ class Corpus:
 
     @classmethod
     def from_documents(
-        cls,
-        documents: Sequence[Encoded],
-        source: Sequence[int],
-        names: Sequence[str],
-        row: Sequence[int] | None = None,
+        cls, documents: Sequence[Encoded], places: Sequence[tuple[int, int]], names: Sequence[str]
     ) -> Corpus:
-        """Concatenates documents; without `row` they are all rows of their sources."""
-        if row is None:
-            counts = [itertools.count() for _ in names]
-            row = [next(counts[index]) for index in source]
-        lengths = np.array([len(document.tokens) for document in documents], np.int64)
-        nothing = [np.zeros(0, np.int32)]
+        """Concatenates documents; `places` has the index in `names` and the row of each."""
+        lengths = [len(document.tokens) for document in documents]
         return cls(
-            np.concatenate([*nothing, *(document.tokens for document in documents)]).astype(np.int32),
-            np.concatenate([*nothing, *(document.supervised for document in documents)]).astype(bool),
-            np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-            np.array(source, np.int32),
-            np.array(row, np.int32),
+            np.concatenate([document.tokens for document in documents]),
+            np.concatenate([document.supervised for document in documents]),
+            np.cumsum([0, *lengths], dtype=np.int64),
+            np.array([source for source, _ in places], np.int32),
+            np.array([row for _, row in places], np.int32),
             tuple(names),
         )
 
     def save(self, path: Path, notes: Mapping[str, str] | None = None) -> None:
         """Writes the directory `path` atomically, with further text files `notes`."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
         try:
-            partial.mkdir()
             with named_errors(path):
+                partial.mkdir(parents=True, exist_ok=True)
                 for name in ARRAYS:
                     np.save(partial / f"{name}.npy", getattr(self, name))
                 for name, text in {"names.json": json.dumps(self.names), **(notes or {})}.items():
@@ -82,19 +74,13 @@ class Corpus:
         """Memory-maps a directory that `save` wrote.
 
         Raises:
-          ValueError: no such directory, or something else in it.
+          ValueError: the directory holds something else.
         """
-        path = Path(path)
-        if not path.is_dir():
-            raise ValueError(
-                f"no corpus at {path}: `python -m train.demo.data` or `python -m train.regenerate` writes one"
-            )
         try:
             arrays = {name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAYS}
             return cls(**arrays, names=tuple(json.loads((path / "names.json").read_text(encoding="utf-8"))))
         except (OSError, ValueError) as error:
-            files = ", ".join(f"{name}.npy" for name in ARRAYS)
-            raise ValueError(f"{path} is not a corpus, a directory with {files} and names.json ({error})") from error
+            raise ValueError(f"{path} is not a whole corpus ({error}). Remove the directory.") from error
 
     def __len__(self) -> int:
         return len(self.source)
@@ -104,15 +90,11 @@ class Corpus:
         """Returns the tokens of each document, [documents]."""
         return np.diff(self.starts)
 
-    @property
-    def prompts(self) -> np.ndarray:
-        """Returns the tokens before an assistant's first, [documents]; 0 for plain text, all without an assistant."""
-        tokens = np.minimum(self._first_supervised, self.starts[1:]) - self.starts[:-1]
-        return np.where(tokens == 1, 0, tokens)
-
     def teaches_within(self, length: int) -> np.ndarray:
         """Returns whether an assistant wrote any of the first `length` tokens, [documents] bool."""
-        return self._first_supervised < np.minimum(self.starts[1:], self.starts[:-1] + length)
+        written = np.append(np.flatnonzero(self.supervised), len(self.tokens))
+        first = written[np.searchsorted(written, self.starts[:-1])]
+        return first < np.minimum(self.starts[1:], self.starts[:-1] + length)
 
     def check_vocabulary(self, size: int) -> None:
         """Checks that all token ids are below `size`.
@@ -130,11 +112,13 @@ class Corpus:
                 "these are tokens of another model; regenerate the replies with the target that the head is for"
             )
 
-    @property
-    def _first_supervised(self) -> np.ndarray:
-        """Returns the index in `tokens` of each document's first supervised token, [documents]."""
-        written = np.flatnonzero(self.supervised)
-        return np.append(written, len(self.tokens))[np.searchsorted(written, self.starts[:-1])]
+    def token_counts(self, vocab_size: int) -> np.ndarray:
+        """Counts how often every token is supervised, [V] int64."""
+        counts = np.zeros(vocab_size, np.int64)
+        for at in range(0, len(self.tokens), COUNTED):
+            part = slice(at, at + COUNTED)
+            counts += np.bincount(self.tokens[part][self.supervised[part]], minlength=vocab_size)
+        return counts
 
     def __getitem__(self, index: int) -> Encoded:
         """Returns document `index`."""
@@ -150,3 +134,25 @@ class Corpus:
         if unknown := [name for name in names if name not in self.names]:
             raise ValueError(f"the corpus has no source {', '.join(unknown)}, only {', '.join(self.names)}")
         return np.flatnonzero(np.isin(self.source, [self.names.index(name) for name in names]))
+
+
+def draft_vocabulary(counts: np.ndarray, size: int) -> np.ndarray:
+    """Chooses the draft vocabulary of an EAGLE-3 head: the `size` most frequent tokens, the lower id on ties.
+
+    Args:
+      counts: [V], as `Corpus.token_counts` returns them.
+
+    Returns:
+      target ids in ascending order, [Vd] int32.
+
+    Raises:
+      ConfigError: `size` is not between 1 and the vocabulary.
+    """
+    if not 1 <= size <= len(counts):
+        raise ConfigError(f"draft vocabulary size {size} must be between 1 and the target's {len(counts)}")
+    return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
+
+
+def coverage(counts: np.ndarray, kept: np.ndarray) -> float:
+    """Returns the share of the counted tokens that the target ids `kept` cover."""
+    return float(counts[kept].sum() / max(counts.sum(), 1))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import difflib
 import functools
 import glob
 import hashlib
@@ -27,7 +26,7 @@ from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.templates.keys import TOKENIZER_KEY, tokenizer_key, tokenizer_settings
 
 FORMAT = 3
-"""Raised when the same rows would be tokenised or kept differently: old caches then count no more."""
+"""Raised when the same rows would be tokenised or kept differently: caches of an older format are not read."""
 DEFAULT_SPLIT = "train"
 _DATASET = re.compile(r"[\w-]+(/[\w.-]+)?")  # `name` or `owner/name`
 
@@ -52,11 +51,9 @@ class Source:
           ValueError: a weight that is no positive number.
         """
         rest, at, weight = text.rpartition("@")
-        if not at:
-            rest, weight = text, ""
-        path, _, split = rest.partition("#")
+        path, _, split = (rest if at else text).partition("#")
         try:
-            share = float(weight) if weight else None
+            share = float(weight) if at and weight else None
         except ValueError:
             raise ValueError(f"source {text!r}: the weight behind @ is {weight!r}, expected a number") from None
         if split and cls(path).files:
@@ -81,33 +78,29 @@ class Source:
         """Checks that `path` exists or has the form of a dataset name, without downloading.
 
         Raises:
-          ValueError: naming it, and files of a like name.
+          ValueError: naming it.
         """
-        folder, files = Path(self.path), self.files
-        if folder.is_dir():
-            if (folder / "log.jsonl").is_file():
-                raise ValueError(f"{self.path} is the directory of a training run and no data: name files of rows")
-            if not files:
-                raise ValueError(
-                    f"{self.path} is a directory without JSONL or Parquet files or JSON arrays: name files of rows"
-                )
-        elif not files and not is_dataset_name(self.path):
-            beside = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
-            near = difflib.get_close_matches(folder.name, beside, n=1)
-            raise ValueError(f"no file {self.path}" + (f"; there is {folder.parent / near[0]}" if near else ""))
+        if self.files:
+            return
+        if Path(self.path).is_dir():
+            raise ValueError(
+                f"{self.path} is a directory without JSONL or Parquet files or JSON arrays: name files of rows"
+            )
+        if not is_dataset_name(self.path):
+            raise ValueError(f"no file {self.path}")
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yields every row.
 
         Raises:
-          ValueError: no such file or dataset, or a line or an element that is not JSON.
+          ValueError: the file or dataset is missing, or a line or an element is not JSON.
         """
         self.check()
         files = self.files
         for path in files:
             yield from (row for _, row in read_rows(path))
         if not files:
-            yield from _dataset(self.path, self.split)
+            yield from hub_rows(self.path, self.split)
 
 
 def is_dataset_name(text: str) -> bool:
@@ -116,10 +109,6 @@ def is_dataset_name(text: str) -> bool:
 
 
 @functools.lru_cache(maxsize=16)  # loaded for the key and for the rows
-def _dataset(name: str, split: str) -> Iterable[dict[str, Any]]:
-    return _load(name, f"{name}#{split}", split=split)
-
-
 def hub_rows(name: str, part: str | None = None) -> Iterable[dict[str, Any]]:
     """Loads the rows of a dataset of the hub, or of a directory laid out like one.
 
@@ -127,27 +116,24 @@ def hub_rows(name: str, part: str | None = None) -> Iterable[dict[str, Any]]:
       part: a split, `config/split`, or a JSON, JSONL or Parquet file of the repository; None is the split "train".
 
     Raises:
-      ValueError: no such dataset or part.
+      ValueError: the dataset or part cannot be loaded.
     """
     part = part or DEFAULT_SPLIT
-    if part.endswith(ENDINGS):
-        return _load(name, f"{name}:{part}", data_files=part, split="train")
-    config, _, split = part.rpartition("/")
-    return _load(name, f"{name}:{part}", name=config or None, split=split)
-
-
-def _load(path: str, dataset: str, **options: Any) -> Iterable[dict[str, Any]]:
     try:
         import datasets
     except ImportError:
-        raise ValueError(f"{dataset} is read with the package datasets: pip install -e '.[train]'") from None
+        raise ValueError(f"{name}:{part} is read with the package datasets: pip install -e '.[train]'") from None
+    config, _, split = part.rpartition("/")
+    options = {"name": config or None, "split": split}
+    if part.endswith(ENDINGS):
+        options = {"data_files": part, "split": "train"}
     try:
-        return datasets.load_dataset(path, **options)
+        return datasets.load_dataset(name, **options)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
-            f"{path!r} is no local file, and no dataset {dataset} could be loaded ({reason}): check the spelling, the "
-            "network and, for one that is restricted, HF_TOKEN, or give the path of a local file"
+            f"{name!r} is no local file, and no dataset {name}:{part} could be loaded ({reason}): check the spelling, "
+            "the network and, for one that is restricted, HF_TOKEN, or give the path of a local file"
         ) from error
 
 
@@ -164,8 +150,8 @@ def build_corpus(
 
     Args:
       cache: directory of built corpora, by a key of the sources' contents, the tokenizer and its chat template.
-      key: that of `corpus_key`, where the caller has it: for it every file is read.
-      vocab_size: the target's, beyond which no token id may lie.
+      key: result of `corpus_key`, which reads every file; None computes it.
+      vocab_size: of the target; a larger token id is an error.
 
     Returns:
       the corpus, its names those of the sources, and how many rows were left out for which reason.
@@ -184,8 +170,7 @@ def build_corpus(
     from tqdm.auto import tqdm
 
     documents: list[Encoded] = []
-    origin: list[int] = []
-    rows: list[int] = []
+    places: list[tuple[int, int]] = []  # source and row of each document
     skipped: collections.Counter[str] = collections.Counter()
     for index, source in enumerate(sources):
         _check_tokenizer(source, tokenizer)
@@ -194,8 +179,7 @@ def build_corpus(
         for number, row in enumerate(shown):
             try:
                 documents.append(encode_row(tokenizer, row))
-                origin.append(index)
-                rows.append(number)
+                places.append((index, number))
             except SkippedRow as error:
                 skipped[str(error)] += 1
         if len(documents) == before:
@@ -203,7 +187,7 @@ def build_corpus(
             raise ValueError(f"{source.name} has no row to learn from: {reasons}")
     for reason, count in skipped.most_common():
         logging.info("left out %d row%s: %s", count, "s" if count > 1 else "", reason)
-    corpus = Corpus.from_documents(documents, origin, names, rows)
+    corpus = Corpus.from_documents(documents, places, names)
     corpus.check_vocabulary(vocab_size)
     if path is not None:
         corpus.save(path, {"skipped.json": json.dumps(skipped)})
@@ -221,7 +205,7 @@ def corpus_key(sources: Sequence[Source], tokenizer: Any) -> str:
             with path.open("rb") as content:
                 digest.update(hashlib.file_digest(content, "sha256").digest())
         if not files:  # a dataset of the hub may change under its name
-            digest.update(str(getattr(_dataset(source.path, source.split), "_fingerprint", "")).encode())
+            digest.update(str(getattr(hub_rows(source.path, source.split), "_fingerprint", "")).encode())
     digest.update(json.dumps(tokenizer_settings(tokenizer), sort_keys=True).encode())
     return digest.hexdigest()[:16]
 

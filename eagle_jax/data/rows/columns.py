@@ -8,8 +8,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 
 class SkippedRow(ValueError):  # noqa: N818 (no error: datasets have such rows)
     """No training text can be made of a row; equal reasons have equal messages."""
@@ -61,13 +59,11 @@ def is_reference(key: str) -> bool:
 
 def is_absent(value: Any) -> bool:
     """Returns whether a value is null, or an empty text, list or object."""
-    return value is None or (isinstance(value, str | Mapping | Sequence | np.ndarray) and len(value) == 0)
+    return value is None or (isinstance(value, Sequence | Mapping) and len(value) == 0)
 
 
 def without_nulls(value: Any) -> Any:
-    """Removes nulls from nested objects; arrays of Parquet become lists."""
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
+    """Removes nulls from nested objects."""
     if isinstance(value, Mapping):
         return {str(key): without_nulls(inner) for key, inner in value.items() if inner is not None}
     return [without_nulls(inner) for inner in value] if isinstance(value, list | tuple) else value

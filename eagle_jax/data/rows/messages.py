@@ -1,14 +1,19 @@
-"""Reads one message of a row strictly: every key is read or is metadata, or the row is skipped."""
+"""Reads messages, tool calls and tools of a row: a key that is neither read nor metadata skips the row."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from eagle_jax.data.rows.columns import SkippedRow, check_keys, check_unicode, is_absent, only
-from eagle_jax.data.rows.tool_calls import parse_calls
+from eagle_jax.data.rows.columns import (
+    SkippedRow,
+    check_keys,
+    check_unicode,
+    from_json,
+    is_absent,
+    only,
+    without_nulls,
+)
 
 Message = dict[str, Any]
 """A message as chat templates read it: `role` ("system", "user", "assistant" or "tool") and `content`, a text.
@@ -76,17 +81,16 @@ def _thoughts_and_calls(given: Mapping[str, Any], speaker: str) -> Message:
         raise SkippedRow("reasoning that is not text")
     if reasoning is not None and "</think>" in str(given.get("content", given.get("value"))):
         raise SkippedRow("a reply with thoughts in its text and beside it")
-    calls = parse_calls(given, speaker)
-    found = {"reasoning_content": reasoning, "tool_calls": calls}
+    found = {"reasoning_content": reasoning, "tool_calls": _calls(given, speaker)}
     return {key: value for key, value in found.items() if not is_absent(value)}
 
 
 def _is_taught(given: Mapping[str, Any]) -> bool:
-    flags = [(key, given[key]) for key in TAUGHT if key in given]
-    for key, value in flags:
-        if isinstance(value, str | Mapping | Sequence | np.ndarray) or value not in (0, 1):
+    flags = {key: given[key] for key in TAUGHT if key in given}
+    for key, value in flags.items():
+        if not isinstance(value, bool | int | float) or value not in (0, 1):
             raise SkippedRow(f"a message has a {key!r} other than 0 and 1")
-    return all(value for _, value in flags)
+    return all(flags.values())
 
 
 def _text(given: Mapping[str, Any]) -> Any:
@@ -94,8 +98,6 @@ def _text(given: Mapping[str, Any]) -> Any:
     content = only(given, ("content", "value"))
     if content is None:
         return given.get("content", given.get("value"))  # perhaps an empty text
-    if isinstance(content, np.ndarray):
-        content = content.tolist()
     if not isinstance(content, list | tuple):
         return content
     texts = []
@@ -106,9 +108,62 @@ def _text(given: Mapping[str, Any]) -> Any:
         if kind != "text":
             raise SkippedRow(f"a message has a part of the type {kind!r}, which is not read")
         check_keys(part, {"type", "text"}, "a part of a message has")
-        texts.append(part.get("text"))
-    if not any(texts):
+        text = part.get("text")
+        if not isinstance(text, str | None):
+            raise SkippedRow("a message without text")
+        texts.append(text or "")
+    return "".join(texts) or None
+
+
+def _calls(given: Mapping[str, Any], speaker: str) -> list[dict[str, Any]]:
+    """Reads the tool calls of an assistant's message: `tool_calls`, `function_call`, or a speaker who only calls."""
+    found = without_nulls(from_json(given.get("tool_calls"), "tool_calls")) or []
+    if not isinstance(found, list):
+        raise SkippedRow("tool_calls is not a list")
+    single = without_nulls(given.get("function_call"))
+    if speaker.endswith("_call"):
+        single = from_json(only(given, ("content", "value")), "a tool call")
+    if not is_absent(single):
+        found = [*found, *(single if isinstance(single, list) else [single])]
+    return [_call(call) for call in found]
+
+
+def _call(call: Any) -> dict[str, Any]:
+    inner = _function(call, "a tool call")
+    own = {"name", "arguments"} if inner is call else set()
+    check_keys(call, {"id", "type", "index", "function", *own}, "a tool call has")
+    check_keys(inner, {"name", "arguments", "id", "type", "index"}, "a tool call has")
+    arguments = inner.get("arguments")
+    arguments = {} if is_absent(arguments) else from_json(arguments, "a tool call with arguments")
+    if not isinstance(arguments, dict):
+        raise SkippedRow("a tool call whose arguments are not an object")
+    named = {} if is_absent(call.get("id")) else {"id": str(call["id"])}
+    return {**named, "type": "function", "function": {"name": inner["name"], "arguments": arguments}}
+
+
+def parse_tools(value: Any) -> list[dict[str, Any]] | None:
+    """Returns the tools of a row in OpenAI's form, from a list or its JSON; None without tools.
+
+    Raises:
+      SkippedRow: the value is not a list of functions with names.
+    """
+    found = without_nulls(from_json(value, "tools"))
+    if is_absent(found):
         return None
-    if not all(text is None or isinstance(text, str) for text in texts):
-        raise SkippedRow("a message without text")
-    return "".join(filter(None, texts))
+    tools = [from_json(tool, "a tool") for tool in (found if isinstance(found, list) else [found])]
+    functions = [_function(tool, "a tool") for tool in tools]
+    check_unicode(tools)
+    return [
+        tool if "function" in tool else {"type": "function", "function": inner}
+        for tool, inner in zip(tools, functions, strict=True)
+    ]
+
+
+def _function(entry: Any, what: str) -> Mapping[str, Any]:
+    """Returns the object with the name of a tool or a tool call."""
+    inner = entry.get("function", entry) if isinstance(entry, Mapping) else None
+    if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str) or not inner["name"]:
+        raise SkippedRow(f"{what} without the name of a function")
+    if entry.get("type", "function") != "function":
+        raise SkippedRow(f"{what} of the type {entry['type']!r}, which is not read")
+    return inner

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from eagle_jax.data.rows.columns import (
     SkippedRow,
     check_keys,
@@ -19,8 +17,7 @@ from eagle_jax.data.rows.columns import (
     only,
     without_nulls,
 )
-from eagle_jax.data.rows.messages import REASONING, Message, Parsed, parse_message
-from eagle_jax.data.rows.tool_calls import parse_tools
+from eagle_jax.data.rows.messages import REASONING, Message, Parsed, parse_message, parse_tools
 
 MESSAGES = ("messages", "conversations", "conversation")
 """Columns of whole conversations; the first that has a value is read."""
@@ -133,12 +130,10 @@ def _is_reply(value: Any) -> bool:
     """Returns whether a column holds a reply, not an answer to check one against."""
     if isinstance(value, str):
         return bool(value)
-    return isinstance(value, list | tuple | np.ndarray) and len(value) > 0 and isinstance(value[0], Mapping)
+    return isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], Mapping)
 
 
 def _parse_all(value: Any) -> list[Parsed]:
-    if isinstance(value, np.ndarray):  # Parquet
-        value = value.tolist()
     if not isinstance(value, list | tuple):
         raise SkippedRow("the conversation is not a list of messages")
     if not value:

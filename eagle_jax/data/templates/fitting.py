@@ -1,4 +1,7 @@
-"""Fits a conversation to a chat template, and checks that the template shows all of it."""
+"""Fits a conversation to a chat template, and checks that the template shows all of it.
+
+The check renders the conversation with a mark in place of every text, and looks for the marks.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from typing import Any, NamedTuple
 from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.rows.messages import REASONING, Message
 from eagle_jax.data.rows.parse import Conversation
-from eagle_jax.data.templates.marks import Marked, Shape, marked_conversation
 from eagle_jax.data.templates.render import chat_template, render, template_arguments
 from eagle_jax.data.templates.spans import Render, generation_mask
 
+CALLS = "tool_calls"
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -26,7 +29,6 @@ class Form(NamedTuple):
 
 FORMS = tuple(Form(has_null, has_json) for has_null in (True, False) for has_json in (False, True))
 """In the order in which they are tried. Some templates write an empty text as a turn of its own."""
-PLAIN = Form(has_null=False, has_json=False)
 
 
 def is_marked(template: str) -> bool:
@@ -44,45 +46,52 @@ def fit(tokenizer: Any, row: Conversation, **options: bool) -> list[Message]:
 
     Raises:
       SkippedRow: the template drops a turn, its thoughts, a name, tool calls or tools, does not read an argument, or
-        refuses the conversation.
+        raises an error for the conversation.
     """
     template = str(chat_template(tokenizer, tools=row.tools is not None))
-    arguments = ""
-    if row.arguments:
-        if unread := [name for name in row.arguments if name not in template_arguments(tokenizer)]:
-            raise SkippedRow(f"the chat template has no argument {unread[0]!r}")
-        arguments = json.dumps(row.arguments, sort_keys=True)
+    arguments = row.arguments or {}
+    if arguments and (unread := arguments.keys() - set(template_arguments(tokenizer))):
+        raise SkippedRow(f"the chat template has no argument {min(unread)!r}")
+    draw = functools.partial(render, tokenizer, chat_template=template, **arguments)
     messages = row.messages
     if any("reasoning_content" in message for message in messages):
-        messages = _renamed(messages, _reasoning_key(tokenizer, template, arguments))
-    shapes = tuple(map(Shape.of, messages))
-    tools = () if row.tools is None else (any("parameters" in tool["function"] for tool in row.tools),)
-    form = _form(tokenizer, template, shapes, tools, arguments, **options)
-    return [_formed(message, form) for message in messages]
-
-
-def _renamed(messages: list[Message], key: str) -> list[Message]:
-    return [
-        {(key if name == "reasoning_content" else name): value for name, value in message.items()}
-        for message in messages
-    ]
+        key = _reasoning_key(draw, template)
+        messages = [
+            {(key if name == "reasoning_content" else name): value for name, value in message.items()}
+            for message in messages
+        ]
+    marks: dict[str, str] = {}
+    marked = [_marked_message(index, message, marks) for index, message in enumerate(messages)]
+    tools = None if row.tools is None else [_marked_tool(row.tools, marks)]
+    draw = functools.partial(draw, tools=tools, **options)
+    reason: SkippedRow | None = None
+    for form in FORMS if any(CALLS in message for message in messages) else FORMS[:1]:
+        try:
+            dropped = _dropped(draw, template, [_formed(message, form) for message in marked], marks)
+        except SkippedRow as error:
+            reason = reason or error
+            continue
+        if dropped is None:
+            return [_formed(message, form) for message in messages]
+        reason = SkippedRow(f"the chat template drops {dropped}")
+    assert reason is not None
+    raise reason
 
 
 def _formed(message: Message, form: Form) -> Message:
-    if "tool_calls" not in message:
+    if CALLS not in message:
         return message
-    calls = message["tool_calls"]
+    calls = message[CALLS]
     if form.has_json:
         functions = [call["function"] for call in calls]
         texts = [json.dumps(function["arguments"], ensure_ascii=False) for function in functions]
         functions = [{**function, "arguments": text} for function, text in zip(functions, texts, strict=True)]
         calls = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
     content = None if form.has_null and not message["content"].strip() else message["content"]
-    return {**message, "content": content, "tool_calls": calls}
+    return {**message, "content": content, CALLS: calls}
 
 
-@functools.lru_cache(maxsize=64)
-def _reasoning_key(tokenizer: Any, template: str, arguments: str) -> str:
+def _reasoning_key(draw: Render, template: str) -> str:
     """Returns the key under which a template shows the thoughts of the last reply.
 
     Raises:
@@ -92,56 +101,63 @@ def _reasoning_key(tokenizer: Any, template: str, arguments: str) -> str:
     for key in REASONING:
         if re.search(rf"(\.|['\"]){key}\b", template):
             talk = [question, {"role": "assistant", "content": "REPLY", key: thought}]
-            marked = Marked(talk, None, {thought: key}, frozenset({thought}))
-            if _dropped(tokenizer, template, marked, arguments) is None:
+            if _dropped(draw, template, talk, {thought: key}) is None:
                 return key
     raise SkippedRow("the chat template drops reasoning_content")
 
 
-@functools.lru_cache(maxsize=4096)  # rows are many, orders of speakers few
-def _form(
-    tokenizer: Any, template: str, shapes: tuple[Shape, ...], tools: tuple[bool, ...], arguments: str, **options: bool
-) -> Form:
-    """Returns the form of tool calls that a template reads.
+def _dropped(draw: Render, template: str, messages: list[Message], marks: dict[str, str]) -> str | None:
+    """Returns what the first mark stands for that the template drops, or does not mark as generated.
 
-    Raises:
-      SkippedRow: it shows a conversation of these shapes in none.
+    Args:
+      marks: what each mark in `messages` stands for; thoughts and tool calls are generated.
     """
-    marked = marked_conversation(shapes, tools)
-    reasons = []
-    for form in FORMS if any(shape.calls for shape in shapes) else (PLAIN,):
-        formed = marked._replace(messages=[_formed(message, form) for message in marked.messages])
-        try:
-            dropped = _dropped(tokenizer, template, formed, arguments, **options)
-        except SkippedRow as error:
-            reasons.append(error)
-            continue
-        if dropped is None:
-            return form
-        reasons.insert(0, SkippedRow(f"the chat template drops {dropped}"))
-    raise reasons[0]
-
-
-def _dropped(tokenizer: Any, template: str, marked: Marked, arguments: str, **options: bool) -> str | None:
-    """Returns what the template drops, or does not mark as generated, by the first missing mark."""
-    given = {
-        **(json.loads(arguments) if arguments else {}),
-        **options,
-        "tools": marked.tools,
-        "chat_template": template,
-    }
-    draw: Render = functools.partial(render, tokenizer, **given)
-    shown = draw(marked.messages, tokenize=False)
-    for mark, what in marked.marks.items():
+    shown = draw(messages, tokenize=False)
+    for mark, what in marks.items():
         if mark not in shown:
             return what
-    if "None" in shown and any(message["content"] is None for message in marked.messages):
+    if "None" in shown and any(message["content"] is None for message in messages):
         return "that a content is null"
-    if marked.generated and is_marked(template):
-        _, offsets, mask = generation_mask(draw, marked.messages)
-        for mark in sorted(marked.generated):
+    generated = [mark for mark, what in marks.items() if what in (CALLS, *REASONING)]
+    if generated and is_marked(template):
+        _, offsets, mask = generation_mask(draw, messages)
+        for mark in generated:
             place = shown.find(mark)
             within = (offsets[:, 1] > place) & (offsets[:, 0] < place + len(mark))
             if not mask[within].all():
-                return f"{marked.marks[mark]} from what it marks as generated"
+                return f"{marks[mark]} from what it marks as generated"
     return None
+
+
+def _marked_message(index: int, message: Message, marks: dict[str, str]) -> Message:
+    """Returns a message with marks instead of texts, and adds them to `marks`.
+
+    An empty turn has no mark: nobody sees whether it is shown. Thoughts have none either.
+    """
+    marked: Message = {"role": message["role"], "content": f"TURN{index:05d}MARK" * bool(message["content"].strip())}
+    if marked["content"]:
+        marks[marked["content"]] = "a turn"
+    if "name" in message and message["role"] != "tool":
+        marked["name"] = f"NAME{index:05d}MARK"
+        marks[marked["name"]] = "name"
+    for place, call in enumerate(message.get(CALLS, ())):
+        name = f"CALL{index:05d}N{place:05d}MARK"
+        arguments = {"argument": f"GIVEN{name}"} if call["function"]["arguments"] else {}
+        marked.setdefault(CALLS, []).append(marked_call(name, arguments))
+        marks |= dict.fromkeys([name, *arguments.values()], CALLS)
+    return marked
+
+
+def marked_call(name: str, arguments: dict[str, str]) -> dict[str, Any]:
+    """Builds a tool call; its id has nine letters, as Mistral's templates require."""
+    return {"id": "call00000", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _marked_tool(tools: list[dict[str, Any]], marks: dict[str, str]) -> dict[str, Any]:
+    """Returns a tool with marks for its name and, where one of `tools` has parameters, for a parameter."""
+    marks["TOOLMARK"] = "tools"
+    if any("parameters" in tool["function"] for tool in tools):
+        marks["PARAMETERMARK"] = "tools"
+    properties = {"PARAMETERMARK": {"type": "string", "description": "A text."}}
+    parameters = {"type": "object", "properties": properties, "required": ["PARAMETERMARK"]}
+    return {"type": "function", "function": {"name": "TOOLMARK", "description": "A tool.", "parameters": parameters}}

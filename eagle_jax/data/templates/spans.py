@@ -55,67 +55,10 @@ def assistant_spans(render: Render, messages: list[Message], text: str) -> list[
     """Returns the [start, end) characters of the assistant's turns in `text`, with their end markers.
 
     Raises:
-      SkippedRow: the template drops a turn, or changes it in a way that is not understood.
+      SkippedRow: the template drops a turn, or changes the text around it.
     """
     turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    if any(messages[index].keys() - {"role", "content", "name"} for index in turns):
-        return [_turn_span(render, messages, index, text) for index in turns]
-    return _reply_spans(render, messages, turns, text)
-
-
-def _reply_spans(render: Render, messages: list[Message], turns: list[int], text: str) -> list[tuple[int, int]]:
-    """Returns the spans of turns that consist of text alone.
-
-    The conversation is rendered once more with a mark in place of every reply: around the marks lies what the template
-    adds, and between those pieces of `text` lie the replies, whatever the other turns say.
-
-    Raises:
-      SkippedRow: the template drops a turn, or changes it in a way that is not understood.
-    """
-    marks = {index: f"REPLY{index:05d}MARK" for index in turns}
-    marked_messages = [
-        message | {"content": marks.get(index, message["content"])} for index, message in enumerate(messages)
-    ]
-    marked = render(marked_messages, tokenize=False)
-    places = [marked.find(marks[index]) for index in turns]
-    if -1 in places or places != sorted(places):
-        raise SkippedRow("the chat template drops a turn")
-    spans, at = [], 0
-    for turn, (index, place) in enumerate(zip(turns, places, strict=True)):
-        begin = places[turn - 1] + len(marks[turns[turn - 1]]) if turn else 0
-        after = marked[place + len(marks[index]) : places[turn + 1] if turn + 1 < len(turns) else len(marked)]
-        lead, reply = _reply(text[at:], marked[begin:place], messages[index]["content"], after)
-        blank = _generated_blank(render, marked_messages[:index], marked[:place]) if lead == place - begin else 0
-        closing = render(marked_messages[: index + 1], tokenize=False).partition(marks[index])[2].rstrip("\n")
-        end = at + lead + len(reply)
-        spans.append((at + lead - blank, end + len(closing) * after.startswith(closing)))
-        at = end
-    return spans
-
-
-def _reply(text: str, before: str, content: str, after: str) -> tuple[int, str]:
-    """Returns what the template added before a reply, and the reply as rendered."""
-    thoughts, closed, answer = content.partition("</think>")
-    variants = [(before, content), (before, content.strip())]
-    if closed:
-        # Templates of reasoning models drop the thoughts of earlier replies, and set those of the last one apart.
-        opened = before.removesuffix(NO_THOUGHT)
-        apart = f"<think>\n{thoughts.removeprefix('<think>').strip(chr(10))}\n</think>\n\n{answer.lstrip(chr(10))}"
-        answers = (answer.lstrip("\n"), answer.strip(), answer)
-        variants += [*((before, answer) for answer in answers), (opened, apart), (opened, content)]
-    for lead, reply in variants:
-        if text.startswith(lead + reply + after.removesuffix(NO_THOUGHT)):
-            return len(lead), reply
-    raise SkippedRow("the chat template rewrites a turn")
-
-
-def _generated_blank(render: Render, earlier: list[Message], before: str) -> int:
-    """Counts white space before a reply that the template writes and the model must generate."""
-    for options in ({"add_generation_prompt": True}, {}):
-        prompt = render(earlier, tokenize=False, **options) if earlier else ""
-        if before.startswith(prompt) and not before[len(prompt) :].strip():
-            return len(before) - len(prompt)
-    return 0
+    return [_turn_span(render, messages, index, text) for index in turns]
 
 
 def _turn_span(render: Render, messages: list[Message], index: int, text: str) -> tuple[int, int]:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import collections
+import gzip
+import json
+
 import pytest
 
 from eagle_jax.data.chat.dialogues import CALLS, RESULT_FOLLOWS, Dialogue
 from eagle_jax.data.chat.encode import prompt_ids
+from eagle_jax.data.corpus.prompts import first_prompts
+from eagle_jax.data.corpus.sources import Source
 from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.rows.parse import Conversation, parse_row
-from tests.data.test_conversations import TEMPLATES, THINKING, tokenizer_with
+from tests.data.chats import TEMPLATES, THINKING, tokenizer_with
+from tests.data.test_encode import PLAIN, RESULT, calling, talk
 
 USER, OTHER = {"role": "user", "content": "Hi?"}, {"role": "user", "content": "And?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
 OLD = {"role": "assistant", "content": "Old."}
+TWO = [USER, OLD, OTHER, OLD]
 
 
 def said(text: str) -> dict[str, str]:
@@ -40,29 +48,24 @@ def taught(tokenizer, dialogue: Dialogue) -> list[list[str]]:
         ([OLD, USER, OLD], [(USER,)]),  # nobody asked for the greeting
         ([SYSTEM, OLD, USER, OLD, OLD], [(SYSTEM, USER)]),  # one reply to one question
         ([USER, OLD, OTHER], [(USER,), (OTHER,)]),  # the last turn is answered, too
-        ([OLD, USER], [(USER,)]),
         ([USER, OLD, SYSTEM], [(USER,)]),
+        ("text", "plain text"),
+        ([SYSTEM, OLD], "no turn of a user to answer"),
     ],
 )
 def test_what_the_target_is_asked(row, asked):
-    assert Dialogue.begin(row).pending == tuple(asked)
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [("text", "plain text"), ([OLD], "no turn of a user to answer"), ([SYSTEM, OLD], "no turn of a user")],
-)
-def test_rows_without_a_question(row, reason):
-    with pytest.raises(SkippedRow, match=reason):
+    if isinstance(asked, list):
+        assert Dialogue.begin(row).pending == tuple(asked)
+        return
+    with pytest.raises(SkippedRow, match=asked):
         Dialogue.begin(row)
 
 
 def test_a_conversation_is_one_text_that_goes_on():
     tokenizer = tokenizer_with(TEMPLATES["chatml"])
-    begun = Dialogue.begin([SYSTEM, USER, OLD, OTHER, OLD])
-    assert begun.open
+    begun = Dialogue.begin([SYSTEM, *TWO])
     done = write(tokenizer, begun, "New.<|im_end|>", "Newer.<|im_end|>")
-    assert not done.open
+    assert begun.open and not done.open
     (text,) = done.texts
     assert text.messages == [SYSTEM, USER, said("New."), OTHER, said("Newer.")]
     whole = tokenizer.apply_chat_template(text.messages, tokenize=False)
@@ -73,7 +76,7 @@ def test_a_conversation_is_one_text_that_goes_on():
 def test_a_cut_reply_goes_on_without_an_end():
     """The template closes the turn; the target never wrote that, so it is not supervised."""
     tokenizer = tokenizer_with(TEMPLATES["chatml"])
-    done = write(tokenizer, Dialogue.begin([USER, OLD, OTHER, OLD]), "New", "Newer.<|im_end|>")
+    done = write(tokenizer, Dialogue.begin(TWO), "New", "Newer.<|im_end|>")
     assert taught(tokenizer, done) == [["New", "Newer.<|im_end|>"]]
     assert done.history[1] == said("New")
 
@@ -82,28 +85,24 @@ def test_dropped_thoughts_begin_a_new_text():
     """The text of the first reply has its thoughts; the second reply never saw them."""
     tokenizer = tokenizer_with(THINKING)
     thoughts = "<think>\nEasy.\n</think>\n\nTwo.<|im_end|>"
-    done = write(tokenizer, Dialogue.begin([USER, OLD, OTHER, OLD]), thoughts, "Four.<|im_end|>")
+    done = write(tokenizer, Dialogue.begin(TWO), thoughts, "Four.<|im_end|>")
     assert taught(tokenizer, done) == [[thoughts], ["Four.<|im_end|>"]]
-    assert "Easy" in tokenizer.decode(done.texts[0].tokens)
-    assert "Easy" not in tokenizer.decode(done.texts[1].tokens)
-    assert len(done.texts[0].messages) == 2
-    assert len(done.texts[1].messages) == 4
+    assert ["Easy" in tokenizer.decode(text.tokens) for text in done.texts] == [True, False]
+    assert [len(text.messages) for text in done.texts] == [2, 4]
 
 
 def test_a_reply_that_is_tokenised_otherwise_begins_a_new_text():
     """The target wrote half a character, which is read back as a mark of three bytes."""
     tokenizer = tokenizer_with(TEMPLATES["chatml"])
     half = [*tokenizer.encode("é")[:1], *tokenizer.encode("<|im_end|>")]
-    done = write(tokenizer, Dialogue.begin([USER, OLD, OTHER, OLD]), half, "Yes.<|im_end|>")
+    done = write(tokenizer, Dialogue.begin(TWO), half, "Yes.<|im_end|>")
     assert done.texts[0].tokens[-2:] == half
     assert taught(tokenizer, done)[1] == ["Yes.<|im_end|>"]
-    first = len(done.texts[0].tokens)
-    assert done.texts[1].tokens[:first] != done.texts[0].tokens
 
 
 def test_a_conversation_that_ends_early_keeps_its_texts():
     tokenizer = tokenizer_with(TEMPLATES["chatml"])
-    ended = write(tokenizer, Dialogue.begin([USER, OLD, OTHER, OLD]), "New.<|im_end|>").end("too long")
+    ended = write(tokenizer, Dialogue.begin(TWO), "New.<|im_end|>").end("too long")
     assert not ended.open
     assert taught(tokenizer, ended) == [["New.<|im_end|>"]]
 
@@ -115,22 +114,15 @@ TOOLS = (
     "{{ '<tool_call>\n' + (c['function'] | tojson) + '\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-CALL = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
-TOOL_ROW = {
-    "tools": [{"name": "look"}],
-    "messages": [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]},
-                 {"role": "tool", "content": "rain"}, OLD, OTHER],
-}  # fmt: skip
+TOOL_ROW = talk(calling("{}"), RESULT, OLD, OTHER, tools=[{"name": "look"}])
 
 
 def test_a_conversation_ends_before_the_result_of_a_tool():
     """It answers a call of the row's, which the target may not make."""
     tokenizer = tokenizer_with(TOOLS)
     dialogue = Dialogue.begin(parse_row(TOOL_ROW))
-    assert dialogue.pending == ((USER,),)
-    assert tokenizer.decode(dialogue.prompt(tokenizer)).startswith(
-        '<tools>{"type": "function", "function": {"name": "l'
-    )
+    asked = tokenizer.decode(dialogue.prompt(tokenizer))
+    assert asked.startswith('<tools>{"type": "function", "function": {"name": "l')
     done = write(tokenizer, dialogue, "New.<|im_end|>")
     assert (done.open, done.ended) == (False, RESULT_FOLLOWS)
     assert taught(tokenizer, done) == [["New.<|im_end|>"]]
@@ -168,14 +160,22 @@ def test_a_system_column_and_arguments_of_the_template_reach_the_prompt():
 def test_templates_that_cannot_ask(template, messages, reason):
     with pytest.raises(SkippedRow, match=reason):
         prompt_ids(tokenizer_with(template), messages)
+    with pytest.raises(ValueError, match="must have a chat template to generate replies") as caught:
+        prompt_ids(tokenizer_with(""), messages)
+    assert not isinstance(caught.value, SkippedRow)  # it is true of every row
 
 
-def test_a_tokenizer_that_cannot_ask_is_refused():
-    with pytest.raises(ValueError, match="must have a chat template to generate replies") as refused:
-        prompt_ids(tokenizer_with(""), [USER])
-    assert not isinstance(refused.value, SkippedRow)
-
-
-def test_half_a_character_is_no_text():
-    with pytest.raises(SkippedRow, match="no Unicode text"):
-        parse_row({"messages": [{"role": "user", "content": "a\ud83d"}, OLD]})
+def test_prompts_of_a_source(tmp_path):
+    """Those of stored rows are the very tokens; of others, what the template shows up to the first reply."""
+    tokenizer = tokenizer_with(PLAIN)
+    stored = talk(OLD, tokens=[5, 6, 7, 8], supervised=[[2, 4]])
+    rows = [stored, {**stored, "supervised": [[2.0, 4]]}, talk(calling("{}"), RESULT, OLD), talk(OLD, images=[1])]
+    (tmp_path / "rows.json.gz").write_bytes(gzip.compress(json.dumps(rows).encode()))
+    reasons: collections.Counter[str] = collections.Counter()
+    found = first_prompts(Source(str(tmp_path / "rows.json.gz")), tokenizer, 9, 99, reasons)
+    asked = "<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n"
+    assert [found[0], tokenizer.decode(found[1])] == [[5, 6], asked]
+    assert sorted(reasons) == [
+        "supervised that is not [start, end) ranges of the tokens",
+        "the row has the key 'images', which is not read",
+    ]
