@@ -20,7 +20,7 @@ CASES = {
     "golden": "tests/golden -k test_every_run",
     "trees": f"{GENERATE} -k 'of_plain_decoding and (k3n12 or static or lookahead)'",
     "rows": f"{GENERATE} -k 'fewer_rows'",
-    "sharded": "tests/runtime/test_sharding.py -k 'text_is_the_same or sampling_and_plain'",
+    "sharded": "tests/parallel/test_sharding.py -k 'text_is_the_same or sampling_and_plain'",
 }
 
 

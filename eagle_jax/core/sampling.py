@@ -1,11 +1,7 @@
-"""From logits to the law that is sampled: temperature, top-k, top-p, min-p. One definition for every caller.
-
-The processors and their order are those of `transformers`: temperature, top-k, top-p, min-p.
-"""
+"""Turns logits into the sampled law: temperature, top-k, top-p, min-p, in the order of `transformers`."""
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import jax
@@ -20,7 +16,7 @@ LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 1e-6, 1e38
 
 
 def make_sampling(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Sampling:
-    """Checks the settings and turns those that do something into arrays, so that changing a value does not recompile.
+    """Checks the settings and makes arrays of them: changing a value does not recompile; an absent one costs nothing.
 
     Args:
       temperature: 0 is greedy decoding; logits are divided by it.
@@ -31,19 +27,15 @@ def make_sampling(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, 
     Raises:
       ValueError: naming the argument and its range.
     """
-    if not (math.isfinite(temperature) and temperature >= 0):
-        raise ValueError(f"temperature={temperature} must be a finite number of at least 0 (0 is greedy decoding)")
-    if temperature != 0 and not LOWEST_TEMPERATURE <= temperature <= HIGHEST_TEMPERATURE:
-        raise ValueError(
-            f"temperature must be 0 (greedy decoding) or lie in {LOWEST_TEMPERATURE} to {HIGHEST_TEMPERATURE}, "
-            f"got {temperature}. Beyond them float32 logits overflow or vanish."
-        )
-    if isinstance(top_k, bool) or not 0 <= top_k < 2**31 or int(top_k) != top_k:  # NaN fails the comparison
-        raise ValueError(f"top_k={top_k} must be an integer of at least 0 (0 switches it off)")
+    if temperature != 0 and not LOWEST_TEMPERATURE <= temperature <= HIGHEST_TEMPERATURE:  # NaN fails the comparison
+        limits = f"{LOWEST_TEMPERATURE} to {HIGHEST_TEMPERATURE}"
+        raise ValueError(f"temperature must be 0 (greedy decoding) or {limits}, got {temperature}.")
+    if isinstance(top_k, bool) or not 0 <= top_k < 2**31 or int(top_k) != top_k:
+        raise ValueError(f"top_k must be an integer of at least 0, got {top_k}. 0 switches it off.")
     if not 0 < top_p <= 1:
-        raise ValueError(f"top_p={top_p} must lie in (0, 1] (1 switches it off)")
+        raise ValueError(f"top_p must lie in (0, 1], got {top_p}. 1 switches it off.")
     if not 0 <= min_p <= 1:
-        raise ValueError(f"min_p={min_p} must lie in [0, 1] (0 switches it off)")
+        raise ValueError(f"min_p must lie in [0, 1], got {min_p}. 0 switches it off.")
     if temperature == 0:
         return Sampling()
     return Sampling(
@@ -74,11 +66,7 @@ def process_logits(logits: Float[Array, "*b V"], sampling: Sampling) -> Float[Ar
 
 
 def _cut_by_rank(logits: Float[Array, "*b V"], bits: UInt[Array, "*b V"], sampling: Sampling) -> Float[Array, "*b V"]:
-    """Applies top-k and top-p without sorting the vocabulary: on a TPU a sort of 128,000 logits moves gigabytes.
-
-    Args:
-      bits: the order of the tokens, as unsigned integers.
-    """
+    """Applies top-k and top-p; `bits` order the tokens. A sort of 128,000 logits would move gigabytes on a TPU."""
     if sampling.top_k is not None:
         kth = _weighted_rank(bits, jnp.ones_like(logits), jnp.minimum(sampling.top_k, 2**24).astype(jnp.float32))
         logits = jnp.where(bits >= kth, logits, -jnp.inf)  # like `transformers`, ties with the k-th stay
@@ -124,8 +112,7 @@ def _weighted_rank(
 
 
 LogProbs = Literal["target", "law"]
-"""Of which law log-probabilities are: the target's own at temperature 1, or the one that is sampled (temperature,
-top-k, top-p and min-p applied; greedy decoding is the target's own)."""
+"""The law of log-probabilities: the target's at temperature 1, or the sampled one (when greedy, the target's)."""
 
 
 def log_prob(
@@ -140,8 +127,8 @@ def draw(logits: Float[Array, " V"], key: Key[Array, ""], index: Int[Array, ""],
     """Draws one token for one row: argmax when greedy, else the argmax of the processed law with Gumbel noise.
 
     Args:
-      key: the row's key. index: how many tokens the row has generated before this one. The draw is a function of
-        (logits, key, index) alone; that makes the text of a key the same with every drafter.
+      key: the row's key. index: tokens that the row has generated before. The draw depends on (logits, key, index)
+        alone: hence the text of a key is the same with every drafter.
     """
     if sampling.greedy:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -150,9 +137,5 @@ def draw(logits: Float[Array, " V"], key: Key[Array, ""], index: Int[Array, ""],
 
 
 def noise(key: Key[Array, ""], index: Int[Array, ""], tokens: Int[Array, "*n"]) -> Float[Array, "*n"]:
-    """Gumbel noise of `tokens` in the draw at generated position `index`: all the randomness of that draw.
-
-    Args:
-      tokens: target ids. Only their noise is computed: a draft vocabulary costs what it is large.
-    """
+    """Gumbel noise of `tokens` (target ids) in the draw at generated position `index`: all randomness of that draw."""
     return gumbel(jax.random.fold_in(threefry_keys(key), index), tokens)

@@ -1,9 +1,4 @@
-"""Walks the tree with the target's own tokens: from a tree and the target's logits to the accepted path.
-
-An acceptance rule is a function `(tree, logits, keys, index, sampling, depth) -> Acceptance` (`VerifyFn`).
-`deterministic` is exact for every tree: the tokens it emits depend on the target, the keys and the positions alone.
-Rules for sampled drafts (`rejection`) read `tree.draft_log_probs`.
-"""
+"""Walks the tree with the target's own tokens: from a tree and the target's logits to the accepted path."""
 
 from __future__ import annotations
 
@@ -19,10 +14,10 @@ from eagle_jax.core.tree import children_with
 from eagle_jax.core.types import Acceptance, DraftTree, Sampling
 
 VerifyFn = Callable[..., Acceptance]
-"""`(tree, logits [B, N+1, V], keys [B], index [B], sampling, depth) -> Acceptance`.
+"""An acceptance rule: `(tree, logits [B, N+1, V], keys [B], index [B], sampling, depth) -> Acceptance`.
 
-A drafter may read `sampling.noise`, by which `deterministic` decides. A rule with draws of its own must derive them
-from the keys in another way (`randomness.verify_key`): a rule that reused that noise would bias the result.
+A rule with draws of its own must derive them by `randomness.verify_key`: drafters may read the noise of the target's
+draws, and a rule that reused that noise would bias the result.
 """
 
 
@@ -37,10 +32,8 @@ def deterministic(
     """Draws the target's own token at a node, and descends while the draw is a child.
 
     Every token is a draw from the target's processed law, so the text has exactly that law; the tree decides only how
-    many tokens one pass delivers. The accept/reject loop of EAGLE-2 has the same law (accept child x with p(x), else
-    remove x and renormalise), and no lossless rule accepts more on a tree whose nodes are no random draws. Key and
-    position fix the noise of every draw, so a drafter may read it (`TreeConfig.sampled_ranking`): more drafts are
-    accepted, and the tokens stay the same.
+    many tokens one pass delivers. The accept/reject loop of EAGLE-2 has the same law, and no lossless rule accepts more
+    on a tree whose nodes are no random draws. Key and position fix the noise of every draw, so a drafter may read it.
 
     Args:
       tree: siblings may carry equal tokens; the paths of all of them are walked.
@@ -61,8 +54,8 @@ def deterministic(
 def walk(tree: DraftTree, choose: Callable[[Array, Array], Array], depth: int) -> Acceptance:
     """Walks one row's tree from the root; `choose(node, step)` is the target's token after the node at depth `step`.
 
-    Only visited nodes are chosen for: sampling costs as many draws as tokens are emitted, not N + 1. Rows that stand
-    for the same text (lookahead's window and its n-grams may meet) are walked together; the first is on the path.
+    Only visited nodes cost a draw. Rows of the same text (lookahead's window and its n-grams may meet) are walked
+    together; the first is on the path.
     """
     zero = jnp.int32(0)
 

@@ -38,20 +38,16 @@ def select_best(pool: Pool, num_nodes: int) -> Int[Array, "*b N"]:
 
 
 def gather_tree(root: Int[Array, " B"], pool: Pool, kept: Int[Array, "B N"]) -> DraftTree:
-    """Builds the tree of the candidates `kept` (ascending, closed under "parent of").
+    """Builds the tree of the candidates `kept`, in ascending order and with all their parents."""
 
-    Raises: nothing; a parent missing from `kept` would be linked wrongly, which `select_best` cannot produce.
-    """
-    return jax.vmap(_gather_row)(root, pool, kept)
+    def gather(root: Int[Array, ""], pool: Pool, kept: Int[Array, " N"]) -> DraftTree:
+        parents = pool.parents[kept]
+        # The row of a kept parent is one (for the root) plus the number of kept candidates before it.
+        rows = 1 + jnp.sum(kept[None, :] < parents[:, None], axis=1, dtype=jnp.int32)
+        return DraftTree(
+            tokens=jnp.concatenate([root[None], pool.tokens[kept]]),
+            parents=jnp.concatenate([jnp.array([ROOT], jnp.int32), jnp.where(parents == ROOT, 0, rows)]),
+            scores=jnp.concatenate([jnp.zeros((1,), jnp.float32), pool.scores[kept]]),
+        )
 
-
-def _gather_row(root: Int[Array, ""], pool: Pool, kept: Int[Array, " N"]) -> DraftTree:
-    parents = pool.parents[kept]
-    # `kept` ascends, so the row of a kept parent is one (for the root) plus the number of kept candidates before it.
-    rows = 1 + jnp.sum(kept[None, :] < parents[:, None], axis=1, dtype=jnp.int32)
-    rows = jnp.where(parents == ROOT, 0, rows)
-    return DraftTree(
-        tokens=jnp.concatenate([root[None], pool.tokens[kept]]),
-        parents=jnp.concatenate([jnp.array([ROOT], jnp.int32), rows]),
-        scores=jnp.concatenate([jnp.zeros((1,), jnp.float32), pool.scores[kept]]),
-    )
+    return jax.vmap(gather)(root, pool, kept)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
@@ -73,20 +73,38 @@ class StreamChunk:
     log_probs: list[float] | None = None
 
 
+class Options(TypedDict, total=False):
+    """Options of `generate`, `stream` and `Session.stream`.
+
+    Attributes:
+      max_new_tokens: most tokens to generate, 128 by default; one number, or one per row.
+      temperature, top_k, top_p, min_p: of the sampled distribution; temperature 0, the default, is greedy.
+      eos_ids: stop tokens, for all rows or one list per row; None is the target's own, () never stops.
+      key: `jax.random.key(seed)` or a seed; needed when temperature > 0. For a given key the text is the same with
+        every drafter: row r draws its token i with `fold_in(fold_in(key, r), i)`. An array of keys is one per prompt:
+        row r draws with `fold_in(key[r], i)`, whatever else is in the batch. Keys of another generator than Threefry
+        are converted first (`eagle_jax.core.randomness`).
+      log_probs: "target" returns the log-probability of every token under the target at temperature 1; "law" under the
+        sampled distribution, after temperature, top-k, top-p and min-p.
+    """
+
+    max_new_tokens: int | Sequence[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    eos_ids: StopTokens
+    key: jax.Array | int | None
+    log_probs: LogProbs | None
+
+
 def generate(
     target: Target,
     drafter: BoundDrafter | Literal["auto"] | None,
     prompts: Sequence[Sequence[int]],
     *,
     profile: Profile | str | os.PathLike[str] | None = None,
-    max_new_tokens: int | Sequence[int] = 128,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    eos_ids: StopTokens = None,
-    key: jax.Array | int | None = None,
-    log_probs: LogProbs | None = None,
+    **options: Unpack[Options],
 ) -> GenerateOutput:
     """Generates from a batch of prompts, losslessly: the text is the target's own, whatever the drafter.
 
@@ -95,15 +113,8 @@ def generate(
       drafter: None is plain decoding with the same program; "auto" is the fastest one of `profile` for this batch
         size, temperature and prompt length.
       profile: for "auto", the result of `load_profile` or a path; the file is read again only when it changes.
-      max_new_tokens: most tokens to generate, one number or one per row.
-      temperature, top_k, top_p, min_p: of the sampled distribution; temperature 0 is greedy.
-      eos_ids: stop tokens, for all rows or one list per row; None is the target's own, () never stops.
-      key: `jax.random.key(seed)` or a seed; needed when temperature > 0. For a given key the text is the same with
-        every drafter: row r draws its token i with `fold_in(fold_in(key, r), i)`. An array of keys is one per prompt:
-        row r draws with `fold_in(key[r], i)`, whatever else is in the batch. Keys of another generator than Threefry
-        are converted first (`eagle_jax.core.randomness`).
-      log_probs: "target" returns the log-probability of every token under the target at temperature 1; "law" under the
-        sampled distribution, after temperature, top-k, top-p and min-p.
+      options: `max_new_tokens=128`, `temperature=0.0`, `top_k=0`, `top_p=1.0`, `min_p=0.0`, `eos_ids=None`, `key=None`,
+        `log_probs=None`; see `Options`.
 
     Raises:
       ValueError: an argument breaks its rule; raised before anything is compiled.
@@ -111,30 +122,14 @@ def generate(
       ConfigError: `profile` cannot be read, or is for another target. CheckpointError: its weights do not load.
       MemoryError: the run does not fit in device memory.
     """
-    sampling = sampling_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    drafter = _chosen(target, drafter, profile, prompts, temperature)
-    request = request_of(target, drafter, prompts, max_new_tokens, sampling, eos_ids, key)
-    return _run(with_log_probs(request, log_probs))
+    return _run(request_with(target, drafter, prompts, profile, **options))
 
 
 def first_tokens(
-    target: Target,
-    drafter: BoundDrafter | None,
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    key: jax.Array | int | None = None,
+    target: Target, drafter: BoundDrafter | None, prompts: Sequence[Sequence[int]], **options: Unpack[Options]
 ) -> GenerateOutput:
-    """Runs `generate` with a budget of one token per row: the prefill alone, for timing it.
-
-    It runs the program that the same arguments of `generate` compile.
-
-    Raises:
-      ValueError: as `generate`.
-    """
-    sampling = sampling_of(temperature=temperature)
-    request = request_of(target, drafter, prompts, max_new_tokens, sampling, None, key)
+    """Runs the program of `generate` with a budget of one token per row: the prefill alone, for timing it."""
+    request = request_with(target, drafter, prompts, **options)
     batch = request.batch._replace(budget=jnp.ones_like(request.batch.budget))
     return _run(request._replace(batch=batch))
 
@@ -145,14 +140,7 @@ def stream(
     prompt: Sequence[int],
     *,
     profile: Profile | str | os.PathLike[str] | None = None,
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    eos_ids: int | Sequence[int] | None = None,
-    key: jax.Array | int | None = None,
-    log_probs: LogProbs | None = None,
+    **options: Unpack[Options],
 ) -> Iterator[StreamChunk]:
     """Yields the tokens of one prompt, cycle by cycle; arguments as in `generate`.
 
@@ -163,10 +151,7 @@ def stream(
       ValueError, ConfigError, CheckpointError, MemoryError: as `generate`.
       NotFiniteError: during iteration, after the tokens that precede the fault.
     """
-    sampling = sampling_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    drafter = _chosen(target, drafter, profile, [prompt], temperature)
-    request = request_of(target, drafter, [prompt], max_new_tokens, sampling, eos_ids, key, name="prompt")
-    return _stream(with_log_probs(request, log_probs))
+    return _stream(request_with(target, drafter, [prompt], profile, "prompt", **options))
 
 
 def _stream(request: Request) -> Iterator[StreamChunk]:
@@ -207,14 +192,28 @@ def next_chunk(request: Request, state: GenerateState) -> tuple[GenerateState, S
     return state, StreamChunk(tokens[:emitted].tolist(), int(min(count, emitted)), own), bool(done), faults
 
 
-def with_log_probs(request: Request, log_probs: LogProbs | None) -> Request:
-    """Returns the request with the law whose log-probabilities the run keeps.
-
-    Raises:
-      ValueError: `log_probs` names no law.
-    """
+def request_with(
+    target: Target,
+    drafter: BoundDrafter | Literal["auto"] | None,
+    prompts: Sequence[Sequence[int]],
+    profile: Profile | str | os.PathLike[str] | None = None,
+    name: str = "prompts[{}]",
+    *,
+    max_new_tokens: int | Sequence[int] = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    eos_ids: StopTokens = None,
+    key: jax.Array | int | None = None,
+    log_probs: LogProbs | None = None,
+) -> Request:
+    """Builds the engine's arguments from those of `generate`; `name` is that of a prompt in messages."""
+    sampling = sampling_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     if log_probs is not None and log_probs not in get_args(LogProbs):
         raise ValueError(f"log_probs must be 'target', 'law' or None, got {log_probs!r}. 'target' is at temperature 1.")
+    drafter = _chosen(target, drafter, profile, prompts, temperature)
+    request = request_of(target, drafter, prompts, max_new_tokens, sampling, eos_ids, key, name=name)
     return request._replace(engine=request.engine._replace(log_probs=log_probs))
 
 

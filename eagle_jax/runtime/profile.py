@@ -12,7 +12,7 @@ import os
 import warnings
 import weakref
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -69,22 +69,17 @@ class Entry:
     worst: float | None = None
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or not 0 <= self.temperature < float("inf"):
-            raise ConfigError(
-                f"batch must be at least 1 and temperature at least 0, got {self.batch} and {self.temperature}."
-            )
-        if self.prompt is not None and self.prompt < 1:
-            raise ConfigError(
-                f"prompt must be at least 1 token, got {self.prompt}. Leave it out for prompts of any length."
-            )
-        if self.method not in get_args(Method):
-            raise ConfigError(f"method must be one of {', '.join(get_args(Method))}, got {self.method!r}.")
+        for name, least in (("batch", 1), ("temperature", 0), ("prompt", 1)):
+            value = getattr(self, name)
+            if value is not None and not least <= value < float("inf"):
+                raise ConfigError(f"{name} must be at least {least}, got {value}.")
         own, also = REQUIRED.get(self.method, ("weights", "tree")), OPTIONAL.get(self.method, ())
         for name in SETTINGS:
             if name not in also and (getattr(self, name) is None) == (name in own):
-                verb = "needs" if name in own else "takes no"
                 fields = ", ".join(own + also) or "none"
-                raise ConfigError(f"method {self.method} {verb} {name}; its fields are {fields}")
+                raise ConfigError(
+                    f"fields of method {self.method} must be {fields}, got {name} {getattr(self, name)!r}."
+                )
         if self.tree is not None and self.tree.verification != "deterministic":
             raise ConfigError(
                 f"verification must be deterministic in a profile, got {self.tree.verification!r}. Leave it out: the "

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.core.loop import required_slots
-from eagle_jax.core.sampling import LogProbs, make_sampling
+from eagle_jax.core.sampling import make_sampling
 from eagle_jax.core.types import Engine, GenerateState, KVCache, Params
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import NotFiniteError, check_finite, check_fits, memory_errors
 from eagle_jax.runtime.generation import (
+    Options,
     StreamChunk,
     extend_program,
     first_chunk,
     next_chunk,
     request_of,
-    with_log_probs,
+    request_with,
 )
-from eagle_jax.runtime.request import PREFILL_CHUNK, Request, bucket, round_up, sampling_of
+from eagle_jax.runtime.request import PREFILL_CHUNK, Request, bucket, round_up
 from eagle_jax.runtime.target import Target
 
 
@@ -66,18 +67,7 @@ class Session:
         self._waiting: _Drafted | None = None  # while replies are decoded plainly
 
     def stream(
-        self,
-        prompt: Sequence[int],
-        *,
-        max_new_tokens: int = 128,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        eos_ids: int | Sequence[int] | None = None,
-        key: jax.Array | int | None = None,
-        log_probs: LogProbs | None = None,
-        plain: bool = False,
+        self, prompt: Sequence[int], *, plain: bool = False, **options: Unpack[Options]
     ) -> Iterator[StreamChunk]:
         """Yields the reply to a prompt; arguments as in `eagle_jax.stream`, without `profile`.
 
@@ -91,17 +81,15 @@ class Session:
           MemoryError: the caches do not fit in device memory.
           NotFiniteError: as `eagle_jax.stream`; the caches are emptied.
         """
-        sampling = sampling_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         if not isinstance(plain, bool):
             raise ValueError(f"plain must be True or False, got {plain!r}.")
-        drafter = None if plain else self.drafter
-        request = request_of(self.target, drafter, [prompt], max_new_tokens, sampling, eos_ids, key, name="prompt")
-        if len(prompt) + max_new_tokens > self.context:
+        request = request_with(self.target, None if plain else self.drafter, [prompt], None, "prompt", **options)
+        budget = int(request.batch.budget[0])
+        if len(prompt) + budget > self.context:
             raise ValueError(
                 f"prompt and max_new_tokens must fit in the session's context of {self.context}, got {len(prompt)} + "
-                f"{max_new_tokens}. Shorten the conversation, lower max_new_tokens, or pass Session a larger context."
+                f"{budget}. Shorten the conversation, lower max_new_tokens, or pass Session a larger context."
             )
-        request = with_log_probs(request, log_probs)
         return self._stream(list(map(int, prompt)), request, plain and self.drafter is not None)
 
     def _stream(self, prompt: list[int], request: Request, plain: bool) -> Iterator[StreamChunk]:

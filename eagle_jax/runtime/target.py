@@ -45,11 +45,7 @@ class Target:
 
 
 def check_target(target: Target, name: str = "target") -> None:
-    """Checks that an argument is a `Target`.
-
-    Raises:
-      ValueError: it is not.
-    """
+    """Raises a ValueError if an argument is no `Target`."""
     if not isinstance(target, Target):
         raise ValueError(
             f"{name} must be a Target, got a {type(target).__name__}. Pass the result of eagle_jax.load_target."
