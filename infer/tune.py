@@ -4,10 +4,11 @@
     python -m infer.tune --target PATH --eagle3 PATH --methods eagle3 --batches 1,8 --dtype bfloat16
     python -m infer.tune --check profile.yaml --skip 4
 
-The program measures what a cycle costs, by the rows of the target's pass and by drafted levels, and records what every
-method would draft along the target's own replies. Both predict the speed of every tree of the grid. The best predicted
-run in turns with plain decoding. The choice is the method with the largest mean speed over tasks among those that beat
-plain decoding in the mean and lose at most 3% on any task, both by more than the spread; plain decoding if none does.
+The program measures what a cycle costs, by the rows of the target's pass and by the shape of the drafts, and records
+what every method would draft along the target's own replies. Both predict the speed of every tree of the grid. The best
+predicted run in turns with plain decoding. The choice is the method with the largest mean speed over tasks among those
+that beat plain decoding in the mean and lose at most 3% on any task, both by more than the spread; plain decoding if
+none does.
 
 It prints a table per batch size and temperature and, last, one JSON object with the choices. A report beside the
 profile has all measurements. `--prompts 256` chooses once for prompts of at most 256 tokens and once for longer ones.
@@ -36,13 +37,11 @@ from infer import REPOSITORY
 from infer.common.labels import PLAIN
 from infer.common.methods import Places, Sources, check_methods, load_pair
 from infer.common.programs import at_least_one, can_write, check_seed, listed, naming, not_negative, run
+from infer.common.tables import number, table
 from infer.common.tasks import BUNDLED, Conversation, Task, load_tasks, task_folder
-from infer.tuning.choice import SLOWER, TOLERATED
-from infer.tuning.search import Grid, Samples, Tuned, Tuner
-from infer.tuning.trials import Sample, Setting, compete
+from infer.tuning.search import Grid, Tuned, Tuner
+from infer.tuning.trials import LEAST, SLOWER, Prompt, Samples, Setting, batches, compete
 
-MOST_ENTRIES = 30
-"""Entries of a profile, which people read."""
 AUTO = "auto"
 
 
@@ -65,12 +64,8 @@ class Args(Places):
       depths: of the grid of trees.
       top_ks: of the grid of trees.
       nodes: of the grid of trees; trees that cannot have so many are left out.
-      lengths: drafted tokens of prompt lookup.
-      ngrams: most tokens that prompt lookup looks up.
-      widths: rows of the target passes that are measured.
       candidates: how many of the best predicted are measured.
-      repeats: of all measurements; a choice needs five.
-      turns: cycles per measurement of a cycle.
+      repeats: of all measurements, at least five.
       seed: of sampled draws.
       out: the profile that is written; NAME_report.json beside it has all measurements.
       check: a profile that is measured instead.
@@ -89,12 +84,8 @@ class Args(Places):
     depths: str = "1,2,3,4,5,6,8"
     top_ks: str = "1,2,3,4,6,10"
     nodes: str = "2,3,4,5,6,7,8,10,12,15,20,31,45,59"
-    lengths: str = "1,2,3,5,10"
-    ngrams: str = "1,3,5"
-    widths: str = "1,2,3,4,6,8,12,16,24,32,60"
     candidates: int = 4
-    repeats: int = 5
-    turns: int = 8
+    repeats: int = 7
     seed: int = 0
     out: Path = Path("profile.yaml")
     check: Path | None = None
@@ -102,19 +93,18 @@ class Args(Places):
 
 def main(args: Args) -> int:
     """Tunes or checks; the exit status is 1 if a checked profile does not hold."""
-    at_least_one(args, "limit", "max_new_tokens", "candidates", "repeats", "turns")
+    at_least_one(args, "limit", "max_new_tokens", "candidates")
     not_negative(args, "skip")
     check_seed(args)
-    batches, temperatures = listed(args, "batches", int, 1), listed(args, "temperatures", float, 0)
+    if args.repeats < LEAST:
+        raise ValueError(f"--repeats must be at least {LEAST}, got {args.repeats}. Fewer do not show the spread.")
+    sizes, temperatures = listed(args, "batches", int, 1), listed(args, "temperatures", float, 0)
     bounds: list[int | None] = [*(sorted(listed(args, "prompts", int, 1)) if args.prompts.strip() else []), None]
-    grid = grid_of(args)
-    if (count := len(batches) * len(temperatures) * len(bounds)) > MOST_ENTRIES:
-        raise ValueError(f"--batches x --temperatures x --prompts must be at most {MOST_ENTRIES} settings, got {count}."
-                         " Write several profiles.")  # fmt: skip
-    if max(batches) > args.limit:
-        raise ValueError(f"--batches must be at most --limit {args.limit}, got {max(batches)}. Raise --limit: a batch "
+    grid = Grid(*(sorted(listed(args, name, int, 1)) for name in Grid._fields))
+    if max(sizes) > args.limit:
+        raise ValueError(f"--batches must be at most --limit {args.limit}, got {max(sizes)}. Raise --limit: a batch "
                          "takes as many prompts of every task.")  # fmt: skip
-    settings = [Setting(batch, heat, args.max_new_tokens) for heat in temperatures for batch in batches]
+    settings = [Setting(batch, heat, args.max_new_tokens) for heat in temperatures for batch in sizes]
     if args.check is not None:
         return check(args, args.check, settings)
     report = args.out.with_name(f"{args.out.stem}_report.json")
@@ -126,20 +116,17 @@ def main(args: Args) -> int:
     use_compilation_cache()
     target, tokenizer = load_pair(sources)
     groups = by_length(samples_of(tasks, tokenizer, target, args), bounds)
-    tuner = Tuner(grid, target, sources, labels)
+    tuner = Tuner(grid, target, sources, labels, args.repeats)
     tuned: list[Tuned] = []
     for bound, group in groups.items():
         for setting in settings:
-            tuned.append(tuner.tune(group, setting._replace(prompt=bound)))
+            tuned.append(tuner.tune(group, setting._replace(prompt=bound), args.candidates))
             print_candidates(tuned[-1].report, group)
             write(args, target, tuned, report)  # an interrupted run keeps what it has
     print(f"\nWritten: {args.out} and {report}. Machine: {machine()}")
-    names = ("batch", "temperature", "prompt", "chosen")
-    choices = [
-        {name: one.report[name] for name in names} | {"measured": one.entry.measured, "worst": one.entry.worst}
-        for one in tuned
-    ]
-    print(json.dumps(origin(args.out) | {"dtype": args.dtype, "report": str(report), "choices": choices}))
+    names = ("batch", "temperature", "prompt", "method", "measured", "worst")
+    choices = [{name: getattr(one.entry, name) for name in names} | {"chosen": one.report["chosen"]} for one in tuned]
+    print(json.dumps(origin(args, args.out) | {"report": str(report), "choices": choices}))
     return 0
 
 
@@ -150,16 +137,38 @@ def write(args: Args, target: eagle_jax.Target, tuned: Sequence[Tuned], report: 
     file = ProfileFile("eagle_jax.profile/1", name, fingerprint(target), args.dtype, machine(), entries)
     write_whole(args.out, file.to_yaml(
         'Made by python -m infer.tune; eagle_jax.generate(target, "auto", prompts, profile=THIS FILE) follows it.\n'
-        "predicted, measured, worst: tokens/s over plain decoding's, mean and least over the tasks tuned on.\n"
-        f"These are {args.tasks}: at most {args.limit} questions each, after the first {args.skip}."
+        "measured, worst: tokens/s over plain decoding's, mean and least over the tasks tuned on; predicted: without\n"
+        f"the prompt. The tasks are {args.tasks}: at most {args.limit} questions each, after the first {args.skip}."
     ))  # fmt: skip
-    found = origin(args.out) | {"settings": [one.report for one in tuned], "arguments": as_json(args)}
+    found = origin(args, args.out) | {"settings": [one.report for one in tuned]}
     write_whole(report, json.dumps(found, indent=1) + "\n")
 
 
-def origin(profile: Path) -> dict[str, Any]:
+def origin(args: Args, profile: Path) -> dict[str, Any]:
     """Returns the first fields of what is reported."""
-    return {"profile": str(profile), "machine": machine(), "revision": revision(REPOSITORY)}
+    given = dataclasses.asdict(args)
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    return {"profile": str(profile), "machine": machine(), "revision": revision(REPOSITORY), "arguments": settings}
+
+
+def print_candidates(report: dict[str, Any], samples: Samples) -> None:
+    """Prints what was measured at one setting."""
+    lengths = sorted(len(prompt.tokens) for prompts in samples.values() for prompt in prompts)
+    print(
+        f"\nBatch {report['batch']}, temperature {report['temperature']:g}, {len(lengths)} prompts of {lengths[0]} to "
+        f"{lengths[-1]} tokens: {len(report['predicted'])} settings predicted. Chosen: {report['chosen']}\n"
+    )
+    rows = [
+        (
+            label,
+            number(row["predicted"], "x"),
+            number(row["measured"], "x"),
+            number(row["worst"], "x"),
+            "yes" if row["safe"] else "no",
+        )
+        for label, row in report["candidates"].items()
+    ]
+    print(table(["method", "predicted", "measured", "worst task", "safely faster"], rows), flush=True)
 
 
 def check(args: Args, path: Path, settings: Sequence[Setting]) -> int:
@@ -170,45 +179,44 @@ def check(args: Args, path: Path, settings: Sequence[Setting]) -> int:
     use_compilation_cache()
     target, tokenizer = load_pair(Sources.of(args, file.dtype))
     profile = eagle_jax.load_profile(str(path), target)
-    samples, rows = samples_of(tasks, tokenizer, target, args), []
-    print("| batch | temperature | auto is | worst task | mean | identical |\n|---:|---:|---|---:|---:|---:|")
+    samples = samples_of(tasks, tokenizer, target, args)
+    rows: list[dict[str, Any]] = []
     for setting in settings:
-        auto: Any = {AUTO: "auto"}
-        trial = compete(target, auto, samples, setting, args.repeats, profile=profile)
-        score, entries = trial.scores[AUTO], used(profile.file, samples, setting)
-        places = [entry and {"batch": entry.batch, "temperature": entry.temperature, "prompt": entry.prompt}
-                  for entry in entries]  # fmt: skip
-        names = dict.fromkeys(PLAIN if entry is None else entry.method for entry in entries)
-        row: dict[str, Any] = {"batch": setting.batch, "temperature": setting.temperature,
-                               "auto": ", ".join(names), "entries": places,
-                               "per_task": {task: round(value, 3) for task, value in score.speedups.items()},
-                               "worst": round(score.worst, 3), "mean": round(score.mean, 3),
-                               "identical": f"{trial.identical}/{trial.compared}"}  # fmt: skip
-        rows.append(row)
-        print(row_of(row))
+        trial = compete(target, {AUTO: AUTO}, samples, setting, args.repeats, profile=profile)
+        score = trial.scores[AUTO]
+        rows.append({
+            "batch": setting.batch,
+            "temperature": setting.temperature,
+            "auto": used(file, samples, setting),
+            "per_task": {task: round(value, 3) for task, value in score.speedups.items()},
+            "worst": round(score.worst, 3),
+            "mean": round(score.mean, 3),
+            "identical": f"{trial.identical}/{trial.compared}",
+        })  # fmt: skip
+    print(table(
+        ["auto is", "batch", "temperature", "worst task", "mean", "identical"],
+        [("; ".join(row["auto"]), str(row["batch"]), f"{row['temperature']:g}", number(row["worst"], "x"),
+          number(row["mean"], "x"), row["identical"]) for row in rows],
+    ))  # fmt: skip
     worst = min(row["worst"] for row in rows)
     holds = worst >= 1 - SLOWER
     print(f"\nWorst against plain decoding: {worst:.2f}x. Machine: {machine()}")
-    print(json.dumps(origin(path) | {"holds": holds, "worst": worst, "settings": rows, "arguments": as_json(args)}))
+    print(json.dumps(origin(args, path) | {"holds": holds, "worst": worst, "settings": rows}))
     return 0 if holds else 1
 
 
-def row_of(row: dict[str, Any]) -> str:
-    """Returns a row of the table of a check; it names the entry of another setting."""
-    auto, own = row["auto"], (row["batch"], row["temperature"])
-    if None in row["entries"]:
-        auto += " (no entry for some prompts: plain decoding)" if len(row["entries"]) > 1 else " (no entry)"
-    elsewhere = {(place["batch"], place["temperature"]) for place in row["entries"] if place}
-    for batch, temperature in sorted(elsewhere - {own}):
-        auto += f" (entry of batch {batch}, temperature {temperature:g})"
-    return f"| {own[0]} | {own[1]:g} | {auto} | {row['worst']:.2f}x | {row['mean']:.2f}x | {row['identical']} |"
-
-
-def used(file: ProfileFile, samples: Samples, setting: Setting) -> list[Entry | None]:
+def used(file: ProfileFile, samples: Samples, setting: Setting) -> list[str]:
     """Returns the entries that "auto" takes for these prompts, each once, from short prompts to long ones."""
-    parts = [part for sample in samples.values() for part in sample.batches(setting.batch)]
-    lengths = sorted(max(map(len, part.prompts)) for part in parts)
-    return list(dict.fromkeys(file.find(setting.batch, setting.temperature, length) for length in lengths))
+
+    def text(entry: Entry | None) -> str:
+        if entry is None:
+            return f"{PLAIN} (no entry)"
+        bound = "" if entry.prompt is None else f", prompts to {entry.prompt}"
+        return f"{entry.method} (entry of batch {entry.batch}, temperature {entry.temperature:g}{bound})"
+
+    parts = [part for prompts in samples.values() for part in batches(prompts, setting.batch)]
+    lengths = sorted(max(len(prompt.tokens) for prompt in part) for part in parts)
+    return list(dict.fromkeys(text(file.find(setting.batch, setting.temperature, length)) for length in lengths))
 
 
 def by_length(samples: Samples, bounds: Sequence[int | None]) -> dict[int | None, Samples]:
@@ -218,14 +226,18 @@ def by_length(samples: Samples, bounds: Sequence[int | None]) -> dict[int | None
       ValueError: a group without prompts.
     """
     found: dict[int | None, Samples] = {}
-    for below, bound in zip([0, *bounds], bounds, strict=False):
-        parts = {task: sample.of_length(below or 0, bound) for task, sample in samples.items()}
-        found[bound] = {task: part for task, part in parts.items() if part.prompts}
+    least = 0
+    for bound in bounds:
+        most = float("inf") if bound is None else bound
+        parts = {task: [prompt for prompt in prompts if least < len(prompt.tokens) <= most]
+                 for task, prompts in samples.items()}  # fmt: skip
+        found[bound] = {task: part for task, part in parts.items() if part}
         if not found[bound]:
-            lengths = sorted(len(prompt) for sample in samples.values() for prompt in sample.prompts)
-            between = f"more than {below}" if bound is None else f"{(below or 0) + 1} to {bound}"
+            lengths = sorted(len(prompt.tokens) for prompts in samples.values() for prompt in prompts)
+            between = f"more than {least}" if bound is None else f"{least + 1} to {bound}"
             raise ValueError(f"--prompts must leave prompts of every length, got none of {between} tokens. The sample "
                              f"has prompts of {lengths[0]} to {lengths[-1]}.")  # fmt: skip
+        least = bound or 0
     return found
 
 
@@ -235,7 +247,8 @@ def load_questions(args: Args) -> list[Task]:
     Raises:
       ValueError: as `load_tasks`, or a task that has fewer.
     """
-    tasks, needed = load_tasks(listed(args, "tasks"), args.data, args.skip + args.limit), args.skip + args.limit
+    needed = args.skip + args.limit
+    tasks = load_tasks(listed(args, "tasks"), args.data, needed)
     for task in tasks:
         if args.skip and len(task.questions) < needed:
             raise ValueError(f"--skip + --limit must be at most the {len(task.questions)} questions of task "
@@ -249,51 +262,17 @@ def samples_of(tasks: Sequence[Task], tokenizer: Any, target: eagle_jax.Target, 
     Raises:
       ValueError: every prompt of a task is too long.
     """
-    found: Samples = {}
-    base, number = jax.random.key(args.seed, impl="threefry2x32"), 0
-    for task, questions in tasks:
-        room = target.config.max_position - args.max_new_tokens
-        prompts = [Conversation(question, tokenizer, room).ask(0) for question in questions]
-        fitting = [prompt for prompt in prompts if prompt is not None]
-        if not fitting:
+    found: dict[str, list[Prompt]] = {}
+    keys = row_keys(jax.random.key(args.seed, impl="threefry2x32"), jnp.arange(len(tasks) * args.limit))
+    room = target.config.max_position - args.max_new_tokens
+    for place, (task, questions) in enumerate(tasks):
+        asked = [Conversation(question, tokenizer, room).ask(0) for question in questions]
+        own = keys[place * args.limit :]
+        found[task] = [Prompt(tokens, key) for tokens, key in zip(asked, own, strict=False) if tokens is not None]
+        if not found[task]:
             raise ValueError(f"--tasks must have prompts of at most {room} tokens, got none in {task}. Lower "
                              "--max-new-tokens or leave the task out.")  # fmt: skip
-        keys = row_keys(base, jnp.arange(number, number + len(fitting)))
-        number += len(fitting)
-        found[task] = Sample(fitting, keys)
     return found
-
-
-def grid_of(args: Args) -> Grid:
-    """Returns what is searched.
-
-    Raises:
-      ValueError: a number below 1, or text that is no number.
-    """
-    names = ("depths", "top_ks", "nodes", "lengths", "ngrams", "widths")
-    values = {name: tuple(sorted(listed(args, name, int, 1))) for name in names}
-    return Grid(**values, candidates=args.candidates, repeats=args.repeats, turns=args.turns)
-
-
-def print_candidates(report: dict[str, Any], samples: Samples) -> None:
-    """Prints the candidates of one setting, and the choice."""
-    lengths = sorted(len(prompt) for sample in samples.values() for prompt in sample.prompts)
-    print(f"\nBatch {report['batch']}, temperature {report['temperature']:g}, {len(lengths)} prompts of {lengths[0]} "
-          f"to {lengths[-1]} tokens: {len(report['predicted'])} settings searched, "
-          f"plain decoding {report['plain_tok_s']:.0f} tokens/s\n\n"
-          "| candidate | predicted | measured | worst task |\n|---|---:|---:|---:|")  # fmt: skip
-    for label, row in report["candidates"].items():
-        print(f"| {label} | " + " | ".join(f"{row[name]:.2f}x" for name in ("predicted", "measured", "worst")) + " |")
-    if report["chosen"] == PLAIN:
-        print(f"Plain decoding: no candidate is faster in the mean, and at most {TOLERATED:.0%} slower on every task, "
-              "by more than the spread.")  # fmt: skip
-    else:
-        print(f"Chosen: {report['chosen']}")
-
-
-def as_json(args: Args) -> dict[str, Any]:
-    """Returns the arguments for the report."""
-    return {name: str(value) if isinstance(value, Path) else value for name, value in dataclasses.asdict(args).items()}
 
 
 if __name__ == "__main__":

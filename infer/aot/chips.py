@@ -1,4 +1,8 @@
-"""TPU chips, slices of them that are not there, and programs compiled for those."""
+"""TPU chips, and slices of them that are not there.
+
+`libtpu` compiles for a topology ("v6e:1x1") on any x86 Linux machine. Set `ENVIRONMENT` before JAX is imported, or it
+looks for the chips.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,8 @@ import difflib
 import importlib.util
 import math
 import os
-import tempfile
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
@@ -39,7 +40,7 @@ CHIPS = {
 
 
 def chip_of(topology: str) -> Chip:
-    """The chip of "v5e:2x2".
+    """Returns the chip of "v5e:2x2".
 
     Raises:
       ConfigError: no such chip; the message names the nearest.
@@ -48,67 +49,39 @@ def chip_of(topology: str) -> Chip:
     if name not in CHIPS:
         near = difflib.get_close_matches(name, CHIPS, n=1, cutoff=0.0)[0]
         raise ConfigError(
-            f"topology {topology!r}: unknown chip {name!r}; the nearest of {', '.join(CHIPS)} is {near!r}"
+            f"--topology must begin with one of {', '.join(CHIPS)}, got {topology!r}. The nearest is {near!r}."
         )
     return CHIPS[name]
 
 
 def topology_devices(topology: str) -> list[Any]:
-    """Compile-only devices of "v6e:1x1", "v5e:2x2", "v5p:2x2x1", ...
+    """Returns compile-only devices of "v6e:1x1", "v5e:2x2", "v5p:2x2x1", ...
 
     Raises:
       ConfigError: libtpu is not installed, or it does not know the topology.
     """
-    chip_of(topology)
     if importlib.util.find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in os.environ:
-        raise ConfigError("compiling for TPU needs libtpu: `pip install libtpu` (Linux, x86_64); no TPU is needed")
+        raise ConfigError("libtpu must be installed (`pip install libtpu`, Linux on x86_64). No TPU is needed.")
     try:
         return list(topologies.get_topology_desc(topology, platform="tpu").devices)
     except Exception as error:  # the plugin raises several kinds
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"libtpu gives no topology {topology!r} ({reason}); write v6e:1x1, v5e:2x2 or v5p:2x2x1 "
-            "(v4 and v5p have three dimensions)"
+            f"--topology must be a slice that libtpu knows, got {topology!r} ({reason}). Write v6e:1x1, v5e:2x2 or "
+            "v5p:2x2x1: v4 and v5p have three dimensions."
         ) from error
 
 
-def mesh_for(devices: list[Any], kv_heads: int, tensor: int | None = None) -> Mesh:
-    """All devices as a ("data", "tensor") mesh, with the widest "tensor" axis that gives every device whole heads.
+def slice_mesh(devices: list[Any], data: int | None, fsdp: int | None, tensor: int) -> Mesh:
+    """Returns a mesh over the devices; the axis that is None takes those that the other two leave.
 
     Raises:
-      ConfigError: `tensor` does not divide the number of devices.
+      ConfigError: the axes do not divide the devices, or need more.
     """
-    tensor = math.gcd(len(devices), kv_heads) if tensor is None else tensor
-    if tensor < 1 or len(devices) % tensor:
-        raise ConfigError(f"tensor={tensor} does not divide the {len(devices)} devices of the topology")
-    return make_mesh(len(devices) // tensor, tensor, devices=devices)
-
-
-def compile_program(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, list[str]]:
-    """Compiles, and returns with the program the optimised HLO of every module that it became.
-
-    The compiler itself writes the HLO out: what jaxlib reads back from libtpu fails for v5p, where the SparseCores
-    gather the embedding asynchronously ("async-update instruction should have 1 operands").
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
-        written = sorted(Path(folder).glob("module_*.jit_*after_optimizations.txt"))
-        if not written:
-            names = sorted(path.name for path in Path(folder).iterdir())
-            raise RuntimeError(
-                f"the compiler wrote no optimised HLO, only {names or 'nothing'}; report it with libtpu's version"
-            )
-        return compiled, [path.read_text(encoding="utf-8") for path in written]
-
-
-def device_memory(compiled: jax.stages.Compiled) -> float:
-    """Bytes of one device that the program holds at once: arguments, results and temporaries, aliased ones once."""
-    memory: Any = compiled.memory_analysis()
-    held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-    return float(held - memory.alias_size_in_bytes)
-
-
-def local_bytes(params: Any) -> float:
-    """Bytes of one device that abstract arrays take, by their shardings."""
-    sizes = (math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-    return float(sum(sizes))
+    given = math.prod(size for size in (data, fsdp, tensor) if size is not None)
+    if None in (data, fsdp) and len(devices) % given:
+        raise ConfigError(
+            f"--data x --fsdp x --tensor must divide the {len(devices)} devices of the topology, got {given}."
+        )
+    rest = len(devices) // given
+    return make_mesh(rest if data is None else data, tensor, rest if fsdp is None else fsdp, devices=devices)

@@ -1,50 +1,44 @@
-"""Times whole calls of methods in turns with plain decoding."""
+"""Times whole calls of methods in turns with plain decoding, and chooses among them."""
 
 from __future__ import annotations
 
-import functools
-import statistics
+import dataclasses
+import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import eagle_jax
 from eagle_jax.runtime.compilation import forget_programs
+from infer.common.labels import PLAIN
 from infer.common.timing import time_repetitions
-from infer.tuning.choice import Score
+
+TOLERATED = 0.03
+"""What a choice may lose to plain decoding on a task that it was measured on: other prompts may then cost 5%."""
+SLOWER = 0.05
+"""What "auto" may lose to plain decoding on a task, before a check fails."""
+LEAST = 5
+"""Repetitions that a choice needs: the spread of fewer is unknown."""
 
 
-class Sample(NamedTuple):
-    """The prompts of a task. Every prompt has its own key: its text does not depend on the batch.
+class Prompt(NamedTuple):
+    """Token ids, and a key of their own: the reply does not depend on the batch."""
 
-    Attributes:
-      prompts: token ids. keys: [R], one for each.
-    """
+    tokens: list[int]
+    key: jax.Array
 
-    prompts: list[list[int]]
-    keys: jax.Array
 
-    def batches(self, size: int) -> list[Sample]:
-        """Splits the prompts in order; the last batch may be smaller."""
-        return [
-            Sample(self.prompts[at : at + size], self.keys[at : at + size]) for at in range(0, len(self.prompts), size)
-        ]
-
-    def of_length(self, least: int, most: int | None) -> Sample:
-        """Selects prompts of more than `least` and at most `most` tokens."""
-        kept = [at for at, prompt in enumerate(self.prompts) if least < len(prompt) <= (most or len(prompt))]
-        return Sample([self.prompts[at] for at in kept], self.keys[jnp.array(kept, jnp.int32)])
+Samples = Mapping[str, Sequence[Prompt]]
+"""Prompts by task."""
 
 
 class Setting(NamedTuple):
-    """What is tuned for.
-
-    Attributes:
-      prompt: tokens of the longest prompt; None is any.
-    """
+    """What is tuned for. `prompt` is the longest prompt in tokens; None is any."""
 
     batch: int
     temperature: float
@@ -52,12 +46,88 @@ class Setting(NamedTuple):
     prompt: int | None = None
 
 
+def batches(prompts: Sequence[Prompt], size: int) -> list[Sequence[Prompt]]:
+    """Splits prompts in order; the last batch may be smaller."""
+    return [prompts[at : at + size] for at in range(0, len(prompts), size)]
+
+
+def arguments(prompts: Sequence[Prompt], setting: Setting) -> dict[str, Any]:
+    """Returns the arguments of `eagle_jax.generate` for one batch, but for target and drafter."""
+    return {
+        "prompts": [prompt.tokens for prompt in prompts],
+        "max_new_tokens": setting.max_new_tokens,
+        "temperature": setting.temperature,
+        "key": jnp.stack([prompt.key for prompt in prompts]),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """The speed of a method over plain decoding.
+
+    Attributes:
+      ratios: per task, plain seconds over its seconds in every repetition.
+    """
+
+    ratios: Mapping[str, Sequence[float]]
+
+    @property
+    def speedups(self) -> dict[str, float]:
+        """Median ratio per task."""
+        return {task: float(np.median(values)) for task, values in self.ratios.items()}
+
+    @property
+    def mean(self) -> float:
+        """Mean over tasks of the median ratio."""
+        return float(np.mean(list(self.speedups.values())))
+
+    @property
+    def worst(self) -> float:
+        """The least median ratio of a task."""
+        return min(self.speedups.values())
+
+    @property
+    def safe(self) -> bool:
+        """Whether it beats plain decoding in the mean and loses at most `TOLERATED` on any task.
+
+        Both by more than the spread: two standard errors of the median ratio.
+        """
+        least = [_median_less_spread(values) for values in self.ratios.values()]
+        return float(np.mean(least)) > 1 and min(least) > 1 - TOLERATED
+
+
+def _median_less_spread(values: Sequence[float]) -> float:
+    middle = float(np.median(values))
+    deviation = float(np.median(np.abs(np.subtract(values, middle))))
+    # Of normal noise: 1.4826 makes a deviation of it, 1.2533 is the median's error over the mean's.
+    return middle - 2 * 1.2533 * 1.4826 * deviation / len(values) ** 0.5
+
+
+def choose(scores: Mapping[str, Score]) -> str:
+    """Returns the safe method with the largest mean; plain decoding if none is safe."""
+    safe = {label: score.mean for label, score in scores.items() if score.safe}
+    return max(safe, key=safe.__getitem__, default=PLAIN)
+
+
+def shortlist(predicted: Mapping[str, Score], count: int) -> list[str]:
+    """Returns what is measured: the best of every method within 10%, then by worst task and by mean in turns.
+
+    What is best in the mean may lose too much on some task to be chosen.
+    """
+    order = sorted(predicted, key=lambda label: -predicted[label].mean)
+    close = [label for label in order if predicted[label].mean > 0.9 * predicted[order[0]].mean]
+    first = {label.partition("@")[0]: label for label in reversed(close)}
+    steady = sorted(close, key=lambda label: -predicted[label].worst)
+    rest = [label for both in itertools.zip_longest(steady, order) for label in both if label]
+    return list(dict.fromkeys([*sorted(first.values(), key=order.index), *rest]))[:count]
+
+
 class Trial(NamedTuple):
     """Whole calls at one setting.
 
     Attributes:
       scores: by label. plain: tokens per second of plain decoding.
-      identical, compared: texts that are plain decoding's, over all methods.
+      identical, compared: replies that are plain decoding's, over all methods.
     """
 
     scores: dict[str, Score]
@@ -65,33 +135,11 @@ class Trial(NamedTuple):
     identical: int
     compared: int
 
-    def and_then(self, later: Trial) -> Trial:
-        """Adds later repetitions of some of the methods."""
-        more = {label: self.scores[label].and_then(score) for label, score in later.scores.items()}
-        identical, compared = self.identical + later.identical, self.compared + later.compared
-        return Trial(self.scores | more, self.plain, identical, compared)
-
-
-def timed_call(
-    target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter | None, part: Sample, setting: Setting, **options: Any
-) -> Callable[..., eagle_jax.GenerateOutput]:
-    """Returns `eagle_jax.generate` of one batch as a call."""
-    return functools.partial(
-        eagle_jax.generate,
-        target,
-        drafter,
-        part.prompts,
-        max_new_tokens=setting.max_new_tokens,
-        temperature=setting.temperature,
-        key=part.keys,
-        **options,
-    )
-
 
 def compete(
     target: eagle_jax.Target,
-    methods: Mapping[str, eagle_jax.BoundDrafter | None],
-    samples: Mapping[str, Sample],
+    methods: Mapping[str, Any],
+    samples: Samples,
     setting: Setting,
     repeats: int,
     **options: Any,
@@ -99,31 +147,31 @@ def compete(
     """Times whole calls of every method in turns with plain decoding, batch by batch.
 
     Args:
-      methods: by label; a drafter, None, or "auto" with `options`.
+      methods: drafters by label. options: of their calls, such as `profile` for "auto".
     """
-    ratios: dict[str, dict[str, tuple[float, ...]]] = {label: {} for label in methods}
+    ratios: dict[str, dict[str, list[float]]] = {label: {} for label in methods}
     tokens, plain_seconds, identical, compared = 0, 0.0, 0, 0
-    for task, sample in samples.items():
-        sums: dict[str | None, list[float]] = {label: [0.0] * repeats for label in (None, *methods)}
-        for number, part in enumerate(sample.batches(setting.batch), 1):
+    for task, prompts in samples.items():
+        seconds = {label: np.zeros(repeats) for label in (PLAIN, *methods)}
+        for number, part in enumerate(batches(prompts, setting.batch), 1):
             note(f"{task}, batch {number}: {len(methods)} methods in turns with plain decoding")
             forget_programs()
-            calls: dict[str | None, Callable[[], Any]] = {None: timed_call(target, None, part, setting)}
+            given = arguments(part, setting)
+            calls = {PLAIN: partial(eagle_jax.generate, target, None, **given)}
             for label, drafter in methods.items():
-                more: dict[str, Any] = options if isinstance(drafter, str) else {}
-                calls[label] = timed_call(target, drafter, part, setting, **more)
-            answers = {label: call().tokens for label, call in calls.items()}
+                calls[label] = partial(eagle_jax.generate, target, drafter, **given, **options)
+            replies = {label: call().tokens for label, call in calls.items()}
             for label in methods:
-                identical += sum(a == b for a, b in zip(answers[label], answers[None], strict=True))
-                compared += len(answers[None])
-            for name, seconds in time_repetitions(calls, repeats).items():
-                sums[name] = [total + one for total, one in zip(sums[name], seconds, strict=True)]
-            tokens += sum(map(len, answers[None]))
-        plain_seconds += statistics.median(sums[None])
+                identical += sum(a == b for a, b in zip(replies[label], replies[PLAIN], strict=True))
+                compared += len(part)
+            for label, times in time_repetitions(calls, repeats).items():
+                seconds[label] += times
+            tokens += sum(map(len, replies[PLAIN]))
+        plain_seconds += float(np.median(seconds[PLAIN]))
         for label in methods:
-            ratios[label][task] = tuple(a / b for a, b in zip(sums[None], sums[label], strict=True))
-    return Trial({label: Score(per_task) for label, per_task in ratios.items()}, tokens / plain_seconds, identical,
-                 compared)  # fmt: skip
+            ratios[label][task] = (seconds[PLAIN] / seconds[label]).tolist()
+    scores = {label: Score(by_task) for label, by_task in ratios.items()}
+    return Trial(scores, tokens / plain_seconds, identical, compared)
 
 
 def note(text: str) -> None:
