@@ -15,7 +15,7 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.core import generate, make_sampling, prefill
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.generation import request_of
-from infer.aot import costs
+from infer.aot.hlo import Program
 from tests.models import prepared, random_prompts, tiny_head, tiny_target
 
 TREE = TreeConfig(depth=3, top_k=2, num_nodes=6)
@@ -115,7 +115,7 @@ def test_the_program_holds_no_host_call_and_no_weight():
 
 
 def _host_calls(lowered):
-    return costs.Program(lowered.compile().as_text()).host_transfers()
+    return Program(lowered.compile().as_text()).host_transfers()
 
 
 @pytest.mark.parametrize("kind", ["debug", "io", "pure"])
