@@ -6,13 +6,36 @@ A configuration is hashable and comparable, so it can be a static argument of `j
 from __future__ import annotations
 
 import dataclasses
+import functools
 import numbers
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 class ConfigError(ValueError):
     """A configuration is invalid; the message names the field, its rule and the remedy."""
+
+
+def check_fields(config: Any, *sizes: str) -> None:
+    """Checks every `Literal` field of a dataclass, and that the fields `sizes` are positive integers.
+
+    Raises:
+      ConfigError: naming the field.
+    """
+    cls: Any = type(config)
+    for name, choices in _literals(cls).items():
+        if (value := getattr(config, name)) not in choices:
+            raise ConfigError(f"{cls.__name__}.{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+    for name in sizes:
+        value = getattr(config, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{cls.__name__}.{name} must be an integer of at least 1, got {value!r}.")
+
+
+@functools.cache
+def _literals(cls: type) -> dict[str, tuple[Any, ...]]:
+    hints = get_type_hints(cls)
+    return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,15 +44,15 @@ class RopeConfig:
 
     Attributes:
       theta: base of the geometric sequence of frequencies.
-      kind: "default", "linear" (positions divided by `factor`), "dynamic" (NTK, base grows with the context), "llama3"
-        (frequency-dependent division), "yarn" (arXiv:2309.00071) or "none" (nothing is rotated).
+      kind: "default", "linear" (divides positions by `factor`), "dynamic" (NTK: the base grows with the context),
+        "llama3" (divides by frequency), "yarn" (arXiv:2309.00071) or "none" (no rotation).
       factor: ratio of the extended to the original context length.
       original_max_position: context length before scaling, in tokens.
       low_freq_factor, high_freq_factor: llama3 only, in wavelengths per original context.
       beta_fast, beta_slow: yarn only, rotations at which interpolation starts and ends.
       attention_factor: yarn only, multiplies cos and sin; None takes the paper's value for `factor`.
       mscale, mscale_all_dim: yarn only, DeepSeek's parameters of the attention factor.
-      truncate: yarn only, whether the correction range is rounded to whole dimensions.
+      truncate: yarn only, rounds the correction range to whole dimensions.
     """
 
     theta: float = 10000.0
@@ -53,15 +76,15 @@ class DecoderConfig:
     Attributes:
       vocab_size: V. hidden_size: H. intermediate_size: width of the MLP. num_layers: L.
       num_heads: A. num_kv_heads: G, divides A. head_dim: size of one head, independent of H / A.
-      rms_norm_eps: added to the mean square, or to the variance, by the norms.
-      qkv_bias, out_bias, mlp_bias: whether those projections carry a bias (Qwen2 has only the first).
-      qk_norm: RMSNorm over head_dim on queries and keys before RoPE (Qwen3).
-      block: "llama" (RMSNorm, gated MLP with SiLU, RoPE) or "gpt2" (LayerNorm with bias, plain MLP with GELU, one
-        learned embedding per position, `rope.kind` "none").
-      tie_word_embeddings: the lm_head is the transposed embedding.
+      rms_norm_eps: added to the mean square (RMSNorm) or variance (LayerNorm).
       max_position: longest context in tokens.
-      eos_ids: stop tokens named by the checkpoint. bos_id: first token of a prompt, if the checkpoint names one.
-      architecture: the Hugging Face class name, kept for error messages and exports.
+      qkv_bias, out_bias, mlp_bias: biases of those projections (Qwen2 has only the first).
+      qk_norm: RMSNorm over head_dim on queries and keys before RoPE (Qwen3).
+      block: "llama" (RMSNorm, gated MLP with SiLU, RoPE) or "gpt2" (LayerNorm, plain MLP with GELU, one learned
+        embedding per position, `rope.kind` "none").
+      tie_word_embeddings: the lm_head is the transposed embedding.
+      eos_ids: stop tokens of the checkpoint. bos_id: first token of a prompt, if the checkpoint has one.
+      architecture: Hugging Face class name, for error messages and exports.
     """
 
     vocab_size: int
@@ -85,33 +108,22 @@ class DecoderConfig:
     architecture: str = "LlamaForCausalLM"
 
     def __post_init__(self) -> None:
-        sizes = (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_layers",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-        )
-        _require_positive(self, *sizes, "max_position")
+        check_fields(
+            self, "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads",
+            "head_dim", "max_position",
+        )  # fmt: skip
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
-                f"num_attention_heads={self.num_heads} is not a multiple of num_key_value_heads={self.num_kv_heads}"
+                f"num_attention_heads must be a multiple of num_key_value_heads={self.num_kv_heads}, got "
+                f"{self.num_heads}."
             )
         if self.head_dim % 2:
-            raise ConfigError(f"head_dim={self.head_dim} must be even: RoPE rotates pairs of dimensions")
-        if self.block not in ("llama", "gpt2"):
-            raise ConfigError(f"DecoderConfig.block={self.block!r} must be 'llama' or 'gpt2'")
+            raise ConfigError(f"head_dim must be even, got {self.head_dim}. RoPE rotates pairs of dimensions.")
         if (self.block == "gpt2") != (self.rope.kind == "none"):
-            raise ConfigError(f"block={self.block!r} and rope.kind={self.rope.kind!r}: gpt2 alone does not rotate")
+            raise ConfigError(f"rope.kind must be 'none' for block 'gpt2' only, got {self.rope.kind!r}.")
 
     def one_layer(self, **changes: Any) -> DecoderConfig:
-        """Returns the configuration of a draft head for this model: one layer of the "llama" kind.
-
-        Args:
-          changes: further fields.
-        """
+        """Returns the configuration of one "llama" layer for a draft head of this model, with `changes` to fields."""
         if self.block == "gpt2":
             plain = {"block": "llama", "rope": RopeConfig(), "qkv_bias": False, "out_bias": False, "mlp_bias": False}
             changes = plain | changes
@@ -120,13 +132,14 @@ class DecoderConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MedusaConfig:
-    """Heads of Medusa-1, Hydra or Hydra++ on a target's last state.
+    """Heads of Medusa-1, Hydra or Hydra++.
 
     Attributes:
-      kind: "medusa" (heads read the state alone) or "hydra" (and the tokens drafted before).
-      hidden_size, vocab_size: the target's. num_heads: levels that can be drafted.
+      kind: "medusa" (heads read the target's last state) or "hydra" (they also read earlier drafted tokens).
+      hidden_size, vocab_size: the target's.
+      num_heads: number of levels that can be drafted.
       num_layers: residual blocks per head.
-      prefix: Hydra++'s decoder layer between the target and the heads; None without one.
+      prefix: decoder layer of Hydra++ between the target and the heads; None without one.
     """
 
     kind: Literal["medusa", "hydra"]
@@ -137,13 +150,13 @@ class MedusaConfig:
     prefix: DecoderConfig | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in ("medusa", "hydra"):
-            raise ConfigError(f"MedusaConfig.kind={self.kind!r} must be 'medusa' or 'hydra'")
-        _require_positive(self, "hidden_size", "vocab_size", "num_heads", "num_layers")
+        check_fields(self, "hidden_size", "vocab_size", "num_heads", "num_layers")
         if self.prefix is not None and self.kind == "medusa":
-            raise ConfigError("MedusaConfig.prefix is Hydra++'s layer: kind='medusa' has none")
+            raise ConfigError("MedusaConfig.prefix must be None for kind 'medusa'. Only Hydra++ has such a layer.")
         if self.prefix is not None and self.prefix.hidden_size != self.hidden_size:
-            raise ConfigError(f"MedusaConfig.prefix is {self.prefix.hidden_size} wide, the heads {self.hidden_size}")
+            raise ConfigError(
+                f"MedusaConfig.prefix must have hidden_size={self.hidden_size}, got {self.prefix.hidden_size}."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,15 +165,15 @@ class HeadConfig:
 
     Attributes:
       kind: "eagle1" (EAGLE-1 and EAGLE-2 share weights) or "eagle3".
-      layer: sizes of the head's one decoder layer; `layer.vocab_size` is the TARGET's V, `layer.num_layers` is 1.
-      draft_vocab_size: Vd, rows of the head's own lm_head (eagle3); equals V where the head has no reduced vocabulary.
-      target_hidden_size: Ht, hidden size of the target whose features the head reads.
-      taps: indices of the target's hidden states that are concatenated, numbered as `hidden_states` of `transformers`
-        (0 = embeddings, i = what enters layer i, L = after the final norm). EAGLE-1/2 read (L,).
-      own_embedding: the checkpoint carries its own `embed_tokens`, used instead of the target's.
+      layer: sizes of the decoder layer; `layer.vocab_size` is the TARGET's V, `layer.num_layers` is 1.
+      draft_vocab_size: Vd, size of the head's lm_head (eagle3); V without a reduced vocabulary.
+      target_hidden_size: Ht, hidden size of the target.
+      taps: concatenated hidden states of the target, numbered as `hidden_states` of `transformers` (0 = embeddings,
+        i = input of layer i, L = after the final norm). EAGLE-1/2 read (L,).
+      own_embedding: the head has its own `embed_tokens` instead of the target's.
       fc_bias: bias of the fusing projection (EAGLE-1/2).
       fc_norm: an RMSNorm per tap before `fc`. norm_before_fc: one RMSNorm over all taps before `fc`.
-      norm_output: the POST-norm state is fed back and read by the lm_head.
+      norm_output: the next step and the lm_head read the state after the final norm.
       norm_before_residual: the residual branch starts from the normalised feature.
     """
 
@@ -177,18 +190,14 @@ class HeadConfig:
     norm_before_residual: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind not in ("eagle1", "eagle3"):
-            raise ConfigError(f"HeadConfig.kind={self.kind!r} must be 'eagle1' or 'eagle3'")
-        _require_positive(self, "draft_vocab_size", "target_hidden_size")
+        check_fields(self, "draft_vocab_size", "target_hidden_size")
         if self.draft_vocab_size > self.layer.vocab_size:
             raise ConfigError(
-                f"HeadConfig.draft_vocab_size={self.draft_vocab_size} exceeds the target's vocabulary of "
-                f"{self.layer.vocab_size} tokens, of which it must be a subset"
+                f"HeadConfig.draft_vocab_size must be at most the target's vocabulary of {self.layer.vocab_size} "
+                f"tokens, got {self.draft_vocab_size}."
             )
         if not self.taps or min(self.taps) < 0:
-            raise ConfigError(
-                f"HeadConfig.taps={self.taps} must name at least one hidden state of the target, from 0 up"
-            )
+            raise ConfigError(f"HeadConfig.taps must be one or more hidden states of the target, got {self.taps}.")
 
 
 Verification = Literal["deterministic", "rejection", "block", "traversal"]
@@ -197,36 +206,36 @@ Verification = Literal["deterministic", "rejection", "block", "traversal"]
 
 @dataclasses.dataclass(frozen=True)
 class TreeConfig:
-    """Shape of the draft tree. All trees are static in shape: `num_nodes` drafted nodes, the root not counted.
+    """Shape of the draft tree: `num_nodes` drafted nodes, the root not counted. Every tree has a static shape.
 
-    A dynamic tree (EAGLE-2, arXiv:2406.16858, section 4) is the default; `TreeConfig.chain(n)` and
-    `TreeConfig.static(parents)` (EAGLE, Medusa) give the other two.
+    The default is a dynamic tree (EAGLE-2, arXiv:2406.16858, section 4). `TreeConfig.chain(n)` is a chain,
+    `TreeConfig.static(parents)` a static tree (EAGLE, Medusa).
 
     Attributes:
       depth: D, drafted levels = sequential head passes per cycle.
       top_k: K, children per node and width of the frontier.
-      num_nodes: N, drafted nodes kept after the rerank.
-      parents: a static tree: for every drafted node the index of its parent among the drafted nodes, -1 for the root.
-        Siblings take the head's candidates in order of rank. `depth`, `top_k` and `num_nodes` then follow from it.
-      rank_by: "value" (cumulative log-probability, EAGLE-2) or "confidence" (the node's own): what the frontier is
-        chosen by. The rerank always goes by value.
-      rerank: keep the best `num_nodes` of all recorded candidates (EAGLE-2); False keeps the frontiers themselves.
-      sampled_ranking: what candidates are ranked by at temperature > 0 (at 0 all three are the same).
-        "draw": how likely each is the very token that the target will draw, whose noise the key tells beforehand; the
-        most is accepted. "law": the head's law at the sampling temperature. "untempered": its law at temperature 1, as
-        in the papers' code. The text is the same with all three.
-      top_p: a node of a ranked tree gets children until their probability reaches this, `top_k` at most. It is that
-        by which they are ranked: with "draw" above temperature 0 the probability to be drawn, the noise known.
-      noise_scale: with "draw", scale of the Gumbel noise by which the drafter's log-probabilities are assumed to differ
-        from the target's. 0.7 was found on the bundled heads (`infer.acceptance` at temperature 1): 0.5 to 1 were
-        equally good, small trees best at 1, wide ones at 0.7.
-      verification: the acceptance rule. "deterministic" walks a ranked tree with the target's own draws; the text of a
-        key is then the same with every drafter. The others are for sampled drafts, whose law they accept by, and at
-        temperature 0 do the same as the first: "rejection" (standard speculative sampling; siblings without
-        replacement), "block" (chains) and "traversal" (static trees), both of which accept longer. See `rejection`.
+      num_nodes: N, drafted nodes after the rerank.
+      parents: static tree: the index of every drafted node's parent among the drafted nodes, -1 for the root. Siblings
+        take the head's candidates in order of rank. `depth`, `top_k` and `num_nodes` follow from it.
+      rank_by: how the frontier is ranked: "value" (cumulative log-probability, EAGLE-2) or "confidence" (the node's own
+        log-probability). The rerank always uses the value.
+      rerank: keeps the best `num_nodes` of all candidates (EAGLE-2); False keeps the frontiers.
+      sampled_ranking: how candidates are ranked at temperature > 0. The text does not depend on it.
+        "draw": by the probability that the target draws the token, given the noise of the key; accepts the most.
+        "law": by the head's law at the sampling temperature.
+        "untempered": by the head's law at temperature 1, as the papers' code does.
+      top_p: children of a node are added until their probability reaches this, at most `top_k`. The probability is the
+        one that `sampled_ranking` ranks by.
+      verification: acceptance rule; at temperature 0 all rules do the same.
+        "deterministic": follows the target's own draws through a ranked tree. The text of a key is the same with every
+        drafter.
+        "rejection", "block" (chains), "traversal" (static trees): for sampled drafts; see `drafters.rejection`.
+      noise_scale: for "draw": scale of the Gumbel noise by which the drafter's log-probabilities are assumed to differ
+        from the target's. Found on the bundled heads (`infer.acceptance` at temperature 1): 0.5 to 1 were equally
+        good, small trees best at 1, wide ones at 0.7.
 
     Raises:
-      ConfigError: naming the bound that is broken.
+      ConfigError: naming the field and its rule.
     """
 
     depth: int = 6
@@ -241,97 +250,85 @@ class TreeConfig:
     noise_scale: float = 0.7
 
     def __post_init__(self) -> None:
-        self._check_rules()
-        if self.rank_by not in ("value", "confidence"):
-            raise ConfigError(f"TreeConfig.rank_by={self.rank_by!r} must be 'value' or 'confidence'")
-        if self.sampled_ranking not in ("draw", "law", "untempered"):
-            raise ConfigError(
-                f"TreeConfig.sampled_ranking={self.sampled_ranking!r} must be 'draw', 'law' or 'untempered'"
-            )
-        if isinstance(self.noise_scale, bool) or not 0.01 <= self.noise_scale <= 100:
-            raise ConfigError(f"TreeConfig.noise_scale must lie in 0.01 to 100, got {self.noise_scale!r}")
-        if not isinstance(self.rerank, bool):
-            raise ConfigError(f"TreeConfig.rerank={self.rerank!r} must be True or False")
+        for name in ("depth", "top_k", "num_nodes"):
+            object.__setattr__(self, name, _as_int(getattr(self, name)))
+        check_fields(self, "depth", "top_k", "num_nodes")
+        self._check_ranges()
         if self.parents is not None:
             if self.rank_by != "value" or not self.rerank:
                 raise ConfigError(
-                    "TreeConfig.rank_by and rerank choose among the candidates of a dynamic tree; a static tree "
-                    "(parents) has nothing to choose: leave them out"
+                    "TreeConfig.rank_by and rerank must be left out for a static tree (parents), which has no "
+                    "candidates to choose among."
                 )
             if not isinstance(self.parents, Iterable):
-                raise ConfigError(f"TreeConfig.parents={self.parents!r} must be a list with the parent of every node")
+                raise ConfigError(f"TreeConfig.parents must list the parent of every node, got {self.parents!r}.")
             self._derive_from_parents(tuple(map(_as_int, self.parents)))
+        self._check_verification()
+        if self.parents is not None:
             return
-        for name in ("depth", "top_k", "num_nodes"):
-            object.__setattr__(self, name, _as_int(getattr(self, name)))
-        _require_positive(self, "depth", "top_k", "num_nodes")
         if self.num_nodes > self.pool_size:
-            formula = "top_k + (depth - 1) * top_k**2" if self.rerank else "top_k * depth (rerank is off)"
+            formula = "top_k + (depth - 1) * top_k**2" if self.rerank else "top_k * depth without rerank"
             raise ConfigError(
-                f"TreeConfig.num_nodes={self.num_nodes} exceeds the {self.pool_size} candidates that "
-                f"depth={self.depth} and top_k={self.top_k} produce ({formula}); lower num_nodes or raise the others"
+                f"TreeConfig.num_nodes must be at most {self.pool_size}, the candidates of depth={self.depth} and "
+                f"top_k={self.top_k} ({formula}), got {self.num_nodes}."
             )
         if self.num_nodes < self.depth:
             raise ConfigError(
-                f"TreeConfig.num_nodes={self.num_nodes} is below depth={self.depth}: a node of the last level could "
-                f"never be kept with its ancestors; lower depth to at most {self.num_nodes} or raise num_nodes"
+                f"TreeConfig.num_nodes must be at least depth={self.depth}, got {self.num_nodes}. With fewer nodes no "
+                "node of the last level can be kept with its ancestors."
             )
 
-    def _check_rules(self) -> None:
-        rules = get_args(Verification)
-        if self.verification not in rules:
-            raise ConfigError(f"TreeConfig.verification={self.verification!r} must be one of {', '.join(rules)}")
-        if isinstance(self.top_p, bool) or not isinstance(self.top_p, numbers.Real) or not 0 < self.top_p <= 1:
-            raise ConfigError(f"TreeConfig.top_p={self.top_p!r} must lie in (0, 1]; 1 gives every node top_k children")
-        if self.verification == "deterministic":
+    def _check_ranges(self) -> None:
+        for name, low, high in (("top_p", 0.0, 1.0), ("noise_scale", 0.01, 100.0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not low < float(value) <= high:
+                raise ConfigError(f"TreeConfig.{name} must lie in ({low:g}, {high:g}], got {value!r}.")
+        if not isinstance(self.rerank, bool):
+            raise ConfigError(f"TreeConfig.rerank must be True or False, got {self.rerank!r}.")
+
+    def _check_verification(self) -> None:
+        rule = self.verification
+        if rule == "deterministic":
             return
         if self.parents is None and self.top_k != 1:
             raise ConfigError(
-                f"TreeConfig.verification={self.verification!r} is for drafts whose shape does not depend on the "
-                "tokens drawn: use it with TreeConfig.chain or TreeConfig.static, or take 'deterministic'"
+                f"TreeConfig.verification must be 'deterministic' for a dynamic tree, got {rule!r}. Use "
+                "TreeConfig.chain or TreeConfig.static."
             )
-        if self.verification == "block" and self.parents is not None and max(sibling_ranks(self.parents)) > 0:
-            raise ConfigError("TreeConfig.verification='block' is for chains: for a tree, take 'traversal'")
+        if rule == "block" and self.top_k > 1:
+            raise ConfigError("TreeConfig.verification must not be 'block' for a tree. Use 'traversal', or a chain.")
         if self.top_p != 1:
             raise ConfigError(
-                f"TreeConfig.top_p={self.top_p} chooses among ranked children, and verification="
-                f"{self.verification!r} wants sampled ones: leave one of them out"
+                f"TreeConfig.top_p must be 1 for verification={rule!r}, which samples children, got {self.top_p}."
             )
 
     def _derive_from_parents(self, parents: tuple[int, ...]) -> None:
-        derived = {
-            "depth": max(_static_depths(parents)),
-            "top_k": max(sibling_ranks(parents)) + 1,
-            "num_nodes": len(parents),
-        }
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        derived = {"depth": max(static_depths(parents)), "top_k": max(sibling_ranks(parents)) + 1,
+                   "num_nodes": len(parents)}  # fmt: skip
         for name, value in derived.items():
-            given = getattr(self, name)
-            if given not in (value, defaults[name]):
-                raise ConfigError(
-                    f"TreeConfig.{name}={given} contradicts parents, which give {name}={value}; leave {name} out"
-                )
+            if (given := getattr(self, name)) not in (value, getattr(TreeConfig, name)):
+                raise ConfigError(f"TreeConfig.{name} must be {value} for these parents, got {given}. Leave it out.")
             object.__setattr__(self, name, value)
         object.__setattr__(self, "parents", parents)
 
     @property
     def pool_size(self) -> int:
-        """Candidates recorded before the rerank (or frontier nodes, where there is no rerank)."""
+        """Number of candidates before the rerank; without rerank, of frontier nodes."""
         if not self.rerank:
             return self.top_k * self.depth
         return self.top_k + (self.depth - 1) * self.top_k**2
 
     @classmethod
     def chain(cls, length: int, verification: Verification = "deterministic") -> TreeConfig:
-        """A chain of `length` tokens: a tree whose every node has one child."""
+        """Returns a chain of `length` tokens."""
         return cls(depth=length, top_k=1, num_nodes=length, verification=verification)
 
     @classmethod
     def static(
         cls, parents: Sequence[int], verification: Verification = "deterministic", *, top_p: float = 1.0
     ) -> TreeConfig:
-        """A tree of fixed shape, given by its `parents` list; that of EAGLE-1 is `EAGLE1_PARENTS`."""
-        given: Any = () if parents is None else parents  # None would be a dynamic tree; the checks make a tuple of it
+        """Returns a static tree with these `parents`; EAGLE-1's are `EAGLE1_PARENTS`."""
+        given: Any = () if parents is None else parents  # None would be a dynamic tree
         return cls(parents=given, verification=verification, top_p=top_p)
 
 
@@ -339,44 +336,35 @@ EAGLE1_PARENTS = (*[-1] * 4, 0, 0, 0, 1, 1, 2, 2, 3, 4, 4, 4, 5, 5, 6, 6, 7, 12,
 """The static tree of EAGLE-1 (arXiv:2401.15077): 25 drafted nodes in levels of 4, 8, 8, 3 and 2."""
 
 
-def _require_positive(config: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{type(config).__name__}.{name}={value!r} must be an integer of at least 1")
-
-
 def _as_int(value: Any) -> Any:
     """Converts NumPy's integers to Python's; returns other values unchanged, for the checks."""
     return int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else value
 
 
-def _static_depths(parents: Sequence[int]) -> list[int]:
+def static_depths(parents: Sequence[int]) -> tuple[int, ...]:
+    """Returns the depth of every drafted node of a static tree; children of the root have depth 1.
+
+    Raises:
+      ConfigError: there is no node, or a parent does not precede its child.
+    """
     if not parents:
-        raise ConfigError("TreeConfig.parents is empty: a static tree needs at least one drafted node")
+        raise ConfigError("TreeConfig.parents must have at least one node, got an empty list.")
     depths: list[int] = []
     for node, parent in enumerate(parents):
         if isinstance(parent, Sequence) and not isinstance(parent, str):
             raise ConfigError(
-                f"TreeConfig.parents[{node}]={parent!r} is a path of ranks: turn such a list into parents with "
-                "eagle_jax.shapes.parents_of_paths"
+                f"TreeConfig.parents[{node}] must be an index, got the path {parent!r}. Convert paths with "
+                "eagle_jax.shapes.parents_of_paths."
             )
         if not isinstance(parent, int) or isinstance(parent, bool) or not -1 <= parent < node:
-            earlier = f" or the index of an earlier node, 0 to {node - 1}" if node else ""
-            raise ConfigError(
-                f"TreeConfig.parents[{node}]={parent!r} must be -1 (the root){earlier}: parents precede children"
-            )
+            earlier = f" or an earlier node, 0 to {node - 1}" if node else ""
+            raise ConfigError(f"TreeConfig.parents[{node}] must be -1 (the root){earlier}, got {parent!r}.")
         depths.append(1 if parent == -1 else depths[parent] + 1)
-    return depths
-
-
-def static_depths(parents: Sequence[int]) -> tuple[int, ...]:
-    """Depth of every drafted node of a static tree; children of the root have depth 1."""
-    return tuple(_static_depths(parents))
+    return tuple(depths)
 
 
 def sibling_ranks(parents: Sequence[int]) -> tuple[int, ...]:
-    """Rank of every node among the children of its parent, in order of appearance from 0."""
+    """Returns the rank of every node among its siblings, from 0 in order of appearance."""
     seen: dict[int, int] = {}
     ranks = []
     for parent in parents:

@@ -24,7 +24,7 @@ CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memo
 
 @contextlib.contextmanager
 def device_errors() -> Iterator[None]:
-    """Converts errors of the first use of a device; a context manager.
+    """Converts errors of the first use of a device.
 
     Raises:
       DeviceError: the device is missing, or another process holds it. Other errors pass.
@@ -58,7 +58,7 @@ def unused_accelerator() -> str | None:
 
 @contextlib.contextmanager
 def loading_errors(what: str, size: int) -> Iterator[None]:
-    """Converts errors of putting weights on a device; a context manager.
+    """Converts errors of placing weights on devices.
 
     Args:
       what: name of the model. size: of its weights in bytes, on all devices together.

@@ -1,4 +1,4 @@
-"""Holds packed documents: what data loading makes and training reads."""
+"""Defines packed documents, the interface between data loading and training."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from jaxtyping import Array, Bool, Int
 
 
 class PackedTokens(NamedTuple):
-    """Packed documents.
+    """Rows of packed documents.
 
     Attributes:
-      tokens: [B, T] int32. supervised: [B, T], whether token t itself is one to learn.
-      segments: [B, T] int32, the document of a row that token t belongs to, from 1; 0 is padding.
-      positions: [B, T] int32, position within the document.
+      supervised: True for tokens to learn.
+      segments: number of the token's document in its row, from 1; 0 is padding.
+      positions: position within the document.
     """
 
     tokens: Int[Array, "B T"]

@@ -1,4 +1,4 @@
-"""Reads YAML files and mappings into dataclasses; an unknown or ill-typed key is an error."""
+"""Reads YAML files and mappings into dataclasses. An unknown key or a wrong type is an error."""
 
 from __future__ import annotations
 
@@ -21,23 +21,20 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str = "confi
     """Builds the dataclass `cls` from `values`, recursing into dataclass fields.
 
     Raises:
-      ConfigError: for an unknown key (naming the nearest known one), or a missing or ill-typed value.
+      ConfigError: a key is unknown (the message has the nearest one) or missing, or a value has the wrong type.
     """
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     hints = get_type_hints(cls)
     for key in values:
         if key not in fields:
             near = difflib.get_close_matches(str(key), list(fields), n=1)
-            nearest = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(fields)}."
-            raise ConfigError(f"{where}: unknown key {key!r}. {nearest}")
+            remedy = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(fields)}."
+            raise ConfigError(f"{where}: unknown key {key!r}. {remedy}")
     built = {key: _fit(hints[key], value, f"{where}: {key}") for key, value in values.items()}
-    required = [
-        name
-        for name, field in fields.items()
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
-    if missing := [name for name in required if name not in built]:
-        raise ConfigError(f"{where}: missing {', '.join(missing)}")
+    absent = [field for name, field in fields.items() if name not in built]
+    required = [field.name for field in absent if field.default is field.default_factory is dataclasses.MISSING]
+    if required:
+        raise ConfigError(f"{where}: the keys {', '.join(required)} must be given.")
     try:
         return cls(**built)
     except ConfigError as error:
@@ -45,19 +42,19 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str = "confi
 
 
 def _fit(hint: Any, value: Any, where: str) -> Any:
-    """Converts `value` to the annotated type `hint`, unless the conversion could hide a mistake."""
+    """Converts `value` to the annotated type `hint`; only conversions that hide no mistake are done."""
     origin, arms = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):  # here always `X | None`
         return None if value is None else _fit(next(arm for arm in arms if arm is not type(None)), value, where)
     if origin is Literal:
         if value in arms:
             return value
-        raise ConfigError(f"{where}={value!r} must be one of {', '.join(map(repr, arms))}")
+        raise ConfigError(f"{where} must be one of {', '.join(map(repr, arms))}, got {value!r}.")
     if origin is tuple and isinstance(value, list | tuple):  # here always `tuple[X, ...]`
         return tuple(_fit(arms[0], entry, f"{where}[{index}]") for index, entry in enumerate(value))
     if origin is tuple:
-        found = "is empty: it must be a list" if value is None else f"={value!r} must be a list, such as [{value}]"
-        raise ConfigError(f"{where}{' ' * (value is None)}{found}")
+        example = "" if value is None else f" Write [{value}]."
+        raise ConfigError(f"{where} must be a list, got {value!r}.{example}")
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return from_mapping(hint, value, where=where)  # type: ignore[arg-type]
     if hint is Path and isinstance(value, str):
@@ -71,12 +68,12 @@ def _fit(hint: Any, value: Any, where: str) -> Any:
     ):
         return value
     expected = hint.__name__ if isinstance(hint, type) else str(hint)
-    quoted = "" if hint is not str or isinstance(value, Mapping | list | None) else ": put it in quotes"
-    raise ConfigError(f"{where}={value!r} must be {expected}, found {type(value).__name__}{quoted}")
+    remedy = "" if hint is not str or isinstance(value, Mapping | list | None) else " Put it in quotes."
+    raise ConfigError(f"{where} must be {expected}, got {value!r} ({type(value).__name__}).{remedy}")
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Raises on a repeated key; PyYAML itself would keep the last one."""
+    """Raises on a repeated key, of which PyYAML keeps the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -89,10 +86,10 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 
 def load_yaml(cls: type[T], path: str | Path) -> T:
-    """Reads a YAML file into the dataclass `cls`; an unknown key is an error that names the nearest known one.
+    """Reads a YAML file into the dataclass `cls`.
 
     Raises:
-      ConfigError: the file is missing, is no YAML, is not a mapping, or does not fit `cls`.
+      ConfigError: the file is missing, is not YAML, is not a mapping, or does not fit `cls`.
     """
     path = Path(path)
     if not path.is_file():
@@ -102,5 +99,5 @@ def load_yaml(cls: type[T], path: str | Path) -> T:
     except (yaml.YAMLError, ConfigError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{path}: expected a mapping of keys to values, found {type(values).__name__}")
+        raise ConfigError(f"{path}: must be a mapping of keys to values, got a {type(values).__name__}.")
     return from_mapping(cls, values, where=str(path))

@@ -12,7 +12,7 @@ MEDUSA = (
     "0 1 2 3 4 5 6 7 8 9 00 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 20 21 22 30 31 40 50 60 70 80 90 000 001 "
     "002 003 004 005 006 007 008 009 010 011 012 020 021 030 040 050 060 070 100 101 200 0000 0001"
 )
-"""Medusa's tree of 63 nodes ("mc_sim_7b_63", also used by Hydra): the ranks along every path."""
+"""Medusa's tree of 63 nodes ("mc_sim_7b_63", also used by Hydra): the rank of every node on every path."""
 
 
 def medusa_parents(depth: int = 4) -> tuple[int, ...]:
@@ -31,14 +31,14 @@ def parents_of_paths(paths: Sequence[Sequence[int]]) -> tuple[int, ...]:
     row = {path: number for number, path in enumerate(order)}
     if len(row) != len(given):
         twice = next(path for path in given if given.count(path) > 1)
-        raise ConfigError(f"the path {list(twice)} is given twice")
+        raise ConfigError(f"paths must be distinct, got {list(twice)} twice.")
     for path in order:
         if not path or min(path) < 0:
-            raise ConfigError(f"the path {list(path)} must list ranks from 0 up, one for every level")
+            raise ConfigError(f"a path must list a rank from 0 up for every level, got {list(path)}.")
         if path[:-1] and path[:-1] not in row:
-            raise ConfigError(f"the path {list(path)} has no parent {list(path[:-1])} in the list")
+            raise ConfigError(f"paths must hold the parent {list(path[:-1])} of {list(path)}. Add it.")
         if path[-1] and (*path[:-1], path[-1] - 1) not in row:
-            raise ConfigError(f"the path {list(path)} has no elder sibling of rank {path[-1] - 1} in the list")
+            raise ConfigError(f"paths must hold the sibling of rank {path[-1] - 1} of {list(path)}. Add it.")
     return tuple(row[path[:-1]] if path[:-1] else -1 for path in order)
 
 
@@ -46,17 +46,17 @@ def best_parents(accuracies: Sequence[Sequence[float]], num_nodes: int) -> tuple
     """Builds the static tree of `num_nodes` nodes with the greatest expected accepted length (Medusa, section 3.3).
 
     Args:
-      accuracies: `[D][K]`, share of the candidates of rank r at depth d + 1 that are the target's token. A node's value
-        is the product along its path; the best nodes are added one by one, after their parents and elder siblings.
+      accuracies: `[D][K]`, share of the candidates of rank r at depth d + 1 that are the target's token. The value of a
+        node is the product along its path. The best nodes are added one by one, after parents and earlier siblings.
 
     Raises:
       ConfigError: accuracies are missing or outside 0 to 1, or there are fewer paths than `num_nodes`.
     """
     if not accuracies or not all(accuracies):
-        raise ConfigError("accuracies must list, for every depth, how often the candidate of each rank is right")
+        raise ConfigError(f"accuracies must have one or more values for every depth, got {accuracies!r}.")
     if not all(0 <= value <= 1 for level in accuracies for value in level):
-        raise ConfigError("accuracies must lie in 0 to 1")
-    # A later rank is never worth more than an elder sibling, because it is only added after it.
+        raise ConfigError(f"accuracies must lie in 0 to 1, got {accuracies!r}.")
+    # A later rank is added after its earlier siblings, so it is never worth more than they are.
     levels = [list(itertools.accumulate(level, min)) for level in accuracies]
     chosen: list[tuple[int, ...]] = []
     waiting: list[tuple[float, tuple[int, ...]]] = [(-levels[0][0], (0,))]
@@ -70,5 +70,5 @@ def best_parents(accuracies: Sequence[Sequence[float]], num_nodes: int) -> tuple
         if depth < len(levels):
             heapq.heappush(waiting, (worth * levels[depth][0], (*path, 0)))
     if len(chosen) < num_nodes:
-        raise ConfigError(f"num_nodes={num_nodes} exceeds the {len(chosen)} paths of these accuracies")
+        raise ConfigError(f"num_nodes must be at most the {len(chosen)} paths of the accuracies, got {num_nodes}.")
     return parents_of_paths(chosen)

@@ -1,1 +1,1 @@
-"""What a head is worth: tau, n-alpha, acceptance by position, calibration."""
+"""Measurements of drafters: tau, n-alpha, acceptance by position, calibration."""

@@ -1,1 +1,1 @@
-"""Flax Linen modules: layers, one decoder for all Llama-like families, the EAGLE heads."""
+"""Flax Linen modules: layers, one decoder for all families, the EAGLE, Medusa and Hydra heads."""

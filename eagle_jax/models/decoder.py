@@ -1,4 +1,4 @@
-"""One decoder for the Llama-like families and GPT-2; a family is a `DecoderConfig`."""
+"""Defines one decoder for Llama-like families and GPT-2; a family is a `DecoderConfig`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core.types import KVCache, NewKV, Params, TargetFn, TargetOutput, empty_cache
-from eagle_jax.models.layers import Attention, GatedMLP, Linear, PlainMLP, norm_of
+from eagle_jax.models.layers import MLP, Attention, Linear, norm_of
 from eagle_jax.models.rope import rope_angles
 
 
@@ -37,12 +37,11 @@ class DecoderLayer(nn.Module):
             x = x + mixed
         with jax.named_scope("mlp"):
             normed = norm_of(config, "post_attention_layernorm")(x)
-            mlp = PlainMLP if config.block == "gpt2" else GatedMLP
-            return x + mlp(config, name="mlp")(normed), keys, values
+            return x + MLP(config, name="mlp")(normed), keys, values
 
 
 class Decoder(nn.Module):
-    """Language model. Parameter names are the Hugging Face checkpoint's, `layers.i` as `layers_i`."""
+    """Language model. Parameters have the names of Hugging Face checkpoints, with `layers_i` for `layers.i`."""
 
     config: DecoderConfig
 
@@ -67,18 +66,18 @@ class Decoder(nn.Module):
         taps: tuple[int, ...] = (),
         earlier: NewKV | None = None,
     ) -> TargetOutput:
-        """Runs the T new tokens against the committed cache (or alone, where `cache` is None).
+        """Runs T new tokens against the committed cache; without a cache, by themselves.
 
         Args:
-          positions: position of every token in its text; what is visible say `mask` and `cache.length`.
-          mask: which new tokens see which; includes self.
+          positions: position of every token in its text. They do not decide what a token sees.
+          mask: True where a new token (row) sees a new or earlier token (column); includes the token itself.
           taps: hidden states to return as features, numbered as `hidden_states` of `transformers`.
-          earlier: of T2 - T uncommitted tokens that earlier passes saw; their columns come first in `mask`.
+          earlier: keys and values of T2 - T uncommitted tokens of earlier passes; their columns come first in `mask`.
         """
         config = self.config
         cos, sin = rope_angles(config.rope, config.head_dim, positions)
         x = self.embed(tokens)
-        if config.block == "gpt2":  # rows that are only padding may stand beyond the last position
+        if config.block == "gpt2":  # positions of padding may exceed the table
             x = x + self.embed_positions(jnp.clip(positions, 0, config.max_position - 1))
         states, new_keys, new_values = {0: x}, [], []
         for index, layer in enumerate(self.layers):
@@ -94,34 +93,34 @@ class Decoder(nn.Module):
         return TargetOutput(hidden, features, NewKV(tuple(new_keys), tuple(new_values)))
 
     def embed(self, tokens: Int[Array, "*b"]) -> Float[Array, "*b H"]:
-        """Token embeddings."""
+        """Returns token embeddings."""
         return self.embed_tokens(tokens)
 
     def logits(self, hidden: Float[Array, "*b H"]) -> Float[Array, "*b V"]:
-        """Next-token logits of final-normed states, float32."""
+        """Returns next-token logits of final-normed states, float32."""
         if self.config.tie_word_embeddings:
             return jnp.dot(hidden, self.embed_tokens.embedding.T, preferred_element_type=jnp.float32)
         return self.lm_head(hidden)
 
-    def everything(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
-        """Logits of a plain causal pass; touches every parameter, hence used to initialise them."""
+    def all_logits(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+        """Returns the logits of a plain causal pass, which uses every parameter."""
         batch, length = tokens.shape
         positions = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
         return self.logits(self(tokens, positions, jnp.tril(jnp.ones((length, length), bool))).hidden)
 
 
 def init_params(config: DecoderConfig, key: Array) -> Params:
-    """Fresh float32 parameters as a plain nested dict."""
+    """Draws float32 parameters, a plain nested dict."""
     tokens = jnp.zeros((1, 1), jnp.int32)
-    return Decoder(config).init(key, tokens, method=Decoder.everything)["params"]
+    return Decoder(config).init(key, tokens, method=Decoder.all_logits)["params"]
 
 
 @functools.lru_cache(maxsize=64)
 def target_fn(config: DecoderConfig, dtype: str = "float32") -> TargetFn:
-    """The decoder as the engine's `TargetFn`. Equal arguments give the same object, so that jit caches are shared.
+    """Returns the decoder as a `TargetFn`. Equal arguments give the same object, so that jit caches are shared.
 
     Args:
-      dtype: dtype of the key-value cache, that of the weights.
+      dtype: dtype of weights and key-value cache.
     """
     model = Decoder(config)
 

@@ -1,16 +1,15 @@
-"""The EAGLE draft heads: one decoder layer over fused (token embedding, feature) pairs.
+"""Defines the EAGLE draft heads: one decoder layer over fused (token embedding, feature) pairs.
 
-EAGLE-1/2 (arXiv:2401.15077, section 4; arXiv:2406.16858) and EAGLE-3 (arXiv:2503.01840, section 3), one interface:
+EAGLE-1/2 (arXiv:2401.15077, section 4; arXiv:2406.16858) and EAGLE-3 (arXiv:2503.01840, section 3) share an interface:
 
-    fuse(features [B, T, F]) -> states [B, T, H]          target features into the head's own space
-    __call__(embeds, states, ...) -> HeadOutput           one step, for target features and own states alike
-    logits(states) -> [..., Vd]                           EAGLE-3 only; EAGLE-1/2 read the target's lm_head
+    fuse(features [B, T, F]) -> states [B, T, H]          projects target features to the head's width
+    __call__(embeds, states, ...) -> LayerOutput          one step, from target features or from own states
+    logits(states) -> [..., Vd]                           EAGLE-3 only; EAGLE-1/2 use the target's lm_head
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -18,96 +17,43 @@ from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import HeadConfig
 from eagle_jax.core.types import Params
-from eagle_jax.models.layers import Attention, GatedMLP, Linear, RMSNorm, attend
+from eagle_jax.models.layers import MLP, Attention, LayerOutput, Linear, Norm, attend
 from eagle_jax.models.rope import rope_angles
 
 
-class HeadOutput(NamedTuple):
-    """One pass of a head.
+class EagleHead(nn.Module):
+    """Draft head of EAGLE-1, EAGLE-2 or EAGLE-3.
 
-    Attributes:
-      states: [B, T, H], the recurrent state; what `logits` reads and what the next step takes as feature.
-      keys, values: [B, G, T, head_dim] of the T tokens, not committed.
+    An EAGLE-1/2 head has no input norm, no final norm and no lm_head. An EAGLE-3 head fuses low, middle and high
+    features, and has norms and an lm_head over the draft vocabulary.
     """
-
-    states: Float[Array, "B T H"]
-    keys: Float[Array, "B G T hd"]
-    values: Float[Array, "B G T hd"]
-
-
-class Eagle1Head(nn.Module):
-    """The head of EAGLE-1 and EAGLE-2: no input norm, no final norm, no lm_head of its own."""
-
-    config: HeadConfig
-
-    def setup(self) -> None:
-        config = self.config
-        self.fc = Linear(config.layer.hidden_size, config.fc_bias)
-        self.self_attn = Attention(config.layer)
-        self.post_attention_layernorm = RMSNorm(config.layer.rms_norm_eps)
-        self.mlp = GatedMLP(config.layer)
-        if config.own_embedding:
-            self.embed_tokens = nn.Embed(config.layer.vocab_size, config.layer.hidden_size)
-
-    def fuse(self, features: Float[Array, "*b F"]) -> Float[Array, "*b H"]:
-        """The feature itself: EAGLE-1/2 predict in the target's feature space."""
-        return features
-
-    def embed(self, tokens: Int[Array, "*b"]) -> Float[Array, "*b H"]:
-        """The head's own copy of the embedding (`own_embedding` only)."""
-        return self.embed_tokens(tokens)
-
-    def __call__(
-        self,
-        embeds: Float[Array, "B T H"],
-        states: Float[Array, "B T H"],
-        positions: Int[Array, "B T"],
-        mask: Bool[Array, "*b T T2"],
-        cached: tuple[Array, Array, Array] | None = None,
-        earlier: tuple[Array, Array] | None = None,
-        mixer: Callable[..., Array] = attend,
-    ) -> HeadOutput:
-        """Pairs (embedding of the token at t+1, feature at t); the result estimates the feature at t+1."""
-        cos, sin = rope_angles(self.config.layer.rope, self.config.layer.head_dim, positions)
-        x = self.fc(jnp.concatenate([embeds, states], axis=-1))
-        mixed, keys, values = self.self_attn(x, cos, sin, mask, cached, earlier, mixer)
-        x = x + mixed
-        return HeadOutput(x + self.mlp(self.post_attention_layernorm(x)), keys, values)
-
-    def everything(self, features: Float[Array, "B T F"], embeds: Float[Array, "B T E"]) -> Array:
-        """Touches every parameter, for initialisation."""
-        if self.config.own_embedding:
-            self.embed(jnp.zeros((1,), jnp.int32))
-        length = features.shape[1]
-        return self(
-            embeds, self.fuse(features), jnp.arange(length)[None], jnp.tril(jnp.ones((length, length), bool))
-        ).states
-
-
-class Eagle3Head(nn.Module):
-    """The head of EAGLE-3: fused low, middle and high features, own norm and lm_head over the draft vocabulary."""
 
     config: HeadConfig
 
     def setup(self) -> None:
         config, layer = self.config, self.config.layer
+        eps = layer.rms_norm_eps
         self.fc = Linear(layer.hidden_size, config.fc_bias)
-        self.input_layernorm = RMSNorm(layer.rms_norm_eps)
-        self.hidden_norm = RMSNorm(layer.rms_norm_eps)
         self.self_attn = Attention(layer)
-        self.post_attention_layernorm = RMSNorm(layer.rms_norm_eps)
-        self.mlp = GatedMLP(layer)
-        self.norm = RMSNorm(layer.rms_norm_eps)
-        self.lm_head = Linear(config.draft_vocab_size, dtype="float32")
-        if config.fc_norm:
-            self.tap_norms = [RMSNorm(layer.rms_norm_eps, name=f"fc_norm_{i}") for i in range(len(config.taps))]
-        if config.norm_before_fc:
-            self.input_norm = RMSNorm(layer.rms_norm_eps)
+        self.post_attention_layernorm = Norm(eps)
+        self.mlp = MLP(layer)
         if config.own_embedding:
             self.embed_tokens = nn.Embed(layer.vocab_size, layer.hidden_size)
+        if config.kind == "eagle1":
+            return
+        self.input_layernorm = Norm(eps)
+        self.hidden_norm = Norm(eps)
+        self.norm = Norm(eps)
+        self.lm_head = Linear(config.draft_vocab_size, dtype="float32")
+        if config.fc_norm:
+            self.tap_norms = [Norm(eps, name=f"fc_norm_{i}") for i in range(len(config.taps))]
+        if config.norm_before_fc:
+            self.input_norm = Norm(eps)
 
     def fuse(self, features: Float[Array, "*b F"]) -> Float[Array, "*b H"]:
-        """Projects the concatenated taps [.., taps * Ht] to the head's width."""
+        """Projects the concatenated taps to the head's width; EAGLE-1/2 use the target's last state unchanged."""
+        if self.config.kind == "eagle1":
+            return features
         if self.config.fc_norm:
             parts = jnp.split(features, len(self.config.taps), axis=-1)
             features = jnp.concatenate([norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)], axis=-1)
@@ -116,7 +62,7 @@ class Eagle3Head(nn.Module):
         return self.fc(features)
 
     def embed(self, tokens: Int[Array, "*b"]) -> Float[Array, "*b H"]:
-        """The head's own embedding (`own_embedding` only)."""
+        """Returns embeddings of a head with `own_embedding`."""
         return self.embed_tokens(tokens)
 
     def __call__(
@@ -129,47 +75,55 @@ class Eagle3Head(nn.Module):
         earlier: tuple[Array, Array] | None = None,
         mixer: Callable[..., Array] = attend,
         added: Mapping[str, Array] | None = None,
-    ) -> HeadOutput:
-        """Pairs (embedding of the token at t+1, fused feature or own state at t).
+    ) -> LayerOutput:
+        """Returns states that estimate the feature at t + 1.
 
-        Where `embeds` is None, `added` is their share of the projections and the parameters are `embedding_shares`'.
+        Args:
+          embeds: embeddings of the tokens at t + 1. None: `added` holds their share of the projections, and the
+            parameters are those of `split_embeddings` (EAGLE-3 only).
+          states: fused features or own states at t.
+          mask, cached, earlier, mixer, added: as in `Attention`.
         """
-        cos, sin = rope_angles(self.config.layer.rope, self.config.layer.head_dim, positions)
-        normed = self.hidden_norm(states)
-        residual = normed if self.config.norm_before_residual else states
-        x = normed if embeds is None else jnp.concatenate([self.input_layernorm(embeds), normed], axis=-1)
+        config = self.config
+        cos, sin = rope_angles(config.layer.rope, config.layer.head_dim, positions)
+        if config.kind == "eagle1":
+            assert embeds is not None, "only EAGLE-3 heads have split embeddings"
+            residual = x = self.fc(jnp.concatenate([embeds, states], axis=-1))
+        else:
+            x = self.hidden_norm(states)
+            residual = x if config.norm_before_residual else states
+            if embeds is not None:
+                x = jnp.concatenate([self.input_layernorm(embeds), x], axis=-1)
         mixed, keys, values = self.self_attn(x, cos, sin, mask, cached, earlier, mixer, added)
         x = residual + mixed
         x = x + self.mlp(self.post_attention_layernorm(x))
-        return HeadOutput(self.norm(x) if self.config.norm_output else x, keys, values)
+        return LayerOutput(self.norm(x) if config.norm_output else x, keys, values)
 
     def logits(self, states: Float[Array, "*b H"]) -> Float[Array, "*b Vd"]:
-        """Logits over the draft vocabulary, float32."""
+        """Returns logits over the draft vocabulary, float32 (EAGLE-3 only)."""
         return self.lm_head(states if self.config.norm_output else self.norm(states))
 
-    def everything(self, features: Float[Array, "B T F"], embeds: Float[Array, "B T E"]) -> Array:
-        """Touches every parameter, for initialisation."""
+    def init_all(self, features: Float[Array, "B T F"], embeds: Float[Array, "B T E"]) -> None:
+        """Runs every part once, to initialise all parameters."""
         if self.config.own_embedding:
             self.embed(jnp.zeros((1,), jnp.int32))
         length = features.shape[1]
         causal = jnp.tril(jnp.ones((length, length), bool))
-        return self.logits(self(embeds, self.fuse(features), jnp.arange(length)[None], causal).states)
+        out = self(embeds, self.fuse(features), jnp.arange(length)[None], causal)
+        if self.config.kind == "eagle3":
+            self.logits(out.states)
 
 
-def make_head(config: HeadConfig) -> Eagle1Head | Eagle3Head:
-    """The Linen module of a head configuration."""
-    return Eagle1Head(config) if config.kind == "eagle1" else Eagle3Head(config)
-
-
-def embedding_shares(
+def split_embeddings(
     config: HeadConfig, head: Params, embeds: Float[Array, "B T E"]
 ) -> tuple[dict[str, Array], Params]:
-    """What an EAGLE-3 head's attention makes of embeddings alone, for passes that read the same ones again and again.
+    """Splits the projections of an EAGLE-3 head: embeddings that several passes read are multiplied once.
 
     Returns:
-      their share of `q_proj`, `k_proj` and `v_proj`, [B, T, out] each; and the parameters of the head without it.
+      products of the embeddings with `q_proj`, `k_proj` and `v_proj`, [B, T, out] each; and the head's parameters
+      without the rows of the kernels that were used.
     """
-    normed = RMSNorm(config.layer.rms_norm_eps).apply({"params": head["input_layernorm"]}, embeds)
+    normed = Norm(config.layer.rms_norm_eps).apply({"params": head["input_layernorm"]}, embeds)
     width, shares, attention = embeds.shape[-1], {}, dict(head["self_attn"])
     for name in ("q_proj", "k_proj", "v_proj"):
         kernel = attention[name]["kernel"]
@@ -179,11 +133,10 @@ def embedding_shares(
 
 
 def init_head_params(config: HeadConfig, key: Array) -> Params:
-    """Fresh float32 parameters `{"head": ..., "d2t": [Vd] int32}` (`d2t`, EAGLE-3 only: target id minus draft id)."""
-    module = make_head(config)
+    """Draws float32 parameters `{"head": ..., "d2t": [Vd] int32}` (`d2t`, EAGLE-3 only: target id minus draft id)."""
     features = jnp.zeros((1, 1, len(config.taps) * config.target_hidden_size))
     embeds = jnp.zeros((1, 1, config.layer.hidden_size))
-    params = {"head": module.init(key, features, embeds, method="everything")["params"]}
+    params = {"head": EagleHead(config).init(key, features, embeds, method="init_all")["params"]}
     if config.kind == "eagle3":
         params["d2t"] = jnp.zeros((config.draft_vocab_size,), jnp.int32)
     return params

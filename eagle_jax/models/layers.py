@@ -1,12 +1,13 @@
-"""Layers shared by the decoder and the draft heads: linear, norms, two-part attention, MLPs.
+"""Defines the layers of decoder and draft heads: linear, norm, attention over cache and new tokens, MLP.
 
-All modules are stateless. Weights may be float32, bfloat16 or float16; activations follow the weights, while norms,
-attention scores and softmax are always float32.
+All modules are stateless. Weights may be float32, bfloat16 or float16. Activations have the dtype of the weights;
+norms, attention scores and softmax are always float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -17,14 +18,27 @@ from eagle_jax.config import DecoderConfig
 from eagle_jax.models.rope import rotate
 
 
+class LayerOutput(NamedTuple):
+    """Result of one pass of a draft head, or of Hydra++'s extra layer.
+
+    Attributes:
+      states: [B, T, H]; `logits` and the next step of a head read them.
+      keys, values: [B, G, T, head_dim] of the T tokens, not committed.
+    """
+
+    states: Float[Array, "B T H"]
+    keys: Float[Array, "B G T hd"]
+    values: Float[Array, "B G T hd"]
+
+
 class Linear(nn.Module):
-    """`x @ kernel (+ bias)`; kernel is [in, out], the transpose of the checkpoint's.
+    """Returns `x @ kernel (+ bias)`; kernel is [in, out], the transpose of the checkpoint's.
 
     Attributes:
       features: size of the last axis of the result.
-      use_bias: whether there is a bias [out].
+      use_bias: adds a bias [out].
       init_scale: standard deviation of a fresh kernel.
-      dtype: of the result; None is that of `x`. The products are summed in float32 either way.
+      dtype: of the result; None takes that of `x`. Products are summed in float32 either way.
     """
 
     features: int
@@ -41,64 +55,63 @@ class Linear(nn.Module):
         return y
 
 
-class RMSNorm(nn.Module):
-    """Root-mean-square norm (arXiv:1910.07467) computed in float32, returned in the dtype of `x`."""
+class Norm(nn.Module):
+    """RMSNorm (arXiv:1910.07467), or layer normalisation (arXiv:1607.06450): in float32, returned in the dtype of `x`.
+
+    Attributes:
+      eps: added to the mean square, or to the variance.
+      centred: subtracts the mean and adds a bias (layer normalisation).
+    """
 
     eps: float
+    centred: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "*b H"]) -> Float[Array, "*b H"]:
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
         wide = x.astype(jnp.float32)
+        if self.centred:
+            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        return wide.astype(x.dtype) * jnp.broadcast_to(scale, x.shape)
+        y = wide.astype(x.dtype) * jnp.broadcast_to(scale, x.shape)
+        if self.centred:
+            y = y + jnp.broadcast_to(self.param("bias", nn.initializers.zeros, (x.shape[-1],)), x.shape)
+        return y
 
 
-class LayerNorm(nn.Module):
-    """Layer normalisation (arXiv:1607.06450) with scale and bias, computed in float32, returned in the dtype of `x`."""
-
-    eps: float
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "*b H"]) -> Float[Array, "*b H"]:
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
-        wide = x.astype(jnp.float32)
-        wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        return wide.astype(x.dtype) * jnp.broadcast_to(scale, x.shape) + jnp.broadcast_to(bias, x.shape)
-
-
-def norm_of(config: DecoderConfig, name: str | None = None) -> RMSNorm | LayerNorm:
-    """The norm of the model's family."""
-    return (LayerNorm if config.block == "gpt2" else RMSNorm)(config.rms_norm_eps, name=name)
+def norm_of(config: DecoderConfig, name: str | None = None) -> Norm:
+    """Returns the norm of a model family."""
+    return Norm(config.rms_norm_eps, centred=config.block == "gpt2", name=name)
 
 
 QUERY_BLOCK = 512
-"""Longer texts than this, where there is no cache, attend block by block: scores of [A, 512, T], not [A, T, T]."""
+"""Queries of one block. Without a cache, longer texts attend by blocks: scores are [A, 512, T], not [A, T, T]."""
+
+
+def cut_rows(x: Array, axis: int, size: int) -> Array:
+    """Cuts an axis into parts of `size`, padded with zeros (False), and moves the axis of parts to the front."""
+    length = x.shape[axis]
+    count = -(-length // size)
+    padding = [(0, count * size - length if i == axis else 0) for i in range(x.ndim)]
+    parts = jnp.pad(x, padding).reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :])
+    return jnp.moveaxis(parts, axis, 0)
 
 
 def by_query_blocks(
     mix: Callable[[tuple[Array, ...]], Array], rows: tuple[Array, ...], axes: tuple[int, ...]
 ) -> Float[Array, "B T I"]:
-    """`mix(rows)`, block of queries by block of queries where there are more than `QUERY_BLOCK`.
+    """Returns `mix(rows)`, computed by blocks of at most `QUERY_BLOCK` queries.
 
     Args:
-      rows: arrays with the T queries along `axes`. mix: gives [B, T, I], every query by itself.
+      mix: returns [B, T, I]; a row depends on one query only.
+      rows: arrays with the T queries along `axes`.
     """
     length = rows[0].shape[axes[0]]
     if length <= QUERY_BLOCK:
         return mix(rows)
-    blocks = -(-length // QUERY_BLOCK)
-
-    def cut(x: Array, axis: int) -> Array:
-        padding = [(0, blocks * QUERY_BLOCK - length if i == axis else 0) for i in range(x.ndim)]
-        shape = (*x.shape[:axis], blocks, QUERY_BLOCK, *x.shape[axis + 1 :])
-        return jnp.moveaxis(jnp.pad(x, padding).reshape(shape), axis, 0)
-
-    # Nothing of a block is kept for the gradient: its scores are what would not fit.
-    mixed = jax.lax.map(jax.checkpoint(mix), tuple(cut(x, axis) for x, axis in zip(rows, axes, strict=True)))
-    mixed = jnp.moveaxis(mixed, 0, 1)
+    blocks = tuple(cut_rows(x, axis, QUERY_BLOCK) for x, axis in zip(rows, axes, strict=True))
+    # Nothing of a block is kept for the gradient: the scores of all blocks would not fit.
+    mixed = jnp.moveaxis(jax.lax.map(jax.checkpoint(mix), blocks), 0, 1)
     return mixed.reshape(mixed.shape[0], -1, mixed.shape[-1])[:, :length]
 
 
@@ -111,10 +124,10 @@ def attend(
     cached_values: Float[Array, "B G S hd"] | None = None,
     length: Int[Array, " B"] | None = None,
 ) -> Float[Array, "B T A*hd"]:
-    """Grouped-query attention over committed and new tokens, joined in one float32 softmax.
+    """Computes grouped-query attention over committed and new tokens, joined in one float32 softmax.
 
-    Every query sees the first `length` cache slots of its row and the new tokens that `mask` ([T, T2] or [B, T, T2])
-    allows; no mask of the size of the cache exists. The cache is only read.
+    A query sees the first `length` cache slots of its row, and the new tokens where `mask` ([T, T2] or [B, T, T2]) is
+    True. No mask of the size of the cache exists. The cache is only read.
     """
     batch, new, heads, head_dim = query.shape
     if cached_keys is None and new > QUERY_BLOCK:
@@ -131,7 +144,7 @@ def attend(
     fresh = jnp.einsum("bgmd,bgtd->bgmt", grouped, new_keys, preferred_element_type=jnp.float32) * scale
     fresh = fresh.reshape(batch, groups, heads // groups, new, -1)
     fresh = jnp.where(visible, fresh, lowest).reshape(batch, groups, -1, fresh.shape[-1])
-    # The softmax does not depend on what is subtracted, so no gradient need flow through the maximum.
+    # The softmax does not depend on the subtracted maximum, so the maximum needs no gradient.
     top = jax.lax.stop_gradient(jnp.max(fresh, axis=-1, keepdims=True))
     if cached_keys is None or cached_values is None or length is None:
         weights = jnp.exp(fresh - top)
@@ -144,7 +157,7 @@ def attend(
         top = jnp.maximum(top, jax.lax.stop_gradient(jnp.max(old, axis=-1, keepdims=True)))
         weights, old_weights = jnp.exp(fresh - top), jnp.exp(old - top)
         total = jnp.sum(weights, axis=-1, keepdims=True) + jnp.sum(old_weights, axis=-1, keepdims=True)
-        # A hidden node must not spoil the others: its weight is 0, and 0 * NaN is NaN. (Its own scores stay NaN.)
+        # The weight of a hidden node is 0, and 0 * NaN is NaN: NaN values would reach other nodes. Its scores stay NaN.
         sound = jnp.where(jnp.isfinite(new_values), new_values, 0)
         mixed = _weigh(weights, sound) + _weigh(old_weights, cached_values)
     mixed = (mixed / total).astype(query.dtype)
@@ -157,7 +170,7 @@ def _weigh(weights: Float[Array, "B G M S"], values: Float[Array, "B G S hd"]) -
 
 
 class Attention(nn.Module):
-    """Self-attention of one layer; returns its new keys and values instead of writing a cache."""
+    """Self-attention of one layer. Returns new keys and values instead of writing a cache."""
 
     config: DecoderConfig
 
@@ -176,13 +189,13 @@ class Attention(nn.Module):
         """Attends from `x` to the committed, the earlier and the new tokens.
 
         Args:
-          x: input of the layer; its width may differ from H (EAGLE-3 feeds 2H).
-          mask: [T, T2] or [B, T, T2]; T2 counts the tokens of `earlier` first, then the T new ones.
+          x: input of the layer; I may differ from H (2H in EAGLE-3).
+          mask: [T, T2] or [B, T, T2]; columns are the tokens of `earlier`, then the T new ones.
           cached: committed (keys [B, G, hd, S], values [B, G, S, hd], length [B]) or None.
           earlier: uncommitted keys and values [B, G, T2 - T, hd] of earlier passes (drafted levels) or None.
-          mixer: what joins queries, keys and values; called as `attend` is. Training-time test brings its own.
-          added: to the projections of these names, [B, T, out], before norms and rotation: the share of inputs that `x`
-            leaves out.
+          mixer: attention function with the signature of `attend`. Training-time test has its own.
+          added: [B, T, out] by name of a projection, added to it before norms and rotation: products of inputs that
+            `x` does not hold.
 
         Returns:
           output [B, T, H], new keys [B, G, T, hd], new values [B, G, T, hd].
@@ -200,8 +213,8 @@ class Attention(nn.Module):
         keys = heads("k_proj", config.num_kv_heads)
         values = heads("v_proj", config.num_kv_heads)
         if config.qk_norm:
-            query = RMSNorm(config.rms_norm_eps, name="q_norm")(query)
-            keys = RMSNorm(config.rms_norm_eps, name="k_norm")(keys)
+            query = Norm(config.rms_norm_eps, name="q_norm")(query)
+            keys = Norm(config.rms_norm_eps, name="k_norm")(keys)
         query, keys = rotate(query, cos, sin), rotate(keys, cos, sin)
         keys, values = keys.transpose(0, 2, 1, 3), values.transpose(0, 2, 1, 3)
         all_keys, all_values = keys, values
@@ -212,21 +225,8 @@ class Attention(nn.Module):
         return Linear(config.hidden_size, config.out_bias, name="o_proj")(mixed), keys, values
 
 
-class GatedMLP(nn.Module):
-    """SwiGLU feed-forward block: `down(silu(gate(x)) * up(x))`."""
-
-    config: DecoderConfig
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "B T H"]) -> Float[Array, "B T H"]:
-        config = self.config
-        gate = Linear(config.intermediate_size, config.mlp_bias, name="gate_proj")(x)
-        up = Linear(config.intermediate_size, config.mlp_bias, name="up_proj")(x)
-        return Linear(config.hidden_size, config.mlp_bias, name="down_proj")(nn.silu(gate) * up)
-
-
-class PlainMLP(nn.Module):
-    """The feed-forward block of GPT-2: `down(gelu(up(x)))`, GELU by its tanh approximation."""
+class MLP(nn.Module):
+    """Feed-forward block: SwiGLU, `down(silu(gate(x)) * up(x))`; of GPT-2 `down(gelu(up(x)))`, GELU by tanh."""
 
     config: DecoderConfig
 
@@ -234,4 +234,8 @@ class PlainMLP(nn.Module):
     def __call__(self, x: Float[Array, "B T H"]) -> Float[Array, "B T H"]:
         config = self.config
         up = Linear(config.intermediate_size, config.mlp_bias, name="up_proj")(x)
-        return Linear(config.hidden_size, config.mlp_bias, name="down_proj")(nn.gelu(up, approximate=True))
+        if config.block == "gpt2":
+            inner = nn.gelu(up, approximate=True)
+        else:
+            inner = nn.silu(Linear(config.intermediate_size, config.mlp_bias, name="gate_proj")(x)) * up
+        return Linear(config.hidden_size, config.mlp_bias, name="down_proj")(inner)

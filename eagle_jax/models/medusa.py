@@ -1,13 +1,10 @@
-"""The heads of Medusa-1 (arXiv:2401.10774), Hydra and Hydra++ (arXiv:2402.05109).
+"""Defines the heads of Medusa-1 (arXiv:2401.10774), Hydra and Hydra++ (arXiv:2402.05109).
 
-Head i guesses the token i + 2 places after the position whose final-normed state it reads. A Medusa head reads that
-state alone; a Hydra head also the embeddings of the i + 1 tokens that come before its own, so that it knows what was
-drafted. Hydra++ reads the state through one decoder layer more, which has seen the text.
+Head i reads the final-normed state at position t and predicts token t + i + 2. A Hydra head also reads the embeddings
+of tokens t + 1 to t + i + 1, drafted ones included. Hydra++ adds a decoder layer between the target and the heads.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -17,24 +14,12 @@ from jaxtyping import Array, Bool, Float, Int
 from eagle_jax.config import MedusaConfig
 from eagle_jax.core.types import Params
 from eagle_jax.models.decoder import DecoderLayer
-from eagle_jax.models.layers import Linear, RMSNorm
+from eagle_jax.models.layers import LayerOutput, Linear, Norm
 from eagle_jax.models.rope import rope_angles
 
 
-class PrefixOutput(NamedTuple):
-    """One pass of Hydra++'s decoder layer.
-
-    Attributes:
-      states: [B, T, H]. keys, values: [B, G, T, head_dim] of the T tokens, not committed.
-    """
-
-    states: Float[Array, "B T H"]
-    keys: Float[Array, "B G T hd"]
-    values: Float[Array, "B G T hd"]
-
-
 class ResidualBlock(nn.Module):
-    """`x + silu(linear(x))`; where the input is wider than H, its residual goes through a projection, too."""
+    """Returns `x + silu(linear(x))`; if `x` is wider than H, the residual is projected to H."""
 
     width: int
 
@@ -45,7 +30,7 @@ class ResidualBlock(nn.Module):
 
 
 class MedusaHeads(nn.Module):
-    """All heads of a model."""
+    """All heads of a target."""
 
     config: MedusaConfig
 
@@ -61,13 +46,13 @@ class MedusaHeads(nn.Module):
         ]
         if config.prefix is not None:
             self.prefix_layer = DecoderLayer(config.prefix)
-            self.prefix_norm = RMSNorm(config.prefix.rms_norm_eps)
+            self.prefix_norm = Norm(config.prefix.rms_norm_eps)
 
     def __call__(self, inputs: Float[Array, "*b I"], head: int) -> Float[Array, "*b V"]:
-        """Logits of one head, float32.
+        """Returns the logits of one head, float32.
 
         Args:
-          inputs: [..., H], a state; of Hydra [..., (head + 2) * H], the state and the embeddings of the tokens before.
+          inputs: [..., H] states; for Hydra [..., (head + 2) * H], then the embeddings of the next head + 1 tokens.
         """
         for block in self.blocks[head]:
             inputs = block(inputs)
@@ -79,16 +64,16 @@ class MedusaHeads(nn.Module):
         positions: Int[Array, "B T"],
         mask: Bool[Array, "*b T T"],
         cached: tuple[Array, Array, Array] | None = None,
-    ) -> PrefixOutput:
-        """Hydra++: the target's states through a decoder layer over the text."""
+    ) -> LayerOutput:
+        """Runs the target's states through the decoder layer of Hydra++."""
         layer = self.config.prefix
-        assert layer is not None, "only Hydra++ has one"
+        assert layer is not None, "only Hydra++ has a prefix layer"
         cos, sin = rope_angles(layer.rope, layer.head_dim, positions)
         mixed, keys, values = self.prefix_layer(states, cos, sin, mask, cached)
-        return PrefixOutput(self.prefix_norm(mixed), keys, values)
+        return LayerOutput(self.prefix_norm(mixed), keys, values)
 
-    def everything(self, state: Float[Array, "B T H"]) -> None:
-        """Touches every parameter, for initialisation."""
+    def init_all(self, state: Float[Array, "B T H"]) -> None:
+        """Runs every part once, to initialise all parameters."""
         if self.config.prefix is not None:
             self.prefix(state, jnp.zeros(state.shape[:2], jnp.int32), jnp.ones((state.shape[1],) * 2, bool))
         for head in range(self.config.num_heads):
@@ -97,11 +82,11 @@ class MedusaHeads(nn.Module):
 
 
 def init_medusa_params(config: MedusaConfig, key: Array) -> Params:
-    """Fresh float32 parameters `{"heads": ...}`; every block of Medusa begins as the identity (section 2.2)."""
+    """Draws float32 parameters `{"heads": ...}`. Medusa's blocks start as the identity (section 2.2)."""
     state = jnp.zeros((1, 1, config.hidden_size))
-    heads = MedusaHeads(config).init(key, state, method="everything")["params"]
+    heads = MedusaHeads(config).init(key, state, method="init_all")["params"]
 
-    def begin(path: tuple, leaf: Array) -> Array:
+    def zero_linear(path: tuple, leaf: Array) -> Array:
         return jnp.zeros_like(leaf) if path[-2].key == "linear" else leaf
 
-    return {"heads": jax.tree_util.tree_map_with_path(begin, heads)}
+    return {"heads": jax.tree_util.tree_map_with_path(zero_linear, heads)}

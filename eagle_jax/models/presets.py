@@ -1,28 +1,19 @@
-"""Sizes of published models, for what needs shapes and no weights: compilation ahead of time, cost estimates."""
+"""Lists the sizes of published models, for compilation ahead of time and cost estimates."""
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
+from dataclasses import replace
 
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, RopeConfig
 
-
-def _llama3(factor: float) -> RopeConfig:
-    return RopeConfig(500000.0, "llama3", factor, original_max_position=8192)
-
-
 _LLAMA_8B = DecoderConfig(
     vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32, num_kv_heads=8,
-    head_dim=128, rope=_llama3(8.0), max_position=131072,
+    head_dim=128, rope=RopeConfig(500000.0, "llama3", factor=8.0, original_max_position=8192), max_position=131072,
 )  # fmt: skip
-_LLAMA_70B = dataclasses.replace(_LLAMA_8B, hidden_size=8192, intermediate_size=28672, num_layers=80, num_heads=64)
-_LLAMA_1B = dataclasses.replace(
-    _LLAMA_8B, hidden_size=2048, intermediate_size=8192, num_layers=16, head_dim=64, rope=_llama3(32.0),
-    tie_word_embeddings=True,
-)  # fmt: skip
-_LLAMA_3B = dataclasses.replace(
-    _LLAMA_1B, hidden_size=3072, num_layers=28, num_heads=24, head_dim=128,
+_LLAMA_1B = replace(
+    _LLAMA_8B, hidden_size=2048, intermediate_size=8192, num_layers=16, head_dim=64, tie_word_embeddings=True,
+    rope=replace(_LLAMA_8B.rope, factor=32.0),
 )  # fmt: skip
 _QWEN_8B = DecoderConfig(
     vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_layers=36, num_heads=32, num_kv_heads=8,
@@ -41,43 +32,41 @@ _GPT2 = DecoderConfig(
 
 MODELS: dict[str, DecoderConfig] = {
     "llama-3.2-1b": _LLAMA_1B,
-    "llama-3.2-3b": _LLAMA_3B,
+    "llama-3.2-3b": replace(_LLAMA_1B, hidden_size=3072, num_layers=28, num_heads=24, head_dim=128),
     "llama-3.1-8b": _LLAMA_8B,
     "deepseek-r1-distill-llama-8b": _LLAMA_8B,
-    "llama-3.3-70b": _LLAMA_70B,
+    "llama-3.3-70b": replace(_LLAMA_8B, hidden_size=8192, intermediate_size=28672, num_layers=80, num_heads=64),
     "qwen3-8b": _QWEN_8B,
-    "qwen3-32b": dataclasses.replace(
-        _QWEN_8B, hidden_size=5120, intermediate_size=25600, num_layers=64, num_heads=64
-    ),
+    "qwen3-32b": replace(_QWEN_8B, hidden_size=5120, intermediate_size=25600, num_layers=64, num_heads=64),
     "vicuna-7b": _VICUNA_7B,
-    "vicuna-13b": dataclasses.replace(
+    "vicuna-13b": replace(
         _VICUNA_7B, hidden_size=5120, intermediate_size=13824, num_layers=40, num_heads=40, num_kv_heads=40,
         rms_norm_eps=1e-5,
     ),
     "gpt2": _GPT2,
-    "gpt2-medium": dataclasses.replace(
+    "gpt2-medium": replace(
         _GPT2, hidden_size=1024, intermediate_size=4096, num_layers=24, num_heads=16, num_kv_heads=16
     ),
 }  # fmt: skip
-"""Targets by name; what their `config.json` says."""
+"""Targets by name, with the values of their `config.json`."""
 
 
 def model(name: str, num_layers: int | None = None) -> DecoderConfig:
-    """The sizes of a published model, optionally with fewer layers.
+    """Returns the sizes of a published model, optionally with fewer layers.
 
     Raises:
-      ConfigError: no such name; the message names the nearest.
+      ConfigError: the name is unknown; the message has the nearest one.
     """
     if name not in MODELS:
         near = difflib.get_close_matches(name, MODELS, n=1, cutoff=0.0)[0]
-        raise ConfigError(f"unknown model {name!r}; the nearest known one is {near!r} of {', '.join(MODELS)}")
-    return MODELS[name] if num_layers is None else dataclasses.replace(MODELS[name], num_layers=num_layers)
+        raise ConfigError(f"model must be one of {', '.join(MODELS)}, got {name!r}. Did you mean {near!r}?")
+    return MODELS[name] if num_layers is None else replace(MODELS[name], num_layers=num_layers)
 
 
 def eagle3_head(target: DecoderConfig, draft_vocab_size: int = 32000) -> HeadConfig:
-    """An EAGLE-3 head as wide as its target, the largest there is: taps entering layers 2, L/2 and L-3.
+    """Returns an EAGLE-3 head as wide as its target, with taps entering layers 2, L/2 and L-3.
 
-    Targets with fewer than six layers, which no published head has, are tapped where they can be.
+    For targets with fewer than six layers, the taps are clipped to existing layers.
     """
     layers = target.num_layers
     taps = (min(2, layers - 1), layers // 2, max(layers - 3, 0))

@@ -1,4 +1,4 @@
-"""Rotary position embedding and its long-context scalings, in float32."""
+"""Computes rotary position embeddings and their long-context scalings, in float32."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eagle_jax.config import RopeConfig
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
-    """Angular frequencies [head_dim / 2] in radians per token, with the scaling that does not depend on the context."""
+    """Returns frequencies [head_dim / 2] in radians per token, with any scaling that is the same at all positions."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     plain = (1.0 / np.float32(config.theta) ** exponents).astype(np.float32)
     if config.kind in ("default", "dynamic"):
@@ -25,7 +25,7 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
 
 
 def _llama3(plain: np.ndarray, config: RopeConfig) -> np.ndarray:
-    # Long wavelengths are divided by `factor`, short ones kept, those between interpolated.
+    # Frequencies of long wavelengths are divided by `factor`, of short ones kept, between them interpolated.
     turns = config.original_max_position * plain / (2 * math.pi)
     smooth = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
     smooth = np.clip(smooth, 0.0, 1.0)
@@ -47,7 +47,7 @@ def _yarn(plain: np.ndarray, config: RopeConfig, head_dim: int) -> np.ndarray:
 
 
 def attention_factor(config: RopeConfig) -> float:
-    """What cos and sin are multiplied by; 1 except for yarn (arXiv:2309.00071, section 3.4)."""
+    """Returns the factor of cos and sin; 1 except for yarn (arXiv:2309.00071, section 3.4)."""
     if config.kind != "yarn":
         return 1.0
     if config.attention_factor is not None:
@@ -64,12 +64,10 @@ def attention_factor(config: RopeConfig) -> float:
 def rope_angles(
     config: RopeConfig, head_dim: int, positions: Int[Array, "*b"]
 ) -> tuple[Float[Array, "*b 2 hd2"], Float[Array, "*b 2 hd2"]]:
-    """Cosine and signed sine of every position's rotation, [..., 2, head_dim / 2] float32.
+    """Returns cosine and signed sine of every position's rotation for `rotate`, [..., 2, head_dim / 2] float32.
 
-    `rotate` multiplies the two halves of a head with the one and the exchanged halves with the other.
-
-    "dynamic" scaling takes, at position p, the base of a context of p + 1 tokens: what token-by-token decoding does. It
-    depends on the position alone, so that a tree pass and a single-token pass rotate the same token alike.
+    "dynamic" scaling uses at position p the base of a context of p + 1 tokens, as token-by-token decoding does. The
+    angle depends on the position only: a tree pass and a single-token pass rotate a token alike.
     """
     if config.kind == "none":
         still = jnp.zeros((*positions.shape, 2, head_dim // 2), jnp.float32)
@@ -86,7 +84,7 @@ def rope_angles(
         angles = at * jnp.asarray(inverse_frequencies(config, head_dim)).reshape(lead)
     scale = attention_factor(config)
     cos, sin = jnp.cos(angles) * scale, jnp.sin(angles) * scale
-    # Both halves written out: XLA for CPU would otherwise recompute the cosines in every layer.
+    # Both halves are stored: otherwise XLA for CPU computes the cosines again in every layer.
     return jnp.stack([cos, cos], axis=-2), jnp.stack([-sin, sin], axis=-2)
 
 
@@ -95,5 +93,5 @@ def rotate(
 ) -> Float[Array, "B T A hd"]:
     """Rotates dimension i against i + head_dim / 2, the pairing of the Hugging Face checkpoints."""
     halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, x.shape[-1] // 2)
-    # A reversal, not a concatenation: XLA for CPU vectorises the one and walks the other element by element.
+    # Reversed, not concatenated: XLA for CPU vectorises only the reversal.
     return (halves * cos[:, :, None] + halves[..., ::-1, :] * sin[:, :, None]).reshape(x.shape).astype(x.dtype)

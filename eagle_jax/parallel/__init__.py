@@ -1,1 +1,1 @@
-"""Models spread over a mesh, and several processes as one."""
+"""Meshes of devices, and runs of several processes."""

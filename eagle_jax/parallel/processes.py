@@ -1,4 +1,4 @@
-"""Several processes that train as one: joining them, and arrays that span them."""
+"""Joins the processes of a run, and moves arrays and values between them."""
 
 from __future__ import annotations
 
@@ -21,47 +21,40 @@ from eagle_jax.parallel.mesh import ROWS, TENSOR
 T = TypeVar("T")
 LONGEST_WAIT = 24 * 3600
 """Seconds that a process waits for another."""
-NAMED = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
 def initialise(environment: Mapping[str, str] = os.environ) -> bool:
-    """Joins the processes of a run, where the environment says that there are several; call it before any array exists.
+    """Joins the processes of a run; call it before any array exists.
 
-    `JAX_COORDINATOR_ADDRESS` (host:port), `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID` name them explicitly. Otherwise JAX
-    finds them itself on TPU slices (plain VMs and GKE), under SLURM and under Open MPI.
+    `JAX_COORDINATOR_ADDRESS` (host:port), `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID` describe the processes. Without
+    them, JAX finds the processes on TPU slices (plain VMs and GKE), under SLURM and under Open MPI.
 
     Returns:
-      whether there are several.
+      True if there are several processes.
 
     Raises:
-      ConfigError: only some of the three variables are set, or they are no numbers; there are several processes, and
-        nothing says how to join them.
+      ConfigError: the three variables are incomplete or not numbers, or JAX cannot join the processes without them.
     """
-    given = [name for name in NAMED if environment.get(name)]
-    if given:
-        if missing := [name for name in NAMED if name not in given]:
-            raise ConfigError(f"{', '.join(given)} set without {', '.join(missing)}: all three describe a run, or none")
-        try:
-            count, index = int(environment[NAMED[1]]), int(environment[NAMED[2]])
-        except ValueError:
-            raise ConfigError(
-                f"{NAMED[1]}={environment[NAMED[1]]!r} and {NAMED[2]}={environment[NAMED[2]]!r} must be numbers"
-            ) from None
-        if not 0 <= index < count:
-            raise ConfigError(f"{NAMED[2]}={index} must be below {NAMED[1]}={count}")
-        jax.distributed.initialize(environment[NAMED[0]], count, index)
+    address, number, index = given = [environment.get(name, "") for name in VARIABLES]
+    if any(given):
+        if not all(given):
+            raise ConfigError(f"{', '.join(VARIABLES)} must be set together. Set all three or none.")
+        if not number.isdecimal() or not index.isdecimal() or int(index) >= int(number):
+            raise ConfigError(f"{VARIABLES[2]} must be a number below {VARIABLES[1]}={number}, got {index}.")
+        jax.distributed.initialize(address, int(number), int(index))
     elif _is_cluster(environment):
         jax.distributed.initialize()
     count = jax.process_count()
-    if count > 1 and not jax.distributed.is_initialized():  # the runtime of a TPU counts for itself
+    if count > 1 and not jax.distributed.is_initialized():  # the TPU runtime counts processes that JAX has not joined
         raise ConfigError(
-            f"this is one of {count} processes, and JAX found no way to join them: set {', '.join(NAMED)} on each"
+            f"{', '.join(VARIABLES)} must be set on each of the {count} processes: JAX found no way to join them."
         )
     return count > 1
 
 
 def _is_cluster(environment: Mapping[str, str]) -> bool:
-    """Whether a scheduler started this process as one of several, or this machine is one of several of a TPU slice."""
+    """Returns whether a scheduler started several processes, or a TPU slice has several machines."""
     counts = [environment.get(name, "1") for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")]
     if "MEGASCALE_COORDINATOR_ADDRESS" in environment or any(count != "1" for count in counts):
         return True
@@ -73,49 +66,45 @@ def _is_cluster(environment: Mapping[str, str]) -> bool:
 
 
 def _vms_of_slice() -> int:
-    """How many plain TPU VMs the slice has that this machine belongs to; 1 where it is none.
+    """Returns the number of plain TPU VMs of this machine's slice, from the metadata server; 1 on other machines.
 
-    Only their metadata server knows. JAX asks it where it found TPU chips in this machine and libtpu installed, so that
-    no other machine waits for an answer.
+    JAX sends a request only from a machine with TPU chips and libtpu, so other machines do not wait.
     """
     try:
-        from jax._src.clusters.cloud_tpu_cluster import GceTpuCluster  # what `jax.distributed.initialize` asks
+        from jax._src.clusters.cloud_tpu_cluster import GceTpuCluster  # as `jax.distributed.initialize` does
 
         return GceTpuCluster.get_process_count() if GceTpuCluster.is_env_present() else 1
-    except (ImportError, OSError):  # JAX has moved it; no such server, as where TPUs are lent in other ways
+    except (ImportError, OSError):  # JAX moved the class, or the machine has chips and no metadata server
         return 1
 
 
 def leader_first(make: Callable[[], T], name: str) -> T:
-    """`make()` of every process, that of process 0 before the others begin: it may leave something on disk for them.
+    """Returns `make()` of every process. Process 0 finishes first, and may leave files for the others.
 
     Args:
-      name: of the place in the program, the same on all processes.
+      name: identifies this call on all processes.
     """
     made = make() if jax.process_index() == 0 else None
     if jax.process_count() > 1:
         import orbax.checkpoint as ocp  # seconds to import
 
-        # Not a collective over devices: those give up after seconds.
+        # A collective over devices would time out after seconds.
         ocp.multihost.sync_global_processes(name, timeout=LONGEST_WAIT, processes=set(range(jax.process_count())))
     return make() if made is None else made
 
 
-def by_rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
-    """Rows of a batch over the mesh's "data" and "fsdp" axes; `axis` is which axis of the array they are."""
-    return NamedSharding(mesh, P(*[None] * axis, ROWS))
-
-
 def global_rows(mesh: Mesh, local: Any, axis: int = 0) -> Any:
-    """Arrays of all processes' rows from a tree of each one's own, in the order of the processes.
+    """Joins the rows of all processes, in their order, into global arrays over the mesh's "data" and "fsdp" axes.
 
-    Every process has as many rows.
+    Args:
+      local: tree of this process's arrays, with as many rows as every other process has.
+      axis: axis of the rows.
 
     Raises:
-      ConfigError: the mesh has the processes in another order, or gives one row to two of them.
+      ConfigError: the devices of the mesh are not in the order of the processes, or two processes share a row.
     """
     _check_order(mesh)
-    sharding = by_rows(mesh, axis)
+    sharding = NamedSharding(mesh, P(*[None] * axis, ROWS))
 
     def join(own: Any) -> jax.Array:
         own = np.asarray(own)
@@ -130,13 +119,13 @@ def _check_order(mesh: Mesh) -> None:
     owners = np.array([device.process_index for device in mesh.devices.flat]).reshape(-1, mesh.shape[TENSOR])
     if np.any(owners != owners[:, :1]) or np.any(np.diff(owners[:, 0]) < 0):
         raise ConfigError(
-            f"the devices of the mesh belong to the processes {owners.tolist()}, one list per 'tensor' group: each "
-            "process must have whole groups, one behind the other; make it with eagle_jax.parallel.mesh.make_mesh"
+            "mesh must have whole 'tensor' groups of each process, in the order of the processes, got groups of the "
+            f"processes {owners.tolist()}. Make it with eagle_jax.parallel.mesh.make_mesh."
         )
 
 
 def to_host(tree: Any) -> Any:
-    """A tree of arrays as NumPy, on every process, whole: parts that lie with other processes are fetched."""
+    """Returns a tree of whole NumPy arrays on every process; fetches the parts of other processes."""
 
     def fetch(x: Any) -> np.ndarray:
         if isinstance(x, jax.Array) and not x.is_fully_addressable and not x.is_fully_replicated:
@@ -146,8 +135,8 @@ def to_host(tree: Any) -> Any:
     return jax.tree.map(fetch, tree)
 
 
-def everyones(value: Any) -> list[Any]:
-    """`value` (JSON) of every process, in their order."""
+def gather_values(value: Any) -> list[Any]:
+    """Returns the value (JSON) of every process, in their order."""
     if jax.process_count() == 1:
         return [value]
     text = json.dumps(value).encode()
@@ -157,12 +146,12 @@ def everyones(value: Any) -> list[Any]:
 
 
 def fingerprint(params: Mapping[str, Any], layers: bool = True) -> str:
-    """16 letters that another training of a model changes, at little cost: from some numbers of every array.
+    """Returns 16 hex digits that differ between models, from a few numbers of every array.
 
-    They are the same in whichever dtype of at least bfloat16's precision the weights were loaded.
+    The result is the same for float32 and bfloat16 weights.
 
     Args:
-      layers: False leaves the layers out, which a target for training on stored features has not.
+      layers: False leaves out the layers, which are not loaded for training on stored features.
     """
     chosen = {name: part for name, part in params.items() if layers or not name.startswith("layers_")}
     first = lambda leaf: leaf[(0,) * (leaf.ndim - 1)][:16].astype("bfloat16")  # noqa: E731

@@ -1,1 +1,1 @@
-"""Losses, training-time test and optimiser steps for the draft heads and the bundled target. Pure functions."""
+"""Losses, training-time test and training steps of draft heads, draft models and small targets. Pure functions."""

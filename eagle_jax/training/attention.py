@@ -1,10 +1,11 @@
-"""Attention of the unrolled steps, with a gradient of its own.
+"""Computes attention of the unrolled steps, with a hand-written gradient.
 
-Scores are computed again for the gradient, from the log of the softmax's divisor, as fused attention does
-(FlashAttention, arXiv:2205.14135): nothing of size [A, T, S] is kept. They are computed again transposed, because the
-gradients of keys and values then are plain matrix products: XLA for CPU else writes the transpose of [A, T, S] element
-by element, which took longer than the products themselves. The barriers keep it from computing the rotations of queries
-and keys again wherever they are read; on a CPU they only do so under `eagle_jax.training.host.compiler_options`.
+The gradient computes the scores again from the log of the softmax's divisor (FlashAttention, arXiv:2205.14135), so
+nothing of size [A, T, S] is kept. It computes them transposed: the gradients of keys and values are then plain matrix
+products. Otherwise XLA for CPU writes the transpose element by element, which took longer than the products.
+
+The barriers keep XLA from computing rotated queries and keys again at every use. On a CPU they need
+`eagle_jax.training.host.compiler_options`.
 """
 
 from __future__ import annotations
@@ -17,32 +18,32 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 Own = tuple[Array, ...]
-"""Keys or values [B, G, T, hd] of steps 1..k, each seen by its own row alone."""
+"""Keys or values [B, G, T, hd] of steps 1..k; a row sees only its own."""
 
 WIDE = jnp.float32
 
 
 class Bias(NamedTuple):
-    """What is added to scores: 0 where a row sees a key, else `UNSEEN`.
+    """Summands of scores: 0 where a row sees a key, else `UNSEEN`.
 
     Attributes:
-      rows: of every row for every key. turned: the same for every key of every row, which the gradient reads.
+      rows: by row and key. transposed: by key and row, for the gradient.
     """
 
     rows: Float[Array, "B T S"]
-    turned: Float[Array, "B S T"]
+    transposed: Float[Array, "B S T"]
 
 
 UNSEEN = -1e30
 
 
 def causal_bias(segments: Int[Array, "B T"]) -> Bias:
-    """Earlier tokens of the same document are seen, and the token itself. Written out, once for all steps."""
+    """Returns the bias by which a token sees itself and earlier tokens of its document; computed once for all steps."""
     length = segments.shape[1]
     same = segments[:, :, None] == segments[:, None, :]
     earlier = jnp.tril(jnp.ones((length, length), bool))
-    found = Bias(*(jnp.where(same & seen[None], 0.0, UNSEEN) for seen in (earlier, earlier.T)))
-    return jax.lax.optimization_barrier(found)
+    bias = Bias(*(jnp.where(same & seen[None], 0.0, UNSEEN) for seen in (earlier, earlier.T)))
+    return jax.lax.optimization_barrier(bias)
 
 
 def diagonal_attend(
@@ -53,9 +54,9 @@ def diagonal_attend(
     own_keys: Sequence[Float[Array, "B G T hd"]] = (),
     own_values: Sequence[Float[Array, "B G T hd"]] = (),
 ) -> Float[Array, "B T A*hd"]:
-    """Attention of a step: causal over the keys of step 0, and n keys that only their own row sees.
+    """Attends from each row to the keys of step 0, causally, and to its own n keys of later steps.
 
-    The latter are n dot products per row: no [T, n T] score matrix. Scores and softmax are float32.
+    The own keys are n dot products per row, without a [T, n T] score matrix. Scores and softmax are float32.
     """
     batch, length, heads, head_dim = query.shape
     groups = keys.shape[1]
@@ -66,7 +67,7 @@ def diagonal_attend(
 
 @jax.custom_vjp
 def _attend(query: Array, keys: Array, values: Array, bias: Bias, own_keys: Own, own_values: Own) -> Array:
-    """`diagonal_attend` of queries [B, G, R, T, hd], in their shape."""
+    """Computes `diagonal_attend` for queries [B, G, R, T, hd]; the result has their shape."""
     return _forward(query, keys, values, bias, own_keys, own_values)[0]
 
 
@@ -95,12 +96,12 @@ def _forward(
 
 
 def _dots(query: Array, key: Array) -> Array:
-    """Every query with the key of its own row, [B, G, R, T]."""
+    """Multiplies every query with the key of its own row: [B, G, R, T]."""
     return jnp.sum(query.astype(WIDE) * key[:, :, None].astype(WIDE), axis=-1)
 
 
 def _over_repeats(x: Array) -> Array:
-    """Sum over R, written out: XLA for CPU takes a hundred times longer over a sum along a short axis in the middle."""
+    """Sums over R, written out: XLA for CPU takes a hundred times longer for a sum along a short inner axis."""
     return sum((x[:, :, r] for r in range(1, x.shape[2])), x[:, :, 0])
 
 
@@ -114,7 +115,7 @@ def _backward(saved: tuple, grad: Array) -> tuple:
     along = jnp.sum(wide * mixed.astype(WIDE), axis=-1)
 
     scores = jnp.einsum("bgsd,bgmd->bgsm", keys, rows(query), preferred_element_type=WIDE) * scale
-    scores = scores.reshape(batch, groups, -1, repeats, length) + bias.turned[:, None, :, None]
+    scores = scores.reshape(batch, groups, -1, repeats, length) + bias.transposed[:, None, :, None]
     weights = jnp.exp(scores - divisor[:, :, None])
     to_weights = jnp.einsum("bgsd,bgmd->bgsm", values, rows(grad), preferred_element_type=WIDE)
     to_scores = weights * (to_weights.reshape(scores.shape) - along[:, :, None]) * scale
@@ -122,15 +123,15 @@ def _backward(saved: tuple, grad: Array) -> tuple:
     weights, to_scores = jax.lax.optimization_barrier((flat(weights), flat(to_scores)))
     to_values = jnp.einsum("bgsm,bgmd->bgsd", weights, rows(grad), preferred_element_type=WIDE)
     to_keys = jnp.einsum("bgsm,bgmd->bgsd", to_scores, rows(query), preferred_element_type=WIDE)
-    turned = jax.lax.optimization_barrier(keys.transpose(0, 1, 3, 2))
-    to_query = jnp.einsum("bgds,bgsm->bgdm", turned, to_scores, preferred_element_type=WIDE)
+    transposed = jax.lax.optimization_barrier(keys.transpose(0, 1, 3, 2))
+    to_query = jnp.einsum("bgds,bgsm->bgdm", transposed, to_scores, preferred_element_type=WIDE)
     to_query = to_query.reshape(batch, groups, head_dim, repeats, length).transpose(0, 1, 3, 4, 2)
     to_query = jax.lax.optimization_barrier(to_query)
 
     to_own_keys, to_own_values = [], []
     for key, value in zip(own_keys, own_values, strict=True):
         weight = jnp.exp(_dots(query, key) * scale - divisor)
-        # Each is multiplied with hd numbers, for every one of which it would be computed again.
+        # Without the barrier each is computed again for every one of the hd numbers that it is multiplied with.
         weight, to_score = jax.lax.optimization_barrier((weight, weight * (_dots(wide, value) - along) * scale))
         to_score = to_score[..., None]
         to_query += to_score * key[:, :, None].astype(WIDE)

@@ -1,4 +1,4 @@
-"""Distillation of a small draft model: it learns the target's law where the target speaks."""
+"""Computes the loss of distilling a small draft model from the target (DistillSpec, arXiv:2310.08461)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from eagle_jax.config import DecoderConfig
 from eagle_jax.core.types import Params
 from eagle_jax.models.decoder import target_fn
 from eagle_jax.packed import PackedTokens
-from eagle_jax.training.gradients import dense_gradients
+from eagle_jax.training.host import dense_gradients
 from eagle_jax.training.losses import ahead, by_chunks, likelihood_of_acceptance, overlap, soft_cross_entropy
 from eagle_jax.training.objective import Logits, Signals, StepMetrics
-from eagle_jax.training.step import beside
+from eagle_jax.training.step import read_target
 from eagle_jax.training.unroll import causal_mask
 
 Divergence = Literal["kl", "tv", "lk"]
-"""KL(p, q); total variation 1 - sum min(p, q), what standard speculative sampling rejects; its -log (LK loss)."""
+"""KL(p, q); total variation 1 - alpha, the rate of rejection of standard speculative sampling; -log alpha (LK loss)."""
 
 
 def distillation_loss(
@@ -35,28 +35,28 @@ def distillation_loss(
     chunk: int = 256,
     remat: bool = True,
 ) -> tuple[Float[Array, ""], StepMetrics]:
-    """Mean divergence of the draft model q from the target p over the supervised tokens.
+    """Returns the mean divergence of the draft model q from the target p over supervised tokens.
 
-    (Distillation for speculative decoding: DistillSpec, arXiv:2310.08461.) Row t judges both models' laws for token
-    t + 1, and counts where that is supervised and of the same document.
+    Row t compares the laws of token t + 1. It counts if that token is supervised and in the same document. If the
+    vocabularies are padded to different sizes, the ids of the smaller one are compared.
 
     Args:
-      config: the draft model, with the target's tokenizer; of two vocabularies that are padded to different sizes the
-        ids that both have are judged. hidden: of the target, final-normed.
-      target_logits: its lm_head. chunk: rows of a text whose logits are held at once; 0 is all.
-      remat: chunks are computed again for the gradient.
+      config: the draft model, with the target's tokenizer.
+      hidden: final-normed states of the target.
+      target_logits: the target's lm_head.
+      chunk: rows of a text whose logits exist at once; 0 is all.
+      remat: computes chunks again for the gradient.
 
     Returns:
-      the loss, and in metrics of length 1: it, alpha (how often standard speculative sampling would accept the draft
-      model's token) as accuracy, and the rows counted.
+      the loss, and metrics of length 1; accuracy is alpha, the rate at which standard speculative sampling accepts.
     """
     fn = target_fn(config)
     hidden = jax.lax.stop_gradient(hidden)
     counted = _counted(texts)
 
-    def judge(own: Array, teacher: Array, counted: Array) -> tuple[Array, Array]:
+    def sums_of(own: Array, teacher: Array, counted: Array) -> tuple[Array, Array]:
         drafted, taught = fn.logits(params, own), jax.lax.stop_gradient(target_logits(teacher))
-        shared = min(drafted.shape[-1], taught.shape[-1])  # models of one tokenizer pad its vocabulary differently
+        shared = min(drafted.shape[-1], taught.shape[-1])
         log_q = jax.nn.log_softmax(drafted[..., :shared], axis=-1)
         log_p = jax.nn.log_softmax(taught[..., :shared], axis=-1)
         p = jnp.exp(log_p)
@@ -69,7 +69,7 @@ def distillation_loss(
 
     with nn.intercept_methods(dense_gradients):
         out = fn.forward(params, texts.tokens, texts.positions, causal_mask(texts.segments), None)
-        loss, alpha = by_chunks(judge, (out.hidden, hidden, counted), (1, 1, 1), chunk, remat=remat)
+        loss, alpha = by_chunks(sums_of, (out.hidden, hidden, counted), (1, 1, 1), chunk, remat=remat)
     count = jnp.sum(counted, dtype=jnp.float32)
     rows = jnp.maximum(count, 1)
     return loss / rows, StepMetrics((loss / rows)[None], (alpha / rows)[None], count[None])
@@ -87,24 +87,21 @@ def draft_model_loss(
     shares: Float[Array, " 1"] | None = None,
     **options: Any,
 ) -> tuple[Float[Array, ""], StepMetrics]:
-    """`distillation_loss` of a draft model beside its target.
+    """Computes `distillation_loss` with `options`, running the target; other arguments as in `step.head_loss`.
 
     Args:
-      weights: of the target. dtype: of the draft model's products and activations.
-      signals: of the target, where they were written beforehand. mesh, shares: as in `step.head_loss`.
-      options: of `distillation_loss`.
+      weights: the target's parameters.
     """
-    texts, seen, judge = beside(target, weights, texts, signals, mesh)
+    texts, signals, target_logits = read_target(target, weights, texts, signals, mesh)
     model = jax.tree.map(lambda leaf: leaf.astype(dtype), model)
-    loss, metrics = distillation_loss(config, model, texts, seen.hidden, judge, **options)
+    loss, metrics = distillation_loss(config, model, texts, signals.hidden, target_logits, **options)
     return loss if shares is None else loss * shares[0], metrics
 
 
 def distilled_rows(texts: PackedTokens) -> Float[Array, " 1"]:
-    """Rows of packed texts that a draft model is judged by."""
+    """Counts the rows of packed texts that the loss counts."""
     return jnp.sum(_counted(texts), dtype=jnp.float32)[None]
 
 
 def _counted(texts: PackedTokens) -> Bool[Array, "B T"]:
-    """Whether row t is judged: token t + 1 is supervised, of the row's document."""
     return ahead(texts.supervised, 1) & (ahead(texts.segments, 1) == texts.segments) & (texts.segments > 0)

@@ -1,4 +1,4 @@
-"""How much arithmetic a program asks for, and how much of a device's peak that is."""
+"""Counts the floating-point operations of programs, and looks up the peak of devices."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ PEAK = {
     "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5e": 197e12, "TPU v5": 459e12, "TPU v5p": 459e12,
     "TPU v6 lite": 918e12, "TPU v6e": 918e12, "NVIDIA A100": 312e12, "NVIDIA H100": 989e12, "NVIDIA H200": 989e12,
 }  # fmt: skip
-"""bfloat16 products per second of one device by the beginning of its `device_kind`, in FLOP/s (data sheets, dense)."""
+"""FLOP/s of one device in bfloat16 by the beginning of its `device_kind` (data sheets, dense)."""
 SIZE = 2048
-"""Of the product that stands for the peak of an unknown device."""
+"""Size of the product that measures the peak of an unknown device."""
 
 
 def product_flops(fn: Callable[..., Any], *args: Any) -> float:
-    """Floating-point operations of all matrix products of `fn(*args)`, loops multiplied by their turns.
+    """Counts the floating-point operations of all matrix products of `fn(*args)`, without running it.
 
-    Counted in the program as JAX hands it to the compiler; the compiler's own count takes the body of a loop once.
+    Counts every turn of a loop; the compiler's own count takes a loop body once.
 
     Args:
-      args: arrays or `ShapeDtypeStruct`s; nothing is computed.
+      args: arrays or `ShapeDtypeStruct`s.
     """
     return _flops(jax.make_jaxpr(fn)(*args).jaxpr)
 
@@ -55,21 +55,21 @@ def _jaxprs(value: Any) -> Iterator[Any]:
 
 
 def known_peak() -> float | None:
-    """FLOP/s of one device in bfloat16 by its data sheet; None where it is in no table of ours, as no CPU is."""
+    """Returns the FLOP/s of one device in bfloat16 by its data sheet; None for an unknown kind, such as a CPU."""
     kind = jax.devices()[0].device_kind
-    known = [name for name in PEAK if kind.startswith(name)]  # "TPU v5 lite" begins with "TPU v5"
+    known = [name for name in PEAK if kind.startswith(name)]  # "TPU v5 lite" starts with "TPU v5"
     return PEAK[max(known, key=len)] if known else None
 
 
 @functools.cache
 def peak_flops(dtype: str = "bfloat16") -> float:
-    """FLOP/s that all devices together could do at most; of an unknown device, what a large product reaches on it."""
+    """Returns the FLOP/s of all devices together; of unknown devices, what a product of `SIZE` x `SIZE` reaches."""
     one = known_peak() or _measured(dtype) / jax.local_device_count()
     return one * jax.device_count()
 
 
 def _measured(dtype: str, seconds: float = 0.5) -> float:
-    """The fastest of the products that fit into so many seconds: other work on the machine only slows them down."""
+    """Returns the speed of the fastest product within `seconds`: other work on the machine only slows products down."""
     x = jnp.ones((SIZE, SIZE), dtype)
     product = jax.jit(lambda x: jnp.dot(x, x))
     product(x).block_until_ready()

@@ -1,30 +1,43 @@
-"""What training on a CPU gains from the compiler and the allocator."""
+"""Speeds up training on CPUs: compiler options, allocator, and hand-written gradients of products and norms.
+
+The gradients have the same numbers. Without them XLA for CPU fuses an activation's derivative into a transposing copy,
+column by column, and computes the input of a product again for the gradient of its kernel: training a small decoder
+took 1.4 times as long.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
+from collections.abc import Callable
+from typing import Any
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from eagle_jax.models.layers import Linear, Norm
+from eagle_jax.training.losses import rowwise_dot
 
 _MMAP_MAX, _TRIM_THRESHOLD, _ARENA_MAX = -4, -1, -8  # names of malloc.h
 
 
 def compiler_options() -> dict[str, str]:
-    """`jax.jit(..., compiler_options=...)` of a training step on the default backend; empty but for CPUs.
+    """Returns `compiler_options` for `jax.jit` of a training step; empty except on CPUs.
 
-    XLA for CPU drops `jax.lax.optimization_barrier` before it fuses, and then computes cheap but strided operations
-    again in every place that reads them. Without the pass that drops them the barriers of this package hold.
+    XLA for CPU removes every `jax.lax.optimization_barrier` before fusion, and then computes cheap but strided
+    operations again at every use. The option disables that pass.
     """
     return {"xla_disable_hlo_passes": "cse_barrier_expander"} if jax.default_backend() == "cpu" else {}
 
 
 def keep_freed_memory() -> bool:
-    """Lets this process keep what it frees, instead of giving it back to the system; whether that could be had.
+    """Makes the allocator keep freed memory; returns False where that is not possible (other than GNU C library).
 
-    A compiled program's buffers are allocated anew for every call. Large ones come from the system page by page,
-    zeroed: a tenth of the time of a training step on a CPU. Only the GNU C library can be asked; elsewhere nothing
-    happens.
+    Every call of a compiled program allocates its buffers again. The system clears large ones page by page, a tenth of
+    the time of a training step on a CPU.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -32,3 +45,71 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     return all([mallopt(_MMAP_MAX, 0), mallopt(_TRIM_THRESHOLD, 2**31 - 1), mallopt(_ARENA_MAX, 1)])
+
+
+@jax.custom_vjp
+def _product(x: Array, kernel: Array) -> Array:
+    """Returns `x @ kernel`."""
+    return jnp.dot(x, kernel)
+
+
+def _product_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    # Without the barrier `x` is computed twice, here and for the kernel's gradient.
+    x = jax.lax.optimization_barrier(x)
+    return jnp.dot(x, kernel), (x, kernel)
+
+
+def _product_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+    x, kernel = saved
+    grad = jax.lax.optimization_barrier(grad)
+    # The input is transposed beforehand: products whose first factor is transposed run at half the speed. The factor
+    # behind a barrier forces XLA to do it in a separate pass.
+    transposed = x.reshape(-1, x.shape[-1]).T * jax.lax.optimization_barrier(jnp.ones((), x.dtype))
+    return jnp.dot(grad, kernel.T), jnp.dot(transposed, grad.reshape(-1, grad.shape[-1]))
+
+
+_product.defvjp(_product_forward, _product_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _normed(x: Array, scale: Array, eps: float) -> Array:
+    """Computes `Norm`, not centred."""
+    return _normed_forward(x, scale, eps)[0]
+
+
+def _normed_forward(x: Array, scale: Array, eps: float) -> tuple[Array, tuple[Array, Array, Array]]:
+    size = jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps)
+    return x * size * jnp.broadcast_to(scale, x.shape), (x, scale, size)
+
+
+def _normed_backward(eps: float, saved: tuple[Array, Array, Array], grad: Array) -> tuple[Array, Array]:
+    x, scale, size = saved
+    grad = jax.lax.optimization_barrier(grad)
+    to_normed = grad * jnp.broadcast_to(scale, x.shape)
+    along = rowwise_dot(to_normed, x)[..., None]
+    to_scale = jnp.sum(grad * x * size, axis=tuple(range(x.ndim - 1)))
+    return size * (to_normed - x * (along * size * size / x.shape[-1])), to_scale.astype(scale.dtype)
+
+
+_normed.defvjp(_normed_forward, _normed_backward)
+
+
+def dense_gradients(call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
+    """Linen interceptor: uses the gradients above for bias-free float32 `Linear` and float32 RMSNorm modules."""
+    module = context.module
+    if (
+        isinstance(module, Norm)
+        and not module.centred
+        and args[0].dtype == jnp.float32
+        and not module.is_initializing()
+    ):
+        return _normed(args[0], module.get_variable("params", "scale"), module.eps)
+    if (
+        not isinstance(module, Linear)
+        or context.method_name != "__call__"
+        or module.use_bias
+        or args[0].dtype != jnp.float32
+        or module.is_initializing()
+    ):
+        return call(*args, **kwargs)
+    return _product(args[0], module.get_variable("params", "kernel"))

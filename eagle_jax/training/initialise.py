@@ -1,4 +1,4 @@
-"""Fresh weights for training from scratch."""
+"""Draws initial weights for training."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from eagle_jax.models.medusa import init_medusa_params
 
 
 def fresh_target(config: DecoderConfig, key: Array) -> Params:
-    """Kernels N(0, 1/fan_in), those that write to the residual stream smaller by sqrt(2 L) (GPT-2); lm_head small."""
+    """Draws a target: kernels N(0, 1/fan_in), divided by sqrt(2 L) if they write to the residual stream (GPT-2)."""
     return _scaled(init_params(config, key), 2 * config.num_layers, skipped=("lm_head",))
 
 
 def fresh_head(config: HeadConfig, key: Array, target: Params, d2t: Int[Array, " Vd"] | None) -> Params:
-    """Parameters of a head before training (without `d2t`).
+    """Draws an EAGLE head (without `d2t`).
 
-    The lm_head and norm of an EAGLE-3 head as wide as its target start as the target's own, cut to the draft
-    vocabulary: the head begins with the right word frequencies, which a short training need not spend its steps on.
+    An EAGLE-3 head as wide as its target starts with the target's norm, and with its lm_head cut to the draft
+    vocabulary: a short training need not learn word frequencies.
     """
     head = _scaled(init_head_params(config, key)["head"], 2, skipped=())
     if config.kind == "eagle3" and d2t is not None and config.layer.hidden_size == config.target_hidden_size:
@@ -33,11 +33,10 @@ def fresh_head(config: HeadConfig, key: Array, target: Params, d2t: Int[Array, "
 
 
 def fresh_medusa(config: MedusaConfig, key: Array, target: Params) -> Params:
-    """Parameters of Medusa's or Hydra's heads before training, with the target's own lm_head.
+    """Draws heads of Medusa or Hydra, with the target's lm_head.
 
-    Medusa's blocks change nothing: every head begins with the prediction of the target (section 2.2.1). Hydra's first
-    block mixes the state with embeddings by a matrix that begins at random, as its authors' does, and so does the layer
-    of Hydra++.
+    Medusa's blocks start as the identity, so every head starts with the target's prediction (section 2.2.1). Hydra's
+    first block and the layer of Hydra++ start random, as their authors' do.
     """
     heads = init_medusa_params(config, key)["heads"]
     lm_head = lm_head_of(target)
@@ -49,10 +48,11 @@ def fresh_medusa(config: MedusaConfig, key: Array, target: Params) -> Params:
 
 
 def fresh_draft_model(config: DecoderConfig, key: Array, target: Params, layers: tuple[int, ...]) -> Params:
-    """Parameters of a small model before distillation.
+    """Draws a small model for distillation.
 
-    With `layers`, those of the target, in that order, between its own embedding and head: the small model then has the
-    target's width, and begins with what those layers know (arXiv:1910.01108, section 3).
+    Args:
+      layers: layers of the target to copy, in this order, with its embedding and lm_head (arXiv:1910.01108, section 3).
+        The model then has the target's width. Empty: everything is drawn.
     """
     if not layers:
         return fresh_target(config, key)
@@ -61,7 +61,7 @@ def fresh_draft_model(config: DecoderConfig, key: Array, target: Params, layers:
 
 
 def lm_head_of(target: Params) -> Float[Array, "H V"]:
-    """The target's lm_head, which may be its embedding."""
+    """Returns the target's lm_head, or its transposed embedding."""
     return target["lm_head"]["kernel"] if "lm_head" in target else target["embed_tokens"]["embedding"].T
 
 

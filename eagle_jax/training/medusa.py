@@ -1,4 +1,4 @@
-"""Objectives of Medusa-1, Hydra and Hydra++ heads on a frozen target."""
+"""Computes the losses of Medusa-1, Hydra and Hydra++ heads on a frozen target."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from eagle_jax.models.decoder import target_fn
 from eagle_jax.models.medusa import MedusaHeads
 from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel.mesh import by_rows
-from eagle_jax.training.gradients import dense_gradients
+from eagle_jax.training.host import dense_gradients
 from eagle_jax.training.losses import ahead, by_chunks, soft_cross_entropy
 from eagle_jax.training.objective import Logits, Signals, StepMetrics
-from eagle_jax.training.step import beside
+from eagle_jax.training.step import read_target
 from eagle_jax.training.unroll import causal_mask
 
 
@@ -36,21 +36,19 @@ def medusa_loss(
     remat: bool = True,
     shares: Float[Array, " heads"] | None = None,
 ) -> tuple[Float[Array, ""], StepMetrics]:
-    """sum_i decay^i (mean loss of head i over its counted rows).
+    """Returns sum_i decay^i (mean loss of head i over its counted rows), and metrics per head.
 
-    Head i at row t guesses token t + i + 2 from the target's state at t; a Hydra head also from the embeddings of the
-    tokens t + 1 to t + i + 1. A row counts where the guessed token is supervised and in the same document.
+    Head i predicts token t + i + 2 in row t. The row counts if that token is supervised and in the same document.
 
     Args:
-      heads: `params["heads"]`. signals: `hidden`, and for Hydra `embeds`, of the target; nothing flows back into them.
+      heads: `params["heads"]`.
+      signals: `hidden`, and for Hydra `embeds`, of the target; they get no gradient.
       target_logits: the target's lm_head, [..., H] -> [..., V].
-      decay: weight of each further head (Medusa, section 2.2.1: 0.8).
-      teacher: the labels are the target's law (Hydra++, section 4.2); else the texts' own tokens (Medusa-1, Hydra).
-      chunk: rows of a text whose logits are held at once; 0 is all. remat: chunks are computed again for the gradient.
-      shares: weight of every head's mean; of a micro-batch, its share of the rows that head is judged by.
-
-    Returns:
-      the loss, and per head its mean, how often its favourite is the label's, and the rows counted.
+      decay: base of the weights (Medusa, section 2.2.1: 0.8).
+      teacher: labels are the target's law (Hydra++, section 4.2); False: the tokens of the texts (Medusa-1, Hydra).
+      chunk: rows of a text whose logits exist at once; 0 is all.
+      remat: computes chunks again for the gradient.
+      shares: weight of every head's mean: the share of a micro-batch in the rows of that head.
     """
     model = MedusaHeads(config)
     hidden = jax.lax.stop_gradient(signals.hidden)
@@ -63,28 +61,28 @@ def medusa_loss(
         for head in range(config.num_heads):
             inputs = [states]
             if config.kind == "hydra":
-                assert signals.embeds is not None, "Hydra's heads read embeddings"
+                assert signals.embeds is not None, "Hydra heads read embeddings"
                 embeds = jax.lax.stop_gradient(signals.embeds).astype(states.dtype)
                 inputs += [ahead(embeds, step + 1) for step in range(head + 1)]
             counted = _counted(texts, head)
 
-            def judge(
-                read: Array, following: Array, labels: Array, counted: Array, head: int = head
+            def sums_of(
+                inputs: Array, following: Array, labels: Array, counted: Array, head: int = head
             ) -> tuple[Array, Array]:
-                logits = model.apply({"params": heads}, read, head)
+                logits = model.apply({"params": heads}, inputs, head)
                 log_q = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
                 if teacher:
                     p = jax.nn.softmax(jax.lax.stop_gradient(target_logits(following)).astype(jnp.float32), axis=-1)
-                    loss, wanted = soft_cross_entropy(log_q, p), jnp.argmax(p, axis=-1)
+                    loss, best = soft_cross_entropy(log_q, p), jnp.argmax(p, axis=-1)
                 else:
-                    loss, wanted = -jnp.take_along_axis(log_q, labels[..., None], axis=-1)[..., 0], labels
-                hit = jnp.argmax(logits, axis=-1) == wanted
+                    loss, best = -jnp.take_along_axis(log_q, labels[..., None], axis=-1)[..., 0], labels
+                hit = jnp.argmax(logits, axis=-1) == best
                 return jnp.sum(jnp.where(counted, loss, 0.0)), jnp.sum(hit & counted).astype(jnp.float32)
 
             rows = (
                 jnp.concatenate(inputs, axis=-1), ahead(hidden, head + 1), ahead(texts.tokens, head + 2), counted,
             )  # fmt: skip
-            loss, hits = by_chunks(judge, rows, (1, 1, 1, 1), chunk, remat=remat)
+            loss, hits = by_chunks(sums_of, rows, (1, 1, 1, 1), chunk, remat=remat)
             count = jnp.sum(counted).astype(jnp.float32)
             mean = loss / jnp.maximum(count, 1.0)
             total = total + decay**head * (mean if shares is None else mean * shares[head])
@@ -104,27 +102,24 @@ def medusa_head_loss(
     shares: Float[Array, " heads"] | None = None,
     **options: Any,
 ) -> tuple[Float[Array, ""], StepMetrics]:
-    """`medusa_loss` of heads beside their target.
+    """Computes `medusa_loss` with `options`, running the target; other arguments as in `step.head_loss`.
 
     Args:
-      weights: of the target. dtype: of the heads' products and activations.
-      signals: of the target, where they were written beforehand. mesh, shares: as in `step.head_loss`.
-      options: of `medusa_loss`.
+      weights: the target's parameters.
     """
-    texts, seen, judge = beside(target, weights, texts, signals, mesh)
+    texts, signals, target_logits = read_target(target, weights, texts, signals, mesh)
     heads = jax.tree.map(lambda leaf: leaf.astype(dtype), heads)
-    if config.kind == "hydra" and seen.embeds is None:
-        seen = seen._replace(embeds=by_rows(target_fn(target).embed(weights, texts.tokens), mesh))
-    seen = seen._replace(hidden=seen.hidden.astype(dtype))
-    return medusa_loss(config, heads, seen, texts, judge, shares=shares, **options)
+    if config.kind == "hydra" and signals.embeds is None:
+        signals = signals._replace(embeds=by_rows(target_fn(target).embed(weights, texts.tokens), mesh))
+    signals = signals._replace(hidden=signals.hidden.astype(dtype))
+    return medusa_loss(config, heads, signals, texts, target_logits, shares=shares, **options)
 
 
 def medusa_rows(texts: PackedTokens, heads: int) -> Float[Array, " heads"]:
-    """Rows of packed texts that each head is judged by."""
+    """Counts the rows of packed texts for each head."""
     return jnp.stack([jnp.sum(_counted(texts, head), dtype=jnp.float32) for head in range(heads)])
 
 
 def _counted(texts: PackedTokens, head: int) -> Bool[Array, "B T"]:
-    """Whether head `head` is judged by its guess in row t: token t + head + 2 is supervised, of the row's document."""
     same = (ahead(texts.segments, head + 2) == texts.segments) & (texts.segments > 0)
     return same & ahead(texts.supervised, head + 2)

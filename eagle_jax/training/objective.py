@@ -1,8 +1,8 @@
-"""What a draft head is taught: the losses of EAGLE-1/2, HASS and EAGLE-3 over an unrolled head, chunk by chunk.
+"""Computes the losses of EAGLE-1/2, HASS and EAGLE-3 over an unrolled head, by chunks of rows.
 
-Row t of a text stands for the target's distribution of token t + 1. Step k of the head guesses it in row t - 1 - k, so
-all steps are judged by one row of the target's logits. The rows are taken in chunks, computed again for their gradient:
-neither the target's nor the head's logits ever exist for more than one chunk.
+Row t of the target's logits is its distribution of token t + 1. Step k of the head predicts that token in row
+t - 1 - k, so one row of the target's logits serves all steps. Chunks are computed again for the gradient: logits of
+target and head exist for one chunk at a time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
-from eagle_jax.config import ConfigError, HeadConfig
+from eagle_jax.config import ConfigError, HeadConfig, check_fields
 from eagle_jax.core.types import Params
-from eagle_jax.models.heads import make_head
+from eagle_jax.models.heads import EagleHead
 from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel.mesh import DATA, FSDP, by_rows, copies, row_groups
 from eagle_jax.training.losses import (
@@ -37,21 +37,23 @@ from eagle_jax.training.unroll import unroll
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """How a head is taught; `eagle1`, `hass` and `eagle3` are the papers' settings.
+    """Loss of a draft head; `eagle1`, `hass` and `eagle3` are the papers' settings.
 
     Attributes:
-      steps: unrolled steps, n. decay: weight of each further step; the sum is not normalised.
+      steps: unrolled steps, n.
+      decay: step k has weight decay^k; the sum is not normalised.
       token_loss: "ce" soft cross-entropy, "lk" -log alpha, "lk_blend" lambda KL + (1 - lambda) TV (arXiv:2602.23881).
-      eta: of lk_blend, how soon TV takes over. token_weight: of the token loss.
-      feature_weight: of SmoothL1 between the head's state and the target's final-normed one at the next token.
-      best_weight, best_count: of HASS's loss over the target's likeliest tokens, and how many.
+      eta: of lk_blend: a larger value gives TV more weight earlier.
+      token_weight: weight of the token loss.
+      feature_weight: weight of SmoothL1 between the head's state and the target's final-normed state.
+      best_weight, best_count: weight of HASS's loss over the target's likeliest tokens, and their number.
       noise: width of the uniform noise U(-noise, noise) on the target's features.
-      detach: states that a step starts from count as given (HASS).
+      detach: no gradient flows from a step into the step before it (HASS).
       chunk: rows of a text whose logits exist at once.
-      remat: steps and chunks are computed again for their gradient; without, all logits stay in memory.
+      remat: computes steps and chunks again for the gradient; False keeps all logits in memory.
 
     Raises:
-      ConfigError: a count below 1, a negative weight, or no loss at all.
+      ConfigError: a count is below 1, a weight is negative, or all weights are 0.
     """
 
     steps: int = 7
@@ -68,28 +70,26 @@ class Objective:
     remat: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("steps", "best_count", "chunk"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"Objective.{name}={getattr(self, name)} must be at least 1")
+        check_fields(self, "steps", "best_count", "chunk")
         for name in ("decay", "eta", "token_weight", "feature_weight", "best_weight", "noise"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"Objective.{name}={getattr(self, name)} must not be negative")
+                raise ConfigError(f"Objective.{name} must not be negative, got {getattr(self, name)}.")
         if self.token_weight == self.feature_weight == self.best_weight == 0:
-            raise ConfigError("Objective: token_weight, feature_weight and best_weight are all 0; nothing is taught")
+            raise ConfigError("Objective must have a token_weight, feature_weight or best_weight above 0, got only 0.")
 
 
 def eagle1() -> Objective:
-    """EAGLE-1/2: one step, SmoothL1(feature) + 0.1 cross-entropy, noisy features (arXiv:2401.15077, section 4.2)."""
+    """Returns EAGLE-1/2: one step, SmoothL1(feature) + 0.1 cross-entropy, noise (arXiv:2401.15077, section 4.2)."""
     return Objective(steps=1, token_weight=0.1, feature_weight=1.0, noise=0.1)
 
 
 def hass() -> Objective:
-    """HASS: EAGLE-1's loss over three aligned steps, and the target's ten best tokens (arXiv:2408.15766)."""
+    """Returns HASS: EAGLE-1's loss over three aligned steps, and the target's ten best tokens (arXiv:2408.15766)."""
     return Objective(steps=3, decay=1.0, token_weight=0.1, feature_weight=1.0, best_weight=1.0, noise=0.1, detach=True)
 
 
 def eagle3() -> Objective:
-    """EAGLE-3: seven steps of training-time test, cross-entropy alone (arXiv:2503.01840, section 3)."""
+    """Returns EAGLE-3: seven steps of training-time test, cross-entropy (arXiv:2503.01840, section 3)."""
     return Objective()
 
 
@@ -98,11 +98,12 @@ PRESETS: dict[str, Callable[[], Objective]] = {"eagle1": eagle1, "hass": hass, "
 
 
 class Signals(NamedTuple):
-    """What the frozen target says about a batch of texts.
+    """Outputs of the frozen target for a batch of texts.
 
     Attributes:
-      features: [B, T, F], tapped states that the head reads. hidden: [B, T, H], final-normed, what its lm_head reads.
-      embeds: [B, T, E], token embeddings; None where they are still to be looked up.
+      features: [B, T, F], tapped states.
+      hidden: [B, T, H], final-normed states, the input of the lm_head.
+      embeds: [B, T, E], token embeddings; None: they are looked up later.
     """
 
     features: Float[Array, "B T F"]
@@ -111,11 +112,13 @@ class Signals(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """Per unrolled step, [steps] each.
+    """Metrics per unrolled step (or head), [steps] each.
 
     Attributes:
-      loss: mean over the counted rows, all parts weighted. accuracy: how often the head's favourite is the target's,
-        over all supervised rows; a favourite outside the draft vocabulary is a miss. counted: supervised rows.
+      loss: weighted sum of the means over counted rows.
+      accuracy: share of supervised rows in which head and target have the same likeliest token. If the target's is
+        outside the draft vocabulary, the row is a miss.
+      counted: supervised rows.
     """
 
     loss: Float[Array, " steps"]
@@ -138,17 +141,17 @@ def unrolled_loss(
     mesh: Mesh | None = None,
     shares: Float[Array, " steps"] | None = None,
 ) -> tuple[Float[Array, ""], StepMetrics]:
-    """sum_k decay^k (mean loss of step k over its counted rows).
+    """Returns sum_k decay^k (mean loss of step k over its counted rows), and metrics per step.
 
-    A row counts where the guessed token is supervised and of the same document, and the target's favourite for it is in
+    A row counts if the predicted token is supervised and in the same document, and the target's likeliest token is in
     the draft vocabulary.
 
     Args:
-      target_logits: the target's lm_head, [.., H] -> [.., V]; an EAGLE-1/2 head is judged through it, too.
+      target_logits: the target's lm_head, [.., H] -> [.., V]; EAGLE-1/2 heads use it, too.
       kept: target ids of the draft vocabulary, ascending; None is all of V.
       key: of the noise.
-      mesh: every group of devices with rows of their own computes with a copy of the head (`sharding.copies`).
-      shares: weight of every step's mean; of a micro-batch, its share of the rows that step judges.
+      mesh: every group of devices with its own rows uses a copy of the head (`mesh.copies`).
+      shares: weight of every step's mean: the share of a micro-batch in the rows of that step.
 
     Raises:
       ConfigError: the mesh does not divide the rows.
@@ -160,42 +163,43 @@ def unrolled_loss(
         noise = jax.random.uniform(key, features.shape, jnp.float32, -objective.noise, objective.noise)
         features = features + noise.astype(features.dtype)
 
-    def judged(head: Params, signals: Signals, texts: PackedTokens) -> _Sums:
-        return _judged(config, objective, head, signals, texts, target_logits, kept)
+    def sums_of(head: Params, signals: Signals, texts: PackedTokens) -> _Sums:
+        return _sums(config, objective, head, signals, texts, target_logits, kept)
 
     signals, groups = signals._replace(features=features), row_groups(mesh)
     if mesh is None or groups == 1:
-        sums = judged(head, signals, texts)
+        sums = sums_of(head, signals, texts)
     else:
         rows = texts.tokens.shape[0]
         if rows % groups:
             raise ConfigError(
-                f"{rows} rows are not a multiple of data={mesh.shape[DATA]} times fsdp={mesh.shape[FSDP]}"
+                f"the number of rows must be a multiple of data={mesh.shape[DATA]} times fsdp={mesh.shape[FSDP]}, got "
+                f"{rows}."
             )
         parts = jax.tree.map(lambda x: by_rows(x.reshape(groups, rows // groups, *x.shape[1:]), mesh), (signals, texts))
-        sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.vmap(judged)(copies(head, mesh), *parts))
+        sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.vmap(sums_of)(copies(head, mesh), *parts))
     loss = sums.loss / jnp.maximum(sums.inside, 1)
     if objective.feature_weight > 0:
         loss += objective.feature_weight * sums.feature / jnp.maximum(sums.counted, 1)
     metrics = StepMetrics(loss, sums.hits / jnp.maximum(sums.counted, 1), sums.counted)
-    weighed = loss if shares is None else loss * shares
-    return jnp.sum(objective.decay ** jnp.arange(objective.steps) * weighed), metrics
+    weighted = loss if shares is None else loss * shares
+    return jnp.sum(objective.decay ** jnp.arange(objective.steps) * weighted), metrics
 
 
 def judged_rows(texts: PackedTokens, steps: int) -> Float[Array, " steps"]:
-    """Rows of packed texts, [B, T], that each unrolled step is judged by; those outside a draft vocabulary included."""
-    return jnp.sum(_judged_rows(texts, steps), axis=(1, 2), dtype=jnp.float32)
+    """Counts the supervised rows of each unrolled step, inside or outside a draft vocabulary."""
+    return jnp.sum(_supervised_rows(texts, steps), axis=(1, 2), dtype=jnp.float32)
 
 
-def _judged_rows(texts: PackedTokens, steps: int) -> Bool[Array, "n B T"]:
-    """Whether row t holds a guess of step k that is to be judged: token t + 1 is supervised, of the row's document."""
+def _supervised_rows(texts: PackedTokens, steps: int) -> Bool[Array, "n B T"]:
+    """Returns whether token t + 1 is supervised, and in the document of the row from which step k predicts it."""
     supervised, segments = ahead(texts.supervised, 1), ahead(texts.segments, 1)
     origins = [behind(texts.segments, 1 + k) for k in range(steps)]
     return jnp.stack([supervised & (origin == segments) & (origin > 0) for origin in origins])
 
 
 class _Sums(NamedTuple):
-    """Over rows, [steps]: token losses, rows inside the draft vocabulary, hits, supervised rows, feature losses."""
+    """Sums over rows, [steps]; `inside` counts supervised rows inside the draft vocabulary."""
 
     loss: Array
     inside: Array
@@ -204,7 +208,7 @@ class _Sums(NamedTuple):
     feature: Array
 
 
-def _judged(
+def _sums(
     config: HeadConfig,
     objective: Objective,
     head: Params,
@@ -213,62 +217,44 @@ def _judged(
     target_logits: Logits,
     kept: Int[Array, " Vd"] | None,
 ) -> _Sums:
-    if signals.embeds is None:
-        raise ValueError("signals without token embeddings: head_loss looks them up")
+    assert signals.embeds is not None, "head_loss looks up embeddings"
     states = unroll(
-        config,
-        head,
-        signals.features,
-        signals.embeds,
-        texts,
-        objective.steps,
-        detach=objective.detach,
+        config, head, signals.features, signals.embeds, texts, objective.steps, detach=objective.detach,
         remat=objective.remat,
-    )
+    )  # fmt: skip
+    head_logits = target_logits
     if config.kind == "eagle3":
-        module = make_head(config)
-        head_logits: Logits = lambda states: module.apply({"params": head}, states, method="logits")  # noqa: E731
-    else:
-        head_logits = target_logits
-    guessed = jnp.stack([behind(state, 1 + k) for k, state in enumerate(states)])
-    supervised = _judged_rows(texts, objective.steps)
-    sums = _judge_rows(objective, guessed, signals.hidden, supervised, target_logits, head_logits, kept)
+        module = EagleHead(config)
+        head_logits = lambda states: module.apply({"params": head}, states, method="logits")  # noqa: E731
+    predicted = jnp.stack([behind(state, 1 + k) for k, state in enumerate(states)])
+    supervised = _supervised_rows(texts, objective.steps)
+
+    def sums_of(predicted: Array, hidden: Array, supervised: Array) -> _Sums:
+        law, best, inside = jax.lax.stop_gradient(target_law(target_logits(hidden), kept))
+        found = []
+        for states, labelled in zip(predicted, supervised, strict=True):
+            logits = head_logits(states)
+            counted = labelled & inside
+            loss = jnp.where(counted, _token_loss(objective, logits, law), 0.0)
+            # Not argmax, which XLA for CPU computes number by number; the loss needs the maximum anyway.
+            hits = counted & (jnp.take_along_axis(logits, best[..., None], -1)[..., 0] >= jnp.max(logits, axis=-1))
+            rows = [jnp.sum(x, dtype=jnp.float32) for x in (counted, hits, labelled)]
+            found.append(_Sums(jnp.sum(loss), rows[0], rows[1], rows[2], jnp.zeros(())))
+        return jax.tree.map(lambda *steps: jnp.stack(steps), *found)
+
+    rows = (predicted, signals.hidden, supervised)
+    sums = by_chunks(sums_of, rows, (2, 1, 2), objective.chunk, remat=objective.remat)
     if objective.feature_weight == 0:
         return sums
     feature = [
-        jnp.sum(jnp.where(supervised[k], smooth_l1(guessed[k], signals.hidden), 0.0)) for k in range(objective.steps)
+        jnp.sum(jnp.where(supervised[k], smooth_l1(predicted[k], signals.hidden), 0.0)) for k in range(objective.steps)
     ]
     return sums._replace(feature=jnp.stack(feature))
 
 
-def _judge_rows(
-    objective: Objective,
-    guessed: Float[Array, "n B T H"],
-    hidden: Float[Array, "B T Ht"],
-    supervised: Bool[Array, "n B T"],
-    target_logits: Logits,
-    head_logits: Logits,
-    kept: Int[Array, " Vd"] | None,
-) -> _Sums:
-    def judge(guessed: Array, hidden: Array, supervised: Array) -> _Sums:
-        law, best, inside = jax.lax.stop_gradient(target_law(target_logits(hidden), kept))
-        found = []
-        for states, wanted in zip(guessed, supervised, strict=True):
-            logits = head_logits(states)
-            counted = wanted & inside
-            loss = jnp.where(counted, _token_loss(objective, logits, law), 0.0)
-            # Not argmax, which XLA for CPU does one number at a time; the maximum is computed for the loss anyway.
-            hits = counted & (jnp.take_along_axis(logits, best[..., None], -1)[..., 0] >= jnp.max(logits, axis=-1))
-            rows = [jnp.sum(x, dtype=jnp.float32) for x in (counted, hits, wanted)]
-            found.append(_Sums(jnp.sum(loss), rows[0], rows[1], rows[2], jnp.zeros(())))
-        return jax.tree.map(lambda *steps: jnp.stack(steps), *found)
-
-    return by_chunks(judge, (guessed, hidden, supervised), (2, 1, 2), objective.chunk, remat=objective.remat)
-
-
 def _token_loss(objective: Objective, logits: Float[Array, "*b V"], p: Float[Array, "*b V"]) -> Float[Array, "*b"]:
     if objective.token_loss == "ce" and objective.best_weight == 0:
-        # Of probabilities that sum to one: -sum p log softmax(z) = log sum exp z - sum p z.
+        # p sums to one: -sum p log softmax(z) = log sum exp z - sum p z.
         return objective.token_weight * (jax.nn.logsumexp(logits, axis=-1) - rowwise_dot(p, logits))
     log_q = jax.nn.log_softmax(logits)
     if objective.token_loss == "ce":
@@ -286,11 +272,11 @@ def _token_loss(objective: Objective, logits: Float[Array, "*b V"], p: Float[Arr
 def target_law(
     logits: Float[Array, "*b V"], kept: Int[Array, " Vd"] | None
 ) -> tuple[Float[Array, "*b Vd"], Int[Array, "*b"], Bool[Array, "*b"]]:
-    """The target's distribution as a head is taught it.
+    """Computes the target's distribution over the draft vocabulary.
 
     Returns:
-      probabilities renormalised over the draft vocabulary; the likeliest of its tokens as an index into it; and whether
-      that is the target's own favourite, which may lie outside.
+      probabilities, normalised over the draft vocabulary; the index of its likeliest token; and whether that token is
+      also the likeliest of the whole vocabulary.
     """
     if kept is None:
         best = jnp.argmax(logits, axis=-1)

@@ -1,4 +1,4 @@
-"""Next-token training of a small target from scratch: loss, optimiser, schedule, one step."""
+"""Trains a small target from scratch: next-token loss, optimiser, schedule, one step."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from jaxtyping import Array, Float, Int
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core.types import Params
 from eagle_jax.models.decoder import target_fn
-from eagle_jax.training.gradients import dense_gradients
+from eagle_jax.training.host import dense_gradients
 
 
 class TrainState(NamedTuple):
-    """What a training run carries on from.
+    """State of the training of a target.
 
     Attributes:
-      params: what is trained. opt_state: the optimiser's. step: scalar int32, updates done.
+      step: scalar int32, number of updates.
     """
 
     params: Params
@@ -29,7 +29,7 @@ class TrainState(NamedTuple):
 
 
 def next_token_loss(config: DecoderConfig, params: Params, rows: Int[Array, "B T"]) -> Float[Array, ""]:
-    """Mean cross-entropy of tokens 1.. of every row, in nats."""
+    """Returns the mean cross-entropy of tokens 1.. of every row, in nats."""
     fn = target_fn(config)
     tokens, labels = rows[:, :-1], rows[:, 1:]
     batch, length = tokens.shape
@@ -40,32 +40,27 @@ def next_token_loss(config: DecoderConfig, params: Params, rows: Int[Array, "B T
 
 
 def optimiser(weight_decay: float = 0.1) -> optax.GradientTransformation:
-    """Muon for the layers' matrices, AdamW for embedding, lm_head and norms; gradients clipped to norm 1.
+    """Returns Muon for the layers' matrices, AdamW for embedding, lm_head and norms; gradients are clipped to norm 1.
 
-    Muon's updates are scaled to the root mean square of AdamW's (arXiv:2502.16982), so that one learning rate serves
-    both; it is 1 here and multiplied in by `train_step`.
+    Muon's updates have the root mean square of AdamW's (arXiv:2502.16982), so both use one learning rate. It is 1 here;
+    `train_step` multiplies updates by the rate.
     """
 
     def matrices(tree: Params) -> Params:
         def spec(path: tuple, leaf: Array) -> optax.contrib.MuonDimensionNumbers | None:
-            return (
-                optax.contrib.MuonDimensionNumbers() if path[-1].key == "kernel" and path[0].key != "lm_head" else None
-            )
+            is_matrix = path[-1].key == "kernel" and path[0].key != "lm_head"
+            return optax.contrib.MuonDimensionNumbers() if is_matrix else None
 
         return jax.tree_util.tree_map_with_path(spec, tree)
 
     muon = optax.contrib.muon(
-        1.0,
-        weight_decay=weight_decay,
-        adam_b2=0.95,
-        consistent_rms=0.2,
-        muon_weight_dimension_numbers=matrices,
+        1.0, weight_decay=weight_decay, adam_b2=0.95, consistent_rms=0.2, muon_weight_dimension_numbers=matrices
     )
     return optax.chain(optax.clip_by_global_norm(1.0), muon)
 
 
 def warmup_stable_decay(step: int, peak: float, warmup: int, decay_from: int | None, decay_steps: int) -> float:
-    """Learning rate: linear rise, constant, and from step `decay_from` on (None: not yet known) a fall to zero."""
+    """Returns the learning rate: linear rise, constant, linear decay to 0 from step `decay_from` (None: never)."""
     rate = peak * min(1.0, (step + 1) / warmup)
     if decay_from is not None and step >= decay_from:
         rate *= max(0.0, 1.0 - (step - decay_from) / decay_steps)
@@ -79,9 +74,9 @@ def train_step(
     rows: Int[Array, "M B T"],
     rate: Float[Array, ""],
 ) -> tuple[TrainState, Float[Array, ""]]:
-    """One update at learning rate `rate` over M micro-batches; returns the loss before it as well.
+    """Updates once at learning rate `rate` over M micro-batches; also returns the loss before the update.
 
-    Micro-batches keep the activations inside the processor's cache; the gradient is that of the whole batch.
+    Micro-batches keep activations in the processor's cache. The gradient is that of the whole batch.
     """
 
     def accumulate(total: tuple[Array, Params], part: Array) -> tuple[tuple[Array, Params], None]:

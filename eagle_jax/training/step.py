@@ -1,4 +1,4 @@
-"""One training step of a draft head on a frozen target: features on the fly or given, micro-batches, master weights."""
+"""Trains a draft head on a frozen target for one step: computed or stored features, micro-batches, master weights."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from eagle_jax.core.types import Params
 from eagle_jax.models.decoder import target_fn
 from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel.mesh import by_rows, embeds_by_rows, gathered
-from eagle_jax.training.gradients import dense_gradients
+from eagle_jax.training.host import dense_gradients
 from eagle_jax.training.objective import Logits, Objective, Signals, StepMetrics, judged_rows, unrolled_loss
 from eagle_jax.training.unroll import causal_mask
 
 
 class Frozen(NamedTuple):
-    """What head training reads and never changes.
+    """Constants of head training.
 
     Attributes:
-      target: parameters of the target. d2t: [Vd] int32 offsets of the draft vocabulary, None for all of V.
-      feature_scale: [F], by which tapped features are divided before the head sees them (None: not at all). Deep states
-        of a trained model are tens of times larger than what a fresh layer writes; undivided, the head's residual
-        stream drowns its own layer and learns half as fast. `fold_scale` puts the division into the finished head.
+      target: parameters of the target.
+      d2t: [Vd] int32 offsets of the draft vocabulary; None for all of V.
+      feature_scale: [F], divides the tapped features; None for 1. Deep states of a trained model are tens of times
+        larger than the output of a fresh layer: without the division heads learn half as fast. `fold_scale` moves the
+        division into the finished head.
     """
 
     target: Params
@@ -38,11 +39,12 @@ class Frozen(NamedTuple):
 
 
 class HeadTrainState(NamedTuple):
-    """What training carries on from.
+    """State of training.
 
     Attributes:
-      head: float32 master weights of what is trained (of an EAGLE head without `d2t`). opt_state: the optimiser's.
-      step: scalar int32. key: of the noise.
+      head: trained parameters, float32 (an EAGLE head without `d2t`).
+      step: scalar int32, number of updates.
+      key: of the noise.
     """
 
     head: Params
@@ -52,10 +54,11 @@ class HeadTrainState(NamedTuple):
 
 
 class UpdateReport(NamedTuple):
-    """What an update saw.
+    """Measurements before an update.
 
     Attributes:
-      loss: before it. gradient: global norm, before clipping. metrics: per unrolled step.
+      gradient: global norm, before clipping.
+      metrics: per unrolled step.
     """
 
     loss: Float[Array, ""]
@@ -66,7 +69,7 @@ class UpdateReport(NamedTuple):
 def observe(
     target: DecoderConfig, params: Params, texts: PackedTokens, taps: tuple[int, ...], mesh: Mesh | None = None
 ) -> Signals:
-    """Runs the frozen target over packed texts; no logits are computed. `mesh`: as in `head_loss`."""
+    """Runs the frozen target over packed texts, without logits. `mesh`: as in `head_loss`."""
     fn, params = target_fn(target), gathered(params, mesh)
     with nn.intercept_methods(embeds_by_rows(mesh)):
         out = fn.forward(params, texts.tokens, texts.positions, causal_mask(texts.segments), None, taps)
@@ -86,20 +89,16 @@ def head_loss(
     mesh: Mesh | None = None,
     shares: Float[Array, " steps"] | None = None,
 ) -> tuple[Float[Array, ""], StepMetrics]:
-    """Loss of a head on a batch of packed texts.
+    """Computes the loss of an EAGLE head on a batch of packed texts.
 
     Args:
-      dtype: of the head's products and activations; scores, norms and losses are float32 whatever it is.
-      signals: of the target, where they were written beforehand; its embedding and lm_head are read all the same, and
-        the embeddings are looked up where there are none.
-      mesh: spreads parameters (by the rules of `eagle_jax.parallel.mesh`) and rows; None leaves the layout
-        to the compiler.
+      dtype: of the head's products and activations; scores, norms and losses are always float32.
+      signals: stored outputs of the target, with or without embeddings; None runs the target.
+      mesh: shards parameters (by the rules of `eagle_jax.parallel.mesh`) and rows; None leaves the layout to the
+        compiler.
       shares: as in `unrolled_loss`.
     """
-    fn = target_fn(target)
-    texts = jax.tree.map(lambda leaf: by_rows(leaf, mesh), texts)
-    if signals is None:
-        signals = observe(target, frozen.target, texts, config.taps, mesh)
+    texts, signals, target_logits = read_target(target, frozen.target, texts, signals, mesh, config.taps)
     features = signals.features
     if frozen.feature_scale is not None:
         features = features / frozen.feature_scale[None, None]
@@ -108,31 +107,32 @@ def head_loss(
     if config.own_embedding:
         embeds = by_rows(jax.lax.stop_gradient(head["embed_tokens"]["embedding"][texts.tokens]), mesh)
     elif embeds is None:
-        embeds = by_rows(fn.embed(frozen.target, texts.tokens), mesh)
+        embeds = by_rows(target_fn(target).embed(frozen.target, texts.tokens), mesh)
     signals = Signals(features.astype(dtype), signals.hidden, embeds.astype(dtype))
     kept = None if frozen.d2t is None else frozen.d2t + jnp.arange(frozen.d2t.shape[0], dtype=frozen.d2t.dtype)
-    # Gathered here and not in the loop over chunks, which reads it whole in every turn.
-    judge = gathered(frozen.target, mesh, embedding=target.tie_word_embeddings)
     with nn.intercept_methods(dense_gradients):
-        return unrolled_loss(
-            config, objective, head, signals, texts, lambda hidden: fn.logits(judge, hidden), kept, key, mesh,
-            shares,
-        )  # fmt: skip
+        return unrolled_loss(config, objective, head, signals, texts, target_logits, kept, key, mesh, shares)
 
 
-def beside(
-    target: DecoderConfig, params: Params, texts: PackedTokens, signals: Signals | None, mesh: Mesh | None
+def read_target(
+    target: DecoderConfig,
+    params: Params,
+    texts: PackedTokens,
+    signals: Signals | None,
+    mesh: Mesh | None,
+    taps: tuple[int, ...] = (),
 ) -> tuple[PackedTokens, Signals, Logits]:
-    """Rows held to the mesh, what the target says of them (given or computed; its last state alone), its lm_head."""
+    """Returns texts sharded over the mesh, the target's outputs (given or computed), and its lm_head."""
     texts = jax.tree.map(lambda leaf: by_rows(leaf, mesh), texts)
     if signals is None:
-        signals = observe(target, params, texts, (), mesh)
-    judge = gathered(params, mesh, embedding=target.tie_word_embeddings)
-    return texts, signals, lambda hidden: target_fn(target).logits(judge, hidden)
+        signals = observe(target, params, texts, taps, mesh)
+    # Gathered once: every turn of the loop over chunks reads the whole lm_head.
+    whole = gathered(params, mesh, embedding=target.tie_word_embeddings)
+    return texts, signals, lambda hidden: target_fn(target).logits(whole, hidden)
 
 
 def feature_scale(features: Float[Array, "B T F"], texts: PackedTokens) -> Float[Array, " F"]:
-    """Root mean square of every tapped channel over the given texts, [F]: see `Frozen.feature_scale`."""
+    """Returns the root mean square of every tapped channel over texts, [F], for `Frozen.feature_scale`."""
     counted = (texts.segments > 0)[..., None]
     squares = jnp.where(counted, jnp.square(features.astype(jnp.float32)), 0.0)
     mean = jnp.sum(squares, axis=(0, 1)) / jnp.maximum(jnp.sum(counted), 1)
@@ -140,10 +140,9 @@ def feature_scale(features: Float[Array, "B T F"], texts: PackedTokens) -> Float
 
 
 def fold_scale(head: Params, scale: Float[Array, " F"]) -> Params:
-    """The EAGLE-3 head that does to raw features what `head` does to features divided by `scale`.
+    """Returns the EAGLE-3 head that reads raw features as `head` reads features divided by `scale`.
 
-    With `1 / scale` the way back. Exact only for a head whose first operation on features is `fc`: not with `fc_norm`
-    or `norm_before_fc`, which need no scale.
+    `1 / scale` reverses it. Exact only for a head without `fc_norm` and `norm_before_fc`, which need no scale.
     """
     return {**head, "fc": {**head["fc"], "kernel": head["fc"]["kernel"] / scale[:, None]}}
 
@@ -151,7 +150,7 @@ def fold_scale(head: Params, scale: Float[Array, " F"]) -> Params:
 def head_optimiser(
     rate: float, warmup: int, total: int, *, clip: float = 0.5, floor: float = 0.01, weight_decay: float = 0.0
 ) -> optax.GradientTransformation:
-    """AdamW (0.9, 0.95) behind a clipped gradient; linear warm-up, cosine decay to `floor` of the peak rate."""
+    """Returns AdamW (0.9, 0.95) on clipped gradients, with linear warm-up and cosine decay to `floor` of `rate`."""
     schedule = optax.warmup_cosine_decay_schedule(0.0, rate, warmup, max(total, warmup + 1), rate * floor)
     adam = optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=weight_decay)
     return optax.chain(optax.clip_by_global_norm(clip), adam)
@@ -160,7 +159,7 @@ def head_optimiser(
 LossFn = Callable[
     [Params, PackedTokens, Signals | None, Array, Float[Array, " n"] | None], tuple[Float[Array, ""], StepMetrics]
 ]
-"""`(trained, texts, signals, key, shares) -> (loss, metrics)`; `shares` weigh the means of the n places judged."""
+"""`(trained, texts, signals, key, shares) -> (loss, metrics)`; `shares` are weights of the n means."""
 
 
 def head_train_step(
@@ -175,7 +174,7 @@ def head_train_step(
     signals: Signals | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[HeadTrainState, UpdateReport]:
-    """One update of an EAGLE head: `train_step` with `head_loss`."""
+    """Updates an EAGLE head once: `train_step` with `head_loss`."""
 
     def loss_fn(head: Params, texts: PackedTokens, signals: Signals | None, key: Array, shares: Array | None) -> Any:
         return head_loss(target, config, objective, head, frozen, texts, key, dtype, signals, mesh, shares)
@@ -191,16 +190,17 @@ def train_step(
     texts: PackedTokens,
     signals: Signals | None = None,
 ) -> tuple[HeadTrainState, UpdateReport]:
-    """One update of what is trained; neither the target nor any embedding of its changes.
+    """Updates the trained parameters once. The target and its embeddings do not change.
+
+    A mean of a micro-batch is weighted by the micro-batch's share of its supervised rows. The result is that of one
+    batch, except with a draft vocabulary: the rows outside it are not known before the target runs, so rows inside it
+    have slightly different weights if micro-batches differ in their number.
 
     Args:
-      loss_fn: of a micro-batch. judged: the rows that each of its n places is judged by, outside a draft vocabulary or
-        not.
-      texts: with a leading axis M of micro-batches, [M, B, T]; every place's mean is weighed by the micro-batch's share
-        of the rows that place is judged by. (The same as one batch over the whole vocabulary. Which of the rows a
-        draft vocabulary leaves out only the target's logits say: where micro-batches differ in that, rows inside it
-        weigh a little more in the one than in the other.)
-      signals: of the target, with the same leading axis, or None.
+      loss_fn: loss of a micro-batch, a sum of n means (of steps or heads).
+      judged: counts the supervised rows of each mean.
+      texts: [M, B, T] with a leading axis of micro-batches.
+      signals: stored outputs of the target with the same leading axis, or None.
     """
     micro = texts.tokens.shape[0]
 
@@ -208,7 +208,7 @@ def train_step(
     shares = rows / jnp.maximum(jnp.sum(rows, axis=0, keepdims=True), 1)
 
     def part(index: Array, texts: PackedTokens, signals: Signals | None, shares: Array) -> Any:
-        """What a micro-batch adds to the gradient, the loss and the metrics."""
+        """Returns what a micro-batch adds to gradient, loss and metrics."""
         weights = shares if micro > 1 else None
         key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), index)
         loss_of = lambda trained: loss_fn(trained, texts, signals, key, weights)  # noqa: E731

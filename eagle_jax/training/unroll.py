@@ -1,12 +1,12 @@
-"""A draft head run on its own outputs over whole texts, as drafting will use it.
+"""Runs a draft head on its own outputs over whole texts, as drafting does.
 
-One scheme serves them all: the training-time test of EAGLE-3 (arXiv:2503.01840, section 3.2), the aligned steps of HASS
-(arXiv:2408.15766, section 3.2, whose rows are named here by the last true feature they see) and, with one step, EAGLE-1
+The scheme covers training-time test of EAGLE-3 (arXiv:2503.01840, section 3.2), aligned steps of HASS
+(arXiv:2408.15766, section 3.2; here a row is named by its last true feature) and, with one step, EAGLE-1
 (arXiv:2401.15077, section 4.2). Row p, step k:
 
-    input    embedding of token p+1+k, with the target's features at p (k = 0) or the head's own state of step k-1 at p
-    sees     the keys of step 0 at rows <= p of the same document, and those of steps 1..k at row p; RoPE position + k
-    gives    a state that stands for token p+1+k, from which token p+2+k is guessed
+    input    embedding of token p+1+k, with the target's features at p (k = 0) or the head's state of step k-1 at p
+    sees     keys of step 0 at rows <= p of the same document, keys of steps 1..k at row p; RoPE position + k
+    output   a state for token p+1+k, which predicts token p+2+k
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import HeadConfig
 from eagle_jax.core.types import Params
-from eagle_jax.models.heads import HeadOutput, embedding_shares, make_head
-from eagle_jax.models.layers import by_query_blocks
+from eagle_jax.models.heads import EagleHead, split_embeddings
+from eagle_jax.models.layers import LayerOutput, by_query_blocks
 from eagle_jax.packed import PackedTokens
 from eagle_jax.training.attention import Bias, causal_bias, diagonal_attend
 from eagle_jax.training.losses import ahead
 
 
 def causal_mask(segments: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
-    """Who sees whom: earlier tokens of the same document, and itself."""
+    """Returns the mask by which a token sees itself and earlier tokens of its document."""
     length = segments.shape[1]
     same = segments[:, :, None] == segments[:, None, :]
     return same & jnp.tril(jnp.ones((length, length), bool))[None]
 
 
 def _mixer(bias: Bias, earlier: list[tuple[Array, Array]]) -> Callable[..., Array]:
-    """What stands in for `attend`; `earlier` are the keys and values of steps 0..k-1, `bias` its mask."""
+    """Returns a function with the signature of `attend`; `earlier` holds keys and values of steps 0..k-1."""
 
     def mix(query: Array, keys: Array, values: Array, mask: Array, *cache: None) -> Array:
         first, *own = *earlier, (keys, values)
 
         def block(rows: tuple[Array, ...]) -> Array:
-            query, seen, turned, *own = rows
-            return diagonal_attend(query, *first, Bias(seen, turned), own[::2], own[1::2])
+            query, seen, transposed, *own = rows
+            return diagonal_attend(query, *first, Bias(seen, transposed), own[::2], own[1::2])
 
         flat = [part for pair in own for part in pair]
         return by_query_blocks(block, (query, *bias, *flat), (1, 1, 2, *[2] * len(flat)))
@@ -60,23 +60,24 @@ def unroll(
     detach: bool = False,
     remat: bool = False,
 ) -> list[Float[Array, "B T H"]]:
-    """The head's states of every step.
+    """Returns the head's states of every step.
 
     Args:
-      features: of the target. embeds: of `texts.tokens`.
-      detach: the states that a step starts from count as given: no gradient flows into the step before (HASS).
-      remat: a step's activations are computed again for its gradient instead of kept.
+      features: the target's tapped states.
+      embeds: embeddings of `texts.tokens`.
+      detach: no gradient flows from a step into the state of the step before (HASS).
+      remat: computes the activations of a step again for the gradient.
     """
-    module = make_head(config)
+    module = EagleHead(config)
     mask, bias = causal_mask(texts.segments), causal_bias(texts.segments)
 
     def fuse(head: Params, features: Array) -> Array:
         return module.apply({"params": head}, features, method="fuse")
 
-    # A head of EAGLE-3 reads the same embeddings in every step, one row further each time.
-    shares, layer = embedding_shares(config, head, embeds) if config.kind == "eagle3" else (None, head)
+    # An EAGLE-3 head reads the same embeddings in every step, shifted by one row.
+    shares, layer = split_embeddings(config, head, embeds) if config.kind == "eagle3" else (None, head)
 
-    def step(layer: Params, states: Array, positions: Array, kept: list[tuple[Array, Array]]) -> HeadOutput:
+    def step(layer: Params, states: Array, positions: Array, kept: list[tuple[Array, Array]]) -> LayerOutput:
         by = 1 + len(kept)
         read = {"added": jax.tree.map(lambda share: ahead(share, by), shares)} if shares else {}
         given = None if shares else ahead(embeds, by)
@@ -90,7 +91,7 @@ def unroll(
     for k in range(steps):
         out = step(layer, states, texts.positions + k, kept)
         found.append(out.states)
-        # The keys go on carrying gradients to the weights that made them, from a state that counts as given.
+        # Keys are not detached: their gradient reaches the weights.
         states = jax.lax.stop_gradient(out.states) if detach else out.states
         kept.append((out.keys, out.values))
     return found

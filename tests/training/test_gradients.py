@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax.models.layers import Linear, RMSNorm
-from eagle_jax.training.gradients import dense_gradients
+from eagle_jax.models.layers import Linear, Norm
+from eagle_jax.training.host import dense_gradients
 from eagle_jax.training.losses import rowwise_dot
 
 
 class Block(nn.Module):
     @nn.compact
     def __call__(self, x):
-        return Linear(7, name="down")(nn.silu(Linear(11, name="up")(RMSNorm(1e-5, name="norm")(x))))
+        return Linear(7, name="down")(nn.silu(Linear(11, name="up")(Norm(1e-5, name="norm")(x))))
 
 
 @pytest.mark.parametrize("scale_dtype", ["float32", "bfloat16"])

@@ -13,7 +13,7 @@ import pytest
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
 from eagle_jax.models import layers
 from eagle_jax.models.decoder import init_params, target_fn
-from eagle_jax.models.heads import init_head_params, make_head
+from eagle_jax.models.heads import EagleHead, init_head_params
 from eagle_jax.packed import PackedTokens
 from eagle_jax.training.losses import ahead, behind, best_of, blended_divergence, likelihood_of_acceptance, smooth_l1
 from eagle_jax.training.objective import Objective, Signals, eagle1, hass, judged_rows, target_law, unrolled_loss
@@ -95,7 +95,7 @@ class Slow:
     texts: PackedTokens
 
     def states(self, head):
-        module, texts, signals = make_head(self.config), jax.tree.map(np.asarray, self.texts), self.signals
+        module, texts, signals = EagleHead(self.config), jax.tree.map(np.asarray, self.texts), self.signals
         states = module.apply({"params": head}, signals.features, method="fuse")
         found, keys, values = [], [], []
         for k in range(self.objective.steps):
@@ -124,7 +124,7 @@ class Slow:
         total, rows = 0.0, []
         for k, states in enumerate(self.states(head)):
             if config.kind == "eagle3":
-                logits = make_head(config).apply({"params": head}, states, method="logits")
+                logits = EagleHead(config).apply({"params": head}, states, method="logits")
             else:
                 logits = target_logits(states)
             log_q = jax.nn.log_softmax(logits, -1)
@@ -248,7 +248,7 @@ def test_accuracy_counts_the_targets_favourites():
     config = head_config()
     head, signals, texts = random_head(config), random_signals(config), texts_of()
     logits = jax.jit(lambda head: Slow(config, Objective(steps=1), signals, texts).states(head)[0])(head)
-    guesses = make_head(config).apply({"params": head}, logits, method="logits").argmax(-1)
+    guesses = EagleHead(config).apply({"params": head}, logits, method="logits").argmax(-1)
     # A target that gives all its probability to what the head guesses two tokens further.
     hidden = jax.nn.one_hot(behind(jnp.asarray(KEPT)[guesses], 1), V) * 50.0
     for shift, wanted in ((0, 1.0), (1, 0.0)):  # rolled by one, some favourites fall outside: a miss, or another token

@@ -1,4 +1,4 @@
-"""Joining processes: what the environment says; whose rows lie where. Runs: tests/training/test_head_program.py."""
+"""Joining processes by the environment, and rows of several processes."""
 
 from __future__ import annotations
 
@@ -79,26 +79,24 @@ def test_plain_tpu_vms_are_joined(answers, environment, call, joined, metadata):
     assert joined == ([] if call is None else [call])
 
 
-def test_a_machine_without_tpu_asks_nobody(joined, monkeypatch):
-    monkeypatch.setattr(cloud_tpu_cluster, "get_metadata", lambda key: pytest.fail(f"asked for {key}"))
-    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", False)
-    monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
-    processes.initialise({})
-    assert not joined
+@pytest.mark.parametrize("chips", [False, True])
+def test_a_machine_without_metadata_server_is_alone(chips, joined, monkeypatch):
+    """Without TPU chips the server is not asked."""
 
-
-def test_chips_without_a_metadata_server_are_alone(joined, metadata, monkeypatch):
     def absent(key: str) -> None:
+        assert chips, f"asked for {key}"
         raise ConnectionError(key)
 
     monkeypatch.setattr(cloud_tpu_cluster, "get_metadata", absent)
+    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", chips)
+    monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
     processes.initialise({})
     assert not joined
 
 
 def test_processes_that_did_not_join_are_refused(joined, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 4)
-    with pytest.raises(ConfigError, match=r"one of 4 processes.*set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_P"):
+    with pytest.raises(ConfigError, match="JAX_PROCESS_ID must be set on each of the 4 processes"):
         processes.initialise({})
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     assert processes.initialise({})
@@ -107,9 +105,9 @@ def test_processes_that_did_not_join_are_refused(joined, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"JAX_PROCESS_ID": ""}, "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES set without JAX_PROCESS_ID"),
-        ({"JAX_NUM_PROCESSES": "four"}, "JAX_NUM_PROCESSES='four' and JAX_PROCESS_ID='2' must be numbers"),
-        ({"JAX_PROCESS_ID": "4"}, "JAX_PROCESS_ID=4 must be below JAX_NUM_PROCESSES=4"),
+        ({"JAX_PROCESS_ID": ""}, "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID must be set together"),
+        ({"JAX_NUM_PROCESSES": "four"}, "JAX_PROCESS_ID must be a number below JAX_NUM_PROCESSES=four, got 2"),
+        ({"JAX_PROCESS_ID": "4"}, "JAX_PROCESS_ID must be a number below JAX_NUM_PROCESSES=4, got 4"),
     ],
 )
 def test_half_an_environment_is_refused(change, message, joined):
@@ -124,7 +122,7 @@ def test_rows_go_over_data_and_fsdp_and_come_back():
     spread = processes.global_rows(mesh, rows, axis=1)
     assert {shard.data.shape for shard in spread["tokens"].addressable_shards} == {(2, 1, 3)}
     np.testing.assert_array_equal(processes.to_host(spread)["tokens"], rows["tokens"])
-    assert processes.everyones({"a": [1]}) == [{"a": [1]}]
+    assert processes.gather_values({"a": [1]}) == [{"a": [1]}]
     assert processes.leader_first(lambda: 7, "here") == 7
 
 
@@ -183,7 +181,7 @@ def test_two_processes_have_their_rows_in_order():
     """With devices that JAX lists in another order than by process, and with meshes that would mix the rows."""
     for out in both_processes():
         tensor, order, whole, idle = (line for line in out.splitlines() if line.startswith("refused:"))
-        assert "tensor=4 would split a matrix over devices of different processes, of which each has 2" in tensor
-        assert "belong to the processes [[1], [0], [1], [0]]" in order
-        assert "belong to the processes [[0, 0, 1, 1]]" in whole
+        assert "tensor=4 must divide the 2 devices of a process" in tensor
+        assert "got groups of the processes [[1], [0], [1], [0]]" in order
+        assert "got groups of the processes [[0, 0, 1, 1]]" in whole
         assert idle

@@ -1,4 +1,4 @@
-"""What is shown of drafting: trees, coloured text, figures."""
+"""Trees as text and figures, coloured text, figures of acceptance."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import eagle_jax
 from docs.figures import telling
 from eagle_jax import viz
 from eagle_jax.core.types import PADDING
-from eagle_jax.evaluate.acceptance import record_cycles
+from eagle_jax.evaluate.acceptance import Cycles, record_cycles
 from eagle_jax.evaluate.positions import Calibration
-from tests.infer.conftest import ByteTokenizer
+from tests.programs.conftest import ByteTokenizer
 from tests.models import TREES, random_prompts, tiny_head, tiny_target
 
 TREE = viz.Tree(
@@ -37,34 +37,43 @@ def test_a_tree_as_text():
     assert viz.tree_text(unknown).splitlines()[1:3] == ['├─ "␣b" ✓', '│  ├─ "c"']
 
 
-@pytest.mark.parametrize("tree", ["k3n12", "static", "top-p"])
-def test_a_recorded_tree_is_what_was_drafted(tree):
-    head = tiny_head("eagle3", TREES[tree])
-    cycles = record_cycles(tiny_target(), head, random_prompts([9], 12), max_new_tokens=12)
+@pytest.fixture(scope="module")
+def cycles() -> Cycles:
+    return record_cycles(
+        tiny_target(), tiny_head("eagle3", TREES["k3n12"]), random_prompts([9, 4], 12), max_new_tokens=20
+    )
+
+
+def test_a_recorded_tree(cycles):
     seen = 0
     for number in range(len(cycles.tokens)):
         shown = viz.drafted_tree(cycles, number)
-        rows = np.flatnonzero(cycles.parents[number] != PADDING)
-        assert shown.words == tuple(map(str, cycles.tokens[number][rows]))
-        assert shown.accepted == tuple(cycles.accepted[number][rows])
-        np.testing.assert_allclose(shown.values, np.exp(cycles.scores[number][rows]), rtol=1e-6)
-        depth_of_path = sum(shown.accepted) - 1
+        assert shown.words == tuple(map(str, cycles.tokens[number]))
+        assert shown.accepted == tuple(cycles.accepted[number])
+        np.testing.assert_allclose(shown.values, np.exp(cycles.scores[number]), rtol=1e-6)
         row = 0
-        for _ in range(depth_of_path):  # the accepted nodes are one path from the root
+        for _ in range(sum(shown.accepted) - 1):  # the accepted nodes are one path from the root
             (row,) = [child for child in shown.children(row) if shown.accepted[child]]
-        seen += depth_of_path
-        assert len(viz.tree_text(shown).splitlines()) == len(rows)
+            seen += 1
+        assert len(viz.tree_text(shown).splitlines()) == len(shown.words)
     assert seen > 0
     named = viz.drafted_tree(cycles, -1, ByteTokenizer())
     assert named.words[0] == chr(cycles.tokens[-1][0])
-    with pytest.raises(ValueError, match=rf"number=99: {len(cycles.tokens)} cycles were recorded; give 0 to"):
+    with pytest.raises(
+        ValueError, match=rf"number must be 0 to \d+, got 99: {len(cycles.tokens)} cycles were recorded"
+    ):
         viz.drafted_tree(cycles, 99)
 
 
-def test_lookups_have_no_values():
-    method = eagle_jax.prompt_lookup(tiny_target(), ngram=1, length=3)
-    cycles = record_cycles(tiny_target(), method, [[1, 2, 3, 1, 2, 3, 1]], max_new_tokens=8)
-    assert all(math.isnan(value) for value in viz.drafted_tree(cycles, 0).values)
+def test_padding_is_left_out_and_zero_scores_are_no_probabilities():
+    parents = np.array([[-1, 0, PADDING, 1]])
+    row, flags = np.zeros(1, int), np.array([[True, True, False, False]])
+    cycles = Cycles(row, np.array([[7, 5, 0, 6]]), parents, np.zeros((1, 4)), flags, flags, row)
+    shown = viz.drafted_tree(cycles, 0)
+    assert (shown.words, shown.parents, shown.accepted) == (("7", "5", "6"), (-1, 0, 1), (True, True, False))
+    assert all(math.isnan(value) for value in shown.values)
+    scored = cycles._replace(scores=np.log([[1.0, 0.5, 1.0, 0.25]]))
+    np.testing.assert_allclose(viz.drafted_tree(scored, 0).values, [1.0, 0.5, 0.25])
 
 
 def test_a_tree_as_a_figure(tmp_path):
@@ -97,8 +106,7 @@ def test_text_is_coloured_by_who_wrote_it():
 
 
 def test_accepted_drafts_and_calibration():
-    head = tiny_head("eagle3", TREES["chain4"])
-    out = eagle_jax.generate(tiny_target(), head, random_prompts([9, 4], 12), max_new_tokens=20)
+    out = eagle_jax.GenerateOutput([[1], [2]], np.array([4, 3]), np.array([[1, 2, 1], [2, 0, 1]]), None)
     figure = viz.accepted_figure({"EAGLE-3": out, "twice": [out, out]})
     shares = out.accepted.sum(0) / out.cycles.sum()
     for bars, left in zip(figure.axes[0].containers, (-0.4, 0.0), strict=True):
@@ -108,40 +116,33 @@ def test_accepted_drafts_and_calibration():
     figure = viz.calibration_figure({"EAGLE-3": found})
     _, line, _ = figure.axes[0].lines
     np.testing.assert_allclose(line.get_xydata(), [[0.25, 0.5], [0.75, 0.5]])
-    for draw, argument in ((viz.accepted_figure, "outputs"), (viz.calibration_figure, "found")):
-        with pytest.raises(ValueError, match=f"^{argument} must give every .* a name for the legend, such as"):
-            draw({})
-    # Colours and marks repeat, so that the legend has to show the lines.
+    # Colours and marks repeat, so the legend shows line styles.
     assert {handle.get_linestyle() for handle in figure.axes[0].get_legend_handles_labels()[0]} == {":", "-"}
-    with pytest.raises(ValueError, match=r'^outputs must .* such as {"EAGLE-3": output}$'):
-        viz._check_named("outputs", out, "output")
 
 
-def test_without_matplotlib_it_is_named(monkeypatch):
+@pytest.mark.parametrize(
+    ("draw", "given", "message"),
+    [
+        (viz.accepted_figure, {}, r'^outputs must be a mapping .* such as {"EAGLE-3": output}\.$'),
+        (viz.calibration_figure, {}, "^found must be a mapping from names"),
+        (viz.tree_text, 3, "tree must be a result of viz.drafted_tree, got a int"),
+        (viz.tree_figure, 3, "tree must be a result of viz.drafted_tree, got a int"),
+        (viz.ansi.__wrapped__, [1, 2], r"text must hold pieces, got a int. Pass viz\.pieces\(chunks, tokenizer\)"),
+        (viz.as_html.__wrapped__, [1, 2], "text must hold pieces"),
+    ],
+)
+def test_bad_arguments(draw, given, message):
+    with pytest.raises(ValueError, match=message):
+        draw(given)
+
+
+def test_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ValueError, match=r"figures need matplotlib: pip install matplotlib"):
         viz.tree_figure(TREE)
 
 
-def test_a_taller_line_stays_in_the_picture():
-    _, (axes,) = viz.panels(1)
-    for place, counts in enumerate(([1, 2, 1], [9, 1, 0])):
-        viz.plot_accepted(axes, counts, str(place), place)
-        bottom, top = axes.get_ylim()
-        assert bottom == 0 and top >= max(line.get_ydata().max() for line in axes.lines)
-
-
-def test_text_must_be_in_pieces():
-    for show in (viz.ansi, viz.as_html):
-        with pytest.raises(ValueError, match=r"text holds a int: pass what viz\.pieces\(chunks, tokenizer\) returns"):
-            show.__wrapped__([1, 2])
-
-
-def test_the_figure_of_the_readme_shows_a_path_off_the_likeliest_branch():
-    cycles = record_cycles(
-        tiny_target(), tiny_head("eagle3", TREES["k3n12"]), random_prompts([9, 4], 12), max_new_tokens=20
-    )
-
+def test_the_figure_of_the_readme_shows_a_path_off_the_likeliest_branch(cycles):
     def off(number):
         tree = viz.drafted_tree(cycles, number)
         path = [row for row, taken in enumerate(tree.accepted) if taken]
@@ -152,13 +153,7 @@ def test_the_figure_of_the_readme_shows_a_path_off_the_likeliest_branch():
     assert every[telling(cycles)]
 
 
-@pytest.mark.parametrize("draw", [viz.tree_text, viz.tree_figure])
-def test_what_is_no_tree_is_told_where_one_comes_from(draw):
-    with pytest.raises(ValueError, match=r"tree is a TreeConfig: pass what viz\.drafted_tree\(cycles, number, tok"):
-        draw(eagle_jax.TreeConfig.chain(2))
-
-
-def test_it_is_there_without_an_import_of_its_own_and_without_matplotlib():
+def test_importing_eagle_jax_does_not_import_matplotlib():
     command = "import sys, eagle_jax; assert 'matplotlib' not in sys.modules; print(eagle_jax.viz.tree_text.__name__)"
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout == "tree_text\n"

@@ -1,26 +1,21 @@
-"""Counts of recorded cycles against hand-made trees, slow oracles and `measure_n_alpha`."""
+"""Counts of recorded cycles against hand-made trees and slow versions."""
 
 from __future__ import annotations
 
 import math
-import re
 
 import numpy as np
 import pytest
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.core.types import PADDING
-from eagle_jax.evaluate.acceptance import Cycles, measure_n_alpha, record_cycles
+from eagle_jax.evaluate.acceptance import Cycles, n_alpha, record_cycles
 from eagle_jax.evaluate.positions import (
     best_chain,
-    by_node,
     by_position,
     calibrate,
-    chain_speedup,
     depths_and_ranks,
     expected_tokens,
-    expected_tokens_by_position,
-    n_alpha,
     tokens_per_pass,
 )
 from tests.models import TREES, random_prompts, tiny_head, tiny_target
@@ -42,98 +37,59 @@ def recorded(rows: list[tuple[list[int], list[float], set[int], bool]]) -> Cycle
 
 # root -> 1, 2; 1 -> 3, 4.
 TREE, SCORES = [-1, 0, 0, 1, 1], [0.0, math.log(0.6), math.log(0.25), math.log(0.6 * 0.5), math.log(0.6 * 0.15)]
+CHAIN = [-1, 0, 1]
 # The first cycle accepts 1 and 4, the second nothing, the third 2, the fourth ends the reply with node 1.
 BY_HAND = recorded(
     [(TREE, SCORES, {1, 4}, True), (TREE, SCORES, set(), True), (TREE, SCORES, {2}, True), (TREE, SCORES, {1}, False)]
 )
 
 
-def test_positions_by_hand():
+def test_counts_by_hand():
     found = by_position(BY_HAND)
     assert found.drafted.tolist() == [[4, 4], [4, 4]]
-    assert found.reached.tolist() == [[4, 4], [1, 1]]  # behind the end of the reply nothing is looked at
+    assert found.reached.tolist() == [[4, 4], [1, 1]]  # nothing is verified behind the end of the reply
     assert found.accepted.tolist() == [[2, 1], [0, 1]]
-    nodes = by_node(BY_HAND)
-    assert nodes.parents.tolist() == [-1, -1, 0, 0]
-    assert nodes.reached.tolist() == [4, 4, 1, 1]
-    assert nodes.accepted.tolist() == [2, 1, 0, 1]
     assert tokens_per_pass(BY_HAND) == (3 + 1 + 2 + 1) / 4
-
-
-def test_calibration_by_hand():
-    found = calibrate(BY_HAND, bins=4)
-    assert found.count.tolist() == [
-        5,
-        1,
-        4,
-        0,
-    ]  # 0.25 is in the first bin, 0.15 too; 0.5 in the second, 0.6 in the third
-    assert found.accepted.tolist() == [2, 0, 2, 0]
-    assert found.confidence[:3] == pytest.approx([(4 * 0.25 + 0.15) / 5, 0.5, 0.6])
-    assert math.isnan(found.confidence[3])
-    assert found.error == pytest.approx((abs(2 - 1.15) + abs(0 - 0.5) + abs(2 - 2.4)) / 10)
+    seen = calibrate(BY_HAND, bins=4)  # 0.25 and 0.15 are in the first bin, 0.5 in the second, 0.6 in the third
+    assert seen.count.tolist() == [5, 1, 4, 0]
+    assert seen.accepted.tolist() == [2, 0, 2, 0]
+    assert seen.confidence[:3] == pytest.approx([(4 * 0.25 + 0.15) / 5, 0.5, 0.6])
+    assert math.isnan(seen.confidence[3])
+    assert seen.error == pytest.approx((abs(2 - 1.15) + abs(0 - 0.5) + abs(2 - 2.4)) / 10)
     assert calibrate(BY_HAND._replace(reached=np.zeros((4, 5), bool))).error is None
-
-
-def test_a_dynamic_tree_has_positions_and_no_nodes():
-    other = [-1, 0, 1, 1, PADDING]
-    cycles = recorded([(TREE, SCORES, {1, 4}, True), (other, [0.0, -1.0, -2.0, -3.0, -math.inf], {1, 3}, True)])
-    found = by_position(cycles)
-    assert found.drafted.tolist() == [[2, 1], [2, 2]]
-    assert found.accepted.tolist() == [[2, 0], [0, 2]]
-    with pytest.raises(ValueError, match="the tree is dynamic"):
-        by_node(cycles)
-    with pytest.raises(ValueError, match="measured with chains"):
-        n_alpha(cycles)
-
-
-def test_a_node_that_no_cycle_has():
-    nodes = by_node(recorded([([-1, 0, PADDING], [0.0, 0.0, -math.inf], {1}, True)]))
-    assert (nodes.parents.tolist(), nodes.drafted.tolist()) == ([-1, PADDING], [1, 0])
-
-
-def test_scores_that_are_no_law_are_refused():
-    chain = [-1, 0, 1]
-    with pytest.raises(ValueError, match="drafts without probabilities"):
-        calibrate(recorded([(chain, [0.0, 0.0, 0.0], {1}, True)]))
-    with pytest.raises(ValueError, match="likelier than its parent"):
-        calibrate(recorded([(chain, [0.0, -1.0, -0.5], {1}, True)]))
-    with pytest.raises(ValueError, match="bins=0"):
-        calibrate(BY_HAND, bins=0)
+    assert n_alpha(recorded([(CHAIN, [0.0] * 3, {1}, True)] * 2)) == ([1.0, 0.0], [2, 2], [2, 0])
 
 
 def test_no_cycles_have_no_rates():
-    none = recorded([(TREE, SCORES, set(), True)])
-    none = Cycles(*(field[:0] for field in none))
+    none = Cycles(*(field[:0] for field in BY_HAND))
     assert by_position(none).drafted.shape == (0, 0)
-    assert by_node(none).reached.tolist() == [0] * 4
     assert calibrate(none).error is None
     assert tokens_per_pass(none) is None
 
 
-def test_expected_tokens():
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (lambda: n_alpha(BY_HAND), "cycles must hold chains, got a tree"),
+        (lambda: calibrate(recorded([(CHAIN, [0.0, 0.0, 0.0], {1}, True)])), "must be cumulative log-probabilities"),
+        (lambda: calibrate(recorded([(CHAIN, [0.0, -1.0, -0.5], {1}, True)])), "must be cumulative log-probabilities"),
+        (lambda: calibrate(BY_HAND, bins=0), "bins must be at least 1, got 0"),
+        (lambda: expected_tokens(1.2, 3), r"acceptance must lie in \[0, 1\], got 1.2"),
+        (lambda: expected_tokens(0.5, -1), "length must not be negative, got -1"),
+        (lambda: best_chain(0.5, -1.0), "cost must not be negative, got -1"),
+    ],
+)
+def test_bad_arguments(run, message):
+    with pytest.raises(ValueError, match=message):
+        run()
+
+
+def test_expected_tokens_and_the_best_chain():
     assert expected_tokens(0.5, 3) == (1 - 0.5**4) / (1 - 0.5)
     assert (expected_tokens(1.0, 7), expected_tokens(0.0, 7), expected_tokens(0.9, 0)) == (8, 1, 1)
-    assert expected_tokens_by_position([0.5] * 3) == expected_tokens(0.5, 3)
-    assert expected_tokens_by_position([0.8, 0.5, None, 0.9]) == pytest.approx(1 + 0.8 + 0.4)
-    with pytest.raises(ValueError, match=r"acceptance=1.2 must lie in \[0, 1\]"):
-        expected_tokens(1.2, 3)
-    with pytest.raises(ValueError, match="length=-1"):
-        expected_tokens(0.5, -1)
-    with pytest.raises(ValueError, match="cost=-1"):
-        chain_speedup(0.5, 1, -1.0)
-
-
-def test_the_best_chain_is_where_one_more_draft_no_longer_pays():
-    """By hand for a = 0.5, c = 0.1: 1, 1.3636, 1.4583, 1.4423, ..."""
-    assert [round(chain_speedup(0.5, length, 0.1), 4) for length in range(4)] == [1, 1.3636, 1.4583, 1.4423]
-    assert best_chain(0.5, 0.1) == 2
+    assert best_chain(0.5, 0.1) == 2  # by hand 1, 1.3636, 1.4583, 1.4423, ...
     assert best_chain(0.5, 0.5) == 0  # a draft pass gains as much as it costs: plain decoding
     assert best_chain(0.9, 0.0, longest=9) == 9
-    for acceptance in (0.3, 0.7, 0.9):
-        best = best_chain(acceptance, 0.05)
-        ahead = [chain_speedup(acceptance, best + step, 0.05) for step in (-1, 0, 1)]
-        assert ahead[1] == max(ahead)
 
 
 def slow_counts(cycles: Cycles) -> dict[tuple[int, int], list[int]]:
@@ -201,47 +157,15 @@ def test_counts_are_those_of_a_walk_up_every_tree(seed):
         assert not count or seen.confidence[b] == pytest.approx(total / count, abs=1e-6)
 
 
-@pytest.mark.slow
-def test_the_example_of_the_page_runs(repository, capsys):
-    page = (repository / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
-    exec(compile(example, "docs/benchmarks.md", "exec"), {})
-    assert "best K at a = 0.7, c = 0.1: 4" in capsys.readouterr().out
-
-
-@pytest.fixture(scope="module")
-def pair():
+@pytest.mark.parametrize("name", ["k3n12", "top-p"])
+def test_counts_of_real_trees(name):
+    """As `slow_counts`; siblings stand in the order of their rank: none is likelier than the one before it."""
     target, head = tiny_target(4), tiny_head("eagle1", TreeConfig(2, 2, 4), 4, seed=17)
-    return target, head
-
-
-def test_n_alpha_is_that_of_measure_n_alpha(pair):
-    target, head = pair
-    prompts = random_prompts([5, 9, 3, 7, 6, 4, 8, 5], 4)
-    cycles = record_cycles(target, head.with_tree(TreeConfig.chain(3)), prompts, max_new_tokens=24)
-    found = n_alpha(cycles)
-    assert found == measure_n_alpha(target, head, prompts, depth=3, max_new_tokens=24)
-    assert 0 < found.accepted[1] < found.tested[1]
-    # One by one the positions give what was measured, but for the drafts cut off at the ends of replies.
-    assert expected_tokens_by_position(found.alpha) == pytest.approx(tokens_per_pass(cycles), rel=0.1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["k3n12", "static", "no-rerank", "top-p"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_counts_of_real_trees(pair, name, temperature):
-    target, head = pair
-    cycles = record_cycles(
-        target, head.with_tree(TREES[name]), random_prompts([5, 9, 3], 4), max_new_tokens=24, temperature=temperature,
-        key=0,
-    )  # fmt: skip
+    prompts = random_prompts([5, 9, 3], 4)
+    cycles = record_cycles(target, head.with_tree(TREES[name]), prompts, max_new_tokens=24, temperature=1.0, key=0)
     found = by_position(cycles)
-    assert {
-        (int(d) + 1, int(r)): [int(table[d, r]) for table in found]
-        for d, r in zip(*np.nonzero(found.drafted), strict=True)
-    } == slow_counts(cycles)
-    assert calibrate(cycles).count.sum() == cycles.reached[:, 1:].sum()
-    # Siblings stand in the order of their rank: none is likelier than the one before it.
+    filled = zip(*np.nonzero(found.drafted), strict=True)
+    assert {(d + 1, r): [table[d, r] for table in found] for d, r in filled} == slow_counts(cycles)
     depths, ranks = depths_and_ranks(cycles.parents)
     for row, parents in enumerate(cycles.parents):
         for node in np.flatnonzero(ranks[row] > 0):
