@@ -22,7 +22,7 @@ from eagle_jax.checkpoints import (
 )
 from eagle_jax.config import DecoderConfig, HeadConfig, RopeConfig
 from eagle_jax.models.decoder import init_params
-from eagle_jax.models.heads import init_head_params, make_head
+from eagle_jax.models.heads import EagleHead, init_head_params
 from eagle_jax.packed import PackedTokens
 from eagle_jax.training.unroll import unroll
 
@@ -88,7 +88,7 @@ def our_logits(config, head, embedding, features, tokens):
     segments, positions = jnp.ones((1, LENGTH), jnp.int32), jnp.arange(LENGTH)[None]
     texts = PackedTokens(tokens=tokens[None], supervised=segments > 0, segments=segments, positions=positions)
     states = unroll(config, head, features[None], embedding[tokens][None], texts, STEPS)
-    module = make_head(config)
+    module = EagleHead(config)
     return jnp.stack([module.apply({"params": head}, state, method="logits")[0] for state in states])
 
 

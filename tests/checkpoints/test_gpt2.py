@@ -66,7 +66,7 @@ def test_files_without_prefix_and_with_masks(tmp_path):
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True is not supported"),
         ({"n_head": 5}, "n_embd=16 is not a multiple of n_head=5"),
         ({"n_layer": None}, "n_layer must be a positive integer, got None"),
-        ({"n_head": 16}, "head_dim=1 must be even"),
+        ({"n_head": 16}, "head_dim must be even, got 1"),
     ],
 )
 def test_what_is_not_supported_is_named(tmp_path, change, message):
@@ -84,7 +84,7 @@ def test_shapes_that_gpt2_does_not_have(tmp_path):
     bare = dataclasses.replace(CONFIG, mlp_bias=False)
     with pytest.raises(CheckpointError, match="must have biases in every projection"):
         save_target_checkpoint(bare, params(config=bare), tmp_path / "other", "float32")
-    with pytest.raises(ConfigError, match="gpt2 alone does not rotate"):
+    with pytest.raises(ConfigError, match="rope.kind must be 'none' for block 'gpt2' only"):
         dataclasses.replace(CONFIG, rope=RopeConfig())
 
 

@@ -178,8 +178,8 @@ def test_scaled_context_lengths(rope, base, length):
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised .*gptq"),
         ({"vocab_size": ...}, "vocab_size must be a positive integer, got no value"),
         ({"hidden_size": "64"}, "hidden_size must be a positive integer, got '64'"),
-        ({"num_key_value_heads": 3}, "num_attention_heads=4 is not a multiple of num_key_value_heads=3"),
-        ({"head_dim": 15}, "head_dim=15 must be even"),
+        ({"num_key_value_heads": 3}, "num_attention_heads must be a multiple of num_key_value_heads=3, got 4"),
+        ({"head_dim": 15}, "head_dim must be even, got 15"),
     ],
 )
 def test_refused(changes, message):

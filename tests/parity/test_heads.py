@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from eagle_jax.checkpoints import load_head_checkpoint
-from eagle_jax.models.heads import make_head
+from eagle_jax.models.heads import EagleHead
 from tests.checkpoints.random_heads import TARGET, eagle1, eagle3, write
 from tests.parity.slow_heads import SlowEagle1, SlowEagle3
 
@@ -90,7 +90,7 @@ def test_head_equals_the_slow_version(case, tmp_path):
     embeds, features = random_inputs(config)
     slow = slow_head(values, tensors)
     expected = slow_states(slow, embeds, features)
-    run = jax.jit(functools.partial(fast_states, make_head(config)))
+    run = jax.jit(functools.partial(fast_states, EagleHead(config)))
     states, logits = run({"params": params["head"]}, embeds, features)
     np.testing.assert_allclose(states, expected, rtol=0, atol=1e-4)
     if config.kind == "eagle3":
@@ -112,5 +112,5 @@ def test_own_embedding_is_read(tmp_path):
     values, tensors = CASES["eagle3_other_width"]
     config, params = load_head_checkpoint(write(tmp_path, values, tensors), TARGET)
     tokens = jnp.array([[3, 0, 52]])
-    looked_up = make_head(config).apply({"params": params["head"]}, tokens, method="embed")
+    looked_up = EagleHead(config).apply({"params": params["head"]}, tokens, method="embed")
     np.testing.assert_array_equal(looked_up[0], tensors["embed_tokens.weight"][[3, 0, 52]])

@@ -46,7 +46,7 @@ def cases():
                 yield pytest.param(name, temperature, marks=() if name in fast else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("name", "temperature"), cases())
+@pytest.mark.parametrize(("name", "temperature"), list(cases()))
 def test_text_is_that_of_plain_decoding(name, temperature, plain):
     drafter = DRAFTERS[name](tiny_target())
     out = eagle_jax.generate(tiny_target(), drafter, PROMPTS, temperature=temperature, key=7, **RUN)
