@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.core import Batch, Engine, Sampling, Sizes, deterministic, emitted_tokens, generate
+from eagle_jax.core import Batch, Engine, Sampling, Sizes, emitted_tokens, generate
 from tests import oracles
 from tests.tables import TARGET, parameters, random_table, table_drafter
 
@@ -23,9 +23,6 @@ VOCAB, ROWS = 4, 10_000
 PROMPT = [3, 1, 2]
 SETTINGS = {
     "temperature": dict(temperature=0.8),
-    "top_k": dict(temperature=1.2, top_k=3),
-    "top_p": dict(temperature=1.2, top_p=0.8),
-    "min_p": dict(temperature=1.0, min_p=0.1),
     "all": dict(temperature=1.1, top_k=3, top_p=0.95, min_p=0.03),
 }
 BRANCHES = [-1, -1, -1, 0, 0, 1]
@@ -35,7 +32,7 @@ TREES = {
     "block": TreeConfig.chain(2, "block"),
     "tree-rejection": TreeConfig.static(BRANCHES, "rejection"),
     "traversal": TreeConfig.static(BRANCHES, "traversal"),
-    "narrow": TreeConfig.static(BRANCHES, "rejection"),
+    "narrow": TreeConfig.chain(2, "rejection"),
 }
 DRAFT_VOCAB = {"narrow": VOCAB - 1}
 """Of a draft model that knows fewer tokens than the target."""
@@ -60,9 +57,9 @@ def exact(params: dict, settings: dict) -> np.ndarray:
 
 
 @functools.cache
-def program(tree: str, verify=None):
+def program(tree: str):
     drafter = table_drafter(TREES[tree], VOCAB, DRAFT_VOCAB.get(tree, VOCAB))
-    engine, sizes = Engine(TARGET, drafter, verify=verify), Sizes(max_tokens=3, chunk=3)
+    engine, sizes = Engine(TARGET, drafter), Sizes(max_tokens=3, chunk=3)
 
     # The batch is an argument: XLA would evaluate the prefill of a constant while it compiles.
     def run(params, batch, sampling):
@@ -72,14 +69,14 @@ def program(tree: str, verify=None):
     return jax.jit(run)
 
 
-def drawn(tree: str, settings: dict, seed: int = 0, budget: int = 3, verify=None) -> tuple[np.ndarray, np.ndarray]:
+def drawn(tree: str, settings: dict, seed: int = 0, budget: int = 3) -> tuple[np.ndarray, np.ndarray]:
     """[ROWS, 3] tokens of independent rows of one prompt, and in how many cycles 0, 1, ... drafts were accepted."""
     full = functools.partial(jnp.full, (ROWS,))
     keys = jax.random.split(jax.random.key(seed), ROWS)
     batch = Batch(jnp.tile(jnp.asarray(PROMPT), (ROWS, 1)), full(3), full(budget), full(-1)[:, None], keys)
     neutral = {"top_k": VOCAB, "top_p": 1.0, "min_p": 0.0} | settings
     sampling = Sampling(**{name: jnp.asarray(value) for name, value in neutral.items()})
-    tokens, accepted, sound = program(tree, verify)(tables(seed), batch, sampling)
+    tokens, accepted, sound = program(tree)(tables(seed), batch, sampling)
     assert sound
     return np.asarray(tokens), np.asarray(accepted)
 
@@ -96,26 +93,12 @@ def compare(tokens: np.ndarray, law: np.ndarray) -> tuple[float, float]:
 
 @pytest.mark.parametrize("tree", TREES)
 def test_joint_law_of_three_tokens_is_the_targets(tree):
-    cases = [("all", 0), ("temperature", 2)]  # on some tables some faults hardly show
-    for name, seed in cases + [(name, 1) for name in SETTINGS if tree == "dynamic"]:
+    for name, seed in (("all", 0), ("temperature", 2)):  # on some tables some faults hardly show
         tokens, accepted = drawn(tree, SETTINGS[name], seed)
         assert accepted[2:].sum() > 0.05 * accepted.sum(), "too little is accepted to test acceptance"
         pvalue, variation = compare(tokens, exact(tables(seed), SETTINGS[name]))
         assert pvalue > 1e-3
         assert variation < 0.03
-
-
-def keep_a_rejected_node(tree, logits, keys, index, sampling, depth):
-    """A broken rule: the best child of the root is taken even when the target drew something else."""
-    result = deterministic(tree, logits, keys, index, sampling, depth)
-    rejected = result.count == 0
-    path = jnp.where(rejected[:, None], jnp.minimum(jnp.arange(depth + 1), 1)[None], result.path)
-    return result._replace(count=jnp.where(rejected, 1, result.count), path=path)
-
-
-def test_a_broken_rule_is_seen():
-    tokens, _ = drawn("dynamic", SETTINGS["temperature"], verify=keep_a_rejected_node)
-    assert compare(tokens, exact(tables(0), SETTINGS["temperature"]))[0] < 1e-6
 
 
 def test_what_a_rule_accepts_is_what_theory_predicts():

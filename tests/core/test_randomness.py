@@ -98,19 +98,22 @@ def texts(params, keys):
 def test_a_rows_text_depends_on_its_own_key_alone(name):
     keys, params = jnp.stack([jax.random.key(seed, impl=name) for seed in range(4)]), parameters(TABLE)
     wanted = slow_texts(TABLE, batch_with(keys), SIZES.max_tokens, temperature=1.5)
-    assert jax.jit(texts)(params, keys).tolist() == wanted
+    mesh, spec = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",)), jax.sharding.PartitionSpec
+    specs = {"in_specs": (spec(), spec("data")), "out_specs": spec("data")}
+    run = {
+        "threefry2x32": texts,
+        "unsafe_rbg": jax.vmap(lambda params, key: texts(params, key[None])[0], (None, 0)),
+        "rbg": jax.shard_map(texts, mesh=mesh, check_vma=False, **specs),
+    }[name]
+    assert jax.jit(run)(params, keys).tolist() == wanted
     assert len(np.unique(wanted, axis=0)) == 4
-    if name == "rbg":  # of whose own draws `vmap` takes the first row's key
-        single = jax.jit(jax.vmap(lambda params, key: texts(params, key[None])[0], (None, 0)))
-        mesh, spec = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",)), jax.sharding.PartitionSpec
-        specs = {"in_specs": (spec(), spec("data")), "out_specs": spec("data")}
-        spread = jax.jit(jax.shard_map(texts, mesh=mesh, check_vma=False, **specs))
-        assert single(params, keys).tolist() == spread(params, keys).tolist() == wanted
 
 
 def test_the_default_generator_does_not_change_the_keys_of_a_seed():
     def data(key):
-        return jax.random.key_data(request_of(tiny_target(), None, [[1], [2]], 9, make_sampling(1), key=key).batch.keys)
+        return jax.random.key_data(
+            request_of(tiny_target(), None, [[1], [2]], 9, make_sampling(1.0), key=key).batch.keys
+        )
 
     wanted = data(3)
     typed = data(jax.random.key(3, impl="rbg"))

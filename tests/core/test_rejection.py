@@ -37,7 +37,7 @@ def test_settings_that_contradict_each_other_are_refused():
     for make, message in (
         (lambda: TreeConfig.static([-1, -1, 0], verification="block"), "'block'"),
         (lambda: TreeConfig(verification="rejection"), "verification"),
-        (lambda: TreeConfig.chain(3, verification="typical"), "deterministic, rejection, block, traversal"),
+        (lambda: TreeConfig.chain(3, verification="typical"), "must be one of 'deterministic', 'rejection'"),
         (lambda: TreeConfig(depth=2, top_k=1, num_nodes=2, top_p=0.5, verification="rejection"), "top_p"),
         (lambda: TreeConfig(top_p=0.0), "top_p"),
         (lambda: TreeConfig(top_p=1.5), "top_p"),

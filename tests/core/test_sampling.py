@@ -83,8 +83,8 @@ def test_a_large_vocabulary_of_any_logits(vocab):
 def test_a_row_of_a_batch_is_processed_alone():
     logits = jax.random.normal(jax.random.key(0), (5, 3, 11)) * 3
     sampling = make_sampling(0.8, 6, 0.9, 0.02)
-    whole = process_logits(logits, sampling)
-    single = process_logits(logits[2, 1], sampling)
+    whole = jax.jit(process_logits)(logits, sampling)
+    single = jax.jit(process_logits)(logits[2, 1], sampling)
     np.testing.assert_allclose(whole[2, 1], single, atol=1e-6)
 
 
@@ -92,11 +92,11 @@ def test_draws_follow_the_law_and_depend_on_key_and_index_only():
     logits = jnp.array([1.0, 0.0, 2.0, -1.0])
     sampling = make_sampling(1.0, top_k=3)
     keys = jax.random.split(jax.random.key(5), 20000)
-    tokens = np.asarray(jax.vmap(lambda key: draw(logits, key, jnp.int32(3), sampling))(keys))
+    drawn = jax.jit(jax.vmap(lambda key, index: draw(logits, key, index, sampling), (0, None)))
+    tokens = np.asarray(drawn(keys, jnp.int32(3)))
     law = oracles.processed_law(np.asarray(logits), 1.0, 3)
     np.testing.assert_allclose(np.bincount(tokens, minlength=4) / len(tokens), law, atol=0.012)
-    again = np.asarray(jax.vmap(lambda key: draw(logits, key, jnp.int32(3), sampling))(keys))
-    other = np.asarray(jax.vmap(lambda key: draw(logits, key, jnp.int32(4), sampling))(keys))
+    again, other = drawn(keys, jnp.int32(3)), drawn(keys, jnp.int32(4))
     assert (tokens == again).all() and (tokens != other).any()
 
 

@@ -32,7 +32,7 @@ def test_mask_is_the_transitive_closure(parents):
     np.testing.assert_array_equal(depths, mask.sum(1) - 1)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 8, 9, 31])
+@pytest.mark.parametrize("depth", [1, 4, 9])
 def test_mask_of_a_chain_reaches_the_root_at_every_depth(depth):
     parents = jnp.arange(-1, depth, dtype=jnp.int32)[None]
     np.testing.assert_array_equal(ancestor_mask(parents, depth)[0], np.tril(np.ones((depth + 1, depth + 1), bool)))
@@ -50,15 +50,15 @@ def candidate_pools(draw, size=30):
     return np.array(parents, np.int32), np.array(scores, np.float32)
 
 
-@given(candidate_pools(), st.integers(1, 30))
+@given(candidate_pools(), st.sampled_from([1, 2, 7, 16, 30]))
 def test_rerank_keeps_the_best_and_stays_connected_with_ties(pool, count):
     parents, scores = pool
     tokens = np.arange(100, 130, dtype=np.int32)
     batch = Pool(*(jnp.asarray(part)[None] for part in (tokens, parents, scores)))
-    kept = np.asarray(select_best(batch, count))[0]
+    kept = np.asarray(jax.jit(select_best, static_argnums=1)(batch, count))[0]
     assert kept.tolist() == oracles.best_candidates(scores, count)
     assert all(parents[index] == ROOT or parents[index] in kept for index in kept)
-    tree = gather_tree(jnp.array([7]), batch, jnp.asarray(kept)[None])
+    tree = jax.jit(gather_tree)(jnp.array([7]), batch, jnp.asarray(kept)[None])
     rows = np.asarray(tree.parents)[0]
     assert rows[0] == ROOT and (rows[1:] < np.arange(1, count + 1)).all() and (rows[1:] >= 0).all()
     for row, index in enumerate(kept, start=1):

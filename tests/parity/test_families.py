@@ -15,37 +15,17 @@ from tests.parity.tiny import random_tokens, save, tiny_model, torch_outputs  # 
 
 TOLERANCE = 1e-4
 
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 ROPE = {
-    "llama3": {
-        "rope_type": "llama3",
-        "rope_theta": 10000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    },
+    "llama3": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+               "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
     "linear": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.5},
     "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
-    "yarn": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32},
-    "yarn_given": {
-        "rope_type": "yarn",
-        "rope_theta": 700.0,
-        "factor": 3.0,
-        "original_max_position_embeddings": 400,
-        "attention_factor": 0.9,
-        "beta_fast": 16.0,
-        "beta_slow": 2.0,
-        "truncate": False,
-    },
-    "yarn_mscale": {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 8.0,
-        "original_max_position_embeddings": 32,
-        "mscale": 0.7,
-        "mscale_all_dim": 1.3,
-    },
-}
+    "yarn": YARN,
+    "yarn_given": YARN | {"rope_theta": 700.0, "factor": 3.0, "original_max_position_embeddings": 400,
+                          "attention_factor": 0.9, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False},
+    "yarn_mscale": YARN | {"factor": 8.0, "mscale": 0.7, "mscale_all_dim": 1.3},
+}  # fmt: skip
 
 CASES = {
     "llama": ("Llama", {}),
