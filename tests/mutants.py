@@ -22,7 +22,7 @@ FOLDERS = ("eagle_jax", "infer", "train", "tests", "configs", "docs")
 ENGINE = "tests/core/test_engine.py"
 TEXTS = f"{ENGINE} -k of_a_slow_loop"
 STATIC = f"{TEXTS}[static-greedy]"
-LAW = "tests/core/test_rejection.py"
+LAW = "tests/core/test_law.py"
 
 
 class Mutant(NamedTuple):
@@ -64,7 +64,7 @@ MUTANTS = (
            "return jnp.isfinite(jnp.max(logits, axis=-1))", "return jnp.max(logits, axis=-1) == logits.max(-1)",
            f"{ENGINE} -k no_finite_logits"),
     Mutant("noise of the wrong position", "core/verify.py", "draw(logits[node], key, index + step, sampling)",
-           "draw(logits[node], key, index + step + 1, sampling)", f"{ENGINE} -k 'plain_decoding and sampled'"),
+           "draw(logits[node], key, index + step + 1, sampling)", f"{ENGINE} -k 'plain_decoding and cut'"),
     Mutant("the noise of a row is that of the first", "core/sampling.py",
            "return gumbel(jax.random.fold_in(threefry_keys(key), index), tokens)",
            "return gumbel(jax.random.fold_in(jax.random.key(0), index), tokens)",
@@ -74,11 +74,11 @@ MUTANTS = (
     Mutant("ties of top-p go to the higher id", "core/sampling.py", "(jnp.cumsum(tied, axis=-1) - 1)",
            "(jnp.cumsum(tied[..., ::-1], axis=-1)[..., ::-1] - 1)", "tests/core/test_sampling.py -k ties"),
     Mutant("the residual is dropped", "drafters/rejection.py", "left = jnp.maximum(target - draft, 0.0)",
-           "left = target", f"{LAW} -k 'emitted_law and rejection'"),
+           "left = target", f"{LAW} -k 'joint_law and rejection'"),
     Mutant("a rejected draft stays in q", "drafters/rejection.py", "rest = draft.at[token].set(0.0)", "rest = draft",
-           f"{LAW} -k 'emitted_law and traversal'"),
+           f"{LAW} -k 'joint_law and traversal'"),
     Mutant("block verification forgets the bound", "drafters/rejection.py",
-           "reach = jnp.minimum(reach * ratio, 1.0)", "reach = reach * ratio", f"{LAW} -k 'emitted_law and block'"),
+           "reach = jnp.minimum(reach * ratio, 1.0)", "reach = reach * ratio", f"{LAW} -k 'joint_law and block'"),
     Mutant("scores are not cumulative", "drafters/grow.py", "values = (front.scores[:, :, None] + gains)",
            "values = (0 * front.scores[:, :, None] + gains)", "tests/drafters/test_drafters.py -k slow_version"),
     Mutant("a head is updated with the wrong token", "drafters/eagle.py",
