@@ -4,43 +4,37 @@
     python -m infer.chat --target Qwen/Qwen3-1.7B --eagle3 AngelSlim/Qwen3-1.7B_eagle3 --dtype bfloat16
 
 Ctrl-C stops a reply and keeps its text so far; Ctrl-D or /quit ends the chat. A row below the reply shows tau and
-speed while it runs. After it a line also gives the prompt tokens that were read: those that are new since the last
-reply. If a template rewrites earlier turns (Qwen3's drops thoughts), the text is read again from the first change.
+speed. The line after a reply also counts the prompt tokens that were read: those that are new since the last reply. If
+a template rewrites earlier turns (Qwen3's drops thoughts), the text is read again from the first change.
 Commands: /reset forgets the conversation, /temp 0.7 sets the temperature, /plain switches drafting off and on (the
 drafter then reads what it missed), /stats sums up, /help lists these.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from rich.console import Console
 
 from eagle_jax.core.sampling import make_sampling
-from eagle_jax.data.chat.decode import TextStream
 from eagle_jax.data.chat.tokenize import chat_text, encode_chat
 from eagle_jax.data.templates.render import chat_template
 from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.runtime.session import Session
-from eagle_jax.viz import DIM, GREEN, paint
-from infer.common.interrupts import interrupt, mark_handled
+from infer.common.interrupts import stop_event
 from infer.common.labels import PLAIN, Label
 from infer.common.methods import OPTIONS, Loader, Places, Sources, check_methods, load_pair
-from infer.common.programs import at_least_one, check_seed, naming, not_negative, run
-from infer.common.status_line import StatusLine
+from infer.common.programs import at_least_one, check_seed, naming, run
+from infer.common.terminal import ReplyView, stdout_console
 
 SHORTEST = 16
-"""Tokens that a reply must have room for; with less room the conversation is too long."""
+"""Tokens that a reply must have room for."""
 HELP = "/reset  /temp NUMBER  /plain  /stats  /help  /quit; Ctrl-C stops a reply"
 
 
@@ -53,7 +47,7 @@ class Args(Places):
         without one.
       system: system message.
       max_new_tokens: longest reply.
-      context: most tokens of the whole conversation; None is what the target has, at most 4096.
+      context: most tokens of the whole conversation; None is the target's number of positions, at most 4096.
       temperature: 0 is greedy.
       top_k: keep the k largest logits; 0 switches it off.
       top_p: keep the likeliest tokens with this probability together.
@@ -72,36 +66,16 @@ class Args(Places):
     dtype: str = "float32"
 
 
-@dataclasses.dataclass
-class Tally:
-    """Tokens, passes and time of replies.
-
-    Attributes:
-      tokens: all of them. passes: of the target, after each reply's first token.
-      timed, seconds: tokens and time after each reply's second chunk: the first two read the prompt and compile.
-    """
-
-    replies: int = 0
-    tokens: int = 0
-    passes: int = 0
-    timed: int = 0
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        behind = self.tokens - self.replies
-        tau = f"tau {behind / self.passes:.2f}" if self.passes else "tau -"
-        return f"{tau}, {self.timed / self.seconds:.0f} tokens/s" if self.timed else tau
-
-    def add(self, other: Tally) -> None:
-        """Adds another reply."""
-        for field in dataclasses.fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+def summary(tally: Counter[str]) -> str:
+    """Returns tau and speed. Time counts from a reply's third chunk on: the first two read the prompt and compile."""
+    tau = f"{(tally['tokens'] - tally['replies']) / tally['passes']:.2f}" if tally["passes"] else "-"
+    return f"tau {tau}" + (f", {1e9 * tally['timed'] / tally['ns']:.0f} tokens/s" if tally["timed"] else "")
 
 
 class Conversation:
     """The token ids of a conversation: emitted tokens stay as they are, and the cache stays valid.
 
-    If the template's text continues the text so far, only the rest is encoded; otherwise (a template that trims replies
+    If the template's text continues the text so far, only the rest is encoded. Otherwise (a template that trims replies
     or drops thoughts) the whole text is.
     """
 
@@ -111,7 +85,7 @@ class Conversation:
         self._ids: list[int] = []
         self._text = ""
 
-    def ask(self, content: str) -> list[int]:
+    def prompt(self, content: str) -> list[int]:
         """Returns the prompt with a new message of the user."""
         text = chat_text(self.tokenizer, [*self.messages, {"role": "user", "content": content}])
         if self._ids and text.startswith(self._text):
@@ -121,15 +95,15 @@ class Conversation:
                 return ids
         return encode_chat(self.tokenizer, text)
 
-    def heard(self, content: str, prompt: Sequence[int], reply: Sequence[int], stops: Sequence[int]) -> None:
+    def add(self, content: str, prompt: Sequence[int], reply: Sequence[int], stops: Sequence[int]) -> None:
         """Appends a message and its reply, without the stop token, which the template writes.
 
         Other special tokens of the reply stay: without them every later turn would be read again.
         """
-        said = list(reply[:-1] if reply and reply[-1] in stops else reply)
-        answer = self._decode(said)
+        kept = list(reply[:-1] if reply and reply[-1] in stops else reply)
+        answer = self._decode(kept)
         self.messages += [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
-        self._ids = [*prompt, *said]
+        self._ids = [*prompt, *kept]
         self._text = self._decode(self._ids)
 
     def _decode(self, ids: list[int]) -> str:
@@ -139,22 +113,10 @@ class Conversation:
 class Chat:
     """Holds a chat and carries out its lines."""
 
-    def __init__(
-        self,
-        args: Args,
-        target: Any,
-        drafter: Any,
-        tokenizer: Any,
-        write: Callable[[str], Any],
-        console: Console | None = None,
-    ) -> None:
-        self.args, self.target, self.drafter, self.tokenizer = args, target, drafter, tokenizer
-        self.write, self.console = write, console
-        self.colours = (sys.stdout.isatty() or "FORCE_COLOR" in os.environ) and "NO_COLOR" not in os.environ
+    def __init__(self, args: Args, target: Any, drafter: Any, tokenizer: Any, console: Console) -> None:
+        self.args, self.target, self.drafter, self.tokenizer, self.console = args, target, drafter, tokenizer, console
         self.temperature, self.plain, self.turn = args.temperature, drafter is None, 0
-        self.tallies = {True: Tally(), False: Tally()}
-        self.stopped = threading.Event()
-        self.asking = False
+        self.tallies = {"drafted": Counter[str](), "plain": Counter[str]()}
         self.reset()
 
     def reset(self) -> None:
@@ -165,151 +127,92 @@ class Chat:
     def line(self, text: str) -> bool:
         """Carries out what the user typed; False ends the chat."""
         text = text.strip()
+        if text in ("/quit", "/exit"):
+            return False
         if text.startswith("/"):
-            return self.command(text)
-        if text:
+            self.say(self.command(*text.partition(" ")[::2]))
+        elif text:
             try:
                 self.reply(text)
             except (ValueError, MemoryError) as error:  # the template raises, or the device is full: the chat continues
-                self.asking = False
                 self.say(f"{error}; this turn is forgotten")
+            except KeyboardInterrupt:
+                self.say("interrupted: this turn is forgotten")
         return True
 
-    def command(self, text: str) -> bool:
-        """Carries out a command; False ends the chat."""
-        name, _, rest = text.partition(" ")
-        if name in ("/quit", "/exit"):
-            return False
-        if rest and name in ("/reset", "/plain", "/stats"):
-            self.say(f"{name} takes nothing behind it: {HELP}")
-            return True
-        if name == "/reset":
-            self.reset()
-            self.say("forgotten")
-        elif name == "/temp":
-            self.set_temperature(rest)
-        elif name == "/plain":
-            self.switch()
-        elif name == "/stats":
-            for plain, words in ((False, "drafted"), (True, "plain")):
-                tally = self.tallies[plain]
-                if tally.replies:
-                    replies = "1 reply" if tally.replies == 1 else f"{tally.replies} replies"
-                    self.say(f"{words}: {replies}, {tally.tokens} tokens, {tally}")
-            known = f"{len(self.session.text)} of {self.session.context} tokens known"
-            self.say(f"temperature {self.temperature:g}; {known}")
-        else:
-            self.say(HELP if name == "/help" else f"unknown command {name}: {HELP}")
-        return True
-
-    def set_temperature(self, text: str) -> None:
-        """Sets the temperature of later replies."""
-        try:
-            value = float(text)
-        except ValueError:
-            self.say(f"/temp takes a number of at least 0, such as /temp 0.7; 0 is greedy; it is {self.temperature:g}")
-            return
-        try:
-            make_sampling(value)
-        except ValueError as error:
-            self.say(f"/temp {text}: {error}")
-            return
-        self.temperature = value
-        self.say(f"temperature {value:g}")
-
-    def switch(self) -> None:
-        """Switches drafting off or on; the conversation continues."""
-        if self.drafter is None:
-            self.say(f"--method {self.args.method} drafts nothing: there is nothing to switch")
-            return
-        self.plain = not self.plain
-        self.say("plain decoding" if self.plain else f"drafting with {self.args.method}")
+    def command(self, name: str, value: str) -> str:
+        """Carries out a command and returns its outcome in words."""
+        match name, value:
+            case "/reset", "":
+                self.reset()
+                return "the conversation is forgotten"
+            case "/temp", _:
+                try:
+                    make_sampling(float(value))
+                except ValueError as error:
+                    return f"/temp must be a number of at least 0, such as /temp 0.7: {error}"
+                self.temperature = float(value)
+                return f"temperature {self.temperature:g}"
+            case "/plain", "" if self.drafter is None:
+                return f"--method {self.args.method} drafts nothing: there is nothing to switch"
+            case "/plain", "":
+                self.plain = not self.plain
+                return "plain decoding" if self.plain else f"drafting with {self.args.method}"
+            case "/stats", "":
+                parts = [f"temperature {self.temperature:g}, {len(self.session.text)} of {self.session.context} tokens"]
+                for kind, tally in self.tallies.items():
+                    if tally["replies"]:
+                        parts.append(f"{kind}: replies {tally['replies']}, tokens {tally['tokens']}, {summary(tally)}")
+                return "; ".join(parts)
+            case "/help", "":
+                return HELP
+        return f"unknown command {name} {value}".rstrip() + f": {HELP}"
 
     def reply(self, content: str) -> None:
-        """Sends a message and shows the reply as it comes."""
-        prompt = self.conversation.ask(content)
-        self.turn += 1
-        key = jax.random.fold_in(jax.random.key(self.args.seed), self.turn)
-        longest = min(self.args.max_new_tokens, self.session.context - len(prompt))
-        if longest < min(self.args.max_new_tokens, SHORTEST):
-            self.say(
-                f"{len(prompt)} tokens leave no room for a reply in the session's context of {self.session.context}: "
-                "/reset, or start with a larger --context"
+        """Sends a message and shows the reply as it comes.
+
+        Raises:
+          ValueError: the template rejects the message, or the context has no room for a reply.
+          MemoryError: as `Session.stream`.
+        """
+        prompt, args = self.conversation.prompt(content), self.args
+        room = min(args.max_new_tokens, self.session.context - len(prompt))
+        if room < min(args.max_new_tokens, SHORTEST):
+            raise ValueError(
+                f"the conversation must leave room for a reply, got {len(prompt)} tokens of the session's context of "
+                f"{self.session.context}. /reset, or start with a larger --context"
             )
-            return
+        self.turn += 1
+        key = jax.random.fold_in(jax.random.key(args.seed), self.turn)
         chunks = self.session.stream(
-            prompt, max_new_tokens=longest, temperature=self.temperature,
-            top_k=self.args.top_k, top_p=self.args.top_p, key=key, plain=self.plain,
+            prompt, max_new_tokens=room, temperature=self.temperature, top_k=args.top_k, top_p=args.top_p, key=key,
+            plain=self.plain,
         )  # fmt: skip
-        self.stopped.clear()
-        self.asking = True
-        tally, reply = Tally(replies=1), list[int]()
-        with stopping(self.stopped):
-            reply = self.show(chunks, tally)
-        self.tallies[self.plain].add(tally)
-        self.conversation.heard(content, prompt, reply, self.target.config.eos_ids)
-        self.asking = False
-        cut = ", stopped" if self.stopped.is_set() else ""
-        if tally.tokens == longest and reply[-1] not in self.target.config.eos_ids:
-            full = f"the context of {self.session.context} is full"
-            cut += f", cut at {longest}: {full if longest < self.args.max_new_tokens else '--max-new-tokens'}"
-        self.say(f"{tally}, {self.session.read} of {len(prompt)} prompt tokens read{cut}")
-
-    def show(self, chunks: Iterator[Any], tally: Tally) -> list[int]:
-        """Writes tokens as they come, accepted drafts in green; returns them and adds what they took to `tally`."""
-        if self.console is None:
-            return self._stream(chunks, tally, self._paint, lambda status: None)
-        with StatusLine(self.console) as row:
-            row.show("reading the prompt; the first reply with new settings compiles first")
-            return self._stream(chunks, tally, row.write, row.show)
-
-    def _paint(self, text: str, style: str = "") -> None:
-        self.write(paint(text, GREEN, self.colours) if style else text)
-
-    def _stream(
-        self, chunks: Iterator[Any], tally: Tally, write: Callable[..., None], show: Callable[[str], None]
-    ) -> list[int]:
-        text, reply, before = TextStream(self.tokenizer), list[int](), time.perf_counter()
-        for number, chunk in enumerate(chunks):
-            now = time.perf_counter()
-            reply += chunk.tokens
-            write(text.push(chunk.tokens[: chunk.drafted]), "green")
-            write(text.push(chunk.tokens[chunk.drafted :]))
-            tally.tokens += len(chunk.tokens)
-            tally.passes += number > 0  # the first chunk belongs to the prompt's pass
-            if number > 1:
-                tally.timed, tally.seconds = tally.timed + len(chunk.tokens), tally.seconds + now - before
-            if number > 0:
-                show(f"{tally}, {tally.tokens} tokens")
-            before = now
-            if self.stopped.is_set():
-                break
-        write(text.end() if self.console else text.end() + "\n")
-        return reply
+        tally, reply, before = Counter(replies=1), list[int](), 0
+        with stop_event() as stop, ReplyView(self.console, self.tokenizer) as view:
+            view.show("reading the prompt; the first reply with new settings compiles first")
+            for number, chunk in enumerate(chunks):
+                now = time.perf_counter_ns()
+                view.push(chunk)
+                reply += chunk.tokens
+                tally.update(tokens=len(chunk.tokens), passes=int(number > 0))  # the first chunk is the prompt's pass
+                if number > 1:
+                    tally.update(timed=len(chunk.tokens), ns=now - before)
+                view.show(f"{summary(tally)}, {len(reply)} tokens")
+                before = now
+                if stop.is_set():
+                    break
+        self.tallies["plain" if self.plain else "drafted"].update(tally)
+        stops = self.target.config.eos_ids
+        self.conversation.add(content, prompt, reply, stops)
+        end = ", stopped" if stop.is_set() else ""
+        if len(reply) == room and reply[-1] not in stops:
+            end += ", cut: the context is full" if room < args.max_new_tokens else ", cut at --max-new-tokens"
+        self.say(f"{summary(tally)}, {self.session.read} of {len(prompt)} prompt tokens read{end}")
 
     def say(self, words: str) -> None:
         """Writes a line of the program itself."""
-        self.write(paint(f"[{words}]", DIM, self.colours) + "\n")
-
-
-@contextlib.contextmanager
-def stopping(event: threading.Event) -> Iterator[None]:
-    """Lets the first Ctrl-C set `event`, so that no program is interrupted halfway; a second one interrupts."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if event.is_set():
-            interrupt(number, frame)
-        mark_handled()
-        event.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+        self.console.out(f"[{words}]", style="dim", highlight=False)
 
 
 def method_of(args: Args) -> str:
@@ -320,47 +223,36 @@ def method_of(args: Args) -> str:
     """
     given = [name for name, option in OPTIONS.items() if getattr(args, option) is not None]
     if args.method is None:
-        if len(given) > 1:
-            raise ValueError(f"heads of {' and '.join(given)} are given: say which one drafts, as --method {given[0]}")
-        if not given and args.target is not None:
+        if len(given) > 1 or (args.target is not None and not given):
             raise ValueError(
-                f"--target {args.target} says what answers, and nothing what drafts: give its head, as --eagle3 PATH, "
-                "or --method pld, which needs none, or --method vanilla for plain decoding"
+                f"one option must give what drafts, got {' and '.join(given) or 'only --target'}. Give one head, as "
+                "--eagle3 PATH, or name the method, as --method pld or --method vanilla"
             )
         return given[0] if given else "hass"
     own = Label.parse(args.method).method
     if idle := [name for name in given if name != own]:
-        option = f"--{OPTIONS[idle[0]].replace('_', '-')}"
-        raise ValueError(f"{option} is given, and --method {args.method} has no use for it: add --method {idle[0]}")
+        option = OPTIONS[idle[0]].replace("_", "-")
+        raise ValueError(f"--{option} must belong to --method {args.method}. Leave it out, or add --method {idle[0]}")
     return args.method
 
 
 def main(args: Args) -> None:
     """Runs the chat until the input ends."""
     at_least_one(args, "max_new_tokens")
-    not_negative(args, "temperature", "top_k")
     check_seed(args)
-    make_sampling(args.temperature, args.top_k, args.top_p)  # refuses what is no law, naming it
-    method = method_of(args)
-    args = dataclasses.replace(args, method=method)
+    make_sampling(args.temperature, args.top_k, args.top_p)  # raises before weights are read
+    args = dataclasses.replace(args, method=method_of(args))
     sources = Sources.of(args, args.dtype)
-    labels = [label for label in check_methods([method], sources) if label != PLAIN]
+    labels = [label for label in check_methods([str(args.method)], sources) if label != PLAIN]
     use_compilation_cache()
     target, tokenizer = load_pair(sources)
     drafter = Loader(target, sources)(labels[0]) if labels else None
     if chat_template(tokenizer) is None:
-        print("warning: the tokenizer has no chat template, turns are joined by blank lines; give --chat-template",
-              file=sys.stderr)  # fmt: skip
-    if args.context is not None:
-        with naming("--context", args.context):
-            Session(target, drafter, context=args.context)
-        if args.context < (least := 2 * SHORTEST):
-            raise ValueError(f"--context {args.context} leaves no room for question and reply: give {least} or more")
-    console = Console()
-    watched = console if sys.stdout.isatty() and not console.is_dumb_terminal else None
-    chat = Chat(args, target, drafter, tokenizer, lambda text: print(text, end="", flush=True), watched)
-    name = args.target or "the bundled pair"
-    print(f"{name}, {args.method}. {HELP}. The first reply compiles.")
+        text = "the tokenizer has no chat template: turns are joined by blank lines. Give --chat-template"
+        print(f"warning: {text}", file=sys.stderr)
+    with naming("--context", args.context):
+        chat = Chat(args, target, drafter, tokenizer, stdout_console())
+    print(f"{args.target or 'the bundled pair'}, {args.method}. {HELP}. The first reply compiles.")
     if sys.stdin.isatty():
         import readline  # noqa: F401 (gives `input` a history)
     while True:
@@ -370,10 +262,9 @@ def main(args: Args) -> None:
         except EOFError:
             print()
             break
-        except KeyboardInterrupt:  # at the prompt; or in a turn before its reply began, or twice
+        except KeyboardInterrupt:
             print()
-            chat.say("interrupted: this turn is forgotten" if chat.asking else "Ctrl-D or /quit ends the chat")
-            chat.asking = False
+            chat.say("Ctrl-D or /quit ends the chat")
 
 
 if __name__ == "__main__":

@@ -4,11 +4,10 @@
     python -m infer.cycle --target PATH --head PATH --tree 6,10,59
     python -m infer.cycle --temperature 1
 
-Every part runs alone, many times inside one compiled loop, so that no host time counts: the plain step and the whole
-cycle; drafting, the target's pass over the tree, the head's update and the commit; of the target's pass its products
-and its attention. The parts take turns, and the median counts. They are compiled apart and need not add up: products
-that wait for each other can take longer than in the pass, where some run side by side. The program prints a table and,
-last, one JSON object.
+The parts are the plain step and the whole cycle; drafting, the target's pass over the tree, the head's update and the
+commit; above temperature 0 the walk down the tree and the noise of one draw. Every part runs alone, many times inside
+one compiled loop, so that no host time counts. The parts take turns, and the median counts. They are compiled apart and
+need not add up. The program prints a table and, last, one JSON object.
 """
 
 from __future__ import annotations
@@ -26,12 +25,10 @@ from eagle_jax.core.cache import commit
 from eagle_jax.core.loop import step
 from eagle_jax.core.sampling import make_sampling, noise
 from eagle_jax.core.tree import ancestor_mask, node_depths
-from eagle_jax.core.types import Engine, GenerateState, KVCache, NewKV, Params, RowRandomness, Verified
+from eagle_jax.core.types import Engine, GenerateState, Params, RowRandomness, Verified
 from eagle_jax.core.verify import deterministic
-from eagle_jax.models.layers import attend
 from eagle_jax.runtime.compilation import machine, use_compilation_cache
 from eagle_jax.runtime.generation import prefill_program, request_of
-from eagle_jax.training.flops import product_flops
 from infer.common.programs import at_least_one, naming, parse_tree, run
 from infer.common.timing import Part, time_interleaved
 
@@ -48,7 +45,7 @@ class Args:
       tree: depth,top_k,num_nodes; default is the bundled head's own, or 6,10,59.
       context: tokens in the cache.
       batch: rows.
-      temperature: above 0 the walk down the tree and the noise of one draw are measured as well.
+      temperature: of the walk and the draws.
       turns: cycles per measurement.
       repeats: measurements, of which the median counts.
     """
@@ -69,7 +66,7 @@ def main(args: Args) -> dict[str, Any]:
     """Measures and prints the parts; returns the last line."""
     at_least_one(args, "context", "batch", "turns", "repeats")
     if (args.target is None) != (args.head is None):
-        raise ValueError("--target and --head belong together; without both the bundled pair is profiled")
+        raise ValueError("--target and --head must be given together. Leave both out for the bundled pair")
     use_compilation_cache()
     head: Any
     if args.target is None or args.head is None:
@@ -86,20 +83,15 @@ def main(args: Args) -> dict[str, Any]:
         call()  # compiles
     seconds = time_interleaved(calls, args.repeats)
     times = {name: round(1000 * value / args.turns, 4) for name, value in seconds.items()}
-    rows = head.tree.num_nodes + 1
-    per_pass = pass_flops(target, args.batch, rows)
-    rate = per_pass / (times["target pass"] / 1000) / 1e9
-    print(
-        f"One cycle of {target.name} with {head.name}: {rows} rows, {args.batch} x {args.context} tokens in the cache\n"
-    )
+    even = times["cycle"] / times["plain step"]
+    rows, names = head.tree.num_nodes + 1, f"{target.name} with {head.name}"
+    print(f"One cycle of {names}: {rows} rows, {args.batch} x {args.context} tokens in the cache\n")
     print("| part | ms | of a plain step |\n|---|---:|---:|")
     for name, value in times.items():
         print(f"| {name} | {value:.3f} | {value / times['plain step']:.2f} |")
-    print(f"\nThe target's pass does {per_pass / 1e9:.3f} GFLOP, {rate:.0f} GFLOP/s. A cycle pays from a tau of "
-          f"{times['cycle'] / times['plain step']:.2f}.\nMachine: {machine()}")  # fmt: skip
-    report = {"ms": times, "gflop_per_pass": per_pass / 1e9, "gflop_per_second": round(rate, 1),
-              "break_even_tau": round(times["cycle"] / times["plain step"], 3), "machine": machine(),
-              "settings": dataclasses.asdict(args)}  # fmt: skip
+    print(f"\nA cycle pays from a tau of {even:.2f}.\nMachine: {machine()}")
+    settings = dataclasses.asdict(args)
+    report = {"ms": times, "break_even_tau": round(even, 3), "machine": machine(), "settings": settings}
     print(json.dumps(report))
     return report
 
@@ -123,13 +115,13 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> di
     plain_params, plain_state, plain_engine = start(None)
     params, state, engine = start(head)
     fn, drafter = engine.target, engine.drafter
-    chance = RowRandomness(state.keys, state.num_tokens)
-    tree, _ = jax.jit(drafter.draft)(params, state.drafter, state.root, chance, sampling)
+    randomness = RowRandomness(state.keys, state.num_tokens)
+    tree, _ = jax.jit(drafter.draft)(params, state.drafter, state.root, randomness, sampling)
     mask = ancestor_mask(tree.parents, drafter.depth)
     positions = state.cache.length[:, None] + node_depths(mask)
 
     def draft(params: Params, drafted: Any) -> Any:
-        found, drafted = drafter.draft(params, drafted, state.root, chance, sampling)
+        found, drafted = drafter.draft(params, drafted, state.root, randomness, sampling)
         # The next turn depends on this one's last node, by too little to change a token.
         return drafted._replace(hidden=drafted.hidden + 1e-30 * found.scores[:, -1:].astype(drafted.hidden.dtype))
 
@@ -155,57 +147,22 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> di
         return index + 1 + (found.next_token < 0)  # the next turn depends on this one
 
     def draw_noise(_: Params, index: jax.Array) -> jax.Array:
-        drawn = jax.vmap(lambda key, at: noise(key, at, jnp.arange(config.vocab_size)))(state.keys, index)
+        drawn = jax.vmap(lambda key, at: noise(key, at, jnp.arange(target.config.vocab_size)))(state.keys, index)
         return index + 1 + (jnp.argmax(drawn, axis=-1) < 0)
 
-    draws = {} if sampling.greedy else {
+    draws = {
         "walk with draws": Part(walk, params, state.num_tokens),
         "noise of one draw": Part(draw_noise, params, state.num_tokens),
-    }  # fmt: skip
-    config = target.config
-    query = jax.random.normal(jax.random.key(1), (*tree.tokens.shape, config.num_heads, config.head_dim), args.dtype)
-    rows = jnp.ones((args.batch * (drafter.num_nodes + 1), 1), jnp.float32)
+    }
     return {
         "plain step": Part(cycle(plain_engine), plain_params, plain_state),
         "cycle": Part(cycle(engine), params, state),
         "draft": Part(draft, params, state.drafter),
         "target pass": Part(verify, params, tree.tokens),
-        "its products alone": Part(lambda p, x: products(p["target"], x), params, rows),
-        "its attention alone": Part(lambda _, query: attention(state.cache, out.new, mask, query), params, query),
         "head update": Part(extend, params, state.drafter),
         "commit": Part(lambda _, cache: commit(cache, out.new, one, path), params, state.cache),
-        **draws,
+        **({} if sampling.greedy else draws),
     }
-
-
-def matrices(params: Params) -> list[jax.Array]:
-    """Returns the kernels of a model's linear layers, [in, out] each."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    found = [leaf for path, leaf in leaves if path[-1].key == "kernel"]
-    if "lm_head" not in params:
-        found.append(params["embed_tokens"]["embedding"].T)
-    return found
-
-
-def products(params: Params, x: jax.Array) -> jax.Array:
-    """Runs all matrix products of one pass over x.shape[0] tokens; each waits for the one before it."""
-    for kernel in matrices(params):
-        wide = jnp.broadcast_to(x, (x.shape[0], kernel.shape[0])).astype(kernel.dtype)
-        x = jnp.dot(wide, kernel, preferred_element_type=jnp.float32).max(axis=-1, keepdims=True) * 1e-3
-    return x
-
-
-def attention(cache: KVCache, new: NewKV, mask: jax.Array, query: jax.Array) -> jax.Array:
-    """Runs the attention of every layer of one pass; each waits for the one before it."""
-    for cached_keys, cached_values, keys, values in zip(cache.keys, cache.values, new.keys, new.values, strict=True):
-        mixed = attend(query, keys, values, mask, cached_keys, cached_values, cache.length)
-        query = query + 1e-30 * mixed.reshape(query.shape)
-    return query
-
-
-def pass_flops(target: eagle_jax.Target, batch: int, rows: int) -> float:
-    """Counts the floating-point operations of the matrix products of one pass over `rows` tokens per batch row."""
-    return product_flops(products, target.params, jax.ShapeDtypeStruct((batch * rows, 1), jnp.float32))
 
 
 if __name__ == "__main__":

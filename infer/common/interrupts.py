@@ -17,12 +17,12 @@ _handled = threading.Event()
 
 
 def mark_handled() -> None:
-    """Records that Python heard Ctrl-C; every handler calls this."""
+    """Records that Python received Ctrl-C; every handler calls this."""
     _handled.set()
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raises `KeyboardInterrupt`, later if JAX's garbage-collector callback runs: Python drops what that raises."""
+    """Raises `KeyboardInterrupt`. Inside JAX's garbage-collector callback Python would drop it, so it comes later."""
     mark_handled()
     while frame is not None:
         if frame.f_code.co_name == "_xla_gc_callback":
@@ -35,22 +35,38 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
+def stop_event() -> Iterator[threading.Event]:
+    """Yields an event that the first Ctrl-C sets, so that no program ends halfway; a second Ctrl-C interrupts."""
+    event = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if event.is_set():
+            interrupt(number, frame)
+        mark_handled()
+        event.set()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Handles Ctrl-C with `interrupt`; if XLA blocks Python, prints a message and lets a second Ctrl-C end the process.
 
-    A compilation is one step for Python, and signal handlers run between steps. Nothing changes where the shell
-    ignores the signal or outside the main thread.
+    A compilation is one step for Python, and signal handlers run between steps. Nothing changes where the shell ignores
+    the signal.
     """
-    before = signal.getsignal(signal.SIGINT)
-    usual = before in (signal.SIG_DFL, signal.default_int_handler)
-    if not usual or threading.current_thread() is not threading.main_thread():
+    if signal.getsignal(signal.SIGINT) not in (signal.SIG_DFL, signal.default_int_handler):
         yield
         return
     _handled.clear()
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     wakeup = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
-    signal.signal(signal.SIGINT, interrupt)
+    before = signal.signal(signal.SIGINT, interrupt)
     watcher = threading.Thread(target=_watch, args=(reads,), daemon=True)
     watcher.start()
     try:
@@ -67,19 +83,16 @@ def interruptible() -> Iterator[None]:
 def _watch(reads: int) -> None:
     """Reads signal numbers, which C writes to the pipe whatever Python's main thread does."""
     blocked = False
-    while came := os.read(reads, 512):
-        if signal.SIGINT not in came:
+    while received := os.read(reads, 512):
+        if signal.SIGINT not in received:
             continue
         if blocked and not _handled.is_set():
-            _write("Interrupted.")
+            print("\nInterrupted.", file=sys.stderr, flush=True)
             os._exit(130)
         if blocked := not _handled.wait(PATIENCE):
-            _write("Ctrl-C: XLA compiles or computes, which Python cannot stop. Press it once more to end the program.")
+            text = "XLA compiles or computes, which Python cannot stop. Press Ctrl-C once more to end the program."
+            print(f"\n{text}", file=sys.stderr, flush=True)
         else:
             _handled.clear()
         while select.select([reads], [], [], 0)[0] and os.read(reads, 512):
             pass  # two impatient signals count as one
-
-
-def _write(message: str) -> None:
-    os.write(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2, f"\n{message}\n".encode())

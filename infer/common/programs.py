@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
@@ -12,7 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TextIO, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import tyro
 
@@ -36,19 +37,17 @@ def arguments(cls: type[T], description: str | None, argv: Sequence[str] | None 
     Raises:
       ConfigError: the file is missing, or has a key that `cls` has not.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     prog = None if spec is None else f"python -m {spec.name}"
-    help_text = f"{(description or '').rstrip()}\n\n--config FILE.yaml gives defaults of the options below."
-    for at, word in enumerate(words):
-        if word == "--config" and at + 1 == len(words):
-            raise ConfigError("--config needs the path of a YAML file")
-        if word == "--config" or word.startswith("--config="):
-            path, rest = (word[9:], words[at + 1 :]) if "=" in word else (words[at + 1], words[at + 2 :])
-            with naming("--config", path):
-                default = load_yaml(cls, path)
-            return tyro.cli(cls, prog=prog, args=words[:at] + rest, default=default, description=help_text)
-    return tyro.cli(cls, prog=prog, args=words, description=help_text)
+    finder = argparse.ArgumentParser(prog, add_help=False, allow_abbrev=False)
+    finder.add_argument("--config")
+    found, words = finder.parse_known_args(argv)
+    text = f"{(description or '').rstrip()}\n\n--config FILE.yaml gives defaults of the options below."
+    options: dict[str, Any] = {"prog": prog, "args": words, "description": text}
+    if found.config is not None:
+        with naming("--config", found.config):
+            options["default"] = load_yaml(cls, found.config)
+    return tyro.cli(cls, **options)
 
 
 def run(
@@ -61,16 +60,16 @@ def run(
     """
     if log is not None:
         stamp = "%(asctime)s " if log == "timed" else ""
-        # Orbax brings absl, which puts a handler of its own on the root logger: without force ours would not be set.
+        # `force` replaces the handler that absl, which Orbax imports, puts on the root logger.
         logging.basicConfig(level=logging.INFO, format=stamp + "%(message)s", force=True)
-    # Backends that JAX did not find and HTTP requests do not concern a user.
+    # Notes about absent backends, HTTP requests and retries do not concern a user. `import datasets` resets the level
+    # of huggingface_hub itself.
     for chatty in ("jax", "datasets", "httpx"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    # It logs every retry; the outcome is reported. (`import datasets` sets the level of the package itself.)
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
     warnings.showwarning = _show_warning
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # someone who watches a log sees every line at once
+        sys.stdout.reconfigure(line_buffering=True)  # a log file has every line at once
     try:
         with interruptible():
             status = main(arguments(cls, description))
@@ -99,14 +98,7 @@ def of_runtime(error: Exception) -> str | None:
     return str(error) if isinstance(error, DeviceError) else device_message(error)
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Prints the text without the line of code that it comes from."""
     print(f"warning: {message}", file=sys.stderr, flush=True)
 
@@ -135,11 +127,7 @@ def naming(option: str, value: object) -> Iterator[None]:
 
 
 def at_least_one(args: object, *names: str) -> None:
-    """Raises on counts below 1; None passes.
-
-    Raises:
-      ValueError: naming the option.
-    """
+    """Raises a `ValueError` that names the option on counts below 1; None passes."""
     for name in names:
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -147,25 +135,17 @@ def at_least_one(args: object, *names: str) -> None:
 
 
 def not_negative(args: object, *names: str) -> None:
-    """Raises on numbers below 0; None passes.
-
-    Raises:
-      ValueError: naming the option.
-    """
+    """Raises a `ValueError` that names the option on numbers below 0; None passes."""
     for name in names:
         value = getattr(args, name)
         if value is not None and (min(value, default=0) if isinstance(value, tuple) else value) < 0:
             raise ValueError(f"--{name.replace('_', '-')} {value} must not be negative")
 
 
-def check_seed(args: object) -> None:
-    """Raises on a seed of more than 32 bits, of which JAX keeps the lower 32.
-
-    Raises:
-      ValueError: naming it.
-    """
-    if not 0 <= (seed := args.seed) < 2**32:  # type: ignore[attr-defined]
-        raise ValueError(f"--seed {seed} must lie in 0 to 2**32 - 1: JAX keeps 32 bits of a seed")
+def check_seed(args: Any) -> None:
+    """Raises a `ValueError` on a seed of more than 32 bits, of which JAX keeps the lower 32."""
+    if not 0 <= args.seed < 2**32:
+        raise ValueError(f"--seed {args.seed} must lie in 0 to 2**32 - 1: JAX keeps 32 bits of a seed")
 
 
 def can_write(path: Path, *, folder: bool = True, option: str = "--out") -> None:
@@ -175,22 +155,16 @@ def can_write(path: Path, *, folder: bool = True, option: str = "--out") -> None
       folder: whether the result is a directory; otherwise it is a file, which will be replaced.
 
     Raises:
-      ValueError: naming the option and what stands in the way.
+      ValueError: naming the option and the reason.
     """
     if path.exists() and path.is_dir() != folder:
         raise ValueError(f"{option} {path} is a {'file: give a directory' if folder else 'directory: give a file'}")
-    above = path.absolute()
-    while not above.exists() or (above == path.absolute() and not folder):
-        above = above.parent
-    if not above.is_dir():
-        raise ValueError(f"{option} {path}: {above} is a file and holds nothing: give another place")
+    above = next(place for place in (path if folder else path.parent, *path.absolute().parents) if place.exists())
     try:
         with tempfile.TemporaryFile(dir=above):
             pass
     except OSError as error:
-        raise ValueError(
-            f"{option} {path}: nothing can be written in {above} ({error.strerror}): give another place"
-        ) from error
+        raise ValueError(f"{option} {path}: cannot write in {above} ({error.strerror}). Give another place") from error
 
 
 def listed(args: object, name: str, kind: Callable[[str], Any] = str, least: int | None = None) -> list[Any]:
@@ -206,16 +180,13 @@ def listed(args: object, name: str, kind: Callable[[str], Any] = str, least: int
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
         raise ValueError(f"{option} is empty: give at least one value")
-    try:
+    with contextlib.suppress(ValueError):
         values = list(dict.fromkeys(map(kind, words)))
-    except ValueError:
-        values = []
-    bounded = least is None or all(least <= value < float("inf") for value in values)
-    if not values or not bounded:
-        what = "whole numbers" if kind is int else "numbers"
-        bound = "" if least is None else f" of at least {least}"
-        raise ValueError(f"{option} {text!r} must be {what}{bound}, separated by commas")
-    return values
+        if least is None or all(least <= value < float("inf") for value in values):
+            return values
+    what = "whole numbers" if kind is int else "numbers"
+    bound = "" if least is None else f" of at least {least}"
+    raise ValueError(f"{option} {text!r} must be {what}{bound}, separated by commas")
 
 
 def parse_tree(text: str, option: str = "--tree") -> TreeConfig:

@@ -1,0 +1,315 @@
+"""The chat: its lines, its replies against `generate`, Ctrl-C, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import pyte
+import pytest
+from rich.console import Console
+
+import eagle_jax
+from eagle_jax.runtime.session import Session
+from infer import chat
+from infer.common.programs import arguments
+from infer.common.terminal import ReplyView
+from tests.programs.conftest import ByteTokenizer
+
+
+class Templated(ByteTokenizer):
+    """Turns between marks, as chat templates write them."""
+
+    chat_template = "marks"
+
+    def apply_chat_template(self, messages, *, tokenize, add_generation_prompt):
+        marks = {"system": "<s>", "user": "<u>", "assistant": "<a>"}
+        text = "".join(marks[message["role"]] + message["content"] + "\n" for message in messages)
+        return text + "<a>" * add_generation_prompt
+
+
+class TextOnly(Templated):
+    """Tokens are letters, so that the text of every reply gives the same tokens again."""
+
+    def decode(self, tokens, *, skip_special_tokens=True):
+        return "".join(chr(token) for token in tokens)
+
+    def encode(self, text, **options):
+        return [ord(letter) for letter in text]
+
+
+@pytest.fixture
+def make_chat(pair):
+    def make(tokenizer=None, **options):
+        args = chat.Args(**{"method": "hass", "max_new_tokens": 12, "context": 400} | options)
+        drafter = None if args.method == "vanilla" else eagle_jax.load_demo("hass")[1]
+        return chat.Chat(args, pair, drafter, tokenizer or Templated(), Console(file=io.StringIO(), width=200))
+
+    return make
+
+
+def said(talk, line: str) -> str:
+    """Types a line and returns the last line of the output."""
+    assert talk.line(line)
+    return talk.console.file.getvalue().rstrip("\n").rpartition("\n")[2]
+
+
+def test_every_reply_is_the_targets_own_to_the_whole_conversation(make_chat, pair, monkeypatch):
+    prompts, texts = [], []
+    real = Session.stream
+
+    def spy(session, prompt, **options):
+        prompts.append(prompt)
+        return real(session, prompt, **options)
+
+    monkeypatch.setattr(Session, "stream", spy)
+    talk = make_chat(temperature=0.9, seed=5, system="be brief")
+    messages = [{"role": "system", "content": "be brief"}]
+    for line in ("hello", "and?"):
+        messages.append({"role": "user", "content": line})
+        talk.line(line)
+        texts.append(talk.session.text)
+        text = Templated().apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert Templated().decode(prompts[-1]) == text
+        messages.append({"role": "assistant", "content": Templated().decode(texts[-1][len(prompts[-1]) :])})
+        assert talk.conversation.messages == messages
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(5), jax.numpy.arange(1, 3))
+    expected = eagle_jax.generate(pair, None, prompts, max_new_tokens=12, temperature=0.9, key=keys)
+    assert texts == [[*prompt, *reply] for prompt, reply in zip(prompts, expected.tokens, strict=True)]
+
+
+def test_only_new_tokens_are_read(make_chat):
+    """Also after plain replies, from the target's cache; the drafter then reads the replies that it missed."""
+    talk = make_chat(TextOnly())
+    first, new = len("<u>hello\n<a>"), len("\n<u>why\n<a>")
+    assert f"{first} of {first} prompt tokens read" in said(talk, "hello")
+    # The last token of a reply is in no cache yet.
+    assert f"{new + 1} of {first + 12 + new} prompt tokens read" in said(talk, "why")
+    assert said(talk, "/plain") == "[plain decoding]"
+    assert re.search(rf"tau 1\.00, .*, {new + 1} of ", said(talk, "why"))
+    assert said(talk, "/plain") == "[drafting with hass]"
+    assert f", {2 * (new + 1) + 12 - 1} of " in said(talk, "why")
+
+
+class Special(TextOnly):
+    def decode(self, tokens, *, skip_special_tokens=True):
+        return "".join(chr(token) for token in tokens if not (skip_special_tokens and token % 2))
+
+
+class Trims(TextOnly):
+    def apply_chat_template(self, messages, **options):
+        short = [{**message, "content": message["content"][:3]} for message in messages]
+        return super().apply_chat_template(short, **options)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "new", "count"),
+    [
+        (Special(), "?\n<u>def\n<a>", len("<u>abc\n<a>") + 12 + len("\n<u>def\n<a>")),  # they stay in the text
+        # The head's cache has no place yet for the third letter of the reply.
+        (Trims(), "3\n<u>def\n<a>", len("<u>abc\n<a>123\n<u>def\n<a>")),
+    ],
+    ids=["special tokens", "a template that trims"],
+)
+def test_the_text_is_read_from_its_first_change(tokenizer, new, count, make_chat):
+    talk = make_chat(tokenizer)
+    talk.line("abc")
+    assert f"{len(new)} of {count} prompt tokens read" in said(talk, "def")
+
+
+def test_an_error_in_a_turn_does_not_end_the_chat(make_chat, monkeypatch):
+    class Strict(TextOnly):
+        def apply_chat_template(self, messages, **options):
+            if "no" in messages[-1]["content"]:
+                raise RuntimeError("roles must alternate")
+            return super().apply_chat_template(messages, **options)
+
+    def full(*args, **options):
+        raise MemoryError("out of memory on a TPU")
+
+    talk = make_chat(Strict(), context=60, max_new_tokens=50)
+    assert re.search(r"\(roles must alternate\): .*; this turn is forgotten", said(talk, "no"))
+    assert "must leave room for a reply, got 67 tokens of the session's context of 60. /reset" in said(talk, "x" * 60)
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "stream", full)
+        assert said(talk, "yes") == "[out of memory on a TPU; this turn is forgotten]"
+    assert talk.conversation.messages == []
+    assert said(talk, "x" * 10).endswith(", cut: the context is full]")
+    assert "must leave room" in said(talk, "more")
+    talk.line("/reset")
+    assert said(talk, "x").endswith("prompt tokens read, cut at --max-new-tokens]")
+
+
+def test_commands(make_chat):
+    talk = make_chat()
+    wrong = "/temp must be a number of at least 0, such as /temp 0.7: "
+    for line, words in (
+        ("/stats", r"temperature 0, 0 of 400 tokens\]"),
+        ("hello", r"tau \d\.\d\d, \d+ tokens/s, 12 of 12 prompt tokens read"),
+        ("/temp 0.7", r"^\[temperature 0\.7\]$"),
+        ("/temp", wrong),
+        ("/temp hot", wrong),
+        ("/temp -1", wrong),
+        ("/temp nan", wrong),
+        ("/temp 1e-9", wrong),
+        ("/plain off", "unknown command /plain off: /reset"),
+        ("/dance", "unknown command /dance: /reset"),
+        ("/plain", "plain decoding"),
+        ("again", r"tau 1\.00"),
+        ("/stats", r"temperature 0\.7, .*; drafted: replies 1, tokens 12, .*; plain: replies 1, tokens 12, tau 1\.00"),
+        ("/reset", "forgotten"),
+        ("/help", "/quit; Ctrl-C"),
+    ):
+        assert re.search(words, said(talk, line)), line
+    assert talk.conversation.messages == [] and talk.session.text == [] and talk.temperature == 0.7
+    assert talk.line("")
+    assert not talk.line("/quit")
+    assert "drafts nothing: there is nothing to switch" in said(make_chat(method="vanilla"), "/plain")
+
+
+CHUNKS = [eagle_jax.StreamChunk([*b"a"], 0), *[eagle_jax.StreamChunk([*b"bc\n"], 2)] * 12]
+
+
+def test_accepted_drafts_are_green():
+    for options, text in (({}, "abc\nbc\n\n"), ({"force_terminal": True}, "a\x1b[32mbc\x1b[0m\n\x1b[32mbc\x1b[0m\n\n")):
+        console = Console(file=io.StringIO(), force_interactive=False, color_system="standard", **options)
+        with ReplyView(console, ByteTokenizer()) as view:
+            view.show("no row outside a terminal")
+            for chunk in CHUNKS[:3]:
+                view.push(chunk)
+        assert console.file.getvalue() == text
+
+
+@pytest.mark.parametrize("above", [0, 3, 30])
+def test_the_last_row_shows_tau_and_speed_while_a_reply_runs(make_chat, monkeypatch, above):
+    """The text is the same as without the row. Speed is that after the second chunk."""
+    talk = make_chat()
+    clock = iter((10, 30, *(30.5 + 0.5 * n for n in range(40))))
+    monkeypatch.setattr(chat.time, "perf_counter_ns", lambda: int(next(clock) * 1e9))
+    monkeypatch.setenv("TERM", "xterm")
+    screen = pyte.HistoryScreen(40, 8, history=200)
+    screen.set_mode(pyte.modes.LNM)
+    terminal, statuses = pyte.Stream(screen), set()
+
+    class Terminal(io.StringIO):
+        def write(self, text):
+            terminal.feed(text)
+            statuses.update(line.strip() for line in screen.display)
+            return len(text)
+
+    talk.console = Console(file=Terminal(), force_terminal=True, width=40, height=8, get_time=lambda: 0.0)
+    for number in range(above):
+        talk.console.print(f"earlier {number}")
+    talk.session.stream = lambda *args, **options: iter(CHUNKS)
+    talk.line("x")
+    assert any(line.startswith("reading the prompt; the first reply") for line in statuses)
+    assert {"tau 3.00, 4 tokens", "tau 3.00, 6 tokens/s, 37 tokens"} <= statuses
+    rows = ["".join(row[column].data for column in range(40)).strip() for row in screen.history.top]
+    rows = [line for line in [*rows, *(line.strip() for line in screen.display)] if line]
+    assert rows[:-2] == [*(f"earlier {n}" for n in range(above)), "abc", *["bc"] * 11]
+    assert rows[-2].startswith("[tau 3.00, 6 tokens/s, ")
+
+
+def test_rows_are_wrapped_at_words():
+    console = Console(file=io.StringIO(), force_terminal=True, width=12, height=8)
+    with ReplyView(console, ByteTokenizer()) as view:
+        for word in ("one ", "two ", "three ", "four"):
+            view.write(word)
+    assert "one two" in console.file.getvalue() and "three four" in console.file.getvalue()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_never_ends_the_chat(times, pair, monkeypatch, capsys):
+    """One stops the reply and keeps its text. A second one interrupts the turn, and at the prompt one has no effect."""
+    lines = iter(["hello", KeyboardInterrupt(), "again", EOFError()])
+    talks, real = [], Session.stream
+
+    def type_line(prompt):
+        line = next(lines)
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    def interrupted(session, prompt, **options):
+        first = not talks
+        talks.append(session)
+        for number, chunk in enumerate(real(session, prompt, **options)):
+            for _ in range(times if first and number == 3 else 0):
+                signal.raise_signal(signal.SIGINT)
+            yield chunk
+
+    monkeypatch.setattr(Session, "stream", interrupted)
+    monkeypatch.setattr(chat, "load_pair", lambda sources: (pair, Templated()))
+    monkeypatch.setattr("builtins.input", type_line)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        chat.main(chat.Args(method="vanilla", max_new_tokens=100))
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    out = capsys.readouterr().out
+    assert "[Ctrl-D or /quit ends the chat]" in out
+    assert ("prompt tokens read, stopped]" in out) == (times == 1)
+    assert ("[interrupted: this turn is forgotten]" in out) == (times == 2)
+    assert Templated().decode(talks[-1].text).count("<u>") == (2 if times == 1 else 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--method eagle9", "unknown method 'eagle9'"),
+        ("--temperature -1", "temperature"),
+        ("--top-p 2", "top_p"),
+        ("--max-new-tokens 0", "--max-new-tokens 0 must be at least 1"),
+        ("--seed 4294967296", "--seed 4294967296 must lie in 0 to"),
+        ("--context 1", "--context 1: context must be an integer from 2 to the target's"),
+        ("--target /nope", "one option must give what drafts, got only --target. Give one head, as --eagle3 PATH, or"),
+        ("--eagle3 /nope --hydra /no", "one option must give what drafts, got hydra and eagle3"),
+        ("--eagle3 /nope --method pld", "--eagle3 must belong to --method pld. Leave it out, or add --method eagle3"),
+    ],
+)
+def test_bad_options_are_one_error(options, message, pair, monkeypatch):
+    monkeypatch.setattr(chat, "load_pair", lambda sources: (pair, Templated()))
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
+        chat.main(arguments(chat.Args, None, options.split()))
+    assert message in str(caught.value)
+
+
+@pytest.mark.slow
+def test_the_program_in_a_terminal(repository):
+    """A turn of the bundled pair, a Ctrl-C at the prompt, /stats and /quit."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "infer.chat", "--max-new-tokens", "24"]
+    with subprocess.Popen(command, cwd=repository, stdin=follower, stdout=follower, stderr=follower,
+                          start_new_session=True) as process:  # fmt: skip
+        os.close(follower)
+        seen = ""
+
+        def until(word, count=1):
+            nonlocal seen
+            begun = time.monotonic()
+            while seen.count(word) < count:
+                ready, _, _ = select.select([leader], [], [], max(0.0, begun + 300 - time.monotonic()))
+                assert ready, seen  # a read alone would wait for ever
+                seen += os.read(leader, 4096).decode("utf-8", "replace")
+
+        until("\r\n> ")
+        os.write(leader, b"What is 2 + 2?\n")
+        until("prompt tokens read")
+        assert "\x1b[32m" in seen
+        until("\r\n> ", 2)
+        process.send_signal(signal.SIGINT)
+        until("ends the chat]")
+        os.write(leader, b"/stats\n")
+        until("of 2048 tokens")
+        os.write(leader, b"/quit\n")
+        assert process.wait(60) == 0
+    os.close(leader)

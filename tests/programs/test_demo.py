@@ -1,0 +1,93 @@
+"""The demo and the parts of a cycle, on a pair small enough to run them in seconds."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.extend.core import Var
+
+from infer import cycle, demo
+
+
+@pytest.mark.parametrize(
+    ("environment", "temperature", "colours"),
+    [({}, 0.0, False), ({"FORCE_COLOR": "1"}, 1.0, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, 1.0, False)],
+)
+def test_the_demo_ends_with_one_json_object(environment, temperature, colours, pair, capsys, monkeypatch):
+    """At both temperatures both texts are the same; colours are for a terminal and where FORCE_COLOR asks for them."""
+    for name in ("FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"TERM": "xterm"} | environment).items():
+        monkeypatch.setenv(name, value)
+    demo.main(demo.Args(prompt="def f(", max_new_tokens=12, temperature=temperature, seed=5, repetitions=1))
+    out = capsys.readouterr().out
+    result = json.loads(out.splitlines()[-1])
+    assert set(result) == {"identical", "tau", "speedup", "eagle_tok_s", "vanilla_tok_s", "machine"}
+    assert result["identical"] is True and result["tau"] >= 1
+    assert result["speedup"] == pytest.approx(result["eagle_tok_s"] / result["vanilla_tok_s"], rel=0.01)
+    assert ("accepted drafts are green" in out) == colours
+    assert ("\x1b[3" in out) == colours
+
+
+def test_an_error_in_a_thread_is_raised():
+    with pytest.raises(ZeroDivisionError):
+        demo.run_at_once([lambda: None, lambda: 1 / 0])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_parts_of_a_cycle(temperature, pair, capsys):
+    cycle.main(cycle.Args(context=8, turns=2, repeats=1, temperature=temperature))
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    draws = {"walk with draws", "noise of one draw"} if temperature else set()
+    assert set(result["ms"]) == draws | {"plain step", "cycle", "draft", "target pass", "head update", "commit"}
+    assert all(value > 0 for value in result["ms"].values())
+    assert result["break_even_tau"] == pytest.approx(result["ms"]["cycle"] / result["ms"]["plain step"], abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context": 5000, "turns": 2}, r"--context 5000 must be at most \d+ for 2 turns"),
+        ({"dtype": "bfloat16"}, "the small pair is float32, not bfloat16"),
+        ({"target": "x"}, "--target and --head must be given together"),
+        ({"turns": 0}, "--turns 0 must be at least 1"),
+        ({"target": "/nope", "head": "/nope"}, "^--target /nope: no such directory"),
+    ],
+)
+def test_bad_options_of_infer_cycle_are_named(options, message, pair):
+    with pytest.raises(ValueError, match=message):
+        cycle.main(cycle.Args(**options))
+
+
+def waits(jaxpr, inputs):
+    """Whether each matrix product in a jaxpr depends on one of the inputs that are marked, and which outputs do."""
+    marked = {var for var, mark in zip(jaxpr.invars, inputs, strict=True) if mark}
+    found = []
+    for equation in jaxpr.eqns:
+        marks = [isinstance(var, Var) and var in marked for var in equation.invars]
+        if equation.primitive.name in ("jit", "pjit", "closed_call", "custom_jvp_call"):  # the compiler inlines these
+            inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr")).jaxpr
+            products, results = waits(inner, marks)
+            found += products
+        else:
+            results = [any(marks)] * len(equation.outvars)
+            if "dot_general" in str(equation):
+                found.append(any(marks))
+        marked |= {var for var, mark in zip(equation.outvars, results, strict=True) if mark}
+    return found, [isinstance(var, Var) and var in marked for var in jaxpr.outvars]
+
+
+@pytest.mark.parametrize("head", ["hass", "eagle3"])
+def test_every_turn_does_its_work(pair, head):
+    """Every matrix product waits for the turn before, so that the compiler can move none out of the loop."""
+    made = cycle.parts(pair, cycle.eagle_jax.load_demo(head)[1], cycle.Args(context=8, turns=2))
+    for name, part in made.items():
+        jaxpr = jax.make_jaxpr(part.body)(part.params, part.carry).jaxpr
+        weights, carried = len(jax.tree.leaves(part.params)), len(jax.tree.leaves(part.carry))
+        products, _ = waits(jaxpr, [False] * weights + [True] * carried)
+        assert all(products), name
+        assert products or name == "commit", name
+    assert not all(waits(jax.make_jaxpr(lambda w, x: w @ w + x)(jnp.eye(2), jnp.eye(2)).jaxpr, [False, True])[0])
