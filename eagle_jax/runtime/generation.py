@@ -16,8 +16,7 @@ import numpy as np
 
 from eagle_jax import core
 from eagle_jax.core.sampling import LogProbs
-from eagle_jax.core.types import Drafter, GenerateState, Sampling
-from eagle_jax.drafters.vanilla import vanilla
+from eagle_jax.core.types import GenerateState, Sampling
 from eagle_jax.parallel.processes import to_host
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import check_finite, check_fits, memory_errors
@@ -243,54 +242,20 @@ def _run(request: Request) -> GenerateOutput:
 
 def request_of(
     target: Target,
-    head: BoundDrafter | None,
+    drafter: BoundDrafter | None,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int | Sequence[int],
     sampling: Sampling,
     eos_ids: StopTokens = None,
     key: jax.Array | int | None = None,
-    **naming: str,
+    name: str = "prompts[{}]",
 ) -> Request:
-    """Builds the engine's arguments for these prompts; arguments as in `eagle_jax.generate`.
-
-    Args:
-      head: None is plain decoding.
+    """Builds the engine's arguments for a sampled law; arguments as in `eagle_jax.generate`.
 
     Raises:
       ValueError: an argument breaks its rule; raised before anything is compiled.
       MemoryError: weights and caches do not fit in device memory.
     """
-    check_target(target)
-    if head is not None:
-        _check_drafter(head, target)
-    request = prepare(
-        {"target": target.params, "drafter": {} if head is None else head.params},
-        target.config,
-        target.fn,
-        vanilla() if head is None else head.drafter,
-        prompts,
-        max_new_tokens,
-        sampling,
-        eos_ids,
-        key,
-        **naming,
-    )
+    request = prepare(target, drafter, prompts, max_new_tokens, sampling, eos_ids, key, name)
     check_fits(request)
     return request
-
-
-def _check_drafter(head: Any, target: Target) -> None:
-    if isinstance(head, Drafter):
-        raise ValueError("drafter must be bound to a target. Pass eagle_jax.BoundDrafter.of(drafter, target).")
-    if not isinstance(head, BoundDrafter):
-        raise ValueError(
-            f'drafter must be a result of eagle_jax.load_drafter, None, or "auto" with profile=, got {head!r:.40}.'
-        )
-    if head.target_fn is not target.fn:
-        raise ValueError(
-            f"drafter {head.name!r} must be bound to the target {target.name!r}, got one for another target. "
-            "Load it again with load_drafter(path, target)."
-        )
-    layers = target.config.num_layers
-    if wrong := [tap for tap in head.drafter.taps if not 0 <= tap <= layers]:
-        raise ValueError(f"the taps of drafter {head.name!r} must be hidden states 0 to {layers}, got {wrong}.")

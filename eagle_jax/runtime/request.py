@@ -18,7 +18,10 @@ from eagle_jax.config import DecoderConfig
 from eagle_jax.core.loop import required_slots
 from eagle_jax.core.randomness import row_keys, threefry_keys
 from eagle_jax.core.sampling import make_sampling
-from eagle_jax.core.types import Batch, Drafter, Engine, Params, Sampling, Sizes, TargetFn
+from eagle_jax.core.types import Batch, Drafter, Engine, Params, Sampling, Sizes
+from eagle_jax.drafters.vanilla import vanilla
+from eagle_jax.runtime.drafters import BoundDrafter
+from eagle_jax.runtime.target import Target, check_target
 
 PREFILL_CHUNK = 256
 """Most prompt tokens per prefill pass."""
@@ -38,16 +41,14 @@ class Request(NamedTuple):
 
 
 def prepare(
-    params: Params,
-    config: DecoderConfig,
-    target: TargetFn,
-    drafter: Drafter,
+    target: Target,
+    drafter: BoundDrafter | None,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int | Sequence[int],
     sampling: Sampling,
     eos_ids: StopTokens,
     key: jax.Array | int | None,
-    name: str = "prompts[{}]",
+    name: str,
 ) -> Request:
     """Checks the arguments of `eagle_jax.generate` and pads them into buckets.
 
@@ -57,6 +58,10 @@ def prepare(
     Raises:
       ValueError: naming the argument, its rule and the remedy.
     """
+    check_target(target)
+    if drafter is not None:
+        _check_drafter(drafter, target)
+    config, method = target.config, vanilla() if drafter is None else drafter.drafter
     _check_not_traced(prompts=prompts, max_new_tokens=max_new_tokens, eos_ids=eos_ids, key=key, arrays=jnp.zeros(()))
     rows = _check_prompts(prompts, name, config)
     budgets = _check_budgets(max_new_tokens, rows, config)
@@ -68,14 +73,15 @@ def prepare(
     width = bucket(int(lengths.max()))
     chunk = width if width <= PREFILL_CHUNK else math.gcd(width, PREFILL_CHUNK)
     max_tokens = bucket(max(budgets))
-    slots = round_up(required_slots(width, max_tokens, drafter.depth, chunk), 32 if width < 1024 else 128)
+    slots = round_up(required_slots(width, max_tokens, method.depth, chunk), 32 if width < 1024 else 128)
     padded = np.zeros((len(rows), width), np.int32)
     for index, row in enumerate(rows):
         padded[index, : len(row)] = row
     keys = _keys(key, len(rows))
     arrays = (jnp.asarray(padded), jnp.asarray(lengths), jnp.asarray(budgets, jnp.int32), jnp.asarray(stops))
     sizes = Sizes(max_tokens, chunk, slots)
-    return Request(params, Batch(*arrays, keys), sampling, Engine(target, drafter), sizes)
+    params = {"target": target.params, "drafter": {} if drafter is None else drafter.params}
+    return Request(params, Batch(*arrays, keys), sampling, Engine(target.fn, method), sizes)
 
 
 # Jitted: an eager `vmap` costs milliseconds of host time per call.
@@ -101,6 +107,23 @@ def _keys(key: jax.Array | int | None, batch: int) -> jax.Array:
             f"{key.dtype}{list(key.shape)}. Pass jax.random.key(seed); every row derives its own key."
         )
     raise ValueError(f"key must be jax.random.key(seed) or an integer seed, got {key!r}.")
+
+
+def _check_drafter(drafter: Any, target: Target) -> None:
+    if isinstance(drafter, Drafter):
+        raise ValueError("drafter must be bound to a target. Pass eagle_jax.BoundDrafter.of(drafter, target).")
+    if not isinstance(drafter, BoundDrafter):
+        raise ValueError(
+            f'drafter must be a result of eagle_jax.load_drafter, None, or "auto" with profile=, got {drafter!r:.40}.'
+        )
+    if drafter.target_fn is not target.fn:
+        raise ValueError(
+            f"drafter {drafter.name!r} must be bound to the target {target.name!r}, got one for another target. "
+            "Load it again with load_drafter(path, target)."
+        )
+    layers = target.config.num_layers
+    if wrong := [tap for tap in drafter.drafter.taps if not 0 <= tap <= layers]:
+        raise ValueError(f"the taps of drafter {drafter.name!r} must be hidden states 0 to {layers}, got {wrong}.")
 
 
 def _check_not_traced(**arguments: Any) -> None:
