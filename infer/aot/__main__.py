@@ -3,7 +3,7 @@
     python -m infer.aot --model llama-3.1-8b --topology v6e:1x1
     python -m infer.aot --model llama-3.3-70b --topology v5p:2x2x1 --batch 4
     python -m infer.aot --model qwen3-8b --topology v5e:2x2 --layers 2   # a quick look at two layers
-    python -m infer.aot --model llama-3.1-8b --topology v5e:2x2 --method sps --draft-model llama-3.2-1b
+    python -m infer.aot --model llama-3.1-8b --topology v5e:2x2 --method sps@chain5 --draft-model llama-3.2-1b
     python -m infer.aot --program train --model llama-3.1-8b --topology v5e:4x4 --rows 16
 
 Needs libtpu (`pip install libtpu`) and no TPU. The whole program is compiled, with abstract weights: prefill and loop,
@@ -28,15 +28,20 @@ os.environ |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # two of these may run side b
 
 import jax
 
-from eagle_jax.config import DecoderConfig, MedusaConfig, TreeConfig
+from eagle_jax.config import EAGLE1_PARENTS, DecoderConfig, MedusaConfig, TreeConfig
 from eagle_jax.core.sampling import make_sampling
+from eagle_jax.drafters.lookahead import lookahead
+from eagle_jax.drafters.prompt_lookup import prompt_lookup
+from eagle_jax.drafters.vanilla import vanilla
 from eagle_jax.models.presets import eagle3_head, model
 from eagle_jax.parallel.mesh import row_groups
+from eagle_jax.shapes import medusa_parents
 from eagle_jax.training.objective import Objective
 from infer.aot.chips import Chip, chip_of, slice_mesh, topology_devices
-from infer.aot.hlo import Program
+from infer.aot.costs import Program
 from infer.aot.programs import Method, Workload, generation, local_bytes, training
-from infer.common.programs import at_least_one, parse_tree, run
+from infer.common.labels import Label
+from infer.common.programs import at_least_one, run
 
 MANY = 16
 """On more devices than this the default mesh of training has a "tensor" axis: an update would need a row for each."""
@@ -49,15 +54,13 @@ class Args:
     Attributes:
       program: generate, or train: one update of a draft head.
       model: name of a published model; a wrong one names the nearest.
-      method: of generation: eagle3, medusa (5 heads), hydra++ (4), sps (a small model), pld, lookahead.
+      method: of generation, a label as in infer.bench (eagle3@8x10x59, sps@chain5/block): eagle3, medusa (5 heads),
+        hydra (Hydra++, 4 heads), sps, pld or lookahead. A rule for sampled drafts is compiled at temperature > 0.
       draft_model: of sps, name of a published model with the target's vocabulary.
       topology: chip and shape of the slice, such as v6e:1x1, v5e:2x2, v5p:2x2x1, v5p:2x2x4.
       batch: rows over all devices; None is one per slice of the "data" axis.
       prompt: width of the prompt buffer.
       max_new_tokens: width of the output buffer.
-      tree: depth,top_k,num_nodes of the drafts; None is 59 nodes of top_k 10 (8 levels, of medusa 5, of hydra++ 4), of
-        sps a chain of 5.
-      verification: the acceptance rule of sps chains (TreeConfig), compiled at temperature > 0.
       temperature: 0 is greedy; above it sampling is compiled, and drafting with the noise in view.
       top_p: of the sampled law; below 1 the program looks for its edge in every distribution.
       plain: also compile plain decoding, to compare with.
@@ -71,19 +74,16 @@ class Args:
       tensor: size of the "tensor" axis; None is for generation the widest that gives every device whole key-value
         heads, for training 4 on more than 16 devices and else 1.
       layers: compile so many layers instead of all.
-      hlo: folder for the optimised HLO texts.
     """
 
     program: Literal["generate", "train"] = "generate"
     model: str = "llama-3.1-8b"
-    method: Literal["eagle3", "medusa", "hydra++", "sps", "pld", "lookahead"] = "eagle3"
+    method: str = "eagle3"
     draft_model: str = "llama-3.2-1b"
     topology: str = "v6e:1x1"
     batch: int | None = None
     prompt: int = 1024
     max_new_tokens: int = 1024
-    tree: str | None = None
-    verification: Literal["deterministic", "rejection", "block"] = "deterministic"
     temperature: float = 0.0
     top_p: float = 1.0
     plain: bool = True
@@ -96,7 +96,6 @@ class Args:
     fsdp: int | None = None
     tensor: int | None = None
     layers: int | None = None
-    hlo: Path | None = None
 
 
 def main(args: Args) -> int:
@@ -121,14 +120,14 @@ def main(args: Args) -> int:
         }  # fmt: skip
         works = {"cycle": generation(config, method, mesh, tree, **buffers)}
         if args.plain:
-            works["plain"] = generation(config, None, mesh, **buffers)
+            works["plain"] = generation(config, vanilla(), mesh, **buffers)
     sizes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     print(f"{args.program}: {args.model}, {config.num_layers} layers, on {args.topology}: {sizes}", flush=True)
     result = dataclasses.asdict(args) | next(iter(works.values())).sizes | {
-        "hlo": None if args.hlo is None else str(args.hlo), "mesh": dict(mesh.shape), "layers": config.num_layers,
+         "mesh": dict(mesh.shape), "layers": config.num_layers,
         "jax": jax.__version__, "libtpu": version("libtpu"),
     }  # fmt: skip
-    result |= {name: measure(work, chip, name, args.hlo) for name, work in works.items()}
+    result |= {name: measure(work, chip, name) for name, work in works.items()}
     if args.plain and args.program == "generate" and result["cycle"]["compiles"] and result["plain"]["compiles"]:
         ratio = result["cycle_over_plain"] = round(result["cycle"]["ms"] / result["plain"]["ms"], 3)
         print(f"A cycle costs {ratio:.2f} plain steps by these bounds, and yields tau tokens.")
@@ -136,24 +135,32 @@ def main(args: Args) -> int:
     return 0 if all(result[name]["fits"] for name in works) else 1
 
 
-def drafts(args: Args, config: DecoderConfig) -> tuple[Method, TreeConfig]:
-    """Returns what drafts, and its tree."""
-    heads = {"medusa": 5, "hydra++": 4}.get(args.method, 8)
-    tree = TreeConfig.chain(5) if args.method == "sps" else TreeConfig(heads)
-    tree = dataclasses.replace(parse_tree(args.tree) if args.tree else tree, verification=args.verification)
-    if args.method == "eagle3":
-        return eagle3_head(config), tree
-    if args.method == "sps":
-        return model(args.draft_model), tree
-    if args.method == "medusa":
-        return MedusaConfig("medusa", config.hidden_size, config.vocab_size, heads, 1, None), tree
-    if args.method == "hydra++":
-        prefix = config.one_layer(tie_word_embeddings=False)
-        return MedusaConfig("hydra", config.hidden_size, config.vocab_size, heads, 1, prefix), tree
-    return args.method, tree
+def drafts(args: Args, config: DecoderConfig) -> tuple[Method, TreeConfig | None]:
+    """Returns what `--method` drafts with, and its tree.
+
+    Raises:
+      ValueError: a method whose sizes are not known here.
+    """
+    label, width = Label.parse(args.method), (config.hidden_size, config.vocab_size)
+    if label.method == "pld":
+        length, ngram = label.numbers
+        return prompt_lookup(ngram, length, **dict(label.fields)), None
+    if label.method == "lookahead":
+        return lookahead(*label.numbers), None
+    methods: dict[str, tuple[Method, TreeConfig]] = {
+        "eagle3": (eagle3_head(config), TreeConfig(8)),
+        "medusa": (MedusaConfig("medusa", *width, 5, 1, None), TreeConfig(5)),
+        "hydra": (MedusaConfig("hydra", *width, 4, 1, config.one_layer(tie_word_embeddings=False)), TreeConfig(4)),
+        "sps": (model(args.draft_model), TreeConfig.chain(5)),
+    }
+    if label.method not in methods:
+        raise ValueError(f"--method must be one of {', '.join(methods)}, pld and lookahead, got {args.method}.")
+    method, tree = methods[label.method]
+    static = medusa_parents(method.num_heads) if isinstance(method, MedusaConfig) else EAGLE1_PARENTS
+    return method, label.tree(tree, static)
 
 
-def measure(work: Workload, chip: Chip, name: str, folder: Path | None = None) -> dict[str, Any]:
+def measure(work: Workload, chip: Chip, name: str) -> dict[str, Any]:
     """Compiles a program and returns its costs on one device, for one cycle or update; prints them.
 
     The compiler itself writes the HLO out: what jaxlib reads back from libtpu fails for v5p, where the SparseCores
@@ -170,9 +177,6 @@ def measure(work: Workload, chip: Chip, name: str, folder: Path | None = None) -
             return {"compiles": False, "fits": False, "reason": reason}
         texts = [path.read_text(encoding="utf-8") for path in Path(dump).glob("module_*.jit_*after_optimizations.txt")]
     seconds = time.perf_counter() - started
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.hlo").write_text(texts[0], encoding="utf-8")
     program = Program(texts[0])
     unit = program.entry if work.loop is None else program.loop_body(work.loop)
     memory: Any = compiled.memory_analysis()

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,8 @@ from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, MedusaConfi
 from eagle_jax.core.loop import generate, prefill, required_slots, step
 from eagle_jax.core.types import Batch, Drafter, Engine, Params, Sampling, Sizes, TargetFn
 from eagle_jax.drafters.eagle import eagle
-from eagle_jax.drafters.lookahead import lookahead
 from eagle_jax.drafters.medusa import medusa
-from eagle_jax.drafters.prompt_lookup import prompt_lookup
 from eagle_jax.drafters.small_model import small_model
-from eagle_jax.drafters.vanilla import vanilla
 from eagle_jax.models.decoder import init_params, target_fn
 from eagle_jax.models.heads import init_head_params
 from eagle_jax.models.medusa import init_medusa_params
@@ -31,8 +28,8 @@ from eagle_jax.training.flops import product_flops
 from eagle_jax.training.objective import Objective
 from eagle_jax.training.step import Frozen, HeadTrainState, head_optimiser, head_train_step
 
-Method = HeadConfig | MedusaConfig | DecoderConfig | Literal["pld", "lookahead"] | None
-"""What drafts: an EAGLE head, Medusa's or Hydra's heads, a small model, a method without weights; None is nothing."""
+Method = HeadConfig | MedusaConfig | DecoderConfig | Drafter
+"""What drafts: an EAGLE head, Medusa's or Hydra's heads, a small model, or a method without weights."""
 GREEDY = Sampling()
 CHUNK = 256
 """Prompt tokens per prefill pass."""
@@ -73,7 +70,7 @@ def generation(
     """Lowers prefill and loop; the unit of work is a cycle.
 
     Args:
-      tree: of the drafts; methods without weights take no notice of it.
+      tree: of the drafts; methods without weights have none.
       batch: rows over all devices. prompt, max_tokens: widths of the buffers.
       sampling: which of its settings are on decides the program, their values do not.
 
@@ -87,7 +84,7 @@ def generation(
         )
     target = shard_target(target_fn(config, dtype), mesh)
     drafter, own = _drafter(config, method, target, mesh, tree or TreeConfig(), dtype)
-    engine = Engine(target, shard_drafter(drafter, mesh) if method else drafter)
+    engine = Engine(target, shard_drafter(drafter, mesh))
     slots = -(-required_slots(prompt, max_tokens, drafter.depth, CHUNK) // 128) * 128
     sizes = Sizes(max_tokens, min(CHUNK, prompt), slots)
     params = {"target": _shapes(init_params, config), "drafter": jax.eval_shape(own, jax.random.key(0))}
@@ -130,8 +127,7 @@ def _drafter(
         model = shard_target(target_fn(method, dtype), mesh)
         chain = small_model(model, tree, config.vocab_size, method.vocab_size)
         return chain, lambda key: {"model": init_params(method, key)}
-    free = {"pld": prompt_lookup(3, 10), "lookahead": lookahead(5, 7, 7), None: vanilla()}
-    return free[method], lambda key: {}
+    return method, lambda key: {}
 
 
 def training(

@@ -16,7 +16,7 @@ from eagle_jax.models import presets
 from eagle_jax.models.decoder import init_params
 from infer.aot import __main__ as aot
 from infer.aot import chips
-from infer.aot.hlo import Collective, Program
+from infer.aot.costs import Collective, Program
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="compiling for TPU needs libtpu (pip install libtpu)"
@@ -69,7 +69,6 @@ LOOP = """HloModule toy
   %keys.b = bf16[8,4,32]{2,1,0:S(1)} copy-done(%turn.b)
   %scores = f32[8,16,32]{2,1,0:S(1)} fusion(%rows.b, %keys.b), kind=kOutput, calls=%products
   %fetch = ((bf16[8,4,16], s32[]), bf16[1,4,16]{2,1,0:S(1)}, s32[]{:S(2)}) async-start(%rows.b, %turn.b), calls=%cut
-  %part.b = ((bf16[8,4,16]{2,1,0}), bf16[1,4,16]{2,1,0:S(1)}, s32[]{:S(2)}) slice-start(%rows.b), slice={[0:1]}
   ROOT %next = (s32[], bf16[8,64,128], bf16[8,1,128], bf16[8,4,16]) tuple(%turn.b, %copied, %new, %rows.b)
 }
 
@@ -86,7 +85,7 @@ def test_costs_of_a_loop():
     """An update in place costs the update, a slice the slice, VMEM nothing, a loop its turns."""
     program = Program(LOOP)
     cache, new, rows, part = 8 * 64 * 128 * 2, 8 * 128 * 2, 2 * 8 * 4 * 16, 2 * 4 * 16
-    body = 2 * new + new + 2 * cache + rows + part + part
+    body = 2 * new + new + 2 * cache + rows + part
     assert program.traffic(program.loop_body("walk/while")) == body
     assert program.traffic("main") == 3 * body + 4 * (64 * 32 + 16 * 32)
     assert program.flops("main") == 3 * 2 * 8 * 4 * 16 * 32  # a batched product is a dilated convolution
@@ -193,6 +192,8 @@ def test_meshes(given, sizes):
         ({"model": "llama3.1-8b"}, "Did you mean 'llama-3.1-8b'"),
         ({"topology": "v6:1x1"}, "must begin with one of .*, got 'v6:1x1'. The nearest is 'v6e'"),
         ({"batch": 0}, "--batch 0 must be at least 1"),
+        ({"method": "eagle1"}, "--method must be one of eagle3, .* got eagle1"),
+        ({"method": "eagle3@9"}, "setting of 'eagle3@9' must be"),
         ({"tensor": 3}, "--data x --fsdp x --tensor must divide the 4 devices of the topology, got 3"),
         (
             {"model": "gpt2-medium", "prompt": 512, "max_new_tokens": 513},
@@ -240,6 +241,8 @@ from infer.aot.chips import CHIPS, slice_mesh, topology_devices
 from infer.aot.programs import generation
 from eagle_jax.config import DecoderConfig, MedusaConfig, TreeConfig
 from eagle_jax.core.sampling import make_sampling
+from eagle_jax.drafters.lookahead import lookahead
+from eagle_jax.drafters.prompt_lookup import prompt_lookup
 from eagle_jax.models.presets import eagle3_head
 
 target = DecoderConfig(1024, 256, 512, 2, num_heads=4, num_kv_heads=2, head_dim=64)
@@ -247,8 +250,8 @@ small = DecoderConfig(1024, 128, 256, 1, num_heads=2, num_kv_heads=1, head_dim=6
 static, warm = (-1, -1, -1, 0, 0, 1, 3, 3), make_sampling(0.8)
 mesh = slice_mesh(topology_devices("v5e:1x1"), None, 1, 1)
 for method, tree, sampling in (
-    ("pld", None, make_sampling(0.0)),
-    ("lookahead", None, make_sampling(0.0)),
+    (prompt_lookup(3, 10), None, make_sampling(0.0)),
+    (lookahead(5, 7, 7), None, make_sampling(0.0)),
     (MedusaConfig("medusa", 256, 1024, 4, 1, None), TreeConfig.static(static), make_sampling(0.0)),
     (MedusaConfig("hydra", 256, 1024, 4, 1, target.one_layer()), TreeConfig(3, 4, 16), warm),
     (small, TreeConfig.chain(4, "rejection"), warm),

@@ -13,7 +13,7 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.core import generate, make_sampling, prefill
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.generation import request_of
-from infer.aot.hlo import Program
+from infer.aot.costs import Program
 from tests.models import prepared, random_prompts, tiny_head, tiny_target
 
 TREE = TreeConfig(depth=3, top_k=2, num_nodes=6)

@@ -1,0 +1,272 @@
+"""Reads what a program costs off its optimised HLO: memory traffic, products, communication, meetings with the host.
+
+The compiler's own analysis counts the body of a loop once and adds on-chip traffic to `bytes accessed`. Here loops of
+known length are multiplied by their turns. Buffers that the layout places outside HBM (`S(1)` is VMEM) cost nothing, a
+slice costs the slice, an update in place costs the update. All numbers are those of one device.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from infer.aot.hlo import Computation, Instruction, parse
+
+FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id")
+"""Instructions that move nothing."""
+FREE_CALLS = ("ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "GatherScatterIndicesBitpacked")
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+CALLING = ("fusion", "async-start")
+"""Instructions that do what the computation they call does."""
+
+
+class Move(NamedTuple):
+    """An instruction that is executed.
+
+    Attributes:
+      body: the computation that holds it. times: how often it runs in one execution of the whole.
+    """
+
+    instruction: Instruction
+    body: Computation
+    times: int
+
+
+class Collective(NamedTuple):
+    """All communication of one kind.
+
+    Attributes:
+      times: executions. bytes: of the results on one device, wherever they lie; of a reduce-scatter what is reduced.
+      looped: the part of it inside loops. largest: of one execution.
+    """
+
+    times: int = 0
+    bytes: float = 0.0
+    looped: float = 0.0
+    largest: float = 0.0
+
+
+class Program:
+    """Optimised HLO, parsed as far as costs need it.
+
+    Args:
+      text: as the compiler writes it out.
+
+    Attributes:
+      computations: instructions by name, by name of the computation. entry: where the program starts.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.computations, self.entry = parse(text)
+
+    def loop_body(self, op_name: str) -> str:
+        """Returns the body of the `while` whose name ends with `op_name`.
+
+        Raises:
+          ValueError: there is not exactly one.
+        """
+        every = (one for body in self.computations.values() for one in body.values())
+        loops = [one for one in every if one.opcode == "while" and one.attribute("op_name").endswith(op_name)]
+        if len(loops) != 1:
+            raise ValueError(f"the program must have one loop named {op_name!r}, got {len(loops)}")
+        return loops[0].attribute("body")
+
+    def moves(self, computation: str, times: int = 1) -> Iterator[Move]:
+        """Yields what one execution of `computation` runs, loops and calls unrolled; every branch of a conditional."""
+        body = self.computations[computation]
+        for one in body.values():
+            if one.opcode == "while":
+                yield from self.moves(one.attribute("body"), times * self._turns(one))
+            elif one.opcode in ("call", "conditional"):
+                for names in re.findall(r"(?:to_apply|\w+_computations?)=([^=]*)", one.rest):
+                    for name in re.findall(r"%([\w.-]+)", names):
+                        yield from self.moves(name, times)
+            elif one.opcode not in FREE and not one.opcode.endswith(("-done", "-update")):
+                yield Move(one, body, times)
+
+    def _turns(self, loop: Instruction) -> int:
+        """Returns how often a `while` runs whose condition is "counter < constant"; 1 for any other.
+
+        The counters of `lax.scan` and of the compiler's own loops start at 0 and go up by 1.
+        """
+        condition = self.computations.get(loop.attribute("condition"), {})
+        for one in condition.values():
+            if one.root and one.opcode == "compare" and one.attribute("direction") == "LT":
+                bound = condition.get(one.operands[1])
+                if bound is not None and bound.opcode == "constant":
+                    return int(bound.rest.partition(")")[0])
+        return 1
+
+    def traffic(self, computation: str) -> float:
+        """Returns the bytes that one execution of `computation` reads from and writes to HBM."""
+        return math.fsum(self._traffic(one, body) * times for one, body, times in self.moves(computation))
+
+    def flops(self, computation: str) -> float:
+        """Returns the floating-point operations of all products; work that is left on several devices counts."""
+        return math.fsum(self._products(one, body) * times for one, body, times in self.moves(computation))
+
+    def _products(self, one: Instruction, body: Computation) -> float:
+        if one.opcode in CALLING:
+            fused = self.computations[one.attribute("calls")]
+            return math.fsum(self._products(inner, fused) for inner in fused.values())
+        return product_flops(one, body) if one.opcode in ("dot", "convolution") else 0.0
+
+    def collectives(self, computation: str) -> dict[str, Collective]:
+        """Returns the communication between devices by kind.
+
+        An all-reduce of which every device keeps its own part is a reduce-scatter, which is written as a fusion. What
+        runs beside products is in all their fusions, and counted where it starts.
+        """
+        found: dict[str, Collective] = {}
+        for one, _, times in self.moves(computation):
+            inside = list(self.computations[one.attribute("calls")].values()) if one.opcode in CALLING else [one]
+            starts = self._root_target(one) == "AsyncCollectiveStart"
+            for part in inside:
+                kind = part.opcode.removesuffix("-start")
+                if kind not in COLLECTIVES or (_is_chained(part) and not starts):
+                    continue
+                sizes = [buffer.size for buffer in part.buffers]
+                size = max(sizes) if part.opcode.endswith("-start") else math.fsum(sizes)
+                if kind == "all-reduce" and any(other.root and other.opcode == "dynamic-slice" for other in inside):
+                    kind = "reduce-scatter"
+                old, total = found.get(kind, Collective()), size * times
+                looped = old.looped + (total if times > 1 else 0.0)
+                found[kind] = Collective(old.times + times, old.bytes + total, looped, max(old.largest, size))
+        return found
+
+    def host_transfers(self) -> list[str]:
+        """Returns the names of instructions that exchange data with the host, or call it."""
+        every = (one for body in self.computations.values() for one in body.values())
+        return [
+            one.name for one in every
+            if one.opcode.removesuffix("-done") in ("infeed", "outfeed", "send", "recv")
+            or re.search("callback|host", one.attribute("custom_call_target").lower())
+        ]  # fmt: skip
+
+    def copies(self, computation: str, dims: tuple[int, ...]) -> list[str]:
+        """Returns the instructions that write a whole array of these sizes to HBM instead of updating it in place.
+
+        What the compiler kept in VMEM for a while and writes back is none.
+        """
+        wanted, found = sorted(size for size in dims if size > 1), []
+        for one, body, _ in self.moves(computation):
+            starts = one.opcode == "copy-start"
+            same = [
+                buffer for buffer in (one.buffers[:1] if starts else one.buffers)
+                if buffer.hbm and sorted(size for size in buffer.dims if size > 1) == wanted
+            ]  # fmt: skip
+            if same and not (starts and not one.buffers[1].hbm) and self._written(one, body) >= same[0].bytes:
+                found.append(one.name)
+        return found
+
+    def largest(self, computation: str, dtype: str) -> float:
+        """Returns the bytes of the largest array of a type that is written to memory anywhere."""
+        buffers = (buffer for move in self.moves(computation) for buffer in move.instruction.buffers)
+        return max((buffer.size for buffer in buffers if buffer.dtype == dtype), default=0.0)
+
+    def _traffic(self, one: Instruction, body: Computation) -> float:
+        target = self._root_target(one)
+        if one.attribute("custom_call_target") in FREE_CALLS or target == "AsyncCollectiveDone":
+            return 0.0
+        if one.opcode == "copy-start" or target == "AsyncCollectiveStart":
+            return one.buffers[0].bytes + one.buffers[1].bytes
+        read = 0.0
+        for index, name in enumerate(one.operands):
+            if name in body and name not in one.operands[:index]:
+                whole, share = math.fsum(buffer.bytes for buffer in body[name].buffers), self._share(one, index)
+                read += whole if share is None else min(whole, share)
+        return read + self._written(one, body)
+
+    def _root_target(self, one: Instruction) -> str:
+        """Returns what the root of a called computation calls: the beginning and end of chained collectives."""
+        if one.opcode not in CALLING:
+            return ""
+        fused = self.computations[one.attribute("calls")].values()
+        return next(inner.attribute("custom_call_target") for inner in fused if inner.root)
+
+    def _share(self, one: Instruction, index: int) -> float | None:
+        """Returns the bytes of operand `index` that are read; None for all of them."""
+        if one.opcode in ("dynamic-slice", "slice", "gather") and index == 0:
+            return math.fsum(buffer.size for buffer in one.buffers)
+        if one.opcode == "dynamic-update-slice" and index == 0:
+            return 0.0
+        if one.opcode not in CALLING:
+            return None
+        fused = self.computations[one.attribute("calls")]
+        parameter = next(p for p in fused.values() if p.opcode == "parameter" and p.rest.startswith(f"{index})"))
+        return self._used(parameter.name, fused)
+
+    def _used(self, name: str, fused: Computation) -> float | None:
+        total = 0.0
+        for user in fused.values():
+            for index, operand in enumerate(user.operands):
+                if operand == name and user.opcode != "tuple" and not _is_chained(user):
+                    view = user.opcode == "bitcast"
+                    part = self._used(user.name, fused) if view else self._share(user, index)
+                    if part is None or (view and user.root):
+                        return None
+                    total += part
+        return total
+
+    def _written(self, one: Instruction, body: Computation) -> float:
+        """Returns the bytes of the result that go to HBM."""
+        sizes, buffers = self._sizes(one, body), one.buffers
+        if one.opcode == "async-start":  # its operands come first, semaphores last
+            operands = sum(len(body[name].buffers) for name in one.operands if name in body)
+            buffers = buffers[operands : operands + len(sizes)]
+        return math.fsum(size for size, buffer in zip(sizes, buffers, strict=True) if buffer.hbm)
+
+    def _sizes(self, one: Instruction, body: Computation) -> list[float]:
+        """Returns the bytes of every array of the result, wherever it lies; an update in place counts the update."""
+        if one.opcode == "dynamic-update-slice":
+            return [body[one.operands[1]].buffers[0].size]
+        if one.opcode not in CALLING:
+            return [buffer.size for buffer in one.buffers]
+        fused = self.computations[one.attribute("calls")]
+        root = _source(next(inner for inner in fused.values() if inner.root), fused)
+        if root.opcode != "tuple":
+            return self._sizes(root, fused)
+        outputs = [_source(fused[name], fused) for name in root.operands]
+        passed = [output.opcode == "parameter" or _is_chained(output) for output in outputs]
+        return [0.0 if same else self._sizes(it, fused)[0] for same, it in zip(passed, outputs, strict=True)]
+
+
+def product_flops(one: Instruction, body: Computation) -> float:
+    """Returns the flops of a `dot` or `convolution`, a multiply-add counted as two.
+
+    Nothing counts on padding or between dilated rows: a batched product is a dilated convolution.
+    """
+    left, right = (body[name].buffers[0].dims for name in one.operands)
+    outputs = one.buffers[0].dims
+    if one.opcode == "dot":
+        shared = re.findall(r"\d+", (re.findall(r"lhs_contracting_dims=\{([\d,]*)\}", one.rest) or [""])[0])
+        return 2.0 * math.prod(outputs) * math.prod(left[int(axis)] for axis in shared)
+    lhs, rhs, out = re.split(r"_|->", one.attribute("dim_labels"))
+    window = dict(re.findall(r"(\w+)=(\S+)", (re.findall(r"window=\{([^}]*)\}", one.rest) or [""])[0]))
+    total = 2.0 * outputs[out.index("b")] * outputs[out.index("f")] * right[rhs.index("i")]
+    for axis, label in enumerate(sorted(filter(str.isdigit, out))):
+        given = {name: text.split("x")[axis].partition("_")[0] for name, text in window.items()}
+        stride, pad, base, kernel = (
+            int(given.get(name, default))
+            for name, default in (("stride", 1), ("pad", 0), ("lhs_dilate", 1), ("rhs_dilate", 1))
+        )
+        places = np.arange(outputs[out.index(label)]) * stride - pad
+        at = np.add.outer(places, np.arange(right[rhs.index(label)]) * kernel)
+        total *= np.sum((at >= 0) & (at <= (left[lhs.index(label)] - 1) * base) & (at % base == 0))
+    return float(total)
+
+
+def _source(one: Instruction, body: Computation) -> Instruction:
+    """Returns what `one` is another view of."""
+    while one.opcode == "bitcast":
+        one = body[one.operands[0]]
+    return one
+
+
+def _is_chained(one: Instruction) -> bool:
+    """Whether it is a collective that runs beside products: one of a chain of instructions that pass its buffers on."""
+    return one.opcode in COLLECTIVES and "chain_id=" in one.rest
