@@ -42,7 +42,7 @@ SHORTER = {
     "infer.aot": "--layers 2 --no-plain",
     "infer.bench": "--limit 1 --max-new-tokens 16 --repeats 1 --out {tmp}/bench",
     "infer.tune": "--methods eagle2 --limit 1 --max-new-tokens 16 --temperatures 0 --depths 2 --top-ks 2 --nodes 4 "
-    "--widths 1,5 --candidates 1 --repeats 1 --turns 2 --tasks math --out {tmp}/profile.yaml",
+    "--candidates 1 --repeats 5 --tasks math --out {tmp}/profile.yaml",
     "infer.cycle": "--turns 2 --repeats 1",
     "train.head": "--steps 2 --unroll 1 --length 96 --warmup 1 --eval-prompts 1 --eval-tokens 8 --out {tmp}/run",
     "train.bench_step": "--size tiny --length 24 --repeats 1",
