@@ -1,4 +1,4 @@
-"""What an installation gets: everything of eagle_jax, the bundled pair included, and nothing else."""
+"""The wheel holds all of eagle_jax, the bundled pair included, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import venv
 import zipfile
 
 import pytest
+import yaml
 
 import eagle_jax
 
@@ -54,7 +55,9 @@ def test_the_wheel_carries_licence_and_metadata(wheel):
 
 def test_one_version(repository):
     project = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["version"] == eagle_jax.__version__
+    cited = yaml.safe_load((repository / "CITATION.cff").read_text(encoding="utf-8"))
+    assert project["version"] == eagle_jax.__version__ == str(cited["version"])
+    assert f"({eagle_jax.__version__})" in (repository / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 def test_the_bundled_pair_is_small(repository):
@@ -64,7 +67,7 @@ def test_the_bundled_pair_is_small(repository):
 
 @pytest.mark.slow
 def test_the_wheel_alone_runs_the_readmes_example(wheel, repository, tmp_path):
-    """In an empty environment, outside the checkout: what `pip install eagle-jax` gives."""
+    """In an empty environment, outside the checkout, as after `pip install eagle-jax`."""
     readme = (repository / "README.md").read_text(encoding="utf-8")
     example = readme.split("```python\n")[1].split("```")[0]
     home = tmp_path / "venv"
@@ -75,11 +78,3 @@ def test_the_wheel_alone_runs_the_readmes_example(wheel, repository, tmp_path):
                           env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"})  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "tokens per target pass" in done.stdout
-
-
-def test_citation_and_changelog_name_this_version(repository):
-    import yaml
-
-    cited = yaml.safe_load((repository / "CITATION.cff").read_text(encoding="utf-8"))
-    assert str(cited["version"]) == eagle_jax.__version__
-    assert f"({eagle_jax.__version__})" in (repository / "CHANGELOG.md").read_text(encoding="utf-8")

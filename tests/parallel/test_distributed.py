@@ -41,14 +41,14 @@ def joined(monkeypatch) -> list[tuple]:
         ({"OMPI_COMM_WORLD_SIZE": "2"}, ()),
     ],
 )
-def test_processes_are_joined_where_there_are_several(environment, call, joined):
+def test_processes_are_joined(environment, call, joined):
     processes.initialise(environment)
     assert joined == ([] if call is None else [call])
 
 
 @pytest.fixture
 def metadata(monkeypatch) -> dict[str, str]:
-    """A machine with TPU chips, and what its metadata server answers."""
+    """A machine with TPU chips, and the answers of its metadata server."""
     answers: dict[str, str] = {}
     found = lambda key: (answers[key], 200) if key in answers else ("", 404)  # noqa: E731
     monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
@@ -70,7 +70,7 @@ def metadata(monkeypatch) -> dict[str, str]:
             {},
             (),
         ),
-        ({}, {}, None),  # chips, and no word of a slice
+        ({}, {}, None),  # chips without a slice
     ],
 )
 def test_plain_tpu_vms_are_joined(answers, environment, call, joined, metadata):
@@ -159,7 +159,7 @@ refused(lambda: processes.global_rows(Mesh(np.array(devices[:2]).reshape(2, 1, 1
 
 
 def both_processes(attempts: int = 3) -> list[str]:
-    """What the two print. On a loaded machine Gloo may give up while one still starts: then they begin again."""
+    """Output of the two processes. Repeats if Gloo times out while one still starts on a loaded machine."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -178,7 +178,7 @@ def both_processes(attempts: int = 3) -> list[str]:
 
 
 def test_two_processes_have_their_rows_in_order():
-    """With devices that JAX lists in another order than by process, and with meshes that would mix the rows."""
+    """Also if JAX lists devices in another order than by process; meshes that mix rows are refused."""
     for out in both_processes():
         tensor, order, whole, idle = (line for line in out.splitlines() if line.startswith("refused:"))
         assert "tensor=4 must divide the 2 devices of a process" in tensor

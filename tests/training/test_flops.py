@@ -1,4 +1,4 @@
-"""Counting arithmetic: products, loops by their turns, nothing for what is not a product."""
+"""Operations of products and loops; the peak of a device."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_loops_count_their_turns_and_inner_programs_count():
 
 
 def test_an_update_counts_as_the_compiler_counts_it():
-    """Where no loop has more than one turn; the compiler's count has the arithmetic beside the products as well."""
+    """Without loops of several turns; the compiler also counts operations outside products."""
     target = DecoderConfig(vocab_size=512, hidden_size=128, intermediate_size=256, num_layers=2, num_heads=4,
                            num_kv_heads=2, head_dim=32, max_position=128)  # fmt: skip
     config = HeadConfig("eagle3", dataclasses.replace(target, num_layers=1), 256, 128, (0, 1, 2))

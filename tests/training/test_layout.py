@@ -1,4 +1,4 @@
-"""Where an update computes what: the same loss and gradients on a mesh as on one device, every gradient at home."""
+"""Loss and gradients on a mesh: as on one device, and sharded as their parameters."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_mesh_changes_nothing(data, fsdp, tensor):
 def test_rows_that_do_not_divide_are_refused():
     head, frozen, texts = parts()
     texts = jax.tree.map(lambda leaf: leaf[:3], texts)
-    with pytest.raises(ConfigError, match="3 rows are not a multiple of data=1 times fsdp=2"):
+    with pytest.raises(ConfigError, match="rows must be a multiple of data=1 times fsdp=2, got 3"):
         run(make_mesh(fsdp=2), head, frozen, texts)
 
 
@@ -84,7 +84,7 @@ def target_of(kv_heads: int, vocab: int = V) -> Target:
 
 
 def test_tau_is_measured_without_fsdp():
-    """Whole weights on every device are what the compiler makes of "fsdp" in a loop; the values stay."""
+    """In a loop the compiler would gather all of "fsdp" at once; the values stay the same."""
     mesh, fsdp = make_mesh(1, 2, 2), make_mesh(1, 1, 4)
     assert generation_mesh(make_mesh(2, 2), target_of(2)) == make_mesh(2, 2)
     other = generation_mesh(mesh, target_of(2))
