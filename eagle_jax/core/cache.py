@@ -59,9 +59,8 @@ def commit(
 def _after(place: Int[Array, " B"], result: Float[Array, "B T2 H"]) -> Int[Array, " B"]:
     """Returns `place`, on CPU with a data dependency on `result`: the one workaround for a compiler in the engine.
 
-    Without it XLA's CPU compiler may write the cache before the pass has read it, and copies the whole cache in every
-    cycle to be able to. XLA cannot know that nothing is NaN, so the comparison makes it finish the read first. The TPU
-    compiler orders both by itself, and copied a layer of a sharded cache where it had the dependency.
+    Without it XLA's CPU compiler copies the whole cache in every cycle, to write before the pass has read. The
+    comparison makes XLA finish the read first. On TPU the dependency cost a copy of a layer of a sharded cache.
     """
     return jax.lax.platform_dependent(
         place,

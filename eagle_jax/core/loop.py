@@ -1,15 +1,8 @@
 """Runs the cycle: draft a tree, verify it in one target pass, commit what was accepted.
 
-Pure functions over explicit parameters, for use inside `jit`, under `vmap` over keys or in `shard_map`. They share
-their arguments:
-
-    params    {"target": ..., "drafter": ...}
-    batch     what the rows of a call bring along (`Batch`)
-    sampling  the law that is sampled (`Sampling`); its numbers are traced
-    engine    target and drafter (`Engine`); static under `jit`
-    sizes     of output, chunks and caches (`Sizes`); static under `jit`
-
-`eagle_jax.generate` is the host-level wrapper.
+Pure functions for use inside `jit`, under `vmap` over keys or in `shard_map`. `params` is
+`{"target": ..., "drafter": ...}`; `engine` and `sizes` are static under `jit`. `eagle_jax.generate` is the host-level
+wrapper.
 """
 
 from __future__ import annotations
@@ -54,7 +47,7 @@ def required_slots(prompt_width: int, max_tokens: int, depth: int, chunk: int) -
 def prefill(params: Params, batch: Batch, sampling: Sampling, engine: Engine, sizes: Sizes) -> GenerateState:
     """Sends the prompts through the target in chunks and emits the first token of every row.
 
-    Only the last prompt position of a row meets the lm_head. Chunks beyond the longest prompt are not computed.
+    Only the last position of a prompt meets the lm_head. Chunks beyond the longest prompt are not computed.
 
     Raises:
       ValueError: an argument has another type or shape, the chunk does not divide P, or the slots are too few.

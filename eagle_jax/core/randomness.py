@@ -1,9 +1,8 @@
-"""Random numbers of the engine: each one is a hash of a row's key and an integer, and depends on nothing else.
+"""Draws random numbers: each is a Threefry-2x32 hash (Salmon et al., SC 2011) of a row's key and an integer.
 
 JAX's own generators do not promise that. `rbg` and `unsafe_rbg`, usual on TPUs, draw for a whole batch from the key of
-its first row when they are vmapped, so that a row's text would depend on the other rows. And a float32 uniform has 23
-random bits: Gumbel noise made of one never exceeds 16.6, so that tokens below a probability of 1e-7 are hardly drawn.
-Here every number is a Threefry-2x32 hash (Salmon et al., SC 2011; JAX's default generator) with 64 random bits.
+its first row under `vmap`. And a float32 uniform has 23 random bits: Gumbel noise made of one never exceeds 16.6, so
+tokens below a probability of 1e-7 are hardly drawn. Here every number has 64 random bits.
 """
 
 from __future__ import annotations
@@ -17,10 +16,7 @@ from jaxtyping import Array, Float, Int, Key, UInt
 
 
 class RowRandomness(NamedTuple):
-    """The randomness of one cycle, as a drafter sees it.
-
-    The target draws the token of generated position i with `sampling.noise(key, i, tokens)` alone. A drafter may read
-    that noise: the emitted text depends on it and on the target, not on the drafts.
+    """The randomness of one cycle; a drafter may read `sampling.noise(key, i, tokens)`, by which the target draws.
 
     Attributes:
       keys: [B] one PRNG key per row, the same in every cycle.

@@ -1,9 +1,8 @@
 """The EAGLE drafters: EAGLE-1/2 and EAGLE-3 heads on chains, static trees and dynamic trees.
 
 The head's cache holds one entry per confirmed position t: the pair (target feature at t, token at t + 1), as
-EAGLE-2's reference does. Drafted levels live only within one `draft` call; after verification `update` extends the
-head over the accepted tokens with the target's own features. One cycle thus costs D head passes: one in `update`, D
-- 1 in `draft`.
+EAGLE-2's reference does. Drafted levels live only within one `draft`. A cycle costs D head passes: one in `update`,
+over the accepted tokens, and D - 1 in `draft`.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class HeadFns(NamedTuple):
     dtype: str
 
     def embed(self, params: Params, tokens: Int[Array, "B T"]) -> Float[Array, "B T E"]:
-        """Token embeddings, the head's own or the target's."""
+        """Returns token embeddings, the head's own or the target's."""
         if self.config.own_embedding:
             return self._apply(params, tokens, method="embed")
         return self.target.embed(params["target"], tokens)

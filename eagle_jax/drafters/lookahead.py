@@ -1,12 +1,11 @@
 """Lookahead decoding (Fu, Bailis, Stoica and Zhang, arXiv:2402.02057): the target drafts for itself.
 
-A window of guessed tokens rides in the target's own pass and is refined by it, as in Jacobi's iteration: columns are
-positions ahead, levels the last N - 1 iterations. Every pass gives each column one token more, so every column is an
-n-gram that the target itself wrote; these are kept, and those that begin with the root are verified in the next pass.
+The target's pass also refines a window of guessed tokens, as in Jacobi's iteration: columns are positions ahead, levels
+the last N - 1 iterations. Every pass gives each column one token more, so every column is an n-gram that the target
+wrote. Those that begin with the root are verified in the next pass.
 
-The first column begins at the root itself. Seen as a draft tree, level 0 of the window is a chain whose first token is
-the root, and the other levels of a column hang below its first token; the n-grams are chains of their own. So the
-window needs no pass and no mask of its own, and where it is right its tokens are accepted as well.
+The window is part of the draft tree, and needs no pass and no mask of its own: level 0 is a chain from the root, the
+other levels of a column hang below its first token. The n-grams are chains of their own.
 """
 
 from __future__ import annotations

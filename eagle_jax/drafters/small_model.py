@@ -1,8 +1,8 @@
 """Standard speculative sampling: a small language model with the target's tokenizer drafts chains or trees.
 
-(Leviathan, Kalman and Matias, arXiv:2211.17192; Chen et al., arXiv:2302.01318.) Its cache holds the text up to and with
-the root, so that its last state gives the children of the root; drafted tokens live only within one `draft`. A cycle
-costs D passes of the small model: one in `update`, over what was confirmed, and D - 1 in `draft`.
+(Leviathan, Kalman and Matias, arXiv:2211.17192; Chen et al., arXiv:2302.01318.) Its cache holds the text and the root:
+its last state gives the children of the root. A cycle costs D passes of the small model: one in `update`, over the
+confirmed tokens, and D - 1 in `draft`.
 """
 
 from __future__ import annotations

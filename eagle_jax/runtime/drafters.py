@@ -46,10 +46,7 @@ class BoundDrafter:
     def of(
         cls, drafter: Drafter, target: Target, params: Params | None = None, name: str = "drafter", **own: Any
     ) -> Self:
-        """Binds a method to `target` and spreads its parameters over the target's mesh.
-
-        Args:
-          own: further fields of a subclass.
+        """Binds a method to `target` and spreads its parameters over the target's mesh; `own` are a subclass's fields.
 
         Raises:
           ValueError: `drafter` or `target` has another type. ConfigError: no sharding rule matches a parameter.
@@ -65,11 +62,7 @@ class BoundDrafter:
         return BoundDrafter.of(self.plain, target, self.params, self.name)
 
     def with_tree(self, tree: TreeConfig) -> Self:
-        """Returns the drafter with another tree; only a `TreeDrafter` has one.
-
-        Raises:
-          ConfigError: this method has no tree.
-        """
+        """Raises a ConfigError: only a `TreeDrafter` has a tree."""
         raise ConfigError(f"drafter must draft trees, got {self.name}, which has none. Bind it anew with new settings.")
 
 
@@ -183,10 +176,7 @@ class SmallModel(TreeDrafter):
 
     @classmethod
     def bind(cls, target: Target, model: Target, tree: TreeConfig = DEFAULT_CHAIN) -> SmallModel:
-        """Binds a model in memory to `target`, and spreads it over the target's mesh.
-
-        The tokenizers are not compared; `eagle_jax.load_draft_model` compares them. The vocabularies may differ by
-        padding.
+        """Binds a model in memory to `target`, and spreads it over the target's mesh. Tokenizers are not compared.
 
         Warns:
           UserWarning: the model has fewer positions than the target; beyond them its drafts are poor.

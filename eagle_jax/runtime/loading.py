@@ -48,8 +48,7 @@ def load_medusa(
 
     Raises:
       CheckpointError: the heads are missing, are for another model, or are not finite.
-      ConfigError: the heads cannot draft `tree`. ValueError: `target` is not a `Target`.
-      MemoryError: the weights do not fit in device memory.
+      ConfigError: the heads cannot draft `tree`. ValueError, MemoryError: as `load_drafter`.
 
     Warns:
       UserWarning: config.json names another number of heads than the file holds; the file's is used.
@@ -76,18 +75,16 @@ def load_draft_model(
 
     Args:
       tree: shape of the drafts. `TreeConfig.chain(5, "rejection")` is the method of the papers. The default chain is
-        ranked: its text for a key is the same as with every other drafter. For a model in memory use
-        `eagle_jax.SmallModel.bind(target, model, tree)`.
+        ranked: its text for a key is the same as with every other drafter.
       hub: as in `load_target`.
+
+    Raises:
+      CheckpointError: the model is missing, does not fit its configuration, is not finite, or has another tokenizer.
+      ConfigError: the model cannot draft `tree`. ValueError, MemoryError: as `load_drafter`.
 
     Warns:
       UserWarning: only the vocabulary sizes were compared, because tokenizer files are missing; the model has fewer
         positions than the target; or its files contradict, as in `load_target`.
-
-    Raises:
-      CheckpointError: the model is missing, does not fit its configuration, is not finite, or has another tokenizer.
-      ConfigError: the model cannot draft `tree`. ValueError: `target` is not a `Target`.
-      MemoryError: the weights do not fit in device memory.
     """
     check_target(target)
     at = config_directory(path_or_hub_id, **hub)
@@ -120,13 +117,12 @@ def load_target(
     Raises:
       CheckpointError: the model is missing, its architecture is unknown, a value of config.json has another type, or
         tensors do not fit or hold NaN or infinity. The message names all of them.
-      ConfigError: the mesh does not divide the model.
-      MemoryError: the weights do not fit in device memory.
+      ConfigError: the mesh does not divide the model. MemoryError: the weights do not fit in device memory.
       DeviceError: the device of JAX_PLATFORMS is missing or busy.
 
     Warns:
-      UserWarning: JAX runs on the CPU of a machine with an accelerator. Or the files contradict: for example,
-        config.json ties the lm_head to the embedding and the file holds another lm_head, which is used.
+      UserWarning: JAX runs on the CPU of a machine with an accelerator; or the files contradict, such as an lm_head in
+        a model whose config.json ties it to the embedding.
     """
     dtype = dtype_name(dtype)
     if mesh is not None:

@@ -87,10 +87,7 @@ class Entry:
             )
 
     def bind(self, target: Target, weights: dict[tuple[str, str | None], Any]) -> BoundDrafter | None:
-        """Binds the method to `target`; None is plain decoding.
-
-        Args:
-          weights: loaded drafters by method and path; missing ones are loaded into it.
+        """Binds the method to `target`; None is plain decoding. Loads `weights`, by method and path, that are missing.
 
         Raises:
           CheckpointError: the weights are missing or do not fit. ConfigError: the method cannot draft the tree.
@@ -110,12 +107,9 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class ProfileFile:
-    """The contents of a profile.
+    """The contents of a profile: of which target (with dtype and fingerprint of its weights), measured on which machine.
 
-    Attributes:
-      schema: version of the format. target: name of the target. fingerprint: of its weights.
-      dtype: of the target. machine: of the measurements.
-      entries: at most one per batch size, temperature and prompt length.
+    There is at most one entry per batch size, temperature and prompt length.
     """
 
     schema: Literal["eagle_jax.profile/1"]

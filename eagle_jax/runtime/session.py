@@ -32,10 +32,9 @@ class Session:
     """One conversation. Every prompt is the whole text so far; only its new tokens are read.
 
     `stream` yields the same chunks as `eagle_jax.stream` for the same prompt, key and settings. The session keeps the
-    longest prefix that the new prompt shares with the text so far, and reads the prompt from there on. A prompt may
-    differ earlier, for example after an edited turn: going back sets the length of a cache, because caches are only
-    written behind their end. A custom drafter needs `rewind` for that; without it, such a prompt is read from its
-    beginning. A reply with `plain=True` extends the target's cache only; the drafter reads the missed tokens later.
+    longest prefix that the new prompt shares with the text so far, and reads the prompt from there on. A drafter without
+    `rewind` reads a prompt that differs earlier, after an edited turn, from its beginning. A reply with `plain=True`
+    extends the target's cache only; the drafter reads the missed tokens later.
 
     Args:
       drafter: None is plain decoding.
@@ -77,8 +76,7 @@ class Session:
           plain: decode this reply without the drafter.
 
         Raises:
-          ValueError: as `eagle_jax.stream`, at the call; also if prompt and reply exceed the context.
-          MemoryError: the caches do not fit in device memory.
+          ValueError, MemoryError: as `eagle_jax.stream`, at the call; also if prompt and reply exceed the context.
           NotFiniteError: as `eagle_jax.stream`; the caches are emptied.
         """
         if not isinstance(plain, bool):
