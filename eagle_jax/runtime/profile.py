@@ -107,7 +107,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class ProfileFile:
-    """The contents of a profile: of which target (with dtype and fingerprint of its weights), measured on which machine.
+    """The contents of a profile: its target (name, dtype, fingerprint of the weights), machine and entries.
 
     There is at most one entry per batch size, temperature and prompt length.
     """

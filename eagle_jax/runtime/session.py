@@ -32,9 +32,9 @@ class Session:
     """One conversation. Every prompt is the whole text so far; only its new tokens are read.
 
     `stream` yields the same chunks as `eagle_jax.stream` for the same prompt, key and settings. The session keeps the
-    longest prefix that the new prompt shares with the text so far, and reads the prompt from there on. A drafter without
-    `rewind` reads a prompt that differs earlier, after an edited turn, from its beginning. A reply with `plain=True`
-    extends the target's cache only; the drafter reads the missed tokens later.
+    longest prefix that the new prompt shares with the text so far, and reads the prompt from there on. A drafter
+    without `rewind` reads an edited text from its beginning. A reply with `plain=True` extends the target's cache only;
+    the drafter reads the missed tokens later.
 
     Args:
       drafter: None is plain decoding.
