@@ -8,14 +8,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core.types import Params
 from eagle_jax.models.decoder import target_fn
 from eagle_jax.packed import PackedTokens
 from eagle_jax.training.host import dense_gradients
-from eagle_jax.training.losses import ahead, by_chunks, likelihood_of_acceptance, overlap, soft_cross_entropy
+from eagle_jax.training.losses import by_chunks, likelihood_of_acceptance, overlap, soft_cross_entropy, supervised_ahead
 from eagle_jax.training.objective import Logits, Signals, StepMetrics
 from eagle_jax.training.step import read_target
 from eagle_jax.training.unroll import causal_mask
@@ -52,7 +52,7 @@ def distillation_loss(
     """
     fn = target_fn(config)
     hidden = jax.lax.stop_gradient(hidden)
-    counted = _counted(texts)
+    counted = supervised_ahead(texts, 1)
 
     def sums_of(own: Array, teacher: Array, counted: Array) -> tuple[Array, Array]:
         drafted, taught = fn.logits(params, own), jax.lax.stop_gradient(target_logits(teacher))
@@ -96,12 +96,3 @@ def draft_model_loss(
     model = jax.tree.map(lambda leaf: leaf.astype(dtype), model)
     loss, metrics = distillation_loss(config, model, texts, signals.hidden, target_logits, **options)
     return loss if shares is None else loss * shares[0], metrics
-
-
-def distilled_rows(texts: PackedTokens) -> Float[Array, " 1"]:
-    """Counts the rows of packed texts that the loss counts."""
-    return jnp.sum(_counted(texts), dtype=jnp.float32)[None]
-
-
-def _counted(texts: PackedTokens) -> Bool[Array, "B T"]:
-    return ahead(texts.supervised, 1) & (ahead(texts.segments, 1) == texts.segments) & (texts.segments > 0)

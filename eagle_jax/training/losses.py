@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from eagle_jax.models.layers import cut_rows
+from eagle_jax.packed import PackedTokens
 
 
 def ahead(x: Array, by: int) -> Array:
@@ -24,6 +25,20 @@ def behind(x: Array, by: int) -> Array:
     """Shifts axis 1: row t has `x[:, t - by]`; the first rows are zeros (False)."""
     kept = x[:, : max(0, x.shape[1] - by)]
     return jnp.concatenate([jnp.zeros_like(x[:, : x.shape[1] - kept.shape[1]]), kept], axis=1)
+
+
+def supervised_ahead(texts: PackedTokens, by: int) -> Bool[Array, "B T"]:
+    """Returns whether token t + by is supervised, and in the document of row t."""
+    same = (ahead(texts.segments, by) == texts.segments) & (texts.segments > 0)
+    return ahead(texts.supervised, by) & same
+
+
+def count_rows(texts: PackedTokens, count: int, first: int = 2) -> Float[Array, " count"]:
+    """Counts the rows of packed texts that predict a supervised token `first`, `first` + 1, ... places ahead.
+
+    The k-th step of an EAGLE head and the k-th Medusa head predict a token k + 2 places ahead, a language model 1.
+    """
+    return jnp.stack([jnp.sum(supervised_ahead(texts, first + k), dtype=jnp.float32) for k in range(count)])
 
 
 def by_chunks(

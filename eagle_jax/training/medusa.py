@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from eagle_jax.config import DecoderConfig, MedusaConfig
 from eagle_jax.core.types import Params
@@ -17,7 +17,7 @@ from eagle_jax.models.medusa import MedusaHeads
 from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel.mesh import by_rows
 from eagle_jax.training.host import dense_gradients
-from eagle_jax.training.losses import ahead, by_chunks, soft_cross_entropy
+from eagle_jax.training.losses import ahead, by_chunks, soft_cross_entropy, supervised_ahead
 from eagle_jax.training.objective import Logits, Signals, StepMetrics
 from eagle_jax.training.step import read_target
 from eagle_jax.training.unroll import causal_mask
@@ -64,7 +64,7 @@ def medusa_loss(
                 assert signals.embeds is not None, "Hydra heads read embeddings"
                 embeds = jax.lax.stop_gradient(signals.embeds).astype(states.dtype)
                 inputs += [ahead(embeds, step + 1) for step in range(head + 1)]
-            counted = _counted(texts, head)
+            counted = supervised_ahead(texts, head + 2)
 
             def sums_of(
                 inputs: Array, following: Array, labels: Array, counted: Array, head: int = head
@@ -113,13 +113,3 @@ def medusa_head_loss(
         signals = signals._replace(embeds=by_rows(target_fn(target).embed(weights, texts.tokens), mesh))
     signals = signals._replace(hidden=signals.hidden.astype(dtype))
     return medusa_loss(config, heads, signals, texts, target_logits, shares=shares, **options)
-
-
-def medusa_rows(texts: PackedTokens, heads: int) -> Float[Array, " heads"]:
-    """Counts the rows of packed texts for each head."""
-    return jnp.stack([jnp.sum(_counted(texts, head), dtype=jnp.float32) for head in range(heads)])
-
-
-def _counted(texts: PackedTokens, head: int) -> Bool[Array, "B T"]:
-    same = (ahead(texts.segments, head + 2) == texts.segments) & (texts.segments > 0)
-    return same & ahead(texts.supervised, head + 2)

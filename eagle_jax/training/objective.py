@@ -22,7 +22,6 @@ from eagle_jax.models.heads import EagleHead
 from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel.mesh import DATA, FSDP, by_rows, copies, row_groups
 from eagle_jax.training.losses import (
-    ahead,
     behind,
     best_of,
     blended_divergence,
@@ -31,6 +30,7 @@ from eagle_jax.training.losses import (
     rowwise_dot,
     smooth_l1,
     soft_cross_entropy,
+    supervised_ahead,
 )
 from eagle_jax.training.unroll import unroll
 
@@ -186,18 +186,6 @@ def unrolled_loss(
     return jnp.sum(objective.decay ** jnp.arange(objective.steps) * weighted), metrics
 
 
-def judged_rows(texts: PackedTokens, steps: int) -> Float[Array, " steps"]:
-    """Counts the supervised rows of each unrolled step, inside or outside a draft vocabulary."""
-    return jnp.sum(_supervised_rows(texts, steps), axis=(1, 2), dtype=jnp.float32)
-
-
-def _supervised_rows(texts: PackedTokens, steps: int) -> Bool[Array, "n B T"]:
-    """Returns whether token t + 1 is supervised, and in the document of the row from which step k predicts it."""
-    supervised, segments = ahead(texts.supervised, 1), ahead(texts.segments, 1)
-    origins = [behind(texts.segments, 1 + k) for k in range(steps)]
-    return jnp.stack([supervised & (origin == segments) & (origin > 0) for origin in origins])
-
-
 class _Sums(NamedTuple):
     """Sums over rows, [steps]; `inside` counts supervised rows inside the draft vocabulary."""
 
@@ -227,7 +215,7 @@ def _sums(
         module = EagleHead(config)
         head_logits = lambda states: module.apply({"params": head}, states, method="logits")  # noqa: E731
     predicted = jnp.stack([behind(state, 1 + k) for k, state in enumerate(states)])
-    supervised = _supervised_rows(texts, objective.steps)
+    supervised = jnp.stack([behind(supervised_ahead(texts, 2 + k), 1 + k) for k in range(objective.steps)])
 
     def sums_of(predicted: Array, hidden: Array, supervised: Array) -> _Sums:
         law, best, inside = jax.lax.stop_gradient(target_law(target_logits(hidden), kept))

@@ -18,7 +18,8 @@ from eagle_jax.models.decoder import target_fn
 from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel.mesh import by_rows, embeds_by_rows, gathered
 from eagle_jax.training.host import dense_gradients
-from eagle_jax.training.objective import Logits, Objective, Signals, StepMetrics, judged_rows, unrolled_loss
+from eagle_jax.training.losses import count_rows
+from eagle_jax.training.objective import Logits, Objective, Signals, StepMetrics, unrolled_loss
 from eagle_jax.training.unroll import causal_mask
 
 
@@ -179,7 +180,7 @@ def head_train_step(
     def loss_fn(head: Params, texts: PackedTokens, signals: Signals | None, key: Array, shares: Array | None) -> Any:
         return head_loss(target, config, objective, head, frozen, texts, key, dtype, signals, mesh, shares)
 
-    return train_step(loss_fn, lambda texts: judged_rows(texts, objective.steps), tx, state, texts, signals)
+    return train_step(loss_fn, lambda texts: count_rows(texts, objective.steps), tx, state, texts, signals)
 
 
 def train_step(

@@ -15,8 +15,8 @@ from eagle_jax.models import layers
 from eagle_jax.models.decoder import init_params, target_fn
 from eagle_jax.models.heads import EagleHead, init_head_params
 from eagle_jax.packed import PackedTokens
-from eagle_jax.training.losses import ahead, behind
-from eagle_jax.training.objective import Objective, Signals, eagle1, hass, judged_rows, unrolled_loss
+from eagle_jax.training.losses import ahead, behind, count_rows
+from eagle_jax.training.objective import Objective, Signals, eagle1, hass, unrolled_loss
 from eagle_jax.training.step import (
     Frozen,
     HeadTrainState,
@@ -316,7 +316,7 @@ def test_micro_batches_make_the_update_of_the_whole_batch():
     (whole, report), (halves, other) = updated(1), updated(2)
     for a, b in zip(jax.tree.leaves(report), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
-    assert judged_rows(jax.tree.map(lambda x: x[1:], texts), 3).tolist() == [1, 0, 0]
+    assert count_rows(jax.tree.map(lambda x: x[1:], texts), 3).tolist() == [1, 0, 0]
     assert report.metrics.counted[0] == jnp.sum(rare[:, 1:] & (texts.positions[:, 1:] > 1))
     for a, b in zip(jax.tree.leaves(whole.head), jax.tree.leaves(halves.head), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
