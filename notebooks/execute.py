@@ -1,13 +1,11 @@
 """Executes notebooks and keeps their outputs: `python -m notebooks.execute 01 02 03`.
 
-Each notebook runs from its first cell in a kernel of its own, on the CPU, and is written as a whole or not at all. Its
-metadata holds a digest of the executed sources, so that a test detects outputs that are older than the cells.
+Each notebook runs from its first cell in a kernel of its own, on the CPU, and is written as a whole or not at all.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import sys
@@ -75,20 +73,12 @@ def executed(path: Path) -> Any:
     for number, cell in enumerate(notebook.cells):
         cell.metadata = {name: value for name, value in cell.metadata.items() if name != "execution"}
         cell.id = f"cell{number:02d}"
-    notebook.metadata["eagle_jax"] = {"sources": digest(notebook)}
     return notebook
 
 
 def text_of(notebook: Any) -> bytes:
     """Returns the bytes of the notebook's file."""
     return (json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n").encode()
-
-
-def digest(notebook: Any) -> str:
-    """Returns a digest of the sources of all code cells."""
-    sources = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    whole = ["".join(source) if isinstance(source, list) else source for source in sources]
-    return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]
 
 
 if __name__ == "__main__":
