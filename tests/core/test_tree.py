@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_jax.core.sampling import make_sampling
-from eagle_jax.core.tree import ancestor_mask, children_with, node_depths
+from eagle_jax.core.tree import ancestor_mask, node_depths
 from eagle_jax.core.types import PADDING, ROOT, DraftTree, RowRandomness
 from eagle_jax.core.verify import deterministic
 from eagle_jax.drafters.rerank import Pool, gather_tree, select_best
@@ -65,14 +65,6 @@ def test_rerank_keeps_the_best_and_stays_connected_with_ties(pool, count):
         expected = 7 if parents[index] == ROOT else tokens[parents[index]]
         assert int(tree.tokens[0, rows[row]]) == expected
         assert float(tree.scores[0, row]) == scores[index]
-
-
-def test_padded_rows_are_nobodys_child_whatever_their_token():
-    parents = jnp.array([[ROOT, 0, PADDING, PADDING, PADDING]])
-    tree = DraftTree(jnp.array([[3, 5, 0, 0, 0]]), parents, jnp.zeros((1, 5)))
-    assert np.asarray(tree.valid)[0].tolist() == [True, True, False, False, False]
-    for node in range(5):
-        assert not children_with(tree.tokens[0], tree.parents[0], jnp.arange(5) == node, jnp.int32(0)).any()
 
 
 @given(random_trees(), st.data())
