@@ -1,4 +1,4 @@
-"""Measures tau and n-alpha of a drafter, and records every tree that the target verified."""
+"""Records every tree that the target verified, and measures n-alpha of a drafter."""
 
 from __future__ import annotations
 
@@ -14,26 +14,12 @@ from eagle_jax.core.types import PADDING
 from eagle_jax.parallel.processes import to_host
 from eagle_jax.runtime.drafters import BoundDrafter, TreeDrafter
 from eagle_jax.runtime.errors import check_finite, memory_errors
-from eagle_jax.runtime.generation import generate, prefill_program, request_of, step_program
+from eagle_jax.runtime.generation import prefill_program, request_of, step_program
 from eagle_jax.runtime.request import sampling_of
 from eagle_jax.runtime.target import Target
 
 CHAIN_LENGTH = 6
 """Default number of drafted tokens of the chains that n-alpha is measured with: n = 0..5, as in the papers."""
-
-
-class Tau(NamedTuple):
-    """Tokens per target pass over some prompts.
-
-    Attributes:
-      tau: (tokens after each reply's first) / cycles.
-      cycles: target passes after the prefill, per reply.
-      replies: token ids per prompt.
-    """
-
-    tau: float
-    cycles: list[int]
-    replies: list[list[int]]
 
 
 class NAlpha(NamedTuple):
@@ -111,24 +97,6 @@ def record_cycles(
         ids, flags, none = np.zeros((0, width), np.int32), np.zeros((0, width), bool), np.zeros(0, np.int32)
         return Cycles(none, ids, ids, ids.astype(np.float32), flags, flags, none)
     return Cycles._make(np.stack(column) for column in zip(*cycles, strict=True))
-
-
-def measure_tau(
-    target: Target,
-    head: BoundDrafter | None,
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    key: jax.Array | int | None = None,
-) -> Tau:
-    """Measures tau of a drafter on a batch of prompts; None is plain decoding (tau 1).
-
-    Raises:
-      ValueError: as `eagle_jax.generate`.
-    """
-    out = generate(target, head, prompts, max_new_tokens=max_new_tokens, temperature=temperature, key=key)
-    return Tau(out.tau, out.cycles.tolist(), out.tokens)
 
 
 def measure_n_alpha(

@@ -103,17 +103,13 @@ def param_shardings(params: Params, mesh: Mesh) -> Any:
     """
 
     def place(path: tuple, leaf: Any) -> NamedSharding:
-        return param_sharding(_path(path), leaf.shape, mesh)
+        return param_sharding(jax.tree_util.keystr(path, simple=True, separator="/"), leaf.shape, mesh)
 
     return jax.tree_util.tree_map_with_path(place, params)
 
 
-def _path(keys: tuple) -> str:
-    return jax.tree_util.keystr(keys, simple=True, separator="/")
-
-
 def gathered(params: Params, mesh: Mesh | None, *, embedding: bool = False) -> Params:
-    """Inside jit: gathers frozen matrices over "fsdp", for products.
+    """Inside jit: gathers the matrices of a frozen target over "fsdp", for products.
 
     Otherwise the compiler may propagate the split of a matrix's rows to the states, and every device computes with
     every row of the batch.
@@ -128,13 +124,11 @@ def gathered(params: Params, mesh: Mesh | None, *, embedding: bool = False) -> P
     if mesh is None:
         return params
 
-    def gather(path: tuple, leaf: Array) -> Array:
-        home = param_sharding(_path(path), leaf.shape, mesh).spec
-        if FSDP not in home or (_path(path).endswith("embedding") and not embedding):
-            return leaf
-        return _split(leaf, mesh, *_without_fsdp(home))
+    def gather(leaf: Array, home: NamedSharding) -> Array:
+        return _split(leaf, mesh, *_without_fsdp(home.spec)) if FSDP in home.spec else leaf
 
-    return jax.tree_util.tree_map_with_path(gather, params)
+    kept = {} if embedding else {name: part for name, part in params.items() if name.startswith("embed_")}
+    return jax.tree.map(gather, params, param_shardings(params, mesh)) | kept
 
 
 def copies(params: Params, mesh: Mesh) -> Params:
@@ -146,11 +140,7 @@ def copies(params: Params, mesh: Mesh) -> Params:
     Raises:
       ConfigError: as `param_sharding`.
     """
-
-    def copy(path: tuple, leaf: Array) -> Array:
-        return _copied(leaf, mesh, param_sharding(_path(path), leaf.shape, mesh))
-
-    return jax.tree_util.tree_map_with_path(copy, params)
+    return jax.tree.map(lambda leaf, home: _copied(leaf, mesh, home), params, param_shardings(params, mesh))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -186,9 +176,8 @@ def embeds_by_rows(mesh: Mesh | None) -> Callable[..., Any]:
 
     def call(run: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
         found = run(*args, **kwargs)
-        if mesh is None or not isinstance(context.module, nn.Embed) or context.method_name != "__call__":
-            return found
-        return by_rows(found, mesh)
+        is_lookup = isinstance(context.module, nn.Embed) and context.method_name == "__call__"
+        return by_rows(found, mesh) if is_lookup else found
 
     return call
 
@@ -303,13 +292,9 @@ def shard_target(fn: TargetFn, mesh: Mesh) -> TargetFn:
         taps: tuple[int, ...] = (),
         *earlier: NewKV | None,
     ) -> TargetOutput:
-        tokens, positions = _split(tokens, mesh, ROWS, None), _split(positions, mesh, ROWS, None)
-        out = fn.forward(params, tokens, positions, mask, cache, taps, *earlier)
-        return TargetOutput(
-            _split(out.hidden, mesh, ROWS, None, None),
-            _split(out.features, mesh, ROWS, None, None),
-            NewKV(_heads(out.new.keys, mesh), _heads(out.new.values, mesh)),
-        )
+        out = fn.forward(params, by_rows(tokens, mesh), by_rows(positions, mesh), mask, cache, taps, *earlier)
+        new = NewKV(_heads(out.new.keys, mesh), _heads(out.new.values, mesh))
+        return TargetOutput(by_rows(out.hidden, mesh), by_rows(out.features, mesh), new)
 
     def logits(params: Params, hidden: Array) -> Array:
         return _split(fn.logits(params, hidden), mesh, ROWS, *[None] * (hidden.ndim - 2), TENSOR)
@@ -336,8 +321,8 @@ def shard_drafter(drafter: Drafter, mesh: Mesh) -> Drafter:
     def init(params: Params, batch: int, slots: int) -> Any:
         return shard_caches(drafter.init(params, batch, slots))
 
-    def draft(params: Params, state: Any, root: Array, chance: RowRandomness, sampling: Sampling) -> tuple[Any, Any]:
-        tree, state = drafter.draft(params, state, root, chance, sampling)
+    def draft(params: Params, state: Any, root: Array, row: RowRandomness, sampling: Sampling) -> tuple[Any, Any]:
+        tree, state = drafter.draft(params, state, root, row, sampling)
         return tree, shard_caches(state)
 
     def update(params: Params, state: Any, verified: Verified) -> Any:

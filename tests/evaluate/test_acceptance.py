@@ -1,4 +1,4 @@
-"""Tau, n-alpha and recorded cycles against `generate` and `stream`."""
+"""N-alpha and recorded cycles against `generate` and `stream`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
-from eagle_jax.evaluate.acceptance import measure_n_alpha, measure_tau, record_cycles
+from eagle_jax.evaluate.acceptance import measure_n_alpha, record_cycles
 from eagle_jax.runtime.drafters import DraftHead
 from eagle_jax.runtime.target import Target
 from tests.models import random_prompts, tiny_head, tiny_target
@@ -61,13 +61,6 @@ def test_n_alpha_is_refused(pair, make, options, message):
     target, head = pair
     with pytest.raises(ValueError, match=message):
         measure_n_alpha(target, make(target, head), [[1, 2, 3]], **options)
-
-
-def test_tau_is_that_of_generate(pair):
-    target, head = pair
-    out = eagle_jax.generate(target, head, PROMPTS, max_new_tokens=TOKENS)
-    assert measure_tau(target, head, PROMPTS, max_new_tokens=TOKENS) == (out.tau, out.cycles.tolist(), out.tokens)
-    assert measure_tau(target, None, PROMPTS, max_new_tokens=TOKENS).tau == 1.0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

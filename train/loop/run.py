@@ -23,7 +23,7 @@ from eagle_jax.data.corpus.documents import coverage, draft_vocabulary
 from eagle_jax.data.corpus.features import Features
 from eagle_jax.data.corpus.sources import build_corpus, corpus_key
 from eagle_jax.data.templates.keys import tokenizer_settings
-from eagle_jax.evaluate.acceptance import measure_n_alpha, measure_tau
+from eagle_jax.evaluate.acceptance import measure_n_alpha
 from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel import processes
 from eagle_jax.parallel.mesh import param_shardings
@@ -275,7 +275,7 @@ class Run:
         target = dataclasses.replace(target, config=dataclasses.replace(target.config, eos_ids=self.stops))
         head = self.learner.bind(cast, target)
         tokens = self.args.eval_tokens
-        tau = measure_tau(target, head, self.prompts, max_new_tokens=tokens).tau
+        tau = eagle_jax.generate(target, head, self.prompts, max_new_tokens=tokens).tau
         alpha = measure_n_alpha(target, head, self.prompts, max_new_tokens=tokens).alpha
         notes = {"settings": self.settings, "measured": self.measured, "n_alpha": alpha}
         if self.checkpoints.save_best(self.step, params, notes, tau):
