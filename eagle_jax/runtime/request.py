@@ -235,27 +235,23 @@ def _integers(values: Any) -> np.ndarray | None:
 
 
 def _stop_table(eos_ids: StopTokens, batch: int, config: DecoderConfig) -> np.ndarray:
-    """[B, E] int32, padded with -1; E is a multiple of 4 so that a few more stop tokens do not recompile."""
+    """Returns [B, E] int32, padded with -1; E is a multiple of 4, so that a few more stop tokens do not recompile."""
     if eos_ids is None:
         eos_ids = config.eos_ids
-    flat = _integers(eos_ids)
-    if flat is not None and flat.ndim <= 1:
-        sets = [flat.reshape(-1).tolist()] * batch
-    else:
-        several = isinstance(eos_ids, Sequence | np.ndarray | jax.Array) and not isinstance(eos_ids, str)
-        rows = [_integers(item) for item in eos_ids] if several else [None]  # type: ignore[union-attr]
-        if any(row is None or row.ndim != 1 for row in rows):
-            raise ValueError(
-                f"eos_ids must be a token id, a list of token ids, or one list per prompt, got {eos_ids!r}."
-            )
-        if len(rows) != batch:
-            raise ValueError(f"eos_ids must be one flat list or one list per prompt ({batch}), got {len(rows)} lists.")
-        sets = [row.tolist() for row in rows if row is not None]
-    for row in sets:
-        for token in row:
-            if not 0 <= token < config.vocab_size:
-                raise ValueError(f"eos_ids must be 0 to {config.vocab_size - 1}, got {token}.")
-    table = np.full((batch, round_up(max(1, *map(len, sets)), 4) if sets else 4), -1, np.int32)
-    for index, row in enumerate(sets):
-        table[index, : len(row)] = row
+    given: Any = eos_ids
+    several = hasattr(given, "__iter__") and any(hasattr(row, "__len__") and getattr(row, "ndim", 1) for row in given)
+    rows = list(given) if several else [given] * batch
+    if len(rows) != batch:
+        raise ValueError(f"eos_ids must be one flat list or one list per prompt ({batch}), got {len(rows)} lists.")
+    sets = []
+    for row in rows:
+        ids = _integers(row)
+        if ids is None or ids.ndim > 1:
+            raise ValueError(f"eos_ids must be a token id, a list of ids, or one list per prompt, got {eos_ids!r}.")
+        if bad := [token for token in ids.flat if not 0 <= token < config.vocab_size]:
+            raise ValueError(f"eos_ids must be 0 to {config.vocab_size - 1}, got {bad[0]}.")
+        sets.append(ids.reshape(-1))
+    table = np.full((batch, round_up(max(1, *map(len, sets)), 4)), -1, np.int32)
+    for index, ids in enumerate(sets):
+        table[index, : len(ids)] = ids
     return table
