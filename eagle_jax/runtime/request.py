@@ -239,8 +239,7 @@ def _stop_table(eos_ids: StopTokens, batch: int, config: DecoderConfig) -> np.nd
     if eos_ids is None:
         eos_ids = config.eos_ids
     given: Any = eos_ids
-    several = hasattr(given, "__iter__") and any(hasattr(row, "__len__") and getattr(row, "ndim", 1) for row in given)
-    rows = list(given) if several else [given] * batch
+    rows = list(given) if _is_list(given) and any(map(_is_list, given)) else [given] * batch
     if len(rows) != batch:
         raise ValueError(f"eos_ids must be one flat list or one list per prompt ({batch}), got {len(rows)} lists.")
     sets = []
@@ -255,3 +254,7 @@ def _stop_table(eos_ids: StopTokens, batch: int, config: DecoderConfig) -> np.nd
     for index, ids in enumerate(sets):
         table[index, : len(ids)] = ids
     return table
+
+
+def _is_list(value: Any) -> bool:
+    return hasattr(value, "__len__") and getattr(value, "ndim", 1) > 0
