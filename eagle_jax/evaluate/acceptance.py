@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -135,8 +135,9 @@ def measure_n_alpha(
         )
     depth = min(CHAIN_LENGTH, head.deepest or CHAIN_LENGTH) if depth is None else depth
     chain = dataclasses.replace(TreeConfig.chain(depth, rule), sampled_ranking=head.tree.sampled_ranking)
-    options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "key": key}
-    return n_alpha(record_cycles(target, head.with_tree(chain), prompts, **options))
+    drafter = head.with_tree(chain)
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "key": key}
+    return n_alpha(record_cycles(target, drafter, prompts, **options))
 
 
 def n_alpha(cycles: Cycles) -> NAlpha:

@@ -185,7 +185,7 @@ def head_train_step(
 
 def train_step(
     loss_fn: LossFn,
-    judged: Callable[[PackedTokens], Float[Array, " n"]],
+    rows_of: Callable[[PackedTokens], Float[Array, " n"]],
     tx: optax.GradientTransformation,
     state: HeadTrainState,
     texts: PackedTokens,
@@ -199,13 +199,13 @@ def train_step(
 
     Args:
       loss_fn: loss of a micro-batch, a sum of n means (of steps or heads).
-      judged: counts the supervised rows of each mean.
+      rows_of: counts the supervised rows of each mean.
       texts: [M, B, T] with a leading axis of micro-batches.
       signals: stored outputs of the target with the same leading axis, or None.
     """
     micro = texts.tokens.shape[0]
 
-    rows = jax.vmap(judged)(texts)
+    rows = jax.vmap(rows_of)(texts)
     shares = rows / jnp.maximum(jnp.sum(rows, axis=0, keepdims=True), 1)
 
     def part(index: Array, texts: PackedTokens, signals: Signals | None, shares: Array) -> Any:
