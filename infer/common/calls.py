@@ -14,9 +14,6 @@ import eagle_jax
 from eagle_jax.core.randomness import row_keys
 from eagle_jax.runtime.generation import first_tokens
 
-DRAWS = "a key per question and turn"
-"""What results say of their keys; without it rows of the same number had the same noise, whatever the question."""
-
 
 def keys_of(seed: int, names: Sequence[str], turn: int) -> jax.Array:
     """Returns [rows] keys that depend on `seed`, the question's name (`names_of`) and the turn, not on the batch.

@@ -51,11 +51,9 @@ class Estimate(NamedTuple):
 
 def ratio(keys: Sequence[Any], over: Sequence[Sequence[float]], under: Sequence[Sequence[float]]) -> Estimate:
     """Estimates product(sums of `over`) / product(sums of `under`); `keys` has the task and question of every entry."""
-    above, below = np.asarray(over, float), np.asarray(under, float)
-    value = float(np.prod(above.sum(axis=1)) / np.prod(below.sum(axis=1)))
-    each = (above / above.sum(axis=1, keepdims=True)).sum(axis=0) - (below / below.sum(axis=1, keepdims=True)).sum(
-        axis=0
-    )
+    above, below = np.asarray(over, float).T, np.asarray(under, float).T  # [questions, factors]
+    value = float(np.prod(above.sum(axis=0)) / np.prod(below.sum(axis=0)))
+    each = (above / above.sum(axis=0)).sum(axis=1) - (below / below.sum(axis=0)).sum(axis=1)
     parts = dict.fromkeys(keys, 0.0)
     for key, part in zip(keys, each, strict=True):
         parts[key] += value * float(part)
@@ -78,7 +76,7 @@ def difference(one: Estimate, other: Estimate) -> Estimate:
 
 def asked(cells: Sequence[Any]) -> set[tuple[str, str]]:
     """Returns the task and name of every question of some cells."""
-    return {(cell.task, question) for cell in cells for question in cell.by_question["question"]}
+    return {(cell.task, question) for cell in cells for question in cell.by_question.question}
 
 
 def tau(cells: Sequence[Any], questions: Collection[tuple[str, str]] | None = None) -> Estimate | None:
@@ -94,12 +92,12 @@ def tau(cells: Sequence[Any], questions: Collection[tuple[str, str]] | None = No
     found = []
     for cell in cells:
         columns, rows = cell.by_question, _rows(cell, questions)
-        if columns["cycles"] is None or not sum(columns["cycles"][row] for row in rows):
+        if columns.cycles is None or not sum(columns.cycles[row] for row in rows):
             return None
-        first = columns.get("replies", [0] * len(columns["question"]))  # the prefill gives each reply its first token
-        keys = [(cell.task, columns["question"][row]) for row in rows]
-        tokens = [columns["tokens"][row] - first[row] for row in rows]
-        found.append(ratio(keys, [tokens], [[columns["cycles"][row] for row in rows]]))
+        first = getattr(columns, "replies", [0] * len(columns.question))  # the prefill gives each reply its first token
+        keys = [(cell.task, columns.question[row]) for row in rows]
+        tokens = [columns.tokens[row] - first[row] for row in rows]
+        found.append(ratio(keys, [tokens], [[columns.cycles[row] for row in rows]]))
     return mean(found) if found else None
 
 
@@ -113,10 +111,10 @@ def speedup(cells: Sequence[Any], questions: Collection[tuple[str, str]] | None 
         columns, rows = cell.by_question, _rows(cell, questions)
         if not rows:
             return None
-        names = columns["question"] if len({*columns["call"]}) == len(columns["call"]) else columns["call"]
+        names = columns.question if len({*columns.call}) == len(columns.call) else columns.call
         keys, repetitions = [(cell.task, names[row]) for row in rows], []
-        for seconds, plain in zip(columns["seconds"], columns["plain_seconds"], strict=True):
-            four = columns["tokens"], plain, seconds, columns["plain_tokens"]
+        for seconds, plain in zip(columns.seconds, columns.plain_seconds, strict=True):
+            four = columns.tokens, plain, seconds, columns.plain_tokens
             values = [[column[row] for row in rows] for column in four]
             repetitions.append(ratio(keys, values[:2], values[2:]))
         found.append(mean(repetitions)._replace(value=statistics.median(one.value for one in repetitions)))
@@ -132,5 +130,5 @@ def share(accepted: int, tried: int) -> str:
 
 
 def _rows(cell: Any, questions: Collection[tuple[str, str]] | None) -> list[int]:
-    names = cell.by_question["question"]
+    names = cell.by_question.question
     return [row for row, name in enumerate(names) if questions is None or (cell.task, name) in questions]

@@ -26,14 +26,17 @@ from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig, Verificati
 from eagle_jax.drafters.lookahead import lookahead
 from eagle_jax.drafters.prompt_lookup import prompt_lookup
 from eagle_jax.runtime.drafters import DEFAULT_CHAIN
-from infer.common import own
+from infer.common.own import check_name, is_own
 
 PLAIN = "vanilla"
-WEIGHTLESS = {"pld": (10, 3), "lookahead": (5, 7, 7)}
-"""Methods without weights, and the numbers of the papers: length and longest n-gram; N, W and G."""
 METHODS = (PLAIN, "sps", "pld", "lookahead", "medusa", "hydra", "eagle1", "hass", "eagle2", "eagle3")
 """Plain decoding, standard speculative sampling, prompt lookup, lookahead, Medusa-1, Hydra or Hydra++, EAGLE heads:
-`eagle1`, `hass` and `eagle2` load heads of one kind, which differ in how they were taught and what tree they fill."""
+`eagle1`, `hass` and `eagle2` load heads of one kind, which differ in training and in the tree they fill."""
+NUMBERS: dict[str, dict[str, int]] = {
+    "pld": {"length": 10, "ngram": 3},
+    "lookahead": {"ngram": 5, "window": 7, "guesses": 7},
+}
+"""The numbers of methods without weights, as in the papers."""
 WORDS: dict[str, tuple[str, Any]] = {
     "value": ("rank_by", "value"),
     "confidence": ("rank_by", "confidence"),
@@ -44,6 +47,8 @@ WORDS: dict[str, tuple[str, Any]] = {
     "untempered": ("sampled_ranking", "untempered"),
 } | {rule: ("verification", rule) for rule in get_args(Verification)}
 """Words of a setting, and the field of `TreeConfig` that each gives."""
+TREES = "a tree first (6x10x59, chain3, static, best31 or choices), then top_p0.9 or " + ", ".join(WORDS)
+FORMS = {"pld": "pld@10x3/shortest2/latest", "lookahead": "lookahead@5x7x7", PLAIN: PLAIN}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Label:
     Attributes:
       text: as it was given. method: one of `METHODS`, or own:module:function.
       shape: "static", "choices", "best31" and the like, or a chain or dynamic tree; None is the method's own.
-      fields: fields of `TreeConfig` that the setting gives besides; of pld those of `eagle_jax.prompt_lookup`.
+      fields: other fields of `TreeConfig`; of pld those of `eagle_jax.prompt_lookup`.
       numbers: of pld and lookahead.
     """
 
@@ -69,39 +74,36 @@ class Label:
 
         Raises:
           ValueError: an unknown method or setting, or one that the method does not take.
-          ConfigError: a tree that cannot be.
+          ConfigError: an impossible tree.
         """
-        if own.is_own(text):
-            own.check_name(text)
+        if is_own(text):
+            check_name(text)
             return cls(text, text)
         method, at, setting = text.partition("@")
-        if (before := method.partition("/")[0]) in METHODS and before != method:
-            raise ValueError(f"{text!r}: what a method is set to begins with @: {before}@{method[len(before) + 1 :]}")
         if method not in METHODS:
-            raise ValueError(f"unknown method {method!r}: there are {', '.join(METHODS)} and own:module:function")
-        if at and not setting:
-            raise ValueError(f"{text!r}: a setting must follow the @, such as eagle3@6x10x59; leave it out for the own")
-        if method in WEIGHTLESS:
-            return cls(text, method, None, *_without_weights(text, method, setting))
-        if setting and method == PLAIN:
-            raise ValueError(f"{text!r}: {PLAIN} is plain decoding and takes no setting")
-        shape: TreeConfig | str | None = None
-        fields: dict[str, Any] = {}
-        for place, word in enumerate(setting.split("/") if setting else ()):
-            with named(text):
-                found = _shape(word)
-            if found is not None:
-                if place:
-                    raise ValueError(f"{text!r}: the tree {word!r} comes first, and once")
-                shape = found
+            raise ValueError(f"method must be one of {', '.join(METHODS)} or own:module:function, got {method!r}. "
+                             "Settings follow an @, as in eagle3@6x10x59.")  # fmt: skip
+        shape: TreeConfig | str | None = "static" if method == "eagle1" else None
+        numbers, fields = tuple(NUMBERS.get(method, {}).values()), dict[str, Any]()
+        for place, word in enumerate(setting.split("/") if at else ()):
+            if place == 0 and (found := _numbers(method, word)):
+                numbers = found
                 continue
-            name, value = _field(text, word)
-            if name in fields:
-                raise ValueError(f"{text!r}: {word!r} contradicts or repeats what is said before it")
+            with named(text):
+                tree = _shape(word) if place == 0 and method not in FORMS else None
+            if tree is not None:
+                shape = tree
+                continue
+            name, value = _field(method, word)
+            if name is None or name in fields:
+                raise ValueError(f"setting of {text!r} must be {FORMS.get(method, TREES)}, each once, got {word!r}.")
             fields[name] = value
-        if method == "eagle1" and shape is None:
-            shape = "static"
-        label = cls(text, method, shape, tuple(fields.items()))
+        label = cls(text, method, shape, tuple(fields.items()), numbers)
+        with named(text):
+            if method == "pld":
+                prompt_lookup(numbers[1], numbers[0], **fields)
+            elif method == "lookahead":
+                lookahead(*numbers)
         if shape is not None:
             label.tree(DEFAULT_CHAIN, EAGLE1_PARENTS)
         return label
@@ -110,11 +112,10 @@ class Label:
         """Returns the tree that the label names, from the method's default tree and its static tree.
 
         Raises:
-          ConfigError: there is no such tree; the message names the label.
+          ConfigError: an impossible tree; the message names the label.
         """
         with named(self.text):
             shape = TreeConfig.static(static) if isinstance(self.shape, str) else self.shape or default
-            assert isinstance(shape, TreeConfig)
             fields = dict(self.fields)
             if self.method == "sps" and shape.top_k == 1 and shape.parents is None:
                 fields = {"verification": "rejection"} | fields  # the method of the papers
@@ -130,6 +131,14 @@ def named(text: str) -> Iterator[None]:
         raise ConfigError(f"{text}: {error}") from error
 
 
+def _numbers(method: str, word: str) -> tuple[int, ...]:
+    """Returns the numbers of pld (10 or 10x3) or lookahead (5x7x7) in the first word of a setting; () for others."""
+    usual = tuple(NUMBERS.get(method, {}).values())
+    given = tuple(map(int, word.split("x"))) if re.fullmatch(r"\d+(x\d+)*", word) else ()
+    complete = len(given) == len(usual) or (method == "pld" and len(given) == 1)
+    return given + usual[len(given) :] if given and complete else ()
+
+
 def _shape(word: str) -> TreeConfig | str | None:
     """Returns the tree that a word of a setting names; None for other words."""
     if word in ("static", "choices") or re.fullmatch(r"best\d+", word):
@@ -142,41 +151,13 @@ def _shape(word: str) -> TreeConfig | str | None:
     return None
 
 
-def _field(text: str, word: str) -> tuple[str, Any]:
-    if word in WORDS:
-        return WORDS[word]
-    if word.startswith("top_p"):
-        try:
-            return "top_p", float(word.removeprefix("top_p"))
-        except ValueError:
-            raise ValueError(f"{text!r}: {word!r} must read like top_p0.9") from None
-    raise ValueError(
-        f"{text!r}: unknown setting {word!r}: a tree is 6x10x59 (depth, top_k, nodes), chain3, static, best31 or "
-        f"choices, and after a slash there may be {', '.join(WORDS)} or top_p0.9"
-    )
-
-
-def _without_weights(text: str, method: str, setting: str) -> tuple[tuple[tuple[str, Any], ...], tuple[int, ...]]:
-    """Returns the fields and numbers of a method without weights; building the method checks them."""
-    usual, words = WEIGHTLESS[method], setting.split("/") if setting else []
-    pattern, form = (r"\d+(x\d+)?", "pld@10, pld@10x3, pld@10x3/shortest2 or pld@10x3/latest")
-    if method == "lookahead":
-        pattern, form = r"\d+x\d+x\d+", "lookahead@5x7x7"
-    given: tuple[int, ...] = ()
-    if words and re.fullmatch(pattern, words[0]):
-        given = tuple(map(int, words.pop(0).split("x")))
-    fields: dict[str, Any] = {}
-    for word in words:
+def _field(method: str, word: str) -> tuple[str | None, Any]:
+    """Returns the field that a word of a setting gives, and its value; None for an unknown word."""
+    if method == "pld":
         shortest = re.fullmatch(r"shortest(\d+)", word)
-        name, value = ("shortest", int(shortest[1])) if shortest else (word, True)
-        if method != "pld" or not (shortest or word == "latest") or name in fields:
-            raise ValueError(f"{text!r}: unknown setting {setting!r}: it reads {form}")
-        fields[name] = value
-    numbers = given + usual[len(given) :]
-    with named(text):
-        if method == "pld":
-            prompt_lookup(numbers[1], numbers[0], **fields)
-        else:
-            lookahead(*numbers)
-    usually = ("shortest", 1)  # the default is left out, so that equal drafts have equal descriptions
-    return tuple(item for item in fields.items() if item != usually), numbers
+        return ("shortest", int(shortest[1])) if shortest else ("latest" if word == "latest" else None, True)
+    if method in FORMS:
+        return None, None
+    if number := re.fullmatch(r"top_p(\d*\.?\d+)", word):
+        return "top_p", float(number[1])
+    return WORDS.get(word, (None, None))

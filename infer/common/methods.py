@@ -1,39 +1,41 @@
-"""Loads drafting methods by the names of the papers.
-
-`infer/common/labels.py` has the grammar of their labels.
-"""
+"""Loads drafting methods by their labels (`infer/common/labels.py`)."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 import eagle_jax
 from eagle_jax.checkpoints import config_directory, read_target_config
 from eagle_jax.checkpoints.files.mapping import DTYPES
-from eagle_jax.config import EAGLE1_PARENTS, TreeConfig
+from eagle_jax.config import EAGLE1_PARENTS, TreeConfig, static_depths
+from eagle_jax.core import verify
 from eagle_jax.data.chat.stops import with_stop_ids
 from eagle_jax.data.chat.tokenizers import load_tokenizer
 from eagle_jax.evaluate.positions import pooled
 from eagle_jax.runtime.drafters import Medusa, TreeDrafter
 from eagle_jax.shapes import best_parents, medusa_parents, parents_of_paths
-from infer.common import drafts, own
-from infer.common.labels import METHODS, PLAIN, Label, named
+from infer.common import own
+from infer.common.labels import NUMBERS, PLAIN, Label, named
 from infer.common.programs import naming, parse_template_args, parse_tree, use_template
-from infer.common.results import Recorded, read_as
+from infer.common.results import Draft, Recorded, read
 
 BUNDLED = {
     "sps": "small", "medusa": "medusa", "hydra": "hydra", "eagle1": "eagle1", "hass": "hass", "eagle2": "eagle1",
     "eagle3": "eagle3",
 }  # fmt: skip
-"""Methods whose weights are bundled with the target, and their names there. `eagle1` and `eagle2`
-are one head, taught as EAGLE teaches, in EAGLE's static tree by default and in a dynamic one."""
+"""Methods whose weights are bundled with the target, and their names there. `eagle1` and `eagle2` are one head."""
 OPTIONS = {name: name for name in BUNDLED} | {"sps": "draft_model"}
 """Methods with weights, and the option with their path."""
+Paths = Annotated[list[list[int]], msgspec.Meta(min_length=1)]
+USES = {"choices": "medusa@choices", "best": "medusa@best31 and the like"}
+NOTHING = Draft("nothing", "deterministic", 1)
+"""What plain decoding drafts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,16 +84,16 @@ class Sources(Places):
     tree: TreeConfig | None = None
 
     @classmethod
-    def of(cls, args: Places, dtype: str = "float32", tree: str | None = None, option: str = "--dtype") -> Sources:
-        """From a program's arguments; `tree` as its option says it, `option` is the one that `dtype` is of.
+    def of(cls, args: Places, dtype: str = "float32", tree: str | None = None) -> Sources:
+        """Returns the sources of a program's arguments; `tree` is "depth,top_k,num_nodes".
 
         Raises:
-          ValueError: an unknown `dtype`, or a `tree` or template argument that does not read as one.
-          ConfigError: there is no such tree.
+          ValueError: an unknown `dtype`, a `tree` of another format, or a template argument without a name.
+          ConfigError: an impossible tree.
         """
         parse_template_args(args.template_args)
         if dtype not in DTYPES:
-            raise ValueError(f"{option} {dtype} must be one of {', '.join(DTYPES)}")
+            raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype}.")
         given = {field.name: getattr(args, field.name) for field in dataclasses.fields(Places)}
         return cls(**given, dtype=dtype, tree=parse_tree(tree) if tree else None)
 
@@ -100,31 +102,27 @@ def check_methods(labels: Sequence[str], sources: Sources) -> list[str]:
     """Checks labels and returns them, plain decoding first, each once.
 
     Raises:
-      ValueError: none, an unknown one, one that nothing was given for, or a file that none of them uses.
-      ConfigError: a tree that cannot be.
+      ValueError: an unknown method, one without weights, or a file of an option that no method uses.
+      ConfigError: an impossible tree.
     """
-    if not labels:
-        raise ValueError(f"--methods names no method: there are {', '.join(METHODS)}")
     parsed = [Label.parse(text) for text in labels]
-    shapes = {label.shape for label in parsed if isinstance(label.shape, str)}
-    if sources.choices is not None and "choices" not in shapes:
-        raise ValueError(f"--choices {sources.choices} is given, and no method has a use for it: medusa@choices would")
-    if sources.positions is not None and not any(shape.startswith("best") for shape in shapes):
-        raise ValueError(
-            f"--positions {sources.positions} is given, and no method has a use for it: medusa@best31 would"
-        )
+    shapes = [label.shape.rstrip("0123456789") for label in parsed if isinstance(label.shape, str)]
+    for option, shape in (("choices", "choices"), ("positions", "best")):
+        path = getattr(sources, option)
+        if path is not None and shape not in shapes:
+            raise ValueError(f"--{option} must be of use to a method, got {path}. Leave it out, or name {USES[shape]}.")
+        if path is None and shape in shapes:
+            raise ValueError(f"--{option} must be given for {USES[shape]}.")
     for label in parsed:
-        name = label.method
         if isinstance(label.shape, str):
             static_parents(label, sources, EAGLE1_PARENTS)
-        if own.is_own(name):
-            own.find(name)
-        if name not in OPTIONS or getattr(sources, OPTIONS[name]) is not None:
-            continue
-        if sources.target is not None:
-            option = f"--{OPTIONS[name].replace('_', '-')} PATH"
-            what = "a small model with its tokenizer" if name == "sps" else "the heads of that target"
-            raise ValueError(f"{name} with --target needs {option}, {what}; pld and lookahead need none")
+        if own.is_own(label.method):
+            own.find(label.method)
+        needed = OPTIONS.get(label.method)
+        if needed and sources.target is not None and getattr(sources, needed) is None:
+            what = "a small model with its tokenizer" if label.method == "sps" else "the heads of that target"
+            raise ValueError(f"--{needed.replace('_', '-')} must be given for {label.method} with --target: {what}. "
+                             "pld and lookahead need none.")  # fmt: skip
     return list(dict.fromkeys([PLAIN, *labels]))
 
 
@@ -134,19 +132,14 @@ def static_parents(
     """Returns the static tree of a label: the published one, the best for recorded acceptance, or a given one.
 
     Raises:
-      ValueError: a file that is missing or holds none. ConfigError: paths that are no tree, or too few.
+      ValueError: a file that is missing or of another kind. ConfigError: paths that are no tree, or too few.
     """
-    if label.shape == "choices":
-        if sources.choices is None:
-            raise ValueError(f"{label.text!r} needs --choices FILE, a JSON list of paths such as [[0], [0, 0], [1]]")
-        with naming("--choices", sources.choices):
-            return read_choices(Path(sources.choices))
     if label.shape == "static":
         return published
-    if sources.positions is None:
-        command = f"python -m infer.acceptance --methods {label.method}@static"
-        raise ValueError(f"{label.text!r} needs --positions FILE, a result of `{command}`")
-    return best_static(label, sources.positions, deepest)
+    if label.shape == "choices":
+        with naming("--choices", sources.choices):
+            return read_choices(Path(str(sources.choices)))
+    return best_static(label, str(sources.positions), deepest)
 
 
 def read_choices(path: Path) -> tuple[int, ...]:
@@ -156,12 +149,9 @@ def read_choices(path: Path) -> tuple[int, ...]:
       ValueError: no JSON list of lists of whole numbers. ConfigError: the paths are no tree. OSError: no such file.
     """
     try:
-        paths = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"not JSON ({error}): give a list of paths such as [[0], [0, 0], [1]]") from error
-    fits = isinstance(paths, list) and all(isinstance(ranks, list) for ranks in paths)
-    if not fits or not paths or not all(type(rank) is int for ranks in paths for rank in ranks):
-        raise ValueError("must be a list of paths of ranks, such as [[0], [0, 0], [1]]")
+        paths = msgspec.json.decode(path.read_bytes(), type=Paths)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"must be a list of paths of ranks, such as [[0], [0, 0], [1]] ({error})") from error
     return parents_of_paths(paths)
 
 
@@ -175,13 +165,13 @@ def best_static(label: Label, path: str | Path, deepest: int | None = None) -> t
       ValueError: no result of infer.acceptance, none of that method, or too few positions for so many nodes.
     """
     with naming("--positions", path):
-        recorded = read_as(path, Recorded)
-    cells = [cell for cell in recorded.cells if cell.method == label.method]
-    if not cells:
-        raise ValueError(f"{label.text!r}: {path} holds nothing of {label.method}; record it with infer.acceptance")
+        cells = [cell for cell in read(path, Recorded).cells if cell.method == label.method]
+        if not cells:
+            raise ValueError(f"must have cells of {label.method}. Record {label.method}@static with infer.acceptance.")
     coolest = min(cell.temperature for cell in cells)
     tables = [cell.positions for cell in cells if cell.temperature == coolest]
-    reached, accepted = (pooled([table[name] for table in tables])[:deepest] for name in ("reached", "accepted"))
+    reached = pooled([table.reached for table in tables])[:deepest]
+    accepted = pooled([table.accepted for table in tables])[:deepest]
     rates = [
         [hits / tries for hits, tries in zip(*level, strict=True) if tries]
         for level in zip(accepted, reached, strict=True)
@@ -220,14 +210,12 @@ class Loader:
         label = Label.parse(text)
         if label.method == PLAIN:
             return None
-        if label.method == "pld":
-            length, ngram = label.numbers
-            return eagle_jax.prompt_lookup(self.target, length=length, ngram=ngram, **dict(label.fields))
-        if label.method == "lookahead":
-            ngram, window, guesses = label.numbers
-            return eagle_jax.lookahead(self.target, ngram=ngram, window=window, guesses=guesses)
         if own.is_own(label.method):
             return own.bind(label.method, self.target)
+        if label.method in NUMBERS:
+            make: Any = eagle_jax.prompt_lookup if label.method == "pld" else eagle_jax.lookahead
+            numbers = dict(zip(NUMBERS[label.method], label.numbers, strict=True))
+            return make(self.target, **numbers, **dict(label.fields))
         where = self.weights(label.method), label.method == "sps"  # a small model and heads may have the same path
         if where not in self._weights:
             self._weights[where] = self._load(label.method)
@@ -245,28 +233,27 @@ class Loader:
         """Returns where the weights of a method come from: a path, a hub id, or the bundled ones."""
         return getattr(self.sources, OPTIONS[method]) or f"bundled {BUNDLED[method]}"
 
-    def draft(self, text: str) -> dict[str, Any]:
-        """What a label drafts, as result files record it (`infer/common/drafts.py`)."""
+    def draft(self, text: str) -> Draft:
+        """Returns what a label drafts, as result files record it."""
         bound, label = self(text), Label.parse(text)
         if bound is None:
-            return drafts.PLAIN
+            return NOTHING
+        drafter, rule = bound.drafter, "deterministic"
+        rows = drafter.num_nodes + 1
         if own.is_own(text):
-            return own.draft(bound)
-        found = drafts.PLAIN | {"rows": bound.drafter.num_nodes + 1}
+            if isinstance(bound, TreeDrafter):
+                rule = bound.tree.verification
+            elif bound.plain.verify not in (None, verify.deterministic):
+                rule = "its own"
+            return Draft(f"{drafter.num_nodes} nodes in {drafter.depth} levels", rule, rows)
         if not isinstance(bound, TreeDrafter):
-            kind = "lookup" if label.method == "pld" else "lookahead"
-            numbers = dict(zip(drafts.FIELDS[kind], label.numbers, strict=True))
-            return found | {"kind": kind} | numbers | dict(label.fields)
+            numbers = dict(zip(NUMBERS[label.method], label.numbers, strict=True)) | dict(label.fields)
+            return Draft(", ".join(f"{name} {number}" for name, number in numbers.items()), rule, rows)
         tree = bound.tree
-        kind = "chain" if tree.top_k == 1 else "dynamic" if tree.parents is None else "static"
-        fields: dict[str, Any] = {
-            "depth": tree.depth, "top_k": tree.top_k, "nodes": tree.num_nodes, "rank_by": tree.rank_by,
-            "rerank": tree.rerank, "parents": drafts.written(tree.parents or ()),
-        }  # fmt: skip
-        found |= {"kind": kind, "weights": self.weights(label.method), "rule": tree.verification}
-        found |= {"ranking": tree.sampled_ranking if tree.verification == "deterministic" else None}
-        found |= {name: fields[name] for name in drafts.FIELDS[kind]}
-        return found | ({} if tree.top_p == 1 else {"top_p": tree.top_p})
+        rule = tree.verification
+        if rule == "deterministic":
+            rule += f", ranked by {tree.sampled_ranking}"
+        return Draft(tree_words(tree), rule, rows, self.weights(label.method), tree.parents or ())
 
     def _load(self, method: str) -> TreeDrafter:
         path = getattr(self.sources, OPTIONS[method])
@@ -278,13 +265,27 @@ class Loader:
             return load.get(method, eagle_jax.load_drafter)(path, self.target)
 
     def _check_kind(self, method: str, heads: Any) -> None:
-        """Raises on heads of another method: its numbers would get the wrong name."""
+        """Raises a ValueError on heads of another method: its numbers would get the wrong name."""
         path = getattr(self.sources, OPTIONS[method])
         if path is None or method == "sps":
             return
-        kind, asked = heads.config.kind, {"eagle2": "eagle1", "hass": "eagle1"}.get(method, method)
-        if kind != asked:
-            held = {"eagle1": "eagle2"}.get(kind, kind)
-            raise ValueError(
-                f"--{method} {path}: these are heads of {held}: give them as --{held}, for the method {held}"
-            )
+        held = heads.config.kind
+        if held != {"eagle2": "eagle1", "hass": "eagle1"}.get(method, method):
+            held = {"eagle1": "eagle2"}.get(held, held)
+            raise ValueError(f"--{method} must have heads of {method}, got {path} with heads of {held}. "
+                             f"Give it as --{held}, for the method {held}.")  # fmt: skip
+
+
+def tree_words(tree: TreeConfig) -> str:
+    """Describes a tree in a few words, for a table."""
+    if tree.parents is not None:
+        depths = static_depths(tree.parents)
+        levels = "+".join(str(depths.count(level)) for level in range(1, max(depths) + 1))
+        text = f"static, {len(depths)} nodes: {levels}"
+    elif tree.top_k == 1:
+        text = f"chain of {tree.depth}"
+    else:
+        text = f"dynamic, depth {tree.depth}, top {tree.top_k}, {tree.num_nodes} nodes"
+        text += " by confidence" if tree.rank_by == "confidence" else ""
+        text += "" if tree.rerank else ", no rerank"
+    return text + ("" if tree.top_p == 1 else f", top-p {tree.top_p:g}")

@@ -9,9 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import eagle_jax
-from eagle_jax.core import verify
-from eagle_jax.runtime.drafters import TreeDrafter
-from infer.common import drafts
 
 PREFIX = "own:"
 
@@ -22,22 +19,17 @@ def is_own(method: str) -> bool:
 
 
 def check_name(text: str) -> None:
-    """Raises on a label that names no function.
-
-    Raises:
-      ValueError: another format than own:module:function, or a setting.
-    """
-    if "@" in text:
-        raise ValueError(f"{text!r}: a method of your own takes no setting: name a function for each")
+    """Raises a ValueError on a label that names no function."""
     if not re.fullmatch(r"own:[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
-        raise ValueError(f"{text!r} must read own:module:function, such as own:my_drafter:pair_lookup")
+        raise ValueError(f"method must be own:module:function without a setting, got {text!r}. "
+                         "Name a function for each setting.")  # fmt: skip
 
 
 def find(method: str) -> Callable[[eagle_jax.Target], Any]:
     """Imports the function that takes a target and returns a `Drafter` or `BoundDrafter`.
 
     Raises:
-      ValueError: no such module (`import` searches the working directory first), or no such function in it.
+      ValueError: no such module (`import` searches the working directory first), or no such function of one argument.
     """
     _, module, function = method.split(":")
     try:
@@ -45,43 +37,25 @@ def find(method: str) -> Callable[[eagle_jax.Target], Any]:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # something that the module itself imports
-        raise ValueError(
-            f"{method!r}: there is no module {module}: run in the folder of {module.partition('.')[0]}.py, or put "
-            "that into PYTHONPATH"
-        ) from error
-    if not callable(made):
-        raise ValueError(f"{method!r}: {module} has no function {function}")
-    return made
+        folder = f"the folder of {module.partition('.')[0]}.py"
+        raise ValueError(f"module of {method!r} must be importable, got no module {module}. "
+                         f"Run in {folder}, or add it to PYTHONPATH.") from error  # fmt: skip
+    try:
+        inspect.signature(made).bind(None)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise ValueError(f"{method!r} must be a function of one argument, the target, got {made} ({error}).") from error
+    return made  # type: ignore[return-value]
 
 
 def bind(method: str, target: eagle_jax.Target) -> eagle_jax.BoundDrafter:
     """Returns the method bound to `target`.
 
     Raises:
-      ValueError: as `find`; the function takes other arguments, or returns no drafter.
+      ValueError: as `find`, or the function returns no drafter.
     """
-    function = find(method)
-    try:
-        inspect.signature(function).bind(target)
-    except TypeError as error:
-        raise ValueError(f"{method!r} must take one argument, the target ({error})") from error
-    made = function(target)
+    made = find(method)(target)
     if isinstance(made, eagle_jax.BoundDrafter):
         return made
     if not isinstance(made, eagle_jax.Drafter):
-        raise ValueError(
-            f"{method!r} returned a {type(made).__name__}, expected an eagle_jax.Drafter or BoundDrafter: a function "
-            "of the target that makes the method"
-        )
+        raise ValueError(f"{method!r} must return an eagle_jax.Drafter or BoundDrafter, got {type(made).__name__}.")
     return eagle_jax.BoundDrafter.of(made, target, name=method)
-
-
-def draft(bound: eagle_jax.BoundDrafter) -> dict[str, Any]:
-    """Describes its drafts as result files record them."""
-    own = bound.plain
-    rule = "deterministic" if own.verify in (None, verify.deterministic) else "its own"
-    if isinstance(bound, TreeDrafter):
-        rule = bound.tree.verification
-    return drafts.PLAIN | {
-        "kind": "own", "rows": own.num_nodes + 1, "depth": own.depth, "nodes": own.num_nodes, "rule": rule
-    }  # fmt: skip

@@ -1,22 +1,16 @@
-"""Declares, writes and reads the result files of `infer.bench` and `infer.acceptance`.
-
-msgspec checks a file against the dataclasses below. A file that does not fit is refused with one sentence that names
-the file and the field.
-"""
+"""Declares, writes and reads the result files of `infer.bench` and `infer.acceptance`, with msgspec."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, TypedDict, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
 from eagle_jax.checkpoints.files.staging import write_whole
-from infer.common.drafts import Draft, check_draft
+from infer.common.programs import can_write
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -29,8 +23,26 @@ class Group(NamedTuple):
     temperature: float
     batch: int
 
+    def __str__(self) -> str:
+        return f"{self.task} at temperature {self.temperature:g}, batch {self.batch}"
 
-class TimedQuestions(TypedDict):
+
+class Draft(msgspec.Struct, frozen=True):
+    """What a label drafted: the same label may be another tree in another run.
+
+    Attributes:
+      tree: in words. rule: the acceptance rule, and what candidates are ranked by. rows: of a target pass.
+      weights: a path, hub id or "bundled ..."; None without weights. parents: of a static tree.
+    """
+
+    tree: str
+    rule: str
+    rows: Count
+    weights: str | None = None
+    parents: tuple[int, ...] = ()
+
+
+class TimedQuestions(msgspec.Struct):
     """One entry per question in every column; questions with the same `call` were answered in one batch.
 
     `seconds` and `plain_seconds` have a list per repetition. `cycles` is None where a method does not count them.
@@ -46,15 +58,15 @@ class TimedQuestions(TypedDict):
     plain_seconds: list[list[Seconds]]
 
 
-class CountedQuestions(TypedDict):
-    """Tokens and target passes of every question."""
+class CountedQuestions(msgspec.Struct):
+    """Tokens and target passes of every question. The first token of a reply is not counted."""
 
     question: list[str]
     tokens: list[Count]
     cycles: list[Count]
 
 
-class PositionCounts(TypedDict):
+class Positions(msgspec.Struct):
     """[D][K] counts by depth and rank among siblings (`eagle_jax.evaluate.positions`)."""
 
     drafted: list[list[Count]]
@@ -62,17 +74,16 @@ class PositionCounts(TypedDict):
     accepted: list[list[Count]]
 
 
-class CalibrationCounts(TypedDict):
-    """[M] by bin of confidence; the confidence of an empty bin is None. `error` is the expected calibration error."""
+class Calibration(msgspec.Struct):
+    """[M] by bin of confidence. The mean confidence of an empty bin is None."""
 
     count: list[Count]
     confidence: list[float | None]
     accepted: list[Count]
-    error: float | None
 
 
-class ChainCounts(TypedDict):
-    """Chains of one length: `tested` and `accepted` count by position, for n-alpha."""
+class Chain(msgspec.Struct):
+    """Chains of one length. `tested` and `accepted` count by position, for n-alpha."""
 
     length: Count
     tokens: Count
@@ -81,32 +92,7 @@ class ChainCounts(TypedDict):
     accepted: list[Count]
 
 
-@dataclasses.dataclass(frozen=True)
-class SpecBench:
-    """The definitions of Spec-Bench (arXiv:2401.07851, evaluation/speed.py).
-
-    Attributes:
-      mean_accepted_tokens: mean over all cycles of accepted drafts + 1; None for a method that does not count cycles.
-      tok_s: mean over questions of (new tokens of all turns / seconds of all turns).
-      speedup: that mean over plain decoding's.
-    """
-
-    mean_accepted_tokens: float | None
-    tok_s: float
-    speedup: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Category:
-    """One category of the task's questions; fields as in `Cell`."""
-
-    tau: float | None
-    speedup: float
-    spec_bench: SpecBench
-
-
-@dataclasses.dataclass(frozen=True)
-class Cell:
+class Cell(msgspec.Struct, kw_only=True):
     """One method on one group, timed. None stands for what a method does not count (`transformers` has no passes).
 
     Attributes:
@@ -114,35 +100,27 @@ class Cell:
       task, temperature, batch: the group.
       questions: conversations. replies: turns that were answered. tokens: new tokens of all replies.
       passes: target passes after the prefills: cycles of the longest row of each batch. cycles: summed over rows.
-      seconds: of all calls, prompts included, one sum per repetition. prefill_seconds: of the prefills alone.
-      tok_s: median over repetitions of tokens / seconds. tok_s_range: least and most.
-      decode_tok_s: median of (tokens - replies) / (seconds - prefill_seconds); None where every reply is one token.
+      tok_s: median over repetitions of tokens / seconds, prompts included.
       speedup: median over repetitions of tok_s over plain decoding's in the same repetition. speedup_range: least and
-        most. decode_speedup: the same of decoding alone.
+        most. decode_speedup: the same without the prefills; None where every reply is one token.
       tau: tokens per cycle, pooled: (tokens - replies) / cycles; None without a cycle.
       accepted: histogram: cycles in which 0, 1, ..., D drafted tokens were accepted.
       ms_per_pass: milliseconds of decoding alone per target pass.
-      identical: replies that equal plain decoding's. compared: replies that were compared.
-      spec_bench: by the definitions of Spec-Bench. categories: the same by category, where a task has several.
-      draft: the tree, weights and acceptance rule that were measured (`infer/common/drafts.py`).
-      by_question: sums over the replies of every question.
+      identical: replies that equal plain decoding's.
+      draft: what was drafted. by_question: sums over the replies of every question.
     """
 
     method: str
     label: str
     task: str
     temperature: float
-    batch: int
+    batch: Count
     questions: Count
     replies: Count
     tokens: Count
     passes: Count | None
     cycles: Count | None
-    seconds: list[float]
-    prefill_seconds: list[float]
     tok_s: float
-    tok_s_range: list[float]
-    decode_tok_s: float | None
     speedup: float
     speedup_range: list[float]
     decode_speedup: float | None
@@ -150,19 +128,8 @@ class Cell:
     accepted: list[Count] | None
     ms_per_pass: float | None
     identical: Count
-    compared: Count
-    spec_bench: SpecBench
-    categories: dict[str, Category]
     draft: Draft
     by_question: TimedQuestions
-
-    def __post_init__(self) -> None:
-        """Checks the draft, and that every column has one entry per question."""
-        check_draft(self.draft)
-        columns = dict(self.by_question)
-        nested = [row for name in ("seconds", "plain_seconds") for row in self.by_question[name]]
-        flat = [column for name, column in columns.items() if "seconds" not in name and column is not None]
-        _same_length("by_question", *flat, *nested)  # type: ignore[arg-type]
 
     @property
     def group(self) -> Group:
@@ -175,9 +142,8 @@ class Cell:
         return (self.label, *self.group)
 
 
-@dataclasses.dataclass(frozen=True)
-class Recording:
-    """Drafts of one method on one task at one temperature, counted; no times.
+class Recording(msgspec.Struct, kw_only=True):
+    """Drafts of one method on one task at one temperature, counted without a clock.
 
     Attributes:
       method, label, task, temperature, questions, replies, draft: as in `Cell`.
@@ -198,24 +164,12 @@ class Recording:
     tokens: Count
     cycles: Count
     tau: float | None
-    positions: PositionCounts
-    calibration: CalibrationCounts | None
+    positions: Positions
+    calibration: Calibration | None
     uncalibrated: str | None
-    chains: list[ChainCounts]
+    chains: list[Chain]
     draft: Draft
     by_question: CountedQuestions
-
-    def __post_init__(self) -> None:
-        """Checks the draft, lengths, and that no more was accepted than the target reached."""
-        check_draft(self.draft)
-        _same_length("by_question", *self.by_question.values())  # type: ignore[arg-type]
-        for accepted, reached in zip(self.positions["accepted"], self.positions["reached"], strict=True):
-            _no_more("positions", accepted, reached)
-        if self.calibration is not None:
-            _no_more("calibration", self.calibration["accepted"], self.calibration["count"])
-            _same_length("calibration", self.calibration["count"], self.calibration["confidence"])
-        for chain in self.chains:
-            _no_more("chains", chain["accepted"], chain["tested"])
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -223,130 +177,98 @@ class Recording:
         return self.label, self.task, self.temperature
 
 
-@dataclasses.dataclass(frozen=True)
-class File:
+class File(msgspec.Struct, tag_field="schema"):
     """What every result file has.
 
     Attributes:
       machine: processor or accelerator and versions. revision: of the code, if it is a checkout.
-      settings: the arguments of the run.
+      settings: the arguments of the run, and hashes of its questions and of the tokenizer.
       cells: what was measured.
     """
-
-    SCHEMA: ClassVar[str]
-    PROGRAM: ClassVar[str]
 
     machine: str
     revision: str | None
     settings: dict[str, Any]
-    cells: Sequence[Any]
-
-    def as_json(self) -> dict[str, Any]:
-        """The JSON object."""
-        content = dataclasses.asdict(self)
-        more = content.pop("more", {})
-        return {"schema": self.SCHEMA} | content | more
+    cells: list[Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Result(File):
-    """A file of `infer.bench`: every method of every finished group.
-
-    Attributes:
-      more: the other keys of the file, such as `golden` and `groups` (finished groups, and the turns left out of each).
-    """
-
-    SCHEMA = "eagle_jax.bench/3"
-    PROGRAM = "infer.bench"
+class Result(File, tag="eagle_jax.bench/4"):
+    """A file of `infer.bench`: every method of every finished group."""
 
     cells: list[Cell]
-    more: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    @property
-    def groups(self) -> list[Group]:
-        """Groups that have cells, in the order of the file."""
-        return list(dict.fromkeys(cell.group for cell in self.cells))
-
-    @property
-    def labels(self) -> list[str]:
-        """Methods with their settings, in the order of the file."""
-        return list(dict.fromkeys(cell.label for cell in self.cells))
-
-    def cell(self, label: str, group: Group) -> Cell | None:
-        """The cell of a method in a group; None where it was not measured."""
-        return next((cell for cell in self.cells if cell.label == label and cell.group == group), None)
 
 
-@dataclasses.dataclass(frozen=True)
-class Recorded(File):
+class Recorded(File, tag="eagle_jax.acceptance/3"):
     """A file of `infer.acceptance`."""
-
-    SCHEMA = "eagle_jax.acceptance/2"
-    PROGRAM = "infer.acceptance"
 
     cells: list[Recording]
 
 
-SCHEMA = Result.SCHEMA
 FileType = TypeVar("FileType", bound=File)
 
 
 def write(result: File, path: Path) -> None:
     """Writes a result file; a reader sees the old file or the new one, never a part."""
-    write_whole(path, json.dumps(result.as_json(), allow_nan=False) + "\n")
+    write_whole(path, msgspec.json.encode(result) + b"\n")
 
 
-def read(path: str | os.PathLike[str]) -> Result:
-    """Reads a result file of `infer.bench`.
+def read(path: str | os.PathLike[str], kind: Any = Result | Recorded) -> Any:
+    """Reads a result file.
 
-    Raises:
-      ValueError: the file is no such result; the message names the file and the field.
-    """
-    return read_as(path, Result)
-
-
-def read_as(path: str | os.PathLike[str], *kinds: type[FileType]) -> FileType:
-    """Reads a result file as the one of `kinds` whose schema it names.
+    Args:
+      kind: `Result`, `Recorded`, or their union.
 
     Raises:
-      ValueError: no JSON, another schema, a field that is missing or of another type, or a cell that is there twice.
+      ValueError: no JSON, another schema, a field that is missing or of another type, or a cell that occurs twice.
     """
-    remedy = f"give a result.json that {' or '.join(kind.PROGRAM for kind in kinds)} of this version wrote"
+    remedy = "Give a result.json that infer.bench or infer.acceptance of this version wrote."
     try:
-        content = msgspec.json.decode(Path(path).read_bytes())
+        found = msgspec.json.decode(Path(path).read_bytes(), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a JSON file ({error}): {remedy}") from None
-    schema = content.get("schema") if isinstance(content, Mapping) else None
-    kind = next((kind for kind in kinds if schema == kind.SCHEMA), None)
-    if kind is None:
-        wanted = " or ".join(repr(kind.SCHEMA) for kind in kinds)
-        raise ValueError(f"{path} must have the schema {wanted}, got {schema!r}: {remedy}")
-    try:
-        found = msgspec.convert(content, kind)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{path}: {error}: {remedy}") from None
+        raise ValueError(f"{path} must be a result file: {error}. {remedy}") from error
     keys = [cell.key for cell in found.cells]
-    if twice := [cell for cell in found.cells if keys.count(cell.key) > 1]:
-        raise ValueError(f"{path}: {describe(twice[0])} is there twice: {remedy}")
-    if isinstance(found, Result):
-        own = {"schema", *(field.name for field in dataclasses.fields(found))}
-        more = {name: value for name, value in content.items() if name not in own}
-        found = dataclasses.replace(found, more=more)
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise ValueError(f"{path} must have a cell once, got {twice[0]} twice. {remedy}")
     return found
 
 
-def describe(cell: Group | Cell | Recording) -> str:
-    """A group, or a method on one, in words."""
-    batch = "" if isinstance(cell, Recording) else f", batch {cell.batch}"
-    label = "" if isinstance(cell, Group) else f"{cell.label} on "
-    return f"{label}{cell.task} at temperature {cell.temperature:g}{batch}"
+def check_out(out: Path, *, resume: bool) -> None:
+    """Checks, before any work, that `out` can be written and holds no result, unless that is continued.
+
+    Raises:
+      ValueError: naming the option.
+    """
+    can_write(out)
+    if (out / "result.json").exists() and not resume:
+        raise ValueError(f"--out must be a folder without a result.json, got {out}. "
+                         "Continue that result by --resume, or give another folder.")  # fmt: skip
 
 
-def _same_length(name: str, *columns: Sequence[Any]) -> None:
-    if len({len(column) for column in columns}) > 1:
-        raise ValueError(f"{name} must have columns of one length")
+def continued(new: FileType, path: Path, free: Collection[str]) -> FileType:
+    """Returns `new` with the cells of the file at `path`, if there is one.
 
+    Args:
+      new: an empty result with the settings of this run.
+      free: settings that may differ from those of the file.
 
-def _no_more(name: str, accepted: Sequence[int], reached: Sequence[int]) -> None:
-    if len(accepted) != len(reached) or any(part > whole for part, whole in zip(accepted, reached, strict=True)):
-        raise ValueError(f"{name} must not count more accepted than reached")
+    Raises:
+      ValueError: the file has other settings, or is of another machine; the message names them.
+    """
+    if not path.exists():
+        return new
+    old: FileType = read(path, type(new))
+    shared = [name for name in new.settings if name in old.settings and name not in free]
+    changed = [
+        f"{name} was {old.settings[name]!r} and is {new.settings[name]!r}"
+        for name in shared
+        if old.settings[name] != new.settings[name]
+    ]
+    if isinstance(new, Result) and old.machine != new.machine:
+        changed.append(f"machine was {old.machine} and is {new.machine}")
+    if changed:
+        raise ValueError(f"--resume must have the settings of {path}: {'; '.join(changed)}. "
+                         "Give the same settings, or another --out.")  # fmt: skip
+    revisions = dict.fromkeys([*(old.revision or "").split(", "), new.revision or ""])
+    old.revision = ", ".join(filter(None, revisions)) or None
+    old.settings |= new.settings
+    return old

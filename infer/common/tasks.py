@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import os
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,9 +33,7 @@ HUB = {
 }
 """Where the six tasks of the papers come from, and the words that the papers put before each. The papers measure 80
 questions each, chosen by their authors; the first 80 of these are others."""
-_HUB_NAME = re.compile(r"([\w-]+/[\w.-]+)(?::(.+))?")
-
-
+PAPER_NAMES = {files: paper for paper, files in ALIASES.items()}
 BUNDLED = "chat,math,code"
 """The questions that come with the package, as programs take them; `find_task` knows them whatever the folder."""
 
@@ -79,56 +76,42 @@ def load_task(name: str, folder: str | os.PathLike[str], limit: int | None = Non
       folder: where names are looked for.
 
     Raises:
-      ValueError: nothing of the kind, or naming the file and the number of the line that is no question.
+      ValueError: nothing of that name, or a line without a question; the message names the file and the line.
     """
     if name.startswith("hub:"):
-        paper = {files: paper for paper, files in ALIASES.items()}.get(name[4:], name[4:])
+        paper = PAPER_NAMES.get(name[4:], name[4:])
         if paper not in HUB:
-            raise ValueError(
-                f"task {name!r}: the tasks known on the hub are {', '.join(HUB)}; name others owner/dataset"
-            )
+            raise ValueError(f"task must be hub: and one of {', '.join(HUB)}, got {name!r}. Name others owner/dataset.")
         source, before = HUB[paper]
-        return Task(name[4:], tuple(_from_hub(source, limit, before)))
-    on_hub = _HUB_NAME.fullmatch(name)
+        return Task(name[4:], _from_hub(source, limit, before))
     try:
         path = find_task(name, folder)
     except ValueError:
-        if on_hub is None or not is_dataset_name(on_hub[1]):
+        dataset = name.partition(":")[0]
+        if "/" not in dataset or not is_dataset_name(dataset):
             raise
-        return Task(on_hub[1].partition("/")[2], tuple(_from_hub(name, limit)))
+        return Task(dataset.partition("/")[2], _from_hub(name, limit))
     stem = _stem(path)
     called = name if name in ALIASES else path.parent.name if stem == "question" else stem
     return Task(called, tuple(read_questions(path, limit)))
 
 
-def load_tasks(
-    names: Sequence[str], folder: str | os.PathLike[str], limit: int | None = None, *, spread: bool = False
-) -> list[Task]:
-    """Loads several tasks, which must have different names.
-
-    Args:
-      spread: takes the `limit` questions of a task evenly from its categories, and not the first.
-
-    Raises:
-      ValueError: as `load_task`, or two that are called alike.
-    """
-    tasks = [load_task(name, folder, None if spread else limit) for name in dict.fromkeys(names)]
-    if spread and limit is not None:
-        tasks = [task._replace(questions=_spread(task.questions, limit)) for task in tasks]
+def load_tasks(names: Sequence[str], folder: str | os.PathLike[str], limit: int | None = None) -> list[Task]:
+    """Loads several tasks as `load_task`; raises a ValueError on two tasks of one name."""
+    tasks = [load_task(name, folder, limit) for name in dict.fromkeys(names)]
     called = [task.name for task in tasks]
     if twice := [name for name in called if called.count(name) > 1]:
-        raise ValueError(f"--tasks names two tasks that are called {twice[0]}: measure them apart, or rename a file")
+        raise ValueError(f"--tasks must have different names, got {twice[0]} twice. Rename a file.")
     return tasks
 
 
-def _spread(questions: Sequence[Question], limit: int) -> tuple[Question, ...]:
-    """Takes the first question of every category, then the second, and so on; in the file's order."""
-    seen: dict[str, int] = {}
-    turns = []
-    for place, question in enumerate(questions):
-        seen[question.category] = seen.get(question.category, 0) + 1
-        turns.append((seen[question.category], place))
-    return tuple(questions[place] for place in sorted(place for _, place in sorted(turns)[:limit]))
+def names_of(questions: Sequence[Question]) -> list[str]:
+    """Returns a name for every question, unique whatever file it comes from: its id and a hash of its text."""
+    found: list[str] = []
+    for question in questions:
+        name = f"{question.id}:{hashlib.sha256(json.dumps(question.turns).encode()).hexdigest()[:8]}"
+        found.append(f"{name}:{found.count(name)}" if name in found else name)
+    return found
 
 
 class Conversation:
@@ -157,35 +140,27 @@ class Conversation:
 def find_task(name_or_path: str, folder: str | os.PathLike[str]) -> Path:
     """Finds the file of a task: a path, `folder/name.jsonl`, `folder/name/question.jsonl`, or a bundled one.
 
-    A file of another kind that holds rows, as JSON or compressed, has its own ending.
+    A file of another format, JSON or compressed, has its own ending.
 
     Raises:
       ValueError: no such file; the message lists the names the folder has.
     """
     folder = Path(folder)
     names = [name_or_path, *([ALIASES[name_or_path]] if name_or_path in ALIASES else [])]
-    forms = [form + ending for name in names for ending in ENDINGS for form in (name, f"{name}/question")]
-    inside = [folder / form for form in forms]
+    inside = [folder / (form + ending) for name in names for ending in ENDINGS for form in (name, f"{name}/question")]
     if name_or_path in BUNDLED.split(","):
         inside.append(bundled_questions() / f"{name_or_path}.jsonl")
     for path in [Path(name_or_path), *inside]:
         if path.is_file():
             return path
-    if not folder.is_dir() and "/" not in name_or_path and not name_or_path.endswith(ENDINGS):
-        raise ValueError(
-            f"--data {folder}: no such directory, in which task {name_or_path!r} is looked for: give the folder of the "
-            "tasks' files (also EAGLE_JAX_TASKS), or as a task the path of a question.jsonl or owner/dataset of the hub"
-        )
     known = {_stem(path) for path in folder.glob("*.*") if path.name.endswith(ENDINGS)}
     known |= {path.parent.name for path in folder.glob("*/question.*") if path.name.endswith(ENDINGS)}
-    has = f"it has {', '.join(sorted(known))}" if known else "it is empty or does not exist"
-    if not known.issuperset(BUNDLED.split(",")):
-        has += f"; bundled are {BUNDLED.replace(',', ', ')}"
-    paper = {files: paper for paper, files in ALIASES.items()}.get(name_or_path, name_or_path)
-    on_hub = f"; hub:{paper} fetches questions of the kind" if paper in HUB else ""
+    paper = PAPER_NAMES.get(name_or_path, name_or_path)
+    on_hub = f", or hub:{paper} for questions of the kind" if paper in HUB else ""
+    has = ", ".join(sorted(known)) or "none there"
     raise ValueError(
-        f"task {name_or_path!r} is neither a file nor a name in the folder {folder} ({has}); give the path of a "
-        f"question.jsonl, owner/dataset of the hub, or the folder with --data or EAGLE_JAX_TASKS{on_hub}"
+        f"task must be bundled ({BUNDLED}), in --data {folder} ({has}), a path or owner/dataset, got "
+        f"{name_or_path!r}. Give the folder by --data or EAGLE_JAX_TASKS{on_hub}."
     )
 
 
@@ -197,42 +172,40 @@ def read_questions(path: str | os.PathLike[str], limit: int | None = None) -> li
     """Reads the first `limit` questions of JSONL, a JSON array (either may be compressed) or Parquet.
 
     Raises:
-      ValueError: naming the file and the line, element or row that is no question.
+      ValueError: no questions, or naming the file and the line, element or row without one.
     """
-    rows = ((f"{path}, {place}", row) for place, row in read_rows(Path(path)))
-    return _taken(rows, limit) or _none(path)
+    return _questions(((f"{path}, {place}", row) for place, row in read_rows(Path(path))), limit, path)
 
 
-def _from_hub(source: str, limit: int | None, before: str = "") -> list[Question]:
+def _from_hub(source: str, limit: int | None, before: str = "") -> tuple[Question, ...]:
     name, _, part = source.partition(":")
     rows = ((f"{source}, row {number}", row) for number, row in enumerate(hub_rows(name, part or None), 1))
-    found = _taken(rows, limit) or _none(source)
-    return [question._replace(turns=tuple(before + turn for turn in question.turns)) for question in found]
+    found = _questions(rows, limit, source)
+    return tuple(question._replace(turns=tuple(before + turn for turn in question.turns)) for question in found)
 
 
-def _taken(rows: Iterable[tuple[str, Any]], limit: int | None) -> list[Question]:
-    return [_question(entry, where) for where, entry in itertools.islice(rows, limit)]
-
-
-def _none(where: object) -> list[Question]:
-    raise ValueError(f"{where} holds no questions")
+def _questions(rows: Iterable[tuple[str, Any]], limit: int | None, source: object) -> list[Question]:
+    found = [_question(entry, where) for where, entry in itertools.islice(rows, limit)]
+    if not found:
+        raise ValueError(f"{source} must hold questions, got an empty file.")
+    return found
 
 
 def _question(entry: Any, where: str) -> Question:
     column = next((name for name in COLUMNS if entry.get(name) is not None), None)
     if column is None:
-        raise ValueError(f"{where}: it has none of {', '.join(COLUMNS)} (found {', '.join(entry) or 'nothing'})")
-    said = entry[column]
-    turns = [said] if column != "turns" and isinstance(said, str) else said
+        raise ValueError(f"{where} must have one of {', '.join(COLUMNS)}, got {', '.join(entry) or 'nothing'}.")
+    value = entry[column]
+    turns = [value] if column != "turns" and isinstance(value, str) else value
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        text = "" if column == "turns" else " or one string"
-        raise ValueError(f"{where}: {column} must be a non-empty list of non-empty strings{text}")
+        kind = "a non-empty list of non-empty strings" + ("" if column == "turns" else ", or one string")
+        raise ValueError(f"{where}: {column} must be {kind}, got {str(value)[:60]!r}.")
     read = {column, *REPLIES, "text"}  # Alpaca's text is the rest of the row, rendered
     if column == "instruction" and entry.get("input"):
         turns, read = [f"{turns[0]}\n\n{entry['input']}", *turns[1:]], {*read, "input"}
-    for key, value in entry.items():
-        if not (key in read or is_metadata(key) or is_reference(key) or is_absent(value) or value in turns):
-            raise ValueError(f"{where}: it has the key {key!r}, which is not read. Remove it, or name it _{key}")
+    for key, other in entry.items():
+        if not (key in read or is_metadata(key) or is_reference(key) or is_absent(other) or other in turns):
+            raise ValueError(f"{where} must have keys that are read, got {key!r}. Remove it, or name it _{key}.")
     if column == "article":
         turns = [SUMMARIZE + turn for turn in turns]
     number = where.rpartition(" ")[2]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from infer.common.results import Cell, File, Recorded, Recording, Result, describe, read_as
+import msgspec
+
+from infer.common.results import Cell, File, Recording, read
 
 NAMES = {
     "vanilla": "plain decoding",
@@ -31,17 +32,25 @@ SAME = ("target", "dtype", "max_new_tokens", "seed")
 
 
 class Section(NamedTuple):
-    """A part of the report: its heading, its Markdown text, and figures by file name that the text shows."""
+    """A part of the report: its heading, Markdown paragraphs, and figures by file name.
+
+    The first paragraph explains the others. A section with one paragraph has no data and is left out.
+    """
 
     title: str
-    text: str
+    parts: Sequence[str]
     figures: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def has_data(self) -> bool:
+        """Whether a table follows the explanation."""
+        return len(self.parts) > 1
 
 
 class Sources(NamedTuple):
     """Result files, and their cells in the papers' order: timed by infer.bench, recorded by infer.acceptance."""
 
-    files: Sequence[tuple[Path, File]]
+    files: Mapping[Path, File]
     timed: list[Cell]
     recorded: list[Recording]
 
@@ -52,56 +61,44 @@ def gather(paths: Sequence[Path]) -> Sources:
     Plain decoding of a task comes from the file that timed it at the most batch sizes.
 
     Raises:
-      ValueError: a file that is no result, or files that do not belong in one table.
+      ValueError: a file of another kind, or files that do not belong in one table.
     """
-    for path in paths:
-        if not path.is_file():
-            raise ValueError(
-                f"RESULT.json must be a file, got {path}. Give what infer.bench or infer.acceptance wrote."
-            )
-    files: list[tuple[Path, File]] = [(path, read_as(path, Result, Recorded)) for path in paths]
-    shared: dict[str, tuple[Path, Any]] = {}
-    found: dict[Any, tuple[Path, Any]] = {}
+    files: dict[Path, File] = {path: read(path) for path in paths}
+    shared: dict[Any, tuple[Path, Any]] = {}
+    found: dict[Any, Any] = {}
     baselines: dict[Any, dict[Path, list[Cell]]] = {}
-    drafts: dict[str, tuple[Path, Any]] = {}
-    for path, file in files:
-        same = {name: file.settings[name] for name in SAME if name in file.settings}
-        same |= {"machine": file.machine} if isinstance(file, Result) else {}
-        for name, value in same.items():
-            at, known = shared.setdefault(name, (path, value))
-            if known != value:
-                raise ValueError(f"{name} must be the same in {at} and {path}, got {known!r} and {value!r}. "
-                                 "Make a report of each.")  # fmt: skip
+
+    def check_same(what: str, path: Path, value: Any) -> None:
+        first, known = shared.setdefault(what, (path, value))
+        if known != value:
+            raise ValueError(f"{what} must be the same in {first} and {path}, got {known!r:.60} and {value!r:.60}. "
+                             "Leave one of the files out.")  # fmt: skip
+
+    for path, file in files.items():
+        for name in SAME:
+            if name in file.settings:
+                check_same(name, path, file.settings[name])
         for cell in file.cells:
-            at, draft = drafts.setdefault(cell.label, (path, cell.draft))
-            if draft != cell.draft:
-                raise ValueError(f"{cell.label} must be the same tree and weights in {at} and {path}. Leave one out.")
+            check_same(f"draft of {cell.label}", path, cell.draft)
+            if isinstance(cell, Cell):
+                check_same("machine", path, file.machine)
             if cell.label in BASELINES:
-                key = (cell.label, cell.task, cell.temperature)
-                baselines.setdefault(key, {}).setdefault(path, []).append(cell)
+                baselines.setdefault((cell.label, cell.task, cell.temperature), {}).setdefault(path, []).append(cell)
                 continue
-            at, known = found.setdefault((type(cell), cell.key), (path, cell))
-            if _without_chains(known) != _without_chains(cell):
-                raise ValueError(f"{at} and {path} both have {describe(cell)}, with other numbers. Leave one out.")
-            if isinstance(cell, Recording) and cell.chains:
-                found[type(cell), cell.key] = path, cell
+            bare = msgspec.structs.replace(cell, chains=[]) if isinstance(cell, Recording) else cell
+            check_same(f"{cell.label} on {cell.task} {cell.key}", path, bare)  # one of two may lack the chains
+            if getattr(cell, "chains", ()) or cell.key not in found:
+                found[cell.key] = cell
     plain = [cell for by_file in baselines.values() for cell in max(by_file.values(), key=len)]
-    merged = in_order([*plain, *(cell for _, cell in found.values())])
+    merged = in_order([*plain, *found.values()])
     timed = [cell for cell in merged if isinstance(cell, Cell)]
     return Sources(files, timed, [cell for cell in merged if isinstance(cell, Recording)])
 
 
-def _without_chains(cell: Any) -> Any:
-    """Returns a recording without its chains: one of two equal recordings may have followed none."""
-    return dataclasses.replace(cell, chains=[]) if isinstance(cell, Recording) else cell
-
-
 def in_order(cells: Iterable[Any]) -> list[Any]:
     """Sorts cells by the papers' order of methods, then by label."""
-    order = list(NAMES)
-    return sorted(
-        cells, key=lambda cell: (order.index(cell.method) if cell.method in NAMES else len(order), cell.label)
-    )
+    places = {name: place for place, name in enumerate(NAMES)}
+    return sorted(cells, key=lambda cell: (places.get(cell.method, len(places)), cell.label))
 
 
 def title(label: str) -> str:
@@ -110,28 +107,15 @@ def title(label: str) -> str:
     return NAMES.get(name, name) + (f", {setting.replace('/', ' ')}" if setting else "")
 
 
-def tasks_of(cells: Iterable[Any]) -> list[str]:
-    """Returns the tasks of cells, sorted."""
-    return sorted({cell.task for cell in cells})
-
-
 def foremost(labels: Iterable[str]) -> list[str]:
     """Returns the labels that figures draw: those with no setting but their tree, or all where there are none."""
     labels = list(labels)
     return [label for label in labels if "/" not in label] or labels
 
 
-def at_temperatures(cells: Iterable[Any]) -> dict[float, list[Any]]:
-    """Groups cells by temperature, ascending."""
-    found: dict[float, list[Any]] = {}
+def grouped(cells: Iterable[Any], field: str) -> dict[Any, list[Any]]:
+    """Groups cells by a field such as "label", in their order; by "temperature" ascending."""
+    found: dict[Any, list[Any]] = {}
     for cell in cells:
-        found.setdefault(cell.temperature, []).append(cell)
-    return dict(sorted(found.items()))
-
-
-def by_label(cells: Iterable[Any]) -> dict[str, list[Any]]:
-    """Groups cells by label."""
-    found: dict[str, list[Any]] = {}
-    for cell in cells:
-        found.setdefault(cell.label, []).append(cell)
-    return found
+        found.setdefault(getattr(cell, field), []).append(cell)
+    return dict(sorted(found.items())) if field == "temperature" else found

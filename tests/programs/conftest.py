@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import jax
 import pytest
@@ -11,7 +12,7 @@ import eagle_jax
 from eagle_jax.config import DecoderConfig, HeadConfig, TreeConfig
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
-from infer import bench, chat, cycle, demo
+from infer import acceptance, bench, chat, cycle, demo
 
 SHAPE = {
     "vocab_size": 258, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8,
@@ -56,7 +57,7 @@ def pair(monkeypatch):
 
     JAX would go on writing to it after the test, whatever its configuration says by then.
     """
-    for program in (bench, chat, cycle, demo):
+    for program in (acceptance, bench, chat, cycle, demo):
         monkeypatch.setattr(program, "use_compilation_cache", lambda: None)
 
     def load_demo(head="hass", dtype="float32"):
@@ -66,3 +67,39 @@ def pair(monkeypatch):
 
     monkeypatch.setattr(eagle_jax, "load_demo", load_demo, raising=False)
     return small_target()
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    """A folder with a task of two conversations, and one whose prompt is too long for the small pair."""
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    lines = [{"question_id": 1, "turns": ["abc", "again"]}, {"question_id": 2, "turns": ["de"]}]
+    (folder / "talk.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    (folder / "long.jsonl").write_text(json.dumps({"question_id": 1, "turns": ["x" * 3000]}), encoding="utf-8")
+    return folder
+
+
+OWN_MODULE = """
+import eagle_jax
+
+def lookup(target):
+    return eagle_jax.prompt_lookup(target, ngram=2, length=3).plain
+
+def head(target):
+    return eagle_jax.load_demo("hass")[1].with_tree(eagle_jax.TreeConfig.chain(2, verification="rejection"))
+
+def nothing(target):
+    return 3
+
+def two(target, other):
+    return None
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """The name of an importable module with methods of the user's own; each test has another name."""
+    (tmp_path / f"mine_{tmp_path.name}.py").write_text(OWN_MODULE, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    return f"mine_{tmp_path.name}"

@@ -7,33 +7,27 @@ import pytest
 from scipy import stats
 
 from infer.common.estimates import Estimate, asked, difference, mean, ratio, share, speedup, tau
-from tests.infer.result_files import bench_cell, recording
-
-NOISE = (0.3, -0.1, 0.2, -0.4, 0.0)
+from tests.programs.result_files import NOISE, bench_cell, recording
 
 
-def test_a_ratio_with_even_denominators_has_students_interval():
-    """Tokens over as many cycles each: the mean of five numbers, whose interval SciPy gives."""
-    values = np.array([2.0, 2.5, 3.5, 1.0, 4.0])
-    found = ratio([("gsm8k", row) for row in range(5)], [values], [np.ones(5)])
-    assert found.value == values.mean()
-    low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    assert found.reach() == pytest.approx((high - low) / 2)
-    assert found.interval() == f"{low:.2f} to {high:.2f}"
+def ratio_of(task: str, values: np.ndarray) -> Estimate:
+    """Tokens over one cycle each: the mean of the values, whose interval SciPy gives."""
+    return ratio([(task, row) for row in range(len(values))], [values], [np.ones(len(values))])
 
 
-def test_tasks_have_welchs_degrees_of_freedom():
-    """The mean of two tasks is half the difference of one and the negative of the other."""
+def test_intervals_are_those_of_scipy():
+    """One task: Student's. Two: Welch's, of half the difference of one and the negative of the other."""
     one, two = np.array([2.0, 2.5, 3.5, 1.0, 4.0]), np.array([1.0, 1.2, 0.9])
-    found = mean([ratio([(task, row) for row in range(len(of))], [of], [np.ones(len(of))])
-                  for task, of in (("a", one), ("b", two))])  # fmt: skip
+    low, high = stats.ttest_1samp(one, 0).confidence_interval(0.95)
+    assert ratio_of("a", one).value == one.mean()
+    assert ratio_of("a", one).interval() == f"{low:.2f} to {high:.2f}"
+    found = mean([ratio_of("a", one), ratio_of("b", two)])
     low, high = stats.ttest_ind(one, -two, equal_var=False).confidence_interval(0.95)
     assert found.value == pytest.approx((one.mean() + two.mean()) / 2)
     assert found.reach() == pytest.approx((high - low) / 4)
 
 
 def test_a_difference_is_paired_by_question():
-    """What makes a question easy for both falls out."""
     low, high = (tau([recording("eagle2", "gsm8k", value, NOISE)]) for value in (2.0, 2.5))
     step = difference(high, low)
     assert step.value == pytest.approx(0.5)
@@ -55,8 +49,7 @@ def test_the_interval_covers_the_true_ratio():
 
 
 def test_a_speedup_agrees_with_the_bootstrap():
-    rng = np.random.default_rng(1)
-    four = rng.uniform(1, 2, (4, 40))
+    four = np.random.default_rng(1).uniform(1, 2, (4, 40))
     found = ratio([("a", row) for row in range(40)], four[:2], four[2:])
     drawn = stats.bootstrap(
         four, lambda *of, axis: of[0].sum(axis) * of[1].sum(axis) / of[2].sum(axis) / of[3].sum(axis),
@@ -85,9 +78,9 @@ def test_estimates_of_cells():
 
 def test_questions_of_one_call_count_as_one():
     cell = bench_cell("eagle3", "gsm8k", 2.0, 4.0, NOISE)
-    batched = dict(cell.by_question, call=[0, 0, 0, 1, 1])
-    together = speedup([bench_cell("eagle3", "gsm8k", 2.0, 4.0, by_question=batched)])
-    assert len(together.parts) == 2 and len(speedup([cell]).parts) == 5
-    alone = dict(batched, call=[0] * 5)
-    assert speedup([bench_cell("eagle3", "gsm8k", 2.0, 4.0, by_question=alone)]).interval() == "-"
+    assert len(speedup([cell]).parts) == 5
+    cell.by_question.call = [0, 0, 0, 1, 1]
+    assert len(speedup([cell]).parts) == 2
+    cell.by_question.call = [0] * 5
+    assert speedup([cell]).interval() == "-"
     assert Estimate(1.0, {("a", 0): 0.0, ("a", 1): 0.0}).interval() == "1.00 to 1.00"

@@ -1,0 +1,149 @@
+"""Prepares a run of `infer.bench` or `infer.acceptance`: its options, tasks, models, and the result to continue."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Generic, NamedTuple
+
+import jax
+
+import eagle_jax
+from eagle_jax.data.templates.keys import tokenizer_settings
+from eagle_jax.runtime.compilation import machine, revision
+from infer import REPOSITORY
+from infer.common.calls import keys_of
+from infer.common.methods import Loader, Places, Sources, check_methods, load_pair
+from infer.common.programs import at_least_one, check_seed, listed
+from infer.common.results import FileType, check_out, continued, write
+from infer.common.tasks import BUNDLED, Conversation, Question, Task, load_tasks, names_of, task_folder
+
+
+@dataclasses.dataclass(frozen=True)
+class RunArgs(Places):
+    """Options that `infer.bench` and `infer.acceptance` share.
+
+    Attributes:
+      methods: of vanilla, sps (a small model), pld (prompt lookup), lookahead, medusa, hydra, eagle1 (a static tree),
+        hass, eagle2, eagle3, each with a setting if wanted: eagle3@6x10x59, eagle3@chain3, eagle2@static,
+        sps@chain5/block, eagle2@4x2x7/norerank, eagle3@untempered, pld@10, lookahead@5x7x7. Your own method is
+        own:module:function, a function of the target that returns a Drafter or BoundDrafter.
+      tasks: names in the data folder, paths of question files, or owner/dataset[:part] on the hub, separated by commas;
+        of the papers mt_bench, humaneval, gsm8k, alpaca, cnn_dm, nq (hub:gsm8k takes one from the hub). chat, math and
+        code are bundled, ten questions each.
+      data: folder of the tasks; its default is EAGLE_JAX_TASKS, or else the bundled questions.
+      limit: questions per task, the first ones.
+      max_new_tokens: longest reply.
+      temperatures: 0 is greedy; several separated by commas.
+      seed: of sampled draws; every method gets the same.
+      tree: depth,top_k,num_nodes of heads whose label has none; default is each head's own. eagle1 always has the
+        static tree of its paper (eagle1@4x2x7 is another).
+      dtype: of the weights.
+      resume: continue the result in `out`.
+    """
+
+    methods: str = "vanilla,eagle2,eagle3"
+    tasks: str = BUNDLED
+    data: Path = dataclasses.field(default_factory=task_folder)
+    limit: int = 10
+    max_new_tokens: int = 128
+    temperatures: str = "0"
+    seed: int = 0
+    tree: str | None = None
+    dtype: str = "float32"
+    resume: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Run(Generic[FileType]):
+    """What a program measures, and its result so far. `labels` begins with plain decoding."""
+
+    labels: list[str]
+    temperatures: list[float]
+    tasks: list[Task]
+    target: eagle_jax.Target
+    tokenizer: Any
+    load: Loader
+    result: FileType
+    path: Path
+
+    def save(self) -> None:
+        """Writes the result."""
+        write(self.result, self.path)
+
+
+def prepare(args: Any, kind: type[FileType], free: Sequence[str]) -> Run[FileType]:
+    """Checks the options of a program, loads tasks and models, and returns the run.
+
+    Args:
+      args: a `RunArgs` with `out`. kind: of the result file.
+      free: options that may differ between a run and the one that continues it, because no cell depends on them.
+
+    Raises:
+      ValueError: an option that is no option, before weights are read; or another result in `out`.
+    """
+    at_least_one(args, "limit", "max_new_tokens")
+    check_seed(args)
+    temperatures = listed(args, "temperatures", float, 0)
+    sources = Sources.of(args, args.dtype, args.tree)
+    labels = check_methods(listed(args, "methods"), sources)
+    tasks = load_tasks(listed(args, "tasks"), args.data, args.limit)
+    check_out(args.out, resume=args.resume)
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
+    target, tokenizer = load_pair(sources)
+    if args.max_new_tokens >= target.config.max_position:
+        raise ValueError(f"--max-new-tokens must be below the model's {target.config.max_position} positions, got "
+                         f"{args.max_new_tokens}. Leave room for a prompt.")  # fmt: skip
+    settings = dataclasses.asdict(args)
+    for name in ("out", "resume", "data"):
+        del settings[name]
+    settings |= {"methods": sorted(labels), "template_args": list(args.template_args)}  # as JSON has them
+    settings |= {f"questions of {task.name}": task.key for task in tasks}
+    settings |= tokenizer_settings(tokenizer) | {"stop tokens": list(target.config.eos_ids)}
+    path = args.out / "result.json"
+    result = continued(kind(machine(), revision(REPOSITORY), settings, []), path, ("tasks", "temperatures", *free))
+    return Run(labels, temperatures, tasks, target, tokenizer, Loader(target, sources), result, path)
+
+
+class Turn(NamedTuple):
+    """Prompts that are answered together: one turn of some conversations.
+
+    Attributes:
+      batch: number of the batch. questions: [rows] names (`names_of`). keys: [rows] keys of the draws.
+      is_last: no conversation goes on after the turn. conversations: [rows].
+    """
+
+    batch: int
+    questions: list[str]
+    prompts: list[list[int]]
+    keys: jax.Array
+    is_last: bool
+    conversations: list[Conversation]
+
+    def add_replies(self, replies: Sequence[Sequence[int]]) -> None:
+        """Appends the assistant's replies, [rows] tokens, on which the prompts of the next turn depend."""
+        for conversation, reply in zip(self.conversations, replies, strict=True):
+            conversation.hear(reply)
+
+
+def turns(questions: Sequence[Question], run: Run[Any], args: Any, batch: int) -> Iterator[Turn]:
+    """Yields every turn of every question, `batch` conversations at a time; the caller adds replies before the next.
+
+    A turn that is too long for the model with its reply is left out.
+    """
+    room, names = run.target.config.max_position - args.max_new_tokens, names_of(questions)
+    for start in range(0, len(questions), batch):
+        together = range(start, min(start + batch, len(questions)))
+        talks = {row: Conversation(questions[row], run.tokenizer, room) for row in together}
+        longest = max(len(questions[row].turns) for row in together)
+        for turn in range(longest):
+            asked = {row: talk.ask(turn) for row, talk in talks.items() if turn < len(questions[row].turns)}
+            prompts = {row: prompt for row, prompt in asked.items() if prompt is not None}
+            if not prompts:
+                continue
+            own = [names[row] for row in prompts]
+            keys = keys_of(args.seed, own, turn)
+            going = [talks[row] for row in prompts]
+            yield Turn(start // batch, own, list(prompts.values()), keys, turn == longest - 1, going)

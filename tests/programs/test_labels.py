@@ -1,0 +1,231 @@
+"""Labels of methods: one grammar, weights read once, a method of the user's own."""
+
+from __future__ import annotations
+
+import pytest
+
+import eagle_jax
+from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig
+from eagle_jax.runtime.demo import bundled
+from infer.common import own
+from infer.common.labels import Label
+from infer.common.methods import NOTHING, Loader, Sources, best_static, check_methods, load_pair
+from infer.common.results import Positions
+from tests.programs.result_files import recorded_file, recording
+
+DEFAULT = TreeConfig(depth=2, top_k=2, num_nodes=4)
+TREE = TreeConfig(depth=4, top_k=2, num_nodes=7)
+STATIC = TreeConfig.static(EAGLE1_PARENTS)
+
+
+def with_fields(**fields) -> TreeConfig:
+    return TreeConfig(depth=4, top_k=2, num_nodes=7, **fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "tree"),
+    [
+        ("eagle3", DEFAULT),
+        ("eagle3@6x10x59", TreeConfig(6, 10, 59)),
+        ("eagle3@chain3", TreeConfig.chain(3)),
+        ("eagle2@static", STATIC),
+        ("eagle2@static/traversal", TreeConfig.static(EAGLE1_PARENTS, "traversal")),
+        ("eagle2@4x2x7/confidence", with_fields(rank_by="confidence")),
+        ("eagle2@4x2x7/norerank", with_fields(rerank=False)),
+        ("eagle2@4x2x7/confidence/norerank", with_fields(rank_by="confidence", rerank=False)),
+        ("eagle3@4x2x7/untempered", with_fields(sampled_ranking="untempered")),
+        ("eagle3@4x2x7/law", with_fields(sampled_ranking="law")),
+        ("eagle3@4x2x7/draw", TREE),
+        ("eagle3@4x2x7/top_p0.9", with_fields(top_p=0.9)),
+        ("eagle3@untempered", TreeConfig(2, 2, 4, sampled_ranking="untempered")),
+        ("sps@chain5/block", TreeConfig.chain(5, "block")),
+        ("sps@chain5/deterministic", TreeConfig.chain(5)),
+        ("sps@chain4", TreeConfig.chain(4, "rejection")),
+        ("sps@4x2x7", TREE),
+        ("eagle1", STATIC),
+        ("eagle1@rejection", TreeConfig.static(EAGLE1_PARENTS, "rejection")),
+        ("eagle1@chain3", TreeConfig.chain(3)),
+    ],
+)
+def test_a_label_names_a_tree(text, tree):
+    label = Label.parse(text)
+    assert (label.text, label.method) == (text, text.partition("@")[0])
+    assert label.tree(DEFAULT, EAGLE1_PARENTS) == tree
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers", "fields"),
+    [
+        ("pld", (10, 3), {}),
+        ("pld@12", (12, 3), {}),
+        ("pld@12x3/shortest2/latest", (12, 3), {"shortest": 2, "latest": True}),
+        ("pld@latest", (10, 3), {"latest": True}),
+        ("lookahead", (5, 7, 7), {}),
+        ("lookahead@3x4x5", (3, 4, 5), {}),
+    ],
+)
+def test_methods_without_weights_have_numbers(text, numbers, fields):
+    label = Label.parse(text)
+    assert (label.numbers, dict(label.fields)) == (numbers, fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("typical", "method must be one of vanilla, sps, pld, .* got 'typical'. Settings follow an @"),
+        ("eagle3/chain3", "got 'eagle3/chain3'. Settings follow an @"),
+        ("eagle3@", "setting of 'eagle3@' must be a tree first .* got ''"),
+        ("vanilla@chain3", "setting of 'vanilla@chain3' must be vanilla, each once, got 'chain3'"),
+        ("eagle3@chian3", r"must be a tree first \(6x10x59, chain3, .* got 'chian3'"),
+        ("eagle3@6x10", "got '6x10'"),
+        ("eagle3@untempered/chain3", "a tree first .* got 'chain3'"),
+        ("eagle3@law/draw", "each once, got 'draw'"),
+        ("eagle3@top_p", "got 'top_p'"),
+        ("pld@chain3", "setting of 'pld@chain3' must be pld@10x3/shortest2/latest, each once, got 'chain3'"),
+        ("pld@latest/latest", "got 'latest'"),
+        ("lookahead@5x7x7/latest", "must be lookahead@5x7x7, each once, got 'latest'"),
+        ("lookahead@5x7", "got '5x7'"),
+        ("eagle3@2x2x99", "eagle3@2x2x99: .*num_nodes"),
+        ("eagle3@chain0", "eagle3@chain0: .*depth"),
+        ("eagle3@4x2x7/block", "eagle3@4x2x7/block: .*verification"),
+        ("eagle2@static/norerank", "eagle2@static/norerank: .*rerank"),
+        ("pld@0", "pld@0: .*length"),
+        ("lookahead@1x2x3", "lookahead@1x2x3: .*ngram"),
+        ("own:a", "method must be own:module:function without a setting, got 'own:a'"),
+        ("own:a:b@4", "without a setting, got 'own:a:b@4'"),
+        ("own:no_such_module:f", "got no module no_such_module. Run in the folder of no_such_module.py, or add it to"),
+        ("own:json:no_such", "'own:json:no_such' must be a function of one argument, the target, got None"),
+        ("medusa@best4", "--positions must be given for medusa@best31"),
+        ("medusa@choices", "--choices must be given for medusa@choices"),
+    ],
+)
+def test_what_is_no_label_is_refused_before_anything_is_loaded(text, message):
+    with pytest.raises((ValueError, ConfigError), match=message):
+        check_methods([text], Sources())
+
+
+def test_plain_decoding_comes_first_and_each_once():
+    found = check_methods(["eagle3", "vanilla", "eagle3@chain3", "eagle3"], Sources())
+    assert found == ["vanilla", "eagle3", "eagle3@chain3"]
+
+
+@pytest.fixture
+def loads(pair, monkeypatch):
+    """Names of the bundled weights that were loaded."""
+    found, load_demo = [], eagle_jax.load_demo
+    monkeypatch.setattr(eagle_jax, "load_demo", lambda head, **rest: found.append(head) or load_demo(head, **rest))
+    return found
+
+
+def test_settings_of_a_method_share_its_weights(pair, loads):
+    load = Loader(pair, Sources(tree=TreeConfig(3, 2, 5)))
+    chain, ranked, default = load("eagle3@chain2"), load("eagle3@2x2x3/untempered"), load("eagle3")
+    assert chain.params is ranked.params is default.params
+    assert (chain.tree, default.tree) == (TreeConfig.chain(2), TreeConfig(3, 2, 5))  # the second is that of --tree
+    assert load("vanilla") is None
+    assert load("pld@4x2").drafter.depth == 4
+    assert load("lookahead@3x2x2").drafter.num_nodes == 7
+    static, hass, dynamic = load("eagle1"), load("hass"), load("eagle2")
+    assert loads == ["eagle3", "eagle1", "hass"]  # each bundled head once
+    assert static.params is dynamic.params is not hass.params  # EAGLE-2 changed the tree alone
+    assert (static.tree, dynamic.tree) == (STATIC, TreeConfig(3, 2, 5))
+    with pytest.raises(ConfigError, match=r"eagle3@2x300x400: .*top_k"):
+        load("eagle3@2x300x400")
+
+
+@pytest.mark.parametrize(("method", "held"), [("eagle2", "eagle3"), ("eagle3", "eagle2"), ("hydra", "medusa")])
+def test_heads_of_another_method_are_not_measured_under_its_name(method, held):
+    target, _, _ = eagle_jax.load_demo()
+    load = Loader(target, Sources(**{method: str(bundled(held))}))
+    with pytest.raises(ValueError, match=rf"--{method} must have heads of {method}, got .* heads of {held}\. Give it"):
+        load(method)
+    found = Loader(target, Sources(**{held: str(bundled(held))}))
+    assert found(held) is not None and found.weights(held) == str(bundled(held))
+
+
+RANKED = "deterministic, ranked by draw"
+
+
+@pytest.mark.parametrize(
+    ("text", "tree", "rule", "rows", "weights"),
+    [
+        ("vanilla", "nothing", "deterministic", 1, None),
+        ("eagle2", "dynamic, depth 2, top 2, 4 nodes", RANKED, 5, "eagle1"),
+        ("hass@2x2x3/confidence/norerank/top_p0.9", "dynamic, depth 2, top 2, 3 nodes by confidence, no rerank, top-p "
+         "0.9", RANKED, 4, "hass"),
+        ("eagle2@2x2x4/untempered", "dynamic, depth 2, top 2, 4 nodes", "deterministic, ranked by untempered", 5,
+         "eagle1"),
+        ("eagle2@chain3/rejection", "chain of 3", "rejection", 4, "eagle1"),
+        ("eagle1", "static, 25 nodes: 4+8+8+3+2", RANKED, 26, "eagle1"),
+        ("pld@4x3/shortest2/latest", "length 4, ngram 3, shortest 2, latest True", "deterministic", 5, None),
+        ("lookahead@3x2x2", "ngram 3, window 2, guesses 2", "deterministic", 8, None),
+    ],
+)  # fmt: skip
+def test_what_a_label_drafts(pair, text, tree, rule, rows, weights):
+    found = Loader(pair, Sources()).draft(text)
+    assert (found.tree, found.rule, found.rows) == (tree, rule, rows)
+    assert found.weights == (weights and f"bundled {weights}")
+    assert found == NOTHING or found != Loader(pair, Sources()).draft("eagle2@2x2x2")
+
+
+def recorded(folder, method="medusa"):
+    """Rates 0.8, 0.5 at the first level and 0.6, 0 at the second where greedy, in two tasks of different width."""
+    tables = [([[10, 10], [8, 8]], [[8, 5], [5, 0]]), ([[10], [2]], [[8], [1]])]
+    cells = []
+    for temperature in (0.0, 1.0):
+        for task, (reached, accepted) in enumerate(tables):
+            rows = [[0] * len(level) for level in accepted] if temperature else accepted  # only greedy ones count
+            own = {"temperature": temperature, "positions": Positions(reached, reached, rows)}
+            cells.append(recording(f"{method}@static", str(task), **own))
+    return str(recorded_file(folder / "positions.json", *cells))
+
+
+def test_the_best_static_tree_is_that_of_the_recorded_rates(pair, tmp_path):
+    path = recorded(tmp_path)
+    # Worth 0.8; 0.5; 0.8 * 0.6; 0.5 * 0.6; and nothing below.
+    assert best_static(Label.parse("medusa@best3"), path) == (-1, -1, 0)
+    assert best_static(Label.parse("medusa@best4"), path) == (-1, -1, 0, 1)
+    assert best_static(Label.parse("medusa@best2"), path, deepest=1) == (-1, -1)
+    with pytest.raises(ConfigError, match=r"medusa@best9: num_nodes"):
+        check_methods(["medusa@best9"], Sources(positions=path))
+    with pytest.raises(ValueError, match=r"must have cells of eagle2\. Record eagle2@static with infer\.acceptance"):
+        check_methods(["eagle2@best4"], Sources(positions=path))
+    load = Loader(pair, Sources(positions=recorded(tmp_path, "eagle3")))
+    assert load("eagle3@best3").tree == TreeConfig.static([-1, -1, 0])
+
+
+def test_a_method_drafts_the_static_tree_it_is_given(pair, tmp_path):
+    """In any order of paths."""
+    path = tmp_path / "tree.json"
+    path.write_text("[[1], [0], [0, 0], [0, 0, 0], [1, 0]]")
+    sources = Sources(choices=str(path))
+    assert check_methods(["eagle3@choices"], sources) == ["vanilla", "eagle3@choices"]
+    assert Loader(pair, sources).draft("eagle3@choices").parents == (-1, -1, 0, 1, 2)
+
+
+@pytest.mark.parametrize("text", ["[[0], [2]]", "[[0], [1, 0]]", "[[0], [0]]", "[[]]", "[]", "[0, 1]", "[[0.5]]", None])
+def test_paths_that_are_no_tree_are_refused(tmp_path, text):
+    path = tmp_path / "tree.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises((ValueError, ConfigError), match=f"^--choices {path}"):
+        check_methods(["medusa@choices"], Sources(choices=str(path)))
+
+
+@pytest.mark.parametrize("option", ["choices", "positions"])
+def test_a_file_that_no_method_uses_is_refused(option):
+    with pytest.raises(ValueError, match=f"--{option} must be of use to a method, got /some/file. Leave it out, or"):
+        check_methods(["medusa@static", "eagle3"], Sources(**{option: "/some/file"}))
+
+
+def test_a_function_of_the_user_returns_a_drafter(pair, own_module, tmp_path):
+    load = Loader(load_pair(Sources())[0], Sources())
+    assert load(f"own:{own_module}:lookup").name == f"own:{own_module}:lookup"
+    assert load.draft(f"own:{own_module}:head").rule == "rejection"
+    with pytest.raises(ValueError, match=r"nothing' must return an eagle_jax.Drafter or BoundDrafter, got int"):
+        load(f"own:{own_module}:nothing")
+    with pytest.raises(ValueError, match=r"two' must be a function of one argument, the target, got .*missing a req"):
+        load(f"own:{own_module}:two")
+    (tmp_path / "needs_more.py").write_text("import is_not_installed", encoding="utf-8")
+    with pytest.raises(ModuleNotFoundError, match="is_not_installed"):
+        own.find("own:needs_more:f")
