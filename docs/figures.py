@@ -1,6 +1,6 @@
-"""The figures of the documentation, from the bundled pair: `python -m docs.figures` writes docs/figures/*.svg.
+"""Draws the figures of the documentation from replies of the bundled pair.
 
-Everything in them was generated here: the trees are those of real steps, the curves those of real replies.
+python -m docs.figures    # writes docs/figures/*.svg
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(args: Args) -> None:
         calibrated[name] = calibrate(trees[name], 10)
     chunks = eagle_jax.stream(target, pairs["HASS"][1].on(target), prompts[2], max_new_tokens=80)
     figures: dict[str, Callable[[], Any]] = {
-        "tree": lambda: viz.tree_figure(viz.drafted_tree(trees["HASS"], telling(trees["HASS"]), tokenizer)),
+        "tree": lambda: viz.tree_figure(viz.drafted_tree(trees["HASS"], instructive(trees["HASS"]), tokenizer)),
         "accepted": lambda: viz.accepted_figure(outputs),
         "calibration": lambda: viz.calibration_figure(calibrated),
         "text": lambda: text_figure(viz.pieces(chunks, tokenizer)),
@@ -67,7 +67,7 @@ def main(args: Args) -> None:
 
 
 def text_figure(pieces: Iterable[viz.Piece], columns: int = 84) -> Any:
-    """A text in cells of one width, accepted drafts on green."""
+    """Draws a text in cells of one width, accepted drafts on green."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
@@ -92,8 +92,8 @@ def text_figure(pieces: Iterable[viz.Piece], columns: int = 84) -> Any:
     return figure
 
 
-def telling(cycles: Cycles) -> int:
-    """A cycle whose accepted path leaves the likeliest branch, if possible before a leaf; of those the longest."""
+def instructive(cycles: Cycles) -> int:
+    """Chooses a cycle whose accepted path leaves the likeliest branch, if possible before a leaf; then the longest."""
 
     def worth(number: int) -> tuple[bool, bool, int]:
         tree = viz.drafted_tree(cycles, number)
@@ -105,7 +105,7 @@ def telling(cycles: Cycles) -> int:
 
 
 def svg(figure: Any) -> bytes:
-    """The same file for the same figure: no date, no random names."""
+    """Returns the same bytes for the same figure: no date, no random names."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "eagle_jax", "svg.fonttype": "path"}):

@@ -1,4 +1,4 @@
-"""What mkdocs does not do: links out of docs/ lead to the repository, where those files are."""
+"""Rewrites links that leave docs/, which mkdocs cannot follow, to the files in the repository."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _LINK = re.compile(r"(\]\()((?:\.\./)+[^)#\s]+)(#[^)\s]*)?(\))")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Rewrites links that leave docs/ or lead to a result file that is no page."""
+    """Rewrites the links of a page that leave docs/."""
 
-    def lead(found: re.Match[str]) -> str:
+    def rewrite(found: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page.file.src_uri), found[2]))
         if path.startswith("docs/"):
             return found[0]
         return f"{found[1]}{REPOSITORY}/{path}{found[3] or ''}{found[4]}"
 
-    return _LINK.sub(lead, markdown)
+    return _LINK.sub(rewrite, markdown)
