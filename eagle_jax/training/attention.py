@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float
 
 Own = tuple[Array, ...]
 """Keys or values [B, G, T, hd] of steps 1..k; a row sees only its own."""
@@ -37,12 +37,9 @@ class Bias(NamedTuple):
 UNSEEN = -1e30
 
 
-def causal_bias(segments: Int[Array, "B T"]) -> Bias:
-    """Returns the bias by which a token sees itself and earlier tokens of its document; computed once for all steps."""
-    length = segments.shape[1]
-    same = segments[:, :, None] == segments[:, None, :]
-    earlier = jnp.tril(jnp.ones((length, length), bool))
-    bias = Bias(*(jnp.where(same & seen[None], 0.0, UNSEEN) for seen in (earlier, earlier.T)))
+def bias_of(mask: Bool[Array, "B T T"]) -> Bias:
+    """Returns the bias of a mask; computed once for all steps."""
+    bias = Bias(*(jnp.where(seen, 0.0, UNSEEN) for seen in (mask, mask.transpose(0, 2, 1))))
     return jax.lax.optimization_barrier(bias)
 
 

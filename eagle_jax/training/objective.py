@@ -37,7 +37,7 @@ from eagle_jax.training.unroll import unroll
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """Loss of a draft head; `eagle1`, `hass` and `eagle3` are the papers' settings.
+    """Loss of a draft head; `PRESETS` has the papers' settings.
 
     Attributes:
       steps: unrolled steps, n.
@@ -78,22 +78,16 @@ class Objective:
             raise ConfigError("Objective must have a token_weight, feature_weight or best_weight above 0, got only 0.")
 
 
-def eagle1() -> Objective:
-    """Returns EAGLE-1/2: one step, SmoothL1(feature) + 0.1 cross-entropy, noise (arXiv:2401.15077, section 4.2)."""
-    return Objective(steps=1, token_weight=0.1, feature_weight=1.0, noise=0.1)
-
-
-def hass() -> Objective:
-    """Returns HASS: EAGLE-1's loss over three aligned steps, and the target's ten best tokens (arXiv:2408.15766)."""
-    return Objective(steps=3, decay=1.0, token_weight=0.1, feature_weight=1.0, best_weight=1.0, noise=0.1, detach=True)
-
-
-def eagle3() -> Objective:
-    """Returns EAGLE-3: seven steps of training-time test, cross-entropy (arXiv:2503.01840, section 3)."""
-    return Objective()
-
-
-PRESETS: dict[str, Callable[[], Objective]] = {"eagle1": eagle1, "hass": hass, "eagle3": eagle3}
+PRESETS: dict[str, Objective] = {
+    # One step, SmoothL1(feature) + 0.1 cross-entropy, noise (EAGLE, arXiv:2401.15077, section 4.2).
+    "eagle1": Objective(steps=1, token_weight=0.1, feature_weight=1.0, noise=0.1),
+    # EAGLE-1's loss over three aligned steps, and the target's ten best tokens (HASS, arXiv:2408.15766).
+    "hass": Objective(
+        steps=3, decay=1.0, token_weight=0.1, feature_weight=1.0, best_weight=1.0, noise=0.1, detach=True
+    ),
+    # Seven steps of training-time test, cross-entropy (EAGLE-3, arXiv:2503.01840, section 3).
+    "eagle3": Objective(),
+}
 """The papers' objectives by name."""
 
 

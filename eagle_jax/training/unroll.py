@@ -22,7 +22,7 @@ from eagle_jax.core.types import Params
 from eagle_jax.models.heads import EagleHead, split_embeddings
 from eagle_jax.models.layers import LayerOutput, by_query_blocks
 from eagle_jax.packed import PackedTokens
-from eagle_jax.training.attention import Bias, causal_bias, diagonal_attend
+from eagle_jax.training.attention import Bias, bias_of, diagonal_attend
 from eagle_jax.training.losses import ahead
 
 
@@ -69,7 +69,8 @@ def unroll(
       remat: computes the activations of a step again for the gradient.
     """
     module = EagleHead(config)
-    mask, bias = causal_mask(texts.segments), causal_bias(texts.segments)
+    mask = causal_mask(texts.segments)
+    bias = bias_of(mask)
 
     def fuse(head: Params, features: Array) -> Array:
         return module.apply({"params": head}, features, method="fuse")
@@ -79,9 +80,9 @@ def unroll(
 
     def step(layer: Params, states: Array, positions: Array, kept: list[tuple[Array, Array]]) -> LayerOutput:
         by = 1 + len(kept)
-        read = {"added": jax.tree.map(lambda share: ahead(share, by), shares)} if shares else {}
-        given = None if shares else ahead(embeds, by)
-        return module.apply({"params": layer}, given, states, positions, mask, mixer=_mixer(bias, kept), **read)
+        shifted = None if shares else ahead(embeds, by)
+        added = {name: ahead(share, by) for name, share in shares.items()} if shares else None
+        return module.apply({"params": layer}, shifted, states, positions, mask, mixer=_mixer(bias, kept), added=added)
 
     if remat:
         fuse, step = jax.checkpoint(fuse), jax.checkpoint(step)

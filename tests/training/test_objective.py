@@ -16,7 +16,7 @@ from eagle_jax.models.decoder import init_params, target_fn
 from eagle_jax.models.heads import EagleHead, init_head_params
 from eagle_jax.packed import PackedTokens
 from eagle_jax.training.losses import ahead, behind, count_rows
-from eagle_jax.training.objective import Objective, Signals, eagle1, hass, unrolled_loss
+from eagle_jax.training.objective import PRESETS, Objective, Signals, unrolled_loss
 from eagle_jax.training.step import (
     Frozen,
     HeadTrainState,
@@ -180,8 +180,8 @@ CASES = {
     "eagle3-switches": (head_config(**VARIANTS["switched"]), Objective(steps=2, chunk=9)),
     "lk": (head_config(), Objective(steps=2, token_loss="lk", chunk=5)),
     "lk-blend": (head_config(), Objective(steps=2, token_loss="lk_blend", chunk=20)),
-    "eagle1": (head_config("eagle1"), dataclasses.replace(eagle1(), noise=0.0)),
-    "hass": (head_config("eagle1"), dataclasses.replace(hass(), noise=0.0, best_count=3, chunk=4)),
+    "eagle1": (head_config("eagle1"), dataclasses.replace(PRESETS["eagle1"], noise=0.0)),
+    "hass": (head_config("eagle1"), dataclasses.replace(PRESETS["hass"], noise=0.0, best_count=3, chunk=4)),
 }
 
 
@@ -214,7 +214,7 @@ def test_long_texts_attend_block_by_block(monkeypatch):
 
 
 def test_noise_changes_the_loss_and_needs_a_key():
-    config, objective = head_config("eagle1"), eagle1()
+    config, objective = head_config("eagle1"), PRESETS["eagle1"]
     head, signals, texts = random_head(config), random_signals(config), texts_of()
     quiet = fast(config, dataclasses.replace(objective, noise=0.0), signals, texts)(head)[0]
     assert abs(float(fast(config, objective, signals, texts)(head)[0]) - float(quiet)) > 1e-6
