@@ -110,21 +110,6 @@ def slow_counts(cycles: Cycles) -> dict[tuple[int, int], list[int]]:
     return found
 
 
-def slow_calibration(cycles: Cycles, bins: int) -> list[tuple[int, float, int]]:
-    """Per bin: nodes, sum of their confidences, accepted."""
-    found = [(0, 0.0, 0)] * bins
-    for row, parents in enumerate(cycles.parents.tolist()):
-        for node in range(1, len(parents)):
-            if cycles.reached[row, node]:
-                confidence = math.exp(float(cycles.scores[row, node]) - float(cycles.scores[row, parents[node]]))
-                (place,) = [
-                    b for b in range(bins) if b < confidence * bins <= b + 1 or (b == 0 and confidence * bins <= 0)
-                ]
-                count, total, right = found[place]
-                found[place] = count + 1, total + confidence, right + bool(cycles.accepted[row, node])
-    return found
-
-
 def random_cycles(seed: int) -> Cycles:
     rng = np.random.default_rng(seed)
     rows = []
@@ -151,10 +136,6 @@ def test_counts_are_those_of_a_walk_up_every_tree(seed):
     for (depth, rank), entry in slow.items():
         assert [int(table[depth - 1, rank]) for table in found] == entry
     assert [int(table.sum()) for table in found] == [sum(entry[i] for entry in slow.values()) for i in range(3)]
-    seen = calibrate(cycles, bins=7)
-    for b, (count, total, right) in enumerate(slow_calibration(cycles, 7)):
-        assert (int(seen.count[b]), int(seen.accepted[b])) == (count, right)
-        assert not count or seen.confidence[b] == pytest.approx(total / count, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["k3n12", "top-p"])

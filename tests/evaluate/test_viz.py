@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from docs.figures import telling
 from eagle_jax import viz
 from eagle_jax.core.types import PADDING
 from eagle_jax.evaluate.acceptance import Cycles, record_cycles
@@ -139,14 +138,3 @@ def test_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ValueError, match=r"figures need matplotlib: pip install matplotlib"):
         viz.tree_figure(TREE)
-
-
-def test_the_figure_of_the_readme_shows_a_path_off_the_likeliest_branch(cycles):
-    def off(number):
-        tree = viz.drafted_tree(cycles, number)
-        path = [row for row, taken in enumerate(tree.accepted) if taken]
-        return len(path) >= 3 and any(row != tree.children(tree.parents[row])[0] for row in path[1:])
-
-    every = [off(number) for number in range(len(cycles.tokens))]
-    assert any(every) and not all(every)
-    assert every[telling(cycles)]
