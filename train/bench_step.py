@@ -71,9 +71,9 @@ def main(args: Args) -> dict[str, Any]:
     target, draft_vocab, taps = SIZES[args.size]
     config = HeadConfig("eagle3", target.one_layer(), draft_vocab, target.hidden_size, taps)
     keys = jax.random.split(jax.random.key(0))
-    weights = fresh_target(target, keys[0])
+    weights = jax.jit(functools.partial(fresh_target, target))(keys[0])
     d2t = jnp.zeros(draft_vocab, jnp.int32)
-    head = fresh_head(config, keys[1], weights, d2t)
+    head = jax.jit(functools.partial(fresh_head, config))(keys[1], weights, d2t)
     frozen = training.Frozen(jax.tree.map(lambda leaf: leaf.astype(args.dtype), weights), d2t)
 
     shape = (1, args.rows, args.length)  # one micro-batch; a prompt is the first quarter of a text
@@ -85,7 +85,7 @@ def main(args: Args) -> dict[str, Any]:
     tx = training.head_optimiser(1e-4, 1, 10**9)
     objective = Objective(steps=args.unroll, chunk=args.length, remat=False)
     step = functools.partial(training.head_train_step, target, config, objective, tx, args.dtype)
-    state = training.HeadTrainState(head, tx.init(head), jnp.zeros((), jnp.int32), jax.random.key(0))
+    state = training.HeadTrainState(head, jax.jit(tx.init)(head), jnp.zeros((), jnp.int32), jax.random.key(0))
     flops = product_flops(step, state, frozen, texts)
     update = jax.jit(step, donate_argnums=0, compiler_options=host.compiler_options())
     losses, times = [], []
@@ -97,7 +97,7 @@ def main(args: Args) -> dict[str, Any]:
 
     timed = times[2:]
     seconds = float(np.median(timed))
-    found = {
+    found: dict[str, Any] = {
         "seconds": seconds, "fastest": min(timed), "slowest": max(timed),
         "tokens_per_second": round(args.rows * args.length / seconds, 1),
         "mfu": round(flops / seconds / peak_flops(args.dtype), 4), "loss": [losses[0], losses[-1]],

@@ -12,13 +12,11 @@ object.
 
 from __future__ import annotations
 
-import dataclasses
-
 from eagle_jax.runtime.compilation import use_compilation_cache
 from infer.common.programs import at_least_one, run
 from train.loop.learners import SmallModelLearner
 from train.loop.options import DistillArgs as Args
-from train.loop.options import check_run
+from train.loop.setup import check_run
 from train.loop.training import start
 
 SIZES = ("hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim")
@@ -44,8 +42,6 @@ def check(args: Args) -> None:
 def main(args: Args) -> int:
     """Distils and measures a model, writes it, and returns the exit status."""
     check(args)
-    if args.rate is None:
-        args = dataclasses.replace(args, rate=5e-4)
     return start(args, SmallModelLearner(args))
 
 

@@ -25,25 +25,22 @@ import jax
 import eagle_jax
 from eagle_jax.data.chat.stops import with_stop_ids
 from eagle_jax.data.corpus.prompts import prompts_by_source
-from eagle_jax.evaluate.acceptance import measure_n_alpha, measure_tau
+from eagle_jax.evaluate.acceptance import measure_n_alpha
 from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.runtime.drafters import TreeDrafter
 from infer.common.programs import at_least_one, check_seed, naming, not_negative, parse_tree, run
+from train.loop.options import TargetArgs
 from train.loop.places import head_path, sources_of, target_config, target_path, tokenizer_of
 
 
-@dataclasses.dataclass(frozen=True)
-class Args:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Args(TargetArgs):
     """Options of the program.
 
     Attributes:
-      target: path or hub id of the model, or "demo".
       head: path or hub id of its head, or "demo".
       kind: eagle, medusa (and Hydra) or draft_model.
       heldout: sources `path[#split]` of conversations; every file of a glob is a source.
-      tokenizer: path or hub id, if the target's directory has none.
-      chat_template: Jinja file for a tokenizer without a template (Vicuna), or the name of one of the tokenizer's own.
-      template_args: arguments of the chat template, NAME=VALUE each, such as enable_thinking=false.
       prompts: number per source, decoded as one batch.
       max_new_tokens: per reply.
       max_prompt: longest prompt; longer ones are left out.
@@ -55,13 +52,9 @@ class Args:
       dtype: of weights and activations.
     """
 
-    target: str
     head: str
     heldout: tuple[str, ...]
     kind: Literal["eagle", "medusa", "draft_model"] = "eagle"
-    tokenizer: str | None = None
-    chat_template: str | None = None
-    template_args: tuple[str, ...] = ()
     prompts: int = 24
     max_new_tokens: int = 128
     max_prompt: int = 128
@@ -79,20 +72,22 @@ def main(args: Args) -> None:
     not_negative(args, "temperatures")
     check_seed(args)
     tree = dataclasses.replace(parse_tree(args.tree), sampled_ranking=args.sampled_ranking)
-    part = {"eagle": "hass", "medusa": "medusa", "draft_model": "small"}[args.kind]
+    load: Any
+    part, load = {
+        "eagle": ("hass", eagle_jax.load_drafter),
+        "medusa": ("medusa", eagle_jax.load_medusa),
+        "draft_model": ("small", eagle_jax.load_draft_model),
+    }[args.kind]
     config, head_at = target_config(args.target), head_path(args.head, part=part)
     sources_of(args.heldout, "--heldout")  # raises if a file is missing
-    tokenizer = tokenizer_of(args.target, config, args)
-    asked = prompts_by_source(args.heldout, tokenizer, args.prompts, args.max_prompt)
+    tokenizer = tokenizer_of(args, config)
+    prompts_of = prompts_by_source(args.heldout, tokenizer, args.prompts, args.max_prompt)
     with naming("--target", args.target):
         target = with_stop_ids(eagle_jax.load_target(target_path(args.target), args.dtype), tokenizer)
     with naming("--head", args.head):
-        load: Any = {
-            "eagle": eagle_jax.load_drafter, "medusa": eagle_jax.load_medusa, "draft_model": eagle_jax.load_draft_model
-        }[args.kind]  # fmt: skip
         head: TreeDrafter = load(head_at, target, tree)
     results: list[dict[str, Any]] = []
-    for name, prompts in asked.items():
+    for name, prompts in prompts_of.items():
         if not prompts:
             logging.info("%s: no prompt of at most --max-prompt %d tokens, left out", name, args.max_prompt)
             continue
@@ -110,14 +105,14 @@ def measure(
     """Measures one source at one temperature."""
     options: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "temperature": temperature}
     options["key"] = jax.random.key(args.seed)
-    found = measure_tau(target, head, prompts, **options)
+    found = eagle_jax.generate(target, head, prompts, **options)
     chains = measure_n_alpha(target, head, prompts, **options)
     record: dict[str, Any] = {"temperature": temperature, "tau": round(found.tau, 3)}
     record["n_alpha"] = [None if rate is None else round(rate, 3) for rate in chains.alpha]
-    record |= {"replies": len(prompts), "tokens": sum(map(len, found.replies)), "cycles": sum(found.cycles)}
+    record |= {"replies": len(prompts), "tokens": sum(map(len, found.tokens)), "cycles": int(found.cycles.sum())}
     if args.compare:
-        plain = measure_tau(target, None, prompts, **options).replies
-        same = sum(a == b for a, b in zip(found.replies, plain, strict=True))
+        plain = eagle_jax.generate(target, None, prompts, **options).tokens
+        same = sum(a == b for a, b in zip(found.tokens, plain, strict=True))
         record["identical"] = f"{same}/{len(prompts)}"
     return record
 

@@ -68,7 +68,14 @@ def main(args: Args) -> None:
     at_least_one(args, "speculative_tokens")
     if args.to != "speculators" and args.verifier is not None:
         raise ValueError(f"--verifier is an option of --to speculators, got --to {args.to}. Leave it out.")
-    head, target = _places(args)
+    head = head_path(args.head, part="eagle3")
+    named = args.target or (DEMO if args.head == DEMO else target_of_head(head))
+    if named is None:
+        raise ValueError(
+            f"--target must name the model that {args.head} was trained for. The exported config takes its vocabulary, "
+            "RoPE and context length."
+        )
+    target = target_path(named)
     if not args.overwrite:
         check_unoccupied(args.out)
     with naming("--target", target):
@@ -104,26 +111,6 @@ def main(args: Args) -> None:
     weights = sum(path.stat().st_size for path in args.out.expanduser().glob("*.safetensors"))
     logging.info("%s: %s, %.1f MB, taps %s", args.out, args.to, weights / 1e6, written.taps)
     print(json.dumps({"out": str(args.out), "to": args.to, "head": head, "dtype": dtype, "bytes": weights}))
-
-
-def _places(args: Args) -> tuple[str, str]:
-    """Returns the places of the head and its target.
-
-    Raises:
-      ValueError: the target is not known.
-    """
-    if args.head != DEMO:
-        head = head_path(args.head)
-        target = args.target or target_of_head(head)
-        if target is None:
-            raise ValueError(
-                f"--target must name the model that {args.head} was trained for. The exported config takes its "
-                "vocabulary, RoPE and context length."
-            )
-        return head, target_path(target)
-    if args.target not in (None, DEMO):
-        raise ValueError("--target must be demo for --head demo. Leave it out.")
-    return head_path(DEMO, part="eagle3"), target_path(DEMO)
 
 
 if __name__ == "__main__":

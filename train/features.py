@@ -14,7 +14,7 @@ import functools
 import json
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ import numpy as np
 import eagle_jax
 from eagle_jax.data.corpus.documents import Corpus
 from eagle_jax.data.corpus.features import Layout, Stored, shard_bounds, shard_path, starts_of, write_shard
-from eagle_jax.data.corpus.sources import Source, build_corpus, corpus_key
+from eagle_jax.data.corpus.sources import build_corpus, corpus_key
 from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel import processes
 from eagle_jax.parallel.mesh import make_mesh
@@ -32,22 +32,19 @@ from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.runtime.request import bucket
 from eagle_jax.training.step import observe
 from infer.common.programs import at_least_one, naming, run
-from train.loop.places import alone_in, check_own, sources_of, target_path, tokenizer_of
+from train.loop.options import TargetArgs
+from train.loop.places import alone_in, sources_of, target_path, tokenizer_of
 from train.loop.progress import progress
 from train.loop.setup import taps_of
 
 
-@dataclasses.dataclass(frozen=True)
-class Args:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Args(TargetArgs):
     """Options of the program.
 
     Attributes:
-      target: path or hub id of the model; demo is the bundled one.
       data: sources `path[#split][@weight]`, the same and in the same order as in the training run.
       out: directory to write.
-      tokenizer: path or hub id, if the target's directory has none.
-      chat_template: Jinja file for a tokenizer without a template (Vicuna), or the name of one of the tokenizer's own.
-      template_args: arguments of the chat template, NAME=VALUE each, such as enable_thinking=false.
       taps: hidden states that the head reads; default 2, L/2 and L-3. An EAGLE-1 head reads the last, L.
       stored: bfloat16, float16, or float8 (half the space, with a scale per token and state).
       length: longest document; longer ones are cut.
@@ -57,12 +54,8 @@ class Args:
       tensor: devices that the target is spread over.
     """
 
-    target: str
     data: tuple[str, ...]
     out: Path
-    tokenizer: str | None = None
-    chat_template: str | None = None
-    template_args: tuple[str, ...] = ()
     taps: tuple[int, ...] | None = None
     stored: Stored = "bfloat16"
     length: int = 2048
@@ -92,43 +85,42 @@ def check_space(layout: Layout, tokens: int, out: Path) -> None:
 
 
 def main(args: Args) -> None:
-    """Loads the target and writes its features."""
-    at_least_one(args, "length", "shard_tokens", "rows", "tensor")
-    check_own(args.out, ("data", "layout.json"), "a directory of train.features")
-    mesh = make_mesh(1, args.tensor) if args.tensor > 1 else None
-    sources = sources_of(args.data)
-    with naming("--target", args.target):
-        target = eagle_jax.load_target(target_path(args.target), args.dtype, mesh=mesh)
-    layers = target.config.num_layers
-    taps = taps_of(args.taps, layers)
-    tokenizer = tokenizer_of(args.target, target.config, args)
-    with alone_in(args.out):
-        write(args, target, taps, sources, tokenizer)
-
-
-def write(
-    args: Args, target: eagle_jax.Target, taps: tuple[int, ...], sources: Sequence[Source], tokenizer: Any
-) -> None:
-    """Writes the missing shards.
+    """Loads the target and writes its features.
 
     Raises:
       ValueError: `out` holds other features, or the disk is too small.
     """
-    key = corpus_key(sources, tokenizer)
-    corpus, _ = build_corpus(sources, tokenizer, args.out / "data", key=key, vocab_size=target.config.vocab_size)
-    layout = Layout(
-        key, args.target, processes.fingerprint(target.params), processes.fingerprint(target.params, layers=False),
-        args.dtype, taps, target.config.hidden_size, args.stored, args.length,
-        shard_bounds(corpus, args.length, args.shard_tokens),
-    )  # fmt: skip
-    begun = any(args.out.glob("features-*.npy"))
-    if begun and not ((args.out / "layout.json").is_file() and Layout.load(args.out) == layout):
-        raise ValueError(f"--out {args.out} holds features of other data, weights or options. Choose another.")
+    at_least_one(args, "length", "shard_tokens", "rows", "tensor")
+    mesh = make_mesh(1, args.tensor) if args.tensor > 1 else None
+    sources = sources_of(args.data)
+    with alone_in(args.out, ("data", "layout.json"), "a directory of train.features"):
+        with naming("--target", args.target):
+            target = eagle_jax.load_target(target_path(args.target), args.dtype, mesh=mesh)
+        taps = taps_of(args.taps, target.config.num_layers)
+        tokenizer = tokenizer_of(args, target.config)
+        key = corpus_key(sources, tokenizer)
+        corpus, _ = build_corpus(sources, tokenizer, args.out / "data", key=key, vocab_size=target.config.vocab_size)
+        layout = Layout(
+            key, args.target, processes.fingerprint(target.params), processes.fingerprint(target.params, layers=False),
+            args.dtype, taps, target.config.hidden_size, args.stored, args.length,
+            shard_bounds(corpus, args.length, args.shard_tokens),
+        )  # fmt: skip
+        begun = any(args.out.glob("features-*.npy"))
+        if begun and not ((args.out / "layout.json").is_file() and Layout.load(args.out) == layout):
+            raise ValueError(f"--out {args.out} holds features of other data, weights or options. Choose another.")
+        tokens = int(starts_of(corpus, args.length)[-1])
+        check_space(layout, tokens, args.out)
+        layout.save(args.out)
+        write(args, target, corpus, layout)
+        print(json.dumps({"documents": len(corpus), "tokens": tokens, "shards": layout.shards,
+                          "bytes": tokens * layout.token_bytes, "out": str(args.out)}))  # fmt: skip
+
+
+def write(args: Args, target: eagle_jax.Target, corpus: Corpus, layout: Layout) -> None:
+    """Writes the missing shards."""
     starts = starts_of(corpus, args.length)
     lengths = np.diff(starts)
-    check_space(layout, int(starts[-1]), args.out)
-    layout.save(args.out)
-    forward = jax.jit(functools.partial(observe, target.config, taps=taps))
+    forward = jax.jit(functools.partial(observe, target.config, taps=layout.taps))
     whole = [shard for shard in range(layout.shards) if shard_path(args.out, shard).exists()]
     bar = progress(len(corpus), sum(layout.bounds[i + 1] - layout.bounds[i] for i in whole), "documents")
     for shard in (i for i in range(layout.shards) if i not in whole):
@@ -140,8 +132,7 @@ def write(
             for at in range(0, len(documents), args.rows):
                 part = documents[at : at + args.rows]
                 width = min(args.length, bucket(int(lengths[part].max())))
-                texts = _texts(corpus, part, width, args.rows)
-                found = forward(target.params, texts)
+                found = forward(target.params, _texts(corpus, part, width, args.rows))
                 states = np.concatenate([np.asarray(found.features), np.asarray(found.hidden)], axis=-1)
                 states = states.reshape(*states.shape[:2], layout.parts, layout.hidden)
                 for row, document in enumerate(part.tolist()):
@@ -151,8 +142,6 @@ def write(
 
         write_shard(layout, args.out, shard, int(starts[last] - starts[first]), fill)
     bar.close()
-    print(json.dumps({"documents": len(corpus), "tokens": int(starts[-1]), "shards": layout.shards,
-                      "bytes": int(starts[-1]) * layout.token_bytes, "out": str(args.out)}))  # fmt: skip
 
 
 def _texts(corpus: Corpus, documents: np.ndarray, length: int, rows: int) -> PackedTokens:
@@ -163,8 +152,7 @@ def _texts(corpus: Corpus, documents: np.ndarray, length: int, rows: int) -> Pac
         text = corpus[document].tokens[:length]
         tokens[row, : len(text)] = text
         segments[row, : len(text)] = 1
-    positions = np.broadcast_to(np.arange(length, dtype=np.int32), shape)
-    arrays: Any = (tokens, segments > 0, segments, positions)
+    arrays: Any = (tokens, segments > 0, segments, np.broadcast_to(np.arange(length, dtype=np.int32), shape))
     return PackedTokens(*arrays)
 
 

@@ -6,7 +6,7 @@
 `--method` selects head and objective of a paper: eagle3, eagle1, hass, medusa, hydra, hydra++. Data are conversations:
 JSONL, Parquet, or datasets of the hub (`eagle_jax.data.corpus.sources`). On a TPU pod every host runs the same command.
 A stopped run continues when the same command is given again. `--out` holds checkpoints (`latest/`, `best/`), `head/`
-(official layout; the best by tau), `log.jsonl` and `figure.png`. The last line of output is one JSON object.
+(official layout; the best by tau), `log.jsonl` and `tensorboard/`. The last line of output is one JSON object.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ import dataclasses
 
 from eagle_jax.runtime.compilation import use_compilation_cache
 from infer.common.programs import at_least_one, not_negative, run
-from train.loop.learners import NUM_HEADS, learner_of
+from train.loop.learners import NUM_HEADS, EagleLearner, MedusaLearner
 from train.loop.options import HeadArgs as Args
-from train.loop.options import check_run
+from train.loop.setup import check_run
 from train.loop.training import start
 
-RATES = {"eagle1": 3e-5, "hass": 3e-5, "medusa": 1e-3, "hydra": 5e-4, "hydra++": 5e-4}
-"""Peak learning rates of the methods' authors; the one of EAGLE-3 is 1e-4."""
 EAGLE3_ONLY = ("fc_norm", "norm_output", "taps")
 EAGLE_ONLY = (*EAGLE3_ONLY, "unroll", "token_loss", "eta", "token_weight", "feature_weight", "noise", "draft_vocab",
               "head_intermediate")  # fmt: skip
@@ -55,9 +53,7 @@ def check(args: Args) -> None:
 def main(args: Args) -> int:
     """Trains and measures a head, writes it, and returns the exit status."""
     check(args)
-    if args.rate is None:
-        args = dataclasses.replace(args, rate=RATES.get(args.method, 1e-4))
-    return start(args, learner_of(args))
+    return start(args, MedusaLearner(args) if args.method in NUM_HEADS else EagleLearner(args))
 
 
 if __name__ == "__main__":

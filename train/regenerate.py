@@ -18,8 +18,7 @@ import json
 import logging
 import time
 from collections.abc import Container, Iterator, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -40,81 +39,18 @@ from eagle_jax.parallel.mesh import make_mesh
 from eagle_jax.runtime.compilation import use_compilation_cache
 from infer.common.programs import at_least_one, check_seed, naming, not_negative, parse_tree, run
 from train.loop.dialogues import Row, Writer, report_of
-from train.loop.places import (
-    alone_in,
-    check_own,
-    head_path,
-    sources_of,
-    target_config,
-    target_path,
-    tokenizer_of,
-)
+from train.loop.options import RegenerateArgs as Args
+from train.loop.places import alone_in, head_path, sources_of, target_config, target_path, tokenizer_of
 from train.loop.progress import progress
 
 LONGEST_WAIT = 7 * 24 * 3600
 """Seconds that a process waits for the others to finish their shards."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Args:
-    """Options of the program.
-
-    Attributes:
-      target: path or hub id of the model, or "demo".
-      data: sources `path[#split]` of conversations.
-      out: directory of the shards.
-      tokenizer: path or hub id, if the target's directory has none.
-      chat_template: Jinja file for a tokenizer without a template (Vicuna), or the name of one of the tokenizer's own.
-      template_args: arguments of the chat template, NAME=VALUE each, such as enable_thinking=false.
-      head: path of a head that drafts, or "demo"; None decodes without drafts.
-      tree: depth,top_k,num_nodes of its drafts.
-      limit: source rows to answer, drawn by the seed (a smaller limit draws a subset of a larger one's); None is all.
-      batch: conversations at once, per process.
-      max_new_tokens: longest reply.
-      max_prompt: longest prompt; a conversation ends before a longer one.
-      keep_cut: keep replies that --max-new-tokens cut off.
-      temperatures: of the replies; rows take turns.
-      top_k: of sampling; 0 is off.
-      top_p: of sampling.
-      seed: of sampling and of --limit.
-      dtype: of weights and activations; bfloat16 is faster on accelerators.
-      tensor: devices that the target is split over; the other devices of a process split the batch.
-      shard_rows: source rows per shard.
-    """
-
-    target: str
-    data: tuple[str, ...]
-    out: Path
-    tokenizer: str | None = None
-    chat_template: str | None = None
-    template_args: tuple[str, ...] = ()
-    head: str | None = None
-    tree: str = "3,2,5"
-    limit: int | None = None
-    batch: int = 64
-    max_new_tokens: int = 1024
-    max_prompt: int = 1024
-    keep_cut: bool = True
-    temperatures: tuple[float, ...] = (0.0, 1.0)
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    tensor: int = 1
-    shard_rows: int = 1024
-
-
-Numbered = tuple[int, str, dict[str, Any]]
-"""A source row: its number among all rows of all sources, its source and its content."""
-
-SETTLED = ("target", "tokenizer", "template_args", "data", "limit", "max_new_tokens", "max_prompt", "keep_cut",
-           "temperatures", "top_k", "top_p", "seed", "dtype", "shard_rows")  # fmt: skip
-"""Options that change the output; the others may differ when a run resumes."""
+MAY_CHANGE = ("out", "head", "tree", "batch", "tensor", "chat_template")
+"""Options that may differ when a run resumes: the output is the same. The text of the template is compared."""
 
 
 def main(args: Args) -> None:
     """Writes all shards of this process and prints a report."""
-    check_own(args.out, ("settings.json",), "a directory of train.regenerate")
     at_least_one(args, "limit", "batch", "max_new_tokens", "max_prompt", "tensor", "shard_rows")
     not_negative(args, "top_k", "temperatures")
     check_seed(args)
@@ -122,8 +58,6 @@ def main(args: Args) -> None:
         raise ValueError("--temperatures must be at least one number, got none.")
     if not 0 < args.top_p <= 1:
         raise ValueError(f"--top-p must be above 0 and at most 1, got {args.top_p}.")
-    if not args.data:
-        raise ValueError("--data must name at least one source, got none.")
     processes.initialise()
     sources = sources_of(args.data)
     parse_tree(args.tree)
@@ -135,28 +69,30 @@ def main(args: Args) -> None:
             f"--max-prompt {args.max_prompt} plus --max-new-tokens {args.max_new_tokens} must be at most the target's "
             f"{config.max_position} tokens of context. Lower one of them."
         )
-    tokenizer = tokenizer_of(args.target, config, args)
-    chosen = choose(survey(sources, tokenizer), args.limit, args.seed)
-    writer = load(args, config, tokenizer, len(chosen))
-    settings = {name: getattr(args, name) for name in SETTLED}
-    contents = {
-        "contents of data": corpus_key(sources, tokenizer),
-        **tokenizer_settings(tokenizer),
-        "stop tokens": writer.stops,
-        "weights": processes.fingerprint(writer.target.params),
-    }
-    with alone_in(args.out, jax.process_index() == 0):
+    with alone_in(args.out, ("settings.json",), "a directory of train.regenerate"):
+        tokenizer = tokenizer_of(args, config)
+        rows = np.arange(count_rows(sources, tokenizer))
+        if args.limit is not None:
+            rows = np.sort(np.random.default_rng(args.seed).permutation(rows)[: args.limit])
+        writer = load(args, config, tokenizer, len(rows))
+        settings = {name: value for name, value in dataclasses.asdict(args).items() if name not in MAY_CHANGE}
+        contents = {
+            "contents of data": corpus_key(sources, tokenizer),
+            **tokenizer_settings(tokenizer),
+            "stop tokens": writer.stops,
+            "weights": processes.fingerprint(writer.target.params),
+        }
         remember(args.out, {**settings, **contents})
-        write(args, writer, sources, chosen)
+        write(writer, sources, rows)
 
 
-def write(args: Args, writer: Writer, sources: Sequence[Source], chosen: np.ndarray) -> None:
+def write(writer: Writer, sources: Sequence[Source], chosen: np.ndarray) -> None:
     """Writes the missing shards of this process, waits for the other processes, and prints a report.
 
     Raises:
       ValueError: no reply was written.
     """
-    process, count = jax.process_index(), jax.process_count()
+    args, process, count = writer.args, jax.process_index(), jax.process_count()
     shards = {number: Shard(args.out, number) for number in range(process, -(-len(chosen) // args.shard_rows), count)}
     left = {number: shard for number, shard in shards.items() if not shard.whole}
     size = sum(len(chosen[number * args.shard_rows :][: args.shard_rows]) for number in left)
@@ -165,17 +101,16 @@ def write(args: Args, writer: Writer, sources: Sequence[Source], chosen: np.ndar
     start, tokens = time.perf_counter(), 0
     with progress(size, sum(len(shard.done) for shard in left.values()), "rows") as bar, logging_redirect_tqdm():
         for number, rows in read_shards(sources, chosen, args.shard_rows, left) if left else ():
-            tokens += write_shard(writer, args.temperatures, left[number], rows, bar)
+            tokens += write_shard(writer, left[number], rows, bar)
     speed = tokens / (time.perf_counter() - start)
     report = add_reports(*(shard.report() for shard in shards.values()), {"shards": len(shards)})
     if count > 1:
         # Not a collective: those time out after seconds, and one process may finish hours before another.
         ocp.multihost.sync_global_processes("regenerate", timeout=LONGEST_WAIT, processes=set(range(count)))
-    report = add_reports(*processes.everyones(report))
-    speed = sum(processes.everyones(speed))
+    report = add_reports(*processes.gather_values(report))
+    speed = sum(processes.gather_values(speed))
     if not report["texts"]:
-        reasons = "; ".join(f"{rows} x {reason}" for reason, rows in report["skipped"].items())
-        raise ValueError(f"no reply was written: {reasons}")
+        raise ValueError(f"no reply was written: {_listed(report['skipped'])}")
     if process == 0:
         tau = (report["reply_tokens"] - report["replies"]) / max(report.pop("cycles"), 1)
         extra = {"tau": round(tau, 3)} if writer.head is not None else {}
@@ -183,7 +118,7 @@ def write(args: Args, writer: Writer, sources: Sequence[Source], chosen: np.ndar
         print(json.dumps({**report, **extra, "out": str(args.out)}))
 
 
-def survey(sources: Sequence[Source], tokenizer: Any) -> int:
+def count_rows(sources: Sequence[Source], tokenizer: Any) -> int:
     """Counts the rows and checks that every source has rows, and at least one row a reply to write.
 
     Raises:
@@ -198,22 +133,18 @@ def survey(sources: Sequence[Source], tokenizer: Any) -> int:
             total += 1
             if not usable:
                 try:
-                    Dialogue.begin(parse_row(row)).prompt(tokenizer)
-                    usable = True
+                    usable = bool(Dialogue.begin(parse_row(row)).prompt(tokenizer))
                 except SkippedRow as error:
                     reasons[str(error)] += 1
         if total == before:
             raise ValueError(f"--data must hold rows, got {source.path}, which is empty.")
     if not usable:
-        found = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common())
-        raise ValueError(f"no row has a reply to be written: {found}")
+        raise ValueError(f"no row has a reply to be written: {_listed(reasons)}")
     return total
 
 
-def choose(total: int, limit: int | None, seed: int) -> np.ndarray:
-    """Returns sorted row numbers: all, or `limit` of them drawn at random."""
-    rows = np.arange(total)
-    return rows if limit is None else np.sort(np.random.default_rng(seed).permutation(rows)[:limit])
+def _listed(reasons: dict[str, int]) -> str:
+    return "; ".join(f"{count} x {reason}" for reason, count in reasons.items())
 
 
 def load(args: Args, config: DecoderConfig, tokenizer: Any, rows: int) -> Writer:
@@ -223,23 +154,20 @@ def load(args: Args, config: DecoderConfig, tokenizer: Any, rows: int) -> Writer
         raise ConfigError(f"--tensor must divide the {len(devices)} devices of a process, got {args.tensor}.")
     data = len(devices) // args.tensor
     mesh = make_mesh(data, args.tensor, devices=devices) if len(devices) > 1 else None
-    tree = parse_tree(args.tree)
     with naming("--target", args.target):
         target = eagle_jax.load_target(target_path(args.target), args.dtype, mesh=mesh)
     head = None
     if args.head is not None:
         with naming("--head", args.head):
-            head = eagle_jax.load_drafter(head_path(args.head), target, tree)
-    stops = stop_ids(config, tokenizer)
+            head = eagle_jax.load_drafter(head_path(args.head), target, parse_tree(args.tree))
     lanes = -(-min(args.batch, args.shard_rows, rows) // data) * data
-    return Writer(target, head, tokenizer, stops, lanes, args.seed, args.max_new_tokens, args.max_prompt,
-                  args.keep_cut, args.top_k, args.top_p)  # fmt: skip
+    return Writer(args, target, head, tokenizer, stop_ids(config, tokenizer), lanes)
 
 
 def read_shards(
     sources: Sequence[Source], chosen: np.ndarray, size: int, wanted: Container[int]
-) -> Iterator[tuple[int, list[Numbered]]]:
-    """Yields number and rows of the wanted shards."""
+) -> Iterator[tuple[int, list[tuple[int, str, dict[str, Any]]]]]:
+    """Yields number and rows of the wanted shards; a row has its number among all rows, its source and its content."""
     numbered = ((index, *row) for index, row in enumerate((one.path, row) for one in sources for row in one.rows()))
     places = {row: place for place, row in enumerate(chosen.tolist())}
     kept = (row for row in numbered if row[0] in places)
@@ -248,13 +176,12 @@ def read_shards(
             yield number, list(rows)
 
 
-def write_shard(
-    writer: Writer, temperatures: Sequence[float], shard: Shard, given: Sequence[Numbered], bar: Any
-) -> int:
+def write_shard(writer: Writer, shard: Shard, given: Sequence[tuple[int, str, dict[str, Any]]], bar: Any) -> int:
     """Writes the missing rows of a shard; returns the number of generated tokens.
 
     A batch that was interrupted is repeated with the same rows, so that rounding is the same.
     """
+    temperatures = writer.args.temperatures
     rows: list[Row] = []
     skipped: dict[int, str] = {}
     for index, source, row in given:
@@ -263,8 +190,7 @@ def write_shard(
         except SkippedRow as error:
             skipped[index] = str(error)
     if set(skipped) - shard.done:
-        reasons = dict(collections.Counter(skipped.values()))
-        shard.append(list(skipped), [], report_of(len(skipped), skipped=reasons))
+        shard.append(list(skipped), [], report_of(len(skipped), skipped=dict(collections.Counter(skipped.values()))))
         bar.update(len(skipped))
     tokens = 0
     for batch in writer.batches(rows):

@@ -9,7 +9,6 @@ with the tokenizer) and `history.jsonl` (held-out loss).
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import itertools
@@ -26,11 +25,11 @@ import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
+from transformers import AutoTokenizer
 
 from eagle_jax.checkpoints import save_target_checkpoint
 from eagle_jax.checkpoints.files.staging import write_whole
 from eagle_jax.config import DecoderConfig
-from eagle_jax.data.chat.tokenizers import load_tokenizer
 from eagle_jax.data.corpus.documents import Corpus
 from eagle_jax.data.corpus.sources import Source, build_corpus
 from eagle_jax.runtime.compilation import use_compilation_cache
@@ -52,7 +51,6 @@ class Args:
       heads: attention heads.
       kv_heads: key-value heads.
       head_dim: size of an attention head.
-      max_position: longest context.
       length: tokens per row.
       micro_rows: rows per micro-batch.
       micro_batches: micro-batches per step.
@@ -61,9 +59,9 @@ class Args:
       decay: share of the run in which the rate falls.
       steps: updates.
       seed: of weights and order.
-      save_minutes: time between checkpoints.
+      save_every: steps per checkpoint and held-out loss.
       log_every: steps per log line.
-      held_rows: held-out rows per measurement, a multiple of 4.
+      held_rows: held-out rows per measurement.
     """
 
     data: Path = Path("runs/data")
@@ -74,7 +72,6 @@ class Args:
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 64
-    max_position: int = 2048
     length: int = 256
     micro_rows: int = 4
     micro_batches: int = 2
@@ -83,7 +80,7 @@ class Args:
     decay: float = 0.25
     steps: int = 1000
     seed: int = 0
-    save_minutes: float = 5.0
+    save_every: int = 100
     log_every: int = 10
     held_rows: int = 32
 
@@ -134,19 +131,15 @@ def take(rows: Iterator[np.ndarray], count: int) -> np.ndarray:
 
 def main(args: Args) -> None:
     """Trains until the schedule is complete; saves on the way."""
-    at_least_one(args, "steps", "length", "micro_rows", "micro_batches", "log_every", "held_rows")
-    if args.held_rows % 4:
-        raise ValueError(f"--held-rows must be a multiple of 4, got {args.held_rows}.")
+    at_least_one(args, "steps", "length", "micro_rows", "micro_batches", "save_every", "log_every", "held_rows")
     if not (args.data / "tokenizer" / "tokenizer.json").is_file():
         raise ValueError(f"--data {args.data} holds no tokenizer. Run python -m train.demo.data --out {args.data}.")
-    vocabulary = json.loads((args.data / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))
-    special = {entry["content"]: entry["id"] for entry in vocabulary["added_tokens"]}
+    tokenizer = AutoTokenizer.from_pretrained(args.data / "tokenizer")
     config = DecoderConfig(
-        vocab_size=len(vocabulary["model"]["vocab"]), hidden_size=args.hidden, intermediate_size=args.intermediate,
+        vocab_size=len(tokenizer), hidden_size=args.hidden, intermediate_size=args.intermediate,
         num_layers=args.layers, num_heads=args.heads, num_kv_heads=args.kv_heads, head_dim=args.head_dim,
-        max_position=args.max_position, eos_ids=(special["<|end|>"],), bos_id=special["<|bos|>"],
+        max_position=2048, eos_ids=(tokenizer.eos_token_id,), bos_id=tokenizer.bos_token_id,
     )  # fmt: skip
-    tokenizer = load_tokenizer(args.data / "tokenizer", config)
     shares = list(SHARES.values())
     rows = packed_rows(read(args.data, tokenizer), shares, args.length + 1, args.seed)
     held = packed_rows(read(args.data / "heldout", tokenizer), shares, args.length + 1, args.seed, args.held_rows)
@@ -154,37 +147,20 @@ def main(args: Args) -> None:
     params = fresh_target(config, jax.random.key(args.seed))
     state = pretrain.TrainState(params, jax.jit(tx.init)(params), jnp.int32(0))
     args.out.mkdir(parents=True, exist_ok=True)
-    consumed = 0
-    if (args.out / "state.msgpack").is_file():
-        saved = flax.serialization.msgpack_restore((args.out / "state.msgpack").read_bytes())
-        state = jax.tree.map(jnp.asarray, flax.serialization.from_state_dict(state, saved["state"]))
-        consumed = int(saved["rows"])
-        collections.deque(itertools.islice(rows, consumed), maxlen=0)  # the order follows from the seed
-
-    step = int(state.step)
     per_step = args.micro_batches * args.micro_rows
-    held_rows = jnp.asarray(take(held, args.held_rows)).reshape(-1, 4, args.length + 1)
+    if (args.out / "state.msgpack").is_file():
+        saved = flax.serialization.from_bytes(state, (args.out / "state.msgpack").read_bytes())
+        state = jax.tree.map(jnp.asarray, saved)
+        next(itertools.islice(rows, int(state.step) * per_step - 1, None))  # the order follows from the seed
+    begun = step = int(state.step)
+    held_rows = jnp.asarray(take(held, args.held_rows))
     loss_fn = jax.jit(functools.partial(pretrain.next_token_loss, config))
     options = host.compiler_options()
     update = jax.jit(functools.partial(pretrain.train_step, config, tx), donate_argnums=0, compiler_options=options)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     logging.info("%.2fM parameters, %d tokens per step, from step %d", size / 1e6, per_step * args.length, step)
-
-    def save() -> float:
-        everything = {"state": flax.serialization.to_state_dict(state), "rows": consumed}
-        write_whole(args.out / "state.msgpack", flax.serialization.msgpack_serialize(everything))
-        shutil.copytree(args.data / "tokenizer", args.out / "checkpoint", dirs_exist_ok=True)
-        save_target_checkpoint(config, state.params, args.out / "checkpoint", "bfloat16")
-        held_loss = float(np.mean([float(loss_fn(state.params, part)) for part in held_rows]))
-        record = {"step": step, "tokens": consumed * args.length, "loss": float(np.mean(losses)),
-                  "heldout": held_loss, "minutes": (time.time() - start) / 60}  # fmt: skip
-        with (args.out / "history.jsonl").open("a", encoding="utf-8") as history:
-            history.write(json.dumps(record) + "\n")
-        logging.info("saved %s", json.dumps(record))
-        return time.time()
-
     del params
-    start = last_save = mark = time.time()
+    start = time.time()
     losses: list[float] = []
     decay_steps = max(1, round(args.steps * args.decay))
     while step < args.steps:
@@ -197,16 +173,22 @@ def main(args: Args) -> None:
                 f"step {step}: the loss must be finite, got {losses[-1]}. Lower --rate; the "
                 "command continues from the last save."
             )
-        step, consumed = step + 1, consumed + per_step
+        step += 1
+        minutes = (time.time() - start) / 60
         if step % args.log_every == 0:
-            rate_now = args.log_every * per_step * args.length / (time.time() - mark)
-            mark = time.time()
-            logging.info("step %d loss %.4f tokens/s %.0f lr %.2e minute %.1f", step,
-                         float(np.mean(losses[-args.log_every :])), rate_now, rate, (mark - start) / 60)  # fmt: skip
-        if time.time() - last_save > args.save_minutes * 60:
-            last_save = save()
-    if losses:
-        save()
+            speed = (step - begun) * per_step * args.length / (60 * minutes)
+            recent = float(np.mean(losses[-args.log_every :]))
+            logging.info("step %d loss %.4f tokens/s %.0f rate %.2e minute %.1f", step, recent, speed, rate, minutes)
+        if step % args.save_every == 0 or step == args.steps:
+            write_whole(args.out / "state.msgpack", flax.serialization.to_bytes(state))
+            shutil.copytree(args.data / "tokenizer", args.out / "checkpoint", dirs_exist_ok=True)
+            save_target_checkpoint(config, state.params, args.out / "checkpoint", "bfloat16")
+            held_loss = float(np.mean([loss_fn(state.params, part[None]) for part in held_rows]))
+            record = {"step": step, "tokens": step * per_step * args.length, "loss": float(np.mean(losses)),
+                      "heldout": held_loss, "minutes": minutes}  # fmt: skip
+            with (args.out / "history.jsonl").open("a", encoding="utf-8") as history:
+                history.write(json.dumps(record) + "\n")
+            logging.info("saved %s", json.dumps(record))
 
 
 if __name__ == "__main__":

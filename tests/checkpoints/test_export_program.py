@@ -125,7 +125,6 @@ class TestProgram:
                 {"target": None},
                 "was trained for. The exported config takes its vocabulary, RoPE and context length.",
             ),
-            ({"head": "demo"}, "--target must be demo for --head demo"),
             ({"head": "./nowhere"}, "--head ./nowhere: no such directory: nowhere"),
             ({"target": "./nowhere"}, "--target ./nowhere: no such directory: nowhere"),
             ({"verifier": "a/b"}, "--verifier is an option of --to speculators"),

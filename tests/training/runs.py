@@ -5,46 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import numpy as np
 import safetensors.numpy
 
-import eagle_jax
 import train.head
-from eagle_jax.checkpoints import save_target_checkpoint
-from eagle_jax.config import DecoderConfig
-from eagle_jax.models.decoder import init_params
 
 VOCAB = 512
 OPTIONS = dict(
     unroll=3, taps=(0, 1, 2), draft_vocab=64, rate=3e-3, warmup=2, steps=6, rows=8, length=32, dtype="float32",
     log_every=1, save_every=2, eval_prompts=2, eval_tokens=8, eval_tree="2,2,3", tensorboard=False, remat=False,
 )  # fmt: skip
-
-
-def make_place(root: Path) -> Path:
-    """A saved random target with the bundled tokenizer, and rows for it."""
-    config = DecoderConfig(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=6,
-        max_position=128,
-    )  # fmt: skip
-    params = jax.tree.map(lambda x: x * 6 if x.ndim == 2 else x, init_params(config, jax.random.key(0)))
-    save_target_checkpoint(config, params, root / "target", "float32")
-    assets = Path(eagle_jax.__file__).parent / "assets" / "demo" / "target"
-    for path in assets.glob("tokenizer*"):
-        shutil.copy(path, root / "target")
-    rng = np.random.default_rng(0)
-    for name, count in (("train", 60), ("held", 4)):
-        texts = [rng.integers(5, VOCAB, rng.integers(8, 24)).tolist() for _ in range(count)]
-        rows = [json.dumps({"tokens": text, "supervised": [[5, len(text)]]}) for text in texts]
-        (root / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
-    return root
 
 
 def args_of(place: Path, out: Path, **changes) -> train.head.Args:
@@ -73,8 +48,7 @@ def spawn(place: Path, out: Path, devices: int, port: int = 0, index: int = 0, *
     path = place / f"{out.name}.yaml"
     path.write_text(json.dumps(values))  # JSON is YAML
     flags = re.sub(r"(device_count)=\d+", rf"\1={devices}", os.environ["XLA_FLAGS"])
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags,
-                   "JAX_COMPILATION_CACHE_DIR": str(place / "compiled")}  # fmt: skip
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     if port:
         environment |= {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": "2",
                         "JAX_PROCESS_ID": str(index)}  # fmt: skip

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from pathlib import Path
 
 import jax
-import pytest
 
 import eagle_jax
 import train.distill
+from eagle_jax.assets import bundled
 from eagle_jax.checkpoints import load_target_checkpoint, save_target_checkpoint
 from eagle_jax.config import DecoderConfig, RopeConfig, TreeConfig
 from eagle_jax.models.decoder import init_params
@@ -25,42 +24,28 @@ SMALL = dataclasses.replace(LARGE, hidden_size=16, intermediate_size=24, num_lay
                             head_dim=8)  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def pair(place):
-    """Both as they would lie on disk after a download, with one tokenizer."""
-    assets = Path(eagle_jax.__file__).parent / "assets" / "demo" / "target"
+def test_a_gpt2_is_distilled_into_a_smaller_one_that_drafts_losslessly(place):
     for seed, (name, config) in enumerate({"gpt2-medium": LARGE, "gpt2": SMALL}.items()):
         params = jax.tree.map(lambda x: x * 6 if x.ndim == 2 else x, init_params(config, jax.random.key(seed)))
         save_target_checkpoint(config, params, place / name, "float32")
-        for path in assets.glob("tokenizer*"):
+        for path in bundled("target").glob("tokenizer*"):
             shutil.copy(path, place / name)
-    return place
-
-
-@pytest.fixture(scope="module")
-def distilled(pair):
-    options = {name: value for name, value in OPTIONS.items() if name not in ("unroll", "taps", "draft_vocab",
-                                                                             "eval_tree")}  # fmt: skip
+    skipped = ("unroll", "taps", "draft_vocab", "eval_tree")
+    options = {name: value for name, value in OPTIONS.items() if name not in skipped}
     args = train.distill.Args(**{
-        **options, "target": str(pair / "gpt2-medium"), "init": str(pair / "gpt2"), "out": pair / "draft",
-        "data": (str(pair / "train.jsonl"),), "data_axis": 1, "rate": 1e-2,
+        **options, "target": str(place / "gpt2-medium"), "init": str(place / "gpt2"), "out": place / "draft",
+        "data": (str(place / "train.jsonl"),), "data_axis": 1, "rate": 1e-2,
     })  # fmt: skip
     assert train.distill.main(args) == 0
-    return pair / "draft"
-
-
-def test_the_small_one_is_a_gpt2_and_learns(distilled):
-    seen = losses(distilled)
+    seen = losses(place / "draft")
     assert seen[-1][0] < seen[0][0]
-    config, _ = load_target_checkpoint(distilled / "model")
+    config, _ = load_target_checkpoint(place / "draft" / "model")
     assert (config.block, config.num_layers, config.hidden_size) == ("gpt2", 1, 16)
-
-
-def test_it_drafts_and_the_text_is_the_large_ones(distilled, pair):
-    target = eagle_jax.load_target(pair / "gpt2-medium")
-    tree = TreeConfig(depth=3, top_k=2, num_nodes=6)
-    model = eagle_jax.load_draft_model(distilled / "model", target).with_tree(tree)
-    prompts = [[7, 8, 9], [100, 20]]
+    target = eagle_jax.load_target(place / "gpt2-medium")
+    model = eagle_jax.load_draft_model(place / "draft" / "model", target).with_tree(TreeConfig(3, 2, 6))
     for options in ({}, {"temperature": 0.8, "key": 3}):
-        fast, plain = (eagle_jax.generate(target, one, prompts, max_new_tokens=16, **options) for one in (model, None))
+        fast, plain = (
+            eagle_jax.generate(target, one, [[7, 8, 9], [100, 20]], max_new_tokens=16, **options)
+            for one in (model, None)
+        )
         assert fast.tokens == plain.tokens

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
-import signal
 
 import jax
 import numpy as np
@@ -54,17 +52,18 @@ def trained(out, kind, target) -> TreeDrafter:
 
 
 @pytest.fixture(scope="module")
-def whole(place):
-    """Runs that nobody disturbed."""
-    found = {}
+def hydra(place):
+    """A run of `--method hydra++`."""
+    assert main(arguments("hydra++", place, place / "hydra")) == 0
+    return place / "hydra"
 
-    def of(kind):
-        if kind not in found:
-            assert main(arguments(kind, place, place / f"whole-{kind}")) == 0
-            found[kind] = place / f"whole-{kind}"
-        return found[kind]
 
-    return of
+@pytest.fixture(scope="module")
+def features(place):
+    """Stored features of the target, with a tap that these learners do not read."""
+    options = dict(target=str(place / "target"), data=(str(place / "train.jsonl"),), out=place / "features", taps=(1,))
+    train.features.main(train.features.Args(**options, stored="float32", length=32, rows=4, dtype="float32"))
+    return place / "features"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -88,66 +87,27 @@ def test_a_run_leaves_what_drafts_losslessly_and_a_log(place, tmp_path, kind, ca
     assert len(measured[0]["n_alpha"]) == (6 if kind == "distill" else 3)
 
 
-@pytest.mark.slow  # resumption does not depend on the learner: test_head_program has it for EAGLE-3
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypatch, kind):
-    out = tmp_path / "run"
-    advance = train.loop.run.Run.advance
-
-    def stopped_in_the_third(this):
-        if this.step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return advance(this)
-
-    args = arguments(kind, place, out)
-    with monkeypatch.context() as patch:
-        patch.setattr(train.loop.run.Run, "advance", stopped_in_the_third)
-        assert main(args) == 128 + signal.SIGTERM
-    assert main(args) == 0
-    assert losses(out) == losses(whole(kind))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hydra++", "distill"])
-def test_meshes_micro_batches_and_recomputation_change_nothing(place, whole, tmp_path, kind):
-    for number, changes in enumerate(
-        (dict(data_axis=0, fsdp=2), dict(data_axis=0, tensor=2, micro_batches=2), dict(remat=True, chunk=4))
-    ):
-        if kind == "distill":  # whose 2 key-value heads of 6 do not fit 8 channels over everything
-            changes |= {"head_dim": 6}
-            reference = tmp_path / "reference"
-            if number == 0:
-                assert main(arguments(kind, place, reference, head_dim=6)) == 0
-        else:
-            reference = whole(kind)
-        out = tmp_path / str(number)
-        assert main(arguments(kind, place, out, **changes)) == 0
-        np.testing.assert_allclose(losses(out), losses(reference), rtol=1e-4, atol=1e-5)
+def test_meshes_micro_batches_and_recomputation_change_nothing(place, tmp_path, kind):
+    same = {} if kind == "hydra++" else {"head_dim": 6}  # 2 key-value heads spread over 4 devices
+    assert main(arguments(kind, place, tmp_path / "whole", **same)) == 0
+    changes = (dict(data_axis=0, fsdp=2), dict(data_axis=0, tensor=2, micro_batches=2), dict(remat=True, chunk=4))
+    for number, change in enumerate(changes):
+        assert main(arguments(kind, place, tmp_path / str(number), **same, **change)) == 0
+        np.testing.assert_allclose(losses(tmp_path / str(number)), losses(tmp_path / "whole"), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["hydra++", pytest.param("distill", marks=pytest.mark.slow)])
-def test_stored_features_of_any_taps_teach_the_same(place, whole, tmp_path, kind, monkeypatch):
-    options = dict(
-        target=str(place / "target"), data=(str(place / "train.jsonl"),), out=tmp_path / "features", taps=(1,),
-        stored="float32", length=32, rows=4, dtype="float32",
-    )  # fmt: skip
-    train.features.main(train.features.Args(**options))
-    expected = losses(whole(kind))  # which loads them, if no test before this one asked for it
+def test_stored_features_of_any_taps_teach_the_same(place, hydra, features, tmp_path, monkeypatch):
     monkeypatch.setattr(eagle_jax, "load_target", lambda *_, **__: pytest.fail("loaded the layers of the target"))
-    assert main(arguments(kind, place, tmp_path / "run", features=tmp_path / "features")) == 0
-    np.testing.assert_allclose(losses(tmp_path / "run"), expected, rtol=1e-4, atol=1e-5)
+    assert main(arguments("hydra++", place, tmp_path / "run", features=features)) == 0
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(hydra), rtol=1e-4, atol=1e-5)
 
 
-def test_a_draft_model_of_the_targets_own_layers_begins_as_they_are(place, tmp_path):
+def test_a_draft_model_of_the_targets_own_layers_begins_as_they_are(place, features, tmp_path):
     """Also with stored features, for which a run does not load the layers of other targets."""
-    train.features.main(
-        train.features.Args(
-            target=str(place / "target"), data=(str(place / "train.jsonl"),), out=tmp_path / "features", taps=(1,),
-            stored="float32", length=32, rows=4, dtype="float32",
-        )
-    )  # fmt: skip
     begun = dict(target_layers=(0, 1), hidden=None, intermediate=None, rate=1e-9, steps=1)
-    assert main(arguments("distill", place, tmp_path / "run", features=tmp_path / "features", **begun)) == 0
+    assert main(arguments("distill", place, tmp_path / "run", features=features, **begun)) == 0
     assert losses(tmp_path / "run")[0][0] == pytest.approx(0.0, abs=1e-4)  # all layers: it is the target
     target = eagle_jax.load_target(place / "target")
     model = eagle_jax.load_draft_model(tmp_path / "run" / "model", target)
@@ -183,11 +143,12 @@ def test_a_run_begins_with_the_given_weights(place, tmp_path):
     [
         ("medusa", dict(unroll=3), "--unroll is an option of --method eagle3, eagle1 or hass, got medusa"),
         ("hydra", dict(draft_vocab=9), "--draft-vocab is an option of --method eagle3, eagle1 or hass, got hydra"),
+        ("eagle3", dict(), "--heads is an option of --method medusa, hydra or hydra\\+\\+, got eagle3"),
         ("medusa", dict(heads=0), "--heads 0 must be at least 1"),
         ("medusa", dict(eval_tree="4,1,4"), "--eval-tree must have at most 3 levels, .* got 4,1,4"),
         ("medusa", dict(init="./tests"), "--init ./tests: no config.json in"),
-        ("hydra++", dict(init="HERE/whole-hydra++/head", head_layers=2), "num_layers is 1 there and 2 here"),
-        ("medusa", dict(init="HERE/whole-hydra++/head"), r"--init must be heads of --method medusa, got heads of hy"),
+        ("hydra++", dict(init="HERE/hydra/head", head_layers=2), "num_layers is 1 there and 2 here"),
+        ("medusa", dict(init="HERE/hydra/head"), r"--init must be heads of --method medusa, got heads of hy"),
         ("distill", dict(layers=0), "--layers 0 must be at least 1"),
         ("distill", dict(target_layers=(0, 2)), "--hidden is an option of a fresh model.* --target-layers"),
         ("distill", dict(target_layers=(0, 2), hidden=None, intermediate=None), "--target-layers must .*, got 2"),
@@ -198,9 +159,7 @@ def test_a_run_begins_with_the_given_weights(place, tmp_path):
         ("distill", dict(num_heads=3), "the sizes of the draft model do not fit together: num_attention_heads=3"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_is_refused(place, whole, tmp_path, kind, changes, message, monkeypatch):
-    if any("HERE/whole" in str(value) for value in changes.values()):
-        whole("hydra++")
+def test_bad_options_are_refused(place, hydra, tmp_path, kind, changes, message, monkeypatch):
     other = place / "other"
     if not other.exists():
         shutil.copytree(place / "target", other)
@@ -221,8 +180,3 @@ def test_what_cannot_be_meant_is_refused(place, whole, tmp_path, kind, changes, 
     with pytest.raises((ValueError, ConfigError, CheckpointError), match=message):
         main(dataclasses.replace(args, **given))
     assert not (tmp_path / "run").exists()
-
-
-def test_options_of_medusa_are_not_those_of_eagle(place, tmp_path):
-    with pytest.raises(ValueError, match=r"--heads is an option of --method medusa, hydra or hydra\+\+, got eagle3"):
-        train.head.main(arguments("eagle3", place, tmp_path / "run"))

@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import types
 
 import pytest
 
 from eagle_jax.assets import bundled
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.config import ConfigError
+from train.loop.options import TargetArgs
 from train.loop.places import (
     LOCK,
     alone_in,
-    check_own,
     head_path,
     note_run,
     sources_of,
@@ -25,11 +24,12 @@ from train.loop.places import (
     tokenizer_of,
 )
 
+OWN = (("mark",), "a run")
 HOLDING = """
 import sys, time
 from pathlib import Path
 from train.loop.places import alone_in
-with alone_in(Path(sys.argv[1])):
+with alone_in(Path(sys.argv[1]), ("mark",), "a run"):
     print("in", flush=True)
     time.sleep(600)
 """
@@ -40,39 +40,31 @@ def test_a_second_run_is_kept_out_until_the_first_ends_in_whatever_way(tmp_path)
     holder = subprocess.Popen([sys.executable, "-c", HOLDING, str(out)], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout.readline() == "in\n"
-        with pytest.raises(ConfigError, match=r"--out .*run: another run is writing there"), alone_in(out):
+        with pytest.raises(ConfigError, match=r"no other run writes, got .*run\. Wait"), alone_in(out, *OWN):
             pytest.fail("two runs in one directory")
-        with alone_in(out, leads=False):
-            pass
     finally:
         holder.kill()
         holder.wait()
-    with alone_in(out):  # what a killed run left does not count
-        (out / "file").touch()
-        with pytest.raises(ConfigError, match="another run"), alone_in(out):
+    with alone_in(out, *OWN):  # the lock of a killed run does not count
+        (out / "mark").touch()
+        with pytest.raises(ConfigError, match="no other run writes"), alone_in(out, *OWN):
             pytest.fail("two runs in one directory")
-    assert [path.name for path in out.iterdir()] == ["file"]
 
 
-def test_a_directory_in_which_nothing_was_written_goes(tmp_path):
+def test_a_directory_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    for out, message in (
+        (tmp_path, r"--out must be empty or a run, got .* with other files"),
+        (tmp_path / "notes.txt", r"--out must be a directory, got the file .*notes.txt"),
+    ):
+        with pytest.raises(ConfigError, match=message), alone_in(out, *OWN):
+            pytest.fail("not our directory")
     (tmp_path / "mine").mkdir()
-    for name in ("new", "mine"):
-        with pytest.raises(ValueError, match="refused"), alone_in(tmp_path / name):
+    for name in ("new", "mine"):  # a new directory is removed if nothing was written
+        with pytest.raises(ValueError, match="refused"), alone_in(tmp_path / name, *OWN):
             raise ValueError("refused")
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
-def test_whose_directory_it_is(tmp_path):
-    check_own(tmp_path / "new", ("mark",), "a run")
-    (tmp_path / LOCK).touch()
-    check_own(tmp_path, ("mark",), "a run")
-    (tmp_path / "other").touch()
-    with pytest.raises(ConfigError, match=r"--out must be empty or a run, got .* with other files"):
-        check_own(tmp_path, ("mark",), "a run")
-    with pytest.raises(ConfigError, match=r"--out must be a directory, got the file .*other"):
-        check_own(tmp_path / "other", ("mark",), "a run")
-    (tmp_path / "mark").touch()
-    check_own(tmp_path, ("mark",), "a run")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "notes.txt"]
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == [LOCK]
 
 
 def test_checkpoints_by_name(tmp_path):
@@ -95,21 +87,12 @@ def test_sources_and_tokenizers_name_their_option(tmp_path):
     with pytest.raises(ValueError, match=r"^--heldout \./no\.jsonl: no file \./no\.jsonl"):
         sources_of(["./no.jsonl"], "--heldout")
     config = target_config("demo")
-
-    def given(tokenizer=None, chat_template=None, template_args=()):
-        return types.SimpleNamespace(tokenizer=tokenizer, chat_template=chat_template, template_args=template_args)
-
     for options, message in (
         ({"tokenizer": str(tmp_path)}, f"^--tokenizer {re.escape(str(tmp_path))}: no tokenizer in"),
         ({"chat_template": str(tmp_path / "no.jinja")}, r"^--chat-template .*no\.jinja: no such chat template"),
+        ({"template_args": ("a=1",)}, r"^--template-args a=1: template arguments must be .* reads \(none\), got a"),
+        ({"template_args": ("a",)}, "^--template-args must be NAME=VALUE, got 'a'"),
+        ({"target": "/nope"}, r"^--target /nope: no such directory: /nope"),
     ):
-        with pytest.raises(CheckpointError, match=message):
-            tokenizer_of("demo", config, given(**options))
-    for argument, message in (
-        ("a=1", r"^--template-args a=1: template arguments must be .* reads \(none\), got a"),
-        ("a", "^--template-args must be NAME=VALUE, got 'a'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            tokenizer_of("demo", config, given(template_args=(argument,)))
-    with pytest.raises(CheckpointError, match=r"^--target /nope: no such directory: /nope"):
-        tokenizer_of("/nope", config)
+        with pytest.raises((ValueError, CheckpointError), match=message):
+            tokenizer_of(TargetArgs(**{"target": "demo", **options}), config)

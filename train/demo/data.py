@@ -26,7 +26,7 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -50,21 +50,19 @@ SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "idle
 COMPLETE = "Complete the code I provided.\n\n"
 
 
-@dataclasses.dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     """Training text: a chat turn if it has a reply, otherwise plain text."""
 
     source: str
     text: str
     reply: str | None = None
 
-    @property
-    def row(self) -> dict[str, Any]:
-        """The row of the file; a plain text includes its begin and end marks."""
+    def row(self) -> str:
+        """Returns the line of the file; a plain text includes its begin and end marks."""
         if self.reply is None:
-            return {"text": SPECIAL[0] + self.text + SPECIAL[1]}
+            return json.dumps({"text": SPECIAL[0] + self.text + SPECIAL[1]}) + "\n"
         turns = (("user", self.text), ("assistant", self.reply))
-        return {"messages": [{"role": role, "content": content} for role, content in turns]}
+        return json.dumps({"messages": [{"role": role, "content": content} for role, content in turns]}) + "\n"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +82,7 @@ class Args:
     max_characters: int = 1600
 
 
-def standard_library() -> Iterator[tuple[Path, str]]:
+def standard_library() -> Iterator[str]:
     """Yields the source files of the standard library, without tests and generated tables."""
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
@@ -92,7 +90,7 @@ def standard_library() -> Iterator[tuple[Path, str]]:
             continue
         text = path.read_text(encoding="utf-8", errors="ignore")
         if text.isascii():
-            yield path, text
+            yield text
 
 
 def code_pieces(text: str, size: int = 1500) -> Iterator[str]:
@@ -126,7 +124,7 @@ def completions(text: str, limit: int) -> Iterator[Document]:
 
 def documents(data: Path, limit: int) -> Iterator[Document]:
     """Yields the documents of the mix, without chat turns above `limit` characters or with much non-ASCII text."""
-    for _, text in standard_library():
+    for text in standard_library():
         for piece in code_pieces(text):
             yield Document("code", piece)
         yield from completions(text, limit)
@@ -166,13 +164,6 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def write_rows(part: list[Document], directory: Path) -> None:
-    """Writes `SOURCE.jsonl` for every source."""
-    for source in SOURCES:
-        rows = "".join(json.dumps(doc.row) + "\n" for doc in part if doc.source == source)
-        write_whole(directory / f"{source}.jsonl", rows)
-
-
 def main(args: Args) -> None:
     """Builds and writes everything."""
     at_least_one(args, "vocab_size", "max_characters")
@@ -182,16 +173,17 @@ def main(args: Args) -> None:
             f"--data must hold GSM8K's train split and GPTeacher's JSON files, got {args.data} without "
             f"{' and '.join(missing)}."
         )
-    mix = list(documents(args.data, args.max_characters))
-    held = [zlib.crc32((doc.text + (doc.reply or "")).encode()) % 50 == 0 for doc in mix]
-    parts = {"train": [doc for doc, out in zip(mix, held, strict=True) if not out],
-             "heldout": [doc for doc, out in zip(mix, held, strict=True) if out]}  # fmt: skip
+    kept: list[Document] = []
+    held: list[Document] = []
+    for doc in documents(args.data, args.max_characters):
+        (kept if zlib.crc32((doc.text + (doc.reply or "")).encode()) % 50 else held).append(doc)
     # Every third piece of the standard library is enough for the merges; it outweighs the chat data.
-    sample = [doc for i, doc in enumerate(parts["train"]) if doc.source != "code" or i % 3 == 0]
+    sample = [doc for i, doc in enumerate(kept) if doc.source != "code" or i % 3 == 0]
     tokenizer = train_tokenizer(sample, args.vocab_size)
     save_tokenizer(tokenizer, args.out / "tokenizer")
-    for directory, part in ((args.out, parts["train"]), (args.out / "heldout", parts["heldout"])):
-        write_rows(part, directory)
+    for directory, part in ((args.out, kept), (args.out / "heldout", held)):
+        for source in SOURCES:
+            write_whole(directory / f"{source}.jsonl", "".join(doc.row() for doc in part if doc.source == source))
         counts = collections.Counter(doc.source for doc in part)
         texts = [doc.text + (doc.reply or "") for doc in part]
         tokens = sum(len(encoding.ids) for encoding in tokenizer.encode_batch(texts))

@@ -16,6 +16,7 @@ from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import NotFiniteError
 from eagle_jax.runtime.generation import generate
 from eagle_jax.runtime.target import Target
+from train.loop.options import RegenerateArgs
 
 
 class Row(NamedTuple):
@@ -35,23 +36,14 @@ class Writer:
       target, head: the pair; without a head the replies are the same.
       tokenizer: of `transformers`, with a chat template. stops: tokens that end a reply.
       lanes: conversations at once; every batch has this size, so that all share one compilation.
-      seed: gives, with a row's number and the turn, the key of a reply.
-      max_new_tokens: longest reply. max_prompt: longest prompt; a conversation ends before a longer one.
-      keep_cut: keep a reply that `max_new_tokens` cut; otherwise the conversation ends before it.
-      top_k, top_p: of sampling.
     """
 
+    args: RegenerateArgs
     target: Target
     head: BoundDrafter | None
     tokenizer: Any
     stops: tuple[int, ...]
     lanes: int
-    seed: int
-    max_new_tokens: int
-    max_prompt: int
-    keep_cut: bool = True
-    top_k: int = 0
-    top_p: float = 1.0
 
     def batches(self, rows: Sequence[Row]) -> list[list[Row]]:
         """Groups rows of one temperature and similar numbers of turns; a finished conversation leaves its lane idle."""
@@ -71,6 +63,7 @@ class Writer:
         Raises:
           NotFiniteError: the head's drafts are NaN.
         """
+        args = self.args
         dialogues = [row.dialogue for row in batch]
         reports = [report_of(1) for _ in batch]
         numbers = jnp.asarray([row.number for row in batch] + [0] * (self.lanes - len(batch)), jnp.uint32)
@@ -79,41 +72,41 @@ class Writer:
             budgets = [1] * self.lanes
             for lane, dialogue in enumerate(dialogues):
                 if dialogue.open:
-                    dialogues[lane], prompt = self._ask(dialogue)
-                    if prompt is not None:
-                        prompts[lane], budgets[lane] = prompt, self.max_new_tokens
-            asked = [lane for lane, dialogue in enumerate(dialogues) if dialogue.open]
-            if not asked:
+                    dialogues[lane], prompt = self._next_prompt(dialogue)
+                    if prompt:
+                        prompts[lane], budgets[lane] = prompt, args.max_new_tokens
+            active = [lane for lane, dialogue in enumerate(dialogues) if dialogue.open]
+            if not active:
                 break
-            keys, faults = _keys(jax.random.key(self.seed, impl="threefry2x32"), numbers, turn), {}
+            keys, faults = _keys(jax.random.key(args.seed, impl="threefry2x32"), numbers, turn), {}
             try:
                 out = generate(
                     self.target, self.head, prompts, max_new_tokens=budgets, temperature=batch[0].temperature,
-                    top_k=self.top_k, top_p=self.top_p, eos_ids=self.stops, key=keys,
+                    top_k=args.top_k, top_p=args.top_p, eos_ids=self.stops, key=keys,
                 )  # fmt: skip
             except NotFiniteError as error:
                 if error.drafts:  # a broken head would slow down the whole run
                     raise
                 out, faults = error.output, error.positions
-            for lane in asked:
+            for lane in active:
                 reports[lane]["cycles"] += int(out.cycles[lane])
                 if lane in faults:
                     dialogues[lane] = dialogues[lane].end("the target's logits are not finite")
-                    continue
-                dialogues[lane] = self._record(dialogues[lane], prompts[lane], out.tokens[lane], reports[lane])
+                else:
+                    dialogues[lane] = self._record(dialogues[lane], prompts[lane], out.tokens[lane], reports[lane])
         for dialogue, report in zip(dialogues, reports, strict=True):
             report["texts"] = len(dialogue.texts)
             if dialogue.ended is not None:
                 report["shortened" if dialogue.texts else "skipped"] = {dialogue.ended: 1}
         return list(zip(dialogues, reports, strict=True))
 
-    def _ask(self, dialogue: Dialogue) -> tuple[Dialogue, list[int] | None]:
+    def _next_prompt(self, dialogue: Dialogue) -> tuple[Dialogue, list[int]]:
         try:
             prompt = dialogue.prompt(self.tokenizer)
         except SkippedRow as error:
-            return dialogue.end(str(error)), None
-        if len(prompt) > self.max_prompt:
-            return dialogue.end(f"prompt longer than --max-prompt {self.max_prompt}"), None
+            return dialogue.end(str(error)), []
+        if len(prompt) > self.args.max_prompt:
+            return dialogue.end(f"prompt longer than --max-prompt {self.args.max_prompt}"), []
         return dialogue, prompt
 
     def _record(self, dialogue: Dialogue, prompt: list[int], reply: list[int], report: Report) -> Dialogue:
@@ -121,8 +114,8 @@ class Writer:
         report["reply_tokens"] += len(reply)
         if reply[-1] not in self.stops:
             report["cut"] += 1
-            if not self.keep_cut:
-                return dialogue.end(f"reply cut by --max-new-tokens {self.max_new_tokens}")
+            if not self.args.keep_cut:
+                return dialogue.end(f"reply cut by --max-new-tokens {self.args.max_new_tokens}")
         return dialogue.answered(self.tokenizer, prompt, reply, self.stops)
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -38,38 +38,43 @@ from eagle_jax.parallel import processes
 from eagle_jax.runtime.drafters import TreeDrafter
 from eagle_jax.shapes import medusa_parents
 from eagle_jax.training import step as training
-from eagle_jax.training.distill import distilled_rows, draft_model_loss
+from eagle_jax.training.distill import draft_model_loss
 from eagle_jax.training.initialise import fresh_draft_model, fresh_head, fresh_medusa
-from eagle_jax.training.medusa import medusa_head_loss, medusa_rows
-from eagle_jax.training.objective import judged_rows
+from eagle_jax.training.losses import count_rows
+from eagle_jax.training.medusa import medusa_head_loss
 from infer.common.programs import naming, parse_tree
-from train.loop.options import DistillArgs, HeadArgs, RunArgs
-from train.loop.places import head_path, target_path
-from train.loop.setup import PARTS, differences, initial_head, objective_of
+from train.loop.options import DistillArgs, HeadArgs
+from train.loop.places import target_path
+from train.loop.setup import differences, init_path, initial_head, objective_of
 
 NUM_HEADS = {"medusa": 5, "hydra": 4, "hydra++": 4}
 """Default number of heads, as the authors trained them."""
+RATES = {"eagle3": 1e-4, "eagle1": 3e-5, "hass": 3e-5, "medusa": 1e-3, "hydra": 5e-4, "hydra++": 5e-4}
+"""Peak learning rates of the methods' authors."""
 
 
 class Learner(abc.ABC):
     """Base class of what a run trains.
 
     Attributes:
-      program: module of `train`. folder: directory of the result in the run's directory.
+      program: module of `train`. part: name of the parameters in the engine.
+      folder: directory of the result in the run's directory.
       taps: hidden states of the target that it reads beside the last.
       scaled: training divides these by their root mean square per channel; finished weights include the division.
       draft_vocab: size of a vocabulary that is counted in the data; None is the target's whole vocabulary.
       d2t: draft vocabulary of the initial weights. initial: initial weights; None draws fresh ones.
+      rate: default peak learning rate.
       copies_layers: fresh weights are layers of the target, so these are loaded even with stored features.
     """
 
-    program = folder = "head"
+    program = folder = part = "head"
     copies_layers: bool = False
     taps: tuple[int, ...] = ()
     scaled: bool = False
     draft_vocab: int | None = None
     d2t: np.ndarray | None = None
     initial: Params | None = None
+    rate: float = 5e-4
 
     @abc.abstractmethod
     def begin(self, target: eagle_jax.Target) -> None:
@@ -80,33 +85,24 @@ class Learner(abc.ABC):
         """Draws fresh parameters."""
 
     @abc.abstractmethod
-    def loss(self, frozen: training.Frozen, mesh: Mesh | None, *, remat: bool | None = None) -> training.LossFn:
+    def loss(self, frozen: training.Frozen, mesh: Mesh | None, remat: bool) -> training.LossFn:
         """Returns the loss function of a micro-batch."""
 
     @abc.abstractmethod
     def judged(self, texts: PackedTokens) -> Array:
         """Counts the rows of every term of the loss."""
 
-    @abc.abstractmethod
     def finished(self, trained: Params, frozen: training.Frozen) -> Params:
         """Returns the parameters that engine and files hold."""
+        return {self.part: trained}
 
     @abc.abstractmethod
     def bind(self, params: Params, target: eagle_jax.Target) -> TreeDrafter:
         """Returns a drafter with the tree that tau is measured with."""
 
     @abc.abstractmethod
-    def write(self, params: Params, target: eagle_jax.Target, directory: Path) -> None:
+    def write(self, params: Params, directory: Path) -> None:
         """Writes finished parameters from the host; called on every process."""
-
-    @abc.abstractmethod
-    def describe(self, target: DecoderConfig) -> str:
-        """Describes the learner for the log."""
-
-    @staticmethod
-    def logits_options(args: RunArgs, remat: bool | None) -> dict[str, Any]:
-        """Returns `chunk` and `remat` of a loss; a given `remat` overrides the option."""
-        return {"chunk": args.chunk or 256, "remat": args.remat is not False if remat is None else remat}
 
 
 class EagleLearner(Learner):
@@ -115,13 +111,12 @@ class EagleLearner(Learner):
     config: HeadConfig
 
     def __init__(self, args: HeadArgs) -> None:
-        self.args, self.objective = args, objective_of(args)
+        self.args, self.objective, self.rate = args, objective_of(args), RATES[args.method]
         self.tree = parse_tree(args.eval_tree or "6,10,59", "--eval-tree")
-        if args.init is not None:
-            head_path(args.init, "--init", PARTS[args.method])  # raises if there is none
+        init_path(args)  # raises if there is no such head
 
     def begin(self, target: eagle_jax.Target) -> None:
-        self.target = target.config
+        self.target = target
         self.config, given = initial_head(self.args, target)
         self.initial = None if given is None else given["head"]
         self.taps = self.config.taps
@@ -132,45 +127,44 @@ class EagleLearner(Learner):
     def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
         return fresh_head(self.config, key, target, d2t)
 
-    def loss(self, frozen: training.Frozen, mesh: Mesh | None, *, remat: bool | None = None) -> training.LossFn:
-        objective = self.objective if remat is None else dataclasses.replace(self.objective, remat=remat)
+    def loss(self, frozen: training.Frozen, mesh: Mesh | None, remat: bool) -> training.LossFn:
+        objective = dataclasses.replace(self.objective, remat=remat)
 
         def loss_fn(head: Params, texts: PackedTokens, signals: Any, key: Array, shares: Array | None) -> Any:
             return training.head_loss(
-                self.target, self.config, objective, head, frozen, texts, key, self.args.dtype, signals, mesh, shares
-            )
+                self.target.config, self.config, objective, head, frozen, texts, key, self.args.dtype, signals, mesh,
+                shares,
+            )  # fmt: skip
 
         return loss_fn
 
     def judged(self, texts: PackedTokens) -> Array:
-        return judged_rows(texts, self.objective.steps)
+        return count_rows(texts, self.objective.steps)
 
     def finished(self, trained: Params, frozen: training.Frozen) -> Params:
         scale, d2t = frozen.feature_scale, frozen.d2t
         head = trained if scale is None else training.fold_scale(trained, scale)
-        return {"head": head, **({} if d2t is None else {"d2t": d2t})}
+        return {"head": head} if d2t is None else {"head": head, "d2t": d2t}
 
     def bind(self, params: Params, target: eagle_jax.Target) -> TreeDrafter:
         return eagle_jax.DraftHead.from_params(self.config, params, target, self.tree)
 
-    def write(self, params: Params, target: eagle_jax.Target, directory: Path) -> None:
+    def write(self, params: Params, directory: Path) -> None:
         embedding = None
         if self.config.kind == "eagle1":
-            embedding = processes.to_host(target.params["embed_tokens"]["embedding"])
+            embedding = processes.to_host(self.target.params["embed_tokens"]["embedding"])
         if jax.process_index() == 0:
             save_head_checkpoint(self.config, params, directory, embedding=embedding)
-
-    def describe(self, target: DecoderConfig) -> str:
-        return f"{self.args.method}: draft vocabulary {self.config.draft_vocab_size} of {target.vocab_size}"
 
 
 class MedusaLearner(Learner):
     """Trains heads of Medusa-1, Hydra or Hydra++."""
 
+    part = "heads"
     config: MedusaConfig
 
     def __init__(self, args: HeadArgs) -> None:
-        self.args, self.heads = args, args.heads or NUM_HEADS[args.method]
+        self.args, self.heads, self.rate = args, args.heads or NUM_HEADS[args.method], RATES[args.method]
         if args.eval_tree is None:
             self.tree = TreeConfig.static(medusa_parents(self.heads))
         else:
@@ -179,36 +173,39 @@ class MedusaLearner(Learner):
             raise ConfigError(
                 f"--eval-tree must have at most {self.heads} levels, one for each of --heads, got {args.eval_tree}."
             )
-        self.init = None if args.init is None else head_path(args.init, "--init", PARTS[args.method])
+        self.init = init_path(args)
 
     def begin(self, target: eagle_jax.Target) -> None:
-        config = self.target = target.config
-        prefix = config.one_layer(tie_word_embeddings=False) if self.args.method == "hydra++" else None
-        kind: Literal["medusa", "hydra"] = "medusa" if self.args.method == "medusa" else "hydra"
+        args, config = self.args, target.config
+        self.target = config
+        prefix = config.one_layer(tie_word_embeddings=False) if args.method == "hydra++" else None
         self.config = MedusaConfig(
-            kind, config.hidden_size, config.vocab_size, self.heads, self.args.head_layers or 1, prefix
+            "medusa" if args.method == "medusa" else "hydra", config.hidden_size, config.vocab_size, self.heads,
+            args.head_layers or 1, prefix,
         )  # fmt: skip
-        if self.init is not None:
-            with naming("--init", str(self.args.init)):
-                given, params = load_medusa_checkpoint(self.init, config, "float32")
-            if given.kind != self.config.kind or (given.prefix is None) != (prefix is None):
-                raise ConfigError(
-                    f"--init must be heads of --method {self.args.method}, got heads of {_method_of(given)} "
-                    f"({self.args.init}). Give other heads or another method."
-                )
-            if given != self.config:
-                other = differences((name, getattr(given, name), getattr(self.config, name)) for name in vars(given))
-                raise ConfigError(f"--init {self.args.init} differs from the heads that this run trains: {other}")
-            self.initial = params["heads"]
+        if not self.init:
+            return
+        with naming("--init", str(args.init)):
+            given, params = load_medusa_checkpoint(self.init, config, "float32")
+        method = "hydra++" if given.prefix is not None else given.kind
+        if method != args.method:
+            raise ConfigError(
+                f"--init must be heads of --method {args.method}, got heads of {method} ({args.init}). Give other "
+                "heads or another method."
+            )
+        if given != self.config:
+            other = differences((name, getattr(given, name), getattr(self.config, name)) for name in vars(given))
+            raise ConfigError(f"--init {args.init} differs from the heads that this run trains: {other}")
+        self.initial = params["heads"]
 
     def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
         return fresh_medusa(self.config, key, target)
 
-    def loss(self, frozen: training.Frozen, mesh: Mesh | None, *, remat: bool | None = None) -> training.LossFn:
+    def loss(self, frozen: training.Frozen, mesh: Mesh | None, remat: bool) -> training.LossFn:
         args = self.args
-        teacher = args.method == "hydra++" if args.teacher is None else args.teacher
         options: dict[str, Any] = {
-            "decay": 0.8 if args.decay is None else args.decay, "teacher": teacher, **self.logits_options(args, remat)
+            "decay": 0.8 if args.decay is None else args.decay, "chunk": args.chunk or 256, "remat": remat,
+            "teacher": args.method == "hydra++" if args.teacher is None else args.teacher,
         }  # fmt: skip
 
         def loss_fn(heads: Params, texts: PackedTokens, signals: Any, key: Array, shares: Array | None) -> Any:
@@ -219,104 +216,86 @@ class MedusaLearner(Learner):
         return loss_fn
 
     def judged(self, texts: PackedTokens) -> Array:
-        return medusa_rows(texts, self.heads)
-
-    def finished(self, trained: Params, frozen: training.Frozen) -> Params:
-        return {"heads": trained}
+        return count_rows(texts, self.heads)
 
     def bind(self, params: Params, target: eagle_jax.Target) -> TreeDrafter:
         return eagle_jax.Medusa.from_params(self.config, params, target, self.tree)
 
-    def write(self, params: Params, target: eagle_jax.Target, directory: Path) -> None:
+    def write(self, params: Params, directory: Path) -> None:
         if jax.process_index() == 0:
             save_medusa_checkpoint(self.config, params, directory)
-
-    def describe(self, target: DecoderConfig) -> str:
-        return f"{self.args.method}: {self.heads} heads"
-
-
-def _method_of(config: MedusaConfig) -> str:
-    return "hydra++" if config.prefix is not None else config.kind
 
 
 class SmallModelLearner(Learner):
     """Trains a small model on the target's distribution."""
 
-    program, folder = "distill", "model"
+    program, folder, part = "distill", "model", "model"
     config: DecoderConfig
 
     def __init__(self, args: DistillArgs) -> None:
         self.args, self.copies_layers = args, bool(args.target_layers)
         self.tree = TreeConfig.chain(5) if args.eval_tree is None else parse_tree(args.eval_tree, "--eval-tree")
+        self.place = target_path(args.tokenizer or args.target)
 
     def begin(self, target: eagle_jax.Target) -> None:
         args, self.target = self.args, target.config
         if args.init is not None:
-            self.config, self.initial = self._given(args.init, target)
+            self._read(args.init)
             return
-        count = len(args.target_layers) or args.layers
-        if outside := [layer for layer in args.target_layers if not 0 <= layer < self.target.num_layers]:
-            named, last = " ".join(map(str, outside)), self.target.num_layers - 1
+        last = self.target.num_layers - 1
+        if outside := [layer for layer in args.target_layers if not 0 <= layer <= last]:
+            named = " ".join(map(str, outside))
             raise ConfigError(f"--target-layers must be layers of the target, 0 to {last}, got {named}.")
         sizes = {"hidden_size": args.hidden, "intermediate_size": args.intermediate, "num_heads": args.num_heads,
                  "num_kv_heads": args.num_kv_heads, "head_dim": args.head_dim}  # fmt: skip
         given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+        given["num_layers"] = len(args.target_layers) or args.layers
         try:
-            self.config = dataclasses.replace(self.target, num_layers=count, **given)
+            self.config = dataclasses.replace(self.target, **given)
         except ConfigError as error:
             raise ConfigError(f"the sizes of the draft model do not fit together: {error}") from error
 
-    def _given(self, name: str, target: eagle_jax.Target) -> tuple[DecoderConfig, Params]:
+    def _read(self, name: str) -> None:
+        """Reads the initial model."""
         path = target_path(name)
         with naming("--init", name):
             sizes = read_target_config(config_directory(path)).vocab_size, self.target.vocab_size
-            warning = check_same_tokens(path, target_path(self.args.tokenizer or self.args.target), sizes)
-            config, params = load_target_checkpoint(path, "float32")
+            warning = check_same_tokens(path, self.place, sizes)
+            self.config, self.initial = load_target_checkpoint(path, "float32")
             if warning is not None:
                 logging.warning("%s", warning)
-        if config.max_position < self.args.length:
+        if self.config.max_position < self.args.length:
             raise ConfigError(
-                f"--length must be at most the {config.max_position} positions of --init {name}, got "
+                f"--length must be at most the {self.config.max_position} positions of --init {name}, got "
                 f"{self.args.length}."
             )
-        return config, params
 
     def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
         return fresh_draft_model(self.config, key, target, self.args.target_layers)
 
-    def loss(self, frozen: training.Frozen, mesh: Mesh | None, *, remat: bool | None = None) -> training.LossFn:
+    def loss(self, frozen: training.Frozen, mesh: Mesh | None, remat: bool) -> training.LossFn:
         args = self.args
-        options: dict[str, Any] = {"divergence": args.divergence, **self.logits_options(args, remat)}
 
         def loss_fn(model: Params, texts: PackedTokens, signals: Any, key: Array, shares: Array | None) -> Any:
             return draft_model_loss(
-                self.target, self.config, model, frozen.target, texts, args.dtype, signals, mesh, shares, **options
-            )
+                self.target, self.config, model, frozen.target, texts, args.dtype, signals, mesh, shares,
+                divergence=args.divergence, chunk=args.chunk or 256, remat=remat,
+            )  # fmt: skip
 
         return loss_fn
 
     def judged(self, texts: PackedTokens) -> Array:
-        return distilled_rows(texts)
-
-    def finished(self, trained: Params, frozen: training.Frozen) -> Params:
-        return {"model": trained}
+        return count_rows(texts, 1, first=1)
 
     def bind(self, params: Params, target: eagle_jax.Target) -> TreeDrafter:
         model = eagle_jax.Target.from_params(self.config, params["model"], "draft model", target.mesh)
         return eagle_jax.SmallModel.bind(target, model, self.tree)
 
-    def write(self, params: Params, target: eagle_jax.Target, directory: Path) -> None:
-        if jax.process_index() == 0:
-            directory.mkdir(parents=True, exist_ok=True)
-            place = tokenizer_directory(target_path(self.args.tokenizer or self.args.target))
-            for file in (file for pattern in TOKENIZER for file in place.glob(pattern)):
+    def write(self, params: Params, directory: Path) -> None:
+        if jax.process_index() > 0:
+            return
+        directory.mkdir(parents=True, exist_ok=True)
+        for pattern in TOKENIZER:
+            for file in tokenizer_directory(self.place).glob(pattern):
                 shutil.copy(file, directory)  # before the weights: they make the directory a model
-            save_target_checkpoint(self.config, params["model"], directory, "bfloat16")
-
-    def describe(self, target: DecoderConfig) -> str:
-        return f"distilled by {self.args.divergence}: {self.config.num_layers} layers, hidden {self.config.hidden_size}"
-
-
-def learner_of(args: HeadArgs) -> EagleLearner | MedusaLearner:
-    """Returns the learner of a method of `train.head`."""
-    return MedusaLearner(args) if args.method in NUM_HEADS else EagleLearner(args)
+        save_target_checkpoint(self.config, params["model"], directory, "bfloat16")

@@ -1,4 +1,4 @@
-"""Logs a training run: progress, `log.jsonl`, TensorBoard, Weights & Biases and a figure at the end."""
+"""Logs a training run: progress, `log.jsonl` and TensorBoard."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import json
 import logging
 import sys
 import time
-import uuid
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +17,10 @@ from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from eagle_jax.checkpoints.files.staging import write_whole
-from eagle_jax.training.flops import SIZE, known_peak, peak_flops
-from train.loop.figure import draw
+from eagle_jax.training.flops import peak_flops
 
 if TYPE_CHECKING:
-    from train.loop.run import Evaluation, Run
+    from train.loop.run import Run
 
 COVERED = 0.9
 """Share of the supervised tokens below which a draft vocabulary causes a warning."""
@@ -30,6 +28,9 @@ COVERED = 0.9
 
 class RunLog:
     """Logs a run while it trains. Only the first process writes.
+
+    Attributes:
+      record: what the last checked update recorded, which an earlier call may have made.
 
     Raises:
       ValueError: `log.jsonl` exists and is not the log of a run.
@@ -40,123 +41,98 @@ class RunLog:
         self.leads = jax.process_index() == 0
         self.path = this.args.out / "log.jsonl"
         self.flops, self.peak = this.flops(), peak_flops(this.args.dtype)
-        self.tokens = this.args.rows * this.args.length
-        self.mark: float | None = None  # set by the first update, whose time is compilation
-        self.marked, self.paused = this.step, 0.0
-        self.seconds, self.updates = 0.0, 0  # training time and updates behind the first
-        self._sinks: list[Callable[[int, dict[str, float]], None]] = []
-        self._closing = contextlib.ExitStack()
+        self.paused = 0.0
+        # Training time and step at the first update of this call, whose own time is compilation, and at the last line.
+        self.first: tuple[float, int] | None = None
+        self.last: tuple[float, int] | None = None
+        self.record: dict[str, Any] = {}
+        self.board: Any = None
+        self._open = contextlib.ExitStack()
         if self.leads:
-            truncate(self.path, this.step)
-            self._open_writers(this)
-            self.bar = tqdm(total=this.args.steps, initial=this.step, unit=" updates", disable=not sys.stderr.isatty())
-            self._closing.callback(self.bar.close)
-            self._closing.enter_context(logging_redirect_tqdm())
+            kept = [line for line in read(self.path) if line["step"] <= this.step]  # a killed run logged more
+            write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+            if updates := [line for line in kept if "loss" in line]:
+                self.record = {name: updates[-1][name] for name in ("loss", "accuracy", "losses", "gradient")}
+            if self.args.tensorboard:
+                from tensorboardX import SummaryWriter
+
+                board = SummaryWriter(str(self.args.out / "tensorboard"), purge_step=this.step + 1)
+                self.board = self._open.enter_context(board)
+            bar = tqdm(total=this.args.steps, initial=this.step, unit=" updates", disable=not sys.stderr.isatty())
+            self.bar = self._open.enter_context(bar)
+            self._open.enter_context(logging_redirect_tqdm())
             log_beginning(this, self.peak)
-
-    def _open_writers(self, this: Run) -> None:
-        args = this.args
-        if args.wandb is not None:
-            import wandb
-
-            name = args.out / "wandb.id"  # a resumed run continues the same run there
-            if not name.is_file():
-                write_whole(name, uuid.uuid4().hex)
-            run = wandb.init(
-                project=args.wandb, name=args.out.name, config=this.settings, id=name.read_text("utf-8"), resume="allow"
-            )
-            self._sinks.append(lambda step, scalars: run.log(scalars, step=step))
-            self._closing.callback(run.finish)
-        if args.tensorboard:
-            from tensorboardX import SummaryWriter
-
-            board = SummaryWriter(str(args.out / "tensorboard"), purge_step=this.step + 1)
-            self._closing.callback(board.close)
-
-            def write(step: int, scalars: dict[str, float]) -> None:
-                for name, value in scalars.items():
-                    board.add_scalar(name, value, step)
-                board.flush()  # a killed run would lose minutes
-
-            self._sinks.append(write)
 
     def updated(self, step: int, record: dict[str, Any]) -> None:
         """Counts a checked update; logs every `--log-every` of them."""
+        self.record = record
         if not self.leads:
             return
         self.bar.update(step - self.bar.n)
-        now = time.perf_counter()
-        if self.mark is None:
-            self.mark, self.marked, self.paused = now, step, 0.0
+        now = (time.perf_counter() - self.paused, step)
+        self.first, self.last = self.first or now, self.last or now
         if step % self.args.log_every and step != self.args.steps:
             return
-        speed: dict[str, float] = {}
         shown = {"loss": f"{record['loss']:.3f}", "accuracy": " ".join(f"{value:.2f}" for value in record["accuracy"])}
-        if step > self.marked:
-            spent, updates = now - self.mark - self.paused, step - self.marked
-            self.seconds, self.updates = self.seconds + spent, self.updates + updates
-            self.mark, self.marked, self.paused = now, step, 0.0
-            speed = self._speed(spent / updates)
-            left = (self.args.steps - step) * spent / updates / 60
+        speed = self._speed(self.last, now)
+        if speed:
+            left = (self.args.steps - step) * (now[0] - self.last[0]) / (step - self.last[1]) / 60
             shown |= {"tok/s": f"{speed['tokens_s']:.0f}", "minutes left": f"{left:.1f}"}
-            if "mfu" in speed:
-                shown["mfu"] = f"{100 * speed['mfu']:.1f}%"
+            shown |= {"mfu": f"{100 * speed['mfu']:.1f}%"} if "mfu" in speed else {}
+        self.last = now
         self._write({"step": step, **record, **speed})
         self.bar.set_postfix(shown)
         if self.bar.disable:
             values = ", ".join(f"{name} {value}" for name, value in shown.items())
             logging.info("step %d of %d: %s", step, self.args.steps, values)
 
-    def pause(self, seconds: float) -> None:
-        """Excludes seconds since the last update from the training time."""
-        self.paused += seconds
-
-    def evaluated(self, step: int, found: Evaluation, seconds: float) -> None:
-        """Logs a measurement; excludes its time from the training time."""
-        self.pause(seconds)
+    def evaluated(self, step: int, tau: float, n_alpha: list[float | None]) -> None:
+        """Logs a measurement."""
         if self.leads:
-            self._write({"step": step, "tau": found.tau, "n_alpha": found.n_alpha})
-            alpha = " ".join("-" if value is None else f"{value:.2f}" for value in found.n_alpha)
-            logging.info("step %d: tau %.3f, n-alpha %s", step, found.tau, alpha)
+            self._write({"step": step, "tau": tau, "n_alpha": n_alpha})
+            alpha = " ".join("-" if value is None else f"{value:.2f}" for value in n_alpha)
+            logging.info("step %d: tau %.3f, n-alpha %s", step, tau, alpha)
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Excludes the time of a save or a measurement from the training time."""
+        start = time.perf_counter()
+        yield
+        self.paused += time.perf_counter() - start
 
     def has_tau(self, step: int) -> bool:
         """Returns whether the log has the tau of a step; False on every process but the first."""
         return self.leads and any(line["step"] == step for line in read(self.path) if "tau" in line)
 
-    def last(self) -> dict[str, Any]:
-        """Returns what the last logged update recorded."""
-        lines = [line for line in read(self.path) if "loss" in line] if self.leads else []
-        return {name: lines[-1][name] for name in ("loss", "accuracy", "losses", "gradient")} if lines else {}
-
     @property
     def speed(self) -> dict[str, float]:
-        """Tokens per second and share of the devices' peak, over all updates of this call but the first."""
-        return self._speed(self.seconds / self.updates) if self.updates else {}
+        """Tokens per second and share of the devices' peak, over all logged updates of this call but the first."""
+        return self._speed(self.first, self.last)
 
-    def _speed(self, seconds: float) -> dict[str, float]:
-        speed, mfu = {"tokens_s": round(self.tokens / seconds, 1)}, round(self.flops / seconds / self.peak, 4)
+    def _speed(self, begin: tuple[float, int] | None, end: tuple[float, int] | None) -> dict[str, float]:
+        if begin is None or end is None or begin[1] == end[1]:
+            return {}
+        seconds = (end[0] - begin[0]) / (end[1] - begin[1])
+        found = {"tokens_s": round(self.args.rows * self.args.length / seconds, 1)}
+        mfu = round(self.flops / seconds / self.peak, 4)
         # Above 1 the peak is wrong: the machine was busy when it was measured.
-        return speed if mfu > 1 else {**speed, "mfu": mfu}
-
-    def figure(self) -> None:
-        """Draws the run so far."""
-        if self.leads:
-            draw(read(self.path), self.args.out / "figure.png", self.args.out.name)
+        return found if mfu > 1 else {**found, "mfu": mfu}
 
     def close(self) -> None:
-        """Closes the bar and the writers."""
-        self._closing.close()
+        """Closes the bar and the writer of TensorBoard."""
+        self._open.close()
 
     def _write(self, record: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(record) + "\n")
-        scalars: dict[str, float] = {}
+        if self.board is None:
+            return
         for name, value in record.items():
             values = {f"{name}/{i}": each for i, each in enumerate(value)} if isinstance(value, list) else {name: value}
-            scalars |= {key: each for key, each in values.items() if each is not None}
-        step = int(scalars.pop("step"))
-        for sink in self._sinks:
-            sink(step, scalars)
+            for key, number in values.items():
+                if number is not None and name != "step":
+                    self.board.add_scalar(key, number, record["step"])
+        self.board.flush()  # a killed run would lose minutes
 
 
 def log_beginning(this: Run, peak: float) -> None:
@@ -173,21 +149,14 @@ def log_beginning(this: Run, peak: float) -> None:
         logging.info("%d of %d documents are longer than --length %d and end there", cut, len(corpus), args.length)
     if late := int(np.sum(~corpus.teaches_within(args.length))):
         logging.info("%d of them hold no supervised token before that and are left out", late)
-    if known_peak() is None:
-        logging.info(
-            "this device's peak is not known: mfu is the share of what a product of %d x %d reaches, %.0f GFLOP/s",
-            SIZE, SIZE, peak / 1e9,
-        )  # fmt: skip
     if this.coverage < COVERED:
-        logging.warning(
-            "the draft vocabulary holds only %.1f%% of the supervised tokens. Raise --draft-vocab.",
-            100 * this.coverage,
-        )
+        logging.warning("the draft vocabulary holds only %.1f%% of the supervised tokens. Raise --draft-vocab.",
+                        100 * this.coverage)  # fmt: skip
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(this.state.head))
     logging.info(
-        "%s; %.1fM parameters; draft vocabulary covers %.1f%% of the supervised tokens; %d documents, %d tokens per "
-        "update; from step %d of %d",
-        this.learner.describe(this.target.config), this.parameters() / 1e6, 100 * this.coverage, len(corpus),
-        args.rows * args.length, this.step, args.steps,
+        "%.1fM parameters; draft vocabulary covers %.1f%% of the supervised tokens; %d documents, %d tokens per "
+        "update; from step %d of %d; the peak for mfu is %.0f GFLOP/s",
+        parameters / 1e6, 100 * this.coverage, len(corpus), args.rows * args.length, this.step, args.steps, peak / 1e9,
     )  # fmt: skip
 
 
@@ -206,9 +175,3 @@ def read(path: Path) -> list[dict[str, Any]]:
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is not the log of a training run ({error}). Move it away.") from error
     return lines
-
-
-def truncate(path: Path, step: int) -> None:
-    """Removes the lines that a killed run logged after its last checkpoint."""
-    kept = [line for line in read(path) if line["step"] <= step]
-    write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))

@@ -1,28 +1,38 @@
-"""Defines the options of training runs and checks them."""
+"""Defines the options of training runs."""
 
 from __future__ import annotations
 
 import dataclasses
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from eagle_jax.training.distill import Divergence
-from infer.common.programs import at_least_one, check_seed, not_negative
-from train.loop.places import sources_of
 
 
-@dataclasses.dataclass(frozen=True)
-class RunArgs:
-    """Options of every training run; None takes the method's default.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TargetArgs:
+    """Options of programs that render conversations for a target.
 
     Attributes:
-      target: path or hub id of the frozen model; demo is the bundled one.
-      data: sources `path[#split][@weight]` of conversations.
-      out: the run's directory.
+      target: path or hub id of the model; demo is the bundled one.
       tokenizer: path or hub id, if the target's directory has none.
       chat_template: Jinja file for a tokenizer without a template (Vicuna), or the name of one of the tokenizer's own.
       template_args: arguments of the chat template, NAME=VALUE each, such as enable_thinking=false.
+    """
+
+    target: str
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    template_args: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunArgs(TargetArgs):
+    """Options of every training run; None takes the method's default.
+
+    Attributes:
+      data: sources `path[#split][@weight]` of conversations.
+      out: the run's directory.
       heldout: sources of the prompts that tau is measured on; never trained on.
       features: directory of `train.features`, to read instead of running the target.
       init: trained weights to start from (path, hub id; demo is a bundled head).
@@ -43,21 +53,15 @@ class RunArgs:
       seed: of weights, order and noise.
       log_every: updates per line of the log.
       save_every: updates per checkpoint.
-      keep: latest checkpoints to keep.
       eval_every: updates per measurement of tau; 0 measures at the end only.
       eval_prompts: held-out prompts per measurement.
       eval_tokens: tokens per reply of a measurement.
       eval_tree: depth,top_k,num_nodes of its drafts; EAGLE heads 6,10,59, small models chains of 5, else Medusa's tree.
       tensorboard: write `tensorboard/`.
-      wandb: project of Weights & Biases to report to.
     """
 
-    target: str
     data: tuple[str, ...]
     out: Path
-    tokenizer: str | None = None
-    chat_template: str | None = None
-    template_args: tuple[str, ...] = ()
     heldout: tuple[str, ...] = ()
     features: Path | None = None
     init: str | None = None
@@ -78,16 +82,14 @@ class RunArgs:
     seed: int = 0
     log_every: int = 10
     save_every: int = 200
-    keep: int = 2
     eval_every: int = 0
     eval_prompts: int = 16
     eval_tokens: int = 128
     eval_tree: str | None = None
     tensorboard: bool = True
-    wandb: str | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadArgs(RunArgs):
     """Options of `train.head`; None takes the method's default.
 
@@ -131,7 +133,7 @@ class HeadArgs(RunArgs):
     teacher: bool | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillArgs(RunArgs):
     """Options of `train.distill`; None takes the target's size.
 
@@ -156,29 +158,42 @@ class DistillArgs(RunArgs):
     head_dim: int | None = None
 
 
-def check_run(args: RunArgs) -> None:
-    """Validates the options of every run.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RegenerateArgs(TargetArgs):
+    """Options of `train.regenerate`.
 
-    Raises:
-      ValueError: naming the option.
+    Attributes:
+      data: sources `path[#split]` of conversations.
+      out: directory of the shards.
+      head: path of a head that drafts, or "demo"; None decodes without drafts.
+      tree: depth,top_k,num_nodes of its drafts.
+      limit: source rows to answer, drawn by the seed (a smaller limit draws a subset of a larger one's); None is all.
+      batch: conversations at once, per process.
+      max_new_tokens: longest reply.
+      max_prompt: longest prompt; a conversation ends before a longer one.
+      keep_cut: keep replies that --max-new-tokens cut off; otherwise the conversation ends before such a reply.
+      temperatures: of the replies; rows take turns.
+      top_k: of sampling; 0 is off.
+      top_p: of sampling.
+      seed: of sampling and of --limit.
+      dtype: of weights and activations; bfloat16 is faster on accelerators.
+      tensor: devices that the target is split over; the other devices of a process split the batch.
+      shard_rows: source rows per shard.
     """
-    at_least_one(args, "steps", "rows", "micro_batches", "length", "log_every", "save_every", "keep", "fsdp", "tensor",
-                 "eval_prompts", "eval_tokens", "chunk", "warmup")  # fmt: skip
-    not_negative(args, "eval_every", "data_axis")
-    check_seed(args)
-    if not args.data:
-        raise ValueError("--data must name at least one source, got none. Give files or hub datasets.")
-    for name in ("rate", "clip", "max_gradient"):
-        value = getattr(args, name)
-        if value is not None and not value > 0:
-            raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}.")
-    if args.wandb is not None and find_spec("wandb") is None:
-        raise ValueError("--wandb needs the package wandb. Install it: pip install wandb")
-    if args.eval_every and not args.heldout:
-        raise ValueError("--eval-every needs --heldout, the prompts that tau is measured on. Give both or neither.")
-    if args.heldout and args.eval_tokens >= args.length:
-        raise ValueError(f"--eval-tokens must be below --length {args.length}, got {args.eval_tokens}.")
-    sources = [sources_of(args.data), sources_of(args.heldout, "--heldout")]
-    given = [{str(at) for one in part for at in (one.name, *map(Path.resolve, one.files))} for part in sources]
-    if both := sorted(set.intersection(*given)):
-        raise ValueError(f"{both[0]} is in --data and in --heldout. Leave it out of one of them.")
+
+    data: tuple[str, ...]
+    out: Path
+    head: str | None = None
+    tree: str = "3,2,5"
+    limit: int | None = None
+    batch: int = 64
+    max_new_tokens: int = 1024
+    max_prompt: int = 1024
+    keep_cut: bool = True
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    tensor: int = 1
+    shard_rows: int = 1024

@@ -6,10 +6,11 @@ import contextlib
 import fcntl
 import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from eagle_jax.assets import DEMO, bundled
 from eagle_jax.checkpoints import config_directory, read_target_config
@@ -18,6 +19,7 @@ from eagle_jax.config import ConfigError, DecoderConfig
 from eagle_jax.data.chat.tokenizers import load_tokenizer
 from eagle_jax.data.corpus.sources import Source
 from infer.common.programs import naming, use_template
+from train.loop.options import TargetArgs
 
 LOCK, RUN = ".lock", "run.json"
 
@@ -74,6 +76,8 @@ def sources_of(texts: Sequence[str], option: str = "--data") -> list[Source]:
     Raises:
       ValueError: naming the option and the source.
     """
+    if not texts and option == "--data":
+        raise ValueError("--data must name at least one source, got none. Give files or hub datasets.")
     sources = []
     for text in texts:
         with naming(option, text):
@@ -82,68 +86,54 @@ def sources_of(texts: Sequence[str], option: str = "--data") -> list[Source]:
     return sources
 
 
-def tokenizer_of(target: str, config: DecoderConfig, args: Any = None) -> Any:
+def tokenizer_of(args: TargetArgs, config: DecoderConfig) -> Any:
     """Loads the tokenizer of `--tokenizer` or of `--target`, with `--chat-template` and `--template-args`.
-
-    Args:
-      args: arguments with `tokenizer`, `chat_template` and `template_args`; None has none of them.
 
     Raises:
       CheckpointError: as `load_tokenizer`, naming the option. ValueError: the template does not read an argument.
     """
-    given = None if args is None else args.tokenizer
-    option, named = ("--target", target) if given is None else ("--tokenizer", given)
+    option, named = ("--target", args.target) if args.tokenizer is None else ("--tokenizer", args.tokenizer)
     with naming(option, named):
         found = load_tokenizer(named, config)
-    if args is not None:
-        use_template(found, args)
+    use_template(found, args)
     return found
 
 
-def check_own(out: Path, marks: Sequence[str], what: str) -> None:
-    """Checks that a directory is empty or holds one of the names in `marks`.
+@contextlib.contextmanager
+def alone_in(out: Path, marks: Sequence[str], what: str) -> Iterator[None]:
+    """Creates a directory and locks it until this run ends or is killed; removes it if nothing was written.
+
+    Of several processes only the first takes the lock.
+
+    Args:
+      marks: names of which a directory that is not empty must hold one. what: what such a directory is.
 
     Raises:
-      ConfigError: naming the directory.
+      ConfigError: it is a file or holds other files, or another run holds the lock.
     """
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out must be a directory, got the file {out}.")
-    if not out.is_dir() or any((out / mark).exists() for mark in marks):
-        return
-    if any(path.name != LOCK for path in out.iterdir()):
-        raise ConfigError(f"--out must be empty or {what}, got {out} with other files. Give another directory.")
-
-
-@contextlib.contextmanager
-def alone_in(out: Path, leads: bool = True) -> Iterator[None]:
-    """Creates a directory and locks it until this run ends or is killed; removes it if nothing was written.
-
-    Of the processes of a run only the one that `leads` takes the lock.
-
-    Raises:
-      ConfigError: another run holds the lock.
-    """
     made = not out.exists()
+    found = set() if made else {path.name for path in out.iterdir()} - {LOCK}
+    if found and found.isdisjoint(marks):
+        raise ConfigError(f"--out must be empty or {what}, got {out} with other files. Give another directory.")
     out.mkdir(parents=True, exist_ok=True)
-    if not leads:
+    if jax.process_index() > 0:
         yield
         return
-    with contextlib.ExitStack() as stack:
-        while True:
-            lock = stack.enter_context((out / LOCK).open("a"))
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(
-                    f"--out {out}: another run is writing there. Wait for it, stop it, or give another directory."
-                ) from None
-            except OSError as error:  # some network file systems
-                logging.info("%s cannot be locked (%s). Let no two runs write there.", out, error.strerror)
-            if os.fstat(lock.fileno()).st_nlink:  # otherwise the previous run has just removed the file
-                break
+    with (out / LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"--out must be a directory that no other run writes, got {out}. Wait for that run, stop it, or give "
+                "another directory."
+            ) from None
+        except OSError as error:  # some network file systems
+            logging.info("%s cannot be locked (%s). Let no two runs write there.", out, error.strerror)
         try:
             yield
         finally:
-            (out / LOCK).unlink(missing_ok=True)
-            if made and not any(out.iterdir()):
+            if made and [path.name for path in out.iterdir()] == [LOCK]:
+                (out / LOCK).unlink()
                 out.rmdir()

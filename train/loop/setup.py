@@ -1,4 +1,4 @@
-"""Sets up a training run: objective, shapes, mesh, target, source weights, held-out prompts."""
+"""Sets up a training run: checks of options, objective, shapes, mesh, target, source weights, held-out prompts."""
 
 from __future__ import annotations
 
@@ -27,21 +27,36 @@ from eagle_jax.data.corpus.sources import Source
 from eagle_jax.parallel import processes
 from eagle_jax.parallel.mesh import FSDP, TENSOR, make_mesh, param_shardings, placer
 from eagle_jax.training.objective import PRESETS, Objective
-from infer.common.programs import naming
+from infer.common.programs import at_least_one, check_seed, naming, not_negative
 from train.loop.options import HeadArgs, RunArgs
-from train.loop.places import head_path
+from train.loop.places import head_path, sources_of
 
-PARTS = {
-    "eagle3": "eagle3",
-    "eagle1": "eagle1",
-    "hass": "hass",
-    "medusa": "medusa",
-    "hydra": "hydra",
-    "hydra++": "hydra",
-}
-"""Bundled head that `--init demo` names, by method."""
 DRAFT_VOCAB = 32000
 """Default size of a draft vocabulary, as in the published heads."""
+
+
+def check_run(args: RunArgs) -> None:
+    """Validates the options of every run.
+
+    Raises:
+      ValueError: naming the option.
+    """
+    at_least_one(args, "steps", "rows", "micro_batches", "length", "log_every", "save_every", "fsdp", "tensor",
+                 "eval_prompts", "eval_tokens", "chunk", "warmup")  # fmt: skip
+    not_negative(args, "eval_every", "data_axis")
+    check_seed(args)
+    for name in ("rate", "clip", "max_gradient"):
+        value = getattr(args, name)
+        if value is not None and not value > 0:
+            raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}.")
+    if args.eval_every and not args.heldout:
+        raise ValueError("--eval-every needs --heldout, the prompts that tau is measured on. Give both or neither.")
+    if args.heldout and args.eval_tokens >= args.length:
+        raise ValueError(f"--eval-tokens must be below --length {args.length}, got {args.eval_tokens}.")
+    sources = [sources_of(args.data), sources_of(args.heldout, "--heldout")]
+    given = [{str(at) for one in part for at in (one.name, *map(Path.resolve, one.files))} for part in sources]
+    if both := sorted(set.intersection(*given)):
+        raise ValueError(f"{both[0]} is in --data and in --heldout. Leave it out of one of them.")
 
 
 def objective_of(args: HeadArgs) -> Objective:
@@ -49,7 +64,7 @@ def objective_of(args: HeadArgs) -> Objective:
     names = ("decay", "token_loss", "eta", "token_weight", "feature_weight", "noise", "chunk", "remat")
     given = {"steps": args.unroll, **{name: getattr(args, name) for name in names}}
     changed = {name: value for name, value in given.items() if value is not None}
-    return dataclasses.replace(PRESETS[args.method](), **changed)
+    return dataclasses.replace(PRESETS[args.method], **changed)
 
 
 def head_config(args: HeadArgs, target: DecoderConfig) -> HeadConfig:
@@ -71,6 +86,15 @@ def head_config(args: HeadArgs, target: DecoderConfig) -> HeadConfig:
     return HeadConfig("eagle3", layer, size, target.hidden_size, taps, **switches)
 
 
+def init_path(args: HeadArgs) -> str:
+    """Returns the path or hub id of `--init`, "" without; "demo" is the bundled head of the method.
+
+    Raises:
+      ValueError, CheckpointError: as `head_path`.
+    """
+    return "" if args.init is None else head_path(args.init, "--init", args.method.rstrip("+"))
+
+
 def initial_head(args: HeadArgs, target: eagle_jax.Target) -> tuple[HeadConfig, Params | None]:
     """Returns the head's configuration, and with `--init` that head's float32 parameters.
 
@@ -82,9 +106,8 @@ def initial_head(args: HeadArgs, target: eagle_jax.Target) -> tuple[HeadConfig, 
     if args.init is None:
         return head_config(args, target.config), None
     embedding = processes.to_host(target.params["embed_tokens"]["embedding"])
-    path = head_path(args.init, "--init", PARTS[args.method])
     with naming("--init", args.init):
-        given, params = load_head_checkpoint(path, target.config, "float32", embedding=embedding)
+        given, params = load_head_checkpoint(init_path(args), target.config, "float32", embedding=embedding)
     if args.method == "eagle3":
         taps = given.taps if args.taps is None else args.taps
         draft_vocab = given.draft_vocab_size if args.draft_vocab is None else args.draft_vocab
