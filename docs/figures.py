@@ -1,7 +1,4 @@
-"""Draws the figures of the documentation from replies of the bundled pair.
-
-python -m docs.figures    # writes docs/figures/*.svg
-"""
+"""Draws docs/figures/*.svg from replies of the bundled pair: `python -m docs.figures`."""
 
 from __future__ import annotations
 
