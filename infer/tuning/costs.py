@@ -27,41 +27,29 @@ TURNS = 8
 """Cycles in one compiled loop."""
 
 
-class DraftCosts(NamedTuple):
-    """Seconds that a method adds to a pass of the width of its tree: drafting, its update, a longer commit.
-
-    Attributes:
-      measured: (depth, top_k, seconds) of some trees, at most four.
-    """
-
-    measured: list[tuple[int, int, float]]
-
-    def at(self, tree: TreeConfig) -> float:
-        """Interpolates bilinearly in depth and top_k."""
-        terms = [[1, depth, width, depth * width] for depth, width, _ in self.measured]
-        weights = np.linalg.lstsq(np.array(terms, float), [seconds for *_, seconds in self.measured], rcond=None)[0]
-        return max(float(weights @ [1, tree.depth, tree.top_k, tree.depth * tree.top_k]), 0.0)
-
-
 class Costs(NamedTuple):
     """Seconds of a cycle of a whole batch at one setting.
 
     Attributes:
       rows: of a target pass, ascending from 1, plain decoding. passes: seconds of a cycle that drafts nothing.
-      drafts: what a method adds.
+      drafts: what a method adds to the pass of some trees: (depth, top_k, seconds). It drafts, updates its state and
+        commits longer paths.
     """
 
     rows: list[int]
     passes: list[float]
-    drafts: dict[str, DraftCosts]
+    drafts: dict[str, list[tuple[int, int, float]]]
 
     def at_rows(self, rows: int) -> float:
         """Returns the seconds of a cycle that drafts nothing and verifies so many rows."""
         return float(np.interp(rows, self.rows, self.passes))
 
     def cycle(self, method: str, tree: TreeConfig) -> float:
-        """Returns the seconds of a cycle of a method with a tree."""
-        return self.at_rows(tree.num_nodes + 1) + self.drafts[method].at(tree)
+        """Returns the seconds of a cycle of a method with a tree, bilinear in its depth and top_k."""
+        terms = np.array([[1, depth, width, depth * width] for depth, width, _ in self.drafts[method]], float)
+        weights = np.linalg.lstsq(terms, [seconds for *_, seconds in self.drafts[method]], rcond=None)[0]
+        added = weights @ [1, tree.depth, tree.top_k, tree.depth * tree.top_k]
+        return self.at_rows(tree.num_nodes + 1) + max(float(added), 0.0)
 
 
 def measure_costs(
@@ -86,8 +74,8 @@ def measure_costs(
     seconds = cycle_seconds(target, made, prompts, setting, repeats)
     costs = Costs(rows, [seconds[width] for width in rows], {})
     for method, tree in (name for name in made if isinstance(name, tuple)):
-        added = tree.depth, tree.top_k, seconds[method, tree] - costs.at_rows(tree.num_nodes + 1)
-        costs.drafts.setdefault(method, DraftCosts([])).measured.append(added)
+        added = seconds[method, tree] - costs.at_rows(tree.num_nodes + 1)
+        costs.drafts.setdefault(method, []).append((tree.depth, tree.top_k, added))
     return costs
 
 

@@ -148,8 +148,8 @@ class Tuner:
             "plain_ms_per_pass": round(1000 * plain, 3),
             "pass_over_plain": {rows: round(costs.at_rows(rows) / plain, 3) for rows in costs.rows},
             "draft_over_plain": {
-                method: [[depth, top_k, round(seconds / plain, 3)] for depth, top_k, seconds in cost.measured]
-                for method, cost in costs.drafts.items()
+                method: [[depth, top_k, round(seconds / plain, 3)] for depth, top_k, seconds in measured]
+                for method, measured in costs.drafts.items()
             },
             "predicted": {label: round(score.mean, 3) for label, score in predicted.items()},
             "candidates": {label: row | {"safe": trial.scores[label].safe} for label, row in rows.items()},

@@ -337,7 +337,7 @@ def test_generation_on_slices(repository, model, topology, batch, layers, weight
     """EAGLE-3, 59 nodes in 8 levels, prompt and reply of 1,024 tokens each; half an hour for a whole model."""
     options = f"--model {model} --topology {topology} --batch {batch} --layers {layers}"
     (found,) = on_tpu(repository, "-m", "infer.aot", *options.split())
-    cycle, plain = found["cycle"], found["plain"]
+    cycle, plain = found["cycle"], found["step"]
     assert cycle["fits"] and plain["fits"]
     assert (cycle["programs"], cycle["host_transfers"], cycle["cache_copies"]) == (1, 0, [])
     assert cycle["weights_gb"] == pytest.approx(weights, rel=0.01)
@@ -345,7 +345,7 @@ def test_generation_on_slices(repository, model, topology, batch, layers, weight
     target = presets.model(model)
     read = plain["weights_gb"] - 2e-9 * target.vocab_size * target.hidden_size / found["mesh"]["tensor"]
     assert read < plain["traffic_gb"] < 1.1 * read + plain["cache_gb"]
-    assert 1 < found["cycle_over_plain"] < 6
+    assert 1 < found["cycle_over_step"] < 6
     # No weight travels: the smallest matrix of these models has 8 MB, the draft logits of one row 1.3 MB.
     gathered = cycle["collectives_mb"].get("all-gather", {"largest": 0})
     assert gathered["largest"] < 2 * batch

@@ -15,7 +15,7 @@ from eagle_jax.runtime.profile import Entry, ProfileFile, fingerprint
 from infer import tune
 from infer.common.methods import Sources
 from infer.tuning import replay, search, trials
-from infer.tuning.costs import Costs, DraftCosts, extremes
+from infer.tuning.costs import Costs, extremes
 from infer.tuning.trials import Prompt, Score, Setting
 from tests.models import random_prompts, tiny_head, tiny_target
 
@@ -51,12 +51,13 @@ def test_lookups_are_replayed_from_the_longest():
 
 
 def test_costs_between_what_was_measured():
-    costs = Costs([1, 4, 8], [1.0, 4.0, 6.0], {"a": DraftCosts([(1, 1, 0.1), (5, 1, 0.5), (1, 3, 0.3), (5, 3, 1.5)])})
+    drafts = {"a": [(1, 1, 0.1), (5, 1, 0.5), (1, 3, 0.3), (5, 3, 1.5)], "one": [(4, 1, 0.2)], "noise": [(4, 1, -1.0)]}
+    costs = Costs([1, 4, 8], [1.0, 4.0, 6.0], drafts)
     assert [costs.at_rows(rows) for rows in (1, 2, 4, 6, 8)] == [1, 2, 4, 5, 6]
     assert costs.cycle("a", TreeConfig.chain(3)) == pytest.approx(4 + 0.3)
     assert costs.cycle("a", TreeConfig(3, 2, 5)) == pytest.approx(5 + 0.6)
-    assert DraftCosts([(4, 1, 0.2)]).at(TreeConfig.chain(4)) == pytest.approx(0.2)
-    assert DraftCosts([(2, 1, 0.0), (4, 1, 1.0)]).at(TreeConfig.chain(1)) == 0.0  # never below nothing
+    assert costs.cycle("one", TreeConfig.chain(4)) == pytest.approx(4.5 + 0.2)
+    assert costs.cycle("noise", TreeConfig.chain(4)) == 4.5  # drafting never costs less than nothing
 
 
 def test_the_grid_holds_only_trees_that_can_be():
@@ -105,7 +106,6 @@ def test_the_shortlist_has_the_best_of_every_method_that_may_win():
 def quick(pair, monkeypatch, tmp_path):
     """Arguments of a short run on the small pair, which a profile takes for the bundled one too."""
     monkeypatch.setattr(tune, "use_compilation_cache", lambda: None)
-    monkeypatch.setattr(trials, "forget_programs", lambda: None)  # a check then compiles nothing anew
     demo = eagle_jax.load_demo
     monkeypatch.setattr(
         "eagle_jax.runtime.profile.load_drafter", lambda path, target: demo(str(path).split("/")[-1])[1]
