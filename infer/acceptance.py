@@ -29,7 +29,7 @@ from eagle_jax.evaluate.acceptance import Cycles, n_alpha, record_cycles
 from eagle_jax.runtime.compilation import forget_programs, use_compilation_cache
 from eagle_jax.runtime.drafters import BoundDrafter, TreeDrafter
 from eagle_jax.runtime.target import Target
-from infer.common.labels import PLAIN, Label
+from infer.common.labels import PLAIN
 from infer.common.programs import at_least_one, listed, run
 from infer.common.results import Calibration, Chain, CountedQuestions, Positions, Recorded, Recording
 from infer.common.runs import Run, RunArgs, Turn, prepare, turns
@@ -129,7 +129,6 @@ def recording(
     sampled = temperature > 0 and method.drafter.verify is not None
     calibration, reason = calibrate(cycles, bins, sampled)
     return Recording(
-        method=Label.parse(label).method,
         label=label,
         task=task.name,
         temperature=temperature,

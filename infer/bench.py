@@ -32,7 +32,7 @@ import msgspec
 from eagle_jax.checkpoints.files.staging import write_whole
 from eagle_jax.runtime.compilation import forget_programs, use_compilation_cache
 from infer.common.calls import Method, engine, hugging_face
-from infer.common.labels import PLAIN, Label
+from infer.common.labels import PLAIN
 from infer.common.methods import NOTHING
 from infer.common.programs import at_least_one, listed, run
 from infer.common.results import Group, Result
@@ -88,10 +88,9 @@ def main(args: Args) -> dict[str, Any]:
               file=sys.stderr, flush=True)  # fmt: skip
         methods = {label: make(args.max_new_tokens, group.temperature) for label, make in makers.items()}
         calls = measure(current, methods, group, args)
-        method_of = {label: label if label == "transformers" else Label.parse(label).method for label in methods}
         if calls[PLAIN]:
             current.result.cells += [
-                cell(method_of[label], label, group, own, calls[PLAIN], drafts[label]) for label, own in calls.items()
+                cell(label, group, own, calls[PLAIN], drafts[label]) for label, own in calls.items()
             ]
         current.save()
         write_whole(args.out / "table.md", markdown(current.result))

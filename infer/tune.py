@@ -266,7 +266,7 @@ def samples_of(tasks: Sequence[Task], tokenizer: Any, target: eagle_jax.Target, 
     keys = row_keys(jax.random.key(args.seed, impl="threefry2x32"), jnp.arange(len(tasks) * args.limit))
     room = target.config.max_position - args.max_new_tokens
     for place, (task, questions) in enumerate(tasks):
-        asked = [Conversation(question, tokenizer, room).ask(0) for question in questions]
+        asked = [Conversation(question, tokenizer, room).prompt(0) for question in questions]
         own = keys[place * args.limit :]
         found[task] = [Prompt(tokens, key) for tokens, key in zip(asked, own, strict=False) if tokens is not None]
         if not found[task]:

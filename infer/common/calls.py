@@ -74,13 +74,13 @@ def hugging_face(target: eagle_jax.Target) -> Callable[[int, float], Method]:
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # of weights that are there within a second
+    disable_progress_bar()  # loading takes a second
     model = AutoModelForCausalLM.from_pretrained(target.name, dtype=getattr(torch, target.dtype)).eval()
     stops = set(target.config.eos_ids)
 
     @torch.no_grad()
     def run(prompts: list[list[int]], keys: jax.Array, max_new_tokens: int, temperature: float) -> Answer:
-        torch.manual_seed(int(jax.random.key_data(keys)[0, -1]))  # one for all rows: it knows no other
+        torch.manual_seed(int(jax.random.key_data(keys)[0, -1]))  # PyTorch has one seed for all rows
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -90,7 +90,7 @@ def hugging_face(target: eagle_jax.Target) -> Callable[[int, float], Method]:
             "pad_token_id": 0,
             "eos_token_id": sorted(stops) or None,
             "repetition_penalty": 1.0,
-        }  # whatever else generation_config.json asks for is no law of the target
+        }  # overrides generation_config.json, whose other settings change the law
         full = model.generate(ids, attention_mask=mask, **({"do_sample": False} | law), **options)
         rows = full[:, width:].tolist()
         ends = [next((i + 1 for i, token in enumerate(row) if token in stops), len(row)) for row in rows]

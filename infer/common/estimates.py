@@ -29,7 +29,7 @@ class Estimate(NamedTuple):
     value: float
     parts: Mapping[tuple[str, Any], float]
 
-    def reach(self) -> float | None:
+    def half_width(self) -> float | None:
         """Returns half the width of the interval; None where a task has a single question or call."""
         tasks: dict[str, list[float]] = {}
         for (task, _), part in self.parts.items():
@@ -45,8 +45,8 @@ class Estimate(NamedTuple):
 
     def interval(self) -> str:
         """Returns the interval as text, "1.05 to 1.21"; a dash where there is none."""
-        reach = self.reach()
-        return "-" if reach is None else f"{self.value - reach:.2f} to {self.value + reach:.2f}"
+        half = self.half_width()
+        return "-" if half is None else f"{self.value - half:.2f} to {self.value + half:.2f}"
 
 
 def ratio(keys: Sequence[Any], over: Sequence[Sequence[float]], under: Sequence[Sequence[float]]) -> Estimate:
@@ -74,7 +74,7 @@ def difference(one: Estimate, other: Estimate) -> Estimate:
     return Estimate(one.value - other.value, {k: one.parts.get(k, 0.0) - other.parts.get(k, 0.0) for k in keys})
 
 
-def asked(cells: Sequence[Any]) -> set[tuple[str, str]]:
+def questions_of(cells: Sequence[Any]) -> set[tuple[str, str]]:
     """Returns the task and name of every question of some cells."""
     return {(cell.task, question) for cell in cells for question in cell.by_question.question}
 

@@ -43,11 +43,11 @@ class Places:
     """Options of every program: where targets and methods come from.
 
     Attributes:
-      target: path or hub id of the model; default is the bundled one, for which all that drafts is bundled, too.
+      target: path or hub id of the model; default is the bundled one, which has bundled drafters.
       chat_template: a Jinja file, for a tokenizer without one (Vicuna), or the name of one of the tokenizer's own.
       template_args: arguments of the chat template, NAME=VALUE each, such as enable_thinking=false.
       eagle1: path or hub id of an EAGLE-1/2 head for the method eagle1, whose own tree is the static one.
-      hass: path or hub id of an EAGLE-1/2 head that was taught as HASS teaches.
+      hass: path or hub id of an EAGLE-1/2 head trained as HASS trains.
       eagle2: path or hub id of its EAGLE-1/2 head.
       eagle3: path or hub id of its EAGLE-3 head.
       draft_model: path or hub id of a small model with its tokenizer, for sps.
@@ -136,23 +136,14 @@ def static_parents(
     """
     if label.shape == "static":
         return published
-    if label.shape == "choices":
-        with naming("--choices", sources.choices):
-            return read_choices(Path(str(sources.choices)))
-    return best_static(label, str(sources.positions), deepest)
-
-
-def read_choices(path: Path) -> tuple[int, ...]:
-    """Reads the parents of a static tree from a file of paths.
-
-    Raises:
-      ValueError: no JSON list of lists of whole numbers. ConfigError: the paths are no tree. OSError: no such file.
-    """
-    try:
-        paths = msgspec.json.decode(path.read_bytes(), type=Paths)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"must be a list of paths of ranks, such as [[0], [0, 0], [1]] ({error})") from error
-    return parents_of_paths(paths)
+    if label.shape != "choices":
+        return best_static(label, str(sources.positions), deepest)
+    with naming("--choices", sources.choices):
+        try:
+            paths = msgspec.json.decode(Path(str(sources.choices)).read_bytes(), type=Paths)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"must be a list of paths of ranks, such as [[0], [0, 0], [1]] ({error})") from error
+        return parents_of_paths(paths)
 
 
 def best_static(label: Label, path: str | Path, deepest: int | None = None) -> tuple[int, ...]:

@@ -92,31 +92,46 @@ class Chain(msgspec.Struct):
     accepted: list[Count]
 
 
-class Cell(msgspec.Struct, kw_only=True):
-    """One method on one group, timed. None stands for what a method does not count (`transformers` has no passes).
+class Measured(msgspec.Struct, kw_only=True):
+    """One method on one task at one temperature.
 
     Attributes:
-      method: name of the papers. label: the method and its setting; unique within a group.
-      task, temperature, batch: the group.
-      questions: conversations. replies: turns that were answered. tokens: new tokens of all replies.
+      label: the method and its setting. task, temperature: 0 is greedy.
+      questions: conversations. replies: turns that were answered.
+      tau: tokens per target pass, pooled, without each reply's first token; None where passes are not counted.
+      draft: what was drafted.
+    """
+
+    label: str
+    task: str
+    temperature: float
+    questions: Count
+    replies: Count
+    tau: float | None
+    draft: Draft
+
+    @property
+    def method(self) -> str:
+        """Name of the papers."""
+        return self.label.partition("@")[0]
+
+
+class Cell(Measured, kw_only=True):
+    """Times of one method. None stands for what a method does not count (`transformers` has no passes).
+
+    Attributes:
+      batch: conversations at a time. tokens: new tokens of all replies.
       passes: target passes after the prefills: cycles of the longest row of each batch. cycles: summed over rows.
       tok_s: median over repetitions of tokens / seconds, prompts included.
       speedup: median over repetitions of tok_s over plain decoding's in the same repetition. speedup_range: least and
         most. decode_speedup: the same without the prefills; None where every reply is one token.
-      tau: tokens per cycle, pooled: (tokens - replies) / cycles; None without a cycle.
       accepted: histogram: cycles in which 0, 1, ..., D drafted tokens were accepted.
       ms_per_pass: milliseconds of decoding alone per target pass.
       identical: replies that equal plain decoding's.
-      draft: what was drafted. by_question: sums over the replies of every question.
+      by_question: sums over the replies of every question.
     """
 
-    method: str
-    label: str
-    task: str
-    temperature: float
     batch: Count
-    questions: Count
-    replies: Count
     tokens: Count
     passes: Count | None
     cycles: Count | None
@@ -124,11 +139,9 @@ class Cell(msgspec.Struct, kw_only=True):
     speedup: float
     speedup_range: list[float]
     decode_speedup: float | None
-    tau: float | None
     accepted: list[Count] | None
     ms_per_pass: float | None
     identical: Count
-    draft: Draft
     by_question: TimedQuestions
 
     @property
@@ -142,33 +155,23 @@ class Cell(msgspec.Struct, kw_only=True):
         return (self.label, *self.group)
 
 
-class Recording(msgspec.Struct, kw_only=True):
-    """Drafts of one method on one task at one temperature, counted without a clock.
+class Recording(Measured, kw_only=True):
+    """Drafts of one method, counted without a clock.
 
     Attributes:
-      method, label, task, temperature, questions, replies, draft: as in `Cell`.
       tokens: emitted after each reply's first token. cycles: target passes, summed over replies.
-      tau: tokens / cycles; None without a cycle.
       positions: counts by depth and rank.
       calibration: None where drafts have no confidence. uncalibrated: the reason.
       chains: one per length; empty for a method that drafts no chain of a given length.
       by_question: tokens and cycles of every question.
     """
 
-    method: str
-    label: str
-    task: str
-    temperature: float
-    questions: Count
-    replies: Count
     tokens: Count
     cycles: Count
-    tau: float | None
     positions: Positions
     calibration: Calibration | None
     uncalibrated: str | None
     chains: list[Chain]
-    draft: Draft
     by_question: CountedQuestions
 
     @property

@@ -125,7 +125,7 @@ class Turn(NamedTuple):
     def add_replies(self, replies: Sequence[Sequence[int]]) -> None:
         """Appends the assistant's replies, [rows] tokens, on which the prompts of the next turn depend."""
         for conversation, reply in zip(self.conversations, replies, strict=True):
-            conversation.hear(reply)
+            conversation.add_reply(reply)
 
 
 def turns(questions: Sequence[Question], run: Run[Any], args: Any, batch: int) -> Iterator[Turn]:
@@ -139,7 +139,7 @@ def turns(questions: Sequence[Question], run: Run[Any], args: Any, batch: int) -
         talks = {row: Conversation(questions[row], run.tokenizer, room) for row in together}
         longest = max(len(questions[row].turns) for row in together)
         for turn in range(longest):
-            asked = {row: talk.ask(turn) for row, talk in talks.items() if turn < len(questions[row].turns)}
+            asked = {row: talk.prompt(turn) for row, talk in talks.items() if turn < len(questions[row].turns)}
             prompts = {row: prompt for row, prompt in asked.items() if prompt is not None}
             if not prompts:
                 continue

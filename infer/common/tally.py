@@ -27,7 +27,7 @@ class Call(NamedTuple):
     prefill_seconds: Sequence[float]
 
 
-def cell(method: str, label: str, group: Group, own: Sequence[Call], plain: Sequence[Call], draft: Draft) -> Cell:
+def cell(label: str, group: Group, own: Sequence[Call], plain: Sequence[Call], draft: Draft) -> Cell:
     """Returns the cell of a method on a group from the calls of the method and of plain decoding."""
     columns = _by_question(own, plain)
     replies, tokens = sum(columns.replies), sum(columns.tokens)
@@ -43,7 +43,6 @@ def cell(method: str, label: str, group: Group, own: Sequence[Call], plain: Sequ
     histograms = [row for call in own for row in call.answer.accepted or ()]
     texts = [pair for call in own for pair in zip(call.answer.tokens, call.plain.tokens, strict=True)]
     return Cell(
-        method=method,
         label=label,
         task=group.task,
         temperature=group.temperature,

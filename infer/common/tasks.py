@@ -20,7 +20,7 @@ from eagle_jax.data.rows.parse import REPLIES
 ALIASES = {"nq": "qa", "cnn_dm": "sum"}
 """Tasks of the papers whose files have other names in their repository."""
 COLUMNS = ("turns", "prompt", "question", "instruction", "article")
-"""Columns that may hold the user's message; the first that a row has counts."""
+"""Columns that may hold the user's message. The first one in a row counts."""
 SUMMARIZE = "Summarize: "
 """The papers put this before an article of CNN/DM."""
 HUB = {
@@ -31,11 +31,11 @@ HUB = {
     "cnn_dm": ("abisee/cnn_dailymail:3.0.0/test", ""),
     "nq": ("google-research-datasets/nq_open:validation", ""),
 }
-"""Where the six tasks of the papers come from, and the words that the papers put before each. The papers measure 80
-questions each, chosen by their authors; the first 80 of these are others."""
+"""Datasets of the six tasks, and the words that the papers put before each question. The papers measure 80 questions of
+each task, chosen by their authors: not the first 80 of these datasets."""
 PAPER_NAMES = {files: paper for paper, files in ALIASES.items()}
 BUNDLED = "chat,math,code"
-"""The questions that come with the package, as programs take them; `find_task` knows them whatever the folder."""
+"""Tasks of the package, which `find_task` finds in every folder."""
 
 
 def task_folder() -> Path:
@@ -125,13 +125,13 @@ class Conversation:
         self.question, self._tokenizer, self._room = question, tokenizer, room
         self._messages: list[dict[str, str]] = []
 
-    def ask(self, turn: int) -> list[int] | None:
+    def prompt(self, turn: int) -> list[int] | None:
         """Returns the prompt of a turn, counted from 0; None if it is too long."""
         self._messages.append({"role": "user", "content": self.question.turns[turn]})
         prompt = chat_ids(self._tokenizer, self._messages)
         return prompt if len(prompt) <= self._room else None
 
-    def hear(self, reply: Sequence[int]) -> None:
+    def add_reply(self, reply: Sequence[int]) -> None:
         """Appends the assistant's reply."""
         text = self._tokenizer.decode(reply, skip_special_tokens=True)
         self._messages.append({"role": "assistant", "content": text})

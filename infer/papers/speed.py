@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from infer.common.estimates import asked, difference, speedup, tau
+from infer.common.estimates import difference, questions_of, speedup, tau
 from infer.common.tables import number, table, with_interval
 from infer.papers import figures
 from infer.papers.sources import Section, Sources, foremost, grouped, title
@@ -35,7 +35,7 @@ def speeds(sources: Sources) -> list[Section]:
             cost = f"{number(statistics.mean(costs) if costs else None)} ({own[0].draft.rows})"
             texts = f"{sum(cell.identical for cell in own)}/{sum(cell.replies for cell in own)}"
             shown = [title(label), *(found.get(task, "-") for task in tasks), *means]
-            rows.append([*shown, str(len(asked(own))), cost, texts])
+            rows.append([*shown, str(len(questions_of(own))), cost, texts])
         text = (
             f"Batch {cells[0].batch}. By task: speedup over plain decoding, tau. Then the means over tasks with 95% "
             "intervals, the number of questions, the time of a cycle over a plain step (rows of its target pass), and "
@@ -57,7 +57,7 @@ def taus(sources: Sources) -> list[Section]:
             found = {cell.task: number(cell.tau) for cell in own}
             means = with_interval(tau(own)) if len(found) == len(tasks) else ["-"] * 2
             columns = [found.get(task, "-") for task in tasks]
-            rows.append([title(label), str(own[0].draft.rows - 1), *columns, *means, str(len(asked(own)))])
+            rows.append([title(label), str(own[0].draft.rows - 1), *columns, *means, str(len(questions_of(own)))])
         text = "Tokens per target pass, recorded without a clock: the cost of a wider pass does not count."
         written = table(["method", "nodes", *tasks, "mean", "95%", "questions"], rows)
         sections.append(Section(f"Tau of recorded trees at temperature {temperature:g}", [text, written]))
@@ -75,7 +75,7 @@ def ablation(sources: Sources) -> Section:
                 own = {words: found[base + suffix] for suffix, words in ABLATION.items() if base + suffix in found}
                 if len(own) < 2:
                     continue
-                shared = set.intersection(*map(asked, own.values()))
+                shared = set.intersection(*map(questions_of, own.values()))
                 full, rows = tau(found[base], shared), []
                 for words, cells_of in own.items():
                     one = tau(cells_of, shared)
@@ -108,7 +108,7 @@ def batches(sources: Sources) -> Section:
                 words[size] = f"{mean[size]:.0f}, {one.value:.2f}x ({one.interval()})"
                 rates.setdefault(title(label), {})[size] = mean[size]
                 ratios.setdefault(title(label), {})[size] = one.value
-            rows.append([title(label), *(words.get(size, "-") for size in sizes), str(len(asked(own)))])
+            rows.append([title(label), *(words.get(size, "-") for size in sizes), str(len(questions_of(own)))])
         axes = ["tokens per second, all rows", "speedup over plain decoding"]
         picture = figures.lines({"": rates, " ": ratios}, "batch size, rows", axes, log=True)
         pictures[f"throughput_t{temperature:g}.png"] = picture
@@ -125,10 +125,10 @@ def temperatures(sources: Sources) -> Section:
     heats = {heat: grouped(_smallest(cells), "label") for heat, cells in grouped(sources.timed, "temperature").items()}
     for label in dict.fromkeys(label for found in heats.values() for label in found if label != "vanilla"):
         there = {heat: found[label] for heat, found in heats.items() if label in found}
-        shared = set.intersection(*map(asked, there.values()))
+        shared = set.intersection(*map(questions_of, there.values()))
         if len(there) < 2 or not shared or len({cell.batch for own in there.values() for cell in own}) > 1:
             continue
-        cells = {heat: [cell for cell in own if asked([cell]) & shared] for heat, own in there.items()}
+        cells = {heat: [cell for cell in own if questions_of([cell]) & shared] for heat, own in there.items()}
         found = {heat: (speedup(own, shared), tau(own, shared)) for heat, own in cells.items()}
         speed[title(label)] = {heat: one and one.value for heat, (one, _) in found.items()}
         passes[title(label)] = {heat: one and one.value for heat, (_, one) in found.items()}

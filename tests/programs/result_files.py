@@ -27,7 +27,7 @@ def bench_cell(label: str, task: str, speedup: float, tau: float | None, noise=E
         plain_seconds=[[speedup + extra for extra in noise]],
     )  # fmt: skip
     values = dict(
-        method=label.partition("@")[0], label=label, task=task, temperature=0.0, batch=1, questions=5, replies=5,
+        label=label, task=task, temperature=0.0, batch=1, questions=5, replies=5,
         tokens=sum(tokens), passes=None if tau is None else 8000, cycles=None if tau is None else 8000,
         tok_s=100 * speedup, speedup=speedup, speedup_range=[speedup - 0.1, speedup + 0.1], decode_speedup=speedup,
         tau=tau, accepted=None if tau is None else [10, 20, 30], ms_per_pass=None, identical=5, draft=draft_of(label),
@@ -40,7 +40,7 @@ def recording(label: str, task: str, tau: float = 2.5, noise=EVEN, **own) -> res
     """A recording of five questions, alike but for `noise` in tau."""
     tokens = [round(1600 * (tau + extra)) for extra in noise]
     values = dict(
-        method=label.partition("@")[0], label=label, task=task, temperature=0.0, questions=5, replies=5,
+        label=label, task=task, temperature=0.0, questions=5, replies=5,
         tokens=sum(tokens), cycles=8000, tau=tau, uncalibrated=None, draft=draft_of(label),
         positions=results.Positions([[12, 12], [12, 0]], [[10, 10], [5, 0]], [[6, 1], [2, 0]]),
         calibration=results.Calibration([4, 0, 6], [0.25, None, 0.75], [2, 0, 6]),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from infer.common.estimates import Estimate, asked, difference, mean, ratio, share, speedup, tau
+from infer.common.estimates import Estimate, difference, mean, questions_of, ratio, share, speedup, tau
 from tests.programs.result_files import NOISE, bench_cell, recording
 
 
@@ -24,17 +24,17 @@ def test_intervals_are_those_of_scipy():
     found = mean([ratio_of("a", one), ratio_of("b", two)])
     low, high = stats.ttest_ind(one, -two, equal_var=False).confidence_interval(0.95)
     assert found.value == pytest.approx((one.mean() + two.mean()) / 2)
-    assert found.reach() == pytest.approx((high - low) / 4)
+    assert found.half_width() == pytest.approx((high - low) / 4)
 
 
 def test_a_difference_is_paired_by_question():
     low, high = (tau([recording("eagle2", "gsm8k", value, NOISE)]) for value in (2.0, 2.5))
     step = difference(high, low)
     assert step.value == pytest.approx(0.5)
-    assert low.reach() > 0.1 and step.reach() == pytest.approx(0, abs=1e-9)
+    assert low.half_width() > 0.1 and step.half_width() == pytest.approx(0, abs=1e-9)
     other = tau([recording("eagle2", "gsm8k", 2.0, NOISE[::-1])])
     apart = stats.ttest_rel(np.array(NOISE) + 2.5, np.array(NOISE[::-1]) + 2.0).confidence_interval(0.95)
-    assert difference(high, other).reach() == pytest.approx((apart.high - apart.low) / 2)
+    assert difference(high, other).half_width() == pytest.approx((apart.high - apart.low) / 2)
 
 
 def test_the_interval_covers_the_true_ratio():
@@ -44,7 +44,7 @@ def test_the_interval_covers_the_true_ratio():
         cycles = rng.uniform(10, 30, 24)
         tokens = cycles * rng.uniform(2, 4, 24)
         found = ratio([("a", row) for row in range(24)], [tokens], [cycles])
-        covered += abs(found.value - 3) < found.reach()
+        covered += abs(found.value - 3) < found.half_width()
     assert 0.91 < covered / 400 < 0.98
 
 
@@ -56,7 +56,7 @@ def test_a_speedup_agrees_with_the_bootstrap():
         paired=True, method="basic", n_resamples=4000, rng=2,
     )  # fmt: skip
     interval = drawn.confidence_interval
-    assert found.reach() == pytest.approx((interval.high - interval.low) / 2, rel=0.1)
+    assert found.half_width() == pytest.approx((interval.high - interval.low) / 2, rel=0.1)
 
 
 def test_a_share_has_wilsons_interval():
@@ -73,7 +73,7 @@ def test_estimates_of_cells():
     assert speedup([cell], {("gsm8k", "q0")}).value == pytest.approx(2.3)
     assert tau([cell, bench_cell("eagle3", "nq", 1.0, 2.0)]).value == pytest.approx(3.0)
     assert tau([bench_cell("transformers", "gsm8k", 0.5, None)]) is None
-    assert asked([cell]) == {("gsm8k", f"q{number}") for number in range(5)}
+    assert questions_of([cell]) == {("gsm8k", f"q{number}") for number in range(5)}
 
 
 def test_questions_of_one_call_count_as_one():

@@ -27,7 +27,7 @@ DRAFTED = [
 
 
 def test_a_cell():
-    found = cell("eagle3", "eagle3@chain2", GROUP, DRAFTED, PLAIN, NOTHING)
+    found = cell("eagle3@chain2", GROUP, DRAFTED, PLAIN, NOTHING)
     assert (found.questions, found.replies, found.tokens) == (2, 3, 10)
     assert (found.passes, found.cycles) == (3, 4)  # 2 of the batch's longest row + 1; 2 + 1 + 1
     assert found.tok_s == pytest.approx((10 / 3 + 10 / 2.5) / 2, rel=1e-5)
@@ -54,7 +54,7 @@ def test_a_method_that_does_not_count_its_passes():
         Call(0, ["a", "b"], Answer([[1], [6, 7, 8]]), FIRST, [4.0, 4.0], [1.0, 1.0]),
         Call(0, ["a"], Answer([[1, 2]]), SECOND, [1.0, 1.0], [0.5, 0.5]),
     ]
-    found = cell("transformers", "transformers", GROUP, other, PLAIN, NOTHING)
+    found = cell("transformers", GROUP, other, PLAIN, NOTHING)
     assert (found.passes, found.cycles, found.tau, found.accepted, found.ms_per_pass) == (None,) * 5
     assert found.identical == 2
     assert found.by_question.cycles is None
@@ -64,15 +64,15 @@ def test_a_method_that_does_not_count_its_passes():
 def test_replies_of_one_token_have_nothing_to_decode():
     answer = Answer([[1]], [0], [[0]])
     calls = [Call(0, ["a"], answer, answer, [1.0], [0.9])]
-    found = cell("vanilla", "vanilla", GROUP, calls, calls, NOTHING)
+    found = cell("vanilla", GROUP, calls, calls, NOTHING)
     assert (found.tau, found.decode_speedup, found.ms_per_pass) == (None,) * 3
     assert found.speedup == 1
 
 
 def test_the_table():
     cells = [
-        cell("vanilla", "vanilla", GROUP, PLAIN, PLAIN, NOTHING),
-        cell("eagle3", "eagle3@chain2", GROUP, DRAFTED, PLAIN, NOTHING),
+        cell("vanilla", GROUP, PLAIN, PLAIN, NOTHING),
+        cell("eagle3@chain2", GROUP, DRAFTED, PLAIN, NOTHING),
     ]
     text = markdown(Result("a machine", None, {}, cells))
     assert "| 0 | 2 | talk | eagle3@chain2 | 4 | 2.23x (1.67 to 2.80) | 2.97x | 1.75 | 458.33 | 2/3 |" in text
