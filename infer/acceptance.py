@@ -71,13 +71,13 @@ def main(args: Args) -> dict[str, Any]:
         for temperature in current.temperatures:
             known = {cell.key for cell in cells}
             wanted = [label for label in methods if (label, task.name, temperature) not in known]
-            asked = conversations(task, current, args, temperature) if wanted else []
+            all_turns = conversations(task, current, args, temperature) if wanted else []
             chains: dict[Any, list[Chain]] = {}
             for label in wanted:
                 print(f"{task.name} at temperature {temperature:g}: {label} ...", file=sys.stderr, flush=True)
                 forget_programs()
-                record = functools.partial(cycles_of, current.target, asked, args, temperature)
-                cells.append(recording(label, task, temperature, methods[label], asked, record, current, args.bins))
+                record = functools.partial(cycles_of, current.target, all_turns, args, temperature)
+                cells.append(recording(label, task, temperature, methods[label], all_turns, record, current, args.bins))
                 cells[-1].chains = follow(record, methods[label], lengths, chains)
                 current.save()
     taus = [{name: getattr(cell, name) for name in ("label", "task", "temperature", "tau")} for cell in cells]
@@ -100,10 +100,12 @@ def conversations(task: Task, current: Run[Recorded], args: Args, temperature: f
     return found
 
 
-def cycles_of(target: Target, asked: Sequence[Turn], args: Args, temperature: float, drafter: BoundDrafter) -> Cycles:
+def cycles_of(
+    target: Target, all_turns: Sequence[Turn], args: Args, temperature: float, drafter: BoundDrafter
+) -> Cycles:
     """Returns every cycle of a method over all turns. `prompt` numbers the prompts of all turns together."""
     parts, first = [], 0
-    for turn in asked:
+    for turn in all_turns:
         part = record_cycles(
             target, drafter, turn.prompts, max_new_tokens=args.max_new_tokens, temperature=temperature, key=turn.keys
         )
@@ -117,7 +119,7 @@ def recording(
     task: Task,
     temperature: float,
     method: BoundDrafter,
-    asked: Sequence[Turn],
+    all_turns: Sequence[Turn],
     record: Recorder,
     current: Run[Recorded],
     bins: int,
@@ -125,7 +127,7 @@ def recording(
     """Returns the counts of a method on a task, without chains."""
     cycles = record(method)
     tau = positions.tokens_per_pass(cycles)
-    names = [name for turn in asked for name in turn.questions]
+    names = [name for turn in all_turns for name in turn.questions]
     sampled = temperature > 0 and method.drafter.verify is not None
     calibration, reason = calibrate(cycles, bins, sampled)
     return Recording(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,16 +55,14 @@ def engine(
     target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter | None, max_new_tokens: int, temperature: float
 ) -> Method:
     """Wraps this library's `generate`."""
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
 
     def answer(prompts: list[list[int]], keys: jax.Array) -> Answer:
-        out = eagle_jax.generate(
-            target, drafter, prompts, max_new_tokens=max_new_tokens, temperature=temperature, key=keys
-        )
+        out = eagle_jax.generate(target, drafter, prompts, key=keys, **options)
         return Answer(out.tokens, out.cycles.tolist(), out.accepted.tolist())
 
     def prefill(prompts: list[list[int]], keys: jax.Array) -> Answer:
-        out = first_tokens(target, drafter, prompts, max_new_tokens=max_new_tokens, temperature=temperature, key=keys)
-        return Answer(out.tokens)
+        return Answer(first_tokens(target, drafter, prompts, key=keys, **options).tokens)
 
     return Method(answer, prefill)
 
@@ -84,22 +83,19 @@ def hugging_face(target: eagle_jax.Target) -> Callable[[int, float], Method]:
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        law = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
-        options = {
-            "max_new_tokens": max_new_tokens,
-            "pad_token_id": 0,
-            "eos_token_id": sorted(stops) or None,
-            "repetition_penalty": 1.0,
-        }  # overrides generation_config.json, whose other settings change the law
-        full = model.generate(ids, attention_mask=mask, **({"do_sample": False} | law), **options)
+        # These override generation_config.json, whose settings may change the law.
+        options: dict[str, Any] = {"eos_token_id": sorted(stops) or None, "pad_token_id": 0, "repetition_penalty": 1.0}
+        if temperature:
+            options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
+        full = model.generate(
+            ids, attention_mask=mask, max_new_tokens=max_new_tokens, do_sample=temperature > 0, **options
+        )
         rows = full[:, width:].tolist()
         ends = [next((i + 1 for i, token in enumerate(row) if token in stops), len(row)) for row in rows]
         return Answer([row[:end] for row, end in zip(rows, ends, strict=True)])
 
     def method(max_new_tokens: int, temperature: float) -> Method:
-        return Method(
-            lambda prompts, keys: run(prompts, keys, max_new_tokens, temperature),
-            lambda prompts, keys: run(prompts, keys, 1, temperature),
-        )
+        answer = functools.partial(run, max_new_tokens=max_new_tokens, temperature=temperature)
+        return Method(answer, functools.partial(answer, max_new_tokens=1))
 
     return method

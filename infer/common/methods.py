@@ -34,6 +34,7 @@ OPTIONS = {name: name for name in BUNDLED} | {"sps": "draft_model"}
 """Methods with weights, and the option with their path."""
 Paths = Annotated[list[list[int]], msgspec.Meta(min_length=1)]
 USES = {"choices": "medusa@choices", "best": "medusa@best31 and the like"}
+"""Labels that read the files of --choices and --positions."""
 NOTHING = Draft("nothing", "deterministic", 1)
 """What plain decoding drafts."""
 

@@ -82,7 +82,7 @@ def prepare(args: Any, kind: type[FileType], free: Sequence[str]) -> Run[FileTyp
       free: options that may differ between a run and the one that continues it, because no cell depends on them.
 
     Raises:
-      ValueError: an option that is no option, before weights are read; or another result in `out`.
+      ValueError: a bad option (checked before weights are read), or a result in `out` with other settings.
     """
     at_least_one(args, "limit", "max_new_tokens")
     check_seed(args)
@@ -91,7 +91,7 @@ def prepare(args: Any, kind: type[FileType], free: Sequence[str]) -> Run[FileTyp
     labels = check_methods(listed(args, "methods"), sources)
     tasks = load_tasks(listed(args, "tasks"), args.data, args.limit)
     check_out(args.out, resume=args.resume)
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # about a missing torch
     target, tokenizer = load_pair(sources)
     if args.max_new_tokens >= target.config.max_position:
         raise ValueError(f"--max-new-tokens must be below the model's {target.config.max_position} positions, got "
@@ -99,7 +99,7 @@ def prepare(args: Any, kind: type[FileType], free: Sequence[str]) -> Run[FileTyp
     settings = dataclasses.asdict(args)
     for name in ("out", "resume", "data"):
         del settings[name]
-    settings |= {"methods": sorted(labels), "template_args": list(args.template_args)}  # as JSON has them
+    settings |= {"methods": sorted(labels), "template_args": list(args.template_args)}  # as in JSON
     settings |= {f"questions of {task.name}": task.key for task in tasks}
     settings |= tokenizer_settings(tokenizer) | {"stop tokens": list(target.config.eos_ids)}
     path = args.out / "result.json"
@@ -139,8 +139,8 @@ def turns(questions: Sequence[Question], run: Run[Any], args: Any, batch: int) -
         talks = {row: Conversation(questions[row], run.tokenizer, room) for row in together}
         longest = max(len(questions[row].turns) for row in together)
         for turn in range(longest):
-            asked = {row: talk.prompt(turn) for row, talk in talks.items() if turn < len(questions[row].turns)}
-            prompts = {row: prompt for row, prompt in asked.items() if prompt is not None}
+            every = {row: talk.prompt(turn) for row, talk in talks.items() if turn < len(questions[row].turns)}
+            prompts = {row: prompt for row, prompt in every.items() if prompt is not None}
             if not prompts:
                 continue
             own = [names[row] for row in prompts]

@@ -47,11 +47,10 @@ class Question(NamedTuple):
     """One entry of a `question.jsonl` (the format of MT-bench, EAGLE and Spec-Bench).
 
     Attributes:
-      id: as in the file. category: may be empty. turns: the user's messages, turn by turn.
+      id: as in the file. turns: the user's messages, turn by turn.
     """
 
     id: str
-    category: str
     turns: tuple[str, ...]
 
 
@@ -210,4 +209,4 @@ def _question(entry: Any, where: str) -> Question:
         turns = [SUMMARIZE + turn for turn in turns]
     number = where.rpartition(" ")[2]
     name = next((entry[key] for key in ("question_id", "prompt_id", "task_id", "id") if key in entry), number)
-    return Question(str(name), str(entry.get("category") or ""), tuple(turns))
+    return Question(str(name), tuple(turns))

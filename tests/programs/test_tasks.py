@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import lzma
 
-import datasets
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from infer.common import tasks
 from infer.common.tasks import (
@@ -25,7 +21,7 @@ from infer.common.tasks import (
 )
 
 LINE = {"question_id": 7, "category": "math", "turns": ["How many?", "Why?"], "reference": ["3"]}
-READ = ("7", "math", ("How many?", "Why?"))
+READ = ("7", ("How many?", "Why?"))
 
 
 @pytest.fixture
@@ -40,7 +36,7 @@ def write(tmp_path):
 
 def test_questions(write):
     path = write(LINE, "", json.dumps({"question_id": "b", "turns": ["Über?"]}, ensure_ascii=False))
-    assert read_questions(path) == [READ, ("b", "", ("Über?",))]
+    assert read_questions(path) == [READ, ("b", ("Über?",))]
     assert read_questions(path, limit=1) == [READ]
     with pytest.raises(ValueError, match="must hold questions, got an empty file"):
         read_questions(write("", ""))
@@ -67,15 +63,11 @@ def test_a_broken_line_is_named_by_its_number(write, broken, message):
     assert len(read_questions(path, limit=1)) == 1  # never reached
 
 
-@pytest.mark.parametrize("name", ["talk.json", "talk.jsonl.gz", "talk/question.json.xz"])
-def test_arrays_and_compressed_files(tmp_path, name):
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    content = json.dumps(LINE if "jsonl" in name else [LINE]).encode()
-    path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)(content))
-    task = load_task("talk", tmp_path)
-    assert task == ("talk", (READ,))
-    assert load_task(str(path), "nowhere") == task
+def test_compressed_files_have_names_too(tmp_path):
+    (tmp_path / "talk").mkdir()
+    (tmp_path / "talk" / "question.jsonl.gz").write_bytes(gzip.compress(json.dumps(LINE).encode()))
+    assert load_task("talk", tmp_path) == ("talk", (READ,))
+    assert load_task(str(tmp_path / "talk" / "question.jsonl.gz"), "nowhere") == ("talk", (READ,))
 
 
 def test_a_task_is_a_name_or_a_path(tmp_path):
@@ -113,14 +105,14 @@ def test_the_tasks_beside_the_checkout_are_readable(shared):
 @pytest.mark.parametrize(
     ("row", "question"),
     [
-        ({"prompt": "Hi"}, ("3", "", ("Hi",))),
-        ({"prompt_id": 5, "category": "stem", "prompt": ["Hi", "Ho"]}, ("5", "stem", ("Hi", "Ho"))),
-        ({"question": "Who?", "answer": ["me"]}, ("3", "", ("Who?",))),
-        ({"instruction": "Add.", "input": "1 2"}, ("3", "", ("Add.\n\n1 2",))),
-        ({"instruction": "Sing.", "input": ""}, ("3", "", ("Sing.",))),
-        ({"article": "News.", "id": "x"}, ("x", "", ("Summarize: News.",))),
-        ({"turns": ["a"], "prompt": "a", "answer": "b", "score": 1}, ("3", "", ("a",))),
-        ({"turns": None, "prompt": "b"}, ("3", "", ("b",))),  # Parquet has a null where a row says nothing
+        ({"prompt": "Hi"}, ("3", ("Hi",))),
+        ({"prompt_id": 5, "category": "stem", "prompt": ["Hi", "Ho"]}, ("5", ("Hi", "Ho"))),
+        ({"question": "Who?", "answer": ["me"]}, ("3", ("Who?",))),
+        ({"instruction": "Add.", "input": "1 2"}, ("3", ("Add.\n\n1 2",))),
+        ({"instruction": "Sing.", "input": ""}, ("3", ("Sing.",))),
+        ({"article": "News.", "id": "x"}, ("x", ("Summarize: News.",))),
+        ({"turns": ["a"], "prompt": "a", "answer": "b", "score": 1}, ("3", ("a",))),
+        ({"turns": None, "prompt": "b"}, ("3", ("b",))),  # Parquet has a null where a row says nothing
     ],
 )
 def test_columns_of_other_datasets(write, row, question):
@@ -141,30 +133,14 @@ def test_keys_and_names_of_questions(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join([json.dumps(LINE)] * 2))
     first, both = load_task("a", tmp_path, 1), load_task("a", tmp_path)
     assert first.key == load_task(str(tmp_path / "a.jsonl"), ".", 1).key != both.key
-    one, two, other = Question("1", "", ("a",)), Question("2", "qa", ("b", "c")), Question("1", "", ("b",))
+    one, two, other = Question("1", ("a",)), Question("2", ("b", "c")), Question("1", ("b",))
     names = names_of([one, two, other, one])
     assert len(set(names)) == 4
     assert names_of([two, one]) == [names[1], names[0]]
-    assert names_of([Question("1", "math", ("a",))]) == names[:1]
+    assert names_of([Question("1", ("a",))]) == names[:1]
 
 
-def test_a_dataset_of_the_hub(tmp_path, monkeypatch):
-    """A folder laid out like a repository of the hub, by its name in the working directory."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    (data := tmp_path / "owner" / "talk" / "data").mkdir(parents=True)
-    rows = [{"prompt_id": i, "category": "stem", "prompt": [f"Hi {i}?", "And?"]} for i in range(3)]
-    parquet.write_table(pa.Table.from_pylist(rows), data / "test-00000-of-00001.parquet")
-    (tmp_path / "owner" / "talk" / "extra.jsonl").write_text(json.dumps({"question": "Who?"}) + "\n")
-    task = load_task("owner/talk:test", "nowhere", limit=2)
-    assert task == ("talk", (("0", "stem", ("Hi 0?", "And?")), ("1", "stem", ("Hi 1?", "And?"))))
-    assert load_task("owner/talk:extra.jsonl", "nowhere").questions == (("1", "", ("Who?",)),)
-    assert read_questions(data / "test-00000-of-00001.parquet", 1) == [task.questions[0]]
-    with pytest.raises(ValueError, match="owner/talk:validation"):
-        load_task("owner/talk:validation", "nowhere")
-
-
-def test_the_known_tasks_of_the_hub(monkeypatch):
+def test_tasks_of_the_hub(monkeypatch):
     loaded = []
 
     def rows(name, part):
@@ -173,10 +149,12 @@ def test_the_known_tasks_of_the_hub(monkeypatch):
 
     monkeypatch.setattr(tasks, "hub_rows", rows)
     task = load_task("hub:humaneval", "nowhere", 1)
-    assert task == ("humaneval", (Question("T/0", "", ("Complete the code I provided.\n\ndef f():",)),))
+    assert task == ("humaneval", (Question("T/0", ("Complete the code I provided.\n\ndef f():",)),))
     for name in HUB:
         load_task(f"hub:{name}", "nowhere", 1)
     assert ("openai/gsm8k", "main/test") in loaded
+    assert load_task("owner/talk:extra.jsonl", "nowhere", 1).name == "talk"
+    assert loaded[-1] == ("owner/talk", "extra.jsonl")
     assert load_task("hub:qa", "nowhere", 1).name == "qa"
     assert loaded[-1] == ("google-research-datasets/nq_open", "validation")
     with pytest.raises(ValueError, match=r"task must be hub: and one of mt_bench, humaneval, .* got 'hub:chat'"):
