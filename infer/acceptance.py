@@ -45,7 +45,6 @@ class Args(RunArgs):
     Attributes:
       chains: lengths of the chains, separated by commas; empty for none. n-alpha is of the longest.
       batch: replies that are written at a time; no text depends on it.
-      bins: of confidence, in the calibration.
       out: folder of the result file.
     """
 
@@ -53,13 +52,12 @@ class Args(RunArgs):
     temperatures: str = "0,1"
     chains: str = "1,2,3,4,5,6,7,8"
     batch: int = 4
-    bins: int = positions.BINS
     out: Path = Path("runs/acceptance")
 
 
 def main(args: Args) -> dict[str, Any]:
     """Records all cells that the result file lacks; returns what it prints last."""
-    at_least_one(args, "batch", "bins")
+    at_least_one(args, "batch")
     lengths = sorted(listed(args, "chains", int, 1)) if args.chains.strip() else []
     if listed(args, "methods") == [PLAIN]:
         raise ValueError(f"--methods must name a method that drafts, got {PLAIN}. Add one, such as eagle3.")
@@ -77,7 +75,7 @@ def main(args: Args) -> dict[str, Any]:
                 print(f"{task.name} at temperature {temperature:g}: {label} ...", file=sys.stderr, flush=True)
                 forget_programs()
                 record = functools.partial(cycles_of, current.target, all_turns, args, temperature)
-                cells.append(recording(label, task, temperature, methods[label], all_turns, record, current, args.bins))
+                cells.append(recording(label, task, temperature, methods[label], all_turns, record, current))
                 cells[-1].chains = follow(record, methods[label], lengths, chains)
                 current.save()
     taus = [{name: getattr(cell, name) for name in ("label", "task", "temperature", "tau")} for cell in cells]
@@ -122,14 +120,13 @@ def recording(
     all_turns: Sequence[Turn],
     record: Recorder,
     current: Run[Recorded],
-    bins: int,
 ) -> Recording:
     """Returns the counts of a method on a task, without chains."""
     cycles = record(method)
     tau = positions.tokens_per_pass(cycles)
     names = [name for turn in all_turns for name in turn.questions]
     sampled = temperature > 0 and method.drafter.verify is not None
-    calibration, reason = calibrate(cycles, bins, sampled)
+    calibration, reason = calibrate(cycles, sampled)
     return Recording(
         label=label,
         task=task.name,
@@ -156,12 +153,12 @@ def by_question(cycles: Cycles, names: Sequence[str]) -> CountedQuestions:
     return CountedQuestions(own, tokens.astype(int).tolist(), passes.tolist())
 
 
-def calibrate(cycles: Cycles, bins: int, sampled: bool) -> tuple[Calibration | None, str | None]:
+def calibrate(cycles: Cycles, sampled: bool) -> tuple[Calibration | None, str | None]:
     """Returns the calibration of the drafts, or None and the reason why there is none."""
     if sampled:
         return None, "sampled drafts are accepted by p/q, not with the probability that the draft gave them"
     try:
-        found = positions.calibrate(cycles, bins)
+        found = positions.calibrate(cycles)
     except ValueError as error:
         return None, str(error)
     if not found.count.any():

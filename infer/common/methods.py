@@ -22,7 +22,7 @@ from eagle_jax.runtime.drafters import Medusa, TreeDrafter
 from eagle_jax.shapes import best_parents, medusa_parents, parents_of_paths
 from infer.common import own
 from infer.common.labels import NUMBERS, PLAIN, Label, named
-from infer.common.programs import naming, parse_template_args, parse_tree, use_template
+from infer.common.programs import naming, parse_template_args, use_template
 from infer.common.results import Draft, Recorded, read
 
 BUNDLED = {
@@ -75,28 +75,21 @@ class Places:
 
 @dataclasses.dataclass(frozen=True)
 class Sources(Places):
-    """Where methods come from, and how to load them.
-
-    Attributes:
-      dtype: of all weights. tree: of heads whose label has none; None is each head's own.
-    """
+    """Where methods come from, and the `dtype` of all weights."""
 
     dtype: str = "float32"
-    tree: TreeConfig | None = None
 
     @classmethod
-    def of(cls, args: Places, dtype: str = "float32", tree: str | None = None) -> Sources:
-        """Returns the sources of a program's arguments; `tree` is "depth,top_k,num_nodes".
+    def of(cls, args: Places, dtype: str = "float32") -> Sources:
+        """Returns the sources of a program's arguments.
 
         Raises:
-          ValueError: an unknown `dtype`, a `tree` of another format, or a template argument without a name.
-          ConfigError: an impossible tree.
+          ValueError: an unknown `dtype`, or a template argument without a name.
         """
         parse_template_args(args.template_args)
         if dtype not in DTYPES:
             raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype}.")
-        given = {field.name: getattr(args, field.name) for field in dataclasses.fields(Places)}
-        return cls(**given, dtype=dtype, tree=parse_tree(tree) if tree else None)
+        return cls(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Places)}, dtype=dtype)
 
 
 def check_methods(labels: Sequence[str], sources: Sources) -> list[str]:
@@ -216,8 +209,7 @@ class Loader:
         static = medusa_parents(bound.config.num_heads) if isinstance(bound, Medusa) else EAGLE1_PARENTS
         if isinstance(label.shape, str):
             static = static_parents(label, self.sources, static, bound.deepest)
-        default = bound.tree if label.method == "sps" else self.sources.tree or bound.tree
-        tree = label.tree(default, static)
+        tree = label.tree(bound.tree, static)
         with named(text):
             return bound.with_tree(tree)
 

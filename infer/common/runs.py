@@ -38,8 +38,6 @@ class RunArgs(Places):
       max_new_tokens: longest reply.
       temperatures: 0 is greedy; several separated by commas.
       seed: of sampled draws; every method gets the same.
-      tree: depth,top_k,num_nodes of heads whose label has none; default is each head's own. eagle1 always has the
-        static tree of its paper (eagle1@4x2x7 is another).
       dtype: of the weights.
       resume: continue the result in `out`.
     """
@@ -51,7 +49,6 @@ class RunArgs(Places):
     max_new_tokens: int = 128
     temperatures: str = "0"
     seed: int = 0
-    tree: str | None = None
     dtype: str = "float32"
     resume: bool = False
 
@@ -87,7 +84,7 @@ def prepare(args: Any, kind: type[FileType], free: Sequence[str]) -> Run[FileTyp
     at_least_one(args, "limit", "max_new_tokens")
     check_seed(args)
     temperatures = listed(args, "temperatures", float, 0)
-    sources = Sources.of(args, args.dtype, args.tree)
+    sources = Sources.of(args, args.dtype)
     labels = check_methods(listed(args, "methods"), sources)
     tasks = load_tasks(listed(args, "tasks"), args.data, args.limit)
     check_out(args.out, resume=args.resume)

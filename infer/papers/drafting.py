@@ -65,15 +65,13 @@ def positions(sources: Sources) -> Section:
 def calibration(sources: Sources) -> Section:
     """Returns acceptance against the confidence of the draft (EAGLE-2, figure 6)."""
     shown: dict[str, dict[str, Any]] = {}
-    tables: dict[int, list[list[str]]] = {}
+    rows = []
     for temperature, every in grouped(sources.recorded, "temperature").items():
         found = grouped(every, "label")
         for label, cells in found.items():
             bins = [cell.calibration for cell in cells if cell.calibration is not None]
             if len(bins) < len(cells):
                 continue
-            if len({len(one.count) for one in bins}) > 1:
-                raise ValueError(f"--bins must be the same for all tasks of {label}. Leave one of the files out.")
             count, accepted = (np.sum([getattr(one, name) for one in bins], axis=0) for name in ("count", "accepted"))
             total = np.sum([np.nan_to_num(np.array(one.confidence, float)) * one.count for one in bins], axis=0)
             full = count > 0
@@ -83,16 +81,18 @@ def calibration(sources: Sources) -> Section:
                 shown.setdefault(f"temperature {temperature:g}", {})[title(label)] = curve
             error = counted.Calibration(count, mean, accepted).error
             shares = [f"{a / n:.2f} of {n}" if n else "-" for a, n in zip(accepted, count, strict=True)]
-            tables.setdefault(len(count), []).append([title(label), f"{temperature:g}", number(error), *shares])
+            rows.append([title(label), f"{temperature:g}", number(error), *shares])
     parts = [
         "Confidence is the probability that the draft gave a node after its parent. By bin of confidence: of the nodes "
         "that the target reached, the share that it accepted. The calibration error is the mean over nodes of the "
         "distance between the two."
     ]
-    for many, rows in tables.items():
-        head = ["method", "T", "calibration error", *(f"{b / many:g}-{(b + 1) / many:g}" for b in range(many))]
-        parts.append(table(head, rows))
-    pictures = {"calibration.png": figures.calibration(shown)} if shown else {}
+    if not rows:
+        return Section("Confidence of the draft against acceptance", parts)
+    many = len(rows[0]) - 3
+    head = ["method", "T", "calibration error", *(f"{b / many:g}-{(b + 1) / many:g}" for b in range(many))]
+    parts.append(table(head, rows))
+    pictures = {"calibration.png": figures.calibration(shown)}
     return Section("Confidence of the draft against acceptance", parts, pictures)
 
 

@@ -118,17 +118,17 @@ def loads(pair, monkeypatch):
 
 
 def test_settings_of_a_method_share_its_weights(pair, loads):
-    load = Loader(pair, Sources(tree=TreeConfig(3, 2, 5)))
+    load = Loader(pair, Sources())
     chain, ranked, default = load("eagle3@chain2"), load("eagle3@2x2x3/untempered"), load("eagle3")
     assert chain.params is ranked.params is default.params
-    assert (chain.tree, default.tree) == (TreeConfig.chain(2), TreeConfig(3, 2, 5))  # the second is that of --tree
+    assert (chain.tree, default.tree) == (TreeConfig.chain(2), DEFAULT)
     assert load("vanilla") is None
     assert load("pld@4x2").drafter.depth == 4
     assert load("lookahead@3x2x2").drafter.num_nodes == 7
     static, hass, dynamic = load("eagle1"), load("hass"), load("eagle2")
     assert loads == ["eagle3", "eagle1", "hass"]  # each bundled head once
     assert static.params is dynamic.params is not hass.params  # EAGLE-2 changed the tree alone
-    assert (static.tree, dynamic.tree) == (STATIC, TreeConfig(3, 2, 5))
+    assert (static.tree, dynamic.tree) == (STATIC, DEFAULT)
     with pytest.raises(ConfigError, match=r"eagle3@2x300x400: .*top_k"):
         load("eagle3@2x300x400")
 

@@ -59,10 +59,11 @@ def test_numbers_of_cycles():
         np.array([scores] * 2, np.float32), np.array([[True, True, True], [True, True, False]]),
         np.array([[False, True, True], [False, True, False]]), np.array([3, 1], np.int32),
     )  # fmt: skip
-    assert acceptance.calibrate(cycles, 2, sampled=False)[0] == Calibration([3, 0], [0.5, None], [3, 0])
-    assert acceptance.calibrate(cycles, 2, sampled=True)[1].startswith("sampled drafts are accepted by p/q")
+    count, confidence = [0] * 4 + [3] + [0] * 5, [None] * 4 + [0.5] + [None] * 5
+    assert acceptance.calibrate(cycles, sampled=False)[0] == Calibration(count, confidence, count)
+    assert acceptance.calibrate(cycles, sampled=True)[1].startswith("sampled drafts are accepted by p/q")
     unreached = cycles._replace(reached=np.zeros((2, 3), bool))
-    assert acceptance.calibrate(unreached, 2, sampled=False)[1] == "the target reached no drafted node"
+    assert acceptance.calibrate(unreached, sampled=False)[1] == "the target reached no drafted node"
     found = acceptance.by_question(cycles, ["a", "b", "a", "c"])
     assert found == CountedQuestions(["a", "b", "c"], [3, 1, 0], [1, 1, 0])
     assert acceptance.follow(None, SimpleNamespace(), [1, 2], {}) == []
@@ -118,7 +119,7 @@ def test_sampled_drafts_have_no_calibration(quick):
     [
         ({"methods": "vanilla"}, "--methods must name a method that drafts"),
         ({"chains": "0,1"}, "--chains '0,1'"),
-        ({"bins": 0}, "--bins"),
+        ({"batch": 0}, "--batch"),
         ({"tasks": "long"}, r"--tasks must have prompts that fit the model's \d+ positions, got none in long"),
     ],
 )
