@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from eagle_jax.config import DecoderConfig
@@ -16,8 +15,7 @@ from eagle_jax.models.decoder import target_fn
 from eagle_jax.packed import PackedTokens
 from eagle_jax.training.host import dense_gradients
 from eagle_jax.training.losses import by_chunks, likelihood_of_acceptance, overlap, soft_cross_entropy, supervised_ahead
-from eagle_jax.training.objective import Logits, Signals, StepMetrics
-from eagle_jax.training.step import read_target
+from eagle_jax.training.objective import Logits, StepMetrics
 from eagle_jax.training.unroll import causal_mask
 
 Divergence = Literal["kl", "tv", "lk"]
@@ -31,9 +29,11 @@ def distillation_loss(
     hidden: Float[Array, "B T H"],
     target_logits: Logits,
     *,
+    dtype: str = "float32",
     divergence: Divergence = "kl",
     chunk: int = 256,
     remat: bool = True,
+    shares: Float[Array, " 1"] | None = None,
 ) -> tuple[Float[Array, ""], StepMetrics]:
     """Returns the mean divergence of the draft model q from the target p over supervised tokens.
 
@@ -44,13 +44,16 @@ def distillation_loss(
       config: the draft model, with the target's tokenizer.
       hidden: final-normed states of the target.
       target_logits: the target's lm_head.
+      dtype: of the draft model's products and activations; losses are float32.
       chunk: rows of a text whose logits exist at once; 0 is all.
       remat: computes chunks again for the gradient.
+      shares: weight of the mean: the share of a micro-batch in the counted rows.
 
     Returns:
       the loss, and metrics of length 1; accuracy is alpha, the rate at which standard speculative sampling accepts.
     """
     fn = target_fn(config)
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
     hidden = jax.lax.stop_gradient(hidden)
     counted = supervised_ahead(texts, 1)
 
@@ -72,27 +75,6 @@ def distillation_loss(
         loss, alpha = by_chunks(sums_of, (out.hidden, hidden, counted), (1, 1, 1), chunk, remat=remat)
     count = jnp.sum(counted, dtype=jnp.float32)
     rows = jnp.maximum(count, 1)
-    return loss / rows, StepMetrics((loss / rows)[None], (alpha / rows)[None], count[None])
-
-
-def draft_model_loss(
-    target: DecoderConfig,
-    config: DecoderConfig,
-    model: Params,
-    weights: Params,
-    texts: PackedTokens,
-    dtype: str = "float32",
-    signals: Signals | None = None,
-    mesh: Mesh | None = None,
-    shares: Float[Array, " 1"] | None = None,
-    **options: Any,
-) -> tuple[Float[Array, ""], StepMetrics]:
-    """Computes `distillation_loss` with `options`, running the target; other arguments as in `step.head_loss`.
-
-    Args:
-      weights: the target's parameters.
-    """
-    texts, signals, target_logits = read_target(target, weights, texts, signals, mesh)
-    model = jax.tree.map(lambda leaf: leaf.astype(dtype), model)
-    loss, metrics = distillation_loss(config, model, texts, signals.hidden, target_logits, **options)
-    return loss if shares is None else loss * shares[0], metrics
+    mean = loss / rows
+    metrics = StepMetrics(mean[None], (alpha / rows)[None], count[None])
+    return mean if shares is None else mean * shares[0], metrics

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
-from eagle_jax.config import DecoderConfig, MedusaConfig
+from eagle_jax.config import MedusaConfig
 from eagle_jax.core.types import Params
-from eagle_jax.models.decoder import target_fn
 from eagle_jax.models.medusa import MedusaHeads
 from eagle_jax.packed import PackedTokens
-from eagle_jax.parallel.mesh import by_rows
 from eagle_jax.training.host import dense_gradients
 from eagle_jax.training.losses import ahead, by_chunks, soft_cross_entropy, supervised_ahead
 from eagle_jax.training.objective import Logits, Signals, StepMetrics
-from eagle_jax.training.step import read_target
 from eagle_jax.training.unroll import causal_mask
 
 
@@ -30,6 +24,7 @@ def medusa_loss(
     texts: PackedTokens,
     target_logits: Logits,
     *,
+    dtype: str = "float32",
     decay: float = 0.8,
     teacher: bool = True,
     chunk: int = 256,
@@ -44,6 +39,7 @@ def medusa_loss(
       heads: `params["heads"]`.
       signals: `hidden`, and for Hydra `embeds`, of the target; they get no gradient.
       target_logits: the target's lm_head, [..., H] -> [..., V].
+      dtype: of the heads' products and activations; losses are float32.
       decay: base of the weights (Medusa, section 2.2.1: 0.8).
       teacher: labels are the target's law (Hydra++, section 4.2); False: the tokens of the texts (Medusa-1, Hydra).
       chunk: rows of a text whose logits exist at once; 0 is all.
@@ -51,7 +47,8 @@ def medusa_loss(
       shares: weight of every head's mean: the share of a micro-batch in the rows of that head.
     """
     model = MedusaHeads(config)
-    hidden = jax.lax.stop_gradient(signals.hidden)
+    heads = jax.tree.map(lambda leaf: leaf.astype(dtype), heads)
+    hidden = jax.lax.stop_gradient(signals.hidden).astype(dtype)
     with nn.intercept_methods(dense_gradients):
         states = hidden
         if config.prefix is not None:
@@ -88,28 +85,3 @@ def medusa_loss(
             total = total + decay**head * (mean if shares is None else mean * shares[head])
             parts.append(StepMetrics(mean, hits / jnp.maximum(count, 1.0), count))
     return total, jax.tree.map(lambda *each: jnp.stack(each), *parts)
-
-
-def medusa_head_loss(
-    target: DecoderConfig,
-    config: MedusaConfig,
-    heads: Params,
-    weights: Params,
-    texts: PackedTokens,
-    dtype: str = "float32",
-    signals: Signals | None = None,
-    mesh: Mesh | None = None,
-    shares: Float[Array, " heads"] | None = None,
-    **options: Any,
-) -> tuple[Float[Array, ""], StepMetrics]:
-    """Computes `medusa_loss` with `options`, running the target; other arguments as in `step.head_loss`.
-
-    Args:
-      weights: the target's parameters.
-    """
-    texts, signals, target_logits = read_target(target, weights, texts, signals, mesh)
-    heads = jax.tree.map(lambda leaf: leaf.astype(dtype), heads)
-    if config.kind == "hydra" and signals.embeds is None:
-        signals = signals._replace(embeds=by_rows(target_fn(target).embed(weights, texts.tokens), mesh))
-    signals = signals._replace(hidden=signals.hidden.astype(dtype))
-    return medusa_loss(config, heads, signals, texts, target_logits, shares=shares, **options)

@@ -107,8 +107,7 @@ def head_loss(
     embeds = signals.embeds
     if config.own_embedding:
         embeds = by_rows(jax.lax.stop_gradient(head["embed_tokens"]["embedding"][texts.tokens]), mesh)
-    elif embeds is None:
-        embeds = by_rows(target_fn(target).embed(frozen.target, texts.tokens), mesh)
+    assert embeds is not None, "read_target looks up embeddings"
     signals = Signals(features.astype(dtype), signals.hidden, embeds.astype(dtype))
     kept = None if frozen.d2t is None else frozen.d2t + jnp.arange(frozen.d2t.shape[0], dtype=frozen.d2t.dtype)
     with nn.intercept_methods(dense_gradients):
@@ -123,13 +122,15 @@ def read_target(
     mesh: Mesh | None,
     taps: tuple[int, ...] = (),
 ) -> tuple[PackedTokens, Signals, Logits]:
-    """Returns texts sharded over the mesh, the target's outputs (given or computed), and its lm_head."""
-    texts = jax.tree.map(lambda leaf: by_rows(leaf, mesh), texts)
+    """Returns texts sharded over the mesh, the target's outputs (computed if None) with embeddings, and its lm_head."""
+    fn, texts = target_fn(target), jax.tree.map(lambda leaf: by_rows(leaf, mesh), texts)
     if signals is None:
         signals = observe(target, params, texts, taps, mesh)
+    elif signals.embeds is None:
+        signals = signals._replace(embeds=by_rows(fn.embed(params, texts.tokens), mesh))
     # Gathered once: every turn of the loop over chunks reads the whole lm_head.
     whole = gathered(params, mesh, embedding=target.tie_word_embeddings)
-    return texts, signals, lambda hidden: target_fn(target).logits(whole, hidden)
+    return texts, signals, lambda hidden: fn.logits(whole, hidden)
 
 
 def feature_scale(features: Float[Array, "B T F"], texts: PackedTokens) -> Float[Array, " F"]:

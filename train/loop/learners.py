@@ -38,10 +38,10 @@ from eagle_jax.parallel import processes
 from eagle_jax.runtime.drafters import TreeDrafter
 from eagle_jax.shapes import medusa_parents
 from eagle_jax.training import step as training
-from eagle_jax.training.distill import draft_model_loss
+from eagle_jax.training.distill import distillation_loss
 from eagle_jax.training.initialise import fresh_draft_model, fresh_head, fresh_medusa
 from eagle_jax.training.losses import count_rows
-from eagle_jax.training.medusa import medusa_head_loss
+from eagle_jax.training.medusa import medusa_loss
 from infer.common.programs import naming, parse_tree
 from train.loop.options import DistillArgs, HeadArgs
 from train.loop.places import target_path
@@ -205,13 +205,12 @@ class MedusaLearner(Learner):
         args = self.args
         options: dict[str, Any] = {
             "decay": 0.8 if args.decay is None else args.decay, "chunk": args.chunk or 256, "remat": remat,
-            "teacher": args.method == "hydra++" if args.teacher is None else args.teacher,
+            "teacher": args.method == "hydra++" if args.teacher is None else args.teacher, "dtype": args.dtype,
         }  # fmt: skip
 
         def loss_fn(heads: Params, texts: PackedTokens, signals: Any, key: Array, shares: Array | None) -> Any:
-            return medusa_head_loss(
-                self.target, self.config, heads, frozen.target, texts, args.dtype, signals, mesh, shares, **options
-            )
+            texts, signals, target_logits = training.read_target(self.target, frozen.target, texts, signals, mesh)
+            return medusa_loss(self.config, heads, signals, texts, target_logits, shares=shares, **options)
 
         return loss_fn
 
@@ -277,9 +276,10 @@ class SmallModelLearner(Learner):
         args = self.args
 
         def loss_fn(model: Params, texts: PackedTokens, signals: Any, key: Array, shares: Array | None) -> Any:
-            return draft_model_loss(
-                self.target, self.config, model, frozen.target, texts, args.dtype, signals, mesh, shares,
-                divergence=args.divergence, chunk=args.chunk or 256, remat=remat,
+            texts, signals, target_logits = training.read_target(self.target, frozen.target, texts, signals, mesh)
+            return distillation_loss(
+                self.config, model, texts, signals.hidden, target_logits, dtype=args.dtype, divergence=args.divergence,
+                chunk=args.chunk or 256, remat=remat, shares=shares,
             )  # fmt: skip
 
         return loss_fn
