@@ -64,7 +64,7 @@ def wanted(law: str) -> list[list[int]]:
 
 
 FAST = {
-    "greedy": ("chain4", "static", "k3n12", "k10n59", "no-rerank"), "cut": ("static", "k3n12"), "sampled": ("law",)
+    "greedy": ("chain4", "static", "k3n12", "k10n59", "no-rerank"), "cut": ("k3n12",), "sampled": ("law",)
 }  # fmt: skip
 
 
