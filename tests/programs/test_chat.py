@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import io
-import os
-import pty
 import re
-import select
 import signal
-import subprocess
-import sys
-import time
 
 import jax
 import pyte
@@ -179,8 +173,9 @@ CHUNKS = [eagle_jax.StreamChunk([*b"a"], 0), *[eagle_jax.StreamChunk([*b"bc\n"],
 
 
 def test_accepted_drafts_are_green():
-    for options, text in (({}, "abc\nbc\n\n"), ({"force_terminal": True}, "a\x1b[32mbc\x1b[0m\n\x1b[32mbc\x1b[0m\n\n")):
-        console = Console(file=io.StringIO(), force_interactive=False, color_system="standard", **options)
+    colours = {"force_terminal": True, "color_system": "standard"}
+    for options, text in (({}, "abc\nbc\n\n"), (colours, "a\x1b[32mbc\x1b[0m\n\x1b[32mbc\x1b[0m\n\n")):
+        console = Console(file=io.StringIO(), force_interactive=False, **options)
         with ReplyView(console, ByteTokenizer()) as view:
             view.show("no row outside a terminal")
             for chunk in CHUNKS[:3]:
@@ -216,14 +211,6 @@ def test_the_last_row_shows_tau_and_speed_while_a_reply_runs(make_chat, monkeypa
     rows = [line for line in [*rows, *(line.strip() for line in screen.display)] if line]
     assert rows[:-2] == [*(f"earlier {n}" for n in range(above)), "abc", *["bc"] * 11]
     assert rows[-2].startswith("[tau 3.00, 6 tokens/s, ")
-
-
-def test_rows_are_wrapped_at_words():
-    console = Console(file=io.StringIO(), force_terminal=True, width=12, height=8)
-    with ReplyView(console, ByteTokenizer()) as view:
-        for word in ("one ", "two ", "three ", "four"):
-            view.write(word)
-    assert "one two" in console.file.getvalue() and "three four" in console.file.getvalue()
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -281,35 +268,3 @@ def test_bad_options_are_one_error(options, message, pair, monkeypatch):
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
         chat.main(arguments(chat.Args, None, options.split()))
     assert message in str(caught.value)
-
-
-@pytest.mark.slow
-def test_the_program_in_a_terminal(repository):
-    """A turn of the bundled pair, a Ctrl-C at the prompt, /stats and /quit."""
-    leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "infer.chat", "--max-new-tokens", "24"]
-    with subprocess.Popen(command, cwd=repository, stdin=follower, stdout=follower, stderr=follower,
-                          start_new_session=True) as process:  # fmt: skip
-        os.close(follower)
-        seen = ""
-
-        def until(word, count=1):
-            nonlocal seen
-            begun = time.monotonic()
-            while seen.count(word) < count:
-                ready, _, _ = select.select([leader], [], [], max(0.0, begun + 300 - time.monotonic()))
-                assert ready, seen  # a read alone would wait for ever
-                seen += os.read(leader, 4096).decode("utf-8", "replace")
-
-        until("\r\n> ")
-        os.write(leader, b"What is 2 + 2?\n")
-        until("prompt tokens read")
-        assert "\x1b[32m" in seen
-        until("\r\n> ", 2)
-        process.send_signal(signal.SIGINT)
-        until("ends the chat]")
-        os.write(leader, b"/stats\n")
-        until("of 2048 tokens")
-        os.write(leader, b"/quit\n")
-        assert process.wait(60) == 0
-    os.close(leader)
