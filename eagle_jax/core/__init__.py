@@ -1,4 +1,4 @@
-"""The engine: pure functions over explicit parameters. No Flax, no files, no host code."""
+"""Exports the engine: pure functions over explicit parameters. No Flax, no files, no host code."""
 
 from eagle_jax.core.loop import (
     emitted_log_probs,

@@ -243,7 +243,7 @@ def _emitted(state: GenerateState, rows: Array) -> Array:
 
 
 def _has_finite_maximum(logits: Float[Array, "*b V"]) -> Bool[Array, "*b"]:
-    """Whether a token can be drawn from `logits`: no NaN, no +inf, not only -inf. A maximum with a NaN is NaN."""
+    """Returns whether a token can be drawn: no NaN, no +inf, not only -inf. A maximum with a NaN is NaN."""
     return jnp.isfinite(jnp.max(logits, axis=-1))
 
 

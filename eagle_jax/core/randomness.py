@@ -69,7 +69,7 @@ def row_keys(key: Key[Array, ""], rows: Int[Array, " B"] | UInt[Array, " B"]) ->
 
 
 def uniform(key: Key[Array, ""], numbers: Int[Array, "*n"]) -> Float[Array, "*n"]:
-    """Uniform numbers in (0, 1), float32: number i of the sequence that `key` stands for, for every i in `numbers`.
+    """Returns uniform numbers in (0, 1), float32: number i of the sequence of `key`, for every i in `numbers`.
 
     Near 0 they are as fine as float32 allows (down to 2**-65), near 1 they stop at 1 - 2**-24.
     """
@@ -81,13 +81,13 @@ def uniform(key: Key[Array, ""], numbers: Int[Array, "*n"]) -> Float[Array, "*n"
 
 
 def _fraction(high: UInt[Array, "*n"], low: UInt[Array, "*n"]) -> Float[Array, "*n"]:
-    """The middle of the 2**-64 wide piece of (0, 1) that 64 bits number, rounded to float32 and kept below 1."""
+    """Returns (bits + 1/2) / 2**64 of 64 bits, rounded to float32 and kept below 1."""
     value = high.astype(jnp.float32) * 2.0**-32 + (low.astype(jnp.float32) * 2.0**-64 + 2.0**-65)
     return jnp.minimum(value, 1 - 2.0**-24)  # `high` may have been rounded up to 2**32
 
 
 def gumbel(key: Key[Array, ""], numbers: Int[Array, "*n"]) -> Float[Array, "*n"]:
-    """Standard Gumbel noise, float32: number i of the sequence that `key` stands for, for every i in `numbers`.
+    """Returns standard Gumbel noise, float32: number i of the sequence of `key`, for every i in `numbers`.
 
     The upper tail is right down to probabilities of 1e-18: the noise reaches 45.
     """

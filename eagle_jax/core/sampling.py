@@ -85,7 +85,7 @@ def _cut_by_rank(logits: Float[Array, "*b V"], bits: UInt[Array, "*b V"], sampli
 
 
 def _ordered_bits(x: Float[Array, "*b V"]) -> UInt[Array, "*b V"]:
-    """Unsigned integers in the order of the float32 numbers they stand for."""
+    """Returns unsigned integers in the order of the float32 numbers."""
     bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.uint32)  # -0 and 0 tie
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
@@ -93,7 +93,7 @@ def _ordered_bits(x: Float[Array, "*b V"]) -> UInt[Array, "*b V"]:
 def _weighted_rank(
     bits: UInt[Array, "*b V"], weights: Float[Array, "*b V"], limit: Float[Array, ""]
 ) -> UInt[Array, "*b 1"]:
-    """The least value above which entries weigh less than `limit` together: the k-th largest if every one weighs 1.
+    """Returns the least value above which entries weigh less than `limit`: the k-th largest if every one weighs 1.
 
     Found digit by digit in base 16, in eight passes over the vocabulary. 0 if all entries weigh less.
     """
@@ -118,7 +118,7 @@ LogProbs = Literal["target", "law"]
 def log_prob(
     logits: Float[Array, "*b V"], tokens: Int[Array, "*b"], law: LogProbs, sampling: Sampling
 ) -> Float[Array, "*b"]:
-    """Log-probability of every token by a law, natural logarithm, float32."""
+    """Returns the log-probability of every token by a law, natural logarithm, float32."""
     values = process_logits(logits, sampling if law == "law" else Sampling())
     return jnp.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]
 
@@ -137,5 +137,5 @@ def draw(logits: Float[Array, " V"], key: Key[Array, ""], index: Int[Array, ""],
 
 
 def noise(key: Key[Array, ""], index: Int[Array, ""], tokens: Int[Array, "*n"]) -> Float[Array, "*n"]:
-    """Gumbel noise of `tokens` (target ids) in the draw at generated position `index`: all randomness of that draw."""
+    """Returns Gumbel noise of `tokens` (target ids) in the draw at position `index`, its only randomness."""
     return gumbel(jax.random.fold_in(threefry_keys(key), index), tokens)

@@ -1,4 +1,4 @@
-"""Reads draft trees: ancestor mask, depths, children. Pure; callers `vmap` what is written for one row."""
+"""Reads draft trees: ancestor mask, depths, children."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ancestor_mask(parents: Int[Array, "B T"], depth: int) -> Bool[Array, "B T T"
 
 
 def node_depths(mask: Bool[Array, "B T T"]) -> Int[Array, "B T"]:
-    """Depth of every row, 0 at the root (and in padded rows), from its ancestor mask."""
+    """Returns the depth of every row, 0 at the root and in padded rows, from its ancestor mask."""
     return jnp.sum(mask, axis=-1, dtype=jnp.int32) - 1
 
 

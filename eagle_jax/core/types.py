@@ -291,13 +291,13 @@ class StepInfo(NamedTuple):
 
 
 def empty_tree(root: Int[Array, " B"]) -> DraftTree:
-    """The tree of plain decoding: a root and no drafted node."""
+    """Returns the tree of plain decoding: a root and no drafted node."""
     tokens = root[:, None]
     return DraftTree(tokens, jnp.full_like(tokens, ROOT), jnp.zeros(tokens.shape, jnp.float32))
 
 
 def empty_cache(layers: int, batch: int, heads: int, slots: int, head_dim: int, dtype: str) -> KVCache:
-    """A cache of `slots` tokens per row with nothing committed."""
+    """Returns an empty cache of `slots` tokens per row."""
     return KVCache(
         keys=tuple(jnp.zeros((batch, heads, head_dim, slots), dtype) for _ in range(layers)),
         values=tuple(jnp.zeros((batch, heads, slots, head_dim), dtype) for _ in range(layers)),

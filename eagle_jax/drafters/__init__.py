@@ -1,1 +1,1 @@
-"""Drafting methods: one file each, every one builds a `Drafter`."""
+"""Builds drafters: one drafting method per file."""

@@ -1,4 +1,4 @@
-"""The EAGLE drafters: EAGLE-1/2 and EAGLE-3 heads on chains, static trees and dynamic trees.
+"""Builds EAGLE drafters: EAGLE-1/2 and EAGLE-3 heads on chains, static trees and dynamic trees.
 
 The head's cache holds one entry per confirmed position t: the pair (target feature at t, token at t + 1), as
 EAGLE-2's reference does. Drafted levels live only within one `draft`. A cycle costs D head passes: one in `update`,
@@ -48,23 +48,23 @@ class HeadFns(NamedTuple):
         return self.target.embed(params["target"], tokens)
 
     def fuse(self, params: Params, features: Float[Array, "B T F"]) -> Float[Array, "B T H"]:
-        """Target features in the head's space."""
+        """Projects target features to the head's width."""
         return self._apply(params, features, method="fuse")
 
     def run(
         self, params: Params, tokens: Int[Array, "B T"], states: Float[Array, "B T H"], *context: object
     ) -> LayerOutput:
-        """One pass; `context` is (positions, mask, cached, earlier)."""
+        """Runs one pass; `context` is (positions, mask, cached, earlier)."""
         return self._apply(params, self.embed(params, tokens), states, *context)
 
     def logits(self, params: Params, states: Float[Array, "*b H"]) -> Float[Array, "*b Vd"]:
-        """Draft logits, float32, over the draft vocabulary."""
+        """Returns draft logits, float32, over the draft vocabulary."""
         if self.config.kind == "eagle1":
             return self.target.logits(params["target"], states)
         return self._apply(params, states, method="logits")
 
     def to_target(self, params: Params, draft_ids: Int[Array, "*b"]) -> Int[Array, "*b"]:
-        """Draft vocabulary ids as target ids."""
+        """Returns draft vocabulary ids as target ids."""
         if self.config.kind == "eagle1":
             return draft_ids
         return draft_ids + params["drafter"]["d2t"][draft_ids]

@@ -141,7 +141,7 @@ def _best_children(
     level: Any,
     count: int,
 ) -> Candidates:
-    """The likeliest children; with `tree.top_p`, those until their probability reaches it."""
+    """Returns the likeliest children; with `tree.top_p`, those until their probability reaches it."""
     ranked = confidence(model, tree, randomness, sampling, states, level)
     gains, ids = jax.lax.top_k(ranked, count)
     if tree.top_p < 1:
@@ -154,7 +154,7 @@ def _best_children(
 def _draw_children(
     model: Expander, randomness: RowRandomness, sampling: Sampling, states: Array, level: Any, count: int
 ) -> Candidates:
-    """Children drawn without replacement from the processed law of the draft: the order of perturbed log-probabilities.
+    """Draws children without replacement from the draft's processed law, in the order of perturbed log-probabilities.
 
     (Gumbel top-k: Kool, van Hoof and Welling, arXiv:1903.06059.)
     """
@@ -172,7 +172,7 @@ def _draw_children(
 def _grow_dynamic(
     model: Expander, tree: TreeConfig, root: Int[Array, " B"], propose: Callable[..., Candidates]
 ) -> DraftTree:
-    """Expand and rerank (EAGLE-2, sections 4.1 and 4.2): K children per frontier node, the best K go on.
+    """Expands and reranks (EAGLE-2, sections 4.1 and 4.2): K children per frontier node, the best K go on.
 
     One loop body serves all levels, with buffers of the final size: the program does not grow with the depth.
     """
@@ -193,7 +193,7 @@ def _grow_dynamic(
     own = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))
 
     def expand(level: Array, carry: tuple[Pool, Array, Frontier, NewKV]) -> tuple:
-        """Level `level` (2 to D) from the frontier above it."""
+        """Adds level `level` (2 to D) below the frontier."""
         pool, frontiers, front, drafted = carry
         done = (level - 2) * width  # entries of `drafted` that earlier levels have filled
         mask = jnp.concatenate([front.mask, own], axis=-1)
@@ -240,7 +240,7 @@ def _mask_zero_probability(tree: DraftTree) -> DraftTree:
 def _grow_static(
     model: Expander, shape: tuple[int, ...], root: Int[Array, " B"], propose: Callable[..., Candidates]
 ) -> DraftTree:
-    """A tree of fixed shape (EAGLE-1, Medusa): child number r of a node is the candidate of rank r there."""
+    """Grows a tree of fixed shape (EAGLE-1, Medusa): child r of a node is the candidate of rank r there."""
     parents, nodes, batch = np.array(shape), len(shape), root.shape[0]
     depths, ranks = np.array(static_depths(shape)), np.array(sibling_ranks(shape))
     tokens = [jnp.zeros((batch,), jnp.int32)] * nodes

@@ -1,4 +1,4 @@
-"""Lookahead decoding (Fu, Bailis, Stoica and Zhang, arXiv:2402.02057): the target drafts for itself.
+"""Drafts with the target itself: lookahead decoding (Fu, Bailis, Stoica and Zhang, arXiv:2402.02057).
 
 The target's pass also refines a window of guessed tokens, as in Jacobi's iteration: columns are positions ahead, levels
 the last N - 1 iterations. Every pass gives each column one token more, so every column is an n-gram that the target
@@ -40,7 +40,7 @@ class LookaheadState(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def lookahead(ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512) -> Drafter:
-    """The Jacobi window and the n-gram pool as one static tree.
+    """Builds the drafter of a Jacobi window and an n-gram pool, one static tree.
 
     Args:
       ngram: N, tokens of an n-gram. window: W, positions ahead. guesses: G, n-grams verified per pass.
@@ -114,7 +114,7 @@ def _shape(levels: int, window: int, guesses: int) -> np.ndarray:
 
 
 def _seed(state: LookaheadState, verified: Verified) -> LookaheadState:
-    """The window begins with tokens of the prompt."""
+    """Fills the window with tokens of the prompt."""
     width = verified.tokens.shape[1]
     if width == 1:  # the end of the prompt, whose run came before
         return state

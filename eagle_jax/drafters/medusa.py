@@ -1,4 +1,4 @@
-"""Medusa-1, Hydra and Hydra++ as drafters: heads on the target's last state, one for every level of the tree.
+"""Builds Medusa-1, Hydra and Hydra++ drafters: heads on the target's last state, one per level of the tree.
 
 A Medusa tree costs no pass at all: all levels read one state. Hydra's heads read the drafted tokens as well, level by
 level; Hydra++ adds one layer over what was confirmed, whose cache is the drafter's.

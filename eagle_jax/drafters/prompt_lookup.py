@@ -1,4 +1,4 @@
-"""Prompt lookup decoding: the text so far is the draft model.
+"""Drafts from the text so far: prompt lookup decoding.
 
 Where the last n tokens stood before, what followed them then is drafted now (Saxena, 2023,
 https://github.com/apoorvumang/prompt-lookup-decoding). The text is a fixed buffer in the drafter's state and the search

@@ -201,14 +201,14 @@ def _law(logits: Float[Array, "*b V"], sampling: Sampling) -> Float[Array, "*b V
 
 
 def _residual(target: Float[Array, " V"], draft: Float[Array, " V"]) -> Float[Array, " V"]:
-    """norm(max(p - q, 0)). Where nothing is left (p = q: only rounding gets here), p."""
+    """Returns norm(max(p - q, 0)), or p where nothing is left (p = q: only rounding gets here)."""
     left = jnp.maximum(target - draft, 0.0)
     mass = jnp.sum(left)
     return jnp.where(mass > 0, left / jnp.maximum(mass, _LEAST), target)
 
 
 def _without(draft: Float[Array, " V"], token: Int[Array, ""]) -> Float[Array, " V"]:
-    """Q without a token, renormalised; zeros where it was the last."""
+    """Returns q without a token, renormalised; zeros where it was the last."""
     rest = draft.at[token].set(0.0)
     return rest / jnp.maximum(jnp.sum(rest), _LEAST)
 

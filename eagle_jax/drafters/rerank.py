@@ -32,7 +32,7 @@ class Pool(NamedTuple):
 
 
 def select_best(pool: Pool, num_nodes: int) -> Int[Array, "*b N"]:
-    """The rerank of EAGLE-2: pool indices of the `num_nodes` best scores, in order of creation."""
+    """Returns the pool indices of the `num_nodes` best scores, in order of creation."""
     _, best = jax.lax.top_k(pool.scores, num_nodes)
     return jnp.sort(best, axis=-1)
 

@@ -1,4 +1,4 @@
-"""Standard speculative sampling: a small language model with the target's tokenizer drafts chains or trees.
+"""Drafts with a small language model of the target's tokenizer: standard speculative sampling.
 
 (Leviathan, Kalman and Matias, arXiv:2211.17192; Chen et al., arXiv:2302.01318.) Its cache holds the text and the root:
 its last state gives the children of the root. A cycle costs D passes of the small model: one in `update`, over the

@@ -1,4 +1,4 @@
-"""Plain decoding: a drafter that drafts nothing. The baseline runs through the same cycle as every method."""
+"""Drafts nothing: plain decoding, through the same cycle as every method."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eagle_jax.core.types import Drafter, DraftTree, Params, RowRandomness, Samp
 
 @functools.cache
 def vanilla() -> Drafter:
-    """The empty tree: every cycle is one target pass over one token."""
+    """Builds the drafter of empty trees: a cycle is one target pass over one token."""
 
     def init(params: Params, batch: int, slots: int) -> tuple[()]:
         return ()

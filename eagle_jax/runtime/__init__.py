@@ -1,1 +1,1 @@
-"""What a caller holds: targets, drafters, requests, generation, sessions, profiles."""
+"""Holds what a caller uses: targets, drafters, generation, sessions, profiles."""
