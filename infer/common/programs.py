@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 import tyro
 
-from eagle_jax.config import ConfigError, TreeConfig
+from eagle_jax.config import TreeConfig
 from eagle_jax.data.chat.tokenizers import set_chat_template, set_template_args
 from eagle_jax.devices import DeviceError, device_message, is_out_of_memory, shortage
 from eagle_jax.settings import load_yaml
@@ -148,23 +148,23 @@ def check_seed(args: Any) -> None:
         raise ValueError(f"--seed {args.seed} must lie in 0 to 2**32 - 1: JAX keeps 32 bits of a seed")
 
 
-def can_write(path: Path, *, folder: bool = True, option: str = "--out") -> None:
-    """Checks, before any work, that a result can be written; leaves nothing there.
+def can_write(path: Path, *, folder: bool = True) -> None:
+    """Checks, before any work, that `--out` can be written; leaves nothing there.
 
     Args:
       folder: whether the result is a directory; otherwise it is a file, which will be replaced.
 
     Raises:
-      ValueError: naming the option and the reason.
+      ValueError: naming the reason.
     """
     if path.exists() and path.is_dir() != folder:
-        raise ValueError(f"{option} {path} is a {'file: give a directory' if folder else 'directory: give a file'}")
+        raise ValueError(f"--out {path} is a {'file: give a directory' if folder else 'directory: give a file'}")
     above = next(place for place in (path if folder else path.parent, *path.absolute().parents) if place.exists())
     try:
         with tempfile.TemporaryFile(dir=above):
             pass
     except OSError as error:
-        raise ValueError(f"{option} {path}: cannot write in {above} ({error.strerror}). Give another place") from error
+        raise ValueError(f"--out {path}: cannot write in {above} ({error.strerror}). Give another place") from error
 
 
 def listed(args: object, name: str, kind: Callable[[str], Any] = str, least: int | None = None) -> list[Any]:
@@ -199,10 +199,8 @@ def parse_tree(text: str, option: str = "--tree") -> TreeConfig:
         depth, top_k, num_nodes = map(int, text.split(","))
     except ValueError:
         raise ValueError(f"{option} {text!r} must be depth,top_k,num_nodes, such as 6,10,59") from None
-    try:
+    with naming(option, text):
         return TreeConfig(depth, top_k, num_nodes)
-    except ConfigError as error:
-        raise ConfigError(f"{option} {text}: {error}") from error
 
 
 def use_template(tokenizer: Any, args: Any) -> None:
@@ -223,19 +221,21 @@ def use_template(tokenizer: Any, args: Any) -> None:
             set_template_args(tokenizer, template_args)
 
 
-def parse_template_args(texts: Sequence[str], option: str = "--template-args") -> dict[str, Any]:
+def parse_template_args(texts: Sequence[str]) -> dict[str, Any]:
     """Parses `["NAME=VALUE"]` into arguments of a chat template; a value is JSON if it parses, else a string.
 
     Raises:
-      ValueError: naming the option and the text that has no name, or a name given twice.
+      ValueError: a text without a name, or a name given twice.
     """
     found: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not (equals and name.isidentifier()):
-            raise ValueError(f"{option} must be NAME=VALUE, got {text!r}. Write it such as enable_thinking=false")
+            raise ValueError(
+                f"--template-args must be NAME=VALUE, got {text!r}. Write it such as enable_thinking=false"
+            )
         if name in found:
-            raise ValueError(f"{option} must name an argument once, got {name} twice. Leave one of them out")
+            raise ValueError(f"--template-args must name an argument once, got {name} twice. Leave one of them out")
         try:
             found[name] = json.loads(PYTHON.get(value, value))
         except ValueError:
