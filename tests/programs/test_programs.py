@@ -156,7 +156,7 @@ def test_trees():
     assert parse_tree("2,2,6") == TreeConfig(2, 2, 6)
     with pytest.raises(ValueError, match=r"--tree '6x10' must be depth,top_k,num_nodes"):
         parse_tree("6x10")
-    with pytest.raises(ConfigError, match="^--tree 2,2,7: TreeConfig.num_nodes must be at most 6"):
+    with pytest.raises(ConfigError, match=r"^--tree 2,2,7: TreeConfig\.num_nodes must be at most 6"):
         parse_tree("2,2,7")
 
 
