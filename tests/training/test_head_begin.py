@@ -9,12 +9,14 @@ import re
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 import train.head
 import train.loop.log
 import train.loop.run
+from eagle_jax.checkpoints import load_head_checkpoint
 from eagle_jax.config import ConfigError
 from tests.training.runs import args_of, head_of, losses, same
 from train.loop.learners import EagleLearner
@@ -28,26 +30,20 @@ def measured(out) -> list[dict]:
     return [line for line in map(json.loads, (out / "log.jsonl").read_text().splitlines()) if "tau" in line]
 
 
-def test_a_trained_head_is_trained_on(place, whole, tmp_path, capsys):
+def test_a_trained_head_is_trained_on(place, whole, tmp_path):
     """With its own taps and draft vocabulary: those of published heads were counted over other data."""
     part = [json.loads(line) for line in (place / "train.jsonl").read_text().splitlines()][:20]
     (place / "part.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    options = dict(taps=None, draft_vocab=None, data_axis=1, init=str(whole / "head"))
-    more = args_of(place, tmp_path / "more", **options, rate=1e-7)
-    more = dataclasses.replace(more, data=(str(place / "part.jsonl"),))
-    assert train.head.main(more) == 0
-    before, after = head_of(whole), head_of(tmp_path / "more")
-    assert before.keys() == after.keys()
-    for name in before:  # the rate moves nothing by more than the rounding of files
-        np.testing.assert_allclose(
-            after[name].astype(np.float32), before[name].astype(np.float32), atol=2e-2, rtol=2e-2
-        )
-    np.testing.assert_array_equal(before["d2t"], after["d2t"])
-    kept = set((before["d2t"] + np.arange(64)).tolist())
+    args = args_of(place, tmp_path / "more", taps=None, draft_vocab=None, data_axis=1, init=str(whole / "head"))
+    args = dataclasses.replace(args, data=(str(place / "part.jsonl"),))
+    this = train.loop.run.Run(args, EagleLearner(args))
+    this.prepare()
+    config, given = load_head_checkpoint(whole / "head", this.target.config, "float32")
+    assert (config.taps, config.draft_vocab_size) == ((0, 1, 2), 64) == (this.learner.taps, this.learner.draft_vocab)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), this.finished_head(), given)
+    kept = set((given["d2t"] + np.arange(64)).tolist())
     supervised = [token for row in part for token in row["tokens"][row["supervised"][0][0] :]]
-    coverage = json.loads(capsys.readouterr().out.splitlines()[-1])["coverage"]
-    assert coverage == pytest.approx(sum(token in kept for token in supervised) / len(supervised), abs=1e-4)
-    assert losses(tmp_path / "more")[0][0] < losses(whole)[0][0]
+    assert this.coverage == pytest.approx(sum(token in kept for token in supervised) / len(supervised))
 
 
 def test_a_head_of_another_shape_is_refused_as_init(place, whole, tmp_path):
@@ -122,12 +118,14 @@ def test_a_log_of_something_else_is_left_alone(tmp_path):
 def test_the_log_names_shares_of_sources_and_a_small_draft_vocabulary(place, tmp_path, caplog):
     caplog.set_level("INFO")
     sources = [str(place / "train.jsonl"), str(place / "held.jsonl")]
-    args = args_of(place, tmp_path / "run", data_axis=1, draft_vocab=3)
+    args = args_of(place, tmp_path / "run", data_axis=1, draft_vocab=3, length=20)
     args = dataclasses.replace(args, data=(f"{sources[0]}@1", f"{sources[1]}@3"))
     this = train.loop.run.Run(args, EagleLearner(args))
     this.prepare()
     train.loop.log.log_beginning(this, peak=1e9)
     assert re.search(r"the draft vocabulary holds only [\d.]+% of the supervised tokens", caplog.text)
+    long = sum(len(json.loads(row)["tokens"]) > 20 for path in sources for row in Path(path).read_text().splitlines())
+    assert f"{long} of 64 documents are longer than --length 20 and end there" in caplog.text
     for source, documents, share in zip(sources, (60, 4), ("25.0", "75.0"), strict=True):
         tokens = sum(len(json.loads(line)["tokens"]) for line in Path(source).read_text().splitlines())
         assert f"{source}: {documents} documents, {tokens} tokens, {share}% of what is drawn" in caplog.text

@@ -137,9 +137,8 @@ def test_held_out_prompts_end_where_a_reply_begins(place):
     assert prompts == [held[0]["tokens"][:5], wanted, held[1]["tokens"][:5]]
 
 
-def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path, monkeypatch, caplog):
+def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path, monkeypatch):
     """By the rows of its sources; the checkpoint that is being written is finished, and nothing is saved after."""
-    caplog.set_level("INFO")
     out, seen = tmp_path / "run", []
     judge = train.loop.training.judge
 
@@ -151,7 +150,7 @@ def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path, monkeypatc
     rows = (place / "train.jsonl").read_text()
     unusable = '{"tokens": [7, 8, 9], "supervised": []}\n'  # left out: the numbers of documents are not those of rows
     (place / "gaps.jsonl").write_text(2 * unusable + rows)
-    args = dataclasses.replace(args_of(place, out, data_axis=1, length=20), data=(str(place / "gaps.jsonl"),))
+    args = dataclasses.replace(args_of(place, out, data_axis=1), data=(str(place / "gaps.jsonl"),))
     message = r"step 3: loss nan.*the checkpoint of step 2 is kept.*Lower --rate"
     with pytest.raises(ValueError, match=message) as error:
         train.head.main(args)
@@ -160,8 +159,6 @@ def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path, monkeypatc
     assert 0 < len(seen[-1]) < 60
     assert sorted(path.name for path in (out / "latest").iterdir()) == ["2"]
     assert not (out / "head").exists()
-    long = sum(len(json.loads(row)["tokens"]) > 20 for row in rows.splitlines())
-    assert f"{long} of 60 documents are longer than --length 20 and end there" in caplog.text
     with pytest.raises(ValueError, match=r"\(--max-gradient 1e-06\).*no checkpoint had been saved"):
         train.head.main(dataclasses.replace(args, out=tmp_path / "limit", max_gradient=1e-6))
 
