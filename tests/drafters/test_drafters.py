@@ -104,9 +104,10 @@ def test_a_full_vocabulary_head_may_permute_its_ids():
     ("tree", "law"),
     [
         (TreeConfig.chain(4), dict(temperature=1.5, top_k=6, top_p=0.9, min_p=0.02)),
-        pytest.param(TreeConfig.static([-1, -1, 0, 0, 2, 4]), dict(temperature=1.0), marks=pytest.mark.slow),
+        (TreeConfig.static([-1, -1, 0, 0, 2, 4]), dict(temperature=1.0)),
     ],
 )
+@pytest.mark.slow
 def test_a_head_that_knew_the_targets_law_would_have_every_draw(tree, law, monkeypatch):
     """Ranked by "draw", drafts whose law is the target's own are all accepted, at any temperature."""
     table = 2.0 * jax.random.normal(jax.random.key(2), (12, 12))  # for both models: logits after each last token

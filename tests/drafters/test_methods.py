@@ -133,16 +133,14 @@ def test_a_draft_model_with_fewer_positions_than_its_target_says_so():
         SmallModel.bind(target, model)
 
 
-@pytest.mark.parametrize("tree", [TreeConfig.chain(4), TreeConfig.chain(4, "rejection")])
-def test_a_draft_model_that_is_the_target_is_always_right(tree):
+@pytest.mark.parametrize(("tree", "temperature"), [(TreeConfig.chain(4), 0.0), (TreeConfig.chain(4, "rejection"), 0.7)])
+def test_a_draft_model_that_is_the_target_is_always_right(tree, temperature):
     """So its cache, positions and masks are those of the text; rows of one token and of many."""
     target = tiny_target()
     head = SmallModel.bind(target, target, tree)
-    for temperature in (0.0, 0.7):
-        out = eagle_jax.generate(
-            target, head, random_prompts([1, 9, 20], 12), max_new_tokens=33, temperature=temperature, key=3, eos_ids=()
-        )
-        assert out.accepted[:, :-1].sum() == 0
+    run = dict(max_new_tokens=33, temperature=temperature, key=3, eos_ids=())
+    out = eagle_jax.generate(target, head, random_prompts([1, 9, 20], 12), **run)
+    assert out.accepted[:, :-1].sum() == 0
 
 
 def test_a_draft_model_scores_its_tree_as_plain_passes_do():
@@ -154,18 +152,18 @@ def test_a_draft_model_scores_its_tree_as_plain_passes_do():
         assert score == pytest.approx(law[np.arange(len(path)), path].sum(), abs=1e-4)
 
 
-def test_a_draft_model_may_pad_its_vocabulary():
+@pytest.mark.parametrize(
+    ("sizes", "rule"), [((12, 16), "deterministic"), pytest.param((16, 12), "rejection", marks=pytest.mark.slow)]
+)
+def test_a_draft_model_may_pad_its_vocabulary(sizes, rule):
     """Checkpoints of one family do: 151,936 rows here, 152,064 there."""
-    target, other = tiny_target(), tiny_target(vocab=16, layers=1, seed=2)
-    prompts = random_prompts([4, 7], 12)
-    plain = eagle_jax.generate(target, None, prompts, max_new_tokens=16, temperature=0.8, key=1)
-    larger = SmallModel.bind(target, other, TreeConfig.chain(3))
-    assert eagle_jax.generate(target, larger, prompts, max_new_tokens=16, temperature=0.8, key=1).tokens == plain.tokens
-    wide = SmallModel.bind(other, target, TreeConfig.chain(3, "rejection"))
-    wanted = eagle_jax.generate(other, None, random_prompts([4, 7], 16), max_new_tokens=16)
-    assert eagle_jax.generate(other, wide, random_prompts([4, 7], 16), max_new_tokens=16).tokens == wanted.tokens
+    target, model = (tiny_target(vocab=size, layers=1 if size == 16 else 2, seed=2) for size in sizes)
+    prompts = random_prompts([4, 7], sizes[0])
+    plain = eagle_jax.generate(target, None, prompts, max_new_tokens=16)
+    drafter = SmallModel.bind(target, model, TreeConfig.chain(3, rule))
+    assert eagle_jax.generate(target, drafter, prompts, max_new_tokens=16).tokens == plain.tokens
     with pytest.raises(ConfigError, match="exceeds the 12 tokens of the draft model"):
-        SmallModel.bind(target, other, TreeConfig(depth=1, top_k=13, num_nodes=13))
+        SmallModel.bind(target, model, TreeConfig(depth=1, top_k=13, num_nodes=13))
 
 
 @pytest.mark.parametrize(("kind", "tree"), [("medusa", "static"), ("hydra", "k3n12"), ("hydra++", "static")])
@@ -303,6 +301,7 @@ def test_methods_on_a_mesh_write_the_same_text(name):
     np.testing.assert_array_equal(together.accepted, alone.accepted)
 
 
+@pytest.mark.slow
 def test_the_method_that_the_documentation_writes(capsys):
     block = re.search(r"^```python\n(.*?)^```$", (DOCS / "drafters.md").read_text(encoding="utf-8"), re.S | re.M)
     names: dict[str, object] = {}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax.core import Sampling, emitted_log_probs, generate, make_sampling, process_logits, step
+from eagle_jax.core import emitted_log_probs, generate, step
 from eagle_jax.data.chat.tokenize import chat_ids
 from tests.models import DRAFTERS, TREES, prepared, random_prompts, tiny_head, tiny_target
 
@@ -36,29 +36,16 @@ def scores(target, params, tokens):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_they_are_those_of_a_plain_pass(name):
-    target, drafter = tiny_target(), DRAFTERS[name](tiny_target())
-    both = {}
-    for law, sampling in (("target", Sampling()), ("law", make_sampling(**LAW))):
-        out = both[law] = eagle_jax.generate(target, drafter, PROMPTS, **RUN, **LAW, log_probs=law)
-        for prompt, reply, found in zip(PROMPTS, out.tokens, out.log_probs, strict=True):
-            text = np.zeros(64, np.int32)
-            text[: len(prompt) + len(reply)] = prompt + reply
-            logits = scores(target.fn, target.params, jnp.asarray(text))[len(prompt) - 1 :][: len(reply)]
-            assert found.shape == (len(reply),) and found.dtype == np.float32
-            expected = np.asarray(process_logits(logits, sampling))[np.arange(len(reply)), reply]
-            np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert both["target"].tokens == both["law"].tokens
-
-
-def test_a_stream_returns_the_same():
-    head = tiny_head("eagle3", TREES["k3n12"])
-    options = dict(max_new_tokens=20, key=jax.random.key(3)[None], log_probs="law", **LAW)
-    whole = eagle_jax.generate(tiny_target(), head, PROMPTS[:1], **options)
-    chunks = list(eagle_jax.stream(tiny_target(), head, PROMPTS[0], **options))
-    assert [token for chunk in chunks for token in chunk.tokens] == whole.tokens[0]
-    assert all(len(chunk.log_probs) == len(chunk.tokens) for chunk in chunks)
-    found = [value for chunk in chunks for value in chunk.log_probs]
-    np.testing.assert_allclose(found, whole.log_probs[0], atol=1e-6)
+    """At temperature 1; of the sampled law: tests/core/test_engine.py and, in a stream, test_session.py."""
+    target = tiny_target()
+    out = eagle_jax.generate(target, DRAFTERS[name](target), PROMPTS, **RUN, **LAW, log_probs="target")
+    for prompt, reply, found in zip(PROMPTS, out.tokens, out.log_probs, strict=True):
+        text = np.zeros(64, np.int32)
+        text[: len(prompt) + len(reply)] = prompt + reply
+        logits = scores(target.fn, target.params, jnp.asarray(text))[len(prompt) - 1 :][: len(reply)]
+        assert found.shape == (len(reply),) and found.dtype == np.float32
+        expected = np.asarray(jax.nn.log_softmax(logits))[np.arange(len(reply)), reply]
+        np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_another_law_is_refused():

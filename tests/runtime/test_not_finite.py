@@ -99,6 +99,7 @@ def test_drafts_that_are_nan_leave_the_text_and_are_named(method):
     assert found.value.output.tokens == texts
 
 
+@pytest.mark.slow
 def test_what_measures_drafters_raises_too():
     token, at, _ = fault()
     target = with_nan(token)
