@@ -113,7 +113,7 @@ def eagle(config: HeadConfig, tree: TreeConfig, target: TargetFn, dtype: str = "
     """
     vocab = config.layer.vocab_size if config.kind == "eagle1" else config.draft_vocab_size
     if tree.top_k > vocab:
-        raise ConfigError(f"TreeConfig.top_k={tree.top_k} exceeds the head's draft vocabulary of {vocab} tokens")
+        raise ConfigError(f"TreeConfig.top_k must be at most {vocab}, the head's draft vocabulary, got {tree.top_k}.")
     head = HeadFns(config, target, dtype)
 
     def init(params: Params, batch: int, slots: int) -> EagleState:

@@ -46,9 +46,9 @@ def medusa(config: MedusaConfig, tree: TreeConfig, target: TargetFn, tap: int, d
       ConfigError: the tree is deeper than there are heads, or wider than the vocabulary.
     """
     if tree.depth > config.num_heads:
-        raise ConfigError(f"TreeConfig.depth={tree.depth} exceeds the {config.num_heads} heads, one for every level")
+        raise ConfigError(f"TreeConfig.depth must be at most {config.num_heads}, a level per head, got {tree.depth}.")
     if tree.top_k > config.vocab_size:
-        raise ConfigError(f"TreeConfig.top_k={tree.top_k} exceeds the vocabulary of {config.vocab_size} tokens")
+        raise ConfigError(f"TreeConfig.top_k must be at most {config.vocab_size}, the vocabulary, got {tree.top_k}.")
     model, width, hydra = MedusaHeads(config), config.hidden_size, config.kind == "hydra"
 
     def run(params: Params, *args: object, method: str = "__call__") -> Any:

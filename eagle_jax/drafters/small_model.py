@@ -47,7 +47,7 @@ def small_model(fn: TargetFn, tree: TreeConfig, vocab: int, draft_vocab: int) ->
     """
     shared = min(vocab, draft_vocab)
     if tree.top_k > shared:
-        raise ConfigError(f"TreeConfig.top_k={tree.top_k} exceeds the {shared} tokens of the draft model")
+        raise ConfigError(f"TreeConfig.top_k must be at most {shared}, the tokens of both models, got {tree.top_k}.")
 
     def known(tokens: Array) -> Array:
         return jnp.minimum(tokens, draft_vocab - 1)  # rows that pad a vocabulary are no text

@@ -162,7 +162,7 @@ def test_a_draft_model_may_pad_its_vocabulary(sizes, rule):
     plain = eagle_jax.generate(target, None, prompts, max_new_tokens=16)
     drafter = SmallModel.bind(target, model, TreeConfig.chain(3, rule))
     assert eagle_jax.generate(target, drafter, prompts, max_new_tokens=16).tokens == plain.tokens
-    with pytest.raises(ConfigError, match="exceeds the 12 tokens of the draft model"):
+    with pytest.raises(ConfigError, match="top_k must be at most 12, the tokens of both models, got 13"):
         SmallModel.bind(target, model, TreeConfig(depth=1, top_k=13, num_nodes=13))
 
 
@@ -197,7 +197,7 @@ def test_heads_of_another_model_are_refused():
     head = tiny_medusa("medusa", TREES["static"])
     with pytest.raises(ConfigError, match="heads: hidden_size must be the target's, 18, got 16"):
         head.on(Target.from_params(dataclasses.replace(tiny_target().config, hidden_size=18), tiny_target().params))
-    with pytest.raises(ConfigError, match=r"TreeConfig\.depth=5 exceeds the 4 heads, one for every level"):
+    with pytest.raises(ConfigError, match=r"TreeConfig\.depth must be at most 4, a level per head, got 5"):
         tiny_medusa("medusa", TreeConfig.chain(5))
     with pytest.raises(ConfigError, match="prefix must be None for kind 'medusa'"):
         MedusaConfig("medusa", 16, 12, prefix=tiny_target().config.one_layer())
