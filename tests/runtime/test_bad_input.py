@@ -118,7 +118,7 @@ def test_what_is_not_loaded_or_does_not_belong_together():
         (lambda: generate(target, head.drafter), r"must be bound to a target\. Pass eagle_jax\.BoundDrafter\.of"),
         (lambda: generate(tiny_target(vocab=13), head), r"got one for another target"),
         (lambda: head.with_tree(59), r"tree must be an eagle_jax\.TreeConfig, .*got 59"),
-        (lambda: head.with_tree(TreeConfig(2, 13, 20)), "top_k must be at most 12, the head's draft vocabulary, got 13"),
+        (lambda: head.with_tree(TreeConfig(2, 13, 20)), "at most 12, the head's draft vocabulary, got 13"),
         (lambda: eagle_jax.prompt_lookup(target).with_tree(head.tree), "drafter must draft trees, got prompt lookup"),
     ):
         with pytest.raises(ValueError, match=message):
