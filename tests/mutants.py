@@ -127,21 +127,8 @@ def _outcome(mutant: Mutant, place: Path) -> str:
         return "no line"
     path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
     # A fault may make a loop endless: a test that does not end is red as well.
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "--timeout",
-        "300",
-        "--timeout-method",
-        "thread",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not slow",
-    ]
+    options = "-q -x --timeout 300 --timeout-method thread -p no:cacheprovider -m 'not slow'"
+    command = [sys.executable, "-m", "pytest", *shlex.split(options)]
     environment = os.environ | {
         "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1", "JAX_COMPILATION_CACHE_DIR": str(place / "compiled"),
     }  # fmt: skip

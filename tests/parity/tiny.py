@@ -11,19 +11,10 @@ import transformers
 
 # head_dim is not H / A, groups of three heads share a key, no size is a multiple of a vector register.
 SIZES: dict[str, Any] = {
-    "vocab_size": 89,
-    "hidden_size": 42,
-    "intermediate_size": 50,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 10,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+    "vocab_size": 89, "hidden_size": 42, "intermediate_size": 50, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "head_dim": 10, "max_position_embeddings": 256, "tie_word_embeddings": False,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
 
 
 def tiny_model(family: str, seed: int = 0, **changes: Any) -> transformers.PreTrainedModel:
