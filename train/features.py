@@ -32,19 +32,17 @@ from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.runtime.request import bucket
 from eagle_jax.training.step import observe
 from infer.common.programs import at_least_one, naming, run
-from train.loop.options import TargetArgs
+from train.loop.options import CorpusArgs
 from train.loop.places import alone_in, sources_of, target_path, tokenizer_of
 from train.loop.progress import progress
 from train.loop.setup import taps_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Args(TargetArgs):
-    """Options of the program.
+class Args(CorpusArgs):
+    """Options of the program; `--data` as in the training run, in the same order.
 
     Attributes:
-      data: sources `path[#split][@weight]`, the same and in the same order as in the training run.
-      out: directory to write.
       taps: hidden states that the head reads; default 2, L/2 and L-3. An EAGLE-1 head reads the last, L.
       stored: bfloat16, float16, or float8 (half the space, with a scale per token and state).
       length: longest document; longer ones are cut.
@@ -54,8 +52,6 @@ class Args(TargetArgs):
       tensor: devices that the target is spread over.
     """
 
-    data: tuple[str, ...]
-    out: Path
     taps: tuple[int, ...] | None = None
     stored: Stored = "bfloat16"
     length: int = 2048

@@ -126,8 +126,6 @@ def count_rows(sources: Sequence[Source], tokenizer: Any) -> int:
     """
     total, usable, reasons = 0, False, collections.Counter[str]()
     for source in sources:
-        if source.weight is not None:
-            logging.info("%s: the weight (@) is for training; every row is answered once", source.path)
         before = total
         for row in source.rows():
             total += 1

@@ -27,12 +27,23 @@ class TargetArgs:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunArgs(TargetArgs):
+class CorpusArgs(TargetArgs):
+    """Options of programs that read a corpus and write a directory.
+
+    Attributes:
+      data: sources `path[#split][@weight]` of conversations; weights are for training.
+      out: directory to write.
+    """
+
+    data: tuple[str, ...]
+    out: Path
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunArgs(CorpusArgs):
     """Options of every training run; None takes the method's default.
 
     Attributes:
-      data: sources `path[#split][@weight]` of conversations.
-      out: the run's directory.
       heldout: sources of the prompts that tau is measured on; never trained on.
       features: directory of `train.features`, to read instead of running the target.
       init: trained weights to start from (path, hub id; demo is a bundled head).
@@ -60,8 +71,6 @@ class RunArgs(TargetArgs):
       tensorboard: write `tensorboard/`.
     """
 
-    data: tuple[str, ...]
-    out: Path
     heldout: tuple[str, ...] = ()
     features: Path | None = None
     init: str | None = None
@@ -159,12 +168,10 @@ class DistillArgs(RunArgs):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RegenerateArgs(TargetArgs):
+class RegenerateArgs(CorpusArgs):
     """Options of `train.regenerate`.
 
     Attributes:
-      data: sources `path[#split]` of conversations.
-      out: directory of the shards.
       head: path of a head that drafts, or "demo"; None decodes without drafts.
       tree: depth,top_k,num_nodes of its drafts.
       limit: source rows to answer, drawn by the seed (a smaller limit draws a subset of a larger one's); None is all.
@@ -181,8 +188,6 @@ class RegenerateArgs(TargetArgs):
       shard_rows: source rows per shard.
     """
 
-    data: tuple[str, ...]
-    out: Path
     head: str | None = None
     tree: str = "3,2,5"
     limit: int | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import itertools
@@ -22,7 +21,7 @@ from eagle_jax.checkpoints import (
 )
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
 from eagle_jax.core.types import Params
-from eagle_jax.data.corpus.prompts import first_prompts, none_of
+from eagle_jax.data.corpus.prompts import prompts_by_source
 from eagle_jax.data.corpus.sources import Source
 from eagle_jax.parallel import processes
 from eagle_jax.parallel.mesh import FSDP, TENSOR, make_mesh, param_shardings, placer
@@ -211,12 +210,13 @@ def respread(params: Params, mesh: jax.sharding.Mesh) -> Params:
 
 def weights_of(sources: list[Source]) -> dict[str, float] | None:
     """Returns the weight of each source; None if no source has one, so that documents count equally."""
-    if all(source.weight is None for source in sources):
+    missing = [source.name for source in sources if source.weight is None]
+    if len(missing) == len(sources):
         return None
-    if any(source.weight is None for source in sources):
-        missing = ", ".join(source.name for source in sources if source.weight is None)
+    if missing:
+        named = ", ".join(missing)
         raise ConfigError(
-            f"--data must give a weight to all sources or to none, got none for {missing}. Write path@weight."
+            f"--data must give a weight to all sources or to none, got none for {named}. Write path@weight."
         )
     return {source.name: float(source.weight or 0) for source in sources}
 
@@ -229,10 +229,8 @@ def held_prompts(args: RunArgs, tokenizer: Any, mesh: jax.sharding.Mesh) -> list
     longest = args.length - args.eval_tokens
     parts = mesh.size // mesh.shape[TENSOR]
     count = parts * -(-args.eval_prompts // parts)
-    reasons: collections.Counter[str] = collections.Counter()
-    found = [first_prompts(Source.parse(text), tokenizer, count, longest, reasons) for text in args.heldout]
+    options = f" (--length {args.length} less --eval-tokens {args.eval_tokens})"
+    with naming("--heldout", " ".join(args.heldout)):
+        found = prompts_by_source(args.heldout, tokenizer, count, longest, options).values()
     chosen = [part[turn] for turn in range(count) for part in found if turn < len(part)]
-    if not chosen:
-        room = f"--length {args.length} less --eval-tokens {args.eval_tokens}"
-        raise ValueError(f"--heldout {' '.join(args.heldout)}: {none_of(reasons, longest)} ({room})")
     return list(itertools.islice(itertools.cycle(chosen), count))
