@@ -26,7 +26,6 @@ from eagle_jax.checkpoints import (
     load_head_checkpoint,
     read_target_config,
     read_target_embedding,
-    share_embedding,
     stored_dtype,
 )
 from infer.common.programs import at_least_one, naming, run
@@ -93,7 +92,7 @@ def main(args: Args) -> None:
     # Reads the target's weights, possibly a long download, only if the embedding is needed.
     if (wanted and not config.own_embedding) or (args.to == "sglang" and config.own_embedding and same_width):
         embedding = read_target_embedding(checkpoint_directory(target), dtype)
-        config, params = share_embedding(config, params, embedding)
+        config, params = load_head_checkpoint(head_directory, target_config, dtype, embedding=embedding)
     local = Path(target).expanduser().is_dir()
     written = export_head(
         config,

@@ -1,23 +1,23 @@
 """Reads and writes models on disk: Hugging Face targets, draft heads, training checkpoints."""
 
 from eagle_jax.checkpoints.files.errors import CheckpointError
-from eagle_jax.checkpoints.files.hub import checkpoint_directory, config_directory, tokenizer_directory
-from eagle_jax.checkpoints.heads.export import (
-    carries_embedding,
-    check_unoccupied,
-    export_head,
-    share_embedding,
-    stored_dtype,
-)
+from eagle_jax.checkpoints.files.hub import Hub, checkpoint_directory, config_directory, tokenizer_directory
+from eagle_jax.checkpoints.heads.layouts import carries_embedding
 from eagle_jax.checkpoints.heads.load import load_head_checkpoint
 from eagle_jax.checkpoints.heads.medusa import load_medusa_checkpoint, save_medusa_checkpoint
-from eagle_jax.checkpoints.heads.save import save_head_checkpoint
+from eagle_jax.checkpoints.heads.save import (
+    check_unoccupied,
+    export_head,
+    save_head_checkpoint,
+    stored_dtype,
+)
 from eagle_jax.checkpoints.targets.load import load_target_checkpoint, read_target_config, read_target_embedding
 from eagle_jax.checkpoints.targets.save import save_target_checkpoint
 from eagle_jax.checkpoints.targets.tokens import check_same_tokens
 
 __all__ = [
     "CheckpointError",
+    "Hub",
     "carries_embedding",
     "check_same_tokens",
     "check_unoccupied",
@@ -32,7 +32,6 @@ __all__ = [
     "save_head_checkpoint",
     "save_medusa_checkpoint",
     "save_target_checkpoint",
-    "share_embedding",
     "stored_dtype",
     "tokenizer_directory",
 ]

@@ -1,4 +1,4 @@
-"""Where a training run stands, by Orbax: saved in the background, whole or not at all, restored onto any mesh."""
+"""Saves training runs by Orbax in the background, whole or not at all, and restores them onto any mesh."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from eagle_jax.checkpoints.files.errors import CheckpointError
-from eagle_jax.checkpoints.files.finite import NotFinite
+from eagle_jax.checkpoints.files.finite import raise_not_finite
+from eagle_jax.checkpoints.files.mapping import flatten
 from eagle_jax.core.types import Params
 
-_FULL = tuple(re.escape(os.strerror(number)) for number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
-
-
-_COMMON: dict[str, Any] = {"create": True, "cleanup_tmp_directories": True}  # what a killed process left half written
+_FULL = "|".join(re.escape(os.strerror(number)) for number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
+_COMMON: dict[str, Any] = {"create": True, "cleanup_tmp_directories": True}  # left half written by killed processes
 
 
 class Saved(NamedTuple):
@@ -38,46 +37,41 @@ class Saved(NamedTuple):
 class TrainingCheckpoints:
     """The latest checkpoints of a run in `directory/latest`, and the head with the highest tau in `directory/best`.
 
-    Every process of a run makes one and calls it alike; the directory is one that all of them see.
-
-    Args:
-      keep: how many of the latest stay.
+    Every process of a run makes one and calls it alike; the directory is one that all of them see. `keep` is the
+    number of latest checkpoints that stay.
     """
 
     def __init__(self, directory: Path, keep: int = 2) -> None:
-        directory = directory.absolute()
-        self.directory = directory
-        self._latest = ocp.CheckpointManager(
-            directory / "latest", options=ocp.CheckpointManagerOptions(max_to_keep=keep, **_COMMON)
-        )
-        highest = ocp.CheckpointManagerOptions(
+        self.directory = directory.absolute()
+        latest = ocp.CheckpointManagerOptions(max_to_keep=keep, **_COMMON)
+        best = ocp.CheckpointManagerOptions(
             max_to_keep=1, best_fn=lambda metrics: metrics["tau"], best_mode="max", **_COMMON
         )
-        self._best = ocp.CheckpointManager(directory / "best", options=highest)
+        self._latest = ocp.CheckpointManager(self.directory / "latest", options=latest)
+        self._best = ocp.CheckpointManager(self.directory / "best", options=best)
         step = self._best.best_step()
         self.best_tau: float | None = None if step is None else float(self._best.metrics(step)["tau"])
         """tau of the best head so far."""
 
     @property
     def step(self) -> int | None:
-        """Updates done at the latest checkpoint, None without one."""
+        """Updates done at the latest checkpoint; None without one."""
         return self._latest.latest_step()
 
     def notes(self) -> dict[str, Any] | None:
-        """The JSON beside the latest checkpoint, read without its arrays; None without one."""
+        """Returns the JSON beside the latest checkpoint; None without one. Reads no arrays."""
         return _notes(self._latest, self.step)
 
     def save(self, step: int, state: Any, notes: dict[str, Any]) -> None:
         """Begins to write; training goes on meanwhile.
 
         Raises:
-          CheckpointError: the state holds values that are not finite, and is not written; or this one, or the one
-            before, could not be written, for want of space for example.
+          CheckpointError: the state is not finite, or this or the previous one could not be written (a full disk).
         """
         self._save(self._latest, step, state, notes)
 
     def save_best(self, step: int, head: Params, notes: dict[str, Any], tau: float) -> bool:
-        """Keeps the head if its tau is the highest so far; whether it is. When this returns it is on disk.
+        """Writes the head to disk if its tau is the highest so far; returns whether it is.
 
         Raises:
           CheckpointError: as `save`.
@@ -90,17 +84,17 @@ class TrainingCheckpoints:
         return True
 
     def best_notes(self) -> dict[str, Any] | None:
-        """The JSON beside the best head, None without one."""
+        """Returns the JSON beside the best head; None without one."""
         return _notes(self._best, self._best.best_step())
 
     def forget_best(self) -> None:
-        """Removes the best head: its tau is not to be compared with what is measured from now on."""
+        """Removes the best head, whose tau is not comparable with later ones."""
         for step in self._best.all_steps():
             self._best.delete(step)
         self.best_tau = None
 
     def restore(self, like: Any) -> Saved | None:
-        """The latest checkpoint that is whole, None if there is none.
+        """Returns the latest checkpoint that is whole; None without one.
 
         Args:
           like: arrays or `ShapeDtypeStruct`s with the shardings to restore to.
@@ -111,27 +105,15 @@ class TrainingCheckpoints:
         return self._read(self._latest, self.step, like)
 
     def restore_best(self, like: Any) -> Saved | None:
-        """The head with the highest tau, None if none was measured.
-
-        Raises:
-          CheckpointError: it holds other arrays, or values that are not finite.
-        """
+        """Returns the head with the highest tau, as `restore`."""
         return self._read(self._best, self._best.best_step(), like)
 
     def wait(self) -> None:
-        """Returns when everything is on disk.
-
-        Raises:
-          CheckpointError: something could not be written.
-        """
+        """Waits until everything is on disk; raises `CheckpointError` if something could not be written."""
         self._written(self._latest.wait_until_finished)
 
     def close(self) -> None:
-        """Waits, and ends the background threads.
-
-        Raises:
-          CheckpointError: something could not be written.
-        """
+        """Waits as `wait`, and ends the background threads."""
         for manager in (self._latest, self._best):
             self._written(manager.close)
 
@@ -144,7 +126,7 @@ class TrainingCheckpoints:
         try:
             write()
         except (OSError, ValueError) as error:  # which of them depends on the thread that meets a full disk
-            reason = re.search("|".join(_FULL), str(error), re.IGNORECASE)
+            reason = re.search(_FULL, str(error), re.IGNORECASE)
             if reason is None:
                 raise
             whole = any(path.name.isdigit() for path in (self.directory / "latest").iterdir())
@@ -172,21 +154,14 @@ class TrainingCheckpoints:
 
 
 def _check_finite(state: Any, subject: str, remedy: str) -> None:
-    """Refuses a state with values that are not finite, naming its arrays."""
-    arrays = [
-        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-        if jnp.issubdtype(leaf.dtype, jnp.floating)
-    ]
-    counts = _count_not_finite(tuple(leaf for _, leaf in arrays))
-    spoiled = NotFinite()
-    spoiled.found = {name: int(count) for (name, _), count in zip(arrays, counts, strict=True) if count}
-    spoiled.raise_if_any(subject, remedy)
+    """Raises an error that names the arrays of a state with values that are not finite."""
+    arrays = {path: leaf for path, leaf in flatten(state).items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
+    raise_not_finite({path: int(count) for path, count in _count_not_finite(arrays).items()}, subject, remedy)
 
 
 @jax.jit
-def _count_not_finite(leaves: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    return tuple(jnp.sum(~jnp.isfinite(leaf)) for leaf in leaves)
+def _count_not_finite(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return {path: jnp.sum(~jnp.isfinite(array)) for path, array in arrays.items()}
 
 
 def _notes(manager: Any, step: int | None) -> dict[str, Any] | None:

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from eagle_jax.checkpoints import check_same_tokens, config_directory, load_medusa_checkpoint, read_target_config
-from eagle_jax.checkpoints.files.mapping import dtype_name
-from eagle_jax.checkpoints.heads.load import load_head_checkpoint
-from eagle_jax.checkpoints.targets.load import load_target_checkpoint
+from eagle_jax.checkpoints import (
+    Hub,
+    check_same_tokens,
+    config_directory,
+    load_head_checkpoint,
+    load_medusa_checkpoint,
+    load_target_checkpoint,
+    read_target_config,
+)
+from eagle_jax.checkpoints.files.mapping import check_dtype
 from eagle_jax.config import TreeConfig
 from eagle_jax.devices import device_errors, unused_accelerator
 from eagle_jax.parallel.mesh import check_mesh, placer
 from eagle_jax.runtime.drafters import DEFAULT_CHAIN, DraftHead, Medusa, SmallModel
 from eagle_jax.runtime.target import Target, check_target, on_mesh
 from eagle_jax.shapes import medusa_parents
-
-
-class Hub(TypedDict, total=False):
-    """Which files of the Hugging Face hub are read; no effect on a local path.
-
-    Attributes:
-      revision: branch, tag or commit. token: of an account, for private models. cache_dir: where downloads are kept.
-    """
-
-    revision: str | None
-    token: str | bool | None
-    cache_dir: str | os.PathLike[str] | None
 
 
 def load_medusa(
@@ -124,7 +118,7 @@ def load_target(
       UserWarning: JAX runs on the CPU of a machine with an accelerator; or the files contradict, such as an lm_head in
         a model whose config.json ties it to the embedding.
     """
-    dtype = dtype_name(dtype)
+    dtype = check_dtype(dtype).name
     if mesh is not None:
         check_mesh(mesh)
     with device_errors():
@@ -168,7 +162,7 @@ def load_drafter(
       MemoryError: the weights do not fit in device memory.
 
     Warns:
-      UserWarning: the head was trained for a target of another family, or its options or lm_head have no effect.
+      UserWarning: the head was trained for a target of another family, or its options have no effect.
     """
     check_target(target)
     config, params = load_head_checkpoint(
@@ -178,7 +172,6 @@ def load_drafter(
         rope_theta=rope_theta,
         taps=taps,
         embedding=target.params["embed_tokens"]["embedding"],  # shared if the file holds a copy of it
-        lm_head=None if target.config.tie_word_embeddings else target.params["lm_head"]["kernel"],
         place=None if target.mesh is None else placer(target.mesh),
         **hub,
     )

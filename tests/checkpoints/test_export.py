@@ -1,148 +1,88 @@
-"""Heads written for other engines: names, shapes and dtypes spelled out, and the way back."""
+"""Heads written for other engines: names, shapes and dtypes, the way back, and what a layout cannot hold."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import resource
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from eagle_jax.checkpoints import (
-    CheckpointError,
-    load_head_checkpoint,
-    stored_dtype,
-)
+from eagle_jax.checkpoints import CheckpointError, export_head, load_head_checkpoint, stored_dtype
 from eagle_jax.config import RopeConfig
-from tests.checkpoints.random_exports import (
-    EAGLE1,
-    EMBEDDING,
-    HEAD,
-    LAYER,
-    LLAMA3,
-    VARIANTS,
-    assert_same,
-    export,
-    random_params,
-    refusal,
-)
+from tests.checkpoints.common import assert_same, edit_tensors, random_params
+from tests.checkpoints.random_exports import EAGLE1, EMBEDDING, HEAD, LLAMA3, VARIANTS, export, head
 from tests.checkpoints.random_heads import TARGET, eagle3, write
 
-EAGLE3_TENSORS = {
-    "fc.weight": ([24, 72], "BF16"),
-    "{layer}.self_attn.q_proj.weight": ([48, 48], "BF16"),
-    "{layer}.self_attn.k_proj.weight": ([24, 48], "BF16"),
-    "{layer}.self_attn.v_proj.weight": ([24, 48], "BF16"),
-    "{layer}.self_attn.o_proj.weight": ([24, 48], "BF16"),
-    "{layer}.mlp.gate_proj.weight": ([20, 24], "BF16"),
-    "{layer}.mlp.up_proj.weight": ([20, 24], "BF16"),
-    "{layer}.mlp.down_proj.weight": ([24, 20], "BF16"),
-    "{layer}.input_layernorm.weight": ([24], "BF16"),
-    "{layer}.hidden_norm.weight": ([24], "BF16"),
-    "{layer}.post_attention_layernorm.weight": ([24], "BF16"),
-    "norm.weight": ([24], "BF16"),
-    "lm_head.weight": ([17, 24], "BF16"),
-    "d2t": ([17], "I64"),
-    "t2d": ([53], "BOOL"),
+LAYER_TENSORS = {
+    "self_attn.k_proj": [24, 48], "self_attn.q_proj": [48, 48], "self_attn.v_proj": [24, 48],
+    "self_attn.o_proj": [24, 48], "mlp.gate_proj": [20, 24], "mlp.up_proj": [20, 24], "mlp.down_proj": [24, 20],
+    "post_attention_layernorm": [24],
+}  # fmt: skip
+EAGLE3_LAYER = LAYER_TENSORS | {"input_layernorm": [24], "hidden_norm": [24]}
+EAGLE1_LAYER = LAYER_TENSORS | {
+    f"self_attn.{name}_proj": [size, 24] for name, size in (("q", 48), ("k", 24), ("v", 24))
 }
-EAGLE1_TENSORS = {
-    "embed_tokens.weight": ([53, 24], "BF16"),
-    "fc.weight": ([24, 48], "BF16"),
-    "fc.bias": ([24], "BF16"),
-    "layers.0.self_attn.q_proj.weight": ([48, 24], "BF16"),
-    "layers.0.self_attn.k_proj.weight": ([24, 24], "BF16"),
-    "layers.0.self_attn.v_proj.weight": ([24, 24], "BF16"),
-    "layers.0.self_attn.o_proj.weight": ([24, 48], "BF16"),
-    "layers.0.mlp.gate_proj.weight": ([20, 24], "BF16"),
-    "layers.0.mlp.up_proj.weight": ([20, 24], "BF16"),
-    "layers.0.mlp.down_proj.weight": ([24, 20], "BF16"),
-    "layers.0.post_attention_layernorm.weight": ([24], "BF16"),
-}
+EAGLE3 = {"fc": [24, 72], "norm": [24], "lm_head": [17, 24]}
+EMBEDS = {"embed_tokens": [53, 24]}
 LAYER_VALUES = {
-    "model_type": "llama",
-    "vocab_size": 53,
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 3,
-    "head_dim": 8,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 128,
-    "rope_theta": 10000.0,
-    "rope_scaling": None,
-    "bos_token_id": 1,
-    "eos_token_id": 3,
-    "torch_dtype": "bfloat16",
-    "num_hidden_layers": 1,
-    "tie_word_embeddings": False,
-}
+    "model_type": "llama", "vocab_size": 53, "hidden_size": 24, "intermediate_size": 20, "num_attention_heads": 6,
+    "num_key_value_heads": 3, "head_dim": 8, "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+    "max_position_embeddings": 128, "rope_scaling": None, "bos_token_id": 1, "eos_token_id": 3,
+    "torch_dtype": "bfloat16", "num_hidden_layers": 1, "tie_word_embeddings": False,
+}  # fmt: skip
 RAW_VALUES = LAYER_VALUES | {
+    "architectures": ["LlamaForCausalLM"],
     "draft_vocab_size": 17,
     "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]},  # layers whose output is taken (SGLang)
     "eagle_aux_hidden_state_layer_ids": [2, 4, 6],  # layers that it enters (vLLM)
 }
+PROPOSAL = {"proposal_type": "greedy", "speculative_tokens": 4, "verifier_accept_k": 1, "accept_tolerance": 0.0}
 SPECULATORS_VALUES = {
     "architectures": ["Eagle3DraftModel"],
     "speculators_model_type": "eagle3",
     "speculators_version": "0.9.0",
     "speculators_config": {
-        "algorithm": "eagle3",
-        "default_proposal_method": "greedy",
-        "proposal_methods": [
-            {"proposal_type": "greedy", "speculative_tokens": 4, "verifier_accept_k": 1, "accept_tolerance": 0.0}
-        ],
+        "algorithm": "eagle3", "default_proposal_method": "greedy", "proposal_methods": [PROPOSAL],
         "verifier": {"name_or_path": "somebody/model", "architectures": ["LlamaForCausalLM"]},
     },
     "transformer_layer_config": LAYER_VALUES | {"attention_bias": False, "mlp_bias": False},
-    "draft_vocab_size": 17,
-    "target_hidden_size": None,
-    "eagle_aux_hidden_state_layer_ids": [2, 4, 6],
-    "fc_norm": False,
-    "norm_before_fc": False,
-    "norm_output": False,
-    "norm_before_residual": False,
-    "embed_requires_grad": False,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
+    "draft_vocab_size": 17, "target_hidden_size": None, "eagle_aux_hidden_state_layer_ids": [2, 4, 6],
+    "fc_norm": False, "norm_before_fc": False, "norm_output": False, "norm_before_residual": False,
+    "embed_requires_grad": False, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("config", "layout", "options", "tensors", "prefix", "values"),
+    ("config", "layout", "options", "tensors", "prefix", "layer", "values"),
     [
-        (HEAD, "official", {}, EAGLE3_TENSORS, "midlayer", RAW_VALUES | {"architectures": ["LlamaForCausalLM"]}),
-        (HEAD, "sglang", {}, EAGLE3_TENSORS, "midlayer", RAW_VALUES | {"architectures": ["LlamaForCausalLMEagle3"]}),
-        (
-            HEAD,
-            "speculators",
-            {"speculative_tokens": 4},
-            EAGLE3_TENSORS | {"embed_tokens.weight": ([53, 24], "BF16")},
-            "layers.0",
-            SPECULATORS_VALUES,
-        ),
-        (
-            EAGLE1,
-            "official",
-            {"embedding": EMBEDDING},
-            EAGLE1_TENSORS,
-            "layers.0",
-            LAYER_VALUES | {"architectures": ["LlamaForCausalLM"], "bias": True},
-        ),
+        (HEAD, "official", {}, EAGLE3, "midlayer", EAGLE3_LAYER, RAW_VALUES),
+        (HEAD, "sglang", {}, EAGLE3, "midlayer", EAGLE3_LAYER,
+         RAW_VALUES | {"architectures": ["LlamaForCausalLMEagle3"]}),
+        (HEAD, "speculators", {"speculative_tokens": 4}, EAGLE3 | EMBEDS, "layers.0", EAGLE3_LAYER, SPECULATORS_VALUES),
+        (EAGLE1, "official", {"embedding": EMBEDDING}, EMBEDS | {"fc": [24, 48]}, "layers.0", EAGLE1_LAYER,
+         LAYER_VALUES | {"architectures": ["LlamaForCausalLM"], "bias": True}),
     ],
     ids=["official", "sglang", "speculators", "official-eagle1"],
-)
-def test_golden_files(config, layout, options, tensors, prefix, values, tmp_path):
-    export(config, tmp_path / "head", layout, "bfloat16", **options)
-    assert sorted(path.name for path in (tmp_path / "head").iterdir()) == ["config.json", "model.safetensors"]
-    assert json.loads((tmp_path / "head" / "config.json").read_text()) == values
-    with safetensors.safe_open(tmp_path / "head" / "model.safetensors", framework="np") as stored:
-        found = {name: stored.get_slice(name) for name in stored.keys()}  # noqa: SIM118
-        described = {name: (part.get_shape(), part.get_dtype()) for name, part in found.items()}
+)  # fmt: skip
+def test_golden_files(config, layout, options, tensors, prefix, layer, values, tmp_path):
+    export(config, tmp_path, layout, "bfloat16", **options)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    assert json.loads((tmp_path / "config.json").read_text()) == values
+    with safetensors.safe_open(tmp_path / "model.safetensors", framework="np") as stored:
+        parts = {name: stored.get_slice(name) for name in stored.keys()}  # noqa: SIM118
+        found = {name: (part.get_shape(), part.get_dtype()) for name, part in parts.items()}
         assert stored.metadata() == {"format": "pt"}
-    assert described == {name.format(layer=prefix): info for name, info in tensors.items()}
+    named = tensors | {f"{prefix}.{name}": shape for name, shape in layer.items()}
+    expected = {f"{name}.weight": (shape, "BF16") for name, shape in named.items()}
+    if config is EAGLE1:
+        expected["fc.bias"] = ([24], "BF16")
+    else:
+        expected |= {"d2t": ([17], "I64"), "t2d": ([53], "BOOL")}
+    assert found == expected
 
 
 NOT_FOR = {
@@ -152,19 +92,18 @@ NOT_FOR = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("layout", "name"), [(layout, name) for layout in NOT_FOR for name in VARIANTS if name not in NOT_FOR[layout]]
 )
-def test_round_trip_is_the_identity(layout, name, dtype, tmp_path):
+def test_round_trip_is_the_identity(layout, name, tmp_path):
     config = VARIANTS[name]
     target = dataclasses.replace(TARGET, rope=config.layer.rope)
-    written = export(config, tmp_path / "head", layout, dtype, target)
-    assert written == config
-    loaded, params = load_head_checkpoint(tmp_path / "head", target, dtype, embedding=jnp.asarray(EMBEDDING))
+    dtype = "bfloat16" if len(name) % 2 else "float32"  # either, over the variants
+    assert export(config, tmp_path, layout, dtype, target) == config
+    loaded, params = load_head_checkpoint(tmp_path, target, dtype, embedding=jnp.asarray(EMBEDDING))
     assert loaded == config
-    assert_same(params, random_params(config, dtype))
-    assert stored_dtype(tmp_path / "head") == dtype
+    assert_same(params, random_params(config, dtype=dtype))
+    assert stored_dtype(tmp_path) == dtype
 
 
 def test_a_rounded_copy_of_the_embedding_is_still_the_targets(tmp_path):
@@ -180,23 +119,15 @@ def test_a_rounded_copy_of_the_embedding_is_still_the_targets(tmp_path):
 @pytest.mark.parametrize("layout", ["official", "sglang", "speculators"])
 def test_context_length_is_the_targets(layout, tmp_path):
     """Engines draft only as far as the head's config says; published heads say 2048."""
-    short = dataclasses.replace(HEAD, layer=dataclasses.replace(LAYER, max_position=64))
-    assert export(short, tmp_path, layout).layer.max_position == TARGET.max_position
+    assert export(head({"max_position": 64}), tmp_path, layout).layer.max_position == TARGET.max_position
     assert load_head_checkpoint(tmp_path, TARGET, embedding=jnp.asarray(EMBEDDING))[0] == HEAD
 
 
-class TestRope:
-    TARGET = dataclasses.replace(TARGET, rope=LLAMA3)
-
-    def test_a_difference_is_not_decided_silently(self, tmp_path):
-        message = refusal(HEAD, "sglang", tmp_path, target=self.TARGET)
-        assert "the head's RoPE is default theta=10000, its target's llama3 theta=500000 factor=8.0" in message
-        assert "choose rope 'head', which drafts as it does here, or rope 'target'" in message
-
-    @pytest.mark.parametrize(("rope", "written"), [("head", RopeConfig()), ("target", LLAMA3)])
-    def test_either_may_be_chosen(self, rope, written, tmp_path):
-        export(HEAD, tmp_path, "sglang", target=self.TARGET, rope=rope)
-        assert load_head_checkpoint(tmp_path, self.TARGET)[0].layer.rope == written
+@pytest.mark.parametrize(("rope", "written"), [("head", RopeConfig()), ("target", LLAMA3)])
+def test_either_rope_may_be_chosen(rope, written, tmp_path):
+    target = dataclasses.replace(TARGET, rope=LLAMA3)
+    export(HEAD, tmp_path, "sglang", target=target, rope=rope)
+    assert load_head_checkpoint(tmp_path, target)[0].layer.rope == written
 
 
 def test_tables_for_engines_that_always_read_them(tmp_path):
@@ -210,13 +141,87 @@ def test_tables_for_engines_that_always_read_them(tmp_path):
     assert not {"d2t", "t2d"} & (names["official"].keys() | names["speculators"].keys())
 
 
-class TestStoredDtype:
-    def test_the_widest_wins(self, tmp_path):
-        config, tensors = eagle3()
-        halves = {name: value.astype(jnp.bfloat16) if value.ndim == 2 else value for name, value in tensors.items()}
-        assert stored_dtype(write(tmp_path, config, halves)) == "float32"
+def test_the_widest_stored_dtype(tmp_path):
+    config, tensors = eagle3()
+    halves = {name: value.astype(jnp.bfloat16) if value.ndim == 2 else value for name, value in tensors.items()}
+    assert stored_dtype(write(tmp_path, config, halves)) == "float32"
+    edit_tensors(tmp_path / "model.safetensors", lambda tensors: tensors.update({"norm.weight": np.ones(24)}))
+    with pytest.raises(CheckpointError, match=r"holds bfloat16, float32, float64: choose a dtype, one of float32"):
+        stored_dtype(tmp_path)
 
-    def test_one_that_cannot_be_written(self, tmp_path):
-        config, tensors = eagle3()
-        with pytest.raises(CheckpointError, match=r"holds float32, float64: choose a dtype, one of float32"):
-            stored_dtype(write(tmp_path, config, tensors | {"norm.weight": np.ones(24)}))
+
+WITH_LLAMA3 = {"target": dataclasses.replace(TARGET, rope=LLAMA3)}
+
+
+@pytest.mark.parametrize(
+    ("layout", "config", "options", "message"),
+    [
+        ("sglang", head(norm_before_residual=True), {}, "cannot hold norm_before_residual"),
+        ("sglang", head(norm_before_fc=True), {}, "cannot hold norm_before_fc"),
+        ("sglang", head(own_embedding=True), {}, "an embedding that is not the target's"),
+        ("sglang", head({"qk_norm": True}), {}, "norms of queries and keys"),
+        ("sglang", head({"mlp_bias": True}), {}, "biases of the layer"),
+        ("sglang", head(fc_bias=True), {}, "a bias of fc"),
+        ("speculators", head(fc_bias=True), {}, "a bias of fc"),
+        ("speculators", head(fc_norm=True, norm_before_fc=True), {}, "norm_before_fc together with fc_norm"),
+        ("speculators", head({"qkv_bias": True}), {}, "only some attention projections"),
+        ("speculators", head({"qk_norm": True, "mlp_bias": True}), {}, "MLP biases beside norms of queries and keys"),
+        ("sglang", head(taps=(4, 2, 6)), {}, r"taps \(4, 2, 6\) \(they must ascend, from 1 to 8\)"),
+        ("sglang", head(taps=(0, 2, 6)), {}, r"taps \(0, 2, 6\)"),
+        ("speculators", head(taps=(2, 4, 9)), {}, r"taps \(2, 4, 9\)"),  # 9 is behind the final norm
+        ("sglang", EAGLE1, {}, "layout must be 'official' for an EAGLE-1/2 head, got 'sglang'"),
+        ("speculators", EAGLE1, {}, "layout must be 'official' for an EAGLE-1/2 head, got 'speculators'"),
+        ("official", EAGLE1, {}, "an EAGLE-1/2 head in the official layout carries its target's embedding. Pass embe"),
+        ("speculators", HEAD, {"embedding": None}, "an EAGLE-3 head in the speculators layout carries its target's"),
+        ("speculators", HEAD, {"verifier": ""}, "verifier must be the hub id or path"),
+        ("speculators", HEAD, {"speculative_tokens": 0}, "speculative_tokens must be at least 1, got 0."),
+        (
+            "sglang",
+            HEAD,
+            WITH_LLAMA3,
+            "the head's RoPE is default theta=10000 factor=1, its target's llama3 thet",
+        ),
+    ],
+)
+def test_what_a_layout_cannot_hold(layout, config, options, message, tmp_path):
+    with pytest.raises(CheckpointError, match=message):
+        export(config, tmp_path / "head", layout, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_vocabulary_that_is_only_permuted(tmp_path):
+    config = VARIANTS["full vocabulary"]
+    params = random_params(config) | {"d2t": jnp.asarray([1, -1] + [0] * 51, jnp.int32)}
+    with pytest.raises(CheckpointError, match="a d2t that permutes the whole vocabulary"):
+        export_head(config, params, TARGET, tmp_path, "speculators", verifier="a/b", embedding=EMBEDDING)
+    export_head(config, params, TARGET, tmp_path, "official", "float32")
+    assert_same(load_head_checkpoint(tmp_path, TARGET)[1], params)
+
+
+def test_a_directory_that_is_not_empty(tmp_path):
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(CheckpointError, match=r"exists and is not an empty directory.*--overwrite"):
+        export(HEAD, tmp_path, "sglang")
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    export(HEAD, tmp_path, "sglang", overwrite=True)
+    export(HEAD, tmp_path, "speculators", overwrite=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"README.md", "config.json", "model.safetensors"}
+    assert (tmp_path / "README.md").read_text() == "mine"
+    assert load_head_checkpoint(tmp_path, TARGET, embedding=jnp.asarray(EMBEDDING))[0] == HEAD
+    for overwrite in (False, True):
+        with pytest.raises(CheckpointError, match=r"README\.md"):
+            export(HEAD, tmp_path / "README.md", "sglang", overwrite=overwrite)
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
+    export(HEAD, tmp_path / "head", "sglang")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "head").iterdir()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # config.json fits, the weights do not
+    try:
+        with pytest.raises(CheckpointError, match=r"could not be written in .*: make room and save again"):
+            export(HEAD, tmp_path / "head", "official", overwrite=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "head").iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["head"]

@@ -20,30 +20,24 @@ from eagle_jax.checkpoints import (
     read_target_embedding,
     save_target_checkpoint,
 )
-from eagle_jax.config import DecoderConfig, HeadConfig, RopeConfig
-from eagle_jax.models.decoder import init_params
-from eagle_jax.models.heads import EagleHead, init_head_params
+from eagle_jax.config import RopeConfig
+from eagle_jax.models.heads import EagleHead
 from eagle_jax.packed import PackedTokens
 from eagle_jax.training.unroll import unroll
+from tests.checkpoints import random_heads
+from tests.checkpoints.common import assert_same, random_params
+from tests.checkpoints.random_exports import head
 
 DEMO = Path(eagle_jax.__file__).parent / "assets" / "demo"
 LENGTH, STEPS = 12, 3
-TARGET = DecoderConfig(
-    vocab_size=53, hidden_size=24, intermediate_size=32, num_layers=9, num_heads=4, num_kv_heads=2, head_dim=6,
-    max_position=128, rope=RopeConfig(5e3, "llama3", 8.0, 16, 1.0, 4.0),
-)  # fmt: skip
-LAYER = dataclasses.replace(
-    TARGET, num_layers=1, num_heads=6, num_kv_heads=3, head_dim=8, rope=RopeConfig(3e3, "yarn", 4.0, 32)
-)
-HEAD = HeadConfig("eagle3", LAYER, 17, 24, (2, 4, 6))
+TARGET = dataclasses.replace(random_heads.TARGET, rope=RopeConfig(5e3, "llama3", 8.0, 16, 1.0, 4.0))
+YARN = {"rope": RopeConfig(3e3, "yarn", 4.0, 32)}
+BIASES = {"rope": TARGET.rope, "qkv_bias": True, "out_bias": True, "mlp_bias": True}
 VARIANTS = {
-    "residual": dataclasses.replace(
-        HEAD, norm_before_residual=True, norm_before_fc=True,
-        layer=dataclasses.replace(LAYER, rope=TARGET.rope, qkv_bias=True, out_bias=True, mlp_bias=True),
-    ),
-    "eagle3.1": dataclasses.replace(HEAD, fc_norm=True, norm_output=True, taps=(1, 3, 5, 8), own_embedding=True),
-    "qwen3": dataclasses.replace(HEAD, draft_vocab_size=53, layer=dataclasses.replace(LAYER, qk_norm=True)),
-}  # fmt: skip
+    "residual": head(BIASES, norm_before_residual=True, norm_before_fc=True),
+    "eagle3.1": head(YARN, fc_norm=True, norm_output=True, taps=(1, 3, 5, 8), own_embedding=True),
+    "qwen3": head(YARN | {"qk_norm": True}, draft_vocab_size=53),
+}
 
 
 @pytest.fixture(scope="module")
@@ -64,32 +58,23 @@ def _no_network(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
-def random_tree(init, config):
+def random_weights(config):
     """Random weights, of a size that keeps the logits of several steps near 1."""
-    rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(lambda: init(config, jax.random.key(0)))
 
     def fill(path, leaf):
-        centre = 1.0 if "scale" in str(path[-1]) else 0.0
-        return jnp.asarray(centre + 0.2 * rng.standard_normal(leaf.shape), jnp.float32)
+        return leaf if leaf.dtype == jnp.int32 else 0.2 * leaf + (1.0 if "scale" in str(path[-1]) else 0.0)
 
-    return jax.tree_util.tree_map_with_path(fill, shapes)
-
-
-def random_head(config):
-    params = random_tree(init_head_params, config)
-    kept = np.sort(np.random.default_rng(1).choice(53, config.draft_vocab_size, replace=False))
-    return params | {"d2t": jnp.asarray(kept - np.arange(config.draft_vocab_size), jnp.int32)}
+    return jax.tree_util.tree_map_with_path(fill, random_params(config))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def our_logits(config, head, embedding, features, tokens):
+def our_logits(config, weights, embedding, features, tokens):
     """[STEPS, LENGTH, Vd] of the head on its own outputs, over the tokens that are there."""
     segments, positions = jnp.ones((1, LENGTH), jnp.int32), jnp.arange(LENGTH)[None]
     texts = PackedTokens(tokens=tokens[None], supervised=segments > 0, segments=segments, positions=positions)
-    states = unroll(config, head, features[None], embedding[tokens][None], texts, STEPS)
+    states = unroll(config, weights, features[None], embedding[tokens][None], texts, STEPS)
     module = EagleHead(config)
-    return jnp.stack([module.apply({"params": head}, state, method="logits")[0] for state in states])
+    return jnp.stack([module.apply({"params": weights}, state, method="logits")[0] for state in states])
 
 
 def their_logits(model, features, tokens):
@@ -124,9 +109,9 @@ def inputs(config, vocab):
 
 def assert_same_logits(config, params, embedding, model):
     features, tokens = inputs(config, config.layer.vocab_size)
-    head = params["head"]
-    table = head["embed_tokens"]["embedding"] if config.own_embedding else embedding
-    ours = our_logits(config, head, jnp.asarray(table), jnp.asarray(features), jnp.asarray(tokens))
+    weights = params["head"]
+    table = weights["embed_tokens"]["embedding"] if config.own_embedding else embedding
+    ours = our_logits(config, weights, jnp.asarray(table), jnp.asarray(features), jnp.asarray(tokens))
     theirs = their_logits(model, features, tokens)
     # Row p of step k reads token p+1+k.
     for step, (our, their) in enumerate(zip(np.asarray(ours), theirs, strict=True)):
@@ -138,7 +123,7 @@ def assert_same_logits(config, params, embedding, model):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_same_logits(name, package, tmp_path):
     config = VARIANTS[name]
-    params, target = random_head(config), random_tree(init_params, TARGET)
+    params, target = random_weights(config), random_weights(TARGET)
     save_target_checkpoint(TARGET, target, tmp_path / "target", "float32")
     embedding = target["embed_tokens"]["embedding"]
     options = {"verifier": str(tmp_path / "target"), "rope": "head", "embedding": embedding}
@@ -149,13 +134,11 @@ def test_same_logits(name, package, tmp_path):
     # What the package writes itself has the same tensors, and comes back as it went.
     model.save_pretrained(tmp_path / "theirs")
     ours, theirs = (safetensors.numpy.load_file(tmp_path / who / "model.safetensors") for who in ("head", "theirs"))
-    assert ours.keys() == theirs.keys()
-    for key, value in ours.items():
-        assert theirs[key].dtype == value.dtype
-        np.testing.assert_array_equal(theirs[key], value)
+    assert_same(ours, theirs)
+    assert {key: value.dtype for key, value in ours.items()} == {key: value.dtype for key, value in theirs.items()}
     loaded, back = load_head_checkpoint(tmp_path / "theirs", TARGET, embedding=embedding)
     assert loaded == config
-    jax.tree.map(np.testing.assert_array_equal, back, params)
+    assert_same(back, params)
 
 
 def test_the_bundled_head(package, tmp_path):

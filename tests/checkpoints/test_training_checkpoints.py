@@ -1,4 +1,4 @@
-"""Where a run stands on disk: whole or not at all, the best by tau, a full disk, another shape, another mesh."""
+"""Checkpoints of a run: whole or not at all, the best by tau, a full disk, another shape, another mesh."""
 
 from __future__ import annotations
 
@@ -61,29 +61,19 @@ def test_what_was_saved_comes_back_on_another_mesh(checkpoints, tmp_path):
 
 
 def test_the_best_stays_whatever_comes_later(checkpoints, tmp_path):
-    heads = {tau: state(seed=step).head for step, tau in enumerate((1.5, 2.5, 2.0, 2.5))}
-    kept = [checkpoints.save_best(step, heads[tau], {}, tau) for step, tau in enumerate((1.5, 2.5, 2.0, 2.5))]
+    taus = (1.5, 2.5, 2.0, 2.5)
+    kept = [checkpoints.save_best(step, state(seed=step).head, {"at": step}, tau) for step, tau in enumerate(taus)]
     assert kept == [True, True, False, False]
-    checkpoints.wait()
+    assert (tmp_path / "best" / "1").is_dir(), "a kill now would keep a later step and lose its head"
     with contextlib.closing(TrainingCheckpoints(tmp_path)) as again:
-        assert again.best_tau == 2.5
-        found = again.restore_best(heads[2.0])
+        assert (again.best_tau, again.best_notes()) == (2.5, {"at": 1})
+        found = again.restore_best(state().head)
         assert found.step == 1
-        np.testing.assert_array_equal(found.state["fc"]["kernel"], heads[2.5]["fc"]["kernel"])
-        assert not again.save_best(9, heads[2.0], {}, 2.5)
-
-
-def test_whoever_finds_a_step_finds_the_best_head_of_then(checkpoints, tmp_path):
-    checkpoints.save_best(1, state(500_000).head, {"measured": {"tree": "2,2,3"}}, 1.5)
-    checkpoints.save(1, state(), {})
-    assert (tmp_path / "best" / "1").is_dir(), "a kill now would keep the step and lose its head"
-    assert checkpoints.best_notes() == {"measured": {"tree": "2,2,3"}}
-    checkpoints.forget_best()
-    assert checkpoints.best_tau is None and checkpoints.best_notes() is None
-    assert checkpoints.save_best(2, state().head, {}, 1.2)
-    checkpoints.wait()
-    with contextlib.closing(TrainingCheckpoints(tmp_path)) as again:
-        assert again.best_tau == 1.2
+        np.testing.assert_array_equal(found.state["fc"]["kernel"], state(seed=1).head["fc"]["kernel"])
+        assert not again.save_best(9, state().head, {}, 2.5)
+        again.forget_best()
+        assert again.best_tau is None and again.best_notes() is None
+        assert again.save_best(10, state().head, {}, 1.2)
 
 
 def test_another_configuration_is_named(checkpoints):

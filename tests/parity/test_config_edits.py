@@ -16,7 +16,7 @@ import safetensors.torch  # noqa: E402
 
 from eagle_jax.checkpoints import CheckpointError, load_target_checkpoint, save_target_checkpoint  # noqa: E402
 from eagle_jax.config import ConfigError  # noqa: E402
-from tests.checkpoints.test_config_values import COMMON, values  # noqa: E402
+from tests.checkpoints.test_config_fuzz import COMMON, values  # noqa: E402
 from tests.parity.test_families import TOLERANCE, jax_outputs  # noqa: E402
 from tests.parity.tiny import random_tokens, save, tiny_model, torch_outputs  # noqa: E402
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from eagle_jax.checkpoints.files.errors import CheckpointError
@@ -22,95 +22,78 @@ class Fields:
 
     Attributes:
       values: the object. where: its file, for messages. inside: the key that holds the object, followed by a dot.
+      names: the names that this file has for some keys, as `attribute_map` of `transformers`.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: object, inside: str = "") -> None:
+    def __init__(
+        self, values: Mapping[str, Any], where: object, inside: str = "", names: Mapping[str, str] | None = None
+    ) -> None:
         self.values = values
         self.where = where
         self.inside = inside
+        self.names = names or {}
 
     def given(self, key: str) -> bool:
         """Returns whether the key exists and is not null."""
-        return self.values.get(key) is not None
+        return self.values.get(self.names.get(key, key)) is not None
 
     def integer(
         self, key: str, default: int | None = None, *, null: bool = False, least: int = 1, most: int = LARGEST
     ) -> int:
         """Reads an integer from `least` to `most`."""
-        if self._takes_default(key, default, null):
-            return default  # type: ignore[return-value]
-        value: Any = self.values.get(key)
-        if not _is_integer(value) or not least <= value <= most:
-            too_large = _is_integer(value) and value > most
-            self.fail(key, f"an integer from {least} to {most}" if too_large or least != 1 else "a positive integer")
-        return value
+        return self._read(
+            key, default, null, f"an integer from {least} to {most}",
+            lambda value: _is_integer(value) and least <= value <= most,
+        )  # fmt: skip
 
     def number(self, key: str, default: float | None = None, *, null: bool = False) -> float:
         """Reads a positive number within float32."""
-        if self._takes_default(key, default, null):
-            return default  # type: ignore[return-value]
-        value: Any = self.values.get(key)
-        if not (_is_integer(value) or isinstance(value, float)) or not 0 < value <= _LARGEST_FLOAT:
-            self.fail(key, "a positive number")
-        return float(value)
+        return float(self._read(key, default, null, "a positive number", _is_positive))
 
     def flag(self, key: str, default: bool = False, *, null: bool = False) -> bool:
         """Reads true or false."""
-        if self._takes_default(key, default, null):
-            return default
-        value = self.values.get(key)
-        if not isinstance(value, bool):
-            self.fail(key, "true or false")
-        return value
+        return self._read(key, default, null, "true or false", lambda value: isinstance(value, bool))
 
     def text(self, key: str, default: str | None = None, *, null: bool = False) -> str:
         """Reads a string."""
-        if self._takes_default(key, default, null):
-            return default  # type: ignore[return-value]
-        value = self.values.get(key)
-        if not isinstance(value, str):
-            self.fail(key, "a string")
-        return value
+        return self._read(key, default, null, "a string", lambda value: isinstance(value, str))
 
     def ids(self, key: str) -> tuple[int, ...]:
         """Reads token ids or layer numbers: an integer or a list; empty if the key is missing or null."""
-        value = self.values.get(key)
-        if value is None:
-            return ()
-        listed = value if isinstance(value, list | tuple) else [value]
-        if not all(_is_integer(item) and abs(item) <= LARGEST for item in listed):
-            self.fail(key, "an integer or a list of integers")
-        return tuple(listed)
+        value = self._read(
+            key, (), True, "an integer or a list of integers",
+            lambda value: all(_is_integer(item) and abs(item) <= LARGEST for item in _listed(value)),
+        )  # fmt: skip
+        return tuple(_listed(value))
 
-    def names(self, key: str) -> tuple[str, ...]:
+    def names_of(self, key: str) -> tuple[str, ...]:
         """Reads a list of strings; empty if the key is missing or null."""
-        value = self.values.get(key)
-        if value is None:
-            return ()
-        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-            self.fail(key, "a list of strings")
-        return tuple(value)
+        return tuple(
+            self._read(
+                key, (), True, "a list of strings",
+                lambda value: isinstance(value, list | tuple) and all(isinstance(item, str) for item in value),
+            )
+        )  # fmt: skip
 
     def mapping(self, key: str) -> Fields:
         """Reads a nested object; empty if the key is missing or null."""
-        value = self.values.get(key)
-        if value is not None and not isinstance(value, Mapping):
-            self.fail(key, "an object of keys and values")
-        return Fields(value or {}, self.where, f"{self.inside}{key}.")
+        value = self._read(key, {}, True, "an object of keys and values", lambda value: isinstance(value, Mapping))
+        return Fields(value, self.where, f"{self.inside}{key}.")
 
     def fail(self, key: str, rule: str, remedy: str = _REMEDY) -> NoReturn:
-        """Raises the error of a key that breaks a rule.
+        """Raises the `CheckpointError` of a key that breaks a rule."""
+        name = self.names.get(key, key)
+        got = shown(self.values[name]) if name in self.values else "no value"
+        raise CheckpointError(f"{self.where}: {self.inside}{name} must be {rule}, got {got}. {remedy}")
 
-        Raises:
-          CheckpointError: always.
-        """
-        got = shown(self.values[key]) if key in self.values else "no value"
-        raise CheckpointError(f"{self.where}: {self.inside}{key} must be {rule}, got {got}. {remedy}")
-
-    def _takes_default(self, key: str, default: object, null: bool) -> bool:
-        if default is None:
-            return False
-        return key not in self.values or (null and self.values[key] is None)
+    def _read(self, key: str, default: Any, null: bool, rule: str, accepts: Callable[[Any], bool]) -> Any:
+        name = self.names.get(key, key)
+        value = self.values.get(name)
+        if default is not None and (name not in self.values or (null and value is None)):
+            return default
+        if not accepts(value):
+            self.fail(key, rule)
+        return value
 
 
 def shown(value: Any) -> str:
@@ -123,3 +106,11 @@ def shown(value: Any) -> str:
 
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_positive(value: Any) -> bool:
+    return (_is_integer(value) or isinstance(value, float)) and 0 < value <= _LARGEST_FLOAT
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list | tuple) else [value]

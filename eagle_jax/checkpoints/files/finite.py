@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from eagle_jax.checkpoints.files.errors import CheckpointError
 
-DIVERGED = "Take weights from before training diverged."
+DIVERGED = "Take weights from before training diverged, or write a dtype of a wider range."
 """Remedy for weights that are not written."""
-FETCH_AGAIN = "Fetch or save the checkpoint again, or take one from before training diverged."
+FETCH_AGAIN = "Fetch the checkpoint again, take one from before training diverged, or load a dtype of a wider range."
 """Remedy for files that hold such values."""
 _CHUNK = 1 << 18  # elements: a chunk stays in the CPU cache for the second pass
 _NAMED = 10  # tensors in a message
@@ -42,31 +43,14 @@ def count_not_finite(array: np.ndarray) -> int:
     return count
 
 
-class NotFinite:
-    """Collects the tensors of a checkpoint that hold NaN or infinity, for one error."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, int] = {}
-
-    def check(self, name: str, array: np.ndarray) -> bool:
-        """Returns whether all values of the array are finite; otherwise records the tensor."""
-        count = count_not_finite(array)
-        if count:
-            self.found[name] = count
-        return not count
-
-    def raise_if_any(self, subject: str, remedy: str) -> None:
-        """Raises one error that names the recorded tensors.
-
-        Raises:
-          CheckpointError: there is one.
-        """
-        if not self.found:
-            return
-        named = [
-            f"{name} holds {count} {'value that is' if count == 1 else 'values that are'} not finite"
-            for name, count in self.found.items()
-        ]
+def raise_not_finite(counts: Mapping[str, int], subject: str, remedy: str) -> None:
+    """Raises one error that names the tensors with values that are not finite, of {name: their number or zero}."""
+    named = [
+        f"{name} holds {count} {'value that is' if count == 1 else 'values that are'} not finite"
+        for name, count in counts.items()
+        if count
+    ]
+    if named:
         rest = len(named) - _NAMED
         more = f", and {rest} more tensors hold such values" if rest > 0 else ""
         raise CheckpointError(f"{subject}: {', '.join(named[:_NAMED])}{more} (NaN or infinity). {remedy}")

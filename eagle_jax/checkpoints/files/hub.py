@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import huggingface_hub
 from huggingface_hub import errors as hub_errors
@@ -20,18 +21,22 @@ TORCH_BINS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 HEADS = ("medusa_lm_head*", "hydra_lm_head*")
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*")
 
-TOO_MANY, REFUSED = {429}, {401, 403}
-"""HTTP status codes: too many requests; unauthorised or forbidden."""
 _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 
 
-def checkpoint_directory(
-    path_or_id: str | os.PathLike[str],
-    *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-) -> Path:
+class Hub(TypedDict, total=False):
+    """Options of a hub id; a local path ignores them.
+
+    Attributes:
+      revision: branch, tag or commit. token: of an account, for private models. cache_dir: where downloads are kept.
+    """
+
+    revision: str | None
+    token: str | bool | None
+    cache_dir: str | os.PathLike[str] | None
+
+
+def checkpoint_directory(path_or_id: str | os.PathLike[str], **hub: Unpack[Hub]) -> Path:
     """Returns the directory with the configuration and weights of a checkpoint; downloads a hub id.
 
     Of a hub repository only the configuration and the safetensors weights are fetched, and the `.bin` weights where it
@@ -40,14 +45,11 @@ def checkpoint_directory(
     Raises:
       CheckpointError: no such directory, no such repository or revision, no access, or no network.
     """
-    if not isinstance(path_or_id, str | os.PathLike):
-        raise CheckpointError(f"path_or_id must be a directory or a hub id, got {path_or_id!r}.")
-    local = _existing_directory(path_or_id)
-    if local is not None:
-        return local
-    fetch = functools.partial(_download, str(path_or_id), revision=revision, token=token, cache_dir=cache_dir)
-    directory = fetch(CONFIGS + SAFETENSORS)
-    directory = directory if any(directory.glob("*.safetensors")) else fetch(CONFIGS + TORCH_BINS)
+    directory = files_directory(path_or_id, CONFIGS + SAFETENSORS, **hub)
+    if _existing_directory(path_or_id) is not None:
+        return directory
+    if not any(directory.glob("*.safetensors")):
+        directory = files_directory(path_or_id, CONFIGS + TORCH_BINS, **hub)
     if not (directory / "config.json").is_file():
         raise CheckpointError(
             f"the hub repository {str(path_or_id)!r} has no config.json: give one with config.json and weights in "
@@ -72,7 +74,16 @@ def files_directory(
     local = _existing_directory(path_or_id)
     if local is not None:
         return local
-    return _download(str(path_or_id), patterns, revision=revision, token=token, cache_dir=cache_dir)
+    folder = None if cache_dir is None else os.fspath(cache_dir)
+    repo_id = str(path_or_id)
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                repo_id, revision=revision, token=token, cache_dir=folder, allow_patterns=list(patterns)
+            )
+        )
+    except (OSError, hub_errors.HTTPError, hub_errors.HFValidationError) as error:
+        raise CheckpointError(_explain(error, repo_id, revision)) from error
 
 
 config_directory = functools.partial(files_directory, patterns=CONFIGS)
@@ -85,6 +96,8 @@ head_directory = functools.partial(files_directory, patterns=CONFIGS + HEADS)
 
 def _existing_directory(path_or_id: str | os.PathLike[str]) -> Path | None:
     """Returns an existing directory, None for a hub id; raises for anything else."""
+    if not isinstance(path_or_id, str | os.PathLike):
+        raise CheckpointError(f"path_or_id must be a directory or a hub id, got {path_or_id!r}.")
     if not str(path_or_id):
         raise CheckpointError("the path is empty. Give a directory or a hub id.")
     path = Path(path_or_id).expanduser()
@@ -97,70 +110,37 @@ def _existing_directory(path_or_id: str | os.PathLike[str]) -> Path | None:
     return None
 
 
-def _download(
-    repo_id: str,
-    patterns: Sequence[str],
-    *,
-    revision: str | None,
-    token: str | bool | None,
-    cache_dir: str | os.PathLike[str] | None,
-) -> Path:
+def _explain(error: Exception, repo_id: str, revision: str | None) -> str:
+    """Returns the message of a failed download: what failed and its remedy."""
     at = f"{repo_id!r}" + (f" at revision {revision!r}" if revision else "")
-    try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                repo_id,
-                revision=revision,
-                token=token,
-                cache_dir=None if cache_dir is None else os.fspath(cache_dir),
-                allow_patterns=list(patterns),
-            )
+    answers = {
+        hub_errors.GatedRepoError: f"access to {at} is restricted: accept its licence at https://huggingface.co/"
+        f"{repo_id}, then set HF_TOKEN (or pass token=...) to a token of that account",
+        hub_errors.RevisionNotFoundError: f"the hub repository {repo_id!r} has no revision {revision!r}: give a "
+        "branch, tag or commit, or leave revision out for the newest one",
+        hub_errors.RepositoryNotFoundError: f"{at} is neither a local directory nor a repository on the hub that "
+        "this token may read; check the spelling, or pass token=... or set HF_TOKEN if it is private",
+        hub_errors.HFValidationError: f"{repo_id!r} is neither a local directory nor a valid hub id: {error}",
+    }
+    for kind, answer in answers.items():
+        if isinstance(error, kind):
+            return answer
+    # No network, offline mode without a cached copy, a full disk, or a broken connection. The client wraps the first
+    # error into advice of its own.
+    status = {getattr(getattr(part, "response", None), "status_code", None) for part in (error, error.__cause__)}
+    remedy = "check the spelling and the network, or give the path of a local copy"
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        remedy = "unset HF_HUB_OFFLINE to fetch it, or give the path of a local copy"
+    elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        remedy = "make room on the disk, or set HF_HOME (or pass cache_dir=...) to a larger one"
+    elif 429 in status:  # too many requests
+        remedy = "wait some minutes, or set HF_TOKEN (or pass token=...): the hub limits anonymous requests more"
+    elif status & {401, 403}:  # unauthorised or forbidden
+        remedy = (
+            "the hub refuses the token: create one that can read this repository at "
+            "https://huggingface.co/settings/tokens, or unset HF_TOKEN (and log out) for public repositories"
         )
-    except hub_errors.GatedRepoError as error:
-        raise CheckpointError(
-            f"access to {at} is restricted: accept its licence at https://huggingface.co/{repo_id}, then set HF_TOKEN "
-            "(or pass token=...) to a token of that account"
-        ) from error
-    except hub_errors.RevisionNotFoundError as error:
-        raise CheckpointError(
-            f"the hub repository {repo_id!r} has no revision {revision!r}: give a branch, tag or commit, or leave "
-            "revision out for the newest one"
-        ) from error
-    except hub_errors.RepositoryNotFoundError as error:
-        raise CheckpointError(
-            f"{at} is neither a local directory nor a repository on the hub that this token may read; "
-            f"check the spelling, or pass token=... or set HF_TOKEN if it is private"
-        ) from error
-    except hub_errors.HFValidationError as error:
-        raise CheckpointError(f"{repo_id!r} is neither a local directory nor a valid hub id: {error}") from error
-    except (OSError, hub_errors.HTTPError) as error:
-        # No network, offline mode without a cached copy, a full disk, or a broken connection.
-        answered = {_status(error), _status(error.__cause__)}
-        remedy = "check the spelling and the network, or give the path of a local copy"
-        if huggingface_hub.constants.HF_HUB_OFFLINE:
-            remedy = "unset HF_HUB_OFFLINE to fetch it, or give the path of a local copy"
-        elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            remedy = "make room on the disk, or set HF_HOME (or pass cache_dir=...) to a larger one"
-        elif answered & TOO_MANY:
-            remedy = "wait some minutes, or set HF_TOKEN (or pass token=...): the hub limits anonymous requests more"
-        elif answered & REFUSED:
-            remedy = (
-                "the hub refuses the token: create one that can read this repository at "
-                "https://huggingface.co/settings/tokens, or unset HF_TOKEN (and log out) for public repositories"
-            )
-        raise CheckpointError(
-            f"{repo_id!r} is no directory and is not in the hub's cache, and the download failed "
-            f"({_reason(error)}): {remedy}"
-        ) from error
-
-
-def _status(error: BaseException | None) -> int | None:
-    """Returns the HTTP status of an error, None without one."""
-    return getattr(getattr(error, "response", None), "status_code", None)
-
-
-def _reason(error: Exception) -> str:
-    """Returns the first sentence of the original error; the client appends advice of its own."""
     cause = error.__cause__ if isinstance(error, hub_errors.LocalEntryNotFoundError) and error.__cause__ else error
     reason = " ".join(str(cause).split()) or type(cause).__name__
-    return re.split(r"(?<=[a-z\d)])\. ", reason, maxsplit=1)[0].rstrip(".")
+    reason = re.split(r"(?<=[a-z\d)])\. ", reason, maxsplit=1)[0].rstrip(".")
+    return f"{repo_id!r} is no directory and is not in the hub's cache, and the download failed ({reason}): {remedy}"

@@ -37,10 +37,6 @@ def kind_of(values: Mapping[str, Any], names: Collection[str] = (), where: objec
     Args:
       names: of the tensors as stored. Without them, EAGLE-1/2 heads are not detected: their config.json is that of
         a model.
-      where: the path of config.json, for messages.
-
-    Raises:
-      CheckpointError: `architectures` is no list of names.
     """
     for heads in MEDUSAS:
         # A model that was trained together with such heads names them in its own config.json.
@@ -49,7 +45,7 @@ def kind_of(values: Mapping[str, Any], names: Collection[str] = (), where: objec
     if (algorithm := values.get("speculators_model_type")) is not None:
         return "eagle3" if algorithm == "eagle3" else "other"
     stored = {canonical_name(name.removeprefix("transformer.")) for name in names}
-    named = " ".join(Fields(values, where).names("architectures")).lower()
+    named = " ".join(Fields(values, where).names_of("architectures")).lower()
     if "eagle3" in named or values.get("draft_vocab_size") or "layers.0.hidden_norm.weight" in stored:
         return "eagle3"
     if "eagle" in named or "fc.weight" in stored:
@@ -61,14 +57,7 @@ def kind_of(values: Mapping[str, Any], names: Collection[str] = (), where: objec
 def check_kind(
     where: object, accepted: Collection[Kind], values: Mapping[str, Any], names: Collection[str] = ()
 ) -> None:
-    """Checks that a checkpoint is of one of the kinds that a loader reads.
-
-    Args:
-      where: the directory. values, names: as in `kind_of`.
-
-    Raises:
-      CheckpointError: saying what it is and what it is for.
-    """
+    """Checks that the checkpoint in the directory `where` is of an accepted kind; the error names its loader."""
     kind = kind_of(values, names, f"{where}/config.json")
     if kind is not None and kind not in accepted:
         raise CheckpointError(f"{where} holds {BELONGS[kind]}")

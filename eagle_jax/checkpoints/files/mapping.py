@@ -17,12 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.checkpoints.files.errors import CheckpointError
-from eagle_jax.config import DecoderConfig, HeadConfig
+from eagle_jax.config import DecoderConfig, HeadConfig, MedusaConfig
 from eagle_jax.core.types import Params
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
+from eagle_jax.models.medusa import init_medusa_params
 
 LM_HEAD = "lm_head.weight"
+EMBEDDING = "embed_tokens/embedding"
+"""Path of the input embedding among the parameters."""
 DTYPES: dict[str, Any] = {
     "float32": np.dtype(np.float32), "bfloat16": np.dtype(jnp.bfloat16), "float16": np.dtype(np.float16),
 }  # fmt: skip
@@ -43,15 +46,22 @@ class Rule(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The rules of a layout, and patterns of tensors to ignore."""
+    """How the files of a layout name the parameters.
+
+    Attributes:
+      rules: the first that matches a name or a path counts.
+      ignored: patterns of tensors that are not read.
+      canonical: a tensor's name in a file -> its name in the rules; prefixes differ between projects.
+    """
 
     rules: tuple[Rule, ...]
     ignored: tuple[str, ...] = ()
+    canonical: Callable[[str], str] = str
 
     def path_of(self, name: str) -> tuple[str, bool] | None:
         """Returns (path, transpose) of a tensor; None if no rule matches."""
         for rule in self.rules:
-            match = _pattern(rule.name).fullmatch(name)
+            match = _pattern(rule.name).fullmatch(self.canonical(name))
             if match:
                 return rule.path.format(**match.groupdict()), rule.transpose
         return None
@@ -63,6 +73,14 @@ class Table(NamedTuple):
             if match:
                 return rule.name.format(**match.groupdict()), rule.transpose
         raise CheckpointError(f"parameter {path!r} has no name in this layout")
+
+    def ignores(self, name: str) -> bool:
+        """Returns whether a tensor is not read."""
+        return any(re.fullmatch(pattern, self.canonical(name)) for pattern in self.ignored)
+
+    def ignoring(self, *names: str) -> Table:
+        """Returns the table without the tensors of these names."""
+        return self._replace(ignored=(*self.ignored, *map(re.escape, names)))
 
 
 @functools.cache
@@ -77,60 +95,58 @@ def _pattern(template: str) -> re.Pattern[str]:
     )
 
 
-_ATTENTION_AND_MLP = (
-    Rule("layers.{i}.self_attn.{proj}_proj.weight", "layers_{i}/self_attn/{proj}_proj/kernel", True),
-    Rule("layers.{i}.self_attn.{proj}_proj.bias", "layers_{i}/self_attn/{proj}_proj/bias"),
-    Rule("layers.{i}.self_attn.{norm}_norm.weight", "layers_{i}/self_attn/{norm}_norm/scale"),
-    Rule("layers.{i}.mlp.{proj}_proj.weight", "layers_{i}/mlp/{proj}_proj/kernel", True),
-    Rule("layers.{i}.mlp.{proj}_proj.bias", "layers_{i}/mlp/{proj}_proj/bias"),
-    Rule("layers.{i}.{norm}_layernorm.weight", "layers_{i}/{norm}_layernorm/scale"),
-)
+def layer_rules(name: str, path: str) -> tuple[Rule, ...]:
+    """Returns the rules of a Llama-like layer whose tensor names and parameter paths begin with these."""
+    return (
+        Rule(f"{name}self_attn.{{proj}}_proj.weight", f"{path}self_attn/{{proj}}_proj/kernel", True),
+        Rule(f"{name}self_attn.{{proj}}_proj.bias", f"{path}self_attn/{{proj}}_proj/bias"),
+        Rule(f"{name}self_attn.{{norm}}_norm.weight", f"{path}self_attn/{{norm}}_norm/scale"),
+        Rule(f"{name}mlp.{{proj}}_proj.weight", f"{path}mlp/{{proj}}_proj/kernel", True),
+        Rule(f"{name}mlp.{{proj}}_proj.bias", f"{path}mlp/{{proj}}_proj/bias"),
+        Rule(f"{name}{{norm}}_layernorm.weight", f"{path}{{norm}}_layernorm/scale"),
+    )
+
 
 DECODER = Table(
     rules=(
-        Rule("model.embed_tokens.weight", "embed_tokens/embedding"),
-        *(Rule("model." + rule.name, rule.path, rule.transpose) for rule in _ATTENTION_AND_MLP),
+        Rule("model.embed_tokens.weight", EMBEDDING),
+        *layer_rules("model.layers.{i}.", "layers_{i}/"),
         Rule("model.norm.weight", "norm/scale"),
-        Rule("lm_head.weight", "lm_head/kernel", True),
+        Rule(LM_HEAD, "lm_head/kernel", True),
     ),
     # Old checkpoints store the RoPE frequencies, which follow from the configuration.
     ignored=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
 )
 
-HEAD = Table(
-    rules=(
-        Rule("embed_tokens.weight", "embed_tokens/embedding"),
-        Rule("fc.weight", "fc/kernel", True),
-        Rule("fc.bias", "fc/bias"),
-        Rule("fc_norm.{i}.weight", "fc_norm_{i}/scale"),
-        Rule("input_norm.weight", "input_norm/scale"),
-        # The one layer is the head: its parameters have no `layers_0` level.
-        *(
-            Rule(rule.name.replace("{i}", "0"), rule.path.replace("layers_{i}/", ""), rule.transpose)
-            for rule in _ATTENTION_AND_MLP
+
+def head_table(prefix: str) -> Table:
+    """Returns the table of EAGLE heads whose one layer has this prefix, "midlayer." or "layers.0."."""
+    return Table(
+        rules=(
+            Rule("embed_tokens.weight", EMBEDDING),
+            Rule("fc.weight", "fc/kernel", True),
+            Rule("fc.bias", "fc/bias"),
+            Rule("fc_norm.{i}.weight", "fc_norm_{i}/scale"),
+            Rule("input_norm.weight", "input_norm/scale"),
+            *layer_rules(prefix, ""),
+            Rule(f"{prefix}hidden_norm.weight", "hidden_norm/scale"),
+            Rule("norm.weight", "norm/scale"),
+            Rule(LM_HEAD, "lm_head/kernel", True),
         ),
-        Rule("layers.0.hidden_norm.weight", "hidden_norm/scale"),
-        Rule("norm.weight", "norm/scale"),
-        Rule("lm_head.weight", "lm_head/kernel", True),
-    ),
-    ignored=(r"layers\.0\.self_attn\.rotary_emb\.inv_freq",),
-)
+        ignored=(re.escape(prefix) + r"self_attn\.rotary_emb\.inv_freq",),
+        canonical=lambda name: name.removeprefix("model."),
+    )
 
 
 def canonical_name(name: str) -> str:
-    """Removes the prefixes in which projects differ from the name of a head's tensor."""
+    """Returns the name of a head's tensor without the prefixes in which projects differ."""
     return re.sub(r"^midlayer\.", "layers.0.", name.removeprefix("model."))
 
 
 def flatten(tree: Params) -> dict[str, Any]:
     """Converts a nested dict to {path: leaf}, keys joined by "/"."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat.update({f"{key}/{rest}": leaf for rest, leaf in flatten(value).items()})
-        else:
-            flat[key] = value
-    return flat
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def unflatten(flat: Mapping[str, Any]) -> Params:
@@ -145,33 +161,25 @@ def unflatten(flat: Mapping[str, Any]) -> Params:
     return tree
 
 
+_INITS: dict[type, Callable[..., Params]] = {
+    DecoderConfig: init_params, HeadConfig: init_head_params, MedusaConfig: init_medusa_params,
+}  # fmt: skip
+
+
 @functools.lru_cache(maxsize=64)
-def expected_shapes(config: DecoderConfig | HeadConfig) -> Mapping[str, tuple[int, ...]]:
-    """Returns {path: shape} of the parameters of a decoder or a head, without allocating them."""
-    init: Callable[..., Params] = init_params if isinstance(config, DecoderConfig) else init_head_params
-    shapes = jax.eval_shape(lambda: init(config, jax.random.key(0)))
+def expected_shapes(config: DecoderConfig | HeadConfig | MedusaConfig) -> Mapping[str, tuple[int, ...]]:
+    """Returns {path: shape} of the parameters of a decoder or of heads, without allocating them."""
+    shapes = jax.eval_shape(lambda: _INITS[type(config)](config, jax.random.key(0)))
     return types.MappingProxyType({path: tuple(leaf.shape) for path, leaf in flatten(shapes).items()})
 
 
-def check_dtype(dtype: str) -> np.dtype:
-    """Returns the NumPy dtype of a name.
+def check_dtype(dtype: Any) -> np.dtype:
+    """Returns the NumPy dtype of a name or a JAX type.
 
     Raises:
       CheckpointError: it is none of float32, bfloat16, float16.
     """
-    return DTYPES[dtype_name(dtype)]
-
-
-def dtype_name(dtype: Any) -> str:
-    """Returns the name of a dtype, given by name or as a JAX type.
-
-    Raises:
-      CheckpointError: it is none of them.
-    """
     try:
-        name = dtype if dtype is None or isinstance(dtype, str) else np.dtype(dtype).name
-    except TypeError:  # no type at all
-        name = None
-    if name not in DTYPES:
-        raise CheckpointError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
-    return name
+        return DTYPES[np.dtype(dtype).name]
+    except (TypeError, KeyError):
+        raise CheckpointError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.") from None

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax.checkpoints.files.errors import CheckpointError
+from eagle_jax.checkpoints.files.hub import CONFIGS
+
+_WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -39,12 +42,6 @@ def named_errors(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
-def _is_checkpoint_file(name: str) -> bool:
-    return name in ("config.json", "generation_config.json") or name.endswith(
-        (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
-    )
-
-
 @contextlib.contextmanager
 def replacing(directory: Path) -> Iterator[Path]:
     """Yields a temporary directory that replaces `directory` if the block succeeds; a context manager.
@@ -59,14 +56,16 @@ def replacing(directory: Path) -> Iterator[Path]:
             raise CheckpointError(
                 f"{directory} is no checkpoint directory (a file, or it has subdirectories); save elsewhere"
             )
-        kept = [path for path in inside if not _is_checkpoint_file(path.name)]
+        kept = [path for path in inside if path.name not in CONFIGS and not path.name.endswith(_WEIGHTS)]
     directory.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
         yield staging
         for path in kept:
             shutil.copy2(path, staging / path.name)
-        mask = _umask()
+        mask = os.umask(0)
+        os.umask(mask)
+        # mkdtemp makes private directories and safetensors private files; a checkpoint is as readable as other files.
         staging.chmod(0o777 & ~mask)
         for weights in staging.glob("*.safetensors"):
             weights.chmod(0o666 & ~mask)
@@ -93,10 +92,3 @@ def sweep(*folders: Path) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-
-
-def _umask() -> int:
-    # mkdtemp makes private directories and safetensors private files; a saved checkpoint is as readable as other files.
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

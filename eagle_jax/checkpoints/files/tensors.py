@@ -1,7 +1,4 @@
-"""Reads named tensors of a checkpoint one at a time, from safetensors or PyTorch files.
-
-Names, shapes and dtypes are read first, so that a checkpoint that does not fit fails before any weight is read.
-"""
+"""Reads named tensors of a checkpoint one at a time, from safetensors or PyTorch files."""
 
 from __future__ import annotations
 
@@ -38,9 +35,13 @@ class TensorInfo(NamedTuple):
 class TensorReader:
     """Reads the tensors of one checkpoint directory; a context manager.
 
+    Names, shapes and dtypes are read first, so that a checkpoint that does not fit fails before any weight is read.
+
+    Args:
+      stem: file name without suffix, for files other than a model's.
+
     Attributes:
-      directory: the checkpoint directory. stem: file name without suffix, for files other than a model's.
-      infos: name -> `TensorInfo` of every stored tensor.
+      directory: the checkpoint directory. infos: name -> `TensorInfo` of every stored tensor.
 
     Raises:
       CheckpointError: no weights, a shard missing, an index that names tensors which no shard holds, a truncated or
@@ -49,12 +50,11 @@ class TensorReader:
 
     def __init__(self, directory: Path, stem: str | None = None) -> None:
         self.directory = directory
-        self.stem = stem
         self.infos: dict[str, TensorInfo] = {}
-        self._files: dict[str, Any] = {}
+        self._sources: dict[str, Any] = {}  # tensor name -> the open file that holds it
         self._stack = contextlib.ExitStack()
         try:
-            self._open_all()
+            self._open_all(stem)
         except BaseException:
             self._stack.close()
             raise
@@ -63,45 +63,37 @@ class TensorReader:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._files.clear()
+        self._sources.clear()
         self._stack.close()
 
-    def read(self, name: str) -> np.ndarray:
-        """Reads a tensor as stored; bfloat16 arrives in JAX's dtype for it."""
-        return self._read(name, None)
-
-    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Reads some rows of a tensor as stored."""
-        return self._read(name, slice(start, stop))
-
-    def _read(self, name: str, rows: slice | None) -> np.ndarray:
-        info = self.infos[name]
-        source = self._files[info.file]
-        if info.file.endswith(_TORCH):
+    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
+        """Reads a tensor or some rows of it as stored; bfloat16 arrives in JAX's dtype for it."""
+        source = self._sources[name]
+        if isinstance(source, dict):
             return _torch_to_numpy(source[name] if rows is None else source[name][rows])
         try:
             return source.get_tensor(name) if rows is None else source.get_slice(name)[rows]
         except Exception as error:
-            raise CheckpointError(f"{self.directory / info.file}: cannot read tensor {name!r}: {error}") from error
+            raise CheckpointError(f"{self.directory}: cannot read tensor {name!r}: {error}") from error
 
-    def _open_all(self) -> None:
-        files, index = _weight_files(self.directory, self.stem)
+    def _open_all(self, stem: str | None) -> None:
+        files, index = _weight_files(self.directory, stem)
         for file in files:
             path = self.directory / file
             if not path.is_file():
                 raise CheckpointError(f"{self.directory}: the index names {file}, which is missing")
             opened = _read_torch(path) if file.endswith(_TORCH) else self._stack.enter_context(_open_safetensors(path))
-            self._files[file] = opened
             for name in opened.keys():  # noqa: SIM118 (a safetensors file is no mapping)
                 if name in self.infos:
                     raise CheckpointError(f"{path}: tensor {name!r} is also in {self.infos[name].file}")
                 self.infos[name] = TensorInfo(*_describe(opened, name), file)
+                self._sources[name] = opened
         absent = sorted(set(index) - set(self.infos))
         if absent:
             raise CheckpointError(f"{self.directory}: the index names tensors that no shard holds: {', '.join(absent)}")
 
 
-def _weight_files(directory: Path, stem: str | None = None) -> tuple[list[str], dict[str, str]]:
+def _weight_files(directory: Path, stem: str | None) -> tuple[list[str], dict[str, str]]:
     """Returns the weight files and the index (tensor -> file, empty for a single file); prefers safetensors."""
     if stem is not None:
         for file in (f"{stem}.safetensors", f"{stem}.pt"):
@@ -116,7 +108,7 @@ def _weight_files(directory: Path, stem: str | None = None) -> tuple[list[str], 
             return [single], {}
         if (directory / index).is_file():
             weight_map = read_json(directory / index).get("weight_map")
-            if not isinstance(weight_map, dict) or not weight_map or not all(map(_is_text, weight_map.values())):
+            if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
                 raise CheckpointError(f"{directory / index}: no 'weight_map' of tensors to files")
             files = sorted(set(weight_map.values()))
             outside = [file for file in files if Path(file).name != file or not file.endswith((".safetensors", ".bin"))]
@@ -128,10 +120,6 @@ def _weight_files(directory: Path, stem: str | None = None) -> tuple[list[str], 
     raise CheckpointError(
         f"{directory}: no weights; expected model.safetensors or pytorch_model.bin, or shards with their index.json"
     )
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _open_safetensors(path: Path) -> Any:

@@ -1,1 +1,1 @@
-"""Reads and writes draft heads: `load` EAGLE heads, `medusa` Medusa and Hydra heads, `export` for other engines."""
+"""Reads and writes draft heads: `load` and `save` EAGLE heads, `medusa` Medusa and Hydra heads."""

@@ -1,4 +1,4 @@
-"""Builds config.json of a head in the layouts of other engines, and checks what each layout can hold.
+"""Describes the layouts of EAGLE heads on disk: config.json, names of tensors, and what each cannot express.
 
 Read off the engines' own loaders in summer 2026: `llama_eagle3.py` of SGLang, vLLM, sglang-jax and tpu-inference, and
 the `speculators` package 0.9.0.
@@ -6,71 +6,45 @@ the `speculators` package 0.9.0.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Literal
 
 import numpy as np
 
 from eagle_jax.checkpoints.files.errors import CheckpointError
-from eagle_jax.checkpoints.heads.config import SWITCHES, head_config_values
+from eagle_jax.checkpoints.heads.config import SWITCHES
 from eagle_jax.checkpoints.targets.config import common_keys
-from eagle_jax.config import DecoderConfig, HeadConfig, RopeConfig
+from eagle_jax.config import DecoderConfig, HeadConfig
 
 Layout = Literal["official", "speculators", "sglang"]
-"""As the reference implementation writes a head, as the `speculators` package does, or as SGLang wants it."""
-
-SPECULATORS_VERSION = "0.9.0"
-"""Of the package whose files the speculators layout copies."""
+"""As the reference implementation, the `speculators` package or SGLang writes a head."""
 
 
-def with_target_positions(
-    config: HeadConfig, target: DecoderConfig, rope: Literal["head", "target"] | None
-) -> HeadConfig:
-    """Gives a head its target's context length: engines draft no further than the head's config says.
+def layer_prefix(config: HeadConfig, layout: Layout) -> str:
+    """Returns the prefix of the layer's tensors in a layout."""
+    return "layers.0." if layout == "speculators" or config.kind == "eagle1" else "midlayer."
 
-    Args:
-      rope: whose rotary embedding it gets. None wants the two to be equal: another one gives other drafts.
 
-    Raises:
-      CheckpointError: they differ and `rope` is None.
+def carries_embedding(config: HeadConfig, layout: Layout) -> bool:
+    """Returns whether files of a layout hold a copy of the target's embedding.
+
+    The `speculators` package (0.9.0) should take a missing one from the target, but does so only if its uninitialised
+    memory happens to hold a NaN.
     """
-    layer = config.layer
-    if rope is None and layer.rope != target.rope:
-        raise CheckpointError(
-            f"the head's RoPE is {_rope_words(layer.rope)}, its target's {_rope_words(target.rope)}: choose rope "
-            f"'head', which drafts as it does here, or rope 'target'"
-        )
-    chosen = target.rope if rope == "target" else layer.rope
-    layer = dataclasses.replace(layer, rope=chosen, max_position=target.max_position)
-    return dataclasses.replace(config, layer=layer)
-
-
-def _rope_words(rope: RopeConfig) -> str:
-    changed = {
-        field.name: getattr(rope, field.name)
-        for field in dataclasses.fields(rope)
-        if field.name not in ("kind", "theta") and getattr(rope, field.name) != field.default
-    }
-    return " ".join([rope.kind, f"theta={rope.theta:g}", *(f"{name}={value}" for name, value in changed.items())])
+    return layout == "speculators" or config.kind == "eagle1"
 
 
 def check_expressible(config: HeadConfig, d2t: np.ndarray | None, target: DecoderConfig, layout: Layout) -> None:
-    """Checks that `layout` can hold the head: SGLang silently skips unknown keys and tensors.
-
-    Raises:
-      CheckpointError: naming everything that has no place there.
-    """
+    """Checks that `layout` can hold the head: SGLang silently skips unknown keys and tensors."""
     if layout == "official":
         return
     if config.kind != "eagle3":
         raise CheckpointError(f"layout must be 'official' for an EAGLE-1/2 head, got {layout!r}.")
     layer, taps = config.layer, config.taps
+    # Engines collect the taps in the order of the layers, each where the residual stream enters one.
+    ascending = list(taps) == sorted(set(taps)) and taps[0] >= 1 and taps[-1] < target.num_layers
     lacks = {
         "a bias of fc": config.fc_bias,
-        # Engines collect the taps in the order of the layers, each where the residual stream enters one.
-        f"taps {taps} (they must ascend, from 1 to {target.num_layers - 1})": (
-            list(taps) != sorted(set(taps)) or taps[0] < 1 or taps[-1] >= target.num_layers
-        ),
+        f"taps {taps} (they must ascend, from 1 to {target.num_layers - 1})": not ascending,
     }
     if layout == "sglang":
         lacks |= {
@@ -97,9 +71,24 @@ def check_expressible(config: HeadConfig, d2t: np.ndarray | None, target: Decode
         raise CheckpointError(f"the {layout} layout cannot hold {', '.join(found)}")
 
 
-def sglang_values(config: HeadConfig, dtype: str) -> dict[str, Any]:
-    """Returns config.json of the layout that SGLang, vLLM and sglang-jax read."""
-    return head_config_values(config, dtype) | {"architectures": ["LlamaForCausalLMEagle3"]}
+def official_values(config: HeadConfig, dtype: str, architecture: str = "LlamaForCausalLM") -> dict[str, Any]:
+    """Returns config.json of a head in the official and the sglang layout; switches only where they are on."""
+    layer = config.layer
+    values: dict[str, Any] = {"architectures": [architecture], **_layer_values(layer, dtype)}
+    if layer.qkv_bias:
+        values |= {"qkv_bias": True, "attention_bias": True}
+    if layer.mlp_bias:
+        values["mlp_bias"] = True
+    if config.kind == "eagle1":
+        return values | {"bias": config.fc_bias}
+    values["draft_vocab_size"] = config.draft_vocab_size
+    if config.target_hidden_size != layer.hidden_size:
+        values["target_hidden_size"] = config.target_hidden_size
+    values |= {name: True for name in SWITCHES if getattr(config, name)}
+    # In both numberings, each for its readers; see `tapped_states`.
+    values["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in config.taps]}
+    values["eagle_aux_hidden_state_layer_ids"] = list(config.taps)
+    return values
 
 
 def speculators_values(
@@ -112,14 +101,9 @@ def speculators_values(
       speculative_tokens: length of the chain that vLLM drafts by default.
     """
     layer = config.layer
-    layer_values = {
-        "model_type": "qwen3" if layer.qk_norm else "llama",
-        **common_keys(layer, dtype),
-        "num_hidden_layers": 1,
-        "attention_bias": layer.qkv_bias,
-        "mlp_bias": layer.mlp_bias,
-        "tie_word_embeddings": False,
-    }
+    layer_values = _layer_values(layer, dtype) | {"attention_bias": layer.qkv_bias, "mlp_bias": layer.mlp_bias}
+    if layer.qk_norm:
+        layer_values["model_type"] = "qwen3"
     if len(config.taps) != 3:
         layer_values["num_aux_hidden_states"] = len(config.taps)  # vLLM takes three for granted
     proposal = {
@@ -132,7 +116,7 @@ def speculators_values(
     return {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
-        "speculators_version": SPECULATORS_VERSION,
+        "speculators_version": "0.9.0",  # the version of the package whose files the layout copies
         "speculators_config": {
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
@@ -149,3 +133,8 @@ def speculators_values(
         "tie_word_embeddings": False,
         "torch_dtype": dtype,
     }
+
+
+def _layer_values(layer: DecoderConfig, dtype: str) -> dict[str, Any]:
+    common = common_keys(layer, dtype)
+    return {"model_type": "llama", **common, "num_hidden_layers": 1, "tie_word_embeddings": False}

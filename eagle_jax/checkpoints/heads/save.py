@@ -1,20 +1,31 @@
-"""Writes EAGLE heads in the official format: the whole directory appears, or nothing changes."""
+"""Writes EAGLE heads in the layouts that engines load: the whole directory appears, or nothing changes."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.checkpoints.files.errors import CheckpointError
-from eagle_jax.checkpoints.files.mapping import HEAD, check_dtype, expected_shapes, flatten
+from eagle_jax.checkpoints.files.mapping import DTYPES, EMBEDDING, check_dtype, expected_shapes, flatten, head_table
 from eagle_jax.checkpoints.files.staging import replacing, write_json
+from eagle_jax.checkpoints.files.tensors import FLOAT_DTYPES, TensorReader
 from eagle_jax.checkpoints.files.weights import check_params, write_weights
-from eagle_jax.checkpoints.heads.config import head_config_values
-from eagle_jax.config import HeadConfig
+from eagle_jax.checkpoints.heads.layouts import (
+    Layout,
+    carries_embedding,
+    check_expressible,
+    layer_prefix,
+    official_values,
+    speculators_values,
+)
+from eagle_jax.config import DecoderConfig, HeadConfig
 from eagle_jax.core.types import Params
 
 
@@ -40,32 +51,115 @@ def save_head_checkpoint(
       CheckpointError: the parameters do not fit `config` or hold values that are not finite, or the directory holds
         something else.
     """
-    prefix = "midlayer." if config.kind == "eagle3" else "layers.0."
-    write_head(config, params, directory, dtype, head_config_values(config, dtype), prefix=prefix, embedding=embedding)
+    _write(config, params, directory, "official", dtype, official_values(config, dtype), embedding)
 
 
-def write_head(
+def export_head(
+    config: HeadConfig,
+    params: Params,
+    target: DecoderConfig,
+    directory: str | os.PathLike[str],
+    layout: Layout,
+    dtype: str = "bfloat16",
+    *,
+    rope: Literal["head", "target"] | None = None,
+    verifier: str | None = None,
+    speculative_tokens: int = 5,
+    embedding: Any | None = None,
+    overwrite: bool = False,
+) -> HeadConfig:
+    """Writes a head for other engines; `load_head_checkpoint` reads every layout back exactly.
+
+    - official: EAGLE-1/2 (`layers.0.*`, a copy of the target's embedding) and EAGLE-3 (`midlayer.*`), as the reference
+      implementation writes them; tpu-inference's native EAGLE-3 head is found under this layout's architecture.
+    - sglang: EAGLE-3 for SGLang, vLLM and sglang-jax; d2t and t2d are always there.
+    - speculators: EAGLE-3 for vLLM, which finds the target by itself, and for the `speculators` package (`layers.0.*`,
+      a copy of the target's embedding).
+
+    Args:
+      params: `{"head": ..., "d2t": ...}` as `load_head_checkpoint` returns it.
+      target: its context length goes into the file.
+      rope: whose rotary embedding to write, if the head's differs from the target's.
+      verifier: hub id or path of the target (speculators only).
+      speculative_tokens: length of the drafted chain (speculators only).
+      embedding: [V, H], the target's, to write a copy of; required if `carries_embedding`.
+      overwrite: replace the checkpoint in a directory that is not empty; other files in it are kept.
+
+    Returns:
+      the configuration as written: `config` with the target's context length (and RoPE).
+
+    Raises:
+      CheckpointError: the layout cannot express this head, an argument is missing, or the directory is not empty.
+    """
+    if not overwrite:
+        check_unoccupied(directory)
+    config = _with_target_positions(config, target, rope)
+    d2t = params.get("d2t")
+    check_expressible(config, None if d2t is None else np.asarray(d2t), target, layout)
+    if carries_embedding(config, layout) and embedding is None and not config.own_embedding:
+        kind = {"eagle1": "EAGLE-1/2", "eagle3": "EAGLE-3"}[config.kind]
+        raise CheckpointError(f"an {kind} head in the {layout} layout carries its target's embedding. Pass embedding=.")
+    if layout == "speculators":
+        if not verifier:
+            raise CheckpointError(
+                "verifier must be the hub id or path of the target in the speculators layout, got none."
+            )
+        if speculative_tokens < 1:
+            raise CheckpointError(f"speculative_tokens must be at least 1, got {speculative_tokens}.")
+        values = speculators_values(config, target, dtype, verifier, speculative_tokens)
+    else:
+        architecture = "LlamaForCausalLMEagle3" if layout == "sglang" else "LlamaForCausalLM"
+        values = official_values(config, dtype, architecture)
+    _write(config, params, directory, layout, dtype, values, embedding)
+    return config
+
+
+def check_unoccupied(directory: str | os.PathLike[str]) -> None:
+    """Raises `CheckpointError` unless a directory is missing or empty."""
+    path = Path(directory).expanduser()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise CheckpointError(f"{path} exists and is not an empty directory. Choose another, or pass --overwrite.")
+
+
+def stored_dtype(directory: Path) -> str:
+    """Returns the dtype that holds every weight of a checkpoint without loss; an error if it cannot be written."""
+    with TensorReader(directory) as reader:
+        found = sorted({info.dtype for info in reader.infos.values() if info.dtype in FLOAT_DTYPES})
+    widest = functools.reduce(jnp.promote_types, found[1:], jnp.dtype(found[0])).name if found else None
+    if widest not in DTYPES:
+        held = ", ".join(found) or "no floating-point numbers"
+        raise CheckpointError(f"{directory} holds {held}: choose a dtype, one of {', '.join(DTYPES)}")
+    return widest
+
+
+def _with_target_positions(
+    config: HeadConfig, target: DecoderConfig, rope: Literal["head", "target"] | None
+) -> HeadConfig:
+    """Gives a head its target's context length (engines draft no further than the head's config says) and RoPE."""
+    layer = config.layer
+    if rope is None and layer.rope != target.rope:
+        ours, theirs = (
+            f"{rope.kind} theta={rope.theta:g} factor={rope.factor:g}" for rope in (layer.rope, target.rope)
+        )
+        raise CheckpointError(
+            f"the head's RoPE is {ours}, its target's {theirs}: choose rope 'head', which drafts as it does here, or "
+            "rope 'target'"
+        )
+    chosen = target.rope if rope == "target" else layer.rope
+    return dataclasses.replace(config, layer=dataclasses.replace(layer, rope=chosen, max_position=target.max_position))
+
+
+def _write(
     config: HeadConfig,
     params: Params,
     directory: str | os.PathLike[str],
+    layout: Layout,
     dtype: str,
     values: Mapping[str, Any],
-    *,
-    prefix: str,
-    embedding: Any | None = None,
-    full_tables: bool = False,
+    embedding: Any | None,
 ) -> None:
-    """Writes a head's tensors under the names of a layout, beside their config.json.
-
-    Args:
-      values: the config.json. prefix: of the names of the one layer's tensors.
-      params, dtype, embedding: as in `save_head_checkpoint`.
-      full_tables: d2t and t2d are there even where draft ids are target ids.
-
-    Raises:
-      CheckpointError: as `save_head_checkpoint`.
-    """
-    check_dtype(dtype)
+    """Writes a head's tensors under the names of a layout, beside their config.json."""
+    file_dtype = check_dtype(dtype)
     flat = flatten(params)
     check_params(flat, expected_shapes(config), "the head's parameters:")
     d2t = flat.pop("d2t", None)
@@ -74,18 +168,16 @@ def write_head(
         shape = (config.layer.vocab_size, config.layer.hidden_size)
         if np.shape(embedding) != shape:
             raise CheckpointError(f"embedding must have shape {list(shape)}, got {list(np.shape(embedding))}.")
-        flat["embed_tokens/embedding"] = embedding
-    tables = {} if d2t is None else _vocabulary_tensors(np.asarray(d2t), config.layer.vocab_size, full_tables)
+        flat[EMBEDDING] = embedding
+    tables = {} if d2t is None else _vocabulary_tensors(np.asarray(d2t), config.layer.vocab_size, layout == "sglang")
     with replacing(Path(directory)) as staging:
         write_json(staging / "config.json", values)
-        write_weights(
-            staging, flat, HEAD, check_dtype(dtype), rename=lambda name: name.replace("layers.0.", prefix), extra=tables
-        )
+        write_weights(staging, flat, head_table(layer_prefix(config, layout)), file_dtype, extra=tables)
 
 
-def _vocabulary_tensors(d2t: np.ndarray, vocab: int, full_tables: bool) -> dict[str, np.ndarray]:
-    """Returns `d2t` and `t2d` as stored; empty if draft ids are target ids, unless `full_tables`."""
-    if len(d2t) == vocab and not d2t.any() and not full_tables:
+def _vocabulary_tensors(d2t: np.ndarray, vocab: int, always: bool) -> dict[str, np.ndarray]:
+    """Returns `d2t` and `t2d` as stored; empty if draft ids are target ids, unless `always`."""
+    if len(d2t) == vocab and not d2t.any() and not always:
         return {}
     difference = d2t.astype(np.int64)
     ids = difference + np.arange(len(difference))

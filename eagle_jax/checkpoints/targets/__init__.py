@@ -1,1 +1,1 @@
-"""Reads and writes language models: `load`, `save`; `config` and `gpt2` translate config.json."""
+"""Reads and writes language models: `load`, `save`; `families` lists what is particular in each."""

@@ -3,68 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Unpack
 
 import numpy as np
 
-from eagle_jax.checkpoints.files.errors import CheckpointError
+from eagle_jax.checkpoints.files.errors import CheckpointError, notice
 from eagle_jax.checkpoints.files.fields import Fields
-from eagle_jax.checkpoints.files.finite import FETCH_AGAIN, NotFinite
-from eagle_jax.checkpoints.files.hub import checkpoint_directory
+from eagle_jax.checkpoints.files.hub import Hub, checkpoint_directory
 from eagle_jax.checkpoints.files.kinds import MODELS, check_kind
-from eagle_jax.checkpoints.files.mapping import DECODER, LM_HEAD, Table, check_dtype, expected_shapes
-from eagle_jax.checkpoints.files.tensors import TensorReader, read_json
+from eagle_jax.checkpoints.files.mapping import EMBEDDING, LM_HEAD, Rule, Table, check_dtype, expected_shapes
+from eagle_jax.checkpoints.files.tensors import FLOAT_DTYPES, TensorReader, read_json
 from eagle_jax.checkpoints.files.weights import Place, TensorProblems, cast, plan, read_planned
-from eagle_jax.checkpoints.targets.config import architecture_of, check_key_value_heads, decoder_config
-from eagle_jax.checkpoints.targets.gpt2 import ARCHITECTURE, GPT2, Gpt2Reader, canonical, gpt2_config
-from eagle_jax.checkpoints.targets.tied import settled_tie
+from eagle_jax.checkpoints.targets.config import decoder_config
+from eagle_jax.checkpoints.targets.families import FAMILIES
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core.types import Params
 
-
-class Layout(NamedTuple):
-    """How the files of a family hold its tensors.
-
-    Attributes:
-      reader: opens them. table: which tensor is which parameter. canonical: a tensor's name in a file as in the table.
-    """
-
-    reader: type[TensorReader]
-    table: Table
-    canonical: Callable[[str], str]
-
-
-LAYOUTS = {"llama": Layout(TensorReader, DECODER, str), "gpt2": Layout(Gpt2Reader, GPT2, canonical)}
-"""By `DecoderConfig.block`."""
-_EMBEDDING = "embed_tokens/embedding"
-_KEYS = "model.layers.0.self_attn.k_proj.weight"
+_ROWS = 4096  # of the embedding that are compared at a time: no second copy of the matrix is made
 
 
 def load_target_checkpoint(
     path_or_id: str | os.PathLike[str],
     dtype: str = "float32",
     *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
     max_position: int | None = None,
     place: Place | None = None,
     layers: bool = True,
+    **hub: Unpack[Hub],
 ) -> tuple[DecoderConfig, Params]:
     """Loads configuration and parameters of a language model.
 
     Args:
       path_or_id: a directory with config.json and weights, or a hub id.
       dtype: float32, bfloat16 or float16; weights are converted one by one as they are read.
-      revision, token, cache_dir: for a hub id, as in `huggingface_hub`.
       max_position: caps the context length, e.g. to stay inside a sliding window.
       place: `(path, host array) -> device array` for a sharded load; default is the default device.
       layers: False reads embedding, final norm and lm_head only: what training on stored features needs.
+      hub: revision, token and cache_dir of a hub id, as in `huggingface_hub`.
 
     Returns:
       config, and the parameters as a nested dict with the names of the Linen decoder.
@@ -77,25 +55,14 @@ def load_target_checkpoint(
         tied and whose file holds an lm_head of its own, for example, is loaded untied.
     """
     loaded_dtype = check_dtype(dtype)
-    directory = checkpoint_directory(path_or_id, revision=revision, token=token, cache_dir=cache_dir)
+    directory = checkpoint_directory(path_or_id, **hub)
     config = read_target_config(directory, max_position=max_position)
-    layout = LAYOUTS[config.block]
-    with layout.reader(directory) as reader:
-        values = read_json(directory / "config.json")
-        check_kind(directory, MODELS, values, reader.infos)
+    family = FAMILIES[config.architecture]
+    with family.reader(directory) as reader:
+        check_kind(directory, MODELS, read_json(directory / "config.json"), reader.infos)
         problems = TensorProblems()
-        check_key_value_heads(values, config, reader.infos.get(_KEYS), problems)
-        embedding = _embedding_name(reader, layout)
-        config = settled_tie(config, reader, embedding, loaded_dtype)
-        tied_to_head = config.tie_word_embeddings and embedding is None
-        chosen = plan(
-            reader,
-            layout.table,
-            expected_shapes(config),
-            problems,
-            canonical=functools.partial(_canonical_tied, layout) if tied_to_head else layout.canonical,
-            handled=(LM_HEAD,) if config.tie_word_embeddings and not tied_to_head else (),
-        )
+        config, table = _settle_tie(config, reader, family.table, loaded_dtype)
+        chosen = plan(reader, table, expected_shapes(config), problems)
         problems.raise_if_any(f"{directory}: the tensors do not fit the {config.architecture} of its config.json:")
         if not layers:
             chosen = {path: tensor for path, tensor in chosen.items() if not path.startswith("layers_")}
@@ -109,30 +76,15 @@ def read_target_embedding(directory: Path, dtype: str = "float32") -> np.ndarray
       CheckpointError: there is none.
     """
     config = read_target_config(directory)
-    layout = LAYOUTS[config.block]
-    with layout.reader(directory) as reader:
-        name = _embedding_name(reader, layout)
+    family = FAMILIES[config.architecture]
+    with family.reader(directory) as reader:
+        name = _embedding_name(reader, family.table)
         if name is None and config.tie_word_embeddings and LM_HEAD in reader.infos:
             name = LM_HEAD
         if name is None:
-            expected = layout.table.name_of(_EMBEDDING)[0]
+            expected = family.table.name_of(EMBEDDING)[0]
             raise CheckpointError(f"{directory} has no tensor {expected}: is it a language model?")
-        embedding = np.array(cast(reader.read(name), check_dtype(dtype), name))
-    spoiled = NotFinite()
-    spoiled.check(name, embedding)
-    spoiled.raise_if_any(str(directory), FETCH_AGAIN)
-    return embedding
-
-
-def _embedding_name(reader: TensorReader, layout: Layout) -> str | None:
-    """Returns the name of the input embedding in the files; None without one."""
-    expected = layout.table.name_of(_EMBEDDING)[0]
-    return next((name for name in reader.infos if layout.canonical(name) == expected), None)
-
-
-def _canonical_tied(layout: Layout, name: str) -> str:
-    """Maps a tied lm_head that is stored in place of the embedding to the embedding's name."""
-    return layout.table.name_of(_EMBEDDING)[0] if name == LM_HEAD else layout.canonical(name)
+        return np.asarray(read_planned(reader, {"embedding": (name, False)}, dtype, None)["embedding"])
 
 
 def read_target_config(directory: Path, *, max_position: int | None = None) -> DecoderConfig:
@@ -147,25 +99,62 @@ def read_target_config(directory: Path, *, max_position: int | None = None) -> D
     path = directory / "config.json"
     values = read_json(path)
     check_kind(directory, MODELS, values)  # checked first: heads name no architecture
-    read = gpt2_config if architecture_of(values, str(path)) == ARCHITECTURE else decoder_config
-    config = read(values, str(path), max_position=max_position)
+    config = decoder_config(values, str(path), max_position=max_position)
     generation = directory / "generation_config.json"
+    stops = config.eos_ids
     if generation.is_file() and (stop := Fields(read_json(generation), generation).ids("eos_token_id")):
-        if left := sorted(set(config.eos_ids) - set(stop)):
+        if left := sorted(set(stops) - set(stop)):
             warnings.warn(
                 f"{generation} overrides config.json, as in transformers: {left} are no stop tokens", stacklevel=2
             )
-        path, config = generation, dataclasses.replace(config, eos_ids=stop)
-    return _without_unknown_stops(config, path)
-
-
-def _without_unknown_stops(config: DecoderConfig, path: Path) -> DecoderConfig:
-    """Leaves out stop tokens outside the vocabulary, which never occur."""
-    size = config.vocab_size
-    outside = [token for token in config.eos_ids if not 0 <= token < size]
+        path, stops = generation, stop
+    outside = [token for token in stops if not 0 <= token < config.vocab_size]
     if outside:
         warnings.warn(
-            f"{path}: eos_token_id {outside} lies outside the vocabulary of {size} tokens and is ignored",
-            stacklevel=3,
+            f"{path}: eos_token_id {outside} lies outside the vocabulary of {config.vocab_size} tokens and is ignored",
+            stacklevel=2,
         )
-    return dataclasses.replace(config, eos_ids=tuple(token for token in config.eos_ids if token not in outside))
+    return dataclasses.replace(config, eos_ids=tuple(token for token in stops if token not in outside))
+
+
+def _settle_tie(
+    config: DecoderConfig, reader: TensorReader, table: Table, dtype: np.dtype
+) -> tuple[DecoderConfig, Table]:
+    """Returns the configuration with `tie_word_embeddings` as the tensors have it, and the table to read them by.
+
+    As `transformers` from 5: a tied model is untied, with a warning, if its lm_head and embedding differ in the dtype
+    of the loaded model. A tied model with an lm_head and no embedding uses the lm_head as both.
+    """
+    head = reader.infos.get(LM_HEAD)
+    if not config.tie_word_embeddings or head is None:
+        return config, table
+    embedding = _embedding_name(reader, table)
+    if embedding is None:
+        return config, table._replace(rules=(Rule(LM_HEAD, EMBEDDING), *table.rules))
+    # The loader reports quantised tensors.
+    comparable = head.dtype in FLOAT_DTYPES and reader.infos[embedding].dtype in FLOAT_DTYPES
+    if comparable and _equal_lm_head(reader, embedding, dtype):
+        return config, table.ignoring(LM_HEAD)
+    notice(
+        f"{reader.directory / 'config.json'}: tie_word_embeddings is true and {head.file} holds an {LM_HEAD} that "
+        f"differs from {embedding}: the two are not tied, as in transformers. Set tie_word_embeddings to false."
+    )
+    return dataclasses.replace(config, tie_word_embeddings=False), table
+
+
+def _embedding_name(reader: TensorReader, table: Table) -> str | None:
+    """Returns the name of the input embedding in the files; None without one."""
+    return next((name for name in reader.infos if table.path_of(name) == (EMBEDDING, False)), None)
+
+
+def _equal_lm_head(reader: TensorReader, embedding: str, dtype: np.dtype) -> bool:
+    """Returns whether the lm_head equals the embedding; stops at the first rows that differ."""
+    shape = reader.infos[embedding].shape
+    if reader.infos[LM_HEAD].shape != shape or len(shape) != 2:
+        return False
+    for start in range(0, shape[0], _ROWS):
+        rows = slice(start, min(start + _ROWS, shape[0]))
+        ours, theirs = (cast(reader.read(name, rows), dtype) for name in (LM_HEAD, embedding))
+        if not np.array_equal(ours, theirs):
+            return False
+    return True

@@ -14,16 +14,9 @@ DEFAULT_LENGTH = 2048
 """`max_position_embeddings` where a config.json has none."""
 
 
-def rope_config(values: Mapping[str, Any], where: object) -> RopeConfig:
-    """Reads RoPE from `rope_theta` + `rope_scaling` (up to transformers 4) or `rope_parameters` (from 5).
-
-    Raises:
-      CheckpointError: a scaling that is not known, partial rotation, or a parameter that is missing or no number.
-
-    Warns:
-      UserWarning: two keys contradict; names the one that is used.
-    """
-    fields = Fields(values, where)
+def rope_config(fields: Fields) -> RopeConfig:
+    """Reads RoPE from `rope_theta` + `rope_scaling` (up to transformers 4) or `rope_parameters` (from 5)."""
+    where = fields.where
     given = _parameters_in_force(fields)
     kind = given.text("rope_type") if "rope_type" in given.values else given.text("type", "default")
     if given.values.get("type", kind) != kind:
@@ -35,32 +28,31 @@ def rope_config(values: Mapping[str, Any], where: object) -> RopeConfig:
         )
     for part in (given, fields):
         if part.number("partial_rotary_factor", 1.0, null=True) != 1:
-            raise CheckpointError(f"{where}: partial_rotary_factor other than 1 is not supported")
-    max_position = fields.integer("max_position_embeddings", DEFAULT_LENGTH)
+            part.fail("partial_rotary_factor", "1 or absent", "Partial rotation is not supported.")
+    length = fields.integer("max_position_embeddings", DEFAULT_LENGTH)
     theta = (given if "rope_theta" in given.values else fields).number("rope_theta", RopeConfig.theta)
     if kind == "yarn" and theta <= 1:
         given.fail("rope_theta", "above 1 for yarn, which divides by its logarithm")
-    if fields.number("rope_theta", theta) != theta:
-        notice(f"{where}: rope_theta={values['rope_theta']} and {theta:g} inside the RoPE parameters: uses the latter")
+    if (outer := fields.number("rope_theta", theta)) != theta:
+        notice(f"{where}: rope_theta={outer} and {theta:g} inside the RoPE parameters: uses the latter")
     if kind == "default":
         return RopeConfig(theta=theta)
     # "dynamic" stretches the configured context, "linear" needs none, the others may name the one trained on.
-    original = RopeConfig.original_max_position if kind == "linear" else max_position
+    original = RopeConfig.original_max_position if kind == "linear" else length
     if kind in ("llama3", "yarn"):
         name = "original_max_position_embeddings"
-        original = (fields if name in values else given).integer(name, max_position)
-    if kind == "yarn" and not given.given("factor"):
-        factor = max_position / original
-    else:
-        _check_present(given, kind)
-        factor = given.number("factor")
+        original = (fields if name in fields.values else given).integer(name, length)
+    needed = ("factor", "low_freq_factor", "high_freq_factor") if kind == "llama3" else ("factor",)
+    absent = [key for key in needed if not given.given(key)]
+    if absent and kind != "yarn":
+        raise CheckpointError(f"{where}: RoPE type {kind!r} needs {', '.join(absent)}")
     numbers = [key for key in ("low_freq_factor", "high_freq_factor", "attention_factor") if given.given(key)]
     # `transformers` reads a zero of these as the default.
     numbers += [key for key in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim") if given.values.get(key)]
     return RopeConfig(
         theta=theta,
         kind=kind,  # type: ignore[arg-type]
-        factor=factor,
+        factor=length / original if absent else given.number("factor"),
         original_max_position=original,
         truncate=given.values.get("truncate", True) is not None and given.flag("truncate", True),
         **{key: given.number(key) for key in numbers},
@@ -68,31 +60,19 @@ def rope_config(values: Mapping[str, Any], where: object) -> RopeConfig:
 
 
 def _parameters_in_force(fields: Fields) -> Fields:
-    """Returns `rope_scaling`, or else `rope_parameters`: `transformers` prefers the older key where a file has both.
-
-    Warns:
-      UserWarning: both are given, and they differ.
-    """
+    """Returns `rope_scaling`, or else `rope_parameters`: `transformers` prefers the older key where a file has both."""
     older, newer = fields.mapping("rope_scaling"), fields.mapping("rope_parameters")
     if not older.values:
         return newer
-    if newer.values and _normalised(older, fields) != _normalised(newer, fields):
+    # What a file may leave out, or keep outside of the parameters.
+    implied = {"rope_theta": fields.values.get("rope_theta", RopeConfig.theta)}
+    complete = [
+        implied | {"rope_type": part.values.get("type", "default")} | {**part.values, "type": None}
+        for part in (older, newer)
+    ]
+    if newer.values and complete[0] != complete[1]:
         notice(f"{fields.where}: rope_scaling and rope_parameters differ: uses rope_scaling, as transformers does")
     return older
-
-
-def _normalised(given: Fields, fields: Fields) -> dict[str, Any]:
-    """Returns RoPE parameters with those that a file may leave out or keep outside of them."""
-    theta = fields.values.get("rope_theta", RopeConfig.theta)
-    values = {"rope_theta": theta, "rope_type": given.values.get("type", "default"), **given.values}
-    return {key: value for key, value in values.items() if key != "type"}
-
-
-def _check_present(given: Fields, kind: str) -> None:
-    needed = ("factor", "low_freq_factor", "high_freq_factor") if kind == "llama3" else ("factor",)
-    absent = [key for key in needed if not given.given(key)]
-    if absent:
-        raise CheckpointError(f"{given.where}: RoPE type {kind!r} needs {', '.join(absent)}")
 
 
 def context_length(length: int, rope: RopeConfig) -> int:
@@ -113,18 +93,18 @@ def unstretched_length(length: int, rope: RopeConfig) -> int:
     return int(length / rope.factor) if rope.kind == "linear" else length
 
 
+_SCALING = {
+    "llama3": ("low_freq_factor", "high_freq_factor"),
+    "yarn": ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"),
+}
+
+
 def rope_scaling(rope: RopeConfig) -> dict[str, Any] | None:
     """Returns `rope_scaling` of a config.json; None without scaling."""
-    if rope.kind == "default":
+    if rope.kind in ("none", "default"):
         return None
     values: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
-    if rope.kind == "llama3":
-        values |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
-    if rope.kind == "yarn":
-        values |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
-        for name in ("attention_factor", "mscale", "mscale_all_dim"):
-            if getattr(rope, name) is not None:
-                values[name] = getattr(rope, name)
-    if rope.kind in ("llama3", "yarn"):
+    if rope.kind in _SCALING:
         values["original_max_position_embeddings"] = rope.original_max_position
-    return values
+    stated = {name: getattr(rope, name) for name in _SCALING.get(rope.kind, ())}
+    return values | {name: value for name, value in stated.items() if value is not None}

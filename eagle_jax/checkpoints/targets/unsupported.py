@@ -32,9 +32,19 @@ _UNSUPPORTED: dict[str, Any] = {
     "use_parallel_residual": None,  # GPT-NeoX
     "parallel_attn": None,  # Falcon
     "alibi": None,
+    # Of draft heads: several tokens or a block in one pass, multi-token prediction.
+    "parallel_draft_step": 1,
+    "parallel_drafting": None,
+    "ptd_token_id": None,
+    "block_size": None,
+    "num_nextn_predict_layers": None,
+    "use_mtp_layernorm": None,
 }
-# Switches that every decoder here has on. Null, false and zero turn them off: transformers reads `is_causal` so.
-_ALWAYS_ON = {"is_causal", "use_causal_mask", "use_rope", "use_rotary", "use_rotary_embeddings"}
+# Switches that every decoder and head has on. Null, false and zero turn them off: transformers reads `is_causal` so.
+_ALWAYS_ON = {
+    "is_causal", "use_causal_mask", "use_rope", "use_rotary", "use_rotary_embeddings",
+    "use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm",
+}  # fmt: skip
 # Names that look as if they changed what a model computes: unknown ones cause a warning.
 _SUSPECT = re.compile(r"^use_|^fc|norm|scal(e|ing)|multiplier|soft_?cap|sink|window|rotary|rope|alibi|clip")
 _HARMLESS = {
@@ -51,12 +61,6 @@ def check_features(fields: Fields, known: Collection[str] = ()) -> None:
 
     Args:
       known: further keys that the caller reads.
-
-    Raises:
-      CheckpointError: naming the key, and the value that is supported.
-
-    Warns:
-      UserWarning: naming the keys that are not known.
     """
     unknown = []
     for key, value in fields.values.items():

@@ -1,0 +1,124 @@
+"""Lists the families of models: what is particular in the config.json and the tensors of each.
+
+A further family is a row of the table here. A file such as `gpt2` describes tensors that differ from Llama's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from eagle_jax.checkpoints.files.errors import CheckpointError, notice
+from eagle_jax.checkpoints.files.fields import Fields
+from eagle_jax.checkpoints.files.mapping import DECODER, Table
+from eagle_jax.checkpoints.files.tensors import TensorReader
+from eagle_jax.checkpoints.targets.gpt2 import GPT2, Gpt2Reader, join_projections
+from eagle_jax.config import RopeConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """How the files of one family correspond to a `DecoderConfig` and its parameters.
+
+    Attributes:
+      model_type, architecture: as in config.json.
+      defaults: what `transformers` assumes for keys that a config.json leaves out.
+      fixed: fields of `DecoderConfig` that are the same in every model of the family.
+      switches: key of config.json -> the fields of `DecoderConfig` that it switches.
+      only: key -> the values that the decoder supports; the first is written.
+      window: whether layers attend within `sliding_window`: never, always, or by `use_sliding_window`.
+      written: further keys of a config.json that is written.
+      names: common key -> the family's own name of it.
+      absent: common keys that the family does not have.
+      inner: default of `intermediate_size` as a multiple of `hidden_size`; None for a size that must be given.
+      reader: opens the files. table: which tensor is which parameter.
+      joined: the parameters as the files hold them.
+    """
+
+    model_type: str
+    architecture: str
+    defaults: Mapping[str, Any]
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    switches: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    only: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=lambda: {"hidden_act": ("silu", "swish")})
+    window: Literal["never", "always", "switched"] = "never"
+    written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+    inner: int | None = None
+    reader: type[TensorReader] = TensorReader
+    table: Table = DECODER
+    joined: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+
+
+_ATTENTION = {"attention_bias": ("qkv_bias", "out_bias")}
+
+# Llama 2/3.x, Vicuna and DeepSeek-R1-Distill-Llama are all LlamaForCausalLM.
+_ALL = (
+    Family(
+        "llama", "LlamaForCausalLM", {"max_position_embeddings": 2048},
+        switches={**_ATTENTION, "mlp_bias": ("mlp_bias",)},
+    ),
+    Family(
+        "mistral", "MistralForCausalLM",
+        {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+        window="always", written={"sliding_window": None},
+    ),
+    Family(
+        "qwen2", "Qwen2ForCausalLM",
+        {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096},
+        fixed={"qkv_bias": True}, window="switched", written={"use_sliding_window": False},
+    ),
+    Family(
+        "qwen3", "Qwen3ForCausalLM",
+        {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096, "head_dim": 128},
+        fixed={"qk_norm": True}, switches=_ATTENTION, window="switched", written={"use_sliding_window": False},
+    ),
+    Family(
+        "gpt2", "GPT2LMHeadModel",
+        {"n_positions": 1024, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
+        fixed={
+            "block": "gpt2", "rope": RopeConfig(kind="none"), "qkv_bias": True, "out_bias": True, "mlp_bias": True
+        },
+        only={
+            "activation_function": ("gelu_new",),
+            "scale_attn_weights": (True,),
+            "scale_attn_by_inverse_layer_idx": (False,),
+            "add_cross_attention": (False,),
+        },
+        names={
+            "hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer", "intermediate_size": "n_inner", "rms_norm_eps": "layer_norm_epsilon",
+        },
+        absent=(
+            "intermediate_size", "rms_norm_eps", "num_key_value_heads", "head_dim", "hidden_act", "rope_theta",
+            "rope_scaling",
+        ),
+        inner=4, reader=Gpt2Reader, table=GPT2, joined=join_projections,
+    ),
+)  # fmt: skip
+
+FAMILIES = {family.architecture: family for family in _ALL}
+"""By architecture."""
+
+
+def family_of(values: Mapping[str, Any], where: object) -> Family:
+    """Returns the family that a config.json names: by `model_type`, or else by `architectures`."""
+    fields = Fields(values, where)
+    model_type = fields.text("model_type", "", null=True)
+    by_type = next((family for family in _ALL if family.model_type == model_type), None)
+    listed = fields.names_of("architectures")
+    named = next((FAMILIES[name] for name in listed if name in FAMILIES), None if listed else by_type)
+    if named is None:
+        raise CheckpointError(
+            f"{where}: architectures must name one of {', '.join(sorted(FAMILIES))}, "
+            f"got {', '.join(listed) or model_type or 'none'}. Load a model of a supported family."
+        )
+    if by_type is not None and by_type != named:
+        notice(
+            f"{where}: architectures names {named.architecture} and model_type={model_type!r} is "
+            f"{by_type.architecture}: loads it as {by_type.architecture}, as transformers does"
+        )
+        return by_type
+    return named

@@ -1,0 +1,106 @@
+"""`tie_word_embeddings` of config.json and the tensors of the file, which decide as in `transformers`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from eagle_jax.checkpoints import (
+    CheckpointError,
+    load_target_checkpoint,
+    read_target_embedding,
+    save_target_checkpoint,
+)
+from tests.checkpoints.common import CONFIG, GPT2, assert_same, edit_json, edit_tensors, quiet, random_params
+
+UNTIED = r"tie_word_embeddings is true and model\.safetensors holds an lm_head\.weight that differs"
+
+
+@pytest.fixture(params=[CONFIG, GPT2], ids=["llama", "gpt2"])
+def model(request, tmp_path):
+    """A directory whose config.json says tied, its embedding's name and its parameters."""
+    config = dataclasses.replace(request.param, tie_word_embeddings=True)
+    params = random_params(config)
+    save_target_checkpoint(config, params, tmp_path / "model", "float32")
+    name = "transformer.wte.weight" if config.block == "gpt2" else "model.embed_tokens.weight"
+    return tmp_path / "model", name, params
+
+
+def add_lm_head(path, change):
+    edit_tensors(path / "model.safetensors", lambda tensors: tensors.update({"lm_head.weight": change(tensors)}))
+
+
+def test_a_trained_lm_head_is_used(model):
+    path, _, params = model
+    own = np.random.default_rng(1).standard_normal(params["embed_tokens"]["embedding"].shape).astype(np.float32)
+    add_lm_head(path, lambda tensors: own)
+    for layers in (True, False):
+        with pytest.warns(UserWarning, match=UNTIED):
+            config, loaded = load_target_checkpoint(path, layers=layers)
+        assert not config.tie_word_embeddings and ("layers_0" in loaded) == layers
+        np.testing.assert_array_equal(loaded["lm_head"]["kernel"], own.T)
+    np.testing.assert_array_equal(read_target_embedding(path), params["embed_tokens"]["embedding"])
+
+
+def test_a_copy_is_tied_without_a_warning(model):
+    path, embedding, params = model
+    add_lm_head(path, lambda tensors: tensors[embedding])
+    with quiet():
+        config, loaded = load_target_checkpoint(path)
+    assert config.tie_word_embeddings
+    assert_same(loaded, params)
+
+
+def test_the_comparison_is_of_every_row_in_the_dtype_of_the_model(model):
+    """As in `transformers`, which compares what it has loaded: rounding alone does not untie."""
+    path, embedding, _ = model
+    add_lm_head(path, lambda tensors: tensors[embedding] * np.float32(1 + 1e-6))
+    with pytest.warns(UserWarning, match=UNTIED):
+        load_target_checkpoint(path)
+    with quiet():
+        load_target_checkpoint(path, "bfloat16")
+    add_lm_head(path, lambda t: np.concatenate([t[embedding][:-1], t[embedding][-1:] + 1]))
+    with pytest.warns(UserWarning, match=UNTIED):
+        assert not load_target_checkpoint(path)[0].tie_word_embeddings
+
+
+def test_an_lm_head_in_place_of_the_embedding(model):
+    """`transformers` ties in either direction."""
+    path, embedding, params = model
+    edit_tensors(path / "model.safetensors", lambda t: t.update({"lm_head.weight": t.pop(embedding)}))
+    with quiet():
+        assert_same(load_target_checkpoint(path)[1], params)
+    np.testing.assert_array_equal(read_target_embedding(path), params["embed_tokens"]["embedding"])
+    edit_tensors(path / "model.safetensors", lambda t: t.pop("lm_head.weight"))
+    with pytest.raises(CheckpointError, match=rf"missing \(1\): {embedding}"):
+        load_target_checkpoint(path)
+
+
+def test_an_lm_head_that_is_missing_or_of_another_size(model):
+    path, embedding, _ = model
+    add_lm_head(path, lambda tensors: tensors[embedding][:-1])
+    with (
+        pytest.warns(UserWarning, match=UNTIED),
+        pytest.raises(CheckpointError, match=r"lm_head\.weight is \[\d+, \d+\], expected"),
+    ):
+        load_target_checkpoint(path)
+    edit_tensors(path / "model.safetensors", lambda tensors: tensors.pop("lm_head.weight"))
+    edit_json(path / "config.json", tie_word_embeddings=False)
+    with pytest.raises(CheckpointError, match=r"missing \(1\): lm_head\.weight"):
+        load_target_checkpoint(path)
+
+
+def test_in_a_torch_file(model):
+    torch = pytest.importorskip("torch", reason="needs torch: pip install eagle-jax[test]")
+    path, embedding, params = model
+    tensors = {name: torch.tensor(t) for name, t in safetensors.numpy.load_file(path / "model.safetensors").items()}
+    (path / "model.safetensors").unlink()
+    torch.save(tensors | {"lm_head.weight": tensors[embedding]}, path / "pytorch_model.bin")
+    with quiet():
+        assert_same(load_target_checkpoint(path)[1], params)
+    torch.save(tensors | {"lm_head.weight": tensors[embedding] + 1}, path / "pytorch_model.bin")
+    with pytest.warns(UserWarning, match=UNTIED.replace(r"model\.safetensors", r"pytorch_model\.bin")):
+        assert "lm_head" in load_target_checkpoint(path)[1]
