@@ -33,7 +33,8 @@ def test_n_alpha_counts_the_drafts_inside_the_reply(pair, rule):
     chain = TreeConfig.chain(DEPTH, rule)
     options = {"max_new_tokens": TOKENS, **({} if rule == "deterministic" else {"temperature": 1.0, "key": 1})}
     prompts = PROMPTS if rule == "deterministic" else PROMPTS[:1]
-    found = measure_n_alpha(target, head.with_tree(dataclasses.replace(chain)), prompts, depth=DEPTH, **options)
+    shorter = head.with_tree(TreeConfig.chain(2, rule))
+    found = measure_n_alpha(target, shorter, prompts, depth=DEPTH, **options)
     tested, accepted, cut = np.zeros(DEPTH, int), np.zeros(DEPTH, int), 0
     for prompt in prompts:
         for chunk in list(eagle_jax.stream(target, head.with_tree(chain), prompt, **options))[1:]:
@@ -63,12 +64,10 @@ def test_n_alpha_is_refused(pair, make, options, message):
         measure_n_alpha(target, make(target, head), [[1, 2, 3]], **options)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_recorded_cycles_are_those_of_generate(pair, temperature):
+def test_recorded_cycles_are_those_of_generate(pair):
     target, head = pair
-    options = {"max_new_tokens": TOKENS, "temperature": temperature, "key": 3}
-    out = eagle_jax.generate(target, head, PROMPTS, **options)
-    found = record_cycles(target, head, PROMPTS, **options)
+    out = eagle_jax.generate(target, head, PROMPTS, max_new_tokens=TOKENS)
+    found = record_cycles(target, head, PROMPTS, max_new_tokens=TOKENS)
     assert np.bincount(found.prompt, minlength=len(PROMPTS)).tolist() == out.cycles.tolist()
     for row, reply in enumerate(out.tokens):
         written, last = [reply[0]], reply[0]
