@@ -85,12 +85,12 @@ def test_longer_documents_are_cut_and_left_out_if_they_teach_only_beyond_the_cut
 
 
 def test_an_epoch_has_every_document_once_and_the_next_another_order(corpus):
-    seen = documents_of(take(Batches(corpus, length=12, rows=1, seed=3), 40))
+    seen = documents_of(take(Batches(corpus, length=12, rows=1, seed=3), 16))
     first, second = seen[:8], seen[8:16]
     assert sorted(first) == sorted(second) == list(range(8))
     assert first != second
-    assert documents_of(take(Batches(corpus, length=12, rows=1, seed=3), 40)) == seen
-    assert documents_of(take(Batches(corpus, length=12, rows=1, seed=4), 40)) != seen
+    assert documents_of(take(Batches(corpus, length=12, rows=1, seed=3), 16)) == seen
+    assert documents_of(take(Batches(corpus, length=12, rows=1, seed=4), 16)) != seen
 
 
 def test_processes_share_the_documents(corpus):

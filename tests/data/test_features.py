@@ -21,7 +21,7 @@ LENGTHS, CUT, HIDDEN = [5, 9, 3, 7], 6, 4
 @pytest.fixture
 def corpus() -> Corpus:
     documents = [Encoded(np.arange(length, dtype=np.int32), np.ones(length, bool)) for length in LENGTHS]
-    return Corpus.from_documents(documents, [0] * len(documents), ["chat"])
+    return Corpus.from_documents(documents, [(0, row) for row in range(len(documents))], ["chat"])
 
 
 def layout_of(corpus: Corpus, dtype) -> Layout:
@@ -55,34 +55,40 @@ def test_what_is_read_is_what_was_written(corpus, dtype, error, tmp_path):
         Features(tmp_path, corpus, {**wanted_of, "weights": "others"}, CUT)
 
 
-def test_features_of_an_earlier_format_are_written_again(corpus, tmp_path):
-    layout_of(corpus, "float32").save(tmp_path)
-    path = tmp_path / "layout.json"
-    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k not in ("weights", "ends")}))
-    with pytest.raises(ValueError, match=r"layout.json does not say ends, weights: write the features again"):
+def test_a_layout_appears_whole_and_of_this_format(corpus, tmp_path, monkeypatch):
+    first, path = layout_of(corpus, "float32"), tmp_path / "layout.json"
+    first.save(tmp_path)
+    assert Layout.load(tmp_path) == first
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", lambda *_: pytest.fail("killed"))
+        with pytest.raises(pytest.fail.Exception, match="killed"):
+            layout_of(corpus, "float16").save(tmp_path)
+    assert Layout.load(tmp_path) == first
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "ends"}))
+    with pytest.raises(ValueError, match=r"layout.json .*missing required field `ends`.*write the features again"):
         Layout.load(tmp_path)
+    with pytest.raises(ValueError, match=r"no features in .*: `python -m train.features` writes them"):
+        Layout.load(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("dtype", KINDS)
-@pytest.mark.parametrize("value", [np.inf, np.nan])
-def test_states_that_are_not_finite_are_refused(corpus, dtype, value, tmp_path):
-    with pytest.raises(ValueError, match=r"state of the target is not finite: run it with --dtype float32"):
-        write_shard(
-            layout_of(corpus, dtype), tmp_path, 0, 1, lambda put: put(slice(0, 1), np.full((1, 3, HIDDEN), value))
-        )
-    assert not list(tmp_path.iterdir())
+NOT_FINITE = r"state of the target is not finite: run it with --dtype float32"
+WRONG = [(dtype, value, NOT_FINITE) for dtype in KINDS for value in (np.inf, np.nan)]
 
 
-def test_states_beyond_the_stored_type_are_refused(corpus, tmp_path):
+@pytest.mark.parametrize(("dtype", "value", "message"), [
+    *WRONG, ("float16", -70000.0, r"a hidden state of 70000 is beyond float16: .*--stored bfloat16"),
+])  # fmt: skip
+def test_states_that_cannot_be_stored_are_refused(corpus, dtype, value, message, tmp_path):
     def fill(put):
         put(slice(0, 1), np.full((1, 3, HIDDEN), -65504.0))
-        put(slice(1, 2), np.full((1, 3, HIDDEN), -70000.0))
+        put(slice(1, 2), np.full((1, 3, HIDDEN), value))
 
-    with pytest.raises(ValueError, match=r"a hidden state of 70000 is beyond float16: .*--stored bfloat16"):
-        write_shard(layout_of(corpus, "float16"), tmp_path, 0, 2, fill)
+    with pytest.raises(ValueError, match=message):
+        write_shard(layout_of(corpus, dtype), tmp_path, 0, 2, fill)
     assert not list(tmp_path.iterdir())
-    for shard, dtype in enumerate(("bfloat16", "float8", "float32")):
-        write_shard(layout_of(corpus, dtype), tmp_path, shard, 2, fill)
+    if np.isfinite(value):
+        for shard, wider in enumerate(("bfloat16", "float8", "float32")):
+            write_shard(layout_of(corpus, wider), tmp_path, shard, 2, fill)
 
 
 def test_a_shard_has_its_room_before_it_is_filled(corpus, tmp_path):
@@ -114,12 +120,3 @@ def test_a_full_disk_is_said(corpus, tmp_path, monkeypatch):
     refuse(errno.EOPNOTSUPP)  # of a file system that cannot reserve
     write_shard(layout, tmp_path, 0, 1, lambda put: put(slice(0, 1), np.ones((1, 3, HIDDEN))))
     assert shard_path(tmp_path, 0).is_file()
-
-
-def test_a_layout_appears_whole(corpus, tmp_path, monkeypatch):
-    first = layout_of(corpus, "float32")
-    first.save(tmp_path)
-    monkeypatch.setattr(Path, "replace", lambda *_: pytest.fail("killed"))
-    with pytest.raises(pytest.fail.Exception, match="killed"):
-        layout_of(corpus, "float16").save(tmp_path)
-    assert Layout.load(tmp_path) == first

@@ -1,9 +1,10 @@
-"""The tokenizer beside a checkpoint, and those that are refused."""
+"""The tokenizer beside a checkpoint, and files that are refused by one error that names file and key."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 
 import pytest
@@ -12,57 +13,51 @@ from eagle_jax.assets import bundled
 from eagle_jax.checkpoints import CheckpointError, read_target_config
 from eagle_jax.data.chat.encode import encode
 from eagle_jax.data.chat.tokenizers import load_tokenizer
-from tests.data.test_conversations import TEMPLATES, tokenizer_with
+from tests.data.chats import TEMPLATES, tokenizer_with
+
+CONFIG = read_target_config(bundled("target"))
+SETTINGS = json.loads((bundled("target") / "tokenizer_config.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def config():
-    return read_target_config(bundled("target"))
+def write(folder, *, file="tokenizer_config.json", values):
+    """Copies the bundled tokenizer, with one file replaced."""
+    folder.mkdir(exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(bundled("target") / name, folder)
+    (folder / file).write_text(values if isinstance(values, str) else json.dumps(values))
+    return folder
 
 
-def test_the_bundled_pairs(config):
-    assert len(load_tokenizer("demo", config)) == config.vocab_size == 512
-
-
-def test_a_vocabulary_may_be_padded_and_never_cut(config, tmp_path):
+def test_a_vocabulary_may_be_padded_and_never_cut(tmp_path):
+    assert len(load_tokenizer("demo", CONFIG)) == CONFIG.vocab_size == 512
     tokenizer = tokenizer_with(TEMPLATES["chatml"])
     tokenizer.save_pretrained(tmp_path)
     size = len(tokenizer)
-    assert size < 512
-    again = load_tokenizer(tmp_path, config)
-    assert again.get_vocab() == tokenizer.get_vocab()
+    again = load_tokenizer(tmp_path, CONFIG)
+    assert size < 512 and again.get_vocab() == tokenizer.get_vocab()
     assert again.chat_template == tokenizer.chat_template
-    load_tokenizer(tmp_path, dataclasses.replace(config, vocab_size=size))
+    load_tokenizer(tmp_path, dataclasses.replace(CONFIG, vocab_size=size))
     with pytest.raises(CheckpointError, match=f"a vocabulary of {size}, and the target's vocabulary has {size - 1}: "):
-        load_tokenizer(tmp_path, dataclasses.replace(config, vocab_size=size - 1))
+        load_tokenizer(tmp_path, dataclasses.replace(CONFIG, vocab_size=size - 1))
 
 
-def test_what_is_no_tokenizer_is_named(config, tmp_path):
-    with pytest.raises(CheckpointError, match=r"no tokenizer in .*tokenizer\.json.*: give the directory"):
-        load_tokenizer(tmp_path, config)
+def test_what_is_no_tokenizer_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no tokenizer in .*tokenizer\.json.*\. Pass the directory"):
+        load_tokenizer(tmp_path, CONFIG)
     with pytest.raises(CheckpointError, match=r"no such directory: .*nowhere"):
-        load_tokenizer(tmp_path / "nowhere", config)
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    (tmp_path / "tokenizer.json").write_text('{"version"')
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        load_tokenizer(tmp_path, config)
-    (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        load_tokenizer(tmp_path, config)
+        load_tokenizer(tmp_path / "nowhere", CONFIG)
 
 
-def test_the_packages_that_a_sentencepiece_model_takes_are_named(config, tmp_path, monkeypatch):
+def test_the_packages_that_a_sentencepiece_model_takes_are_named(tmp_path, monkeypatch):
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
     (tmp_path / "tokenizer.model").write_bytes(b"x")
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     monkeypatch.delitem(sys.modules, "sentencepiece.sentencepiece_model_pb2", raising=False)
-    with pytest.raises(
-        CheckpointError, match=r"a tokenizer\.model, which takes .*: pip install .*sentencepiece protobuf"
-    ):
-        load_tokenizer(tmp_path, config)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.model in .*: pip install .*sentencepiece protobuf"):
+        load_tokenizer(tmp_path, CONFIG)
 
 
-def test_a_sentencepiece_model_is_read(config, tmp_path, repository):
+def test_a_sentencepiece_model_is_read(tmp_path, repository):
     """As Vicuna-13B has it, without tokenizer.json."""
     sentencepiece = pytest.importorskip("sentencepiece")
     texts = ["USER: Hello there ASSISTANT: Two, of course.", "A curious user and an artificial assistant."] * 30
@@ -72,9 +67,9 @@ def test_a_sentencepiece_model_is_read(config, tmp_path, repository):
             normalization_rule_name="identity", minloglevel=2,
         )  # fmt: skip
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    settings = {"tokenizer_class": "LlamaTokenizer", "legacy": False, **special}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    tokenizer = load_tokenizer(tmp_path, config, chat_template=repository / "configs" / "templates" / "vicuna.jinja")
+    values = {"tokenizer_class": "LlamaTokenizer", "legacy": False, **special}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(values))
+    tokenizer = load_tokenizer(tmp_path, CONFIG, chat_template=repository / "configs" / "templates" / "vicuna.jinja")
     talk = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Two, 𝄞 of course."}]
     encoded = encode(tokenizer, talk)
     pieces = tokenizer.convert_ids_to_tokens(encoded.tokens[encoded.supervised].tolist())
@@ -82,23 +77,83 @@ def test_a_sentencepiece_model_is_read(config, tmp_path, repository):
     assert tokenizer.decode(encoded.tokens[encoded.supervised].tolist()) == "Two, 𝄞 of course.</s>"
 
 
-def test_a_chat_template_may_be_given(config, tmp_path, repository):
-    """Vicuna's tokenizer has none."""
-    path = repository / "configs" / "templates" / "vicuna.jinja"
-    tokenizer = load_tokenizer("demo", config, chat_template=path)
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
-    )
+def test_a_chat_template_may_be_given(tmp_path, repository):
+    """Vicuna's tokenizer has none. A template that is replaced is not read."""
+    folder = write(tmp_path / "target", values=SETTINGS | {"chat_template": "{% if"})
+    tokenizer = load_tokenizer(folder, CONFIG, chat_template=repository / "configs" / "templates" / "vicuna.jinja")
+    talk = [{"role": "user", "content": "Hi"}]
+    text = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
     assert text.endswith("answers to the user's questions. USER: Hi ASSISTANT:")
     with pytest.raises(CheckpointError, match=r"nowhere\.jinja: no such chat template: give a Jinja file"):
-        load_tokenizer("demo", config, chat_template=tmp_path / "nowhere.jinja")
-    for content, reason in (
-        (b"{% if %}", "refuses .*Expected"),
-        (b"\xff\xfe", "'utf-8' codec"),
-        (b"# Me", "drops a turn"),
-    ):
+        load_tokenizer("demo", CONFIG, chat_template=tmp_path / "nowhere.jinja")
+    contents = ((b"{% if %}", "refuses .*Expected"), (b"\xff\xfe", "'utf-8' codec"), (b"# Me", "drops a turn"))
+    for content, reason in contents:
         (tmp_path / "other.jinja").write_bytes(content)
-        with pytest.raises(CheckpointError, match=rf"other\.jinja is no chat template that shows .*{reason}"):
-            load_tokenizer("demo", config, chat_template=tmp_path / "other.jinja")
-    (tmp_path / "marked.jinja").write_text(TEMPLATES["marked"])
-    assert load_tokenizer("demo", config, chat_template=tmp_path / "marked.jinja").chat_template == TEMPLATES["marked"]
+        with pytest.raises(CheckpointError, match=rf"must show a user's turn, got .*other\.jinja: .*{reason}"):
+            load_tokenizer("demo", CONFIG, chat_template=tmp_path / "other.jinja")
+
+
+WRONG = [
+    ({"tokenizer_class": 3}, r"Expected `str \| null`, got `int` - at `\$.tokenizer_class`"),
+    ({"added_tokens_decoder": 3}, r"Expected `object \| null`, got `int` - at `\$.added_tokens_decoder`"),
+    ({"added_tokens_decoder": {"0": 3}}, r"Expected `object`, got `int` - at `\$.added_tokens_decoder\[...\]`"),
+    ({"added_tokens_decoder": {"x": {"content": "a"}}}, r"Expected `int`, got `str` - at `key` in `\$.added_tokens_"),
+    ({"added_tokens_decoder": {"0": {"content": 3}}}, r"Expected `str`, got `int` - .*decoder\[...\].content`"),
+    ({"chat_template": ["x"]}, r"Expected `object`, got `str` - at `\$.chat_template\[0\]`"),
+    ({"chat_template": [{"name": "default"}]}, r"missing required field `template` - at `\$.chat_template\[0\]`"),
+    ({"chat_template": 3}, r"Expected .*, got `int` - at `\$.chat_template`"),
+    ({"chat_template": "{% if"}, "chat_template must be a Jinja template, got '{% if': "),
+    ({"chat_template": [{"name": "default", "template": "{{"}]}, "chat_template must be a Jinja template, got '{{': "),
+    ({"eos_token": 5}, r"Expected `str \| object \| null`, got `int` - at `\$.eos_token`"),
+    ({"pad_token": {"content": None}}, r"Expected `str`, got `null` - at `\$.pad_token.content`"),
+    ({"additional_special_tokens": "x"}, r"Expected `array \| null`, got `str` - at `\$.additional_special_tokens`"),
+    ({"additional_special_tokens": [3]}, r"Expected .*, got `int` - at `\$.additional_special_tokens\[0\]`"),
+    ({"extra_special_tokens": 3}, r"Expected .*, got `int` - at `\$.extra_special_tokens`"),
+    ({"add_bos_token": "yes"}, r"Expected `bool \| null`, got `str` - at `\$.add_bos_token`"),
+    ("[1]", "expected a JSON object, found list"),
+    ("{", "cannot be read as JSON"),
+]
+OTHERS = [
+    ("tokenizer.json", "[1]", "expected a JSON object, found list"),
+    ("tokenizer.json", '{"version"', "cannot be read as JSON"),
+    ("special_tokens_map.json", '{"eos_token": 5}', r".* got `int` - at `\$.eos_token`"),
+    ("chat_template.jinja", "{% if", "chat_template must be a Jinja template, got '{% if'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "message"), [*(("tokenizer_config.json", *wrong) for wrong in WRONG), *OTHERS]
+)
+def test_one_sentence_names_file_key_and_type(file, values, message, tmp_path):
+    whole = SETTINGS | values if isinstance(values, dict) else values
+    with pytest.raises(CheckpointError, match=rf"/{file.replace('.', '[.]')}.*: .*{message}") as caught:
+        load_tokenizer(write(tmp_path, file=file, values=whole), CONFIG)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", '{"model": 3}'),
+        ("tokenizer_config.json", SETTINGS | {"padding_side": 3}),
+    ],
+)
+def test_what_transformers_cannot_read_names_the_directory(file, values, tmp_path):
+    with pytest.raises(CheckpointError, match=f"the tokenizer in {tmp_path} cannot be read: "):
+        load_tokenizer(write(tmp_path, file=file, values=values), CONFIG)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"chat_template": None},
+        {"chat_template": [{"name": "default", "template": TEMPLATES["chatml"]}]},
+        {"eos_token": {"__type": "AddedToken", "content": "<|end|>", "special": True}},
+        {"pad_token": None, "model_max_length": 1e30},
+        {"additional_special_tokens": None, "extra_special_tokens": {"user_token": "<|user|>"}},
+        {"added_tokens_decoder": {"1": {"content": "<|end|>", "special": True}}, "add_bos_token": None},
+    ],
+)
+def test_what_transformers_reads_is_read(changes, tmp_path):
+    assert load_tokenizer(write(tmp_path, values=SETTINGS | changes), CONFIG).eos_token == "<|end|>"

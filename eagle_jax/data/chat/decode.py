@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 REPLACEMENT = "\ufffd"
-"""What decoders write for bytes that are no UTF-8, those of half a letter among them."""
+"""What decoders write for bytes that are not UTF-8, such as half a letter."""
 TAIL = 8
 """Tokens that decide whether a text ends in half a letter: a letter has at most four bytes, a token at least one."""
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -18,9 +18,8 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 class TextStream:
     """Decodes tokens as they come; the pieces together are the text that `tokenizer.decode` gives of all tokens.
 
-    A piece is returned as soon as no later token can change it: a letter of several tokens is held back until it is
-    complete, and so is a run of the byte tokens of SentencePiece, which is text or not as a whole. The work per token
-    does not grow with the text.
+    A piece is returned as soon as no later token can change it. Letters of several tokens and runs of SentencePiece's
+    byte tokens wait until they are complete. The work per token does not grow with the text.
 
     Args:
       tokenizer: of `transformers` or `tokenizers`. Its clean-up of spaces (`clean_up_tokenization_spaces`), which
@@ -42,7 +41,7 @@ class TextStream:
         """Returns the text that `tokens` complete; may be empty."""
         begin = len(self._waiting)
         for token in map(int, tokens):
-            # Neither a skipped token nor an id without a token is any text: what is before goes on behind it.
+            # A skipped token and an id without a token have no text, and do not end a letter.
             if token not in self._skipped and (name := self._name(token)) is not None:
                 self._waiting.append(token)
                 self._bytes.append(_BYTE.fullmatch(name) is not None)
@@ -102,20 +101,16 @@ def decode_stream(tokenizer: Any, chunks: Iterable[Any], *, skip_special_tokens:
     if isinstance(chunks, str | bytes | Mapping) or not isinstance(chunks, Iterable):
         raise _no_chunks(chunks)
     for chunk in chunks:
-        if piece := text.push(_chunk_tokens(chunk)):
+        try:
+            tokens = np.atleast_1d(getattr(chunk, "tokens", chunk))
+        except ValueError as error:  # of lists of different lengths
+            raise _no_chunks(chunk) from error
+        if tokens.ndim > 1 or (tokens.size and (tokens.dtype.kind not in "iu" or tokens.min() < 0)):
+            raise _no_chunks(chunk)
+        if piece := text.push(tokens.tolist()):
             yield piece
     if piece := text.end():
         yield piece
-
-
-def _chunk_tokens(chunk: Any) -> list[int]:
-    try:
-        tokens = np.atleast_1d(getattr(chunk, "tokens", chunk))
-    except ValueError as error:  # of lists of different lengths
-        raise _no_chunks(chunk) from error
-    if tokens.ndim > 1 or (tokens.size and (tokens.dtype.kind not in "iu" or tokens.min() < 0)):
-        raise _no_chunks(chunk)
-    return list(tokens.tolist())
 
 
 def _no_chunks(got: Any) -> ValueError:

@@ -61,34 +61,26 @@ class Dialogue:
         """Starts a conversation from a result of `parse_row`: user and system turns, and the places of replies.
 
         A last user turn without a reply gets one. Replies that follow no user turn, such as greetings, are dropped. The
-        conversation ends before the result of a tool, because the target may call the tool differently, or not at all.
+        conversation ends before the result of a tool, because the target may not make the row's call.
 
         Raises:
           SkippedRow: the row is plain text, or has no user turn.
         """
         if isinstance(row, str):
             raise SkippedRow("plain text, which has no replies")
+        row = as_conversation(row)
+        results = [index for index, message in enumerate(row.messages) if message["role"] == "tool"]
         pending: list[tuple[Message, ...]] = []
         turns: list[Message] = []
-
-        def has_question() -> bool:
-            return any(turn["role"] == "user" and turn["content"].strip() for turn in turns)
-
-        row = as_conversation(row)
-        rest = None
-        for message in row.messages:
-            if message["role"] == "tool":
-                rest = RESULT_FOLLOWS
-                break
+        for message in [*row.messages[: results[0] if results else None], {"role": "assistant"}]:
             if message["role"] != "assistant":
                 turns.append(message)
-            elif has_question():
+            elif any(turn["role"] == "user" and turn["content"].strip() for turn in turns):
                 pending.append(tuple(turns))
                 turns = []
-        if has_question():
-            pending.append(tuple(turns))
         if not pending:
             raise SkippedRow("no turn of a user to answer")
+        rest = RESULT_FOLLOWS if results else None
         return cls(tuple(pending), rest=rest, tools=row.tools, arguments=row.arguments)
 
     @property
@@ -111,9 +103,8 @@ class Dialogue:
     def answered(self, tokenizer: Any, prompt: Sequence[int], reply: Sequence[int], stops: Collection[int]) -> Dialogue:
         """Returns the conversation with the target's reply to `prompt`.
 
-        If the prompt begins with the last training text, that text is extended. Otherwise a new text begins, because a
-        head must be trained on what the target read: a template may drop thoughts, and decoded text may tokenise
-        differently.
+        A prompt that begins with the last training text extends that text. Any other begins a new text, because a head
+        must learn what the target read: templates drop thoughts, and decoded text may tokenise differently.
         """
         content = tokenizer.decode(list(reply[:-1] if reply[-1] in stops else reply))
         history = (*self.history, *self.pending[0], {"role": "assistant", "content": content})
@@ -122,11 +113,14 @@ class Dialogue:
         if texts and list(prompt[: len(texts[-1].tokens)]) == texts[-1].tokens:
             texts, spans = texts[:-1], [*texts[-1].supervised, span]
         new = Reply(list(history), tokens, spans, self.tools, self.arguments)
-        left = self.pending[1:]
-        ended = CALLS if left and self._calls(tokenizer, content) else self.rest if not left else None
-        return dataclasses.replace(self, pending=left, history=history, texts=(*texts, new), ended=self.ended or ended)
+        left, ended = self.pending[1:], self.ended
+        if not left:
+            ended = ended or self.rest
+        elif self._has_call(tokenizer, content):
+            ended = ended or CALLS
+        return dataclasses.replace(self, pending=left, history=history, texts=(*texts, new), ended=ended)
 
-    def _calls(self, tokenizer: Any, reply: str) -> bool:
+    def _has_call(self, tokenizer: Any, reply: str) -> bool:
         if self.tools is None:
             return False
         try:

@@ -19,7 +19,7 @@ from eagle_jax.data.rows.messages import Message
 from eagle_jax.data.rows.parse import ARGUMENTS, MESSAGES, STORED, TOOLS, Conversation, as_conversation, parse_row
 from eagle_jax.data.templates.fitting import fit, is_marked, marked_call
 from eagle_jax.data.templates.render import chat_template, render
-from eagle_jax.data.templates.spans import NO_THOUGHT, Render, assistant_spans, generation_mask, without_turns
+from eagle_jax.data.templates.spans import NO_THOUGHT, Render, assistant_spans, generation_mask
 
 NO_RANGES = "supervised that is not [start, end) ranges of the tokens"
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -84,12 +84,12 @@ def encode_row(tokenizer: Any, row: Mapping[str, Any]) -> Encoded:
 def encode(tokenizer: Any, row: Conversation | list[Message] | str) -> Encoded:
     """Encodes a result of `parse_row` to token ids and loss mask, untruncated.
 
-    Of a plain text every token but the first is supervised; of a conversation what the assistant writes: thoughts,
-    text, tool calls, and what ends the turn.
+    Every token of a plain text but the first is supervised. Of a conversation the assistant's thoughts, text, tool
+    calls and ends of turns are supervised.
 
     Raises:
       SkippedRow: no assistant turn is taught; the template raises an error, drops a part of the conversation, or
-        changes a reply in a way that is not understood; or no token is supervised.
+        changes the text around a reply; or no token is supervised.
     """
     if isinstance(row, str):
         tokens = np.asarray(tokenizer.encode(row), np.int32)
@@ -104,22 +104,23 @@ def encode(tokenizer: Any, row: Conversation | list[Message] | str) -> Encoded:
             "the tokenizer must have a chat template, got none. Pass --chat-template, or use rows of plain text."
         )
     messages, draw = fit(tokenizer, row), _render_of(tokenizer, row)
-    if is_marked(template):
-        ids, offsets, mask = generation_mask(draw, messages)
-        if row.untaught:
-            spans = assistant_spans(draw, messages, draw(messages, tokenize=False))
-            mask = without_turns(mask, offsets, spans, [index in row.untaught for index in turns])
-        return _checked(Encoded(ids, mask))
     text = draw(messages, tokenize=False)
-    spans = assistant_spans(draw, messages, text)
-    out = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    offsets = np.asarray(out["offset_mapping"], np.int64).reshape(-1, 2)
-    supervised = np.zeros(len(offsets), bool)
-    for index, (start, end) in zip(turns, spans, strict=True):
-        # A token that begins before the span belongs to who spoke before.
-        within = (offsets[:, 0] >= start) & (offsets[:, 0] < end) & (offsets[:, 1] > offsets[:, 0])
-        supervised |= within & (index not in row.untaught)
-    return _checked(Encoded(np.asarray(out["input_ids"], np.int32), supervised))
+    has_mask = is_marked(template)
+    if has_mask:
+        ids, offsets, supervised = generation_mask(draw, messages)
+    else:
+        out = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids = np.asarray(out["input_ids"], np.int32)
+        offsets = np.asarray(out["offset_mapping"], np.int64).reshape(-1, 2)
+        supervised = np.ones(len(ids), bool)
+    if row.untaught or not has_mask:
+        taught = np.zeros(len(ids), bool)
+        for index, (start, end) in zip(turns, assistant_spans(draw, messages, text), strict=True):
+            if index not in row.untaught:
+                # A token that begins before the span belongs to the turn before.
+                taught |= (offsets[:, 0] >= start) & (offsets[:, 0] < end) & (offsets[:, 1] > offsets[:, 0])
+        supervised &= taught
+    return _checked(Encoded(ids, supervised))
 
 
 def prompt_ids(tokenizer: Any, row: Conversation | list[Message]) -> list[int]:

@@ -8,9 +8,6 @@ from typing import Any
 from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.templates.render import chat_template, check_template_arguments, render
 
-SAID = ("content", "tool_calls")
-"""Keys of a message, of which it has one."""
-
 
 def chat_ids(tokenizer: Any, messages: Sequence[Any], **template_args: Any) -> list[int]:
     """Returns token ids of a conversation up to the assistant's next turn; plain text without a template.
@@ -32,11 +29,10 @@ def chat_text(tokenizer: Any, messages: Sequence[Any], **template_args: Any) -> 
       ValueError: `messages` has another form, the template raises an error (some do for a system message), or it does
         not read an argument.
     """
-    if isinstance(messages, str) or not isinstance(messages, Sequence) or not all(map(_is_message, messages)):
+    if not isinstance(messages, list | tuple) or not all(map(_is_message, messages)):
         raise ValueError(
-            f"messages must be a list of dicts, each with a role (user, assistant, system) and content, got "
-            f"{messages!r:.80}. "
-            'Pass [{"role": "user", "content": "Hello"}].'
+            "messages must be a list of dicts, each with a role (user, assistant, system) and content, got "
+            f'{messages!r:.80}. Pass [{{"role": "user", "content": "Hello"}}].'
         )
     given = {name: template_args.pop(name) for name in ("tools", "documents") if name in template_args}
     check_template_arguments(tokenizer, template_args)
@@ -55,7 +51,7 @@ def chat_text(tokenizer: Any, messages: Sequence[Any], **template_args: Any) -> 
 
 
 def _is_message(message: Any) -> bool:
-    return isinstance(message, Mapping) and "role" in message and not message.keys().isdisjoint(SAID)
+    return isinstance(message, Mapping) and "role" in message and ("content" in message or "tool_calls" in message)
 
 
 def encode_chat(tokenizer: Any, text: str) -> list[int]:

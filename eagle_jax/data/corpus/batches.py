@@ -1,8 +1,4 @@
-"""Packs documents into batches, with Grain.
-
-The order follows from the seed, every process has its own share, and the position in it is a small dict that a
-checkpoint holds.
-"""
+"""Packs documents into batches, with Grain."""
 
 from __future__ import annotations
 
@@ -22,14 +18,14 @@ PACKING_BINS = 64
 class Batches:
     """Yields batches endlessly: `PackedTokens` in NumPy, [rows, length] each.
 
-    Documents are drawn without replacement, reshuffled every epoch; sources with weights take turns. A document longer
-    than a row is cut, and left out if nothing to learn is before the cut; rows are filled with whole documents (first
-    fit), each a segment of its own.
+    The order follows from the seed: every epoch shuffles the documents anew, and sources take turns by their weights. A
+    document longer than a row is cut, and left out if nothing to learn is before the cut. Rows are filled with whole
+    documents (first fit), each a segment of its own.
 
     Args:
       weights: share of every source in documents, by its name; None is by their number.
       length: T, tokens of a row. rows: of a batch, of this process.
-      process, processes: which share of the documents is read.
+      process, processes: number of this process, which reads its own share of the documents.
 
     Attributes:
       documents: [rows, T] int32, the document that each token of the last batch is of; -1 in padding.
@@ -54,16 +50,16 @@ class Batches:
         import grain
 
         teaches = corpus.teaches_within(length)
-        parts = {"": np.arange(len(corpus))} if weights is None else {name: corpus.of(name) for name in weights}
+        parts = {"the corpus": np.arange(len(corpus))} if weights is None else {one: corpus.of(one) for one in weights}
         parts = {name: documents[teaches[documents]] for name, documents in parts.items()}
         shares = [1.0] if weights is None else list(weights.values())
-        if not parts or min(shares) <= 0:
+        if min(shares) <= 0:
             raise ValueError(f"the weights of the sources must be positive, got {weights}")
         for name, documents in parts.items():
             if len(documents) < processes:
                 raise ValueError(
-                    f"{name or 'the corpus'} has {len(documents)} documents with something to learn in their first "
-                    f"{length} tokens, too few for {processes} process(es): each reads its own"
+                    f"{name} has {len(documents)} documents with something to learn in their first {length} tokens, "
+                    f"too few for {processes} process(es): each reads its own"
                 )
         streams = [
             grain.MapDataset.source(_Documents(corpus, documents, length))
@@ -75,7 +71,7 @@ class Batches:
         mixed = grain.MapDataset.mix(streams, shares) if len(streams) > 1 else streams[0]
         sizes = sum(map(len, parts.values()))
         packed = grain.experimental.FirstFitPackIterDataset(
-            mixed.to_iter_dataset(),
+            mixed.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)),  # threads are slower here
             length_struct=dict.fromkeys(("tokens", "supervised", "document"), length),
             num_packing_bins=max(1, min(PACKING_BINS, sizes // (4 * processes))),
             seed=seed,

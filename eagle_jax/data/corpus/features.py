@@ -6,15 +6,14 @@ documents are cut at `length`.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import ml_dtypes
+import msgspec
 import numpy as np
 
 from eagle_jax.checkpoints.files.staging import write_whole
@@ -28,15 +27,14 @@ KINDS: dict[str, Any] = {
 LARGEST8 = 448.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """The contents of `layout.json`: what a directory of features holds.
 
     Attributes:
-      corpus: key of the corpus. target: its name. weights: fingerprint of them all. ends: of those outside the layers,
-        which is what training on stored features loads. computed: dtype of the target's pass. taps: which hidden states
-        are side by side. hidden: width of one. dtype: as stored. length: documents are cut there. bounds: documents of
-        shard i are bounds[i] to bounds[i + 1].
+      corpus: key of the corpus. target: its name. weights: fingerprint of all weights. ends: fingerprint of the weights
+        outside the layers, which training on stored features loads. computed: dtype of the target's pass.
+      taps: hidden states, side by side. hidden: width of one. dtype: as stored. length: documents are cut there.
+      bounds: documents of shard i are bounds[i] to bounds[i + 1].
     """
 
     corpus: str
@@ -68,22 +66,24 @@ class Layout:
 
     def save(self, directory: Path) -> None:
         """Writes `layout.json` atomically."""
-        write_whole(directory / "layout.json", json.dumps(dataclasses.asdict(self)))
+        write_whole(directory / "layout.json", msgspec.json.encode(self))
 
     @classmethod
     def load(cls, directory: Path) -> Layout:
         """Reads `layout.json`.
 
         Raises:
-          ValueError: there is none, or one of an earlier format.
+          ValueError: the file is missing, or of an earlier format.
         """
         path = directory / "layout.json"
-        if not path.is_file():
-            raise ValueError(f"no features in {directory}: `python -m train.features` writes them")
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if missing := sorted({field.name for field in dataclasses.fields(cls)} - set(values)):
-            raise ValueError(f"{path} does not say {', '.join(missing)}: write the features again, into another --out")
-        return cls(**{**values, "taps": tuple(values["taps"]), "bounds": tuple(values["bounds"])})
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except FileNotFoundError:
+            raise ValueError(f"no features in {directory}: `python -m train.features` writes them") from None
+        except msgspec.DecodeError as error:
+            raise ValueError(
+                f"{path} cannot be read ({error}): write the features again, into another --out"
+            ) from error
 
 
 def starts_of(corpus: Corpus, length: int) -> np.ndarray:
@@ -106,10 +106,10 @@ def shard_path(directory: Path, index: int) -> Path:
 def write_shard(layout: Layout, directory: Path, index: int, rows: int, fill: Callable[[Any], None]) -> None:
     """Writes one shard atomically: `fill(put)` calls `put(row numbers [n], states [n, parts, hidden])`.
 
-    A shard that is there already is left alone.
+    A shard that exists is left alone.
 
     Raises:
-      ValueError: the disk has no room for it, or a state is not finite as it is stored.
+      ValueError: the disk is full, or a state is not finite as it is stored.
     """
     path = shard_path(directory, index)
     if path.exists():
@@ -117,7 +117,8 @@ def write_shard(layout: Layout, directory: Path, index: int, rows: int, fill: Ca
     partial = path.with_name(f"{path.name}.partial")
     try:
         table = np.lib.format.open_memmap(partial, "w+", np.uint8, (rows, layout.token_bytes))
-        _reserve(partial)
+        if hasattr(os, "posix_fallocate"):
+            _reserve(partial)
         fill(lambda at, states: table.__setitem__(at, _pack(layout, states)))
         table.flush()
         del table
@@ -128,8 +129,6 @@ def write_shard(layout: Layout, directory: Path, index: int, rows: int, fill: Ca
 
 def _reserve(path: Path) -> None:
     """Reserves disk space for a file: writing a mapped page to a full disk kills the process."""
-    if not hasattr(os, "posix_fallocate"):
-        return
     size = path.stat().st_size
     try:
         with path.open("r+b") as file:
@@ -178,7 +177,7 @@ class Features:
       expected: fields of the layout that this run needs: corpus, target, weights (or ends, without layers), taps.
 
     Raises:
-      ValueError: none there, not all of them, or those of another corpus, target or head.
+      ValueError: shards are missing, or of another corpus, target or head.
     """
 
     def __init__(self, directory: Path, corpus: Corpus, expected: Mapping[str, Any], length: int):
@@ -204,13 +203,10 @@ class Features:
         rows = np.where(segments > 0, self._starts[documents] + positions, -1).reshape(-1)
         kind = ml_dtypes.bfloat16 if self.layout.dtype == "float8" else KINDS[self.layout.dtype]
         states = np.zeros((len(rows), self.layout.parts, self.layout.hidden), kind)
-        for shard, at in self._by_shard(rows):
+        shards = np.where(rows < 0, -1, np.searchsorted(self._firsts, rows, side="right") - 1)
+        for shard in np.unique(shards[rows >= 0]).tolist():
+            at = np.flatnonzero(shards == shard)
             states[at] = _unpack(self.layout, self._shards[shard][rows[at] - self._firsts[shard]])
         states = states.reshape(*documents.shape, -1)
         cut = self.layout.hidden * len(self.layout.taps)
         return states[..., :cut], states[..., cut:]
-
-    def _by_shard(self, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        of = np.searchsorted(self._firsts, rows, side="right") - 1
-        for shard in np.unique(of[rows >= 0]).tolist():
-            yield shard, np.flatnonzero((of == shard) & (rows >= 0))

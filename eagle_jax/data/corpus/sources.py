@@ -48,18 +48,18 @@ class Source:
         """Parses "path[#split][@weight]".
 
         Raises:
-          ValueError: a weight that is no positive number.
+          ValueError: the weight is not a positive number, or files have a split.
         """
         rest, at, weight = text.rpartition("@")
         path, _, split = (rest if at else text).partition("#")
         try:
-            share = float(weight) if at and weight else None
+            share = float(weight) if weight and at else None
         except ValueError:
-            raise ValueError(f"source {text!r}: the weight behind @ is {weight!r}, expected a number") from None
-        if split and cls(path).files:
-            raise ValueError(f"source {text!r}: #{split} names a part of a dataset of the hub, and {path} is here")
+            share = 0.0
         if not path or (share is not None and share <= 0):
-            raise ValueError(f"source {text!r} must read path[#split][@weight], the weight positive")
+            raise ValueError(f"source must be path[#split][@weight] with a positive weight, got {text!r}. Correct it.")
+        if split and cls(path).files:
+            raise ValueError(f"source {text!r} must have no #{split}, a split of a hub dataset, got local files")
         return cls(path, split or DEFAULT_SPLIT, share)
 
     @property
@@ -157,7 +157,7 @@ def build_corpus(
       the corpus, its names those of the sources, and how many rows were left out for which reason.
 
     Raises:
-      ValueError: a source that cannot be read, without a single usable row, or given twice; tokens of another model.
+      ValueError: a source cannot be read, has no usable row, is given twice, or holds tokens of another model.
     """
     names = [source.name for source in sources]
     if twice := [name for name, count in collections.Counter(names).items() if count > 1]:

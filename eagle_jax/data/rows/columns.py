@@ -10,7 +10,7 @@ from typing import Any
 
 
 class SkippedRow(ValueError):  # noqa: N818 (no error: datasets have such rows)
-    """No training text can be made of a row; equal reasons have equal messages."""
+    """A row gives no training text; equal reasons have equal messages."""
 
 
 METADATA = re.compile(
@@ -29,16 +29,16 @@ METADATA = re.compile(
 )
 """Names, in snake case, of keys that hold no text of a conversation; docs/training.md describes them."""
 LABELS = re.compile(r"(.*_)?(task|tasks|topic|topics|subject|title|intent|knowledge)")
-"""Names of keys that describe a conversation of messages. In a row of a question and its reply they are part of what is
-asked; as numbers and switches they hold no text anywhere."""
+"""Names of keys that describe a conversation of messages, but are part of the question in a row of question and reply.
+Their numbers and switches hold no text anywhere."""
 MEDIA = re.compile(r"(.*_)?(images?|img|pictures?|photos?|screenshots?|audios?|videos?|media)(_.*)?")
-"""Names of keys that point to something else than text, whatever their value is."""
+"""Names of keys that point to images, audio or video."""
 NESTED = ("tools", "functions", "system", "system_prompt", "system_message", "messages", "conversations")
 """Keys that an object of metadata must not hide."""
 REFERENCE = re.compile(
     r"(.*_)?(answers?|solutions?|references?|ground_truth|tests?|test_list|test_cases)|entry_point|highlights"
 )
-"""Names, in snake case, of keys to check replies against."""
+"""Names, in snake case, of keys that replies are checked against."""
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -53,7 +53,7 @@ def is_metadata(key: str) -> bool:
 
 
 def is_reference(key: str) -> bool:
-    """Returns whether a key holds something to check a reply against: `answer`, `solution`."""
+    """Returns whether replies are checked against a key: `answer`, `solution`."""
     return _matches(REFERENCE, key)
 
 
@@ -86,7 +86,7 @@ def from_json(value: Any, what: str) -> Any:
     """Parses a column that may hold JSON as text.
 
     Raises:
-      SkippedRow: it is a text that is not JSON.
+      SkippedRow: the text is not JSON.
     """
     if not isinstance(value, str):
         return value
@@ -97,10 +97,10 @@ def from_json(value: Any, what: str) -> Any:
 
 
 def check_unicode(*values: Any) -> None:
-    """Checks that texts are valid Unicode: cut JSON may hold half a surrogate pair.
+    """Checks that texts, also within objects, are valid Unicode: cut JSON may hold half a surrogate pair.
 
     Raises:
-      SkippedRow: there is one in a text, or in the texts of an object.
+      SkippedRow: a text is not.
     """
     for value in values:
         try:
@@ -113,7 +113,7 @@ def check_keys(given: Mapping[str, Any], read: Collection[str], where: str, *, l
     """Checks that every key with a value is read or is metadata.
 
     Args:
-      labels: whether descriptions of a conversation such as `topic` are metadata, too.
+      labels: whether `LABELS` are metadata, too.
 
     Raises:
       SkippedRow: naming the key.

@@ -27,7 +27,7 @@ ROLES = {
     "tool": "tool", "function": "tool", "observation": "tool", "tool_response": "tool", "function_response": "tool",
     "ipython": "tool", "function_call": "assistant", "tool_call": "assistant",
 }  # fmt: skip
-"""How the rows of the usual datasets name who speaks; `function_call` and `tool_call` hold a call in JSON."""
+"""Names of speakers in the usual datasets; `function_call` and `tool_call` hold a call in JSON."""
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Names of the thoughts before a reply, in rows and in chat templates."""

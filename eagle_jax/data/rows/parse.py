@@ -22,18 +22,19 @@ from eagle_jax.data.rows.messages import REASONING, Message, Parsed, parse_messa
 MESSAGES = ("messages", "conversations", "conversation")
 """Columns of whole conversations; the first that has a value is read."""
 QUESTIONS = ("prompt", "instruction", "question", "query", "problem", "input")
-"""Columns of a user's question; `CONTEXTS` are columns to append to it."""
+"""Columns of a user's question."""
 CONTEXTS = ("input", "context")
+"""Columns that are appended to the question."""
 REPLIES = ("completion", "response", "output", "chosen", "solution", "answer")
-"""Columns of the reply to it."""
+"""Columns of the reply to the question."""
 SYSTEMS = ("system", "system_prompt", "system_message")
 TOOLS = ("tools", "functions")
 ARGUMENTS = "chat_template_kwargs"
 """Column of arguments of the chat template, as of SmolTalk2."""
 MODES = ("on", "off", "true", "false", "yes", "no", "none", "enabled", "disabled", "auto", "low", "medium", "high")
-"""Values of a column of reasoning that are no thoughts."""
+"""Values of a column of reasoning that name a mode and hold no thoughts."""
 STORED = ("tokens", "supervised")
-"""Columns of `train.regenerate`: the very tokens of a text, and the [start, end) of those that the target wrote."""
+"""Columns of `train.regenerate`: token ids of a text, and the [start, end) ranges that the target wrote."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,14 +60,12 @@ def as_conversation(row: Conversation | list[Message]) -> Conversation:
 def parse_row(row: Mapping[str, Any]) -> Conversation | str:
     """Reads the conversation of a row, or the text of a plain one (`text`).
 
-    A conversation is a list of messages of ShareGPT (`conversations`) or OpenAI (`messages`), or a question with its
-    reply (`instruction`, `input` and `output`; `prompt` and `completion`; and others), or a `prompt` alone, which a
-    reply is still to be written to. A column of a system prompt, of tools, or of arguments of the template belongs to
-    it.
+    A conversation is a list of messages of ShareGPT (`conversations`) or OpenAI (`messages`), a question with its reply
+    (`instruction`, `input` and `output`; `prompt` and `completion`; and others), or a `prompt` without a reply. Columns
+    of a system prompt, of tools and of arguments of the template are part of it.
 
     Raises:
-      SkippedRow: none of these, an unknown speaker, a message without text, or a key that is neither read nor known to
-        hold no text.
+      SkippedRow: none of these, an unknown speaker, a message without text, or a key that is neither read nor metadata.
     """
     parsed, read = _messages(row)
     if parsed is None:
@@ -122,15 +121,15 @@ def _messages(row: Mapping[str, Any]) -> tuple[list[Parsed] | None, set[str]]:
 
 
 def is_switch(value: Any) -> bool:
-    """Returns whether a column of reasoning names a mode and holds no thoughts: "on", "low", true."""
+    """Returns whether a column of reasoning names a mode: "on", "low", true."""
     return isinstance(value, bool | int | float) or (isinstance(value, str) and value.strip().lower() in MODES)
 
 
 def _is_reply(value: Any) -> bool:
-    """Returns whether a column holds a reply, not an answer to check one against."""
-    if isinstance(value, str):
-        return bool(value)
-    return isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], Mapping)
+    """Returns whether a column holds a reply; a list of texts, for example, is there to check replies against."""
+    if isinstance(value, list | tuple):
+        return bool(value) and isinstance(value[0], Mapping)
+    return isinstance(value, str) and bool(value)
 
 
 def _parse_all(value: Any) -> list[Parsed]:

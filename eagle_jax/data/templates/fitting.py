@@ -81,12 +81,12 @@ def fit(tokenizer: Any, row: Conversation, **options: bool) -> list[Message]:
 def _formed(message: Message, form: Form) -> Message:
     if CALLS not in message:
         return message
-    calls = message[CALLS]
-    if form.has_json:
-        functions = [call["function"] for call in calls]
-        texts = [json.dumps(function["arguments"], ensure_ascii=False) for function in functions]
-        functions = [{**function, "arguments": text} for function, text in zip(functions, texts, strict=True)]
-        calls = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
+    calls = []
+    for call in message[CALLS]:
+        function = dict(call["function"])
+        if form.has_json:
+            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+        calls.append({**call, "function": function})
     content = None if form.has_null and not message["content"].strip() else message["content"]
     return {**message, "content": content, CALLS: calls}
 

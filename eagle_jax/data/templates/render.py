@@ -73,7 +73,7 @@ def template_arguments(tokenizer: Any) -> tuple[str, ...]:
     """
     text = chat_template(tokenizer)
     special = getattr(tokenizer, "special_tokens_map", {})
-    return () if text is None else tuple(sorted(_variables(text) - GIVEN - set(special)))
+    return () if text is None else tuple(sorted(variables(text) - GIVEN - set(special)))
 
 
 def check_template_arguments(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
@@ -124,11 +124,14 @@ class _Generation(jinja2.ext.Extension):
 
 
 @functools.lru_cache(maxsize=64)
-def _variables(template: str) -> frozenset[str]:
+def variables(template: str) -> frozenset[str]:
     """Returns the names that a template reads and that are not variables of its own.
 
     Jinja calls a name undeclared that a template sets in one branch. Such a name is an argument where the template
     tests whether it is defined.
+
+    Raises:
+      ValueError: the template is not valid Jinja.
     """
     environment = ImmutableSandboxedEnvironment(extensions=[_Generation, jinja2.ext.loopcontrols])
     environment.globals |= dict.fromkeys(("raise_exception", "strftime_now"))
@@ -143,15 +146,6 @@ def _variables(template: str) -> frozenset[str]:
         return frozenset(jinja2.meta.find_undeclared_variables(parsed) - (own - tested))
     except jinja2.TemplateError as error:
         raise ValueError(f"the chat template must be valid Jinja ({_first_line(error)}). Use another one.") from error
-
-
-def check_syntax(template: str) -> None:
-    """Checks that a chat template is valid Jinja.
-
-    Raises:
-      ValueError: naming the error.
-    """
-    _variables(template)
 
 
 def _first_line(error: Exception) -> str:

@@ -31,26 +31,6 @@ def generation_mask(render: Render, messages: list[Message]) -> tuple[np.ndarray
     return np.asarray(out["input_ids"], np.int32), offsets, mask
 
 
-def without_turns(
-    mask: np.ndarray, offsets: np.ndarray, spans: list[tuple[int, int]], untaught: list[bool]
-) -> np.ndarray:
-    """Removes the runs of untaught turns from the mask of `generation_mask`.
-
-    What a template marks may begin before the span that `assistant_spans` finds, and end behind it.
-    """
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]]))).reshape(-1, 2)
-    kept = mask.copy()
-    for first, end in edges:
-        begin, stop = offsets[first, 0], offsets[end - 1, 1]
-        within = [is_untaught for (a, b), is_untaught in zip(spans, untaught, strict=True) if a < stop and b > begin]
-        if within and all(within):
-            kept[first:end] = False
-    for (begin, stop), is_untaught in zip(spans, untaught, strict=True):
-        if is_untaught:
-            kept &= (offsets[:, 0] < begin) | (offsets[:, 0] >= stop)
-    return kept
-
-
 def assistant_spans(render: Render, messages: list[Message], text: str) -> list[tuple[int, int]]:
     """Returns the [start, end) characters of the assistant's turns in `text`, with their end markers.
 

@@ -1,0 +1,154 @@
+"""A stream of tokens becomes the text that all tokens at once are, whatever the chunks and the kind of tokenizer."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from eagle_jax import GenerateOutput, StreamChunk, TextStream, decode_stream
+from tests.data.chats import SPECIAL, metaspace_tokenizer_with, tokenizer_with
+
+LETTERS = "a ▁ é ✓ 𝄞 👩‍👩‍👧 ü 한 \n don't."
+
+
+def byte_fallback() -> Tokenizer:
+    """Llama 2's kind: pieces with the blank before them, and bytes."""
+    pieces = ["▁Two", "▁of", "▁course", "▁", "▁▁", "a", "▁é", *(f"<0x{i:02X}>" for i in range(256)), "<unk>", "\ufffd"]
+    core = Tokenizer(
+        models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    core.pre_tokenizer = pre_tokenizers.Metaspace()
+    blanks = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    core.decoder = decoders.Sequence(blanks)
+    core.add_special_tokens(["<s>", "</s>"])
+    return core
+
+
+def word_piece() -> PreTrainedTokenizerFast:
+    core = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2, "do": 3, "n't": 4, ".": 5, "'": 6, "s": 7}))
+    core.normalizer, core.decoder = normalizers.Lowercase(), decoders.WordPiece(cleanup=False)
+    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="[UNK]", clean_up_tokenization_spaces=True)
+
+
+def metaspace() -> Tokenizer:
+    """Of T5's kind: the first piece's blank goes, by the decoder itself."""
+    pieces = [("<unk>", 0.0), ("▁", -1.0), ("▁a", -1.0), ("b", -1.0), ("▁▁", -2.0), ("✓", -1.0)]
+    core = Tokenizer(models.Unigram(pieces, 0))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    return core
+
+
+KINDS = {
+    "byte fallback": byte_fallback, "word pieces": word_piece, "metaspace": metaspace,
+    "bytes": lambda: tokenizer_with(""), "sentencepiece": lambda: metaspace_tokenizer_with("", "first"),
+}  # fmt: skip
+made = functools.cache(lambda kind: KINDS[kind]())
+
+
+def at_once(tokenizer, tokens, skip: bool) -> str:
+    keeps = {} if isinstance(tokenizer, Tokenizer) else {"clean_up_tokenization_spaces": False}
+    return tokenizer.decode(tokens, skip_special_tokens=skip, **keeps)
+
+
+def ids_of(tokenizer, text) -> list[int]:
+    found = tokenizer.encode(text, add_special_tokens=False)
+    return found.ids if isinstance(tokenizer, Tokenizer) else found
+
+
+@st.composite
+def streams(draw):
+    """A tokenizer, tokens (of text, and any), and how they are cut."""
+    tokenizer = made(draw(st.sampled_from(sorted(KINDS))))
+    beyond = max(tokenizer.get_vocab().values()) + 3  # ids of a padded vocabulary are no text
+    tokens = [
+        *ids_of(tokenizer, draw(st.text(st.sampled_from(LETTERS), max_size=12))),
+        *draw(st.lists(st.integers(0, beyond), max_size=12)),
+    ]
+    tokens = draw(st.permutations(tokens)) if draw(st.booleans()) else tokens
+    edges = [0, *sorted(draw(st.lists(st.integers(0, len(tokens)), max_size=len(tokens)))), len(tokens)]
+    return tokenizer, [tokens[a:b] for a, b in itertools.pairwise(edges)], draw(st.booleans())
+
+
+@given(streams())
+@settings(max_examples=300, deadline=None)
+def test_the_pieces_are_the_whole(stream):
+    tokenizer, chunks, skip = stream
+    tokens = [token for chunk in chunks for token in chunk]
+    assert "".join(decode_stream(tokenizer, chunks, skip_special_tokens=skip)) == at_once(tokenizer, tokens, skip)
+
+
+@pytest.mark.parametrize("kind", ["byte fallback", "bytes"])
+def test_blanks_stay_and_letters_come_whole(kind):
+    tokenizer = made(kind)
+    tokens = ids_of(tokenizer, "Two of course ✓ 𝄞.")
+    text = TextStream(tokenizer)
+    pieces = [text.push([token]) for token in tokens]
+    assert "".join(pieces) + text.end() == at_once(tokenizer, tokens, True)
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_what_is_complete_is_shown_at_once():
+    tokenizer = made("bytes")
+    text, ids = TextStream(tokenizer), ids_of(tokenizer, "café!")
+    assert [text.push(ids[:4]), text.push(ids[4:5]), text.push(ids[5:])] == ["caf", "é", "!"]
+    assert text.push(ids_of(tokenizer, "é")[:1]) == ""
+    assert text.end() == "\ufffd"
+    assert text.push(ids_of(tokenizer, "a")) == "a"  # a new text
+
+
+def test_special_tokens_are_left_out_or_shown():
+    tokenizer = made("bytes")
+    stop = tokenizer.convert_tokens_to_ids(SPECIAL[1])
+    chunks = [StreamChunk(ids_of(tokenizer, "a"), 0), StreamChunk([stop], 0)]
+    assert list(decode_stream(tokenizer, iter(chunks))) == ["a"]
+    assert list(decode_stream(tokenizer, chunks, skip_special_tokens=False)) == ["a", SPECIAL[1]]
+    assert list(decode_stream(tokenizer, np.array(ids_of(tokenizer, "ab")))) == ["a", "b"]
+
+
+class Counted:
+    """A tokenizer that counts the tokens it is given to decode."""
+
+    def __init__(self, tokenizer) -> None:
+        self.tokenizer, self.tokens = tokenizer, 0
+
+    def decode(self, tokens, **options):
+        self.tokens += len(tokens)
+        return self.tokenizer.decode(tokens, **options)
+
+    def __getattr__(self, name):
+        return getattr(self.tokenizer, name)
+
+
+@pytest.mark.parametrize("kind", ["byte fallback", "bytes"])
+@pytest.mark.parametrize("letter", ["a", "\ufffd", "✓"])
+def test_the_work_per_token_does_not_grow(kind, letter):
+    """Of words, of letters in several tokens, and of bytes that never are one."""
+    counts = []
+    for length in (100, 400):
+        tokenizer = Counted(made(kind))
+        ids = ids_of(tokenizer.tokenizer, letter)[: 2 if letter == "\ufffd" else None]
+        for piece in decode_stream(tokenizer, [[token] for token in ids * length]):
+            del piece
+        counts.append(tokenizer.tokens / len(ids * length))
+    assert counts[1] < 1.2 * counts[0]
+    assert counts[1] < 24
+
+
+OUTPUT = GenerateOutput([[1, 2], [3]], np.zeros(2), np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize(
+    "chunks", ["hello", b"hello", OUTPUT, [OUTPUT], None, 3, ["a"], [[0.5]], [[[1]]], [None], {"a": 1}, [True], [[-1]]]
+)
+def test_what_is_no_stream_is_named(chunks):
+    message = r"^chunks must be .*, got .*\. Pass eagle_jax\.stream\(\.\.\.\) or lists of token ids\.$"
+    with pytest.raises(ValueError, match=message):
+        list(inspect.unwrap(decode_stream)(tokenizer_with(""), chunks))  # without the annotations
