@@ -17,37 +17,25 @@ TARGET = DecoderConfig(
 )  # fmt: skip
 
 LAYER = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 3,
-    "num_hidden_layers": 1,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": 53,
-    "max_position_embeddings": 128,
-    "hidden_act": "silu",
-    "rope_theta": 300.0,
-}
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 24, "intermediate_size": 40,
+    "num_attention_heads": 6, "num_key_value_heads": 3, "num_hidden_layers": 1, "rms_norm_eps": 1e-5, "vocab_size": 53,
+    "max_position_embeddings": 128, "hidden_act": "silu", "rope_theta": 300.0,
+}  # fmt: skip
 
 
 def _layer_tensors(config: dict[str, Any], prefix: str, width: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
     queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
-    shapes = {
-        "self_attn.q_proj.weight": (queries, width),
-        "self_attn.k_proj.weight": (keys, width),
-        "self_attn.v_proj.weight": (keys, width),
-        "self_attn.o_proj.weight": (hidden, queries),
-        "mlp.gate_proj.weight": (inner, hidden),
-        "mlp.up_proj.weight": (inner, hidden),
-        "mlp.down_proj.weight": (hidden, inner),
+    sizes = {"q": queries, "k": keys, "v": keys}
+    shapes: dict[str, tuple[int, ...]] = {f"self_attn.{name}_proj.weight": (sizes[name], width) for name in sizes}
+    shapes |= {
+        "self_attn.o_proj.weight": (hidden, queries), "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden), "mlp.down_proj.weight": (hidden, inner),
         "post_attention_layernorm.weight": (hidden,),
-    }
+    }  # fmt: skip
     if config.get("qkv_bias") or config.get("attention_bias"):
-        shapes |= {f"self_attn.{name}_proj.bias": (size,) for name, size in (("q", queries), ("k", keys), ("v", keys))}
+        shapes |= {f"self_attn.{name}_proj.bias": (sizes[name],) for name in sizes}
     if config.get("attention_bias"):
         shapes["self_attn.o_proj.bias"] = (hidden,)
     if config.get("qk_norm_tensors"):

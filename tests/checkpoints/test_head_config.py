@@ -40,8 +40,6 @@ def load(directory, head, target=TARGET, **kwargs):
         (eagle3, {"num_nextn_predict_layers": 1}, "num_nextn_predict_layers must be absent, got 1"),
         (eagle3, {"num_hidden_layers": 1.0}, r"num_hidden_layers must be an integer from 1 to .*, got 1\.0"),
         (eagle3, {"num_aux_hidden_states": 4}, "num_aux_hidden_states is 4, and there are 3 taps"),
-        (eagle3, {"architectures": ["PEagleDraftModel"]}, "architectures must be those of a head that drafts token by"),
-        (eagle3, {"architectures": ["MedusaModel"]}, "architectures must be those of an EAGLE head with a Llama-like"),
         (eagle3, {"speculators_model_type": "eagle"}, "speculators_model_type must be 'eagle3', got 'eagle'"),
         (eagle3, {"draft_vocab_size": 60}, "draft_vocab_size must be at most the target.s vocabulary of 53"),
         *((make, {key: False}, f"{key} must be true or absent, got False")

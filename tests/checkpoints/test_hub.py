@@ -123,10 +123,10 @@ NETWORK = r"check the spelling and the network, or give the path of a local copy
         (OSError(errno.ENOSPC, "No space left"), r"No space left\): make room on the disk, or set HF_HOME"),
         (wrapped("[Errno -2] Name not known"), rf"\(\[Errno -2\] Name not known\): {NETWORK}"),
         (wrapped("429 Too Many Requests for url: x", 429), r"Too Many Requests for url: x\): wait some minutes"),
-        (wrapped("401 Unauthorized for url: x", 401), r"url: x\): the hub refuses the token: create one"),
+        (wrapped("401 Unauthorized for url: x", 401), r"url: x\): the hub rejects the token: create one"),
         (
             wrapped("403 Forbidden: the token may not", 403),
-            r"may not\): the hub refuses the token: create one .* HF_TO",
+            r"may not\): the hub rejects the token: create one .* HF_TO",
         ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",

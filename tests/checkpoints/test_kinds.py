@@ -17,7 +17,7 @@ HEADS, MEDUSAS = ("eagle2", "eagle3"), ("medusa", "hydra")
     [
         ("load_target", HEADS + MEDUSAS),
         ("load_drafter", ("model", *MEDUSAS)),
-        ("load_medusa", ("model", *HEADS)),
+        ("load_medusa", ("eagle3",)),
         ("load_draft_model", HEADS + MEDUSAS),
     ],
 )

@@ -137,7 +137,7 @@ def _explain(error: Exception, repo_id: str, revision: str | None) -> str:
         remedy = "wait some minutes, or set HF_TOKEN (or pass token=...): the hub limits anonymous requests more"
     elif status & {401, 403}:  # unauthorised or forbidden
         remedy = (
-            "the hub refuses the token: create one that can read this repository at "
+            "the hub rejects the token: create one that can read this repository at "
             "https://huggingface.co/settings/tokens, or unset HF_TOKEN (and log out) for public repositories"
         )
     cause = error.__cause__ if isinstance(error, hub_errors.LocalEntryNotFoundError) and error.__cause__ else error

@@ -44,8 +44,7 @@ class TensorReader:
       directory: the checkpoint directory. infos: name -> `TensorInfo` of every stored tensor.
 
     Raises:
-      CheckpointError: no weights, a shard missing, an index that names tensors which no shard holds, a truncated or
-        corrupt file.
+      CheckpointError: no weights, a missing shard, or a truncated or corrupt file.
     """
 
     def __init__(self, directory: Path, stem: str | None = None) -> None:
@@ -77,8 +76,7 @@ class TensorReader:
             raise CheckpointError(f"{self.directory}: cannot read tensor {name!r}: {error}") from error
 
     def _open_all(self, stem: str | None) -> None:
-        files, index = _weight_files(self.directory, stem)
-        for file in files:
+        for file in _weight_files(self.directory, stem):
             path = self.directory / file
             if not path.is_file():
                 raise CheckpointError(f"{self.directory}: the index names {file}, which is missing")
@@ -88,24 +86,21 @@ class TensorReader:
                     raise CheckpointError(f"{path}: tensor {name!r} is also in {self.infos[name].file}")
                 self.infos[name] = TensorInfo(*_describe(opened, name), file)
                 self._sources[name] = opened
-        absent = sorted(set(index) - set(self.infos))
-        if absent:
-            raise CheckpointError(f"{self.directory}: the index names tensors that no shard holds: {', '.join(absent)}")
 
 
-def _weight_files(directory: Path, stem: str | None) -> tuple[list[str], dict[str, str]]:
-    """Returns the weight files and the index (tensor -> file, empty for a single file); prefers safetensors."""
+def _weight_files(directory: Path, stem: str | None) -> list[str]:
+    """Returns the names of the weight files; prefers safetensors."""
     if stem is not None:
         for file in (f"{stem}.safetensors", f"{stem}.pt"):
             if (directory / file).is_file():
-                return [file], {}
+                return [file]
         raise CheckpointError(f"{directory}: no weights; expected {stem}.safetensors or {stem}.pt")
     for single, index in (
         ("model.safetensors", "model.safetensors.index.json"),
         ("pytorch_model.bin", "pytorch_model.bin.index.json"),
     ):
         if (directory / single).is_file():
-            return [single], {}
+            return [single]
         if (directory / index).is_file():
             weight_map = read_json(directory / index).get("weight_map")
             if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
@@ -116,7 +111,7 @@ def _weight_files(directory: Path, stem: str | None) -> tuple[list[str], dict[st
                 raise CheckpointError(
                     f"{directory / index}: weight_map must name files of this directory, got {', '.join(outside)}"
                 )
-            return files, weight_map
+            return files
     raise CheckpointError(
         f"{directory}: no weights; expected model.safetensors or pytorch_model.bin, or shards with their index.json"
     )

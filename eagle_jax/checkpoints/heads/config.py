@@ -45,8 +45,8 @@ def head_config(
 ) -> HeadConfig:
     """Builds the `HeadConfig` of a config.json; mismatches with `target` go to `problems`.
 
-    The stored tensors decide a switch that the config does not mention. A switch that it mentions counts, and a tensor
-    that it asks for and the file lacks is reported as missing.
+    The stored tensors decide a switch that the config does not have. A switch of the config counts: a tensor that the
+    switch needs and the file lacks is missing.
 
     Args:
       values: as `flat_config` returns them. stored: canonical tensor name -> info. where: the config's path.
@@ -55,7 +55,6 @@ def head_config(
     fields = Fields(values, where)
     check_not_quantised(fields)
     check_only(fields, {"hidden_act": ("silu", "swish")})
-    _check_method(fields)
     for part in (fields, fields.mapping("eagle_config")):
         check_features(part, known=SWITCHES)
     _check_window(fields, target)
@@ -84,7 +83,7 @@ def head_config(
             raise CheckpointError(
                 f"taps must be {final}, the final state, for an EAGLE-1/2 head, got {tuple(taps)}. Leave it out."
             )
-        fc_bias = fields.flag("bias", True)  # there unless the config says "bias": false
+        fc_bias = fields.flag("bias", True)  # on unless the config has "bias": false
         return HeadConfig(kind, layer, layer.vocab_size, layer.hidden_size, final, own_embedding, fc_bias)
     return HeadConfig(
         kind,
@@ -107,7 +106,7 @@ def _compare_with_file(fields: Fields, kind: str, stored: Mapping[str, TensorInf
     # `plan` reports the tensors of further layers.
     if layers > 1 and not any(name.startswith("layers.1.") for name in stored):
         notice(f"{fields.where}: num_hidden_layers is {layers} and the file holds one layer: uses the one")
-    # EAGLE-1/2 heads draft through the target's lm_head, whatever the key says.
+    # EAGLE-1/2 heads draft through the target's lm_head, so the key has no effect.
     if fields.flag("tie_word_embeddings", null=True) and kind == "eagle3" and LM_HEAD in stored:
         notice(f"{fields.where}: tie_word_embeddings is true and the file holds an lm_head of its own: uses the file's")
 
@@ -120,19 +119,10 @@ def _draft_vocab_size(fields: Fields, stored: Mapping[str, TensorInfo], vocab_si
     return rows[0] if rows else vocab_size
 
 
-def _check_method(fields: Fields) -> None:
-    """Checks that `architectures` names an EAGLE head; projects name the same head in many ways."""
-    names = [name.lower() for name in fields.names_of("architectures")]
-    if names and not any(part in name for name in names for part in ("eagle", "llama", "mistral", "qwen")):
-        fields.fail("architectures", "those of an EAGLE head with a Llama-like layer", "Load it with another engine.")
-    if any(name.startswith("peagle") for name in names):
-        fields.fail("architectures", "those of a head that drafts token by token", "Train an EAGLE-3 head.")
-
-
 def _kind(fields: Fields, stored: Mapping[str, TensorInfo]) -> Literal["eagle1", "eagle3"]:
     named = any("eagle3" in name.lower() for name in fields.names_of("architectures"))
-    says = named or fields.given("speculators_model_type") or fields.given("draft_vocab_size")
-    return "eagle3" if says or "layers.0.hidden_norm.weight" in stored else "eagle1"
+    stated = named or fields.given("speculators_model_type") or fields.given("draft_vocab_size")
+    return "eagle3" if stated or "layers.0.hidden_norm.weight" in stored else "eagle1"
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
@@ -241,8 +231,8 @@ def _tapped_states(
 def _named_taps(fields: Fields) -> tuple[int, ...]:
     """Returns the taps that config.json names, empty if it names none.
 
-    Two numberings are in use. Inside `eagle_config` (SGLang, NVIDIA) an id is a layer whose OUTPUT is taken; at the
-    top level (vLLM, speculators) it is the layer which the state ENTERS, as in `transformers`.
+    Projects number layers in two ways. Inside `eagle_config` (SGLang, NVIDIA) an id is a layer whose OUTPUT is taken.
+    At the top level (vLLM, speculators) it is the layer that the state ENTERS, as in `transformers`.
     """
     keys = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
     parts = (fields.mapping("eagle_config"), fields)

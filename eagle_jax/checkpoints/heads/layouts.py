@@ -72,7 +72,7 @@ def check_expressible(config: HeadConfig, d2t: np.ndarray | None, target: Decode
 
 
 def official_values(config: HeadConfig, dtype: str, architecture: str = "LlamaForCausalLM") -> dict[str, Any]:
-    """Returns config.json of a head in the official and the sglang layout; switches only where they are on."""
+    """Returns config.json of a head in the official and the sglang layout; only the switches that are on."""
     layer = config.layer
     values: dict[str, Any] = {"architectures": [architecture], **_layer_values(layer, dtype)}
     if layer.qkv_bias:

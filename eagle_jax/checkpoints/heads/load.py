@@ -145,7 +145,7 @@ def _read_d2t(
     ids = difference + np.arange(draft_vocab)
     if ids.min() < 0 or ids.max() >= vocab or len(np.unique(ids)) != draft_vocab:
         problems.found["other"].append(f"{names['d2t']} does not map draft ids to distinct target ids below {vocab}")
-    # t2d says the same from the other side; a file in which the two disagree was put together from two trainings.
+    # A file whose d2t and t2d disagree was put together from two trainings.
     elif "t2d" in names and not np.array_equal(np.flatnonzero(reader.read(names["t2d"])), np.sort(ids)):
         problems.found["other"].append(f"{names['t2d']} marks other target ids than {names['d2t']} reaches")
     return difference.astype(np.int32)

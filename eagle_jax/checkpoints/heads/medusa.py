@@ -55,9 +55,10 @@ def load_medusa_checkpoint(
     elif "hydra_num_heads" in values:
         kind = "hydra"
     else:
-        check_kind(directory, MEDUSAS, values, _model_tensors(directory))
+        check_kind(directory, MEDUSAS, values)
         raise CheckpointError(
-            f"{where}: must hold medusa_num_heads or hydra_num_heads. Load another kind of head with load_drafter."
+            f"{where}: must hold medusa_num_heads or hydra_num_heads. Load an EAGLE head with load_drafter, a model "
+            "with load_target."
         )
     fields = Fields(values, where)
     check_features(fields)
@@ -132,15 +133,6 @@ def save_medusa_checkpoint(
         # One file whatever its size: its authors' loaders read no shards.
         stem = f"{config.kind}_lm_head"
         write_weights(staging, flat, _table(config), file_dtype, stem=stem, max_shard_bytes=sys.maxsize)
-
-
-def _model_tensors(directory: Path) -> list[str]:
-    """Returns the tensor names of a model or EAGLE head in the directory; empty if it holds none."""
-    try:
-        with TensorReader(directory) as reader:
-            return list(reader.infos)
-    except CheckpointError:  # there are none, or none that tell
-        return []
 
 
 def _shapes(config: MedusaConfig) -> dict[str, tuple[int, ...]]:

@@ -135,7 +135,7 @@ def stored_dtype(directory: Path) -> str:
 def _with_target_positions(
     config: HeadConfig, target: DecoderConfig, rope: Literal["head", "target"] | None
 ) -> HeadConfig:
-    """Gives a head its target's context length (engines draft no further than the head's config says) and RoPE."""
+    """Gives a head its target's context length, the limit up to which engines draft, and the chosen RoPE."""
     layer = config.layer
     if rope is None and layer.rope != target.rope:
         ours, theirs = (

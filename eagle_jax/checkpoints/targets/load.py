@@ -51,8 +51,8 @@ def load_target_checkpoint(
       CheckpointError: naming the file and everything in it that does not fit, or tensors that hold NaN or infinity.
 
     Warns:
-      UserWarning: two facts of the checkpoint contradict, naming the one that is used: a model that config.json calls
-        tied and whose file holds an lm_head of its own, for example, is loaded untied.
+      UserWarning: two facts of the checkpoint contradict. For example, a model that config.json calls tied and whose
+        lm_head differs from its embedding is loaded untied.
     """
     loaded_dtype = check_dtype(dtype)
     directory = checkpoint_directory(path_or_id, **hub)

@@ -78,8 +78,8 @@ def _parameters_in_force(fields: Fields) -> Fields:
 def context_length(length: int, rope: RopeConfig) -> int:
     """Returns the context length: `max_position_embeddings`, stretched by the scalings it does not include.
 
-    "linear" and "dynamic" stretch it by their factor (Vicuna-16k says 4096 and 4), yarn where a config keeps the
-    original length (Qwen2.5 says 32768 and 4); a llama3 config gives the stretched length already.
+    "linear" and "dynamic" stretch it by their factor (Vicuna-16k has 4096 and 4). yarn does if the config has the
+    original length (Qwen2.5 has 32768 and 4). A llama3 config has the stretched length.
     """
     if rope.kind in ("linear", "dynamic"):
         return int(length * rope.factor)
