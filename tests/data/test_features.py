@@ -91,16 +91,6 @@ def test_states_that_cannot_be_stored_are_refused(corpus, dtype, value, message,
             write_shard(layout_of(corpus, wider), tmp_path, shard, 2, fill)
 
 
-def test_a_shard_has_its_room_before_it_is_filled(corpus, tmp_path):
-    rows = 100_000
-
-    def fill(put):
-        found = shard_path(tmp_path, 0).with_suffix(".npy.partial").stat()
-        assert found.st_blocks * 512 >= found.st_size > rows
-
-    write_shard(layout_of(corpus, "float16"), tmp_path, 0, rows, fill)
-
-
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot reserve room")
 def test_a_full_disk_is_said(corpus, tmp_path, monkeypatch):
     def refuse(number):

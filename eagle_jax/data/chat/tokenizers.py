@@ -6,12 +6,13 @@ import importlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
 from eagle_jax.assets import DEMO, bundled
 from eagle_jax.checkpoints import CheckpointError, tokenizer_directory
+from eagle_jax.checkpoints.files.hub import Hub
 from eagle_jax.checkpoints.files.tensors import read_json
 from eagle_jax.config import DecoderConfig
 from eagle_jax.data.chat.encode import prompt_ids
@@ -53,9 +54,7 @@ def load_tokenizer(
     *,
     chat_template: str | Path | None = None,
     template_args: Mapping[str, Any] | None = None,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
+    **hub: Unpack[Hub],
 ) -> Any:
     """Loads the `transformers` tokenizer of a checkpoint.
 
@@ -64,7 +63,7 @@ def load_tokenizer(
       config: of the target that will read the tokens. Its vocabulary may be larger: many are padded.
       chat_template: a Jinja file that replaces the tokenizer's template, or the name of one of its templates.
       template_args: values of the template's arguments, such as `{"enable_thinking": False}`, for every rendering.
-      revision, token, cache_dir: for a hub id, as in `huggingface_hub`.
+      hub: revision, token and cache_dir of a hub id, as in `huggingface_hub`.
 
     Raises:
       CheckpointError: the tokenizer or template is missing, cannot be read (names file, key and the expected type), or
@@ -73,7 +72,7 @@ def load_tokenizer(
     """
     if str(path_or_id) == DEMO:
         path_or_id = bundled("target")
-    directory = tokenizer_directory(path_or_id, revision=revision, token=token, cache_dir=cache_dir)
+    directory = tokenizer_directory(path_or_id, **hub)
     if not any((directory / name).is_file() for name in FILES):
         raise CheckpointError(f"no tokenizer in {directory} ({', '.join(FILES)}). Pass the directory that holds it.")
     tokenizer = _read(directory)
