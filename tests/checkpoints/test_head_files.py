@@ -64,10 +64,6 @@ class TestGolden:
         EAGLE1,
         dataclasses.replace(EAGLE1, own_embedding=True, fc_bias=False),
         dataclasses.replace(EAGLE1, layer=dataclasses.replace(LAYER, qkv_bias=True)),
-        dataclasses.replace(EAGLE3, draft_vocab_size=53, taps=(1, 3, 5, 8)),
-        dataclasses.replace(
-            EAGLE3, fc_norm=True, norm_before_fc=True, norm_output=True, norm_before_residual=True, fc_bias=True
-        ),
         dataclasses.replace(EAGLE3, own_embedding=True, layer=dataclasses.replace(LAYER, hidden_size=36, **ALL)),
     ],
 )
