@@ -25,7 +25,7 @@ from eagle_jax.data.corpus.files import ENDINGS, holds_rows, read_rows
 from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.templates.keys import TOKENIZER_KEY, tokenizer_key, tokenizer_settings
 
-FORMAT = 3
+FORMAT = 4
 """Raised when the same rows would be tokenised or kept differently: caches of an older format are not read."""
 DEFAULT_SPLIT = "train"
 _DATASET = re.compile(r"[\w-]+(/[\w.-]+)?")  # `name` or `owner/name`
