@@ -24,21 +24,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 import eagle_jax
 from eagle_jax.checkpoints.files.staging import write_whole
-from eagle_jax.core.randomness import row_keys
 from eagle_jax.runtime.compilation import machine, revision, use_compilation_cache
 from eagle_jax.runtime.profile import Entry, ProfileFile, fingerprint
 from eagle_jax.settings import load_yaml
 from infer import REPOSITORY
+from infer.common.calls import keys_of
 from infer.common.labels import PLAIN
 from infer.common.methods import Places, Sources, check_methods, load_pair
 from infer.common.programs import at_least_one, can_write, check_seed, listed, naming, not_negative, run
 from infer.common.tables import number, table
-from infer.common.tasks import BUNDLED, Conversation, Task, load_tasks, task_folder
+from infer.common.tasks import BUNDLED, Conversation, Task, load_tasks, names_of, task_folder
 from infer.tuning.search import Grid, Tuned, Tuner
 from infer.tuning.trials import LEAST, SLOWER, Prompt, Samples, Setting, batches, compete
 
@@ -137,8 +134,8 @@ def write(args: Args, target: eagle_jax.Target, tuned: Sequence[Tuned], report: 
     file = ProfileFile("eagle_jax.profile/1", name, fingerprint(target), args.dtype, machine(), entries)
     write_whole(args.out, file.to_yaml(
         'Made by python -m infer.tune; eagle_jax.generate(target, "auto", prompts, profile=THIS FILE) follows it.\n'
-        "measured, worst: tokens/s over plain decoding's, mean and least over the tasks tuned on; predicted: without\n"
-        f"the prompt. The tasks are {args.tasks}: at most {args.limit} questions each, after the first {args.skip}."
+        "predicted, measured, worst: tokens/s over plain decoding's, mean and least over the tasks tuned on.\n"
+        f"These are {args.tasks}: at most {args.limit} questions each, after the first {args.skip}."
     ))  # fmt: skip
     found = origin(args, args.out) | {"settings": [one.report for one in tuned]}
     write_whole(report, json.dumps(found, indent=1) + "\n")
@@ -263,12 +260,11 @@ def samples_of(tasks: Sequence[Task], tokenizer: Any, target: eagle_jax.Target, 
       ValueError: every prompt of a task is too long.
     """
     found: dict[str, list[Prompt]] = {}
-    keys = row_keys(jax.random.key(args.seed, impl="threefry2x32"), jnp.arange(len(tasks) * args.limit))
     room = target.config.max_position - args.max_new_tokens
-    for place, (task, questions) in enumerate(tasks):
+    for task, questions in tasks:
         asked = [Conversation(question, tokenizer, room).prompt(0) for question in questions]
-        own = keys[place * args.limit :]
-        found[task] = [Prompt(tokens, key) for tokens, key in zip(asked, own, strict=False) if tokens is not None]
+        keys = keys_of(args.seed, names_of(questions), 0)
+        found[task] = [Prompt(tokens, key) for tokens, key in zip(asked, keys, strict=True) if tokens is not None]
         if not found[task]:
             raise ValueError(f"--tasks must have prompts of at most {room} tokens, got none in {task}. Lower "
                              "--max-new-tokens or leave the task out.")  # fmt: skip

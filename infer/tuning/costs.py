@@ -16,9 +16,9 @@ from eagle_jax.core.loop import prefill, step
 from eagle_jax.core.sampling import make_sampling
 from eagle_jax.core.types import ROOT, Drafter, DraftTree, Engine, Params, RowRandomness, Sampling
 from eagle_jax.runtime.compilation import forget_programs
-from eagle_jax.runtime.generation import request_of
-from infer.common.timing import Part, time_interleaved
-from infer.tuning.trials import Prompt, Setting, note
+from eagle_jax.runtime.generation import first_tokens, request_of
+from infer.common.timing import Part, time_interleaved, time_repetitions
+from infer.tuning.trials import Prompt, Samples, Setting, arguments, batches, note
 
 K = TypeVar("K")
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -117,6 +117,20 @@ def cycle_seconds(
         calls[name] = Part(body, request.params, state).repeat(TURNS)
         calls[name]()
     return {name: seconds / TURNS for name, seconds in time_interleaved(calls, repeats).items()}
+
+
+def prefill_seconds(
+    target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter | None, samples: Samples, setting: Setting
+) -> dict[str, float]:
+    """Measures the calls of a task up to every first token, with a drafter or plainly; the least of three."""
+    found = {}
+    for task, prompts in samples.items():
+        found[task] = 0.0
+        for part in batches(prompts, setting.batch):
+            call = functools.partial(first_tokens, target, drafter, **arguments(part, setting))
+            call()
+            found[task] += min(time_repetitions({task: call}, 3)[task])
+    return found
 
 
 def _cycle(params: Params, state: Any, sampling: Sampling, engine: Engine) -> Any:

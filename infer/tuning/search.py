@@ -14,7 +14,7 @@ from eagle_jax.runtime.profile import Entry
 from infer.common.labels import NUMBERS, Label
 from infer.common.methods import OPTIONS, Loader, Sources
 from infer.common.own import is_own
-from infer.tuning.costs import Costs, measure_costs
+from infer.tuning.costs import Costs, measure_costs, prefill_seconds
 from infer.tuning.replay import Drafts, can_record, record
 from infer.tuning.trials import LEAST, Samples, Score, Setting, batches, choose, compete, note, shortlist
 
@@ -108,7 +108,7 @@ class Tuner:
         return self._drafts[key]
 
     def predict(self, samples: Samples, setting: Setting) -> tuple[dict[str, Score], Costs]:
-        """Predicts the speed of decoding over plain decoding, per label and task, from costs and recorded drafts."""
+        """Predicts the speed over plain decoding per label and task, from costs, recorded drafts and prefills."""
         parts = [part for prompts in samples.values() for part in batches(prompts, setting.batch)]
         whole = [part for part in parts if len(part) == max(map(len, parts))]
         middle = sorted(whole, key=lambda part: max(len(prompt.tokens) for prompt in part))[len(whole) // 2]
@@ -117,13 +117,21 @@ class Tuner:
             for family, trees in self.families.items()
         }
         costs = measure_costs(self.target, made, middle, setting, self.repeats)
+        plain_prefill = prefill_seconds(self.target, None, samples, setting) if made else {}
         found = {}
         for family, trees in self.families.items():
             drafts = self.drafts(family, samples, setting)
-            for label, tree in trees.items():
-                per_cycle = costs.cycle(family, tree) / costs.at_rows(1)
-                found[label] = Score({task: [_passes(parts, None, setting) / _passes(parts, tree, setting) / per_cycle]
-                                      for task, parts in drafts.items()})  # fmt: skip
+            seconds = {
+                label: {task: costs.cycle(family, tree) * _passes(drafts[task], tree, setting) for task in samples}
+                for label, tree in trees.items()
+            }
+            # What a drafter reads of the prompt does not depend on its tree. That of the best is compiled anyway.
+            best = min(seconds, key=lambda label: sum(seconds[label].values()))
+            prefill = prefill_seconds(self.target, self.drafters[best], samples, setting)
+            plain = {task: costs.at_rows(1) * _passes(drafts[task], None, setting) for task in samples}
+            for label, own in seconds.items():
+                ratios = {task: [(plain_prefill[task] + plain[task]) / (prefill[task] + own[task])] for task in samples}
+                found[label] = Score(ratios)
         return found, costs
 
     def tune(self, samples: Samples, setting: Setting, candidates: int) -> Tuned:

@@ -150,8 +150,11 @@ HEADS = PLACE | {"method": "eagle3", "weights": "x"}
         ({"entries": [PLACE | {"prompt": 0}]}, "prompt must be at least 1, got 0"),
         ({"entries": [PLACE | {"prompt": 9}] * 2}, "entries must have one of each"),
         ({"entries": [PLACE | {"method": "eagle4"}]}, "method must be one of .*, got 'eagle4'"),
-        ({"entries": [PLACE | {"method": "eagle2"}]}, "method eagle2 must be weights, tree, got weights=None"),
-        ({"entries": [PLACE | {"ngram": 2}]}, "method vanilla must be none, got ngram=2"),
+        (
+            {"entries": [PLACE | {"method": "eagle2"}]},
+            "fields of method eagle2 must be weights, tree, got weights None",
+        ),
+        ({"entries": [PLACE | {"ngram": 2}]}, "fields of method vanilla must be none, got ngram 2"),
         ({"entries": [HEADS | {"tree": {"depth": 9, "top_k": 2, "num_nodes": 4}}]}, r"entries\[0\]: tree: .*num_nodes"),
         (
             {"entries": [HEADS | {"tree": {"depth": 1, "top_k": 1, "num_nodes": 1, "verification": "block"}}]},

@@ -114,8 +114,8 @@ def quick(pair, monkeypatch, tmp_path):
         lines = [json.dumps({"question_id": number, "turns": [text]}) for number, text in enumerate(texts)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
     return dict(
-        methods="eagle3", tasks="talk", data=tmp_path, limit=2, max_new_tokens=6, temperatures="0", depths="2",
-        top_ks="2", nodes="2", candidates=1, repeats=5, out=tmp_path / "p.yaml",
+        methods="eagle3", tasks="talk", data=tmp_path, limit=2, max_new_tokens=6, temperatures="0", depths="1",
+        top_ks="1", nodes="2", candidates=1, repeats=5, out=tmp_path / "p.yaml",
     )  # fmt: skip
 
 
@@ -135,11 +135,11 @@ def test_tune_and_check(quick, capsys):
     (choice,) = last(capsys)["choices"]
     (row,) = json.loads(quick["out"].with_name("p_report.json").read_text())["settings"]
     assert row["chosen"] == choice["chosen"]
-    found = row["candidates"]["eagle3@2x2x2"]
-    assert found["measured"] > 0 and row["predicted"] == {"eagle3@2x2x2": found["predicted"]}
+    found = row["candidates"]["eagle3@chain1"]
+    assert found["measured"] > 0 and row["predicted"] == {"eagle3@chain1": found["predicted"]}
     assert row["identical"] == "2/2"
-    assert [measured[:2] for measured in row["draft_over_plain"]["eagle3"]] == [[2, 2]]
-    assert row["pass_over_plain"].keys() == {"1", "2", "3"}
+    assert [measured[:2] for measured in row["draft_over_plain"]["eagle3"]] == [[1, 1]]
+    assert row["pass_over_plain"].keys() == {"1", "2"}
     (entry,) = yaml.safe_load(quick["out"].read_text())["entries"]
     assert (entry["batch"], entry["temperature"], entry["method"]) == (1, 0.0, row["chosen"].partition("@")[0])
 
@@ -153,7 +153,14 @@ def test_tune_and_check(quick, capsys):
 @pytest.mark.slow
 def test_every_kind_of_method_batch_and_temperature(quick, capsys):
     methods = "eagle2,eagle3@static,pld@2x2,lookahead@2x2x2"  # static trees and lookahead have no prediction
-    given = {"methods": methods, "tasks": "talk,sums", "batches": "2", "temperatures": "0,1"}
+    given = {
+        "methods": methods,
+        "tasks": "talk,sums",
+        "batches": "2",
+        "temperatures": "0,1",
+        "depths": "2",
+        "top_ks": "2",
+    }
     assert tune.main(tune.Args(**quick | given | {"candidates": 4})) == 0
     rows = json.loads(quick["out"].with_name("p_report.json").read_text())["settings"]
     assert [(row["batch"], row["temperature"]) for row in rows] == [(2, 0.0), (2, 1.0)]
@@ -242,7 +249,7 @@ def test_questions_that_are_skipped_are_not_asked(quick):
         ({"methods": "sps", "target": "a/b"}, "--draft-model must be given for sps"),
         ({"methods": "vanilla"}, "must leave a choice, got none"),
         ({"methods": "own:json:loads"}, "must name methods of the library, got own:json:loads"),
-        ({"nodes": "50"}, "must leave a choice, got none"),
+        ({"top_ks": "2", "nodes": "50"}, "must leave a choice, got none"),
         ({"methods": "eagle3@chain2/rejection"}, "eagle3@chain2/rejection: verification must be deterministic"),
         ({"tasks": "chats"}, "task must be bundled .* got 'chats'"),
         ({"tasks": "long"}, "must have prompts of at most .* got none in long"),
