@@ -73,7 +73,7 @@ def main(args: Args) -> None:
     print(f"Ready after {time.perf_counter() - started:.0f} s.\n\n> {args.prompt}\n")
 
     name = args.head.replace("eagle", "EAGLE-")
-    legend = f"{name}: accepted drafts are green" if console.color_system else name
+    legend = f"{name}: accepted drafts are green" if console.color_system and not console.no_color else name
     shown: list[list[int]] = []
     for path, title in (("eagle", legend), ("vanilla", "Plain decoding")):
         console.out(f"--- {title}", style="dim", highlight=False)
