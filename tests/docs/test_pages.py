@@ -31,8 +31,8 @@ SMALLER = {
     "infer.bench": "--limit 1 --max-new-tokens 8 --repeats 1 --no-transformers --batches 1",
     "infer.acceptance": "--limit 1 --max-new-tokens 8 --tasks gsm8k",
     "infer.papers": "",
-    "infer.tune": "--max-new-tokens 8 --depths 2 --top-ks 2 --nodes 4 --methods eagle3 --batches 1 --temperatures 0 "
-    "--candidates 1 --repeats 1",
+    "infer.tune": "--limit 1 --max-new-tokens 8 --depths 2 --top-ks 2 --nodes 4 --methods eagle3 --batches 1 "
+    "--temperatures 0 --candidates 1 --repeats 5",
     "infer.cycle": "--turns 2 --repeats 1",
     "train.demo.data": "",
     "train.regenerate": "--limit 24 --max-new-tokens 16 --batch 8",
