@@ -156,7 +156,7 @@ def test_a_run_begins_with_the_given_weights(place, tmp_path):
         ("distill", dict(init="demo", hidden=None, intermediate=None, target_layers=(0,)), "exclude each other"),
         ("distill", dict(init="HERE/other", hidden=None, intermediate=None), "a draft model must have its target's"),
         ("distill", dict(init="HERE/short", hidden=None, intermediate=None), "--length must be .* 16 pos.* 32"),
-        ("distill", dict(num_heads=3), "the sizes of the draft model do not fit together: num_attention_heads=3"),
+        ("distill", dict(num_heads=3), "the sizes of the draft model do not fit together: num_attention_heads must"),
     ],
 )  # fmt: skip
 def test_bad_options_are_refused(place, hydra, tmp_path, kind, changes, message, monkeypatch):
