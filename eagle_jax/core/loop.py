@@ -40,14 +40,14 @@ from eagle_jax.core.verify import deterministic
 
 
 def required_slots(prompt_width: int, max_tokens: int, depth: int, chunk: int) -> int:
-    """Returns the cache slots that a run can touch: a chunk or a whole path must fit behind the committed tokens."""
+    """Returns the cache slots that a run needs: a chunk or a whole path must fit after the committed tokens."""
     return prompt_width + max(chunk, max_tokens + depth + 1)
 
 
 def prefill(params: Params, batch: Batch, sampling: Sampling, engine: Engine, sizes: Sizes) -> GenerateState:
-    """Sends the prompts through the target in chunks and emits the first token of every row.
+    """Runs the target over the prompts in chunks and emits the first token of every row.
 
-    Only the last position of a prompt meets the lm_head. Chunks beyond the longest prompt are not computed.
+    The lm_head runs for the last position of a prompt only. Chunks beyond the longest prompt are not computed.
 
     Raises:
       ValueError: an argument has another type or shape, the chunk does not divide P, or the slots are too few.
@@ -65,11 +65,11 @@ def prefill(params: Params, batch: Batch, sampling: Sampling, engine: Engine, si
 def extend(
     params: Params, cache: KVCache, drafter_state: Any, batch: Batch, sampling: Sampling, engine: Engine, sizes: Sizes
 ) -> GenerateState:
-    """Runs `prefill` behind the committed tokens of a cache, as a conversation needs it.
+    """Runs `prefill` after the committed tokens of a cache, for the next turn of a conversation.
 
     Args:
-      cache: the target's, with the text so far, and room for `required_slots` of the new prompts.
-      drafter_state: the drafter's, updated with the same text.
+      cache: the target's cache, with the text so far, and room for `required_slots` of the new prompts.
+      drafter_state: the drafter's state, updated with the same text.
       batch: the prompts continue that text; the first token of each is the last emitted one, not yet committed.
 
     Raises:
@@ -91,10 +91,10 @@ def extend(
         next_tokens = jax.lax.dynamic_slice_in_dim(following, start, chunk, axis=1)
         positions = base[:, None] + start + jnp.arange(chunk)[None]
         out = target.forward(params["target"], tokens, positions, causal, cache, drafter.taps)
-        # The pair at a row's last prompt position waits for the first generated token.
+        # A row's last prompt position has no next token yet: the update after the loop adds it.
         pairs = jnp.clip(lengths - 1 - start, 0, chunk)
-        run = Verified(tokens, next_tokens, out.features, base + start, pairs)
-        state = call_update(drafter, params, state, run)
+        verified = Verified(tokens, next_tokens, out.features, base + start, pairs)
+        state = call_update(drafter, params, state, verified)
         cache = commit(cache, out.new, jnp.clip(lengths - start, 0, chunk), result=out.hidden)
         is_here = (lengths - 1 >= start) & (lengths - 1 < start + chunk)
         row = jnp.clip(lengths - 1 - start, 0, chunk - 1)
@@ -112,9 +112,9 @@ def extend(
         logits = target.logits(params["target"], hidden)
         finite, zero = _has_finite_maximum(logits), jnp.zeros((rows,), jnp.int32)
         root = jax.vmap(lambda row, key, index: draw(row, key, index, sampling))(logits, keys, zero)
-        ends = _take(prompts[..., None], lengths - 1)
-        run = Verified(ends, root[:, None], feature[:, None], base + lengths - 1, jnp.ones_like(lengths))
-        state = call_update(drafter, params, state, run)
+        last_tokens = _take(prompts[..., None], lengths - 1)
+        verified = Verified(last_tokens, root[:, None], feature[:, None], base + lengths - 1, jnp.ones_like(lengths))
+        state = call_update(drafter, params, state, verified)
     tokens = jnp.zeros((rows, sizes.max_tokens + drafter.depth + 1), jnp.int32).at[:, 0].set(root)
     log_probs = None
     if engine.log_probs is not None:
@@ -126,7 +126,7 @@ def extend(
         root=root,
         tokens=tokens,
         num_tokens=finite.astype(jnp.int32),
-        budget=jnp.minimum(batch.budget, sizes.max_tokens),  # more would run past the output and the cache
+        budget=jnp.minimum(batch.budget, sizes.max_tokens),  # a larger budget would overflow the output and the cache
         eos_ids=batch.eos_ids,
         done=_is_stop(root[:, None], batch.eos_ids)[:, 0] | (batch.budget <= 1) | ~finite,
         cycles=zero,
@@ -147,11 +147,11 @@ def step(params: Params, state: GenerateState, sampling: Sampling, engine: Engin
       the next state, and the cycle's tree, acceptance and tokens.
 
     Raises:
-      ValueError: `engine.log_probs` differs from that of the `prefill` which made the state.
+      ValueError: only one of this engine and the engine of `prefill` keeps log-probabilities.
     """
     target, drafter = engine.target, engine.drafter
     if (engine.log_probs is None) != (state.log_probs is None):
-        raise ValueError("log_probs must be the same in prefill and step.")
+        raise ValueError(f"engine.log_probs must be the same in prefill and step, got {engine.log_probs!r} in step.")
     verify = engine.verify or drafter.verify or deterministic
     cache, depth = state.cache, drafter.depth
     randomness = RowRandomness(state.keys, state.num_tokens)
@@ -171,11 +171,11 @@ def step(params: Params, state: GenerateState, sampling: Sampling, engine: Engin
         steps = jnp.arange(depth + 1)[None]
         shifted = jnp.concatenate([on_path[:, 1:], on_path[:, :1]], axis=1)
         tokens = jnp.where(steps < count[:, None], shifted, acceptance.next_token[:, None])
-        sound = _tokens_before_fault(finite, acceptance)
-        emitted = _count_emitted(tokens, jnp.minimum(count + 1, sound), state)
+        num_finite = _tokens_before_fault(finite, acceptance)
+        emitted = _count_emitted(tokens, jnp.minimum(count + 1, num_finite), state)
         features = jnp.take_along_axis(out.features, path[:, :, None], axis=1)
-        run = Verified(on_path, tokens, features, cache.length, emitted, choices)
-        drafter_state = call_update(drafter, params, drafter_state, run)
+        verified = Verified(on_path, tokens, features, cache.length, emitted, choices)
+        drafter_state = call_update(drafter, params, drafter_state, verified)
         last = jnp.take_along_axis(tokens, jnp.maximum(emitted - 1, 0)[:, None], axis=1)[:, 0]
         log_probs = all_log_probs = None
         if engine.log_probs is not None and state.log_probs is not None:
@@ -185,8 +185,8 @@ def step(params: Params, state: GenerateState, sampling: Sampling, engine: Engin
         running, num_tokens = ~state.done, state.num_tokens + emitted
         ends = (emitted > 0) & _is_stop(last[:, None], state.eos_ids)[:, 0]
         stopped = running & (ends | (num_tokens >= state.budget))
-        failed = running & ~stopped & (emitted == sound)  # the next token would have no finite logits
-        spoiled = running & jnp.any(jnp.isnan(tree.scores), axis=1) & (state.bad_drafts == FINITE)
+        failed = running & ~stopped & (emitted == num_finite)  # the next token would have no finite logits
+        has_nan_scores = running & jnp.any(jnp.isnan(tree.scores), axis=1) & (state.bad_drafts == FINITE)
         new_state = GenerateState(
             cache=commit(cache, out.new, emitted, path, out.hidden),
             drafter=drafter_state,
@@ -200,7 +200,7 @@ def step(params: Params, state: GenerateState, sampling: Sampling, engine: Engin
             accepted=state.accepted + ((steps == count[:, None]) & running[:, None]).astype(jnp.int32),
             keys=state.keys,
             not_finite=jnp.where(failed, num_tokens, state.not_finite),
-            bad_drafts=jnp.where(spoiled, state.num_tokens, state.bad_drafts),
+            bad_drafts=jnp.where(has_nan_scores, state.num_tokens, state.bad_drafts),
             log_probs=all_log_probs,
         )
     return new_state, StepInfo(tree, acceptance, tokens, emitted, log_probs)
@@ -230,7 +230,7 @@ def emitted_log_probs(state: GenerateState) -> Float[Array, "B M"]:
     """Returns the log-probabilities of `emitted_tokens`, [B, max_tokens]; 0 beyond `num_tokens`.
 
     Raises:
-      ValueError: the state was made without them.
+      ValueError: the state has no log-probabilities.
     """
     if state.log_probs is None:
         raise ValueError('state must have log-probabilities, got none. Use Engine(log_probs="target") or "law".')
@@ -248,7 +248,7 @@ def _has_finite_maximum(logits: Float[Array, "*b V"]) -> Bool[Array, "*b"]:
 
 
 def _tokens_before_fault(finite: Bool[Array, "B N1"], acceptance: Acceptance) -> Int[Array, " B"]:
-    """Tokens of a cycle that were drawn before the first visited node without finite logits; D + 2 where all have."""
+    """Counts the tokens drawn before the first visited node without finite logits; D + 2 without such a node."""
     path, count = acceptance.path, acceptance.count
     broken = ~jnp.take_along_axis(finite, path, axis=1) & (jnp.arange(path.shape[1])[None] <= count[:, None])
     first = jnp.where(jnp.any(broken, axis=1), jnp.argmax(broken, axis=1), path.shape[1] + 1)
@@ -256,7 +256,7 @@ def _tokens_before_fault(finite: Bool[Array, "B N1"], acceptance: Acceptance) ->
 
 
 def _count_emitted(tokens: Int[Array, "B D1"], available: Int[Array, " B"], state: GenerateState) -> Int[Array, " B"]:
-    """Tokens of this cycle that count: none in a finished row, up to the first stop token, within the budget."""
+    """Counts the emitted tokens: none in a finished row, up to the first stop token, within the budget."""
     stops = _is_stop(tokens, state.eos_ids)
     first = jnp.where(jnp.any(stops, axis=1), jnp.argmax(stops, axis=1) + 1, tokens.shape[1])
     emitted = jnp.minimum(jnp.minimum(available, first), state.budget - state.num_tokens)
@@ -268,7 +268,7 @@ def _is_stop(tokens: Int[Array, "B M"], eos_ids: Int[Array, "B E"]) -> Bool[Arra
 
 
 def _append(rows: Array, new: Array, at: Int[Array, " B"]) -> Array:
-    """Writes `new` into every row from the row's own place on."""
+    """Writes `new` into every row, from the row's own index on."""
     return jax.vmap(lambda row, part, place: jax.lax.dynamic_update_slice(row, part, (place,)))(rows, new, at)
 
 
@@ -277,7 +277,7 @@ def _take(values: Array, row: Int[Array, " B"]) -> Array:
 
 
 def _check(params: Params, batch: Batch, sampling: Any, engine: Engine, sizes: Sizes) -> None:
-    """Validates what callers are likely to mistake, before tracing fails on it somewhere inside."""
+    """Checks types and shapes of the arguments, before tracing fails inside the program."""
     for name, value, kind, remedy in (
         ("batch", batch, Batch, "eagle_jax.core.Batch(prompts, lengths, budget, eos_ids, keys)"),
         ("engine", engine, Engine, "eagle_jax.core.Engine(target, drafter)"),

@@ -3,11 +3,11 @@
 Dimension letters, used in every docstring:
 
     B batch          N drafted nodes (a tree has N + 1 rows: the root is row 0)     D depth, drafted levels
-    K top_k          T new tokens of a forward pass       S cache slots             L layers
-    H hidden         F feature width (taps * H)           V vocabulary              Vd draft vocabulary
+    K top_k          T new tokens of a forward pass       S cache slots             L layers        P prompt width
+    H hidden         F feature width (taps * H)           V vocabulary              Vd draft vocab  M output width
     A heads          G key-value heads                    R = A / G                 E stop tokens per row
 
-Records of arrays are `NamedTuple`s, hence pytrees.
+Records of arrays are `NamedTuple`s, hence pytrees. A law is a probability distribution over tokens.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Params = Any
 """A plain nested dict of arrays. The engine holds `{"target": ..., "drafter": ...}`."""
 
 ROOT = -1
-"""`DraftTree.parents` of the root."""
+"""Value of `DraftTree.parents` in the row of the root."""
 PADDING = -2
-"""`DraftTree.parents` of a padded row: it is no node, has no descendants, and is never accepted."""
+"""Value of `DraftTree.parents` in a padded row, which is not a node, has no descendants, and is never accepted."""
 
 
 class DraftTree(NamedTuple):
@@ -34,9 +34,9 @@ class DraftTree(NamedTuple):
 
     Attributes:
       tokens: [B, N+1] int32, target token ids.
-      parents: [B, N+1] int32, row of the parent; `ROOT` in row 0, `PADDING` in rows that are no node.
-      scores: [B, N+1] float32, by which nodes were ranked: cumulative log-probabilities of being accepted, or zeros.
-      draft_log_probs: [B, N+1, V] float32, only for sampled drafts: the law that the children of a row were drawn from.
+      parents: [B, N+1] int32, row of the parent; `ROOT` in row 0, `PADDING` in rows that are not nodes.
+      scores: [B, N+1] float32, cumulative log-probabilities of acceptance, which rank the nodes; or zeros.
+      draft_log_probs: [B, N+1, V] float32, the law from which the children of a row were drawn; None if not sampled.
     """
 
     tokens: Int[Array, "B N1"]
@@ -51,12 +51,12 @@ class DraftTree(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """Keys and values of the committed tokens, one array per layer: a slice of a stacked array is a copy on CPU.
+    """Keys and values of the committed tokens, one array per layer, because a slice of a stack is a copy on CPU.
 
     Attributes:
-      keys: L arrays [B, G, head_dim, S], transposed: the scores' matrix product reads them in the order of memory.
+      keys: L arrays [B, G, head_dim, S], transposed: the product with the queries reads memory in order.
       values: L arrays [B, G, S, head_dim].
-      length: [B] int32, committed tokens of every row; slots from there on are never read.
+      length: [B] int32, committed tokens of every row; attention masks the slots from `length` on.
     """
 
     keys: tuple[Float[Array, "B G hd S"], ...]
@@ -95,8 +95,8 @@ class TargetFn(NamedTuple):
 
     Attributes:
       forward: `(params, tokens [B,T], positions [B,T], mask [T,T] or [B,T,T] bool, cache, taps) -> TargetOutput`. Token
-        i sees every committed token and those new tokens j with mask[i, j]. The cache is read, never written. As a
-        draft model it takes one more, `earlier`: a `NewKV` of uncommitted tokens, whose columns come first in the mask.
+        i sees every committed token and those new tokens j with mask[i, j]. The cache is read, never written. A draft
+        model takes one more argument, `earlier`: a `NewKV` of uncommitted tokens, whose mask columns come first.
       logits: `(params, hidden [..., H]) -> [..., V] float32`.
       embed: `(params, tokens [...]) -> [..., H]`.
       init_cache: `(batch, slots) -> KVCache`, empty.
@@ -109,13 +109,13 @@ class TargetFn(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """Confirmed tokens, a run of the text: a prompt chunk or an accepted path. Row i is position p = start + i.
+    """Confirmed, consecutive tokens of the text: a prompt chunk or an accepted path. Row i is position p = start + i.
 
     Attributes:
       tokens: [B, T] int32, token at position p.
       next_tokens: [B, T] int32, token at position p + 1; the last valid one is the new root.
       features: [B, T, F], the target's tapped states at position p.
-      start: [B] int32, position of row 0 = committed tokens before this run.
+      start: [B] int32, position of row 0 = number of tokens committed before.
       count: [B] int32, valid rows, 0 to T; rows beyond are padding.
       choices: [B, N+1] int32, the target's likeliest token after every row of the verified tree. None for a prompt
         chunk, or without `Drafter.reads_choices`.
@@ -130,7 +130,7 @@ class Verified(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How the target's logits become the law that is sampled. `None` switches a processor off (and out of the program).
+    """Processors that turn the target's logits into the sampled law. `None` leaves a processor out of the program.
 
     Attributes:
       temperature: scalar float32; None is greedy decoding (temperature 0).
@@ -201,7 +201,7 @@ class GenerateState(NamedTuple):
       cache: the target's committed cache; the root is not in it yet.
       drafter: state of the drafter.
       root: [B] int32, the last emitted token.
-      tokens: [B, M] int32, emitted tokens; beyond `num_tokens` garbage.
+      tokens: [B, M] int32, emitted tokens; entries beyond `num_tokens` are undefined.
       num_tokens: [B] int32, tokens emitted so far, never above `budget`.
       budget: [B] int32, most tokens the row may emit. eos_ids: [B, E] int32, stop tokens, padded with -1.
       done: [B] bool. cycles: [B] int32, target passes after prefill while the row was running.
@@ -209,7 +209,7 @@ class GenerateState(NamedTuple):
       keys: [B] one PRNG key per row; the draw at generated position i uses `fold_in(keys[row], i)`.
       not_finite: [B] int32, generated position without finite logits of the target, where the row ended; or `FINITE`.
       bad_drafts: [B] int32, generated position of the first cycle whose drafts had NaN scores; or `FINITE`.
-      log_probs: [B, M] float32, of the emitted tokens, by the law `Engine.log_probs`; None without one.
+      log_probs: [B, M] float32, of the emitted tokens, under the law that `Engine.log_probs` names; or None.
     """
 
     cache: KVCache
@@ -250,7 +250,7 @@ class Engine(NamedTuple):
 
     Attributes:
       target, drafter: the functions of the model and of the drafting method.
-      log_probs: keeps log-probabilities of the emitted tokens, by the "target" at temperature 1 or the sampled "law".
+      log_probs: keeps log-probabilities of emitted tokens under the "target" at temperature 1 or the sampled "law".
       verify: acceptance rule (`verify.VerifyFn`); None is the drafter's own.
     """
 
@@ -261,11 +261,11 @@ class Engine(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The sizes of a run: static under `jit`. `step` reads them off the state.
+    """The sizes of a run: static under `jit`. `step` derives them from the shapes of the state.
 
     Attributes:
       max_tokens: capacity of the output per row. chunk: prompt tokens per prefill pass; it divides P.
-      slots: S, capacity of the caches; None is as many as `required_slots` says.
+      slots: S, capacity of the caches; None is the least, `required_slots`.
     """
 
     max_tokens: int
@@ -277,10 +277,10 @@ class StepInfo(NamedTuple):
     """Diagnostics of one cycle.
 
     Attributes:
-      tree: the tree that was verified. acceptance: the walk through it.
+      tree: the tree that was verified. acceptance: its accepted path.
       tokens: [B, D+1] int32, tokens of this cycle in order. emitted: [B] int32, how many of them count (0 for a
         finished row; cut at the first stop token and at the budget).
-      log_probs: [B, D+1] float32, of those tokens; None where they were not asked for.
+      log_probs: [B, D+1] float32, of those tokens; None without `Engine.log_probs`.
     """
 
     tree: DraftTree

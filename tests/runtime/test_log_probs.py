@@ -57,7 +57,7 @@ def test_another_law_is_refused():
     state = jax.eval_shape(lambda: generate(*request))
     with pytest.raises(ValueError, match=r"state must have log-probabilities, got none\. Use Engine"):
         emitted_log_probs(state)
-    with pytest.raises(ValueError, match="log_probs must be the same in prefill and step"):
+    with pytest.raises(ValueError, match=r"engine\.log_probs must be the same in prefill and step, got "):
         step(request.params, state, request.sampling, request.engine._replace(log_probs="law"))
 
 
