@@ -1,7 +1,7 @@
 """Grows draft trees from any draft model: dynamic trees (EAGLE-2), static trees and chains, ranked or sampled.
 
-An `Expander` is a method's model: it continues a node. This module chooses the nodes for all methods. Candidates of
-probability zero (behind the top-p cut, or outside the support of a sampled draft) become padding.
+An `Expander` is a method's draft model: it predicts the children of a node. This module selects nodes for all methods.
+Candidates of probability zero (beyond the top-p cut, or outside the support of a sampled draft) become padding.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Expander(NamedTuple):
     """A draft model in one cycle, bound to its parameters and to the text so far.
 
     Attributes:
-      root: [B, H], the state whose logits are the children of the root.
+      root: [B, H], the state whose logits predict the children of the root.
       extend: `(tokens [B,W], states [B,W,H], level, mask [B,W,E+W], earlier) -> (states [B,W,H], NewKV)`. One pass over
-        nodes of depth `level - 1`, given the states that predicted them. `mask`: which of the E uncommitted entries of
-        `earlier`, then which of the W nodes, each node sees beside the text. `level` may be traced.
+        nodes of depth `level - 1`, given the states that predicted them. `mask`: what a node sees besides the text; its
+        columns are the E uncommitted entries of `earlier`, then the W nodes. `level` may be traced.
       logits: `(states [B,W,H], level) -> [B,W,Vd]`, of the tokens at depth `level`; [B,1,Vd] where nodes do not differ.
       to_target: draft vocabulary ids as target ids.
       vocab: V, the target's.
-      blank: `(entries) -> NewKV` of zeros, as `extend` returns them.
+      blank: `(entries) -> NewKV` of zeros, in the layout of `extend`'s.
     """
 
     root: Float[Array, "B H"]
@@ -46,11 +46,11 @@ class Expander(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """Candidate children of W nodes, the best or the first drawn in front.
+    """Candidate children of W nodes. The best come first, or those drawn first.
 
     Attributes:
-      tokens: [B, W, K] int32, target ids. gains: [B, W, K] float32, their log-probability; -inf is no candidate.
-      law: [B, W, V] float32, only for sampled drafts: what they were drawn from.
+      tokens: [B, W, K] int32, target ids. gains: [B, W, K] float32, log-probabilities; -inf marks no candidate.
+      law: [B, W, V] float32, log-probabilities from which they were drawn; None if not sampled.
     """
 
     tokens: Int[Array, "B W K"]
@@ -63,7 +63,7 @@ class Frontier(NamedTuple):
 
     Attributes:
       tokens: [B, W] int32. states: [B, W, H], the state that predicted each of them. scores: [B, W] float32.
-      pool: [B, W] int32, their pool indices. mask: [B, W, E], which drafted entries of earlier levels each sees.
+      pool: [B, W] int32, their pool indices. mask: [B, W, E], drafted entries of earlier levels that each node sees.
     """
 
     tokens: Int[Array, "B W"]
@@ -120,7 +120,7 @@ def confidence(
     Gumbel noise of scale s (`tree.noise_scale`), then P(token drawn | g) = softmax((log q + g) / s).
 
     Args:
-      level: depth of the nodes that the tokens would be, from 1.
+      level: depth of the candidate nodes, from 1.
     """
     logits = model.logits(states, level)
     if sampling.temperature is None or tree.sampled_ranking == "untempered":
@@ -141,7 +141,7 @@ def _best_children(
     level: Any,
     count: int,
 ) -> Candidates:
-    """Returns the likeliest children; with `tree.top_p`, those until their probability reaches it."""
+    """Returns the likeliest children; `tree.top_p` limits their total probability."""
     ranked = confidence(model, tree, randomness, sampling, states, level)
     gains, ids = jax.lax.top_k(ranked, count)
     if tree.top_p < 1:
@@ -159,7 +159,7 @@ def _draw_children(
     (Gumbel top-k: Kool, van Hoof and Welling, arXiv:1903.06059.)
     """
     law = process_logits(model.logits(states, level), sampling)
-    law = jnp.broadcast_to(law, (*states.shape[:2], law.shape[-1]))  # every node draws for itself
+    law = jnp.broadcast_to(law, (*states.shape[:2], law.shape[-1]))  # every node has its own draws
     keys = jax.vmap(lambda key: jax.random.fold_in(key, level))(randomness.own_keys())
     numbers = jnp.arange(law[0].size).reshape(law.shape[1:])
     fresh = jax.vmap(lambda key: gumbel(key, numbers))(keys)
@@ -205,7 +205,7 @@ def _grow_dynamic(
         offset = width + done * width
         found = Pool(tokens, jnp.repeat(front.pool, width, axis=1), values)
         pool = Pool(*(_put(whole, part, offset, 1) for whole, part in zip(pool, found, strict=True)))
-        # What is behind a candidate that top-p cut off is cut off too, however likely there.
+        # Descendants of a candidate beyond the top-p cut are cut too, whatever their own probability.
         merit = values if tree.rank_by == "value" else jnp.where(values == -jnp.inf, values, gains.reshape(batch, -1))
         _, best = jax.lax.top_k(merit, width)
         parent = best // width
@@ -223,8 +223,7 @@ def _grow_dynamic(
     pool, frontiers, _, _ = jax.lax.fori_loop(2, tree.depth + 1, expand, carry) if levels else carry
     if tree.rerank:
         return _mask_zero_probability(gather_tree(root, pool, select_best(pool, tree.num_nodes)))
-    # Creation order between levels; within a level the better nodes come first, so the cut at num_nodes drops the
-    # worst.
+    # Levels keep their order. Within a level the best nodes come first, so the cut at num_nodes drops the worst.
     return _mask_zero_probability(gather_tree(root, pool, jnp.sort(frontiers[:, : tree.num_nodes], axis=1)))
 
 
@@ -233,26 +232,25 @@ def _put(whole: Array, part: Array, at: Array | int, axis: int) -> Array:
 
 
 def _mask_zero_probability(tree: DraftTree) -> DraftTree:
-    """Makes padding of the nodes of probability zero. Their descendants have probability zero too."""
+    """Replaces nodes of probability zero by padding. Their descendants have probability zero too."""
     return tree._replace(parents=jnp.where(tree.scores == -jnp.inf, PADDING, tree.parents))
 
 
 def _grow_static(
     model: Expander, shape: tuple[int, ...], root: Int[Array, " B"], propose: Callable[..., Candidates]
 ) -> DraftTree:
-    """Grows a tree of fixed shape (EAGLE-1, Medusa): child r of a node is the candidate of rank r there."""
+    """Grows a tree of fixed shape (EAGLE-1, Medusa): child r of a node is its candidate of rank r."""
     parents, nodes, batch = np.array(shape), len(shape), root.shape[0]
     depths, ranks = np.array(static_depths(shape)), np.array(sibling_ranks(shape))
     tokens = [jnp.zeros((batch,), jnp.int32)] * nodes
     scores = [jnp.zeros((batch,), jnp.float32)] * nodes
     laws: dict[int, Array] = {}
-    expanded = np.array([-1])  # the root: its state is known, it needs no pass
+    expanded = np.array([-1])  # the root: its state is known and needs no pass
     states, entries, previous = model.root[:, None], np.zeros((0,), int), expanded
     earlier = model.blank(0)
     for level in range(1, int(depths.max()) + 1):
         if level > 1:
-            # Which drafted entries (earlier expanded nodes, then this level's) each expanded node sees: itself and
-            # its ancestors.
+            # Drafted entries are the earlier expanded nodes, then this level's. A node sees its ancestors and itself.
             entries = np.concatenate([entries, expanded])
             sees = np.array([[_is_ancestor(parents, int(e), int(n)) for e in entries] for n in expanded])
             states, new = model.extend(
@@ -274,13 +272,13 @@ def _grow_static(
             scores[node] = above + found.gains[:, where, ranks[node]]
         previous, expanded = expanded, np.array([n for n in children if n in parents], int)
     rows = jnp.broadcast_to(jnp.asarray(np.concatenate([[ROOT], parents + 1]), jnp.int32), (batch, nodes + 1))
-    nowhere = jnp.full((batch, model.vocab), -jnp.inf, jnp.float32)  # a leaf offers nothing
+    no_law = jnp.full((batch, model.vocab), -jnp.inf, jnp.float32)  # a leaf has no children
     return _mask_zero_probability(
         DraftTree(
             jnp.stack([root, *tokens], axis=1),
             rows,
             jnp.stack([jnp.zeros((batch,), jnp.float32), *scores], axis=1),
-            jnp.stack([laws.get(node, nowhere) for node in range(-1, nodes)], axis=1) if laws else None,
+            jnp.stack([laws.get(node, no_law) for node in range(-1, nodes)], axis=1) if laws else None,
         )
     )
 
