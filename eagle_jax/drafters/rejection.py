@@ -1,12 +1,12 @@
 """Accepts sampled drafts: rejection sampling down the tree, block and traversal verification.
 
-These rules read a draft as a draw from the law q of the draft model, and accept it as often as the target's law p
-allows. The emitted text has the target's law. Unlike with `deterministic` it depends on the drafts: the same key gives
-another text with another drafter. Siblings must be drawn without replacement, in the order of their rows, from
+A draft is a sample from the draft model's law q. A rule accepts it with a probability that depends on q and the
+target's law p, so that the text has the target's law. Unlike with `deterministic`, the text of a key depends on the
+drafter. Siblings must be drawn without replacement, in the order of their rows, from
 `tree.draft_log_probs` of their parent, and the shape of a tree must not depend on the drawn tokens.
 
-Every rule is a `verify.VerifyFn`; at temperature 0 `deterministic` decides. A ValueError says that drafts were not
-sampled.
+Every rule is a `verify.VerifyFn`. At temperature 0 it is `deterministic`. At other temperatures it raises a ValueError
+if the drafts were not sampled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from eagle_jax.core.verify import VerifyFn, deterministic
 
 
 def _sampled_drafts(rule: Callable[..., Acceptance]) -> VerifyFn:
-    """Makes a `VerifyFn` of `(tree, laws of its drafts, logits, keys, sampling, depth) -> Acceptance`."""
+    """Wraps `(tree, laws of its drafts, logits, keys, sampling, depth) -> Acceptance` as a `VerifyFn`."""
 
     def verify(tree: DraftTree, logits: Array, keys: Array, index: Array, sampling: Sampling, depth: int) -> Acceptance:
         if sampling.greedy:
@@ -46,9 +46,9 @@ def _sampled_drafts(rule: Callable[..., Acceptance]) -> VerifyFn:
 def rejection(tree: DraftTree, laws: Array, logits: Array, keys: Array, sampling: Sampling, depth: int) -> Acceptance:
     """Speculative sampling (arXiv:2211.17192, 2302.01318), on trees with recursive rejection (arXiv:2401.15077).
 
-    At a node, its children are tried in the order they were drawn: x is accepted with probability min(1, p(x) / q(x));
-    after a rejection p becomes norm(max(p - q, 0)), and q is renormalised without x. Where none is accepted, the next
-    token is drawn from what is left of p.
+    The children of a node are tried in the order of their draws: x is accepted with probability min(1, p(x) / q(x)).
+    After a rejection p becomes norm(max(p - q, 0)), and q is renormalised without x. If no child is accepted, the next
+    token is drawn from this last p.
     """
 
     def row(tree: DraftTree, laws: Array, logits: Array, key: Key[Array, ""]) -> Acceptance:
@@ -93,10 +93,10 @@ def rejection(tree: DraftTree, laws: Array, logits: Array, keys: Array, sampling
 def block(tree: DraftTree, laws: Array, logits: Array, keys: Array, sampling: Sampling, depth: int) -> Acceptance:
     """Block verification of chains (Sun et al., arXiv:2403.10444, algorithm 2).
 
-    How many tokens are accepted is decided for the whole chain at once: on average never fewer than token by token.
+    One decision for the whole chain accepts, on average, at least as many tokens as a decision per token.
 
     Raises:
-      ValueError: the tree is no chain.
+      ValueError: the tree is not a chain.
     """
     if tree.tokens.shape[1] != depth + 1:
         raise ValueError(f"tree must be a chain of {depth} nodes, got {tree.tokens.shape[1] - 1}. Take 'traversal'.")
@@ -128,14 +128,14 @@ def block(tree: DraftTree, laws: Array, logits: Array, keys: Array, sampling: Sa
 def traversal(tree: DraftTree, laws: Array, logits: Array, keys: Array, sampling: Sampling, depth: int) -> Acceptance:
     """Traversal verification of trees (Weng et al., arXiv:2505.12398): from the leaves upwards.
 
-    The first path down to a leaf is accepted whole with the probability that block verification would give it; if not,
-    the leaf goes, its parent's p and q are what is left of them, and the next path is tried. On a chain this is block
+    The first path to a leaf is accepted whole with the probability that block verification gives it. After a rejection
+    the leaf is removed, its parent's p and q become residuals, and the next path is tried. On a chain this is block
     verification.
     """
     size = tree.tokens.shape[1]
 
     def visit(tree: DraftTree, key: Key[Array, ""], carry: Any) -> Any:
-        """Steps down to the first child that is left, or decides about a node that has none."""
+        """Moves to the first remaining child of a node, or accepts or rejects a node without children."""
         node, done, left, reach, target, draft = carry
         children = (tree.parents == node) & left
         child, parent = jnp.argmax(children).astype(jnp.int32), jnp.maximum(tree.parents[node], 0)
@@ -143,7 +143,7 @@ def traversal(tree: DraftTree, laws: Array, logits: Array, keys: Array, sampling
         token = tree.tokens[child]
         below = jnp.minimum(reach[node] * target[node, token] / draft[node, token], 1.0)
         accepted = uniform(jax.random.fold_in(key, node), jnp.int32(0)) < reach[node]
-        # The root's reach is 1, so that it is accepted where nothing else was.
+        # The root's reach is 1: the root is accepted when no other node is.
         ended = done | (~inner & (accepted | (node == 0)))
         rejected = ~inner & ~ended
         spare = jnp.maximum(reach[parent] * target[parent] - draft[parent], 0.0)
@@ -151,7 +151,7 @@ def traversal(tree: DraftTree, laws: Array, logits: Array, keys: Array, sampling
         rest = jnp.where(parent == 0, 1.0, mass / jnp.maximum(mass + 1 - reach[parent], _LEAST))
         reach = jnp.where(rejected & (jnp.arange(size) == parent), rest, reach)
         reach = jnp.where(inner & ~done & (jnp.arange(size) == child), below, reach)
-        # Row by row, so that the compiler writes rows and not the whole of both.
+        # Computed for one row, so that the compiler writes a row and not both whole arrays.
         after = jnp.where(rejected & (mass > 0), spare / jnp.maximum(mass, _LEAST), target[parent])
         drafts = jnp.where(rejected, _without(draft[parent], tree.tokens[node]), draft[parent])
         left = left & ~(rejected & (jnp.arange(size) == node))
@@ -191,7 +191,7 @@ RULES: dict[str, VerifyFn | None] = {
     "block": block,
     "traversal": traversal,
 }
-"""By the names in `TreeConfig.verification`; None is `verify.deterministic`."""
+"""Acceptance rules by their names in `TreeConfig.verification`; None is `verify.deterministic`."""
 
 _LEAST = 1e-30
 
@@ -201,14 +201,14 @@ def _law(logits: Float[Array, "*b V"], sampling: Sampling) -> Float[Array, "*b V
 
 
 def _residual(target: Float[Array, " V"], draft: Float[Array, " V"]) -> Float[Array, " V"]:
-    """Returns norm(max(p - q, 0)), or p where nothing is left (p = q: only rounding gets here)."""
+    """Returns norm(max(p - q, 0)), or p if the residual is zero (p equals q up to rounding)."""
     left = jnp.maximum(target - draft, 0.0)
     mass = jnp.sum(left)
     return jnp.where(mass > 0, left / jnp.maximum(mass, _LEAST), target)
 
 
 def _without(draft: Float[Array, " V"], token: Int[Array, ""]) -> Float[Array, " V"]:
-    """Returns q without a token, renormalised; zeros where it was the last."""
+    """Returns q without a token, renormalised; zeros if no other token is left."""
     rest = draft.at[token].set(0.0)
     return rest / jnp.maximum(jnp.sum(rest), _LEAST)
 
