@@ -1,6 +1,6 @@
 """Generates tokens from lists of token ids: `generate` for a batch, `stream` for one prompt.
 
-Both check their arguments, pad them into buckets, run a jitted function of `eagle_jax.core`, and cut the result.
+Both check their arguments, pad them into buckets, run a jitted function of `eagle_jax.core`, and remove the padding.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ generate_program = jax.jit(core.generate, static_argnames=STATIC)
 prefill_program = jax.jit(core.prefill, static_argnames=STATIC)
 extend_program = jax.jit(core.extend, static_argnames=STATIC, donate_argnums=(1, 2))
 step_program = jax.jit(core.step, static_argnames="engine", donate_argnums=(1,))
-"""`generate`, `stream`, sessions and the measuring programs share these: one compilation per shape in a process."""
+"""Shared by `generate`, `stream`, sessions and measuring programs: a process compiles once per shape."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GenerateOutput:
-    """What `generate` returns.
+    """The result of `generate`.
 
     Attributes:
-      tokens: per prompt exactly the new tokens, cut after the first stop token, never more than its budget.
+      tokens: the new tokens per prompt, up to and including the first stop token, at most `max_new_tokens`.
       cycles: [B] target passes after the prefill. The prefill itself yields the first token.
-      accepted: [B, depth+1] histogram: in how many cycles i drafted tokens were accepted by the target. A last
-        cycle that the budget or a stop token cut short is counted with what was accepted, not with what was
-        emitted.
+      accepted: [B, depth+1] histogram: the number of cycles in which the target accepted i drafted tokens. In a last
+        cycle cut by the budget or a stop token, accepted tokens count even if they were not emitted.
       log_probs: per prompt a float32 log-probability (natural logarithm) per token; None without `log_probs=`.
     """
 
@@ -62,8 +61,8 @@ class StreamChunk:
     """Tokens of one cycle of one prompt.
 
     Attributes:
-      tokens: emitted now; the first chunk is the prefill's single token.
-      drafted: how many of the first tokens were drafted and accepted; the target itself chose the rest.
+      tokens: emitted tokens; the first chunk is the prefill's single token.
+      drafted: number of accepted drafted tokens, which come first; the rest is the target's own choice.
       log_probs: a log-probability (natural logarithm) per token; None without `log_probs=`.
     """
 
@@ -79,9 +78,9 @@ class Options(TypedDict, total=False):
       max_new_tokens: most tokens to generate, 128 by default; one number, or one per row.
       temperature, top_k, top_p, min_p: of the sampled distribution; temperature 0, the default, is greedy.
       eos_ids: stop tokens, for all rows or one list per row; None is the target's own, () never stops.
-      key: `jax.random.key(seed)` or a seed; needed when temperature > 0. For a given key the text is the same with
-        every drafter: row r draws its token i with `fold_in(fold_in(key, r), i)`. An array of keys is one per prompt:
-        row r draws with `fold_in(key[r], i)`, whatever else is in the batch. Keys of another generator than Threefry
+      key: `jax.random.key(seed)` or a seed; needed when temperature > 0. For a given key the default acceptance rule
+        gives the same text with every drafter: row r draws token i with `fold_in(fold_in(key, r), i)`. An array has one
+        key per prompt: row r draws with `fold_in(key[r], i)` in every batch. Keys of another generator than Threefry
         are converted first (`eagle_jax.core.randomness`).
       log_probs: "target" returns the log-probability of every token under the target at temperature 1; "law" under the
         sampled distribution, after temperature, top-k, top-p and min-p.
@@ -207,7 +206,7 @@ def request_with(
     key: jax.Array | int | None = None,
     log_probs: LogProbs | None = None,
 ) -> Request:
-    """Builds the engine's arguments from those of `generate`; `name` is that of a prompt in messages."""
+    """Builds the engine's arguments from those of `generate`; error messages name a prompt by `name`."""
     sampling = sampling_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     if log_probs is not None and log_probs not in get_args(LogProbs):
         raise ValueError(f"log_probs must be 'target', 'law' or None, got {log_probs!r}. 'target' is at temperature 1.")
@@ -250,7 +249,7 @@ def request_of(
     key: jax.Array | int | None = None,
     name: str = "prompts[{}]",
 ) -> Request:
-    """Builds the engine's arguments for a sampled law; arguments as in `eagle_jax.generate`.
+    """Builds the engine's arguments for given `sampling`; other arguments as in `eagle_jax.generate`.
 
     Raises:
       ValueError: an argument breaks its rule; raised before anything is compiled.
