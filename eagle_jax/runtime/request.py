@@ -90,13 +90,13 @@ _threefry_keys = jax.jit(threefry_keys)
 
 
 def _keys(key: jax.Array | int | None, batch: int) -> jax.Array:
-    """Returns a Threefry key per row, from one key or one per row of any generator, a seed, or a raw key."""
+    """Returns a Threefry key per row, from a seed, a raw key, or one key or one per row of any generator."""
     if key is None:
         key = 0
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
         if not 0 <= key < 2**32:
             raise ValueError(f"key must be a seed from 0 to 2**32 - 1, got {key}. JAX keeps 32 bits of a seed.")
-        return _row_keys(jax.random.key(key, impl="threefry2x32"), batch)  # whatever generator is JAX's default
+        return _row_keys(jax.random.key(key, impl="threefry2x32"), batch)  # not JAX's default generator
     if isinstance(key, jax.Array | np.ndarray):
         if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape in ((), (batch,)):
             return _threefry_keys(key) if key.shape else _row_keys(key, batch)
@@ -127,7 +127,7 @@ def _check_drafter(drafter: Any, target: Target) -> None:
 
 
 def _check_not_traced(**arguments: Any) -> None:
-    """Checks that no argument is a tracer of `jit` or `vmap`; inside of them every new array is one."""
+    """Checks that no argument is a tracer of `jit` or `vmap`. Inside them, every new array is a tracer."""
     for name, value in arguments.items():
         rows = value if isinstance(value, list | tuple) else (value,)
         if any(isinstance(row, jax.core.Tracer) for row in rows):
@@ -141,7 +141,7 @@ def sampling_of(**settings: Any) -> Sampling:
     """Returns `make_sampling(temperature, top_k, top_p, min_p)` of numbers.
 
     Raises:
-      ValueError: an argument is no number, or outside of its range.
+      ValueError: an argument is not a number, or outside its range.
     """
     _check_not_traced(**settings)
     for name, value in settings.items():
@@ -152,7 +152,7 @@ def sampling_of(**settings: Any) -> Sampling:
 
 
 def bucket(size: int, smallest: int = 32) -> int:
-    """Returns the next of 32, 48, 64, 96, 128, ...: one compilation per bucket, at most 1/3 padding."""
+    """Returns the next of 32, 48, 64, 96, 128, ...: one compilation per bucket, above 32 at most 1/3 padding."""
     power = smallest
     while power < size:
         if size <= power + power // 2:
@@ -194,7 +194,7 @@ def _check_prompt(prompt: Any, name: str, config: DecoderConfig) -> np.ndarray:
 
 
 def _check_tokenised(value: Any, name: str) -> None:
-    if isinstance(value, Mapping):  # BatchEncoding is one
+    if isinstance(value, Mapping):  # such as BatchEncoding
         keys = ", ".join(map(str, value))
         raise ValueError(f"{name} must be token ids, got a {type(value).__name__} of {keys}. Pass its ['input_ids'].")
     if isinstance(value, str):
@@ -235,7 +235,7 @@ def _integers(values: Any) -> np.ndarray | None:
 
 
 def _stop_table(eos_ids: StopTokens, batch: int, config: DecoderConfig) -> np.ndarray:
-    """Returns [B, E] int32, padded with -1; E is a multiple of 4, so that a few more stop tokens do not recompile."""
+    """Returns [B, E] int32, padded with -1; E is a multiple of 4: few changes of stop tokens compile again."""
     if eos_ids is None:
         eos_ids = config.eos_ids
     given: Any = eos_ids
