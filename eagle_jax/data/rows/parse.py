@@ -32,7 +32,7 @@ TOOLS = ("tools", "functions")
 ARGUMENTS = "chat_template_kwargs"
 """Column of arguments of the chat template, as of SmolTalk2."""
 MODES = ("on", "off", "true", "false", "yes", "no", "none", "enabled", "disabled", "auto", "low", "medium", "high")
-"""Values of a column of reasoning that name a mode and hold no thoughts."""
+"""Values of a reasoning column that name a mode instead of thoughts."""
 STORED = ("tokens", "supervised")
 """Columns of `train.regenerate`: token ids of a text, and the [start, end) ranges that the target wrote."""
 
@@ -42,8 +42,8 @@ class Conversation:
     """The messages, tools and template arguments of a row.
 
     Attributes:
-      messages: in order. tools: JSON schemas of what an assistant may call. arguments: of the chat template.
-      untaught: places in `messages` of the assistant's turns that are context only.
+      messages: in order. tools: JSON schemas of the functions to call. arguments: of the chat template.
+      untaught: indices in `messages` of assistant turns that are context only, without loss.
     """
 
     messages: list[Message]
@@ -58,14 +58,14 @@ def as_conversation(row: Conversation | list[Message]) -> Conversation:
 
 
 def parse_row(row: Mapping[str, Any]) -> Conversation | str:
-    """Reads the conversation of a row, or the text of a plain one (`text`).
+    """Reads the conversation of a row, or its plain text (`text`).
 
     A conversation is a list of messages of ShareGPT (`conversations`) or OpenAI (`messages`), a question with its reply
-    (`instruction`, `input` and `output`; `prompt` and `completion`; and others), or a `prompt` without a reply. Columns
-    of a system prompt, of tools and of arguments of the template are part of it.
+    (`instruction`, `input` and `output`; `prompt` and `completion`; and others), or a `prompt` without a reply. It
+    includes the columns of a system prompt, of tools and of template arguments.
 
     Raises:
-      SkippedRow: none of these, an unknown speaker, a message without text, or a key that is neither read nor metadata.
+      SkippedRow: no such form, an unknown speaker, a message without text, or a key that is neither read nor metadata.
     """
     parsed, read = _messages(row)
     if parsed is None:
@@ -99,34 +99,34 @@ def _messages(row: Mapping[str, Any]) -> tuple[list[Parsed] | None, set[str]]:
         and not isinstance(row["chosen"], str)
         and (question_key is None or isinstance(row[question_key], str))
     ):
-        return _parse_all(row["chosen"]), {"chosen"}  # the whole conversation, of which the prompt is a copy
+        return _parse_all(row["chosen"]), {"chosen"}  # holds the whole conversation, the prompt included
     if question_key is None and row.get("prompt") is not None:
-        question_key = "prompt"  # empty: the error names it
+        question_key = "prompt"  # an empty prompt: `_parse_all` raises
     if question_key is None or (replied is None and row.get("text") is not None):
         return None, set()
     read = {question_key}
     question = row[question_key]
-    behind = next((key for key in CONTEXTS if key != question_key and not is_absent(row.get(key))), None)
-    if behind is not None and isinstance(question, str) and isinstance(row[behind], str):
-        question, read = f"{question}\n\n{row[behind]}", {question_key, behind}
+    context = next((key for key in CONTEXTS if key != question_key and not is_absent(row.get(key))), None)
+    if context is not None and isinstance(question, str) and isinstance(row[context], str):
+        question, read = f"{question}\n\n{row[context]}", {question_key, context}
     parsed = _parse_all([{"role": "user", "content": question}] if isinstance(question, str) else question)
     if replied is None:
         return parsed, read
     reply = row[replied]
     if isinstance(reply, str):
         given = {key: row[key] for key in REASONING if not is_absent(row.get(key))}
-        thoughts = {key: value for key, value in given.items() if not is_switch(value)}  # Nemotron's names a mode
+        thoughts = {key: value for key, value in given.items() if not is_switch(value)}  # Nemotron's is a mode
         reply, read = [{"role": "assistant", "content": reply, **thoughts}], read | set(given)
     return [*parsed, *_parse_all(reply)], read | {replied}
 
 
 def is_switch(value: Any) -> bool:
-    """Returns whether a column of reasoning names a mode: "on", "low", true."""
+    """Returns whether the value of a reasoning column names a mode: "on", "low", true."""
     return isinstance(value, bool | int | float) or (isinstance(value, str) and value.strip().lower() in MODES)
 
 
 def _is_reply(value: Any) -> bool:
-    """Returns whether a column holds a reply; a list of texts, for example, is there to check replies against."""
+    """Returns whether a column holds a reply. A list of texts is none: it holds reference answers."""
     if isinstance(value, list | tuple):
         return bool(value) and isinstance(value[0], Mapping)
     return isinstance(value, str) and bool(value)
@@ -178,7 +178,7 @@ def _repeats(key: str, value: Any, conversation: Conversation) -> bool:
     """Returns whether a column repeats the conversation, as `prompt` does beside `messages`."""
     messages = conversation.messages
     if isinstance(value, str):
-        if key == "text":  # all of it, rendered
+        if key == "text":  # the whole conversation, rendered
             return all(part.strip() in value for message in messages for part in message["content"].split("\n\n"))
         return any(message["content"].strip() == value.strip() for message in messages)
     if key not in (*MESSAGES, *QUESTIONS, *REPLIES) or is_absent(value):
