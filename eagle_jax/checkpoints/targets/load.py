@@ -22,7 +22,7 @@ from eagle_jax.checkpoints.targets.families import FAMILIES
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core.types import Params
 
-_ROWS = 4096  # of the embedding that are compared at a time: no second copy of the matrix is made
+_ROWS = 4096  # embedding rows per comparison, which avoids a second copy of the matrix
 
 
 def load_target_checkpoint(
@@ -41,18 +41,18 @@ def load_target_checkpoint(
       dtype: float32, bfloat16 or float16; weights are converted one by one as they are read.
       max_position: caps the context length, e.g. to stay inside a sliding window.
       place: `(path, host array) -> device array` for a sharded load; default is the default device.
-      layers: False reads embedding, final norm and lm_head only: what training on stored features needs.
+      layers: False reads only embedding, final norm and lm_head, for training on stored features.
       hub: revision, token and cache_dir of a hub id, as in `huggingface_hub`.
 
     Returns:
       config, and the parameters as a nested dict with the names of the Linen decoder.
 
     Raises:
-      CheckpointError: naming the file and everything in it that does not fit, or tensors that hold NaN or infinity.
+      CheckpointError: a file or its tensors do not fit, or hold NaN or infinity; the message names all of them.
 
     Warns:
-      UserWarning: two facts of the checkpoint contradict. For example, a model that config.json calls tied and whose
-        lm_head differs from its embedding is loaded untied.
+      UserWarning: the files contradict each other. For example, config.json ties embedding and lm_head, and the two
+        differ: the model is loaded untied.
     """
     loaded_dtype = check_dtype(dtype)
     directory = checkpoint_directory(path_or_id, **hub)
@@ -73,7 +73,7 @@ def read_target_embedding(directory: Path, dtype: str = "float32") -> np.ndarray
     """Reads the input embedding [V, H] alone, to the host.
 
     Raises:
-      CheckpointError: there is none.
+      CheckpointError: the files have no embedding.
     """
     config = read_target_config(directory)
     family = FAMILIES[config.architecture]
@@ -83,7 +83,7 @@ def read_target_embedding(directory: Path, dtype: str = "float32") -> np.ndarray
             name = LM_HEAD
         if name is None:
             expected = family.table.name_of(EMBEDDING)[0]
-            raise CheckpointError(f"{directory} has no tensor {expected}: is it a language model?")
+            raise CheckpointError(f"{directory} must have the tensor {expected}, got none. Pass a language model.")
         return np.asarray(read_planned(reader, {"embedding": (name, False)}, dtype, None)["embedding"])
 
 
@@ -94,7 +94,7 @@ def read_target_config(directory: Path, *, max_position: int | None = None) -> D
       CheckpointError: as `load_target_checkpoint`.
 
     Warns:
-      UserWarning: the two files name other stop tokens, or one that lies outside the vocabulary.
+      UserWarning: generation_config.json lacks a stop token of config.json, or one lies outside the vocabulary.
     """
     path = directory / "config.json"
     values = read_json(path)
@@ -120,10 +120,10 @@ def read_target_config(directory: Path, *, max_position: int | None = None) -> D
 def _settle_tie(
     config: DecoderConfig, reader: TensorReader, table: Table, dtype: np.dtype
 ) -> tuple[DecoderConfig, Table]:
-    """Returns the configuration with `tie_word_embeddings` as the tensors have it, and the table to read them by.
+    """Returns the configuration with the `tie_word_embeddings` of the tensors, and the table that maps the tensors.
 
-    As `transformers` from 5: a tied model is untied, with a warning, if its lm_head and embedding differ in the dtype
-    of the loaded model. A tied model with an lm_head and no embedding uses the lm_head as both.
+    As in `transformers` 5, a tied model is untied, with a warning, if its lm_head and embedding differ in the dtype of
+    the loaded model. A tied model with an lm_head and no embedding uses the lm_head as both.
     """
     head = reader.infos.get(LM_HEAD)
     if not config.tie_word_embeddings or head is None:
@@ -143,7 +143,7 @@ def _settle_tie(
 
 
 def _embedding_name(reader: TensorReader, table: Table) -> str | None:
-    """Returns the name of the input embedding in the files; None without one."""
+    """Returns the name of the input embedding in the files; None if they have none."""
     return next((name for name in reader.infos if table.path_of(name) == (EMBEDDING, False)), None)
 
 
@@ -154,7 +154,7 @@ def _equal_lm_head(reader: TensorReader, embedding: str, dtype: np.dtype) -> boo
         return False
     for start in range(0, shape[0], _ROWS):
         rows = slice(start, min(start + _ROWS, shape[0]))
-        ours, theirs = (cast(reader.read(name, rows), dtype) for name in (LM_HEAD, embedding))
-        if not np.array_equal(ours, theirs):
+        head_rows, embedding_rows = (cast(reader.read(name, rows), dtype) for name in (LM_HEAD, embedding))
+        if not np.array_equal(head_rows, embedding_rows):
             return False
     return True
