@@ -110,7 +110,7 @@ def by_query_blocks(
     if length <= QUERY_BLOCK:
         return mix(rows)
     blocks = tuple(cut_rows(x, axis, QUERY_BLOCK) for x, axis in zip(rows, axes, strict=True))
-    # Nothing of a block is kept for the gradient: the scores of all blocks would not fit.
+    # The gradient recomputes every block: the scores of all blocks would not fit in memory.
     mixed = jnp.moveaxis(jax.lax.map(jax.checkpoint(mix), blocks), 0, 1)
     return mixed.reshape(mixed.shape[0], -1, mixed.shape[-1])[:, :length]
 
@@ -127,7 +127,7 @@ def attend(
     """Computes grouped-query attention over committed and new tokens, joined in one float32 softmax.
 
     A query sees the first `length` cache slots of its row, and the new tokens where `mask` ([T, T2] or [B, T, T2]) is
-    True. No mask of the size of the cache exists. The cache is only read.
+    True. No [B, T, S] mask is built. The cache is only read.
     """
     batch, new, heads, head_dim = query.shape
     if cached_keys is None and new > QUERY_BLOCK:
@@ -157,9 +157,9 @@ def attend(
         top = jnp.maximum(top, jax.lax.stop_gradient(jnp.max(old, axis=-1, keepdims=True)))
         weights, old_weights = jnp.exp(fresh - top), jnp.exp(old - top)
         total = jnp.sum(weights, axis=-1, keepdims=True) + jnp.sum(old_weights, axis=-1, keepdims=True)
-        # The weight of a hidden node is 0, and 0 * NaN is NaN: NaN values would reach other nodes. Its scores stay NaN.
-        sound = jnp.where(jnp.isfinite(new_values), new_values, 0)
-        mixed = _weigh(weights, sound) + _weigh(old_weights, cached_values)
+        # A masked node has weight 0, but 0 * NaN is NaN: its NaN values would reach other nodes. Its scores stay NaN.
+        finite_values = jnp.where(jnp.isfinite(new_values), new_values, 0)
+        mixed = _weigh(weights, finite_values) + _weigh(old_weights, cached_values)
     mixed = (mixed / total).astype(query.dtype)
     mixed = mixed.reshape(batch, groups, heads // groups, new, head_dim).transpose(0, 3, 1, 2, 4)
     return mixed.reshape(batch, new, heads * head_dim)
@@ -194,8 +194,8 @@ class Attention(nn.Module):
           cached: committed (keys [B, G, hd, S], values [B, G, S, hd], length [B]) or None.
           earlier: uncommitted keys and values [B, G, T2 - T, hd] of earlier passes (drafted levels) or None.
           mixer: attention function with the signature of `attend`. Training-time test has its own.
-          added: [B, T, out] by name of a projection, added to it before norms and rotation: products of inputs that
-            `x` does not hold.
+          added: [B, T, out] per name of a projection, added to its output before norms and rotation: products of
+            inputs that are not in `x`.
 
         Returns:
           output [B, T, H], new keys [B, G, T, hd], new values [B, G, T, hd].
@@ -226,7 +226,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Feed-forward block: SwiGLU, `down(silu(gate(x)) * up(x))`; of GPT-2 `down(gelu(up(x)))`, GELU by tanh."""
+    """Feed-forward block: SwiGLU, `down(silu(gate(x)) * up(x))`, or for GPT-2 `down(gelu(up(x)))` with tanh GELU."""
 
     config: DecoderConfig
 
