@@ -2,8 +2,8 @@
 
 The mesh has three axes:
 - "data" and "fsdp" split the rows of the batch.
-- "tensor" splits every matrix as in Megatron-LM (arXiv:1909.08053): projections into heads and MLP by columns, out of
-  them by rows. A layer needs two all-reduces, and no weight moves.
+- "tensor" splits every matrix as in Megatron-LM (arXiv:1909.08053): input projections of attention and MLP by columns,
+  output projections by rows. A layer needs two all-reduces, and no weight moves.
 - "fsdp" also splits the other axis of every matrix, which is gathered before use (ZeRO-3, arXiv:1910.02054). It is for
   training, where optimiser states and gradients need more memory than weights.
 
@@ -55,7 +55,7 @@ RULES: tuple[tuple[str, P], ...] = (
     (r"(\w*norm\w*)/(scale|bias)", P(None)),
     (r"d2t", P(None)),
 )
-"""(pattern for the end of a parameter's path, split of its axes); the first match counts."""
+"""(pattern for the end of a parameter's path, split of its axes); the first match applies."""
 
 
 def param_spec(path: str, shape: tuple[int, ...]) -> P:
@@ -132,10 +132,10 @@ def gathered(params: Params, mesh: Mesh | None, *, embedding: bool = False) -> P
 
 
 def copies(params: Params, mesh: Mesh) -> Params:
-    """Inside jit: copies trained parameters for each of the `row_groups`, [groups, ...], whole over "fsdp".
+    """Inside jit: copies trained parameters for each of the `row_groups`, [groups, ...], not split over "fsdp".
 
     Gradients of a copy stay on its devices while steps, chunks and layers add to them. They are summed between devices
-    once, in float32. With shared parameters the compiler would sum every term between devices, even inside loops.
+    once, in float32. Without copies the compiler would sum every term between devices, even inside loops.
 
     Raises:
       ConfigError: as `param_sharding`.
@@ -183,7 +183,7 @@ def embeds_by_rows(mesh: Mesh | None) -> Callable[..., Any]:
 
 
 def by_rows(x: Array, mesh: Mesh | None) -> Array:
-    """Inside jit: shards the rows of `x` [B, ...] over "data" and "fsdp"; other axes are whole."""
+    """Inside jit: shards the rows of `x` [B, ...] over "data" and "fsdp"; other axes are not split."""
     return x if mesh is None else _split(x, mesh, ROWS, *[None] * (x.ndim - 1))
 
 
@@ -218,7 +218,7 @@ def check_mesh(mesh: Any) -> None:
 
 
 def make_mesh(data: int = 1, tensor: int = 1, fsdp: int = 1, *, devices: Any = None) -> Mesh:
-    """Makes a ("data", "fsdp", "tensor") mesh of the first `data * fsdp * tensor` devices, process by process.
+    """Makes a ("data", "fsdp", "tensor") mesh of the first `data * fsdp * tensor` devices, ordered by process.
 
     Args:
       devices: None takes the devices of all processes.
@@ -275,7 +275,7 @@ def _split(x: Array, mesh: Mesh, *axes: str | tuple[str, ...] | None) -> Array:
 
 @functools.lru_cache(maxsize=64)
 def shard_target(fn: TargetFn, mesh: Mesh) -> TargetFn:
-    """Returns `fn` with tokens, states, logits and cache sharded. Equal arguments give the same object (jit caches).
+    """Returns `fn` with sharded tokens, states, logits and cache; equal arguments give the same object, for jit.
 
     Raises:
       ConfigError: the mesh has other axes, or does not divide the key-value heads.
@@ -307,7 +307,7 @@ def shard_target(fn: TargetFn, mesh: Mesh) -> TargetFn:
 
 @functools.lru_cache(maxsize=256)
 def shard_drafter(drafter: Drafter, mesh: Mesh) -> Drafter:
-    """Returns `drafter` with every cache in its state sharded. Equal arguments give the same object (jit caches).
+    """Returns `drafter` with every cache in its state sharded; equal arguments give the same object, for jit.
 
     Raises:
       ConfigError: the mesh has other axes; at the first use, the mesh does not divide key-value heads or rows.
