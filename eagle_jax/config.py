@@ -48,7 +48,7 @@ class RopeConfig:
         "llama3" (divides by frequency), "yarn" (arXiv:2309.00071) or "none" (no rotation).
       factor: ratio of the extended to the original context length.
       original_max_position: context length before scaling, in tokens.
-      low_freq_factor, high_freq_factor: llama3 only, in wavelengths per original context.
+      low_freq_factor, high_freq_factor: llama3 only, original context length divided by a wavelength.
       beta_fast, beta_slow: yarn only, rotations at which interpolation starts and ends.
       attention_factor: yarn only, multiplies cos and sin; None takes the paper's value for `factor`.
       mscale, mscale_all_dim: yarn only, DeepSeek's parameters of the attention factor.
@@ -224,14 +224,14 @@ class TreeConfig:
         "draw": by the probability that the target draws the token, given the noise of the key; accepts the most.
         "law": by the head's law at the sampling temperature.
         "untempered": by the head's law at temperature 1, as the papers' code does.
-      top_p: children of a node are added until their probability reaches this, at most `top_k`. The probability is the
-        one that `sampled_ranking` ranks by.
+      top_p: children of a node are added until their total probability reaches this, at most `top_k`. The probability
+        is the one that `sampled_ranking` ranks by.
       verification: acceptance rule; at temperature 0 all rules do the same.
-        "deterministic": follows the target's own draws through a ranked tree. The text of a key is the same with every
-        drafter.
+        "deterministic": follows the target's own draws through a ranked tree. For one key, every drafter gives the same
+        text.
         "rejection", "block" (chains), "traversal" (static trees): for sampled drafts; see `drafters.rejection`.
       noise_scale: for "draw": scale of the Gumbel noise by which the drafter's log-probabilities are assumed to differ
-        from the target's. Found on the bundled heads (`infer.acceptance` at temperature 1): 0.5 to 1 were equally
+        from the target's. Measured on the bundled heads (`infer.acceptance` at temperature 1): 0.5 to 1 were equally
         good, small trees best at 1, wide ones at 0.7.
 
     Raises:
@@ -313,7 +313,7 @@ class TreeConfig:
 
     @property
     def pool_size(self) -> int:
-        """Number of candidates before the rerank; without rerank, of frontier nodes."""
+        """Number of candidates before the rerank; without rerank, number of frontier nodes."""
         if not self.rerank:
             return self.top_k * self.depth
         return self.top_k + (self.depth - 1) * self.top_k**2
