@@ -38,7 +38,7 @@ def test_a_tree_as_text():
 @pytest.fixture(scope="module")
 def cycles() -> Cycles:
     return record_cycles(
-        tiny_target(), tiny_head("eagle3", TREES["k3n12"]), random_prompts([9, 4], 12), max_new_tokens=20
+        tiny_target(), tiny_head("eagle3", TREES["k2n6"]), random_prompts([9, 4], 12), max_new_tokens=20
     )
 
 
