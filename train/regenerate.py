@@ -3,10 +3,10 @@
     python -m train.regenerate --target Qwen/Qwen3-8B --data chat.jsonl org/name#train --out runs/replies
     python -m train.regenerate --target demo --head demo --data "runs/data/*.jsonl" --out runs/replies
 
-The target writes all assistant turns of every conversation, each behind its own earlier turns. `--head` drafts without
-changing the replies. `OUT/*.jsonl` is a source for `train.head --data`, with the target's own token ids. A stopped run
-continues when the same command is given again. Several processes (a TPU pod) share the shards; put `--out` on a disk
-that all of them see. The last line of output is one JSON object.
+The target writes all assistant turns of every conversation, each after its own earlier replies. `--head` makes this
+faster and does not change the replies. `OUT/*.jsonl` is a source for `train.head --data`, with the target's own token
+ids. The same command continues a stopped run. Several processes (a TPU pod) share the shards; put `--out` on a disk
+that all of them can read. The last line of output is one JSON object.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from train.loop.progress import progress
 LONGEST_WAIT = 7 * 24 * 3600
 """Seconds that a process waits for the others to finish their shards."""
 MAY_CHANGE = ("out", "head", "tree", "batch", "tensor", "chat_template")
-"""Options that may differ when a run resumes: the output is the same. The text of the template is compared."""
+"""Options that may differ when a run resumes: the output is the same. The template's text is compared, not its path."""
 
 
 def main(args: Args) -> None:
@@ -97,7 +97,7 @@ def write(writer: Writer, sources: Sequence[Source], chosen: np.ndarray) -> None
     left = {number: shard for number, shard in shards.items() if not shard.whole}
     size = sum(len(chosen[number * args.shard_rows :][: args.shard_rows]) for number in left)
     if left:
-        logging.info("%d rows, %d at once; the first batch waits for the compiler", size, writer.lanes)
+        logging.info("%d rows, %d at once; the first batch compiles first", size, writer.lanes)
     start, tokens = time.perf_counter(), 0
     with progress(size, sum(len(shard.done) for shard in left.values()), "rows") as bar, logging_redirect_tqdm():
         for number, rows in read_shards(sources, chosen, args.shard_rows, left) if left else ():
@@ -119,10 +119,10 @@ def write(writer: Writer, sources: Sequence[Source], chosen: np.ndarray) -> None
 
 
 def count_rows(sources: Sequence[Source], tokenizer: Any) -> int:
-    """Counts the rows and checks that every source has rows, and at least one row a reply to write.
+    """Counts the rows. Checks that every source has rows, and that at least one row has a reply to write.
 
     Raises:
-      ValueError: naming the source, or the reasons.
+      ValueError: a source is empty, or no row has a reply to write; the message has the reasons.
     """
     total, usable, reasons = 0, False, collections.Counter[str]()
     for source in sources:
@@ -137,7 +137,7 @@ def count_rows(sources: Sequence[Source], tokenizer: Any) -> int:
         if total == before:
             raise ValueError(f"--data must hold rows, got {source.path}, which is empty.")
     if not usable:
-        raise ValueError(f"no row has a reply to be written: {_listed(reasons)}")
+        raise ValueError(f"--data must hold a row with a reply to write, got none: {_listed(reasons)}.")
     return total
 
 
@@ -165,7 +165,7 @@ def load(args: Args, config: DecoderConfig, tokenizer: Any, rows: int) -> Writer
 def read_shards(
     sources: Sequence[Source], chosen: np.ndarray, size: int, wanted: Container[int]
 ) -> Iterator[tuple[int, list[tuple[int, str, dict[str, Any]]]]]:
-    """Yields number and rows of the wanted shards; a row has its number among all rows, its source and its content."""
+    """Yields the number and rows of every wanted shard; a row is its number among all rows, its source and content."""
     numbered = ((index, *row) for index, row in enumerate((one.path, row) for one in sources for row in one.rows()))
     places = {row: place for place, row in enumerate(chosen.tolist())}
     kept = (row for row in numbered if row[0] in places)
@@ -177,7 +177,7 @@ def read_shards(
 def write_shard(writer: Writer, shard: Shard, given: Sequence[tuple[int, str, dict[str, Any]]], bar: Any) -> int:
     """Writes the missing rows of a shard; returns the number of generated tokens.
 
-    A batch that was interrupted is repeated with the same rows, so that rounding is the same.
+    An interrupted batch is repeated with the same rows, because rounding depends on the batch.
     """
     temperatures = writer.args.temperatures
     rows: list[Row] = []

@@ -235,8 +235,8 @@ def test_other_settings_are_refused(folder, whole):
     ("rows", "changes", "message"),
     [
         ([], {}, "rows.jsonl, which is empty"),
-        ([{"text": "a"}, {"x": 1}], {}, "to be written: 1 x plain text, which has no replies; 1 x neither messages"),
-        ([ROWS[ALONE]], {}, "no row has a reply to be written: 1 x no turn of a user to answer"),
+        ([{"text": "a"}, {"x": 1}], {}, "to write, got none: 1 x plain text, which has no replies; 1 x neither messages"),
+        ([ROWS[ALONE]], {}, "--data must hold a row with a reply to write, got none: 1 x no turn of a user to answer"),
         ([asking("a", "b")], {"template": "{{ messages[-1]['content'] }}"}, "1 x the chat template drops a turn"),
         ([asking("a")], {"template": ""}, "the tokenizer must have a chat template"),
         ([asking("a")], {"vocab": 262}, "a vocabulary of 263, and the target's vocabulary has 262"),
