@@ -1,4 +1,4 @@
-"""Builds a training run: its parts, one update, one measurement of tau, one checkpoint, and how it resumes."""
+"""Builds a training run: it updates, evaluates, saves, resumes and exports a draft head."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Run:
     """Holds the parts of a run, the same on every process.
 
     Raises:
-      ConfigError, ValueError, CheckpointError: arguments or files do not fit together. Nothing is compiled before.
+      ConfigError, ValueError, CheckpointError: arguments or files do not fit together; raised before any compilation.
     """
 
     def __init__(self, args: RunArgs, learner: Learner) -> None:
@@ -85,7 +85,7 @@ class Run:
             whole = "layers_0" in self.target.params
             wanted: dict[str, Any] = {"corpus": self.key, "target": args.target}
             wanted["weights" if whole else "ends"] = processes.fingerprint(self.target.params, layers=whole)
-            if learner.taps:  # learners of the last state alone accept features of any taps
+            if learner.taps:  # a learner without taps accepts features of any taps
                 wanted["taps"] = learner.taps
             with naming("--features", args.features):
                 self.features = Features(args.features, self.corpus, wanted, args.length)
@@ -109,9 +109,9 @@ class Run:
         return kept - places, coverage(counts, kept)
 
     def _settings(self, tokenizer: Any) -> dict[str, Any]:
-        """Returns all that a resumed run must share, as JSON values.
+        """Returns the settings that a resumed run must share, as JSON values.
 
-        Contents may change under the same names: files of a glob, a target that was trained further.
+        They include hashes of contents: files of a glob, or a target, may change under the same name.
         """
         given = {
             name: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
@@ -128,7 +128,7 @@ class Run:
         }
 
     def _check_saved(self) -> None:
-        """Compares this run with the one that the directory holds."""
+        """Compares this run with the saved run in the directory."""
         args, notes = self.args, self.checkpoints.notes()
         if notes is None:
             return
@@ -189,7 +189,7 @@ class Run:
         )
 
     def _scale(self, target: Params, texts: PackedTokens, signals: Signals | None) -> jax.Array:
-        """Returns the size per channel of the features of the first micro-batch."""
+        """Returns the scale per channel of the features of the first micro-batch."""
         texts, signals = jax.tree.map(lambda x: x[0], (texts, signals))
         seen = signals or training.observe(self.target.config, target, texts, self.learner.taps)
         return training.feature_scale(seen.features, texts)
@@ -239,7 +239,7 @@ class Run:
         return report
 
     def rows_of(self, documents: np.ndarray) -> str:
-        """Names the documents of a batch by their sources and the numbers of their rows there."""
+        """Describes the documents of a batch by their sources and row numbers, for messages."""
         documents = np.unique(documents[documents >= 0])
         of = self.corpus.source[documents]
         rows = {self.corpus.names[source]: self.corpus.row[documents[of == source]] for source in np.unique(of)}
@@ -255,15 +255,15 @@ class Run:
         self.checkpoints.save(self.step, state, notes)
 
     def finished_head(self) -> Params:
-        """Returns the float32 parameters that files hold; for an EAGLE head `{"head": ..., "d2t": ...}`."""
+        """Returns the float32 parameters to write; for an EAGLE head `{"head": ..., "d2t": ...}`."""
         return self.learner.finished(self.state.head, self.frozen)
 
     def evaluate(self) -> tuple[float, list[float | None]]:
         """Measures the current head on the held-out prompts, and keeps it if it is the best so far.
 
         Returns:
-          tau, tokens per target pass with the tree; n-alpha, acceptance rates of a guess that follows 0, 1, ...
-          accepted guesses.
+          tau, tokens per target pass with the tree; n-alpha, acceptance rates of a drafted token after n = 0, 1, ...
+          accepted drafted tokens.
         """
         params, target = self.finished_head(), self.target
         cast = jax.tree.map(
@@ -283,7 +283,7 @@ class Run:
         return tau, alpha
 
     def export(self) -> tuple[Path, int]:
-        """Writes the best head, or the last if none was measured; returns its directory and step."""
+        """Writes the best head, or the last without a measurement; returns its directory and step."""
         saved = self.checkpoints.restore_best(self.finished_head())
         step, params = (self.step, self.finished_head()) if saved is None else (saved.step, saved.state)
         return self._write(params), step
