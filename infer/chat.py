@@ -4,8 +4,8 @@
     python -m infer.chat --target Qwen/Qwen3-1.7B --eagle3 AngelSlim/Qwen3-1.7B_eagle3 --dtype bfloat16
 
 Ctrl-C stops a reply and keeps its text so far; Ctrl-D or /quit ends the chat. A row below the reply shows tau and
-speed. The line after a reply also counts the prompt tokens that were read: those that are new since the last reply. If
-a template rewrites earlier turns (Qwen3's drops thoughts), the text is read again from the first change.
+speed. The line after a reply also counts the prompt tokens that were read (prefilled), after the cached text. If a
+template rewrites earlier turns (Qwen3's drops thoughts), the prefill begins at the first change.
 Commands: /reset forgets the conversation, /temp 0.7 sets the temperature, /plain switches drafting off and on (the
 drafter then reads what it missed), /stats sums up, /help lists these.
 """
@@ -34,7 +34,7 @@ from infer.common.programs import at_least_one, check_seed, naming, run
 from infer.common.terminal import ReplyView, stdout_console
 
 SHORTEST = 16
-"""Tokens that a reply must have room for."""
+"""Least room for a reply, in tokens."""
 HELP = "/reset  /temp NUMBER  /plain  /stats  /help  /quit; Ctrl-C stops a reply"
 
 
@@ -73,10 +73,10 @@ def summary(tally: Counter[str]) -> str:
 
 
 class Conversation:
-    """The token ids of a conversation: emitted tokens stay as they are, and the cache stays valid.
+    """The token ids of a conversation. Emitted tokens are not encoded again, so the cache stays valid.
 
-    If the template's text continues the text so far, only the rest is encoded. Otherwise (a template that trims replies
-    or drops thoughts) the whole text is.
+    If the template's text continues the text so far, only the rest is encoded. Otherwise the whole text is encoded:
+    some templates trim replies or drop thoughts.
     """
 
     def __init__(self, tokenizer: Any, system: str | None) -> None:
@@ -98,7 +98,7 @@ class Conversation:
     def add(self, content: str, prompt: Sequence[int], reply: Sequence[int], stops: Sequence[int]) -> None:
         """Appends a message and its reply, without the stop token, which the template writes.
 
-        Other special tokens of the reply stay: without them every later turn would be read again.
+        Other special tokens of the reply stay. Without them, every later turn would be prefilled again.
         """
         kept = list(reply[:-1] if reply and reply[-1] in stops else reply)
         answer = self._decode(kept)
@@ -111,7 +111,7 @@ class Conversation:
 
 
 class Chat:
-    """Holds a chat and carries out its lines."""
+    """Runs the commands and messages of a chat."""
 
     def __init__(self, args: Args, target: Any, drafter: Any, tokenizer: Any, console: Console) -> None:
         self.args, self.target, self.drafter, self.tokenizer, self.console = args, target, drafter, tokenizer, console
@@ -125,7 +125,7 @@ class Chat:
         self.session = Session(self.target, self.drafter, context=self.args.context)
 
     def line(self, text: str) -> bool:
-        """Carries out what the user typed; False ends the chat."""
+        """Runs a line of the user; returns False at the end of the chat."""
         text = text.strip()
         if text in ("/quit", "/exit"):
             return False
@@ -141,7 +141,7 @@ class Chat:
         return True
 
     def command(self, name: str, value: str) -> str:
-        """Carries out a command and returns its outcome in words."""
+        """Runs a command and returns a message about its result."""
         match name, value:
             case "/reset", "":
                 self.reset()
@@ -154,7 +154,7 @@ class Chat:
                 self.temperature = float(value)
                 return f"temperature {self.temperature:g}"
             case "/plain", "" if self.drafter is None:
-                return f"--method {self.args.method} drafts nothing: there is nothing to switch"
+                return f"--method {self.args.method} has no drafter: /plain has no effect"
             case "/plain", "":
                 self.plain = not self.plain
                 return "plain decoding" if self.plain else f"drafting with {self.args.method}"
@@ -195,7 +195,7 @@ class Chat:
                 now = time.perf_counter_ns()
                 view.push(chunk)
                 reply += chunk.tokens
-                tally.update(tokens=len(chunk.tokens), passes=int(number > 0))  # the first chunk is the prompt's pass
+                tally.update(tokens=len(chunk.tokens), passes=int(number > 0))  # the first chunk is the prefill
                 if number > 1:
                     tally.update(timed=len(chunk.tokens), ns=now - before)
                 view.show(f"{summary(tally)}, {len(reply)} tokens")
@@ -211,7 +211,7 @@ class Chat:
         self.say(f"{summary(tally)}, {self.session.read} of {len(prompt)} prompt tokens read{end}")
 
     def say(self, words: str) -> None:
-        """Writes a line of the program itself."""
+        """Prints a message of the program."""
         self.console.out(f"[{words}]", style="dim", highlight=False)
 
 
@@ -219,13 +219,13 @@ def method_of(args: Args) -> str:
     """Returns the method that the arguments name, or that of the given head.
 
     Raises:
-      ValueError: no method, several possible ones, or a head that the method does not use.
+      ValueError: no method or several are possible, or the method does not use a given head.
     """
     given = [name for name, option in OPTIONS.items() if getattr(args, option) is not None]
     if args.method is None:
         if len(given) > 1 or (args.target is not None and not given):
             raise ValueError(
-                f"one option must give what drafts, got {' and '.join(given) or 'only --target'}. Give one head, as "
+                f"one option must give the drafter, got {' and '.join(given) or 'only --target'}. Give one head, as "
                 "--eagle3 PATH, or name the method, as --method pld or --method vanilla"
             )
         return given[0] if given else "hass"

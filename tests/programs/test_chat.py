@@ -167,7 +167,7 @@ def test_commands(make_chat):
     assert talk.conversation.messages == [] and talk.session.text == [] and talk.temperature == 0.7
     assert talk.line("")
     assert not talk.line("/quit")
-    assert "drafts nothing: there is nothing to switch" in said(make_chat(method="vanilla"), "/plain")
+    assert "has no drafter: /plain has no effect" in said(make_chat(method="vanilla"), "/plain")
 
 
 CHUNKS = [eagle_jax.StreamChunk([*b"a"], 0), *[eagle_jax.StreamChunk([*b"bc\n"], 2)] * 12]
@@ -259,8 +259,8 @@ def test_ctrl_c_never_ends_the_chat(times, pair, monkeypatch, capsys):
         ("--max-new-tokens 0", "--max-new-tokens 0 must be at least 1"),
         ("--seed 4294967296", "--seed 4294967296 must lie in 0 to"),
         ("--context 1", "--context 1: context must be an integer from 2 to the target's"),
-        ("--target /nope", "one option must give what drafts, got only --target. Give one head, as --eagle3 PATH, or"),
-        ("--eagle3 /nope --hydra /no", "one option must give what drafts, got hydra and eagle3"),
+        ("--target /nope", "one option must give the drafter, got only --target. Give one head, as --eagle3 PATH, or"),
+        ("--eagle3 /nope --hydra /no", "one option must give the drafter, got hydra and eagle3"),
         ("--eagle3 /nope --method pld", "--eagle3 must belong to --method pld. Leave it out, or add --method eagle3"),
     ],
 )
