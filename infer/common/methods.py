@@ -34,29 +34,29 @@ OPTIONS = {name: name for name in BUNDLED} | {"sps": "draft_model"}
 """Methods with weights, and the option with their path."""
 Paths = Annotated[list[list[int]], msgspec.Meta(min_length=1)]
 USES = {"choices": "medusa@choices", "best": "medusa@best31 and the like"}
-"""Labels that read the files of --choices and --positions."""
+"""Examples of labels whose methods read the files of --choices and --positions."""
 NOTHING = Draft("nothing", "deterministic", 1)
-"""What plain decoding drafts."""
+"""The record of plain decoding."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Options of every program: where targets and methods come from.
+    """Options of every program: paths and hub ids of the target and of the methods' weights.
 
     Attributes:
       target: path or hub id of the model; default is the bundled one, which has bundled drafters.
       chat_template: a Jinja file, for a tokenizer without one (Vicuna), or the name of one of the tokenizer's own.
       template_args: arguments of the chat template, NAME=VALUE each, such as enable_thinking=false.
-      eagle1: path or hub id of an EAGLE-1/2 head for the method eagle1, whose own tree is the static one.
-      hass: path or hub id of an EAGLE-1/2 head trained as HASS trains.
-      eagle2: path or hub id of its EAGLE-1/2 head.
-      eagle3: path or hub id of its EAGLE-3 head.
+      eagle1: path or hub id of an EAGLE-1/2 head for the method eagle1, with a static tree.
+      hass: path or hub id of an EAGLE-1/2 head trained with HASS.
+      eagle2: path or hub id of an EAGLE-1/2 head for the method eagle2, with a dynamic tree.
+      eagle3: path or hub id of an EAGLE-3 head.
       draft_model: path or hub id of a small model with its tokenizer, for sps.
-      medusa: path or hub id of its Medusa heads.
-      hydra: path or hub id of its Hydra or Hydra++ heads.
-      positions: a result of infer.acceptance, for static trees that are best for it (medusa@best31).
+      medusa: path or hub id of Medusa heads.
+      hydra: path or hub id of Hydra or Hydra++ heads.
+      positions: a result file of infer.acceptance; medusa@best31 is the best static tree of 31 nodes for it.
       choices: a JSON file with the paths of a static tree (medusa@choices), as Medusa's are published:
-        [[0], [0, 0], [1]] are a first child with one below it, and a second.
+        [[0], [0, 0], [1]] is a first child with one child, and a second child.
     """
 
     target: str | None = None
@@ -75,7 +75,7 @@ class Places:
 
 @dataclasses.dataclass(frozen=True)
 class Sources(Places):
-    """Where methods come from, and the `dtype` of all weights."""
+    """`Places`, and the `dtype` of all weights."""
 
     dtype: str = "float32"
 
@@ -96,7 +96,7 @@ def check_methods(labels: Sequence[str], sources: Sources) -> list[str]:
     """Checks labels and returns them, plain decoding first, each once.
 
     Raises:
-      ValueError: an unknown method, one without weights, or a file of an option that no method uses.
+      ValueError: a method is unknown or has no weights, or no method uses a given file.
       ConfigError: an impossible tree.
     """
     parsed = [Label.parse(text) for text in labels]
@@ -104,7 +104,7 @@ def check_methods(labels: Sequence[str], sources: Sources) -> list[str]:
     for option, shape in (("choices", "choices"), ("positions", "best")):
         path = getattr(sources, option)
         if path is not None and shape not in shapes:
-            raise ValueError(f"--{option} must be of use to a method, got {path}. Leave it out, or name {USES[shape]}.")
+            raise ValueError(f"--{option} must be read by a method, got {path}. Leave it out, or add {USES[shape]}.")
         if path is None and shape in shapes:
             raise ValueError(f"--{option} must be given for {USES[shape]}.")
     for label in parsed:
@@ -126,7 +126,7 @@ def static_parents(
     """Returns the static tree of a label: the published one, the best for recorded acceptance, or a given one.
 
     Raises:
-      ValueError: a file that is missing or of another kind. ConfigError: paths that are no tree, or too few.
+      ValueError: a file is missing or of another kind. ConfigError: the paths are not a tree, or too few.
     """
     if label.shape == "static":
         return published
@@ -141,20 +141,20 @@ def static_parents(
 
 
 def best_static(label: Label, path: str | Path, deepest: int | None = None) -> tuple[int, ...]:
-    """Returns the best static tree for a method's recorded acceptance, of the lowest recorded temperature.
+    """Returns the best static tree for a method's recorded acceptance at the lowest recorded temperature.
 
-    The rates by depth and rank are those of all tasks and trees of the method in the file together; a static tree,
-    whose positions are all filled in every cycle, gives the fairest.
+    The rates by depth and rank are pooled over all tasks and trees of the method in the file. Record a static tree:
+    it fills every position in every cycle.
 
     Raises:
-      ValueError: no result of infer.acceptance, none of that method, or too few positions for so many nodes.
+      ValueError: no result of infer.acceptance, no cells of that method, or too few positions for so many nodes.
     """
     with naming("--positions", path):
         cells = [cell for cell in read(path, Recorded).cells if cell.method == label.method]
         if not cells:
             raise ValueError(f"must have cells of {label.method}. Record {label.method}@static with infer.acceptance.")
-    coolest = min(cell.temperature for cell in cells)
-    tables = [cell.positions for cell in cells if cell.temperature == coolest]
+    lowest = min(cell.temperature for cell in cells)
+    tables = [cell.positions for cell in cells if cell.temperature == lowest]
     reached = pooled([table.reached for table in tables])[:deepest]
     accepted = pooled([table.accepted for table in tables])[:deepest]
     rates = [
@@ -166,7 +166,7 @@ def best_static(label: Label, path: str | Path, deepest: int | None = None) -> t
 
 
 def load_pair(sources: Sources) -> tuple[eagle_jax.Target, Any]:
-    """Loads the target, which stops where its chat template ends a turn, and its tokenizer."""
+    """Loads the target, with the stop tokens of its chat template, and its tokenizer."""
     if sources.target is None:
         target, _, tokenizer = eagle_jax.load_demo(dtype=sources.dtype)
         use_template(tokenizer, sources)
@@ -186,11 +186,11 @@ class Loader:
         self._weights: dict[tuple[str, bool], TreeDrafter] = {}
 
     def __call__(self, text: str) -> eagle_jax.BoundDrafter | None:
-        """Returns a method with its setting; None is plain decoding.
+        """Returns the drafter of a label, with the label's tree or numbers; None is plain decoding.
 
         Raises:
-          ValueError: as `Label.parse`. ConfigError: a tree that the method cannot fill.
-          CheckpointError: weights that are missing or do not fit.
+          ValueError: as `Label.parse`. ConfigError: the method cannot fill the tree.
+          CheckpointError: weights are missing or do not fit.
         """
         label = Label.parse(text)
         if label.method == PLAIN:
@@ -201,10 +201,10 @@ class Loader:
             make: Any = eagle_jax.prompt_lookup if label.method == "pld" else eagle_jax.lookahead
             numbers = dict(zip(NUMBERS[label.method], label.numbers, strict=True))
             return make(self.target, **numbers, **dict(label.fields))
-        where = self.weights(label.method), label.method == "sps"  # a small model and heads may have the same path
-        if where not in self._weights:
-            self._weights[where] = self._load(label.method)
-        bound = self._weights[where]
+        key = self.weights(label.method), label.method == "sps"  # a small model and heads may have the same path
+        if key not in self._weights:
+            self._weights[key] = self._load(label.method)
+        bound = self._weights[key]
         self._check_kind(label.method, bound)
         static = medusa_parents(bound.config.num_heads) if isinstance(bound, Medusa) else EAGLE1_PARENTS
         if isinstance(label.shape, str):
@@ -214,11 +214,11 @@ class Loader:
             return bound.with_tree(tree)
 
     def weights(self, method: str) -> str:
-        """Returns where the weights of a method come from: a path, a hub id, or the bundled ones."""
+        """Returns the source of a method's weights: a path, a hub id, or the name of the bundled weights."""
         return getattr(self.sources, OPTIONS[method]) or f"bundled {BUNDLED[method]}"
 
     def draft(self, text: str) -> Draft:
-        """Returns what a label drafts, as result files record it."""
+        """Returns the record of a label's drafts for result files."""
         bound, label = self(text), Label.parse(text)
         if bound is None:
             return NOTHING
@@ -249,7 +249,7 @@ class Loader:
             return load.get(method, eagle_jax.load_drafter)(path, self.target)
 
     def _check_kind(self, method: str, heads: Any) -> None:
-        """Raises a ValueError on heads of another method: its numbers would get the wrong name."""
+        """Raises a ValueError for heads of another method, whose results would get the wrong name."""
         path = getattr(self.sources, OPTIONS[method])
         if path is None or method == "sps":
             return
@@ -261,7 +261,7 @@ class Loader:
 
 
 def tree_words(tree: TreeConfig) -> str:
-    """Describes a tree in a few words, for a table."""
+    """Describes a tree for a table."""
     if tree.parents is not None:
         depths = static_depths(tree.parents)
         levels = "+".join(str(depths.count(level)) for level in range(1, max(depths) + 1))

@@ -214,7 +214,7 @@ def test_paths_that_are_no_tree_are_refused(tmp_path, text):
 
 @pytest.mark.parametrize("option", ["choices", "positions"])
 def test_a_file_that_no_method_uses_is_refused(option):
-    with pytest.raises(ValueError, match=f"--{option} must be of use to a method, got /some/file. Leave it out, or"):
+    with pytest.raises(ValueError, match=f"--{option} must be read by a method, got /some/file. Leave it out, or"):
         check_methods(["medusa@static", "eagle3"], Sources(**{option: "/some/file"}))
 
 
