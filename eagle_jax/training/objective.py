@@ -1,8 +1,8 @@
 """Computes the losses of EAGLE-1/2, HASS and EAGLE-3 over an unrolled head, by chunks of rows.
 
 Row t of the target's logits is its distribution of token t + 1. Step k of the head predicts that token in row
-t - 1 - k, so one row of the target's logits serves all steps. Chunks are computed again for the gradient: logits of
-target and head exist for one chunk at a time.
+t - 1 - k, so one row of the target's logits serves all steps. Chunks are recomputed for the gradient: logits of target
+and head exist for one chunk at a time.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Objective:
       steps: unrolled steps, n.
       decay: step k has weight decay^k; the sum is not normalised.
       token_loss: "ce" soft cross-entropy, "lk" -log alpha, "lk_blend" lambda KL + (1 - lambda) TV (arXiv:2602.23881).
-      eta: of lk_blend: a larger value gives TV more weight earlier.
+      eta: for lk_blend: a larger value gives TV more weight at the same acceptance, lambda = exp(-eta alpha).
       token_weight: weight of the token loss.
       feature_weight: weight of SmoothL1 between the head's state and the target's final-normed state.
       best_weight, best_count: weight of HASS's loss over the target's likeliest tokens, and their number.
-      noise: width of the uniform noise U(-noise, noise) on the target's features.
+      noise: bound of the uniform noise U(-noise, noise) on the target's features.
       detach: no gradient flows from a step into the step before it (HASS).
       chunk: rows of a text whose logits exist at once.
-      remat: computes steps and chunks again for the gradient; False keeps all logits in memory.
+      remat: recomputes steps and chunks for the gradient; False keeps all logits in memory.
 
     Raises:
       ConfigError: a count is below 1, a weight is negative, or all weights are 0.
@@ -97,7 +97,7 @@ class Signals(NamedTuple):
     Attributes:
       features: [B, T, F], tapped states.
       hidden: [B, T, H], final-normed states, the input of the lm_head.
-      embeds: [B, T, E], token embeddings; None: they are looked up later.
+      embeds: [B, T, E], token embeddings; None if they are looked up later.
     """
 
     features: Float[Array, "B T F"]
@@ -109,10 +109,10 @@ class StepMetrics(NamedTuple):
     """Metrics per unrolled step (or head), [steps] each.
 
     Attributes:
-      loss: weighted sum of the means over counted rows.
+      loss: mean token loss over supervised rows inside the draft vocabulary, plus mean feature loss over supervised.
       accuracy: share of supervised rows in which head and target have the same likeliest token. If the target's is
         outside the draft vocabulary, the row is a miss.
-      counted: supervised rows.
+      counted: number of supervised rows.
     """
 
     loss: Float[Array, " steps"]
@@ -135,10 +135,10 @@ def unrolled_loss(
     mesh: Mesh | None = None,
     shares: Float[Array, " steps"] | None = None,
 ) -> tuple[Float[Array, ""], StepMetrics]:
-    """Returns sum_k decay^k (mean loss of step k over its counted rows), and metrics per step.
+    """Returns sum_k decay^k (mean loss of step k over its rows), and metrics per step.
 
-    A row counts if the predicted token is supervised and in the same document, and the target's likeliest token is in
-    the draft vocabulary.
+    A row is supervised if the predicted token is supervised and in the same document. The token loss also requires
+    that the draft vocabulary has the target's likeliest token.
 
     Args:
       target_logits: the target's lm_head, [.., H] -> [.., V]; EAGLE-1/2 heads use it, too.
@@ -153,7 +153,7 @@ def unrolled_loss(
     features = signals.features
     if objective.noise > 0:
         if key is None:
-            raise ValueError("an objective with noise needs a key")
+            raise ValueError("key must be given for an objective with noise, got None. Pass jax.random.key(seed).")
         noise = jax.random.uniform(key, features.shape, jnp.float32, -objective.noise, objective.noise)
         features = features + noise.astype(features.dtype)
 
@@ -216,11 +216,11 @@ def _sums(
         found = []
         for states, labelled in zip(predicted, supervised, strict=True):
             logits = head_logits(states)
-            counted = labelled & inside
-            loss = jnp.where(counted, _token_loss(objective, logits, law), 0.0)
-            # Not argmax, which XLA for CPU computes number by number; the loss needs the maximum anyway.
-            hits = counted & (jnp.take_along_axis(logits, best[..., None], -1)[..., 0] >= jnp.max(logits, axis=-1))
-            rows = [jnp.sum(x, dtype=jnp.float32) for x in (counted, hits, labelled)]
+            used = labelled & inside
+            loss = jnp.where(used, _token_loss(objective, logits, law), 0.0)
+            # Not argmax, which XLA for CPU does not vectorise. The loss needs the maximum anyway.
+            hits = used & (jnp.take_along_axis(logits, best[..., None], -1)[..., 0] >= jnp.max(logits, axis=-1))
+            rows = [jnp.sum(x, dtype=jnp.float32) for x in (used, hits, labelled)]
             found.append(_Sums(jnp.sum(loss), rows[0], rows[1], rows[2], jnp.zeros(())))
         return jax.tree.map(lambda *steps: jnp.stack(steps), *found)
 

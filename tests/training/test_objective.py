@@ -218,7 +218,7 @@ def test_noise_changes_the_loss_and_needs_a_key():
     head, signals, texts = random_head(config), random_signals(config), texts_of()
     quiet = fast(config, dataclasses.replace(objective, noise=0.0), signals, texts)(head)[0]
     assert abs(float(fast(config, objective, signals, texts)(head)[0]) - float(quiet)) > 1e-6
-    with pytest.raises(ValueError, match="noise needs a key"):
+    with pytest.raises(ValueError, match="key must be given for an objective with noise, got None"):
         unrolled_loss(config, objective, head, signals, texts, target_logits, None)
 
 
