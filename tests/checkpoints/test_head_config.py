@@ -63,9 +63,9 @@ def test_an_option_that_changes_the_drafts_is_refused(make, changes, message, tm
             "trained for Qwen3 a/b, and this target is a LlamaForCausalLM",
         ),
         (eagle3, {"target_model_type": "gemma3_text"}, "trained for a target of type gemma3_text"),
-        (eagle3, {"tie_word_embeddings": True}, r"tie_word_embeddings is true and .* an lm_head of its own.*uses the"),
-        (eagle3, {"num_hidden_layers": 32}, "num_hidden_layers is 32 and the file holds one layer: uses the one"),
-        (eagle1, {"num_hidden_layers": 2}, "num_hidden_layers is 2 and the file holds one layer: uses the one"),
+        (eagle3, {"tie_word_embeddings": True}, r"tie_word_embeddings is true and .* another lm_head, which is used"),
+        (eagle3, {"num_hidden_layers": 32}, "num_hidden_layers is 32 and the file holds one layer, which is used"),
+        (eagle1, {"num_hidden_layers": 2}, "num_hidden_layers is 2 and the file holds one layer, which is used"),
     ],
 )  # fmt: skip
 def test_an_option_without_effect_is_a_warning(make, changes, message, tmp_path):

@@ -19,7 +19,7 @@ SWITCHES = ("fc_norm", "norm_before_fc", "norm_output", "norm_before_residual")
 
 
 def flat_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Flattens a config.json to official keys: speculators nest the layer's, other projects the switches."""
+    """Flattens a config.json to official keys: speculators nests the layer's keys, other projects nest switches."""
     fields = Fields(values, where)
     nested = fields.mapping("eagle_config").values
     switches = {name: nested[name] for name in SWITCHES if name in nested}
@@ -45,8 +45,8 @@ def head_config(
 ) -> HeadConfig:
     """Builds the `HeadConfig` of a config.json; mismatches with `target` go to `problems`.
 
-    The stored tensors decide a switch that the config does not have. A switch of the config counts: a tensor that the
-    switch needs and the file lacks is missing.
+    A switch in the config decides: a tensor that it needs and the file lacks is reported as missing. The stored tensors
+    decide the other switches.
 
     Args:
       values: as `flat_config` returns them. stored: canonical tensor name -> info. where: the config's path.
@@ -105,10 +105,10 @@ def _compare_with_file(fields: Fields, kind: str, stored: Mapping[str, TensorInf
     layers = fields.integer("num_hidden_layers", 1, null=True)
     # `plan` reports the tensors of further layers.
     if layers > 1 and not any(name.startswith("layers.1.") for name in stored):
-        notice(f"{fields.where}: num_hidden_layers is {layers} and the file holds one layer: uses the one")
+        notice(f"{fields.where}: num_hidden_layers is {layers} and the file holds one layer, which is used")
     # EAGLE-1/2 heads draft through the target's lm_head, so the key has no effect.
     if fields.flag("tie_word_embeddings", null=True) and kind == "eagle3" and LM_HEAD in stored:
-        notice(f"{fields.where}: tie_word_embeddings is true and the file holds an lm_head of its own: uses the file's")
+        notice(f"{fields.where}: tie_word_embeddings is true and the file holds another lm_head, which is used")
 
 
 def _draft_vocab_size(fields: Fields, stored: Mapping[str, TensorInfo], vocab_size: int) -> int:
@@ -152,8 +152,8 @@ def _compare_sizes(
 def _check_window(fields: Fields, target: DecoderConfig) -> None:
     """Checks that no sliding window of the head hides tokens of the target's context.
 
-    `use_sliding_window` decides, or else the kind of the first layer. Without either, a window causes a warning:
-    engines differ in what they do with it.
+    `use_sliding_window` decides, or else the kind of the first layer. Without either, a window causes a warning,
+    because engines treat it differently.
     """
     window = fields.integer("sliding_window", LARGEST, null=True, least=0)
     kinds = fields.names_of("layer_types")[:1]
@@ -224,7 +224,7 @@ def _tapped_states(
             f"taps {outside} do not exist, the target has hidden states 0 to {target.num_layers}: "
             f"a head for another target, or pass taps=..."
         )
-    # The report goes on with taps that exist; no head is returned.
+    # Clipped for the remaining checks: the caller raises what `problems` holds.
     return tuple(min(max(tap, 0), target.num_layers) for tap in taps)
 
 
