@@ -182,7 +182,7 @@ LOST = "the chat template drops "
         (talk({**REPLY, "reasoning": "Clouds."}), LOST + "reasoning_content"),
         ({"messages": [{**ASK, "name": "Ada"}, REPLY]}, LOST + "name"),
         (talk(REPLY, chat_template_kwargs={"enable_thinking": False}), "has no argument 'enable_thinking'"),
-        (talk({**REPLY, "weight": 0}), "no assistant turn that is taught"),
+        (talk({**REPLY, "weight": 0}), "no assistant turn to train on"),
         (talk(), "no assistant turn"),
         ({"prompt": "a"}, "no assistant turn"),
     ],
@@ -213,7 +213,7 @@ def test_calls_outside_what_a_template_marks_as_generated_leave_the_row_out():
         part, "{% endgeneration %}" + part
     )
     assert encode_row(tokenizer_with(template), talk(REPLY)).supervised.any()
-    with pytest.raises(SkippedRow, match=LOST + "tool_calls from what it marks as generated"):
+    with pytest.raises(SkippedRow, match=LOST + "tool_calls from its generation blocks"):
         encode_row(tokenizer_with(template), talk(calling('{"a": 1}')))
 
 

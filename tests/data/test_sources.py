@@ -120,7 +120,7 @@ def test_rows_that_give_nothing_are_counted(tokenizer, tmp_path):
         [{"tokens": "abc", "supervised": 5}, {"tokens": [1, 2], "supervised": [5]}],
         "1 x tokens that are not token ids; 1 x supervised that is not",
     )):  # fmt: skip
-        with pytest.raises(ValueError, match=rf"c\.jsonl has no row to learn from: {reason}"):
+        with pytest.raises(ValueError, match=rf"c\.jsonl must have a row to learn from, got none: {reason}"):
             build_corpus([Source(lines(tmp_path / "c.jsonl", *rows))], tokenizer, progress=False)
 
 
@@ -145,7 +145,7 @@ def test_splits_of_one_dataset_are_two_sources(tokenizer, monkeypatch):
     corpus, _ = build_corpus(given, tokenizer, progress=False)
     assert corpus.names == tuple(source.name for source in given) == ("hub", "hub#test")
     assert [corpus.of(source.name).tolist() for source in given] == [[0], [1, 2, 3]]
-    with pytest.raises(ValueError, match="the source hub is given twice: give it once, with a weight"):
+    with pytest.raises(ValueError, match=r"sources must be distinct, got hub twice\. Give it once; @weight"):
         build_corpus([Source("hub"), Source.parse("hub#train@3")], tokenizer, progress=False)
 
 
@@ -154,7 +154,7 @@ def test_specifications(tmp_path):
     assert Source.parse("a.parquet@2") == Source("a.parquet", weight=2.0)
     assert Source.parse("org/name#train_sft@0.5") == Source("org/name", "train_sft", 0.5)
     (tmp_path / "a.jsonl").touch()
-    with pytest.raises(ValueError, match=r"a\.jsonl#train' must have no #train, a split of a hub dataset, got local"):
+    with pytest.raises(ValueError, match=r"source must have no #split for local files, got '.*a\.jsonl#train'"):
         Source.parse(f"{tmp_path / 'a.jsonl'}#train")
     for text in ("a@b", "a@-1", "@2"):
         with pytest.raises(ValueError, match=f"must be path.* with a positive weight, got '{text}'"):
@@ -164,14 +164,14 @@ def test_specifications(tmp_path):
 def test_sources_that_do_not_exist_are_named(tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"'no/such' is no local file, and no dataset no/such:train could be loaded"):
+    with pytest.raises(ValueError, match="source must be a local file or a dataset of the hub, got no/such:train"):
         build_corpus([Source("no/such")], tokenizer, progress=False)
     monkeypatch.setattr(sources, "hub_rows", lambda *_: pytest.fail("went to the hub"))
     for name in ("chat.jsonl", "chat*s.json", "a/b/chats", "owner/b.jsonl.gz"):
         with pytest.raises(ValueError, match="no file ") as caught:
             build_corpus([Source(name)], tokenizer, progress=False)
         assert str(caught.value).endswith(name)
-    with pytest.raises(ValueError, match=r"^empty is a directory without JSONL or Parquet files"):
+    with pytest.raises(ValueError, match=r"^empty must hold JSONL or Parquet files"):
         corpus_key([Source("empty")], tokenizer)
 
 
@@ -182,5 +182,5 @@ def test_replies_of_another_tokenizer_are_refused(tokenizer, tmp_path):
         (tmp_path / "settings.json").write_text(json.dumps({"tokenizer_key": key}))
         assert build_corpus(source, tokenizer, progress=False)[0][0].tokens.tolist() == [1, 2, 3]
     (tmp_path / "settings.json").write_text(json.dumps({"tokenizer_key": "another"}))
-    with pytest.raises(ValueError, match="holds token ids of another tokenizer than this target's: regenerate"):
+    with pytest.raises(ValueError, match="must hold token ids of this target's tokenizer, got another"):
         build_corpus(source, tokenizer, progress=False)

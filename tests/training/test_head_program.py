@@ -226,7 +226,7 @@ def test_features_written_beforehand_teach_the_same(place, whole, tmp_path, caps
         (dict(heldout=("HERE/train.jsonl",)), "train.jsonl is in --data and in --heldout"),
         (dict(data=("HERE/t*.jsonl",), heldout=("HERE/../HEREDIR/train.jsonl",)), "train.jsonl is in --data and in"),
         (dict(heldout=("HERE/nothing.jsonl",)), "^--heldout .*nothing.jsonl: no file .*nothing.jsonl"),
-        (dict(data=("HERE/empty.jsonl",)), "empty.jsonl has no row to learn from: it is empty"),
+        (dict(data=("HERE/empty.jsonl",)), "empty.jsonl must have a row to learn from, got none: it is empty"),
         (dict(data=("HERE/train.jsonl@2", "HERE/held.jsonl")), "got none for .*held.jsonl"),
         (
             dict(heldout=("HERE/empty.jsonl",)),

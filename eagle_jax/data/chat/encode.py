@@ -1,7 +1,7 @@
-"""Encodes conversations as training texts: token ids, and which of them an assistant wrote.
+"""Encodes conversations as training texts: token ids, and a loss mask of the assistant's tokens.
 
-The loss mask is exact to the token: it comes from the `generation` spans of a chat template that marks them, and
-otherwise from rendering the conversation turn by turn and comparing the texts.
+The loss mask is exact to the token. It comes from the `generation` blocks of the chat template. Without them, it comes
+from rendering the conversation turn by turn and comparing the texts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Encoded(NamedTuple):
         """Builds a text from token ids and the ordered [start, end) ranges that an assistant wrote.
 
         Raises:
-          SkippedRow: they are something else, or there is no range.
+          SkippedRow: the tokens or ranges have another form, or there is no range.
         """
         try:
             ids = np.asarray(msgspec.convert(tokens, list[_TokenId]), np.int32)
@@ -64,7 +64,7 @@ def stored_text(row: Mapping[str, Any]) -> Encoded | None:
     """Reads the token ids of a row of `train.regenerate`; None for any other row.
 
     Raises:
-      SkippedRow: tokens are no ids, ranges do not fit them, or a key is not read.
+      SkippedRow: tokens are not ids, ranges do not fit them, or the row has an unknown key.
     """
     if any(row.get(key) is None for key in STORED):
         return None
@@ -84,12 +84,12 @@ def encode_row(tokenizer: Any, row: Mapping[str, Any]) -> Encoded:
 def encode(tokenizer: Any, row: Conversation | list[Message] | str) -> Encoded:
     """Encodes a result of `parse_row` to token ids and loss mask, untruncated.
 
-    Every token of a plain text but the first is supervised. Of a conversation the assistant's thoughts, text, tool
+    In a plain text, every token but the first is supervised. In a conversation, the assistant's thoughts, text, tool
     calls and ends of turns are supervised.
 
     Raises:
-      SkippedRow: no assistant turn is taught; the template raises an error, drops a part of the conversation, or
-        changes the text around a reply; or no token is supervised.
+      SkippedRow: no assistant turn or token is to be trained on, or the template raises an error, drops a
+        part of the conversation, or changes the text around a reply.
     """
     if isinstance(row, str):
         tokens = np.asarray(tokenizer.encode(row), np.int32)
@@ -97,7 +97,7 @@ def encode(tokenizer: Any, row: Conversation | list[Message] | str) -> Encoded:
     row = as_conversation(row)
     turns = [index for index, message in enumerate(row.messages) if message["role"] == "assistant"]
     if row.untaught.issuperset(turns):
-        raise SkippedRow("no assistant turn that is taught" if turns else "no assistant turn")
+        raise SkippedRow("no assistant turn to train on" if turns else "no assistant turn")
     template = chat_template(tokenizer, tools=row.tools is not None)
     if template is None:
         raise ValueError(
@@ -142,7 +142,7 @@ def prompt_ids(tokenizer: Any, row: Conversation | list[Message]) -> list[int]:
 
 
 def call_opening(tokenizer: Any, tools: list[dict[str, Any]], arguments: dict[str, Any] | None = None) -> str:
-    """Returns how a reply begins its first tool call, such as "<tool_call>"; empty if unknown.
+    """Returns the text that opens the first tool call of a reply, such as "<tool_call>"; empty if unknown.
 
     Raises:
       SkippedRow: the template raises an error for tool calls, or drops them.

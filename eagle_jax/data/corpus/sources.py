@@ -26,17 +26,17 @@ from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.templates.keys import TOKENIZER_KEY, tokenizer_key, tokenizer_settings
 
 FORMAT = 4
-"""Raised when the same rows would be tokenised or kept differently: caches of an older format are not read."""
+"""Version of cached corpora. It increases when the same rows give other tokens: older caches are not read."""
 DEFAULT_SPLIT = "train"
 _DATASET = re.compile(r"[\w-]+(/[\w.-]+)?")  # `name` or `owner/name`
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where rows come from: files, or a dataset of the hub.
+    """A source of rows: files, or a dataset of the hub.
 
     Attributes:
-      path: file, glob, or name of a dataset. split: of a dataset. weight: share in the mix, None is its number of rows.
+      path: file, glob, or name of a dataset. split: of a dataset. weight: share in the mix; None is the number of rows.
     """
 
     path: str
@@ -59,7 +59,7 @@ class Source:
         if not path or (share is not None and share <= 0):
             raise ValueError(f"source must be path[#split][@weight] with a positive weight, got {text!r}. Correct it.")
         if split and cls(path).files:
-            raise ValueError(f"source {text!r} must have no #{split}, a split of a hub dataset, got local files")
+            raise ValueError(f"source must have no #split for local files, got {text!r}. Leave #{split} out.")
         return cls(path, split or DEFAULT_SPLIT, share)
 
     @property
@@ -69,7 +69,7 @@ class Source:
 
     @property
     def files(self) -> list[Path]:
-        """The local files of `path`; of a directory those with rows; empty for a dataset of the hub."""
+        """The local files of `path`; in a directory, the files of rows; empty for a dataset of the hub."""
         if Path(self.path).is_dir():
             return sorted(path for path in Path(self.path).iterdir() if path.is_file() and holds_rows(path))
         return sorted(Path(found) for found in glob.glob(self.path) if os.path.isfile(found))
@@ -78,13 +78,13 @@ class Source:
         """Checks that `path` exists or has the form of a dataset name, without downloading.
 
         Raises:
-          ValueError: naming it.
+          ValueError: `path` has neither.
         """
         if self.files:
             return
         if Path(self.path).is_dir():
             raise ValueError(
-                f"{self.path} is a directory without JSONL or Parquet files or JSON arrays: name files of rows"
+                f"{self.path} must hold JSONL or Parquet files or JSON arrays, got none. Name files of rows."
             )
         if not is_dataset_name(self.path):
             raise ValueError(f"no file {self.path}")
@@ -108,7 +108,7 @@ def is_dataset_name(text: str) -> bool:
     return _DATASET.fullmatch(text) is not None and not text.endswith(ENDINGS)
 
 
-@functools.lru_cache(maxsize=16)  # loaded for the key and for the rows
+@functools.lru_cache(maxsize=16)  # `corpus_key` and `rows` load the same dataset
 def hub_rows(name: str, part: str | None = None) -> Iterable[dict[str, Any]]:
     """Loads the rows of a dataset of the hub, or of a directory laid out like one.
 
@@ -122,7 +122,7 @@ def hub_rows(name: str, part: str | None = None) -> Iterable[dict[str, Any]]:
     try:
         import datasets
     except ImportError:
-        raise ValueError(f"{name}:{part} is read with the package datasets: pip install -e '.[train]'") from None
+        raise ValueError(f"datasets must be installed to read {name}:{part}. Run pip install -e '.[train]'.") from None
     config, _, split = part.rpartition("/")
     options = {"name": config or None, "split": split}
     if part.endswith(ENDINGS):
@@ -132,8 +132,8 @@ def hub_rows(name: str, part: str | None = None) -> Iterable[dict[str, Any]]:
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
-            f"{name!r} is no local file, and no dataset {name}:{part} could be loaded ({reason}): check the spelling, "
-            "the network and, for one that is restricted, HF_TOKEN, or give the path of a local file"
+            f"source must be a local file or a dataset of the hub, got {name}:{part} ({reason}). Check the spelling "
+            "and the network. Set HF_TOKEN for a restricted dataset."
         ) from error
 
 
@@ -154,14 +154,14 @@ def build_corpus(
       vocab_size: of the target; a larger token id is an error.
 
     Returns:
-      the corpus, its names those of the sources, and how many rows were left out for which reason.
+      the corpus, with the names of the sources, and the number of rows left out per reason.
 
     Raises:
       ValueError: a source cannot be read, has no usable row, is given twice, or holds tokens of another model.
     """
     names = [source.name for source in sources]
     if twice := [name for name, count in collections.Counter(names).items() if count > 1]:
-        raise ValueError(f"the source {twice[0]} is given twice: give it once, with a weight (@) for a larger share")
+        raise ValueError(f"sources must be distinct, got {twice[0]} twice. Give it once; @weight sets its share.")
     path = None if cache is None else cache / f"corpus-{key or corpus_key(sources, tokenizer)}"
     if path is not None and path.is_dir():
         corpus = Corpus.load(path)
@@ -184,7 +184,7 @@ def build_corpus(
                 skipped[str(error)] += 1
         if len(documents) == before:
             reasons = "; ".join(f"{count} x {reason}" for reason, count in skipped.most_common()) or "it is empty"
-            raise ValueError(f"{source.name} has no row to learn from: {reasons}")
+            raise ValueError(f"{source.name} must have a row to learn from, got none: {reasons}.")
     for reason, count in skipped.most_common():
         logging.info("left out %d row%s: %s", count, "s" if count > 1 else "", reason)
     corpus = Corpus.from_documents(documents, places, names)
@@ -195,7 +195,7 @@ def build_corpus(
 
 
 def corpus_key(sources: Sequence[Source], tokenizer: Any) -> str:
-    """Returns 16 letters for the inputs of a corpus: file contents (or dataset names), tokenizer, template."""
+    """Returns a hash (16 letters) of the inputs of a corpus: file contents or dataset names, tokenizer, template."""
     digest = hashlib.sha256(f"{FORMAT}".encode())
     for source in sources:
         source.check()
@@ -211,16 +211,16 @@ def corpus_key(sources: Sequence[Source], tokenizer: Any) -> str:
 
 
 def _check_tokenizer(source: Source, tokenizer: Any) -> None:
-    """Checks that token ids of `train.regenerate` are from this tokenizer.
+    """Checks that the token ids in files of `train.regenerate` are from this tokenizer.
 
     Raises:
-      ValueError: naming the directory.
+      ValueError: a directory holds token ids of another tokenizer.
     """
     for folder in {path.parent for path in source.files if path.name.startswith("shard-")}:
         settings = folder / "settings.json"
         key = json.loads(settings.read_text(encoding="utf-8")).get(TOKENIZER_KEY) if settings.is_file() else None
         if key not in (None, tokenizer_key(tokenizer)):
             raise ValueError(
-                f"{folder} holds token ids of another tokenizer than this target's: regenerate the replies with the "
-                "target that the head is for"
+                f"{folder} must hold token ids of this target's tokenizer, got another tokenizer's. Regenerate the "
+                "replies with this target."
             )

@@ -1,6 +1,6 @@
 """Fits a conversation to a chat template, and checks that the template shows all of it.
 
-The check renders the conversation with a mark in place of every text, and looks for the marks.
+The check renders the conversation with a unique placeholder (a mark) in place of every text, and looks for the marks.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Form(NamedTuple):
 
 
 FORMS = tuple(Form(has_null, has_json) for has_null in (True, False) for has_json in (False, True))
-"""In the order in which they are tried. Some templates write an empty text as a turn of its own."""
+"""Forms in the order of trial. Null is first, since some templates write an empty text as a separate turn."""
 
 
 def is_marked(template: str) -> bool:
-    """Returns whether a template marks what an assistant generates."""
+    """Returns whether a template has `generation` blocks around the assistant's text."""
     return _MARKED.search(template) is not None
 
 
 def fit(tokenizer: Any, row: Conversation, **options: bool) -> list[Message]:
-    """Renames and reshapes messages to what the template reads.
+    """Converts messages to the keys and forms that the template reads.
 
-    Thoughts of earlier turns may be dropped, as the templates of reasoning models do.
+    The template may drop thoughts of earlier turns, as those of reasoning models do.
 
     Args:
       options: `add_generation_prompt`.
@@ -95,7 +95,7 @@ def _reasoning_key(draw: Render, template: str) -> str:
     """Returns the key under which a template shows the thoughts of the last reply.
 
     Raises:
-      SkippedRow: it shows none.
+      SkippedRow: it shows no thoughts.
     """
     thought, question = "THOUGHTMARK", {"role": "user", "content": "QUESTION"}
     for key in REASONING:
@@ -107,17 +107,17 @@ def _reasoning_key(draw: Render, template: str) -> str:
 
 
 def _dropped(draw: Render, template: str, messages: list[Message], marks: dict[str, str]) -> str | None:
-    """Returns what the first mark stands for that the template drops, or does not mark as generated.
+    """Names the first part that the template drops or leaves out of its `generation` blocks; None if there is none.
 
     Args:
-      marks: what each mark in `messages` stands for; thoughts and tool calls are generated.
+      marks: name of the part behind each mark in `messages`; thoughts and tool calls are generated parts.
     """
     shown = draw(messages, tokenize=False)
     for mark, what in marks.items():
         if mark not in shown:
             return what
     if "None" in shown and any(message["content"] is None for message in messages):
-        return "that a content is null"
+        return "the null of an empty text"
     generated = [mark for mark, what in marks.items() if what in (CALLS, *REASONING)]
     if generated and is_marked(template):
         _, offsets, mask = generation_mask(draw, messages)
@@ -125,14 +125,14 @@ def _dropped(draw: Render, template: str, messages: list[Message], marks: dict[s
             place = shown.find(mark)
             within = (offsets[:, 1] > place) & (offsets[:, 0] < place + len(mark))
             if not mask[within].all():
-                return f"{marks[mark]} from what it marks as generated"
+                return f"{marks[mark]} from its generation blocks"
     return None
 
 
 def _marked_message(index: int, message: Message, marks: dict[str, str]) -> Message:
     """Returns a message with marks instead of texts, and adds them to `marks`.
 
-    An empty turn has no mark: nobody sees whether it is shown. Thoughts have none either.
+    An empty turn has no mark, since a template cannot show it. Thoughts have no mark either.
     """
     marked: Message = {"role": message["role"], "content": f"TURN{index:05d}MARK" * bool(message["content"].strip())}
     if marked["content"]:
