@@ -50,7 +50,7 @@ def check_finite(not_finite: np.ndarray, bad_drafts: np.ndarray, *, output: Any 
     Args:
       not_finite, bad_drafts: [B] int32, as in `GenerateState`, on the host.
       output: `NotFiniteError.output`.
-      ended: whether the run has ended. Until then drafts that are NaN raise nothing: they do not change the text.
+      ended: whether the run has ended. Before that, NaN drafts raise no error: they do not change the text.
 
     Raises:
       NotFiniteError: naming rows and positions.
