@@ -99,8 +99,8 @@ class Session:
         before, waiting, self._state, self._waiting = self._state, self._waiting, None, None
         there = 0 if before is None else int(before.cache.length[0])
         drafted = waiting or (_NOTHING if before is None else _Drafted(before.drafter, there))
-        # The state of the drafter holds the token behind the last one in the cache: the prompt must have the same one.
-        # One token at least is read, for what comes behind it.
+        # The drafter's state holds the token after the last one in the cache: the prompt must have the same one.
+        # At least one prompt token runs through the target, for the logits of the next.
         known = min(there, _common(prompt, self.text) - 1, len(prompt) - 1)
         drafted = drafted.back_to(known, usual.rewind)
         if not plain:
