@@ -26,7 +26,7 @@ class NAlpha(NamedTuple):
     """Acceptance by position in a chain.
 
     Attributes:
-      alpha: entry n is accepted / tested at position n; None where nothing was tested.
+      alpha: entry n is accepted / tested at position n; None if tested is 0.
       tested: drafts at each position that the target verified.
       accepted: drafts at each position that it accepted.
     """
