@@ -79,13 +79,13 @@ def medusa(config: MedusaConfig, tree: TreeConfig, target: TargetFn, tap: int, d
         def extend(
             tokens: Array, states: Array, level: Array | int, mask: Array, earlier: NewKV
         ) -> tuple[Array, NewKV]:
-            if hydra:  # the token's embedding goes behind those of its ancestors
+            if hydra:  # the token's embedding follows those of its ancestors
                 states = jax.lax.dynamic_update_slice_in_dim(states, embed(tokens), level * width, axis=2)
             return states, NewKV((), ())
 
         def logits(states: Array, level: Array | int) -> Array:
             def of(head: int) -> Array:
-                # Nodes of a level differ in what a Hydra head reads, and in nothing that a Medusa head does.
+                # Nodes of a level have different inputs of a Hydra head, and the same input of a Medusa head.
                 return run(params, states[..., : (head + 2) * width] if hydra else states[:, :1], head)
 
             if isinstance(level, int):
