@@ -50,7 +50,7 @@ def lookahead(ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512
     A pass has (N - 1) (W + G) rows, 56 by default, and finds W n-grams, one of which begins with the last token.
 
     Raises:
-      ConfigError: a number that is too small.
+      ConfigError: a number is too small.
     """
     for name, value, least in (("ngram", ngram, 2), ("window", window, 1), ("guesses", guesses, 1), ("pool", pool, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
