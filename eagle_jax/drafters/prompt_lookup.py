@@ -53,7 +53,7 @@ def prompt_lookup(ngram: int = 3, length: int = 10, latest: bool = False, shorte
         with jax.named_scope("head_update"):
             put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
             tokens = put(state.tokens, verified.tokens, verified.start)
-            # A finished row keeps what it has: what is written past the end of the text nobody reads.
+            # A finished row keeps its length, so tokens written beyond it are never read.
             end = jnp.where(verified.count > 0, verified.start + verified.count, state.length)
             return LookupState(tokens, end)
 
