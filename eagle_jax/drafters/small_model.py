@@ -59,14 +59,14 @@ def small_model(fn: TargetFn, tree: TreeConfig, vocab: int, draft_vocab: int) ->
         return SmallModelState(cache, jnp.zeros((batch, shape.hidden.shape[-1]), shape.hidden.dtype))
 
     def update(params: Params, state: SmallModelState, verified: Verified) -> SmallModelState:
-        """Reads the tokens that follow; where the text begins, its first token before them."""
+        """Runs the model over the next tokens; at the beginning of a text, over its first token as well."""
         with jax.named_scope("head_update"):
             width = verified.tokens.shape[1]
             first = verified.start == 0
             tokens = known(jnp.concatenate([verified.tokens[:, :1], verified.next_tokens], axis=1))
             positions = verified.start[:, None] + jnp.arange(width + 1)[None]
             causal = jnp.tril(jnp.ones((width + 1, width + 1), bool))
-            # Later, the first one is in the cache: nobody sees it twice, and it is not written again.
+            # Later, the first one is in the cache already: it is masked here and not written again.
             hidden_row = (jnp.arange(width + 1) > 0)[None] | first[:, None]
             mask = causal[None] & (hidden_row[:, None] | jnp.eye(width + 1, dtype=bool)[None])
             out = fn.forward(params["drafter"]["model"], tokens, positions, mask, state.cache)
