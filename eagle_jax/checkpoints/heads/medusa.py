@@ -144,7 +144,7 @@ def _table(config: MedusaConfig) -> Table:
     rules = list(layer_rules(f"{_PREFIX}layers.0.", "prefix_layer/"))
     rules.append(Rule(f"{_PREFIX}norm.weight", "prefix_norm/scale"))
     medusa = config.kind == "medusa"
-    # In Hydra++'s sequences every block stands behind a dropout, which has no weights but a number.
+    # In Hydra++'s sequences a dropout precedes every block: it has no weights, but it takes an index.
     stride, first = (2, 1) if config.prefix is not None else (1, 0)
     for head in range(config.num_heads):
         blocks = f"{head}" if medusa else f"hydra_mlp.{head}"
