@@ -26,7 +26,7 @@ class Saved(NamedTuple):
     """A restored checkpoint.
 
     Attributes:
-      step: updates done. state: the tree that was saved. notes: JSON beside it.
+      step: updates done. state: the saved tree of arrays. notes: the JSON saved with it.
     """
 
     step: int
@@ -59,7 +59,7 @@ class TrainingCheckpoints:
         return self._latest.latest_step()
 
     def notes(self) -> dict[str, Any] | None:
-        """Returns the JSON beside the latest checkpoint; None without one. Reads no arrays."""
+        """Returns the JSON of the latest checkpoint; None without a checkpoint. Reads no arrays."""
         return _notes(self._latest, self.step)
 
     def save(self, step: int, state: Any, notes: dict[str, Any]) -> None:
@@ -84,7 +84,7 @@ class TrainingCheckpoints:
         return True
 
     def best_notes(self) -> dict[str, Any] | None:
-        """Returns the JSON beside the best head; None without one."""
+        """Returns the JSON of the best head; None without a best head."""
         return _notes(self._best, self._best.best_step())
 
     def forget_best(self) -> None:
