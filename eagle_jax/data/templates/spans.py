@@ -44,8 +44,8 @@ def assistant_spans(render: Render, messages: list[Message], text: str) -> list[
 def _turn_span(render: Render, messages: list[Message], index: int, text: str) -> tuple[int, int]:
     """Returns the span of a turn with thoughts or tool calls.
 
-    The conversation is rendered with marks in the turn. What is the same in `text` before and behind the turn leaves
-    the turn itself, from the end of the generation prompt on.
+    The conversation is rendered with marks in the turn. The common text before and after the marks delimits the turn,
+    from the end of the generation prompt on.
     """
     before, after = messages[:index], messages[index + 1 :]
     for turn, marks in _marked_turns(messages[index]):
