@@ -80,7 +80,7 @@ def check_template_arguments(tokenizer: Any, arguments: Mapping[str, Any]) -> No
     """Checks that the chat template in force reads every argument.
 
     Raises:
-      ValueError: naming the first that it does not read, and those that it does.
+      ValueError: the template does not read an argument; the message lists the arguments that it reads.
     """
     known = template_arguments(tokenizer) if arguments else ()
     if unknown := [name for name in arguments if name not in known]:
