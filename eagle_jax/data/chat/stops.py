@@ -72,7 +72,7 @@ def with_stop_ids(target: Any, tokenizer: Any) -> Any:
 
 
 def turn_end(tokenizer: Any) -> tuple[int | None, str]:
-    """Returns the first special token that the chat template writes behind a reply, or None and the reason."""
+    """Returns the first special token that the chat template writes after a reply, or None and the reason."""
     talk = [{"role": "user" if at % 2 == 0 else "assistant", "content": mark} for at, mark in enumerate(MARKS)]
     try:
         closing = _behind_reply(tokenizer, talk[:2])
