@@ -51,13 +51,13 @@ class TextStream:
         return ""
 
     def end(self) -> str:
-        """Returns what was held back, and begins a new text."""
+        """Returns the text that was held back, and begins a new text."""
         text = self._decode(self._context + self._waiting)[len(self._shown) :] if self._waiting else ""
         self._reset()
         return text
 
     def _reset(self) -> None:
-        # Decoders treat a text's first token apart: what is new is decoded behind tokens that were returned already.
+        # Decoders treat the first token of a text differently, so new tokens are decoded after returned ones.
         self._context: list[int] = []
         self._shown = ""  # text of the context
         self._waiting: list[int] = []
