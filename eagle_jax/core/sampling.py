@@ -16,7 +16,7 @@ LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 1e-6, 1e38
 
 
 def make_sampling(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Sampling:
-    """Checks the settings and makes arrays of them: changing a value does not recompile; an absent one costs nothing.
+    """Checks the settings and makes arrays of them: another value does not recompile; an absent one costs nothing.
 
     Args:
       temperature: 0 is greedy decoding; logits are divided by it.
@@ -25,7 +25,7 @@ def make_sampling(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, 
       min_p: keep tokens with at least this share of the largest probability; 0 switches it off.
 
     Raises:
-      ValueError: naming the argument and its range.
+      ValueError: an argument is outside its range.
     """
     if temperature != 0 and not LOWEST_TEMPERATURE <= temperature <= HIGHEST_TEMPERATURE:  # NaN fails the comparison
         limits = f"{LOWEST_TEMPERATURE} to {HIGHEST_TEMPERATURE}"
