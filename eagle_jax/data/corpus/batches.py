@@ -19,7 +19,7 @@ class Batches:
     """Yields batches endlessly: `PackedTokens` in NumPy, [rows, length] each.
 
     The order follows from the seed: every epoch shuffles the documents anew, and sources take turns by their weights. A
-    document longer than a row is cut, and left out if nothing to learn is before the cut. Rows are filled with whole
+    document longer than a row is cut, and left out if no supervised token is before the cut. Rows are filled with whole
     documents (first fit), each a segment of its own.
 
     Args:
