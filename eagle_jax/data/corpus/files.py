@@ -32,10 +32,10 @@ def holds_rows(path: Path) -> bool:
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the rows of a file, each with its position, such as "line 3" or "element 3".
 
-    A file is Parquet by its name. Else it holds a JSON object per line, or one JSON array of objects.
+    A file named *.parquet is Parquet. Any other holds a JSON object per line, or one JSON array of objects.
 
     Raises:
-      ValueError: naming the file and the place that cannot be read.
+      ValueError: a part of the file cannot be read; the message names its place.
     """
     if path.suffix == ".parquet":
         yield from _parquet(path)
