@@ -31,9 +31,9 @@ class Costs(NamedTuple):
     """Seconds of a cycle of a whole batch at one setting.
 
     Attributes:
-      rows: of a target pass, ascending from 1, plain decoding. passes: seconds of a cycle that drafts nothing.
-      drafts: what a method adds to the pass of some trees: (depth, top_k, seconds). It drafts, updates its state and
-        commits longer paths.
+      rows: of a target pass, ascending from 1, plain decoding. passes: seconds of a cycle without drafting.
+      drafts: seconds that a method adds to the pass of some trees: (depth, top_k, seconds), for drafting, updating its
+        state and committing longer paths.
     """
 
     rows: list[int]
@@ -41,7 +41,7 @@ class Costs(NamedTuple):
     drafts: dict[str, list[tuple[int, int, float]]]
 
     def at_rows(self, rows: int) -> float:
-        """Returns the seconds of a cycle that drafts nothing and verifies so many rows."""
+        """Returns the seconds of a cycle that verifies `rows` rows, without drafting."""
         return float(np.interp(rows, self.rows, self.passes))
 
     def cycle(self, method: str, tree: TreeConfig) -> float:
@@ -139,7 +139,7 @@ def _cycle(params: Params, state: Any, sampling: Sampling, engine: Engine) -> An
 
 @functools.cache
 def blank(rows: int) -> Drafter:
-    """Returns a drafter of trees that cost nothing: copies of the root below the root, `rows` with the root."""
+    """Returns a drafter of trees without cost: a root and copies of it, `rows` in all."""
 
     def draft(
         params: Params, state: tuple[()], root: jax.Array, randomness: RowRandomness, sampling: Sampling
