@@ -52,7 +52,7 @@ class Drafts:
     """The drafts of a wide tree at every position of some replies.
 
     Args:
-      cycles: P cycles that accepted nothing, in order. replies: their number R; one of a single token has no cycle.
+      cycles: P cycles without accepted tokens, in order. replies: their number R; a reply of one token has no cycle.
 
     Attributes:
       depths: [P, N+1] level of every node; 0 is the root. ranks: largest rank among siblings on the path to a node.
@@ -63,7 +63,7 @@ class Drafts:
         tokens, parents = cycles.tokens, cycles.parents
         self.rows = [np.flatnonzero(cycles.prompt == reply) for reply in range(replies)]
         positions, width = np.arange(len(tokens)), tokens.shape[1]
-        text = np.full(tokens.shape, -1)  # column d: the reply's token d places behind the root
+        text = np.full(tokens.shape, -1)  # column d: the reply's token d positions after the root
         for rows in self.rows:
             for ahead in range(min(width, len(rows))):
                 text[rows[: len(rows) - ahead], ahead] = tokens[rows[ahead:], 0]
