@@ -194,7 +194,7 @@ def _passes(parts: Sequence[Drafts], tree: TreeConfig | None, setting: Setting) 
 
 
 def _family(label: str, drafter: BoundDrafter) -> str | None:
-    """Returns the name of what is recorded for a label: a method, a lookup of some n-gram; None if nothing can be."""
+    """Returns the name of a label's recording: a method, or a lookup of some n-gram; None without a recording."""
     own = Label.parse(label)
     if own.method == "pld":
         return f"pld{own.numbers[1]}" + "".join(f"/{name}{value}" for name, value in own.fields)
