@@ -79,9 +79,9 @@ def run(
     except (ValueError, MemoryError) as error:
         sys.exit(f"error: {error}")
     except (RuntimeError, AssertionError) as error:
-        if (told := of_runtime(error)) is None:
+        if (message := of_runtime(error)) is None:
             raise
-        sys.exit(f"error: {told}")
+        sys.exit(f"error: {message}")
     except KeyboardInterrupt:
         print("\nInterrupted.", flush=True)
         os._exit(130)  # at once, whatever other threads are compiling
