@@ -72,10 +72,10 @@ def load_task(name: str, folder: str | os.PathLike[str], limit: int | None = Non
     Args:
       name: a name in `folder` or a path (`find_task`); `owner/dataset[:part]` on the hub, where `part` is a split,
         `config/split`, or a file of the repository; or `hub:gsm8k` for one of `HUB`.
-      folder: where names are looked for.
+      folder: directory of the named tasks.
 
     Raises:
-      ValueError: nothing of that name, or a line without a question; the message names the file and the line.
+      ValueError: no task has that name, or a line has no question; the message names the file and the line.
     """
     if name.startswith("hub:"):
         paper = PAPER_NAMES.get(name[4:], name[4:])
@@ -171,7 +171,7 @@ def read_questions(path: str | os.PathLike[str], limit: int | None = None) -> li
     """Reads the first `limit` questions of JSONL, a JSON array (either may be compressed) or Parquet.
 
     Raises:
-      ValueError: no questions, or naming the file and the line, element or row without one.
+      ValueError: the file has no questions, or a line, element or row has none; the message names it.
     """
     return _questions(((f"{path}, {place}", row) for place, row in read_rows(Path(path))), limit, path)
 
