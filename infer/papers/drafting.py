@@ -116,7 +116,7 @@ def n_alpha(sources: Sources) -> Section:
 
 
 def expected(sources: Sources) -> Section:
-    """Returns tokens per pass that (1 - a^(K+1)) / (1 - a) expects, beside those measured."""
+    """Compares the expected tokens per pass, (1 - a^(K+1)) / (1 - a), with the measured ones."""
     rows, shown = [], dict[str, dict[str, dict[int, float | None]]]()
     pooled = {key: found for key, found in pooled_chains(sources.recorded).items() if sum(found[-1].tested)}
     every = sorted({chain.length for found in pooled.values() for chain in found})
