@@ -40,7 +40,7 @@ Recorder = Callable[[BoundDrafter], Cycles]
 
 @dataclasses.dataclass(frozen=True)
 class Args(RunArgs):
-    """Arguments of the recording. Plain decoding drafts nothing and is left out.
+    """Arguments of the recording. Plain decoding has no drafts and is left out.
 
     Attributes:
       chains: lengths of the chains, separated by commas; empty for none. n-alpha is of the longest.
