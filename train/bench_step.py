@@ -42,7 +42,7 @@ class Args:
       length: tokens per text.
       unroll: steps of the head on its own outputs.
       dtype: of products and activations; trained weights, scores and losses are float32.
-      repeats: timed steps, behind two that are not timed.
+      repeats: timed steps, after two that are not timed.
     """
 
     size: Literal["small", "demo", "tiny"] = "small"
