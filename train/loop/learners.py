@@ -59,7 +59,7 @@ class Learner(abc.ABC):
     Attributes:
       program: module of `train`. part: name of the parameters in the engine.
       folder: directory of the result in the run's directory.
-      taps: hidden states of the target that it reads beside the last.
+      taps: hidden states of the target that it reads besides the last.
       scaled: training divides these by their root mean square per channel; finished weights include the division.
       draft_vocab: size of a vocabulary that is counted in the data; None is the target's whole vocabulary.
       d2t: draft vocabulary of the initial weights. initial: initial weights; None draws fresh ones.
