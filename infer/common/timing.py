@@ -17,8 +17,8 @@ K = TypeVar("K", bound=Hashable)
 def time_repetitions(calls: Mapping[K, Callable[[], Any]], repetitions: int) -> dict[K, list[float]]:
     """Returns the seconds of every call in every repetition; the calls take turns.
 
-    A call must wait for its result and must have run once before, so that nothing compiles here.
-    Every other repetition goes backwards.
+    A call must wait for its result. It must have run once before, so that the times include no compilation.
+    Every other repetition runs the calls in reverse order.
     """
     seconds: dict[K, list[float]] = {name: [] for name in calls}
     for repetition in range(repetitions):
