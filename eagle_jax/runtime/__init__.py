@@ -1,1 +1,1 @@
-"""Holds what a caller uses: targets, drafters, generation, sessions, profiles."""
+"""The user's interface: targets, drafters, generation, sessions, profiles."""
