@@ -210,7 +210,7 @@ def train_step(
     shares = rows / jnp.maximum(jnp.sum(rows, axis=0, keepdims=True), 1)
 
     def part(index: Array, texts: PackedTokens, signals: Signals | None, shares: Array) -> Any:
-        """Returns what a micro-batch adds to gradient, loss and metrics."""
+        """Returns a micro-batch's terms of gradient, loss and metrics."""
         weights = shares if micro > 1 else None
         key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), index)
         loss_of = lambda trained: loss_fn(trained, texts, signals, key, weights)  # noqa: E731
