@@ -1,7 +1,7 @@
 """Builds Medusa-1, Hydra and Hydra++ drafters: heads on the target's last state, one per level of the tree.
 
 A Medusa tree costs no pass at all: all levels read one state. Hydra's heads read the drafted tokens as well, level by
-level; Hydra++ adds one layer over what was confirmed, whose cache is the drafter's.
+level; Hydra++ adds one layer over the confirmed tokens, with a cache in the drafter's state.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MedusaState(NamedTuple):
 
     Attributes:
       cache: of Hydra++'s layer; None without one.
-      hidden: [B, H], what the heads read: the target's state at the last confirmed position, or that layer's.
+      hidden: [B, H], input of the heads: the target's state at the last confirmed position, or that layer's.
     """
 
     cache: KVCache | None
