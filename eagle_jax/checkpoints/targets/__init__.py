@@ -1,1 +1,1 @@
-"""Reads and writes language models: `load`, `save`; `families` lists what is particular in each."""
+"""Reads and writes language models: `load`, `save`; `families` lists the differences between them."""
