@@ -48,7 +48,7 @@ def replacing(directory: Path) -> Iterator[Path]:
 
     Files of an existing directory that are no part of a checkpoint come along; weights of an older one do not.
     """
-    directory = directory.expanduser().resolve()  # a link stays, what it points to is replaced
+    directory = directory.expanduser().resolve()  # a link stays, its target is replaced
     kept: list[Path] = []
     if directory.exists():
         inside = sorted(directory.iterdir()) if directory.is_dir() else []
