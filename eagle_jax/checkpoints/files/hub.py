@@ -1,4 +1,4 @@
-"""Resolves a path or a Hugging Face hub id to a local directory; downloads what is missing."""
+"""Resolves a path or a Hugging Face hub id to a local directory; downloads missing files."""
 
 from __future__ import annotations
 
