@@ -69,7 +69,7 @@ def plan(
 def read_planned(
     reader: TensorReader, chosen: Mapping[str, tuple[str, bool]], dtype: str, place: Place | None
 ) -> Params:
-    """Reads, converts and places tensors one by one; one error names those that are not finite in this dtype."""
+    """Reads, converts and places tensors one by one; one error names all that are not finite in this dtype."""
     loaded = check_dtype(dtype)
     spoiled: dict[str, int] = {}
     size = loaded.itemsize * sum(math.prod(reader.infos[name].shape) for name, _ in chosen.values())
@@ -151,7 +151,7 @@ def write_weights(
             continue
         try:
             safetensors.numpy.save_file(tensors, staging / file, metadata={"format": "pt"})
-        except safetensors.SafetensorError as error:  # what a full disk raises
+        except safetensors.SafetensorError as error:  # raised for a full disk
             reason = " ".join(str(error).split())
             raise CheckpointError(
                 f"the weights could not be written in {staging.parent} ({reason}): make room and save again"
