@@ -177,7 +177,7 @@ def check_dtype(dtype: Any) -> np.dtype:
     """Returns the NumPy dtype of a name or a JAX type.
 
     Raises:
-      CheckpointError: it is none of float32, bfloat16, float16.
+      CheckpointError: it is not float32, bfloat16 or float16.
     """
     try:
         return DTYPES[np.dtype(dtype).name]
