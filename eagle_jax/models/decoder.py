@@ -69,7 +69,7 @@ class Decoder(nn.Module):
         """Runs T new tokens against the committed cache; without a cache, by themselves.
 
         Args:
-          positions: position of every token in its text. They do not decide what a token sees.
+          positions: position of every token in its text. They do not change the mask.
           mask: True where a new token (row) sees a new or earlier token (column); includes the token itself.
           taps: hidden states to return as features, numbered as `hidden_states` of `transformers`.
           earlier: keys and values of T2 - T uncommitted tokens of earlier passes; their columns come first in `mask`.
