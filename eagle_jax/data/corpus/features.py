@@ -28,7 +28,7 @@ LARGEST8 = 448.0
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """The contents of `layout.json`: what a directory of features holds.
+    """The contents of `layout.json`, which describes a directory of features.
 
     Attributes:
       corpus: key of the corpus. target: its name. weights: fingerprint of all weights. ends: fingerprint of the weights
