@@ -32,7 +32,7 @@ def add_reports(*reports: Mapping[str, Any]) -> Report:
 
 
 def remember(directory: Path, settings: Mapping[str, Any]) -> None:
-    """Records what a directory is for, or checks that it is for the same.
+    """Records the settings of a directory, or checks that the recorded ones are equal.
 
     Raises:
       ValueError: it was begun with other settings, which are named; or it holds shards of unknown settings.
