@@ -99,7 +99,7 @@ def _like(value: Any, mark: str) -> Any:
 
 
 def _turn_starts(render: Render, before: list[Message], marked: str) -> Iterator[int]:
-    """Returns where a turn may begin before its marks: after what the template writes as a prompt.
+    """Returns the possible starts of a turn before its marks: the ends of the template's generation prompt.
 
     An empty thought is the template's, and comes before the turn if it is there.
     """
