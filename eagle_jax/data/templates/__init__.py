@@ -1,1 +1,1 @@
-"""Renders chat templates, and finds what they read and which characters the assistant wrote."""
+"""Renders chat templates, and finds their arguments and the characters that the assistant wrote."""
