@@ -1,4 +1,4 @@
-"""Runs the cycle: draft a tree, verify it in one target pass, commit what was accepted.
+"""Runs the cycle: draft a tree, verify it in one target pass, commit the accepted path.
 
 Pure functions for use inside `jit`, under `vmap` over keys or in `shard_map`. `params` is
 `{"target": ..., "drafter": ...}`; `engine` and `sizes` are static under `jit`. `eagle_jax.generate` is the host-level
