@@ -119,7 +119,7 @@ def main(args: Args) -> int:
         for setting in settings:
             tuned.append(tuner.tune(group, setting._replace(prompt=bound), args.candidates))
             print_candidates(tuned[-1].report, group)
-            write(args, target, tuned, report)  # an interrupted run keeps what it has
+            write(args, target, tuned, report)  # an interrupted run keeps its results
     print(f"\nWritten: {args.out} and {report}. Machine: {machine()}")
     names = ("batch", "temperature", "prompt", "method", "measured", "worst")
     choices = [{name: getattr(one.entry, name) for name in names} | {"chosen": one.report["chosen"]} for one in tuned]
@@ -142,14 +142,14 @@ def write(args: Args, target: eagle_jax.Target, tuned: Sequence[Tuned], report: 
 
 
 def origin(args: Args, profile: Path) -> dict[str, Any]:
-    """Returns the first fields of what is reported."""
+    """Returns the first fields of the report."""
     given = dataclasses.asdict(args)
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     return {"profile": str(profile), "machine": machine(), "revision": revision(REPOSITORY), "arguments": settings}
 
 
 def print_candidates(report: dict[str, Any], samples: Samples) -> None:
-    """Prints what was measured at one setting."""
+    """Prints the measurements of one setting."""
     lengths = sorted(len(prompt.tokens) for prompts in samples.values() for prompt in prompts)
     print(
         f"\nBatch {report['batch']}, temperature {report['temperature']:g}, {len(lengths)} prompts of {lengths[0]} to "
