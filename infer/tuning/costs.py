@@ -1,4 +1,4 @@
-"""Measures what a cycle costs on this machine, by the rows of its target pass and by the shape of its drafts."""
+"""Measures the cost of a cycle on this machine, by the rows of its target pass and by the shape of its drafts."""
 
 from __future__ import annotations
 
