@@ -55,7 +55,7 @@ class Tuner:
     """Chooses for one target, setting by setting; loaded weights and recorded drafts are kept.
 
     Attributes:
-      drafters: what is searched, by label. families: of these, the trees whose cycles one recording gives.
+      drafters: the searched drafters by label. families: of these, the trees whose cycles one recording gives.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Tuner:
         return [_label(label, tree) for tree in grid.trees(head.deepest)]
 
     def drafts(self, family: str, samples: Samples, setting: Setting) -> dict[str, list[Drafts]]:
-        """Returns per task what the widest tree of a family drafts along the replies."""
+        """Returns per task the drafts of a family's widest tree along the replies."""
         key = family, setting.temperature, setting.prompt
         if key not in self._drafts:
             trees = self.families[family]
