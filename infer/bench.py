@@ -60,7 +60,7 @@ class Args(RunArgs):
 
 
 def main(args: Args) -> dict[str, Any]:
-    """Runs the benchmark; returns what it prints last."""
+    """Runs the benchmark; returns the text that it prints last."""
     at_least_one(args, "repeats")
     batches = listed(args, "batches", int, 1)
     current = prepare(args, Result, free=["batches"])
