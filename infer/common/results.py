@@ -99,7 +99,7 @@ class Measured(msgspec.Struct, kw_only=True):
       label: the method and its setting. task, temperature: 0 is greedy.
       questions: conversations. replies: turns that were answered.
       tau: tokens per target pass, pooled, without each reply's first token; None where passes are not counted.
-      draft: what was drafted.
+      draft: description of the drafts.
     """
 
     label: str
@@ -117,7 +117,7 @@ class Measured(msgspec.Struct, kw_only=True):
 
 
 class Cell(Measured, kw_only=True):
-    """Times of one method. None stands for what a method does not count (`transformers` has no passes).
+    """Times of one method. None stands for a count that a method does not have (`transformers` has no passes).
 
     Attributes:
       batch: conversations at a time. tokens: new tokens of all replies.
@@ -186,7 +186,7 @@ class File(msgspec.Struct, tag_field="schema"):
     Attributes:
       machine: processor or accelerator and versions. revision: of the code, if it is a checkout.
       settings: the arguments of the run, and hashes of its questions and of the tokenizer.
-      cells: what was measured.
+      cells: the measurements.
     """
 
     machine: str
