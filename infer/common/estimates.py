@@ -84,7 +84,7 @@ def tau(cells: Sequence[Any], questions: Collection[tuple[str, str]] | None = No
 
     Args:
       cells: of one label, each of another task.
-      questions: those that count; None means all.
+      questions: the questions to use; None means all.
 
     Returns:
       None where a method does not count cycles, or a task has none.
