@@ -1,4 +1,4 @@
-"""Reads what a program costs off its optimised HLO: memory traffic, products, communication, meetings with the host.
+"""Computes the costs of a program from its optimised HLO: memory traffic, products, communication, host transfers.
 
 The compiler's own analysis counts the body of a loop once and adds on-chip traffic to `bytes accessed`. Here loops of
 known length are multiplied by their turns. Buffers that the layout places outside HBM (`S(1)` is VMEM) cost nothing, a
@@ -21,7 +21,7 @@ FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after
 FREE_CALLS = ("ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "GatherScatterIndicesBitpacked")
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 CALLING = ("fusion", "async-start")
-"""Instructions that do what the computation they call does."""
+"""Instructions whose cost is that of the computation they call."""
 
 
 class Move(NamedTuple):
@@ -40,7 +40,7 @@ class Collective(NamedTuple):
     """All communication of one kind.
 
     Attributes:
-      times: executions. bytes: of the results on one device, wherever they lie; of a reduce-scatter what is reduced.
+      times: executions. bytes: of the results on one device, in any memory; of a reduce-scatter, of its input.
       looped: the part of it inside loops. largest: of one execution.
     """
 
