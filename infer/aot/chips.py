@@ -73,7 +73,7 @@ def topology_devices(topology: str) -> list[Any]:
 
 
 def slice_mesh(devices: list[Any], data: int | None, fsdp: int | None, tensor: int) -> Mesh:
-    """Returns a mesh over the devices; the axis that is None takes those that the other two leave.
+    """Returns a mesh over the devices; an axis of None takes the devices that the other two leave.
 
     Raises:
       ConfigError: the axes do not divide the devices, or need more.
