@@ -1,4 +1,4 @@
-"""Compiles generation or training for TPUs that are not there, and reports whether it fits and what it costs.
+"""Compiles generation or training for TPUs that this machine lacks, and reports whether it fits, and its cost.
 
     python -m infer.aot --model llama-3.1-8b --topology v6e:1x1
     python -m infer.aot --model llama-3.3-70b --topology v5p:2x2x1 --batch 4
