@@ -17,7 +17,7 @@ ABLATION = {
     "/confidence": "no value: expanded by confidence",
     "/confidence/norerank": "neither",
 }
-"""EAGLE-2's ablation: the settings of a label, and what they leave out."""
+"""EAGLE-2's ablation: the settings of a label, and the parts that they leave out."""
 
 
 def speeds(sources: Sources) -> list[Section]:
