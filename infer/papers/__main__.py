@@ -38,7 +38,7 @@ class Args:
 
 
 def main(args: Args) -> dict[str, Any]:
-    """Writes the report; prints and returns the names of what it wrote."""
+    """Writes the report; prints and returns the names of its files."""
     can_write(args.out)
     sources = gather(args.files)
     made = sections(sources)
