@@ -56,7 +56,7 @@ class Args(RunArgs):
 
 
 def main(args: Args) -> dict[str, Any]:
-    """Records all cells that the result file lacks; returns what it prints last."""
+    """Records all cells that the result file lacks; returns the text that it prints last."""
     at_least_one(args, "batch")
     lengths = sorted(listed(args, "chains", int, 1)) if args.chains.strip() else []
     if listed(args, "methods") == [PLAIN]:
