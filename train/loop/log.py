@@ -136,7 +136,7 @@ class RunLog:
 
 
 def log_beginning(this: Run, peak: float) -> None:
-    """Logs what a run reads and trains, and warns of what is lost."""
+    """Logs the data and the parameters of a run, and warns of lost data."""
     args, corpus = this.args, this.corpus
     documents = {name: corpus.of(name) for name in corpus.names}
     drawn = this.weights or {name: len(found) for name, found in documents.items()}
