@@ -1,4 +1,4 @@
-"""Defines what a training run can train: EAGLE heads, heads of Medusa and Hydra, small draft models.
+"""Defines the models that a training run can train: EAGLE heads, Medusa and Hydra heads, small draft models.
 
 A run (`train.loop.run`) handles data, meshes, checkpoints and measurements. A learner holds what is trained:
 parameters, loss, drafting and file format.
@@ -54,7 +54,7 @@ RATES = {"eagle3": 1e-4, "eagle1": 3e-5, "hass": 3e-5, "medusa": 1e-3, "hydra": 
 
 
 class Learner(abc.ABC):
-    """Base class of what a run trains.
+    """Base class of the models that a run trains.
 
     Attributes:
       program: module of `train`. part: name of the parameters in the engine.
