@@ -39,7 +39,7 @@ from train.loop.setup import generation_mesh, held_prompts, load_target, mesh_of
 
 MAY_CHANGE = ("out", "steps", "micro_batches", "data_axis", "fsdp", "tensor", "log_every", "save_every", "eval_every",
               "eval_prompts", "eval_tokens", "eval_tree", "heldout", "tensorboard")  # fmt: skip
-"""Arguments that may differ when a run resumes: they change neither the data nor what is learnt.
+"""Arguments that may differ when a run resumes: they change neither the data nor the learning.
 
 Two have a small effect. `steps` is also the length of the learning rate's decay. Micro-batches may have unequal shares
 of rows outside the draft vocabulary (`head_train_step`).
