@@ -147,7 +147,7 @@ class DistillArgs(RunArgs):
     """Options of `train.distill`; None takes the target's size.
 
     Attributes:
-      divergence: kl, tv (what standard speculative sampling rejects) or lk (-log of what it accepts).
+      divergence: kl, tv (rejection rate of standard speculative sampling) or lk (-log of its acceptance rate).
       layers: of a fresh model.
       target_layers: layers of the target to begin with instead, from 0, between its own embedding and head.
       hidden: width of a fresh model.
