@@ -57,7 +57,7 @@ class Label:
 
     Attributes:
       text: as it was given. method: one of `METHODS`, or own:module:function.
-      shape: "static", "choices", "best31" and the like, or a chain or dynamic tree; None is the method's own.
+      shape: "static", "choices" or "bestN" (such as "best31"), or a chain or dynamic tree; None is the method's own.
       fields: other fields of `TreeConfig`; of pld those of `eagle_jax.prompt_lookup`.
       numbers: of pld and lookahead.
     """
