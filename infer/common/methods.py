@@ -33,7 +33,7 @@ BUNDLED = {
 OPTIONS = {name: name for name in BUNDLED} | {"sps": "draft_model"}
 """Methods with weights, and the option with their path."""
 Paths = Annotated[list[list[int]], msgspec.Meta(min_length=1)]
-USES = {"choices": "medusa@choices", "best": "medusa@best31 and the like"}
+USES = {"choices": "medusa@choices", "best": "medusa@best31 or another @bestN"}
 """Examples of labels whose methods read the files of --choices and --positions."""
 NOTHING = Draft("nothing", "deterministic", 1)
 """The record of plain decoding."""
