@@ -55,7 +55,7 @@ def threefry_keys(keys: Key[Array, "*b"] | UInt[Array, "*b w"]) -> Key[Array, "*
         keys = jax.random.key_data(keys)
     words = keys.shape[-1]
     if words % 2:
-        raise ValueError(f"keys must have an even number of 32-bit words, got {words}: use jax.random.key(seed)")
+        raise ValueError(f"keys must have an even number of 32-bit words, got {words}. Pass jax.random.key(seed).")
     hashed = keys[..., 0], keys[..., 1]
     for at in range(2, words, 2):
         hashed = threefry2x32_p.bind(*hashed, keys[..., at], keys[..., at + 1])
