@@ -108,7 +108,7 @@ def title(label: str) -> str:
 
 
 def foremost(labels: Iterable[str]) -> list[str]:
-    """Returns the labels that figures draw: those with no setting but their tree, or all where there are none."""
+    """Returns the labels that figures draw: those whose only setting is a tree, or all if no label has only that."""
     labels = list(labels)
     return [label for label in labels if "/" not in label] or labels
 
