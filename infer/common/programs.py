@@ -158,7 +158,7 @@ def can_write(path: Path, *, folder: bool = True) -> None:
       ValueError: naming the reason.
     """
     if path.exists() and path.is_dir() != folder:
-        raise ValueError(f"--out {path} is a {'file: give a directory' if folder else 'directory: give a file'}")
+        raise ValueError(f"--out must be a {'directory' if folder else 'file'}, got {path}. Choose another path.")
     above = next(place for place in (path if folder else path.parent, *path.absolute().parents) if place.exists())
     try:
         with tempfile.TemporaryFile(dir=above):
@@ -179,7 +179,7 @@ def listed(args: object, name: str, kind: Callable[[str], Any] = str, least: int
     option, text = f"--{name.replace('_', '-')}", getattr(args, name)
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
-        raise ValueError(f"{option} is empty: give at least one value")
+        raise ValueError(f"{option} must have at least one value, got none.")
     with contextlib.suppress(ValueError):
         values = list(dict.fromkeys(map(kind, words)))
         if least is None or all(least <= value < float("inf") for value in values):

@@ -164,7 +164,7 @@ def test_lists():
     assert listed(Args(name=" b, a,b"), "name") == ["b", "a"]
     assert listed(Args(name="1,0.5"), "name", float, 0) == [1.0, 0.5]
     for text, kind, least, message in [
-        (" , ", str, None, "--name is empty"),
+        (" , ", str, None, "--name must have at least one value"),
         ("a", float, None, "--name 'a' must be numbers, separated by commas"),
         ("0,1", int, 1, "--name '0,1' must be whole numbers of at least 1"),
         ("inf", float, 0, "--name 'inf' must be numbers of at least 0"),
@@ -181,8 +181,8 @@ def test_a_place_that_cannot_be_written_is_an_error_before_the_work(tmp_path, mo
     (file := tmp_path / "notes.txt").touch()
     can_write(file, folder=False)  # is replaced
     for path, folder, message in [
-        (file, True, r"--out .*notes\.txt is a file: give a directory"),
-        (tmp_path, False, "is a directory: give a file"),
+        (file, True, r"--out must be a directory, got .*notes\.txt\. Choose"),
+        (tmp_path, False, r"--out must be a file, got .*\. Choose"),
         (
             file / "below" / "it",
             True,
