@@ -43,7 +43,7 @@ class Workload(NamedTuple):
       resident: abstract arrays that stay in memory, by name. mesh: where they live.
       cache: sizes of the values of one layer on one device, of which no copy should be made.
       asked: flops of one unit on all devices together, nothing computed twice.
-      sizes: of what is compiled, for the report.
+      sizes: of the compiled program, for the report.
     """
 
     lowered: jax.stages.Lowered
