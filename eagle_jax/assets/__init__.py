@@ -6,7 +6,7 @@ import importlib.resources
 from pathlib import Path
 
 DEMO = "demo"
-"""What programs call the bundled pair where they take the path of a checkpoint."""
+"""Name of the bundled pair in options that take the path of a checkpoint."""
 
 
 _SHARED = {"eagle2": "eagle1", "sps": "small"}
