@@ -19,7 +19,7 @@ from eagle_jax.config import RopeConfig
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """How the files of one family correspond to a `DecoderConfig` and its parameters.
+    """The mapping of one family's files to a `DecoderConfig` and its parameters.
 
     Attributes:
       model_type, architecture: as in config.json.
@@ -100,7 +100,7 @@ _ALL = (
 )  # fmt: skip
 
 FAMILIES = {family.architecture: family for family in _ALL}
-"""By architecture."""
+"""Families by architecture."""
 
 
 def family_of(values: Mapping[str, Any], where: object) -> Family:
