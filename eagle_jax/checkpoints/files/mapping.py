@@ -46,7 +46,7 @@ class Rule(NamedTuple):
 
 
 class Table(NamedTuple):
-    """How the files of a layout name the parameters.
+    """The mapping from tensor names of a layout to parameters.
 
     Attributes:
       rules: the first that matches a name or a path counts.
