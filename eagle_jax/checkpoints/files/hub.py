@@ -87,11 +87,11 @@ def files_directory(
 
 
 config_directory = functools.partial(files_directory, patterns=CONFIGS)
-"""Of a checkpoint's configuration, without weights."""
+"""Returns the directory of a checkpoint's configuration, without weights."""
 tokenizer_directory = functools.partial(files_directory, patterns=TOKENIZER + CONFIGS)
-"""Of its tokenizer."""
+"""Returns the directory of a tokenizer."""
 head_directory = functools.partial(files_directory, patterns=CONFIGS + HEADS)
-"""Of Medusa's or Hydra's heads."""
+"""Returns the directory of Medusa or Hydra heads."""
 
 
 def _existing_directory(path_or_id: str | os.PathLike[str]) -> Path | None:
