@@ -18,7 +18,7 @@ CODECS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, 
 """Functions that open a compressed file, by the last suffix of its name; pyarrow opens `.zst`."""
 KINDS = (".jsonl", ".json", ".parquet")
 ENDINGS = (*KINDS, *(kind + codec for kind in KINDS[:2] for codec in CODECS))
-"""What the name of a file of rows may end with."""
+"""Endings of the names of files of rows."""
 
 
 def holds_rows(path: Path) -> bool:
