@@ -16,7 +16,7 @@ Render = Callable[..., Any]
 """Renders messages; the tokenizer, the tools and the arguments of the template are bound."""
 
 NO_THOUGHT = "<think>\n\n</think>\n\n"
-"""What templates of reasoning models write before a reply that shows no thoughts."""
+"""Text that templates of reasoning models write before a reply without thoughts."""
 _EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
 
 
