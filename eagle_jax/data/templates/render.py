@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,10 +15,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from eagle_jax.data.rows.columns import SkippedRow
 
 DEFAULT, TOOLS = "default", "tool_use"
-"""Names of the templates that `transformers` takes where a tokenizer has several: without tools, and with them."""
+"""Names of the templates that `transformers` uses if a tokenizer has several: without tools, and with them."""
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Variables that `apply_chat_template` gives every template."""
-_ARGUMENTS = "_chat_template_arguments"  # attribute of a tokenizer, set by `set_default_arguments`
+ARGUMENTS = "_chat_template_arguments"
+"""Attribute of a tokenizer with arguments of its template, which `set_template_args` sets."""
 
 
 def chat_template(tokenizer: Any, *, tools: bool = False) -> str | None:
@@ -91,26 +91,9 @@ def check_template_arguments(tokenizer: Any, arguments: Mapping[str, Any]) -> No
         )
 
 
-def set_default_arguments(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
-    """Sets arguments of the tokenizer's chat template for every later `render`, which may override them.
-
-    Raises:
-      ValueError: the template does not read an argument, or a value is not JSON.
-    """
-    check_template_arguments(tokenizer, arguments)
-    try:
-        json.dumps(arguments, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"template arguments must be JSON values, got {arguments!r:.80}. "
-            "Pass strings, finite numbers, booleans, null, lists or objects."
-        ) from error
-    setattr(tokenizer, _ARGUMENTS, {**default_arguments(tokenizer), **arguments})
-
-
 def default_arguments(tokenizer: Any) -> dict[str, Any]:
-    """Returns what `set_default_arguments` set."""
-    return dict(getattr(tokenizer, _ARGUMENTS, {}))
+    """Returns the arguments that `set_template_args` set."""
+    return dict(getattr(tokenizer, ARGUMENTS, {}))
 
 
 class _Generation(jinja2.ext.Extension):
