@@ -21,7 +21,7 @@ _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class Form(NamedTuple):
-    """How a template reads tool calls: empty text as null, arguments as JSON."""
+    """The form in which a template reads tool calls: empty text as null, arguments as JSON text."""
 
     has_null: bool
     has_json: bool
