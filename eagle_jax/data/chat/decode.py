@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 REPLACEMENT = "\ufffd"
-"""What decoders write for bytes that are not UTF-8, such as half a letter."""
+"""Character that decoders write for bytes that are not UTF-8, such as half a letter."""
 TAIL = 8
 """Tokens that decide whether a text ends in half a letter: a letter has at most four bytes, a token at least one."""
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -64,7 +64,7 @@ class TextStream:
         self._bytes: list[bool] = []  # whether a waiting token is one of SentencePiece's bytes
 
     def _is_whole(self, end: int) -> bool:
-        """Whether the first `end` waiting tokens end where a letter ends, whatever follows."""
+        """Returns whether the first `end` waiting tokens end with a whole letter, for any next tokens."""
         if self._bytes[end - 1]:
             return False
         before = self._waiting[max(0, end - TAIL) : end]
