@@ -1,1 +1,1 @@
-"""What infer.tune measures and searches."""
+"""Measurements and search of infer.tune."""
