@@ -19,9 +19,9 @@ from infer.common.labels import PLAIN
 from infer.common.timing import time_repetitions
 
 TOLERATED = 0.03
-"""What a choice may lose to plain decoding on a task that it was measured on: other prompts may then cost 5%."""
+"""Largest loss of a choice to plain decoding on a measured task; on other prompts it may then be 5%."""
 SLOWER = 0.05
-"""What "auto" may lose to plain decoding on a task, before a check fails."""
+"""Largest loss of "auto" to plain decoding on a task; above it, a check fails."""
 LEAST = 5
 """Repetitions that a choice needs: the spread of fewer is unknown."""
 
@@ -38,7 +38,7 @@ Samples = Mapping[str, Sequence[Prompt]]
 
 
 class Setting(NamedTuple):
-    """What is tuned for. `prompt` is the longest prompt in tokens; None is any."""
+    """The setting to tune for. `prompt` is the longest prompt in tokens; None is any."""
 
     batch: int
     temperature: float
@@ -88,7 +88,7 @@ class Score:
 
     @property
     def safe(self) -> bool:
-        """Whether it beats plain decoding in the mean and loses at most `TOLERATED` on any task.
+        """Whether the choice beats plain decoding in the mean and loses at most `TOLERATED` on any task.
 
         Both by more than the spread: two standard errors of the median ratio.
         """
