@@ -1,1 +1,1 @@
-"""What several programs share: arguments, tasks, methods by name, timing, result files."""
+"""Modules that several programs share: arguments, tasks, methods by name, timing, result files."""
