@@ -17,7 +17,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Group(NamedTuple):
-    """What is measured in turns. `temperature` 0 is greedy; `batch` is the number of conversations at a time."""
+    """A setting whose methods are measured in turns. `temperature` 0 is greedy; `batch` conversations run at a time."""
 
     task: str
     temperature: float
@@ -28,7 +28,7 @@ class Group(NamedTuple):
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """What a label drafted: the same label may be another tree in another run.
+    """The drafts of a label: the same label may be another tree in another run.
 
     Attributes:
       tree: in words. rule: the acceptance rule, and what candidates are ranked by. rows: of a target pass.
@@ -146,12 +146,12 @@ class Cell(Measured, kw_only=True):
 
     @property
     def group(self) -> Group:
-        """What it was measured in turns with."""
+        """The setting that it shares with the cells measured in turns with it."""
         return Group(self.task, self.temperature, self.batch)
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What is unique in a file."""
+        """The fields that identify an entry of a file."""
         return (self.label, *self.group)
 
 
@@ -176,12 +176,12 @@ class Recording(Measured, kw_only=True):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What is unique in a file."""
+        """The fields that identify an entry of a file."""
         return self.label, self.task, self.temperature
 
 
 class File(msgspec.Struct, tag_field="schema"):
-    """What every result file has.
+    """The fields of every result file.
 
     Attributes:
       machine: processor or accelerator and versions. revision: of the code, if it is a checkout.
