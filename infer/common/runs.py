@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple
 import jax
 
 import eagle_jax
-from eagle_jax.data.templates.keys import tokenizer_settings
+from eagle_jax.data.chat.tokenizers import tokenizer_settings
 from eagle_jax.runtime.compilation import machine, revision
 from infer import REPOSITORY
 from infer.common.calls import keys_of
@@ -55,7 +55,7 @@ class RunArgs(Places):
 
 @dataclasses.dataclass(frozen=True)
 class Run(Generic[FileType]):
-    """What a program measures, and its result so far. `labels` begins with plain decoding."""
+    """The measurements of a program, and its result so far. `labels` begins with plain decoding."""
 
     labels: list[str]
     temperatures: list[float]
