@@ -17,7 +17,7 @@ import numpy as np
 from infer.aot.hlo import Computation, Instruction, parse
 
 FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id")
-"""Instructions that move nothing."""
+"""Instructions without memory traffic."""
 FREE_CALLS = ("ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "GatherScatterIndicesBitpacked")
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 CALLING = ("fusion", "async-start")
@@ -268,5 +268,5 @@ def _source(one: Instruction, body: Computation) -> Instruction:
 
 
 def _is_chained(one: Instruction) -> bool:
-    """Whether it is a collective that runs beside products: one of a chain of instructions that pass its buffers on."""
+    """Returns whether an instruction is a collective that overlaps products: its chain of fusions passes buffers on."""
     return one.opcode in COLLECTIVES and "chain_id=" in one.rest
