@@ -29,7 +29,7 @@ from eagle_jax.training.objective import Objective
 from eagle_jax.training.step import Frozen, HeadTrainState, head_optimiser, head_train_step
 
 Method = HeadConfig | MedusaConfig | DecoderConfig | Drafter
-"""What drafts: an EAGLE head, Medusa's or Hydra's heads, a small model, or a method without weights."""
+"""Configuration of a drafter: an EAGLE head, Medusa or Hydra heads, a small model, or a method without weights."""
 GREEDY = Sampling()
 CHUNK = 256
 """Prompt tokens per prefill pass."""
@@ -42,7 +42,7 @@ class Workload(NamedTuple):
       loop: name of the loop in the HLO whose body is one unit of work; None is the whole program.
       resident: abstract arrays that stay in memory, by name. mesh: where they live.
       cache: sizes of the values of one layer on one device, of which no copy should be made.
-      asked: flops of one unit on all devices together, nothing computed twice.
+      asked: flops that one unit needs on all devices together, without recomputation.
       sizes: of the compiled program, for the report.
     """
 
