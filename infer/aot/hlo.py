@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8, "f8e4m3fn": 1,
          "f8e5m2": 1} | {f"{sign}{bits}": bits / 8 for sign in "su" for bits in (8, 16, 32, 64)}  # fmt: skip
-"""Of one element."""
+"""Bytes of one element."""
 
 
 class Buffer(NamedTuple):
