@@ -1,1 +1,1 @@
-"""Compilation for TPUs that are not there: whole programs over abstract weights, their memory and their costs."""
+"""Compilation for TPUs that this machine lacks: whole programs over abstract weights, their memory and their costs."""
