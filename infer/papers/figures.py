@@ -11,7 +11,7 @@ import numpy as np
 from eagle_jax.viz import COLOURS, diagonal, legend_below, name_axes, panels, plot_calibration, style
 
 Curves = Mapping[str, Mapping[Any, float | None]]
-"""By name of a line, y by x. None leaves a point out."""
+"""Points of every line by its name: y by x. None leaves a point out."""
 
 
 def png(figure: Any) -> bytes:
