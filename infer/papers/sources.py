@@ -26,7 +26,7 @@ NAMES = {
 }
 """Methods in the order of the papers' tables; others come last."""
 BASELINES = ("vanilla", "transformers")
-"""Methods that every run of infer.bench times anew."""
+"""Methods that every run of infer.bench times again."""
 SAME = ("target", "dtype", "max_new_tokens", "seed")
 """Settings that all files of a report share."""
 
