@@ -1,1 +1,1 @@
-"""What training programs share: learners, runs, logs, options."""
+"""Modules that training programs share: learners, runs, logs, options."""
