@@ -1,1 +1,1 @@
-"""How the bundled weights were made."""
+"""Programs that made the bundled weights."""
