@@ -127,7 +127,7 @@ def _seed(state: LookaheadState, verified: Verified) -> LookaheadState:
 def _remember(
     pool: Int[Array, "P N"], stamps: Int[Array, " P"], clock: Int[Array, ""], found: Int[Array, "W N"]
 ) -> tuple[Array, Array, Array]:
-    """Puts one row's new n-grams in the places of the oldest; one that is there already is only stamped anew."""
+    """Replaces one row's oldest n-grams by new ones; an n-gram already in the pool gets a new stamp."""
     count = found.shape[0]
     same = jnp.all(pool[:, None] == found[None], axis=-1)
     stamps = jnp.where(jnp.any(same, axis=1), 0, stamps)
