@@ -60,7 +60,7 @@ def rope_config(fields: Fields) -> RopeConfig:
 
 
 def _parameters_in_force(fields: Fields) -> Fields:
-    """Returns `rope_scaling`, or else `rope_parameters`: `transformers` prefers the older key where a file has both."""
+    """Returns `rope_scaling`, or else `rope_parameters`: `transformers` prefers the older key if a file has both."""
     older, newer = fields.mapping("rope_scaling"), fields.mapping("rope_parameters")
     if not older.values:
         return newer
