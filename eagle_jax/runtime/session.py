@@ -139,7 +139,7 @@ class Session:
             try:
                 check_finite(*faults, ended=done)
             except NotFiniteError:
-                self.reset()  # the next prompt is read anew, into clean caches
+                self.reset()  # the next prompt is read from its beginning, into empty caches
                 raise
 
 
