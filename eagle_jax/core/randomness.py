@@ -32,7 +32,7 @@ class RowRandomness(NamedTuple):
 
 
 def verify_key(key: Key[Array, ""], index: Int[Array, ""]) -> Key[Array, ""]:
-    """Derives a row's key for an acceptance rule with draws of its own, apart from those of drafter and target."""
+    """Derives a row's key for an acceptance rule's own draws, independent of those of drafter and target."""
     return _key_for(key, _VERIFY, index)
 
 
