@@ -58,14 +58,14 @@ class Args(Places):
       temperatures: 0 is greedy.
       prompts: lengths, in tokens, between which the choice may differ, separated by commas; empty is one for all.
       dtype: of the target's weights.
-      depths: of the grid of trees.
-      top_ks: of the grid of trees.
-      nodes: of the grid of trees; trees that cannot have so many are left out.
-      candidates: how many of the best predicted are measured.
+      depths: depths in the grid of trees.
+      top_ks: values of top_k in the grid of trees.
+      nodes: numbers of nodes in the grid of trees; trees that cannot have a number are left out.
+      candidates: number of trees to measure, the best predicted.
       repeats: of all measurements, at least five.
       seed: of sampled draws.
       out: the profile that is written; NAME_report.json beside it has all measurements.
-      check: a profile that is measured instead.
+      check: a profile to measure, instead of writing a new one.
     """
 
     methods: str = "hass,eagle2,eagle3,pld"
