@@ -73,7 +73,7 @@ class Args:
       fsdp: of training, size of the "fsdp" axis; None is what the other two leave.
       tensor: size of the "tensor" axis; None is for generation the widest that gives every device whole key-value
         heads, for training 4 on more than 16 devices and else 1.
-      layers: compile so many layers instead of all.
+      layers: number of layers to compile, instead of all.
     """
 
     program: Literal["generate", "train"] = "generate"
