@@ -154,7 +154,7 @@ def by_question(cycles: Cycles, names: Sequence[str]) -> CountedQuestions:
 
 
 def calibrate(cycles: Cycles, sampled: bool) -> tuple[Calibration | None, str | None]:
-    """Returns the calibration of the drafts, or None and the reason why there is none."""
+    """Returns the calibration of the drafts, or None and the reason."""
     if sampled:
         return None, "sampled drafts are accepted by p/q, not with the probability that the draft gave them"
     try:
