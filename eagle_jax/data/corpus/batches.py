@@ -18,7 +18,7 @@ PACKING_BINS = 64
 class Batches:
     """Yields batches endlessly: `PackedTokens` in NumPy, [rows, length] each.
 
-    The order follows from the seed: every epoch shuffles the documents again, and sources take turns by their weights. A
+    The order follows from the seed: every epoch shuffles the documents again, and sources take turns by weight. A
     document longer than a row is cut, and left out if no supervised token is before the cut. Rows are filled with whole
     documents (first fit), each a segment of its own.
 
