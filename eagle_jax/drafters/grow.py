@@ -115,9 +115,9 @@ def confidence(
     """Returns the log-probability that each token of the draft vocabulary is accepted after each of `states`, float32.
 
     Greedy, this is the model's log-probability. When sampling, the target draws argmax(log p + g). Key and position fix
-    the Gumbel noise g, so a model whose law q is near p can predict the outcome and not only its probability (drafting
-    with shared randomness: Daliri, Musco and Suresh, arXiv:2408.07978). If log p differs from log q by independent
-    Gumbel noise of scale s (`tree.noise_scale`), then P(token drawn | g) = softmax((log q + g) / s).
+    the Gumbel noise g, so a model whose law q is near p can predict the drawn token (drafting with shared randomness,
+    arXiv:2408.07978). Assume that log p differs from log q by independent Gumbel noise of scale s (`tree.noise_scale`).
+    Then P(token drawn | g) = softmax((log q + g) / s).
 
     Args:
       level: depth of the candidate nodes, from 1.
