@@ -2,8 +2,8 @@
 
 A draft is a sample from the draft model's law q. A rule accepts it with a probability that depends on q and the
 target's law p, so that the text has the target's law. Unlike with `deterministic`, the text of a key depends on the
-drafter. Siblings must be drawn without replacement, in the order of their rows, from
-`tree.draft_log_probs` of their parent, and the shape of a tree must not depend on the drawn tokens.
+drafter. Siblings must be drawn without replacement, in the order of their rows, from `tree.draft_log_probs` of their
+parent. The shape of a tree must not depend on the drawn tokens.
 
 Every rule is a `verify.VerifyFn`. At temperature 0 it is `deterministic`. At other temperatures it raises a ValueError
 if the drafts were not sampled.
