@@ -1,8 +1,8 @@
 """Speeds up training on CPUs: compiler options, allocator, and hand-written gradients of products and norms.
 
-The gradients have the same numbers. Without them XLA for CPU fuses an activation's derivative into a transposing copy,
-column by column, and computes the input of a product again for the gradient of its kernel: training a small decoder
-took 1.4 times as long.
+The gradients have the same numbers as JAX's own. With JAX's own, XLA for CPU fuses an activation's derivative into a
+transposing copy, column by column. It also recomputes the input of a product for the gradient of the kernel. Training
+a small decoder took 1.4 times as long.
 """
 
 from __future__ import annotations
