@@ -131,9 +131,9 @@ class ProfileFile:
     def find(self, batch: int, temperature: float, prompt: int) -> Entry | None:
         """Returns the entry for a batch size, a temperature and a prompt length; None is plain decoding.
 
-        Chooses the smallest measured batch size not below `batch`, then the lowest temperature not below
-        `temperature`, then the shortest prompt length not below `prompt` (tokens of the longest prompt). Drafts are
-        usually worth less as each of the three grows: a method that pays there should pay here (docs/tuning.md).
+        Chooses the smallest measured batch size that is at least `batch`, then likewise the temperature, then the
+        prompt length (`prompt`: tokens of the longest prompt). Drafts usually gain less as each of the three grows, so
+        a method that is faster at the measured values should be faster at smaller ones (docs/tuning.md).
         """
 
         def place(entry: Entry) -> tuple[float, float, float]:
