@@ -4,13 +4,12 @@
     python -m infer.tune --target PATH --eagle3 PATH --methods eagle3 --batches 1,8 --dtype bfloat16
     python -m infer.tune --check profile.yaml --skip 4
 
-The program measures what a cycle costs, by the rows of the target's pass and by the shape of the drafts, and records
-what every method would draft along the target's own replies. Both predict the speed of every tree of the grid. The best
-predicted run in turns with plain decoding. The choice is the method with the largest mean speed over tasks among those
-that beat plain decoding in the mean and lose at most 3% on any task, both by more than the spread; plain decoding if
-none does.
+The program measures the cost of a cycle by the rows of the target's pass and the shape of the drafts. It records the
+drafts of every method along the target's own replies. Both predict the speed of every tree of the grid. The trees with
+the best predictions are measured in turns with plain decoding. A method must beat plain decoding in the mean and lose
+at most 3% on any task, both by more than the spread. The fastest such method is chosen, or else plain decoding.
 
-It prints a table per batch size and temperature and, last, one JSON object with the choices. A report beside the
+It prints a table per batch size and temperature and, last, one JSON object with the choices. A report next to the
 profile has all measurements. `--prompts 256` chooses once for prompts of at most 256 tokens and once for longer ones.
 `--check` measures "auto" with a profile against plain decoding instead; the exit status is 1 if a task is more than 5%
 slower. See docs/tuning.md.
