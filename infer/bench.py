@@ -6,10 +6,10 @@
         --methods eagle3@7x10x59,eagle3@static,pld,lookahead --dtype bfloat16 --tasks path/to/question.jsonl
 
 A method may have a setting, `name[@setting]`: see `infer/common/labels.py`. Plain decoding is always measured, as the
-baseline. For every task, temperature and batch size, all methods run a prompt once unmeasured, which compiles and gives
-the compared text, then `repeats` times in turns. The median of the ratios within a repetition counts. The prefill is
-also timed alone, with the same program. The turns of a conversation follow each other, with the replies of plain
-decoding. If torch is installed, `transformers` runs on the same weights beside the engine.
+baseline. For every task, temperature and batch size, all methods first run a prompt untimed, which compiles and gives
+the compared text. Then they run it `repeats` times in turns. The speedup is the median of the ratios within a
+repetition. The prefill is also timed alone, with the same program. A conversation continues with the replies of plain
+decoding. If torch is installed, `transformers` is measured on the same weights.
 
 The program writes result.json and table.md to `out` after every measurement, and `--resume` continues a stopped run. It
 prints the tables and, last, one JSON object (fields: `infer/common/results.py`). `infer.papers` draws the figures.
