@@ -3,8 +3,8 @@
     python -m train.export --to sglang --head runs/llama/head --target meta-llama/Llama-3.1-8B-Instruct --out head
     python -m train.export --to speculators --head demo --out runs/demo-speculators
 
-`official` is the layout of the reference implementation (EAGLE-1/2 and EAGLE-3), `speculators` that of vLLM's package
-of this name, `sglang` that of SGLang, vLLM and sglang-jax. `docs/export.md` describes how to serve each. No tokenizer
+Layouts: `official` is the reference implementation's (EAGLE-1/2 and EAGLE-3). `speculators` is that of vLLM's package
+of this name. `sglang` is for SGLang, vLLM and sglang-jax. `docs/export.md` describes how to serve each. No tokenizer
 is written: engines use the target's. The last line of output is one JSON object.
 """
 
