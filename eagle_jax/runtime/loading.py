@@ -156,8 +156,8 @@ def load_drafter(
       taps: replaces the indices of the target's hidden states that the head reads.
 
     Raises:
-      CheckpointError: tensors are missing, unexpected, misshaped or not finite, the head is for another target, or
-        it has an option that changes drafts and is not supported, such as an active sliding window.
+      CheckpointError: tensors are missing, unexpected, misshaped or not finite; the head is for another target; or an
+        option that changes drafts is not supported, such as an active sliding window.
       ConfigError: the head cannot draft `tree`. ValueError: `target` is not a `Target`.
       MemoryError: the weights do not fit in device memory.
 
