@@ -88,8 +88,8 @@ def encode(tokenizer: Any, row: Conversation | list[Message] | str) -> Encoded:
     calls and ends of turns are supervised.
 
     Raises:
-      SkippedRow: no assistant turn or token is to be trained on, or the template raises an error, drops a
-        part of the conversation, or changes the text around a reply.
+      SkippedRow: no assistant turn or token is supervised; or the template raises an error, drops a part of the
+        conversation, or changes the text around a reply.
     """
     if isinstance(row, str):
         tokens = np.asarray(tokenizer.encode(row), np.int32)
