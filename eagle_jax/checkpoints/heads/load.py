@@ -54,8 +54,8 @@ def load_head_checkpoint(
       config, and `{"head": ..., "d2t": [Vd] int32}` (`d2t` for EAGLE-3 only: target id minus draft id).
 
     Raises:
-      CheckpointError: a file or its tensors do not fit this target, tensors hold NaN or infinity, or an option is not
-        supported and would change the drafts; the message names all of them.
+      CheckpointError: a file or its tensors do not fit this target; tensors hold NaN or infinity; or an option that
+        would change the drafts is not supported. The message names all of them.
 
     Warns:
       UserWarning: options that are not known, or a head trained for a target of another family.
