@@ -25,7 +25,7 @@ PROMPTS = [Prompt(tokens, key) for tokens, key in zip(random_prompts([5, 9, 3, 7
 
 
 @pytest.mark.parametrize(
-    ("temperature", "trees"), [(0.0, (TreeConfig(4, 3, 12), TreeConfig.chain(2))), (1.0, (TreeConfig(2, 3, 5),))]
+    ("temperature", "trees"), [(0.0, (TreeConfig(4, 3, 6),)), (1.0, (TreeConfig(2, 3, 5), TreeConfig.chain(2)))]
 )
 def test_replayed_cycles_are_those_of_the_engine(temperature, trees):
     setting, target = Setting(4, temperature, 24), tiny_target()
