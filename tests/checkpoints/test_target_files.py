@@ -234,5 +234,5 @@ class TestSaving:
         (tmp_path / "project" / "src").mkdir(parents=True)
         (tmp_path / "file").write_text("")
         for name in ("project", "file"):
-            with pytest.raises(CheckpointError, match="no checkpoint directory"):
+            with pytest.raises(CheckpointError, match="must be a directory without subdirectories"):
                 save_target_checkpoint(CONFIG, random_params(), tmp_path / name)

@@ -126,7 +126,7 @@ def test_weights_are_shares_of_the_documents(corpus):
 @pytest.mark.parametrize(
     ("weights", "processes", "message"),
     [
-        (None, 9, r"the corpus has 8 documents with .* first 8 tokens, too few for 9 process"),
+        (None, 9, r"the corpus must have a document for each of 9 process.*, got 8 documents with .* first 8 tokens"),
         ({"chat": 1.0, "code": 0.0}, 1, "must be positive"),
         ({"books": 1.0}, 1, "no source books"),
     ],

@@ -51,7 +51,7 @@ def test_what_is_read_is_what_was_written(corpus, dtype, error, tmp_path):
     largest = np.abs(wanted).max(axis=-1)[..., None]
     assert (np.abs(found[:3].reshape(wanted.shape) - wanted) <= error * largest).all()
     assert not found[3].any()
-    with pytest.raises(ValueError, match=r"are of weights whole and this run's is others: write them again"):
+    with pytest.raises(ValueError, match=r"must be of weights others, as this run, got whole\. Write them again"):
         Features(tmp_path, corpus, {**wanted_of, "weights": "others"}, CUT)
 
 
@@ -71,12 +71,12 @@ def test_a_layout_appears_whole_and_of_this_format(corpus, tmp_path, monkeypatch
         Layout.load(tmp_path / "nowhere")
 
 
-NOT_FINITE = r"state of the target is not finite: run it with --dtype float32"
+NOT_FINITE = r"hidden states must be finite, got NaN or infinity\. Run with --dtype float32"
 WRONG = [(dtype, value, NOT_FINITE) for dtype in KINDS for value in (np.inf, np.nan)]
 
 
 @pytest.mark.parametrize(("dtype", "value", "message"), [
-    *WRONG, ("float16", -70000.0, r"a hidden state of 70000 is beyond float16: .*--stored bfloat16"),
+    *WRONG, ("float16", -70000.0, r"a state must fit float16, got 70000\. Use --stored bfloat16"),
 ])  # fmt: skip
 def test_states_that_cannot_be_stored_are_refused(corpus, dtype, value, message, tmp_path):
     def fill(put):

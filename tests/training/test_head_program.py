@@ -193,7 +193,7 @@ def test_features_written_beforehand_teach_the_same(place, whole, tmp_path, caps
         patch.setattr(eagle_jax, "load_target", lambda *_, **__: pytest.fail("loaded the layers of the target"))
         assert train.head.main(args) == 0
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(whole), rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match=r"of taps \(0, 1, 2\) and this run's is \(0, 1, 1\)"):
+    with pytest.raises(ValueError, match=r"must be of taps \(0, 1, 1\), as this run, got \(0, 1, 2\)"):
         train.head.main(dataclasses.replace(args, out=tmp_path / "b", taps=(0, 1, 1)))
     shards[1].unlink()
     with pytest.raises(ValueError, match=r"1 of \d+ shards are missing in .*features: run train.features to its end"):
@@ -206,7 +206,7 @@ def test_features_written_beforehand_teach_the_same(place, whole, tmp_path, caps
     with holding(weights, norm):
         with pytest.raises(ValueError, match="holds features of other data, weights or options"):
             train.features.main(train.features.Args(**options))
-        with pytest.raises(ValueError, match=r"are of ends \w{16} and this run's is \w{16}: write them again"):
+        with pytest.raises(ValueError, match=r"must be of ends \w{16}, as this run, got \w{16}\. Write them again"):
             train.head.main(dataclasses.replace(args, out=tmp_path / "d"))
     assert not (tmp_path / "b" / "head").exists()
 

@@ -53,9 +53,7 @@ def replacing(directory: Path) -> Iterator[Path]:
     if directory.exists():
         inside = sorted(directory.iterdir()) if directory.is_dir() else []
         if not directory.is_dir() or any(not path.is_file() for path in inside):
-            raise CheckpointError(
-                f"{directory} is no checkpoint directory (a file, or it has subdirectories); save elsewhere"
-            )
+            raise CheckpointError(f"{directory} must be a directory without subdirectories. Save to another path.")
         kept = [path for path in inside if path.name not in CONFIGS and not path.name.endswith(_WEIGHTS)]
     directory.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))

@@ -58,8 +58,8 @@ class Batches:
         for name, documents in parts.items():
             if len(documents) < processes:
                 raise ValueError(
-                    f"{name} has {len(documents)} documents with something to learn in their first {length} tokens, "
-                    f"too few for {processes} process(es): each reads its own"
+                    f"{name} must have a document for each of {processes} process(es), got {len(documents)} documents "
+                    f"with a supervised token in their first {length} tokens."
                 )
         streams = [
             grain.MapDataset.source(_Documents(corpus, documents, length))
@@ -100,8 +100,8 @@ class Batches:
         """
         if (state["process"], state["processes"]) != (self.process, self.processes):
             raise ValueError(
-                f"the data position was saved by process {state['process']} of {state['processes']} and this is "
-                f"process {self.process} of {self.processes}: resume with as many processes"
+                f"the data position must be of process {self.process} of {self.processes}, got one of process "
+                f"{state['process']} of {state['processes']}. Resume with the same number of processes."
             )
         self._iterator.set_state(state["position"])
 

@@ -153,9 +153,9 @@ def _pack(layout: Layout, states: np.ndarray) -> np.ndarray:
         stored = (states / scale if scales else states).astype(KINDS[layout.dtype])
     if not np.isfinite(stored).all():
         if not np.isfinite(states).all():
-            raise ValueError("a hidden state of the target is not finite: run it with --dtype float32")
+            raise ValueError("hidden states must be finite, got NaN or infinity. Run with --dtype float32.")
         largest = np.abs(states).max()
-        raise ValueError(f"a hidden state of {largest:.6g} is beyond {layout.dtype}: another --out, --stored bfloat16")
+        raise ValueError(f"a state must fit {layout.dtype}, got {largest:.6g}. Use --stored bfloat16, another --out.")
     parts = [part.reshape(len(states), -1).view(np.uint8) for part in (*scales, stored)]
     return np.concatenate(parts, axis=1)
 
@@ -185,11 +185,11 @@ class Features:
         for name, ours in expected.items():
             if getattr(layout, name) != ours:
                 raise ValueError(
-                    f"the features in {directory} are of {name} {getattr(layout, name)} and this run's is {ours}: "
-                    "write them again with train.features"
+                    f"the features in {directory} must be of {name} {ours}, as this run, got {getattr(layout, name)}. "
+                    "Write them again with train.features."
                 )
         if layout.length < length:
-            raise ValueError(f"the features in {directory} reach to --length {layout.length}, this run's is {length}")
+            raise ValueError(f"--length must be at most {layout.length}, that of {directory}, got {length}.")
         if missing := [i for i in range(layout.shards) if not shard_path(directory, i).is_file()]:
             raise ValueError(
                 f"{len(missing)} of {layout.shards} shards are missing in {directory}: run train.features to its end"

@@ -42,7 +42,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     for place, row in _array(path) if _is_array(path) else _lines(path):
         if not isinstance(row, dict):
-            raise ValueError(f"{path}, {place}: {type(row).__name__} instead of an object; every row is a JSON object")
+            raise ValueError(f"{path}, {place}: a row must be a JSON object, got {type(row).__name__}.")
         yield place, row
 
 
@@ -65,7 +65,7 @@ def _parsed(content: bytes, place: str, expected: str) -> Any:
     try:
         return json.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        raise ValueError(f"{place}: not UTF-8; save the file in that encoding") from None
+        raise ValueError(f"{place}: the text must be UTF-8. Save the file in that encoding.") from None
     except RecursionError:
         raise ValueError(f"{place}: not JSON (nested too deeply); {expected}") from None
     except ValueError as error:
@@ -121,5 +121,5 @@ def _pyarrow(path: Path) -> Any:
     try:
         import pyarrow
     except ImportError:
-        raise ValueError(f"{path} is read with the package pyarrow: pip install -e '.[train]'") from None
+        raise ValueError(f"pyarrow must be installed to read {path}. Run pip install -e '.[train]'.") from None
     return pyarrow
