@@ -31,8 +31,8 @@ def deterministic(
 ) -> Acceptance:
     """Draws the target's own token at a node, and descends while the draw is a child.
 
-    Every token is a draw from the target's processed law, so the text has exactly that law; the tree decides only how
-    many tokens one pass delivers. The accept/reject loop of EAGLE-2 has the same law, and no lossless rule accepts more
+    Every token is a draw from the target's processed law, so the text has exactly that law. The tree decides only how
+    many tokens one pass emits. The accept/reject loop of EAGLE-2 has the same law, and no lossless rule accepts more
     on a tree whose nodes are no random draws. Key and position fix the noise of every draw, so a drafter may read it.
 
     Args:
@@ -54,8 +54,8 @@ def deterministic(
 def walk(tree: DraftTree, choose: Callable[[Array, Array], Array], depth: int) -> Acceptance:
     """Walks one row's tree from the root; `choose(node, step)` is the target's token after the node at depth `step`.
 
-    Only visited nodes cost a draw. Rows of the same text (lookahead's window and its n-grams may meet) are walked
-    together; the first is on the path.
+    Tokens are drawn for visited nodes only. Rows with the same text (lookahead's window and an n-gram may coincide) are
+    walked together; the path has the first of them.
     """
     zero = jnp.int32(0)
 
