@@ -43,7 +43,7 @@ _NUMBER = 1
 
 
 def threefry_keys(keys: Key[Array, "*b"] | UInt[Array, "*b w"]) -> Key[Array, "*b"]:
-    """Converts keys of any generator of JAX to keys of Threefry, each by itself; those of Threefry stay as they are.
+    """Converts keys of any generator of JAX to Threefry keys, one by one; Threefry keys do not change.
 
     Args:
       keys: typed keys, or the words of raw ones: 2 (`threefry2x32`) or 4 (`rbg`, `unsafe_rbg`) per key.
@@ -91,7 +91,7 @@ def gumbel(key: Key[Array, ""], numbers: Int[Array, "*n"]) -> Float[Array, "*n"]
 
     The upper tail is right down to probabilities of 1e-18: the noise reaches 45.
     """
-    # The noise is large where the uniform number is small, which is where that is fine.
+    # Large noise comes from small uniform numbers, which have the finest resolution.
     return -jnp.log(-jnp.log1p(-uniform(key, numbers)))
 
 
