@@ -47,14 +47,14 @@ def make_sampling(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, 
 
 
 def process_logits(logits: Float[Array, "*b V"], sampling: Sampling) -> Float[Array, "*b V"]:
-    """Log-probabilities of the processed law, float32; removed tokens have -inf. At least one token always stays.
+    """Returns log-probabilities of the processed law, float32, -inf for removed tokens. At least one token stays.
 
     Greedy settings give the plain log-softmax, since no temperature applies.
     """
     logits = logits.astype(jnp.float32)
     if sampling.temperature is None:
         return jax.nn.log_softmax(logits, axis=-1)
-    order = _ordered_bits(logits)  # of the logits as they are: a high temperature makes some of them equal
+    order = _ordered_bits(logits)  # before the division: a high temperature makes some logits equal
     logits = logits / sampling.temperature
     if sampling.top_k is not None or sampling.top_p is not None:
         logits = _cut_by_rank(logits, order, sampling)
@@ -72,8 +72,7 @@ def _cut_by_rank(logits: Float[Array, "*b V"], bits: UInt[Array, "*b V"], sampli
         logits = jnp.where(bits >= kth, logits, -jnp.inf)  # like `transformers`, ties with the k-th stay
     if sampling.top_p is not None:
         probs = jax.nn.softmax(logits, axis=-1)
-        # The likeliest token has more than 1e-12 in any vocabulary; XLA takes a denormal top_p for 0, which no sum is
-        # below.
+        # The likeliest token has more than 1e-12 in any vocabulary. XLA reads a denormal top_p as 0: no sum is below 0.
         top_p = jnp.maximum(sampling.top_p, 1e-12)
         last = _weighted_rank(bits, probs, top_p)
         # Of tokens that tie at the edge, those with lower ids stay until the mass is reached.
@@ -107,7 +106,7 @@ def _weighted_rank(
         digit = jnp.argmax(above < limit, axis=-1, keepdims=True).astype(jnp.uint32)
         return found | (digit << shift)
 
-    with jax.named_scope("rank"):  # by which `costs` tells this loop from others
+    with jax.named_scope("rank"):  # `infer.aot.costs` finds this loop by the name
         return jax.lax.fori_loop(0, 8, place, jnp.zeros((*bits.shape[:-1], 1), jnp.uint32))
 
 
