@@ -4,7 +4,7 @@ The target's pass also refines a window of guessed tokens, as in Jacobi's iterat
 the last N - 1 iterations. Every pass gives each column one token more, so every column is an n-gram that the target
 wrote. Those that begin with the root are verified in the next pass.
 
-The window is part of the draft tree, and needs no pass and no mask of its own: level 0 is a chain from the root, the
+The window is part of the draft tree, and needs no extra pass or mask: level 0 is a chain from the root, the
 other levels of a column hang below its first token. The n-grams are chains of their own.
 """
 
@@ -28,7 +28,7 @@ class LookaheadState(NamedTuple):
     Attributes:
       window: [B, N-1, W] int32, tokens of the last N - 1 iterations; level l of column c is l + c positions after the
         root, and the first cell is the root.
-      pool: [B, P, N] int32, n-grams. stamps: [B, P] int32, when each was seen last; 0 is none.
+      pool: [B, P, N] int32, n-grams. stamps: [B, P] int32, time of the last occurrence; 0 for an empty entry.
       clock: [B] int32, the last stamp given.
     """
 
@@ -99,13 +99,13 @@ def lookahead(ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512
     depth, nodes = max(window + levels - 2, levels), levels * (window + guesses) - 1
 
     def rewind(state: LookaheadState, length: Array) -> LookaheadState:
-        return state  # n-grams of a text that was taken back are as good as any others
+        return state  # n-grams of discarded text stay useful
 
     return Drafter(init, draft, update, taps=(), depth=depth, num_nodes=nodes, reads_choices=True, rewind=rewind)
 
 
 def _shape(levels: int, window: int, guesses: int) -> np.ndarray:
-    """Parents of the window level by level, from the root on, and of the n-grams one after another."""
+    """Returns the parents of the window, level by level from the root on, and of the n-grams one after another."""
     rows = [ROOT, *range(window - 1)]
     rows += range((levels - 1) * window)  # each below the cell of the level before
     for _ in range(guesses):
@@ -116,7 +116,7 @@ def _shape(levels: int, window: int, guesses: int) -> np.ndarray:
 def _seed(state: LookaheadState, verified: Verified) -> LookaheadState:
     """Fills the window with tokens of the prompt."""
     width = verified.tokens.shape[1]
-    if width == 1:  # the end of the prompt, whose run came before
+    if width == 1:  # the prompt's last token: its chunk has filled the window
         return state
     cells = np.arange(state.window[0].size)
     places = jnp.asarray(cells)[None] % jnp.maximum(verified.count, 1)[:, None]
