@@ -1,8 +1,8 @@
 """Drafts from the text so far: prompt lookup decoding.
 
-Where the last n tokens stood before, what followed them then is drafted now (Saxena, 2023,
-https://github.com/apoorvumang/prompt-lookup-decoding). The text is a fixed buffer in the drafter's state and the search
-a comparison with its shifts: no loop over the text, nothing on the host.
+If the last n tokens occurred before, the tokens that followed them are the draft (Saxena, 2023,
+https://github.com/apoorvumang/prompt-lookup-decoding). The text is a fixed buffer in the drafter's state. The search
+compares the buffer with its shifts, without a loop over the text or work on the host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class LookupState(NamedTuple):
     """The confirmed text.
 
     Attributes:
-      tokens: [B, S] int32, garbage beyond `length`. length: [B] int32; the root is not among them yet.
+      tokens: [B, S] int32, undefined beyond `length`. length: [B] int32; the root is not included yet.
     """
 
     tokens: Int[Array, "B S"]
@@ -31,14 +31,14 @@ class LookupState(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def prompt_lookup(ngram: int = 3, length: int = 10, latest: bool = False, shortest: int = 1) -> Drafter:
-    """Drafts a chain: what followed the last `ngram` tokens where they stood before; if nowhere, one token fewer ...
+    """Drafts the tokens after an earlier occurrence of the last `ngram` tokens, or else of the last `ngram` - 1, ...
 
     Args:
-      ngram: most tokens that are looked up. shortest: fewest. length: most tokens drafted.
-      latest: of several places take the latest, not the first.
+      ngram: most tokens to look up. shortest: fewest tokens to look up. length: most tokens to draft.
+      latest: takes the latest of several occurrences, not the first.
 
     Raises:
-      ConfigError: a number below 1, or `shortest` above `ngram`.
+      ConfigError: a number is below 1, or `shortest` is above `ngram`.
     """
     for name, value in (("ngram", ngram), ("length", length), ("shortest", shortest)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -80,17 +80,17 @@ def _continue(
     text: Int[Array, " S"], length: Int[Array, ""], root: Int[Array, ""], *, shortest: int, ngram: int, size: int,
     latest: bool,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Returns what followed an earlier occurrence of the end of one row's text, [size], and which of it is text."""
+    """Returns the tokens after an earlier occurrence of a text's end, [size], and which of them are in the text."""
     at = jnp.arange(text.shape[0])
-    text = jnp.where(at == length, root, text)  # whose last token is the root
+    text = jnp.where(at == length, root, text)  # the last token is the root
     start, known = jnp.int32(0), jnp.bool_(False)
-    match = at < length  # places where the last tokens stood, by the last of them
+    match = at < length  # ends of earlier occurrences of the last tokens
     for back in range(min(ngram, text.shape[0])):
         match &= (at >= back) & (jnp.roll(text, back) == text[length - back])
         if back + 1 < shortest:
             continue
         place = text.shape[0] - 1 - jnp.argmax(match[::-1]) if latest else jnp.argmax(match)
-        found = jnp.any(match)  # more tokens than before: these count
+        found = jnp.any(match)  # a longer match replaces a shorter one
         start, known = jnp.where(found, place + 1, start).astype(jnp.int32), known | found
     steps = start + jnp.arange(size)
     return text[jnp.minimum(steps, text.shape[0] - 1)], known & (steps <= length)
