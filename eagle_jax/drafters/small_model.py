@@ -20,7 +20,7 @@ from eagle_jax.core.types import Drafter, KVCache, NewKV, Params, TargetFn, Veri
 from eagle_jax.drafters.grow import Expander, last_state, tree_drafter
 
 SPARE = 32
-"""Cache slots beyond the target's: the root is in this cache already, and a run is one token longer."""
+"""Cache slots beyond the target's: this cache also holds the root, and `update` runs one token more."""
 
 
 class SmallModelState(NamedTuple):
@@ -43,14 +43,14 @@ def small_model(fn: TargetFn, tree: TreeConfig, vocab: int, draft_vocab: int) ->
       vocab: V, the target's. draft_vocab: of the small model; the ids that both have are the same tokens.
 
     Raises:
-      ConfigError: more children per node than the models have tokens in common.
+      ConfigError: a node has more children than the models have common tokens.
     """
     shared = min(vocab, draft_vocab)
     if tree.top_k > shared:
         raise ConfigError(f"TreeConfig.top_k must be at most {shared}, the tokens of both models, got {tree.top_k}.")
 
     def known(tokens: Array) -> Array:
-        return jnp.minimum(tokens, draft_vocab - 1)  # rows that pad a vocabulary are no text
+        return jnp.minimum(tokens, draft_vocab - 1)  # larger ids are vocabulary padding, which no text has
 
     def init(params: Params, batch: int, slots: int) -> SmallModelState:
         cache = fn.init_cache(batch, slots + SPARE)
