@@ -20,14 +20,14 @@ def prompts_by_source(
 ) -> dict[str, list[list[int]]]:
     """Returns the first `count` prompts of every source `path[#split]`, by name; each file of a glob is one source.
 
-    A conversation is rendered with what the template adds for the reply to begin. Rows of `train.regenerate` hold the
-    very tokens that the target was given. Longer prompts than `longest` tokens and rows without a reply are left out.
+    A conversation is rendered with the template's generation prompt. Rows of `train.regenerate` hold the exact prompt
+    tokens of the target. Prompts of more than `longest` tokens and rows without a reply are left out.
 
     Args:
-      options: where `longest` comes from, for the error.
+      options: the origin of `longest`, for the error.
 
     Raises:
-      ValueError: no source has a prompt; names why rows were left out.
+      ValueError: no source has a prompt; the message has the reasons.
     """
     parts = [
         [dataclasses.replace(one, path=str(file)) for file in one.files] or [one] for one in map(Source.parse, texts)
