@@ -17,7 +17,7 @@ from eagle_jax.core.types import ROOT, DraftTree
 
 
 class Pool(NamedTuple):
-    """Candidates in the order of their creation, the root not among them.
+    """Candidates in the order of their creation, without the root.
 
     Attributes:
       tokens: [..., P] int32, target ids.
