@@ -17,7 +17,7 @@ def call_draft(
     """Returns the tree of `drafter.draft` and the drafter's next state.
 
     Raises:
-      ValueError: the result is no (tree, state), the tree has no `num_nodes` nodes, or the state another form.
+      ValueError: the result is not (tree, state), the tree has not `num_nodes` nodes, or the state has another form.
     """
     result = drafter.draft(params, state.drafter, state.root, randomness, sampling)
     if not (type(result) is tuple and len(result) == 2 and isinstance(result[0], DraftTree)):
