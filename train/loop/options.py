@@ -61,7 +61,7 @@ class RunArgs(CorpusArgs):
       data_axis: devices along "data"; 0 takes all that the other two axes leave.
       fsdp: devices along "fsdp".
       tensor: devices along "tensor".
-      seed: of weights, order and noise.
+      seed: of initial weights, data order and noise.
       log_every: updates per line of the log.
       save_every: updates per checkpoint.
       eval_every: updates per measurement of tau; 0 measures at the end only.
@@ -107,10 +107,10 @@ class HeadArgs(RunArgs):
       unroll: steps of an EAGLE head on its own outputs; eagle3 7, hass 3, eagle1 1.
       decay: weight of each step (Medusa: each head) relative to the one before; eagle3, medusa and hydra 0.8, else 1.
       token_loss: ce (all methods), lk (-log acceptance) or lk_blend.
-      eta: how soon the total variation takes over in lk_blend; 3.
+      eta: of lk_blend; a larger value gives the total variation more weight at the same acceptance; 3.
       token_weight: of the token loss; eagle3 1, else 0.1.
       feature_weight: of the feature loss; eagle3 0, else 1.
-      noise: width of the uniform noise on features; eagle3 0, else 0.1.
+      noise: bound of the uniform noise on features; eagle3 0, else 0.1.
       taps: the target's hidden states that are fused, numbered as `hidden_states` of transformers; for L layers 2, L/2
         and L-3.
       fc_norm: a norm per tap before the projection (EAGLE-3.1).
@@ -149,7 +149,7 @@ class DistillArgs(RunArgs):
     Attributes:
       divergence: kl, tv (rejection rate of standard speculative sampling) or lk (-log of its acceptance rate).
       layers: of a fresh model.
-      target_layers: layers of the target to begin with instead, from 0, between its own embedding and head.
+      target_layers: layers of the target (from 0) that initialise the model, with its embedding and lm_head.
       hidden: width of a fresh model.
       intermediate: width of its MLPs.
       num_heads: attention heads.
