@@ -34,23 +34,16 @@ from infer.common.programs import at_least_one, run
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """Options of the benchmark.
+    """Options of the benchmark."""
 
-    Attributes:
-      size: small (hidden 512, 4 layers, 8192 tokens, 2048 of them drafted), demo (the bundled pair's shape) or tiny.
-      rows: texts per step.
-      length: tokens per text.
-      unroll: steps of the head on its own outputs.
-      dtype: of products and activations; trained weights, scores and losses are float32.
-      repeats: timed steps, after two that are not timed.
-    """
-
+    # small (hidden 512, 4 layers, 8192 tokens, 2048 of them drafted), demo (the bundled pair's shape) or tiny
     size: Literal["small", "demo", "tiny"] = "small"
-    rows: int = 1
-    length: int = 512
-    unroll: int = 7
+    rows: int = 1  # texts per step
+    length: int = 512  # tokens per text
+    unroll: int = 7  # steps of the head on its own outputs
+    # of products and activations; trained weights, scores and losses are float32
     dtype: Literal["float32", "bfloat16"] = "float32"
-    repeats: int = 7
+    repeats: int = 7  # timed steps, after two that are not timed
 
 
 SIZES = {

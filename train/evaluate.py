@@ -35,35 +35,21 @@ from train.loop.places import head_path, sources_of, target_config, target_path,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Args(TargetArgs):
-    """Options of the program.
+    """Options of the program."""
 
-    Attributes:
-      head: path or hub id of its head, or "demo".
-      kind: eagle, medusa (and Hydra) or draft_model.
-      heldout: sources `path[#split]` of conversations; every file of a glob is a source.
-      prompts: number per source, decoded as one batch.
-      max_new_tokens: per reply.
-      max_prompt: longest prompt; longer ones are left out.
-      tree: depth,top_k,num_nodes.
-      sampled_ranking: how candidates are ranked at temperature > 0 (TreeConfig).
-      temperatures: measured one after the other.
-      seed: of the draws.
-      compare: count replies that are identical to plain decoding.
-      dtype: of weights and activations.
-    """
-
-    head: str
-    heldout: tuple[str, ...]
-    kind: Literal["eagle", "medusa", "draft_model"] = "eagle"
-    prompts: int = 24
-    max_new_tokens: int = 128
-    max_prompt: int = 128
-    tree: str = "6,10,59"
+    head: str  # path or hub id of its head, or "demo"
+    heldout: tuple[str, ...]  # sources `path[#split]` of conversations; every file of a glob is a source
+    kind: Literal["eagle", "medusa", "draft_model"] = "eagle"  # eagle, medusa (and Hydra) or draft_model
+    prompts: int = 24  # number per source, decoded as one batch
+    max_new_tokens: int = 128  # per reply
+    max_prompt: int = 128  # longest prompt; longer ones are left out
+    tree: str = "6,10,59"  # depth,top_k,num_nodes
+    # how candidates are ranked at temperature > 0 (TreeConfig)
     sampled_ranking: Literal["draw", "law", "untempered"] = "draw"
-    temperatures: tuple[float, ...] = (0.0, 1.0)
-    seed: int = 0
-    compare: bool = True
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    temperatures: tuple[float, ...] = (0.0, 1.0)  # measured one after the other
+    seed: int = 0  # of the draws
+    compare: bool = True  # count replies that are identical to plain decoding
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of weights and activations
 
 
 def main(args: Args) -> None:

@@ -24,8 +24,8 @@ from eagle_jax.checkpoints import (
     config_directory,
     export_head,
     load_head_checkpoint,
+    load_target_checkpoint,
     read_target_config,
-    read_target_embedding,
     stored_dtype,
 )
 from infer.common.programs import at_least_one, naming, run
@@ -34,32 +34,23 @@ from train.loop.places import head_path, target_of_head, target_path
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """Options of the program.
+    """Options of the program."""
 
-    Attributes:
-      to: layout.
-      head: directory of a head or of a run of `train.head`, hub id, or "demo" for the bundled EAGLE-3 head.
-      out: directory to write; it appears whole or not at all.
-      target: directory or hub id of the head's target, or "demo". Its vocabulary, context length and RoPE are written.
-        A head of `train.head` stores its target.
-      verifier: name of the target in a speculators config; default --target (a directory by its full path).
-      speculative_tokens: length of the chain that vLLM drafts with a speculators config.
-      dtype: of the weights; default as stored.
-      rope: whose RoPE is written if head and target differ; "head" drafts as this library does.
-      embedding: include the target's embedding; EAGLE-1/2 and speculators files always have it, others need none.
-      overwrite: replace a checkpoint in --out; other files stay.
-    """
-
-    to: Literal["official", "speculators", "sglang"]
-    head: str
-    out: Path
+    to: Literal["official", "speculators", "sglang"]  # layout
+    head: str  # directory of a head or of a run of `train.head`, hub id, or "demo" for the bundled EAGLE-3 head
+    out: Path  # directory to write; it appears whole or not at all
+    # directory or hub id of the head's target, or "demo". Its vocabulary, context length and RoPE are written. A head
+    # of `train.head` stores its target
     target: str | None = None
+    # name of the target in a speculators config; default --target (a directory by its full path)
     verifier: str | None = None
-    speculative_tokens: int = 5
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    speculative_tokens: int = 5  # length of the chain that vLLM drafts with a speculators config
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None  # of the weights; default as stored
+    # whose RoPE is written if head and target differ; "head" drafts as this library does
     rope: Literal["head", "target"] | None = None
+    # include the target's embedding; EAGLE-1/2 and speculators files always have it, others need none
     embedding: bool = False
-    overwrite: bool = False
+    overwrite: bool = False  # replace a checkpoint in --out; other files stay
 
 
 def main(args: Args) -> None:
@@ -91,7 +82,7 @@ def main(args: Args) -> None:
     embedding = None
     # Reads the target's weights, possibly a long download, only if the embedding is needed.
     if (wanted and not config.own_embedding) or (args.to == "sglang" and config.own_embedding and same_width):
-        embedding = read_target_embedding(checkpoint_directory(target), dtype)
+        embedding = load_target_checkpoint(target, dtype, layers=False)[1]["embed_tokens"]["embedding"]
         config, params = load_head_checkpoint(head_directory, target_config, dtype, embedding=embedding)
     local = Path(target).expanduser().is_dir()
     written = export_head(

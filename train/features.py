@@ -40,25 +40,16 @@ from train.loop.setup import taps_of
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Args(CorpusArgs):
-    """Options of the program; `--data` as in the training run, in the same order.
+    """Options of the program; `--data` as in the training run, in the same order."""
 
-    Attributes:
-      taps: hidden states that the head reads; default 2, L/2 and L-3. An EAGLE-1 head reads the last, L.
-      stored: bfloat16, float16, or float8 (half the space, with a scale per token and state).
-      length: longest document; longer ones are cut.
-      shard_tokens: approximate tokens per file.
-      rows: documents per batch.
-      dtype: of the target's weights.
-      tensor: devices that the target is spread over.
-    """
-
+    # hidden states that the head reads; default 2, L/2 and L-3. An EAGLE-1 head reads the last, L
     taps: tuple[int, ...] | None = None
-    stored: Stored = "bfloat16"
-    length: int = 2048
-    shard_tokens: int = 1_000_000
-    rows: int = 8
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    tensor: int = 1
+    stored: Stored = "bfloat16"  # bfloat16, float16, or float8 (half the space, with a scale per token and state)
+    length: int = 2048  # longest document; longer ones are cut
+    shard_tokens: int = 1_000_000  # approximate tokens per file
+    rows: int = 8  # documents per batch
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of the target's weights
+    tensor: int = 1  # devices that the target is spread over
 
 
 def check_space(layout: Layout, tokens: int, out: Path) -> None:

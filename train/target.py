@@ -40,49 +40,27 @@ from infer.common.programs import at_least_one, run
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """Options of the program.
+    """Options of the program."""
 
-    Attributes:
-      data: folder that `train.demo.data` wrote.
-      out: directory of checkpoints.
-      layers: decoder layers.
-      hidden: width of the residual stream.
-      intermediate: width of the MLPs.
-      heads: attention heads.
-      kv_heads: key-value heads.
-      head_dim: size of an attention head.
-      length: tokens per row.
-      micro_rows: rows per micro-batch.
-      micro_batches: micro-batches per step.
-      rate: peak learning rate.
-      warmup: steps of warm-up.
-      decay: share of the run in which the rate falls.
-      steps: updates.
-      seed: of weights and order.
-      save_every: steps per checkpoint and held-out loss.
-      log_every: steps per log line.
-      held_rows: held-out rows per measurement.
-    """
-
-    data: Path = Path("runs/data")
-    out: Path = Path("runs/target")
-    layers: int = 16
-    hidden: int = 256
-    intermediate: int = 640
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 64
-    length: int = 256
-    micro_rows: int = 4
-    micro_batches: int = 2
-    rate: float = 6e-3
-    warmup: int = 30
-    decay: float = 0.25
-    steps: int = 1000
-    seed: int = 0
-    save_every: int = 100
-    log_every: int = 10
-    held_rows: int = 32
+    data: Path = Path("runs/data")  # folder that `train.demo.data` wrote
+    out: Path = Path("runs/target")  # directory of checkpoints
+    layers: int = 16  # decoder layers
+    hidden: int = 256  # width of the residual stream
+    intermediate: int = 640  # width of the MLPs
+    heads: int = 4  # attention heads
+    kv_heads: int = 2  # key-value heads
+    head_dim: int = 64  # size of an attention head
+    length: int = 256  # tokens per row
+    micro_rows: int = 4  # rows per micro-batch
+    micro_batches: int = 2  # micro-batches per step
+    rate: float = 6e-3  # peak learning rate
+    warmup: int = 30  # steps of warm-up
+    decay: float = 0.25  # share of the run in which the rate falls
+    steps: int = 1000  # updates
+    seed: int = 0  # of weights and order
+    save_every: int = 100  # steps per checkpoint and held-out loss
+    log_every: int = 10  # steps per log line
+    held_rows: int = 32  # held-out rows per measurement
 
 
 SHARES = {"gsm8k": 0.35, "instruct": 0.35, "completion": 0.15, "code": 0.15}

@@ -67,19 +67,12 @@ class Document(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """Options of the program.
+    """Options of the program."""
 
-    Attributes:
-      data: folder with gsm8k/ and gpteacher/.
-      out: directory of tokenizer/ and the rows.
-      vocab_size: size of the tokenizer with special tokens.
-      max_characters: longest chat turn; longer ones are left out.
-    """
-
-    data: Path = Path("data")
-    out: Path = Path("runs/data")
-    vocab_size: int = 512
-    max_characters: int = 1600
+    data: Path = Path("data")  # folder with gsm8k/ and gpteacher/
+    out: Path = Path("runs/data")  # directory of tokenizer/ and the rows
+    vocab_size: int = 512  # size of the tokenizer with special tokens
+    max_characters: int = 1600  # longest chat turn; longer ones are left out
 
 
 def standard_library() -> Iterator[str]:

@@ -11,194 +11,121 @@ from eagle_jax.training.distill import Divergence
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TargetArgs:
-    """Options of programs that render conversations for a target.
+    """Options of programs that render conversations for a target."""
 
-    Attributes:
-      target: path or hub id of the model; demo is the bundled one.
-      tokenizer: path or hub id, if the target's directory has none.
-      chat_template: Jinja file for a tokenizer without a template (Vicuna), or the name of one of the tokenizer's own.
-      template_args: arguments of the chat template, NAME=VALUE each, such as enable_thinking=false.
-    """
-
-    target: str
-    tokenizer: str | None = None
+    target: str  # path or hub id of the model; demo is the bundled one
+    tokenizer: str | None = None  # path or hub id, if the target's directory has none
+    # Jinja file for a tokenizer without a template (Vicuna), or the name of one of the tokenizer's own
     chat_template: str | None = None
+    # arguments of the chat template, NAME=VALUE each, such as enable_thinking=false
     template_args: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CorpusArgs(TargetArgs):
-    """Options of programs that read a corpus and write a directory.
+    """Options of programs that read a corpus and write a directory."""
 
-    Attributes:
-      data: sources `path[#split][@weight]` of conversations; weights are for training.
-      out: directory to write.
-    """
-
-    data: tuple[str, ...]
-    out: Path
+    data: tuple[str, ...]  # sources `path[#split][@weight]` of conversations; weights are for training
+    out: Path  # directory to write
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunArgs(CorpusArgs):
-    """Options of every training run; None takes the method's default.
+    """Options of every training run; None takes the method's default."""
 
-    Attributes:
-      heldout: sources of the prompts that tau is measured on; never trained on.
-      features: directory of `train.features`, to read instead of running the target.
-      init: trained weights to start from (path, hub id; demo is a bundled head).
-      steps: updates.
-      rate: peak learning rate; eagle1 and hass 3e-5, medusa 1e-3, hydra and hydra++ 5e-4, small models 5e-4, else 1e-4.
-      warmup: updates until the peak.
-      clip: largest norm of a gradient.
-      max_gradient: a gradient above this norm (before clipping) stops the run.
-      rows: packed rows per update, over all processes.
-      micro_batches: parts of an update that are computed one after the other.
-      length: tokens per row.
-      chunk: rows of a text whose logits exist at once; 256.
-      remat: recompute chunks (and unrolled steps) for their gradient; True.
-      dtype: of the target, and of products and activations; trained weights and optimiser state are float32.
-      data_axis: devices along "data"; 0 takes all that the other two axes leave.
-      fsdp: devices along "fsdp".
-      tensor: devices along "tensor".
-      seed: of initial weights, data order and noise.
-      log_every: updates per line of the log.
-      save_every: updates per checkpoint.
-      eval_every: updates per measurement of tau; 0 measures at the end only.
-      eval_prompts: held-out prompts per measurement.
-      eval_tokens: tokens per reply of a measurement.
-      eval_tree: depth,top_k,num_nodes of its drafts; EAGLE heads 6,10,59, small models chains of 5, else Medusa's tree.
-      tensorboard: write `tensorboard/`.
-    """
-
-    heldout: tuple[str, ...] = ()
-    features: Path | None = None
-    init: str | None = None
-    steps: int = 1000
+    heldout: tuple[str, ...] = ()  # sources of the prompts that tau is measured on; never trained on
+    features: Path | None = None  # directory of `train.features`, to read instead of running the target
+    init: str | None = None  # trained weights to start from (path, hub id; demo is a bundled head)
+    steps: int = 1000  # updates
+    # peak learning rate; eagle1 and hass 3e-5, medusa 1e-3, hydra and hydra++ 5e-4, small models 5e-4, else 1e-4
     rate: float | None = None
-    warmup: int = 100
-    clip: float = 0.5
-    max_gradient: float = 1e4
-    rows: int = 8
-    micro_batches: int = 1
-    length: int = 2048
-    chunk: int | None = None
-    remat: bool | None = None
+    warmup: int = 100  # updates until the peak
+    clip: float = 0.5  # largest norm of a gradient
+    max_gradient: float = 1e4  # a gradient above this norm (before clipping) stops the run
+    rows: int = 8  # packed rows per update, over all processes
+    micro_batches: int = 1  # parts of an update that are computed one after the other
+    length: int = 2048  # tokens per row
+    chunk: int | None = None  # rows of a text whose logits exist at once; 256
+    remat: bool | None = None  # recompute chunks (and unrolled steps) for their gradient; True
+    # of the target, and of products and activations; trained weights and optimiser state are float32
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    data_axis: int = 0
-    fsdp: int = 1
-    tensor: int = 1
-    seed: int = 0
-    log_every: int = 10
-    save_every: int = 200
-    eval_every: int = 0
-    eval_prompts: int = 16
-    eval_tokens: int = 128
+    data_axis: int = 0  # devices along "data"; 0 takes all that the other two axes leave
+    fsdp: int = 1  # devices along "fsdp"
+    tensor: int = 1  # devices along "tensor"
+    seed: int = 0  # of initial weights, data order and noise
+    log_every: int = 10  # updates per line of the log
+    save_every: int = 200  # updates per checkpoint
+    eval_every: int = 0  # updates per measurement of tau; 0 measures at the end only
+    eval_prompts: int = 16  # held-out prompts per measurement
+    eval_tokens: int = 128  # tokens per reply of a measurement
+    # depth,top_k,num_nodes of its drafts; EAGLE heads 6,10,59, small models chains of 5, else Medusa's tree
     eval_tree: str | None = None
-    tensorboard: bool = True
+    tensorboard: bool = True  # write `tensorboard/`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadArgs(RunArgs):
-    """Options of `train.head`; None takes the method's default.
+    """Options of `train.head`; None takes the method's default."""
 
-    Attributes:
-      method: objective and kind of head.
-      unroll: steps of an EAGLE head on its own outputs; eagle3 7, hass 3, eagle1 1.
-      decay: weight of each step (Medusa: each head) relative to the one before; eagle3, medusa and hydra 0.8, else 1.
-      token_loss: ce (all methods), lk (-log acceptance) or lk_blend.
-      eta: of lk_blend; a larger value gives the total variation more weight at the same acceptance; 3.
-      token_weight: of the token loss; eagle3 1, else 0.1.
-      feature_weight: of the feature loss; eagle3 0, else 1.
-      noise: bound of the uniform noise on features; eagle3 0, else 0.1.
-      taps: the target's hidden states that are fused, numbered as `hidden_states` of transformers; for L layers 2, L/2
-        and L-3.
-      fc_norm: a norm per tap before the projection (EAGLE-3.1).
-      norm_output: feed the normed state back (EAGLE-3.1).
-      draft_vocab: size of EAGLE-3's draft vocabulary; 0 is the target's, None 32000 or the target's if smaller.
-        A head given by --init keeps its own, and its taps and width.
-      head_intermediate: width of an EAGLE head's MLP; 0 is the target's.
-      heads: number of heads of medusa (5), hydra and hydra++ (4), one per drafted level.
-      head_layers: residual blocks of each, 1. The authors' Hydra++ has four. Their programs cannot read more than one
-        block (Medusa) or two (Hydra) of this library.
-      teacher: labels are the target's distribution instead of the text's tokens; hydra++ True.
-    """
-
-    method: Literal["eagle3", "eagle1", "hass", "medusa", "hydra", "hydra++"] = "eagle3"
-    unroll: int | None = None
+    method: Literal["eagle3", "eagle1", "hass", "medusa", "hydra", "hydra++"] = "eagle3"  # objective and kind of head
+    unroll: int | None = None  # steps of an EAGLE head on its own outputs; eagle3 7, hass 3, eagle1 1
+    # weight of each step (Medusa: each head) relative to the one before; eagle3, medusa and hydra 0.8, else 1
     decay: float | None = None
-    token_loss: Literal["ce", "lk", "lk_blend"] | None = None
+    token_loss: Literal["ce", "lk", "lk_blend"] | None = None  # ce (all methods), lk (-log acceptance) or lk_blend
+    # of lk_blend; a larger value gives the total variation more weight at the same acceptance; 3
     eta: float | None = None
-    token_weight: float | None = None
-    feature_weight: float | None = None
-    noise: float | None = None
+    token_weight: float | None = None  # of the token loss; eagle3 1, else 0.1
+    feature_weight: float | None = None  # of the feature loss; eagle3 0, else 1
+    noise: float | None = None  # bound of the uniform noise on features; eagle3 0, else 0.1
+    # the target's hidden states that are fused, numbered as `hidden_states` of transformers; for L layers 2, L/2 and
+    # L-3
     taps: tuple[int, ...] | None = None
-    fc_norm: bool = False
-    norm_output: bool = False
+    fc_norm: bool = False  # a norm per tap before the projection (EAGLE-3.1)
+    norm_output: bool = False  # feed the normed state back (EAGLE-3.1)
+    # size of EAGLE-3's draft vocabulary; 0 is the target's, None 32000 or the target's if smaller. A head given by
+    # --init keeps its own, and its taps and width
     draft_vocab: int | None = None
-    head_intermediate: int = 0
-    heads: int | None = None
+    head_intermediate: int = 0  # width of an EAGLE head's MLP; 0 is the target's
+    heads: int | None = None  # number of heads of medusa (5), hydra and hydra++ (4), one per drafted level
+    # residual blocks of each, 1. The authors' Hydra++ has four. Their programs cannot read more than one block (Medusa)
+    # or two (Hydra) of this library
     head_layers: int | None = None
-    teacher: bool | None = None
+    teacher: bool | None = None  # labels are the target's distribution instead of the text's tokens; hydra++ True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillArgs(RunArgs):
-    """Options of `train.distill`; None takes the target's size.
+    """Options of `train.distill`; None takes the target's size."""
 
-    Attributes:
-      divergence: kl, tv (rejection rate of standard speculative sampling) or lk (-log of its acceptance rate).
-      layers: of a fresh model.
-      target_layers: layers of the target (from 0) that initialise the model, with its embedding and lm_head.
-      hidden: width of a fresh model.
-      intermediate: width of its MLPs.
-      num_heads: attention heads.
-      num_kv_heads: key-value heads.
-      head_dim: size of an attention head.
-    """
-
+    # kl, tv (rejection rate of standard speculative sampling) or lk (-log of its acceptance rate)
     divergence: Divergence = "kl"
-    layers: int = 2
+    layers: int = 2  # of a fresh model
+    # layers of the target (from 0) that initialise the model, with its embedding and lm_head
     target_layers: tuple[int, ...] = ()
-    hidden: int | None = None
-    intermediate: int | None = None
-    num_heads: int | None = None
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
+    hidden: int | None = None  # width of a fresh model
+    intermediate: int | None = None  # width of its MLPs
+    num_heads: int | None = None  # attention heads
+    num_kv_heads: int | None = None  # key-value heads
+    head_dim: int | None = None  # size of an attention head
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RegenerateArgs(CorpusArgs):
-    """Options of `train.regenerate`.
+    """Options of `train.regenerate`."""
 
-    Attributes:
-      head: path of a head that drafts, or "demo"; None decodes without drafts.
-      tree: depth,top_k,num_nodes of its drafts.
-      limit: source rows to answer, drawn by the seed (a smaller limit draws a subset of a larger one's); None is all.
-      batch: conversations at once, per process.
-      max_new_tokens: longest reply.
-      max_prompt: longest prompt; a conversation ends before a longer one.
-      keep_cut: keep replies that --max-new-tokens cut off; otherwise the conversation ends before such a reply.
-      temperatures: of the replies; rows take turns.
-      top_k: of sampling; 0 is off.
-      top_p: of sampling.
-      seed: of sampling and of --limit.
-      dtype: of weights and activations; bfloat16 is faster on accelerators.
-      tensor: devices that the target is split over; the other devices of a process split the batch.
-      shard_rows: source rows per shard.
-    """
-
-    head: str | None = None
-    tree: str = "3,2,5"
+    head: str | None = None  # path of a head that drafts, or "demo"; None decodes without drafts
+    tree: str = "3,2,5"  # depth,top_k,num_nodes of its drafts
+    # source rows to answer, drawn by the seed (a smaller limit draws a subset of a larger one's); None is all
     limit: int | None = None
-    batch: int = 64
-    max_new_tokens: int = 1024
-    max_prompt: int = 1024
+    batch: int = 64  # conversations at once, per process
+    max_new_tokens: int = 1024  # longest reply
+    max_prompt: int = 1024  # longest prompt; a conversation ends before a longer one
+    # keep replies that --max-new-tokens cut off; otherwise the conversation ends before such a reply
     keep_cut: bool = True
-    temperatures: tuple[float, ...] = (0.0, 1.0)
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    tensor: int = 1
-    shard_rows: int = 1024
+    temperatures: tuple[float, ...] = (0.0, 1.0)  # of the replies; rows take turns
+    top_k: int = 0  # of sampling; 0 is off
+    top_p: float = 1.0  # of sampling
+    seed: int = 0  # of sampling and of --limit
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of weights and activations; bfloat16 is faster on accelerators
+    tensor: int = 1  # devices that the target is split over; the other devices of a process split the batch
+    shard_rows: int = 1024  # source rows per shard
