@@ -66,7 +66,7 @@ def main(args: Args) -> dict[str, Any]:
     """Measures and prints the parts; returns the last line."""
     at_least_one(args, "context", "batch", "turns", "repeats")
     if (args.target is None) != (args.head is None):
-        raise ValueError("--target and --head must be given together. Leave both out for the bundled pair")
+        raise ValueError("--target must be given with --head, got one of them. Leave both out for the bundled pair.")
     use_compilation_cache()
     head: Any
     if args.target is None or args.head is None:
@@ -101,12 +101,14 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> di
     budget = args.turns * (head.tree.depth + 1) + 1
     longest = target.config.max_position - budget
     if args.context > longest:
-        raise ValueError(f"--context {args.context} must be at most {longest} for {args.turns} turns of this model")
+        raise ValueError(f"--context must be at most {longest} for {args.turns} turns, got {args.context}. Lower it.")
     prompts = jax.random.randint(jax.random.key(0), (args.batch, args.context), 0, target.config.vocab_size).tolist()
     sampling = make_sampling(args.temperature)
 
     def start(drafter: eagle_jax.DraftHead | None) -> tuple[Params, GenerateState, Engine]:
-        request = request_of(target, drafter, prompts, budget, sampling, (), 0)
+        request = request_of(
+            target, drafter, prompts, max_new_tokens=budget, temperature=args.temperature, eos_ids=(), key=0
+        )
         return request.params, prefill_program(*request), request.engine
 
     def cycle(engine: Engine) -> Callable[[Params, GenerateState], GenerateState]:

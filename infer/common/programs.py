@@ -128,24 +128,30 @@ def naming(option: str, value: object) -> Iterator[None]:
 
 def at_least_one(args: object, *names: str) -> None:
     """Raises a `ValueError` that names the option on counts below 1; None passes."""
-    for name in names:
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1")
+    _check_least(args, names, 1)
 
 
 def not_negative(args: object, *names: str) -> None:
     """Raises a `ValueError` that names the option on numbers below 0; None passes."""
+    _check_least(args, names, 0)
+
+
+def _check_least(args: object, names: Sequence[str], least: int) -> None:
     for name in names:
         value = getattr(args, name)
-        if value is not None and (min(value, default=0) if isinstance(value, tuple) else value) < 0:
-            raise ValueError(f"--{name.replace('_', '-')} {value} must not be negative")
+        if value is not None and not all(least <= each for each in (value if isinstance(value, tuple) else [value])):
+            raise ValueError(f"{option_of(name)} must be at least {least}, got {value}. Give a larger number.")
+
+
+def option_of(field: str) -> str:
+    """Returns the option of a field: `max_new_tokens` -> `--max-new-tokens`."""
+    return f"--{field.replace('_', '-')}"
 
 
 def check_seed(args: Any) -> None:
     """Raises a `ValueError` on a seed of more than 32 bits, of which JAX keeps the lower 32."""
     if not 0 <= args.seed < 2**32:
-        raise ValueError(f"--seed {args.seed} must lie in 0 to 2**32 - 1: JAX keeps 32 bits of a seed")
+        raise ValueError(f"--seed must be from 0 to 2**32 - 1, got {args.seed}. JAX keeps 32 bits of a seed.")
 
 
 def can_write(path: Path, *, folder: bool = True) -> None:
@@ -164,7 +170,7 @@ def can_write(path: Path, *, folder: bool = True) -> None:
         with tempfile.TemporaryFile(dir=above):
             pass
     except OSError as error:
-        raise ValueError(f"--out {path}: cannot write in {above} ({error.strerror}). Give another place") from error
+        raise ValueError(f"--out must be writable, got {path}: {above}: {error.strerror}. Choose another.") from error
 
 
 def listed(args: object, name: str, kind: Callable[[str], Any] = str, least: int | None = None) -> list[Any]:
@@ -176,17 +182,16 @@ def listed(args: object, name: str, kind: Callable[[str], Any] = str, least: int
     Raises:
       ValueError: the option is empty, or an entry has another type; the message names the option.
     """
-    option, text = f"--{name.replace('_', '-')}", getattr(args, name)
+    text = getattr(args, name)
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
-        raise ValueError(f"{option} must have at least one value, got none.")
+        raise ValueError(f"{option_of(name)} must have at least one value, got none.")
     with contextlib.suppress(ValueError):
         values = list(dict.fromkeys(map(kind, words)))
         if least is None or all(least <= value < float("inf") for value in values):
             return values
-    what = "whole numbers" if kind is int else "numbers"
-    bound = "" if least is None else f" of at least {least}"
-    raise ValueError(f"{option} {text!r} must be {what}{bound}, separated by commas")
+    what = ("whole numbers" if kind is int else "numbers") + ("" if least is None else f" of at least {least}")
+    raise ValueError(f"{option_of(name)} must be {what}, got {text!r}. Separate several by commas, such as 1,2.")
 
 
 def parse_tree(text: str, option: str = "--tree") -> TreeConfig:
@@ -198,7 +203,7 @@ def parse_tree(text: str, option: str = "--tree") -> TreeConfig:
     try:
         depth, top_k, num_nodes = map(int, text.split(","))
     except ValueError:
-        raise ValueError(f"{option} {text!r} must be depth,top_k,num_nodes, such as 6,10,59") from None
+        raise ValueError(f"{option} must be depth,top_k,num_nodes, got {text!r}. Write it such as 6,10,59.") from None
     with naming(option, text):
         return TreeConfig(depth, top_k, num_nodes)
 
@@ -232,10 +237,10 @@ def parse_template_args(texts: Sequence[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not (equals and name.isidentifier()):
             raise ValueError(
-                f"--template-args must be NAME=VALUE, got {text!r}. Write it such as enable_thinking=false"
+                f"--template-args must be NAME=VALUE, got {text!r}. Write it such as enable_thinking=false."
             )
         if name in found:
-            raise ValueError(f"--template-args must name an argument once, got {name} twice. Leave one of them out")
+            raise ValueError(f"--template-args must name an argument once, got {name} twice. Leave one out.")
         try:
             found[name] = json.loads(PYTHON.get(value, value))
         except ValueError:

@@ -49,10 +49,10 @@ def test_the_parts_of_a_cycle(pair, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context": 5000, "turns": 2}, r"--context 5000 must be at most \d+ for 2 turns"),
+        ({"context": 5000, "turns": 2}, r"--context must be at most \d+ for 2 turns, got 5000"),
         ({"dtype": "bfloat16"}, "the small pair is float32, not bfloat16"),
-        ({"target": "x"}, "--target and --head must be given together"),
-        ({"turns": 0}, "--turns 0 must be at least 1"),
+        ({"target": "x"}, "--target must be given with --head"),
+        ({"turns": 0}, "--turns must be at least 1, got 0"),
         ({"target": "/nope", "head": "/nope"}, "^--target /nope: no such directory"),
     ],
 )

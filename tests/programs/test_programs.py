@@ -38,7 +38,7 @@ def test_a_file_gives_defaults_wherever_it_is_named(words, tmp_path):
 
 def test_a_file_that_does_not_fit_is_an_error(tmp_path, capsys):
     (tmp_path / "c.yaml").write_text("sise: 5\n")
-    for name, message in (("c", "unknown key 'sise'. Did you mean 'size'"), ("d", "no such configuration file$")):
+    for name, message in (("c", "unknown key 'sise'. Did you mean 'size'"), ("d", "No such file or directory$")):
         with pytest.raises(ConfigError, match=rf"^--config \S*{name}\.yaml: {message}"):
             arguments(Args, None, ["--config", str(tmp_path / f"{name}.yaml")])
     with pytest.raises(SystemExit):
@@ -154,7 +154,7 @@ def test_errors_name_their_option_once(tmp_path):
 
 def test_trees():
     assert parse_tree("2,2,6") == TreeConfig(2, 2, 6)
-    with pytest.raises(ValueError, match=r"--tree '6x10' must be depth,top_k,num_nodes"):
+    with pytest.raises(ValueError, match="--tree must be depth,top_k,num_nodes, got '6x10'"):
         parse_tree("6x10")
     with pytest.raises(ConfigError, match=r"^--tree 2,2,7: TreeConfig\.num_nodes must be at most 6"):
         parse_tree("2,2,7")
@@ -165,10 +165,10 @@ def test_lists():
     assert listed(Args(name="1,0.5"), "name", float, 0) == [1.0, 0.5]
     for text, kind, least, message in [
         (" , ", str, None, "--name must have at least one value"),
-        ("a", float, None, "--name 'a' must be numbers, separated by commas"),
-        ("0,1", int, 1, "--name '0,1' must be whole numbers of at least 1"),
-        ("inf", float, 0, "--name 'inf' must be numbers of at least 0"),
-        ("nan", float, 0, "--name 'nan' must be numbers of at least 0"),
+        ("a", float, None, "--name must be numbers, got 'a'. Separate"),
+        ("0,1", int, 1, "--name must be whole numbers of at least 1, got '0,1'"),
+        ("inf", float, 0, "--name must be numbers of at least 0, got 'inf'"),
+        ("nan", float, 0, "--name must be numbers of at least 0, got 'nan'"),
     ]:
         with pytest.raises(ValueError, match=message):
             listed(Args(name=text), "name", kind, least)
@@ -183,12 +183,7 @@ def test_a_place_that_cannot_be_written_is_an_error_before_the_work(tmp_path, mo
     for path, folder, message in [
         (file, True, r"--out must be a directory, got .*notes\.txt\. Choose"),
         (tmp_path, False, r"--out must be a file, got .*\. Choose"),
-        (
-            file / "below" / "it",
-            True,
-            r"below/it: cannot write in .*notes\.txt \(Not a directory\)",
-        ),
-        (file / "profile.yaml", False, r"cannot write in .*notes\.txt"),
+        (file / "below" / "it", True, r"--out must be writable, got .*below/it: .*notes\.txt: Not a directory"),
     ]:
         with pytest.raises(ValueError, match=message):
             can_write(path, folder=folder)
@@ -197,5 +192,5 @@ def test_a_place_that_cannot_be_written_is_an_error_before_the_work(tmp_path, mo
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("tempfile.TemporaryFile", denied)  # who runs this may be root, whom no mode bits stop
-    with pytest.raises(ValueError, match=r"cannot write in .* \(Permission denied\). Give another place"):
+    with pytest.raises(ValueError, match=r"--out must be writable, got .*: Permission denied\. Choose another"):
         can_write(tmp_path / "new")

@@ -118,7 +118,7 @@ def test_sampled_drafts_have_no_calibration(quick):
     ("given", "message"),
     [
         ({"methods": "vanilla"}, "--methods must name a method that drafts"),
-        ({"chains": "0,1"}, "--chains '0,1'"),
+        ({"chains": "0,1"}, "--chains must be whole numbers of at least 1"),
         ({"batch": 0}, "--batch"),
         ({"tasks": "long"}, r"--tasks must have prompts that fit the model's \d+ positions, got none in long"),
     ],

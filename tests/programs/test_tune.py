@@ -238,11 +238,11 @@ def test_questions_that_are_skipped_are_not_asked(quick):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"skip": -1}, "--skip -1 must not be negative"),
+        ({"skip": -1}, "--skip must be at least 0, got -1"),
         ({"skip": 1}, "must be at most the 2 questions of task talk, got 3. Lower one of them"),
         ({"batches": "1,3"}, "--batches must be at most --limit 2, got 3"),
         ({"repeats": 4}, "--repeats must be at least 5, got 4"),
-        ({"candidates": 0}, "--candidates 0 must be at least 1"),
+        ({"candidates": 0}, "--candidates must be at least 1, got 0"),
         ({"temperatures": "-1"}, "--temperatures '-1' must be numbers of at least 0"),
         ({"top_ks": "0,2"}, "--top-ks '0,2' must be whole numbers of at least 1"),
         ({"methods": "eagle9"}, "method must be one of .* got 'eagle9'"),

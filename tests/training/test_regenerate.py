@@ -243,13 +243,13 @@ def test_other_settings_are_refused(folder, whole):
         ([asking("a")], {"max_new_tokens": 400}, "--max-prompt 384 plus --max-new-tokens 400 must be at most"),
         ([asking("a")], {"temperatures": ()}, "--temperatures must be at least one number, got none"),
         ([asking("a")], {"top_p": 2.0}, "--top-p must be above 0 and at most 1, got 2.0"),
-        ([asking("a")], {"seed": -1}, "--seed -1 must lie in 0 to"),
-        ([asking("a")], {"limit": 0}, "--limit 0 must be at least 1"),
+        ([asking("a")], {"seed": -1}, "--seed must be from 0 to"),
+        ([asking("a")], {"limit": 0}, "--limit must be at least 1, got 0"),
         ([asking("a")], {"tensor": 3}, "--tensor must divide the 4 devices of a process, got 3"),
         ([asking("a")], {"data": ()}, "--data must name at least one source, got none"),
         ([asking("a")], {"target": "nowhere/at/all"}, "no such directory: nowhere/at/all"),
         ([asking("a")], {"head": "nowhere/at/all"}, "no such directory: nowhere/at/all"),
-        ([asking("a")], {"tree": "2"}, "--tree '2' must be depth,top_k,num_nodes"),
+        ([asking("a")], {"tree": "2"}, "--tree must be depth,top_k,num_nodes, got '2'"),
     ],
 )  # fmt: skip
 def test_bad_input_is_named_before_anything_is_compiled(rows, changes, message, folder, tmp_path, monkeypatch):

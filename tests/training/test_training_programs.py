@@ -26,7 +26,6 @@ from eagle_jax.data.chat.encode import prompt_ids
 from eagle_jax.data.chat.tokenizers import load_tokenizer
 from eagle_jax.data.corpus.features import Layout
 from eagle_jax.data.corpus.sources import Source
-from infer.common.programs import arguments
 from tests.data.chats import TEMPLATES, tokenizer_with
 from tests.models import tiny_head, tiny_target
 
@@ -51,14 +50,6 @@ def prepared(tmp_path_factory):
     return root
 
 
-@pytest.fixture(scope="module")
-def corpus(prepared):
-    """What `train.target` reads."""
-    return train.target.read(
-        prepared / "data", load_tokenizer(prepared / "data" / "tokenizer", tiny_target(300).config)
-    )
-
-
 def test_two_percent_of_every_source_are_held_out_and_no_row_is_in_both(prepared):
     for name in train.demo.data.SOURCES:
         kept, held = (
@@ -70,7 +61,9 @@ def test_two_percent_of_every_source_are_held_out_and_no_row_is_in_both(prepared
     assert not list((prepared / "data").rglob("*.partial"))
 
 
-def test_the_target_reads_documents_end_to_end_at_their_shares(corpus):
+def test_the_target_reads_documents_end_to_end_at_their_shares(prepared):
+    tokenizer = load_tokenizer(prepared / "data" / "tokenizer", tiny_target(300).config)
+    corpus = train.target.read(prepared / "data", tokenizer)
     shares = list(train.target.SHARES.values())
     rows = train.target.packed_rows(corpus, shares, 33, 1, pool=1000)
     first = train.target.take(rows, 1000)
@@ -171,21 +164,20 @@ def test_a_pair_is_evaluated_on_the_rows_it_was_not_trained_on(tmp_path, capsys)
 
 
 def test_features_need_room_on_the_disk(tmp_path, monkeypatch):
-    """Partial shards of a killed run count as free, because they are overwritten."""
     layout = Layout("", "", "", "", "", (1, 1, 1), 64, "bfloat16", 64, (0, 1))
     usage = train.features.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(train.features.shutil, "disk_usage", lambda _: usage._replace(free=0))
+    (tmp_path / "features-00000.npy.partial").touch()
     with pytest.raises(ValueError, match=r"must have 0.00 GB free, got 0.00 GB. Choose --stored float8"):
         train.features.check_space(layout, 10, tmp_path)
-    (tmp_path / "features-00000.npy.partial").write_bytes(bytes(10 * layout.token_bytes))
-    train.features.check_space(layout, 10, tmp_path)
+    assert not list(tmp_path.iterdir())  # a killed run's partial shards are removed first
 
 
 @pytest.mark.parametrize(
     ("program", "options", "message"),
     [
         ("demo.data", dict(data=Path("nowhere")), "without nowhere/gsm8k/train.jsonl and nowhere/gpteacher"),
-        ("demo.data", dict(vocab_size=0), "--vocab-size 0 must be at least 1"),
+        ("demo.data", dict(vocab_size=0), "--vocab-size must be at least 1, got 0"),
         ("target", dict(data=Path("nowhere")), "--data nowhere holds no tokenizer. Run python -m train.demo.data"),
         ("evaluate", dict(target="no/such/dir", head="h", heldout=("x.jsonl",)), "--target no/such/dir: no such"),
         ("evaluate", dict(target="demo", head="./no", heldout=("x.jsonl",)), "--head ./no: no such directory: no"),
@@ -193,7 +185,11 @@ def test_features_need_room_on_the_disk(tmp_path, monkeypatch):
         ("evaluate", dict(target="demo", head="demo", heldout=("no.jsonl",)), "--heldout no.jsonl: no file no.jsonl"),
         ("evaluate", dict(target="demo", head="demo", heldout=("text.jsonl",)), "text.jsonl, line 1: not JSON"),
         ("evaluate", dict(target="demo", head="demo", heldout=("plain.jsonl",)), "plain.jsonl: no prompt of at most"),
-        ("evaluate", dict(target="demo", head="h", heldout=("a.jsonl",), prompts=0), "--prompts 0 must be at least 1"),
+        (
+            "evaluate",
+            dict(target="demo", head="h", heldout=("a.jsonl",), prompts=0),
+            "--prompts must be at least 1, got 0",
+        ),
     ],
 )
 def test_a_missing_earlier_step_is_named(program, options, message, tmp_path, monkeypatch):
@@ -204,8 +200,3 @@ def test_a_missing_earlier_step_is_named(program, options, message, tmp_path, mo
     with pytest.raises(ValueError, match=re.escape(message)):
         module.main(module.Args(**options))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plain.jsonl", "text.jsonl"]
-
-
-def test_the_bundled_targets_configuration_loads(repository):
-    args = arguments(train.target.Args, "", ["--config", str(repository / "configs" / "demo_target.yaml")])
-    assert (args.out, args.layers) == (Path("runs/target"), 16)
