@@ -16,7 +16,6 @@ import dataclasses
 import itertools
 import json
 import logging
-import time
 from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
@@ -26,14 +25,14 @@ import orbax.checkpoint as ocp
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 import eagle_jax
-from eagle_jax.config import ConfigError, DecoderConfig
+from eagle_jax.config import ConfigError, DecoderConfig, TreeConfig
 from eagle_jax.data.chat.dialogues import Dialogue
 from eagle_jax.data.chat.stops import stop_ids
+from eagle_jax.data.chat.tokenizers import tokenizer_settings
 from eagle_jax.data.corpus.shards import Shard, add_reports, remember
 from eagle_jax.data.corpus.sources import Source, corpus_key
 from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.rows.parse import parse_row
-from eagle_jax.data.templates.keys import tokenizer_settings
 from eagle_jax.parallel import processes
 from eagle_jax.parallel.mesh import make_mesh
 from eagle_jax.runtime.compilation import use_compilation_cache
@@ -60,7 +59,7 @@ def main(args: Args) -> None:
         raise ValueError(f"--top-p must be above 0 and at most 1, got {args.top_p}.")
     processes.initialise()
     sources = sources_of(args.data)
-    parse_tree(args.tree)
+    tree = parse_tree(args.tree)
     config = target_config(args.target)
     if args.head is not None:
         head_path(args.head)  # raises if there is none
@@ -74,7 +73,7 @@ def main(args: Args) -> None:
         rows = np.arange(count_rows(sources, tokenizer))
         if args.limit is not None:
             rows = np.sort(np.random.default_rng(args.seed).permutation(rows)[: args.limit])
-        writer = load(args, config, tokenizer, len(rows))
+        writer = load(args, tree, config, tokenizer, len(rows))
         settings = {name: value for name, value in dataclasses.asdict(args).items() if name not in MAY_CHANGE}
         contents = {
             "contents of data": corpus_key(sources, tokenizer),
@@ -98,23 +97,19 @@ def write(writer: Writer, sources: Sequence[Source], chosen: np.ndarray) -> None
     size = sum(len(chosen[number * args.shard_rows :][: args.shard_rows]) for number in left)
     if left:
         logging.info("%d rows, %d at once; the first batch compiles first", size, writer.lanes)
-    start, tokens = time.perf_counter(), 0
     with progress(size, sum(len(shard.done) for shard in left.values()), "rows") as bar, logging_redirect_tqdm():
         for number, rows in read_shards(sources, chosen, args.shard_rows, left) if left else ():
-            tokens += write_shard(writer, left[number], rows, bar)
-    speed = tokens / (time.perf_counter() - start)
+            write_shard(writer, left[number], rows, bar)
     report = add_reports(*(shard.report() for shard in shards.values()), {"shards": len(shards)})
     if count > 1:
         # Not a collective: those time out after seconds, and one process may finish hours before another.
         ocp.multihost.sync_global_processes("regenerate", timeout=LONGEST_WAIT, processes=set(range(count)))
     report = add_reports(*processes.gather_values(report))
-    speed = sum(processes.gather_values(speed))
     if not report["texts"]:
         raise ValueError(f"no reply was written: {_listed(report['skipped'])}")
     if process == 0:
         tau = (report["reply_tokens"] - report["replies"]) / max(report.pop("cycles"), 1)
-        extra = {"tau": round(tau, 3)} if writer.head is not None else {}
-        extra |= {"tokens_per_second": round(speed, 1)} if speed else {}  # 0 if all shards existed
+        extra = {} if writer.head is None else {"tau": round(tau, 3)}
         print(json.dumps({**report, **extra, "out": str(args.out)}))
 
 
@@ -145,7 +140,7 @@ def _listed(reasons: dict[str, int]) -> str:
     return "; ".join(f"{count} x {reason}" for reason, count in reasons.items())
 
 
-def load(args: Args, config: DecoderConfig, tokenizer: Any, rows: int) -> Writer:
+def load(args: Args, tree: TreeConfig, config: DecoderConfig, tokenizer: Any, rows: int) -> Writer:
     """Loads target and head onto the devices of this process."""
     devices = jax.local_devices()
     if len(devices) % args.tensor:
@@ -157,7 +152,7 @@ def load(args: Args, config: DecoderConfig, tokenizer: Any, rows: int) -> Writer
     head = None
     if args.head is not None:
         with naming("--head", args.head):
-            head = eagle_jax.load_drafter(head_path(args.head), target, parse_tree(args.tree))
+            head = eagle_jax.load_drafter(head_path(args.head), target, tree)
     lanes = -(-min(args.batch, args.shard_rows, rows) // data) * data
     return Writer(args, target, head, tokenizer, stop_ids(config, tokenizer), lanes)
 
@@ -174,11 +169,8 @@ def read_shards(
             yield number, list(rows)
 
 
-def write_shard(writer: Writer, shard: Shard, given: Sequence[tuple[int, str, dict[str, Any]]], bar: Any) -> int:
-    """Writes the missing rows of a shard; returns the number of generated tokens.
-
-    An interrupted batch is repeated with the same rows, because rounding depends on the batch.
-    """
+def write_shard(writer: Writer, shard: Shard, given: Sequence[tuple[int, str, dict[str, Any]]], bar: Any) -> None:
+    """Writes the missing rows of a shard; repeats an interrupted batch whole, because rounding depends on the batch."""
     temperatures = writer.args.temperatures
     rows: list[Row] = []
     skipped: dict[int, str] = {}
@@ -190,7 +182,6 @@ def write_shard(writer: Writer, shard: Shard, given: Sequence[tuple[int, str, di
     if set(skipped) - shard.done:
         shard.append(list(skipped), [], report_of(len(skipped), skipped=dict(collections.Counter(skipped.values()))))
         bar.update(len(skipped))
-    tokens = 0
     for batch in writer.batches(rows):
         if {row.number for row in batch} <= shard.done:
             continue
@@ -201,12 +192,9 @@ def write_shard(writer: Writer, shard: Shard, given: Sequence[tuple[int, str, di
             for row, dialogue, _ in new
             for text in dialogue.texts
         ]
-        report = add_reports(*(report for _, _, report in new))
-        shard.append([row.number for row, _, _ in new], texts, report)
+        shard.append([row.number for row, _, _ in new], texts, add_reports(*(report for _, _, report in new)))
         bar.update(len(new))
-        tokens += report["reply_tokens"]
     shard.finish()
-    return tokens
 
 
 if __name__ == "__main__":

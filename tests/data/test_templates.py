@@ -9,14 +9,13 @@ import pytest
 from tokenizers import normalizers
 
 from eagle_jax.checkpoints import CheckpointError
+from eagle_jax.data.chat import tokenizers
 from eagle_jax.data.chat.encode import encode, prompt_ids
 from eagle_jax.data.chat.tokenize import chat_ids, chat_text
-from eagle_jax.data.chat.tokenizers import set_chat_template, set_template_args
+from eagle_jax.data.chat.tokenizers import set_chat_template, set_template_args, tokenizer_settings
 from eagle_jax.data.corpus.shards import remember
 from eagle_jax.data.corpus.sources import Source, corpus_key
 from eagle_jax.data.rows.columns import SkippedRow
-from eagle_jax.data.templates import keys
-from eagle_jax.data.templates.keys import tokenizer_settings
 from eagle_jax.data.templates.render import chat_template, template_arguments
 from infer.common.programs import parse_template_args
 from tests.data.chats import TALK, TEMPLATES, tokenizer_with
@@ -83,9 +82,6 @@ def test_arguments_of_a_tokenizer_hold_wherever_it_renders():
     assert tokenizer.decode(learnt.tokens.tolist()).endswith("#low")
     set_template_args(tokenizer, {"effort": "medium"})  # the last one counts
     assert text_of(tokenizer).endswith("#medium")
-    for value in (float("nan"), object(), b"x"):
-        with pytest.raises(ValueError, match=r"must be JSON values, got .*effort"):
-            set_template_args(tokenizer, {"effort": value})
 
 
 def test_templates_are_chosen_by_name():
@@ -168,5 +164,5 @@ def test_a_template_that_is_never_in_force_changes_nothing():
 def test_a_template_that_writes_the_date_is_keyed_by_it(monkeypatch):
     tokenizer = tokenizer_with("{{ strftime_now('%Y') }}{% for m in messages %}{{ m.content }}{% endfor %}")
     before = tokenizer_settings(tokenizer)
-    monkeypatch.setattr(keys, "render", lambda *_, **__: "another year")
+    monkeypatch.setattr(tokenizers, "render", lambda *_, **__: "another year")
     assert tokenizer_settings(tokenizer) != before

@@ -18,11 +18,11 @@ from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.checkpoints.training import TrainingCheckpoints
 from eagle_jax.core.types import Params
 from eagle_jax.data.chat.stops import stop_ids
+from eagle_jax.data.chat.tokenizers import tokenizer_settings
 from eagle_jax.data.corpus.batches import Batches
 from eagle_jax.data.corpus.documents import coverage, draft_vocabulary
 from eagle_jax.data.corpus.features import Features
 from eagle_jax.data.corpus.sources import build_corpus, corpus_key
-from eagle_jax.data.templates.keys import tokenizer_settings
 from eagle_jax.evaluate.acceptance import measure_n_alpha
 from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel import processes
@@ -132,8 +132,7 @@ class Run:
         args, notes = self.args, self.checkpoints.notes()
         if notes is None:
             return
-        known = notes["settings"]
-        pairs = [(name, known.get(name), value) for name, value in self.settings.items()]
+        pairs = [(name, notes["settings"].get(name), value) for name, value in self.settings.items()]
         if other := "; ".join(f"{name} was {before}, is {now}" for name, before, now in pairs if before != now):
             raise CheckpointError(
                 f"--out {args.out} holds a run of another configuration ({other}). Resume with its own configuration, "
@@ -142,12 +141,6 @@ class Run:
         done = self.checkpoints.step or 0
         if done > args.steps:
             raise CheckpointError(f"--steps must be at least {done}, the step of {args.out}, got {args.steps}.")
-        if done == args.steps:
-            logging.info("%s has done its %d steps already; nothing is left to train", args.out, done)
-        elif notes["steps"] != args.steps:
-            logging.info(
-                "--steps was %s, is %d; the learning rate decays over the new number", notes["steps"], args.steps
-            )
         best = self.checkpoints.best_notes()
         if best is not None and args.heldout and best["measured"] != self.measured:
             logging.info("tau is measured in another way from now on; the best head so far does not count")
@@ -203,13 +196,12 @@ class Run:
         texts: PackedTokens,
         signals: Signals | None,
     ) -> tuple[training.HeadTrainState, training.UpdateReport]:
-        loss = self.learner.loss(frozen, mesh, remat)
+        loss = functools.partial(self.learner.loss, frozen, mesh, remat)
         return training.train_step(loss, self.learner.judged, self.tx, state, texts, signals)
 
     def _fresh(self, target: Params) -> training.HeadTrainState:
         key = jax.random.key(self.args.seed)
-        d2t = None if self.d2t is None else jnp.asarray(self.d2t)
-        head = self.learner.fresh(key, target, d2t)
+        head = self.learner.fresh(key, target, None if self.d2t is None else jnp.asarray(self.d2t))
         head = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), head)
         return training.HeadTrainState(head, self.tx.init(head), jnp.int32(0), key)
 
@@ -251,8 +243,7 @@ class Run:
         if self.frozen.feature_scale is not None:
             state["feature_scale"] = self.frozen.feature_scale
         positions = processes.gather_values(self.batches.get_state())
-        notes = {"settings": self.settings, "positions": positions, "steps": self.args.steps}
-        self.checkpoints.save(self.step, state, notes)
+        self.checkpoints.save(self.step, state, {"settings": self.settings, "positions": positions})
 
     def finished_head(self) -> Params:
         """Returns the float32 parameters to write; for an EAGLE head `{"head": ..., "d2t": ...}`."""

@@ -1,14 +1,13 @@
-"""Loads the tokenizer of a target, and checks that it fits the target."""
+"""Loads the tokenizer of a target, checks that it fits the target, and computes cache keys of it."""
 
 from __future__ import annotations
 
-import importlib
+import hashlib
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
-
-import msgspec
 
 from eagle_jax.assets import DEMO, bundled
 from eagle_jax.checkpoints import CheckpointError, tokenizer_directory
@@ -17,35 +16,19 @@ from eagle_jax.checkpoints.files.tensors import read_json
 from eagle_jax.config import DecoderConfig
 from eagle_jax.data.chat.encode import prompt_ids
 from eagle_jax.data.rows.columns import SkippedRow
-from eagle_jax.data.templates.keys import OPTIONS
-from eagle_jax.data.templates.render import set_default_arguments, variables
+from eagle_jax.data.templates import render as templates
 
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 """Files of which a tokenizer has at least one."""
-SETTINGS, SPECIAL, TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
+"""Files of settings beside them, which may be missing."""
 QUESTION = [{"role": "user", "content": "Hello?"}]
-
-
-class _Token(msgspec.Struct):
-    content: str
-
-
-class _NamedTemplate(msgspec.Struct):
-    name: str
-    template: str
-
-
-_ONE, _MANY = str | _Token | None, list[str | _Token] | None
-_TYPES: dict[str, Any] = {
-    **dict.fromkeys(OPTIONS, bool | None),
-    **dict.fromkeys([f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")], _ONE),
-    "tokenizer_class": str | None,
-    "chat_template": str | list[_NamedTemplate] | dict[str, str] | None,
-    "added_tokens_decoder": dict[int, _Token] | None,
-    "additional_special_tokens": _MANY,
-    "extra_special_tokens": _MANY | dict[str, str | _Token],
-}
-_Settings = msgspec.defstruct("_Settings", [(name, kind, None) for name, kind in _TYPES.items()])
+TOKENIZER_KEY = "tokenizer_key"
+"""Name of the tokenizer's key in the settings.json of `train.regenerate`."""
+OPTIONS = ("add_bos_token", "add_eos_token", "add_prefix_space", "clean_up_tokenization_spaces",
+           "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", "do_lower_case", "legacy",
+           "split_special_tokens")  # fmt: skip
+"""Attributes of a tokenizer of `transformers` that change token ids or text."""
 
 
 def load_tokenizer(
@@ -66,8 +49,7 @@ def load_tokenizer(
       hub: revision, token and cache_dir of a hub id, as in `huggingface_hub`.
 
     Raises:
-      CheckpointError: the tokenizer or template is missing, cannot be read (names file, key and the expected type), or
-        has more tokens than the target.
+      CheckpointError: the tokenizer or template is missing, cannot be read, or has more tokens than the target.
       ValueError: the template does not read an argument, or raises an error for its value.
     """
     if str(path_or_id) == DEMO:
@@ -80,7 +62,6 @@ def load_tokenizer(
     tokenizer.model_max_length = 10**9  # silences a warning; callers check lengths against the model
     if chat_template is not None:
         set_chat_template(tokenizer, chat_template)
-    _check_templates(tokenizer, directory)
     if template_args:
         set_template_args(tokenizer, template_args)
     return tokenizer
@@ -106,12 +87,16 @@ def set_chat_template(tokenizer: Any, name_or_file: str | Path) -> None:
 
 
 def set_template_args(tokenizer: Any, template_args: Mapping[str, Any]) -> None:
-    """Sets arguments of the tokenizer's chat template, for every later rendering.
+    """Sets arguments of the tokenizer's chat template for every later rendering, which may override them.
+
+    Args:
+      template_args: JSON values by name.
 
     Raises:
       ValueError: the template does not read an argument, or raises an error for its value.
     """
-    set_default_arguments(tokenizer, template_args)
+    templates.check_template_arguments(tokenizer, template_args)
+    setattr(tokenizer, templates.ARGUMENTS, {**templates.default_arguments(tokenizer), **template_args})
     prompt_ids(tokenizer, QUESTION)
 
 
@@ -133,64 +118,47 @@ def _read(directory: Path) -> Any:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # of torch, which is not needed
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    named = _check_settings(directory).get("tokenizer_class")
+    settings = [read_json(directory / name) if (directory / name).is_file() else {} for name in SETTINGS]
     try:
         # AutoTokenizer imports torch where it is installed: seconds.
-        cls = PreTrainedTokenizerFast if named == "PreTrainedTokenizerFast" else AutoTokenizer
-        return cls.from_pretrained(directory)
+        is_fast = settings[0].get("tokenizer_class") == "PreTrainedTokenizerFast"
+        return (PreTrainedTokenizerFast if is_fast else AutoTokenizer).from_pretrained(directory)
     except Exception as error:  # of transformers, of a missing package; tokenizers raises plain Exception
         if (directory / "tokenizer.json").is_file():
             read_json(directory / "tokenizer.json")
-        elif (directory / "tokenizer.model").is_file():
-            _check_sentencepiece(directory)
         reason = " ".join(str(error).split())
-        raise CheckpointError(f"the tokenizer in {directory} cannot be read: {reason[:300]}") from error
+        # Without these packages transformers takes the file for one of tiktoken's, and names tiktoken.
+        remedy = ". For tokenizer.model, pip install --upgrade sentencepiece protobuf"
+        remedy *= (directory / "tokenizer.model").is_file()
+        raise CheckpointError(f"the tokenizer in {directory} cannot be read: {reason[:300]}{remedy}") from error
 
 
-def _check_sentencepiece(directory: Path) -> None:
-    # Without these packages transformers takes the file for one of tiktoken's, and names tiktoken in its error.
-    try:
-        importlib.import_module("sentencepiece.sentencepiece_model_pb2")
-    except Exception as error:  # of protobuf as well, if it is older than the file that it reads
-        reason = " ".join(str(error).split())
-        raise CheckpointError(
-            f"the tokenizer.model in {directory} needs the packages sentencepiece and protobuf ({reason[:200]}): "
-            "pip install --upgrade sentencepiece protobuf"
-        ) from error
+def tokenizer_key(tokenizer: Any) -> str:
+    """Returns 16 letters for how a tokenizer splits and numbers text, without its chat template."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return _hash(backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True))
 
 
-def _check_settings(directory: Path) -> dict[str, Any]:
-    """Checks `tokenizer_config.json` and `special_tokens_map.json`, and returns the former; empty without one.
+def tokenizer_settings(tokenizer: Any) -> dict[str, Any]:
+    """Returns everything of a tokenizer that decides token ids, prompts and text, as JSON values by name."""
+    special = getattr(tokenizer, "special_tokens_map", {})
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, Mapping):
+        template = json.dumps([template.get(templates.DEFAULT), template.get(templates.TOOLS)]) if template else None
+    settings = {
+        TOKENIZER_KEY: tokenizer_key(tokenizer),
+        "special tokens": {name: str(special[name]) for name in sorted(special)},
+        "tokenizer options": {name: getattr(tokenizer, name) for name in OPTIONS if hasattr(tokenizer, name)},
+        "chat template": _hash(template) if template else None,
+    }
+    if arguments := templates.default_arguments(tokenizer):
+        settings["template arguments"] = arguments
+    if template and "strftime_now" in (templates.chat_template(tokenizer) or ""):  # prompts depend on today's date
+        settings["prompt of chat template"] = templates.render(
+            tokenizer, QUESTION, tokenize=False, add_generation_prompt=True
+        )
+    return settings
 
-    Raises:
-      CheckpointError: naming file, key and the expected type.
-    """
-    found: list[dict[str, Any]] = []
-    for path in (directory / SETTINGS, directory / SPECIAL):
-        found.append(read_json(path) if path.is_file() else {})
-        try:
-            msgspec.convert(found[-1], _Settings, str_keys=True)
-        except msgspec.ValidationError as error:
-            raise CheckpointError(
-                f"{path} must hold a tokenizer's settings: {error}. "
-                "Correct the value, or fetch the file again from where the weights came from."
-            ) from error
-    return found[0]
 
-
-def _check_templates(tokenizer: Any, directory: Path) -> None:
-    """Checks the syntax of the tokenizer's chat templates.
-
-    Raises:
-      CheckpointError: naming the file and the error.
-    """
-    held = tokenizer.chat_template
-    for name, text in (held if isinstance(held, Mapping) else {"": held}).items():
-        files = [directory / "additional_chat_templates" / f"{name}.jinja", directory / TEMPLATE, directory / SETTINGS]
-        try:
-            variables(text or "")
-        except ValueError as error:
-            path = next((path for path in files if path.is_file()), directory)
-            raise CheckpointError(
-                f"{path}: chat_template must be a Jinja template, got {text!r:.60}: {error}"
-            ) from error
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax.data.chat.encode import Encoded, encode_row
+from eagle_jax.data.chat.tokenizers import TOKENIZER_KEY, tokenizer_key, tokenizer_settings
 from eagle_jax.data.corpus.documents import Corpus
 from eagle_jax.data.corpus.files import ENDINGS, holds_rows, read_rows
 from eagle_jax.data.rows.columns import SkippedRow
-from eagle_jax.data.templates.keys import TOKENIZER_KEY, tokenizer_key, tokenizer_settings
 
 FORMAT = 4
 """Version of cached corpora. It increases when the same rows give other tokens: older caches are not read."""
