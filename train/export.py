@@ -96,7 +96,6 @@ def main(args: Args) -> None:
         verifier=args.verifier or (str(target_directory.resolve()) if local else target),
         speculative_tokens=args.speculative_tokens,
         embedding=embedding if wanted else None,
-        overwrite=args.overwrite,
     )
     weights = sum(path.stat().st_size for path in args.out.expanduser().glob("*.safetensors"))
     logging.info("%s: %s, %.1f MB, taps %s", args.out, args.to, weights / 1e6, written.taps)

@@ -37,13 +37,12 @@ class Saved(NamedTuple):
 class TrainingCheckpoints:
     """The latest checkpoints of a run in `directory/latest`, and the head with the highest tau in `directory/best`.
 
-    Every process of a run makes one and calls it alike; the directory is one that all of them see. `keep` is the
-    number of latest checkpoints that stay.
+    Every process of a run makes one and calls it alike; the directory is one that all of them see.
     """
 
-    def __init__(self, directory: Path, keep: int = 2) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()
-        latest = ocp.CheckpointManagerOptions(max_to_keep=keep, **_COMMON)
+        latest = ocp.CheckpointManagerOptions(max_to_keep=2, **_COMMON)
         best = ocp.CheckpointManagerOptions(
             max_to_keep=1, best_fn=lambda metrics: metrics["tau"], best_mode="max", **_COMMON
         )
@@ -100,7 +99,7 @@ class TrainingCheckpoints:
           like: arrays or `ShapeDtypeStruct`s with the shardings to restore to.
 
         Raises:
-          CheckpointError: it holds other arrays, or values that are not finite.
+          CheckpointError: it holds other arrays.
         """
         return self._read(self._latest, self.step, like)
 
@@ -129,10 +128,9 @@ class TrainingCheckpoints:
             reason = re.search(_FULL, str(error), re.IGNORECASE)
             if reason is None:
                 raise
-            whole = any(path.name.isdigit() for path in (self.directory / "latest").iterdir())
-            before = "those before it are whole: make room and resume" if whole else "there is none yet: make room"
             raise CheckpointError(
-                f"a checkpoint could not be written to {self.directory} ({reason.group(0).lower()}); {before}"
+                f"a checkpoint could not be written to {self.directory} ({reason.group(0).lower()}): make room and "
+                "resume from the last whole one"
             ) from error
 
     def _read(self, manager: Any, step: int | None, like: Any) -> Saved | None:
@@ -148,8 +146,6 @@ class TrainingCheckpoints:
                 f"the checkpoint of step {step} in {self.directory} is of another configuration ({reason}); resume "
                 "with the one it was begun with, or choose another --out"
             ) from error
-        place = manager.directory / str(step)
-        _check_finite(found["state"], str(place), "Remove this directory to resume from an earlier checkpoint.")
         return Saved(step, found["state"], found["notes"])
 
 

@@ -43,9 +43,6 @@ def load_medusa(
     Raises:
       CheckpointError: the heads are missing, are for another model, or are not finite.
       ConfigError: the heads cannot draft `tree`. ValueError, MemoryError: as `load_drafter`.
-
-    Warns:
-      UserWarning: config.json names another number of heads than the file holds; the file's is used.
     """
     check_target(target)
     config, params = load_medusa_checkpoint(
@@ -162,7 +159,7 @@ def load_drafter(
       MemoryError: the weights do not fit in device memory.
 
     Warns:
-      UserWarning: the head was trained for a target of another family, or its options have no effect.
+      UserWarning: an option of the head is unknown or has no effect.
     """
     check_target(target)
     config, params = load_head_checkpoint(

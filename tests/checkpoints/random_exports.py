@@ -36,6 +36,10 @@ VARIANTS = {
     "qwen3": head({"qk_norm": True}),
     "biases": head({"qkv_bias": True, "out_bias": True, "mlp_bias": True}),
     "fc bias": head(fc_bias=True),
+    "eagle1": dataclasses.replace(EAGLE1, own_embedding=True, fc_bias=False),
+    "eagle1 biases": dataclasses.replace(
+        EAGLE1, own_embedding=True, layer=dataclasses.replace(LAYER, qkv_bias=True, eos_ids=(3, 4))
+    ),
 }
 
 

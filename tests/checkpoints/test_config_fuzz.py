@@ -40,9 +40,8 @@ HEAD = COMMON | eagle3()[0] | {
         "eagle_aux_hidden_state_layer_ids": [1, 3, 5], "use_aux_hidden_state": True, "norm_output": False,
         "parallel_draft_step": 1,
     },
-    "eagle_aux_hidden_state_layer_ids": [2, 4, 6], "aux_hidden_state_layer_ids": [2, 4, 6], "num_aux_hidden_states": 3,
-    "speculators_model_type": None, "speculators_config": {"verifier": {"name_or_path": "a/b", "architectures": []}},
-    "transformer_layer_config": {"hidden_size": 24}, "target_model_type": "llama", "parallel_draft_step": 1,
+    "eagle_aux_hidden_state_layer_ids": [2, 4, 6], "aux_hidden_state_layer_ids": [2, 4, 6],
+    "speculators_model_type": None, "transformer_layer_config": {"hidden_size": 24}, "parallel_draft_step": 1,
 }  # fmt: skip
 GPT2: dict[str, Any] = {
     "model_type": "gpt2",
@@ -103,10 +102,6 @@ def read(function, *args):
 def test_targets(config):
     found = read(decoder_config, config, "config.json")
     assert isinstance(found, DecoderConfig | None)
-    if found is not None:
-        sizes = (found.vocab_size, found.hidden_size, found.num_layers, found.head_dim, found.max_position)
-        assert all(type(size) is int for size in sizes)
-        assert 0 < found.rms_norm_eps < INF and 0 < found.rope.theta < INF and 0 < found.rope.factor < INF
     read(check_kind, "config.json", MODELS, config)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-import eagle_jax
-from eagle_jax.checkpoints import (
-    export_head,
-    load_head_checkpoint,
-    read_target_config,
-    read_target_embedding,
-    save_target_checkpoint,
-)
+from eagle_jax.checkpoints import export_head, load_head_checkpoint, save_target_checkpoint
 from eagle_jax.config import RopeConfig
 from eagle_jax.models.heads import EagleHead
 from eagle_jax.packed import PackedTokens
@@ -28,7 +20,6 @@ from tests.checkpoints import random_heads
 from tests.checkpoints.common import assert_same, random_params
 from tests.checkpoints.random_exports import head
 
-DEMO = Path(eagle_jax.__file__).parent / "assets" / "demo"
 LENGTH, STEPS = 12, 3
 TARGET = dataclasses.replace(random_heads.TARGET, rope=RopeConfig(5e3, "llama3", 8.0, 16, 1.0, 4.0))
 YARN = {"rope": RopeConfig(3e3, "yarn", 4.0, 32)}
@@ -101,25 +92,6 @@ def load(package, directory):
     return package.SpeculatorModel.from_pretrained(str(directory), config=config)
 
 
-def inputs(config, vocab):
-    rng = np.random.default_rng(2)
-    features = rng.standard_normal((LENGTH, len(config.taps) * config.target_hidden_size)).astype(np.float32)
-    return features, rng.integers(0, vocab, LENGTH)
-
-
-def assert_same_logits(config, params, embedding, model):
-    features, tokens = inputs(config, config.layer.vocab_size)
-    weights = params["head"]
-    table = weights["embed_tokens"]["embedding"] if config.own_embedding else embedding
-    ours = our_logits(config, weights, jnp.asarray(table), jnp.asarray(features), jnp.asarray(tokens))
-    theirs = their_logits(model, features, tokens)
-    # Row p of step k reads token p+1+k.
-    for step, (our, their) in enumerate(zip(np.asarray(ours), theirs, strict=True)):
-        rows = LENGTH - 1 - step
-        assert np.abs(our[:rows]).max() > 0.5
-        np.testing.assert_allclose(our[:rows], their[:rows], atol=1e-4)
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_same_logits(name, package, tmp_path):
     config = VARIANTS[name]
@@ -129,7 +101,17 @@ def test_same_logits(name, package, tmp_path):
     options = {"verifier": str(tmp_path / "target"), "rope": "head", "embedding": embedding}
     export_head(config, params, TARGET, tmp_path / "head", "speculators", "float32", **options)
     model = load(package, tmp_path / "head")
-    assert_same_logits(config, params, embedding, model)
+    rng = np.random.default_rng(2)
+    features = rng.standard_normal((LENGTH, len(config.taps) * config.target_hidden_size)).astype(np.float32)
+    tokens = rng.integers(0, config.layer.vocab_size, LENGTH)
+    weights = params["head"]
+    table = weights["embed_tokens"]["embedding"] if config.own_embedding else embedding
+    ours = our_logits(config, weights, table, jnp.asarray(features), jnp.asarray(tokens))
+    # Row p of step k reads token p+1+k.
+    for step, (our, their) in enumerate(zip(np.asarray(ours), their_logits(model, features, tokens), strict=True)):
+        rows = LENGTH - 1 - step
+        assert np.abs(our[:rows]).max() > 0.5
+        np.testing.assert_allclose(our[:rows], their[:rows], atol=1e-4)
 
     # What the package writes itself has the same tensors, and comes back as it went.
     model.save_pretrained(tmp_path / "theirs")
@@ -139,15 +121,3 @@ def test_same_logits(name, package, tmp_path):
     loaded, back = load_head_checkpoint(tmp_path / "theirs", TARGET, embedding=embedding)
     assert loaded == config
     assert_same(back, params)
-
-
-def test_the_bundled_head(package, tmp_path):
-    target = read_target_config(DEMO / "target")
-    config, params = load_head_checkpoint(DEMO / "eagle3", target)
-    embedding = read_target_embedding(DEMO / "target")
-    options = {"verifier": str(DEMO / "target"), "embedding": embedding}
-    export_head(config, params, target, tmp_path, "speculators", "float32", **options)
-    model = load(package, tmp_path)
-    assert model.config.eagle_aux_hidden_state_layer_ids == list(config.taps)
-    assert_same_logits(config, params, embedding, model)
-    np.testing.assert_array_equal(model.d2t.numpy(), params["d2t"])

@@ -8,26 +8,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
-import eagle_jax
-from eagle_jax.checkpoints import (
-    CheckpointError,
-    load_head_checkpoint,
-    load_medusa_checkpoint,
-    load_target_checkpoint,
-    read_target_embedding,
-    save_head_checkpoint,
-    save_medusa_checkpoint,
-    save_target_checkpoint,
-)
+from eagle_jax.checkpoints import CheckpointError, load_target_checkpoint, save_target_checkpoint
 from eagle_jax.checkpoints.files.finite import count_not_finite
 from eagle_jax.checkpoints.training import TrainingCheckpoints
-from eagle_jax.config import MedusaConfig
-from eagle_jax.models.medusa import init_medusa_params
 from tests.checkpoints.common import CONFIG, edit_tensors, random_params
-from tests.checkpoints.random_heads import TARGET, eagle3, write
 
 NAN, INF = np.nan, np.inf
 
@@ -54,10 +40,8 @@ def test_values_are_counted_by_their_bits(dtype, size):
 
 
 def test_of_a_matrix_that_is_not_contiguous_and_of_integers():
-    matrix = np.zeros((6, 8), np.float32)
-    matrix[1, 3], matrix[5, 7] = NAN, -INF
-    arrays = (matrix.T, matrix[::2], np.array(NAN, np.float32), np.full(3, -1))
-    assert [count_not_finite(array) for array in arrays] == [2, 0, 1, 0]
+    matrix = np.full((6, 8), np.float32(NAN)).T
+    assert [count_not_finite(array) for array in (matrix, matrix[::2], np.full(3, -1))] == [48, 24, 0]
 
 
 @pytest.mark.parametrize("stored", ["float32", "bfloat16"])
@@ -93,29 +77,7 @@ def test_many_tensors_are_counted_not_listed(tmp_path):
     save_target_checkpoint(config, random_params(config), tmp_path, "float32")
     edit_tensors(tmp_path / "model.safetensors", lambda tensors: [t.fill(NAN) for t in tensors.values()])
     with pytest.raises(CheckpointError, match="and 47 more tensors hold such values"):
-        eagle_jax.load_target(tmp_path)
-    with pytest.raises(CheckpointError, match=r"model\.embed_tokens\.weight holds 372 values that are not finite"):
-        read_target_embedding(tmp_path)
-
-
-def test_heads(tmp_path):
-    config, params = load_head_checkpoint(write(tmp_path / "eagle", *eagle3()), TARGET)
-    spoil(tmp_path / "eagle" / "model.safetensors", **{"fc.weight": [NAN], "midlayer.mlp.up_proj.weight": [INF, INF]})
-    with pytest.raises(CheckpointError, match=r"fc\.weight holds 1 value .*midlayer\.mlp\.up_proj\.weight holds 2"):
-        load_head_checkpoint(tmp_path / "eagle", TARGET)
-    params["head"]["fc"]["kernel"] = params["head"]["fc"]["kernel"].at[3, 3].set(INF)
-    with pytest.raises(CheckpointError, match=r"fc\.weight holds 1 value that is not finite"):
-        save_head_checkpoint(config, params, tmp_path / "bad", "float32")
-    config = MedusaConfig("medusa", TARGET.hidden_size, TARGET.vocab_size, num_heads=2)
-    params = init_medusa_params(config, jax.random.key(0))
-    save_medusa_checkpoint(config, params, tmp_path / "medusa", "float32")
-    spoil(tmp_path / "medusa" / "medusa_lm_head.safetensors", **{"1.0.linear.weight": [NAN]})
-    with pytest.raises(CheckpointError, match=r"1\.0\.linear\.weight holds 1 value that is not finite"):
-        load_medusa_checkpoint(tmp_path / "medusa", TARGET)
-    params["heads"]["heads_0_lm_head"]["kernel"] *= NAN
-    with pytest.raises(CheckpointError, match=r"0\.1\.weight holds 1272 values that are not finite"):
-        save_medusa_checkpoint(config, params, tmp_path / "bad", "float32")
-    assert not (tmp_path / "bad").exists()
+        load_target_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("shard_bytes", [1 << 30, 1500])
@@ -139,8 +101,3 @@ def test_the_checkpoints_of_a_run(tmp_path):
         with pytest.raises(CheckpointError, match=r"step 2 is not saved .*kernel holds 4 values"):
             opened.save_best(2, state(NAN)["head"], {}, 1.5)
         assert (opened.step, opened.best_tau) == (1, None)
-        items = ocp.args.Composite(state=ocp.args.StandardSave(state(NAN)), notes=ocp.args.JsonSave({}))
-        opened._latest.save(3, args=items, force=True)  # as an earlier version of this library did
-        opened.wait()
-        with pytest.raises(CheckpointError, match=r"latest/3: head/kernel holds 4 values that are not finite"):
-            opened.restore(state())

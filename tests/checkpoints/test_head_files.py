@@ -18,62 +18,27 @@ from tests.checkpoints.random_heads import TARGET, eagle1, eagle3, write
 LAYER = dataclasses.replace(TARGET, num_layers=1, head_dim=8, intermediate_size=20, qkv_bias=False)
 EAGLE1 = HeadConfig("eagle1", LAYER, 53, 24, (9,), fc_bias=True)
 EAGLE3 = HeadConfig("eagle3", LAYER, 17, 24, (2, 4, 6))
-ALL = {"qkv_bias": True, "out_bias": True, "mlp_bias": True, "qk_norm": True, "eos_ids": (3, 4), "bos_id": 1}
 
 
 def load(directory, config, tensors, target=TARGET, **kwargs):
     return load_head_checkpoint(write(directory, config, tensors), target, **kwargs)
 
 
-class TestGolden:
-    def test_the_pair_loads(self, golden):
-        target, params = load_target_checkpoint(golden / "target")
-        assert (target.num_layers, target.eos_ids, target.bos_id) == (8, (257,), 256)
-        config, head = load_head_checkpoint(golden / "eagle3", target)
-        assert (config.kind, config.taps, config.draft_vocab_size) == ("eagle3", (2, 4, 5), 96)
-        assert not config.own_embedding and head["d2t"].shape == (96,)
-        config, head = load_head_checkpoint(golden / "eagle1", target)
-        assert (config.kind, config.taps, config.fc_bias, config.own_embedding) == ("eagle1", (8,), True, True)
-        assert "d2t" not in head
-        # Its embedding is a copy of the target's, which it then shares.
-        embedding = params["embed_tokens"]["embedding"]
-        config, head = load_head_checkpoint(golden / "eagle1", target, embedding=embedding)
-        assert not config.own_embedding and "embed_tokens" not in head["head"]
-        assert load_head_checkpoint(golden / "eagle1", target, embedding=embedding.at[3, 3].add(1.0))[0].own_embedding
-
-    @pytest.mark.parametrize("name", ["eagle1", "eagle3"])
-    def test_what_we_save_is_the_official_file(self, name, golden, tmp_path):
-        target, params = load_target_checkpoint(golden / "target")
-        embedding = params["embed_tokens"]["embedding"]
-        config, head = load_head_checkpoint(golden / name, target, embedding=embedding)
-        copy = embedding if name == "eagle1" else None
-        save_head_checkpoint(config, head, tmp_path, "float32", embedding=copy)
-        modes = {oct(path.stat().st_mode) for path in tmp_path.iterdir() if path.is_file()}
-        assert len(modes) == 1  # weights are as readable as their config
-        ours, theirs = (safetensors.numpy.load_file(path / "model.safetensors") for path in (tmp_path, golden / name))
-        assert_same(ours, theirs)
-        assert {key: value.dtype for key, value in ours.items()} == {key: value.dtype for key, value in theirs.items()}
-        ours, theirs = (json.loads((path / "config.json").read_text()) for path in (tmp_path, golden / name))
-        same = set(theirs) - {"architectures", "pad_token_id"}
-        assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        EAGLE1,
-        dataclasses.replace(EAGLE1, own_embedding=True, fc_bias=False),
-        dataclasses.replace(EAGLE1, layer=dataclasses.replace(LAYER, qkv_bias=True)),
-        dataclasses.replace(EAGLE3, own_embedding=True, layer=dataclasses.replace(LAYER, hidden_size=36, **ALL)),
-    ],
-)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_round_trip_is_the_identity(config, dtype, tmp_path):
-    params = random_params(config, dtype=dtype)
-    save_head_checkpoint(config, params, tmp_path, dtype)
-    loaded_config, loaded = load_head_checkpoint(tmp_path, TARGET, dtype)
-    assert loaded_config == config
-    assert_same(loaded, params)
+@pytest.mark.parametrize("name", ["eagle1", "eagle3"])
+def test_what_we_save_is_the_official_file(name, golden, tmp_path):
+    target, params = load_target_checkpoint(golden / "target")
+    embedding = params["embed_tokens"]["embedding"]
+    config, head = load_head_checkpoint(golden / name, target, embedding=embedding)
+    copy = embedding if name == "eagle1" else None  # the head shares the target's
+    assert not config.own_embedding and "embed_tokens" not in head["head"]
+    save_head_checkpoint(config, head, tmp_path, "float32", embedding=copy)
+    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1  # weights are as readable as their config
+    ours, theirs = (safetensors.numpy.load_file(path / "model.safetensors") for path in (tmp_path, golden / name))
+    assert_same(ours, theirs)
+    assert {key: value.dtype for key, value in ours.items()} == {key: value.dtype for key, value in theirs.items()}
+    ours, theirs = (json.loads((path / "config.json").read_text()) for path in (tmp_path, golden / name))
+    same = set(theirs) - {"architectures", "pad_token_id"}
+    assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
 
 
 def test_what_is_not_saved(tmp_path):
@@ -81,12 +46,7 @@ def test_what_is_not_saved(tmp_path):
     outside = params | {"d2t": params["d2t"].at[0].set(60)}
     for config, held, options, message in (
         (EAGLE3, outside, {}, "d2t does not map draft ids to distinct target ids below 53"),
-        (
-            EAGLE1,
-            random_params(EAGLE1),
-            {"embedding": jnp.zeros((50, 24))},
-            r"embedding must have shape .*got \[50, 24",
-        ),
+        (EAGLE1, random_params(EAGLE1), {"embedding": jnp.zeros((50, 24))}, r"embedding must have shape .*got \[50, 2"),
         (EAGLE3, random_params(EAGLE1), {}, "missing .*head/hidden_norm/scale"),
     ):
         with pytest.raises(CheckpointError, match=message):
@@ -118,11 +78,9 @@ def test_the_draft_vocabulary(tmp_path):
     assert params["d2t"].dtype == jnp.int32  # the difference, as stored
     np.testing.assert_array_equal(np.flatnonzero(tensors["t2d"]), params["d2t"] + np.arange(17))
     np.testing.assert_array_equal(load(tmp_path, *eagle3(draft_vocab_size=53))[1]["d2t"], np.zeros(53))
-    del config["draft_vocab_size"]
-    assert load(tmp_path, config, tensors)[0].draft_vocab_size == 17
 
 
-D2T, T2D = (eagle3()[1][name] for name in ("d2t", "t2d"))
+D2T = eagle3()[1]["d2t"]
 ZEROS = np.zeros(24, np.float32)
 
 
@@ -130,12 +88,9 @@ ZEROS = np.zeros(24, np.float32)
     ("changes", "parts"),
     [
         ({"d2t": ...}, ("missing (1): d2t",)),
-        ({"t2d": np.roll(T2D, 1)}, ("t2d marks other target ids than d2t reaches",)),
-        ({"t2d": np.append(T2D, True), "d2t": np.append(D2T, 0)},
-         ("misshaped (2): d2t is [18], expected [17], t2d is [54], expected [53]",)),
+        ({"d2t": np.append(D2T, 0)}, ("misshaped (1): d2t is int64 [18], expected integers [17]",)),
         ({"d2t": D2T + np.arange(17)}, ("d2t",)),  # target ids instead of differences
-        ({"d2t": D2T.astype(np.float32)}, ("d2t is stored as float32, expected integers",)),
-        ({"t2d": T2D.astype(np.float32)}, ("t2d is stored as float32, expected integers",)),
+        ({"d2t": D2T.astype(np.float32)}, ("d2t is float32 [17], expected integers [17]",)),
         ({"model.norm.weight": ZEROS}, ("norm.weight are the same tensor under two names",)),
         ({"layers.1.mlp.down_proj.weight": ZEROS}, ("unexpected (1): layers.1.mlp.down_proj.weight",)),
         (

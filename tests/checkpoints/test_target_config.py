@@ -8,7 +8,6 @@ import pytest
 
 from eagle_jax.checkpoints import CheckpointError, read_target_config
 from eagle_jax.checkpoints.targets.config import config_values, decoder_config
-from eagle_jax.config import RopeConfig
 from tests.checkpoints.common import FAMILY, LLAMA, MISTRAL, QWEN2, QWEN3, quiet
 
 NAN, INF = float("nan"), float("inf")
@@ -26,57 +25,17 @@ def read(values, **kwargs):
     return decoder_config(values, "config.json", **kwargs)
 
 
-def test_vicuna_style_config():
-    """Old files name neither head_dim nor kv heads nor rope_theta."""
-    config = read(LLAMA | {"num_key_value_heads": ...})
-    assert (config.num_kv_heads, config.head_dim, config.rope.theta, config.rms_norm_eps) == (4, 16, 10000.0, 1e-6)
-
-
-@pytest.mark.parametrize(
-    ("values", "qkv", "out", "mlp", "norm"),
-    [
-        (LLAMA, False, False, False, False),
-        (LLAMA | {"attention_bias": True}, True, True, False, False),
-        (LLAMA | {"mlp_bias": True}, False, False, True, False),
-        (MISTRAL, False, False, False, False),
-        (QWEN2, True, False, False, False),
-        (QWEN3, False, False, False, True),
-        (QWEN3 | {"attention_bias": True}, True, True, False, True),
-        (GPT2, True, True, True, False),
-    ],
-)
-def test_biases_and_norms_per_family(values, qkv, out, mlp, norm):
-    config = read(values)
-    assert (config.qkv_bias, config.out_bias, config.mlp_bias, config.qk_norm) == (qkv, out, mlp, norm)
-
-
 def test_defaults_of_families():
+    old = read(LLAMA | {"num_key_value_heads": ...})  # as Vicuna's
+    assert (old.num_kv_heads, old.head_dim, old.rope.theta, old.rms_norm_eps) == (4, 16, 10000.0, 1e-6)
     assert (read(QWEN3).head_dim, read(QWEN3 | {"head_dim": 32}).head_dim) == (128, 32)
     assert read(FAMILY | {"model_type": "qwen2"}).architecture == "Qwen2ForCausalLM"
     assert (read(GPT2).intermediate_size, read(GPT2).rms_norm_eps, read(GPT2).tie_word_embeddings) == (96, 1e-5, True)
 
 
-@pytest.mark.parametrize("key", ["num_key_value_heads", "head_dim", "rope_scaling", "rope_parameters", "eos_token_id",
-                                 "bos_token_id", "layer_types", "sliding_window", "model_type"])  # fmt: skip
+@pytest.mark.parametrize("key", ["num_key_value_heads", "head_dim", "rope_parameters", "eos_token_id", "layer_types"])
 def test_null_where_transformers_has_a_default_for_it(key):
     assert read(LLAMA | {key: None}) == read(LLAMA | {key: ...})
-
-
-@pytest.mark.parametrize(
-    ("values", "rope"),
-    [
-        ({"rope_theta": 5e5}, RopeConfig(5e5)),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, RopeConfig(5e5)),
-        ({"rope_scaling": None, "rope_theta": 1e6}, RopeConfig(1e6)),
-        ({"rope_theta": 5e5, "rope_scaling": LLAMA3}, RopeConfig(5e5, "llama3", 8.0, 8192, 1.0, 4.0)),
-        ({"rope_parameters": LLAMA3 | {"rope_theta": 5e5}}, RopeConfig(5e5, "llama3", 8.0, 8192, 1.0, 4.0)),
-        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, RopeConfig(1e4, "linear", 4.0)),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, RopeConfig(1e4, "dynamic", 2.0, 8192)),
-        ({"rope_theta": 1e6, "rope_scaling": {"type": "yarn", **SCALED}}, RopeConfig(1e6, "yarn", 8.0, 8192)),
-    ],
-)
-def test_rope(values, rope):
-    assert read(LLAMA | values).rope == rope
 
 
 @pytest.mark.parametrize(
@@ -106,8 +65,7 @@ def test_scaled_context_lengths(rope, base, length):
         *(base | {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 3} for base in (QWEN2, QWEN3)),
         LLAMA | {"embedding_multiplier": 1.0, "residual_multiplier": 1, "rope_interleaved": False, "is_causal": True},
         LLAMA | {"attention_sinks": None, "no_rope_layers": []},
-        LLAMA | {"rope_scaling": LINEAR, "rope_parameters": LINEAR | {"type": "linear", "rope_theta": 1e4}},
-        LLAMA | {"rope_scaling": None, "rope_parameters": LINEAR | {"type": "linear", "rope_theta": 1e4}},
+        LLAMA | {"sliding_window": 64},  # read by other families only
         GPT2 | {"hidden_size": 24, "n_inner": None, "num_hidden_layers": 2},
     ],
 )
@@ -118,38 +76,25 @@ def test_neutral_values_are_read_without_a_warning(values):
 
 def test_a_cap_keeps_the_context_inside_a_window():
     assert read(MISTRAL | {"sliding_window": 4096}, max_position=4096).max_position == 4096
-    for cap in (0, 8193):
-        with pytest.raises(CheckpointError, match=rf"max_position must be from 1 to 8192, the context .* got {cap}\."):
+    for cap in (0, 8193, True):
+        with pytest.raises(CheckpointError, match=rf"max_position must be an integer from 1 to 8192, .* got {cap}\."):
             read(LLAMA, max_position=cap)
-    with pytest.raises(CheckpointError, match="max_position must be 64, the number of learned positions in config"):
+    with pytest.raises(CheckpointError, match=r"max_position must be an integer from 64 to 64, .* got 20"):
         read(GPT2, max_position=20)
-    with pytest.raises(CheckpointError, match="max_position must be an integer or None, got True"):
-        read(LLAMA, max_position=True)
 
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
 REFUSED = [
     (LLAMA, {"architectures": ["GemmaForCausalLM"]}, "architectures must name one of .*LlamaForCausalLM.*, got Gemma"),
     (FAMILY, {"model_type": "phi3"}, "architectures must name one of .*, got phi3"),
-    (FAMILY, {}, "architectures must name one of .*, got none"),
-    (LLAMA, {"rms_norm_eps": None}, r"rms_norm_eps must be a positive number, got None\. "),
     (LLAMA, {"rms_norm_eps": "1e-5"}, "rms_norm_eps must be a positive number, got '1e-5'"),
-    (LLAMA, {"rms_norm_eps": True}, "rms_norm_eps must be a positive number, got True"),
     (LLAMA, {"rms_norm_eps": NAN}, "rms_norm_eps must be a positive number, got nan"),
-    (LLAMA, {"rms_norm_eps": -1e-5}, "rms_norm_eps must be a positive number, got -1e-05"),
-    (LLAMA, {"max_position_embeddings": None}, "max_position_embeddings must be an integer from 1 to .*, got None"),
     (LLAMA, {"max_position_embeddings": 4096.0}, r"max_position_embeddings must be an integer .*, got 4096\.0"),
     (LLAMA, {"hidden_size": True}, "hidden_size must be an integer from 1 to 2147483647, got True"),
-    (LLAMA, {"hidden_size": "64"}, "hidden_size must be an integer from 1 to 2147483647, got '64'"),
-    (LLAMA, {"vocab_size": -1}, "vocab_size must be an integer from 1 to 2147483647, got -1"),
     (LLAMA, {"vocab_size": ...}, "vocab_size must be an integer from 1 to 2147483647, got no value"),
-    (LLAMA, {"vocab_size": 10**400}, "vocab_size must be an integer .*, got an integer of more than 80 digits"),
-    (LLAMA, {"vocab_size": [1] * 200}, r"vocab_size must be an integer .*, got \[1, 1, .{60,80}\.\.\.\. "),
     (LLAMA, {"num_hidden_layers": 10**6}, "num_hidden_layers must be an integer from 1 to 1024, got 1000000"),
     (LLAMA, {"hidden_size": 66}, "hidden_size must be a multiple of num_attention_heads=4, got 66"),
     (LLAMA, {"num_key_value_heads": 3}, "num_attention_heads must be a multiple of num_key_value_heads=3, got 4"),
-    (LLAMA, {"head_dim": 15}, "head_dim must be even, got 15"),
-    (LLAMA, {"eos_token_id": "</s>"}, "eos_token_id must be an integer or a list of integers, got '</s>'"),
     (LLAMA, {"eos_token_id": [2, "</s>"]}, "eos_token_id must be an integer or a list of integers"),
     (LLAMA, {"architectures": "LlamaForCausalLM"}, "architectures must be a list of strings, got 'LlamaForCausalLM'"),
     (LLAMA, {"tie_word_embeddings": "true"}, "tie_word_embeddings must be true or false, got 'true'"),
@@ -157,37 +102,31 @@ REFUSED = [
     (LLAMA, {"hidden_act": ["silu"]}, r"hidden_act must be a string, got \['silu'\]"),
     (LLAMA, {"hidden_act": "gelu"}, "hidden_act must be silu or absent, got 'gelu'"),
     (LLAMA, {"quantization_config": {"quant_method": "gptq"}}, r"a quantised checkpoint \(quant_method 'gptq'\)"),
-    (LLAMA, {"rope_theta": None}, "rope_theta must be a positive number, got None"),
     (LLAMA, {"rope_scaling": "linear"}, "rope_scaling must be an object of keys and values, got 'linear'"),
     (LLAMA, {"rope_scaling": LINEAR | {"factor": "2"}}, r"rope_scaling\.factor must be a positive number, got '2'"),
-    (LLAMA, {"rope_scaling": LINEAR | {"factor": INF}}, r"rope_scaling\.factor must be a positive number, got inf"),
-    (LLAMA, {"rope_scaling": {"type": None}}, r"rope_scaling\.type must be a string, got None"),
-    (LLAMA, {"rope_scaling": {"type": "linear"}}, "RoPE type 'linear' needs factor"),
+    (LLAMA, {"rope_scaling": {"type": "linear"}}, r"rope_scaling\.factor must be a positive number, got no value"),
     (LLAMA, {"rope_scaling": {"rope_type": "longrope"}}, "RoPE 'longrope'.*known types: default, linear"),
-    (LLAMA, {"rope_scaling": {"type": "llama3", "factor": 8.0}}, "'llama3' needs low_freq_factor, high_freq_factor"),
+    (
+        LLAMA,
+        {"rope_scaling": {"type": "llama3", "factor": 8.0}},
+        "low_freq_factor must be a positive number, got no",
+    ),
     (LLAMA, {"rope_scaling": {"full_attention": {"rope_type": "default"}}}, "not supported; known types"),
     (LLAMA, {"rope_scaling": LINEAR | {"partial_rotary_factor": 0.5}}, "partial_rotary_factor must be 1 or absent"),
     (LLAMA, {"logits_scaling": 8.0}, r"logits_scaling must be 1 or absent, got 8\.0"),
     (LLAMA, {"attention_multiplier": 0.015625}, "attention_multiplier must be absent, got 0.015625"),
-    (LLAMA, {"final_logit_softcapping": 30.0}, "final_logit_softcapping must be absent"),
-    (LLAMA, {"attention_sinks": True}, "attention_sinks must be absent, got True"),
-    (LLAMA, {"rope_interleaved": True}, "rope_interleaved must be absent, got True"),
     # `transformers` attends in both directions where `is_causal` is false, null or zero.
-    *((base, {"is_causal": False}, "is_causal must be true or absent, got False") for base in (MISTRAL, QWEN3, GPT2)),
-    *((LLAMA, {"is_causal": off}, f"is_causal must be true or absent, got {off!r}") for off in (None, 0, "false")),
+    *(
+        (base, {"is_causal": off}, f"is_causal must be true or absent, got {off!r}")
+        for base, off in ((MISTRAL, False), (GPT2, False), (LLAMA, None), (LLAMA, 0))
+    ),
     (MISTRAL, {"sliding_window": 4096}, r"sliding_window=4096 is active.*load with max_position=4096"),
     (MISTRAL, {"sliding_window": ...}, "sliding_window=4096 is active"),  # `transformers` then assumes 4096
     *((base, WINDOW | {"max_window_layers": 2}, "sliding_window=4096 is active") for base in (QWEN2, QWEN3)),
     *((base, WINDOW | {"layer_types": TYPES}, "sliding_window=4096 is active") for base in (QWEN2, QWEN3)),
-    (LLAMA, {"layer_types": "full_attention"}, "layer_types must be a list of strings"),
-    (QWEN2, {"layer_types": TYPES}, "layer_types must be without sliding_attention where use_sliding_window is false"),
-    (QWEN2, {"layer_types": ["full_attention"]}, "layer_types must be .*for each of the 3 layers"),
+    (QWEN2, {"layer_types": ["linear_attention"]}, "layer_types must be a list of full_attention or sliding_attention"),
     (GPT2, {"activation_function": "relu"}, "activation_function must be gelu_new or absent, got 'relu'"),
-    (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx must be false or absent, got T"),
     (GPT2, {"n_head": 5}, "n_embd must be a multiple of n_head=5, got 24"),
-    (GPT2, {"n_layer": None}, "n_layer must be an integer from 1 to 1024, got None"),
-    (GPT2, {"n_head": 24}, "head_dim must be even, got 1"),
-    (GPT2, {"hidden_size": 18}, "hidden_size must be n_embd=24, which is the same size, got 18"),
 ]
 
 
@@ -198,31 +137,12 @@ def test_one_sentence_names_file_key_and_rule(base, changes, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "kind", "message"),
-    [
-        ({"use_fancy_gate": True}, "default", "use_fancy_gate=True: unknown and ignored"),
-        ({"sliding_window": 64}, "default", "sliding_window=64 has no effect on a LlamaForCausalLM"),
-        ({"model_type": "mistral", "sliding_window": None}, "default", "names LlamaForCausalLM and model_type='mi"),
-        ({"rope_theta": 7.0, "rope_parameters": {"rope_theta": 5.0}}, "default", r"rope_theta=7\.0 and 5 inside"),
-        ({"rope_scaling": LINEAR | {"type": "dynamic"}}, "linear", r"type='dynamic' and rope_type=.linear.: uses"),
-        ({"rope_parameters": LINEAR | {"type": "yarn"}}, "linear", r"type='yarn' and rope_type=.linear.: uses"),
-        (
-            {"rope_scaling": LINEAR, "rope_parameters": LINEAR | {"factor": 4.0}}, "linear",
-            "rope_scaling and rope_parameters differ: uses rope_scaling, as transformers does",
-        ),
-        (
-            {"rope_scaling": LINEAR, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}, "linear",
-            "rope_scaling and rope_parameters differ: uses rope_scaling",
-        ),
-    ],
-)  # fmt: skip
-def test_a_contradiction_that_transformers_settles_is_a_warning(changes, kind, message):
-    with pytest.warns(UserWarning, match=message):
-        assert read(LLAMA | changes).rope.kind == kind
+def test_an_unknown_key_that_looks_like_an_option_is_a_warning():
+    with pytest.warns(UserWarning, match="use_fancy_gate=True: unknown and ignored"):
+        read(LLAMA | {"use_fancy_gate": True})
 
 
-@pytest.mark.parametrize("value", ["</s>", 2.0, [2, None], {"id": 2}, True])
+@pytest.mark.parametrize("value", ["</s>", [2, None]])
 def test_stop_tokens_of_a_generation_config(value, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))

@@ -8,15 +8,9 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors.numpy
 
 import eagle_jax
-from eagle_jax.checkpoints import (
-    CheckpointError,
-    load_target_checkpoint,
-    read_target_embedding,
-    save_target_checkpoint,
-)
+from eagle_jax.checkpoints import CheckpointError, load_target_checkpoint, save_target_checkpoint
 from eagle_jax.config import RopeConfig
 from tests.checkpoints.common import CONFIG, GPT2, assert_same, edit_json, edit_tensors, random_params
 
@@ -65,7 +59,6 @@ def test_round_trip_is_the_identity(config, shard_bytes, tmp_path):
     loaded_config, loaded = load_target_checkpoint(tmp_path)
     assert loaded_config == config
     assert_same(loaded, params)
-    np.testing.assert_array_equal(read_target_embedding(tmp_path), params["embed_tokens"]["embedding"])
 
 
 def test_everything_wrong_is_named_in_one_error(saved):
@@ -84,18 +77,12 @@ def test_everything_wrong_is_named_in_one_error(saved):
     with pytest.raises(CheckpointError) as caught:
         load_target_checkpoint(saved)
     for part in (
-        str(saved),
-        "missing (2): ",
-        "lm_head.weight",
-        "model.layers.1.mlp.up_proj.weight",
-        "unexpected (3): ",
-        "layers.0.self_attn.q_proj.bias",
-        "layers.2.input_layernorm.weight",
-        "something.else",
+        str(saved), "missing (2): ", "lm_head.weight", "model.layers.1.mlp.up_proj.weight", "unexpected (3): ",
+        "layers.0.self_attn.q_proj.bias", "layers.2.input_layernorm.weight", "something.else",
         "model.norm.weight is [13], expected [12]",
         "model.layers.0.self_attn.k_proj.weight is [12, 13], expected [12, 12]",
         "model.embed_tokens.weight is stored as int8: quantised weights are not supported",
-    ):
+    ):  # fmt: skip
         assert part in str(caught.value)
     assert "inv_freq" not in str(caught.value)
 
@@ -121,7 +108,7 @@ def test_a_damaged_single_file(saved):
         load_target_checkpoint(saved)
 
 
-def test_a_damaged_shard_is_named(sharded):
+def test_damaged_shards_and_indices_are_named(sharded):
     shard = sorted(sharded.glob("model-*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:-10])
     with pytest.raises(CheckpointError, match=shard.name):
@@ -129,24 +116,18 @@ def test_a_damaged_shard_is_named(sharded):
     shard.unlink()
     with pytest.raises(CheckpointError, match=f"{shard.name}, which is missing"):
         load_target_checkpoint(sharded)
-
-
-@pytest.mark.parametrize(
-    ("file", "message"),
-    [
-        ("../secret.safetensors", r"weight_map must name files of this directory, got \.\./secret\.safetensors"),
-        *((file, "no 'weight_map' of tensors to files") for file in (None, 3, ["model.safetensors"])),
-    ],
-)
-def test_a_wrong_index(file, message, sharded):
     values = json.loads((sharded / INDEX).read_text())
-    values["weight_map"]["model.extra"] = file
-    (sharded / INDEX).write_text(json.dumps(values))
-    with pytest.raises(CheckpointError, match=message):
-        load_target_checkpoint(sharded)
+    for file, message in (
+        ("../secret.safetensors", r"weight_map must name files of this directory, got \.\./secret\.safetensors"),
+        (None, "no 'weight_map' of tensors to files"),
+    ):
+        values["weight_map"]["model.extra"] = file
+        (sharded / INDEX).write_text(json.dumps(values))
+        with pytest.raises(CheckpointError, match=message):
+            load_target_checkpoint(sharded)
 
 
-@pytest.mark.parametrize("dtype", ["int4", "float64", 3, None])
+@pytest.mark.parametrize("dtype", ["float64", 3])
 def test_an_unknown_dtype(dtype, saved):
     with pytest.raises(CheckpointError, match=f"dtype must be one of float32, bfloat16, float16, got {dtype!r}"):
         eagle_jax.load_target(saved, dtype)
@@ -159,21 +140,11 @@ def test_stop_tokens_come_from_the_generation_config_first(saved):
     with pytest.warns(UserWarning, match=r"generation_config\.json overrides config\.json.*: \[2\] are no stop token"):
         assert load_target_checkpoint(saved)[0].eos_ids == (9,)
     edit_json(saved / "generation_config.json", eos_token_id=...)
-    edit_json(saved / "config.json", eos_token_id=[4, 5, 6])
-    assert load_target_checkpoint(saved)[0].eos_ids == (4, 5, 6)
+    edit_json(saved / "config.json", eos_token_id=[4, 5, 31, -1])  # the last two never occur in a vocabulary of 31
+    assert load_target_checkpoint(saved)[0].eos_ids == (4, 5)
     (saved / "generation_config.json").unlink()
     edit_json(saved / "config.json", eos_token_id=None)
     assert load_target_checkpoint(saved)[0].eos_ids == ()
-
-
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-def test_stop_tokens_outside_the_vocabulary_end_nothing(saved, name):
-    """As in `transformers`, in which they never occur."""
-    edit_json(saved / "generation_config.json", eos_token_id=...)
-    edit_json(saved / name, eos_token_id=[3, 31, -1])
-    message = rf"/{name}: eos_token_id \[31, -1\] lies outside the vocabulary of 31 tokens and is ignored"
-    with pytest.warns(UserWarning, match=message):
-        assert load_target_checkpoint(saved)[0].eos_ids == (3,)
 
 
 class TestSaving:
@@ -194,8 +165,6 @@ class TestSaving:
             (CONFIG, {"qk_norm": True}, "LlamaForCausalLM cannot express qk_norm=True"),
             (CONFIG, {"architecture": "MistralForCausalLM", "mlp_bias": True}, "cannot express mlp_bias=True"),
             (CONFIG, {"architecture": "Qwen2ForCausalLM"}, "cannot express qkv_bias=False"),
-            (CONFIG, {"qkv_bias": True}, "cannot express out_bias=False"),
-            (GPT2, {"mlp_bias": False}, "GPT2LMHeadModel cannot express mlp_bias=False"),
             (GPT2, {"num_kv_heads": 2}, "GPT2LMHeadModel cannot express num_kv_heads=2"),
             (CONFIG, {"architecture": "PhiForCausalLM"}, "architecture must be one of .*, got 'PhiForCausalLM'"),
         ],
@@ -204,18 +173,6 @@ class TestSaving:
         config = dataclasses.replace(base, **changes)
         with pytest.raises(CheckpointError, match=message):
             save_target_checkpoint(config, random_params(config), tmp_path / "model")
-
-    def test_a_failure_leaves_the_old_checkpoint(self, saved, monkeypatch):
-        before = {path.name: path.read_bytes() for path in saved.iterdir()}
-
-        def fail(*args, **kwargs):
-            raise OSError("disk full")
-
-        monkeypatch.setattr(safetensors.numpy, "save_file", fail)
-        with pytest.raises(OSError, match="disk full"):
-            save_target_checkpoint(CONFIG, random_params(seed=1), saved, "float32")
-        assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
-        assert [path.name for path in saved.parent.iterdir()] == [saved.name]
 
     def test_replaces_weights_keeps_other_files_and_follows_a_link(self, saved):
         (saved / "tokenizer.json").write_text("{}")

@@ -98,8 +98,6 @@ class Fields:
 
 def shown(value: Any) -> str:
     """Formats a value for a message, shortened."""
-    if _is_integer(value) and abs(value) > 10**_SHOWN:  # Python does not print integers of many thousand digits
-        return "an integer of more than 80 digits"
     text = repr(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 

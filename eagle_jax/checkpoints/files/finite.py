@@ -13,34 +13,29 @@ DIVERGED = "Take weights from before training diverged, or write a dtype of a wi
 """Remedy for weights that are not written."""
 FETCH_AGAIN = "Fetch the checkpoint again, take one from before training diverged, or load a dtype of a wider range."
 """Remedy for files that hold such values."""
-_CHUNK = 1 << 18  # elements: a chunk stays in the CPU cache for the second pass
+_CHUNK = 1 << 18  # elements: a chunk stays in the CPU cache
 _NAMED = 10  # tensors in a message
-# dtype -> (integers of its size, bits of positive infinity, and of negative infinity). NaN has larger ones than either.
-_BITS: dict[str, tuple[Any, Any, int, int]] = {
-    "float32": (np.int32, np.uint32, 0x7F800000, 0xFF800000),
-    "bfloat16": (np.int16, np.uint16, 0x7F80, 0xFF80),
-    "float16": (np.int16, np.uint16, 0x7C00, 0xFC00),
+# dtype -> (integers of its size, the bits of its exponent). All of the exponent's bits are set in NaN and infinity.
+_BITS: dict[str, tuple[Any, int]] = {
+    "float32": (np.uint32, 0x7F800000),
+    "bfloat16": (np.uint16, 0x7F80),
+    "float16": (np.uint16, 0x7C00),
 }
 
 
 def count_not_finite(array: np.ndarray) -> int:
     """Counts the values of a float32, bfloat16 or float16 array that are NaN or infinite; 0 for other dtypes.
 
-    Maxima of the bits as integers: `np.isfinite` takes eight times as long on bfloat16, and memory for a mask.
+    By the bits: `np.isfinite` takes six times as long on bfloat16.
     """
     if array.dtype.name not in _BITS:
         return 0
-    signed, unsigned, positive, negative = _BITS[array.dtype.name]
-    flat = np.ascontiguousarray(array).reshape(-1)
-    count = 0
-    for start in range(0, flat.size, _CHUNK):
-        part = flat[start : start + _CHUNK]
-        # Below the sign bit the signed integers are in the order of the positive floats, and negative floats are less;
-        # the unsigned ones are in the order of the negative floats, and positive floats are less.
-        if part.view(signed).max() >= positive or part.view(unsigned).max() >= negative:
-            exponents = part.view(unsigned) & unsigned(positive)
-            count += int(np.count_nonzero(exponents == positive))
-    return count
+    integer, exponent = _BITS[array.dtype.name]
+    flat = np.ascontiguousarray(array).reshape(-1).view(integer)
+    return sum(
+        int(np.count_nonzero((flat[start : start + _CHUNK] & integer(exponent)) == exponent))
+        for start in range(0, flat.size, _CHUNK)
+    )
 
 
 def raise_not_finite(counts: Mapping[str, int], subject: str, remedy: str) -> None:

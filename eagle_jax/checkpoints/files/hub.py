@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import os
 import re
@@ -33,7 +32,7 @@ class Hub(TypedDict, total=False):
 
     revision: str | None
     token: str | bool | None
-    cache_dir: str | os.PathLike[str] | None
+    cache_dir: str | Path | None
 
 
 def checkpoint_directory(path_or_id: str | os.PathLike[str], **hub: Unpack[Hub]) -> Path:
@@ -64,7 +63,7 @@ def files_directory(
     *,
     revision: str | None = None,
     token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: str | Path | None = None,
 ) -> Path:
     """Returns the directory with files of some patterns; downloads them from a hub id.
 
@@ -74,16 +73,15 @@ def files_directory(
     local = _existing_directory(path_or_id)
     if local is not None:
         return local
-    folder = None if cache_dir is None else os.fspath(cache_dir)
     repo_id = str(path_or_id)
     try:
         return Path(
             huggingface_hub.snapshot_download(
-                repo_id, revision=revision, token=token, cache_dir=folder, allow_patterns=list(patterns)
+                repo_id, revision=revision, token=token, cache_dir=cache_dir, allow_patterns=list(patterns)
             )
         )
     except (OSError, hub_errors.HTTPError, hub_errors.HFValidationError) as error:
-        raise CheckpointError(_explain(error, repo_id, revision)) from error
+        raise CheckpointError(_explain(error, repo_id)) from error
 
 
 config_directory = functools.partial(files_directory, patterns=CONFIGS)
@@ -96,10 +94,8 @@ head_directory = functools.partial(files_directory, patterns=CONFIGS + HEADS)
 
 def _existing_directory(path_or_id: str | os.PathLike[str]) -> Path | None:
     """Returns an existing directory, None for a hub id; raises for anything else."""
-    if not isinstance(path_or_id, str | os.PathLike):
+    if not isinstance(path_or_id, str | os.PathLike) or not str(path_or_id):
         raise CheckpointError(f"path_or_id must be a directory or a hub id, got {path_or_id!r}.")
-    if not str(path_or_id):
-        raise CheckpointError("the path is empty. Give a directory or a hub id.")
     path = Path(path_or_id).expanduser()
     if path.is_dir():
         return path
@@ -110,37 +106,21 @@ def _existing_directory(path_or_id: str | os.PathLike[str]) -> Path | None:
     return None
 
 
-def _explain(error: Exception, repo_id: str, revision: str | None) -> str:
+def _explain(error: Exception, repo_id: str) -> str:
     """Returns the message of a failed download: what failed and its remedy."""
-    at = f"{repo_id!r}" + (f" at revision {revision!r}" if revision else "")
-    answers = {
-        hub_errors.GatedRepoError: f"access to {at} is restricted: accept its licence at https://huggingface.co/"
-        f"{repo_id}, then set HF_TOKEN (or pass token=...) to a token of that account",
-        hub_errors.RevisionNotFoundError: f"the hub repository {repo_id!r} has no revision {revision!r}: give a "
-        "branch, tag or commit, or leave revision out for the newest one",
-        hub_errors.RepositoryNotFoundError: f"{at} is neither a local directory nor a repository on the hub that "
-        "this token may read; check the spelling, or pass token=... or set HF_TOKEN if it is private",
-        hub_errors.HFValidationError: f"{repo_id!r} is neither a local directory nor a valid hub id: {error}",
-    }
-    for kind, answer in answers.items():
-        if isinstance(error, kind):
-            return answer
-    # No network, offline mode without a cached copy, a full disk, or a broken connection. The client wraps the first
-    # error into advice of its own.
-    status = {getattr(getattr(part, "response", None), "status_code", None) for part in (error, error.__cause__)}
-    remedy = "check the spelling and the network, or give the path of a local copy"
-    if huggingface_hub.constants.HF_HUB_OFFLINE:
-        remedy = "unset HF_HUB_OFFLINE to fetch it, or give the path of a local copy"
-    elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        remedy = "make room on the disk, or set HF_HOME (or pass cache_dir=...) to a larger one"
-    elif 429 in status:  # too many requests
-        remedy = "wait some minutes, or set HF_TOKEN (or pass token=...): the hub limits anonymous requests more"
-    elif status & {401, 403}:  # unauthorised or forbidden
-        remedy = (
-            "the hub rejects the token: create one that can read this repository at "
-            "https://huggingface.co/settings/tokens, or unset HF_TOKEN (and log out) for public repositories"
+    if isinstance(error, hub_errors.GatedRepoError):
+        return (
+            f"access to {repo_id!r} is restricted: accept its licence at https://huggingface.co/{repo_id}, then set "
+            "HF_TOKEN (or pass token=...) to a token of that account"
         )
+    if isinstance(error, hub_errors.RepositoryNotFoundError):
+        return (
+            f"{repo_id!r} is neither a local directory nor a repository on the hub that this token may read; check the "
+            "spelling, or pass token=... or set HF_TOKEN if it is private"
+        )
+    offline = huggingface_hub.constants.HF_HUB_OFFLINE
+    remedy = "unset HF_HUB_OFFLINE to fetch it" if offline else "check the spelling, the network and HF_TOKEN"
+    # The client wraps the first error into advice of its own.
     cause = error.__cause__ if isinstance(error, hub_errors.LocalEntryNotFoundError) and error.__cause__ else error
     reason = " ".join(str(cause).split()) or type(cause).__name__
-    reason = re.split(r"(?<=[a-z\d)])\. ", reason, maxsplit=1)[0].rstrip(".")
     return f"{repo_id!r} is no directory and is not in the hub's cache, and the download failed ({reason}): {remedy}"

@@ -27,7 +27,7 @@ BELONGS: dict[Kind, str] = {
 """Description of each kind, with the function and the options that load it."""
 MODELS: tuple[Kind, ...] = ("model",)
 EAGLES: tuple[Kind, ...] = ("eagle2", "eagle3", "other")
-MEDUSAS: tuple[Kind, ...] = ("medusa", "hydra")
+MEDUSAS: tuple[Literal["medusa", "hydra"], ...] = ("medusa", "hydra")
 """Kinds that each loader reads; the loader of EAGLE heads reports other draft heads itself."""
 
 

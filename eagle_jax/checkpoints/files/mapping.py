@@ -149,18 +149,6 @@ def flatten(tree: Params) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
-def unflatten(flat: Mapping[str, Any]) -> Params:
-    """Converts {path: leaf} to a nested dict."""
-    tree: dict[str, Any] = {}
-    for path, leaf in flat.items():
-        *parents, last = path.split("/")
-        node = tree
-        for key in parents:
-            node = node.setdefault(key, {})
-        node[last] = leaf
-    return tree
-
-
 _INITS: dict[type, Callable[..., Params]] = {
     DecoderConfig: init_params, HeadConfig: init_head_params, MedusaConfig: init_medusa_params,
 }  # fmt: skip

@@ -65,15 +65,12 @@ class TensorReader:
         self._sources.clear()
         self._stack.close()
 
-    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
-        """Reads a tensor or some rows of it as stored; bfloat16 arrives in JAX's dtype for it."""
+    def read(self, name: str) -> np.ndarray:
+        """Reads a tensor as stored; bfloat16 arrives in JAX's dtype for it."""
         source = self._sources[name]
         if isinstance(source, dict):
-            return _torch_to_numpy(source[name] if rows is None else source[name][rows])
-        try:
-            return source.get_tensor(name) if rows is None else source.get_slice(name)[rows]
-        except Exception as error:
-            raise CheckpointError(f"{self.directory}: cannot read tensor {name!r}: {error}") from error
+            return _torch_to_numpy(source[name])
+        return source.get_tensor(name)
 
     def _open_all(self, stem: str | None) -> None:
         for file in _weight_files(self.directory, stem):

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
+from flax.traverse_util import unflatten_dict
 
 from eagle_jax.checkpoints.files.errors import CheckpointError
 from eagle_jax.checkpoints.files.finite import DIVERGED, FETCH_AGAIN, count_not_finite, raise_not_finite
-from eagle_jax.checkpoints.files.mapping import Table, check_dtype, unflatten
+from eagle_jax.checkpoints.files.mapping import Table, check_dtype
 from eagle_jax.checkpoints.files.staging import write_json
 from eagle_jax.checkpoints.files.tensors import FLOAT_DTYPES, TensorReader
 from eagle_jax.core.types import Params
@@ -85,7 +86,7 @@ def read_planned(
         with loading_errors(str(reader.directory), size):
             flat[path] = jnp.asarray(host) if place is None else place(path, host)
     raise_not_finite(spoiled, str(reader.directory), FETCH_AGAIN)
-    return unflatten(flat)
+    return unflatten_dict(flat, sep="/")
 
 
 def transposed(array: np.ndarray) -> np.ndarray:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from eagle_jax.checkpoints.files.errors import CheckpointError, notice
 from eagle_jax.checkpoints.files.fields import LARGEST, Fields
-from eagle_jax.checkpoints.files.mapping import LM_HEAD
 from eagle_jax.checkpoints.files.tensors import TensorInfo
 from eagle_jax.checkpoints.files.weights import TensorProblems
 from eagle_jax.checkpoints.targets.config import check_not_quantised, check_only, layer_sizes
@@ -27,8 +26,6 @@ def flat_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         return {**switches, **values}
     if values["speculators_model_type"] != "eagle3":
         fields.fail("speculators_model_type", "'eagle3'", "Other speculators are not supported.")
-    if not fields.given("transformer_layer_config"):
-        fields.fail("transformer_layer_config", "an object of keys and values")
     layer = fields.mapping("transformer_layer_config").values
     rest = {key: value for key, value in values.items() if key != "transformer_layer_config"}
     return {"norm_before_residual": True, **switches, **layer, **rest}
@@ -58,7 +55,6 @@ def head_config(
     for part in (fields, fields.mapping("eagle_config")):
         check_features(part, known=SWITCHES)
     _check_window(fields, target)
-    _check_verifier(fields, target)
 
     def switch(key: str, tensor: str) -> bool:
         return fields.flag(key, tensor in stored, null=True)
@@ -73,7 +69,6 @@ def head_config(
         qk_norm="layers.0.self_attn.q_norm.weight" in stored,
     )
     kind = _kind(fields, stored)
-    _compare_with_file(fields, kind, stored)
     reads = fields.integer("target_hidden_size", layer.hidden_size, null=True)
     own_embedding = "embed_tokens.weight" in stored
     _compare_sizes(kind, layer, reads, own_embedding, target, problems)
@@ -88,7 +83,7 @@ def head_config(
     return HeadConfig(
         kind,
         layer,
-        draft_vocab_size=_draft_vocab_size(fields, stored, layer.vocab_size),
+        draft_vocab_size=fields.integer("draft_vocab_size", layer.vocab_size, null=True),
         target_hidden_size=reads,
         taps=_tapped_states(fields, stored, target, reads, problems, taps),
         own_embedding=own_embedding,
@@ -100,34 +95,10 @@ def head_config(
     )
 
 
-def _compare_with_file(fields: Fields, kind: str, stored: Mapping[str, TensorInfo]) -> None:
-    """Warns if the number of layers or the tied lm_head contradicts the tensors, which decide."""
-    layers = fields.integer("num_hidden_layers", 1, null=True)
-    # `plan` reports the tensors of further layers.
-    if layers > 1 and not any(name.startswith("layers.1.") for name in stored):
-        notice(f"{fields.where}: num_hidden_layers is {layers} and the file holds one layer, which is used")
-    # EAGLE-1/2 heads draft through the target's lm_head, so the key has no effect.
-    if fields.flag("tie_word_embeddings", null=True) and kind == "eagle3" and LM_HEAD in stored:
-        notice(f"{fields.where}: tie_word_embeddings is true and the file holds another lm_head, which is used")
-
-
-def _draft_vocab_size(fields: Fields, stored: Mapping[str, TensorInfo], vocab_size: int) -> int:
-    """Returns the draft vocabulary size of the config, or else the rows of the lm_head."""
-    if fields.given("draft_vocab_size"):
-        return fields.integer("draft_vocab_size")
-    rows = stored[LM_HEAD].shape[:1] if LM_HEAD in stored and "d2t" in stored else ()
-    return rows[0] if rows else vocab_size
-
-
 def _kind(fields: Fields, stored: Mapping[str, TensorInfo]) -> Literal["eagle1", "eagle3"]:
     named = any("eagle3" in name.lower() for name in fields.names_of("architectures"))
     stated = named or fields.given("speculators_model_type") or fields.given("draft_vocab_size")
     return "eagle3" if stated or "layers.0.hidden_norm.weight" in stored else "eagle1"
-
-
-def default_taps(num_layers: int) -> tuple[int, ...]:
-    """Returns the hidden states that EAGLE-3 reads by default: low, middle, high."""
-    return (2, num_layers // 2, num_layers - 3)
 
 
 def _compare_sizes(
@@ -152,42 +123,24 @@ def _compare_sizes(
 def _check_window(fields: Fields, target: DecoderConfig) -> None:
     """Checks that no sliding window of the head hides tokens of the target's context.
 
-    `use_sliding_window` decides, or else the kind of the first layer. Without either, a window causes a warning,
-    because engines treat it differently.
+    A window of which the config does not say whether it is on causes a warning: engines treat it differently.
     """
     window = fields.integer("sliding_window", LARGEST, null=True, least=0)
-    kinds = fields.names_of("layer_types")[:1]
-    if kinds and kinds[0] not in ("full_attention", "sliding_attention"):
+    kind = next(iter(fields.names_of("layer_types")), None)
+    if kind not in (None, "full_attention", "sliding_attention"):
         fields.fail("layer_types", "full_attention or sliding_attention", "Other kinds of layers are not supported.")
-    if window >= target.max_position or (not fields.given("sliding_window") and "sliding_attention" not in kinds):
+    slides = fields.flag("use_sliding_window", kind == "sliding_attention", null=True) and kind != "full_attention"
+    if window >= target.max_position:
         return
-    slides = fields.flag("use_sliding_window", "sliding_attention" in kinds, null=True)
-    if slides and kinds != ("full_attention",):
+    if slides:
         raise CheckpointError(
             f"{fields.where}: the head's sliding_window={window} is active below the target's context length "
             f"{target.max_position} and is not supported; load the target with max_position={window}"
         )
-    if not (fields.given("use_sliding_window") or kinds):
+    if kind is None and not fields.given("use_sliding_window"):
         notice(
             f"{fields.where}: sliding_window={window} has no effect here: the head attends to all tokens, and drafts "
             "differ from those of an engine that applies it. Set use_sliding_window in config.json."
-        )
-
-
-def _check_verifier(fields: Fields, target: DecoderConfig) -> None:
-    """Warns if the head names a target of another family; names of directories are not compared."""
-    verifier = fields.mapping("speculators_config").mapping("verifier")
-    named = verifier.names_of("architectures")
-    trained = ""
-    if named and target.architecture not in named:
-        trained = f"{', '.join(named)} {verifier.text('name_or_path', '', null=True)}".rstrip()
-    kind = fields.text("target_model_type", "", null=True)
-    if kind and kind not in target.architecture.lower():
-        trained = f"a target of type {kind}"
-    if trained:
-        notice(
-            f"{fields.where}: the head was trained for {trained}, and this target is a {target.architecture}: "
-            "acceptance may be low"
         )
 
 
@@ -207,7 +160,8 @@ def _tapped_states(
             )
         taps = tuple(override)
     else:
-        taps = _named_taps(fields) or default_taps(target.num_layers)
+        layers = target.num_layers
+        taps = _named_taps(fields) or (2, layers // 2, layers - 3)  # the default of EAGLE-3: low, middle, high
     fc = stored.get("fc.weight")
     found = problems.found["other"]
     if fc is not None and len(fc.shape) == 2 and fc.shape[1] != len(taps) * reads:
@@ -215,9 +169,6 @@ def _tapped_states(
             f"fc reads {fc.shape[1]} features, which is {fc.shape[1] / reads:g} taps of hidden size {reads}, not "
             f"{len(taps)} (taps {taps}): a head for another target, or pass taps=..."
         )
-    count = fields.integer("num_aux_hidden_states", len(taps), null=True)
-    if count != len(taps):
-        found.append(f"num_aux_hidden_states is {count}, and there are {len(taps)} taps {taps}")
     outside = [tap for tap in taps if not 0 <= tap <= target.num_layers]
     if outside:
         found.append(

@@ -58,7 +58,7 @@ def load_head_checkpoint(
         would change the drafts is not supported. The message names all of them.
 
     Warns:
-      UserWarning: options that are not known, or a head trained for a target of another family.
+      UserWarning: an option is unknown or has no effect.
     """
     check_dtype(dtype)
     directory = checkpoint_directory(path_or_id, **hub)
@@ -121,31 +121,21 @@ def _is_copy(
 def _read_d2t(
     reader: TensorReader, names: Mapping[str, str], config: HeadConfig, problems: TensorProblems
 ) -> np.ndarray | None:
-    """Reads d2t, target id minus draft id, [Vd] int32; checks it against the target vocabulary and `t2d`."""
+    """Reads d2t, target id minus draft id, [Vd] int32; checks it against the target vocabulary."""
     vocab, draft_vocab = config.layer.vocab_size, config.draft_vocab_size
     if "d2t" not in names:
         if draft_vocab == vocab:
             return np.zeros((draft_vocab,), np.int32)
         problems.found["missing"].append("d2t")
         return None
-    usable = True
-    for table, size in (("d2t", draft_vocab), ("t2d", vocab)):
-        if table not in names:
-            continue
-        info = reader.infos[names[table]]
-        if info.shape != (size,):
-            problems.found["misshaped"].append(f"{names[table]} is {list(info.shape)}, expected {[size]}")
-            usable = False
-        elif not re.fullmatch(r"u?int\d+|bool", info.dtype):
-            problems.found["other"].append(f"{names[table]} is stored as {info.dtype}, expected integers")
-            usable = False
-    if not usable:
+    info = reader.infos[names["d2t"]]
+    if info.shape != (draft_vocab,) or not re.fullmatch(r"u?int\d+", info.dtype):
+        problems.found["misshaped"].append(
+            f"{names['d2t']} is {info.dtype} {list(info.shape)}, expected integers {[draft_vocab]}"
+        )
         return None
     difference = reader.read(names["d2t"]).astype(np.int64)
     ids = difference + np.arange(draft_vocab)
     if ids.min() < 0 or ids.max() >= vocab or len(np.unique(ids)) != draft_vocab:
         problems.found["other"].append(f"{names['d2t']} does not map draft ids to distinct target ids below {vocab}")
-    # A file whose d2t and t2d disagree was put together from two trainings.
-    elif "t2d" in names and not np.array_equal(np.flatnonzero(reader.read(names["t2d"])), np.sort(ids)):
-        problems.found["other"].append(f"{names['t2d']} marks other target ids than {names['d2t']} reaches")
     return difference.astype(np.int32)

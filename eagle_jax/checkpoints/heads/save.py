@@ -63,18 +63,17 @@ def export_head(
     dtype: str = "bfloat16",
     *,
     rope: Literal["head", "target"] | None = None,
-    verifier: str | None = None,
+    verifier: str = "",
     speculative_tokens: int = 5,
     embedding: Any | None = None,
-    overwrite: bool = False,
 ) -> HeadConfig:
     """Writes a head for other engines; `load_head_checkpoint` reads every layout back exactly.
 
-    - official: EAGLE-1/2 (`layers.0.*`, a copy of the target's embedding) and EAGLE-3 (`midlayer.*`), as the reference
-      implementation writes them; tpu-inference's native EAGLE-3 head is found under this layout's architecture.
+    - official: as the reference implementation writes EAGLE-1/2 (with a copy of the target's embedding) and EAGLE-3.
     - sglang: EAGLE-3 for SGLang, vLLM and sglang-jax; d2t and t2d are always there.
-    - speculators: EAGLE-3 for vLLM, which finds the target by itself, and for the `speculators` package (`layers.0.*`,
-      a copy of the target's embedding).
+    - speculators: EAGLE-3 for vLLM and the `speculators` package, with a copy of the target's embedding.
+
+    The directory is replaced as a whole; other files in it are kept.
 
     Args:
       params: `{"head": ..., "d2t": ...}` as `load_head_checkpoint` returns it.
@@ -83,33 +82,22 @@ def export_head(
       verifier: hub id or path of the target (speculators only).
       speculative_tokens: length of the drafted chain (speculators only).
       embedding: [V, H], the target's, to write a copy of; required if `carries_embedding`.
-      overwrite: replace the checkpoint in a directory that is not empty; other files in it are kept.
 
     Returns:
       the configuration as written: `config` with the target's context length (and RoPE).
 
     Raises:
-      CheckpointError: the layout cannot express this head, an argument is missing, or the directory is not empty.
+      CheckpointError: the layout cannot express this head, or an argument is missing.
     """
-    if not overwrite:
-        check_unoccupied(directory)
     config = _with_target_positions(config, target, rope)
     d2t = params.get("d2t")
     check_expressible(config, None if d2t is None else np.asarray(d2t), target, layout)
     if carries_embedding(config, layout) and embedding is None and not config.own_embedding:
-        kind = {"eagle1": "EAGLE-1/2", "eagle3": "EAGLE-3"}[config.kind]
-        raise CheckpointError(f"an {kind} head in the {layout} layout carries its target's embedding. Pass embedding=.")
+        raise CheckpointError(f"a head in the {layout} layout carries its target's embedding. Pass embedding=.")
+    architecture = "LlamaForCausalLMEagle3" if layout == "sglang" else "LlamaForCausalLM"
+    values = official_values(config, dtype, architecture)
     if layout == "speculators":
-        if not verifier:
-            raise CheckpointError(
-                "verifier must be the hub id or path of the target in the speculators layout, got none."
-            )
-        if speculative_tokens < 1:
-            raise CheckpointError(f"speculative_tokens must be at least 1, got {speculative_tokens}.")
         values = speculators_values(config, target, dtype, verifier, speculative_tokens)
-    else:
-        architecture = "LlamaForCausalLMEagle3" if layout == "sglang" else "LlamaForCausalLM"
-        values = official_values(config, dtype, architecture)
     _write(config, params, directory, layout, dtype, values, embedding)
     return config
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from eagle_jax.checkpoints.files.errors import CheckpointError, notice
+from eagle_jax.checkpoints.files.errors import CheckpointError
 from eagle_jax.checkpoints.files.fields import LARGEST, Fields, shown
 from eagle_jax.checkpoints.targets.families import FAMILIES, Family, family_of
 from eagle_jax.checkpoints.targets.rope import (
@@ -33,7 +33,8 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
     """
     family = family_of(values, where)
     own = {key: value for key, value in values.items() if key not in family.absent}
-    fields = Fields({**family.defaults, **_own_names(family, own, where)}, where, names=family.names)
+    renamed = {name: own[key] for key, name in family.names.items() if key in own}  # as transformers does
+    fields = Fields({**family.defaults, **renamed, **own}, where, names=family.names)
     check_not_quantised(fields)
     check_features(fields, known=family.only)
     check_only(fields, family.only)
@@ -51,15 +52,6 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
         config = _capped(config, max_position, where)
     _check_sliding_window(fields, family, config)
     return config
-
-
-def _own_names(family: Family, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Renames common keys to the family's own, as `transformers` does."""
-    out = dict(values)
-    for common, own in family.names.items():
-        if common in out and out.setdefault(own, out[common]) != out[common]:
-            Fields(out, where).fail(common, f"{own}={shown(out[own])}, which is the same size", "Remove one of them.")
-    return out
 
 
 def layer_sizes(fields: Fields, *, inner: int | None = None, **decided: Any) -> DecoderConfig:
@@ -108,54 +100,30 @@ def check_only(fields: Fields, only: Mapping[str, tuple[Any, ...]]) -> None:
 
 
 def _capped(config: DecoderConfig, max_position: int, where: str) -> DecoderConfig:
-    if isinstance(max_position, bool) or not isinstance(max_position, int):
-        raise CheckpointError(f"max_position must be an integer or None, got {max_position!r}.")
-    if not 0 < max_position <= config.max_position:
+    least = config.max_position if config.rope.kind == "none" else 1  # learned positions are loaded as a whole
+    if type(max_position) is not int or not least <= max_position <= config.max_position:
         raise CheckpointError(
-            f"max_position must be from 1 to {config.max_position}, the context length in {where}, got {max_position}."
-        )
-    if config.rope.kind == "none" and max_position != config.max_position:
-        raise CheckpointError(
-            f"max_position must be {config.max_position}, the number of learned positions in {where}, got "
-            f"{max_position}. Leave it out."
+            f"max_position must be an integer from {least} to {config.max_position}, the context length in {where}, "
+            f"got {max_position!r}."
         )
     return dataclasses.replace(config, max_position=max_position)
 
 
 def _check_sliding_window(fields: Fields, family: Family, config: DecoderConfig) -> None:
     """Checks that no window hides tokens of the context."""
+    kinds = fields.names_of("layer_types")
+    if not set(kinds) <= {"full_attention", "sliding_attention"}:
+        fields.fail("layer_types", "a list of full_attention or sliding_attention")
     window = fields.integer("sliding_window", LARGEST, null=True, least=0)
-    hides = window < config.max_position  # a window of W tokens hides nothing from the first W positions
-    slides = _sliding_layers(fields, config.num_layers)
-    if family.window == "never":
-        if hides and fields.flag("use_sliding_window", True, null=True):
-            notice(
-                f"{fields.where}: sliding_window={window} has no effect on a {family.architecture}, as in transformers"
-            )
-        return
-    active = hides
+    active = family.window != "never" and window < config.max_position
     if family.window == "switched":
-        switched = fields.flag("use_sliding_window")
-        if slides and not switched:
-            fields.fail("layer_types", "without sliding_attention where use_sliding_window is false")
-        if switched and slides is None:
-            slides = fields.integer("max_window_layers", 28, least=0) < config.num_layers
-        active = hides and switched and bool(slides)
+        sliding = fields.integer("max_window_layers", 28, least=0) < config.num_layers
+        active &= fields.flag("use_sliding_window") and ("sliding_attention" in kinds if kinds else sliding)
     if active:
         raise CheckpointError(
             f"{fields.where}: sliding_window={window} is active below the context length {config.max_position} and "
             f"sliding-window attention is not supported; load with max_position={window} to stay inside the window"
         )
-
-
-def _sliding_layers(fields: Fields, layers: int) -> bool | None:
-    """Returns whether `layer_types` names a sliding layer; None if the key is missing or null."""
-    kinds = fields.names_of("layer_types")
-    if not fields.given("layer_types"):
-        return None
-    if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
-        fields.fail("layer_types", f"full_attention or sliding_attention for each of the {layers} layers")
-    return "sliding_attention" in kinds
 
 
 def config_values(config: DecoderConfig, dtype: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from eagle_jax.checkpoints.files.errors import CheckpointError, notice
+from eagle_jax.checkpoints.files.errors import CheckpointError
 from eagle_jax.checkpoints.files.fields import Fields
 from eagle_jax.checkpoints.files.mapping import DECODER, Table
 from eagle_jax.checkpoints.files.tensors import TensorReader
@@ -115,10 +115,5 @@ def family_of(values: Mapping[str, Any], where: object) -> Family:
             f"{where}: architectures must name one of {', '.join(sorted(FAMILIES))}, "
             f"got {', '.join(listed) or model_type or 'none'}. Load a model of a supported family."
         )
-    if by_type is not None and by_type != named:
-        notice(
-            f"{where}: architectures names {named.architecture} and model_type={model_type!r} is "
-            f"{by_type.architecture}: loads it as {by_type.architecture}, as transformers does"
-        )
-        return by_type
-    return named
+    # As in transformers, model_type counts where the two differ.
+    return by_type or named

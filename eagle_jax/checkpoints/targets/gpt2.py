@@ -61,10 +61,10 @@ class Gpt2Reader(TensorReader):
                 self.infos |= {f"{name}/{projection}": part for projection in _PROJECTIONS}
                 del self.infos[name]
 
-    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
+    def read(self, name: str) -> np.ndarray:
         """Reads a tensor as stored, or a third of `c_attn`."""
         whole, _, projection = name.partition("/")
-        array = super().read(whole, rows)
+        array = super().read(whole)
         return np.split(array, len(_PROJECTIONS), axis=-1)[_PROJECTIONS.index(projection)] if projection else array
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
 from pathlib import Path
 from typing import Unpack
 
 import numpy as np
 
-from eagle_jax.checkpoints.files.errors import CheckpointError, notice
+from eagle_jax.checkpoints.files.errors import notice
 from eagle_jax.checkpoints.files.fields import Fields
 from eagle_jax.checkpoints.files.hub import Hub, checkpoint_directory
 from eagle_jax.checkpoints.files.kinds import MODELS, check_kind
@@ -21,8 +20,6 @@ from eagle_jax.checkpoints.targets.config import decoder_config
 from eagle_jax.checkpoints.targets.families import FAMILIES
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core.types import Params
-
-_ROWS = 4096  # embedding rows per comparison, which avoids a second copy of the matrix
 
 
 def load_target_checkpoint(
@@ -69,24 +66,6 @@ def load_target_checkpoint(
         return config, read_planned(reader, chosen, dtype, place)
 
 
-def read_target_embedding(directory: Path, dtype: str = "float32") -> np.ndarray:
-    """Reads the input embedding [V, H] alone, to the host.
-
-    Raises:
-      CheckpointError: the files have no embedding.
-    """
-    config = read_target_config(directory)
-    family = FAMILIES[config.architecture]
-    with family.reader(directory) as reader:
-        name = _embedding_name(reader, family.table)
-        if name is None and config.tie_word_embeddings and LM_HEAD in reader.infos:
-            name = LM_HEAD
-        if name is None:
-            expected = family.table.name_of(EMBEDDING)[0]
-            raise CheckpointError(f"{directory} must have the tensor {expected}, got none. Pass a language model.")
-        return np.asarray(read_planned(reader, {"embedding": (name, False)}, dtype, None)["embedding"])
-
-
 def read_target_config(directory: Path, *, max_position: int | None = None) -> DecoderConfig:
     """Reads the configuration alone; stop tokens come from generation_config.json, or else config.json.
 
@@ -94,7 +73,7 @@ def read_target_config(directory: Path, *, max_position: int | None = None) -> D
       CheckpointError: as `load_target_checkpoint`.
 
     Warns:
-      UserWarning: generation_config.json lacks a stop token of config.json, or one lies outside the vocabulary.
+      UserWarning: generation_config.json lacks a stop token of config.json.
     """
     path = directory / "config.json"
     values = read_json(path)
@@ -104,17 +83,10 @@ def read_target_config(directory: Path, *, max_position: int | None = None) -> D
     stops = config.eos_ids
     if generation.is_file() and (stop := Fields(read_json(generation), generation).ids("eos_token_id")):
         if left := sorted(set(stops) - set(stop)):
-            warnings.warn(
-                f"{generation} overrides config.json, as in transformers: {left} are no stop tokens", stacklevel=2
-            )
-        path, stops = generation, stop
-    outside = [token for token in stops if not 0 <= token < config.vocab_size]
-    if outside:
-        warnings.warn(
-            f"{path}: eos_token_id {outside} lies outside the vocabulary of {config.vocab_size} tokens and is ignored",
-            stacklevel=2,
-        )
-    return dataclasses.replace(config, eos_ids=tuple(token for token in stops if token not in outside))
+            notice(f"{generation} overrides config.json, as in transformers: {left} are no stop tokens")
+        stops = stop
+    # As in transformers, a token outside the vocabulary never occurs.
+    return dataclasses.replace(config, eos_ids=tuple(token for token in stops if 0 <= token < config.vocab_size))
 
 
 def _settle_tie(
@@ -128,33 +100,16 @@ def _settle_tie(
     head = reader.infos.get(LM_HEAD)
     if not config.tie_word_embeddings or head is None:
         return config, table
-    embedding = _embedding_name(reader, table)
+    embedding = next((name for name in reader.infos if table.path_of(name) == (EMBEDDING, False)), None)
     if embedding is None:
         return config, table._replace(rules=(Rule(LM_HEAD, EMBEDDING), *table.rules))
     # The loader reports quantised tensors.
-    comparable = head.dtype in FLOAT_DTYPES and reader.infos[embedding].dtype in FLOAT_DTYPES
-    if comparable and _equal_lm_head(reader, embedding, dtype):
-        return config, table.ignoring(LM_HEAD)
+    if head.dtype in FLOAT_DTYPES and reader.infos[embedding].dtype in FLOAT_DTYPES:
+        ours, theirs = (cast(reader.read(name), dtype) for name in (LM_HEAD, embedding))
+        if np.array_equal(ours, theirs):
+            return config, table.ignoring(LM_HEAD)
     notice(
         f"{reader.directory / 'config.json'}: tie_word_embeddings is true and {head.file} holds an {LM_HEAD} that "
         f"differs from {embedding}: the two are not tied, as in transformers. Set tie_word_embeddings to false."
     )
     return dataclasses.replace(config, tie_word_embeddings=False), table
-
-
-def _embedding_name(reader: TensorReader, table: Table) -> str | None:
-    """Returns the name of the input embedding in the files; None if they have none."""
-    return next((name for name in reader.infos if table.path_of(name) == (EMBEDDING, False)), None)
-
-
-def _equal_lm_head(reader: TensorReader, embedding: str, dtype: np.dtype) -> bool:
-    """Returns whether the lm_head equals the embedding; stops at the first rows that differ."""
-    shape = reader.infos[embedding].shape
-    if reader.infos[LM_HEAD].shape != shape or len(shape) != 2:
-        return False
-    for start in range(0, shape[0], _ROWS):
-        rows = slice(start, min(start + _ROWS, shape[0]))
-        head_rows, embedding_rows = (cast(reader.read(name, rows), dtype) for name in (LM_HEAD, embedding))
-        if not np.array_equal(head_rows, embedding_rows):
-            return False
-    return True

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eagle_jax.checkpoints.files.errors import CheckpointError, notice
-from eagle_jax.checkpoints.files.fields import Fields, shown
+from eagle_jax.checkpoints.files.errors import CheckpointError
+from eagle_jax.checkpoints.files.fields import Fields
 from eagle_jax.config import RopeConfig
 
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -17,11 +17,10 @@ DEFAULT_LENGTH = 2048
 def rope_config(fields: Fields) -> RopeConfig:
     """Reads RoPE from `rope_theta` + `rope_scaling` (up to transformers 4) or `rope_parameters` (from 5)."""
     where = fields.where
-    given = _parameters_in_force(fields)
+    given = fields.mapping("rope_scaling")
+    if not given.values:  # as in transformers, the older key counts where a file has both
+        given = fields.mapping("rope_parameters")
     kind = given.text("rope_type") if "rope_type" in given.values else given.text("type", "default")
-    if given.values.get("type", kind) != kind:
-        stated = shown(given.values["type"])
-        notice(f"{where}: {given.inside}type={stated} and rope_type={kind!r}: uses the latter, as transformers does")
     if any(isinstance(value, Mapping) for value in given.values.values()) or kind not in _KINDS:
         raise CheckpointError(
             f"{where}: RoPE {kind!r} with {sorted(given.values)} is not supported; known types: {', '.join(_KINDS)}"
@@ -33,8 +32,6 @@ def rope_config(fields: Fields) -> RopeConfig:
     theta = (given if "rope_theta" in given.values else fields).number("rope_theta", RopeConfig.theta)
     if kind == "yarn" and theta <= 1:
         given.fail("rope_theta", "above 1 for yarn, which divides by its logarithm")
-    if (outer := fields.number("rope_theta", theta)) != theta:
-        notice(f"{where}: rope_theta={outer} and {theta:g} inside the RoPE parameters: uses the latter")
     if kind == "default":
         return RopeConfig(theta=theta)
     # "dynamic" stretches the configured context, "linear" needs none, the others may name the one trained on.
@@ -42,37 +39,19 @@ def rope_config(fields: Fields) -> RopeConfig:
     if kind in ("llama3", "yarn"):
         name = "original_max_position_embeddings"
         original = (fields if name in fields.values else given).integer(name, length)
-    needed = ("factor", "low_freq_factor", "high_freq_factor") if kind == "llama3" else ("factor",)
-    absent = [key for key in needed if not given.given(key)]
-    if absent and kind != "yarn":
-        raise CheckpointError(f"{where}: RoPE type {kind!r} needs {', '.join(absent)}")
-    numbers = [key for key in ("low_freq_factor", "high_freq_factor", "attention_factor") if given.given(key)]
+    needed = ("low_freq_factor", "high_freq_factor") if kind == "llama3" else ()
+    stated = ("low_freq_factor", "high_freq_factor", "attention_factor")
+    numbers = [key for key in stated if key in needed or given.given(key)]
     # `transformers` reads a zero of these as the default.
     numbers += [key for key in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim") if given.values.get(key)]
     return RopeConfig(
         theta=theta,
         kind=kind,  # type: ignore[arg-type]
-        factor=length / original if absent else given.number("factor"),
+        factor=given.number("factor", length / original if kind == "yarn" else None, null=True),
         original_max_position=original,
         truncate=given.values.get("truncate", True) is not None and given.flag("truncate", True),
         **{key: given.number(key) for key in numbers},
     )
-
-
-def _parameters_in_force(fields: Fields) -> Fields:
-    """Returns `rope_scaling`, or else `rope_parameters`: `transformers` prefers the older key if a file has both."""
-    older, newer = fields.mapping("rope_scaling"), fields.mapping("rope_parameters")
-    if not older.values:
-        return newer
-    # What a file may leave out, or keep outside of the parameters.
-    implied = {"rope_theta": fields.values.get("rope_theta", RopeConfig.theta)}
-    complete = [
-        implied | {"rope_type": part.values.get("type", "default")} | {**part.values, "type": None}
-        for part in (older, newer)
-    ]
-    if newer.values and complete[0] != complete[1]:
-        notice(f"{fields.where}: rope_scaling and rope_parameters differ: uses rope_scaling, as transformers does")
-    return older
 
 
 def context_length(length: int, rope: RopeConfig) -> int:

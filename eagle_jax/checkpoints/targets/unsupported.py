@@ -4,42 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Any
 
 from eagle_jax.checkpoints.files.errors import notice
 from eagle_jax.checkpoints.files.fields import Fields, shown
 
-# Key -> the value that changes nothing. Null, false, zero and an empty list change nothing either.
-# Experts are left out: their tensors are reported as unexpected.
-_UNSUPPORTED: dict[str, Any] = {
-    "embedding_multiplier": 1,  # Granite
-    "residual_multiplier": 1,
-    "logits_scaling": 1,
-    "attention_multiplier": None,
-    "logit_scale": 1,  # Cohere
-    "scale_emb": 1,  # MiniCPM
-    "scale_depth": None,
-    "lm_head_multiplier": 1,  # Falcon-H1
-    "attn_logit_softcapping": None,  # Gemma 2
-    "final_logit_softcapping": None,
-    "query_pre_attn_scalar": None,
-    "clip_qkv": None,  # OLMo
-    "attention_sinks": None,
-    "attention_chunk_size": None,  # Llama 4
-    "no_rope_layers": None,  # SmolLM 3
-    "rope_interleaved": None,
-    "rope_local_base_freq": None,  # Gemma 3
-    "use_parallel_residual": None,  # GPT-NeoX
-    "parallel_attn": None,  # Falcon
-    "alibi": None,
-    # Of draft heads: several tokens or a block in one pass, multi-token prediction.
-    "parallel_draft_step": 1,
-    "parallel_drafting": None,
-    "ptd_token_id": None,
-    "block_size": None,
-    "num_nextn_predict_layers": None,
-    "use_mtp_layernorm": None,
-}
+# Null, false, zero and an empty list turn all of these off; one is neutral for a scale. Experts are left out: their
+# tensors are reported as unexpected. The scales are of Granite, Cohere, MiniCPM, Falcon-H1 and of draft heads.
+_SCALES = {
+    "embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale", "scale_emb", "lm_head_multiplier",
+    "parallel_draft_step",
+}  # fmt: skip
+# Of Gemma, OLMo, Llama 4, SmolLM 3, GPT-NeoX and Falcon; and of draft heads that predict several tokens in one pass.
+_UNSUPPORTED = _SCALES | {
+    "attention_multiplier", "scale_depth", "attn_logit_softcapping", "final_logit_softcapping",
+    "query_pre_attn_scalar", "clip_qkv", "attention_sinks", "attention_chunk_size", "no_rope_layers",
+    "rope_interleaved", "rope_local_base_freq", "use_parallel_residual", "parallel_attn", "alibi",
+    "parallel_drafting", "ptd_token_id", "block_size", "num_nextn_predict_layers", "use_mtp_layernorm",
+}  # fmt: skip
 # Switches that every decoder and head has on. Null, false and zero turn them off: transformers reads `is_causal` so.
 _ALWAYS_ON = {
     "is_causal", "use_causal_mask", "use_rope", "use_rotary", "use_rotary_embeddings",
@@ -66,14 +47,10 @@ def check_features(fields: Fields, known: Collection[str] = ()) -> None:
     for key, value in fields.values.items():
         if key in _ALWAYS_ON and value is not True:
             fields.fail(key, "true or absent", "This feature is not supported.")
-        if key in _UNSUPPORTED and value and not _same(value, _UNSUPPORTED[key]):
-            neutral = _UNSUPPORTED[key]
-            fields.fail(key, "absent" if neutral is None else f"{neutral} or absent", "This feature is not supported.")
-        if value and _SUSPECT.search(key) and key not in _ALWAYS_ON | _UNSUPPORTED.keys() | _HARMLESS | {*known}:
+        scale = key in _SCALES
+        if key in _UNSUPPORTED and value and not (scale and value == 1 and value is not True):
+            fields.fail(key, "1 or absent" if scale else "absent", "This feature is not supported.")
+        if value and _SUSPECT.search(key) and key not in _ALWAYS_ON | _UNSUPPORTED | _HARMLESS | {*known}:
             unknown.append(f"{fields.inside}{key}={shown(value)}")
     if unknown:
         notice(f"{fields.where}: {', '.join(unknown)}: unknown and ignored")
-
-
-def _same(value: Any, neutral: Any) -> bool:
-    return not isinstance(value, bool) and neutral is not None and value == neutral
