@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ _SHOWN = 80  # characters of a wrong value in a message
 _REMEDY = "Correct the value, or fetch the file again from where the weights came from."
 
 
+@dataclasses.dataclass(frozen=True)
 class Fields:
     """Reads the keys of one JSON object by type.
 
@@ -25,13 +27,10 @@ class Fields:
       names: the names that this file has for some keys, as `attribute_map` of `transformers`.
     """
 
-    def __init__(
-        self, values: Mapping[str, Any], where: object, inside: str = "", names: Mapping[str, str] | None = None
-    ) -> None:
-        self.values = values
-        self.where = where
-        self.inside = inside
-        self.names = names or {}
+    values: Mapping[str, Any]
+    where: object
+    inside: str = ""
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def given(self, key: str) -> bool:
         """Returns whether the key exists and is not null."""

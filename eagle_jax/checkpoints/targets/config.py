@@ -116,9 +116,9 @@ def _check_sliding_window(fields: Fields, family: Family, config: DecoderConfig)
         fields.fail("layer_types", "a list of full_attention or sliding_attention")
     window = fields.integer("sliding_window", LARGEST, null=True, least=0)
     active = family.window != "never" and window < config.max_position
-    if family.window == "switched":
-        sliding = fields.integer("max_window_layers", 28, least=0) < config.num_layers
-        active &= fields.flag("use_sliding_window") and ("sliding_attention" in kinds if kinds else sliding)
+    if active and family.window == "switched" and (active := fields.flag("use_sliding_window")):
+        slides = "sliding_attention" in kinds
+        active = slides if kinds else fields.integer("max_window_layers", 28, least=0) < config.num_layers
     if active:
         raise CheckpointError(
             f"{fields.where}: sliding_window={window} is active below the context length {config.max_position} and "

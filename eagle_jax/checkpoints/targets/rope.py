@@ -16,14 +16,13 @@ DEFAULT_LENGTH = 2048
 
 def rope_config(fields: Fields) -> RopeConfig:
     """Reads RoPE from `rope_theta` + `rope_scaling` (up to transformers 4) or `rope_parameters` (from 5)."""
-    where = fields.where
     given = fields.mapping("rope_scaling")
     if not given.values:  # as in transformers, the older key counts where a file has both
         given = fields.mapping("rope_parameters")
     kind = given.text("rope_type") if "rope_type" in given.values else given.text("type", "default")
     if any(isinstance(value, Mapping) for value in given.values.values()) or kind not in _KINDS:
         raise CheckpointError(
-            f"{where}: RoPE {kind!r} with {sorted(given.values)} is not supported; known types: {', '.join(_KINDS)}"
+            f"{fields.where}: RoPE {kind!r} with {sorted(given.values)} is not supported; known types: {', '.join(_KINDS)}"
         )
     for part in (given, fields):
         if part.number("partial_rotary_factor", 1.0, null=True) != 1:
