@@ -22,7 +22,7 @@ def rope_config(fields: Fields) -> RopeConfig:
     kind = given.text("rope_type") if "rope_type" in given.values else given.text("type", "default")
     if any(isinstance(value, Mapping) for value in given.values.values()) or kind not in _KINDS:
         raise CheckpointError(
-            f"{fields.where}: RoPE {kind!r} with {sorted(given.values)} is not supported; known types: {', '.join(_KINDS)}"
+            f"{fields.where}: RoPE {kind!r} with {sorted(given.values)} is not supported; known: {', '.join(_KINDS)}"
         )
     for part in (given, fields):
         if part.number("partial_rotary_factor", 1.0, null=True) != 1:
