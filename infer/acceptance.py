@@ -40,19 +40,13 @@ Recorder = Callable[[BoundDrafter], Cycles]
 
 @dataclasses.dataclass(frozen=True)
 class Args(RunArgs):
-    """Arguments of the recording. Plain decoding has no drafts and is left out.
+    """Options of the recording. Plain decoding has no drafts and is left out."""
 
-    Attributes:
-      chains: lengths of the chains, separated by commas; empty for none. n-alpha is of the longest.
-      batch: replies that are written at a time; no text depends on it.
-      out: folder of the result file.
-    """
-
-    methods: str = "eagle2,eagle3"
-    temperatures: str = "0,1"
-    chains: str = "1,2,3,4,5,6,7,8"
-    batch: int = 4
-    out: Path = Path("runs/acceptance")
+    methods: str = "eagle2,eagle3"  # as in infer.bench
+    temperatures: str = "0,1"  # separated by commas
+    chains: str = "1,2,3,4,5,6,7,8"  # lengths of chains, separated by commas; empty for none. n-alpha is of the longest
+    batch: int = 4  # replies that are written at a time; no text depends on it
+    out: Path = Path("runs/acceptance")  # folder of the result file
 
 
 def main(args: Args) -> dict[str, Any]:
@@ -123,10 +117,9 @@ def recording(
 ) -> Recording:
     """Returns the counts of a method on a task, without chains."""
     cycles = record(method)
-    tau = positions.tokens_per_pass(cycles)
+    tau = float(cycles.emitted.mean()) if len(cycles.emitted) else None  # emitted tokens per target pass
     names = [name for turn in all_turns for name in turn.questions]
     sampled = temperature > 0 and method.drafter.verify is not None
-    calibration, reason = calibrate(cycles, sampled)
     return Recording(
         label=label,
         task=task.name,
@@ -137,8 +130,7 @@ def recording(
         cycles=len(cycles.emitted),
         tau=None if tau is None else round(tau, 4),
         positions=Positions(*(table.tolist() for table in positions.by_position(cycles))),
-        calibration=calibration,
-        uncalibrated=reason,
+        calibration=calibrate(cycles, sampled),
         chains=[],
         draft=current.load.draft(label),
         by_question=by_question(cycles, names),
@@ -153,18 +145,16 @@ def by_question(cycles: Cycles, names: Sequence[str]) -> CountedQuestions:
     return CountedQuestions(own, tokens.astype(int).tolist(), passes.tolist())
 
 
-def calibrate(cycles: Cycles, sampled: bool) -> tuple[Calibration | None, str | None]:
-    """Returns the calibration of the drafts, or None and the reason."""
-    if sampled:
-        return None, "sampled drafts are accepted by p/q, not with the probability that the draft gave them"
+def calibrate(cycles: Cycles, sampled: bool) -> Calibration | None:
+    """Returns the calibration; None of drafts without confidence, and of sampled ones, which are accepted by p/q."""
     try:
-        found = positions.calibrate(cycles)
-    except ValueError as error:
-        return None, str(error)
-    if not found.count.any():
-        return None, "the target reached no drafted node"
+        found = None if sampled else positions.calibrate(cycles)
+    except ValueError:  # prompt lookup and lookahead
+        return None
+    if found is None or not found.count.any():
+        return None
     confidence = [None if np.isnan(value) else round(float(value), 6) for value in found.confidence]
-    return Calibration(found.count.tolist(), confidence, found.accepted.tolist()), None
+    return Calibration(found.count.tolist(), confidence, found.accepted.tolist())
 
 
 def follow(record: Recorder, method: BoundDrafter, lengths: Sequence[int], done: dict[Any, list[Chain]]) -> list[Chain]:

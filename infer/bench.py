@@ -44,19 +44,12 @@ from infer.common.timing import time_repetitions
 
 @dataclasses.dataclass(frozen=True)
 class Args(RunArgs):
-    """Arguments of the benchmark.
+    """Options of the benchmark."""
 
-    Attributes:
-      batches: conversations at a time, several sizes separated by commas.
-      repeats: timed runs, of which the median counts.
-      transformers: measure `transformers` generate too, if torch is installed.
-      out: directory of the result.
-    """
-
-    batches: str = "1"
-    repeats: int = 3
-    transformers: bool = True
-    out: Path = Path("runs/bench")
+    batches: str = "1"  # conversations at a time, several sizes separated by commas
+    repeats: int = 3  # timed runs, of which the median counts
+    transformers: bool = True  # measure `transformers` generate too, if torch is installed
+    out: Path = Path("runs/bench")  # directory of the result
 
 
 def main(args: Args) -> dict[str, Any]:

@@ -29,8 +29,8 @@ from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.runtime.session import Session
 from infer.common.interrupts import stop_event
 from infer.common.labels import PLAIN, Label
-from infer.common.methods import OPTIONS, Loader, Places, Sources, check_methods, load_pair
-from infer.common.programs import at_least_one, check_seed, naming, run
+from infer.common.methods import OPTIONS, Loader, Places, check_methods, load_pair
+from infer.common.programs import at_least_one, check_seed, naming, option_of, run
 from infer.common.terminal import ReplyView, stdout_console
 
 SHORTEST = 16
@@ -40,30 +40,18 @@ HELP = "/reset  /temp NUMBER  /plain  /stats  /help  /quit; Ctrl-C stops a reply
 
 @dataclasses.dataclass(frozen=True)
 class Args(Places):
-    """Arguments of the chat.
+    """Options of the chat."""
 
-    Attributes:
-      method: as in infer.bench: hass, eagle3@6x10x59, pld, vanilla, ...; None is the method of the given head, and hass
-        without one.
-      system: system message.
-      max_new_tokens: longest reply.
-      context: most tokens of the whole conversation; None is the target's number of positions, at most 4096.
-      temperature: 0 is greedy.
-      top_k: keep the k largest logits; 0 switches it off.
-      top_p: keep the likeliest tokens with this probability together.
-      seed: of sampled replies.
-      dtype: of all weights.
-    """
-
+    # as in infer.bench: hass, eagle3@6x10x59, pld, vanilla, ...; None is the method of the given head, else hass
     method: str | None = None
-    system: str | None = None
-    max_new_tokens: int = 256
+    system: str | None = None  # system message
+    max_new_tokens: int = 256  # longest reply
+    # most tokens of the whole conversation; None is the target's number of positions, at most 4096
     context: int | None = None
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    dtype: str = "float32"
+    temperature: float = 0.0  # 0 is greedy
+    top_k: int = 0  # keep the k largest logits; 0 switches it off
+    top_p: float = 1.0  # keep the likeliest tokens with this probability together
+    seed: int = 0  # of sampled replies
 
 
 def summary(tally: Counter[str]) -> str:
@@ -222,18 +210,16 @@ def method_of(args: Args) -> str:
       ValueError: no method or several are possible, or the method does not use a given head.
     """
     given = [name for name, option in OPTIONS.items() if getattr(args, option) is not None]
-    if args.method is None:
-        if len(given) > 1 or (args.target is not None and not given):
-            raise ValueError(
-                f"one option must give the drafter, got {' and '.join(given) or 'only --target'}. Give one head, as "
-                "--eagle3 PATH, or name the method, as --method pld or --method vanilla"
-            )
-        return given[0] if given else "hass"
-    own = Label.parse(args.method).method
-    if idle := [name for name in given if name != own]:
-        option = OPTIONS[idle[0]].replace("_", "-")
-        raise ValueError(f"--{option} must belong to --method {args.method}. Leave it out, or add --method {idle[0]}")
-    return args.method
+    if args.method is None and (len(given) > 1 or (args.target is not None and not given)):
+        raise ValueError(
+            f"one option must give the drafter, got {' and '.join(given) or 'only --target'}. Give one head, as "
+            "--eagle3 PATH, or name the method, as --method pld or --method vanilla."
+        )
+    method = args.method or (given or ["hass"])[0]
+    if idle := [name for name in given if name != Label.parse(method).method]:
+        raise ValueError(f"{option_of(OPTIONS[idle[0]])} must belong to --method {method}, got another method's. "
+                         f"Leave it out, or give --method {idle[0]}.")  # fmt: skip
+    return method
 
 
 def main(args: Args) -> None:
@@ -242,11 +228,10 @@ def main(args: Args) -> None:
     check_seed(args)
     make_sampling(args.temperature, args.top_k, args.top_p)  # raises before weights are read
     args = dataclasses.replace(args, method=method_of(args))
-    sources = Sources.of(args, args.dtype)
-    labels = [label for label in check_methods([str(args.method)], sources) if label != PLAIN]
+    labels = [label for label in check_methods([str(args.method)], args) if label != PLAIN]
     use_compilation_cache()
-    target, tokenizer = load_pair(sources)
-    drafter = Loader(target, sources)(labels[0]) if labels else None
+    target, tokenizer = load_pair(args)
+    drafter = Loader(target, args)(labels[0]) if labels else None
     if chat_template(tokenizer) is None:
         text = "the tokenizer has no chat template: turns are joined by blank lines. Give --chat-template"
         print(f"warning: {text}", file=sys.stderr)

@@ -35,31 +35,18 @@ from infer.common.timing import Part, time_interleaved
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """Arguments of the program.
+    """Options of the program."""
 
-    Attributes:
-      target: path or hub id of the model; default is the bundled one.
-      head: path or hub id of its head.
-      bundled: which head of the bundled pair.
-      dtype: of the weights.
-      tree: depth,top_k,num_nodes; default is the bundled head's own, or 6,10,59.
-      context: tokens in the cache.
-      batch: rows.
-      temperature: of the walk and the draws.
-      turns: cycles per measurement.
-      repeats: measurements, of which the median counts.
-    """
-
-    target: str | None = None
-    head: str | None = None
-    bundled: Literal["hass", "eagle2", "eagle3"] = "hass"
-    dtype: str = "float32"
-    tree: str | None = None
-    context: int = 128
-    batch: int = 1
-    temperature: float = 0.0
-    turns: int = 16
-    repeats: int = 9
+    target: str | None = None  # path or hub id of the model; default is the bundled one
+    head: str | None = None  # path or hub id of its head
+    bundled: Literal["hass", "eagle2", "eagle3"] = "hass"  # which head of the bundled pair
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the weights
+    tree: str | None = None  # depth,top_k,num_nodes; default is the bundled head's own, or 6,10,59
+    context: int = 128  # tokens in the cache
+    batch: int = 1  # rows
+    temperature: float = 0.0  # of the walk and the draws
+    turns: int = 16  # cycles per measurement
+    repeats: int = 9  # measurements, of which the median counts
 
 
 def main(args: Args) -> dict[str, Any]:

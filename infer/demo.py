@@ -30,23 +30,14 @@ from infer.common.timing import time_interleaved
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """Arguments of the demo.
+    """Options of the demo."""
 
-    Attributes:
-      prompt: message of the user.
-      head: which of the bundled drafters.
-      max_new_tokens: length of the completion.
-      temperature: 0 is greedy; above 0 the text depends on `seed` but not on the drafter.
-      seed: of the sampled draws.
-      repetitions: timed runs of each path, of which the median counts.
-    """
-
-    prompt: str = "Write a Python function that computes the factorial of n."
-    head: Bundled = "hass"
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    seed: int = 0
-    repetitions: int = 3
+    prompt: str = "Write a Python function that computes the factorial of n."  # message of the user
+    head: Bundled = "hass"  # which of the bundled drafters
+    max_new_tokens: int = 128  # length of the completion
+    temperature: float = 0.0  # 0 is greedy; above 0 the text depends on `seed` but not on the drafter
+    seed: int = 0  # of the sampled draws
+    repetitions: int = 3  # timed runs of each path, of which the median counts
 
 
 def main(args: Args) -> None:

@@ -47,8 +47,17 @@ WORDS: dict[str, tuple[str, Any]] = {
     "untempered": ("sampled_ranking", "untempered"),
 } | {rule: ("verification", rule) for rule in get_args(Verification)}
 """Words of a setting, and the field of `TreeConfig` that each gives."""
-TREES = "a tree first (6x10x59, chain3, static, best31 or choices), then top_p0.9 or " + ", ".join(WORDS)
+TREES = "a tree (6x10x59, chain3, static, best31 or choices), top_p0.9 or " + ", ".join(WORDS)
 FORMS = {"pld": "pld@10x3/shortest2/latest", "lookahead": "lookahead@5x7x7", PLAIN: PLAIN}
+PATTERNS = {
+    "pld": r"(?P<length>\d+)(x(?P<ngram>\d+))?|shortest(?P<shortest>\d+)|(?P<latest>latest)",
+    "lookahead": r"(?P<ngram>\d+)x(?P<window>\d+)x(?P<guesses>\d+)",
+    PLAIN: "(?!)",
+}
+"""The parts of a setting by method, as regular expressions whose groups are fields."""
+TREE_PATTERN = r"(?P<shape>static|choices|best\d+|chain\d+|\d+x\d+x\d+)|top_p(?P<top_p>\d*\.?\d+)"
+TYPES: dict[str, Any] = {"shape": str, "top_p": float, "latest": bool}
+"""Types of fields that are no integers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,15 +67,13 @@ class Label:
     Attributes:
       text: as it was given. method: one of `METHODS`, or own:module:function.
       shape: "static", "choices" or "bestN" (such as "best31"), or a chain or dynamic tree; None is the method's own.
-      fields: other fields of `TreeConfig`; of pld those of `eagle_jax.prompt_lookup`.
-      numbers: of pld and lookahead.
+      fields: other fields of `TreeConfig`; of pld and lookahead their arguments.
     """
 
     text: str
     method: str
     shape: TreeConfig | str | None = None
-    fields: tuple[tuple[str, Any], ...] = ()
-    numbers: tuple[int, ...] = ()
+    fields: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str) -> Label:
@@ -83,27 +90,19 @@ class Label:
         if method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)} or own:module:function, got {method!r}. "
                              "Settings follow an @, as in eagle3@6x10x59.")  # fmt: skip
-        shape: TreeConfig | str | None = "static" if method == "eagle1" else None
-        numbers, fields = tuple(NUMBERS.get(method, {}).values()), dict[str, Any]()
-        for place, word in enumerate(setting.split("/") if at else ()):
-            if place == 0 and (found := _numbers(method, word)):
-                numbers = found
-                continue
-            with named(text):
-                tree = _shape(word) if place == 0 and method not in FORMS else None
-            if tree is not None:
-                shape = tree
-                continue
-            name, value = _field(method, word)
-            if name is None or name in fields:
+        given: dict[str, Any] = {}
+        for word in setting.split("/") if at else ():
+            found = _fields(method, word)
+            if not found or found.keys() & given.keys():
                 raise ValueError(f"setting of {text!r} must be {FORMS.get(method, TREES)}, each once, got {word!r}.")
-            fields[name] = value
-        label = cls(text, method, shape, tuple(fields.items()), numbers)
+            given |= found
+        shape = given.pop("shape", "static" if method == "eagle1" else None)
         with named(text):
+            label = cls(text, method, _tree(shape), NUMBERS.get(method, {}) | given)
             if method == "pld":
-                prompt_lookup(numbers[1], numbers[0], **fields)
+                prompt_lookup(**label.fields)
             elif method == "lookahead":
-                lookahead(*numbers)
+                lookahead(**label.fields)
         if shape is not None:
             label.tree(DEFAULT_CHAIN, EAGLE1_PARENTS)
         return label
@@ -116,7 +115,7 @@ class Label:
         """
         with named(self.text):
             shape = TreeConfig.static(static) if isinstance(self.shape, str) else self.shape or default
-            fields = dict(self.fields)
+            fields = self.fields
             if self.method == "sps" and shape.top_k == 1 and shape.parents is None:
                 fields = {"verification": "rejection"} | fields  # the method of the papers
             return dataclasses.replace(shape, **fields)
@@ -131,33 +130,20 @@ def named(text: str) -> Iterator[None]:
         raise ConfigError(f"{text}: {error}") from error
 
 
-def _numbers(method: str, word: str) -> tuple[int, ...]:
-    """Returns the numbers of pld (10 or 10x3) or lookahead (5x7x7) in the first word of a setting; () for others."""
-    usual = tuple(NUMBERS.get(method, {}).values())
-    given = tuple(map(int, word.split("x"))) if re.fullmatch(r"\d+(x\d+)*", word) else ()
-    complete = len(given) == len(usual) or (method == "pld" and len(given) == 1)
-    return given + usual[len(given) :] if given and complete else ()
+def _fields(method: str, word: str) -> dict[str, Any]:
+    """Returns the fields that a part of a setting gives; none for an unknown word."""
+    if word in WORDS and method not in FORMS:
+        return dict([WORDS[word]])
+    found = re.fullmatch(PATTERNS.get(method, TREE_PATTERN), word)
+    values = found.groupdict() if found else {}
+    return {name: TYPES.get(name, int)(value) for name, value in values.items() if value is not None}
 
 
-def _shape(word: str) -> TreeConfig | str | None:
-    """Returns the tree that a word of a setting names; None for other words."""
-    if word in ("static", "choices") or re.fullmatch(r"best\d+", word):
-        return word
-    if chain := re.fullmatch(r"chain(\d+)", word):
-        return TreeConfig.chain(int(chain[1]))
-    if dynamic := re.fullmatch(r"(\d+)x(\d+)x(\d+)", word):
-        depth, top_k, num_nodes = map(int, dynamic.groups())
-        return TreeConfig(depth, top_k, num_nodes)
-    return None
-
-
-def _field(method: str, word: str) -> tuple[str | None, Any]:
-    """Returns the field that a word of a setting gives, and its value; None for an unknown word."""
-    if method == "pld":
-        shortest = re.fullmatch(r"shortest(\d+)", word)
-        return ("shortest", int(shortest[1])) if shortest else ("latest" if word == "latest" else None, True)
-    if method in FORMS:
-        return None, None
-    if number := re.fullmatch(r"top_p(\d*\.?\d+)", word):
-        return "top_p", float(number[1])
-    return WORDS.get(word, (None, None))
+def _tree(shape: str | None) -> TreeConfig | str | None:
+    """Returns the tree of "chain3" or "6x10x59"; other shapes depend on files or on the method."""
+    if shape is None or not re.match(r"chain|\d", shape):
+        return shape
+    if shape.startswith("chain"):
+        return TreeConfig.chain(int(shape.removeprefix("chain")))
+    depth, top_k, num_nodes = map(int, shape.split("x"))
+    return TreeConfig(depth, top_k, num_nodes)

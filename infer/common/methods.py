@@ -6,13 +6,12 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 import eagle_jax
 from eagle_jax.checkpoints import config_directory, read_target_config
-from eagle_jax.checkpoints.files.mapping import DTYPES
 from eagle_jax.config import EAGLE1_PARENTS, TreeConfig, static_depths
 from eagle_jax.core import verify
 from eagle_jax.data.chat.stops import with_stop_ids
@@ -22,7 +21,7 @@ from eagle_jax.runtime.drafters import Medusa, TreeDrafter
 from eagle_jax.shapes import best_parents, medusa_parents, parents_of_paths
 from infer.common import own
 from infer.common.labels import NUMBERS, PLAIN, Label, named
-from infer.common.programs import naming, parse_template_args, use_template
+from infer.common.programs import naming, option_of, use_template
 from infer.common.results import Draft, Recorded, read
 
 BUNDLED = {
@@ -41,58 +40,28 @@ NOTHING = Draft("nothing", "deterministic", 1)
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Options of every program: paths and hub ids of the target and of the methods' weights.
+    """Options of every program: paths and hub ids of the target and of the methods' weights."""
 
-    Attributes:
-      target: path or hub id of the model; default is the bundled one, which has bundled drafters.
-      chat_template: a Jinja file, for a tokenizer without one (Vicuna), or the name of one of the tokenizer's own.
-      template_args: arguments of the chat template, NAME=VALUE each, such as enable_thinking=false.
-      eagle1: path or hub id of an EAGLE-1/2 head for the method eagle1, with a static tree.
-      hass: path or hub id of an EAGLE-1/2 head trained with HASS.
-      eagle2: path or hub id of an EAGLE-1/2 head for the method eagle2, with a dynamic tree.
-      eagle3: path or hub id of an EAGLE-3 head.
-      draft_model: path or hub id of a small model with its tokenizer, for sps.
-      medusa: path or hub id of Medusa heads.
-      hydra: path or hub id of Hydra or Hydra++ heads.
-      positions: a result file of infer.acceptance; medusa@best31 is the best static tree of 31 nodes for it.
-      choices: a JSON file with the paths of a static tree (medusa@choices), as Medusa's are published:
-        [[0], [0, 0], [1]] is a first child with one child, and a second child.
-    """
-
-    target: str | None = None
+    target: str | None = None  # path or hub id of the model; default is the bundled one, which has bundled drafters
+    # a Jinja file, for a tokenizer without one (Vicuna), or the name of one of the tokenizer's own
     chat_template: str | None = None
-    template_args: tuple[str, ...] = ()
-    eagle1: str | None = None
-    hass: str | None = None
-    eagle2: str | None = None
-    eagle3: str | None = None
-    draft_model: str | None = None
-    medusa: str | None = None
-    hydra: str | None = None
+    template_args: tuple[str, ...] = ()  # arguments of the chat template, NAME=VALUE, such as enable_thinking=false
+    eagle1: str | None = None  # path or hub id of an EAGLE-1/2 head for the method eagle1, with a static tree
+    hass: str | None = None  # path or hub id of an EAGLE-1/2 head trained with HASS
+    eagle2: str | None = None  # path or hub id of an EAGLE-1/2 head for the method eagle2, with a dynamic tree
+    eagle3: str | None = None  # path or hub id of an EAGLE-3 head
+    draft_model: str | None = None  # path or hub id of a small model with its tokenizer, for sps
+    medusa: str | None = None  # path or hub id of Medusa heads
+    hydra: str | None = None  # path or hub id of Hydra or Hydra++ heads
+    # a result file of infer.acceptance; medusa@best31 is the best static tree of 31 nodes for it
     positions: str | None = None
+    # a JSON file with the paths of a static tree (medusa@choices), as Medusa's are published: [[0], [0, 0], [1]] is a
+    # first child with one child, and a second child
     choices: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of all weights
 
 
-@dataclasses.dataclass(frozen=True)
-class Sources(Places):
-    """`Places`, and the `dtype` of all weights."""
-
-    dtype: str = "float32"
-
-    @classmethod
-    def of(cls, args: Places, dtype: str = "float32") -> Sources:
-        """Returns the sources of a program's arguments.
-
-        Raises:
-          ValueError: an unknown `dtype`, or a template argument without a name.
-        """
-        parse_template_args(args.template_args)
-        if dtype not in DTYPES:
-            raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype}.")
-        return cls(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Places)}, dtype=dtype)
-
-
-def check_methods(labels: Sequence[str], sources: Sources) -> list[str]:
+def check_methods(labels: Sequence[str], sources: Places) -> list[str]:
     """Checks labels and returns them, plain decoding first, each once.
 
     Raises:
@@ -114,14 +83,13 @@ def check_methods(labels: Sequence[str], sources: Sources) -> list[str]:
             own.find(label.method)
         needed = OPTIONS.get(label.method)
         if needed and sources.target is not None and getattr(sources, needed) is None:
-            what = "a small model with its tokenizer" if label.method == "sps" else "the heads of that target"
-            raise ValueError(f"--{needed.replace('_', '-')} must be given for {label.method} with --target: {what}. "
-                             "pld and lookahead need none.")  # fmt: skip
+            raise ValueError(f"{option_of(needed)} must be given for {label.method} with --target. "
+                             "Methods without weights are pld and lookahead.")  # fmt: skip
     return list(dict.fromkeys([PLAIN, *labels]))
 
 
 def static_parents(
-    label: Label, sources: Sources, published: tuple[int, ...], deepest: int | None = None
+    label: Label, sources: Places, published: tuple[int, ...], deepest: int | None = None
 ) -> tuple[int, ...]:
     """Returns the static tree of a label: the published one, the best for recorded acceptance, or a given one.
 
@@ -165,7 +133,7 @@ def best_static(label: Label, path: str | Path, deepest: int | None = None) -> t
         return best_parents(list(itertools.takewhile(bool, rates)), int(str(label.shape).removeprefix("best")))
 
 
-def load_pair(sources: Sources) -> tuple[eagle_jax.Target, Any]:
+def load_pair(sources: Places) -> tuple[eagle_jax.Target, Any]:
     """Loads the target, with the stop tokens of its chat template, and its tokenizer."""
     if sources.target is None:
         target, _, tokenizer = eagle_jax.load_demo(dtype=sources.dtype)
@@ -181,7 +149,7 @@ def load_pair(sources: Sources) -> tuple[eagle_jax.Target, Any]:
 class Loader:
     """Binds methods to one target by label, and reads the weights of a method once."""
 
-    def __init__(self, target: eagle_jax.Target, sources: Sources):
+    def __init__(self, target: eagle_jax.Target, sources: Places):
         self.target, self.sources = target, sources
         self._weights: dict[tuple[str, bool], TreeDrafter] = {}
 
@@ -199,13 +167,11 @@ class Loader:
             return own.bind(label.method, self.target)
         if label.method in NUMBERS:
             make: Any = eagle_jax.prompt_lookup if label.method == "pld" else eagle_jax.lookahead
-            numbers = dict(zip(NUMBERS[label.method], label.numbers, strict=True))
-            return make(self.target, **numbers, **dict(label.fields))
+            return make(self.target, **label.fields)
         key = self.weights(label.method), label.method == "sps"  # a small model and heads may have the same path
         if key not in self._weights:
             self._weights[key] = self._load(label.method)
         bound = self._weights[key]
-        self._check_kind(label.method, bound)
         static = medusa_parents(bound.config.num_heads) if isinstance(bound, Medusa) else EAGLE1_PARENTS
         if isinstance(label.shape, str):
             static = static_parents(label, self.sources, static, bound.deepest)
@@ -222,42 +188,33 @@ class Loader:
         bound, label = self(text), Label.parse(text)
         if bound is None:
             return NOTHING
-        drafter, rule = bound.drafter, "deterministic"
-        rows = drafter.num_nodes + 1
-        if own.is_own(text):
-            if isinstance(bound, TreeDrafter):
-                rule = bound.tree.verification
-            elif bound.plain.verify not in (None, verify.deterministic):
-                rule = "its own"
-            return Draft(f"{drafter.num_nodes} nodes in {drafter.depth} levels", rule, rows)
+        nodes, depth = bound.drafter.num_nodes, bound.drafter.depth
         if not isinstance(bound, TreeDrafter):
-            numbers = dict(zip(NUMBERS[label.method], label.numbers, strict=True)) | dict(label.fields)
-            return Draft(", ".join(f"{name} {number}" for name, number in numbers.items()), rule, rows)
+            words = [f"{name} {value}" for name, value in label.fields.items()] or [f"{nodes} nodes in {depth} levels"]
+            rule = "deterministic" if bound.plain.verify in (None, verify.deterministic) else "its own"
+            return Draft(", ".join(words), rule, nodes + 1)
         tree = bound.tree
         rule = tree.verification
         if rule == "deterministic":
             rule += f", ranked by {tree.sampled_ranking}"
-        return Draft(tree_words(tree), rule, rows, self.weights(label.method), tree.parents or ())
+        weights = None if own.is_own(text) else self.weights(label.method)
+        return Draft(tree_words(tree), rule, nodes + 1, weights, tree.parents or ())
 
     def _load(self, method: str) -> TreeDrafter:
+        """Raises a ValueError for heads of another method, whose results would get the wrong name."""
         path = getattr(self.sources, OPTIONS[method])
         if path is None:
             head: Any = BUNDLED[method]
             return eagle_jax.load_demo(head, dtype=self.sources.dtype)[1]
         load: Any = {"sps": eagle_jax.load_draft_model, "medusa": eagle_jax.load_medusa, "hydra": eagle_jax.load_medusa}
-        with naming(f"--{OPTIONS[method].replace('_', '-')}", path):
-            return load.get(method, eagle_jax.load_drafter)(path, self.target)
-
-    def _check_kind(self, method: str, heads: Any) -> None:
-        """Raises a ValueError for heads of another method, whose results would get the wrong name."""
-        path = getattr(self.sources, OPTIONS[method])
-        if path is None or method == "sps":
-            return
-        held = heads.config.kind
-        if held != {"eagle2": "eagle1", "hass": "eagle1"}.get(method, method):
-            held = {"eagle1": "eagle2"}.get(held, held)
+        with naming(option_of(OPTIONS[method]), path):
+            heads = load.get(method, eagle_jax.load_drafter)(path, self.target)
+        kind = {"eagle2": "eagle1", "hass": "eagle1", "sps": None}.get(method, method)
+        if kind and heads.config.kind != kind:
+            held = heads.config.kind.replace("eagle1", "eagle2")
             raise ValueError(f"--{method} must have heads of {method}, got {path} with heads of {held}. "
                              f"Give it as --{held}, for the method {held}.")  # fmt: skip
+        return heads
 
 
 def tree_words(tree: TreeConfig) -> str:

@@ -29,17 +29,14 @@ def find(method: str) -> Callable[[eagle_jax.Target], Any]:
     """Imports the function that takes a target and returns a `Drafter` or `BoundDrafter`.
 
     Raises:
-      ValueError: no such module (`import` searches the working directory first), or no such function of one argument.
+      ValueError: no such module, also inside it, or no such function of one argument.
     """
     _, module, function = method.split(":")
     try:
         made = getattr(importlib.import_module(module), function, None)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # something that the module itself imports
-        folder = f"the folder of {module.partition('.')[0]}.py"
-        raise ValueError(f"module of {method!r} must be importable, got no module {module}. "
-                         f"Run in {folder}, or add it to PYTHONPATH.") from error  # fmt: skip
+        raise ValueError(f"module of {method!r} must be importable, got: {error}. "
+                         "Run in its folder, or add that to PYTHONPATH.") from error  # fmt: skip
     try:
         inspect.signature(made).bind(None)  # type: ignore[arg-type]
     except TypeError as error:

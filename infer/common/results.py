@@ -161,7 +161,7 @@ class Recording(Measured, kw_only=True):
     Attributes:
       tokens: emitted after each reply's first token. cycles: target passes, summed over replies.
       positions: counts by depth and rank.
-      calibration: None where drafts have no confidence. uncalibrated: the reason.
+      calibration: None of sampled drafts, and where drafts have no confidence.
       chains: one per length; empty for a method that drafts no chain of a given length.
       by_question: tokens and cycles of every question.
     """
@@ -170,7 +170,6 @@ class Recording(Measured, kw_only=True):
     cycles: Count
     positions: Positions
     calibration: Calibration | None
-    uncalibrated: str | None
     chains: list[Chain]
     by_question: CountedQuestions
 

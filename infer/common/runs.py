@@ -15,7 +15,7 @@ from eagle_jax.data.chat.tokenizers import tokenizer_settings
 from eagle_jax.runtime.compilation import machine, revision
 from infer import REPOSITORY
 from infer.common.calls import keys_of
-from infer.common.methods import Loader, Places, Sources, check_methods, load_pair
+from infer.common.methods import Loader, Places, check_methods, load_pair
 from infer.common.programs import at_least_one, check_seed, listed
 from infer.common.results import FileType, check_out, continued, write
 from infer.common.tasks import BUNDLED, Conversation, Question, Task, load_tasks, names_of, task_folder
@@ -23,34 +23,24 @@ from infer.common.tasks import BUNDLED, Conversation, Question, Task, load_tasks
 
 @dataclasses.dataclass(frozen=True)
 class RunArgs(Places):
-    """Options that `infer.bench` and `infer.acceptance` share.
+    """Options that `infer.bench` and `infer.acceptance` share."""
 
-    Attributes:
-      methods: of vanilla, sps (a small model), pld (prompt lookup), lookahead, medusa, hydra, eagle1 (a static tree),
-        hass, eagle2, eagle3, each with a setting if wanted: eagle3@6x10x59, eagle3@chain3, eagle2@static,
-        sps@chain5/block, eagle2@4x2x7/norerank, eagle3@untempered, pld@10, lookahead@5x7x7. Your own method is
-        own:module:function, a function of the target that returns a Drafter or BoundDrafter.
-      tasks: names in the data folder, paths of question files, or owner/dataset[:part] on the hub, separated by commas;
-        of the papers mt_bench, humaneval, gsm8k, alpaca, cnn_dm, nq (hub:gsm8k takes one from the hub). chat, math and
-        code are bundled, ten questions each.
-      data: folder of the tasks; its default is EAGLE_JAX_TASKS, or else the bundled questions.
-      limit: questions per task, the first ones.
-      max_new_tokens: longest reply.
-      temperatures: 0 is greedy; several separated by commas.
-      seed: of sampled draws; every method gets the same.
-      dtype: of the weights.
-      resume: continue the result in `out`.
-    """
-
+    # of vanilla, sps (a small model), pld (prompt lookup), lookahead, medusa, hydra, eagle1 (a static tree), hass,
+    # eagle2, eagle3, each with a setting if wanted: eagle3@6x10x59, eagle3@chain3, eagle2@static, sps@chain5/block,
+    # eagle2@4x2x7/norerank, eagle3@untempered, pld@10, lookahead@5x7x7. Your own method is own:module:function, a
+    # function of the target that returns a Drafter or BoundDrafter.
     methods: str = "vanilla,eagle2,eagle3"
+    # names in the data folder, paths of question files, or owner/dataset[:part] on the hub, separated by commas; of the
+    # papers mt_bench, humaneval, gsm8k, alpaca, cnn_dm, nq (hub:gsm8k takes one from the hub). chat, math and code are
+    # bundled, ten questions each.
     tasks: str = BUNDLED
+    # folder of the tasks; its default is EAGLE_JAX_TASKS, or else the bundled questions
     data: Path = dataclasses.field(default_factory=task_folder)
-    limit: int = 10
-    max_new_tokens: int = 128
-    temperatures: str = "0"
-    seed: int = 0
-    dtype: str = "float32"
-    resume: bool = False
+    limit: int = 10  # questions per task, the first ones
+    max_new_tokens: int = 128  # longest reply
+    temperatures: str = "0"  # 0 is greedy; several separated by commas
+    seed: int = 0  # of sampled draws; every method gets the same
+    resume: bool = False  # continue the result in `out`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +74,11 @@ def prepare(args: Any, kind: type[FileType], free: Sequence[str]) -> Run[FileTyp
     at_least_one(args, "limit", "max_new_tokens")
     check_seed(args)
     temperatures = listed(args, "temperatures", float, 0)
-    sources = Sources.of(args, args.dtype)
-    labels = check_methods(listed(args, "methods"), sources)
+    labels = check_methods(listed(args, "methods"), args)
     tasks = load_tasks(listed(args, "tasks"), args.data, args.limit)
     check_out(args.out, resume=args.resume)
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # about a missing torch
-    target, tokenizer = load_pair(sources)
+    target, tokenizer = load_pair(args)
     if args.max_new_tokens >= target.config.max_position:
         raise ValueError(f"--max-new-tokens must be below the model's {target.config.max_position} positions, got "
                          f"{args.max_new_tokens}. Leave room for a prompt.")  # fmt: skip
@@ -101,7 +90,7 @@ def prepare(args: Any, kind: type[FileType], free: Sequence[str]) -> Run[FileTyp
     settings |= tokenizer_settings(tokenizer) | {"stop tokens": list(target.config.eos_ids)}
     path = args.out / "result.json"
     result = continued(kind(machine(), revision(REPOSITORY), settings, []), path, ("tasks", "temperatures", *free))
-    return Run(labels, temperatures, tasks, target, tokenizer, Loader(target, sources), result, path)
+    return Run(labels, temperatures, tasks, target, tokenizer, Loader(target, args), result, path)
 
 
 class Turn(NamedTuple):

@@ -33,7 +33,6 @@ HUB = {
 }
 """Datasets of the six tasks, and the words that the papers put before each question. The papers measure 80 questions of
 each task, chosen by their authors: not the first 80 of these datasets."""
-PAPER_NAMES = {files: paper for paper, files in ALIASES.items()}
 BUNDLED = "chat,math,code"
 """Tasks of the package, which `find_task` finds in every folder."""
 
@@ -77,12 +76,10 @@ def load_task(name: str, folder: str | os.PathLike[str], limit: int | None = Non
     Raises:
       ValueError: no task has that name, or a line has no question; the message names the file and the line.
     """
-    if name.startswith("hub:"):
-        paper = PAPER_NAMES.get(name[4:], name[4:])
-        if paper not in HUB:
-            raise ValueError(f"task must be hub: and one of {', '.join(HUB)}, got {name!r}. Name others owner/dataset.")
+    paper = name.removeprefix("hub:")
+    if paper != name and paper in HUB:
         source, before = HUB[paper]
-        return Task(name[4:], _from_hub(source, limit, before))
+        return Task(paper, _from_hub(source, limit, before))
     try:
         path = find_task(name, folder)
     except ValueError:
@@ -90,9 +87,7 @@ def load_task(name: str, folder: str | os.PathLike[str], limit: int | None = Non
         if "/" not in dataset or not is_dataset_name(dataset):
             raise
         return Task(dataset.partition("/")[2], _from_hub(name, limit))
-    stem = _stem(path)
-    called = name if name in ALIASES else path.parent.name if stem == "question" else stem
-    return Task(called, tuple(read_questions(path, limit)))
+    return Task(name if name in ALIASES else _name(path), tuple(read_questions(path, limit)))
 
 
 def load_tasks(names: Sequence[str], folder: str | os.PathLike[str], limit: int | None = None) -> list[Task]:
@@ -145,26 +140,24 @@ def find_task(name_or_path: str, folder: str | os.PathLike[str]) -> Path:
       ValueError: no such file; the message lists the names the folder has.
     """
     folder = Path(folder)
-    names = [name_or_path, *([ALIASES[name_or_path]] if name_or_path in ALIASES else [])]
+    names = [name_or_path, ALIASES.get(name_or_path, name_or_path)]
     inside = [folder / (form + ending) for name in names for ending in ENDINGS for form in (name, f"{name}/question")]
     if name_or_path in BUNDLED.split(","):
         inside.append(bundled_questions() / f"{name_or_path}.jsonl")
     for path in [Path(name_or_path), *inside]:
         if path.is_file():
             return path
-    known = {_stem(path) for path in folder.glob("*.*") if path.name.endswith(ENDINGS)}
-    known |= {path.parent.name for path in folder.glob("*/question.*") if path.name.endswith(ENDINGS)}
-    paper = PAPER_NAMES.get(name_or_path, name_or_path)
-    on_hub = f", or hub:{paper} for questions of the kind" if paper in HUB else ""
-    has = ", ".join(sorted(known)) or "none there"
+    files = [path for path in [*folder.glob("*.*"), *folder.glob("*/question.*")] if path.name.endswith(ENDINGS)]
+    known = ", ".join(sorted(map(_name, files))) or "none there"
     raise ValueError(
-        f"task must be bundled ({BUNDLED}), in --data {folder} ({has}), a path or owner/dataset, got "
-        f"{name_or_path!r}. Give the folder by --data or EAGLE_JAX_TASKS{on_hub}."
+        f"task must be bundled ({BUNDLED}), in --data {folder} ({known}), a path, owner/dataset, or hub: and one of "
+        f"{', '.join(HUB)}, got {name_or_path!r}. Give the folder by --data or EAGLE_JAX_TASKS."
     )
 
 
-def _stem(path: Path) -> str:
-    return next((path.name.removesuffix(ending) for ending in ENDINGS if path.name.endswith(ending)), path.stem)
+def _name(path: Path) -> str:
+    stem = next((path.name.removesuffix(ending) for ending in ENDINGS if path.name.endswith(ending)), path.stem)
+    return path.parent.name if stem == "question" else stem
 
 
 def read_questions(path: str | os.PathLike[str], limit: int | None = None) -> list[Question]:

@@ -26,15 +26,10 @@ from infer.papers.sources import Section, Sources, gather
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """Arguments of the program.
+    """Options of the program."""
 
-    Attributes:
-      files: result files of infer.bench and infer.acceptance.
-      out: folder of the report.
-    """
-
-    files: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    out: Path = Path("runs/report")
+    files: Annotated[tuple[Path, ...], tyro.conf.Positional]  # result files of infer.bench and infer.acceptance
+    out: Path = Path("runs/report")  # folder of the report
 
 
 def main(args: Args) -> dict[str, Any]:

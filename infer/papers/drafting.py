@@ -116,14 +116,14 @@ def n_alpha(sources: Sources) -> Section:
 
 
 def expected(sources: Sources) -> Section:
-    """Compares the expected tokens per pass, (1 - a^(K+1)) / (1 - a), with the measured ones."""
+    """Compares the expected tokens per pass, (1 - a^(K+1)) / (1 - a) (arXiv:2211.17192), with the measured ones."""
     rows, shown = [], dict[str, dict[str, dict[int, float | None]]]()
     pooled = {key: found for key, found in pooled_chains(sources.recorded).items() if sum(found[-1].tested)}
     every = sorted({chain.length for found in pooled.values() for chain in found})
     for (name, temperature), found in pooled.items():
         rate = sum(found[-1].accepted) / sum(found[-1].tested)
         measured = {chain.length: chain.tokens / chain.cycles if chain.cycles else None for chain in found}
-        theory = {chain.length: counted.expected_tokens(rate, chain.length) for chain in found}
+        theory = {chain.length: sum(rate**n for n in range(chain.length + 1)) for chain in found}
         for words, curve in (("measured", measured), ("expected", theory)):
             numbers = [number(curve.get(length)) for length in every]
             rows.append([f"{name}, {words}", f"{temperature:g}", f"{rate:.3f}", *numbers])

@@ -41,7 +41,7 @@ def recording(label: str, task: str, tau: float = 2.5, noise=EVEN, **own) -> res
     tokens = [round(1600 * (tau + extra)) for extra in noise]
     values = dict(
         label=label, task=task, temperature=0.0, questions=5, replies=5,
-        tokens=sum(tokens), cycles=8000, tau=tau, uncalibrated=None, draft=draft_of(label),
+        tokens=sum(tokens), cycles=8000, tau=tau, draft=draft_of(label),
         positions=results.Positions([[12, 12], [12, 0]], [[10, 10], [5, 0]], [[6, 1], [2, 0]]),
         calibration=results.Calibration([4, 0, 6], [0.25, None, 0.75], [2, 0, 6]),
         chains=[results.Chain(1, 16, 10, [10], [6]), results.Chain(2, 20, 10, [10, 6], [6, 3])],

@@ -94,30 +94,18 @@ def test_only_new_tokens_are_read(make_chat):
     assert f", {2 * (new + 1) + 12 - 1} of " in said(talk, "why")
 
 
-class Special(TextOnly):
-    def decode(self, tokens, *, skip_special_tokens=True):
-        return "".join(chr(token) for token in tokens if not (skip_special_tokens and token % 2))
-
-
 class Trims(TextOnly):
     def apply_chat_template(self, messages, **options):
         short = [{**message, "content": message["content"][:3]} for message in messages]
         return super().apply_chat_template(short, **options)
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "new", "count"),
-    [
-        (Special(), "?\n<u>def\n<a>", len("<u>abc\n<a>") + 12 + len("\n<u>def\n<a>")),  # they stay in the text
-        # The head's cache has no place yet for the third letter of the reply.
-        (Trims(), "3\n<u>def\n<a>", len("<u>abc\n<a>123\n<u>def\n<a>")),
-    ],
-    ids=["special tokens", "a template that trims"],
-)
-def test_the_text_is_read_from_its_first_change(tokenizer, new, count, make_chat):
-    talk = make_chat(tokenizer)
+def test_the_text_is_read_from_its_first_change(make_chat):
+    """The head's cache has no place yet for the third letter of the reply."""
+    talk = make_chat(Trims())
     talk.line("abc")
-    assert f"{len(new)} of {count} prompt tokens read" in said(talk, "def")
+    new, count = len("3\n<u>def\n<a>"), len("<u>abc\n<a>123\n<u>def\n<a>")
+    assert f"{new} of {count} prompt tokens read" in said(talk, "def")
 
 
 def test_an_error_in_a_turn_does_not_end_the_chat(make_chat, monkeypatch):
@@ -131,7 +119,7 @@ def test_an_error_in_a_turn_does_not_end_the_chat(make_chat, monkeypatch):
         raise MemoryError("out of memory on a TPU")
 
     talk = make_chat(Strict(), context=60, max_new_tokens=50)
-    assert re.search(r"\(roles must alternate\): .*; this turn is forgotten", said(talk, "no"))
+    assert re.search(r"roles must alternate.*; this turn is forgotten", said(talk, "no"))
     assert "must leave room for a reply, got 67 tokens of the session's context of 60. /reset" in said(talk, "x" * 60)
     with monkeypatch.context() as patch:
         patch.setattr(Session, "stream", full)
@@ -261,7 +249,7 @@ def test_ctrl_c_never_ends_the_chat(times, pair, monkeypatch, capsys):
         ("--context 1", "--context 1: context must be an integer from 2 to the target's"),
         ("--target /nope", "one option must give the drafter, got only --target. Give one head, as --eagle3 PATH, or"),
         ("--eagle3 /nope --hydra /no", "one option must give the drafter, got hydra and eagle3"),
-        ("--eagle3 /nope --method pld", "--eagle3 must belong to --method pld. Leave it out, or add --method eagle3"),
+        ("--eagle3 /nope --method pld", "--eagle3 must belong to --method pld, got another method's. Leave it out, or"),
     ],
 )
 def test_bad_options_are_one_error(options, message, pair, monkeypatch):

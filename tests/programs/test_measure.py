@@ -18,6 +18,7 @@ from eagle_jax.runtime.compilation import machine, revision
 from infer.common.calls import engine, keys_of
 from infer.common.timing import time_interleaved, time_repetitions
 from tests.models import random_prompts, tiny_head, tiny_target
+from tests.programs.conftest import ByteTokenizer
 
 
 @pytest.mark.parametrize(("temperature", "drafted"), [(0.0, False), (1.0, True)])
@@ -105,29 +106,6 @@ def test_programs_are_forgotten_where_there_are_many(monkeypatch):
     assert double(2.0) == 4.0
 
 
-class Tokenizer:
-    """One token per character."""
-
-    chat_template = None
-
-    def encode(self, text, **options):
-        return [ord(character) for character in text]
-
-    def apply_chat_template(self, messages, *, tokenize, add_generation_prompt):
-        assert not tokenize
-        turns = [f"{message['role'][0]}{message['content']}" for message in messages]
-        return "".join(turns) + "a" * add_generation_prompt
-
-
-def test_prompts_of_conversations():
-    tokenizer = Tokenizer()
+def test_prompts_without_a_template_are_joined_by_blank_lines():
     messages = [{"role": "user", "content": "x"}, {"role": "user", "content": "y"}]
-    assert chat_ids(tokenizer, messages) == [ord(c) for c in "x\n\ny"]
-    tokenizer.chat_template = "{{ }}"
-    assert chat_ids(tokenizer, messages) == [ord(c) for c in "uxuya"]
-
-
-@pytest.mark.parametrize("messages", ["hello", ["hello"], [{"content": "x"}], [{"role": "user"}]], ids=str)
-def test_what_is_no_conversation_is_refused(messages):
-    with pytest.raises(ValueError, match=r"^messages.* must be a list of dicts, each with a role"):
-        chat_ids(Tokenizer(), messages)
+    assert chat_ids(ByteTokenizer(), messages) == list(b"x\n\ny")

@@ -126,18 +126,6 @@ def test_a_line_is_in_the_file_when_it_is_printed(call, monkeypatch):
     assert call(main) == 0
 
 
-def test_retries_of_the_hub_are_not_logged(call):
-    """`import datasets` resets the level of the hub's package."""
-
-    def main(args):
-        import datasets  # noqa: F401
-        import huggingface_hub.utils._http as http
-
-        return http.logger.isEnabledFor(logging.WARNING) or not http.logger.isEnabledFor(logging.ERROR)
-
-    assert call(main) == 0
-
-
 def test_errors_name_their_option_once(tmp_path):
     path = tmp_path / "x"
     for inner, message in (

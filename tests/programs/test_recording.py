@@ -42,7 +42,7 @@ def test_a_method_without_weights(quick, capsys, tmp_path):
     columns = cell.by_question
     assert [name.split(":")[0] for name in columns.question] == ["1", "2"]
     assert columns.tokens == [10, 5] and sum(columns.cycles) == cell.cycles
-    assert cell.calibration is None and cell.uncalibrated and cell.chains == []
+    assert cell.calibration is None and cell.chains == []
     made = papers.main(papers.Args(files=(args.out / "result.json",), out=tmp_path / "report"))
     assert made["sections"] == ["What each label is", "Tau of recorded trees at temperature 0"]
     again = dataclasses.replace(args, resume=True, methods="pld@2x1,vanilla")
@@ -60,10 +60,9 @@ def test_numbers_of_cycles():
         np.array([[False, True, True], [False, True, False]]), np.array([3, 1], np.int32),
     )  # fmt: skip
     count, confidence = [0] * 4 + [3] + [0] * 5, [None] * 4 + [0.5] + [None] * 5
-    assert acceptance.calibrate(cycles, sampled=False)[0] == Calibration(count, confidence, count)
-    assert acceptance.calibrate(cycles, sampled=True)[1].startswith("sampled drafts are accepted by p/q")
-    unreached = cycles._replace(reached=np.zeros((2, 3), bool))
-    assert acceptance.calibrate(unreached, sampled=False)[1] == "the target reached no drafted node"
+    assert acceptance.calibrate(cycles, sampled=False) == Calibration(count, confidence, count)
+    assert acceptance.calibrate(cycles, sampled=True) is None
+    assert acceptance.calibrate(cycles._replace(reached=np.zeros((2, 3), bool)), sampled=False) is None
     found = acceptance.by_question(cycles, ["a", "b", "a", "c"])
     assert found == CountedQuestions(["a", "b", "c"], [3, 1, 0], [1, 1, 0])
     assert acceptance.follow(None, SimpleNamespace(), [1, 2], {}) == []
@@ -103,15 +102,6 @@ def test_the_counts_are_those_of_generate(quick):
             for prompts, key in zip(batches, keys, strict=True)
         ]
         assert cell.cycles == sum(int(out.cycles.sum()) for out in outs)
-
-
-@pytest.mark.slow
-def test_sampled_drafts_have_no_calibration(quick):
-    args = quick(methods="eagle2@chain2/rejection,eagle2@chain2/block", temperatures="1", chains="2")
-    acceptance.main(args)
-    rejection, block = read(args.out / "result.json", Recorded).cells
-    assert rejection.calibration is None and "accepted by p/q" in rejection.uncalibrated
-    assert [chain.length for chain in rejection.chains] == [2] and block.chains == []
 
 
 @pytest.mark.parametrize(

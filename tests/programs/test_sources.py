@@ -13,7 +13,7 @@ from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.data.chat.tokenize import chat_text
 from infer import acceptance, bench, chat, tune
 from infer.common.labels import Label
-from infer.common.methods import OPTIONS, Loader, Sources, best_static, load_pair
+from infer.common.methods import OPTIONS, Loader, Places, best_static, load_pair
 from infer.common.programs import arguments
 from tests.data.chats import TEMPLATES
 
@@ -27,22 +27,22 @@ def loaded():
 
 def test_an_error_about_a_path_names_its_option(loaded, tmp_path):
     with pytest.raises(CheckpointError, match=r"^--target /nope: no such directory: /nope"):
-        load_pair(Sources(target="/nope"))
+        load_pair(Places(target="/nope"))
     for method, field in OPTIONS.items():
         option = f"--{field.replace('_', '-')}"
         with pytest.raises(CheckpointError, match=f"^{option} /nope: no such directory: /nope"):
-            Loader(loaded[0], Sources(**{field: "/nope"}))(method)
+            Loader(loaded[0], Places(**{field: "/nope"}))(method)
     with pytest.raises(ValueError, match=r"^--positions /nope: No such file or directory$"):
         best_static(Label.parse("medusa@best31"), "/nope")
     with pytest.raises(CheckpointError, match=r"^--eagle3 [^ ]*medusa holds Medusa heads: load them with load_medusa"):
-        Loader(loaded[0], Sources(eagle3=str(bundled("medusa"))))("eagle3")
+        Loader(loaded[0], Places(eagle3=str(bundled("medusa"))))("eagle3")
 
 
 def test_a_draft_model_without_tokenizer_loads_with_a_warning(loaded, tmp_path):
     for name in ("config.json", "model.safetensors"):
         shutil.copy(bundled("small") / name, tmp_path)
     with pytest.warns(UserWarning, match=f"^draft model {tmp_path} and target .* have no tokenizer files of one kind"):
-        Loader(loaded[0], Sources(draft_model=str(tmp_path)))("sps")
+        Loader(loaded[0], Places(draft_model=str(tmp_path)))("sps")
 
 
 @pytest.mark.parametrize("program", [acceptance, bench, chat, tune])
@@ -50,9 +50,11 @@ def test_every_program_takes_a_template_and_its_arguments(program, loaded, monke
     (tmp_path / "own.jinja").write_text("{{ messages[0].content }} {{ effort }}" + TEMPLATES["chatml"])
     given = ["--chat-template", str(tmp_path / "own.jinja"), "--template-args", "effort=low"]
     monkeypatch.setattr(eagle_jax, "load_demo", lambda **_: (*loaded[:2], copy.deepcopy(loaded[2])))
-    _, tokenizer = load_pair(Sources.of(arguments(program.Args, None, given)))
+    _, tokenizer = load_pair(arguments(program.Args, None, given))
     assert chat_text(tokenizer, TURN).startswith("Hi low")
-    with pytest.raises(ValueError, match=r"^--template-args effrt=low: template arguments must be .* reads \(effort\)"):
-        load_pair(Sources.of(arguments(program.Args, None, [*given[:-1], "effrt=low"])))
-    with pytest.raises(ValueError, match=r"^--template-args must be NAME=VALUE"):
-        Sources.of(arguments(program.Args, None, [*given[:-1], "effort"]))
+    for wrong, message in (
+        ("effrt=low", r"--template-args effrt=low: template arguments must be .* reads \(effort\)"),
+        ("effort", "--template-args must be NAME=VALUE"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            load_pair(arguments(program.Args, None, [*given[:-1], wrong]))
