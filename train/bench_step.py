@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
 import time
 from typing import Any, Literal
 
@@ -94,12 +93,8 @@ def main(args: Args) -> dict[str, Any]:
         "seconds": seconds, "fastest": min(timed), "slowest": max(timed),
         "tokens_per_second": round(args.rows * args.length / seconds, 1),
         "mfu": round(flops / seconds / peak_flops(args.dtype), 4), "loss": [losses[0], losses[-1]],
-        "machine": machine(), "load": os.getloadavg()[0], "settings": dataclasses.asdict(args),
+        "machine": machine(), "settings": dataclasses.asdict(args),
     }  # fmt: skip
-    print(
-        f"a step of {args.rows * args.length} tokens: {seconds:.4f} s ({min(timed):.4f} to {max(timed):.4f}), "
-        f"{found['tokens_per_second']:.0f} tokens/s, {100 * found['mfu']:.1f}% of the peak"
-    )
     print(json.dumps(found))
     return found
 

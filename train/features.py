@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 import eagle_jax
+from eagle_jax.checkpoints.files.staging import sweep
 from eagle_jax.data.corpus.documents import Corpus
 from eagle_jax.data.corpus.features import Layout, Stored, shard_bounds, shard_path, starts_of, write_shard
 from eagle_jax.data.corpus.sources import build_corpus, corpus_key
@@ -58,9 +59,8 @@ def check_space(layout: Layout, tokens: int, out: Path) -> None:
     Raises:
       ValueError: the disk is too small.
     """
+    sweep(out)  # partial shards of a killed run
     size, free = tokens * layout.token_bytes, shutil.disk_usage(out).free
-    # Partial shards of a killed run are overwritten.
-    free += sum(512 * path.stat().st_blocks for path in out.glob("features-*.npy.partial"))
     have = sum(path.stat().st_size for path in out.glob("features-*.npy"))
     logging.info("%d tokens of %d bytes: %.2f GB in %d files; %.2f GB exist, %.2f GB are free", tokens,
                  layout.token_bytes, size / 1e9, layout.shards, have / 1e9, free / 1e9)  # fmt: skip

@@ -69,8 +69,7 @@ SHARES = {"gsm8k": 0.35, "instruct": 0.35, "completion": 0.15, "code": 0.15}
 
 def read(data: Path, tokenizer: Any) -> Corpus:
     """Reads the documents of `SHARES`, tokenised once and cached in `data/cache`."""
-    sources = [Source(str(data / f"{name}.jsonl")) for name in SHARES]
-    return build_corpus(sources, tokenizer, data / "cache")[0]
+    return build_corpus([Source(str(data / f"{name}.jsonl")) for name in SHARES], tokenizer, data / "cache")[0]
 
 
 def packed_rows(
@@ -135,38 +134,33 @@ def main(args: Args) -> None:
     loss_fn = jax.jit(functools.partial(pretrain.next_token_loss, config))
     options = host.compiler_options()
     update = jax.jit(functools.partial(pretrain.train_step, config, tx), donate_argnums=0, compiler_options=options)
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    logging.info("%.2fM parameters, %d tokens per step, from step %d", size / 1e6, per_step * args.length, step)
+    logging.info("%.2fM parameters, from step %d", sum(leaf.size for leaf in jax.tree.leaves(params)) / 1e6, step)
     del params
-    start = time.time()
-    losses: list[float] = []
+    start, losses = time.time(), list[float]()
     decay_steps = max(1, round(args.steps * args.decay))
     while step < args.steps:
         rate = pretrain.warmup_stable_decay(step, args.rate, args.warmup, args.steps - decay_steps, decay_steps)
         batch = take(rows, per_step).reshape(args.micro_batches, args.micro_rows, -1)
         state, loss = update(state, jnp.asarray(batch), jnp.float32(rate))
-        losses = [*losses[-99:], float(loss)]
+        step += 1
+        losses.append(float(loss))
         if not math.isfinite(losses[-1]):
             raise ValueError(
-                f"step {step}: the loss must be finite, got {losses[-1]}. Lower --rate; the "
-                "command continues from the last save."
+                f"the loss of step {step} must be finite, got {losses[-1]}. Lower --rate; the command continues from "
+                "the last save."
             )
-        step += 1
-        minutes = (time.time() - start) / 60
-        if step % args.log_every == 0:
-            speed = (step - begun) * per_step * args.length / (60 * minutes)
-            recent = float(np.mean(losses[-args.log_every :]))
-            logging.info("step %d loss %.4f tokens/s %.0f rate %.2e minute %.1f", step, recent, speed, rate, minutes)
+        speed = (step - begun) * per_step * args.length / (time.time() - start)
+        record = {"step": step, "tokens": step * per_step * args.length, "tokens_s": round(speed, 1),
+                  "loss": float(np.mean(losses[-args.log_every :]))}  # fmt: skip
         if step % args.save_every == 0 or step == args.steps:
             write_whole(args.out / "state.msgpack", flax.serialization.to_bytes(state))
             shutil.copytree(args.data / "tokenizer", args.out / "checkpoint", dirs_exist_ok=True)
             save_target_checkpoint(config, state.params, args.out / "checkpoint", "bfloat16")
-            held_loss = float(np.mean([loss_fn(state.params, part[None]) for part in held_rows]))
-            record = {"step": step, "tokens": step * per_step * args.length, "loss": float(np.mean(losses)),
-                      "heldout": held_loss, "minutes": minutes}  # fmt: skip
+            record["heldout"] = float(np.mean([loss_fn(state.params, part[None]) for part in held_rows]))
             with (args.out / "history.jsonl").open("a", encoding="utf-8") as history:
                 history.write(json.dumps(record) + "\n")
-            logging.info("saved %s", json.dumps(record))
+        if step % args.log_every == 0 or "heldout" in record:
+            logging.info("%s", json.dumps(record))
 
 
 if __name__ == "__main__":

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
-import re
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -144,23 +140,8 @@ def test_a_pair_is_evaluated_on_the_rows_it_was_not_trained_on(tmp_path, capsys)
     asked = [prompt_ids(tokenizer, turns(f"{i}")[:1]) for i in range(3)]
     head = head.with_tree(TreeConfig(2, 2, 4))
     out = eagle_jax.generate(target, head, asked, max_new_tokens=9)
-    assert found[0]["tau"] == round(out.tau, 3)
-    assert found[0]["tokens"] == 27
-    assert found[0]["cycles"] == int(out.cycles.sum())
-    assert found[0]["identical"] == "3/3"
-    assert len(found[0]["n_alpha"]) == 6
-    run = tmp_path / "run"  # as train.distill leaves one: the target itself, which is always right
-    shutil.copytree(tmp_path / "target", run / "model")
-    (run / "log.jsonl").touch()
-    train.evaluate.main(
-        train.evaluate.Args(
-            target=str(tmp_path / "target"), head=str(run), heldout=(str(tmp_path / "b.jsonl"),), kind="draft_model",
-            prompts=3, max_new_tokens=9, tree="3,1,3", temperatures=(0.0,),
-        )
-    )  # fmt: skip
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])["results"][0]
-    assert (found["tau"], found["identical"]) == (4.0, "3/3")
-    assert set(found["n_alpha"]) == {1.0}
+    wanted = {"tau": round(out.tau, 3), "tokens": 27, "cycles": int(out.cycles.sum()), "identical": "3/3"}
+    assert found[0] | wanted == found[0] and len(found[0]["n_alpha"]) == 6
 
 
 def test_features_need_room_on_the_disk(tmp_path, monkeypatch):
@@ -171,32 +152,3 @@ def test_features_need_room_on_the_disk(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"must have 0.00 GB free, got 0.00 GB. Choose --stored float8"):
         train.features.check_space(layout, 10, tmp_path)
     assert not list(tmp_path.iterdir())  # a killed run's partial shards are removed first
-
-
-@pytest.mark.parametrize(
-    ("program", "options", "message"),
-    [
-        ("demo.data", dict(data=Path("nowhere")), "without nowhere/gsm8k/train.jsonl and nowhere/gpteacher"),
-        ("demo.data", dict(vocab_size=0), "--vocab-size must be at least 1, got 0"),
-        ("target", dict(data=Path("nowhere")), "--data nowhere holds no tokenizer. Run python -m train.demo.data"),
-        ("evaluate", dict(target="no/such/dir", head="h", heldout=("x.jsonl",)), "--target no/such/dir: no such"),
-        ("evaluate", dict(target="demo", head="./no", heldout=("x.jsonl",)), "--head ./no: no such directory: no"),
-        ("evaluate", dict(target="demo", head="demo", tree="2,2,1", heldout=("x.jsonl",)), "--tree 2,2,1: TreeConfig"),
-        ("evaluate", dict(target="demo", head="demo", heldout=("no.jsonl",)), "--heldout no.jsonl: no file no.jsonl"),
-        ("evaluate", dict(target="demo", head="demo", heldout=("text.jsonl",)), "text.jsonl, line 1: not JSON"),
-        ("evaluate", dict(target="demo", head="demo", heldout=("plain.jsonl",)), "plain.jsonl: no prompt of at most"),
-        (
-            "evaluate",
-            dict(target="demo", head="h", heldout=("a.jsonl",), prompts=0),
-            "--prompts must be at least 1, got 0",
-        ),
-    ],
-)
-def test_a_missing_earlier_step_is_named(program, options, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("text.jsonl").write_text("no JSON")
-    Path("plain.jsonl").write_text('{"text": "a"}\n')
-    module = importlib.import_module(f"train.{program}")
-    with pytest.raises(ValueError, match=re.escape(message)):
-        module.main(module.Args(**options))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["plain.jsonl", "text.jsonl"]

@@ -30,20 +30,14 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Writer:
-    """Generates replies with a target and optionally a head.
-
-    Attributes:
-      target, head: the pair; without a head the replies are the same.
-      tokenizer: of `transformers`, with a chat template. stops: tokens that end a reply.
-      lanes: conversations at once; every batch has this size, so that all share one compilation.
-    """
+    """Generates replies with a target and optionally a head, which changes no reply."""
 
     args: RegenerateArgs
     target: Target
     head: BoundDrafter | None
-    tokenizer: Any
-    stops: tuple[int, ...]
-    lanes: int
+    tokenizer: Any  # of `transformers`, with a chat template
+    stops: tuple[int, ...]  # tokens that end a reply
+    lanes: int  # conversations at once; every batch has this size, so that all share one compilation
 
     def batches(self, rows: Sequence[Row]) -> list[list[Row]]:
         """Groups rows of one temperature and similar numbers of turns; a finished conversation leaves its lane idle."""

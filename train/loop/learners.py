@@ -54,27 +54,20 @@ RATES = {"eagle3": 1e-4, "eagle1": 3e-5, "hass": 3e-5, "medusa": 1e-3, "hydra": 
 
 
 class Learner(abc.ABC):
-    """Base class of the models that a run trains.
+    """Base class of the models that a run trains."""
 
-    Attributes:
-      program: module of `train`. part: name of the parameters in the engine.
-      folder: directory of the result in the run's directory.
-      taps: hidden states of the target that it reads besides the last.
-      scaled: training divides these by their root mean square per channel; finished weights include the division.
-      draft_vocab: size of a vocabulary that is counted in the data; None is the target's whole vocabulary.
-      d2t: draft vocabulary of the initial weights. initial: initial weights; None draws fresh ones.
-      rate: default peak learning rate.
-      copies_layers: fresh weights are layers of the target, so these are loaded even with stored features.
-    """
-
-    program = folder = part = "head"
-    copies_layers: bool = False
-    taps: tuple[int, ...] = ()
-    scaled: bool = False
-    draft_vocab: int | None = None
-    d2t: np.ndarray | None = None
-    initial: Params | None = None
-    rate: float = 5e-4
+    program = "head"  # module of `train`
+    folder = "head"  # directory of the result in the run's directory
+    part = "head"  # name of the parameters in the engine
+    rate: float = 5e-4  # default peak learning rate
+    terms: int = 1  # of the loss; term k judges the prediction of a token `ahead` + k places ahead
+    ahead: int = 2
+    taps: tuple[int, ...] = ()  # hidden states of the target that it reads besides the last
+    scaled: bool = False  # training divides taps by their root mean square per channel; finished weights include it
+    draft_vocab: int | None = None  # size of a vocabulary that is counted in the data; None is the whole vocabulary
+    d2t: np.ndarray | None = None  # draft vocabulary of the initial weights
+    initial: Params | None = None  # initial weights; None draws fresh ones
+    copies_layers: bool = False  # fresh weights are layers of the target, so these are loaded even with stored features
 
     @abc.abstractmethod
     def begin(self, target: eagle_jax.Target) -> None:
@@ -85,12 +78,15 @@ class Learner(abc.ABC):
         """Draws fresh parameters."""
 
     @abc.abstractmethod
-    def loss(self, frozen: training.Frozen, mesh: Mesh | None, remat: bool) -> training.LossFn:
-        """Returns the loss function of a micro-batch."""
+    def loss(
+        self, frozen: training.Frozen, mesh: Mesh | None, remat: bool, trained: Params, texts: PackedTokens,
+        signals: Any, key: Array, shares: Array,
+    ) -> Any:  # fmt: skip
+        """Returns loss and metrics of a micro-batch; arguments from `trained` on are those of a `LossFn`."""
 
-    @abc.abstractmethod
     def judged(self, texts: PackedTokens) -> Array:
         """Counts the rows of every term of the loss."""
+        return count_rows(texts, self.terms, self.ahead)
 
     def finished(self, trained: Params, frozen: training.Frozen) -> Params:
         """Returns the parameters that engine and files hold."""
@@ -112,6 +108,7 @@ class EagleLearner(Learner):
 
     def __init__(self, args: HeadArgs) -> None:
         self.args, self.objective, self.rate = args, objective_of(args), RATES[args.method]
+        self.terms = self.objective.steps
         self.tree = parse_tree(args.eval_tree or "6,10,59", "--eval-tree")
         init_path(args)  # raises if there is no such head
 
@@ -127,19 +124,15 @@ class EagleLearner(Learner):
     def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
         return fresh_head(self.config, key, target, d2t)
 
-    def loss(self, frozen: training.Frozen, mesh: Mesh | None, remat: bool) -> training.LossFn:
+    def loss(
+        self, frozen: training.Frozen, mesh: Mesh | None, remat: bool, trained: Params, texts: PackedTokens,
+        signals: Any, key: Array, shares: Array,
+    ) -> Any:  # fmt: skip
         objective = dataclasses.replace(self.objective, remat=remat)
-
-        def loss_fn(head: Params, texts: PackedTokens, signals: Any, key: Array, shares: Array | None) -> Any:
-            return training.head_loss(
-                self.target.config, self.config, objective, head, frozen, texts, key, self.args.dtype, signals, mesh,
-                shares,
-            )  # fmt: skip
-
-        return loss_fn
-
-    def judged(self, texts: PackedTokens) -> Array:
-        return count_rows(texts, self.objective.steps)
+        return training.head_loss(
+            self.target.config, self.config, objective, trained, frozen, texts, key, self.args.dtype, signals, mesh,
+            shares,
+        )  # fmt: skip
 
     def finished(self, trained: Params, frozen: training.Frozen) -> Params:
         scale, d2t = frozen.feature_scale, frozen.d2t
@@ -164,15 +157,12 @@ class MedusaLearner(Learner):
     config: MedusaConfig
 
     def __init__(self, args: HeadArgs) -> None:
-        self.args, self.heads, self.rate = args, args.heads or NUM_HEADS[args.method], RATES[args.method]
-        if args.eval_tree is None:
-            self.tree = TreeConfig.static(medusa_parents(self.heads))
-        else:
-            self.tree = parse_tree(args.eval_tree, "--eval-tree")
-        if self.tree.depth > self.heads:
-            raise ConfigError(
-                f"--eval-tree must have at most {self.heads} levels, one for each of --heads, got {args.eval_tree}."
-            )
+        self.args, self.rate = args, RATES[args.method]
+        self.terms = heads = args.heads or NUM_HEADS[args.method]
+        given = args.eval_tree
+        self.tree = TreeConfig.static(medusa_parents(heads)) if given is None else parse_tree(given, "--eval-tree")
+        if self.tree.depth > heads:
+            raise ConfigError(f"--eval-tree must have at most {heads} levels, one for each of --heads, got {given}.")
         self.init = init_path(args)
 
     def begin(self, target: eagle_jax.Target) -> None:
@@ -180,7 +170,7 @@ class MedusaLearner(Learner):
         self.target = config
         prefix = config.one_layer(tie_word_embeddings=False) if args.method == "hydra++" else None
         self.config = MedusaConfig(
-            "medusa" if args.method == "medusa" else "hydra", config.hidden_size, config.vocab_size, self.heads,
+            "medusa" if args.method == "medusa" else "hydra", config.hidden_size, config.vocab_size, self.terms,
             args.head_layers or 1, prefix,
         )  # fmt: skip
         if not self.init:
@@ -194,28 +184,24 @@ class MedusaLearner(Learner):
                 "heads or another method."
             )
         if given != self.config:
-            other = differences((name, getattr(given, name), getattr(self.config, name)) for name in vars(given))
+            other = differences(given, self.config)
             raise ConfigError(f"--init {args.init} differs from the heads that this run trains: {other}")
         self.initial = params["heads"]
 
     def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
         return fresh_medusa(self.config, key, target)
 
-    def loss(self, frozen: training.Frozen, mesh: Mesh | None, remat: bool) -> training.LossFn:
+    def loss(
+        self, frozen: training.Frozen, mesh: Mesh | None, remat: bool, trained: Params, texts: PackedTokens,
+        signals: Any, key: Array, shares: Array,
+    ) -> Any:  # fmt: skip
         args = self.args
-        options: dict[str, Any] = {
-            "decay": 0.8 if args.decay is None else args.decay, "chunk": args.chunk or 256, "remat": remat,
-            "teacher": args.method == "hydra++" if args.teacher is None else args.teacher, "dtype": args.dtype,
-        }  # fmt: skip
-
-        def loss_fn(heads: Params, texts: PackedTokens, signals: Any, key: Array, shares: Array | None) -> Any:
-            texts, signals, target_logits = training.read_target(self.target, frozen.target, texts, signals, mesh)
-            return medusa_loss(self.config, heads, signals, texts, target_logits, shares=shares, **options)
-
-        return loss_fn
-
-    def judged(self, texts: PackedTokens) -> Array:
-        return count_rows(texts, self.heads)
+        texts, signals, target_logits = training.read_target(self.target, frozen.target, texts, signals, mesh)
+        return medusa_loss(
+            self.config, trained, signals, texts, target_logits, decay=0.8 if args.decay is None else args.decay,
+            teacher=args.method == "hydra++" if args.teacher is None else args.teacher, chunk=args.chunk or 256,
+            dtype=args.dtype, remat=remat, shares=shares,
+        )  # fmt: skip
 
     def bind(self, params: Params, target: eagle_jax.Target) -> TreeDrafter:
         return eagle_jax.Medusa.from_params(self.config, params, target, self.tree)
@@ -228,7 +214,7 @@ class MedusaLearner(Learner):
 class SmallModelLearner(Learner):
     """Trains a small model on the target's distribution."""
 
-    program, folder, part = "distill", "model", "model"
+    program, folder, part, ahead = "distill", "model", "model", 1
     config: DecoderConfig
 
     def __init__(self, args: DistillArgs) -> None:
@@ -272,20 +258,16 @@ class SmallModelLearner(Learner):
     def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
         return fresh_draft_model(self.config, key, target, self.args.target_layers)
 
-    def loss(self, frozen: training.Frozen, mesh: Mesh | None, remat: bool) -> training.LossFn:
+    def loss(
+        self, frozen: training.Frozen, mesh: Mesh | None, remat: bool, trained: Params, texts: PackedTokens,
+        signals: Any, key: Array, shares: Array,
+    ) -> Any:  # fmt: skip
         args = self.args
-
-        def loss_fn(model: Params, texts: PackedTokens, signals: Any, key: Array, shares: Array | None) -> Any:
-            texts, signals, target_logits = training.read_target(self.target, frozen.target, texts, signals, mesh)
-            return distillation_loss(
-                self.config, model, texts, signals.hidden, target_logits, dtype=args.dtype, divergence=args.divergence,
-                chunk=args.chunk or 256, remat=remat, shares=shares,
-            )  # fmt: skip
-
-        return loss_fn
-
-    def judged(self, texts: PackedTokens) -> Array:
-        return count_rows(texts, 1, first=1)
+        texts, signals, target_logits = training.read_target(self.target, frozen.target, texts, signals, mesh)
+        return distillation_loss(
+            self.config, trained, texts, signals.hidden, target_logits, dtype=args.dtype, divergence=args.divergence,
+            chunk=args.chunk or 256, remat=remat, shares=shares,
+        )  # fmt: skip
 
     def bind(self, params: Params, target: eagle_jax.Target) -> TreeDrafter:
         model = eagle_jax.Target.from_params(self.config, params["model"], "draft model", target.mesh)

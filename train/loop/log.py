@@ -1,11 +1,10 @@
-"""Logs a training run: progress, `log.jsonl` and TensorBoard."""
+"""Logs a training run: lines of progress, `log.jsonl` and TensorBoard."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import logging
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from tqdm.auto import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from eagle_jax.checkpoints.files.staging import write_whole
 from eagle_jax.training.flops import peak_flops
@@ -27,14 +24,7 @@ COVERED = 0.9
 
 
 class RunLog:
-    """Logs a run while it trains. Only the first process writes.
-
-    Attributes:
-      record: what the last checked update recorded, which an earlier call may have made.
-
-    Raises:
-      ValueError: `log.jsonl` exists and is not the log of a run.
-    """
+    """Logs a run while it trains. Only the first process writes."""
 
     def __init__(self, this: Run) -> None:
         self.args = this.args
@@ -45,46 +35,35 @@ class RunLog:
         # Training time and step at the first update of this call, whose own time is compilation, and at the last line.
         self.first: tuple[float, int] | None = None
         self.last: tuple[float, int] | None = None
-        self.record: dict[str, Any] = {}
+        self.record: dict[str, Any] = {}  # of the last checked update, which an earlier call may have made
         self.board: Any = None
-        self._open = contextlib.ExitStack()
-        if self.leads:
-            kept = [line for line in read(self.path) if line["step"] <= this.step]  # a killed run logged more
-            write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept))
-            if updates := [line for line in kept if "loss" in line]:
-                self.record = {name: updates[-1][name] for name in ("loss", "accuracy", "losses", "gradient")}
-            if self.args.tensorboard:
-                from tensorboardX import SummaryWriter
+        if not self.leads:
+            return
+        kept = [line for line in read(self.path) if line["step"] <= this.step]  # a killed run logged more
+        write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+        if updates := [line for line in kept if "loss" in line]:
+            self.record = {name: updates[-1][name] for name in ("loss", "accuracy", "losses", "gradient")}
+        if self.args.tensorboard:
+            from tensorboardX import SummaryWriter
 
-                board = SummaryWriter(str(self.args.out / "tensorboard"), purge_step=this.step + 1)
-                self.board = self._open.enter_context(board)
-            bar = tqdm(total=this.args.steps, initial=this.step, unit=" updates", disable=not sys.stderr.isatty())
-            self.bar = self._open.enter_context(bar)
-            self._open.enter_context(logging_redirect_tqdm())
-            log_beginning(this, self.peak)
+            self.board = SummaryWriter(str(self.args.out / "tensorboard"), purge_step=this.step + 1)
+        log_beginning(this, self.peak)
 
     def updated(self, step: int, record: dict[str, Any]) -> None:
         """Counts a checked update; logs every `--log-every` of them."""
         self.record = record
-        if not self.leads:
-            return
-        self.bar.update(step - self.bar.n)
         now = (time.perf_counter() - self.paused, step)
         self.first, self.last = self.first or now, self.last or now
-        if step % self.args.log_every and step != self.args.steps:
+        if not self.leads or (step % self.args.log_every and step != self.args.steps):
             return
-        shown = {"loss": f"{record['loss']:.3f}", "accuracy": " ".join(f"{value:.2f}" for value in record["accuracy"])}
-        speed = self._speed(self.last, now)
-        if speed:
+        shown = f"loss {record['loss']:.3f}, accuracy {' '.join(f'{value:.2f}' for value in record['accuracy'])}"
+        if speed := self._speed(self.last, now):
             left = (self.args.steps - step) * (now[0] - self.last[0]) / (step - self.last[1]) / 60
-            shown |= {"tok/s": f"{speed['tokens_s']:.0f}", "minutes left": f"{left:.1f}"}
-            shown |= {"mfu": f"{100 * speed['mfu']:.1f}%"} if "mfu" in speed else {}
+            shown += f", {speed['tokens_s']:.0f} tokens/s, {left:.1f} minutes left"
+            shown += f", mfu {100 * speed['mfu']:.1f}%" if "mfu" in speed else ""
         self.last = now
         self._write({"step": step, **record, **speed})
-        self.bar.set_postfix(shown)
-        if self.bar.disable:
-            values = ", ".join(f"{name} {value}" for name, value in shown.items())
-            logging.info("step %d of %d: %s", step, self.args.steps, values)
+        logging.info("step %d of %d: %s", step, self.args.steps, shown)
 
     def evaluated(self, step: int, tau: float, n_alpha: list[float | None]) -> None:
         """Logs a measurement."""
@@ -119,8 +98,9 @@ class RunLog:
         return found if mfu > 1 else {**found, "mfu": mfu}
 
     def close(self) -> None:
-        """Closes the bar and the writer of TensorBoard."""
-        self._open.close()
+        """Closes the writer of TensorBoard."""
+        if self.board is not None:
+            self.board.close()
 
     def _write(self, record: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as lines:
@@ -161,17 +141,5 @@ def log_beginning(this: Run, peak: float) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Reads the lines of a log, without a last line that a kill cut off.
-
-    Raises:
-      ValueError: the file is not the log of a run.
-    """
-    if not path.is_file():
-        return []
-    try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
-        if any("step" not in line for line in lines):
-            raise ValueError("a line without a step")
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is not the log of a training run ({error}). Move it away.") from error
-    return lines
+    """Reads the lines of a log, without a last line that a kill cut off."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]] if path.is_file() else []

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ from eagle_jax.checkpoints import (
 )
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
 from eagle_jax.core.types import Params
-from eagle_jax.data.corpus.prompts import prompts_by_source
-from eagle_jax.data.corpus.sources import Source
+from eagle_jax.data.corpus.features import Layout
+from eagle_jax.data.corpus.sources import Source, prompts_by_source
 from eagle_jax.parallel import processes
 from eagle_jax.parallel.mesh import FSDP, TENSOR, make_mesh, param_shardings, placer
 from eagle_jax.training.objective import PRESETS, Objective
@@ -48,6 +47,9 @@ def check_run(args: RunArgs) -> None:
         value = getattr(args, name)
         if value is not None and not value > 0:
             raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}.")
+    if args.features is not None:
+        with naming("--features", args.features):
+            Layout.load(args.features)
     if args.eval_every and not args.heldout:
         raise ValueError("--eval-every needs --heldout, the prompts that tau is measured on. Give both or neither.")
     if args.heldout and args.eval_tokens >= args.length:
@@ -60,7 +62,7 @@ def check_run(args: RunArgs) -> None:
 
 def objective_of(args: HeadArgs) -> Objective:
     """Returns the method's objective with the changes of `args`."""
-    names = ("decay", "token_loss", "eta", "token_weight", "feature_weight", "noise", "chunk", "remat")
+    names = ("decay", "token_loss", "eta", "token_weight", "feature_weight", "noise", "chunk")
     given = {"steps": args.unroll, **{name: getattr(args, name) for name in names}}
     changed = {name: value for name, value in given.items() if value is not None}
     return dataclasses.replace(PRESETS[args.method], **changed)
@@ -116,15 +118,19 @@ def initial_head(args: HeadArgs, target: eagle_jax.Target) -> tuple[HeadConfig, 
     kept = {name: getattr(given.layer, name) for name in ("max_position", "eos_ids", "bos_id", "architecture")}
     wanted = dataclasses.replace(wanted, layer=dataclasses.replace(wanted.layer, **kept))
     if wanted != given:
-        pairs = [(name, getattr(given, name), getattr(wanted, name)) for name in vars(wanted) if name != "layer"]
-        pairs += [(name, getattr(given.layer, name), getattr(wanted.layer, name)) for name in vars(wanted.layer)]
-        raise ConfigError(f"--init {args.init} differs from the head that this run trains: {differences(pairs)}")
+        other = differences(given, wanted)
+        raise ConfigError(f"--init {args.init} differs from the head that this run trains: {other}")
     return given, params
 
 
-def differences(pairs: Iterable[tuple[str, Any, Any]]) -> str:
-    """Lists the differences of `(name, given, wanted)` triples."""
-    return "; ".join(f"{name} is {theirs} there and {ours} here" for name, theirs, ours in pairs if theirs != ours)
+def differences(given: Any, wanted: Any) -> str:
+    """Lists the fields in which two configurations differ, also those of their layers."""
+    pairs = [(name, theirs, getattr(wanted, name)) for name, theirs in vars(given).items()]
+    return "; ".join(
+        differences(theirs, ours) if isinstance(theirs, DecoderConfig) else f"{name} is {theirs} there and {ours} here"
+        for name, theirs, ours in pairs
+        if theirs != ours
+    )
 
 
 def taps_of(given: tuple[int, ...] | None, layers: int) -> tuple[int, ...]:
@@ -167,13 +173,11 @@ def mesh_of(args: RunArgs) -> jax.sharding.Mesh:
     Raises:
       ConfigError: rows or axes do not divide evenly.
     """
-    devices, local = jax.device_count(), jax.local_device_count()
+    devices = jax.device_count()
     if devices % (args.fsdp * args.tensor):
         raise ConfigError(
             f"--fsdp {args.fsdp} times --tensor {args.tensor} must divide the {devices} devices. Lower one of them."
         )
-    if local % args.tensor:
-        raise ConfigError(f"--tensor must divide the {local} devices of each process, got {args.tensor}.")
     data = args.data_axis or devices // (args.fsdp * args.tensor)
     if jax.process_count() > 1 and data * args.fsdp * args.tensor != devices:
         raise ConfigError(f"--data-axis must use all {devices} devices of several processes, got {data}. Leave it out.")

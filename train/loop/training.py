@@ -17,7 +17,6 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from eagle_jax.checkpoints.files.staging import sweep
-from eagle_jax.config import ConfigError
 from eagle_jax.devices import device_name, is_out_of_memory, shortage
 from eagle_jax.parallel import processes
 from eagle_jax.training import host
@@ -76,8 +75,6 @@ def judge(this: Run, step: int, report: UpdateReport, documents: np.ndarray) -> 
             f"step {step}: loss {loss:.4g}, gradient norm {gradient:.4g} (--max-gradient {this.args.max_gradient:g}); "
             f"the batch held the rows (from 0) {rows}. {kept}. Lower --rate, or remove these rows."
         )
-    if not float(found.metrics.counted[0]):
-        logging.warning("step %d taught nothing: no supervised token of its rows follows two others", step)
     return {"loss": loss, "accuracy": found.metrics.accuracy.tolist(), "losses": found.metrics.loss.tolist(),
             "gradient": gradient}  # fmt: skip
 
@@ -135,16 +132,12 @@ def start(args: RunArgs, learner: Learner) -> int:
       ConfigError, ValueError, CheckpointError: the arguments or files do not fit together.
       MemoryError: a device is too small.
     """
-    if args.features is not None and not (args.features / "layout.json").is_file():
-        raise ConfigError(
-            f"--features must be a directory that train.features wrote, got {args.features}. Run it first."
-        )
     processes.initialise()
     if jax.default_backend() == "cpu":
         host.keep_freed_memory()
     for name in ("absl", "asyncio"):  # Orbax logs exceptions that it also raises
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    with alone_in(args.out, ("latest", "best", "data", "log.jsonl"), f"a run of train.{learner.program}"):
+    with alone_in(args.out, ("latest", "best", "data"), f"a run of train.{learner.program}"):
         if jax.process_index() == 0:
             sweep(args.out, args.out / "data")
         this = Run(args, learner)

@@ -1,0 +1,131 @@
+"""Bad options and files of the programs of train/: one error that names the culprit, before anything is compiled."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import pytest
+
+import eagle_jax
+import train.loop.run
+from eagle_jax.checkpoints import CheckpointError, save_medusa_checkpoint
+from eagle_jax.config import MedusaConfig
+from eagle_jax.models.medusa import init_medusa_params
+from tests.training.runs import OPTIONS
+
+EAGLE = ("unroll", "taps", "draft_vocab", "eval_tree")
+OTHER = {name: value for name, value in OPTIONS.items() if name not in EAGLE} | {"eval_tree": None}
+GIVEN = {
+    "eagle3": OPTIONS,
+    "hass": {**OTHER, "taps": (0, 1, 2)},
+    "medusa": OTHER,
+    "hydra++": OTHER,
+    "distill": OTHER,
+    "regenerate": {"max_prompt": 96, "max_new_tokens": 8},
+    "evaluate": {"head": "demo", "target": "demo", "heldout": ("train.jsonl",)},
+    "demo.data": {},
+    "target": {},
+}
+"""Good options of every program and method."""
+
+
+@pytest.fixture(scope="module")
+def folder(place, tmp_path_factory):
+    """The files that the options name, and two targets that do not fit."""
+    root = tmp_path_factory.mktemp("refusals")
+    for name in ("target", "other", "short"):
+        shutil.copytree(place / "target", root / name)
+    content = json.loads((root / "target" / "tokenizer.json").read_text())
+    vocab = content["model"]["vocab"]
+    names = sorted(vocab, key=vocab.get)
+    vocab[names[300]], vocab[names[301]] = 301, 300
+    (root / "other" / "tokenizer.json").write_text(json.dumps(content))
+    config = json.loads((root / "target" / "config.json").read_text())
+    (root / "short" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16}))
+    layer = eagle_jax.load_target(root / "target").config.one_layer(tie_word_embeddings=False)
+    heads = MedusaConfig("hydra", 16, 512, 3, 1, layer)
+    save_medusa_checkpoint(heads, init_medusa_params(heads, jax.random.key(0)), root / "heads")
+    for name in ("train", "held"):
+        shutil.copy(place / f"{name}.jsonl", root)
+    for name, text in (("empty", ""), ("text", "no JSON"), ("plain", '{"text": "a"}\n'), ("mute", '{"x": 1}\n')):
+        (root / f"{name}.jsonl").write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("program", "changes", "message"),
+    [
+        ("eagle3", dict(steps=0), "--steps 0 must be at least 1"),
+        ("eagle3", dict(rate=0.0), "--rate must be above 0, got 0.0"),
+        ("eagle3", dict(seed=-1), "--seed -1 must lie in 0 to"),
+        ("eagle3", dict(decay=7.0), "--decay must be at most 1, got 7.0"),
+        ("eagle3", dict(draft_vocab=-1), "--draft-vocab -1 must not be negative"),
+        ("eagle3", dict(draft_vocab=513), "--draft-vocab must be at most the target's vocabulary of 512, got 513"),
+        ("eagle3", dict(rows=6, micro_batches=4), "--rows must be a multiple of 16 .* 4 times the 4 devices.* got 6"),
+        ("eagle3", dict(fsdp=3), "--fsdp 3 times --tensor 1 must divide the 4 devices"),
+        ("eagle3", dict(length=129), "--length must be at most the target's 128 tokens of context, got 129"),
+        ("eagle3", dict(eval_every=2), "--eval-every needs --heldout"),
+        ("eagle3", dict(eval_tree="x"), "--eval-tree 'x' must be depth,top_k,num_nodes"),
+        ("eagle3", dict(eval_tree="4,2,9999"), "--eval-tree 4,2,9999: TreeConfig.num_nodes must be at most"),
+        ("eagle3", dict(eta=1.0), "--eta is an option of --token-loss lk_blend"),
+        ("eagle3", dict(heads=3), "--heads is an option of --method medusa, hydra or hydra\\+\\+, got eagle3"),
+        ("eagle3", dict(taps=(1, 99, 2)), "--taps must be hidden states of the target, 0 to 2, got 99"),
+        ("eagle3", dict(taps=None), "--taps has no default for a target of 2 layers"),
+        ("hass", dict(), "--taps is an option of --method eagle3, got hass"),
+        ("medusa", dict(unroll=3), "--unroll is an option of --method eagle3, eagle1 or hass, got medusa"),
+        ("eagle3", dict(features=Path("nowhere")), "--features nowhere: no features in nowhere"),
+        ("eagle3", dict(target="./other/no"), "--target ./other/no: no such directory"),
+        ("eagle3", dict(init="./nowhere"), "no such directory: nowhere"),
+        ("eagle3", dict(init="."), "--init .: no config.json in"),
+        ("eagle3", dict(heldout=("train.jsonl",)), "train.jsonl is in --data and in --heldout"),
+        ("eagle3", dict(data=("t*n.jsonl",), heldout=("other/../train.jsonl",)), "train.jsonl is in --data and in"),
+        ("eagle3", dict(heldout=("nothing.jsonl",)), "^--heldout nothing.jsonl: no file nothing.jsonl"),
+        ("eagle3", dict(heldout=("empty.jsonl",)), "empty.jsonl: no prompt of at most 24 tokens: .* \\(--length 32"),
+        ("eagle3", dict(data=("empty.jsonl",)), "empty.jsonl must have a row to learn from, got none: it is empty"),
+        ("eagle3", dict(data=("train.jsonl@2", "held.jsonl")), "got none for .*held.jsonl"),
+        ("medusa", dict(heads=0), "--heads 0 must be at least 1"),
+        ("medusa", dict(heads=3, eval_tree="4,1,4"), "--eval-tree must have at most 3 levels, .* got 4,1,4"),
+        ("medusa", dict(init="heads"), "--init must be heads of --method medusa, got heads of hydra"),
+        ("hydra++", dict(init="heads", heads=3, head_layers=2), "num_layers is 1 there and 2 here"),
+        ("distill", dict(layers=0), "--layers 0 must be at least 1"),
+        ("distill", dict(target_layers=(0, 2), hidden=8), "--hidden is an option of a fresh model.* --target-layers"),
+        ("distill", dict(target_layers=(0, 2)), "--target-layers must .*, got 2"),
+        ("distill", dict(init="demo", target_layers=(0,)), "exclude each other"),
+        ("distill", dict(init="other"), "a draft model must have its target's"),
+        ("distill", dict(init="short"), "--length must be .* 16 pos.* 32"),
+        ("distill", dict(num_heads=3), "the sizes of the draft model do not fit together: num_attention_heads must"),
+        ("regenerate", dict(data=("empty.jsonl",)), "empty.jsonl, which is empty"),
+        ("regenerate", dict(data=("plain.jsonl", "mute.jsonl")), "got none: 1 x plain text.*; 1 x neither messages"),
+        ("regenerate", dict(data=()), "--data must name at least one source, got none"),
+        ("regenerate", dict(max_new_tokens=99), "--max-prompt 96 plus --max-new-tokens 99 must be at most .* 128"),
+        ("regenerate", dict(temperatures=()), "--temperatures must be at least one number, got none"),
+        ("regenerate", dict(top_p=2.0), "--top-p must be above 0 and at most 1, got 2.0"),
+        ("regenerate", dict(tensor=3, data=("asked.jsonl",)), "--tensor must divide the 4 devices of a process, got 3"),
+        ("regenerate", dict(head="no/such"), "no such directory: no/such"),
+        ("evaluate", dict(tree="2,2,1"), "--tree 2,2,1: TreeConfig"),
+        ("evaluate", dict(heldout=("text.jsonl",)), "text.jsonl, line 1: not JSON"),
+        ("evaluate", dict(heldout=("plain.jsonl",)), "plain.jsonl: no prompt of at most"),
+        ("demo.data", dict(data=Path("nowhere")), "without nowhere/gsm8k/train.jsonl and nowhere/gpteacher"),
+        ("target", dict(data=Path("nowhere")), "--data nowhere holds no tokenizer. Run python -m train.demo.data"),
+    ],
+)
+def test_bad_options_are_refused(folder, program, changes, message, monkeypatch):
+    monkeypatch.chdir(folder)
+    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    Path("asked.jsonl").write_text(json.dumps(row) + "\n")
+    given = {**GIVEN[program], **changes}
+    if program not in ("evaluate", "demo.data", "target"):
+        given = {"target": "./target", "data": ("train.jsonl",), "out": Path("run"), **given}
+    method = program in ("eagle3", "hass", "medusa", "hydra++")
+    module = importlib.import_module("train.head" if method else f"train.{program}")
+    given |= {"method": program} if method else {}
+    before = sorted(folder.rglob("*"))
+    monkeypatch.setattr(train.loop.run.Run, "prepare", lambda this: pytest.fail("went on to compile"))
+    monkeypatch.setattr("train.loop.dialogues.generate", lambda *_, **__: pytest.fail("generated"))
+    with pytest.raises((ValueError, CheckpointError), match=message):
+        module.main(module.Args(**given))
+    assert sorted(folder.rglob("*")) == before
