@@ -27,9 +27,13 @@ def check_fields(config: Any, *sizes: str) -> None:
         if (value := getattr(config, name)) not in choices:
             raise ConfigError(f"{cls.__name__}.{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
     for name in sizes:
-        value = getattr(config, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{cls.__name__}.{name} must be an integer of at least 1, got {value!r}.")
+        check_integer(f"{cls.__name__}.{name}", getattr(config, name))
+
+
+def check_integer(name: str, value: Any, least: int = 1) -> None:
+    """Raises a ConfigError if `value` is not an integer of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}.")
 
 
 @functools.cache
@@ -119,8 +123,6 @@ class DecoderConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"head_dim must be even, got {self.head_dim}. RoPE rotates pairs of dimensions.")
-        if (self.block == "gpt2") != (self.rope.kind == "none"):
-            raise ConfigError(f"rope.kind must be 'none' for block 'gpt2' only, got {self.rope.kind!r}.")
 
     def one_layer(self, **changes: Any) -> DecoderConfig:
         """Returns the configuration of one "llama" layer for a draft head of this model, with `changes` to fields."""
@@ -151,12 +153,6 @@ class MedusaConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "hidden_size", "vocab_size", "num_heads", "num_layers")
-        if self.prefix is not None and self.kind == "medusa":
-            raise ConfigError("MedusaConfig.prefix must be None for kind 'medusa'. Only Hydra++ has such a layer.")
-        if self.prefix is not None and self.prefix.hidden_size != self.hidden_size:
-            raise ConfigError(
-                f"MedusaConfig.prefix must have hidden_size={self.hidden_size}, got {self.prefix.hidden_size}."
-            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,16 +83,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def shortage(text: str) -> str:
-    """Returns the missing amount that the runtime reports, such as " (4.70G more needed)"; else an empty string."""
-    number = r"([\d.]+ ?(?:bytes|[KMGT]i?B?)\b)"
-    for phrase, pattern in (
-        ("{} too much", rf"[Ee]xceeded \w+ capacity by {number}"),
-        ("{} more needed", rf"(?:[Aa]llocat\w*|reserve) (?:\w+ )*?{number}"),
-    ):
-        if match := re.search(pattern, text):
-            count = match[1].removesuffix("bytes").strip()
-            return f" ({phrase.format(f'{int(count) / 1e9:.2f} GB' if count.isdigit() else match[1])})"
-    return ""
+    """Returns the runtime's own words about memory that ran out, in parentheses."""
+    report = " ".join(text.removeprefix("RESOURCE_EXHAUSTED:").split()).rstrip(".")
+    return f" ({textwrap.shorten(report, 160, placeholder=' ...')})" if report else ""
 
 
 def device_name() -> str:

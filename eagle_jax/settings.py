@@ -89,15 +89,14 @@ def load_yaml(cls: type[T], path: str | Path) -> T:
     """Reads a YAML file into the dataclass `cls`.
 
     Raises:
-      ConfigError: the file is missing, is not YAML, is not a mapping, or does not fit `cls`.
+      ConfigError: the file cannot be read, is not a mapping in YAML, or does not fit `cls`.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such configuration file")
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)  # a SafeLoader
-    except (yaml.YAMLError, ConfigError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, ConfigError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{path}: {' '.join(reason.split())}") from error
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path}: must be a mapping of keys to values, got a {type(values).__name__}.")
     return from_mapping(cls, values, where=str(path))

@@ -24,14 +24,10 @@ def parents_of_paths(paths: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Converts paths of ranks to parents for `TreeConfig.static`; [0, 2] is the third child of the root's first child.
 
     Raises:
-      ConfigError: a path is given twice, or its parent or elder sibling is missing.
+      ConfigError: the parent or the elder sibling of a path is missing.
     """
-    given = [tuple(path) for path in paths]
-    order = sorted(given, key=lambda path: (len(path), path))
+    order = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
     row = {path: number for number, path in enumerate(order)}
-    if len(row) != len(given):
-        twice = next(path for path in given if given.count(path) > 1)
-        raise ConfigError(f"paths must be distinct, got {list(twice)} twice.")
     for path in order:
         if not path or min(path) < 0:
             raise ConfigError(f"a path must list a rank from 0 up for every level, got {list(path)}.")

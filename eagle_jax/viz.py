@@ -75,13 +75,8 @@ def drafted_tree(cycles: Cycles, number: int, tokenizer: Any = None) -> Tree:
     )
 
 
-def tree_text(tree: Any, *, colours: bool = False) -> str:
-    """Returns the tree for a terminal: a line per node with its value, and a tick (or green) if it was accepted.
-
-    Raises:
-      ValueError: `tree` is not a result of `drafted_tree`.
-    """
-    _check_tree(tree)
+def tree_text(tree: Tree, *, colours: bool = False) -> str:
+    """Returns the tree for a terminal: a line per node with its value, and a tick (or green) if it was accepted."""
     lines = [_node(tree, 0, colours)]
 
     def add_children(row: int, indent: str) -> None:
@@ -95,14 +90,6 @@ def tree_text(tree: Any, *, colours: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _check_tree(tree: Any) -> None:
-    if not isinstance(tree, Tree):
-        raise ValueError(
-            f"tree must be a result of viz.drafted_tree, got a {type(tree).__name__}. Pass "
-            "viz.drafted_tree(eagle_jax.evaluate.acceptance.record_cycles(...), number, tokenizer)."
-        )
-
-
 def _node(tree: Tree, row: int, colours: bool) -> str:
     word = f'"{_visible(tree.words[row])}"'
     if row == 0:
@@ -113,15 +100,14 @@ def _node(tree: Tree, row: int, colours: bool) -> str:
     return f"{word}{value}"
 
 
-def tree_figure(tree: Any) -> Any:
+def tree_figure(tree: Tree) -> Any:
     """Draws the tree from left to right: the accepted path green and thick, the value of a node below its token.
 
     Characters that matplotlib's font lacks (Chinese, for one) become boxes; `tree_text` shows them.
 
     Raises:
-      ValueError: `tree` is not a result of `drafted_tree`, or matplotlib is not installed.
+      ValueError: matplotlib is not installed.
     """
-    _check_tree(tree)
     at, depths = _layout(tree)
     leaves, deepest = max(y for _, y in at) + 1, max(depths)
     figure, (axes,) = panels(1, size=(1.6 + 1.45 * deepest, max(1.6, 0.42 * leaves + 0.6)))
@@ -180,35 +166,18 @@ def pieces(chunks: Iterable[StreamChunk], tokenizer: Any) -> Iterator[Piece]:
         yield Piece(rest, False)
 
 
-def _checked(text: Iterable[Any]) -> Iterator[Piece]:
-    for piece in text:
-        if not isinstance(piece, Piece):
-            raise ValueError(
-                f"text must hold pieces, got a {type(piece).__name__}. Pass viz.pieces(chunks, tokenizer)."
-            )
-        yield piece
-
-
 def ansi(text: Iterable[Piece]) -> str:
-    """Returns text for a terminal, accepted drafts in green.
-
-    Raises:
-      ValueError: `text` is not a result of `pieces`.
-    """
-    return "".join(f"{GREEN}{piece.text}{RESET}" if piece.drafted else piece.text for piece in _checked(text))
+    """Returns text for a terminal, accepted drafts in green."""
+    return "".join(f"{GREEN}{piece.text}{RESET}" if piece.drafted else piece.text for piece in text)
 
 
 def as_html(text: Iterable[Piece]) -> str:
-    """Returns escaped HTML for `IPython.display.HTML`, accepted drafts on green.
-
-    Raises:
-      ValueError: `text` is not a result of `pieces`.
-    """
+    """Returns escaped HTML for `IPython.display.HTML`, accepted drafts on green."""
     spans = (
         f'<span style="background:#bfe8d4;color:#000">{html.escape(piece.text)}</span>'
         if piece.drafted
         else html.escape(piece.text)
-        for piece in _checked(text)
+        for piece in text
     )
     return f'<pre style="white-space:pre-wrap">{"".join(spans)}</pre>'
 
@@ -217,9 +186,8 @@ def accepted_figure(outputs: Mapping[str, GenerateOutput | Sequence[GenerateOutp
     """Draws a histogram of accepted drafts per cycle for every named output; a list of outputs is pooled.
 
     Raises:
-      ValueError: matplotlib is not installed, or the outputs have no names.
+      ValueError: matplotlib is not installed.
     """
-    _check_named("outputs", outputs, "output")
     figure, (axes,) = panels(1)
     width = 0.8 / max(1, len(outputs))
     for place, (name, found) in enumerate(outputs.items()):
@@ -232,18 +200,12 @@ def accepted_figure(outputs: Mapping[str, GenerateOutput | Sequence[GenerateOutp
     return legend_below(figure, axes)
 
 
-def _check_named(argument: str, given: Any, what: str) -> None:
-    if not isinstance(given, Mapping) or not given:
-        raise ValueError(f'{argument} must be a mapping from names for the legend, such as {{"EAGLE-3": {what}}}.')
-
-
 def calibration_figure(found: Mapping[str, Calibration]) -> Any:
     """Draws acceptance over the draft's confidence, a line for each named result of `positions.calibrate`.
 
     Raises:
-      ValueError: matplotlib is not installed, or the results have no names.
+      ValueError: matplotlib is not installed.
     """
-    _check_named("found", found, "calibration")
     figure, (axes,) = panels(1)
     diagonal(axes)
     for place, (name, one) in enumerate(found.items()):

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from eagle_jax.config import ConfigError
+from eagle_jax.config import ConfigError, check_integer
 from eagle_jax.core.types import PADDING, ROOT, Drafter, DraftTree, Params, RowRandomness, Sampling, Verified
 
 
@@ -42,19 +42,11 @@ class LookaheadState(NamedTuple):
 def lookahead(ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512) -> Drafter:
     """Builds the drafter of a Jacobi window and an n-gram pool, one static tree.
 
-    Args:
-      ngram: N, tokens of an n-gram. window: W, positions ahead. guesses: G, n-grams verified per pass.
-      pool: n-grams that are kept per row of the batch, the latest ones; the authors keep the latest `guesses` of every
-        first token.
-
-    A pass has (N - 1) (W + G) rows, 56 by default, and finds W n-grams, one of which begins with the last token.
-
-    Raises:
-      ConfigError: a number is too small.
+    Arguments and errors are those of `eagle_jax.lookahead`. A pass finds W n-grams, one of which begins with the last
+    token. The pool keeps the latest n-grams of a row; the authors keep the latest `guesses` of every first token.
     """
     for name, value, least in (("ngram", ngram, 2), ("window", window, 1), ("guesses", guesses, 1), ("pool", pool, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}.")
+        check_integer(name, value, least)
     if pool < (least := max(window, guesses)):
         raise ConfigError(f"pool must be at least {least}, got {pool}. A pass adds window n-grams and reads guesses.")
     levels = ngram - 1

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from eagle_jax.config import ConfigError
+from eagle_jax.config import ConfigError, check_integer
 from eagle_jax.core.types import PADDING, ROOT, Drafter, DraftTree, Params, RowRandomness, Sampling, Verified
 
 
@@ -31,18 +31,9 @@ class LookupState(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def prompt_lookup(ngram: int = 3, length: int = 10, latest: bool = False, shortest: int = 1) -> Drafter:
-    """Drafts the tokens after an earlier occurrence of the last `ngram` tokens, or else of the last `ngram` - 1, ...
-
-    Args:
-      ngram: most tokens to look up. shortest: fewest tokens to look up. length: most tokens to draft.
-      latest: takes the latest of several occurrences, not the first.
-
-    Raises:
-      ConfigError: a number is below 1, or `shortest` is above `ngram`.
-    """
+    """Builds the drafter. Arguments and errors are those of `eagle_jax.prompt_lookup`."""
     for name, value in (("ngram", ngram), ("length", length), ("shortest", shortest)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}.")
+        check_integer(name, value)
     if shortest > ngram:
         raise ConfigError(f"shortest must be at most ngram, {ngram}, got {shortest}.")
 

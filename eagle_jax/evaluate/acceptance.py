@@ -15,11 +15,10 @@ from eagle_jax.parallel.processes import to_host
 from eagle_jax.runtime.drafters import BoundDrafter, TreeDrafter
 from eagle_jax.runtime.errors import check_finite, memory_errors
 from eagle_jax.runtime.generation import prefill_program, request_of, step_program
-from eagle_jax.runtime.request import sampling_of
 from eagle_jax.runtime.target import Target
 
 CHAIN_LENGTH = 6
-"""Default number of drafted tokens of the chains that n-alpha is measured with: n = 0..5, as in the papers."""
+"""Drafted tokens of the chains that n-alpha is measured with: n = 0..5, as in the papers."""
 
 
 class NAlpha(NamedTuple):
@@ -71,8 +70,8 @@ def record_cycles(
     Raises:
       ValueError: as `eagle_jax.generate`.
     """
-    sampling = sampling_of(temperature=temperature)
-    request = request_of(target, drafter, prompts, max_new_tokens, sampling, key=key)
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "key": key}
+    request = request_of(target, drafter, prompts, **options)
     found: list[tuple[np.ndarray, ...]] = []
     with memory_errors(request):
         state = prefill_program(*request)
@@ -94,17 +93,16 @@ def record_cycles(
             reached[walked[1:]] = True  # lookahead's branches may share tokens: a path may cross several of them
             cycles.append((row, tokens[row], parents[row], scores[row], accepted, reached, emitted[row]))
     if not cycles:  # every reply ended with its first token
-        ids, flags, none = np.zeros((0, width), np.int32), np.zeros((0, width), bool), np.zeros(0, np.int32)
-        return Cycles(none, ids, ids, ids.astype(np.float32), flags, flags, none)
+        ids, flags, none = np.zeros((0, width), int), np.zeros((0, width), bool), np.zeros(0, int)
+        return Cycles(none, ids, ids, ids.astype(float), flags, flags, none)
     return Cycles._make(np.stack(column) for column in zip(*cycles, strict=True))
 
 
 def measure_n_alpha(
     target: Target,
-    head: BoundDrafter,
+    head: TreeDrafter,
     prompts: Sequence[Sequence[int]],
     *,
-    depth: int | None = None,
     max_new_tokens: int = 128,
     temperature: float = 0.0,
     key: jax.Array | int | None = None,
@@ -115,27 +113,18 @@ def measure_n_alpha(
     chains would bias the result against long ones.
 
     Args:
-      head: a drafter with a tree; the tree is replaced by a chain.
-      depth: length of the chain; None is 6, or the number of Medusa heads if that is smaller.
+      head: its tree is replaced by a chain of 6 tokens, or of one for each of fewer Medusa heads.
 
     Raises:
-      ValueError: as `eagle_jax.generate`; also if the drafter has no tree (lookups), or its acceptance rule decides
-        about whole paths ("block", "traversal").
-      MemoryError: the device is too small.
+      ValueError: as `eagle_jax.generate`; also if the acceptance rule decides about whole paths ("block", "traversal").
     """
-    if not isinstance(head, TreeDrafter):
-        raise ValueError(
-            f"head must be a drafter with a tree, got {getattr(head, 'name', head)!r}. For its own drafts use "
-            "n_alpha(record_cycles(...))."
-        )
     if (rule := head.tree.verification) in ("block", "traversal"):
         raise ValueError(
             f"verification must be 'deterministic' or 'rejection', got {rule!r}, which accepts whole paths. "
             "Give head.with_tree(TreeConfig.chain(n))."
         )
-    depth = min(CHAIN_LENGTH, head.deepest or CHAIN_LENGTH) if depth is None else depth
-    chain = dataclasses.replace(TreeConfig.chain(depth, rule), sampled_ranking=head.tree.sampled_ranking)
-    drafter = head.with_tree(chain)
+    chain = TreeConfig.chain(min(CHAIN_LENGTH, head.deepest or CHAIN_LENGTH), rule)
+    drafter = head.with_tree(dataclasses.replace(chain, sampled_ranking=head.tree.sampled_ranking))
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "key": key}
     return n_alpha(record_cycles(target, drafter, prompts, **options))
 

@@ -12,14 +12,14 @@ import jax
 from jax.sharding import Mesh
 
 from eagle_jax.config import ConfigError, HeadConfig, MedusaConfig, TreeConfig
-from eagle_jax.core.types import Drafter, Params, TargetFn
+from eagle_jax.core.types import Drafter, Params
 from eagle_jax.drafters import lookahead as _lookahead
 from eagle_jax.drafters import prompt_lookup as _prompt_lookup
 from eagle_jax.drafters.eagle import eagle
 from eagle_jax.drafters.medusa import medusa
 from eagle_jax.drafters.small_model import small_model
 from eagle_jax.parallel.mesh import shard_drafter
-from eagle_jax.runtime.target import Target, check_target, spread
+from eagle_jax.runtime.target import Target, check_target, on_mesh, spread
 
 DEFAULT_CHAIN = TreeConfig.chain(5)
 
@@ -29,18 +29,16 @@ class BoundDrafter:
     """A drafting method with its parameters, bound to a target; an argument of `generate`.
 
     Attributes:
-      drafter: the method's functions. params: its parameters, `params["drafter"]` of the engine.
-      target_fn: functions of the target. name: for messages.
-      mesh: the target's, of parameters and caches.
-      plain: `drafter` without the shardings of the mesh.
+      drafter: the method's functions, with shardings for the target's mesh. plain: without them.
+      params: parameters of the method, `params["drafter"]` of the engine.
+      target: as given. name: for messages.
     """
 
     drafter: Drafter = field(repr=False)
-    params: Params = field(repr=False)
-    target_fn: TargetFn = field(repr=False)
-    name: str
-    mesh: Mesh | None
     plain: Drafter = field(repr=False)
+    params: Params = field(repr=False)
+    target: Target
+    name: str
 
     @classmethod
     def of(
@@ -54,8 +52,7 @@ class BoundDrafter:
         check_target(target)
         if not isinstance(drafter, Drafter):
             raise ValueError(f"drafter must be an eagle_jax.Drafter, got a {type(drafter).__name__}.")
-        mesh = target.mesh
-        return cls(_on_mesh(drafter, mesh), spread(params or {}, mesh), target.fn, name, mesh, drafter, **own)
+        return cls(_on_mesh(drafter, target), drafter, spread(params or {}, target.mesh), target, name, **own)
 
     def on(self, target: Target) -> BoundDrafter:
         """Binds the same method and parameters to another copy of the target, for example on another mesh."""
@@ -72,22 +69,29 @@ class TreeDrafter(BoundDrafter):
 
     Attributes:
       tree: shape of the drafts and acceptance rule.
-      method: `(tree) -> Drafter`, the functions that draft a tree.
+      method: `(target, tree) -> Drafter`, the functions that draft a tree.
+      config: of the draft model.
       deepest: most levels it can draft; None is unlimited.
     """
 
     tree: TreeConfig = field(kw_only=True)
-    method: Callable[[TreeConfig], Drafter] = field(kw_only=True, repr=False)
+    method: Callable[[Target, TreeConfig], Drafter] = field(kw_only=True, repr=False)
+    config: Any = field(kw_only=True, repr=False)
     deepest: int | None = field(default=None, kw_only=True, repr=False)
 
     @classmethod
     def fill(
-        cls, method: Callable[[TreeConfig], Drafter], tree: TreeConfig, target: Target, params: Params, name: str,
-        **own: Any,
+        cls, method: Callable[[Target, TreeConfig], Drafter], tree: TreeConfig, target: Target, params: Params,
+        name: str, config: Any, deepest: int | None = None,
     ) -> Self:  # fmt: skip
-        """Binds a method with a first tree to `target`; the arguments are fields, and further ones of a subclass."""
+        """Binds a method with a first tree to `target`; the arguments are fields."""
         check_target(target)
-        return cls.of(_draft_tree(method, tree), target, params, name, tree=tree, method=method, **own)
+        drafter = _draft_tree(method, target, tree)
+        return cls.of(drafter, target, params, name, tree=tree, method=method, config=config, deepest=deepest)
+
+    def on(self, target: Target) -> Self:
+        """Binds the same method, tree and parameters to another copy of the target."""
+        return self.fill(self.method, self.tree, target, self.params, self.name, self.config, self.deepest)
 
     def with_tree(self, tree: TreeConfig) -> Self:
         """Returns the drafter with another tree and the same weights, without a copy.
@@ -95,87 +99,61 @@ class TreeDrafter(BoundDrafter):
         Raises:
           ConfigError: the method cannot draft `tree`.
         """
-        plain = _draft_tree(self.method, tree)
-        return dataclasses.replace(self, tree=tree, drafter=_on_mesh(plain, self.mesh), plain=plain)
+        plain = _draft_tree(self.method, self.target, tree)
+        return dataclasses.replace(self, tree=tree, drafter=_on_mesh(plain, self.target), plain=plain)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class DraftHead(TreeDrafter):
-    """An EAGLE head bound to its target; `params` are `{"head": ..., "d2t": ...}`.
-
-    Attributes:
-      config: the head.
-    """
-
-    config: HeadConfig = field(kw_only=True, repr=False)
+    """An EAGLE head bound to its target; `params` are `{"head": ..., "d2t": ...}`, `config` is a `HeadConfig`."""
 
     @classmethod
     def from_params(
         cls, config: HeadConfig, params: Params, target: Target, tree: TreeConfig | None = None, name: str = "head"
-    ) -> DraftHead:
+    ) -> Self:
         """Binds parameters in memory to `target`, and spreads them over its mesh.
 
         `tree` None is the papers' tree for 7B and 8B models: 59 nodes, `top_k` 10, 6 levels (EAGLE-2) or 8 (EAGLE-3).
         """
         dtype = _dtype(params["head"])
         tree = tree or TreeConfig(depth=8 if config.kind == "eagle3" else 6)
-        return cls.fill(lambda tree: eagle(config, tree, target.fn, dtype), tree, target, params, name, config=config)
-
-    def on(self, target: Target) -> DraftHead:
-        """Binds the same head to another copy of the target."""
-        return DraftHead.from_params(self.config, self.params, target, self.tree, self.name)
+        return cls.fill(lambda target, tree: eagle(config, tree, target.fn, dtype), tree, target, params, name, config)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Medusa(TreeDrafter):
-    """Medusa or Hydra heads bound to their target; `params` are `{"heads": ...}`.
-
-    Attributes:
-      config: the heads.
-    """
-
-    config: MedusaConfig = field(kw_only=True, repr=False)
+    """Medusa or Hydra heads bound to their target; `params` are `{"heads": ...}`, `config` is a `MedusaConfig`."""
 
     @classmethod
     def from_params(
         cls, config: MedusaConfig, params: Params, target: Target, tree: TreeConfig, name: str = "heads"
-    ) -> Medusa:
+    ) -> Self:
         """Binds parameters in memory to `target`, and spreads them over its mesh.
 
         Raises:
           ConfigError: the heads have another width or vocabulary, or cannot draft `tree`.
         """
-        check_target(target)
-        for field_name in ("hidden_size", "vocab_size"):
-            value, expected = getattr(config, field_name), getattr(target.config, field_name)
-            if value != expected:
-                raise ConfigError(
-                    f"{name}: {field_name} must be the target's, {expected}, got {value}. Load heads that were trained "
-                    "for this target, or the target that they were trained for."
-                )
-        layers, dtype = target.config.num_layers, _dtype(params["heads"])
-        return cls.fill(
-            lambda tree: medusa(config, tree, target.fn, layers, dtype), tree, target, params, name,
-            config=config, deepest=config.num_heads,
-        )  # fmt: skip
+        dtype = _dtype(params["heads"])
 
-    def on(self, target: Target) -> Medusa:
-        """Binds the same heads to another copy of the target."""
-        return Medusa.from_params(self.config, self.params, target, self.tree, self.name)
+        def method(target: Target, tree: TreeConfig) -> Drafter:
+            for key in ("hidden_size", "vocab_size"):
+                value, expected = getattr(config, key), getattr(target.config, key)
+                if value != expected:
+                    raise ConfigError(
+                        f"{name}: {key} must be the target's, {expected}, got {value}. Load heads that were trained "
+                        "for this target, or the target that they were trained for."
+                    )
+            return medusa(config, tree, target.fn, target.config.num_layers, dtype)
+
+        return cls.fill(method, tree, target, params, name, config, config.num_heads)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class SmallModel(TreeDrafter):
-    """A small language model that drafts for a larger one with the same tokenizer; `params` are `{"model": ...}`.
+    """A small language model that drafts for a larger one with the same tokenizer.
 
-    Attributes:
-      model: the small model.
+    `params` are `{"model": ...}`, `config` is a `DecoderConfig`.
     """
 
-    model: Target = field(kw_only=True, repr=False)
-
     @classmethod
-    def bind(cls, target: Target, model: Target, tree: TreeConfig = DEFAULT_CHAIN) -> SmallModel:
+    def bind(cls, target: Target, model: Target, tree: TreeConfig = DEFAULT_CHAIN) -> Self:
         """Binds a model in memory to `target`, and spreads it over the target's mesh. Tokenizers are not compared.
 
         Warns:
@@ -186,8 +164,6 @@ class SmallModel(TreeDrafter):
         """
         check_target(target)
         check_target(model, "model")
-        if model.mesh != target.mesh:
-            model = Target.from_params(model.config, model.params, model.name, target.mesh)
         least, most = model.config.max_position, target.config.max_position
         if least < most:
             warnings.warn(
@@ -195,15 +171,13 @@ class SmallModel(TreeDrafter):
                 "drafts are poor, and decoding may be slower than without it",
                 stacklevel=2,
             )
-        sizes = target.config.vocab_size, model.config.vocab_size
-        return cls.fill(
-            lambda tree: small_model(model.fn, tree, *sizes), tree, target, {"model": model.params}, model.name,
-            model=model,
-        )  # fmt: skip
 
-    def on(self, target: Target) -> SmallModel:
-        """Binds the same model to another copy of the target."""
-        return SmallModel.bind(target, self.model, self.tree)
+        def method(target: Target, tree: TreeConfig) -> Drafter:
+            same = target.mesh == model.mesh
+            fn = model.fn if same else on_mesh(model.config, model.dtype, target.mesh)
+            return small_model(fn, tree, target.config.vocab_size, model.config.vocab_size)
+
+        return cls.fill(method, tree, target, {"model": model.params}, model.name, model.config)
 
 
 def shard(target: Target, drafter: BoundDrafter | None, mesh: Mesh) -> tuple[Target, BoundDrafter | None]:
@@ -250,15 +224,15 @@ def lookahead(target: Target, *, ngram: int = 5, window: int = 7, guesses: int =
     return BoundDrafter.of(drafter, target, name="lookahead")
 
 
-def _draft_tree(method: Callable[[TreeConfig], Drafter], tree: TreeConfig) -> Drafter:
+def _draft_tree(method: Callable[[Target, TreeConfig], Drafter], target: Target, tree: TreeConfig) -> Drafter:
     if not isinstance(tree, TreeConfig):
         raise ConfigError(f"tree must be an eagle_jax.TreeConfig, such as TreeConfig.chain(4), got {tree!r}.")
-    return method(tree)
+    return method(target, tree)
 
 
 def _dtype(params: Params) -> str:
     return str(jax.tree.leaves(params)[0].dtype)
 
 
-def _on_mesh(drafter: Drafter, mesh: Mesh | None) -> Drafter:
-    return drafter if mesh is None else shard_drafter(drafter, mesh)
+def _on_mesh(drafter: Drafter, target: Target) -> Drafter:
+    return drafter if target.mesh is None else shard_drafter(drafter, target.mesh)

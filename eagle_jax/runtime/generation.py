@@ -16,7 +16,7 @@ import numpy as np
 
 from eagle_jax import core
 from eagle_jax.core.sampling import LogProbs
-from eagle_jax.core.types import GenerateState, Sampling
+from eagle_jax.core.types import GenerateState
 from eagle_jax.parallel.processes import to_host
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import check_finite, check_fits, memory_errors
@@ -120,14 +120,14 @@ def generate(
       ConfigError: `profile` cannot be read, or is for another target. CheckpointError: its weights do not load.
       MemoryError: the run does not fit in device memory.
     """
-    return _run(request_with(target, drafter, prompts, profile, **options))
+    return _run(request_of(target, drafter, prompts, profile, **options))
 
 
 def first_tokens(
     target: Target, drafter: BoundDrafter | None, prompts: Sequence[Sequence[int]], **options: Unpack[Options]
 ) -> GenerateOutput:
     """Runs the program of `generate` with a budget of one token per row: the prefill alone, for timing it."""
-    request = request_with(target, drafter, prompts, **options)
+    request = request_of(target, drafter, prompts, **options)
     batch = request.batch._replace(budget=jnp.ones_like(request.batch.budget))
     return _run(request._replace(batch=batch))
 
@@ -149,7 +149,7 @@ def stream(
       ValueError, ConfigError, CheckpointError, MemoryError: as `generate`.
       NotFiniteError: during iteration, after the tokens that precede the fault.
     """
-    return _stream(request_with(target, drafter, [prompt], profile, "prompt", **options))
+    return _stream(request_of(target, drafter, [prompt], profile, "prompt", **options))
 
 
 def _stream(request: Request) -> Iterator[StreamChunk]:
@@ -190,7 +190,7 @@ def next_chunk(request: Request, state: GenerateState) -> tuple[GenerateState, S
     return state, StreamChunk(tokens[:emitted].tolist(), int(min(count, emitted)), own), bool(done), faults
 
 
-def request_with(
+def request_of(
     target: Target,
     drafter: BoundDrafter | Literal["auto"] | None,
     prompts: Sequence[Sequence[int]],
@@ -206,23 +206,28 @@ def request_with(
     key: jax.Array | int | None = None,
     log_probs: LogProbs | None = None,
 ) -> Request:
-    """Builds the engine's arguments from those of `generate`; error messages name a prompt by `name`."""
+    """Builds the engine's arguments from those of `generate`; error messages name a prompt by `name`.
+
+    Raises:
+      ValueError, ConfigError, CheckpointError, MemoryError: as `generate`, before anything is compiled.
+    """
     sampling = sampling_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     if log_probs is not None and log_probs not in get_args(LogProbs):
         raise ValueError(f"log_probs must be 'target', 'law' or None, got {log_probs!r}. 'target' is at temperature 1.")
     drafter = _chosen(target, drafter, profile, prompts, temperature)
-    request = request_of(target, drafter, prompts, max_new_tokens, sampling, eos_ids, key, name=name)
+    request = prepare(target, drafter, prompts, max_new_tokens, sampling, eos_ids, key, name)
+    check_fits(request)
     return request._replace(engine=request.engine._replace(log_probs=log_probs))
 
 
 def _chosen(target: Target, drafter: Any, profile: Any, prompts: Any, temperature: float) -> BoundDrafter | None:
     """Returns the drafter that "auto" selects; any other drafter unchanged."""
     if not (isinstance(drafter, str) and drafter == "auto"):
-        if profile is not None and not isinstance(drafter, str):  # `request_of` reports another string
+        if profile is not None and not isinstance(drafter, str):  # `prepare` reports another string
             raise ValueError('profile must be None unless drafter is "auto". Pass drafter="auto", or no profile.')
         return drafter
     check_target(target)
-    rows = prompts if hasattr(prompts, "__len__") else [prompts]  # `request_of` checks them
+    rows = prompts if hasattr(prompts, "__len__") else [prompts]  # `prepare` checks them
     longest = max((len(row) for row in rows if hasattr(row, "__len__")), default=1)
     return bound_profile(profile, target).choose(len(rows), float(temperature), longest)
 
@@ -237,24 +242,3 @@ def _run(request: Request) -> GenerateOutput:
     output = GenerateOutput(texts, cycles, accepted, kept)
     check_finite(*faults, output=output)
     return output
-
-
-def request_of(
-    target: Target,
-    drafter: BoundDrafter | None,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int | Sequence[int],
-    sampling: Sampling,
-    eos_ids: StopTokens = None,
-    key: jax.Array | int | None = None,
-    name: str = "prompts[{}]",
-) -> Request:
-    """Builds the engine's arguments for given `sampling`; other arguments as in `eagle_jax.generate`.
-
-    Raises:
-      ValueError: an argument breaks its rule; raised before anything is compiled.
-      MemoryError: weights and caches do not fit in device memory.
-    """
-    request = prepare(target, drafter, prompts, max_new_tokens, sampling, eos_ids, key, name)
-    check_fits(request)
-    return request

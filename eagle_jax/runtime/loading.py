@@ -28,10 +28,7 @@ from eagle_jax.shapes import medusa_parents
 
 
 def load_medusa(
-    path_or_hub_id: str | os.PathLike[str],
-    target: Target,
-    tree: TreeConfig | None = None,
-    **hub: Unpack[Hub],
+    path_or_hub_id: str | os.PathLike[str], target: Target, tree: TreeConfig | None = None, **hub: Unpack[Hub]
 ) -> Medusa:
     """Loads heads of Medusa-1 (arXiv:2401.10774), Hydra or Hydra++ (arXiv:2402.05109) trained for `target`.
 
@@ -45,22 +42,14 @@ def load_medusa(
       ConfigError: the heads cannot draft `tree`. ValueError, MemoryError: as `load_drafter`.
     """
     check_target(target)
-    config, params = load_medusa_checkpoint(
-        path_or_hub_id,
-        target.config,
-        target.dtype,
-        place=None if target.mesh is None else placer(target.mesh),
-        **hub,
-    )
+    place = None if target.mesh is None else placer(target.mesh)
+    config, params = load_medusa_checkpoint(path_or_hub_id, target.config, target.dtype, place=place, **hub)
     shape = tree or TreeConfig.static(medusa_parents(config.num_heads))
     return Medusa.from_params(config, params, target, shape, str(path_or_hub_id))
 
 
 def load_draft_model(
-    path_or_hub_id: str | os.PathLike[str],
-    target: Target,
-    tree: TreeConfig = DEFAULT_CHAIN,
-    **hub: Unpack[Hub],
+    path_or_hub_id: str | os.PathLike[str], target: Target, tree: TreeConfig = DEFAULT_CHAIN, **hub: Unpack[Hub]
 ) -> SmallModel:
     """Loads a small language model with the target's tokenizer: standard speculative sampling (arXiv:2211.17192).
 
@@ -118,14 +107,9 @@ def load_target(
     dtype = check_dtype(dtype).name
     if mesh is not None:
         check_mesh(mesh)
+    place = None if mesh is None else placer(mesh)
     with device_errors():
-        config, params = load_target_checkpoint(
-            path_or_hub_id,
-            dtype,
-            max_position=max_position,
-            place=None if mesh is None else placer(mesh),
-            **hub,
-        )
+        config, params = load_target_checkpoint(path_or_hub_id, dtype, max_position=max_position, place=place, **hub)
         if warning := unused_accelerator():
             warnings.warn(warning, stacklevel=2)
     name = str(path_or_hub_id)

@@ -246,15 +246,10 @@ def fingerprint(target: Target) -> str:
     return digest.hexdigest()[:12]
 
 
-def _differing(entry: Any) -> dict[str, Any]:
+def _differing(record: Any) -> dict[str, Any]:
     """Returns the fields that differ from their defaults, and the sizes of a tree."""
-    found = {}
-    for field in dataclasses.fields(entry):
-        value = getattr(entry, field.name)
-        if dataclasses.is_dataclass(value):
-            value = _differing(value)
-        elif isinstance(value, tuple):
-            value = list(value)
-        if value != field.default or field.name in ("method", "depth", "top_k", "num_nodes"):
-            found[field.name] = value
-    return found
+    kept = ("method", "depth", "top_k", "num_nodes")
+    values = {field.name: (getattr(record, field.name), field.default) for field in dataclasses.fields(record)}
+    found = {name: value for name, (value, default) in values.items() if value != default or name in kept}
+    found |= {name: list(value) for name, value in found.items() if isinstance(value, tuple)}
+    return found | {name: _differing(value) for name, value in found.items() if dataclasses.is_dataclass(value)}

@@ -116,7 +116,7 @@ def _check_drafter(drafter: Any, target: Target) -> None:
         raise ValueError(
             f'drafter must be a result of eagle_jax.load_drafter, None, or "auto" with profile=, got {drafter!r:.40}.'
         )
-    if drafter.target_fn is not target.fn:
+    if drafter.target.fn is not target.fn:
         raise ValueError(
             f"drafter {drafter.name!r} must be bound to the target {target.name!r}, got one for another target. "
             "Load it again with load_drafter(path, target)."
@@ -167,24 +167,19 @@ def round_up(size: int, multiple: int) -> int:
 
 
 def _check_prompts(prompts: Any, name: str, config: DecoderConfig) -> list[np.ndarray]:
-    _check_tokenised(prompts, "prompts")
-    if not isinstance(prompts, Sequence | np.ndarray | jax.Array) or isinstance(prompts, bytes) or len(prompts) == 0:
-        raise ValueError(f"prompts must be a non-empty list of lists of token ids, got {prompts!r:.40}.")
+    if (
+        not isinstance(prompts, Sequence | np.ndarray | jax.Array)
+        or isinstance(prompts, str | bytes)
+        or not len(prompts)
+    ):
+        raise ValueError(f"prompts must be a non-empty list of lists of token ids, got {_quoted(prompts)}")
     return [_check_prompt(prompt, name.format(index), config) for index, prompt in enumerate(prompts)]
 
 
 def _check_prompt(prompt: Any, name: str, config: DecoderConfig) -> np.ndarray:
-    _check_tokenised(prompt, name)
-    if isinstance(prompt, numbers.Integral):
-        raise ValueError(
-            f"{name} must be a list of token ids, got a single id. Pass one prompt to generate as [prompt]."
-        )
     row = _integers(prompt)
-    if row is not None and row.ndim == 1 and row.size == 0:
-        raise ValueError(f"{name} must have at least one token, got none. Begin it with the bos token.")
-    if row is None or row.ndim != 1:
-        nested = " stream takes one prompt, such as prompts[0]." if name == "prompt" else ""
-        raise ValueError(f"{name} must be a flat list of integer token ids, got {prompt!r:.40}.{nested}")
+    if row is None or row.ndim != 1 or row.size == 0:
+        raise ValueError(f"{name} must be a non-empty flat list of token ids, got {_quoted(prompt)}")
     bad = np.flatnonzero((row < 0) | (row >= config.vocab_size))
     if bad.size:
         raise ValueError(
@@ -193,12 +188,16 @@ def _check_prompt(prompt: Any, name: str, config: DecoderConfig) -> np.ndarray:
     return row.astype(np.int32)
 
 
-def _check_tokenised(value: Any, name: str) -> None:
+def _quoted(value: Any) -> str:
+    """Returns the beginning of a value that is no prompt, and a remedy for the usual mistakes."""
+    remedy = ""
     if isinstance(value, Mapping):  # such as BatchEncoding
-        keys = ", ".join(map(str, value))
-        raise ValueError(f"{name} must be token ids, got a {type(value).__name__} of {keys}. Pass its ['input_ids'].")
-    if isinstance(value, str):
-        raise ValueError(f"{name} must be token ids, got a str. Tokenize the text first: tokenizer.encode(text).")
+        remedy = " Pass its ['input_ids']."
+    elif isinstance(value, str):
+        remedy = " Tokenize the text first: tokenizer.encode(text)."
+    elif isinstance(value, numbers.Integral) or (isinstance(value, Sequence) and any(map(_is_list, value))):
+        remedy = " generate takes a list of prompts, and stream takes one prompt."
+    return f"{value!r:.40}.{remedy}"
 
 
 def _check_budgets(max_new_tokens: int | Sequence[int], rows: list[np.ndarray], config: DecoderConfig) -> list[int]:

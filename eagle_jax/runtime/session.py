@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.core.loop import required_slots
-from eagle_jax.core.sampling import make_sampling
-from eagle_jax.core.types import Engine, GenerateState, KVCache, Params
+from eagle_jax.core.types import Engine, GenerateState, KVCache, Params, Sampling
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import NotFiniteError, check_finite, check_fits, memory_errors
 from eagle_jax.runtime.generation import (
@@ -22,9 +21,8 @@ from eagle_jax.runtime.generation import (
     first_chunk,
     next_chunk,
     request_of,
-    request_with,
 )
-from eagle_jax.runtime.request import PREFILL_CHUNK, Request, bucket, round_up
+from eagle_jax.runtime.request import PREFILL_CHUNK, Request, bucket, prepare, round_up
 from eagle_jax.runtime.target import Target
 
 
@@ -50,7 +48,7 @@ class Session:
     """
 
     def __init__(self, target: Target, drafter: BoundDrafter | None = None, *, context: int | None = None) -> None:
-        request_of(target, drafter, [[0]], 1, make_sampling())  # checks the types of both
+        prepare(target, drafter, [[0]], 1, Sampling(), None, None, "prompt")  # checks the types of both
         most = target.config.max_position
         self.context = min(most, 4096) if context is None else context
         if isinstance(self.context, bool) or not isinstance(self.context, int) or not 2 <= self.context <= most:
@@ -81,7 +79,7 @@ class Session:
         """
         if not isinstance(plain, bool):
             raise ValueError(f"plain must be True or False, got {plain!r}.")
-        request = request_with(self.target, None if plain else self.drafter, [prompt], None, "prompt", **options)
+        request = request_of(self.target, None if plain else self.drafter, [prompt], None, "prompt", **options)
         budget = int(request.batch.budget[0])
         if len(prompt) + budget > self.context:
             raise ValueError(
