@@ -12,13 +12,10 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.config import DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
-from eagle_jax.core import make_sampling
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
 from eagle_jax.models.medusa import init_medusa_params
 from eagle_jax.runtime.drafters import BoundDrafter, DraftHead, Medusa, SmallModel
-from eagle_jax.runtime.generation import request_of
-from eagle_jax.runtime.request import Request
 from eagle_jax.runtime.target import Target
 
 
@@ -52,10 +49,7 @@ def tiny_head(
 
 def near_model(target: Target, tree: TreeConfig, distance: float = 0.03) -> SmallModel:
     """A draft model that often agrees with a tiny target: the target itself with noise on its weights."""
-    leaves, form = jax.tree.flatten(target.params)
-    keys = jax.random.split(jax.random.key(4), len(leaves))
-    noisy = [leaf + distance * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
-    return SmallModel.bind(target, Target.from_params(target.config, jax.tree.unflatten(form, noisy), "near"), tree)
+    return SmallModel.bind(target, Target.from_params(target.config, _noisy(target.params, distance, 4), "near"), tree)
 
 
 # Chain, static, dynamic; K 1..10, nodes 1..128; the ablations of EAGLE-2.
@@ -83,12 +77,11 @@ SAMPLED = {
 
 
 def _head(kind: str, tree: TreeConfig) -> Callable[[Target], BoundDrafter]:
+    seed = 9 if kind == "eagle3" else 1  # of the random heads, one whose longer paths the random target accepts
+
     def bind(target: Target) -> BoundDrafter:
-        # Of the random heads, one of those whose longer paths the random target accepts.
-        head = tiny_head(
-            kind, tree, target.config.vocab_size, min(10, target.config.vocab_size), seed=9 if kind == "eagle3" else 1
-        )
-        return head.on(target)
+        vocab = target.config.vocab_size
+        return tiny_head(kind, tree, vocab, min(10, vocab), seed=seed).on(target)
 
     return bind
 
@@ -100,11 +93,7 @@ def tiny_medusa(kind: str, tree: TreeConfig, vocab: int = 12) -> Medusa:
     prefix = target.config.one_layer() if kind == "hydra++" else None
     form = "medusa" if kind == "medusa" else "hydra"
     config = MedusaConfig(form, 16, vocab, num_heads=4, num_layers=2, prefix=prefix)
-    params = init_medusa_params(config, jax.random.key(8))
-    leaves, structure = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(9), len(leaves))
-    noisy = [leaf + 0.1 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
-    params = jax.tree.unflatten(structure, noisy)
+    params = _noisy(init_medusa_params(config, jax.random.key(8)), 0.1, 9)
     for head in range(config.num_heads):
         params["heads"][f"heads_{head}_lm_head"]["kernel"] += target.params["lm_head"]["kernel"]
         if kind != "medusa":  # the state goes through as it is
@@ -145,6 +134,13 @@ DRAWN = {name for name in DRAFTERS if name.partition("-")[2] in SAMPLED}
 """Those whose text at temperature > 0 depends on their drafts (its law does not)."""
 
 
+def _noisy(params: dict, scale: float, seed: int) -> dict:
+    leaves, form = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    noisy = [leaf + scale * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(form, noisy)
+
+
 def _sharpen(params: dict, factor: float) -> dict:
     return jax.tree.map(lambda leaf: leaf * factor if leaf.ndim == 2 else leaf, params)
 
@@ -152,8 +148,3 @@ def _sharpen(params: dict, factor: float) -> dict:
 def random_prompts(lengths: list[int], vocab: int, seed: int = 0) -> list[list[int]]:
     rng = np.random.default_rng(seed)
     return [rng.integers(0, vocab, length).tolist() for length in lengths]
-
-
-def prepared(head: DraftHead, prompts: list[list[int]], temperature: float = 0.0, max_new_tokens: int = 16) -> Request:
-    """A request to `tiny_target()`, checked and padded."""
-    return request_of(tiny_target(), head, prompts, max_new_tokens, make_sampling(temperature), None, 3)

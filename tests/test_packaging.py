@@ -39,17 +39,7 @@ def test_the_wheel_holds_the_package_and_its_assets(wheel, repository):
         if path.is_file() and path.suffix != ".pyc" and "__pycache__" not in path.parts
     }
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
-    assert {"eagle_jax/py.typed", "eagle_jax/assets/__init__.py"} <= expected
-
-
-def test_the_wheel_carries_licence_and_metadata(wheel):
-    metadata = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
-    text = wheel.read(metadata).decode()
-    assert "License-Expression: Apache-2.0" in text
-    assert "Requires-Python: >=3.11" in text
-    assert {f"Provides-Extra: {extra}" for extra in ("tpu", "cuda", "cuda12", "viz", "train", "test")} <= set(
-        text.splitlines()
-    )
+    assert "eagle_jax/py.typed" in expected
     assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
 
 

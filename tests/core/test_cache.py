@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_jax.core.cache import commit
-from eagle_jax.core.sampling import make_sampling
 from eagle_jax.core.types import NewKV, empty_cache
 from eagle_jax.runtime.generation import generate_program, request_of
 from tests import oracles
@@ -56,7 +55,7 @@ def test_no_loop_copies_a_cache(method):
     """
     target = tiny_target()
     drafter = None if method == "plain" else DRAFTERS[method](target)
-    request = request_of(target, drafter, random_prompts([300, 290], 12), 8, make_sampling())
+    request = request_of(target, drafter, random_prompts([300, 290], 12), max_new_tokens=8)
     lowered = generate_program.lower(*request)
     computations = re.split(r"\n(?=(?:%|ENTRY)[^\n]*\{\n)", lowered.compile().as_text())
     loops = [text for text in computations if not text.startswith(("ENTRY", "%fused", "HloModule"))]

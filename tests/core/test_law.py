@@ -15,7 +15,18 @@ import pytest
 from scipy import stats
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.core import Batch, Engine, Sampling, Sizes, emitted_tokens, generate
+from eagle_jax.core import (
+    Batch,
+    DraftTree,
+    Engine,
+    Sampling,
+    Sizes,
+    deterministic,
+    emitted_tokens,
+    generate,
+    make_sampling,
+)
+from eagle_jax.drafters.rejection import block, rejection, traversal
 from tests import oracles
 from tests.tables import TARGET, parameters, random_table, table_drafter
 
@@ -66,7 +77,8 @@ def program(tree: str):
         state = generate(params, batch, sampling, engine, sizes)
         return emitted_tokens(state), state.accepted.sum(0), state.drafter.sound.all()
 
-    return jax.jit(run)
+    # Ten thousand rows run in a fifth of the time for as long a compilation.
+    return jax.jit(run, compiler_options={"xla_backend_optimization_level": 1})
 
 
 def drawn(tree: str, settings: dict, seed: int = 0, budget: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -120,3 +132,25 @@ def test_what_a_rule_accepts_is_what_theory_predicts():
     mean = {name: (share * np.arange(3)).sum() for name, share in shares.items()}
     assert mean["traversal"] > mean["tree-rejection"] > mean["rejection"] + 0.05
     assert mean["block"] > mean["rejection"]
+
+
+def verify(rule, temperature, parents=(-1, 0), depth=2, drafts_known=True):
+    nodes = len(parents) + 1
+    law = jnp.full((2, nodes, VOCAB), -np.log(VOCAB), jnp.float32) if drafts_known else None
+    rows = jnp.tile(jnp.asarray([-1, *(parent + 1 for parent in parents)], jnp.int32), (2, 1))
+    tree = DraftTree(jnp.tile(jnp.arange(nodes) % VOCAB, (2, 1)), rows, jnp.zeros((2, nodes)), law)
+    logits, keys = jax.random.normal(jax.random.key(2), (2, nodes, VOCAB)), jax.random.split(jax.random.key(0), 2)
+    return rule(tree, logits, keys, jnp.zeros((2,), jnp.int32), make_sampling(temperature), depth)
+
+
+@pytest.mark.parametrize("rule", [rejection, block, traversal])
+def test_greedy_they_do_what_the_engine_does(rule):
+    for left, right in zip(verify(rule, 0.0), verify(deterministic, 0.0), strict=True):
+        np.testing.assert_array_equal(left, right)
+    with pytest.raises(ValueError, match=r"draft_log_probs .*got None.*TreeConfig\(verification=\.\.\.\)"):
+        verify(rule, 1.0, drafts_known=False)
+
+
+def test_block_verification_is_for_chains():
+    with pytest.raises(ValueError, match="tree must be a chain of 2 nodes, got 3"):
+        verify(block, 1.0, (-1, -1, 0))

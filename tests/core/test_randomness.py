@@ -112,7 +112,7 @@ def test_a_rows_text_depends_on_its_own_key_alone(name):
 def test_the_default_generator_does_not_change_the_keys_of_a_seed():
     def data(key):
         return jax.random.key_data(
-            request_of(tiny_target(), None, [[1], [2]], 9, make_sampling(1.0), key=key).batch.keys
+            request_of(tiny_target(), None, [[1], [2]], max_new_tokens=9, temperature=1.0, key=key).batch.keys
         )
 
     wanted = data(3)

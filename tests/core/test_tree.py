@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 
 from eagle_jax.core.sampling import make_sampling
 from eagle_jax.core.tree import ancestor_mask, node_depths
-from eagle_jax.core.types import PADDING, ROOT, DraftTree, RowRandomness
+from eagle_jax.core.types import PADDING, ROOT, DraftTree
 from eagle_jax.core.verify import deterministic
 from eagle_jax.drafters.rerank import Pool, gather_tree, select_best
 from tests import oracles
-from tests.models import TREES, tiny_head, tiny_target
 
 
 @st.composite
@@ -84,26 +83,3 @@ def test_rows_that_stand_for_the_same_text_are_walked_together(parents, data):
     count = int(result.count[0])
     assert tokens[np.asarray(result.path)[0, 1 : count + 1]].tolist() == list(wanted)
     assert int(result.next_token[0]) == after[wanted]
-
-
-@pytest.mark.parametrize("name", ["no-rerank", "confidence", "static", "chain4"])
-def test_drafted_trees_are_connected_trees_of_distinct_siblings(name):
-    tree = TREES[name]
-    head, batch = tiny_head("eagle3", tree), 3
-    params = {"target": tiny_target().params, "drafter": head.params}
-    chance = RowRandomness(jax.random.split(jax.random.key(0), batch), jnp.zeros((batch,), jnp.int32))
-
-    @jax.jit
-    def draft(params, hidden):
-        state = head.drafter.init(params, batch, 64)._replace(hidden=hidden)
-        return head.drafter.draft(params, state, jnp.array([1, 2, 3]), chance, make_sampling())[0]
-
-    drafted = draft(params, jax.random.normal(jax.random.key(3), (batch, head.config.layer.hidden_size)))
-    for tokens, parents, scores in zip(*(np.asarray(part) for part in drafted[:3]), strict=True):
-        assert len(tokens) == tree.num_nodes + 1
-        assert parents[0] == ROOT and all(0 <= parents[i] < i for i in range(1, len(parents)))
-        assert len(set(zip(parents[1:], tokens[1:], strict=True))) == tree.num_nodes
-        assert all(scores[1:] <= scores[parents[1:]])
-        assert (oracles.closure(parents).sum(1) - 1).max() <= tree.depth
-        if tree.parents is not None:
-            assert (parents[1:] - 1).tolist() == list(tree.parents)

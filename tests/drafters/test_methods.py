@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import re
 import warnings
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,21 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import eagle_jax
-from eagle_jax.checkpoints import CheckpointError, save_target_checkpoint
-from eagle_jax.config import ConfigError, MedusaConfig, TreeConfig
-from eagle_jax.core import make_sampling
+from eagle_jax.checkpoints import CheckpointError, check_same_tokens, save_target_checkpoint
+from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.core.types import PADDING, ROOT, RowRandomness, Sampling
 from eagle_jax.drafters.lookahead import lookahead
 from eagle_jax.drafters.prompt_lookup import LookupState, prompt_lookup
-from eagle_jax.models.medusa import MedusaHeads, init_medusa_params
+from eagle_jax.models.medusa import MedusaHeads
 from eagle_jax.runtime import generation
-from eagle_jax.runtime.drafters import BoundDrafter, Medusa, SmallModel
+from eagle_jax.runtime.drafters import BoundDrafter, SmallModel
 from eagle_jax.runtime.generation import request_of
 from eagle_jax.runtime.target import Target
 from tests import oracles
-from tests.models import TREES, near_model, random_prompts, tiny_medusa, tiny_target
-
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+from tests.models import TREES, random_prompts, tiny_medusa, tiny_target
 
 
 def looked_up(text, ngram, length, latest, shortest):
@@ -76,12 +71,16 @@ def states_of(target, texts):
 
 def prefilled(head, prompt):
     """State after a prompt, and the head's first tree: paths and their scores."""
-    request = request_of(tiny_target(), head, [prompt], 24, make_sampling(), (), None)
+    request = request_of(tiny_target(), head, [prompt], max_new_tokens=24, eos_ids=())
     state = generation.prefill_program(*request)
     chance = RowRandomness(state.keys, state.num_tokens)
     tree, _ = jax.jit(head.drafter.draft)(request.params, state.drafter, state.root, chance, request.sampling)
-    paths = oracles.paths_of(np.asarray(tree.tokens[0]), np.asarray(tree.parents[0]))
-    return state, zip(paths, np.asarray(tree.scores[0, 1:]), strict=True)
+    tokens, parents, scores = (np.asarray(part[0]) for part in tree[:3])
+    if head.tree.parents is not None:
+        assert (parents[1:] - 1).tolist() == list(head.tree.parents)
+    paths = oracles.paths_of(tokens, parents)
+    assert len(set(paths)) == head.tree.num_nodes, "siblings carry equal tokens"
+    return state, zip(paths, scores[1:], strict=True)
 
 
 @pytest.mark.parametrize("size", [512, 5])
@@ -91,7 +90,7 @@ def test_lookahead_is_jacobi_iteration_with_a_pool_of_n_grams(size):
     target, prompt = tiny_target(), random_prompts([9], 12, seed=5)[0]
     drafter = lookahead(ngram, window, guesses, size)
     head = BoundDrafter.of(drafter, target)
-    request = request_of(target, head, [prompt], 24, make_sampling(), (), None)
+    request = request_of(target, head, [prompt], max_new_tokens=24, eos_ids=())
     state = generation.prefill_program(*request)
     rows, text, pool = [prompt[:3], prompt[3:6], [prompt[6], prompt[7], prompt[0]]], prompt, []
     text = [*text, int(state.root[0])]
@@ -199,64 +198,49 @@ def test_heads_of_another_model_are_refused():
         head.on(Target.from_params(dataclasses.replace(tiny_target().config, hidden_size=18), tiny_target().params))
     with pytest.raises(ConfigError, match=r"TreeConfig\.depth must be at most 4, a level per head, got 5"):
         tiny_medusa("medusa", TreeConfig.chain(5))
-    with pytest.raises(ConfigError, match="prefix must be None for kind 'medusa'"):
-        MedusaConfig("medusa", 16, 12, prefix=tiny_target().config.one_layer())
-    with pytest.raises(ConfigError, match="prefix must have hidden_size=8, got 16"):
-        MedusaConfig("hydra", 8, 12, prefix=tiny_target().config.one_layer())
 
 
-def write_tokenizer(path, tokens):
-    path.mkdir(parents=True, exist_ok=True)
+TOKENS = [f"t{number}" for number in range(12)]
+
+
+def tokenizer(tokens):
     model = {"type": "BPE", "vocab": {token: number for number, token in enumerate(tokens)}, "merges": []}
-    (path / "tokenizer.json").write_text(json.dumps({"model": model, "added_tokens": []}))
+    return {"tokenizer.json": json.dumps({"model": model, "added_tokens": []})}
 
 
-def test_a_draft_model_of_another_tokenizer_is_refused(tmp_path):
-    small, tokens = tiny_target(layers=1, seed=3), [f"t{number}" for number in range(12)]
-    for name, model in (("target", tiny_target()), ("draft", small)):
-        save_target_checkpoint(model.config, model.params, tmp_path / name, "float32")
-        write_tokenizer(tmp_path / name, tokens)
-    loaded = eagle_jax.load_target(tmp_path / "target")
-    load = functools.partial(eagle_jax.load_draft_model, tmp_path / "draft")
-    assert load(loaded).model.config == small.config
-
-    def refused(target, message):
-        with pytest.raises(CheckpointError, match=message):
-            load(target)
-
-    def warned(target, message):
-        with pytest.warns(UserWarning, match=message):
-            load(target)
-
-    write_tokenizer(tmp_path / "draft", [*tokens[:7], "other", *tokens[8:]])
-    refused(loaded, "token 7 is 'other' in the draft model and 't7' in the target; a draft model must have its")
-    refused(dataclasses.replace(loaded, name="gpt2-medium"), "token 7 is 'other'")  # whatever the target is called
-    bare = eagle_jax.Target.from_params(loaded.config, loaded.params, "a/policy")  # has no files to compare with
-    warned(bare, r"and target in memory have no tokenizer files of one kind")
-    write_tokenizer(tmp_path / "draft", tokens[:9])
-    refused(loaded, "3 token ids, 9 the first, exist in one tokenizer only")
-    (tmp_path / "draft" / "tokenizer.json").write_text("{")
-    refused(loaded, r"tokenizer\.json: cannot be read as JSON")
-    (tmp_path / "draft" / "tokenizer.json").unlink()
-    warned(loaded, r"^draft model .*have no tokenizer files of one kind.*: assuming one tokenizer$")  # of the same size
-    (tmp_path / "draft" / "tokenizer.model").touch()
-    warned(loaded, "have no tokenizer files of one kind to compare")
-    (tmp_path / "target" / "tokenizer.json").unlink()
-    warned(loaded, "have no tokenizer files of one kind to compare")
-    for name in ("draft", "target"):
-        (tmp_path / name / "tokenizer.model").write_bytes(name.encode())
-    refused(loaded, r"their tokenizer\.model differ")
+def write(folder, files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder
 
 
-@pytest.mark.parametrize("where", ["files", "memory"])
-def test_without_tokenizers_the_sizes_of_the_vocabularies_must_agree(where, tmp_path):
-    other, target = tiny_target(vocab=16, layers=1, seed=3), tiny_target()
-    save_target_checkpoint(other.config, other.params, tmp_path / "draft", "float32")
-    if where == "files":
-        save_target_checkpoint(target.config, target.params, tmp_path / "target", "float32")
-        target = eagle_jax.load_target(tmp_path / "target")
-    with pytest.raises(CheckpointError, match="vocabularies of 16 and 12 tokens; a draft model must have its target's"):
-        eagle_jax.load_draft_model(tmp_path / "draft", target)
+def test_a_draft_model_has_its_targets_tokenizer(tmp_path):
+    for name, model in (("target", tiny_target()), ("draft", tiny_target(layers=1, seed=3))):
+        save_target_checkpoint(model.config, model.params, write(tmp_path / name, tokenizer(TOKENS)), "float32")
+    target, draft = eagle_jax.load_target(tmp_path / "target"), tmp_path / "draft"
+    assert eagle_jax.load_draft_model(draft, target).config == tiny_target(layers=1, seed=3).config
+    bare = eagle_jax.Target.from_params(target.config, target.params, "a/policy")  # has no files to compare with
+    with pytest.warns(UserWarning, match="and target in memory have no tokenizer files of one kind to compare: assum"):
+        eagle_jax.load_draft_model(draft, bare)
+    with pytest.raises(CheckpointError, match="vocabularies of 12 and 13 tokens; a draft model must have its target's"):
+        eagle_jax.load_draft_model(draft, tiny_target(vocab=13))
+    write(draft, tokenizer([*TOKENS[:7], "other", *TOKENS[8:]]))
+    with pytest.raises(CheckpointError, match="token 7 is 'other' in the draft model and 't7' in the target"):
+        eagle_jax.load_draft_model(draft, dataclasses.replace(target, name="gpt2"))  # whatever the target is called
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "message"),
+    [
+        (tokenizer(TOKENS[:9]), tokenizer(TOKENS), "3 token ids, 9 the first, exist in one tokenizer only"),
+        ({"tokenizer.json": "{"}, tokenizer(TOKENS), r"tokenizer\.json: cannot be read as JSON"),
+        ({"tokenizer.model": "a"}, {"tokenizer.model": "b"}, r"their tokenizer\.model differ"),
+    ],
+)
+def test_other_tokenizers_are_refused(ours, theirs, message, tmp_path):
+    with pytest.raises(CheckpointError, match=message):
+        check_same_tokens(write(tmp_path / "draft", ours), write(tmp_path / "target", theirs), (12, 12))
 
 
 def test_methods_refuse_numbers_that_cannot_be():
@@ -270,47 +254,3 @@ def test_methods_refuse_numbers_that_cannot_be():
     ):
         with pytest.raises(ConfigError, match=message):
             call()
-
-
-def wide_hydra(target):
-    config = MedusaConfig("hydra", 16, 16, num_heads=3, prefix=target.config.one_layer())
-    params = jax.tree.map(lambda leaf: 4 * leaf, init_medusa_params(config, jax.random.key(2)))
-    return Medusa.from_params(config, params, target, TreeConfig.static([-1, -1, 0, 0, 2]))
-
-
-@pytest.mark.parametrize(
-    "name", ["hydra++", *(pytest.param(name, marks=pytest.mark.slow) for name in ("small", "lookup", "lookahead"))]
-)
-def test_methods_on_a_mesh_write_the_same_text(name):
-    from tests.parallel.test_sharding import pair
-
-    target = pair()[0]
-    drafter = {
-        "small": lambda: near_model(target, TREES["k3n12"]),
-        "hydra++": lambda: wide_hydra(target),
-        "lookup": lambda: eagle_jax.prompt_lookup(target),
-        "lookahead": lambda: eagle_jax.lookahead(target, ngram=3, window=4, guesses=3),
-    }[name]()
-    prompts = random_prompts([5, 9, 3, 7], 16)
-    options = {"max_new_tokens": [12, 20, 20, 17], "eos_ids": (3,)}
-    alone = eagle_jax.generate(target, drafter, prompts, **options)
-    together = eagle_jax.generate(
-        *eagle_jax.shard(target, drafter, eagle_jax.parallel.mesh.make_mesh(2, 2)), prompts, **options
-    )
-    assert together.tokens == alone.tokens
-    np.testing.assert_array_equal(together.accepted, alone.accepted)
-
-
-@pytest.mark.slow
-def test_the_method_that_the_documentation_writes(capsys):
-    block = re.search(r"^```python\n(.*?)^```$", (DOCS / "drafters.md").read_text(encoding="utf-8"), re.S | re.M)
-    names: dict[str, object] = {}
-    assert len(block[1].splitlines()) <= 40
-    exec(compile(block[1], "docs/drafters.md", "exec"), names)
-    tau = float(capsys.readouterr().out.split()[-1])
-    assert tau > 1
-    target = tiny_target()
-    method = BoundDrafter.of(names["pair_lookup"](12, 3), target)
-    prompts, run = random_prompts([5, 30, 1], 12), dict(max_new_tokens=24, temperature=1.0, key=2)
-    text = eagle_jax.generate(target, method, prompts, **run)
-    assert text.tokens == eagle_jax.generate(target, None, prompts, **run).tokens

@@ -74,16 +74,14 @@ def test_padding_is_left_out_and_zero_scores_are_no_probabilities():
     np.testing.assert_allclose(viz.drafted_tree(scored, 0).values, [1.0, 0.5, 0.25])
 
 
-def test_a_tree_as_a_figure(tmp_path):
+def test_a_tree_as_a_figure():
     from matplotlib.colors import to_hex
 
     figure = viz.tree_figure(TREE)
-    figure.savefig(tmp_path / "tree.png")
     texts = {text.get_text() for text in figure.axes[0].texts}
     assert texts == {"a", "␣b\n0.50", "⏎\n0.12", "c\n0.06", "d\n0.25"}
     green = [line for line in figure.axes[0].lines if to_hex(line.get_color()) == viz.COLOURS[2]]
     assert len(green) == 2 and len(figure.axes[0].lines) == 4
-    assert (tmp_path / "tree.png").stat().st_size > 3000
     assert figure._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
     wide = viz.Tree(("x",) * 60, (-1, *[0] * 10, *np.repeat(np.arange(1, 8), 7).tolist()), (0.5,) * 60, (True,) * 60)
     places, _ = viz._layout(wide)
@@ -116,22 +114,6 @@ def test_accepted_drafts_and_calibration():
     np.testing.assert_allclose(line.get_xydata(), [[0.25, 0.5], [0.75, 0.5]])
     # Colours and marks repeat, so the legend shows line styles.
     assert {handle.get_linestyle() for handle in figure.axes[0].get_legend_handles_labels()[0]} == {":", "-"}
-
-
-@pytest.mark.parametrize(
-    ("draw", "given", "message"),
-    [
-        (viz.accepted_figure, {}, r'^outputs must be a mapping .* such as {"EAGLE-3": output}\.$'),
-        (viz.calibration_figure, {}, "^found must be a mapping from names"),
-        (viz.tree_text, 3, "tree must be a result of viz.drafted_tree, got a int"),
-        (viz.tree_figure, 3, "tree must be a result of viz.drafted_tree, got a int"),
-        (viz.ansi.__wrapped__, [1, 2], r"text must hold pieces, got a int. Pass viz\.pieces\(chunks, tokenizer\)"),
-        (viz.as_html.__wrapped__, [1, 2], "text must hold pieces"),
-    ],
-)
-def test_bad_arguments(draw, given, message):
-    with pytest.raises(ValueError, match=message):
-        draw(given)
 
 
 def test_without_matplotlib(monkeypatch):

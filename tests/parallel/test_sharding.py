@@ -13,11 +13,13 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import eagle_jax
-from eagle_jax import DecoderConfig, DraftHead, HeadConfig, Target, TreeConfig
+from eagle_jax import DecoderConfig, DraftHead, HeadConfig, Medusa, Target, TreeConfig
+from eagle_jax.config import MedusaConfig
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
-from eagle_jax.parallel.mesh import make_mesh, param_shardings, param_spec, placer
-from tests.models import random_prompts
+from eagle_jax.models.medusa import init_medusa_params
+from eagle_jax.parallel.mesh import make_mesh, param_sharding, param_shardings, placer
+from tests.models import TREES, near_model, random_prompts
 
 TREE = TreeConfig(depth=3, top_k=2, num_nodes=6)
 CONFIG = DecoderConfig(
@@ -41,17 +43,32 @@ def pair(kind: str = "eagle3") -> tuple[Target, DraftHead]:
     return target, DraftHead.from_params(config, params, target, TREE)
 
 
-@pytest.mark.parametrize(("data", "tensor", "kind"), [(1, 4, "eagle3"), (2, 2, "eagle1")])
-def test_sharded_text_is_the_same(data, tensor, kind):
-    target, head = pair(kind)
-    mesh = make_mesh(data, tensor)
-    spread, spread_head = eagle_jax.shard(target, head, mesh)
+def wide_hydra(target: Target) -> Medusa:
+    config = MedusaConfig("hydra", 16, 16, num_heads=3, prefix=target.config.one_layer())
+    params = jax.tree.map(lambda leaf: 4 * leaf, init_medusa_params(config, jax.random.key(2)))
+    return Medusa.from_params(config, params, target, TreeConfig.static([-1, -1, 0, 0, 2]))
+
+
+METHODS = {
+    "eagle3": lambda target: pair()[1], "eagle1": lambda target: pair("eagle1")[1], "hydra++": wide_hydra,
+    "small": lambda target: near_model(target, TREES["k3n12"]), "lookup": eagle_jax.prompt_lookup,
+    "lookahead": lambda target: eagle_jax.lookahead(target, ngram=3, window=4, guesses=3),
+}  # fmt: skip
+FAST = ("eagle3", "eagle1", "hydra++")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in METHODS])
+def test_sharded_text_is_the_same(name):
+    tensor = 4 if name == "eagle3" else 2
+    target = pair()[0]
+    drafter = METHODS[name](target)
+    spread, spread_drafter = eagle_jax.shard(target, drafter, make_mesh(4 // tensor, tensor))
     kernel = spread.params["layers_1"]["mlp"]["down_proj"]["kernel"]
     assert kernel.addressable_shards[0].data.shape == (24 // tensor, 16)
     prompts = random_prompts([5, 9, 3, 7], 16)
     options = {"max_new_tokens": [12, 20, 20, 17], "eos_ids": (3,)}
-    alone = eagle_jax.generate(target, head, prompts, **options)
-    together = eagle_jax.generate(spread, spread_head, prompts, **options)
+    alone = eagle_jax.generate(target, drafter, prompts, **options)
+    together = eagle_jax.generate(spread, spread_drafter, prompts, **options)
     assert together.tokens == alone.tokens
     np.testing.assert_array_equal(together.accepted, alone.accepted)
 
@@ -91,10 +108,13 @@ def test_rules():
         shardings = param_shardings(params, make_mesh(1, 4))
         for leaf, sharding in zip(jax.tree.leaves(params), jax.tree.leaves(shardings), strict=True):
             assert leaf.ndim == 1 or "tensor" in sharding.spec
-    assert param_spec("target/layers_3/self_attn/q_proj/kernel", (8, 8)) == P("fsdp", "tensor")
-    assert param_spec("layers_3/mlp/down_proj/kernel", (8, 8)) == P("tensor", "fsdp")
-    assert param_spec("embed_tokens/embedding", (8, 8)) == P("tensor", "fsdp")
-    assert param_spec("head/fc_norm_2/scale", (8,)) == P(None)
+    for path, spec in (
+        ("target/layers_3/self_attn/q_proj/kernel", P("fsdp", "tensor")),
+        ("layers_3/mlp/down_proj/kernel", P("tensor", "fsdp")),
+        ("embed_tokens/embedding", P("tensor", "fsdp")),
+        ("head/fc_norm_2/scale", P(None)),
+    ):
+        assert param_sharding(path, (8,) * len(spec), make_mesh()).spec == spec
     array = placer(make_mesh(2, 2))("layers_0/mlp/up_proj/kernel", np.ones((4, 6), np.float32))
     assert {shard.data.shape for shard in array.addressable_shards} == {(4, 3)}
 
@@ -111,7 +131,8 @@ def other_axes() -> Mesh:
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (lambda: param_spec("head/router/kernel", (8, 8)), r"'head/router/kernel' of .* must match a sharding rule"),
+        (lambda: param_sharding("head/router/kernel", (8, 8), make_mesh()),
+         r"'head/router/kernel' of .* must match a sharding rule"),
         (lambda: placer(make_mesh(2, 2))("d/up_proj/kernel", np.ones((4, 5), np.float32)),
          r"'d/up_proj/kernel' of shape \[4, 5\]: 5 must be a multiple of tensor=2"),
         (lambda: eagle_jax.shard(with_two_heads(), None, make_mesh(1, 4)),
@@ -136,6 +157,6 @@ def test_files_load_straight_onto_the_mesh(golden):
     assert target.params["layers_0"]["mlp"]["up_proj"]["kernel"].sharding.spec == P("fsdp", "tensor")
     for name in ("eagle3", "eagle1"):
         head = eagle_jax.load_drafter(golden / name, target, TREE)
-        assert head.mesh is target.mesh
+        assert head.target is target
         assert head.params["head"]["fc"]["kernel"].sharding.spec == P("tensor", "fsdp")
         assert not head.config.own_embedding

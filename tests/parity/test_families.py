@@ -119,23 +119,14 @@ def test_transformers_loads_what_we_save(case, tmp_path):
     np.testing.assert_array_equal(torch_outputs(again, tokens)[0], logits)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_weights_are_converted_exactly(dtype, tmp_path):
-    model = tiny_model("Llama").to(getattr(torch, dtype))
+@pytest.mark.parametrize(
+    ("stored", "dtype"),
+    [("float32", "bfloat16"), ("bfloat16", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16")],
+)
+def test_half_precision_weights_are_converted_as_torch_does(stored, dtype, tmp_path):
+    model = tiny_model("Llama").to(getattr(torch, stored))
     model.save_pretrained(tmp_path)
-    state = model.state_dict()
-    _, wide = load_target_checkpoint(tmp_path, "float32")
-    _, same = load_target_checkpoint(tmp_path, dtype)
-    kernel = state["model.layers.1.self_attn.k_proj.weight"].float().numpy().T
-    for params, expected in ((wide, "float32"), (same, dtype)):
-        assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {expected}
-        ours = params["layers_1"]["self_attn"]["k_proj"]["kernel"]
-        np.testing.assert_array_equal(np.asarray(ours, np.float32), kernel)
-
-
-def test_narrowing_rounds_as_torch_does(tmp_path):
-    model = tiny_model("Llama")
-    save(model, tmp_path)
-    _, params = load_target_checkpoint(tmp_path, "bfloat16")
-    expected = model.state_dict()["lm_head.weight"].to(torch.bfloat16).float().numpy().T
+    _, params = load_target_checkpoint(tmp_path, dtype)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {dtype}
+    expected = model.state_dict()["lm_head.weight"].to(getattr(torch, dtype)).float().numpy().T
     np.testing.assert_array_equal(np.asarray(params["lm_head"]["kernel"], np.float32), expected)

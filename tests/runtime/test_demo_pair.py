@@ -43,7 +43,7 @@ def test_all_drafters_belong_to_the_target():
     drafters = {}
     for name in ("eagle3", "hass", "eagle2", "eagle1", "medusa", "hydra", "small"):
         target, drafters[name], _ = eagle_jax.load_demo(name)
-        assert drafters[name].target_fn is target.fn
+        assert drafters[name].target.fn is target.fn
     assert [drafters[name].config.kind for name in ("eagle3", "hass", "eagle1")] == ["eagle3", "eagle1", "eagle1"]
     leaves = [jax.tree.leaves(drafters[name].params)[0] for name in ("eagle1", "eagle2", "hass")]
     assert (leaves[0] == leaves[1]).all()  # EAGLE-2 changed the tree and not the head

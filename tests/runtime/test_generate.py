@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 import eagle_jax
 from eagle_jax.runtime import request
+from tests import oracles
 from tests.models import DRAFTERS, DRAWN, TREES, random_prompts, tiny_head, tiny_target
 
 # Rows that stop at different times: by budget, by a stop token of their own, in the first token, never.
@@ -124,3 +126,26 @@ def test_bfloat16_agrees_except_at_rounding_ties():
             best = np.sort(logits)[::-1]
             assert best[0] - best[1] < 4 * 2.0**-8 * np.abs(logits).max(), "more than four roundings of bfloat16 apart"
     assert equal >= len(PROMPTS) // 2, "ties are rare: most rows agree to the end"
+
+
+@pytest.mark.slow  # tests/core/test_law.py draws every rule on tables
+@pytest.mark.parametrize("name", ["eagle3-k3n12", *sorted(DRAWN)])
+def test_joint_law_of_two_tokens_is_the_targets(name):
+    vocab, rows, prompt = 8, 16_384, [3, 1, 4]
+    settings = dict(temperature=1.1, top_k=5, top_p=0.9, min_p=0.05)
+    target = tiny_target(vocab, sharpness=25.0)
+    texts = jnp.asarray([[*prompt, word] for word in range(vocab)])
+    causal, places = jnp.tril(jnp.ones((4, 4), bool)), jnp.tile(jnp.arange(4), (vocab, 1))
+    logits = target.fn.logits(target.params, target.fn.forward(target.params, texts, places, causal, None).hidden)
+    first = oracles.processed_law(logits[0, 2], **settings)
+    law = np.stack([first[word] * oracles.processed_law(logits[word, 3], **settings) for word in range(vocab)])
+    run = dict(max_new_tokens=3, eos_ids=(), key=0, **settings)
+    out = eagle_jax.generate(target, DRAFTERS[name](target), [prompt] * rows, **run)
+    assert out.accepted[:, 1:].sum() > 0.1 * out.accepted.sum(), "too little is accepted to test acceptance"
+    counts = np.zeros(law.shape)
+    np.add.at(counts, tuple(np.array(out.tokens)[:, :2].T), 1)
+    assert counts[law == 0].sum() == 0, "a token outside the processed law was emitted"
+    big = law * rows >= 5
+    wanted = law[big] / law[big].sum() * counts[big].sum()
+    assert stats.chisquare(counts[big], wanted).pvalue > 1e-3
+    assert 0.5 * np.abs(counts / rows - law).sum() < 0.02
