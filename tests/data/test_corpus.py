@@ -10,7 +10,6 @@ import pytest
 
 from eagle_jax.config import ConfigError
 from eagle_jax.data.chat.encode import Encoded
-from eagle_jax.data.corpus import documents
 from eagle_jax.data.corpus.batches import Batches
 from eagle_jax.data.corpus.documents import Corpus, coverage, draft_vocabulary
 
@@ -38,11 +37,6 @@ def test_round_trip(corpus, tmp_path):
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["corpus"]
     again.save(tmp_path / "deep" / "corpus")  # over itself
     assert Corpus.load(tmp_path / "deep" / "corpus").lengths.tolist() == LENGTHS
-    (tmp_path / "tokens.npy").write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"is not a whole corpus \(.*\)\. Remove"):
-        Corpus.load(tmp_path)
-    with pytest.raises(ValueError, match="no source books, only chat, code"):
-        corpus.of("books")
 
 
 def take(batches: Batches, count: int) -> list:
@@ -114,7 +108,7 @@ def test_a_position_is_resumed_exactly(corpus):
         for texts, wanted in zip(take(again, 4), whole[count : count + 4], strict=True):
             for got, want in zip(texts, wanted, strict=True):
                 np.testing.assert_array_equal(got, want)
-    with pytest.raises(ValueError, match="saved by process 0 of 1 and this is process 1 of 2"):
+    with pytest.raises(ValueError, match="must be of process 1 of 2, got one of process 0 of 1"):
         Batches(corpus, length=12, rows=1, seed=0, process=1, processes=2).set_state(reader.get_state())
 
 
@@ -123,23 +117,14 @@ def test_weights_are_shares_of_the_documents(corpus):
     assert np.isin(seen, corpus.of("code")).mean() == pytest.approx(0.75, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    ("weights", "processes", "message"),
-    [
-        (None, 9, r"the corpus must have a document for each of 9 process.*, got 8 documents with .* first 8 tokens"),
-        ({"chat": 1.0, "code": 0.0}, 1, "must be positive"),
-        ({"books": 1.0}, 1, "no source books"),
-    ],
-)
-def test_impossible_mixes_are_refused(corpus, weights, processes, message):
-    with pytest.raises(ValueError, match=message):
-        Batches(corpus, weights, length=8, rows=1, seed=0, processes=processes)
+def test_fewer_documents_than_processes_are_refused(corpus):
+    with pytest.raises(ValueError, match=r"a document for each of 9 process.*, got 8 documents with .* first 8 tokens"):
+        Batches(corpus, length=8, rows=1, seed=0, processes=9)
 
 
-def test_draft_vocabulary_keeps_the_most_frequent_supervised_tokens(monkeypatch):
+def test_draft_vocabulary_keeps_the_most_frequent_supervised_tokens():
     tokens = np.array([3, 3, 3, 7, 7, 1, 1, 5, 0, 0, 0, 0], np.int32)
     corpus = Corpus.from_documents([Encoded(tokens, np.arange(12) < 8)], [(0, 0)], ["chat"])
-    monkeypatch.setattr(documents, "COUNTED", 5)  # tokens at once
     counts = corpus.token_counts(9)
     assert counts.tolist() == [0, 2, 0, 3, 0, 1, 0, 2, 0]
     kept = draft_vocabulary(counts, 2)

@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from eagle_jax.data.chat.dialogues import CALLS, RESULT_FOLLOWS, Dialogue
+from eagle_jax.data.chat.dialogues import AFTER_TOOLS, Dialogue
 from eagle_jax.data.chat.encode import prompt_ids
-from eagle_jax.data.corpus.prompts import prompts_by_source
+from eagle_jax.data.corpus.sources import prompts_by_source
 from eagle_jax.data.rows.columns import SkippedRow
-from eagle_jax.data.rows.parse import Conversation, parse_row
+from eagle_jax.data.rows.parse import parse_row
 from tests.data.chats import TEMPLATES, THINKING, tokenizer_with
 from tests.data.test_encode import PLAIN, RESULT, calling, talk
 
@@ -59,34 +59,30 @@ def test_what_the_target_is_asked(row, asked):
         Dialogue.begin(row)
 
 
-def test_a_conversation_is_one_text_that_goes_on():
-    tokenizer = tokenizer_with(TEMPLATES["chatml"])
+THOUGHTS = "<think>\nEasy.\n</think>\n\nTwo.<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("template", "replies", "texts"),
+    [
+        (TEMPLATES["chatml"], ["New.<|im_end|>", "Newer.<|im_end|>"], [["New.<|im_end|>", "Newer.<|im_end|>"]]),
+        (TEMPLATES["chatml"], ["New", "Newer.<|im_end|>"], [["New", "Newer.<|im_end|>"]]),  # cut: no end is taught
+        (THINKING, [THOUGHTS, "Four.<|im_end|>"], [[THOUGHTS], ["Four.<|im_end|>"]]),  # the template drops thoughts
+    ],
+)
+def test_replies_are_taught_in_the_text_that_the_target_read(template, replies, texts):
+    tokenizer = tokenizer_with(template)
     begun = Dialogue.begin([SYSTEM, *TWO])
-    done = write(tokenizer, begun, "New.<|im_end|>", "Newer.<|im_end|>")
+    done = write(tokenizer, begun, *replies)
     assert begun.open and not done.open
-    (text,) = done.texts
-    assert text.messages == [SYSTEM, USER, said("New."), OTHER, said("Newer.")]
-    whole = tokenizer.apply_chat_template(text.messages, tokenize=False)
-    assert tokenizer.decode(text.tokens) == whole.removesuffix("\n")
-    assert taught(tokenizer, done) == [["New.<|im_end|>", "Newer.<|im_end|>"]]
-
-
-def test_a_cut_reply_goes_on_without_an_end():
-    """The template closes the turn; the target never wrote that, so it is not supervised."""
-    tokenizer = tokenizer_with(TEMPLATES["chatml"])
-    done = write(tokenizer, Dialogue.begin(TWO), "New", "Newer.<|im_end|>")
-    assert taught(tokenizer, done) == [["New", "Newer.<|im_end|>"]]
-    assert done.history[1] == said("New")
-
-
-def test_dropped_thoughts_begin_a_new_text():
-    """The text of the first reply has its thoughts; the second reply never saw them."""
-    tokenizer = tokenizer_with(THINKING)
-    thoughts = "<think>\nEasy.\n</think>\n\nTwo.<|im_end|>"
-    done = write(tokenizer, Dialogue.begin(TWO), thoughts, "Four.<|im_end|>")
-    assert taught(tokenizer, done) == [[thoughts], ["Four.<|im_end|>"]]
-    assert ["Easy" in tokenizer.decode(text.tokens) for text in done.texts] == [True, False]
-    assert [len(text.messages) for text in done.texts] == [2, 4]
+    assert taught(tokenizer, done) == texts
+    assert done.texts[-1].messages == list(done.history)
+    assert [message["content"] for message in done.history if message["role"] == "assistant"] == [
+        reply.removesuffix("<|im_end|>") for reply in replies
+    ]
+    if len(texts) == 1:
+        whole = tokenizer.apply_chat_template(list(done.history), tokenize=False)
+        assert tokenizer.decode(done.texts[0].tokens) == whole.removesuffix("\n")
 
 
 def test_a_reply_that_is_tokenised_otherwise_begins_a_new_text():
@@ -98,43 +94,17 @@ def test_a_reply_that_is_tokenised_otherwise_begins_a_new_text():
     assert taught(tokenizer, done)[1] == ["Yes.<|im_end|>"]
 
 
-def test_a_conversation_that_ends_early_keeps_its_texts():
-    tokenizer = tokenizer_with(TEMPLATES["chatml"])
-    ended = write(tokenizer, Dialogue.begin(TWO), "New.<|im_end|>").end("too long")
-    assert not ended.open
-    assert taught(tokenizer, ended) == [["New.<|im_end|>"]]
-
-
-# In the way of Hermes and Qwen.
-TOOLS = (
-    "{% for t in tools or [] %}{{ '<tools>' + (t | tojson) + '</tools>\n' }}{% endfor %}{% for m in messages %}"
-    "{{ '<|im_start|>' + m['role'] + '\n' + (m['content'] or '') }}{% for c in m['tool_calls'] or [] %}"
-    "{{ '<tool_call>\n' + (c['function'] | tojson) + '\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-TOOL_ROW = talk(calling("{}"), RESULT, OLD, OTHER, tools=[{"name": "look"}])
-
-
-def test_a_conversation_ends_before_the_result_of_a_tool():
-    """It answers a call of the row's, which the target may not make."""
-    tokenizer = tokenizer_with(TOOLS)
-    dialogue = Dialogue.begin(parse_row(TOOL_ROW))
+@pytest.mark.parametrize("turns", [[calling("{}"), RESULT, OLD, OTHER], [OLD, OTHER]])
+def test_a_conversation_with_tools_is_one_reply(turns):
+    """Later turns answer a call of the row's, which the target may not make."""
+    tokenizer = tokenizer_with(PLAIN)
+    dialogue = Dialogue.begin(parse_row(talk(*turns, tools=[{"name": "look"}])))
     asked = tokenizer.decode(dialogue.prompt(tokenizer))
-    assert asked.startswith('<tools>{"type": "function", "function": {"name": "l')
+    assert asked.startswith('<tools>[{"type": "function", "function": {"name": "l')
     done = write(tokenizer, dialogue, "New.<|im_end|>")
-    assert (done.open, done.ended) == (False, RESULT_FOLLOWS)
+    assert (done.open, done.ended) == (False, AFTER_TOOLS)
     assert taught(tokenizer, done) == [["New.<|im_end|>"]]
     assert done.texts[0].as_row()["tools"] == [{"type": "function", "function": {"name": "look"}}]
-
-
-@pytest.mark.parametrize(
-    ("reply", "ended"), [("<tool_call>\n{}\n</tool_call><|im_end|>", CALLS), ("No.<|im_end|>", None)]
-)
-def test_a_conversation_ends_behind_a_tool_call_of_the_target(reply, ended):
-    row = parse_row({**TOOL_ROW, "messages": [USER, OLD, OTHER]})
-    tokenizer = tokenizer_with(TOOLS)
-    assert write(tokenizer, Dialogue.begin(row), reply).ended == ended
-    assert write(tokenizer, Dialogue.begin(Conversation(row.messages)), reply).ended is None  # there are no tools
 
 
 def test_a_system_column_and_arguments_of_the_template_reach_the_prompt():
@@ -165,13 +135,6 @@ def test_prompts_of_a_source(tmp_path):
     asked = "<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n"
     assert [found[0], tokenizer.decode(found[1])] == [[5, 6], asked]
     assert prompts_by_source([path], tokenizer, 1, 99) == {path: [[5, 6]]}
-    reasons = (
-        "1 x supervised that is not .start, end. ranges",
-        "2 x a longer prompt",
-        "1 x the row has the key 'images'",
-    )
-    for reason in reasons:
-        with pytest.raises(
-            ValueError, match=f"rows.json.gz: no prompt of at most 1 tokens: .*{reason}.* .--length 9.$"
-        ):
+    for reason in ("1 x tokens that are not", "2 x a longer prompt", "1 x the row has the key 'images'"):
+        with pytest.raises(ValueError, match=f"gz: no prompt of at most 1 tokens: .*{reason}.* .--length 9.$"):
             prompts_by_source([path], tokenizer, 9, 1, " (--length 9)")

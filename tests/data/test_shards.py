@@ -119,10 +119,6 @@ def test_settings_are_remembered(tmp_path):
         remember(out, {"seed": 2, "data": ("a", "b")})
     with pytest.raises(ValueError, match=r"data was \['a', 'b'\] and is now \['a'\]; new was None and is now 0"):
         remember(out, {"seed": 1, "data": ("a",), "new": 0})
-    Shard(out, 0).append([0], [], {"rows": 1})
-    (out / "settings.json").unlink()
-    with pytest.raises(ValueError, match=r"holds shards and no settings\.json"):
-        remember(out, {"seed": 1, "data": ("a", "b")})
 
 
 def test_an_error_of_the_system_names_its_file(tmp_path, monkeypatch):

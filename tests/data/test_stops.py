@@ -24,8 +24,6 @@ def pair():
 def test_the_end_of_a_turn_is_the_template_s(template, end):
     tokenizer = tokenizer_with(template)
     assert turn_end(tokenizer)[0] == tokenizer.convert_tokens_to_ids(end)
-    always = template.replace("{% if add_generation_prompt %}", "{% if true %}")  # asks for a reply, asked or not
-    assert turn_end(tokenizer_with(always))[0] == tokenizer.convert_tokens_to_ids(end)
 
 
 def test_an_added_token_that_is_not_special_is_an_end_and_added_blanks_are_none():
@@ -38,55 +36,31 @@ def test_an_added_token_that_is_not_special_is_an_end_and_added_blanks_are_none(
     ("template", "reason"),
     [
         ("{% for m in messages %}{{ '\n### ' + m.role + '\n' + m.content }}{% endfor %}", "with nothing"),
-        (
-            "{% for m in messages %}{{ m.content + '\n### End\n' }}{% endfor %}",
-            r"with the text '\\n### End\\n', no single",
-        ),
+        ("{% for m in messages %}{{ m.content + '### End' }}{% endfor %}", "with the text '### End', no single"),
         ("{% for m in messages %}{{ m.role }}{% endfor %}", "shows no assistant's turn"),
         ("{{ raise_exception('not today') }}", "refuses the conversation .not today."),
-        (  # the next turn's mark is no end of this one
-            "{% for m in messages %}{{ '<|im_start|>' if m.role == 'user' else '<|eot_id|>' }}{{ m.content }}"
-            "{% endfor %}"
-            "<|eot_id|>",
-            "with nothing",
-        ),
     ],
 )
 def test_a_turn_that_no_token_ends_is_warned_of(pair, template, reason):
     config = dataclasses.replace(pair[0].config, eos_ids=(4,))
-    with pytest.warns(UserWarning, match=f"{reason}.*: replies stop at 4 .* alone, and may run on"):
+    with pytest.warns(UserWarning, match=f"{reason}.*: replies stop at .* alone, and may run on"):
         assert stop_ids(config, tokenizer_with(template)) == (4,)
 
 
-def test_where_both_agree_or_one_is_silent_nothing_is_said(pair):
+def test_replies_stop_at_the_target_s_own_and_at_the_end_of_a_turn(pair):
+    """Without the target's own, at the tokenizer's."""
     target, _, tokenizer = pair
     silent = dataclasses.replace(target.config, eos_ids=())
     chatml = tokenizer_with(TEMPLATES["chatml"])
+    end = chatml.convert_tokens_to_ids("<|im_end|>")
+    other = dataclasses.replace(target, config=dataclasses.replace(target.config, eos_ids=(4,)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert stop_ids(target, tokenizer) == target.config.eos_ids
-        assert stop_ids(silent, tokenizer) == target.config.eos_ids
-        assert stop_ids(silent, tokenizer_with("")) == (chatml.eos_token_id,)
+        assert stop_ids(target, tokenizer) == stop_ids(silent, tokenizer) == target.config.eos_ids
         assert stop_ids(target, tokenizer_with("")) == target.config.eos_ids
-        ends = (chatml.eos_token_id, chatml.convert_tokens_to_ids("<|im_end|>"))
-        assert stop_ids(silent, chatml) == ends
-
-
-def test_an_end_of_turn_outside_the_vocabulary_is_refused(pair):
-    small = dataclasses.replace(pair[0].config, vocab_size=256)
-    with pytest.raises(ValueError, match=r"end of turn 26\d \('<\|im_end\|>'\) must lie inside .* vocabulary of 256"):
-        stop_ids(small, tokenizer_with(TEMPLATES["chatml"]))
-
-
-def test_replies_stop_at_the_target_s_own_and_at_the_end_of_a_turn(pair):
-    """Where generation_config.json names another token than the one that ends a turn."""
-    target, _, tokenizer = pair
-    other = dataclasses.replace(target, config=dataclasses.replace(target.config, eos_ids=(4,)))
-    with pytest.warns(UserWarning, match=r"stops at 4 \('<\|pad\|>'\), and .* with 1 \('<\|end\|>'\): replies stop at"):
-        assert stop_ids(other, tokenizer) == (4, 1)
-    with pytest.warns(UserWarning, match="replies stop at either"):
-        assert with_stop_ids(other, tokenizer).config.eos_ids == (4, 1)
-    assert other.config.eos_ids == (4,)
+        assert stop_ids(silent, tokenizer_with("")) == (chatml.eos_token_id,)
+        assert stop_ids(silent, chatml) == (chatml.eos_token_id, end)
+        assert stop_ids(other, tokenizer) == with_stop_ids(other, tokenizer).config.eos_ids == (4, 1)
 
 
 @pytest.mark.parametrize("call", [stop_ids, with_stop_ids])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -42,9 +42,8 @@ class TextStream:
         begin = len(self._waiting)
         for token in map(int, tokens):
             # A skipped token and an id without a token have no text, and do not end a letter.
-            if token not in self._skipped and (name := self._name(token)) is not None:
+            if token not in self._skipped and self._name(token) is not None:
                 self._waiting.append(token)
-                self._bytes.append(_BYTE.fullmatch(name) is not None)
         for end in range(len(self._waiting), begin, -1):
             if self._is_whole(end):
                 return self._take(end)
@@ -61,11 +60,10 @@ class TextStream:
         self._context: list[int] = []
         self._shown = ""  # text of the context
         self._waiting: list[int] = []
-        self._bytes: list[bool] = []  # whether a waiting token is one of SentencePiece's bytes
 
     def _is_whole(self, end: int) -> bool:
         """Returns whether the first `end` waiting tokens end with a whole letter, for any next tokens."""
-        if self._bytes[end - 1]:
+        if _BYTE.fullmatch(self._name(self._waiting[end - 1]) or ""):
             return False
         before = self._waiting[max(0, end - TAIL) : end]
         tail = [*self._context[len(self._context) - max(0, TAIL - len(before)) :], *before]
@@ -77,7 +75,7 @@ class TextStream:
         if not text.startswith(self._shown):
             return ""
         new = text[len(self._shown) :]
-        del self._waiting[:end], self._bytes[:end]
+        del self._waiting[:end]
         # A context without text would leave the next token to be treated as the first one.
         alone = self._decode(taken)
         self._context, self._shown = (taken, alone) if alone else (self._context + taken, text)
@@ -98,26 +96,20 @@ def decode_stream(tokenizer: Any, chunks: Iterable[Any], *, skip_special_tokens:
       ValueError: `chunks` holds anything else.
     """
     text = TextStream(tokenizer, skip_special_tokens=skip_special_tokens)
-    if isinstance(chunks, str | bytes | Mapping) or not isinstance(chunks, Iterable):
-        raise _no_chunks(chunks)
-    for chunk in chunks:
+    for chunk in chunks if isinstance(chunks, Iterable) else [chunks]:
         try:
             tokens = np.atleast_1d(getattr(chunk, "tokens", chunk))
-        except ValueError as error:  # of lists of different lengths
-            raise _no_chunks(chunk) from error
+        except ValueError:  # lists of different lengths
+            tokens = np.array([None])
         if tokens.ndim > 1 or (tokens.size and (tokens.dtype.kind not in "iu" or tokens.min() < 0)):
-            raise _no_chunks(chunk)
+            raise ValueError(
+                f"chunks must be an iterable of StreamChunk or of lists of token ids, got {chunk!r:.60} in it. "
+                "Pass eagle_jax.stream(...) or lists of token ids."
+            )
         if piece := text.push(tokens.tolist()):
             yield piece
     if piece := text.end():
         yield piece
-
-
-def _no_chunks(got: Any) -> ValueError:
-    return ValueError(
-        f"chunks must be an iterable of StreamChunk or of lists of token ids, got {got!r:.60}. "
-        "Pass eagle_jax.stream(...) or lists of token ids."
-    )
 
 
 def _special_ids(tokenizer: Any) -> frozenset[int]:

@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from eagle_jax.data.chat.encode import call_opening, prompt_ids
+from eagle_jax.data.chat.encode import prompt_ids
 from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.rows.messages import Message
 from eagle_jax.data.rows.parse import Conversation, as_conversation
 
-RESULT_FOLLOWS = "the result of a tool follows, which answers the row's own call"
-CALLS = "the target called a tool, whose result is not known"
-"""Reasons why conversations end early."""
+AFTER_TOOLS = "later turns depend on tool calls of the row"
+"""Reason why a conversation ends early: the target may make other calls, whose results are unknown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Dialogue:
         """Starts a conversation from a result of `parse_row`: user and system turns, and the places of replies.
 
         A last user turn without a reply gets one. Replies that follow no user turn, such as greetings, are dropped. The
-        conversation ends before the result of a tool, because the target may not make the row's call.
+        conversation ends before the result of a tool, and after one reply where the row has tools.
 
         Raises:
           SkippedRow: the row is plain text, or has no user turn.
@@ -80,8 +79,9 @@ class Dialogue:
                 turns = []
         if not pending:
             raise SkippedRow("no turn of a user to answer")
-        rest = RESULT_FOLLOWS if results else None
-        return cls(tuple(pending), rest=rest, tools=row.tools, arguments=row.arguments)
+        asked = pending if row.tools is None else pending[:1]
+        rest = AFTER_TOOLS if results or len(asked) < len(pending) else None
+        return cls(tuple(asked), rest=rest, tools=row.tools, arguments=row.arguments)
 
     @property
     def open(self) -> bool:
@@ -113,18 +113,6 @@ class Dialogue:
         if texts and list(prompt[: len(texts[-1].tokens)]) == texts[-1].tokens:
             texts, spans = texts[:-1], [*texts[-1].supervised, span]
         new = Reply(list(history), tokens, spans, self.tools, self.arguments)
-        left, ended = self.pending[1:], self.ended
-        if not left:
-            ended = ended or self.rest
-        elif self._has_call(tokenizer, content):
-            ended = ended or CALLS
+        left = self.pending[1:]
+        ended = self.ended or (None if left else self.rest)
         return dataclasses.replace(self, pending=left, history=history, texts=(*texts, new), ended=ended)
-
-    def _has_call(self, tokenizer: Any, reply: str) -> bool:
-        if self.tools is None:
-            return False
-        try:
-            opening = call_opening(tokenizer, self.tools, self.arguments)
-        except SkippedRow:  # the template shows no calls
-            return False
-        return bool(opening) and opening in reply

@@ -7,6 +7,7 @@ from rendering the conversation turn by turn and comparing the texts.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
@@ -14,14 +15,14 @@ import msgspec
 import numpy as np
 from jaxtyping import Bool, Int
 
-from eagle_jax.data.rows.columns import SkippedRow, check_keys, without_nulls
+from eagle_jax.data.rows.columns import SkippedRow, check_keys
 from eagle_jax.data.rows.messages import Message
 from eagle_jax.data.rows.parse import ARGUMENTS, MESSAGES, STORED, TOOLS, Conversation, as_conversation, parse_row
-from eagle_jax.data.templates.fitting import fit, is_marked, marked_call
+from eagle_jax.data.templates.fitting import fit
 from eagle_jax.data.templates.render import chat_template, render
-from eagle_jax.data.templates.spans import NO_THOUGHT, Render, assistant_spans, generation_mask
+from eagle_jax.data.templates.spans import Render, generation_mask, turn_span
 
-NO_RANGES = "supervised that is not [start, end) ranges of the tokens"
+NOT_STORED = "tokens that are not token ids, or supervised that is not [start, end) ranges of them in order"
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
@@ -35,30 +36,6 @@ class Encoded(NamedTuple):
     tokens: Int[np.ndarray, " T"]
     supervised: Bool[np.ndarray, " T"]
 
-    @classmethod
-    def from_spans(cls, tokens: Any, spans: Any) -> Encoded:
-        """Builds a text from token ids and the ordered [start, end) ranges that an assistant wrote.
-
-        Raises:
-          SkippedRow: the tokens or ranges have another form, or there is no range.
-        """
-        try:
-            ids = np.asarray(msgspec.convert(tokens, list[_TokenId]), np.int32)
-        except msgspec.ValidationError:
-            raise SkippedRow("tokens that are not token ids") from None
-        try:
-            ranges = msgspec.convert(without_nulls(spans), list[tuple[int, int]])
-        except msgspec.ValidationError:
-            raise SkippedRow(NO_RANGES) from None
-        supervised, last = np.zeros(len(ids), bool), 0
-        for start, end in ranges:
-            if start < 0 or end > len(ids):
-                raise SkippedRow(NO_RANGES)
-            if not last <= start < end:
-                raise SkippedRow("supervised ranges that are empty or out of order")
-            supervised[start:end], last = True, end
-        return _checked(cls(ids, supervised))
-
 
 def stored_text(row: Mapping[str, Any]) -> Encoded | None:
     """Reads the token ids of a row of `train.regenerate`; None for any other row.
@@ -69,7 +46,17 @@ def stored_text(row: Mapping[str, Any]) -> Encoded | None:
     if any(row.get(key) is None for key in STORED):
         return None
     check_keys(row, (*STORED, *MESSAGES, *TOOLS, ARGUMENTS), "the row has")
-    return Encoded.from_spans(*(row[key] for key in STORED))
+    try:
+        tokens = np.asarray(msgspec.convert(row["tokens"], list[_TokenId]), np.int32)
+        ranges = msgspec.convert(row["supervised"], list[tuple[int, int]])
+    except msgspec.ValidationError:
+        raise SkippedRow(NOT_STORED) from None
+    supervised, last = np.zeros(len(tokens), bool), 0
+    for start, end in ranges:
+        if not last <= start < end <= len(tokens):
+            raise SkippedRow(NOT_STORED)
+        supervised[start:end], last = True, end
+    return _checked(Encoded(tokens, supervised))
 
 
 def encode_row(tokenizer: Any, row: Mapping[str, Any]) -> Encoded:
@@ -105,7 +92,7 @@ def encode(tokenizer: Any, row: Conversation | list[Message] | str) -> Encoded:
         )
     messages, draw = fit(tokenizer, row), _render_of(tokenizer, row)
     text = draw(messages, tokenize=False)
-    has_mask = is_marked(template)
+    has_mask = re.search(r"\{%-?\s*generation\s*-?%\}", template) is not None
     if has_mask:
         ids, offsets, supervised = generation_mask(draw, messages)
     else:
@@ -115,10 +102,10 @@ def encode(tokenizer: Any, row: Conversation | list[Message] | str) -> Encoded:
         supervised = np.ones(len(ids), bool)
     if row.untaught or not has_mask:
         taught = np.zeros(len(ids), bool)
-        for index, (start, end) in zip(turns, assistant_spans(draw, messages, text), strict=True):
-            if index not in row.untaught:
-                # A token that begins before the span belongs to the turn before.
-                taught |= (offsets[:, 0] >= start) & (offsets[:, 0] < end) & (offsets[:, 1] > offsets[:, 0])
+        for index in sorted({*turns} - row.untaught):
+            start, end = turn_span(draw, messages, index, text)
+            # A token that begins before the span belongs to the turn before.
+            taught |= (offsets[:, 0] >= start) & (offsets[:, 0] < end) & (offsets[:, 1] > offsets[:, 0])
         supervised &= taught
     return _checked(Encoded(ids, supervised))
 
@@ -135,25 +122,7 @@ def prompt_ids(tokenizer: Any, row: Conversation | list[Message]) -> list[int]:
         raise ValueError("the tokenizer must have a chat template to generate replies, got none. Pass --chat-template.")
     messages = fit(tokenizer, row, add_generation_prompt=True)
     text = _render_of(tokenizer, row)(messages, tokenize=False, add_generation_prompt=True)
-    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    if not ids:
-        raise SkippedRow("an empty prompt")
-    return ids
-
-
-def call_opening(tokenizer: Any, tools: list[dict[str, Any]], arguments: dict[str, Any] | None = None) -> str:
-    """Returns the text that opens the first tool call of a reply, such as "<tool_call>"; empty if unknown.
-
-    Raises:
-      SkippedRow: the template raises an error for tool calls, or drops them.
-    """
-    question = [{"role": "user", "content": "QUESTION"}]
-    turn = {"role": "assistant", "content": "", "tool_calls": [marked_call("CALLMARK", {})]}
-    calling = Conversation([*question, turn], tools, arguments)
-    draw = _render_of(tokenizer, calling)
-    shown = draw(fit(tokenizer, calling), tokenize=False).partition("CALLMARK")[0]
-    prompt = draw(question, tokenize=False, add_generation_prompt=True)
-    return shown.removeprefix(prompt).removeprefix(NO_THOUGHT).strip().partition("\n")[0]
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _render_of(tokenizer: Any, row: Conversation) -> Render:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import warnings
 from typing import Any
 
 from eagle_jax.config import DecoderConfig
 from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.templates.render import chat_template, render
-
-MARKS = ("TURN00000MARK", "TURN00001MARK", "TURN00002MARK", "TURN00003MARK")
-SHOWN = 4
-"""Stop tokens that a warning names."""
 
 
 def stop_ids(target: Any, tokenizer: Any) -> tuple[int, ...]:
@@ -24,10 +19,10 @@ def stop_ids(target: Any, tokenizer: Any) -> tuple[int, ...]:
       tokenizer: of `transformers`.
 
     Raises:
-      ValueError: `target` is no target, or the end of turn lies outside its vocabulary.
+      ValueError: `target` is no target.
 
     Warns:
-      UserWarning: the end of turn is none of the target's stop tokens, or no single token.
+      UserWarning: no single token ends a turn.
     """
     config = getattr(target, "config", target)
     if not isinstance(config, DecoderConfig):
@@ -40,25 +35,11 @@ def stop_ids(target: Any, tokenizer: Any) -> tuple[int, ...]:
     if chat_template(tokenizer) is None:
         return own
     end, reason = turn_end(tokenizer)
-    named = ", ".join(_named(tokenizer, token) for token in own[:SHOWN]) or "no token"
-    named += f" and {len(own) - SHOWN} more" * (len(own) > SHOWN)
     if end is None:
+        named = tokenizer.convert_ids_to_tokens(list(own)) or "no token"
         warnings.warn(f"{reason}: replies stop at {named} alone, and may run on into a turn of the user", stacklevel=2)
         return own
-    if end >= config.vocab_size:
-        raise ValueError(
-            f"the tokenizer's end of turn {_named(tokenizer, end)} must lie inside the target's vocabulary of "
-            f"{config.vocab_size} tokens. Use the tokenizer that the target was trained with"
-        )
-    if end in own:
-        return own
-    if config.eos_ids:
-        warnings.warn(
-            f"the target's configuration stops at {named}, and the chat template ends a turn with "
-            f"{_named(tokenizer, end)}: replies stop at either",
-            stacklevel=2,
-        )
-    return (*own, end)
+    return own if end in own else (*own, end)
 
 
 def with_stop_ids(target: Any, tokenizer: Any) -> Any:
@@ -73,15 +54,14 @@ def with_stop_ids(target: Any, tokenizer: Any) -> Any:
 
 def turn_end(tokenizer: Any) -> tuple[int | None, str]:
     """Returns the first special token that the chat template writes after a reply, or None and the reason."""
-    talk = [{"role": "user" if at % 2 == 0 else "assistant", "content": mark} for at, mark in enumerate(MARKS)]
+    talk = [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "REPLYMARK"}]
     try:
-        closing = _behind_reply(tokenizer, talk[:2])
-        if closing == _behind_reply(tokenizer, talk[:2], add_generation_prompt=True):
-            # Some templates always end with a prompt for a reply: the end of a turn is what follows both replies.
-            pairs = zip(closing, _behind_reply(tokenizer, talk), strict=False)
-            closing = [one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        _, found, behind = render(tokenizer, talk, tokenize=False).partition("REPLYMARK")
     except SkippedRow as error:
         return None, str(error)
+    if not found:
+        return None, "the chat template shows no assistant's turn"
+    closing = tokenizer(behind, add_special_tokens=False)["input_ids"]
     for token in closing:
         added = getattr(tokenizer, "added_tokens_decoder", {}).get(token)
         if token in getattr(tokenizer, "all_special_ids", ()) or (added is not None and str(added).strip()):
@@ -89,14 +69,3 @@ def turn_end(tokenizer: Any) -> tuple[int | None, str]:
     text = tokenizer.decode(closing)
     how = f"the text {text!r:.60}, no single token" if text.strip() else "nothing"
     return None, f"the chat template ends an assistant's turn with {how}"
-
-
-def _behind_reply(tokenizer: Any, talk: list[dict[str, str]], **options: bool) -> list[int]:
-    _, found, behind = render(tokenizer, talk, tokenize=False, **options).partition(MARKS[1])
-    if not found:
-        raise SkippedRow("the chat template shows no assistant's turn")
-    return list(tokenizer(behind, add_special_tokens=False)["input_ids"])
-
-
-def _named(tokenizer: Any, token: int) -> str:
-    return f"{token} ({tokenizer.decode([token])!r})"

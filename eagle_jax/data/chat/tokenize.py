@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.templates.render import chat_template, check_template_arguments, render
 
 
@@ -29,7 +28,9 @@ def chat_text(tokenizer: Any, messages: Sequence[Any], **template_args: Any) -> 
       ValueError: `messages` has another form, the template raises an error (some do for a system message), or it does
         not read an argument.
     """
-    if not isinstance(messages, list | tuple) or not all(map(_is_message, messages)):
+    if not isinstance(messages, list | tuple) or not all(
+        isinstance(one, Mapping) and "role" in one and ("content" in one or "tool_calls" in one) for one in messages
+    ):
         raise ValueError(
             "messages must be a list of dicts, each with a role (user, assistant, system) and content, got "
             f'{messages!r:.80}. Pass [{{"role": "user", "content": "Hello"}}].'
@@ -40,18 +41,7 @@ def chat_text(tokenizer: Any, messages: Sequence[Any], **template_args: Any) -> 
         if given:
             raise ValueError(f"{next(iter(given))} must be left out: the tokenizer has no chat template to read it")
         return "\n\n".join(message["content"] for message in messages)
-    try:
-        return str(
-            render(tokenizer, list(messages), tokenize=False, add_generation_prompt=True, **given, **template_args)
-        )
-    except SkippedRow as error:
-        raise ValueError(
-            f"{error}: leave out a system message if there is one, or give the tokenizer another template"
-        ) from error
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, Mapping) and "role" in message and ("content" in message or "tool_calls" in message)
+    return str(render(tokenizer, list(messages), tokenize=False, add_generation_prompt=True, **given, **template_args))
 
 
 def encode_chat(tokenizer: Any, text: str) -> list[int]:

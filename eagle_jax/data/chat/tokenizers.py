@@ -58,7 +58,12 @@ def load_tokenizer(
     if not any((directory / name).is_file() for name in FILES):
         raise CheckpointError(f"no tokenizer in {directory} ({', '.join(FILES)}). Pass the directory that holds it.")
     tokenizer = _read(directory)
-    check_vocabulary(tokenizer, config, str(path_or_id))
+    size = max(tokenizer.get_vocab().values(), default=-1) + 1
+    if size > config.vocab_size:
+        raise CheckpointError(
+            f"the tokenizer must have at most the target's {config.vocab_size} tokens, got {size} in {path_or_id}. "
+            "Use the tokenizer that the target was trained with."
+        )
     tokenizer.model_max_length = 10**9  # silences a warning; callers check lengths against the model
     if chat_template is not None:
         set_chat_template(tokenizer, chat_template)
@@ -98,20 +103,6 @@ def set_template_args(tokenizer: Any, template_args: Mapping[str, Any]) -> None:
     templates.check_template_arguments(tokenizer, template_args)
     setattr(tokenizer, templates.ARGUMENTS, {**templates.default_arguments(tokenizer), **template_args})
     prompt_ids(tokenizer, QUESTION)
-
-
-def check_vocabulary(tokenizer: Any, config: DecoderConfig, name: str = "the tokenizer") -> None:
-    """Checks that the target has an embedding for every token of a tokenizer.
-
-    Raises:
-      CheckpointError: naming both sizes.
-    """
-    size = max(tokenizer.get_vocab().values(), default=-1) + 1
-    if size > config.vocab_size:
-        raise CheckpointError(
-            f"{name} has token ids up to {size - 1}, a vocabulary of {size}, and the target's vocabulary has "
-            f"{config.vocab_size}: use the tokenizer that the target was trained with"
-        )
 
 
 def _read(directory: Path) -> Any:

@@ -53,19 +53,25 @@ class Batches:
         parts = {"the corpus": np.arange(len(corpus))} if weights is None else {one: corpus.of(one) for one in weights}
         parts = {name: documents[teaches[documents]] for name, documents in parts.items()}
         shares = [1.0] if weights is None else list(weights.values())
-        if min(shares) <= 0:
-            raise ValueError(f"the weights of the sources must be positive, got {weights}")
         for name, documents in parts.items():
             if len(documents) < processes:
                 raise ValueError(
                     f"{name} must have a document for each of {processes} process(es), got {len(documents)} documents "
                     f"with a supervised token in their first {length} tokens."
                 )
+
+        def cut(document: int) -> dict[str, np.ndarray]:
+            tokens, supervised = corpus[document]
+            numbers = np.full(len(tokens), document, np.int32)
+            columns = {"tokens": tokens, "supervised": supervised.astype(np.int32), "document": numbers}
+            return {name: column[:length] for name, column in columns.items()}
+
         streams = [
-            grain.MapDataset.source(_Documents(corpus, documents, length))
+            grain.MapDataset.source(documents.tolist())
             .seed(seed + index)
             .shuffle()[process::processes]
             .repeat()
+            .map(cut)
             for index, documents in enumerate(parts.values())
         ]
         mixed = grain.MapDataset.mix(streams, shares) if len(streams) > 1 else streams[0]
@@ -104,19 +110,3 @@ class Batches:
                 f"{state['process']} of {state['processes']}. Resume with the same number of processes."
             )
         self._iterator.set_state(state["position"])
-
-
-class _Documents:
-    """Documents of a corpus as a Grain source, cut at `length`."""
-
-    def __init__(self, corpus: Corpus, documents: np.ndarray, length: int) -> None:
-        self.corpus, self.documents, self.length = corpus, documents, length
-
-    def __len__(self) -> int:
-        return len(self.documents)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        document = int(self.documents[index])
-        tokens, supervised = self.corpus[document]
-        tokens, supervised = tokens[: self.length], supervised[: self.length].astype(np.int32)
-        return {"tokens": tokens, "supervised": supervised, "document": np.full(len(tokens), document, np.int32)}

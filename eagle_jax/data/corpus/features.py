@@ -139,8 +139,6 @@ def _reserve(path: Path) -> None:
                 f"{path.parent} lacks room for the next {size / 1e9:.2f} GB ({error.strerror}): make room and give the "
                 "same command again, which keeps complete shards, or another --out with --stored float8 or fewer --data"
             ) from error
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # file systems that cannot reserve
-            raise
 
 
 def _pack(layout: Layout, states: np.ndarray) -> np.ndarray:

@@ -40,36 +40,27 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if path.suffix == ".parquet":
         yield from _parquet(path)
         return
-    for place, row in _array(path) if _is_array(path) else _lines(path):
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}, {place}: a row must be a JSON object, got {type(row).__name__}.")
-        yield place, row
-
-
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with _opened(path) as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                place = f"line {number}"
-                yield place, _parsed(line, f"{path}, {place}", "one object per line, or one array of objects")
-
-
-def _array(path: Path) -> Iterator[tuple[str, Any]]:
+    is_array = _is_array(path)
     with _opened(path) as content:
-        rows = _parsed(content.read(), str(path), "one array of objects")
-    for number, row in enumerate(rows, 1):
-        yield f"element {number}", row
+        if is_array:
+            rows = enumerate(_parsed(content.read(), str(path)), 1)
+            entries = ((f"element {number}", row) for number, row in rows)
+        else:
+            lines = ((number, line) for number, line in enumerate(content, 1) if line.strip())
+            entries = ((f"line {number}", _parsed(line, f"{path}, line {number}")) for number, line in lines)
+        for place, row in entries:
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}, {place}: a row must be a JSON object, got {type(row).__name__}.")
+            yield place, row
 
 
-def _parsed(content: bytes, place: str, expected: str) -> Any:
+def _parsed(content: bytes, place: str) -> Any:
     try:
         return json.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise ValueError(f"{place}: the text must be UTF-8. Save the file in that encoding.") from None
-    except RecursionError:
-        raise ValueError(f"{place}: not JSON (nested too deeply); {expected}") from None
-    except ValueError as error:
-        raise ValueError(f"{place}: not JSON ({error}); {expected}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{place}: not JSON ({error}). Write one object per line, or one array of objects.") from None
 
 
 def _is_array(path: Path) -> bool:
@@ -97,11 +88,8 @@ def _opened(path: Path) -> Iterator[Any]:
         raise ValueError(f"{path} cannot be decompressed: {error}") from error
 
 
-def _zstd(path: Path, mode: str) -> Any:
-    del mode
+def _zstd(path: Path, _: str) -> Any:
     pyarrow = _pyarrow(path)
-    if not pyarrow.Codec.is_available("zstd"):
-        raise ValueError(f"{path}: this build of pyarrow has no zstd; decompress the file, or use gzip")
     return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))
 
 

@@ -35,23 +35,17 @@ def remember(directory: Path, settings: Mapping[str, Any]) -> None:
     """Records the settings of a directory, or checks that the recorded ones are equal.
 
     Raises:
-      ValueError: it was begun with other settings, which are named; or it holds shards of unknown settings.
+      ValueError: it was begun with other settings, which are named.
     """
     path, current = directory / "settings.json", json.loads(json.dumps(settings))
-    begun = any(
-        directory.glob("shard-*")
-    )  # checked first: another process may write settings and shards meanwhile, in this order
     if not path.is_file():
-        if begun:
-            raise ValueError(f"{directory} holds shards and no settings.json for them. Choose another directory.")
         directory.mkdir(parents=True, exist_ok=True)
         return _replace(path, json.dumps(current, indent=2) + "\n")
     found = json.loads(path.read_text(encoding="utf-8"))
     names = [name for name in {**found, **current} if found.get(name) != current.get(name)]
     if names:
         changed = "; ".join(f"{name} was {found.get(name)!r} and is now {current.get(name)!r}" for name in names)
-        remedy = "choose another directory" if begun else "choose another directory, or remove this one, which is empty"
-        raise ValueError(f"{directory} was begun with other settings ({changed}): {remedy}")
+        raise ValueError(f"{directory} was begun with other settings ({changed}): choose another directory")
     return None
 
 

@@ -11,19 +11,22 @@ import dataclasses
 import functools
 import glob
 import hashlib
+import itertools
 import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.data.chat.encode import Encoded, encode_row
+from eagle_jax.data.chat.dialogues import Dialogue
+from eagle_jax.data.chat.encode import Encoded, encode_row, stored_text
 from eagle_jax.data.chat.tokenizers import TOKENIZER_KEY, tokenizer_key, tokenizer_settings
 from eagle_jax.data.corpus.documents import Corpus
 from eagle_jax.data.corpus.files import ENDINGS, holds_rows, read_rows
 from eagle_jax.data.rows.columns import SkippedRow
+from eagle_jax.data.rows.parse import parse_row
 
 FORMAT = 4
 """Version of cached corpora. It increases when the same rows give other tokens: older caches are not read."""
@@ -80,14 +83,8 @@ class Source:
         Raises:
           ValueError: `path` has neither.
         """
-        if self.files:
-            return
-        if Path(self.path).is_dir():
-            raise ValueError(
-                f"{self.path} must hold JSONL or Parquet files or JSON arrays, got none. Name files of rows."
-            )
-        if not is_dataset_name(self.path):
-            raise ValueError(f"no file {self.path}")
+        if not self.files and (Path(self.path).is_dir() or not is_dataset_name(self.path)):
+            raise ValueError(f"no file {self.path}" + "/*.jsonl, .json or .parquet" * Path(self.path).is_dir())
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yields every row.
@@ -224,3 +221,49 @@ def _check_tokenizer(source: Source, tokenizer: Any) -> None:
                 f"{folder} must hold token ids of this target's tokenizer, got another tokenizer's. Regenerate the "
                 "replies with this target."
             )
+
+
+def prompts_by_source(
+    texts: Sequence[str], tokenizer: Any, count: int, longest: int, options: str = ""
+) -> dict[str, list[list[int]]]:
+    """Returns the first `count` prompts of every source `path[#split]`, by name; each file of a glob is one source.
+
+    A conversation is rendered with the template's generation prompt. Rows of `train.regenerate` hold the exact prompt
+    tokens of the target. Prompts of more than `longest` tokens and rows without a reply are left out.
+
+    Args:
+      options: the origin of `longest`, for the error.
+
+    Raises:
+      ValueError: no source has a prompt; the message has the reasons.
+    """
+    parts = [
+        [dataclasses.replace(one, path=str(file)) for file in one.files] or [one] for one in map(Source.parse, texts)
+    ]
+    found: dict[str, list[list[int]]] = {}
+    reasons: collections.Counter[str] = collections.Counter()
+    for source in itertools.chain(*parts):
+        prompts = found.setdefault(source.name, [])
+        for row in source.rows():
+            if len(prompts) == count:
+                break
+            try:
+                prompt = _prompt(row, tokenizer)
+            except SkippedRow as error:
+                reasons[str(error)] += 1
+                continue
+            if 0 < len(prompt) <= longest:
+                prompts.append(prompt)
+            else:
+                reasons["a longer prompt" if prompt else "plain text, which asks nothing"] += 1
+    if not any(found.values()):
+        why = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common()) or "it is empty"
+        raise ValueError(f"{', '.join(found)}: no prompt of at most {longest} tokens: {why}{options}")
+    return found
+
+
+def _prompt(row: Mapping[str, Any], tokenizer: Any) -> list[int]:
+    stored = stored_text(row)
+    if stored is None:
+        return Dialogue.begin(parse_row(row)).prompt(tokenizer)
+    return list(stored.tokens[: stored.supervised.argmax()].tolist())

@@ -8,32 +8,25 @@ from __future__ import annotations
 import functools
 import json
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.rows.messages import REASONING, Message
 from eagle_jax.data.rows.parse import Conversation
 from eagle_jax.data.templates.render import chat_template, render, template_arguments
-from eagle_jax.data.templates.spans import Render, generation_mask
+from eagle_jax.data.templates.spans import Render
 
 CALLS = "tool_calls"
-_MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
+PARAMETERS = {"type": "object", "properties": {"text": {"type": "string", "description": "A text."}}, "required": []}
+MARKED_TOOL = {
+    "type": "function",
+    "function": {"name": "TOOLMARK", "description": "A tool.", "parameters": PARAMETERS},
+}
+FORMS = ((True, False), (True, True), (False, False), (False, True))
+"""Forms of tool calls in the order of trial: whether empty text is null, and whether arguments are JSON text.
 
-
-class Form(NamedTuple):
-    """The form in which a template reads tool calls: empty text as null, arguments as JSON text."""
-
-    has_null: bool
-    has_json: bool
-
-
-FORMS = tuple(Form(has_null, has_json) for has_null in (True, False) for has_json in (False, True))
-"""Forms in the order of trial. Null is first, since some templates write an empty text as a separate turn."""
-
-
-def is_marked(template: str) -> bool:
-    """Returns whether a template has `generation` blocks around the assistant's text."""
-    return _MARKED.search(template) is not None
+Null is first, since some templates write an empty text as a separate turn.
+"""
 
 
 def fit(tokenizer: Any, row: Conversation, **options: bool) -> list[Message]:
@@ -62,32 +55,34 @@ def fit(tokenizer: Any, row: Conversation, **options: bool) -> list[Message]:
         ]
     marks: dict[str, str] = {}
     marked = [_marked_message(index, message, marks) for index, message in enumerate(messages)]
-    tools = None if row.tools is None else [_marked_tool(row.tools, marks)]
+    tools = None if row.tools is None else [MARKED_TOOL]
+    if tools:
+        marks["TOOLMARK"] = "tools"
     draw = functools.partial(draw, tools=tools, **options)
     reason: SkippedRow | None = None
     for form in FORMS if any(CALLS in message for message in messages) else FORMS[:1]:
         try:
-            dropped = _dropped(draw, template, [_formed(message, form) for message in marked], marks)
+            dropped = _dropped(draw, [_formed(message, *form) for message in marked], marks)
         except SkippedRow as error:
             reason = reason or error
             continue
         if dropped is None:
-            return [_formed(message, form) for message in messages]
+            return [_formed(message, *form) for message in messages]
         reason = SkippedRow(f"the chat template drops {dropped}")
     assert reason is not None
     raise reason
 
 
-def _formed(message: Message, form: Form) -> Message:
+def _formed(message: Message, has_null: bool, has_json: bool) -> Message:
     if CALLS not in message:
         return message
     calls = []
     for call in message[CALLS]:
         function = dict(call["function"])
-        if form.has_json:
+        if has_json:
             function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
         calls.append({**call, "function": function})
-    content = None if form.has_null and not message["content"].strip() else message["content"]
+    content = None if has_null and not message["content"].strip() else message["content"]
     return {**message, "content": content, CALLS: calls}
 
 
@@ -101,16 +96,16 @@ def _reasoning_key(draw: Render, template: str) -> str:
     for key in REASONING:
         if re.search(rf"(\.|['\"]){key}\b", template):
             talk = [question, {"role": "assistant", "content": "REPLY", key: thought}]
-            if _dropped(draw, template, talk, {thought: key}) is None:
+            if _dropped(draw, talk, {thought: key}) is None:
                 return key
     raise SkippedRow("the chat template drops reasoning_content")
 
 
-def _dropped(draw: Render, template: str, messages: list[Message], marks: dict[str, str]) -> str | None:
-    """Names the first part that the template drops or leaves out of its `generation` blocks; None if there is none.
+def _dropped(draw: Render, messages: list[Message], marks: dict[str, str]) -> str | None:
+    """Names the first part that the template drops; None if there is none.
 
     Args:
-      marks: name of the part behind each mark in `messages`; thoughts and tool calls are generated parts.
+      marks: name of the part behind each mark in `messages`.
     """
     shown = draw(messages, tokenize=False)
     for mark, what in marks.items():
@@ -118,14 +113,6 @@ def _dropped(draw: Render, template: str, messages: list[Message], marks: dict[s
             return what
     if "None" in shown and any(message["content"] is None for message in messages):
         return "the null of an empty text"
-    generated = [mark for mark, what in marks.items() if what in (CALLS, *REASONING)]
-    if generated and is_marked(template):
-        _, offsets, mask = generation_mask(draw, messages)
-        for mark in generated:
-            place = shown.find(mark)
-            within = (offsets[:, 1] > place) & (offsets[:, 0] < place + len(mark))
-            if not mask[within].all():
-                return f"{marks[mark]} from its generation blocks"
     return None
 
 
@@ -151,13 +138,3 @@ def _marked_message(index: int, message: Message, marks: dict[str, str]) -> Mess
 def marked_call(name: str, arguments: dict[str, str]) -> dict[str, Any]:
     """Builds a tool call; its id has nine letters, as Mistral's templates require."""
     return {"id": "call00000", "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _marked_tool(tools: list[dict[str, Any]], marks: dict[str, str]) -> dict[str, Any]:
-    """Returns a tool with marks for its name and, where one of `tools` has parameters, for a parameter."""
-    marks["TOOLMARK"] = "tools"
-    if any("parameters" in tool["function"] for tool in tools):
-        marks["PARAMETERMARK"] = "tools"
-    properties = {"PARAMETERMARK": {"type": "string", "description": "A text."}}
-    parameters = {"type": "object", "properties": properties, "required": ["PARAMETERMARK"]}
-    return {"type": "function", "function": {"name": "TOOLMARK", "description": "A tool.", "parameters": parameters}}

@@ -9,7 +9,6 @@ from typing import Any
 import jinja2
 import jinja2.ext
 import jinja2.meta
-import jinja2.nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from eagle_jax.data.rows.columns import SkippedRow
@@ -108,10 +107,7 @@ class _Generation(jinja2.ext.Extension):
 
 @functools.lru_cache(maxsize=64)
 def variables(template: str) -> frozenset[str]:
-    """Returns the names that a template reads and that are not variables of its own.
-
-    Jinja calls a name undeclared that a template sets in one branch. Such a name is an argument where the template
-    tests whether it is defined.
+    """Returns the names that a template reads and does not always set itself.
 
     Raises:
       ValueError: the template is not valid Jinja.
@@ -119,14 +115,7 @@ def variables(template: str) -> frozenset[str]:
     environment = ImmutableSandboxedEnvironment(extensions=[_Generation, jinja2.ext.loopcontrols])
     environment.globals |= dict.fromkeys(("raise_exception", "strftime_now"))
     try:
-        parsed = environment.parse(template)
-        own = {node.name for node in parsed.find_all(jinja2.nodes.Name) if node.ctx == "store"}
-        tested = {
-            node.node.name
-            for node in parsed.find_all(jinja2.nodes.Test)
-            if node.name in ("defined", "undefined") and isinstance(node.node, jinja2.nodes.Name)
-        }
-        return frozenset(jinja2.meta.find_undeclared_variables(parsed) - (own - tested))
+        return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(template)))
     except jinja2.TemplateError as error:
         raise ValueError(f"the chat template must be valid Jinja ({_first_line(error)}). Use another one.") from error
 

@@ -15,8 +15,6 @@ from eagle_jax.data.rows.messages import REASONING, Message
 Render = Callable[..., Any]
 """Renders messages; the tokenizer, the tools and the arguments of the template are bound."""
 
-NO_THOUGHT = "<think>\n\n</think>\n\n"
-"""Text that templates of reasoning models write before a reply without thoughts."""
 _EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
 
 
@@ -31,21 +29,14 @@ def generation_mask(render: Render, messages: list[Message]) -> tuple[np.ndarray
     return np.asarray(out["input_ids"], np.int32), offsets, mask
 
 
-def assistant_spans(render: Render, messages: list[Message], text: str) -> list[tuple[int, int]]:
-    """Returns the [start, end) characters of the assistant's turns in `text`, with their end markers.
-
-    Raises:
-      SkippedRow: the template drops a turn, or changes the text around it.
-    """
-    turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    return [_turn_span(render, messages, index, text) for index in turns]
-
-
-def _turn_span(render: Render, messages: list[Message], index: int, text: str) -> tuple[int, int]:
-    """Returns the span of a turn with thoughts or tool calls.
+def turn_span(render: Render, messages: list[Message], index: int, text: str) -> tuple[int, int]:
+    """Returns the [start, end) characters of an assistant's turn in `text`, with its end marker.
 
     The conversation is rendered with marks in the turn. The common text before and after the marks delimits the turn,
     from the end of the generation prompt on.
+
+    Raises:
+      SkippedRow: the template drops the turn, or changes the text around it.
     """
     before, after = messages[:index], messages[index + 1 :]
     for turn, marks in _marked_turns(messages[index]):
