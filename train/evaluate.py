@@ -24,7 +24,7 @@ import jax
 
 import eagle_jax
 from eagle_jax.data.chat.stops import with_stop_ids
-from eagle_jax.data.corpus.prompts import prompts_by_source
+from eagle_jax.data.corpus.sources import prompts_by_source
 from eagle_jax.evaluate.acceptance import measure_n_alpha
 from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.runtime.drafters import TreeDrafter
