@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from pathlib import Path
 from typing import Literal
 
@@ -85,20 +84,12 @@ def main(args: Args) -> None:
         embedding = load_target_checkpoint(target, dtype, layers=False)[1]["embed_tokens"]["embedding"]
         config, params = load_head_checkpoint(head_directory, target_config, dtype, embedding=embedding)
     local = Path(target).expanduser().is_dir()
-    written = export_head(
-        config,
-        params,
-        target_config,
-        args.out,
-        args.to,
-        dtype,
-        rope=args.rope,
-        verifier=args.verifier or (str(target_directory.resolve()) if local else target),
-        speculative_tokens=args.speculative_tokens,
-        embedding=embedding if wanted else None,
-    )
+    verifier = args.verifier or (str(target_directory.resolve()) if local else target)
+    export_head(
+        config, params, target_config, args.out, args.to, dtype, rope=args.rope, verifier=verifier,
+        speculative_tokens=args.speculative_tokens, embedding=embedding if wanted else None,
+    )  # fmt: skip
     weights = sum(path.stat().st_size for path in args.out.expanduser().glob("*.safetensors"))
-    logging.info("%s: %s, %.1f MB, taps %s", args.out, args.to, weights / 1e6, written.taps)
     print(json.dumps({"out": str(args.out), "to": args.to, "head": head, "dtype": dtype, "bytes": weights}))
 
 

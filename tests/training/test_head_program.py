@@ -11,7 +11,6 @@ import shutil
 import signal
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -153,16 +152,6 @@ def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path, monkeypatc
     assert not (out / "head").exists()
     with pytest.raises(ValueError, match=r"\(--max-gradient 1e-06\).*no checkpoint had been saved"):
         train.head.main(dataclasses.replace(args, out=tmp_path / "limit", max_gradient=1e-6))
-
-
-def test_a_device_that_is_too_small_names_what_to_lower(place, tmp_path, monkeypatch):
-    def full(this):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5000000000 bytes.")
-
-    monkeypatch.setattr(train.loop.run.Run, "prepare", full)
-    wanted = r"allocating 5000000000 bytes\) in an update of 8 rows of 32 tokens.* raise --micro-batches \(now 1\)"
-    with pytest.raises(MemoryError, match=wanted):
-        train.head.main(args_of(place, tmp_path / "out"))
 
 
 def test_features_written_beforehand_teach_the_same(place, whole, tmp_path, capsys, monkeypatch):

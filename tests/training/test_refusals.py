@@ -27,6 +27,7 @@ GIVEN = {
     "distill": OTHER,
     "regenerate": {"max_prompt": 96, "max_new_tokens": 8},
     "evaluate": {"head": "demo", "target": "demo", "heldout": ("train.jsonl",)},
+    "bench_step": {},
     "demo.data": {},
     "target": {},
 }
@@ -109,6 +110,8 @@ def folder(place, tmp_path_factory):
         ("evaluate", dict(tree="2,2,1"), "--tree 2,2,1: TreeConfig"),
         ("evaluate", dict(heldout=("text.jsonl",)), "text.jsonl, line 1: not JSON"),
         ("evaluate", dict(heldout=("plain.jsonl",)), "plain.jsonl: no prompt of at most"),
+        ("bench_step", dict(repeats=0), "--repeats 0 must be at least 1"),
+        ("bench_step", dict(length=2), "--length must be at least 9 for --unroll 7, got 2"),
         ("demo.data", dict(data=Path("nowhere")), "without nowhere/gsm8k/train.jsonl and nowhere/gpteacher"),
         ("target", dict(data=Path("nowhere")), "--data nowhere holds no tokenizer. Run python -m train.demo.data"),
     ],
@@ -118,7 +121,7 @@ def test_bad_options_are_refused(folder, program, changes, message, monkeypatch)
     row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     Path("asked.jsonl").write_text(json.dumps(row) + "\n")
     given = {**GIVEN[program], **changes}
-    if program not in ("evaluate", "demo.data", "target"):
+    if GIVEN[program] and program != "evaluate":
         given = {"target": "./target", "data": ("train.jsonl",), "out": Path("run"), **given}
     method = program in ("eagle3", "hass", "medusa", "hydra++")
     module = importlib.import_module("train.head" if method else f"train.{program}")

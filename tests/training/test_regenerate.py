@@ -209,17 +209,17 @@ def test_a_limit_draws_rows_and_a_larger_one_more_of_them(folder, tmp_path, monk
     assert few == sorted(few) != other and everything == list(range(13))
 
 
-def test_other_settings_are_refused(folder, whole):
+def test_other_settings_are_refused(folder, whole, tmp_path):
     before = written(whole)
-    with pytest.raises(ValueError, match=r"whole was begun with other settings \(seed was 0 and is now 1\): choose"):
-        program.main(args_of(folder, whole, seed=1))
-    row = json.dumps(asking("other"))
-    (folder / "c.jsonl").write_text(row + "\n")
-    with pytest.raises(ValueError, match=r"data was .* and is now .*; contents of data was "):
-        program.main(args_of(folder, whole, data=(str(folder / "c.jsonl"),)))
-    (folder / "other.jinja").write_text(TEMPLATES["marked"])
-    with pytest.raises(ValueError, match=r"chat template was '\w{16}' and is now '\w{16}'"):
-        program.main(args_of(folder, whole, chat_template=str(folder / "other.jinja")))
+    (tmp_path / "c.jsonl").write_text(json.dumps(asking("other")) + "\n")
+    (tmp_path / "other.jinja").write_text(TEMPLATES["marked"])
+    for changes, message in (
+        ({"seed": 1}, r"whole was begun with other settings \(seed was 0 and is now 1\): choose"),
+        ({"data": (str(tmp_path / "c.jsonl"),)}, r"data was .* and is now .*; contents of data was "),
+        ({"chat_template": str(tmp_path / "other.jinja")}, r"chat template was '\w{16}' and is now '\w{16}'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            program.main(args_of(folder, whole, **changes))
     stops = folder / "target" / "generation_config.json"
     said = stops.read_text() if stops.exists() else None
     stops.write_text(json.dumps({"eos_token_id": [3]}))

@@ -17,7 +17,6 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from eagle_jax.checkpoints.files.staging import sweep
-from eagle_jax.devices import device_name, is_out_of_memory, shortage
 from eagle_jax.parallel import processes
 from eagle_jax.training import host
 from eagle_jax.training.step import UpdateReport
@@ -130,7 +129,6 @@ def start(args: RunArgs, learner: Learner) -> int:
 
     Raises:
       ConfigError, ValueError, CheckpointError: the arguments or files do not fit together.
-      MemoryError: a device is too small.
     """
     processes.initialise()
     if jax.default_backend() == "cpu":
@@ -140,21 +138,11 @@ def start(args: RunArgs, learner: Learner) -> int:
     with alone_in(args.out, ("latest", "best", "data"), f"a run of train.{learner.program}"):
         if jax.process_index() == 0:
             sweep(args.out, args.out / "data")
-        this = Run(args, learner)
-        try:
-            return learn(this)
-        except jax.errors.JaxRuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            raise MemoryError(
-                f"out of memory on {device_name()}{shortage(str(error))} in an update of {args.rows} rows of "
-                f"{args.length} tokens. Lower --rows or --length, raise --micro-batches (now {args.micro_batches}), "
-                "leave out --no-remat, or use more devices (--fsdp, --tensor)."
-            ) from error
+        return learn(Run(args, learner))
 
 
 def learn(this: Run) -> int:
-    """Trains a prepared run to its end, writes the head, prints the report; returns the exit status."""
+    """Trains a run to its end, writes the head, prints the report; returns the exit status."""
     this.prepare()
     log = RunLog(this)
     begin, begun = time.perf_counter(), this.step
