@@ -29,25 +29,18 @@ _row_keys = jax.jit(row_keys)
 
 
 class Answer(NamedTuple):
-    """New tokens per row and, for methods that count passes, counts per row.
+    """New tokens per row and, for methods that count passes, counts per row."""
 
-    Attributes:
-      tokens: [rows] new tokens. cycles: [rows] target passes after the prefill. accepted: [rows][D+1] histograms.
-    """
-
-    tokens: list[list[int]]
-    cycles: list[int] | None = None
-    accepted: list[list[int]] | None = None
+    tokens: list[list[int]]  # [rows] new tokens
+    cycles: list[int] | None = None  # [rows] target passes after the prefill
+    accepted: list[list[int]] | None = None  # [rows][D+1] histograms
 
 
 class Method(NamedTuple):
-    """Two functions `(prompts, keys) -> Answer` that wait for their result; `keys` has one key per prompt.
+    """Two functions `(prompts, keys) -> Answer` that wait for their result; `keys` has one key per prompt."""
 
-    Attributes:
-      answer: whole replies. prefill: only the first token of every reply, by the same program if the method has one.
-    """
-
-    answer: Callable[[list[list[int]], jax.Array], Answer]
+    answer: Callable[[list[list[int]], jax.Array], Answer]  # whole replies
+    # only the first token of every reply, by the same program if the method has one
     prefill: Callable[[list[list[int]], jax.Array], Answer]
 
 

@@ -19,14 +19,10 @@ LEVEL = 0.95
 
 
 class Estimate(NamedTuple):
-    """A measured number.
-
-    Attributes:
-      value: the number.
-      parts: by (task, question or call) what it adds to the error of `value`. The parts of a task add up to 0.
-    """
+    """A measured number."""
 
     value: float
+    # by (task, question or call) what it adds to the error of `value`; the parts of a task add up to 0
     parts: Mapping[tuple[str, Any], float]
 
     def half_width(self) -> float | None:
@@ -62,16 +58,20 @@ def ratio(keys: Sequence[Any], over: Sequence[Sequence[float]], under: Sequence[
 
 def mean(found: Sequence[Estimate]) -> Estimate:
     """Returns the mean of estimates."""
-    parts: dict[Any, float] = {}
-    for key, part in ((key, part) for one in found for key, part in one.parts.items()):
-        parts[key] = parts.get(key, 0.0) + part / len(found)
-    return Estimate(statistics.fmean(one.value for one in found), parts)
+    return _combined(found, [1 / len(found)] * len(found))
 
 
 def difference(one: Estimate, other: Estimate) -> Estimate:
     """Returns `one` - `other`, paired by question."""
-    keys = {*one.parts, *other.parts}
-    return Estimate(one.value - other.value, {k: one.parts.get(k, 0.0) - other.parts.get(k, 0.0) for k in keys})
+    return _combined([one, other], [1, -1])
+
+
+def _combined(found: Sequence[Estimate], weights: Sequence[float]) -> Estimate:
+    parts: dict[Any, float] = {}
+    for one, weight in zip(found, weights, strict=True):
+        for key, part in one.parts.items():
+            parts[key] = parts.get(key, 0.0) + weight * part
+    return Estimate(sum(weight * one.value for one, weight in zip(found, weights, strict=True)), parts)
 
 
 def questions_of(cells: Sequence[Any]) -> set[tuple[str, str]]:

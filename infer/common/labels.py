@@ -26,7 +26,7 @@ from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig, Verificati
 from eagle_jax.drafters.lookahead import lookahead
 from eagle_jax.drafters.prompt_lookup import prompt_lookup
 from eagle_jax.runtime.drafters import DEFAULT_CHAIN
-from infer.common.own import check_name, is_own
+from infer.common.own import is_own
 
 PLAIN = "vanilla"
 METHODS = (PLAIN, "sps", "pld", "lookahead", "medusa", "hydra", "eagle1", "hass", "eagle2", "eagle3")
@@ -62,17 +62,13 @@ TYPES: dict[str, Any] = {"shape": str, "top_p": float, "latest": bool}
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """A parsed label.
+    """A parsed label."""
 
-    Attributes:
-      text: as it was given. method: one of `METHODS`, or own:module:function.
-      shape: "static", "choices" or "bestN" (such as "best31"), or a chain or dynamic tree; None is the method's own.
-      fields: other fields of `TreeConfig`; of pld and lookahead their arguments.
-    """
-
-    text: str
-    method: str
+    text: str  # as it was given
+    method: str  # one of `METHODS`, or own:module:function
+    # "static", "choices" or "bestN" (such as "best31"), or a chain or dynamic tree; None is the method's own
     shape: TreeConfig | str | None = None
+    # other fields of `TreeConfig`; of pld and lookahead their arguments
     fields: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -84,7 +80,9 @@ class Label:
           ConfigError: an impossible tree.
         """
         if is_own(text):
-            check_name(text)
+            if not re.fullmatch(r"own:[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
+                raise ValueError(f"method must be own:module:function without a setting, got {text!r}. "
+                                 "Name a function for each setting.")  # fmt: skip
             return cls(text, text)
         method, at, setting = text.partition("@")
         if method not in METHODS:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,13 +15,6 @@ PREFIX = "own:"
 def is_own(method: str) -> bool:
     """Returns whether a method is a function of the user."""
     return method.startswith(PREFIX)
-
-
-def check_name(text: str) -> None:
-    """Raises a ValueError on a label that names no function."""
-    if not re.fullmatch(r"own:[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
-        raise ValueError(f"method must be own:module:function without a setting, got {text!r}. "
-                         "Name a function for each setting.")  # fmt: skip
 
 
 def find(method: str) -> Callable[[eagle_jax.Target], Any]:

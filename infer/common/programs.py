@@ -74,12 +74,8 @@ def run(
         with interruptible():
             status = main(arguments(cls, description))
         sys.exit(status if isinstance(status, int) else 0)
-    except OSError as error:
-        sys.exit(f"error: {_sentence(error)}")
-    except (ValueError, MemoryError) as error:
-        sys.exit(f"error: {error}")
-    except (RuntimeError, AssertionError) as error:
-        if (message := of_runtime(error)) is None:
+    except Exception as error:
+        if (message := of_error(error)) is None:
             raise
         sys.exit(f"error: {message}")
     except KeyboardInterrupt:
@@ -87,15 +83,19 @@ def run(
         os._exit(130)  # at once, whatever other threads are compiling
 
 
-def of_runtime(error: Exception) -> str | None:
-    """Returns a sentence for an error of JAX's runtime that a user can act on; None for any other error."""
+def of_error(error: Exception) -> str | None:
+    """Returns a sentence for an error that a user can act on; None for a bug."""
+    if isinstance(error, OSError):
+        return _sentence(error)
+    if isinstance(error, (ValueError, MemoryError, DeviceError)):
+        return str(error)
     if is_out_of_memory(error):
         return (
-            f"the device's memory is used up{shortage(str(error))}: lower the batch (--batch, --rows, --batches), "
-            "lengths (--max-new-tokens, --length, --context) or the tree, take --dtype bfloat16, or spread the model "
-            "over a mesh"
+            f"the device's memory is used up{shortage(str(error))}: lower the batch (--batch, --rows, --batches) or "
+            "raise --micro-batches, lower lengths (--max-new-tokens, --length, --context) or the tree, take --dtype "
+            "bfloat16, or spread the model over a mesh"
         )
-    return str(error) if isinstance(error, DeviceError) else device_message(error)
+    return device_message(error)
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -10,7 +10,6 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import msgspec
 
 from eagle_jax.checkpoints.files.staging import write_whole
-from infer.common.programs import can_write
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -28,18 +27,13 @@ class Group(NamedTuple):
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """The drafts of a label: the same label may be another tree in another run.
+    """The drafts of a label: the same label may be another tree in another run."""
 
-    Attributes:
-      tree: in words. rule: the acceptance rule, and what candidates are ranked by. rows: of a target pass.
-      weights: a path, hub id or "bundled ..."; None without weights. parents: of a static tree.
-    """
-
-    tree: str
-    rule: str
-    rows: Count
-    weights: str | None = None
-    parents: tuple[int, ...] = ()
+    tree: str  # in words
+    rule: str  # the acceptance rule, and what candidates are ranked by
+    rows: Count  # of a target pass
+    weights: str | None = None  # a path, hub id or "bundled ..."; None without weights
+    parents: tuple[int, ...] = ()  # of a static tree
 
 
 class TimedQuestions(msgspec.Struct):
@@ -93,21 +87,14 @@ class Chain(msgspec.Struct):
 
 
 class Measured(msgspec.Struct, kw_only=True):
-    """One method on one task at one temperature.
+    """One method on one task at one temperature."""
 
-    Attributes:
-      label: the method and its setting. task, temperature: 0 is greedy.
-      questions: conversations. replies: turns that were answered.
-      tau: tokens per target pass, pooled, without each reply's first token; None where passes are not counted.
-      draft: description of the drafts.
-    """
-
-    label: str
+    label: str  # the method and its setting
     task: str
-    temperature: float
-    questions: Count
-    replies: Count
-    tau: float | None
+    temperature: float  # 0 is greedy
+    questions: Count  # conversations
+    replies: Count  # turns that were answered
+    tau: float | None  # tokens per target pass without each reply's first token; None where passes are not counted
     draft: Draft
 
     @property
@@ -117,31 +104,19 @@ class Measured(msgspec.Struct, kw_only=True):
 
 
 class Cell(Measured, kw_only=True):
-    """Times of one method. None stands for a count that a method does not have (`transformers` has no passes).
+    """Times of one method. None stands for a count that a method does not have (`transformers` has no passes)."""
 
-    Attributes:
-      batch: conversations at a time. tokens: new tokens of all replies.
-      passes: target passes after the prefills: cycles of the longest row of each batch. cycles: summed over rows.
-      tok_s: median over repetitions of tokens / seconds, prompts included.
-      speedup: median over repetitions of tok_s over plain decoding's in the same repetition. speedup_range: least and
-        most. decode_speedup: the same without the prefills; None where every reply is one token.
-      accepted: histogram: cycles in which 0, 1, ..., D drafted tokens were accepted.
-      ms_per_pass: milliseconds of decoding alone per target pass.
-      identical: replies that equal plain decoding's.
-      by_question: sums over the replies of every question.
-    """
-
-    batch: Count
-    tokens: Count
-    passes: Count | None
-    cycles: Count | None
-    tok_s: float
-    speedup: float
-    speedup_range: list[float]
-    decode_speedup: float | None
-    accepted: list[Count] | None
-    ms_per_pass: float | None
-    identical: Count
+    batch: Count  # conversations at a time
+    tokens: Count  # new tokens of all replies
+    passes: Count | None  # target passes after the prefills: cycles of the longest row of each batch
+    cycles: Count | None  # summed over rows
+    tok_s: float  # median over repetitions of tokens / seconds, prompts included
+    speedup: float  # median over repetitions of tok_s over plain decoding's in the same repetition
+    speedup_range: list[float]  # least and most
+    decode_speedup: float | None  # without the prefills; None where every reply is one token
+    accepted: list[Count] | None  # cycles in which 0, 1, ..., D drafted tokens were accepted
+    ms_per_pass: float | None  # milliseconds of decoding alone per target pass
+    identical: Count  # replies that equal plain decoding's
     by_question: TimedQuestions
 
     @property
@@ -156,21 +131,13 @@ class Cell(Measured, kw_only=True):
 
 
 class Recording(Measured, kw_only=True):
-    """Drafts of one method, counted without a clock.
+    """Drafts of one method, counted without a clock."""
 
-    Attributes:
-      tokens: emitted after each reply's first token. cycles: target passes, summed over replies.
-      positions: counts by depth and rank.
-      calibration: None of sampled drafts, and where drafts have no confidence.
-      chains: one per length; empty for a method that drafts no chain of a given length.
-      by_question: tokens and cycles of every question.
-    """
-
-    tokens: Count
-    cycles: Count
+    tokens: Count  # emitted after each reply's first token
+    cycles: Count  # target passes, summed over replies
     positions: Positions
-    calibration: Calibration | None
-    chains: list[Chain]
+    calibration: Calibration | None  # None of sampled drafts, and where drafts have no confidence
+    chains: list[Chain]  # one per length; empty for a method that drafts no chain of a given length
     by_question: CountedQuestions
 
     @property
@@ -180,18 +147,12 @@ class Recording(Measured, kw_only=True):
 
 
 class File(msgspec.Struct, tag_field="schema"):
-    """The fields of every result file.
+    """The fields of every result file."""
 
-    Attributes:
-      machine: processor or accelerator and versions. revision: of the code, if it is a checkout.
-      settings: the arguments of the run, and hashes of its questions and of the tokenizer.
-      cells: the measurements.
-    """
-
-    machine: str
-    revision: str | None
-    settings: dict[str, Any]
-    cells: list[Any]
+    machine: str  # processor or accelerator, and versions
+    revision: str | None  # of the code, if it is a checkout
+    settings: dict[str, Any]  # the arguments of the run, and hashes of its questions and of the tokenizer
+    cells: list[Any]  # the measurements
 
 
 class Result(File, tag="eagle_jax.bench/4"):
@@ -232,18 +193,6 @@ def read(path: str | os.PathLike[str], kind: Any = Result | Recorded) -> Any:
     if twice := [key for key in keys if keys.count(key) > 1]:
         raise ValueError(f"{path} must have a cell once, got {twice[0]} twice. {remedy}")
     return found
-
-
-def check_out(out: Path, *, resume: bool) -> None:
-    """Checks, before any work, that `out` can be written and holds no result, unless that is continued.
-
-    Raises:
-      ValueError: naming the option.
-    """
-    can_write(out)
-    if (out / "result.json").exists() and not resume:
-        raise ValueError(f"--out must be a folder without a result.json, got {out}. "
-                         "Continue that result by --resume, or give another folder.")  # fmt: skip
 
 
 def continued(new: FileType, path: Path, free: Collection[str]) -> FileType:

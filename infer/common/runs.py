@@ -16,8 +16,8 @@ from eagle_jax.runtime.compilation import machine, revision
 from infer import REPOSITORY
 from infer.common.calls import keys_of
 from infer.common.methods import Loader, Places, check_methods, load_pair
-from infer.common.programs import at_least_one, check_seed, listed
-from infer.common.results import FileType, check_out, continued, write
+from infer.common.programs import at_least_one, can_write, check_seed, listed
+from infer.common.results import FileType, continued, write
 from infer.common.tasks import BUNDLED, Conversation, Question, Task, load_tasks, names_of, task_folder
 
 
@@ -76,7 +76,11 @@ def prepare(args: Any, kind: type[FileType], free: Sequence[str]) -> Run[FileTyp
     temperatures = listed(args, "temperatures", float, 0)
     labels = check_methods(listed(args, "methods"), args)
     tasks = load_tasks(listed(args, "tasks"), args.data, args.limit)
-    check_out(args.out, resume=args.resume)
+    can_write(args.out)
+    path = args.out / "result.json"
+    if path.exists() and not args.resume:
+        raise ValueError(f"--out must be a folder without a result.json, got {args.out}. "
+                         "Continue that result by --resume, or give another folder.")  # fmt: skip
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # about a missing torch
     target, tokenizer = load_pair(args)
     if args.max_new_tokens >= target.config.max_position:
@@ -88,25 +92,19 @@ def prepare(args: Any, kind: type[FileType], free: Sequence[str]) -> Run[FileTyp
     settings |= {"methods": sorted(labels), "template_args": list(args.template_args)}  # as in JSON
     settings |= {f"questions of {task.name}": task.key for task in tasks}
     settings |= tokenizer_settings(tokenizer) | {"stop tokens": list(target.config.eos_ids)}
-    path = args.out / "result.json"
     result = continued(kind(machine(), revision(REPOSITORY), settings, []), path, ("tasks", "temperatures", *free))
     return Run(labels, temperatures, tasks, target, tokenizer, Loader(target, args), result, path)
 
 
 class Turn(NamedTuple):
-    """Prompts that are answered together: one turn of some conversations.
+    """Prompts that are answered together: one turn of some conversations."""
 
-    Attributes:
-      batch: number of the batch. questions: [rows] names (`names_of`). keys: [rows] keys of the draws.
-      is_last: no conversation goes on after the turn. conversations: [rows].
-    """
-
-    batch: int
-    questions: list[str]
+    batch: int  # number of the batch
+    questions: list[str]  # [rows] names (`names_of`)
     prompts: list[list[int]]
-    keys: jax.Array
-    is_last: bool
-    conversations: list[Conversation]
+    keys: jax.Array  # [rows] keys of the draws
+    is_last: bool  # no conversation goes on after the turn
+    conversations: list[Conversation]  # [rows]
 
     def add_replies(self, replies: Sequence[Sequence[int]]) -> None:
         """Appends the assistant's replies, [rows] tokens, on which the prompts of the next turn depend."""

@@ -12,19 +12,14 @@ from infer.common.results import Cell, Draft, Group, TimedQuestions
 
 
 class Call(NamedTuple):
-    """One turn of a batch by one method.
+    """One turn of a batch by one method."""
 
-    Attributes:
-      number: of the batch. questions: [rows] names. plain: plain decoding's answer.
-      seconds, prefill_seconds: of the whole call and of the prefill alone, per repetition.
-    """
-
-    number: int
-    questions: Sequence[str]
+    number: int  # of the batch
+    questions: Sequence[str]  # [rows] names
     answer: Answer
-    plain: Answer
-    seconds: Sequence[float]
-    prefill_seconds: Sequence[float]
+    plain: Answer  # plain decoding's
+    seconds: Sequence[float]  # of the whole call, per repetition
+    prefill_seconds: Sequence[float]  # of the prefill alone
 
 
 def cell(label: str, group: Group, own: Sequence[Call], plain: Sequence[Call], draft: Draft) -> Cell:

@@ -99,14 +99,12 @@ def batches(sources: Sources) -> Section:
         sizes = sorted(grouped(cells, "batch"))
         rows, rates, ratios = [], dict[str, dict[int, float | None]](), dict[str, dict[int, float | None]]()
         for label, own in grouped(cells, "label").items():
-            by_size = grouped(own, "batch")
-            found = {size: speedup(by_size[size]) for size in sizes if size in by_size}
-            mean = {size: statistics.fmean(cell.tok_s for cell in by_size[size]) for size in found}
             words = {}
-            for size, one in found.items():
+            for size, sized in grouped(own, "batch").items():
+                one, rate = speedup(sized), statistics.fmean(cell.tok_s for cell in sized)
                 assert one is not None  # a cell has questions
-                words[size] = f"{mean[size]:.0f}, {one.value:.2f}x ({one.interval()})"
-                rates.setdefault(title(label), {})[size] = mean[size]
+                words[size] = f"{rate:.0f}, {one.value:.2f}x ({one.interval()})"
+                rates.setdefault(title(label), {})[size] = rate
                 ratios.setdefault(title(label), {})[size] = one.value
             rows.append([title(label), *(words.get(size, "-") for size in sizes), str(len(questions_of(own)))])
         axes = ["tokens per second, all rows", "speedup over plain decoding"]

@@ -130,11 +130,3 @@ def test_an_interrupt_that_python_would_drop_comes_a_moment_later(default_handle
         time.sleep(5)
     with pytest.raises(KeyboardInterrupt):
         interrupts.interrupt(signal.SIGINT, None)
-
-
-def test_the_first_ctrl_c_sets_the_event_and_the_second_interrupts(default_handler):
-    with interrupts.stop_event() as stop:
-        signal.raise_signal(signal.SIGINT)
-        assert stop.is_set()
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from infer.common.results import Group, Recorded, Result, check_out, continued, read
+from infer.common.results import Group, Recorded, Result, continued, read
 from tests.programs.result_files import bench_cell, bench_file, recorded_file, recording
 
 
@@ -68,6 +68,3 @@ def test_a_result_is_continued_with_the_same_settings(tmp_path):
             continued(Result("a laptop", None, new.settings | changed, []), path, ["tasks"])
     with pytest.raises(ValueError, match="machine was a laptop and is a server"):
         continued(Result("a server", None, new.settings, []), path, ["tasks"])
-    with pytest.raises(ValueError, match=r"^--out must be a folder without a result\.json, got .*--resume"):
-        check_out(tmp_path, resume=False)
-    check_out(tmp_path, resume=True)

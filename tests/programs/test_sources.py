@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 
 import pytest
 
@@ -36,13 +35,6 @@ def test_an_error_about_a_path_names_its_option(loaded, tmp_path):
         best_static(Label.parse("medusa@best31"), "/nope")
     with pytest.raises(CheckpointError, match=r"^--eagle3 [^ ]*medusa holds Medusa heads: load them with load_medusa"):
         Loader(loaded[0], Places(eagle3=str(bundled("medusa"))))("eagle3")
-
-
-def test_a_draft_model_without_tokenizer_loads_with_a_warning(loaded, tmp_path):
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(bundled("small") / name, tmp_path)
-    with pytest.warns(UserWarning, match=f"^draft model {tmp_path} and target .* have no tokenizer files of one kind"):
-        Loader(loaded[0], Places(draft_model=str(tmp_path)))("sps")
 
 
 @pytest.mark.parametrize("program", [acceptance, bench, chat, tune])
