@@ -31,11 +31,11 @@ from eagle_jax.settings import load_yaml
 from infer import REPOSITORY
 from infer.common.calls import keys_of
 from infer.common.labels import PLAIN
-from infer.common.methods import Places, Sources, check_methods, load_pair
+from infer.common.methods import Places, check_methods, load_pair
 from infer.common.programs import at_least_one, can_write, check_seed, listed, naming, not_negative, run
 from infer.common.tables import number, table
 from infer.common.tasks import BUNDLED, Conversation, Task, load_tasks, names_of, task_folder
-from infer.tuning.search import Grid, Tuned, Tuner
+from infer.tuning.search import Grid, Recorded, find_candidates, record_drafts, tune
 from infer.tuning.trials import LEAST, SLOWER, Prompt, Samples, Setting, batches, compete
 
 AUTO = "auto"
@@ -43,48 +43,28 @@ AUTO = "auto"
 
 @dataclasses.dataclass(frozen=True)
 class Args(Places):
-    """Arguments of the program.
+    """Arguments of the program."""
 
-    Attributes:
-      methods: as in infer.bench, separated by commas. The whole grid of a method without a setting is searched; a
-        method with a setting (eagle3@6x10x59) is one candidate.
-      tasks: as in infer.bench; their first turns are the sample prompts.
-      data: folder of the tasks; its default is EAGLE_JAX_TASKS, or else the bundled questions.
-      limit: prompts per task.
-      skip: questions at the head of every task that are left out, such as those tuned on.
-      max_new_tokens: longest reply.
-      batches: prompts at a time, separated by commas.
-      temperatures: 0 is greedy.
-      prompts: lengths, in tokens, between which the choice may differ, separated by commas; empty is one for all.
-      dtype: of the target's weights.
-      depths: depths in the grid of trees.
-      top_ks: values of top_k in the grid of trees.
-      nodes: numbers of nodes in the grid of trees; trees that cannot have a number are left out.
-      candidates: number of trees to measure, the best predicted.
-      repeats: of all measurements, at least five.
-      seed: of sampled draws.
-      out: the profile that is written; NAME_report.json beside it has all measurements.
-      check: a profile to measure, instead of writing a new one.
-    """
-
+    # as in infer.bench, separated by commas; of a method without a setting the whole grid is searched, and a method
+    # with one (eagle3@6x10x59) is one candidate
     methods: str = "hass,eagle2,eagle3,pld"
-    tasks: str = BUNDLED
-    data: Path = dataclasses.field(default_factory=task_folder)
-    limit: int = 4
-    skip: int = 0
-    max_new_tokens: int = 64
-    batches: str = "1"
-    temperatures: str = "0,1"
+    tasks: str = BUNDLED  # as in infer.bench; their first turns are the sample prompts
+    data: Path = dataclasses.field(default_factory=task_folder)  # of tasks; EAGLE_JAX_TASKS, or the bundled questions
+    limit: int = 4  # prompts per task
+    skip: int = 0  # questions at the head of every task that are left out, such as those tuned on
+    max_new_tokens: int = 64  # longest reply
+    batches: str = "1"  # prompts at a time, separated by commas
+    temperatures: str = "0,1"  # 0 is greedy
+    # lengths, in tokens, between which the choice may differ, separated by commas; empty is one choice for all
     prompts: str = ""
-    dtype: str = "float32"
-    depths: str = "1,2,3,4,5,6,8"
-    top_ks: str = "1,2,3,4,6,10"
-    nodes: str = "2,3,4,5,6,7,8,10,12,15,20,31,45,59"
-    candidates: int = 4
-    repeats: int = 7
-    seed: int = 0
-    out: Path = Path("profile.yaml")
-    check: Path | None = None
+    depths: str = "1,2,3,4,5,6,8"  # depths in the grid of trees, and lengths of prompt lookup
+    top_ks: str = "1,2,3,4,6,10"  # values of top_k in the grid of trees
+    nodes: str = "2,3,4,5,6,7,8,10,12,15,20,31,45,59"  # numbers of nodes in the grid; impossible ones are left out
+    candidates: int = 4  # number of trees to measure, the best predicted
+    repeats: int = 7  # of all measurements, at least five
+    seed: int = 0  # of sampled draws
+    out: Path = Path("profile.yaml")  # the profile that is written; NAME_report.json beside it has all measurements
+    check: Path | None = None  # a profile to measure, instead of writing a new one
 
 
 def main(args: Args) -> int:
@@ -106,62 +86,53 @@ def main(args: Args) -> int:
     report = args.out.with_name(f"{args.out.stem}_report.json")
     for place in (args.out, report):
         can_write(place, folder=False)
-    sources = Sources.of(args, args.dtype)
-    labels = [label for label in check_methods(listed(args, "methods"), sources) if label != PLAIN]
-    tasks = load_questions(args)
+    labels = [label for label in check_methods(listed(args, "methods"), args) if label != PLAIN]
+    tasks = load_tasks(listed(args, "tasks"), args.data, args.skip + args.limit)
     use_compilation_cache()
-    target, tokenizer = load_pair(sources)
-    groups = by_length(samples_of(tasks, tokenizer, target, args), bounds)
-    tuner = Tuner(grid, target, sources, labels, args.repeats)
-    tuned: list[Tuned] = []
-    for bound, group in groups.items():
-        for setting in settings:
-            tuned.append(tuner.tune(group, setting._replace(prompt=bound), args.candidates))
-            print_candidates(tuned[-1].report, group)
-            write(args, target, tuned, report)  # an interrupted run keeps its results
+    target, tokenizer = load_pair(args)
+    candidates = find_candidates(labels, target, args, grid)
+    about = {"machine": machine(), "revision": revision(REPOSITORY), "arguments": dataclasses.asdict(args)}
+    entries: list[Entry] = []
+    found: list[dict[str, Any]] = []
+    for bound, samples in by_length(samples_of(tasks, tokenizer, target, args), bounds).items():
+        recorded: dict[float, Recorded] = {}
+        for setting in (each._replace(prompt=bound) for each in settings):
+            if setting.temperature not in recorded:
+                recorded[setting.temperature] = record_drafts(target, candidates, samples, setting)
+            given = target, candidates, recorded[setting.temperature], samples, setting
+            entry, row = tune(*given, measured=args.candidates, repeats=args.repeats)
+            show(row, samples)
+            entries.append(entry)
+            found.append(row)
+            # An interrupted run keeps its results.
+            write_whole(args.out, profile_text(args, target, entries))
+            write_whole(report, json.dumps(about | {"settings": found}, indent=1, default=str) + "\n")
     print(f"\nWritten: {args.out} and {report}. Machine: {machine()}")
-    names = ("batch", "temperature", "prompt", "method", "measured", "worst")
-    choices = [{name: getattr(one.entry, name) for name in names} | {"chosen": one.report["chosen"]} for one in tuned]
-    print(json.dumps(origin(args, args.out) | {"report": str(report), "choices": choices}))
+    choices = [dataclasses.asdict(entry) | {"chosen": row["chosen"]} for entry, row in zip(entries, found, strict=True)]
+    print(json.dumps(about | {"report": report, "choices": choices}, default=str))
     return 0
 
 
-def write(args: Args, target: eagle_jax.Target, tuned: Sequence[Tuned], report: Path) -> None:
-    """Writes the profile and its report."""
+def profile_text(args: Args, target: eagle_jax.Target, entries: Sequence[Entry]) -> str:
+    """Returns the contents of a profile."""
     name = "bundled" if args.target is None else args.target
-    entries = tuple(one.entry for one in tuned)
-    file = ProfileFile("eagle_jax.profile/1", name, fingerprint(target), args.dtype, machine(), entries)
-    write_whole(args.out, file.to_yaml(
+    file = ProfileFile("eagle_jax.profile/1", name, fingerprint(target), args.dtype, machine(), tuple(entries))
+    return file.to_yaml(
         'Made by python -m infer.tune; eagle_jax.generate(target, "auto", prompts, profile=THIS FILE) follows it.\n'
-        "predicted, measured, worst: tokens/s over plain decoding's, mean and least over the tasks tuned on.\n"
+        "Speedups over the tasks: predicted (of decoding alone) and measured in the mean, measured on the worst task.\n"
         f"These are {args.tasks}: at most {args.limit} questions each, after the first {args.skip}."
-    ))  # fmt: skip
-    found = origin(args, args.out) | {"settings": [one.report for one in tuned]}
-    write_whole(report, json.dumps(found, indent=1) + "\n")
+    )
 
 
-def origin(args: Args, profile: Path) -> dict[str, Any]:
-    """Returns the first fields of the report."""
-    given = dataclasses.asdict(args)
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    return {"profile": str(profile), "machine": machine(), "revision": revision(REPOSITORY), "arguments": settings}
-
-
-def print_candidates(report: dict[str, Any], samples: Samples) -> None:
+def show(report: dict[str, Any], samples: Samples) -> None:
     """Prints the measurements of one setting."""
-    lengths = sorted(len(prompt.tokens) for prompts in samples.values() for prompt in prompts)
+    lengths = lengths_of(samples)
     print(
         f"\nBatch {report['batch']}, temperature {report['temperature']:g}, {len(lengths)} prompts of {lengths[0]} to "
         f"{lengths[-1]} tokens: {len(report['predicted'])} settings predicted. Chosen: {report['chosen']}\n"
     )
     rows = [
-        (
-            label,
-            number(row["predicted"], "x"),
-            number(row["measured"], "x"),
-            number(row["worst"], "x"),
-            "yes" if row["safe"] else "no",
-        )
+        [label, *(number(row[name], "x") for name in ("predicted", "measured", "worst")), str(row["safe"])]
         for label, row in report["candidates"].items()
     ]
     print(table(["method", "predicted", "measured", "worst task", "safely faster"], rows), flush=True)
@@ -171,9 +142,9 @@ def check(args: Args, path: Path, settings: Sequence[Setting]) -> int:
     """Measures "auto" with a profile against plain decoding."""
     with naming("--check", path):
         file = load_yaml(ProfileFile, path)
-    tasks = load_questions(args)
+    tasks = load_tasks(listed(args, "tasks"), args.data, args.skip + args.limit)
     use_compilation_cache()
-    target, tokenizer = load_pair(Sources.of(args, file.dtype))
+    target, tokenizer = load_pair(dataclasses.replace(args, dtype=file.dtype))  # type: ignore[arg-type]
     profile = eagle_jax.load_profile(str(path), target)
     samples = samples_of(tasks, tokenizer, target, args)
     rows: list[dict[str, Any]] = []
@@ -191,28 +162,31 @@ def check(args: Args, path: Path, settings: Sequence[Setting]) -> int:
         })  # fmt: skip
     print(table(
         ["auto is", "batch", "temperature", "worst task", "mean", "identical"],
-        [("; ".join(row["auto"]), str(row["batch"]), f"{row['temperature']:g}", number(row["worst"], "x"),
-          number(row["mean"], "x"), row["identical"]) for row in rows],
+        [["; ".join(row["auto"]), str(row["batch"]), f"{row['temperature']:g}", number(row["worst"], "x"),
+          number(row["mean"], "x"), row["identical"]] for row in rows],
     ))  # fmt: skip
     worst = min(row["worst"] for row in rows)
     holds = worst >= 1 - SLOWER
     print(f"\nWorst against plain decoding: {worst:.2f}x. Machine: {machine()}")
-    print(json.dumps(origin(args, path) | {"holds": holds, "worst": worst, "settings": rows}))
+    result = {"holds": holds, "worst": worst, "settings": rows, "profile": path, "machine": machine()}
+    print(json.dumps(result | {"arguments": dataclasses.asdict(args)}, default=str))
     return 0 if holds else 1
 
 
 def used(file: ProfileFile, samples: Samples, setting: Setting) -> list[str]:
     """Returns the entries that "auto" takes for these prompts, each once, from short prompts to long ones."""
-
-    def text(entry: Entry | None) -> str:
-        if entry is None:
-            return f"{PLAIN} (no entry)"
-        bound = "" if entry.prompt is None else f", prompts to {entry.prompt}"
-        return f"{entry.method} (entry of batch {entry.batch}, temperature {entry.temperature:g}{bound})"
-
     parts = [part for prompts in samples.values() for part in batches(prompts, setting.batch)]
     lengths = sorted(max(len(prompt.tokens) for prompt in part) for part in parts)
-    return list(dict.fromkeys(text(file.find(setting.batch, setting.temperature, length)) for length in lengths))
+    entries = dict.fromkeys(file.find(setting.batch, setting.temperature, length) for length in lengths)
+    return [
+        f"{one.method} (entry of batch {one.batch}, temperature {one.temperature:g})" if one else f"{PLAIN} (no entry)"
+        for one in entries
+    ]
+
+
+def lengths_of(samples: Samples) -> list[int]:
+    """Returns the lengths of all prompts in tokens, ascending."""
+    return sorted(len(prompt.tokens) for prompts in samples.values() for prompt in prompts)
 
 
 def by_length(samples: Samples, bounds: Sequence[int | None]) -> dict[int | None, Samples]:
@@ -229,7 +203,7 @@ def by_length(samples: Samples, bounds: Sequence[int | None]) -> dict[int | None
                  for task, prompts in samples.items()}  # fmt: skip
         found[bound] = {task: part for task, part in parts.items() if part}
         if not found[bound]:
-            lengths = sorted(len(prompt.tokens) for prompts in samples.values() for prompt in prompts)
+            lengths = lengths_of(samples)
             between = f"more than {least}" if bound is None else f"{least + 1} to {bound}"
             raise ValueError(f"--prompts must leave prompts of every length, got none of {between} tokens. The sample "
                              f"has prompts of {lengths[0]} to {lengths[-1]}.")  # fmt: skip
@@ -237,36 +211,22 @@ def by_length(samples: Samples, bounds: Sequence[int | None]) -> dict[int | None
     return found
 
 
-def load_questions(args: Args) -> list[Task]:
-    """Returns the questions of every task after the first `--skip`.
-
-    Raises:
-      ValueError: as `load_tasks`, or a task that has fewer.
-    """
-    needed = args.skip + args.limit
-    tasks = load_tasks(listed(args, "tasks"), args.data, needed)
-    for task in tasks:
-        if args.skip and len(task.questions) < needed:
-            raise ValueError(f"--skip + --limit must be at most the {len(task.questions)} questions of task "
-                             f"{task.name}, got {needed}. Lower one of them.")  # fmt: skip
-    return [task._replace(questions=task.questions[args.skip :]) for task in tasks]
-
-
 def samples_of(tasks: Sequence[Task], tokenizer: Any, target: eagle_jax.Target, args: Args) -> Samples:
-    """Returns the first turns of every task that leave room for a reply, each with its key.
+    """Returns the first turns after `--skip` of every task that leave room for a reply, each with its key.
 
     Raises:
-      ValueError: every prompt of a task is too long.
+      ValueError: a task has no such prompt.
     """
     found: dict[str, list[Prompt]] = {}
     room = target.config.max_position - args.max_new_tokens
-    for task, questions in tasks:
+    for task, every in tasks:
+        questions = every[args.skip :]
         asked = [Conversation(question, tokenizer, room).prompt(0) for question in questions]
         keys = keys_of(args.seed, names_of(questions), 0)
         found[task] = [Prompt(tokens, key) for tokens, key in zip(asked, keys, strict=True) if tokens is not None]
         if not found[task]:
-            raise ValueError(f"--tasks must have prompts of at most {room} tokens, got none in {task}. Lower "
-                             "--max-new-tokens or leave the task out.")  # fmt: skip
+            raise ValueError(f"--tasks must have prompts of at most {room} tokens after the first {args.skip}, got "
+                             f"none in {task}. Lower --max-new-tokens or --skip, or leave the task out.")  # fmt: skip
     return found
 
 

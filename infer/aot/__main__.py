@@ -28,19 +28,14 @@ os.environ |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # two of these may run side b
 
 import jax
 
-from eagle_jax.config import EAGLE1_PARENTS, DecoderConfig, MedusaConfig, TreeConfig
 from eagle_jax.core.sampling import make_sampling
-from eagle_jax.drafters.lookahead import lookahead
-from eagle_jax.drafters.prompt_lookup import prompt_lookup
-from eagle_jax.drafters.vanilla import vanilla
 from eagle_jax.models.presets import eagle3_head, model
-from eagle_jax.parallel.mesh import row_groups
-from eagle_jax.shapes import medusa_parents
+from eagle_jax.parallel.mesh import make_mesh, row_groups
 from eagle_jax.training.objective import Objective
-from infer.aot.chips import Chip, chip_of, slice_mesh, topology_devices
+from infer.aot.chips import Chip, chip_and_devices
 from infer.aot.costs import Program
-from infer.aot.programs import Method, Workload, generation, local_bytes, training
-from infer.common.labels import Label
+from infer.aot.programs import Workload, generation, local_bytes, training
+from infer.common.labels import PLAIN
 from infer.common.programs import at_least_one, run
 
 MANY = 16
@@ -49,82 +44,59 @@ MANY = 16
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """Arguments.
+    """Arguments."""
 
-    Attributes:
-      program: generate, or train: one update of a draft head.
-      model: name of a published model; a wrong one names the nearest.
-      method: of generation, a label as in infer.bench (eagle3@8x10x59, sps@chain5/block): eagle3, medusa (5 heads),
-        hydra (Hydra++, 4 heads), sps, pld or lookahead. A rule for sampled drafts is compiled at temperature > 0.
-      draft_model: of sps, name of a published model with the target's vocabulary.
-      topology: chip and shape of the slice, such as v6e:1x1, v5e:2x2, v5p:2x2x1, v5p:2x2x4.
-      batch: rows over all devices; None is one per slice of the "data" axis.
-      prompt: width of the prompt buffer.
-      max_new_tokens: width of the output buffer.
-      temperature: 0 is greedy; above it sampling is compiled, and drafting with the noise in view.
-      top_p: of the sampled law; below 1 the program looks for its edge in every distribution.
-      plain: also compile plain decoding, to compare with.
-      rows: of training, per update, over all devices; None is one per device along "data" and "fsdp".
-      micro_batches: of training, parts of an update that are computed one after the other.
-      length: of training, tokens per row.
-      unroll: of training, steps of the head on its own outputs.
-      draft_vocab: of training, size of the draft vocabulary.
-      data: of training, size of the "data" axis.
-      fsdp: of training, size of the "fsdp" axis; None is what the other two leave.
-      tensor: size of the "tensor" axis; None is for generation the widest that gives every device whole key-value
-        heads, for training 4 on more than 16 devices and else 1.
-      layers: number of layers to compile, instead of all.
-    """
-
-    program: Literal["generate", "train"] = "generate"
-    model: str = "llama-3.1-8b"
+    program: Literal["generate", "train"] = "generate"  # train is one update of a draft head
+    model: str = "llama-3.1-8b"  # name of a published model
+    # of generation, a label as in infer.bench (eagle3@8x10x59, sps@chain5/block): eagle3, medusa (5 heads), hydra
+    # (Hydra++, 4 heads), sps, pld or lookahead; a rule for sampled drafts is compiled at temperature > 0
     method: str = "eagle3"
-    draft_model: str = "llama-3.2-1b"
-    topology: str = "v6e:1x1"
-    batch: int | None = None
-    prompt: int = 1024
-    max_new_tokens: int = 1024
-    temperature: float = 0.0
-    top_p: float = 1.0
-    plain: bool = True
-    rows: int | None = None
-    micro_batches: int = 1
-    length: int = 2048
-    unroll: int = 7
-    draft_vocab: int = 32000
-    data: int = 1
-    fsdp: int | None = None
+    draft_model: str = "llama-3.2-1b"  # of sps, name of a published model with the target's vocabulary
+    topology: str = "v6e:1x1"  # chip and shape of the slice, such as v6e:1x1, v5e:2x2, v5p:2x2x1, v5p:2x2x4
+    batch: int | None = None  # rows over all devices; None is one per slice of the "data" axis
+    prompt: int = 1024  # width of the prompt buffer
+    max_new_tokens: int = 1024  # width of the output buffer
+    temperature: float = 0.0  # 0 is greedy; above it sampling is compiled, and drafting with the noise in view
+    top_p: float = 1.0  # of the sampled law; below 1 the program looks for its edge in every distribution
+    plain: bool = True  # also compile plain decoding, to compare with
+    rows: int | None = None  # of training, per update, over all devices; None is one per device along "data" and "fsdp"
+    micro_batches: int = 1  # of training, parts of an update that are computed one after the other
+    length: int = 2048  # of training, tokens per row
+    unroll: int = 7  # of training, steps of the head on its own outputs
+    fsdp: int | None = None  # of training, size of the "fsdp" axis; None is all devices that "tensor" leaves
+    # size of the "tensor" axis; None is for generation the widest that gives every device whole key-value heads, for
+    # training 4 on more than 16 devices and else 1
     tensor: int | None = None
-    layers: int | None = None
+    layers: int | None = None  # number of layers to compile, instead of all
 
 
 def main(args: Args) -> int:
     """Runs it; the exit status is 0 if everything compiles and fits."""
-    at_least_one(args, "batch", "prompt", "max_new_tokens", "layers", "tensor", "data", "fsdp")
-    at_least_one(args, "rows", "micro_batches", "length", "unroll", "draft_vocab")
-    chip, config = chip_of(args.topology), model(args.model, args.layers)
-    devices = topology_devices(args.topology)
+    at_least_one(args, "batch", "prompt", "max_new_tokens", "layers", "tensor", "fsdp")
+    at_least_one(args, "rows", "micro_batches", "length", "unroll")
+    config = model(args.model, args.layers)
+    chip, devices = chip_and_devices(args.topology)
+    count = len(devices)
     if args.program == "train":
-        many = len(devices) > MANY and len(devices) % 4 == 0
-        mesh = slice_mesh(devices, args.data, args.fsdp, args.tensor or (4 if many else 1))
-        head, objective = eagle3_head(config, args.draft_vocab), Objective(steps=args.unroll)
-        rows = args.rows or row_groups(mesh) * args.micro_batches
-        work = training(config, head, mesh, objective, rows=rows, micro_batches=args.micro_batches, length=args.length)
-        works = {"update": work}
+        tensor = args.tensor or (4 if count > MANY and count % 4 == 0 else 1)
+        fsdp = args.fsdp or max(1, count // tensor)
     else:
-        mesh = slice_mesh(devices, None, 1, args.tensor or math.gcd(len(devices), config.num_kv_heads))
-        method, tree = drafts(args, config)
-        buffers: dict[str, Any] = {
-            "batch": args.batch or row_groups(mesh), "prompt": args.prompt, "max_tokens": args.max_new_tokens,
-            "sampling": make_sampling(args.temperature, top_p=args.top_p),
-        }  # fmt: skip
-        works = {"cycle": generation(config, method, mesh, tree, **buffers)}
-        if args.plain:
-            works["step"] = generation(config, vanilla(), mesh, **buffers)
-    sizes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
-    print(f"{args.program}: {args.model}, {config.num_layers} layers, on {args.topology}: {sizes}", flush=True)
-    result = dataclasses.asdict(args) | next(iter(works.values())).sizes
-    result |= {"layers": config.num_layers, "mesh": dict(mesh.shape)}
+        tensor, fsdp = args.tensor or math.gcd(count, config.num_kv_heads), 1
+    mesh = make_mesh(count // (tensor * fsdp), tensor, fsdp, devices=devices)
+    if args.program == "train":
+        rows = args.rows or row_groups(mesh) * args.micro_batches
+        sizes: dict[str, Any] = {"rows": rows, "micro_batches": args.micro_batches, "length": args.length}
+        works = {"update": training(config, eagle3_head(config), mesh, Objective(steps=args.unroll), **sizes)}
+    else:
+        sizes = {"batch": args.batch or row_groups(mesh), "prompt": args.prompt, "max_tokens": args.max_new_tokens}
+        law, small = make_sampling(args.temperature, top_p=args.top_p), model(args.draft_model)
+        methods = {"cycle": args.method} | ({"step": PLAIN} if args.plain else {})
+        works = {
+            name: generation(config, method, small, mesh, sampling=law, **sizes) for name, method in methods.items()
+        }
+    axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    print(f"{args.program}: {args.model}, {config.num_layers} layers, on {args.topology}: {axes}", flush=True)
+    result = dataclasses.asdict(args) | sizes | {"layers": config.num_layers, "mesh": dict(mesh.shape)}
     result |= {"jax": jax.__version__, "libtpu": version("libtpu")}
     result |= {name: measure(work, chip, name) for name, work in works.items()}
     if "step" in works and result["cycle"]["compiles"] and result["step"]["compiles"]:
@@ -132,31 +104,6 @@ def main(args: Args) -> int:
         print(f"A cycle costs {ratio:.2f} plain steps by these bounds, and yields tau tokens.")
     print(json.dumps(result))
     return 0 if all(result[name]["fits"] for name in works) else 1
-
-
-def drafts(args: Args, config: DecoderConfig) -> tuple[Method, TreeConfig | None]:
-    """Returns what `--method` drafts with, and its tree.
-
-    Raises:
-      ValueError: a method whose sizes are not known here.
-    """
-    label, width = Label.parse(args.method), (config.hidden_size, config.vocab_size)
-    if label.method == "pld":
-        length, ngram = label.numbers
-        return prompt_lookup(ngram, length, **dict(label.fields)), None
-    if label.method == "lookahead":
-        return lookahead(*label.numbers), None
-    methods: dict[str, tuple[Method, TreeConfig]] = {
-        "eagle3": (eagle3_head(config), TreeConfig(8)),
-        "medusa": (MedusaConfig("medusa", *width, 5, 1, None), TreeConfig(5)),
-        "hydra": (MedusaConfig("hydra", *width, 4, 1, config.one_layer(tie_word_embeddings=False)), TreeConfig(4)),
-        "sps": (model(args.draft_model), TreeConfig.chain(5)),
-    }
-    if label.method not in methods:
-        raise ValueError(f"--method must be one of {', '.join(methods)}, pld and lookahead, got {args.method}.")
-    method, tree = methods[label.method]
-    static = medusa_parents(method.num_heads) if isinstance(method, MedusaConfig) else EAGLE1_PARENTS
-    return method, label.tree(tree, static)
 
 
 def measure(work: Workload, chip: Chip, name: str) -> dict[str, Any]:
@@ -186,8 +133,7 @@ def measure(work: Workload, chip: Chip, name: str) -> dict[str, Any]:
     memory: Any = compiled.memory_analysis()
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     held -= memory.alias_size_in_bytes  # arguments that become results
-    asked = work.asked / work.mesh.size
-    traffic, flops = program.traffic(unit), max(asked, program.flops(unit))
+    traffic, asked, flops = program.traffic(unit), work.asked / work.mesh.size, work.flops / work.mesh.size
     least = max(traffic / chip.bandwidth, flops / chip.flops)
     result: dict[str, Any] = {
         "compiles": True,
@@ -199,36 +145,20 @@ def measure(work: Workload, chip: Chip, name: str) -> dict[str, Any]:
         **{f"{what}_gb": round(local_bytes(arrays) / 1e9, 6) for what, arrays in work.resident.items()},
         "traffic_gb": round(traffic / 1e9, 6),
         "gflops": round(flops / 1e9, 3),
-        "asked_gflops": round(asked / 1e9, 3),
-        "ms": round(least * 1e3, 4),
-        "mfu": round(asked / chip.flops / least, 4),
-        "collectives_mb": {
-            kind: {"times": one.times} | {key: round(getattr(one, key) / 1e6, 3) for key in one._fields[1:]}
-            for kind, one in program.collectives(unit).items()
-        },
+        "asked_gflops": round(asked / 1e9, 3),  # without what is computed again
+        "ms": round(least * 1e3, 4),  # what arithmetic or memory alone would take
+        "mfu": round(asked / chip.flops / least, 4),  # so this is a bound
+        "collectives_mb": program.collectives(unit),
         "widest_float32_mb": round(program.largest(unit, "f32") / 1e6, 3),
         "programs": len(texts),
         "host_transfers": len(program.host_transfers()),
         "cache_copies": program.copies(unit, work.cache) if work.cache else [],
         "compile_s": round(seconds, 1),
     }
-    show(name, work, result)
+    print(f"{name}, on one device:")
+    for key, value in result.items():
+        print(f"  {key:<18}{value if value not in ([], {}) else 'none'}", flush=True)
     return result
-
-
-def show(name: str, work: Workload, result: dict[str, Any]) -> None:
-    """Prints what `measure` returns."""
-    resident = ", ".join(f"{what} {result[f'{what}_gb']:.2f} GB" for what in work.resident)
-    fits = "fits" if result["fits"] else "DOES NOT FIT"
-    print(f"{name}: compiled in {result['compile_s']:.0f} s; per device:")
-    print(f"  memory      {result['memory_gb']:8.2f} GB of {result['hbm_gb']:.0f} GB: {fits}")
-    print(f"              {resident}, temporaries {result['temporaries_gb']:.2f} GB")
-    print(f"  per {name:<8}{result['traffic_gb']:8.2f} GB through HBM, {result['gflops']:.0f} GFLOP")
-    print(f"  at least    {result['ms']:8.2f} ms, at most {result['mfu']:.1%} of the peak")
-    for kind, one in result["collectives_mb"].items():
-        print(f"  {kind:<18}{one['times']:5d} x, {one['bytes']:.2f} MB, of which in loops {one['looped']:.2f} MB")
-    copies = result["cache_copies"] or "never"
-    print(f"  {result['host_transfers']} transfers to the host; caches copied: {copies}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Computes the costs of a program from its optimised HLO: memory traffic, products, communication, host transfers.
+"""Computes the costs of a program from its optimised HLO: memory traffic, communication, host transfers.
 
 The compiler's own analysis counts the body of a loop once and adds on-chip traffic to `bytes accessed`. Here loops of
 known length are multiplied by their turns. Buffers that the layout places outside HBM (`S(1)` is VMEM) cost nothing, a
@@ -10,9 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
-
-import numpy as np
 
 from infer.aot.hlo import Computation, Instruction, parse
 
@@ -22,32 +19,6 @@ FREE_CALLS = ("ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 CALLING = ("fusion", "async-start")
 """Instructions whose cost is that of the computation they call."""
-
-
-class Move(NamedTuple):
-    """An instruction that is executed.
-
-    Attributes:
-      body: the computation that holds it. times: how often it runs in one execution of the whole.
-    """
-
-    instruction: Instruction
-    body: Computation
-    times: int
-
-
-class Collective(NamedTuple):
-    """All communication of one kind.
-
-    Attributes:
-      times: executions. bytes: of the results on one device, in any memory; of a reduce-scatter, of its input.
-      looped: the part of it inside loops. largest: of one execution.
-    """
-
-    times: int = 0
-    bytes: float = 0.0
-    looped: float = 0.0
-    largest: float = 0.0
 
 
 class Program:
@@ -75,8 +46,11 @@ class Program:
             raise ValueError(f"the program must have one loop named {op_name!r}, got {len(loops)}")
         return loops[0].attribute("body")
 
-    def moves(self, computation: str, times: int = 1) -> Iterator[Move]:
-        """Yields what one execution of `computation` runs, loops and calls unrolled; every branch of a conditional."""
+    def moves(self, computation: str, times: int = 1) -> Iterator[tuple[Instruction, Computation, int]]:
+        """Yields what one execution of `computation` runs: instruction, the computation that holds it, and how often.
+
+        Loops and calls are unrolled; of a conditional every branch counts.
+        """
         body = self.computations[computation]
         for one in body.values():
             if one.opcode == "while":
@@ -86,7 +60,7 @@ class Program:
                     for name in re.findall(r"%([\w.-]+)", names):
                         yield from self.moves(name, times)
             elif one.opcode not in FREE and not one.opcode.endswith(("-done", "-update")):
-                yield Move(one, body, times)
+                yield one, body, times
 
     def _turns(self, loop: Instruction) -> int:
         """Returns how often a `while` runs whose condition is "counter < constant"; 1 for any other.
@@ -105,23 +79,17 @@ class Program:
         """Returns the bytes that one execution of `computation` reads from and writes to HBM."""
         return math.fsum(self._traffic(one, body) * times for one, body, times in self.moves(computation))
 
-    def flops(self, computation: str) -> float:
-        """Returns the floating-point operations of all products; work that is left on several devices counts."""
-        return math.fsum(self._products(one, body) * times for one, body, times in self.moves(computation))
-
-    def _products(self, one: Instruction, body: Computation) -> float:
-        if one.opcode in CALLING:
-            fused = self.computations[one.attribute("calls")]
-            return math.fsum(self._products(inner, fused) for inner in fused.values())
-        return product_flops(one, body) if one.opcode in ("dot", "convolution") else 0.0
-
-    def collectives(self, computation: str) -> dict[str, Collective]:
+    def collectives(self, computation: str) -> dict[str, dict[str, float]]:
         """Returns the communication between devices by kind.
 
         An all-reduce of which every device keeps its own part is a reduce-scatter, which is written as a fusion. What
         runs beside products is in all their fusions, and counted where it starts.
+
+        Returns:
+          executions ("times") and MB of the results on one device, in any memory, or of the input of a reduce-scatter:
+          all ("mb"), those inside loops ("looped") and of one execution ("largest").
         """
-        found: dict[str, Collective] = {}
+        found: dict[str, dict[str, float]] = {}
         for one, _, times in self.moves(computation):
             inside = list(self.computations[one.attribute("calls")].values()) if one.opcode in CALLING else [one]
             starts = self._root_target(one) == "AsyncCollectiveStart"
@@ -129,13 +97,15 @@ class Program:
                 kind = part.opcode.removesuffix("-start")
                 if kind not in COLLECTIVES or (_is_chained(part) and not starts):
                     continue
-                sizes = [buffer.size for buffer in part.buffers]
+                sizes = [buffer.size / 1e6 for buffer in part.buffers]
                 size = max(sizes) if part.opcode.endswith("-start") else math.fsum(sizes)
                 if kind == "all-reduce" and any(other.root and other.opcode == "dynamic-slice" for other in inside):
                     kind = "reduce-scatter"
-                old, total = found.get(kind, Collective()), size * times
-                looped = old.looped + (total if times > 1 else 0.0)
-                found[kind] = Collective(old.times + times, old.bytes + total, looped, max(old.largest, size))
+                total = found.setdefault(kind, {"times": 0, "mb": 0.0, "looped": 0.0, "largest": 0.0})
+                total["times"] += times
+                total["mb"] += size * times
+                total["looped"] += size * times if times > 1 else 0.0
+                total["largest"] = max(total["largest"], size)
         return found
 
     def host_transfers(self) -> list[str]:
@@ -165,7 +135,7 @@ class Program:
 
     def largest(self, computation: str, dtype: str) -> float:
         """Returns the bytes of the largest array of a type that is written to memory anywhere."""
-        buffers = (buffer for move in self.moves(computation) for buffer in move.instruction.buffers)
+        buffers = (buffer for one, *_ in self.moves(computation) for buffer in one.buffers)
         return max((buffer.size for buffer in buffers if buffer.dtype == dtype), default=0.0)
 
     def _traffic(self, one: Instruction, body: Computation) -> float:
@@ -233,31 +203,6 @@ class Program:
         outputs = [_source(fused[name], fused) for name in root.operands]
         passed = [output.opcode == "parameter" or _is_chained(output) for output in outputs]
         return [0.0 if same else self._sizes(it, fused)[0] for same, it in zip(passed, outputs, strict=True)]
-
-
-def product_flops(one: Instruction, body: Computation) -> float:
-    """Returns the flops of a `dot` or `convolution`, a multiply-add counted as two.
-
-    Nothing counts on padding or between dilated rows: a batched product is a dilated convolution.
-    """
-    left, right = (body[name].buffers[0].dims for name in one.operands)
-    outputs = one.buffers[0].dims
-    if one.opcode == "dot":
-        shared = re.findall(r"\d+", (re.findall(r"lhs_contracting_dims=\{([\d,]*)\}", one.rest) or [""])[0])
-        return 2.0 * math.prod(outputs) * math.prod(left[int(axis)] for axis in shared)
-    lhs, rhs, out = re.split(r"_|->", one.attribute("dim_labels"))
-    window = dict(re.findall(r"(\w+)=(\S+)", (re.findall(r"window=\{([^}]*)\}", one.rest) or [""])[0]))
-    total = 2.0 * outputs[out.index("b")] * outputs[out.index("f")] * right[rhs.index("i")]
-    for axis, label in enumerate(sorted(filter(str.isdigit, out))):
-        given = {name: text.split("x")[axis].partition("_")[0] for name, text in window.items()}
-        stride, pad, base, kernel = (
-            int(given.get(name, default))
-            for name, default in (("stride", 1), ("pad", 0), ("lhs_dilate", 1), ("rhs_dilate", 1))
-        )
-        places = np.arange(outputs[out.index(label)]) * stride - pad
-        at = np.add.outer(places, np.arange(right[rhs.index(label)]) * kernel)
-        total *= np.sum((at >= 0) & (at <= (left[lhs.index(label)] - 1) * base) & (at % base == 0))
-    return float(total)
 
 
 def _source(one: Instruction, body: Computation) -> Instruction:

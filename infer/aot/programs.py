@@ -13,26 +13,31 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
+from eagle_jax.config import EAGLE1_PARENTS, ConfigError, DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
 from eagle_jax.core.loop import generate, prefill, required_slots, step
 from eagle_jax.core.types import Batch, Drafter, Engine, Params, Sampling, Sizes, TargetFn
 from eagle_jax.drafters.eagle import eagle
+from eagle_jax.drafters.lookahead import lookahead
 from eagle_jax.drafters.medusa import medusa
+from eagle_jax.drafters.prompt_lookup import prompt_lookup
 from eagle_jax.drafters.small_model import small_model
+from eagle_jax.drafters.vanilla import vanilla
 from eagle_jax.models.decoder import init_params, target_fn
 from eagle_jax.models.heads import init_head_params
 from eagle_jax.models.medusa import init_medusa_params
+from eagle_jax.models.presets import eagle3_head
 from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel.mesh import DATA, ROWS, TENSOR, param_shardings, row_groups, shard_drafter, shard_target
+from eagle_jax.shapes import medusa_parents
 from eagle_jax.training.flops import product_flops
 from eagle_jax.training.objective import Objective
 from eagle_jax.training.step import Frozen, HeadTrainState, head_optimiser, head_train_step
+from infer.common.labels import PLAIN, Label
 
-Method = HeadConfig | MedusaConfig | DecoderConfig | Drafter
-"""Configuration of a drafter: an EAGLE head, Medusa or Hydra heads, a small model, or a method without weights."""
-GREEDY = Sampling()
 CHUNK = 256
 """Prompt tokens per prefill pass."""
+DTYPE = "bfloat16"
+"""Of weights and products; a trained head's own weights and the optimiser's state are float32."""
 
 
 class Workload(NamedTuple):
@@ -42,8 +47,7 @@ class Workload(NamedTuple):
       loop: name of the loop in the HLO whose body is one unit of work; None is the whole program.
       resident: abstract arrays that stay in memory, by name. mesh: where they live.
       cache: sizes of the values of one layer on one device, of which no copy should be made.
-      asked: flops that one unit needs on all devices together, without recomputation.
-      sizes: of the compiled program, for the report.
+      asked, flops: of the matrix products of one unit, on all devices together; `flops` with what is computed again.
     """
 
     lowered: jax.stages.Lowered
@@ -52,43 +56,42 @@ class Workload(NamedTuple):
     mesh: Mesh
     cache: tuple[int, ...]
     asked: float
-    sizes: dict[str, Any]
+    flops: float
 
 
 def generation(
     config: DecoderConfig,
-    method: Method,
+    method: str,
+    small: DecoderConfig,
     mesh: Mesh,
-    tree: TreeConfig | None = None,
     *,
     batch: int,
     prompt: int,
     max_tokens: int,
-    sampling: Sampling = GREEDY,
-    dtype: str = "bfloat16",
+    sampling: Sampling,
 ) -> Workload:
     """Lowers prefill and loop; the unit of work is a cycle.
 
     Args:
-      tree: of the drafts; methods without weights have none.
+      method: a label as in infer.bench. small: the small model of sps.
       batch: rows over all devices. prompt, max_tokens: widths of the buffers.
       sampling: which of its settings are on decides the program, their values do not.
 
     Raises:
-      ConfigError: the buffers are longer than the model's positions.
+      ConfigError: the buffers are longer than the model's positions. ValueError: another method.
     """
     if prompt + max_tokens > config.max_position:
         raise ConfigError(
             f"--prompt + --max-new-tokens must be at most the model's {config.max_position} positions, got "
             f"{prompt + max_tokens}. Lower one of them."
         )
-    target = shard_target(target_fn(config, dtype), mesh)
-    drafter, own = _drafter(config, method, target, mesh, tree or TreeConfig(), dtype)
+    target = shard_target(target_fn(config, DTYPE), mesh)
+    drafter, own = make_drafter(method, config, small, target, mesh)
     engine = Engine(target, shard_drafter(drafter, mesh))
     slots = -(-required_slots(prompt, max_tokens, drafter.depth, CHUNK) // 128) * 128
     sizes = Sizes(max_tokens, min(CHUNK, prompt), slots)
-    params = {"target": _shapes(init_params, config), "drafter": jax.eval_shape(own, jax.random.key(0))}
-    params = _placed(params, mesh, dtype)
+    target_params = jax.eval_shape(functools.partial(init_params, config), jax.random.key(0))
+    params = _placed({"target": target_params, "drafter": jax.eval_shape(own, jax.random.key(0))}, mesh, DTYPE)
 
     def by_rows(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         spec = P(ROWS, TENSOR) if leaf.ndim == 4 else P(ROWS)  # caches are the only arrays of four axes
@@ -103,31 +106,47 @@ def generation(
     arguments = params, jax.tree.map(by_rows, rows), law
     state = jax.eval_shape(functools.partial(prefill, engine=engine, sizes=sizes), *arguments)
     program = jax.jit(generate, static_argnames=("engine", "sizes"))
+    flops = product_flops(functools.partial(step, engine=engine), params, state, law)
     return Workload(
         lowered=program.lower(*arguments, engine=engine, sizes=sizes),
         loop="jit(generate)/while",
         resident={"weights": params, "cache": jax.tree.map(by_rows, (state.cache.keys, state.cache.values))},
         mesh=mesh,
         cache=(batch // mesh.shape[DATA], config.num_kv_heads // mesh.shape[TENSOR], slots, config.head_dim),
-        asked=product_flops(functools.partial(step, engine=engine), params, state, law),
-        sizes={"batch": batch, "context": slots},
+        asked=flops,
+        flops=flops,
     )
 
 
-def _drafter(
-    config: DecoderConfig, method: Method, target: TargetFn, mesh: Mesh, tree: TreeConfig, dtype: str
+def make_drafter(
+    text: str, config: DecoderConfig, small: DecoderConfig, target: TargetFn, mesh: Mesh
 ) -> tuple[Drafter, Callable[[jax.Array], Params]]:
-    """Returns the functions of a method, and what makes its parameters from a key."""
-    if isinstance(method, HeadConfig):
-        return eagle(method, tree, target, dtype), functools.partial(init_head_params, method)
-    if isinstance(method, MedusaConfig):
-        heads = medusa(method, tree, target, config.num_layers, dtype)
-        return heads, functools.partial(init_medusa_params, method)
-    if isinstance(method, DecoderConfig):
-        model = shard_target(target_fn(method, dtype), mesh)
-        chain = small_model(model, tree, config.vocab_size, method.vocab_size)
-        return chain, lambda key: {"model": init_params(method, key)}
-    return method, lambda key: {}
+    """Returns the functions of a method by its label, and what makes its parameters from a key.
+
+    Raises:
+      ValueError: a method whose sizes are not known here.
+    """
+    label = Label.parse(text)
+    without: dict[str, Callable[..., Drafter]] = {PLAIN: vanilla, "pld": prompt_lookup, "lookahead": lookahead}
+    if label.method in without:
+        return without[label.method](**label.fields), lambda key: {}
+    if label.method == "eagle3":
+        head = eagle3_head(config)
+        tree = label.tree(TreeConfig(8), EAGLE1_PARENTS)
+        return eagle(head, tree, target, DTYPE), functools.partial(init_head_params, head)
+    if label.method in ("medusa", "hydra"):
+        width = config.hidden_size, config.vocab_size
+        if label.method == "medusa":
+            heads = MedusaConfig("medusa", *width, 5, 1, None)
+        else:
+            heads = MedusaConfig("hydra", *width, 4, 1, config.one_layer(tie_word_embeddings=False))
+        tree = label.tree(TreeConfig(heads.num_heads), medusa_parents(heads.num_heads))
+        return medusa(heads, tree, target, config.num_layers, DTYPE), functools.partial(init_medusa_params, heads)
+    if label.method == "sps":
+        model, tree = shard_target(target_fn(small, DTYPE), mesh), label.tree(TreeConfig.chain(5), EAGLE1_PARENTS)
+        chain = small_model(model, tree, config.vocab_size, small.vocab_size)
+        return chain, lambda key: {"model": init_params(small, key)}
+    raise ValueError(f"--method must be one of eagle3, medusa, hydra, sps, pld and lookahead, got {text}.")
 
 
 def training(
@@ -137,16 +156,14 @@ def training(
     objective: Objective,
     *,
     rows: int,
-    micro_batches: int = 1,
-    length: int = 2048,
-    dtype: str = "bfloat16",
+    micro_batches: int,
+    length: int,
 ) -> Workload:
     """Lowers one update of an EAGLE head on its frozen target, its state donated, as the trainer runs it.
 
     Args:
       rows: per update, over all devices. micro_batches: parts of an update that are computed one after the other.
       length: tokens per row.
-      dtype: of the target, and of the head's products; its master weights and the optimiser's state are float32.
 
     Raises:
       ConfigError: the rows do not divide into micro-batches and over the mesh; the mesh does not divide the heads.
@@ -167,19 +184,21 @@ def training(
 
     state = _placed(jax.eval_shape(fresh, jax.random.key(0)), mesh)
     everywhere: Any = functools.partial(jax.ShapeDtypeStruct, sharding=NamedSharding(mesh, P()))
-    target = _placed(_shapes(init_params, config), mesh, dtype)
+    target = _placed(jax.eval_shape(functools.partial(init_params, config), jax.random.key(0)), mesh, DTYPE)
     width = len(head.taps) * head.target_hidden_size
     frozen = Frozen(target, everywhere((head.draft_vocab_size,), jnp.int32), everywhere((width,), jnp.float32))
     shape, place = (micro_batches, rows // micro_batches, length), NamedSharding(mesh, P(None, ROWS))
     kinds: Any = {name: jnp.bool_ if name == "supervised" else jnp.int32 for name in PackedTokens._fields}
     texts: Any = PackedTokens(**kinds)
     texts = jax.tree.map(lambda kind: jax.ShapeDtypeStruct(shape, kind, sharding=place), texts)
-    update = functools.partial(head_train_step, config, head, objective, optimiser, dtype, mesh=mesh)
-    once = functools.partial(
-        head_train_step, config, head, dataclasses.replace(objective, remat=False), optimiser, dtype
+    update = functools.partial(head_train_step, config, head, objective, optimiser, DTYPE)
+    kept = functools.partial(
+        head_train_step, config, head, dataclasses.replace(objective, remat=False), optimiser, DTYPE
     )
-    kept = jax.tree.map(lambda leaf: leaf.sharding, state)
-    program = jax.jit(update, donate_argnums=0, out_shardings=(kept, NamedSharding(mesh, P())))
+    homes = jax.tree.map(lambda leaf: leaf.sharding, state)
+    program = jax.jit(
+        functools.partial(update, mesh=mesh), donate_argnums=0, out_shardings=(homes, NamedSharding(mesh, P()))
+    )
     bare = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, frozen, texts))
     return Workload(
         lowered=program.lower(state, frozen, texts),
@@ -187,13 +206,9 @@ def training(
         resident={"target": target, "state": (state.head, state.opt_state)},
         mesh=mesh,
         cache=(),
-        asked=product_flops(once, *bare),
-        sizes={"rows": rows, "micro_batches": micro_batches, "length": length},
+        asked=product_flops(kept, *bare),
+        flops=product_flops(update, *bare),
     )
-
-
-def _shapes(init: Callable[..., Params], config: DecoderConfig) -> Params:
-    return jax.eval_shape(functools.partial(init, config), jax.random.key(0))
 
 
 def _placed(tree: Any, mesh: Mesh, dtype: str | None = None) -> Any:

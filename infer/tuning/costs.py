@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +13,12 @@ import numpy as np
 import eagle_jax
 from eagle_jax.config import TreeConfig
 from eagle_jax.core.loop import prefill, step
-from eagle_jax.core.sampling import make_sampling
 from eagle_jax.core.types import ROOT, Drafter, DraftTree, Engine, Params, RowRandomness, Sampling
 from eagle_jax.runtime.compilation import forget_programs
-from eagle_jax.runtime.generation import first_tokens, request_of
-from infer.common.timing import Part, time_interleaved, time_repetitions
-from infer.tuning.trials import Prompt, Samples, Setting, arguments, batches, note
+from eagle_jax.runtime.generation import request_of
+from infer.common.timing import Part, time_interleaved
+from infer.tuning.trials import Prompt, Setting, arguments, note
 
-K = TypeVar("K")
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows of measured target passes; of those between, the seconds are interpolated."""
 TURNS = 8
@@ -59,78 +57,52 @@ def measure_costs(
     setting: Setting,
     repeats: int,
 ) -> Costs:
-    """Measures cycles of some widths and of the extreme trees of every method.
+    """Measures cycles of some widths and of the extreme trees of every method, in turns; the medians count.
 
     Args:
-      drafters: trees of every method. prompts: of one batch.
+      drafters: of every method, by tree. prompts: of one batch.
     """
     widest = max((tree.num_nodes + 1 for trees in drafters.values() for tree in trees), default=1)
     rows = sorted({*(width for width in WIDTHS if width < widest), widest})
-    made: dict[Any, eagle_jax.BoundDrafter | None] = {
-        width: eagle_jax.BoundDrafter.of(blank(width), target) if width > 1 else None for width in rows
-    }
+    made: dict[Any, Any] = {width: eagle_jax.BoundDrafter.of(blank(width), target) for width in rows[1:]}
+    made[1] = None
     for method, trees in drafters.items():
-        made |= {(method, tree): trees[tree] for tree in extremes(list(trees))}
-    seconds = cycle_seconds(target, made, prompts, setting, repeats)
-    costs = Costs(rows, [seconds[width] for width in rows], {})
+        made |= {(method, tree): trees[tree] for tree in extremes(trees)}
+    forget_programs()
+    calls: dict[Any, Callable[[], Any]] = {}
+    for name, drafter in made.items():
+        note(f"compiling cycle {len(calls) + 1} of {len(made)}")
+        calls[name] = cycles_of(target, drafter, prompts, setting)
+        calls[name]()
+    seconds = {name: total / TURNS for name, total in time_interleaved(calls, repeats).items()}
+    costs = Costs(rows, [seconds[width] for width in rows], {method: [] for method in drafters})
     for method, tree in (name for name in made if isinstance(name, tuple)):
         added = seconds[method, tree] - costs.at_rows(tree.num_nodes + 1)
-        costs.drafts.setdefault(method, []).append((tree.depth, tree.top_k, added))
+        costs.drafts[method].append((tree.depth, tree.top_k, added))
     return costs
 
 
-def extremes(trees: Sequence[TreeConfig]) -> list[TreeConfig]:
-    """Returns the shallowest and deepest of the narrowest and widest trees, of each that of middle size."""
-    found = []
-    for top_k in sorted({min(tree.top_k for tree in trees), max(tree.top_k for tree in trees)}):
-        depths = [tree.depth for tree in trees if tree.top_k == top_k]
-        for depth in sorted({min(depths), max(depths)}):
-            alike = [tree for tree in trees if (tree.depth, tree.top_k) == (depth, top_k)]
-            found.append(sorted(alike, key=lambda tree: tree.num_nodes)[len(alike) // 2])
-    return found
+def extremes(trees: Iterable[TreeConfig]) -> list[TreeConfig]:
+    """Returns the shallowest and the deepest of the narrowest and of the widest trees."""
+    order = sorted(trees, key=lambda tree: (tree.top_k, tree.depth))
+    ends = [[tree for tree in order if tree.top_k == end.top_k] for end in (order[0], order[-1])]
+    return list(dict.fromkeys(tree for alike in ends for tree in (alike[0], alike[-1])))
 
 
-def cycle_seconds(
-    target: eagle_jax.Target,
-    drafters: Mapping[K, eagle_jax.BoundDrafter | None],
-    prompts: Sequence[Prompt],
-    setting: Setting,
-    repeats: int,
-) -> dict[K, float]:
-    """Measures one cycle of every drafter after these prompts, in turns; the median of every one counts.
+def cycles_of(
+    target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter | None, prompts: Sequence[Prompt], setting: Setting
+) -> Callable[[], Any]:
+    """Returns a call that runs `TURNS` cycles after these prompts.
 
     The state is an empty cache with the right lengths: no prefill is compiled, and the work of a cycle does not depend
     on the numbers in it.
     """
-    forget_programs()
-    sampling = make_sampling(setting.temperature)
-    calls: dict[K, Callable[[], Any]] = {}
-    keys = jnp.stack([prompt.key for prompt in prompts])
-    for name, drafter in drafters.items():
-        note(f"compiling cycle {len(calls) + 1} of {len(drafters)}")
-        tokens = [prompt.tokens for prompt in prompts]
-        request = request_of(target, drafter, tokens, setting.max_new_tokens, sampling, (), keys)
-        state = jax.eval_shape(functools.partial(prefill, engine=request.engine, sizes=request.sizes), *request[:3])
-        state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state._replace(keys=None))
-        state = state._replace(cache=state.cache._replace(length=request.batch.lengths), keys=request.batch.keys)
-        body = functools.partial(_cycle, sampling=sampling, engine=request.engine)
-        calls[name] = Part(body, request.params, state).repeat(TURNS)
-        calls[name]()
-    return {name: seconds / TURNS for name, seconds in time_interleaved(calls, repeats).items()}
-
-
-def prefill_seconds(
-    target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter | None, samples: Samples, setting: Setting
-) -> dict[str, float]:
-    """Measures the calls of a task up to every first token, with a drafter or plainly; the least of three."""
-    found = {}
-    for task, prompts in samples.items():
-        found[task] = 0.0
-        for part in batches(prompts, setting.batch):
-            call = functools.partial(first_tokens, target, drafter, **arguments(part, setting))
-            call()
-            found[task] += min(time_repetitions({task: call}, 3)[task])
-    return found
+    request = request_of(target, drafter, eos_ids=(), **arguments(prompts, setting))
+    state = jax.eval_shape(functools.partial(prefill, engine=request.engine, sizes=request.sizes), *request[:3])
+    state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state._replace(keys=None))
+    state = state._replace(cache=state.cache._replace(length=request.batch.lengths), keys=request.batch.keys)
+    body = functools.partial(_cycle, sampling=request.sampling, engine=request.engine)
+    return Part(body, request.params, state).repeat(TURNS)
 
 
 def _cycle(params: Params, state: Any, sampling: Sampling, engine: Engine) -> Any:
@@ -153,6 +125,6 @@ def blank(rows: int) -> Drafter:
         draft=draft,
         update=lambda params, state, verified: state,
         taps=(),
-        depth=min(rows - 1, 1),
+        depth=1,
         num_nodes=rows - 1,
     )

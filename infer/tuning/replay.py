@@ -23,11 +23,6 @@ from eagle_jax.evaluate.acceptance import Cycles, record_cycles
 from infer.tuning.trials import Prompt, Setting, arguments
 
 
-def can_record(drafter: eagle_jax.BoundDrafter) -> bool:
-    """Returns whether drafts follow from the text alone: not sampled, not made from the target's earlier choices."""
-    return drafter.drafter.verify is None and not drafter.drafter.reads_choices
-
-
 def record(
     target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter, prompts: Sequence[Prompt], setting: Setting
 ) -> Drafts:

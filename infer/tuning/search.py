@@ -1,25 +1,23 @@
-"""Searches the fastest method and tree: predicts from costs and recorded drafts, then measures the best."""
+"""Predicts the speed of every setting of the grid from costs and recorded drafts, and measures the best."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import eagle_jax
-from eagle_jax.config import ConfigError, TreeConfig
+from eagle_jax.config import TreeConfig
 from eagle_jax.runtime.drafters import BoundDrafter, TreeDrafter
 from eagle_jax.runtime.profile import Entry
-from infer.common.labels import NUMBERS, Label
-from infer.common.methods import OPTIONS, Loader, Sources
+from infer.common.labels import Label, named
+from infer.common.methods import OPTIONS, Loader, Places
 from infer.common.own import is_own
-from infer.tuning.costs import Costs, measure_costs, prefill_seconds
-from infer.tuning.replay import Drafts, can_record, record
-from infer.tuning.trials import LEAST, Samples, Score, Setting, batches, choose, compete, note, shortlist
+from infer.tuning.costs import Costs, measure_costs
+from infer.tuning.replay import Drafts, record
+from infer.tuning.trials import Samples, Score, Setting, batches, choose, compete, note, shortlist
 
-LOOKUPS = [f"{length}x{ngram}" for length in (1, 2, 3, 5, 10) for ngram in (1, 3, 5)]
-"""Searched settings of prompt lookup: drafted tokens and longest n-gram."""
 RECORDED = 8
 """Most replies that are recorded at a time."""
 POOL = 64
@@ -44,171 +42,169 @@ class Grid(NamedTuple):
         return found
 
 
-class Tuned(NamedTuple):
-    """The choice at one setting: the entry of a profile, and all that was measured."""
-
-    entry: Entry
-    report: dict[str, Any]
-
-
-class Tuner:
-    """Chooses for one target, setting by setting; loaded weights and recorded drafts are kept.
+class Candidate(NamedTuple):
+    """A method with one setting.
 
     Attributes:
-      drafters: the searched drafters by label. families: of these, the trees whose cycles one recording gives.
+      entry: of a profile; its batch size and temperature do not count.
+      predicted: whether the setting is of the grid, so that recorded drafts predict its speed.
     """
 
-    def __init__(
-        self, grid: Grid, target: eagle_jax.Target, sources: Sources, labels: Sequence[str], repeats: int = LEAST
-    ):
-        self.target, self.sources, self.load, self.repeats = target, sources, Loader(target, sources), repeats
-        self.drafters: dict[str, BoundDrafter] = {}
-        self.families: dict[str, dict[str, TreeConfig]] = {}
-        for label in [one for given in labels for one in self._settings(given, grid)]:
-            drafter = self.load(label)
+    drafter: BoundDrafter
+    entry: Entry
+    predicted: bool
+
+    @property
+    def tree(self) -> TreeConfig:
+        """The tree that is verified; of a lookup a chain."""
+        return self.entry.tree or TreeConfig.chain(self.drafter.drafter.depth)
+
+
+Recorded = Mapping[str, Mapping[str, Sequence[Drafts]]]
+"""Recorded drafts by method and task."""
+
+
+def find_candidates(
+    methods: Sequence[str], target: eagle_jax.Target, sources: Places, grid: Grid
+) -> dict[str, Candidate]:
+    """Returns all candidates by label: the grid of a method without a setting, else the setting alone.
+
+    Raises:
+      ValueError: a method that a profile cannot hold, or no candidate.
+    """
+    load = Loader(target, sources)
+    found: dict[str, Candidate] = {}
+    for text in methods:
+        if is_own(text):
+            raise ValueError(f"--methods must name methods of the library, got {text}. Time it with infer.bench.")
+        method = Label.parse(text).method
+        searched = text == method and method not in ("lookahead", "eagle1")  # eagle1 is the static tree of its paper
+        if searched and method == "pld":
+            labels = [f"pld@{length}" for length in grid.depths]
+        elif searched:
+            head = load(f"{method}@deterministic")
+            assert isinstance(head, TreeDrafter)
+            labels = [label_of(method, tree) for tree in grid.trees(head.deepest)]
+        else:
+            labels = [text]
+        for label in labels:
+            drafter = load(label)
             assert drafter is not None
-            self.drafters[label] = drafter
-            self.entry(label, Setting(1, 0.0, 1))  # raises if a profile cannot hold it
-            if (family := _family(label, drafter)) is not None:
-                self.families.setdefault(family, {})[label] = _shape(drafter)
-        if not self.drafters:
-            raise ValueError("--methods and the grid must leave a choice, got none. Name a method, or widen --depths, "
-                             "--top-ks and --nodes.")  # fmt: skip
-        self._drafts: dict[tuple[str, float, int | None], dict[str, list[Drafts]]] = {}
-
-    def _settings(self, label: str, grid: Grid) -> list[str]:
-        """Returns the labels of a method's settings in the grid; a label with a setting alone."""
-        if is_own(label):
-            raise ValueError(f"--methods must name methods of the library, got {label}. Time it with infer.bench.")
-        if label == "pld":
-            return [f"pld@{setting}" for setting in LOOKUPS]
-        if "@" in label or label in ("lookahead", "eagle1"):  # eagle1 is the static tree of its paper
-            return [label]
-        head = self.load(f"{label}@deterministic")
-        assert isinstance(head, TreeDrafter)
-        return [_label(label, tree) for tree in grid.trees(head.deepest)]
-
-    def drafts(self, family: str, samples: Samples, setting: Setting) -> dict[str, list[Drafts]]:
-        """Returns per task the drafts of a family's widest tree along the replies."""
-        key = family, setting.temperature, setting.prompt
-        if key not in self._drafts:
-            trees = self.families[family]
-            drafter = self.drafters[max(trees, key=lambda label: trees[label].depth)]
-            if isinstance(drafter, TreeDrafter):
-                shapes = trees.values()
-                depth, top_k = max(tree.depth for tree in shapes), max(tree.top_k for tree in shapes)
-                pool = TreeConfig(depth, top_k, depth).pool_size
-                most = min(pool, max(POOL, *(tree.num_nodes for tree in shapes)))
-                drafter = drafter.with_tree(TreeConfig(depth, top_k, most))
-            self._drafts[key] = {}
-            for task, prompts in samples.items():
-                note(f"{task}: recording the drafts of {family} at temperature {setting.temperature:g}")
-                parts = batches(prompts, RECORDED)
-                self._drafts[key][task] = [record(self.target, drafter, part, setting) for part in parts]
-        return self._drafts[key]
-
-    def predict(self, samples: Samples, setting: Setting) -> tuple[dict[str, Score], Costs]:
-        """Predicts the speed over plain decoding per label and task, from costs, recorded drafts and prefills."""
-        parts = [part for prompts in samples.values() for part in batches(prompts, setting.batch)]
-        whole = [part for part in parts if len(part) == max(map(len, parts))]
-        middle = sorted(whole, key=lambda part: max(len(prompt.tokens) for prompt in part))[len(whole) // 2]
-        made = {
-            family: {tree: self.drafters[label] for label, tree in trees.items()}
-            for family, trees in self.families.items()
-        }
-        costs = measure_costs(self.target, made, middle, setting, self.repeats)
-        plain_prefill = prefill_seconds(self.target, None, samples, setting) if made else {}
-        found = {}
-        for family, trees in self.families.items():
-            drafts = self.drafts(family, samples, setting)
-            seconds = {
-                label: {task: costs.cycle(family, tree) * _passes(drafts[task], tree, setting) for task in samples}
-                for label, tree in trees.items()
-            }
-            # What a drafter reads of the prompt does not depend on its tree. That of the best is compiled anyway.
-            best = min(seconds, key=lambda label: sum(seconds[label].values()))
-            prefill = prefill_seconds(self.target, self.drafters[best], samples, setting)
-            plain = {task: costs.at_rows(1) * _passes(drafts[task], None, setting) for task in samples}
-            for label, own in seconds.items():
-                ratios = {task: [(plain_prefill[task] + plain[task]) / (prefill[task] + own[task])] for task in samples}
-                found[label] = Score(ratios)
-        return found, costs
-
-    def tune(self, samples: Samples, setting: Setting, candidates: int) -> Tuned:
-        """Predicts, measures the best predicted and what has no prediction, and chooses."""
-        predicted, costs = self.predict(samples, setting)
-        names = shortlist(predicted, candidates) + [label for label in self.drafters if label not in predicted]
-        methods = {label: self.drafters[label] for label in names}
-        trial = compete(self.target, methods, samples, setting, self.repeats)
-        chosen = choose(trial.scores)
-        rows: dict[str, dict[str, Any]] = {}
-        for label, score in trial.scores.items():
-            guess = round(predicted[label].mean, 3) if label in predicted else None
-            rows[label] = {"predicted": guess, "measured": round(score.mean, 3), "worst": round(score.worst, 3)}
-        entry = dataclasses.replace(self.entry(chosen, setting), **rows.get(chosen, {}))
-        plain = costs.at_rows(1)
-        report = {
-            "batch": setting.batch,
-            "temperature": setting.temperature,
-            "prompt": setting.prompt,
-            "chosen": chosen,
-            "plain_tok_s": round(trial.plain, 1),
-            "plain_ms_per_pass": round(1000 * plain, 3),
-            "pass_over_plain": {rows: round(costs.at_rows(rows) / plain, 3) for rows in costs.rows},
-            "draft_over_plain": {
-                method: [[depth, top_k, round(seconds / plain, 3)] for depth, top_k, seconds in measured]
-                for method, measured in costs.drafts.items()
-            },
-            "predicted": {label: round(score.mean, 3) for label, score in predicted.items()},
-            "candidates": {label: row | {"safe": trial.scores[label].safe} for label, row in rows.items()},
-            "identical": f"{trial.identical}/{trial.compared}",
-        }
-        return Tuned(entry, report)
-
-    def entry(self, label: str, setting: Setting) -> Entry:
-        """Returns the entry of a profile for a label.
-
-        Raises:
-          ConfigError: a setting that a profile cannot hold; the message names it.
-        """
-        own, drafter = Label.parse(label), self.drafters.get(label)
-        fields: dict[str, Any] = {}
-        if isinstance(drafter, TreeDrafter):
-            where = getattr(self.sources, OPTIONS[own.method])
-            if where is not None and Path(where).is_dir():
-                where = str(Path(where).resolve())
-            fields = {"weights": where or "bundled", "tree": drafter.tree}
-        elif drafter is not None:
-            fields = dict(zip(NUMBERS[own.method], own.numbers, strict=True)) | dict(own.fields)
-        place: dict[str, Any] = {"batch": setting.batch, "temperature": setting.temperature, "prompt": setting.prompt}
-        try:
-            return Entry(**place, method=own.method, **fields)  # type: ignore[arg-type]
-        except ConfigError as error:
-            raise ConfigError(f"{label}: {error}") from error
+            found[label] = Candidate(drafter, _entry(label, drafter, sources), searched)
+    if not found:
+        raise ValueError("--methods and the grid must leave a choice, got none. Name a method, or widen --depths, "
+                         "--top-ks and --nodes.")  # fmt: skip
+    return found
 
 
-def _passes(parts: Sequence[Drafts], tree: TreeConfig | None, setting: Setting) -> int:
-    """Returns the target passes of all replies in batches; the longest row of a batch counts."""
-    cycles = [count for part in parts for count in part.cycles(tree)]
-    return sum(max(cycles[at : at + setting.batch]) for at in range(0, len(cycles), setting.batch))
-
-
-def _family(label: str, drafter: BoundDrafter) -> str | None:
-    """Returns the name of a label's recording: a method, or a lookup of some n-gram; None without a recording."""
-    own = Label.parse(label)
-    if own.method == "pld":
-        return f"pld{own.numbers[1]}" + "".join(f"/{name}{value}" for name, value in own.fields)
-    tree = _shape(drafter)
-    plain = isinstance(drafter, TreeDrafter) and tree == TreeConfig(tree.depth, tree.top_k, tree.num_nodes)
-    return own.method if plain and can_record(drafter) else None
-
-
-def _shape(drafter: BoundDrafter) -> TreeConfig:
-    """Returns the tree of a drafter; of a lookup a chain."""
-    return drafter.tree if isinstance(drafter, TreeDrafter) else TreeConfig.chain(drafter.drafter.depth)
-
-
-def _label(method: str, tree: TreeConfig) -> str:
+def label_of(method: str, tree: TreeConfig) -> str:
     """Returns the label of a method with a chain or dynamic tree."""
     shape = f"chain{tree.depth}" if tree.top_k == 1 else f"{tree.depth}x{tree.top_k}x{tree.num_nodes}"
     return f"{method}@{shape}/deterministic" if method == "sps" else f"{method}@{shape}"
+
+
+def _entry(text: str, drafter: BoundDrafter, sources: Places) -> Entry:
+    """Returns the entry of a profile; a `ConfigError` names the setting that a profile cannot hold."""
+    label = Label.parse(text)
+    if isinstance(drafter, TreeDrafter):
+        where = getattr(sources, OPTIONS[label.method]) or "bundled"
+        where = str(Path(where).resolve()) if Path(where).is_dir() else where
+        fields: dict[str, Any] = {"weights": where, "tree": drafter.tree}
+    else:
+        fields = label.fields
+    with named(text):
+        return Entry(1, 0.0, method=label.method, **fields)  # type: ignore[arg-type]
+
+
+def families(candidates: Mapping[str, Candidate]) -> dict[str, dict[TreeConfig, BoundDrafter]]:
+    """Returns the drafters of every searched method by tree."""
+    found: dict[str, dict[TreeConfig, BoundDrafter]] = {}
+    for one in candidates.values():
+        if one.predicted:
+            found.setdefault(one.entry.method, {})[one.tree] = one.drafter
+    return found
+
+
+def record_drafts(
+    target: eagle_jax.Target, candidates: Mapping[str, Candidate], samples: Samples, setting: Setting
+) -> Recorded:
+    """Records the drafts of every searched method along the replies, with a tree that holds all of its trees."""
+    found: dict[str, dict[str, list[Drafts]]] = {}
+    for method, trees in families(candidates).items():
+        depth, top_k = max(tree.depth for tree in trees), max(tree.top_k for tree in trees)
+        drafter = next(drafter for tree, drafter in trees.items() if tree.depth == depth)
+        if isinstance(drafter, TreeDrafter):
+            pool = TreeConfig(depth, top_k, depth).pool_size
+            most = min(pool, max(POOL, *(tree.num_nodes for tree in trees)))
+            drafter = drafter.with_tree(TreeConfig(depth, top_k, most))
+        found[method] = {}
+        for task, prompts in samples.items():
+            note(f"{task}: recording the drafts of {method} at temperature {setting.temperature:g}")
+            found[method][task] = [record(target, drafter, part, setting) for part in batches(prompts, RECORDED)]
+    return found
+
+
+def predict(candidates: Mapping[str, Candidate], recorded: Recorded, costs: Costs, batch: int) -> dict[str, Score]:
+    """Predicts the speed of decoding over plain decoding per label and task; the prefill does not count."""
+    found = {}
+    for label, one in candidates.items():
+        if one.predicted:
+            cycle = costs.cycle(one.entry.method, one.tree) / costs.at_rows(1)
+            drafts = recorded[one.entry.method]
+            found[label] = Score({
+                task: [passes(parts, None, batch) / (cycle * passes(parts, one.tree, batch))]
+                for task, parts in drafts.items()
+            })  # fmt: skip
+    return found
+
+
+def passes(parts: Sequence[Drafts], tree: TreeConfig | None, batch: int) -> int:
+    """Returns the target passes of all replies in batches, at least one; the longest row of a batch counts."""
+    cycles = [count for part in parts for count in part.cycles(tree)]
+    return max(1, sum(max(cycles[at : at + batch]) for at in range(0, len(cycles), batch)))
+
+
+def tune(
+    target: eagle_jax.Target,
+    candidates: Mapping[str, Candidate],
+    recorded: Recorded,
+    samples: Samples,
+    setting: Setting,
+    *,
+    measured: int,
+    repeats: int,
+) -> tuple[Entry, dict[str, Any]]:
+    """Chooses for one setting: predicts, and measures the best `measured` and what has no prediction.
+
+    Returns:
+      the entry of a profile, and a report of all measurements.
+    """
+    every = sorted((prompt for part in samples.values() for prompt in part), key=lambda prompt: len(prompt.tokens))
+    start = max(0, (len(every) - setting.batch) // 2)
+    middle = every[start : start + setting.batch]
+    costs = measure_costs(target, families(candidates), middle, setting, repeats)
+    predicted = predict(candidates, recorded, costs, setting.batch)
+    names = [*shortlist(predicted, measured), *(label for label, one in candidates.items() if not one.predicted)]
+    trial = compete(target, {label: candidates[label].drafter for label in names}, samples, setting, repeats)
+    chosen = choose(trial.scores)
+    rows: dict[str, dict[str, Any]] = {}
+    for label, score in trial.scores.items():
+        guess = round(predicted[label].mean, 3) if label in predicted else None
+        rows[label] = {"predicted": guess, "measured": round(score.mean, 3), "worst": round(score.worst, 3)}
+    place = {"batch": setting.batch, "temperature": setting.temperature, "prompt": setting.prompt}
+    own = candidates[chosen].entry if chosen in candidates else Entry(1, 0.0)
+    entry = dataclasses.replace(own, **place, **rows.get(chosen, {}))  # type: ignore[arg-type]
+    plain = costs.at_rows(1)
+    return entry, place | {
+        "chosen": chosen,
+        "plain_tok_s": round(trial.plain, 1),
+        "plain_ms_per_pass": round(1000 * plain, 3),
+        "pass_over_plain": {rows: round(costs.at_rows(rows) / plain, 3) for rows in costs.rows},
+        "draft_over_plain": {
+            method: [[depth, top_k, round(seconds / plain, 3)] for depth, top_k, seconds in found]
+            for method, found in costs.drafts.items()
+        },
+        "predicted": {label: round(score.mean, 3) for label, score in predicted.items()},
+        "candidates": {label: row | {"safe": trial.scores[label].safe} for label, row in rows.items()},
+        "identical": f"{trial.identical}/{trial.compared}",
+    }

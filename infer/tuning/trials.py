@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -61,13 +59,8 @@ def arguments(prompts: Sequence[Prompt], setting: Setting) -> dict[str, Any]:
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class Score:
-    """The speed of a method over plain decoding.
-
-    Attributes:
-      ratios: per task, plain seconds over its seconds in every repetition.
-    """
+class Score(NamedTuple):
+    """The speed of a method over plain decoding. `ratios`: per task, plain seconds over its seconds by repetition."""
 
     ratios: Mapping[str, Sequence[float]]
 
@@ -110,16 +103,14 @@ def choose(scores: Mapping[str, Score]) -> str:
 
 
 def shortlist(predicted: Mapping[str, Score], count: int) -> list[str]:
-    """Returns what is measured: the best of every method within 10%, then by worst task and by mean in turns.
+    """Returns what is measured: the best of every method within 10% of the best of all, then the others.
 
-    What is best in the mean may lose too much on some task to be chosen.
+    What is predicted to lose too much on a task comes last, since it would not be chosen.
     """
-    order = sorted(predicted, key=lambda label: -predicted[label].mean)
+    order = sorted(predicted, key=lambda label: (predicted[label].worst < 1 - TOLERATED, -predicted[label].mean))
     close = [label for label in order if predicted[label].mean > 0.9 * predicted[order[0]].mean]
     first = {label.partition("@")[0]: label for label in reversed(close)}
-    steady = sorted(close, key=lambda label: -predicted[label].worst)
-    rest = [label for both in itertools.zip_longest(steady, order) for label in both if label]
-    return list(dict.fromkeys([*sorted(first.values(), key=order.index), *rest]))[:count]
+    return sorted(order, key=lambda label: label not in first.values())[:count]
 
 
 class Trial(NamedTuple):
@@ -127,7 +118,7 @@ class Trial(NamedTuple):
 
     Attributes:
       scores: by label. plain: tokens per second of plain decoding.
-      identical, compared: replies that are plain decoding's, over all methods.
+      identical, compared: replies that equal plain decoding's, and all replies, over all methods.
     """
 
     scores: dict[str, Score]

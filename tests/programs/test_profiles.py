@@ -143,13 +143,10 @@ HEADS = PLACE | {"method": "eagle3", "weights": "x"}
     ("change", "message"),
     [
         ({"schema": "eagle_jax.profile/2"}, "schema must be one of 'eagle_jax.profile/1', got 'eagle_jax.profile/2'"),
-        ({"machin": "x"}, "unknown key 'machin'. Did you mean 'machine'"),
         ({"entries": []}, "entries must hold an entry, got none"),
         ({"entries": [{"batch": 1}]}, r"entries\[0\]: the keys temperature must be given"),
         ({"entries": [PLACE | {"batch": 0}]}, "batch must be at least 1, got 0"),
-        ({"entries": [PLACE | {"prompt": 0}]}, "prompt must be at least 1, got 0"),
         ({"entries": [PLACE | {"prompt": 9}] * 2}, "entries must have one of each"),
-        ({"entries": [PLACE | {"method": "eagle4"}]}, "method must be one of .*, got 'eagle4'"),
         (
             {"entries": [PLACE | {"method": "eagle2"}]},
             "fields of method eagle2 must be weights, tree, got weights None",
@@ -169,26 +166,22 @@ def test_an_invalid_file_is_refused(path, change, message):
     assert str(path) in str(caught.value)
 
 
-def test_what_is_no_profile_is_refused(path, tmp_path, loads):
+def test_what_is_no_profile_is_refused(path, tmp_path):
     target = tiny_target()
-    for wrong in (None, 3):
-        with pytest.raises(ValueError, match=f'load_profile with drafter="auto", got {wrong}'):
-            eagle_jax.generate(target, "auto", [[1]], profile=wrong)
-    with pytest.raises(ValueError, match='profile must be None unless drafter is "auto"'):
-        eagle_jax.generate(target, None, [[1]], profile=path)
-    for missing in (tmp_path, tmp_path / "none.yaml"):
-        with pytest.raises(ConfigError, match=str(missing)):
-            eagle_jax.stream(target, "auto", [1], profile=missing)
+    for drafter, wrong, message in (
+        ("auto", None, 'load_profile with drafter="auto", got None'),
+        ("auto", 3, 'load_profile with drafter="auto", got 3'),
+        (None, path, 'profile must be None unless drafter is "auto"'),
+        ("auto", tmp_path / "none.yaml", str(tmp_path / "none.yaml")),
+    ):
+        with pytest.raises(ValueError, match=message):
+            eagle_jax.generate(target, drafter, [[1]], profile=wrong)
     path.write_text("schema: [")
     with pytest.raises(ConfigError, match=r"profile\.yaml"):
-        load_profile(path, target)
-    path.write_text(content(Entry(1, 0.0, "eagle3", "some/head", TreeConfig(1, 40, 40))).to_yaml())
-    with pytest.raises(ConfigError, match=r"entries\[0\], eagle3: .*40"):
         load_profile(path, target)
 
 
 def test_missing_weights_are_named_by_their_entry(path, tmp_path):
-    entries = (Entry(1, 0.0), Entry(1, 1.0, "eagle3", str(tmp_path / "nothere"), TREE))
-    path.write_text(content(*entries).to_yaml())
+    path.write_text(content(Entry(1, 0.0), Entry(1, 1.0, "eagle3", str(tmp_path / "nothere"), TREE)).to_yaml())
     with pytest.raises(ValueError, match=r"profile\.yaml, entries\[1\], eagle3: .*nothere"):
         load_profile(path, tiny_target())
