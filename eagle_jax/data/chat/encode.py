@@ -7,7 +7,6 @@ from rendering the conversation turn by turn and comparing the texts.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
@@ -19,7 +18,7 @@ from eagle_jax.data.rows.columns import SkippedRow, check_keys
 from eagle_jax.data.rows.messages import Message
 from eagle_jax.data.rows.parse import ARGUMENTS, MESSAGES, STORED, TOOLS, Conversation, as_conversation, parse_row
 from eagle_jax.data.templates.fitting import fit
-from eagle_jax.data.templates.render import chat_template, render
+from eagle_jax.data.templates.render import GENERATION, chat_template, render
 from eagle_jax.data.templates.spans import Render, generation_mask, turn_span
 
 NOT_STORED = "tokens that are not token ids, or supervised that is not [start, end) ranges of them in order"
@@ -92,7 +91,7 @@ def encode(tokenizer: Any, row: Conversation | list[Message] | str) -> Encoded:
         )
     messages, draw = fit(tokenizer, row), _render_of(tokenizer, row)
     text = draw(messages, tokenize=False)
-    has_mask = re.search(r"\{%-?\s*generation\s*-?%\}", template) is not None
+    has_mask = GENERATION.search(template) is not None
     if has_mask:
         ids, offsets, supervised = generation_mask(draw, messages)
     else:

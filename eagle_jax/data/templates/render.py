@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
-import jinja2.ext
 import jinja2.meta
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+import jinja2.nodes
 
 from eagle_jax.data.rows.columns import SkippedRow
 
@@ -17,6 +17,8 @@ DEFAULT, TOOLS = "default", "tool_use"
 """Names of the templates that `transformers` uses if a tokenizer has several: without tools, and with them."""
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Variables that `apply_chat_template` gives every template."""
+GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
+"""Tags of `transformers` around the assistant's text in a template."""
 ARGUMENTS = "_chat_template_arguments"
 """Attribute of a tokenizer with arguments of its template, which `set_template_args` sets."""
 
@@ -95,27 +97,21 @@ def default_arguments(tokenizer: Any) -> dict[str, Any]:
     return dict(getattr(tokenizer, ARGUMENTS, {}))
 
 
-class _Generation(jinja2.ext.Extension):
-    """The `generation` blocks that `transformers` adds to Jinja."""
-
-    tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
-
-    def parse(self, parser: Any) -> Any:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
 @functools.lru_cache(maxsize=64)
 def variables(template: str) -> frozenset[str]:
-    """Returns the names that a template reads and does not always set itself.
+    """Returns the names that a template reads and does not set itself, except as a default of an undefined name.
 
     Raises:
       ValueError: the template is not valid Jinja.
     """
-    environment = ImmutableSandboxedEnvironment(extensions=[_Generation, jinja2.ext.loopcontrols])
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
     environment.globals |= dict.fromkeys(("raise_exception", "strftime_now"))
     try:
-        return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(template)))
+        parsed = environment.parse(GENERATION.sub("", template))
+        own = {node.name for node in parsed.find_all(jinja2.nodes.Name) if node.ctx == "store"}
+        tests = (test for test in parsed.find_all(jinja2.nodes.Test) if test.name in ("defined", "undefined"))
+        tested = {test.node.name for test in tests if isinstance(test.node, jinja2.nodes.Name)}
+        return frozenset(jinja2.meta.find_undeclared_variables(parsed) - (own - tested))
     except jinja2.TemplateError as error:
         raise ValueError(f"the chat template must be valid Jinja ({_first_line(error)}). Use another one.") from error
 
