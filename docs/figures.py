@@ -50,7 +50,7 @@ def main(args: Args) -> None:
         wide = drafter.on(target).with_tree(TREE)
         outputs[name] = eagle_jax.generate(target, wide, prompts, max_new_tokens=96)
         trees[name] = record_cycles(target, wide, prompts, max_new_tokens=96)
-        calibrated[name] = calibrate(trees[name], 10)
+        calibrated[name] = calibrate(trees[name])
     chunks = eagle_jax.stream(target, pairs["HASS"][1].on(target), prompts[2], max_new_tokens=80)
     figures: dict[str, Callable[[], Any]] = {
         "tree": lambda: viz.tree_figure(viz.drafted_tree(trees["HASS"], instructive(trees["HASS"]), tokenizer)),

@@ -1,4 +1,4 @@
-"""Computes acceptance by tree position, calibration and expected tokens from recorded cycles.
+"""Computes acceptance by tree position and calibration from recorded cycles.
 
 The functions count nodes of `acceptance.record_cycles`, in NumPy. A node is "reached" if its parent was accepted: then
 the target verified the node. Rates over reached nodes are conditional on the path above them.
@@ -6,7 +6,6 @@ the target verified the node. Rates over reached nodes are conditional on the pa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from eagle_jax.core.types import ROOT
 from eagle_jax.evaluate.acceptance import Cycles
 
 BINS = 10
-"""Default number of bins of a calibration, equally wide in confidence."""
+"""Bins of a calibration, equally wide in confidence."""
 
 
 class Positions(NamedTuple):
@@ -105,17 +104,15 @@ def pooled(tables: Sequence[Sequence[Sequence[int]]]) -> np.ndarray:
     return total
 
 
-def calibrate(cycles: Cycles, bins: int = BINS) -> Calibration:
+def calibrate(cycles: Cycles) -> Calibration:
     """Counts reached nodes and their acceptance by confidence (EAGLE-2, figure 6).
 
     Meaningful for ranked drafts under deterministic verification: the target accepts a reached node with its own
     probability of the token. Sampled drafts are accepted by p/q instead.
 
     Raises:
-      ValueError: `bins` is below 1, or the scores are not log-probabilities (prompt lookup, lookahead).
+      ValueError: the scores are not log-probabilities (prompt lookup, lookahead).
     """
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1, got {bins}.")
     rows, nodes = np.nonzero(cycles.reached & (cycles.parents >= 0))
     scores = cycles.scores[rows, nodes].astype(np.float64)
     gains = scores - cycles.scores[rows, cycles.parents[rows, nodes]]
@@ -125,47 +122,8 @@ def calibrate(cycles: Cycles, bins: int = BINS) -> Calibration:
             "scores of cycles must be cumulative log-probabilities. This drafter has no probabilities to calibrate."
         )
     confidence = np.exp(np.minimum(gains, 0.0))
-    place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
-    count = np.bincount(place, minlength=bins)
-    total = np.bincount(place, weights=confidence, minlength=bins)
-    mean = np.divide(total, count, out=np.full(bins, np.nan), where=count > 0)
-    accepted = np.bincount(place[cycles.accepted[rows, nodes]], minlength=bins)
-    return Calibration(count.astype(np.int64), mean, accepted.astype(np.int64))
-
-
-def tokens_per_pass(cycles: Cycles) -> float | None:
-    """Returns tau, emitted tokens per target pass, over all cycles; None without cycles."""
-    return float(cycles.emitted.sum() / len(cycles.emitted)) if len(cycles.emitted) else None
-
-
-def expected_tokens(acceptance: float, length: int) -> float:
-    """Returns tokens per target pass of a chain whose drafts are accepted independently, with one probability.
-
-    (1 - a^(K+1)) / (1 - a), equation 1 of Leviathan et al. (arXiv:2211.17192); K + 1 for a = 1.
-
-    Raises:
-      ValueError: `acceptance` is outside [0, 1], or `length` is negative.
-    """
-    if not 0 <= acceptance <= 1:
-        raise ValueError(f"acceptance must lie in [0, 1], got {acceptance}.")
-    if length < 0:
-        raise ValueError(f"length must not be negative, got {length}.")
-    return math.fsum(acceptance**n for n in range(length + 1))
-
-
-def best_chain(acceptance: float, cost: float, longest: int = 64) -> int:
-    """Returns the K of 0 to `longest` with the largest expected speedup (arXiv:2211.17192, theorem 3.8).
-
-    The speedup is (1 - a^(K+1)) / ((1 - a) (1 + c K)): K draft passes precede a target pass, which costs the same for
-    K + 1 tokens as for one. Of equal values the shorter chain wins; 0 is plain decoding.
-
-    Args:
-      acceptance: a. cost: c, time of a draft pass divided by time of a target pass.
-
-    Raises:
-      ValueError: as `expected_tokens`, or `cost` is negative.
-    """
-    if cost < 0:
-        raise ValueError(f"cost must not be negative, got {cost}. It is draft time divided by target time.")
-    speedups = [expected_tokens(acceptance, length) / (1 + cost * length) for length in range(longest + 1)]
-    return int(np.argmax(speedups))
+    place = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+    count = np.bincount(place, minlength=BINS)
+    total = np.bincount(place, weights=confidence, minlength=BINS)
+    mean = np.divide(total, count, out=np.full(BINS, np.nan), where=count > 0)
+    return Calibration(count, mean, np.bincount(place[cycles.accepted[rows, nodes]], minlength=BINS))

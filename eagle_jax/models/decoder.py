@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -124,24 +126,10 @@ def target_fn(config: DecoderConfig, dtype: str = "float32") -> TargetFn:
     """
     model = Decoder(config)
 
-    def forward(
-        params: Params,
-        tokens: Array,
-        positions: Array,
-        mask: Array,
-        cache: KVCache | None,
-        taps: tuple[int, ...] = (),
-        earlier: NewKV | None = None,
-    ) -> TargetOutput:
-        return model.apply({"params": params}, tokens, positions, mask, cache, taps, earlier)
-
-    def logits(params: Params, hidden: Array) -> Array:
-        return model.apply({"params": params}, hidden, method=Decoder.logits)
-
-    def embed(params: Params, tokens: Array) -> Array:
-        return model.apply({"params": params}, tokens, method=Decoder.embed)
+    def run(method: str) -> Callable[..., Any]:
+        return lambda params, *inputs: model.apply({"params": params}, *inputs, method=method)
 
     def init_cache(batch: int, slots: int) -> KVCache:
         return empty_cache(config.num_layers, batch, config.num_kv_heads, slots, config.head_dim, dtype)
 
-    return TargetFn(forward, logits, embed, init_cache)
+    return TargetFn(run("__call__"), run("logits"), run("embed"), init_cache)

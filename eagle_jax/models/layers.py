@@ -19,15 +19,10 @@ from eagle_jax.models.rope import rotate
 
 
 class LayerOutput(NamedTuple):
-    """Result of one pass of a draft head, or of Hydra++'s extra layer.
-
-    Attributes:
-      states: [B, T, H]; `logits` and the next step of a head read them.
-      keys, values: [B, G, T, head_dim] of the T tokens, not committed.
-    """
+    """Result of one pass of a draft head, or of Hydra++'s extra layer; `states` are the input of `logits`."""
 
     states: Float[Array, "B T H"]
-    keys: Float[Array, "B G T hd"]
+    keys: Float[Array, "B G T hd"]  # of the T tokens, not committed
     values: Float[Array, "B G T hd"]
 
 
@@ -37,18 +32,16 @@ class Linear(nn.Module):
     Attributes:
       features: size of the last axis of the result.
       use_bias: adds a bias [out].
-      init_scale: standard deviation of a fresh kernel.
       dtype: of the result; None takes that of `x`. Products are summed in float32 either way.
     """
 
     features: int
     use_bias: bool = False
-    init_scale: float = 0.02
     dtype: str | None = None
 
     @nn.compact
     def __call__(self, x: Float[Array, "*b I"]) -> Float[Array, "*b O"]:
-        kernel = self.param("kernel", nn.initializers.normal(self.init_scale), (x.shape[-1], self.features))
+        kernel = self.param("kernel", nn.initializers.normal(0.02), (x.shape[-1], self.features))
         y = jnp.dot(x, kernel, preferred_element_type=self.dtype)
         if self.use_bias:
             y = y + jnp.broadcast_to(self.param("bias", nn.initializers.zeros, (self.features,)), y.shape)

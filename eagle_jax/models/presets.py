@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import replace
 
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, RopeConfig
@@ -55,11 +54,10 @@ def model(name: str, num_layers: int | None = None) -> DecoderConfig:
     """Returns the sizes of a published model, optionally with fewer layers.
 
     Raises:
-      ConfigError: the name is unknown; the message has the nearest one.
+      ConfigError: the name is unknown.
     """
     if name not in MODELS:
-        near = difflib.get_close_matches(name, MODELS, n=1, cutoff=0.0)[0]
-        raise ConfigError(f"model must be one of {', '.join(MODELS)}, got {name!r}. Did you mean {near!r}?")
+        raise ConfigError(f"model must be one of {', '.join(MODELS)}, got {name!r}.")
     return MODELS[name] if num_layers is None else replace(MODELS[name], num_layers=num_layers)
 
 

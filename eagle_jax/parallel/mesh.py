@@ -58,31 +58,20 @@ RULES: tuple[tuple[str, P], ...] = (
 """(pattern for the end of a parameter's path, split of its axes); the first match applies."""
 
 
-def param_spec(path: str, shape: tuple[int, ...]) -> P:
-    """Returns the split of the parameter at `path` ("layers_0/self_attn/q_proj/kernel").
+def param_sharding(path: str, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of the parameter at `path` ("layers_0/self_attn/q_proj/kernel").
 
     Raises:
-      ConfigError: no rule matches.
+      ConfigError: no rule matches, or the mesh does not divide an axis.
     """
     if not shape:  # counts and keys of an optimiser's state
-        return P()
-    for pattern, spec in RULES:
-        if re.search(rf"(^|/){pattern}$", path) and len(spec) == len(shape):
-            return spec
-    raise ConfigError(
-        f"parameter {path!r} of shape {list(shape)} must match a sharding rule. Add one to "
-        "eagle_jax.parallel.mesh.RULES."
-    )
-
-
-def param_sharding(path: str, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
-    """Returns `param_spec` on a mesh.
-
-    Raises:
-      ConfigError: as `param_spec`, or the mesh does not divide an axis.
-    """
-    check_mesh(mesh)
-    spec = param_spec(path, shape)
+        return NamedSharding(mesh, P())
+    found = (spec for pattern, spec in RULES if re.search(rf"(^|/){pattern}$", path) and len(spec) == len(shape))
+    if (spec := next(found, None)) is None:
+        raise ConfigError(
+            f"parameter {path!r} of shape {list(shape)} must match a sharding rule. Add one to "
+            "eagle_jax.parallel.mesh.RULES."
+        )
     for size, axis in zip(shape, spec, strict=True):
         if axis is not None and size % mesh.shape[axis]:
             raise ConfigError(
@@ -97,9 +86,6 @@ def param_shardings(params: Params, mesh: Mesh) -> Any:
 
     The tree is a target, a head, `{"target": ..., "drafter": ...}`, or the state of a training run, whose moments are
     sharded as their parameters.
-
-    Raises:
-      ConfigError: as `param_sharding`.
     """
 
     def place(path: tuple, leaf: Any) -> NamedSharding:
@@ -117,9 +103,6 @@ def gathered(params: Params, mesh: Mesh | None, *, embedding: bool = False) -> P
     Args:
       mesh: None returns `params`.
       embedding: also gathers the embedding, for use as lm_head. A look-up moves rows, which are fewer.
-
-    Raises:
-      ConfigError: as `param_sharding`.
     """
     if mesh is None:
         return params
@@ -136,9 +119,6 @@ def copies(params: Params, mesh: Mesh) -> Params:
 
     Gradients of a copy stay on its devices while steps, chunks and layers add to them. They are summed between devices
     once, in float32. Without copies the compiler would sum every term between devices, even inside loops.
-
-    Raises:
-      ConfigError: as `param_sharding`.
     """
     return jax.tree.map(lambda leaf, home: _copied(leaf, mesh, home), params, param_shardings(params, mesh))
 
@@ -188,16 +168,10 @@ def by_rows(x: Array, mesh: Mesh | None) -> Array:
 
 
 def placer(mesh: Mesh) -> Callable[[str, np.ndarray], Array]:
-    """Returns `place(path, host array)` for loaders: every device receives only its part.
-
-    On a mesh of several processes, all processes pass the same host array, and each places its own part.
-    """
+    """Returns `place(path, host array)` for loaders. Every device receives its part; processes pass the same array."""
 
     def place(path: str, host: np.ndarray) -> Array:
-        sharding = param_sharding(path, host.shape, mesh)
-        if sharding.is_fully_addressable:
-            return jax.device_put(host, sharding)
-        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+        return jax.make_array_from_callback(host.shape, param_sharding(path, host.shape, mesh), host.__getitem__)
 
     return place
 
@@ -283,16 +257,8 @@ def shard_target(fn: TargetFn, mesh: Mesh) -> TargetFn:
     check_mesh(mesh)
     jax.eval_shape(lambda: place_cache(fn.init_cache(row_groups(mesh), 1), mesh))  # raises before anything is compiled
 
-    def forward(
-        params: Params,
-        tokens: Array,
-        positions: Array,
-        mask: Array,
-        cache: KVCache | None,
-        taps: tuple[int, ...] = (),
-        *earlier: NewKV | None,
-    ) -> TargetOutput:
-        out = fn.forward(params, by_rows(tokens, mesh), by_rows(positions, mesh), mask, cache, taps, *earlier)
+    def forward(params: Params, tokens: Array, positions: Array, *others: Any) -> TargetOutput:
+        out = fn.forward(params, by_rows(tokens, mesh), by_rows(positions, mesh), *others)
         new = NewKV(_heads(out.new.keys, mesh), _heads(out.new.values, mesh))
         return TargetOutput(by_rows(out.hidden, mesh), by_rows(out.features, mesh), new)
 
@@ -307,12 +273,7 @@ def shard_target(fn: TargetFn, mesh: Mesh) -> TargetFn:
 
 @functools.lru_cache(maxsize=256)
 def shard_drafter(drafter: Drafter, mesh: Mesh) -> Drafter:
-    """Returns `drafter` with every cache in its state sharded; equal arguments give the same object, for jit.
-
-    Raises:
-      ConfigError: the mesh has other axes; at the first use, the mesh does not divide key-value heads or rows.
-    """
-    check_mesh(mesh)
+    """Returns `drafter` with every cache in its state sharded; equal arguments give the same object, for jit."""
 
     def shard_caches(state: Any) -> Any:
         is_cache = lambda node: isinstance(node, KVCache)  # noqa: E731

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -16,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from eagle_jax.config import ConfigError
-from eagle_jax.parallel.mesh import ROWS, TENSOR
+from eagle_jax.parallel.mesh import ROWS
 
 T = TypeVar("T")
 LONGEST_WAIT = 24 * 3600
@@ -97,13 +96,10 @@ def global_rows(mesh: Mesh, local: Any, axis: int = 0) -> Any:
     """Joins the rows of all processes, in their order, into global arrays over the mesh's "data" and "fsdp" axes.
 
     Args:
+      mesh: from `make_mesh`, which has the devices in the order of the processes.
       local: tree of this process's arrays, with as many rows as every other process has.
       axis: axis of the rows.
-
-    Raises:
-      ConfigError: the devices of the mesh are not in the order of the processes, or two processes share a row.
     """
-    _check_order(mesh)
     sharding = NamedSharding(mesh, P(*[None] * axis, ROWS))
 
     def join(own: Any) -> jax.Array:
@@ -112,16 +108,6 @@ def global_rows(mesh: Mesh, local: Any, axis: int = 0) -> Any:
         return jax.make_array_from_process_local_data(sharding, own, shape)  # without the shape it takes any layout
 
     return jax.tree.map(join, local)
-
-
-@functools.lru_cache(maxsize=16)
-def _check_order(mesh: Mesh) -> None:
-    owners = np.array([device.process_index for device in mesh.devices.flat]).reshape(-1, mesh.shape[TENSOR])
-    if np.any(owners != owners[:, :1]) or np.any(np.diff(owners[:, 0]) < 0):
-        raise ConfigError(
-            "mesh must have whole 'tensor' groups of each process, in the order of the processes, got groups of the "
-            f"processes {owners.tolist()}. Make it with eagle_jax.parallel.mesh.make_mesh."
-        )
 
 
 def to_host(tree: Any) -> Any:

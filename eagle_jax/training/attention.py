@@ -11,7 +11,6 @@ The barriers keep XLA from computing rotated queries and keys again at every use
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,24 +22,15 @@ Own = tuple[Array, ...]
 WIDE = jnp.float32
 
 
-class Bias(NamedTuple):
-    """Summands of scores: 0 where a row sees a key, else `UNSEEN`.
-
-    Attributes:
-      rows: by row and key. transposed: by key and row, for the gradient.
-    """
-
-    rows: Float[Array, "B T S"]
-    transposed: Float[Array, "B S T"]
-
-
+Bias = tuple[Array, Array]
+"""Summands of scores, 0 where a row sees a key, else `UNSEEN`: [B, T, S], and transposed for the gradient."""
 UNSEEN = -1e30
 
 
 def bias_of(mask: Bool[Array, "B T T"]) -> Bias:
     """Returns the bias of a mask; computed once for all steps."""
-    bias = Bias(*(jnp.where(seen, 0.0, UNSEEN) for seen in (mask, mask.transpose(0, 2, 1))))
-    return jax.lax.optimization_barrier(bias)
+    bias = jnp.where(mask, 0.0, UNSEEN)
+    return jax.lax.optimization_barrier((bias, bias.transpose(0, 2, 1)))
 
 
 def diagonal_attend(
@@ -77,7 +67,7 @@ def _forward(
     query, keys, values, own_keys, own_values = jax.lax.optimization_barrier(given)
     rows = query.reshape(batch, groups, repeats * length, head_dim)
     scores = jnp.einsum("bgmd,bgsd->bgms", rows, keys, preferred_element_type=WIDE) * scale
-    scores = scores.reshape(batch, groups, repeats, length, -1) + bias.rows[:, None, None]
+    scores = scores.reshape(batch, groups, repeats, length, -1) + bias[0][:, None, None]
     own = [_dots(query, key) * scale for key in own_keys]
     top = jnp.max(scores, axis=-1)
     for score in own:
@@ -112,7 +102,7 @@ def _backward(saved: tuple, grad: Array) -> tuple:
     along = jnp.sum(wide * mixed.astype(WIDE), axis=-1)
 
     scores = jnp.einsum("bgsd,bgmd->bgsm", keys, rows(query), preferred_element_type=WIDE) * scale
-    scores = scores.reshape(batch, groups, -1, repeats, length) + bias.transposed[:, None, :, None]
+    scores = scores.reshape(batch, groups, -1, repeats, length) + bias[1][:, None, :, None]
     weights = jnp.exp(scores - divisor[:, :, None])
     to_weights = jnp.einsum("bgsd,bgmd->bgsm", values, rows(grad), preferred_element_type=WIDE)
     to_scores = weights * (to_weights.reshape(scores.shape) - along[:, :, None]) * scale

@@ -33,7 +33,7 @@ def distillation_loss(
     divergence: Divergence = "kl",
     chunk: int = 256,
     remat: bool = True,
-    shares: Float[Array, " 1"] | None = None,
+    shares: Float[Array, " 1"] | float = 1.0,
 ) -> tuple[Float[Array, ""], StepMetrics]:
     """Returns the mean divergence of the draft model q from the target p over supervised tokens.
 
@@ -45,8 +45,7 @@ def distillation_loss(
       hidden: final-normed states of the target.
       target_logits: the target's lm_head.
       dtype: of the draft model's products and activations; losses are float32.
-      chunk: rows of a text whose logits exist at once; 0 is all.
-      remat: computes chunks again for the gradient.
+      chunk, remat: as in `by_chunks`.
       shares: weight of the mean: the share of a micro-batch in the counted rows.
 
     Returns:
@@ -75,6 +74,5 @@ def distillation_loss(
         loss, alpha = by_chunks(sums_of, (out.hidden, hidden, counted), (1, 1, 1), chunk, remat=remat)
     count = jnp.sum(counted, dtype=jnp.float32)
     rows = jnp.maximum(count, 1)
-    mean = loss / rows
-    metrics = StepMetrics(mean[None], (alpha / rows)[None], count[None])
-    return mean if shares is None else mean * shares[0], metrics
+    metrics = StepMetrics((loss / rows)[None], (alpha / rows)[None], count[None])
+    return jnp.sum(metrics.loss * shares), metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-import time
+import timeit
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,8 +16,6 @@ PEAK = {
     "TPU v6 lite": 918e12, "TPU v6e": 918e12, "NVIDIA A100": 312e12, "NVIDIA H100": 989e12, "NVIDIA H200": 989e12,
 }  # fmt: skip
 """FLOP/s of one device in bfloat16 by the beginning of its `device_kind` (data sheets, dense)."""
-SIZE = 2048
-"""Size of the product that measures the peak of an unknown device."""
 
 
 def product_flops(fn: Callable[..., Any], *args: Any) -> float:
@@ -58,17 +56,14 @@ def _jaxprs(value: Any) -> Iterator[Any]:
 def peak_flops(dtype: str = "bfloat16") -> float:
     """Returns the FLOP/s of all devices together.
 
-    By the data sheet in bfloat16; for unknown devices, such as CPUs, what a large product reaches in half a second.
+    By the data sheet in bfloat16; for unknown devices, such as CPUs, the speed of a large product.
     """
     kind = jax.devices()[0].device_kind
     known = [name for name in PEAK if kind.startswith(name)]  # "TPU v5 lite" starts with "TPU v5"
     if known:
         return PEAK[max(known, key=len)] * jax.device_count()
-    x = jnp.ones((SIZE, SIZE), dtype)
+    x = jnp.ones((2048, 2048), dtype)
     product = jax.jit(lambda x: jnp.dot(x, x))
-    product(x).block_until_ready()
-    best, end = math.inf, time.perf_counter() + 0.5
-    while (start := time.perf_counter()) < end:
-        product(x).block_until_ready()
-        best = min(best, time.perf_counter() - start)  # other work on the machine only slows products down
-    return 2.0 * SIZE**3 / best / jax.local_device_count() * jax.device_count()
+    # The minimum leaves out compilation and other work on the machine.
+    seconds = min(timeit.repeat(lambda: product(x).block_until_ready(), number=1, repeat=5))
+    return 2.0 * 2048**3 / seconds / jax.local_device_count() * jax.device_count()

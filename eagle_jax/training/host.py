@@ -39,10 +39,9 @@ def keep_freed_memory() -> None:
     Every call of a compiled program allocates its buffers again. The system clears large ones page by page, a tenth of
     the time of a training step on a CPU.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
-    if mallopt is not None:
+    if sys.platform == "linux":
         for option, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1), (_ARENA_MAX, 1)):
-            mallopt(option, value)
+            ctypes.CDLL(None).mallopt(option, value)
 
 
 @jax.custom_vjp
@@ -95,19 +94,9 @@ _normed.defvjp(_normed_forward, _normed_backward)
 def dense_gradients(call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
     """Linen interceptor: uses the gradients above for bias-free float32 `Linear` and float32 RMSNorm modules."""
     module = context.module
-    if (
-        isinstance(module, Norm)
-        and not module.centred
-        and args[0].dtype == jnp.float32
-        and not module.is_initializing()
-    ):
-        return _normed(args[0], module.get_variable("params", "scale"), module.eps)
-    if (
-        not isinstance(module, Linear)
-        or context.method_name != "__call__"
-        or module.use_bias
-        or args[0].dtype != jnp.float32
-        or module.is_initializing()
-    ):
-        return call(*args, **kwargs)
-    return _product(args[0], module.get_variable("params", "kernel"))
+    if isinstance(module, Norm | Linear) and args[0].dtype == jnp.float32 and not module.is_initializing():
+        if isinstance(module, Norm) and not module.centred:
+            return _normed(args[0], module.get_variable("params", "scale"), module.eps)
+        if isinstance(module, Linear) and not module.use_bias:
+            return _product(args[0], module.get_variable("params", "kernel"))
+    return call(*args, **kwargs)

@@ -14,17 +14,9 @@ from eagle_jax.packed import PackedTokens
 
 
 def ahead(x: Array, by: int) -> Array:
-    """Shifts axis 1: row t has `x[:, t + by]`; the last rows are zeros (False)."""
-    if by == 0:
-        return x
-    kept = x[:, by:]
-    return jnp.concatenate([kept, jnp.zeros_like(x[:, : x.shape[1] - kept.shape[1]])], axis=1)
-
-
-def behind(x: Array, by: int) -> Array:
-    """Shifts axis 1: row t has `x[:, t - by]`; the first rows are zeros (False)."""
-    kept = x[:, : max(0, x.shape[1] - by)]
-    return jnp.concatenate([jnp.zeros_like(x[:, : x.shape[1] - kept.shape[1]]), kept], axis=1)
+    """Shifts axis 1: row t has `x[:, t + by]`; rows outside `x` are zeros (False). `by` may be negative."""
+    zeros = jnp.zeros_like(x[:, : abs(by)])
+    return jnp.concatenate([x[:, by:], zeros] if by >= 0 else [zeros, x[:, :by]], axis=1)
 
 
 def supervised_ahead(texts: PackedTokens, by: int) -> Bool[Array, "B T"]:
@@ -55,13 +47,9 @@ def by_chunks(
     length = rows[0].shape[axes[0]]
     chunk = min(chunk or length, length)
 
-    def add(sums: Any, part: tuple[Array, ...]) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, sums, sums_of(*part)), None
-
     parts = tuple(cut_rows(x, axis, chunk) for x, axis in zip(rows, axes, strict=True))
-    shapes = jax.eval_shape(sums_of, *(jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in parts))
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return jax.lax.scan(jax.checkpoint(add) if remat else add, zero, parts)[0]
+    run = lambda part: sums_of(*part)  # noqa: E731
+    return jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.lax.map(jax.checkpoint(run) if remat else run, parts))
 
 
 def rowwise_dot(x: Float[Array, "*b N"], y: Float[Array, "*b N"]) -> Float[Array, "*b"]:
@@ -82,26 +70,3 @@ def overlap(log_q: Float[Array, "*b V"], p: Float[Array, "*b V"]) -> Float[Array
 def likelihood_of_acceptance(log_q: Float[Array, "*b V"], p: Float[Array, "*b V"]) -> Float[Array, "*b"]:
     """Returns -log alpha (LK loss, arXiv:2602.23881)."""
     return -jnp.log(jnp.maximum(overlap(log_q, p), 1e-9))
-
-
-def blended_divergence(log_q: Float[Array, "*b V"], p: Float[Array, "*b V"], eta: float) -> Float[Array, "*b"]:
-    """Returns lambda KL(p, q) + (1 - lambda) TV(p, q) with constant lambda = exp(-eta alpha) (arXiv:2602.23881).
-
-    Far from the target KL dominates, whose gradient never vanishes; near it TV = 1 - alpha, the rate of rejection.
-    """
-    alpha = overlap(log_q, p)
-    share = jax.lax.stop_gradient(jnp.exp(-eta * alpha))
-    entropy = jnp.sum(jnp.where(p > 0, p * jnp.log(jnp.maximum(p, 1e-30)), 0.0), axis=-1)
-    return share * (soft_cross_entropy(log_q, p) + entropy) + (1.0 - share) * (1.0 - alpha)
-
-
-def best_of(log_q: Float[Array, "*b V"], p: Float[Array, "*b V"], count: int) -> Float[Array, "*b"]:
-    """Returns -sum of p log q over the `count` likeliest tokens of p (HASS, arXiv:2408.15766, section 3.1)."""
-    mass, index = jax.lax.top_k(p, count)
-    return -jnp.sum(mass * jnp.take_along_axis(log_q, index, axis=-1), axis=-1)
-
-
-def smooth_l1(predicted: Float[Array, "*b H"], target: Float[Array, "*b H"]) -> Float[Array, "*b"]:
-    """Returns the Huber loss with threshold 1, averaged over the last axis."""
-    error = jnp.abs(predicted.astype(jnp.float32) - target.astype(jnp.float32))
-    return jnp.mean(jnp.where(error < 1.0, 0.5 * jnp.square(error), error - 0.5), axis=-1)

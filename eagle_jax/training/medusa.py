@@ -29,7 +29,7 @@ def medusa_loss(
     teacher: bool = True,
     chunk: int = 256,
     remat: bool = True,
-    shares: Float[Array, " heads"] | None = None,
+    shares: Float[Array, " heads"] | float = 1.0,
 ) -> tuple[Float[Array, ""], StepMetrics]:
     """Returns sum_i decay^i (mean loss of head i over its counted rows), and metrics per head.
 
@@ -42,8 +42,7 @@ def medusa_loss(
       dtype: of the heads' products and activations; losses are float32.
       decay: base of the weights (Medusa, section 2.2.1: 0.8).
       teacher: labels are the target's law (Hydra++, section 4.2); False: the tokens of the texts (Medusa-1, Hydra).
-      chunk: rows of a text whose logits exist at once; 0 is all.
-      remat: computes chunks again for the gradient.
+      chunk, remat: as in `by_chunks`.
       shares: weight of every head's mean: the share of a micro-batch in the rows of that head.
     """
     model = MedusaHeads(config)
@@ -54,7 +53,7 @@ def medusa_loss(
         if config.prefix is not None:
             mask = causal_mask(texts.segments)
             states = model.apply({"params": heads}, hidden, texts.positions, mask, method="prefix").states
-        total, parts = jnp.float32(0), []
+        parts = []
         for head in range(config.num_heads):
             inputs = [states]
             if config.kind == "hydra":
@@ -76,12 +75,9 @@ def medusa_loss(
                 hit = jnp.argmax(logits, axis=-1) == best
                 return jnp.sum(jnp.where(counted, loss, 0.0)), jnp.sum(hit & counted).astype(jnp.float32)
 
-            rows = (
-                jnp.concatenate(inputs, axis=-1), ahead(hidden, head + 1), ahead(texts.tokens, head + 2), counted,
-            )  # fmt: skip
+            rows = (jnp.concatenate(inputs, axis=-1), ahead(hidden, head + 1), ahead(texts.tokens, head + 2), counted)
             loss, hits = by_chunks(sums_of, rows, (1, 1, 1, 1), chunk, remat=remat)
             count = jnp.sum(counted).astype(jnp.float32)
-            mean = loss / jnp.maximum(count, 1.0)
-            total = total + decay**head * (mean if shares is None else mean * shares[head])
-            parts.append(StepMetrics(mean, hits / jnp.maximum(count, 1.0), count))
-    return total, jax.tree.map(lambda *each: jnp.stack(each), *parts)
+            parts.append(StepMetrics(loss / jnp.maximum(count, 1.0), hits / jnp.maximum(count, 1.0), count))
+    metrics: StepMetrics = jax.tree.map(lambda *each: jnp.stack(each), *parts)
+    return jnp.sum(decay ** jnp.arange(config.num_heads) * metrics.loss * shares), metrics

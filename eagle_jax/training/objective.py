@@ -8,11 +8,13 @@ and head exist for one chunk at a time.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
@@ -20,15 +22,13 @@ from eagle_jax.config import ConfigError, HeadConfig, check_fields
 from eagle_jax.core.types import Params
 from eagle_jax.models.heads import EagleHead
 from eagle_jax.packed import PackedTokens
-from eagle_jax.parallel.mesh import DATA, FSDP, by_rows, copies, row_groups
+from eagle_jax.parallel.mesh import by_rows, copies, row_groups
 from eagle_jax.training.losses import (
-    behind,
-    best_of,
-    blended_divergence,
+    ahead,
     by_chunks,
     likelihood_of_acceptance,
+    overlap,
     rowwise_dot,
-    smooth_l1,
     soft_cross_entropy,
     supervised_ahead,
 )
@@ -39,41 +39,26 @@ from eagle_jax.training.unroll import unroll
 class Objective:
     """Loss of a draft head; `PRESETS` has the papers' settings.
 
-    Attributes:
-      steps: unrolled steps, n.
-      decay: step k has weight decay^k; the sum is not normalised.
-      token_loss: "ce" soft cross-entropy, "lk" -log alpha, "lk_blend" lambda KL + (1 - lambda) TV (arXiv:2602.23881).
-      eta: for lk_blend: a larger value gives TV more weight at the same acceptance, lambda = exp(-eta alpha).
-      token_weight: weight of the token loss.
-      feature_weight: weight of SmoothL1 between the head's state and the target's final-normed state.
-      best_weight, best_count: weight of HASS's loss over the target's likeliest tokens, and their number.
-      noise: bound of the uniform noise U(-noise, noise) on the target's features.
-      detach: no gradient flows from a step into the step before it (HASS).
-      chunk: rows of a text whose logits exist at once.
-      remat: recomputes steps and chunks for the gradient; False keeps all logits in memory.
-
     Raises:
-      ConfigError: a count is below 1, a weight is negative, or all weights are 0.
+      ConfigError: a count is below 1, or all weights are 0.
     """
 
-    steps: int = 7
-    decay: float = 0.8
+    steps: int = 7  # unrolled steps, n
+    decay: float = 0.8  # step k has weight decay^k; the sum is not normalised
+    # Soft cross-entropy, -log alpha, or lambda KL + (1 - lambda) TV with lambda = exp(-eta alpha) (arXiv:2602.23881).
     token_loss: Literal["ce", "lk", "lk_blend"] = "ce"
     eta: float = 3.0
     token_weight: float = 1.0
-    feature_weight: float = 0.0
-    best_weight: float = 0.0
+    feature_weight: float = 0.0  # of SmoothL1 between the head's state and the target's final-normed state
+    best_weight: float = 0.0  # of HASS's loss over the target's `best_count` likeliest tokens
     best_count: int = 10
-    noise: float = 0.0
-    detach: bool = False
-    chunk: int = 256
-    remat: bool = True
+    noise: float = 0.0  # bound of the uniform noise on the target's features
+    detach: bool = False  # no gradient flows from a step into the step before it (HASS)
+    chunk: int = 256  # rows of a text whose logits exist at once
+    remat: bool = True  # recomputes steps and chunks for the gradient; False keeps all logits in memory
 
     def __post_init__(self) -> None:
         check_fields(self, "steps", "best_count", "chunk")
-        for name in ("decay", "eta", "token_weight", "feature_weight", "best_weight", "noise"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"Objective.{name} must not be negative, got {getattr(self, name)}.")
         if self.token_weight == self.feature_weight == self.best_weight == 0:
             raise ConfigError("Objective must have a token_weight, feature_weight or best_weight above 0, got only 0.")
 
@@ -92,32 +77,21 @@ PRESETS: dict[str, Objective] = {
 
 
 class Signals(NamedTuple):
-    """Outputs of the frozen target for a batch of texts.
+    """Outputs of the frozen target for a batch of texts."""
 
-    Attributes:
-      features: [B, T, F], tapped states.
-      hidden: [B, T, H], final-normed states, the input of the lm_head.
-      embeds: [B, T, E], token embeddings; None if they are looked up later.
-    """
-
-    features: Float[Array, "B T F"]
-    hidden: Float[Array, "B T H"]
-    embeds: Float[Array, "B T E"] | None = None
+    features: Float[Array, "B T F"]  # tapped states
+    hidden: Float[Array, "B T H"]  # final-normed states, the input of the lm_head
+    embeds: Float[Array, "B T E"] | None = None  # of the tokens; None if they are looked up later
 
 
 class StepMetrics(NamedTuple):
-    """Metrics per unrolled step (or head), [steps] each.
+    """Metrics per unrolled step (or head)."""
 
-    Attributes:
-      loss: mean token loss over supervised rows inside the draft vocabulary, plus mean feature loss over supervised.
-      accuracy: share of supervised rows in which head and target have the same likeliest token. If the target's is
-        outside the draft vocabulary, the row is a miss.
-      counted: number of supervised rows.
-    """
-
+    # Mean token loss over supervised rows inside the draft vocabulary, plus mean feature loss over supervised rows.
     loss: Float[Array, " steps"]
+    # Share of supervised rows where head and target have the same likeliest token; never outside the draft vocabulary.
     accuracy: Float[Array, " steps"]
-    counted: Float[Array, " steps"]
+    counted: Float[Array, " steps"]  # number of supervised rows
 
 
 Logits = Callable[[Array], Array]
@@ -131,9 +105,9 @@ def unrolled_loss(
     texts: PackedTokens,
     target_logits: Logits,
     kept: Int[Array, " Vd"] | None,
-    key: Array | None = None,
+    key: Array,
     mesh: Mesh | None = None,
-    shares: Float[Array, " steps"] | None = None,
+    shares: Float[Array, " steps"] | float = 1.0,
 ) -> tuple[Float[Array, ""], StepMetrics]:
     """Returns sum_k decay^k (mean loss of step k over its rows), and metrics per step.
 
@@ -144,40 +118,25 @@ def unrolled_loss(
       target_logits: the target's lm_head, [.., H] -> [.., V]; EAGLE-1/2 heads use it, too.
       kept: target ids of the draft vocabulary, ascending; None is all of V.
       key: of the noise.
-      mesh: every group of devices with its own rows uses a copy of the head (`mesh.copies`).
+      mesh: every group of devices with its own rows uses a copy of the head (`mesh.copies`). It divides the rows.
       shares: weight of every step's mean: the share of a micro-batch in the rows of that step.
-
-    Raises:
-      ConfigError: the mesh does not divide the rows.
     """
-    features = signals.features
     if objective.noise > 0:
-        if key is None:
-            raise ValueError("key must be given for an objective with noise, got None. Pass jax.random.key(seed).")
+        features = signals.features
         noise = jax.random.uniform(key, features.shape, jnp.float32, -objective.noise, objective.noise)
-        features = features + noise.astype(features.dtype)
-
-    def sums_of(head: Params, signals: Signals, texts: PackedTokens) -> _Sums:
-        return _sums(config, objective, head, signals, texts, target_logits, kept)
-
-    signals, groups = signals._replace(features=features), row_groups(mesh)
+        signals = signals._replace(features=features + noise.astype(features.dtype))
+    sums_of, groups = functools.partial(_sums, config, objective, target_logits, kept), row_groups(mesh)
     if mesh is None or groups == 1:
         sums = sums_of(head, signals, texts)
     else:
-        rows = texts.tokens.shape[0]
-        if rows % groups:
-            raise ConfigError(
-                f"the number of rows must be a multiple of data={mesh.shape[DATA]} times fsdp={mesh.shape[FSDP]}, got "
-                f"{rows}."
-            )
-        parts = jax.tree.map(lambda x: by_rows(x.reshape(groups, rows // groups, *x.shape[1:]), mesh), (signals, texts))
+        grouped = lambda x: by_rows(x.reshape(groups, -1, *x.shape[1:]), mesh)  # noqa: E731
+        parts = jax.tree.map(grouped, (signals, texts))
         sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.vmap(sums_of)(copies(head, mesh), *parts))
     loss = sums.loss / jnp.maximum(sums.inside, 1)
     if objective.feature_weight > 0:
         loss += objective.feature_weight * sums.feature / jnp.maximum(sums.counted, 1)
     metrics = StepMetrics(loss, sums.hits / jnp.maximum(sums.counted, 1), sums.counted)
-    weighted = loss if shares is None else loss * shares
-    return jnp.sum(objective.decay ** jnp.arange(objective.steps) * weighted), metrics
+    return jnp.sum(objective.decay ** jnp.arange(objective.steps) * loss * shares), metrics
 
 
 class _Sums(NamedTuple):
@@ -193,11 +152,11 @@ class _Sums(NamedTuple):
 def _sums(
     config: HeadConfig,
     objective: Objective,
+    target_logits: Logits,
+    kept: Int[Array, " Vd"] | None,
     head: Params,
     signals: Signals,
     texts: PackedTokens,
-    target_logits: Logits,
-    kept: Int[Array, " Vd"] | None,
 ) -> _Sums:
     assert signals.embeds is not None, "head_loss looks up embeddings"
     states = unroll(
@@ -208,8 +167,8 @@ def _sums(
     if config.kind == "eagle3":
         module = EagleHead(config)
         head_logits = lambda states: module.apply({"params": head}, states, method="logits")  # noqa: E731
-    predicted = jnp.stack([behind(state, 1 + k) for k, state in enumerate(states)])
-    supervised = jnp.stack([behind(supervised_ahead(texts, 2 + k), 1 + k) for k in range(objective.steps)])
+    predicted = jnp.stack([ahead(state, -1 - k) for k, state in enumerate(states)])
+    supervised = jnp.stack([ahead(supervised_ahead(texts, 2 + k), -1 - k) for k in range(objective.steps)])
 
     def sums_of(predicted: Array, hidden: Array, supervised: Array) -> _Sums:
         law, best, inside = jax.lax.stop_gradient(target_law(target_logits(hidden), kept))
@@ -220,18 +179,15 @@ def _sums(
             loss = jnp.where(used, _token_loss(objective, logits, law), 0.0)
             # Not argmax, which XLA for CPU does not vectorise. The loss needs the maximum anyway.
             hits = used & (jnp.take_along_axis(logits, best[..., None], -1)[..., 0] >= jnp.max(logits, axis=-1))
-            rows = [jnp.sum(x, dtype=jnp.float32) for x in (used, hits, labelled)]
-            found.append(_Sums(jnp.sum(loss), rows[0], rows[1], rows[2], jnp.zeros(())))
+            feature = jnp.zeros(())
+            if objective.feature_weight > 0:
+                errors = optax.huber_loss(states.astype(jnp.float32) - hidden.astype(jnp.float32))  # SmoothL1
+                feature = jnp.where(labelled, jnp.mean(errors, axis=-1), 0.0)
+            found.append(_Sums(*(jnp.sum(x, dtype=jnp.float32) for x in (loss, used, hits, labelled, feature))))
         return jax.tree.map(lambda *steps: jnp.stack(steps), *found)
 
     rows = (predicted, signals.hidden, supervised)
-    sums = by_chunks(sums_of, rows, (2, 1, 2), objective.chunk, remat=objective.remat)
-    if objective.feature_weight == 0:
-        return sums
-    feature = [
-        jnp.sum(jnp.where(supervised[k], smooth_l1(predicted[k], signals.hidden), 0.0)) for k in range(objective.steps)
-    ]
-    return sums._replace(feature=jnp.stack(feature))
+    return by_chunks(sums_of, rows, (2, 1, 2), objective.chunk, remat=objective.remat)
 
 
 def _token_loss(objective: Objective, logits: Float[Array, "*b V"], p: Float[Array, "*b V"]) -> Float[Array, "*b"]:
@@ -243,23 +199,22 @@ def _token_loss(objective: Objective, logits: Float[Array, "*b V"], p: Float[Arr
         loss = soft_cross_entropy(log_q, p)
     elif objective.token_loss == "lk":
         loss = likelihood_of_acceptance(log_q, p)
-    else:
-        loss = blended_divergence(log_q, p, objective.eta)
+    else:  # far from the target KL dominates, whose gradient never vanishes; near it TV = 1 - alpha
+        alpha = overlap(log_q, p)
+        share = jax.lax.stop_gradient(jnp.exp(-objective.eta * alpha))
+        divergence = soft_cross_entropy(log_q, p) - jnp.sum(jax.scipy.special.entr(p), axis=-1)
+        loss = share * divergence + (1.0 - share) * (1.0 - alpha)
     loss = objective.token_weight * loss
-    if objective.best_weight > 0:
-        loss += objective.best_weight * best_of(log_q, p, min(objective.best_count, p.shape[-1]))
+    if objective.best_weight > 0:  # cross-entropy over the likeliest tokens (HASS, section 3.1)
+        mass, index = jax.lax.top_k(p, min(objective.best_count, p.shape[-1]))
+        loss -= objective.best_weight * jnp.sum(mass * jnp.take_along_axis(log_q, index, axis=-1), axis=-1)
     return loss
 
 
 def target_law(
     logits: Float[Array, "*b V"], kept: Int[Array, " Vd"] | None
 ) -> tuple[Float[Array, "*b Vd"], Int[Array, "*b"], Bool[Array, "*b"]]:
-    """Computes the target's distribution over the draft vocabulary.
-
-    Returns:
-      probabilities, normalised over the draft vocabulary; the index of its likeliest token; and whether that token is
-      also the likeliest of the whole vocabulary.
-    """
+    """Returns the target's law over the draft vocabulary, its likeliest index, and whether all of V has no likelier."""
     if kept is None:
         best = jnp.argmax(logits, axis=-1)
         return jax.nn.softmax(logits, axis=-1), best, jnp.ones(best.shape, bool)

@@ -12,34 +12,26 @@ from jaxtyping import Array, Float, Int
 
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core.types import Params
-from eagle_jax.models.decoder import target_fn
+from eagle_jax.models.decoder import Decoder
 from eagle_jax.training.host import dense_gradients
 
 
 class TrainState(NamedTuple):
-    """State of the training of a target.
-
-    Attributes:
-      step: scalar int32, number of updates.
-    """
+    """State of the training of a target."""
 
     params: Params
     opt_state: optax.OptState
-    step: Int[Array, ""]
+    step: Int[Array, ""]  # number of updates
 
 
 def next_token_loss(config: DecoderConfig, params: Params, rows: Int[Array, "B T"]) -> Float[Array, ""]:
     """Returns the mean cross-entropy of tokens 1.. of every row, in nats."""
-    fn = target_fn(config)
-    tokens, labels = rows[:, :-1], rows[:, 1:]
-    batch, length = tokens.shape
-    positions = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
     with nn.intercept_methods(dense_gradients):
-        out = fn.forward(params, tokens, positions, jnp.tril(jnp.ones((length, length), bool)), None)
-        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(fn.logits(params, out.hidden), labels))
+        logits = Decoder(config).apply({"params": params}, rows[:, :-1], method="all_logits")
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, rows[:, 1:]))
 
 
-def optimiser(weight_decay: float = 0.1) -> optax.GradientTransformation:
+def optimiser() -> optax.GradientTransformation:
     """Returns Muon for the layers' matrices, AdamW for embedding, lm_head and norms; gradients are clipped to norm 1.
 
     Muon's updates have the root mean square of AdamW's (arXiv:2502.16982), so both use one learning rate. It is 1 here;
@@ -54,17 +46,15 @@ def optimiser(weight_decay: float = 0.1) -> optax.GradientTransformation:
         return jax.tree_util.tree_map_with_path(spec, tree)
 
     muon = optax.contrib.muon(
-        1.0, weight_decay=weight_decay, adam_b2=0.95, consistent_rms=0.2, muon_weight_dimension_numbers=matrices
+        1.0, weight_decay=0.1, adam_b2=0.95, consistent_rms=0.2, muon_weight_dimension_numbers=matrices
     )
     return optax.chain(optax.clip_by_global_norm(1.0), muon)
 
 
-def warmup_stable_decay(step: int, peak: float, warmup: int, decay_from: int | None, decay_steps: int) -> float:
-    """Returns the learning rate: linear rise, constant, linear decay to 0 from step `decay_from` (None: never)."""
-    rate = peak * min(1.0, (step + 1) / warmup)
-    if decay_from is not None and step >= decay_from:
-        rate *= max(0.0, 1.0 - (step - decay_from) / decay_steps)
-    return rate
+def warmup_stable_decay(step: int, peak: float, warmup: int, decay_from: int, decay_steps: int) -> float:
+    """Returns the learning rate: linear rise, constant, linear decay to 0 from step `decay_from`."""
+    fall = 1.0 - max(0, step - decay_from) / decay_steps
+    return peak * min(1.0, (step + 1) / warmup) * max(0.0, fall)
 
 
 def train_step(

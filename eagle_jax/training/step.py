@@ -24,46 +24,29 @@ from eagle_jax.training.unroll import causal_mask
 
 
 class Frozen(NamedTuple):
-    """Constants of head training.
-
-    Attributes:
-      target: parameters of the target.
-      d2t: [Vd] int32 offsets of the draft vocabulary; None for all of V.
-      feature_scale: [F], divides the tapped features; None for 1. Deep states of a trained model are tens of times
-        larger than the output of a fresh layer: without the division heads learn half as fast. `fold_scale` moves the
-        division into the finished head.
-    """
+    """Constants of head training."""
 
     target: Params
-    d2t: Int[Array, " Vd"] | None = None
+    d2t: Int[Array, " Vd"] | None = None  # offsets of the draft vocabulary; None for all of V
+    # Divides the tapped features. Deep states of a trained model are tens of times larger than the output of a fresh
+    # layer: without the division heads learn half as fast. `fold_scale` moves it into the finished head.
     feature_scale: Float[Array, " F"] | None = None
 
 
 class HeadTrainState(NamedTuple):
-    """State of training.
+    """State of training."""
 
-    Attributes:
-      head: trained parameters, float32 (an EAGLE head without `d2t`).
-      step: scalar int32, number of updates.
-      key: of the noise.
-    """
-
-    head: Params
+    head: Params  # trained parameters, float32 (an EAGLE head without `d2t`)
     opt_state: optax.OptState
-    step: Int[Array, ""]
-    key: Array
+    step: Int[Array, ""]  # number of updates
+    key: Array  # of the noise
 
 
 class UpdateReport(NamedTuple):
-    """Measurements before an update.
-
-    Attributes:
-      gradient: global norm, before clipping.
-      metrics: per unrolled step.
-    """
+    """Measurements before an update."""
 
     loss: Float[Array, ""]
-    gradient: Float[Array, ""]
+    gradient: Float[Array, ""]  # global norm, before clipping
     metrics: StepMetrics
 
 
@@ -88,7 +71,7 @@ def head_loss(
     dtype: str = "float32",
     signals: Signals | None = None,
     mesh: Mesh | None = None,
-    shares: Float[Array, " steps"] | None = None,
+    shares: Float[Array, " steps"] | float = 1.0,
 ) -> tuple[Float[Array, ""], StepMetrics]:
     """Computes the loss of an EAGLE head on a batch of packed texts.
 
@@ -149,17 +132,15 @@ def fold_scale(head: Params, scale: Float[Array, " F"]) -> Params:
     return {**head, "fc": {**head["fc"], "kernel": head["fc"]["kernel"] / scale[:, None]}}
 
 
-def head_optimiser(
-    rate: float, warmup: int, total: int, *, clip: float = 0.5, floor: float = 0.01, weight_decay: float = 0.0
-) -> optax.GradientTransformation:
-    """Returns AdamW (0.9, 0.95) on clipped gradients, with linear warm-up and cosine decay to `floor` of `rate`."""
-    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, warmup, max(total, warmup + 1), rate * floor)
-    adam = optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=weight_decay)
+def head_optimiser(rate: float, warmup: int, total: int, clip: float = 0.5) -> optax.GradientTransformation:
+    """Returns Adam (0.9, 0.95) on clipped gradients, with linear warm-up and cosine decay to 1% of `rate`."""
+    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, warmup, max(total, warmup + 1), rate * 0.01)
+    adam = optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=0.0)
     return optax.chain(optax.clip_by_global_norm(clip), adam)
 
 
 LossFn = Callable[
-    [Params, PackedTokens, Signals | None, Array, Float[Array, " n"] | None], tuple[Float[Array, ""], StepMetrics]
+    [Params, PackedTokens, Signals | None, Array, Float[Array, " n"]], tuple[Float[Array, ""], StepMetrics]
 ]
 """`(trained, texts, signals, key, shares) -> (loss, metrics)`; `shares` are weights of the n means."""
 
@@ -173,15 +154,14 @@ def head_train_step(
     state: HeadTrainState,
     frozen: Frozen,
     texts: PackedTokens,
-    signals: Signals | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[HeadTrainState, UpdateReport]:
     """Updates an EAGLE head once: `train_step` with `head_loss`."""
 
-    def loss_fn(head: Params, texts: PackedTokens, signals: Signals | None, key: Array, shares: Array | None) -> Any:
+    def loss_fn(head: Params, texts: PackedTokens, signals: Signals | None, key: Array, shares: Array) -> Any:
         return head_loss(target, config, objective, head, frozen, texts, key, dtype, signals, mesh, shares)
 
-    return train_step(loss_fn, lambda texts: count_rows(texts, objective.steps), tx, state, texts, signals)
+    return train_step(loss_fn, lambda texts: count_rows(texts, objective.steps), tx, state, texts)
 
 
 def train_step(
@@ -204,20 +184,15 @@ def train_step(
       texts: [M, B, T] with a leading axis of micro-batches.
       signals: stored outputs of the target with the same leading axis, or None.
     """
-    micro = texts.tokens.shape[0]
-
-    rows = jax.vmap(rows_of)(texts)
+    micro, rows = texts.tokens.shape[0], jax.vmap(rows_of)(texts)
     shares = rows / jnp.maximum(jnp.sum(rows, axis=0, keepdims=True), 1)
 
     def part(index: Array, texts: PackedTokens, signals: Signals | None, shares: Array) -> Any:
         """Returns a micro-batch's terms of gradient, loss and metrics."""
-        weights = shares if micro > 1 else None
         key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), index)
-        loss_of = lambda trained: loss_fn(trained, texts, signals, key, weights)  # noqa: E731
+        loss_of = lambda trained: loss_fn(trained, texts, signals, key, shares)  # noqa: E731
         (loss, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(state.head)
-        if weights is not None:
-            metrics = metrics._replace(loss=metrics.loss * weights, accuracy=metrics.accuracy * weights)
-        return grads, loss, *metrics
+        return grads, loss, metrics.loss * shares, metrics.accuracy * shares, metrics.counted
 
     def add(total: Any, xs: tuple[Array, PackedTokens, Signals | None, Array]) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, part(*xs)), None
@@ -226,8 +201,8 @@ def train_step(
     first = jax.tree.map(lambda x: x[0], parts)
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, *first))
     total = jax.lax.scan(add, zero, parts)[0] if micro > 1 else part(*first)
-    grads, loss, losses, accuracy, counted = total
-    report = UpdateReport(loss, optax.tree.norm(grads), StepMetrics(losses, accuracy, counted))
+    grads, loss, *metrics = total
+    report = UpdateReport(loss, optax.tree.norm(grads), StepMetrics(*metrics))
     updates, opt_state = tx.update(grads, state.opt_state, state.head)
     head = optax.apply_updates(state.head, updates)
     return HeadTrainState(head, opt_state, state.step + 1, state.key), report

@@ -41,7 +41,7 @@ def _mixer(bias: Bias, earlier: list[tuple[Array, Array]]) -> Callable[..., Arra
 
         def block(rows: tuple[Array, ...]) -> Array:
             query, seen, transposed, *own = rows
-            return diagonal_attend(query, *first, Bias(seen, transposed), own[::2], own[1::2])
+            return diagonal_attend(query, *first, (seen, transposed), own[::2], own[1::2])
 
         flat = [part for pair in own for part in pair]
         return by_query_blocks(block, (query, *bias, *flat), (1, 1, 2, *[2] * len(flat)))
@@ -60,14 +60,7 @@ def unroll(
     detach: bool = False,
     remat: bool = False,
 ) -> list[Float[Array, "B T H"]]:
-    """Returns the head's states of every step.
-
-    Args:
-      features: the target's tapped states.
-      embeds: embeddings of `texts.tokens`.
-      detach: no gradient flows from a step into the state of the step before (HASS).
-      remat: computes the activations of a step again for the gradient.
-    """
+    """Returns the head's states of every step; `detach` and `remat` are those of `Objective`."""
     module = EagleHead(config)
     mask = causal_mask(texts.segments)
     bias = bias_of(mask)

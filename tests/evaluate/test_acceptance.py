@@ -14,7 +14,7 @@ from eagle_jax.runtime.drafters import DraftHead
 from eagle_jax.runtime.target import Target
 from tests.models import random_prompts, tiny_head, tiny_target
 
-VOCAB, DEPTH, TOKENS = 4, 3, 24
+VOCAB, DEPTH, TOKENS = 4, 6, 24
 PROMPTS = random_prompts([5, 9, 3, 7, 6, 4, 8, 5], VOCAB)
 
 
@@ -34,7 +34,7 @@ def test_n_alpha_counts_the_drafts_inside_the_reply(pair, rule):
     options = {"max_new_tokens": TOKENS, **({} if rule == "deterministic" else {"temperature": 1.0, "key": 1})}
     prompts = PROMPTS if rule == "deterministic" else PROMPTS[:1]
     shorter = head.with_tree(TreeConfig.chain(2, rule))
-    found = measure_n_alpha(target, shorter, prompts, depth=DEPTH, **options)
+    found = measure_n_alpha(target, shorter, prompts, **options)
     tested, accepted, cut = np.zeros(DEPTH, int), np.zeros(DEPTH, int), 0
     for prompt in prompts:
         for chunk in list(eagle_jax.stream(target, head.with_tree(chain), prompt, **options))[1:]:
@@ -53,7 +53,6 @@ def test_n_alpha_counts_the_drafts_inside_the_reply(pair, rule):
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (lambda target, head: eagle_jax.prompt_lookup(target), {}, "head must be a drafter with a tree, got"),
         (lambda target, head: head.with_tree(TreeConfig.chain(3, "block")), {}, "got 'block', which accepts whole"),
         (lambda target, head: head, {"temperature": 1.0}, "key must be given"),
     ],
@@ -95,5 +94,5 @@ def test_replies_without_drafts(pair):
     found = record_cycles(target, None, [[1, 2]], max_new_tokens=4)
     assert found.tokens.shape == (len(found.emitted), 1)
     assert np.all(found.accepted)
-    none = measure_n_alpha(target, head, [[1, 2, 3]], depth=DEPTH, max_new_tokens=1)
+    none = measure_n_alpha(target, head, [[1, 2, 3]], max_new_tokens=1)
     assert none == ([None] * DEPTH, [0] * DEPTH, [0] * DEPTH)

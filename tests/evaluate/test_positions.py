@@ -10,14 +10,7 @@ import pytest
 from eagle_jax.config import TreeConfig
 from eagle_jax.core.types import PADDING
 from eagle_jax.evaluate.acceptance import Cycles, n_alpha, record_cycles
-from eagle_jax.evaluate.positions import (
-    best_chain,
-    by_position,
-    calibrate,
-    depths_and_ranks,
-    expected_tokens,
-    tokens_per_pass,
-)
+from eagle_jax.evaluate.positions import by_position, calibrate, depths_and_ranks
 from tests.models import TREES, random_prompts, tiny_head, tiny_target
 
 
@@ -49,13 +42,11 @@ def test_counts_by_hand():
     assert found.drafted.tolist() == [[4, 4], [4, 4]]
     assert found.reached.tolist() == [[4, 4], [1, 1]]  # nothing is verified behind the end of the reply
     assert found.accepted.tolist() == [[2, 1], [0, 1]]
-    assert tokens_per_pass(BY_HAND) == (3 + 1 + 2 + 1) / 4
-    seen = calibrate(BY_HAND, bins=4)  # 0.25 and 0.15 are in the first bin, 0.5 in the second, 0.6 in the third
-    assert seen.count.tolist() == [5, 1, 4, 0]
-    assert seen.accepted.tolist() == [2, 0, 2, 0]
-    assert seen.confidence[:3] == pytest.approx([(4 * 0.25 + 0.15) / 5, 0.5, 0.6])
-    assert math.isnan(seen.confidence[3])
-    assert seen.error == pytest.approx((abs(2 - 1.15) + abs(0 - 0.5) + abs(2 - 2.4)) / 10)
+    seen = calibrate(BY_HAND)  # confidences 0.15, 0.25, 0.5, 0.6
+    assert seen.count.tolist() == [0, 1, 4, 0, 1, 4, 0, 0, 0, 0]
+    assert seen.accepted.tolist() == [0, 1, 1, 0, 0, 2, 0, 0, 0, 0]
+    assert seen.confidence == pytest.approx([math.nan, 0.15, 0.25, math.nan, 0.5, 0.6, *[math.nan] * 4], nan_ok=True)
+    assert seen.error == pytest.approx((abs(1 - 0.15) + abs(1 - 1) + abs(0 - 0.5) + abs(2 - 2.4)) / 10)
     assert calibrate(BY_HAND._replace(reached=np.zeros((4, 5), bool))).error is None
     assert n_alpha(recorded([(CHAIN, [0.0] * 3, {1}, True)] * 2)) == ([1.0, 0.0], [2, 2], [2, 0])
 
@@ -64,7 +55,6 @@ def test_no_cycles_have_no_rates():
     none = Cycles(*(field[:0] for field in BY_HAND))
     assert by_position(none).drafted.shape == (0, 0)
     assert calibrate(none).error is None
-    assert tokens_per_pass(none) is None
 
 
 @pytest.mark.parametrize(
@@ -73,23 +63,11 @@ def test_no_cycles_have_no_rates():
         (lambda: n_alpha(BY_HAND), "cycles must hold chains, got a tree"),
         (lambda: calibrate(recorded([(CHAIN, [0.0, 0.0, 0.0], {1}, True)])), "must be cumulative log-probabilities"),
         (lambda: calibrate(recorded([(CHAIN, [0.0, -1.0, -0.5], {1}, True)])), "must be cumulative log-probabilities"),
-        (lambda: calibrate(BY_HAND, bins=0), "bins must be at least 1, got 0"),
-        (lambda: expected_tokens(1.2, 3), r"acceptance must lie in \[0, 1\], got 1.2"),
-        (lambda: expected_tokens(0.5, -1), "length must not be negative, got -1"),
-        (lambda: best_chain(0.5, -1.0), "cost must not be negative, got -1"),
     ],
 )
 def test_bad_arguments(run, message):
     with pytest.raises(ValueError, match=message):
         run()
-
-
-def test_expected_tokens_and_the_best_chain():
-    assert expected_tokens(0.5, 3) == (1 - 0.5**4) / (1 - 0.5)
-    assert (expected_tokens(1.0, 7), expected_tokens(0.0, 7), expected_tokens(0.9, 0)) == (8, 1, 1)
-    assert best_chain(0.5, 0.1) == 2  # by hand 1, 1.3636, 1.4583, 1.4423, ...
-    assert best_chain(0.5, 0.5) == 0  # a draft pass gains as much as it costs: plain decoding
-    assert best_chain(0.9, 0.0, longest=9) == 9
 
 
 def slow_counts(cycles: Cycles) -> dict[tuple[int, int], list[int]]:

@@ -133,8 +133,7 @@ import jax
 import numpy as np
 from eagle_jax.config import ConfigError
 from eagle_jax.parallel import processes
-from eagle_jax.parallel.mesh import AXES, make_mesh
-from jax.sharding import Mesh
+from eagle_jax.parallel.mesh import make_mesh
 
 assert processes.initialise()
 devices = jax.devices()
@@ -145,16 +144,10 @@ for mesh in (make_mesh(2, 1, 2), make_mesh(1, 2, 2)):
     found = processes.to_host(processes.global_rows(mesh, own)).ravel().tolist()
     assert found == [0, 1, 2, 3, 10, 11, 12, 13], found
 
-def refused(run):
-    try:
-        run()
-    except (ConfigError, ValueError) as error:
-        sys.stdout.write(f"refused: {error}\\n")  # in one piece: Gloo writes lines of its own between
-
-refused(lambda: make_mesh(1, 4, 1))
-refused(lambda: processes.global_rows(Mesh(np.array(jax.devices()).reshape(4, 1, 1), AXES), own))
-refused(lambda: processes.global_rows(Mesh(np.array(devices).reshape(1, 1, 4), AXES), own))
-refused(lambda: processes.global_rows(Mesh(np.array(devices[:2]).reshape(2, 1, 1), AXES), own))
+try:
+    make_mesh(1, 4, 1)
+except ConfigError as error:
+    sys.stdout.write(f"refused: {error}\\n")  # in one piece: Gloo writes lines of its own between
 """
 
 
@@ -178,10 +171,6 @@ def both_processes(attempts: int = 3) -> list[str]:
 
 
 def test_two_processes_have_their_rows_in_order():
-    """Also if JAX lists devices in another order than by process; meshes that mix rows are refused."""
+    """Also if JAX lists devices in another order than by process; no matrix is split over processes."""
     for out in both_processes():
-        tensor, order, whole, idle = (line for line in out.splitlines() if line.startswith("refused:"))
-        assert "tensor=4 must divide the 2 devices of a process" in tensor
-        assert "got groups of the processes [[1], [0], [1], [0]]" in order
-        assert "got groups of the processes [[0, 0, 1, 1]]" in whole
-        assert idle
+        assert "refused: tensor=4 must divide the 2 devices of a process" in out

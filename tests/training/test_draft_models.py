@@ -13,11 +13,11 @@ import pytest
 from eagle_jax.config import DecoderConfig, MedusaConfig
 from eagle_jax.models.decoder import init_params, target_fn
 from eagle_jax.models.medusa import MedusaHeads, init_medusa_params
-from eagle_jax.packed import PackedTokens
 from eagle_jax.training.distill import distillation_loss
 from eagle_jax.training.losses import count_rows
 from eagle_jax.training.medusa import medusa_loss
 from eagle_jax.training.objective import Signals
+from tests.training.tiny import packed_texts, random_params
 
 T, V, H, HEADS = 11, 13, 8, 3
 TARGET = DecoderConfig(V, H, 12, 2, num_heads=4, num_kv_heads=2, head_dim=6)
@@ -25,30 +25,14 @@ SMALL = DecoderConfig(V, H, 12, 1, num_heads=2, num_kv_heads=1, head_dim=4)
 KINDS = ["medusa", "hydra", "hydra++"]
 
 
-def texts():
-    """Two packed documents and padding in the first row, one document in the second."""
-    rng = np.random.default_rng(0)
-    segments = np.array([[1] * 6 + [2] * 4 + [0], [1] * T])
-    positions = np.array([[*range(6), *range(4), 0], [*range(T)]])
-    supervised = rng.random((2, T)) < 0.7
-    return PackedTokens(
-        *map(jnp.asarray, (rng.integers(0, V, (2, T)), supervised & (segments > 0), segments, positions))
-    )
-
-
-def wide(params, seed):
-    leaves, form = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-    return jax.tree.unflatten(
-        form, [leaf + 0.4 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
-    )
+TEXTS = packed_texts(((6, 4), (T,)), T, V)
 
 
 def by_document(states_of):
     """[2, T, H]: `states_of(row, places, positions, causal mask)` of every document alone, zeros elsewhere."""
     found = np.zeros((2, T, H), np.float32)
     for row, segment in ((0, 1), (0, 2), (1, 1)):
-        places = np.flatnonzero(np.asarray(texts().segments[row]) == segment)
+        places = np.flatnonzero(np.asarray(TEXTS.segments[row]) == segment)
         causal = jnp.tril(jnp.ones((len(places), len(places)), bool))
         found[row, places] = states_of(row, places, jnp.arange(len(places))[None], causal)[0]
     return jnp.asarray(found)
@@ -56,14 +40,13 @@ def by_document(states_of):
 
 @functools.cache
 def target():
-    params = wide(init_params(TARGET, jax.random.key(0)), 1)
-    fn = target_fn(TARGET)
+    params, fn = random_params(init_params, TARGET, 1), target_fn(TARGET)
 
     def hidden_of(row, places, positions, causal):
-        return fn.forward(params, texts().tokens[row, places][None], positions, causal, None).hidden
+        return fn.forward(params, TEXTS.tokens[row, places][None], positions, causal, None).hidden
 
     hidden = by_document(hidden_of)
-    return params, Signals(hidden, hidden, fn.embed(params, texts().tokens))
+    return params, Signals(hidden, hidden, fn.embed(params, TEXTS.tokens))
 
 
 def law(hidden):
@@ -74,15 +57,14 @@ def law(hidden):
 def heads(kind):
     prefix = TARGET.one_layer() if kind == "hydra++" else None
     config = MedusaConfig("medusa" if kind == "medusa" else "hydra", H, V, HEADS, 2, prefix)
-    return config, wide(init_medusa_params(config, jax.random.key(3)), 4)["heads"]
+    return config, random_params(init_medusa_params, config, 4)["heads"]
 
 
 def slow(kind, teacher):
     """Loss and counted rows of every head, row by row; Hydra++'s layer runs over each document alone."""
     config, params = heads(kind)
     run = functools.partial(MedusaHeads(config).apply, {"params": params})
-    given, (_, signals) = texts(), target()
-    segments, supervised = np.asarray(given.segments), np.asarray(given.supervised)
+    signals, (tokens, supervised, segments, _) = target()[1], map(np.asarray, TEXTS)
     states = np.asarray(signals.hidden)
     if kind == "hydra++":
         prefix = lambda row, places, *rest: run(signals.hidden[row, places][None], *rest, method="prefix").states  # noqa: E731
@@ -102,7 +84,7 @@ def slow(kind, teacher):
                 if teacher:
                     losses.append(-np.exp(law(signals.hidden[row, label - 1])) @ log_q)
                 else:
-                    losses.append(-log_q[int(given.tokens[row, label])])
+                    losses.append(-log_q[tokens[row, label]])
         found.append((np.mean(losses), len(losses)))
     return found
 
@@ -113,13 +95,13 @@ def test_medusa_loss_is_that_of_a_loop_over_rows(kind, teacher):
     config, params = heads(kind)
     weights, signals = target()
     judge = functools.partial(target_fn(TARGET).logits, weights)
-    loss_of = functools.partial(medusa_loss, config, params, signals, texts(), judge, teacher=teacher, decay=0.5)
+    loss_of = functools.partial(medusa_loss, config, params, signals, TEXTS, judge, teacher=teacher, decay=0.5)
     results = [loss_of(chunk=0), loss_of(chunk=4)]
     wanted = slow(kind, teacher)
     for loss, metrics in results:
         np.testing.assert_allclose(metrics.loss, [mean for mean, _ in wanted], rtol=1e-5)
         np.testing.assert_array_equal(metrics.counted, [count for _, count in wanted])
-        np.testing.assert_array_equal(metrics.counted, count_rows(texts(), HEADS))
+        np.testing.assert_array_equal(metrics.counted, count_rows(TEXTS, HEADS))
         assert float(loss) == pytest.approx(sum(0.5**head * mean for head, (mean, _) in enumerate(wanted)), rel=1e-5)
 
 
@@ -131,7 +113,7 @@ def test_chunks_change_no_gradient_and_the_target_gets_none(kind):
 
     def loss(params, weights, signals, chunk):
         judge = functools.partial(fn.logits, weights)
-        return medusa_loss(config, params, signals, texts(), judge, chunk=chunk)[0]
+        return medusa_loss(config, params, signals, TEXTS, judge, chunk=chunk)[0]
 
     whole, parts = (jax.grad(loss)(params, weights, signals, chunk) for chunk in (0, 4))
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), whole, parts)
@@ -149,9 +131,9 @@ def divergence_of(log_p, log_q, name):
 @pytest.mark.parametrize("name", ["kl", "tv", "lk"])
 def test_distillation_loss_is_that_of_its_definition(name):
     weights, signals = target()
-    small = wide(init_params(SMALL, jax.random.key(6)), 7)
+    small = random_params(init_params, SMALL, 7)
     judge = functools.partial(target_fn(TARGET).logits, weights)
-    fn, given = target_fn(SMALL), texts()
+    fn, given = target_fn(SMALL), TEXTS
 
     def hidden_of(row, places, positions, causal):
         return fn.forward(small, given.tokens[row, places][None], positions, causal, None).hidden
@@ -171,7 +153,7 @@ def test_distillation_loss_is_that_of_its_definition(name):
 def test_padding_behind_the_vocabulary_is_left_out():
     """Models of one tokenizer often have more rows than it has tokens, and not the same number."""
     weights, signals = target()
-    small = wide(init_params(SMALL, jax.random.key(6)), 7)
+    small = random_params(init_params, SMALL, 7)
     judge = functools.partial(target_fn(TARGET).logits, weights)
 
     def padded(hidden):
@@ -182,7 +164,7 @@ def test_padding_behind_the_vocabulary_is_left_out():
     kernel = jnp.pad(small["lm_head"]["kernel"], ((0, 0), (0, 2)), constant_values=4.0)
     more = {**small, "embed_tokens": {"embedding": embedding}, "lm_head": {"kernel": kernel}}
     larger = dataclasses.replace(SMALL, vocab_size=V + 2)
-    expected, _ = distillation_loss(SMALL, small, texts(), signals.hidden, judge)
+    expected, _ = distillation_loss(SMALL, small, TEXTS, signals.hidden, judge)
     for config, params, teacher in ((SMALL, small, padded), (larger, more, judge)):
-        loss, _ = distillation_loss(config, params, texts(), signals.hidden, teacher)
+        loss, _ = distillation_loss(config, params, TEXTS, signals.hidden, teacher)
         assert float(loss) == pytest.approx(float(expected), rel=1e-6)

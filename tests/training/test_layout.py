@@ -11,42 +11,28 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
+from eagle_jax.config import DecoderConfig, HeadConfig
 from eagle_jax.models.decoder import init_params
 from eagle_jax.models.heads import init_head_params
-from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel.mesh import ROWS, make_mesh, param_shardings
 from eagle_jax.runtime.target import Target
 from eagle_jax.training.objective import Objective
 from eagle_jax.training.step import Frozen, head_loss
+from tests.training.tiny import packed_texts, random_params
 from train.loop.setup import generation_mesh, respread
 
-ROWS_OF_BATCH, T, V, H = 4, 9, 16, 8
+T, V, H = 9, 16, 8
 TARGET = DecoderConfig(V, H, 12, 3, num_heads=4, num_kv_heads=2, head_dim=8, tie_word_embeddings=True)
 LAYER = DecoderConfig(V, H, 12, 1, num_heads=4, num_kv_heads=2, head_dim=8)
 HEAD = HeadConfig("eagle3", LAYER, 8, H, (1, 2, 3))
 OBJECTIVE = Objective(steps=2, chunk=4, noise=0.1, feature_weight=0.5)
 
 
-def random_like(shapes, seed: int):
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.4, jnp.float32), shapes)
-
-
 @functools.cache
 def parts():
-    """Head, frozen target and packed texts."""
-    key = jax.random.key(0)
-    head = random_like(jax.eval_shape(lambda: init_head_params(HEAD, key))["head"], 1)
-    frozen = Frozen(random_like(jax.eval_shape(lambda: init_params(TARGET, key)), 2), jnp.arange(8, dtype=jnp.int32))
-    rng = np.random.default_rng(3)
-    segments = np.ones((ROWS_OF_BATCH, T), np.int32)
-    segments[1, 5:] = 2
-    segments[3, 6:] = 0  # rows differ in how much counts, so a mean of means would be another number
-    positions = np.tile(np.arange(T, dtype=np.int32), (ROWS_OF_BATCH, 1))
-    tokens = rng.integers(0, V, (ROWS_OF_BATCH, T)).astype(np.int32)
-    supervised = (segments > 0) & (rng.random(segments.shape) < 0.7)
-    return head, frozen, PackedTokens(*map(jnp.asarray, (tokens, supervised, segments, positions)))
+    """Head, frozen target and packed texts, whose rows differ in how much counts."""
+    head, target = random_params(init_head_params, HEAD, 1)["head"], random_params(init_params, TARGET, 2)
+    return head, Frozen(target, jnp.arange(8, dtype=jnp.int32)), packed_texts(((T,), (5, 4), (T,), (6,)), T, V)
 
 
 def run(mesh, head, frozen, texts):
@@ -69,13 +55,6 @@ def test_a_mesh_changes_nothing(data, fsdp, tensor):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6), together, alone)
     for gradient, home in zip(*map(jax.tree.leaves, (together[1], param_shardings(head, mesh))), strict=True):
         assert gradient.sharding.is_equivalent_to(home, gradient.ndim)
-
-
-def test_rows_that_do_not_divide_are_refused():
-    head, frozen, texts = parts()
-    texts = jax.tree.map(lambda leaf: leaf[:3], texts)
-    with pytest.raises(ConfigError, match="rows must be a multiple of data=1 times fsdp=2, got 3"):
-        run(make_mesh(fsdp=2), head, frozen, texts)
 
 
 def target_of(kv_heads: int, vocab: int = V) -> Target:
