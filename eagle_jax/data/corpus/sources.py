@@ -1,4 +1,4 @@
-"""Reads conversations from files and hub datasets, and tokenises them once into a `Corpus`.
+"""Reads conversations from files and hub datasets: into a tokenised `Corpus`, or as prompts.
 
 A source is written `path[#split][@weight]`: a JSONL, JSON or Parquet file (or a glob of them), or the name of a dataset
 on the Hugging Face hub. `data/*.jsonl`, `chat.parquet@2`, `HuggingFaceH4/ultrachat_200k#train_sft@1`.
