@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
@@ -256,8 +256,6 @@ class TreeConfig:
                     "TreeConfig.rank_by and rerank must be left out for a static tree (parents), which has no "
                     "candidates to choose among."
                 )
-            if not isinstance(self.parents, Iterable):
-                raise ConfigError(f"TreeConfig.parents must list the parent of every node, got {self.parents!r}.")
             self._derive_from_parents(tuple(map(_as_int, self.parents)))
         self._check_verification()
         if self.parents is not None:
@@ -279,8 +277,6 @@ class TreeConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, numbers.Real) or not low < float(value) <= high:
                 raise ConfigError(f"TreeConfig.{name} must lie in ({low:g}, {high:g}], got {value!r}.")
-        if not isinstance(self.rerank, bool):
-            raise ConfigError(f"TreeConfig.rerank must be True or False, got {self.rerank!r}.")
 
     def _check_verification(self) -> None:
         rule = self.verification
@@ -347,11 +343,6 @@ def static_depths(parents: Sequence[int]) -> tuple[int, ...]:
         raise ConfigError("TreeConfig.parents must have at least one node, got an empty list.")
     depths: list[int] = []
     for node, parent in enumerate(parents):
-        if isinstance(parent, Sequence) and not isinstance(parent, str):
-            raise ConfigError(
-                f"TreeConfig.parents[{node}] must be an index, got the path {parent!r}. Convert paths with "
-                "eagle_jax.shapes.parents_of_paths."
-            )
         if not isinstance(parent, int) or isinstance(parent, bool) or not -1 <= parent < node:
             earlier = f" or an earlier node, 0 to {node - 1}" if node else ""
             raise ConfigError(f"TreeConfig.parents[{node}] must be -1 (the root){earlier}, got {parent!r}.")

@@ -45,11 +45,6 @@ def test_the_published_trees_are_their_authors(name):
     assert len(parents) == sum(children.values()) == {"EAGLE-1": 25, "Medusa": 63}[name]
 
 
-def test_a_list_of_paths_is_no_list_of_parents():
-    with pytest.raises(ConfigError, match=r"parents\[0\] must be an index, got the path \[0\].*shapes\.parents_of"):
-        TreeConfig.static([[0], [0, 0]])
-
-
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
