@@ -28,7 +28,7 @@ from eagle_jax.data.templates.render import chat_template
 from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.runtime.session import Session
 from infer.common.interrupts import stop_event
-from infer.common.labels import PLAIN, Label
+from infer.common.labels import Label
 from infer.common.methods import OPTIONS, Loader, Places, check_methods, load_pair
 from infer.common.programs import at_least_one, check_seed, naming, option_of, run
 from infer.common.terminal import ReplyView, stdout_console
@@ -228,10 +228,10 @@ def main(args: Args) -> None:
     check_seed(args)
     make_sampling(args.temperature, args.top_k, args.top_p)  # raises before weights are read
     args = dataclasses.replace(args, method=method_of(args))
-    labels = [label for label in check_methods([str(args.method)], args) if label != PLAIN]
+    check_methods([str(args.method)], args)
     use_compilation_cache()
     target, tokenizer = load_pair(args)
-    drafter = Loader(target, args)(labels[0]) if labels else None
+    drafter = Loader(target, args)(str(args.method))
     if chat_template(tokenizer) is None:
         text = "the tokenizer has no chat template: turns are joined by blank lines. Give --chat-template"
         print(f"warning: {text}", file=sys.stderr)

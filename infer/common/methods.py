@@ -31,6 +31,8 @@ BUNDLED = {
 """Methods whose weights are bundled with the target, and their names there. `eagle1` and `eagle2` are one head."""
 OPTIONS = {name: name for name in BUNDLED} | {"sps": "draft_model"}
 """Methods with weights, and the option with their path."""
+KINDS = {"eagle2": "eagle1", "hass": "eagle1"}
+"""Kinds of heads with another name than their method."""
 Paths = Annotated[list[list[int]], msgspec.Meta(min_length=1)]
 USES = {"choices": "medusa@choices", "best": "medusa@best31 or another @bestN"}
 """Examples of labels whose methods read the files of --choices and --positions."""
@@ -151,7 +153,7 @@ class Loader:
 
     def __init__(self, target: eagle_jax.Target, sources: Places):
         self.target, self.sources = target, sources
-        self._weights: dict[tuple[str, bool], TreeDrafter] = {}
+        self._weights: dict[tuple[str, str], TreeDrafter] = {}
 
     def __call__(self, text: str) -> eagle_jax.BoundDrafter | None:
         """Returns the drafter of a label, with the label's tree or numbers; None is plain decoding.
@@ -168,7 +170,7 @@ class Loader:
         if label.method in NUMBERS:
             make: Any = eagle_jax.prompt_lookup if label.method == "pld" else eagle_jax.lookahead
             return make(self.target, **label.fields)
-        key = self.weights(label.method), label.method == "sps"  # a small model and heads may have the same path
+        key = self.weights(label.method), KINDS.get(label.method, label.method)
         if key not in self._weights:
             self._weights[key] = self._load(label.method)
         bound = self._weights[key]
@@ -209,8 +211,7 @@ class Loader:
         load: Any = {"sps": eagle_jax.load_draft_model, "medusa": eagle_jax.load_medusa, "hydra": eagle_jax.load_medusa}
         with naming(option_of(OPTIONS[method]), path):
             heads = load.get(method, eagle_jax.load_drafter)(path, self.target)
-        kind = {"eagle2": "eagle1", "hass": "eagle1", "sps": None}.get(method, method)
-        if kind and heads.config.kind != kind:
+        if method != "sps" and heads.config.kind != KINDS.get(method, method):
             held = heads.config.kind.replace("eagle1", "eagle2")
             raise ValueError(f"--{method} must have heads of {method}, got {path} with heads of {held}. "
                              f"Give it as --{held}, for the method {held}.")  # fmt: skip
