@@ -131,8 +131,9 @@ def show(report: dict[str, Any], samples: Samples) -> None:
         f"\nBatch {report['batch']}, temperature {report['temperature']:g}, {len(lengths)} prompts of {lengths[0]} to "
         f"{lengths[-1]} tokens: {len(report['predicted'])} settings predicted. Chosen: {report['chosen']}\n"
     )
+    safely = {True: "yes", False: "no"}
     rows = [
-        [label, *(number(row[name], "x") for name in ("predicted", "measured", "worst")), str(row["safe"])]
+        [label, *(number(row[name], "x") for name in ("predicted", "measured", "worst")), safely[row["safe"]]]
         for label, row in report["candidates"].items()
     ]
     print(table(["method", "predicted", "measured", "worst task", "safely faster"], rows), flush=True)

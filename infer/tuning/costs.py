@@ -16,7 +16,7 @@ from eagle_jax.core.loop import prefill, step
 from eagle_jax.core.types import ROOT, Drafter, DraftTree, Engine, Params, RowRandomness, Sampling
 from eagle_jax.runtime.compilation import forget_programs
 from eagle_jax.runtime.generation import request_of
-from infer.common.timing import Part, time_interleaved
+from infer.common.timing import Part, time_repetitions
 from infer.tuning.trials import Prompt, Setting, arguments, note
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -57,7 +57,7 @@ def measure_costs(
     setting: Setting,
     repeats: int,
 ) -> Costs:
-    """Measures cycles of some widths and of the extreme trees of every method, in turns; the medians count.
+    """Measures cycles of some widths and of the extreme trees of every method, in turns; the least times count.
 
     Args:
       drafters: of every method, by tree. prompts: of one batch.
@@ -74,7 +74,7 @@ def measure_costs(
         note(f"compiling cycle {len(calls) + 1} of {len(made)}")
         calls[name] = cycles_of(target, drafter, prompts, setting)
         calls[name]()
-    seconds = {name: total / TURNS for name, total in time_interleaved(calls, repeats).items()}
+    seconds = {name: min(values) / TURNS for name, values in time_repetitions(calls, repeats).items()}
     costs = Costs(rows, [seconds[width] for width in rows], {method: [] for method in drafters})
     for method, tree in (name for name in made if isinstance(name, tuple)):
         added = seconds[method, tree] - costs.at_rows(tree.num_nodes + 1)
