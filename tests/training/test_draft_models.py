@@ -49,8 +49,12 @@ def target():
     return params, Signals(hidden, hidden, fn.embed(params, TEXTS.tokens))
 
 
+def judge(hidden):
+    return target_fn(TARGET).logits(target()[0], hidden)
+
+
 def law(hidden):
-    return np.asarray(jax.nn.log_softmax(target_fn(TARGET).logits(target()[0], hidden)), np.float64)
+    return np.asarray(jax.nn.log_softmax(judge(hidden)), np.float64)
 
 
 @functools.cache
@@ -92,13 +96,10 @@ def slow(kind, teacher):
 @pytest.mark.parametrize("teacher", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_medusa_loss_is_that_of_a_loop_over_rows(kind, teacher):
-    config, params = heads(kind)
-    weights, signals = target()
-    judge = functools.partial(target_fn(TARGET).logits, weights)
+    (config, params), (_, signals) = heads(kind), target()
     loss_of = functools.partial(medusa_loss, config, params, signals, TEXTS, judge, teacher=teacher, decay=0.5)
-    results = [loss_of(chunk=0), loss_of(chunk=4)]
     wanted = slow(kind, teacher)
-    for loss, metrics in results:
+    for loss, metrics in (loss_of(chunk=0), loss_of(chunk=4)):
         np.testing.assert_allclose(metrics.loss, [mean for mean, _ in wanted], rtol=1e-5)
         np.testing.assert_array_equal(metrics.counted, [count for _, count in wanted])
         np.testing.assert_array_equal(metrics.counted, count_rows(TEXTS, HEADS))
@@ -107,13 +108,11 @@ def test_medusa_loss_is_that_of_a_loop_over_rows(kind, teacher):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_change_no_gradient_and_the_target_gets_none(kind):
-    config, params = heads(kind)
-    weights, signals = target()
-    fn = target_fn(TARGET)
+    (config, params), (weights, signals) = heads(kind), target()
 
     def loss(params, weights, signals, chunk):
-        judge = functools.partial(fn.logits, weights)
-        return medusa_loss(config, params, signals, TEXTS, judge, chunk=chunk)[0]
+        logits = functools.partial(target_fn(TARGET).logits, weights)
+        return medusa_loss(config, params, signals, TEXTS, logits, chunk=chunk)[0]
 
     whole, parts = (jax.grad(loss)(params, weights, signals, chunk) for chunk in (0, 4))
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), whole, parts)
@@ -130,9 +129,7 @@ def divergence_of(log_p, log_q, name):
 
 @pytest.mark.parametrize("name", ["kl", "tv", "lk"])
 def test_distillation_loss_is_that_of_its_definition(name):
-    weights, signals = target()
-    small = random_params(init_params, SMALL, 7)
-    judge = functools.partial(target_fn(TARGET).logits, weights)
+    signals, small = target()[1], random_params(init_params, SMALL, 7)
     fn, given = target_fn(SMALL), TEXTS
 
     def hidden_of(row, places, positions, causal):
@@ -152,9 +149,7 @@ def test_distillation_loss_is_that_of_its_definition(name):
 
 def test_padding_behind_the_vocabulary_is_left_out():
     """Models of one tokenizer often have more rows than it has tokens, and not the same number."""
-    weights, signals = target()
-    small = random_params(init_params, SMALL, 7)
-    judge = functools.partial(target_fn(TARGET).logits, weights)
+    signals, small = target()[1], random_params(init_params, SMALL, 7)
 
     def padded(hidden):
         logits = judge(hidden)
