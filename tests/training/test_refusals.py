@@ -106,7 +106,7 @@ def folder(place, tmp_path_factory):
         ("regenerate", dict(temperatures=()), "--temperatures must be at least one number, got none"),
         ("regenerate", dict(top_p=2.0), "--top-p must be above 0 and at most 1, got 2.0"),
         ("regenerate", dict(tensor=3, data=("asked.jsonl",)), "--tensor must divide the 4 devices of a process, got 3"),
-        ("regenerate", dict(head="no/such"), "no such directory: no/such"),
+        ("regenerate", dict(head="no/such/one"), "--head no/such/one: no such directory"),
         ("evaluate", dict(tree="2,2,1"), "--tree 2,2,1: TreeConfig"),
         ("evaluate", dict(heldout=("text.jsonl",)), "text.jsonl, line 1: not JSON"),
         ("evaluate", dict(heldout=("plain.jsonl",)), "plain.jsonl: no prompt of at most"),
