@@ -99,7 +99,7 @@ class TrainingCheckpoints:
           like: arrays or `ShapeDtypeStruct`s with the shardings to restore to.
 
         Raises:
-          CheckpointError: it holds other arrays.
+          CheckpointError: it holds other arrays, or values that are not finite.
         """
         return self._read(self._latest, self.step, like)
 
@@ -146,6 +146,8 @@ class TrainingCheckpoints:
                 f"the checkpoint of step {step} in {self.directory} is of another configuration ({reason}); resume "
                 "with the one it was begun with, or choose another --out"
             ) from error
+        place = manager.directory / str(step)
+        _check_finite(found["state"], str(place), "Remove this directory to resume from an earlier checkpoint.")
         return Saved(step, found["state"], found["notes"])
 
 

@@ -143,7 +143,7 @@ def load_drafter(
       MemoryError: the weights do not fit in device memory.
 
     Warns:
-      UserWarning: an option of the head is unknown or has no effect.
+      UserWarning: an option of the head is unknown, has no effect or contradicts its tensors or the target.
     """
     check_target(target)
     config, params = load_head_checkpoint(
@@ -153,6 +153,7 @@ def load_drafter(
         rope_theta=rope_theta,
         taps=taps,
         embedding=target.params["embed_tokens"]["embedding"],  # shared if the file holds a copy of it
+        lm_head=None if target.config.tie_word_embeddings else target.params["lm_head"]["kernel"],
         place=None if target.mesh is None else placer(target.mesh),
         **hub,
     )

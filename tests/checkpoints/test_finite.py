@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax.checkpoints import CheckpointError, load_target_checkpoint, save_target_checkpoint
+from eagle_jax.checkpoints import CheckpointError, load_target_checkpoint, save_target_checkpoint, training
 from eagle_jax.checkpoints.files.finite import count_not_finite
 from eagle_jax.checkpoints.training import TrainingCheckpoints
 from tests.checkpoints.common import CONFIG, edit_tensors, random_params
@@ -101,3 +101,14 @@ def test_the_checkpoints_of_a_run(tmp_path):
         with pytest.raises(CheckpointError, match=r"step 2 is not saved .*kernel holds 4 values"):
             opened.save_best(2, state(NAN)["head"], {}, 1.5)
         assert (opened.step, opened.best_tau) == (1, None)
+
+
+def test_a_checkpoint_that_holds_nan_is_not_restored(tmp_path, monkeypatch):
+    """Of a disk that fails, or of an older version that saved it."""
+    state = {"kernel": jnp.ones(4).at[1].set(NAN)}
+    with contextlib.closing(TrainingCheckpoints(tmp_path)) as opened:
+        with monkeypatch.context() as patch:
+            patch.setattr(training, "_check_finite", lambda *_: None)
+            opened.save(1, state, {})
+        with pytest.raises(CheckpointError, match=r"latest/1: kernel holds 1 value that is not finite.*Remove this"):
+            opened.restore(state)

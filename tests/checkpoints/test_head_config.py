@@ -29,6 +29,11 @@ def load(directory, head, target=TARGET, **kwargs):
         (eagle3, {"eagle_config": {"use_last_layernorm": False}}, r"eagle_config\.use_last_layernorm must be true or"),
         (eagle3, {"eagle_config": {"use_aux_hidden_state": False}}, r"use_aux_hidden_state must be true or absent"),
         (eagle3, {"eagle_config": {"block_size": 16}}, r"eagle_config\.block_size must be absent, got 16"),
+        (eagle3, {"ptd_token_id": 0}, "ptd_token_id must be absent, got 0"),
+        (eagle3, {"num_hidden_layers": "1"}, "num_hidden_layers must be an integer from 1 to .*, got '1'"),
+        (eagle3, {"num_aux_hidden_states": 4}, "num_aux_hidden_states is 4, and there are 3 taps"),
+        *((eagle3, {"architectures": [name]}, f"architectures must be an EAGLE head .*, got .*{name}")
+          for name in ("PEagleDraftModel", "GemmaForCausalLM")),
         (eagle3, {"parallel_draft_step": 4}, "parallel_draft_step must be 1 or absent, got 4"),
         (eagle3, {"speculators_model_type": "eagle"}, "speculators_model_type must be 'eagle3', got 'eagle'"),
         (eagle3, {"draft_vocab_size": 60}, "draft_vocab_size must be at most the target.s vocabulary of 53"),
@@ -45,6 +50,13 @@ def test_an_option_that_changes_the_drafts_is_refused(make, changes, message, tm
     ("changes", "message"),
     [
         ({"sliding_window": 64}, "sliding_window=64 has no effect here"),
+        ({"num_hidden_layers": 32}, "num_hidden_layers is 32, but an EAGLE head has 1"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings is True, but the file has 'an lm_head of its own'"),
+        ({"target_model_type": "gemma3_text"}, "target_model_type is 'gemma3_text', but the target is a 'Llama"),
+        (
+            {"speculators_config": {"verifier": {"architectures": ["Qwen3ForCausalLM"]}}},
+            r"config\.verifier\.architectures is \['Qwen3ForCausalLM'\], but the target is a 'LlamaForCausalLM'",
+        ),
         ({"use_fancy_gate": True, "logit_scaling": 0.5}, r"use_fancy_gate=True, logit_scaling=0\.5: unknown"),
         ({"eagle_config": {"use_fancy_gate": 1}}, r"eagle_config\.use_fancy_gate=1: unknown"),
     ],

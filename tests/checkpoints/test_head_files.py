@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from eagle_jax.checkpoints import CheckpointError, load_head_checkpoint, load_target_checkpoint, save_head_checkpoint
 from eagle_jax.config import HeadConfig
-from tests.checkpoints.common import assert_same, random_params
+from tests.checkpoints.common import assert_same, quiet, random_params
 from tests.checkpoints.random_heads import TARGET, eagle1, eagle3, write
 
 LAYER = dataclasses.replace(TARGET, num_layers=1, head_dim=8, intermediate_size=20, qkv_bias=False)
@@ -64,7 +64,11 @@ def test_an_eagle1_head_without_embedding_and_with_an_lm_head(tmp_path):
     config, tensors = eagle1()
     _, expected = load(tmp_path, config, tensors)
     own = np.random.default_rng(3).standard_normal((53, 24)).astype(np.float32)
-    assert_same(load(tmp_path, config, tensors | {"lm_head.weight": own})[1], expected)
+    tensors["lm_head.weight"] = own
+    with quiet():
+        assert_same(load(tmp_path, config, tensors, lm_head=own.T)[1], expected)
+    with pytest.warns(UserWarning, match=r"lm_head\.weight differs from the target's lm_head, and EAGLE-1/2 drafts"):
+        assert_same(load(tmp_path, config, tensors, lm_head=own.T + 1)[1], expected)
     del tensors["embed_tokens.weight"]
     assert not load(tmp_path, config, tensors)[0].own_embedding
 
@@ -74,10 +78,12 @@ def test_the_draft_vocabulary(tmp_path):
     _, params = load(tmp_path, config, {name: value for name, value in tensors.items() if name != "t2d"})
     assert params["d2t"].dtype == jnp.int32  # the difference, as stored
     np.testing.assert_array_equal(np.flatnonzero(tensors["t2d"]), params["d2t"] + np.arange(17))
+    del config["draft_vocab_size"]  # counted
+    assert load(tmp_path, config, tensors)[0].draft_vocab_size == 17
     np.testing.assert_array_equal(load(tmp_path, *eagle3(draft_vocab_size=53))[1]["d2t"], np.zeros(53))
 
 
-D2T = eagle3()[1]["d2t"]
+D2T, T2D = (eagle3()[1][name] for name in ("d2t", "t2d"))
 ZEROS = np.zeros(24, np.float32)
 
 
@@ -88,6 +94,9 @@ ZEROS = np.zeros(24, np.float32)
         ({"d2t": np.append(D2T, 0)}, ("misshaped (1): d2t is int64 [18], expected integers [17]",)),
         ({"d2t": D2T + np.arange(17)}, ("d2t",)),  # target ids instead of differences
         ({"d2t": D2T.astype(np.float32)}, ("d2t is float32 [17], expected integers [17]",)),
+        ({"t2d": np.append(T2D, True)}, ("misshaped (1): t2d is bool [54], expected integers [53]",)),
+        ({"t2d": T2D.astype(np.float32)}, ("t2d is float32 [53], expected integers [53]",)),
+        ({"t2d": np.roll(T2D, 1)}, ("t2d marks other target ids than d2t reaches",)),
         ({"model.norm.weight": ZEROS}, ("norm.weight are the same tensor under two names",)),
         ({"layers.1.mlp.down_proj.weight": ZEROS}, ("unexpected (1): layers.1.mlp.down_proj.weight",)),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 
 import jax
 import numpy as np
@@ -30,23 +31,59 @@ def saved(path, kind="medusa", layers=1, **changes):
     return config, params
 
 
+def load_quietly(path):
+    with warnings.catch_warnings(action="ignore"):
+        return load_medusa_checkpoint(path, TARGET)
+
+
 @pytest.mark.parametrize("kind", ["medusa", "hydra", "hydra++"])
 def test_round_trip_is_the_identity(kind, tmp_path):
     config, params = saved(tmp_path, kind, layers=2)
-    again, loaded = load_medusa_checkpoint(tmp_path, TARGET)
+    with quiet():
+        again, loaded = load_medusa_checkpoint(tmp_path, TARGET)
     assert again == config
     assert_same(loaded, params)
 
 
 def test_the_file_decides_the_numbers(tmp_path):
     """Published config.json files name fewer heads; the default tree is Medusa's for those of the file."""
-    config, params = saved(tmp_path, medusa_num_heads=2, medusa_num_layers=7)
-    with quiet():
-        again, loaded = load_medusa_checkpoint(tmp_path, TARGET)
-    assert again == config
-    assert_same(loaded, params)
-    tree = eagle_jax.load_medusa(tmp_path, tiny_target()).tree
-    assert (tree.num_nodes, tree.depth) == (61, 3)
+    _, params = saved(tmp_path, medusa_num_heads=2)
+    with pytest.warns(UserWarning, match="medusa_num_heads is 2, but the file has 3"):
+        drafter = eagle_jax.load_medusa(tmp_path, tiny_target())
+    assert_same(load_quietly(tmp_path)[1], params)
+    assert (drafter.tree.num_nodes, drafter.tree.depth) == (61, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("medusa", {"medusa_num_layers": 7}, "medusa_num_layers is 7, but the file has 1"),
+        ("hydra", {"hydra_num_heads": 5}, "hydra_num_heads is 5, but the file has 3"),
+        ("hydra", {"hydra_head_arch": "prefix-mlp"}, "hydra_head_arch is 'prefix-mlp', but the file has 'mlp'"),
+        ("hydra++", {"hydra_head_arch": "mlp"}, "hydra_head_arch is 'mlp', but the file has 'prefix-mlp'"),
+    ],
+)
+def test_a_config_that_contradicts_the_file_is_a_warning(kind, changes, message, tmp_path):
+    config, _ = saved(tmp_path, kind, **changes)
+    with pytest.warns(UserWarning, match=f"/config.json: {message}: uses the latter"):
+        assert load_medusa_checkpoint(tmp_path, TARGET)[0] == config
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("hydra", {"hydra_head_arch": "eagle-attn"}, "hydra_head_arch must be mlp or prefix-mlp, got 'eagle-attn'"),
+        ("hydra", {"grounded_heads": False}, "grounded_heads must be true or absent, got False"),
+        ("medusa", {"is_causal": False}, "is_causal must be true or absent, got False"),
+        ("medusa", {"vocab_size": 13}, "vocab_size must be 12, as the target's, got 13"),
+        ("medusa", {"hidden_size": 32}, "hidden_size must be 16, as the target's, got 32"),
+        ("medusa", {"medusa_num_heads": "3"}, "medusa_num_heads must be an integer from 1 to .*, got '3'"),
+    ],
+)
+def test_an_option_that_changes_the_drafts_is_refused(kind, changes, message, tmp_path):
+    saved(tmp_path, kind, **changes)
+    with pytest.raises(CheckpointError, match=f"/config.json: {message}"):
+        load_medusa_checkpoint(tmp_path, TARGET)
 
 
 @pytest.mark.parametrize(("kind", "layers"), [("medusa", 2), ("hydra", 2), ("hydra++", 1), ("hydra++", 4)])

@@ -8,6 +8,7 @@ import pytest
 
 from eagle_jax.checkpoints import CheckpointError, read_target_config
 from eagle_jax.checkpoints.targets.config import config_values, decoder_config
+from eagle_jax.config import RopeConfig
 from tests.checkpoints.common import FAMILY, LLAMA, MISTRAL, QWEN2, QWEN3, quiet
 
 NAN, INF = float("nan"), float("inf")
@@ -17,6 +18,7 @@ GPT2 = {
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 SCALED = {"factor": 8.0, "original_max_position_embeddings": 8192}
 LLAMA3 = SCALED | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+HALF = RopeConfig(kind="linear", factor=2.0)
 TYPES = ["full_attention", "sliding_attention", "full_attention"]
 
 
@@ -65,7 +67,8 @@ def test_scaled_context_lengths(rope, base, length):
         *(base | {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 3} for base in (QWEN2, QWEN3)),
         LLAMA | {"embedding_multiplier": 1.0, "residual_multiplier": 1, "rope_interleaved": False, "is_causal": True},
         LLAMA | {"attention_sinks": None, "no_rope_layers": []},
-        LLAMA | {"sliding_window": 64},  # read by other families only
+        LLAMA | {"rope_scaling": LINEAR, "rope_parameters": LINEAR | {"type": "linear", "rope_theta": 1e4}},
+        LLAMA | {"model_type": "llama", "rope_theta": 7.0, "rope_parameters": {"rope_type": "default"}},
         GPT2 | {"hidden_size": 24, "n_inner": None, "num_hidden_layers": 2},
     ],
 )
@@ -125,6 +128,9 @@ REFUSED = [
     *((base, WINDOW | {"max_window_layers": 2}, "sliding_window=4096 is active") for base in (QWEN2, QWEN3)),
     *((base, WINDOW | {"layer_types": TYPES}, "sliding_window=4096 is active") for base in (QWEN2, QWEN3)),
     (QWEN2, {"layer_types": ["linear_attention"]}, "layer_types must be a list of full_attention or sliding_attention"),
+    (QWEN2, {"layer_types": ["full_attention"]}, "layer_types must be a list of .* for each of the 3 layers"),
+    (QWEN2, {"layer_types": TYPES}, "layer_types must be without sliding_attention where use_sliding_window is false"),
+    (GPT2, {"hidden_size": 18}, "hidden_size must be n_embd=24, which is the same size, got 18"),
     (GPT2, {"activation_function": "relu"}, "activation_function must be gelu_new or absent, got 'relu'"),
     (GPT2, {"n_head": 5}, "n_embd must be a multiple of n_head=5, got 24"),
 ]
@@ -140,6 +146,40 @@ def test_one_sentence_names_file_key_and_rule(base, changes, message):
 def test_an_unknown_key_that_looks_like_an_option_is_a_warning():
     with pytest.warns(UserWarning, match="use_fancy_gate=True: unknown and ignored"):
         read(LLAMA | {"use_fancy_gate": True})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "used"),
+    [
+        ({"model_type": "qwen3"}, "architectures is 'Llama.*', but model_type=qwen3 means 'Qwen3", ("qk_norm", True)),
+        ({"sliding_window": 64}, "sliding_window is 64, but LlamaForCausalLM has 'no window'", ("max_position", 8192)),
+        (
+            {"rope_theta": 7.0, "rope_parameters": {"rope_theta": 5.0}},
+            r"rope_theta is 7\.0, but rope_parameters\.rope_theta is 5\.0", ("rope", RopeConfig(theta=5.0)),
+        ),
+        *(
+            ({key: LINEAR | {"type": "yarn"}}, f"{key}.type is 'yarn', but rope_type is 'linear'", ("rope", HALF))
+            for key in ("rope_scaling", "rope_parameters")
+        ),
+        *(
+            ({"rope_scaling": LINEAR, "rope_parameters": other}, "rope_parameters is {.*, but rope_scaling is {.*",
+             ("rope", HALF))
+            for other in (LINEAR | {"factor": 4.0}, {"rope_type": "default"}, LINEAR | {"rope_theta": 500.0})
+        ),
+    ],
+)  # fmt: skip
+def test_a_contradiction_is_settled_as_in_transformers_with_a_warning(changes, message, used):
+    with pytest.warns(UserWarning, match=f"^config.json: {message}.*: uses the latter"):
+        config = read(LLAMA | changes)
+    assert getattr(config, used[0]) == used[1]
+
+
+@pytest.mark.parametrize("place", ["config.json", "generation_config.json"])
+def test_a_stop_token_outside_the_vocabulary_is_a_warning(place, tmp_path):
+    for name, values in (("config.json", LLAMA), (place, LLAMA | {"eos_token_id": [2, 128, -1]})):
+        (tmp_path / name).write_text(json.dumps(values))
+    with pytest.warns(UserWarning, match=rf"/{place}: eos_token_id is \(2, 128, -1\), but the .* \(2,"):
+        assert read_target_config(tmp_path).eos_ids == (2,)
 
 
 @pytest.mark.parametrize("value", ["</s>", [2, None]])

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from eagle_jax.checkpoints.files.errors import CheckpointError
+from eagle_jax.checkpoints.files.errors import CheckpointError, notice
 
 LARGEST = 2**31 - 1
 """Largest size or token id: both are int32 on the device."""
@@ -78,6 +78,16 @@ class Fields:
         """Reads a nested object; empty if the key is missing or null."""
         value = self._read(key, {}, True, "an object of keys and values", lambda value: isinstance(value, Mapping))
         return Fields(value, self.where, f"{self.inside}{key}.")
+
+    def contradict(self, key: str, source: str, used: Any, value: Any = None) -> None:
+        """Warns if a key differs from the value in use, which another source gives.
+
+        Args:
+          source: the other source and its verb, such as "the file has". value: replaces the value of the key.
+        """
+        value = self.values.get(key) if value is None else value
+        if value is not None and value != used:
+            notice(f"{self.where}: {self.inside}{key} is {shown(value)}, but {source} {shown(used)}: uses the latter.")
 
     def fail(self, key: str, rule: str, remedy: str = _REMEDY) -> NoReturn:
         """Raises the `CheckpointError` of a key that breaks a rule."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -55,6 +56,8 @@ def head_config(
     for part in (fields, fields.mapping("eagle_config")):
         check_features(part, known=SWITCHES)
     _check_window(fields, target)
+    _compare_target(fields, target)
+    fields.contradict("num_hidden_layers", "an EAGLE head has", 1, fields.integer("num_hidden_layers", 1, null=True))
 
     def switch(key: str, tensor: str) -> bool:
         return fields.flag(key, tensor in stored, null=True)
@@ -69,6 +72,10 @@ def head_config(
         qk_norm="layers.0.self_attn.q_norm.weight" in stored,
     )
     kind = _kind(fields, stored)
+    rows = stored["lm_head.weight"].shape[:1] if {"lm_head.weight", "d2t"} <= stored.keys() else ()
+    # EAGLE-1/2 heads draft through the target's lm_head, whatever the key says.
+    if fields.flag("tie_word_embeddings", null=True) and kind == "eagle3" and "lm_head.weight" in stored:
+        fields.contradict("tie_word_embeddings", "the file has", "an lm_head of its own")
     reads = fields.integer("target_hidden_size", layer.hidden_size, null=True)
     own_embedding = "embed_tokens.weight" in stored
     _compare_sizes(kind, layer, reads, own_embedding, target, problems)
@@ -83,7 +90,7 @@ def head_config(
     return HeadConfig(
         kind,
         layer,
-        draft_vocab_size=fields.integer("draft_vocab_size", layer.vocab_size, null=True),
+        draft_vocab_size=fields.integer("draft_vocab_size", rows[0] if rows else layer.vocab_size, null=True),
         target_hidden_size=reads,
         taps=_tapped_states(fields, stored, target, reads, problems, taps),
         own_embedding=own_embedding,
@@ -96,7 +103,11 @@ def head_config(
 
 
 def _kind(fields: Fields, stored: Mapping[str, TensorInfo]) -> Literal["eagle1", "eagle3"]:
-    named = any("eagle3" in name.lower() for name in fields.names_of("architectures"))
+    names = [name.lower() for name in fields.names_of("architectures")]
+    layers = [name for name in names if re.search("eagle|llama|mistral|qwen", name) and not name.startswith("peagle")]
+    if names and not layers:
+        fields.fail("architectures", "an EAGLE head with a Llama-like layer", "Other heads are not supported.")
+    named = any("eagle3" in name for name in names)
     stated = named or fields.given("speculators_model_type") or fields.given("draft_vocab_size")
     return "eagle3" if stated or "layers.0.hidden_norm.weight" in stored else "eagle1"
 
@@ -144,6 +155,16 @@ def _check_window(fields: Fields, target: DecoderConfig) -> None:
         )
 
 
+def _compare_target(fields: Fields, target: DecoderConfig) -> None:
+    """Warns if the head names a target of another family; names of directories are not compared."""
+    verifier = fields.mapping("speculators_config").mapping("verifier")
+    named = verifier.names_of("architectures")
+    if named and target.architecture not in named:
+        verifier.contradict("architectures", "the target is a", target.architecture)
+    if fields.text("target_model_type", "", null=True) not in target.architecture.lower():
+        fields.contradict("target_model_type", "the target is a", target.architecture)
+
+
 def _tapped_states(
     fields: Fields,
     stored: Mapping[str, TensorInfo],
@@ -169,6 +190,9 @@ def _tapped_states(
             f"fc reads {fc.shape[1]} features, which is {fc.shape[1] / reads:g} taps of hidden size {reads}, not "
             f"{len(taps)} (taps {taps}): a head for another target, or pass taps=..."
         )
+    count = fields.integer("num_aux_hidden_states", len(taps), null=True)
+    if count != len(taps):
+        found.append(f"num_aux_hidden_states is {count}, and there are {len(taps)} taps {taps}")
     outside = [tap for tap in taps if not 0 <= tap <= target.num_layers]
     if outside:
         found.append(

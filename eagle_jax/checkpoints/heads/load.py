@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.checkpoints.files.errors import CheckpointError
+from eagle_jax.checkpoints.files.errors import CheckpointError, notice
 from eagle_jax.checkpoints.files.hub import Hub, checkpoint_directory
 from eagle_jax.checkpoints.files.kinds import EAGLES, check_kind
 from eagle_jax.checkpoints.files.mapping import LM_HEAD, canonical_name, check_dtype, expected_shapes, head_table
@@ -34,6 +34,7 @@ def load_head_checkpoint(
     rope_theta: float | int | None = None,
     taps: Sequence[int] | None = None,
     embedding: jax.Array | np.ndarray | None = None,
+    lm_head: jax.Array | np.ndarray | None = None,
     place: Place | None = None,
     **hub: Unpack[Hub],
 ) -> tuple[HeadConfig, Params]:
@@ -47,6 +48,7 @@ def load_head_checkpoint(
       taps: replaces the hidden states that the config names, in `transformers` numbering.
       embedding: [V, H], the target's embedding. Where the file's is a copy of it, as EAGLE-1/2 files carry one, the
         head shares the target's instead of holding it twice; where it differs, the head uses its own.
+      lm_head: [H, V], the target's lm_head, for a warning: EAGLE-1/2 heads draft through it, whatever their file has.
       place: `(path, host array) -> device array` for a sharded load.
       hub: revision, token and cache_dir of a hub id, as in `huggingface_hub`.
 
@@ -58,7 +60,7 @@ def load_head_checkpoint(
         would change the drafts is not supported. The message names all of them.
 
     Warns:
-      UserWarning: an option is unknown or has no effect.
+      UserWarning: an option or an lm_head is unknown or has no effect, or contradicts the tensors or the target.
     """
     check_dtype(dtype)
     directory = checkpoint_directory(path_or_id, **hub)
@@ -72,7 +74,7 @@ def load_head_checkpoint(
         names = {canonical_name(name): name for name in reader.infos}
         stored = {plain: reader.infos[name] for plain, name in names.items()}
         table = head_table("midlayer." if any("midlayer." in name for name in reader.infos) else "layers.0.")
-        if _is_copy(reader, names, embedding, dtype):
+        if _is_copy(reader, names.get(_EMBEDDING), embedding, dtype):
             del stored[_EMBEDDING]
             table = table.ignoring(_EMBEDDING)
         try:
@@ -89,6 +91,9 @@ def load_head_checkpoint(
             d2t = _read_d2t(reader, names, config, problems)
         else:
             table = table.ignoring(LM_HEAD)  # some published files hold a copy of the target's, which the head reads
+            own = names.get(LM_HEAD)
+            if own and lm_head is not None and not _is_copy(reader, own, np.asarray(lm_head).T, dtype):
+                notice(f"{directory}: {own} differs from the target's lm_head, and EAGLE-1/2 drafts through the latter")
         chosen = plan(reader, table, expected, problems)
         problems.raise_if_any(f"{directory}: not a usable {config.kind} head for this target:")
         params = {"head": read_planned(reader, chosen, dtype, place)}
@@ -105,37 +110,38 @@ def _with_theta(config: HeadConfig, theta: float | int) -> HeadConfig:
     return dataclasses.replace(config, layer=dataclasses.replace(config.layer, rope=rope))
 
 
-def _is_copy(
-    reader: TensorReader, names: Mapping[str, str], embedding: jax.Array | np.ndarray | None, dtype: str
-) -> bool:
-    """Returns whether the file's embedding equals the target's, in either's dtype."""
-    name = names.get(_EMBEDDING)
-    if embedding is None or name is None or reader.infos[name].shape != embedding.shape:
+def _is_copy(reader: TensorReader, name: str | None, theirs: jax.Array | np.ndarray | None, dtype: str) -> bool:
+    """Returns whether a tensor of the file equals the target's, in either's dtype."""
+    if theirs is None or name is None or reader.infos[name].shape != theirs.shape:
         return False
     loaded, stored = check_dtype(dtype), reader.read(name)
     # A copy that was rounded when it was saved is still one.
-    ours = np.asarray(embedding).astype(loaded).astype(stored.dtype)
+    ours = np.asarray(theirs).astype(loaded).astype(stored.dtype)
     return np.array_equal(cast(stored, loaded).astype(stored.dtype), ours)
 
 
 def _read_d2t(
     reader: TensorReader, names: Mapping[str, str], config: HeadConfig, problems: TensorProblems
 ) -> np.ndarray | None:
-    """Reads d2t, target id minus draft id, [Vd] int32; checks it against the target vocabulary."""
+    """Reads d2t, target id minus draft id, [Vd] int32; checks it against the target vocabulary and `t2d`."""
     vocab, draft_vocab = config.layer.vocab_size, config.draft_vocab_size
     if "d2t" not in names:
         if draft_vocab == vocab:
             return np.zeros((draft_vocab,), np.int32)
         problems.found["missing"].append("d2t")
         return None
-    info = reader.infos[names["d2t"]]
-    if info.shape != (draft_vocab,) or not re.fullmatch(r"u?int\d+", info.dtype):
-        problems.found["misshaped"].append(
-            f"{names['d2t']} is {info.dtype} {list(info.shape)}, expected integers {[draft_vocab]}"
-        )
+    misshaped = []
+    for name, size, dtypes in (("d2t", draft_vocab, r"u?int\d+"), ("t2d", vocab, r"u?int\d+|bool")):
+        info = reader.infos[names[name]] if name in names else None
+        if info is not None and (info.shape != (size,) or not re.fullmatch(dtypes, info.dtype)):
+            misshaped.append(f"{names[name]} is {info.dtype} {list(info.shape)}, expected integers {[size]}")
+    if misshaped:
+        problems.found["misshaped"] += misshaped
         return None
     difference = reader.read(names["d2t"]).astype(np.int64)
     ids = difference + np.arange(draft_vocab)
     if ids.min() < 0 or ids.max() >= vocab or len(np.unique(ids)) != draft_vocab:
         problems.found["other"].append(f"{names['d2t']} does not map draft ids to distinct target ids below {vocab}")
+    elif "t2d" in names and not np.array_equal(np.flatnonzero(reader.read(names["t2d"])), np.sort(ids)):
+        problems.found["other"].append(f"{names['t2d']} marks other target ids than {names['d2t']} reaches")
     return difference.astype(np.int32)

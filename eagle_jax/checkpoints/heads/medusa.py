@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Unpack
 
 from eagle_jax.checkpoints.files.errors import CheckpointError
+from eagle_jax.checkpoints.files.fields import Fields
 from eagle_jax.checkpoints.files.hub import Hub, head_directory
 from eagle_jax.checkpoints.files.kinds import MEDUSAS, check_kind
 from eagle_jax.checkpoints.files.mapping import Rule, Table, check_dtype, expected_shapes, flatten, layer_rules
 from eagle_jax.checkpoints.files.staging import replacing, write_json
 from eagle_jax.checkpoints.files.tensors import TensorReader, read_json
 from eagle_jax.checkpoints.files.weights import Place, TensorProblems, check_params, plan, read_planned, write_weights
+from eagle_jax.checkpoints.targets.unsupported import check_features
 from eagle_jax.config import DecoderConfig, MedusaConfig
 from eagle_jax.core.types import Params
 
@@ -37,6 +39,9 @@ def load_medusa_checkpoint(
     Raises:
       CheckpointError: no such heads, heads of another width, vocabulary, architecture or model, or values that are not
         finite, naming what does not fit.
+
+    Warns:
+      UserWarning: config.json contradicts the file.
     """
     check_dtype(dtype)
     directory = head_directory(path_or_id, **hub)
@@ -49,8 +54,16 @@ def load_medusa_checkpoint(
             f"{where}: must hold medusa_num_heads or hydra_num_heads. Load an EAGLE head with load_drafter, a model "
             "with load_target."
         )
+    fields = Fields(values, where)
+    check_features(fields)
+    for key, size in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
+        if fields.integer(key, size, null=True) != size:
+            fields.fail(key, f"{size}, as the target's", "Take heads that were trained for this target.")
+    if kind == "hydra" and not fields.flag("grounded_heads", True):
+        fields.fail("grounded_heads", "true or absent", "Convert the heads to Medusa's format.")
     with TensorReader(directory, stem=f"{kind}_lm_head") as reader:
         prefixed = any(name.startswith(_PREFIX) for name in reader.infos)
+        _compare(fields, kind, *_count(reader), prefixed)
         prefix = target.one_layer(tie_word_embeddings=False) if prefixed else None
         config = MedusaConfig(kind, target.hidden_size, target.vocab_size, *_count(reader), prefix)
         problems = TensorProblems()
@@ -60,6 +73,17 @@ def load_medusa_checkpoint(
             f"{target.vocab_size} tokens; take heads that were trained for this target, or load their own target:"
         )
         return config, {"heads": read_planned(reader, chosen, dtype, place)}
+
+
+def _compare(fields: Fields, kind: str, heads: int, layers: int, prefixed: bool) -> None:
+    """Warns where config.json contradicts the file, which decides."""
+    for key, found in ((f"{kind}_num_heads", heads), (f"{kind}_num_layers", layers)):
+        fields.contradict(key, "the file has", found, fields.integer(key, found))
+    if kind == "hydra":
+        arch = "prefix-mlp" if prefixed else "mlp"
+        if fields.text("hydra_head_arch", arch, null=True) not in ("mlp", "prefix-mlp"):
+            fields.fail("hydra_head_arch", "mlp or prefix-mlp", "Other heads of Hydra are not supported.")
+        fields.contradict("hydra_head_arch", "the file has", arch)
 
 
 def _count(reader: TensorReader) -> tuple[int, int]:

@@ -33,6 +33,9 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
     """
     family = family_of(values, where)
     own = {key: value for key, value in values.items() if key not in family.absent}
+    for key, name in family.names.items():
+        if key in own and name in own and own[key] != own[name]:
+            Fields(own, where).fail(key, f"{name}={shown(own[name])}, which is the same size", "Remove one of them.")
     renamed = {name: own[key] for key, name in family.names.items() if key in own}  # as transformers does
     fields = Fields({**family.defaults, **renamed, **own}, where, names=family.names)
     check_not_quantised(fields)
@@ -112,13 +115,22 @@ def _capped(config: DecoderConfig, max_position: int, where: str) -> DecoderConf
 def _check_sliding_window(fields: Fields, family: Family, config: DecoderConfig) -> None:
     """Checks that no window hides tokens of the context."""
     kinds = fields.names_of("layer_types")
-    if not set(kinds) <= {"full_attention", "sliding_attention"}:
-        fields.fail("layer_types", "a list of full_attention or sliding_attention")
+    if not set(kinds) <= {"full_attention", "sliding_attention"} or len(kinds) not in (0, config.num_layers):
+        rule = f"a list of full_attention or sliding_attention for each of the {config.num_layers} layers"
+        fields.fail("layer_types", rule)
     window = fields.integer("sliding_window", LARGEST, null=True, least=0)
-    active = family.window != "never" and window < config.max_position
-    if active and family.window == "switched" and (active := fields.flag("use_sliding_window")):
-        slides = "sliding_attention" in kinds
-        active = slides if kinds else fields.integer("max_window_layers", 28, least=0) < config.num_layers
+    active, slides = window < config.max_position, "sliding_attention" in kinds
+    if active and family.window == "never":
+        if fields.flag("use_sliding_window", True, null=True):
+            fields.contradict("sliding_window", f"{family.architecture} has", "no window", window)
+        active = False
+    elif family.window == "switched":
+        switched = fields.flag("use_sliding_window")
+        if slides and not switched:
+            fields.fail("layer_types", "without sliding_attention where use_sliding_window is false")
+        active &= switched
+        if active:
+            active = slides if kinds else fields.integer("max_window_layers", 28, least=0) < config.num_layers
     if active:
         raise CheckpointError(
             f"{fields.where}: sliding_window={window} is active below the context length {config.max_position} and "

@@ -115,5 +115,6 @@ def family_of(values: Mapping[str, Any], where: object) -> Family:
             f"{where}: architectures must name one of {', '.join(sorted(FAMILIES))}, "
             f"got {', '.join(listed) or model_type or 'none'}. Load a model of a supported family."
         )
-    # As in transformers, model_type counts where the two differ.
+    if by_type is not None:  # counts where the two differ, as in transformers
+        fields.contradict("architectures", f"model_type={model_type} means", by_type.architecture, named.architecture)
     return by_type or named

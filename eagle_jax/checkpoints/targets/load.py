@@ -73,7 +73,7 @@ def read_target_config(directory: Path, *, max_position: int | None = None) -> D
       CheckpointError: as `load_target_checkpoint`.
 
     Warns:
-      UserWarning: generation_config.json lacks a stop token of config.json.
+      UserWarning: generation_config.json lacks a stop token of config.json, or one is outside the vocabulary.
     """
     path = directory / "config.json"
     values = read_json(path)
@@ -84,9 +84,10 @@ def read_target_config(directory: Path, *, max_position: int | None = None) -> D
     if generation.is_file() and (stop := Fields(read_json(generation), generation).ids("eos_token_id")):
         if left := sorted(set(stops) - set(stop)):
             notice(f"{generation} overrides config.json, as in transformers: {left} are no stop tokens")
-        stops = stop
-    # As in transformers, a token outside the vocabulary never occurs.
-    return dataclasses.replace(config, eos_ids=tuple(token for token in stops if 0 <= token < config.vocab_size))
+        path, stops = generation, stop
+    known = tuple(token for token in stops if 0 <= token < config.vocab_size)  # no others occur
+    Fields({}, path).contradict("eos_token_id", f"the vocabulary of {config.vocab_size} tokens has", known, stops)
+    return dataclasses.replace(config, eos_ids=known)
 
 
 def _settle_tie(

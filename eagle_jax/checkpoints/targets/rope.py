@@ -16,10 +16,12 @@ DEFAULT_LENGTH = 2048
 
 def rope_config(fields: Fields) -> RopeConfig:
     """Reads RoPE from `rope_theta` + `rope_scaling` (up to transformers 4) or `rope_parameters` (from 5)."""
-    given = fields.mapping("rope_scaling")
-    if not given.values:  # as in transformers, the older key counts where a file has both
-        given = fields.mapping("rope_parameters")
+    given, newer = fields.mapping("rope_scaling"), fields.mapping("rope_parameters")
+    if given.values and newer.values:  # as in transformers, the older key counts where a file has both
+        fields.contradict("rope_parameters", "rope_scaling is", *(_normalised(part, fields) for part in (given, newer)))
+    given = given if given.values else newer
     kind = given.text("rope_type") if "rope_type" in given.values else given.text("type", "default")
+    given.contradict("type", "rope_type is", kind)
     if any(isinstance(value, Mapping) for value in given.values.values()) or kind not in _KINDS:
         raise CheckpointError(
             f"{fields.where}: RoPE {kind!r} with {sorted(given.values)} is not supported; known: {', '.join(_KINDS)}"
@@ -29,6 +31,9 @@ def rope_config(fields: Fields) -> RopeConfig:
             part.fail("partial_rotary_factor", "1 or absent", "Partial rotation is not supported.")
     length = fields.integer("max_position_embeddings", DEFAULT_LENGTH)
     theta = (given if "rope_theta" in given.values else fields).number("rope_theta", RopeConfig.theta)
+    fields.contradict(
+        "rope_theta", f"{given.inside}rope_theta is", theta, fields.number("rope_theta", theta, null=True)
+    )
     if kind == "yarn" and theta <= 1:
         given.fail("rope_theta", "above 1 for yarn, which divides by its logarithm")
     if kind == "default":
@@ -51,6 +56,13 @@ def rope_config(fields: Fields) -> RopeConfig:
         truncate=given.values.get("truncate", True) is not None and given.flag("truncate", True),
         **{key: given.number(key) for key in numbers},
     )
+
+
+def _normalised(given: Fields, fields: Fields) -> dict[str, Any]:
+    """Returns RoPE parameters with those that a file may leave out or keep outside of them."""
+    theta = fields.values.get("rope_theta", RopeConfig.theta)
+    values = {"rope_theta": theta, "rope_type": given.values.get("type", "default"), **given.values}
+    return {key: value for key, value in values.items() if key != "type"}
 
 
 def context_length(length: int, rope: RopeConfig) -> int:

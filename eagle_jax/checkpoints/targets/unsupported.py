@@ -48,7 +48,8 @@ def check_features(fields: Fields, known: Collection[str] = ()) -> None:
         if key in _ALWAYS_ON and value is not True:
             fields.fail(key, "true or absent", "This feature is not supported.")
         scale = key in _SCALES
-        if key in _UNSUPPORTED and value and not (scale and value == 1 and value is not True):
+        on = value is not None if key == "ptd_token_id" else value
+        if key in _UNSUPPORTED and on and not (scale and value == 1 and value is not True):
             fields.fail(key, "1 or absent" if scale else "absent", "This feature is not supported.")
         if value and _SUSPECT.search(key) and key not in _ALWAYS_ON | _UNSUPPORTED | _HARMLESS | {*known}:
             unknown.append(f"{fields.inside}{key}={shown(value)}")
