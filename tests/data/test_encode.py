@@ -192,6 +192,26 @@ def test_what_a_template_does_not_show_leaves_the_row_out(name, row, reason):
         encode_row(tokenizer_with(TEMPLATES[name]), row)
 
 
+@pytest.mark.parametrize(
+    ("template", "row", "reason"),
+    [
+        (
+            FULL.replace("tools | tojson", "tools[0].function.name"),
+            talk(REPLY, tools=[{"name": "look", "parameters": {"a": {}}}]),
+            "parameters of tools",
+        ),
+        (
+            OBJECTS.replace("{% for c", "{% endgeneration %}{% for c").replace("{% endgeneration %}{% else", "{% else"),
+            talk({**calling("{}"), "content": "So."}),
+            "tool_calls from its generation blocks",
+        ),
+    ],
+)
+def test_a_part_of_tools_that_is_lost_leaves_the_row_out(template, row, reason):
+    with pytest.raises(SkippedRow, match=LOST + reason):
+        encode_row(tokenizer_with(template), row)
+
+
 @pytest.mark.parametrize("name", ["chatml", "marked"])
 @pytest.mark.parametrize(
     "shown",

@@ -60,6 +60,9 @@ def test_replies_stop_at_the_target_s_own_and_at_the_end_of_a_turn(pair):
         assert stop_ids(target, tokenizer_with("")) == target.config.eos_ids
         assert stop_ids(silent, tokenizer_with("")) == (chatml.eos_token_id,)
         assert stop_ids(silent, chatml) == (chatml.eos_token_id, end)
+        with pytest.raises(ValueError, match=r"the end of turn must be below the target's \d+ tokens, got "):
+            stop_ids(dataclasses.replace(silent, vocab_size=end), chatml)
+    with pytest.warns(UserWarning, match=r"the target stops at \['.*'\], its chat template at '<.end.>'"):
         assert stop_ids(other, tokenizer) == with_stop_ids(other, tokenizer).config.eos_ids == (4, 1)
 
 

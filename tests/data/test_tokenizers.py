@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
 import sys
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from eagle_jax.assets import bundled
 from eagle_jax.checkpoints import CheckpointError, read_target_config
@@ -101,6 +104,7 @@ def test_a_chat_template_may_be_given(tmp_path, repository):
         ("tokenizer_config.json", SETTINGS | {"padding_side": 3}, "the tokenizer in .*target cannot be read: "),
         ("special_tokens_map.json", "{", "special_tokens_map.json: cannot be read as JSON"),
         ("tokenizer.json", '{"version"', "tokenizer.json: cannot be read as JSON"),
+        ("chat_template.jinja", "{% if", "chat_template must be Jinja, got '{% if': the chat template must be valid"),
         ("tokenizer.json", '{"model": 3}', "the tokenizer in .*target cannot be read: "),
     ],
 )
@@ -108,3 +112,25 @@ def test_a_file_that_cannot_be_read_is_named_in_one_sentence(file, values, messa
     with pytest.raises(CheckpointError, match=message) as caught:
         load_tokenizer(write(tmp_path / "target", file=file, values=values), CONFIG)
     assert "\n" not in str(caught.value)
+
+
+KEYS = [*SETTINGS, "added_tokens_decoder", "extra_special_tokens", "unk_token", "add_bos_token", "padding_side"]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.sampled_from([0, -1, 5, 2**63, 0.5]) | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["0", "content", "name", "template"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=60, deadline=None, database=None, derandomize=True)
+@given(st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=2))
+@example({"model_max_length": "long"})
+@example({"chat_template": 5})
+def test_random_values_load_or_are_one_error(tmp_path_factory, changes):
+    folder = write(tmp_path_factory.mktemp("tokenizers"), values=SETTINGS | changes)
+    with contextlib.suppress(CheckpointError):
+        tokenizer = load_tokenizer(folder, CONFIG)
+        assert tokenizer.decode(tokenizer.encode("Hello there", add_special_tokens=False))

@@ -19,10 +19,10 @@ def stop_ids(target: Any, tokenizer: Any) -> tuple[int, ...]:
       tokenizer: of `transformers`.
 
     Raises:
-      ValueError: `target` is no target.
+      ValueError: `target` is no target, or the end of turn is outside its vocabulary.
 
     Warns:
-      UserWarning: no single token ends a turn.
+      UserWarning: no single token ends a turn, or it is none of the target's stop tokens.
     """
     config = getattr(target, "config", target)
     if not isinstance(config, DecoderConfig):
@@ -35,11 +35,21 @@ def stop_ids(target: Any, tokenizer: Any) -> tuple[int, ...]:
     if chat_template(tokenizer) is None:
         return own
     end, reason = turn_end(tokenizer)
+    named = tokenizer.convert_ids_to_tokens(list(own)) or "no token"
     if end is None:
-        named = tokenizer.convert_ids_to_tokens(list(own)) or "no token"
         warnings.warn(f"{reason}: replies stop at {named} alone, and may run on into a turn of the user", stacklevel=2)
         return own
-    return own if end in own else (*own, end)
+    if end >= config.vocab_size:
+        raise ValueError(
+            f"the end of turn must be below the target's {config.vocab_size} tokens, got {end}. "
+            "Use the tokenizer that the target was trained with."
+        )
+    if end in own:
+        return own
+    if config.eos_ids:
+        ends = tokenizer.convert_ids_to_tokens(end)
+        warnings.warn(f"the target stops at {named}, its chat template at {ends!r}: replies stop at both", stacklevel=2)
+    return (*own, end)
 
 
 def with_stop_ids(target: Any, tokenizer: Any) -> Any:

@@ -67,9 +67,21 @@ def load_tokenizer(
     tokenizer.model_max_length = 10**9  # silences a warning; callers check lengths against the model
     if chat_template is not None:
         set_chat_template(tokenizer, chat_template)
+    else:
+        _check_templates(tokenizer, directory)
     if template_args:
         set_template_args(tokenizer, template_args)
     return tokenizer
+
+
+def _check_templates(tokenizer: Any, directory: Path) -> None:
+    held = tokenizer.chat_template
+    for text in held.values() if isinstance(held, Mapping) else [held]:
+        try:
+            if text:
+                templates.variables(text)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{directory}: chat_template must be Jinja, got {text!r:.60}: {error}") from error
 
 
 def set_chat_template(tokenizer: Any, name_or_file: str | Path) -> None:

@@ -13,11 +13,12 @@ from typing import Any
 from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.rows.messages import REASONING, Message
 from eagle_jax.data.rows.parse import Conversation
-from eagle_jax.data.templates.render import chat_template, render, template_arguments
-from eagle_jax.data.templates.spans import Render
+from eagle_jax.data.templates.render import GENERATION, chat_template, render, template_arguments
+from eagle_jax.data.templates.spans import Render, generation_mask
 
 CALLS = "tool_calls"
-PARAMETERS = {"type": "object", "properties": {"text": {"type": "string", "description": "A text."}}, "required": []}
+PROPERTIES = {"PARAMETERMARK": {"type": "string", "description": "A text."}}
+PARAMETERS = {"type": "object", "properties": PROPERTIES, "required": ["PARAMETERMARK"]}
 MARKED_TOOL = {
     "type": "function",
     "function": {"name": "TOOLMARK", "description": "A tool.", "parameters": PARAMETERS},
@@ -56,13 +57,17 @@ def fit(tokenizer: Any, row: Conversation, **options: bool) -> list[Message]:
     marks: dict[str, str] = {}
     marked = [_marked_message(index, message, marks) for index, message in enumerate(messages)]
     tools = None if row.tools is None else [MARKED_TOOL]
-    if tools:
+    if row.tools:
         marks["TOOLMARK"] = "tools"
+        if any("parameters" in tool["function"] for tool in row.tools):
+            marks["PARAMETERMARK"] = "parameters of tools"
     draw = functools.partial(draw, tools=tools, **options)
+    has_mask = GENERATION.search(template) is not None
     reason: SkippedRow | None = None
     for form in FORMS if any(CALLS in message for message in messages) else FORMS[:1]:
         try:
-            dropped = _dropped(draw, [_formed(message, *form) for message in marked], marks)
+            formed = [_formed(message, *form) for message in marked]
+            dropped = _dropped(draw, formed, marks) or (_unmarked_call(draw, formed, marks) if has_mask else None)
         except SkippedRow as error:
             reason = reason or error
             continue
@@ -113,6 +118,20 @@ def _dropped(draw: Render, messages: list[Message], marks: dict[str, str]) -> st
             return what
     if "None" in shown and any(message["content"] is None for message in messages):
         return "the null of an empty text"
+    return None
+
+
+def _unmarked_call(draw: Render, messages: list[Message], marks: dict[str, str]) -> str | None:
+    """Names tool calls outside of the template's `generation` blocks; None if there are none."""
+    calls = [mark for mark, what in marks.items() if what == CALLS]
+    if not calls:
+        return None
+    shown = draw(messages, tokenize=False)
+    _, offsets, mask = generation_mask(draw, messages)
+    for mark in calls:
+        place = shown.find(mark)
+        if not mask[(offsets[:, 1] > place) & (offsets[:, 0] < place + len(mark))].all():
+            return f"{CALLS} from its generation blocks"
     return None
 
 
