@@ -23,7 +23,8 @@ def pair():
 )
 def test_the_end_of_a_turn_is_the_template_s(template, end):
     tokenizer = tokenizer_with(template)
-    assert turn_end(tokenizer)[0] == tokenizer.convert_tokens_to_ids(end)
+    always = tokenizer_with(template.replace("{% if add_generation_prompt %}", "{% if true %}"))
+    assert turn_end(tokenizer)[0] == turn_end(always)[0] == tokenizer.convert_tokens_to_ids(end)
 
 
 def test_an_added_token_that_is_not_special_is_an_end_and_added_blanks_are_none():
@@ -38,6 +39,10 @@ def test_an_added_token_that_is_not_special_is_an_end_and_added_blanks_are_none(
         ("{% for m in messages %}{{ '\n### ' + m.role + '\n' + m.content }}{% endfor %}", "with nothing"),
         ("{% for m in messages %}{{ m.content + '### End' }}{% endfor %}", "with the text '### End', no single"),
         ("{% for m in messages %}{{ m.role }}{% endfor %}", "shows no assistant's turn"),
+        (
+            "{% for m in messages %}{{ '<|im_end|>' * (m.role == 'user') + m.content }}{% endfor %}{{ '<s>' }}",
+            "nothing",
+        ),
         ("{{ raise_exception('not today') }}", "refuses the conversation .not today."),
     ],
 )

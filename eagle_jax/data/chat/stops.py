@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import warnings
 from typing import Any
 
@@ -66,12 +67,12 @@ def turn_end(tokenizer: Any) -> tuple[int | None, str]:
     """Returns the first special token that the chat template writes after a reply, or None and the reason."""
     talk = [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "REPLYMARK"}]
     try:
-        _, found, behind = render(tokenizer, talk, tokenize=False).partition("REPLYMARK")
+        closing, asking = (_behind_reply(tokenizer, talk, add_generation_prompt=ask) for ask in (False, True))
+        if closing == asking:  # the template always asks for a reply: only tokens before another turn end this one
+            pairs = zip(closing, _behind_reply(tokenizer, [*talk, *talk[:1]]), strict=False)
+            closing = [one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
     except SkippedRow as error:
         return None, str(error)
-    if not found:
-        return None, "the chat template shows no assistant's turn"
-    closing = tokenizer(behind, add_special_tokens=False)["input_ids"]
     for token in closing:
         added = getattr(tokenizer, "added_tokens_decoder", {}).get(token)
         if token in getattr(tokenizer, "all_special_ids", ()) or (added is not None and str(added).strip()):
@@ -79,3 +80,10 @@ def turn_end(tokenizer: Any) -> tuple[int | None, str]:
     text = tokenizer.decode(closing)
     how = f"the text {text!r:.60}, no single token" if text.strip() else "nothing"
     return None, f"the chat template ends an assistant's turn with {how}"
+
+
+def _behind_reply(tokenizer: Any, talk: list[dict[str, str]], **options: bool) -> list[int]:
+    _, found, behind = render(tokenizer, talk, tokenize=False, **options).partition("REPLYMARK")
+    if not found:
+        raise SkippedRow("the chat template shows no assistant's turn")
+    return list(tokenizer(behind, add_special_tokens=False)["input_ids"])
