@@ -103,12 +103,24 @@ def test_a_chat_template_may_be_given(tmp_path, repository):
         ("tokenizer_config.json", "{", "tokenizer_config.json: cannot be read as JSON"),
         ("tokenizer_config.json", SETTINGS | {"padding_side": 3}, "the tokenizer in .*target cannot be read: "),
         ("special_tokens_map.json", "{", "special_tokens_map.json: cannot be read as JSON"),
+        (
+            "tokenizer_config.json",
+            {"eos_token": 5},
+            r"config.json must .* got `int` - at `\$\.eos_token",
+        ),
+        (
+            "tokenizer_config.json",
+            {"add_bos_token": "yes"},
+            r"`bool \| null`, got `str` - at `\$\.add_bos_token",
+        ),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"0": 3}}, r"`object`, got `int` - at `\$\.added_tok"),
+        ("special_tokens_map.json", {"additional_special_tokens": [3]}, r"map.json must .*`\$\.additional_special_"),
         ("tokenizer.json", '{"version"', "tokenizer.json: cannot be read as JSON"),
         ("chat_template.jinja", "{% if", "chat_template must be Jinja, got '{% if': the chat template must be valid"),
         ("tokenizer.json", '{"model": 3}', "the tokenizer in .*target cannot be read: "),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named_in_one_sentence(file, values, message, tmp_path):
+def test_a_file_that_cannot_be_read_is_named_in_one_line(file, values, message, tmp_path):
     with pytest.raises(CheckpointError, match=message) as caught:
         load_tokenizer(write(tmp_path / "target", file=file, values=values), CONFIG)
     assert "\n" not in str(caught.value)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
+import msgspec
+
 from eagle_jax.assets import DEMO, bundled
 from eagle_jax.checkpoints import CheckpointError, tokenizer_directory
 from eagle_jax.checkpoints.files.hub import Hub
@@ -29,6 +31,31 @@ OPTIONS = ("add_bos_token", "add_eos_token", "add_prefix_space", "clean_up_token
            "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", "do_lower_case", "legacy",
            "split_special_tokens")  # fmt: skip
 """Attributes of a tokenizer of `transformers` that change token ids or text."""
+
+
+class _Token(msgspec.Struct):
+    content: str
+
+
+class _NamedTemplate(msgspec.Struct):
+    name: str
+    template: str
+
+
+_Tokens = list[str | _Token]
+_Settings = msgspec.defstruct(
+    "_Settings",
+    [(name, bool | None, None) for name in OPTIONS]
+    + [(f"{name}_token", str | _Token | None, None) for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
+    + [
+        ("tokenizer_class", str | None, None),
+        ("chat_template", str | list[_NamedTemplate] | dict[str, str] | None, None),
+        ("added_tokens_decoder", dict[int, _Token] | None, None),
+        ("additional_special_tokens", _Tokens | None, None),
+        ("extra_special_tokens", _Tokens | dict[str, str | _Token] | None, None),
+    ],
+)
+"""Types of settings that `transformers` does not check."""
 
 
 def load_tokenizer(
@@ -117,11 +144,20 @@ def set_template_args(tokenizer: Any, template_args: Mapping[str, Any]) -> None:
     prompt_ids(tokenizer, QUESTION)
 
 
+def _read_settings(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = read_json(path) if path.is_file() else {}
+    try:
+        msgspec.convert(values, _Settings, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{path} must hold settings of a tokenizer: {error}. Correct the value.") from error
+    return values
+
+
 def _read(directory: Path) -> Any:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # of torch, which is not needed
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    settings = [read_json(directory / name) if (directory / name).is_file() else {} for name in SETTINGS]
+    settings = [_read_settings(directory / name) for name in SETTINGS]
     try:
         # AutoTokenizer imports torch where it is installed: seconds.
         is_fast = settings[0].get("tokenizer_class") == "PreTrainedTokenizerFast"
