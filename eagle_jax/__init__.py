@@ -1,4 +1,4 @@
-"""EAGLE speculative decoding in JAX: the target model's own text, several tokens per pass."""
+"""Generates the target model's own text, several tokens per pass: EAGLE speculative decoding in JAX."""
 
 from eagle_jax import viz
 from eagle_jax.checkpoints import CheckpointError

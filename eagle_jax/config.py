@@ -125,7 +125,7 @@ class DecoderConfig:
             raise ConfigError(f"head_dim must be even, got {self.head_dim}. RoPE rotates pairs of dimensions.")
 
     def one_layer(self, **changes: Any) -> DecoderConfig:
-        """Returns the configuration of one "llama" layer for a draft head of this model, with `changes` to fields."""
+        """Returns the config of one "llama" layer for a draft head of this model, with `changes` to fields."""
         if self.block == "gpt2":
             plain = {"block": "llama", "rope": RopeConfig(), "qkv_bias": False, "out_bias": False, "mlp_bias": False}
             changes = plain | changes
@@ -157,7 +157,7 @@ class MedusaConfig:
 
 @dataclasses.dataclass(frozen=True)
 class HeadConfig:
-    """An EAGLE draft head: one decoder layer that reads the target's features (EAGLE-1/2 and EAGLE-3 layouts).
+    """An EAGLE draft head: one decoder layer that reads the target's features (EAGLE-1/2 or EAGLE-3).
 
     Attributes:
       kind: "eagle1" (EAGLE-1 and EAGLE-2 share weights) or "eagle3".
@@ -202,7 +202,7 @@ Verification = Literal["deterministic", "rejection", "block", "traversal"]
 
 @dataclasses.dataclass(frozen=True)
 class TreeConfig:
-    """Shape of the draft tree: `num_nodes` drafted nodes, the root not counted. Every tree has a static shape.
+    """Static shape of the draft tree: `num_nodes` drafted nodes, the root not counted.
 
     The default is a dynamic tree (EAGLE-2, arXiv:2406.16858, section 4). `TreeConfig.chain(n)` is a chain,
     `TreeConfig.static(parents)` a static tree (EAGLE, Medusa).

@@ -29,12 +29,12 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str = "confi
         if key not in fields:
             near = difflib.get_close_matches(str(key), list(fields), n=1)
             remedy = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(fields)}."
-            raise ConfigError(f"{where}: unknown key {key!r}. {remedy}")
+            raise ConfigError(f"{where}: key must be a known one, got {key!r}. {remedy}")
     built = {key: _fit(hints[key], value, f"{where}: {key}") for key, value in values.items()}
     absent = [field for name, field in fields.items() if name not in built]
     required = [field.name for field in absent if field.default is field.default_factory is dataclasses.MISSING]
     if required:
-        raise ConfigError(f"{where}: the keys {', '.join(required)} must be given.")
+        raise ConfigError(f"{where}: the keys {', '.join(required)} must be given, got none. Add them.")
     try:
         return cls(**built)
     except ConfigError as error:
@@ -80,7 +80,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if key in seen:
-                raise ConfigError(f"line {key_node.start_mark.line + 1}: {key!r} is given twice")
+                line = key_node.start_mark.line + 1
+                raise ConfigError(f"line {line}: {key!r} must be given once, got it twice. Remove one.")
             seen.add(key)
         return super().construct_mapping(node, deep)
 

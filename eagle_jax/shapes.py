@@ -21,7 +21,7 @@ def medusa_parents(depth: int = 4) -> tuple[int, ...]:
 
 
 def parents_of_paths(paths: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Converts paths of ranks to parents for `TreeConfig.static`; [0, 2] is the third child of the root's first child.
+    """Converts paths of ranks to parents for `TreeConfig.static`; [0, 2]: third child of the first child.
 
     Raises:
       ConfigError: the parent or the elder sibling of a path is missing.
@@ -39,7 +39,7 @@ def parents_of_paths(paths: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 def best_parents(accuracies: Sequence[Sequence[float]], num_nodes: int) -> tuple[int, ...]:
-    """Builds the static tree of `num_nodes` nodes with the greatest expected accepted length (Medusa, section 3.3).
+    """Builds the static tree of `num_nodes` nodes with the greatest expected length (Medusa, section 3.3).
 
     Args:
       accuracies: `[D][K]`, share of the candidates of rank r at depth d + 1 that are the target's token. The value of a

@@ -1,4 +1,4 @@
-"""Draws draft trees, replies with accepted drafts in colour, histograms of accepted drafts and calibration.
+"""Draws draft trees, replies with coloured accepted drafts, histograms of acceptance, and calibration.
 
 Figures need matplotlib (`pip install matplotlib`). Save one with `figure.savefig("tree.svg")`, or make it the last line
 of a notebook cell.
@@ -25,7 +25,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 MARKS = "osD^vP*X"
 LINES = ("-", "--", "-.", ":")
 GREEN, RESET = "\x1b[32m", "\x1b[0m"
-WANTED = "figures need matplotlib: pip install matplotlib"
+WANTED = "matplotlib must be installed for figures, got no such module. Run pip install matplotlib."
 
 
 class Tree(NamedTuple):
@@ -76,7 +76,7 @@ def drafted_tree(cycles: Cycles, number: int, tokenizer: Any = None) -> Tree:
 
 
 def tree_text(tree: Tree, *, colours: bool = False) -> str:
-    """Returns the tree for a terminal: a line per node with its value, and a tick (or green) if it was accepted."""
+    """Returns the tree for a terminal: a line per node with its value, a tick (or green) if accepted."""
     lines = [_node(tree, 0, colours)]
 
     def add_children(row: int, indent: str) -> None:
@@ -101,7 +101,7 @@ def _node(tree: Tree, row: int, colours: bool) -> str:
 
 
 def tree_figure(tree: Tree) -> Any:
-    """Draws the tree from left to right: the accepted path green and thick, the value of a node below its token.
+    """Draws the tree from left to right: the accepted path green and thick, a value below every token.
 
     Characters that matplotlib's font lacks (Chinese, for one) become boxes; `tree_text` shows them.
 

@@ -1,4 +1,4 @@
-"""Tiny random targets and heads for the tests of the engine. Their weights are scaled up so that the argmax varies."""
+"""Makes tiny random targets and heads, with weights scaled up so that the argmax varies."""
 
 from __future__ import annotations
 

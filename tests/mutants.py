@@ -1,4 +1,4 @@
-"""Shows that the tests see faults: applies one-line faults to a copy of the tree and runs the tests that must fail.
+"""Applies one-line faults to a copy of the tree, and runs the tests that must fail.
 
     python tests/mutants.py [NAME ...]      some of them, by words of their names; `make mutants` runs all
 

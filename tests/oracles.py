@@ -1,4 +1,4 @@
-"""Slow, obvious NumPy versions of what the library does cleverly. Nothing here imports JAX."""
+"""Holds slow, plain NumPy versions of the library's functions, without JAX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A target and drafters without a network: logits are looked up by the last two tokens of the text.
+"""Makes a target and drafters without a network: the last two tokens of the text give the logits.
 
 The target finds those tokens by attention: its keys hold positions, its values hold tokens. For every new token it
 checks that the committed tokens and the new ones in its mask are the positions 0 to its own, each once. Where they are

@@ -1,4 +1,4 @@
-"""The proofs again in programs compiled as users compile them: elsewhere the suite lowers the compiler's effort."""
+"""Repeats proofs in programs compiled as users compile them: other tests lower the compiler's effort."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports go one way between rooms, and no two modules import each other (read from the syntax)."""
+"""Checks that imports go one way between rooms, and that no two modules import each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel holds all of eagle_jax, the bundled pair included, and nothing else."""
+"""Checks that the wheel holds all of eagle_jax, the bundled pair included, and nothing else."""
 
 from __future__ import annotations
 

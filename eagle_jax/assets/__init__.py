@@ -1,4 +1,4 @@
-"""The bundled pair: a small trained target and its drafters. README.md beside this file is the model card."""
+"""Finds the bundled pair: a small trained target and its drafters (README.md here is the model card)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHARED = {"eagle2": "eagle1", "sps": "small"}
 
 
 def bundled(name: str) -> Path:
-    """Directory of `target` (with its tokenizer), or of what drafts for it.
+    """Returns the directory of `target` (with its tokenizer), or of a drafter of it.
 
     Args:
       name: target, eagle1 or eagle2 (one head), hass, eagle3, medusa, hydra, small or sps (one model).
@@ -23,7 +23,7 @@ def bundled(name: str) -> Path:
 
 
 def bundled_questions() -> Path:
-    """Folder of the bundled questions, `chat`, `math` and `code`: ten each, written for this project."""
+    """Returns the folder of the bundled questions `chat`, `math` and `code`, ten each, of this project."""
     return _folder() / "questions"
 
 

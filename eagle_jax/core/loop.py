@@ -40,7 +40,7 @@ from eagle_jax.core.verify import deterministic
 
 
 def required_slots(prompt_width: int, max_tokens: int, depth: int, chunk: int) -> int:
-    """Returns the cache slots that a run needs: a chunk or a whole path must fit after the committed tokens."""
+    """Returns the cache slots of a run: a chunk or a whole path must fit after the committed tokens."""
     return prompt_width + max(chunk, max_tokens + depth + 1)
 
 
@@ -57,7 +57,7 @@ def prefill(params: Params, batch: Batch, sampling: Sampling, engine: Engine, si
     needed = required_slots(width, sizes.max_tokens, engine.drafter.depth, sizes.chunk)
     slots = needed if sizes.slots is None else sizes.slots
     if slots < needed:
-        raise ValueError(f"slots must be at least required_slots, {needed}, got {slots}.")
+        raise ValueError(f"slots must be at least required_slots, {needed}, got {slots}. Raise it, or pass None.")
     cache, state = engine.target.init_cache(rows, slots), engine.drafter.init(params, rows, slots)
     return extend(params, cache, state, batch, sampling, engine, sizes)
 
@@ -79,7 +79,7 @@ def extend(
     prompts, lengths = batch.prompts, batch.lengths
     rows, width = prompts.shape
     if width % chunk:
-        raise ValueError(f"chunk must divide the padded prompt width, {width}, got {chunk}.")
+        raise ValueError(f"chunk must divide the padded prompt width, {width}, got {chunk}. Pad prompts to a multiple.")
     base, keys = cache.length, threefry_keys(batch.keys)
     following = jnp.concatenate([prompts[:, 1:], jnp.zeros((rows, 1), prompts.dtype)], axis=1)
     causal = jnp.tril(jnp.ones((chunk, chunk), bool))
@@ -151,7 +151,9 @@ def step(params: Params, state: GenerateState, sampling: Sampling, engine: Engin
     """
     target, drafter = engine.target, engine.drafter
     if (engine.log_probs is None) != (state.log_probs is None):
-        raise ValueError(f"engine.log_probs must be the same in prefill and step, got {engine.log_probs!r} in step.")
+        raise ValueError(
+            f"engine.log_probs must be the same in prefill and step, got {engine.log_probs!r} in step. Pass one engine."
+        )
     verify = engine.verify or drafter.verify or deterministic
     cache, depth = state.cache, drafter.depth
     randomness = RowRandomness(state.keys, state.num_tokens)
@@ -248,7 +250,7 @@ def _has_finite_maximum(logits: Float[Array, "*b V"]) -> Bool[Array, "*b"]:
 
 
 def _tokens_before_fault(finite: Bool[Array, "B N1"], acceptance: Acceptance) -> Int[Array, " B"]:
-    """Counts the tokens drawn before the first visited node without finite logits; D + 2 without such a node."""
+    """Counts the tokens before the first visited node without finite logits; D + 2 if there is none."""
     path, count = acceptance.path, acceptance.count
     broken = ~jnp.take_along_axis(finite, path, axis=1) & (jnp.arange(path.shape[1])[None] <= count[:, None])
     first = jnp.where(jnp.any(broken, axis=1), jnp.argmax(broken, axis=1), path.shape[1] + 1)
@@ -289,10 +291,13 @@ def _check(params: Params, batch: Batch, sampling: Any, engine: Engine, sizes: S
         if not isinstance(value, kind):
             raise ValueError(f"{name} must be a {kind.__name__}, got a {type(value).__name__}. Pass {remedy}.")
     if not isinstance(params, Mapping) or not params.keys() >= {"target", "drafter"}:
-        raise ValueError('params must be {"target": ..., "drafter": ...}, the parameters of both.')
+        found = sorted(params) if isinstance(params, Mapping) else f"a {type(params).__name__}"
+        raise ValueError(f'params must be {{"target": ..., "drafter": ...}}, got {found}. Pass the parameters of both.')
     for name, value in batch._asdict().items():
         axes = {"prompts": "B, P", "eos_ids": "B, E"}.get(name, "B")
         is_array = isinstance(value, jax.Array | np.ndarray)
         if not is_array or value.ndim != axes.count(",") + 1 or value.shape[0] != batch.prompts.shape[0]:
             found = f"shape {list(value.shape)}" if is_array else f"a {type(value).__name__}"
-            raise ValueError(f"batch.{name} must be an array [{axes}] with a row for every prompt, got {found}.")
+            raise ValueError(
+                f"batch.{name} must be an array [{axes}] with a row per prompt, got {found}. Pass such a JAX array."
+            )

@@ -1,4 +1,4 @@
-"""Draws random numbers: each is a Threefry-2x32 hash (Salmon et al., SC 2011) of a row's key and an integer.
+"""Draws random numbers: Threefry-2x32 hashes (Salmon et al., SC 2011) of a row's key and an integer.
 
 JAX's own generators do not promise that. `rbg` and `unsafe_rbg`, usual on TPUs, draw for a whole batch from the key of
 its first row under `vmap`. And a float32 uniform has 23 random bits: Gumbel noise made of one never exceeds 16.6, so
@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, Key, UInt
 
 
 class RowRandomness(NamedTuple):
-    """The randomness of one cycle; a drafter may read `sampling.noise(key, i, tokens)`, by which the target draws.
+    """Randomness of a cycle; a drafter may read `sampling.noise(key, i, tokens)`, the target's noise.
 
     Attributes:
       keys: [B] one PRNG key per row, the same in every cycle.
@@ -69,7 +69,7 @@ def row_keys(key: Key[Array, ""], rows: Int[Array, " B"] | UInt[Array, " B"]) ->
 
 
 def uniform(key: Key[Array, ""], numbers: Int[Array, "*n"]) -> Float[Array, "*n"]:
-    """Returns uniform numbers in (0, 1), float32: number i of the sequence of `key`, for every i in `numbers`.
+    """Returns uniform float32 in (0, 1): number i of the sequence of `key`, for every i in `numbers`.
 
     Near 0 they are as fine as float32 allows (down to 2**-65), near 1 they stop at 1 - 2**-24.
     """

@@ -16,7 +16,7 @@ LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 1e-6, 1e38
 
 
 def make_sampling(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Sampling:
-    """Checks the settings and makes arrays of them: another value does not recompile; an absent one costs nothing.
+    """Checks the settings and makes arrays of them: another value does not compile anew.
 
     Args:
       temperature: 0 is greedy decoding; logits are divided by it.
@@ -29,7 +29,9 @@ def make_sampling(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, 
     """
     if temperature != 0 and not LOWEST_TEMPERATURE <= temperature <= HIGHEST_TEMPERATURE:  # NaN fails the comparison
         limits = f"{LOWEST_TEMPERATURE} to {HIGHEST_TEMPERATURE}"
-        raise ValueError(f"temperature must be 0 (greedy decoding) or {limits}, got {temperature}.")
+        raise ValueError(
+            f"temperature must be 0 (greedy decoding) or {limits}, got {temperature}. Pass 0 for the likeliest token."
+        )
     if isinstance(top_k, bool) or not 0 <= top_k < 2**31 or int(top_k) != top_k:
         raise ValueError(f"top_k must be an integer of at least 0, got {top_k}. 0 switches it off.")
     if not 0 < top_p <= 1:
@@ -47,7 +49,7 @@ def make_sampling(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, 
 
 
 def process_logits(logits: Float[Array, "*b V"], sampling: Sampling) -> Float[Array, "*b V"]:
-    """Returns log-probabilities of the processed law, float32, -inf for removed tokens. At least one token stays.
+    """Returns float32 log-probabilities of the processed law, -inf for removed tokens; at least one stays.
 
     Greedy settings give the plain log-softmax, since no temperature applies.
     """
@@ -66,7 +68,7 @@ def process_logits(logits: Float[Array, "*b V"], sampling: Sampling) -> Float[Ar
 
 
 def _cut_by_rank(logits: Float[Array, "*b V"], bits: UInt[Array, "*b V"], sampling: Sampling) -> Float[Array, "*b V"]:
-    """Applies top-k and top-p; `bits` order the tokens. A sort of 128,000 logits would move gigabytes on a TPU."""
+    """Applies top-k and top-p by the order of `bits`: a sort would move far more memory on a TPU."""
     if sampling.top_k is not None:
         kth = _weighted_rank(bits, jnp.ones_like(logits), jnp.minimum(sampling.top_k, 2**24).astype(jnp.float32))
         logits = jnp.where(bits >= kth, logits, -jnp.inf)  # like `transformers`, ties with the k-th stay
@@ -92,7 +94,7 @@ def _ordered_bits(x: Float[Array, "*b V"]) -> UInt[Array, "*b V"]:
 def _weighted_rank(
     bits: UInt[Array, "*b V"], weights: Float[Array, "*b V"], limit: Float[Array, ""]
 ) -> UInt[Array, "*b 1"]:
-    """Returns the least value above which entries weigh less than `limit`: the k-th largest if every one weighs 1.
+    """Returns the least value above which entries weigh less than `limit` (weights 1: the k-th largest).
 
     Found digit by digit in base 16, in eight passes over the vocabulary. 0 if all entries weigh less.
     """
@@ -123,7 +125,7 @@ def log_prob(
 
 
 def draw(logits: Float[Array, " V"], key: Key[Array, ""], index: Int[Array, ""], sampling: Sampling) -> Int[Array, ""]:
-    """Draws one token for one row: argmax when greedy, else the argmax of the processed law with Gumbel noise.
+    """Draws one token for one row: argmax when greedy, else argmax of the processed law with Gumbel noise.
 
     Args:
       key: the row's key. index: tokens that the row has generated before. The draw depends on (logits, key, index)

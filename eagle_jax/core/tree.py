@@ -11,7 +11,7 @@ def ancestor_mask(parents: Int[Array, "B T"], depth: int) -> Bool[Array, "B T T"
 
     Args:
       parents: rows of the parents, `ROOT` or `PADDING`.
-      depth: D, no path is longer. The closure takes ceil(log2(D + 1)) squarings of a [T, T] matrix: no gather, so
+      depth: D, no path is longer. The closure takes ceil(log2 D) squarings of a [T, T] matrix: no gather, so
         it runs on the matrix unit.
     """
     size = parents.shape[-1]

@@ -1,4 +1,4 @@
-"""Defines the records of the engine: trees, caches, states, and the functions of a target and of a drafter.
+"""Defines the engine's records: trees, caches, states, and the functions of a target and a drafter.
 
 Dimension letters, used in every docstring:
 
@@ -51,7 +51,7 @@ class DraftTree(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """Keys and values of the committed tokens, one array per layer, because a slice of a stack is a copy on CPU.
+    """Keys and values of the committed tokens, an array per layer: on CPU a slice of a stack is a copy.
 
     Attributes:
       keys: L arrays [B, G, head_dim, S], transposed: the product with the queries reads memory in order.
@@ -70,7 +70,7 @@ class KVCache(NamedTuple):
 
 
 class NewKV(NamedTuple):
-    """Keys and values that a forward pass computed for its T new tokens: L arrays [B, G, T, head_dim] each."""
+    """Keys and values of a forward pass for its T new tokens: L arrays [B, G, T, head_dim] each."""
 
     keys: tuple[Float[Array, "B G T hd"], ...]
     values: tuple[Float[Array, "B G T hd"], ...]
@@ -91,7 +91,7 @@ class TargetOutput(NamedTuple):
 
 
 class TargetFn(NamedTuple):
-    """A target language model as the engine sees it: four pure functions. Any JAX model can be wrapped into one.
+    """Four pure functions of a target language model; any JAX model can be wrapped into them.
 
     Attributes:
       forward: `(params, tokens [B,T], positions [B,T], mask [T,T] or [B,T,T] bool, cache, taps) -> TargetOutput`. Token
@@ -109,7 +109,7 @@ class TargetFn(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """Confirmed, consecutive tokens of the text: a prompt chunk or an accepted path. Row i is position p = start + i.
+    """Confirmed tokens of a prompt chunk or an accepted path: row i is position p = start + i of the text.
 
     Attributes:
       tokens: [B, T] int32, token at position p.
@@ -130,7 +130,7 @@ class Verified(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """Processors that turn the target's logits into the sampled law. `None` leaves a processor out of the program.
+    """Processors that turn the target's logits into the sampled law; `None` leaves one out of the program.
 
     Attributes:
       temperature: scalar float32; None is greedy decoding (temperature 0).

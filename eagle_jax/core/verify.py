@@ -1,4 +1,4 @@
-"""Walks the tree with the target's own tokens: from a tree and the target's logits to the accepted path."""
+"""Walks a tree with the target's own tokens: from the target's logits to the accepted path."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def deterministic(
 
 
 def walk(tree: DraftTree, choose: Callable[[Array, Array], Array], depth: int) -> Acceptance:
-    """Walks one row's tree from the root; `choose(node, step)` is the target's token after the node at depth `step`.
+    """Walks one row's tree; `choose(node, step)` is the target's token after the node at depth `step`.
 
     Tokens are drawn for visited nodes only. Rows with the same text (lookahead's window and an n-gram may coincide) are
     walked together; the path has the first of them.

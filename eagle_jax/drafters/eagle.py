@@ -101,7 +101,7 @@ class HeadFns(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def eagle(config: HeadConfig, tree: TreeConfig, target: TargetFn, dtype: str = "float32") -> Drafter:
-    """Builds the drafter of an EAGLE head. Equal arguments give the same object, so that jit caches are shared.
+    """Builds the drafter of an EAGLE head; equal arguments give the same object, so jit caches are shared.
 
     Args:
       config: the head; its `taps` decide which features the target returns.

@@ -1,4 +1,4 @@
-"""Grows draft trees from any draft model: dynamic trees (EAGLE-2), static trees and chains, ranked or sampled.
+"""Grows draft trees of any draft model: dynamic (EAGLE-2), static or chains, ranked or sampled.
 
 An `Expander` is a method's draft model: it predicts the children of a node. This module selects nodes for all methods.
 Candidates of probability zero (beyond the top-p cut, or outside the support of a sampled draft) become padding.
@@ -77,7 +77,7 @@ def tree_drafter(
     init: Callable[..., Any], update: Callable[..., Any], expander: Callable[[Params, Any, Array], Expander],
     tree: TreeConfig, rewind: Callable[[Any, Array], Any], taps: tuple[int, ...] = (),
 ) -> Drafter:  # fmt: skip
-    """Builds the drafter that grows `tree` from `expander(params, state, root)`, with the acceptance rule of `tree`."""
+    """Builds the drafter that grows `tree` from `expander(params, state, root)`, with the rule of `tree`."""
 
     def draft(
         params: Params, state: Any, root: Array, randomness: RowRandomness, sampling: Sampling
@@ -112,7 +112,7 @@ def grow(
 def confidence(
     model: Expander, tree: TreeConfig, randomness: RowRandomness, sampling: Sampling, states: Array, level: Array | int
 ) -> Float[Array, "B W Vd"]:
-    """Returns the log-probability that each token of the draft vocabulary is accepted after each of `states`, float32.
+    """Returns float32 log-probabilities of acceptance of the draft vocabulary after each of `states`.
 
     Greedy, this is the model's log-probability. When sampling, the target draws argmax(log p + g). Key and position fix
     the Gumbel noise g, so a model whose law q is near p can predict the drawn token (drafting with shared randomness,
@@ -154,7 +154,7 @@ def _best_children(
 def _draw_children(
     model: Expander, randomness: RowRandomness, sampling: Sampling, states: Array, level: Any, count: int
 ) -> Candidates:
-    """Draws children without replacement from the draft's processed law, in the order of perturbed log-probabilities.
+    """Draws children without replacement from the draft's processed law, by perturbed log-probability.
 
     (Gumbel top-k: Kool, van Hoof and Welling, arXiv:1903.06059.)
     """

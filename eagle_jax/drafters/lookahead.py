@@ -42,8 +42,11 @@ class LookaheadState(NamedTuple):
 def lookahead(ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512) -> Drafter:
     """Builds the drafter of a Jacobi window and an n-gram pool, one static tree.
 
-    Arguments and errors are those of `eagle_jax.lookahead`. A pass finds W n-grams, one of which begins with the last
-    token. The pool keeps the latest n-grams of a row; the authors keep the latest `guesses` of every first token.
+    Arguments are those of `eagle_jax.lookahead`. A pass finds W n-grams, one of which begins with the last token. The
+    pool keeps the latest n-grams of a row; the authors keep the latest `guesses` of every first token.
+
+    Raises:
+      ConfigError: a number is too small.
     """
     for name, value, least in (("ngram", ngram, 2), ("window", window, 1), ("guesses", guesses, 1), ("pool", pool, 1)):
         check_integer(name, value, least)
@@ -97,7 +100,7 @@ def lookahead(ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512
 
 
 def _shape(levels: int, window: int, guesses: int) -> np.ndarray:
-    """Returns the parents of the window, level by level from the root on, and of the n-grams one after another."""
+    """Returns the parents of the window, level by level from the root on, and then of the n-grams."""
     rows = [ROOT, *range(window - 1)]
     rows += range((levels - 1) * window)  # each below the cell of the level before
     for _ in range(guesses):

@@ -1,4 +1,4 @@
-"""Builds Medusa-1, Hydra and Hydra++ drafters: heads on the target's last state, one per level of the tree.
+"""Builds Medusa-1, Hydra and Hydra++ drafters: a head on the target's last state per level of a tree.
 
 A Medusa tree costs no pass at all: all levels read one state. Hydra's heads read the drafted tokens as well, level by
 level; Hydra++ adds one layer over the confirmed tokens, with a cache in the drafter's state.

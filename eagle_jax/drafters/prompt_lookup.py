@@ -31,11 +31,15 @@ class LookupState(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def prompt_lookup(ngram: int = 3, length: int = 10, latest: bool = False, shortest: int = 1) -> Drafter:
-    """Builds the drafter. Arguments and errors are those of `eagle_jax.prompt_lookup`."""
+    """Builds the drafter; arguments are those of `eagle_jax.prompt_lookup`.
+
+    Raises:
+      ConfigError: a number is below 1, or `shortest` exceeds `ngram`.
+    """
     for name, value in (("ngram", ngram), ("length", length), ("shortest", shortest)):
         check_integer(name, value)
     if shortest > ngram:
-        raise ConfigError(f"shortest must be at most ngram, {ngram}, got {shortest}.")
+        raise ConfigError(f"shortest must be at most ngram, {ngram}, got {shortest}. Lower it, or raise ngram.")
 
     def init(params: Params, batch: int, slots: int) -> LookupState:
         return LookupState(jnp.zeros((batch, slots), jnp.int32), jnp.zeros((batch,), jnp.int32))
@@ -71,7 +75,7 @@ def _continue(
     text: Int[Array, " S"], length: Int[Array, ""], root: Int[Array, ""], *, shortest: int, ngram: int, size: int,
     latest: bool,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Returns the tokens after an earlier occurrence of a text's end, [size], and which of them are in the text."""
+    """Returns the tokens after an earlier occurrence of a text's end, [size], and which are in the text."""
     at = jnp.arange(text.shape[0])
     text = jnp.where(at == length, root, text)  # the last token is the root
     start, known = jnp.int32(0), jnp.bool_(False)

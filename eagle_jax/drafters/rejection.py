@@ -23,11 +23,17 @@ from eagle_jax.core.sampling import process_logits
 from eagle_jax.core.types import Acceptance, DraftTree, Sampling
 from eagle_jax.core.verify import VerifyFn, deterministic
 
+Rows = Float[Array, "B N1 V"]
+"""A law, or logits, after every row of the trees."""
+Keys = Key[Array, " B"]
+
 
 def _sampled_drafts(rule: Callable[..., Acceptance]) -> VerifyFn:
     """Wraps `(tree, laws of its drafts, logits, keys, sampling, depth) -> Acceptance` as a `VerifyFn`."""
 
-    def verify(tree: DraftTree, logits: Array, keys: Array, index: Array, sampling: Sampling, depth: int) -> Acceptance:
+    def verify(
+        tree: DraftTree, logits: Rows, keys: Keys, index: Int[Array, " B"], sampling: Sampling, depth: int
+    ) -> Acceptance:
         if sampling.greedy:
             return deterministic(tree, logits, keys, index, sampling, depth)
         if tree.draft_log_probs is None:
@@ -43,8 +49,8 @@ def _sampled_drafts(rule: Callable[..., Acceptance]) -> VerifyFn:
 
 
 @_sampled_drafts
-def rejection(tree: DraftTree, laws: Array, logits: Array, keys: Array, sampling: Sampling, depth: int) -> Acceptance:
-    """Speculative sampling (arXiv:2211.17192, 2302.01318), on trees with recursive rejection (arXiv:2401.15077).
+def rejection(tree: DraftTree, laws: Rows, logits: Rows, keys: Keys, sampling: Sampling, depth: int) -> Acceptance:
+    """Samples speculatively (arXiv:2211.17192, 2302.01318), on trees by recursive rejection (2401.15077).
 
     The children of a node are tried in the order of their draws: x is accepted with probability min(1, p(x) / q(x)).
     After a rejection p becomes norm(max(p - q, 0)), and q is renormalised without x. If no child is accepted, the next
@@ -90,8 +96,8 @@ def rejection(tree: DraftTree, laws: Array, logits: Array, keys: Array, sampling
 
 
 @_sampled_drafts
-def block(tree: DraftTree, laws: Array, logits: Array, keys: Array, sampling: Sampling, depth: int) -> Acceptance:
-    """Block verification of chains (Sun et al., arXiv:2403.10444, algorithm 2).
+def block(tree: DraftTree, laws: Rows, logits: Rows, keys: Keys, sampling: Sampling, depth: int) -> Acceptance:
+    """Verifies a chain as one block (Sun et al., arXiv:2403.10444, algorithm 2).
 
     One decision for the whole chain accepts, on average, at least as many tokens as a decision per token.
 
@@ -125,8 +131,8 @@ def block(tree: DraftTree, laws: Array, logits: Array, keys: Array, sampling: Sa
 
 
 @_sampled_drafts
-def traversal(tree: DraftTree, laws: Array, logits: Array, keys: Array, sampling: Sampling, depth: int) -> Acceptance:
-    """Traversal verification of trees (Weng et al., arXiv:2505.12398): from the leaves upwards.
+def traversal(tree: DraftTree, laws: Rows, logits: Rows, keys: Keys, sampling: Sampling, depth: int) -> Acceptance:
+    """Verifies a tree from the leaves upwards: traversal verification (Weng et al., arXiv:2505.12398).
 
     The first path to a leaf is accepted whole with the probability that block verification gives it. After a rejection
     the leaf is removed, its parent's p and q become residuals, and the next path is tried. On a chain this is block

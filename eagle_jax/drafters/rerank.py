@@ -1,4 +1,4 @@
-"""Selects the best candidates of a dynamic tree and links them: the rerank of EAGLE-2 (arXiv:2406.16858, section 4).
+"""Selects and links the best candidates of a dynamic tree (EAGLE-2, arXiv:2406.16858, section 4).
 
 Scores are cumulative log-probabilities in float32, so a child never scores above its parent. `jax.lax.top_k` breaks
 ties towards the lower index, and parents are recorded before their children. Hence the best N candidates are closed

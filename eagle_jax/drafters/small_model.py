@@ -36,7 +36,7 @@ class SmallModelState(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def small_model(fn: TargetFn, tree: TreeConfig, vocab: int, draft_vocab: int) -> Drafter:
-    """Builds the drafter of a small model. Equal arguments give the same object, so that jit caches are shared.
+    """Builds the drafter of a small model; equal arguments give the same object, so jit caches are shared.
 
     Args:
       fn: the small model; the engine's `params["drafter"]` are `{"model": its parameters}`.

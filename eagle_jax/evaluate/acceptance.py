@@ -107,7 +107,7 @@ def measure_n_alpha(
     temperature: float = 0.0,
     key: jax.Array | int | None = None,
 ) -> NAlpha:
-    """Measures n-alpha (arXiv:2401.15077): acceptance of the draft that follows n accepted drafts of a chain.
+    """Measures n-alpha (arXiv:2401.15077): acceptance of a draft after n accepted drafts of a chain.
 
     In a chain that the budget or a stop token cuts off, the drafts up to the end of the reply count. To leave out such
     chains would bias the result against long ones.

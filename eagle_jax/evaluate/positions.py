@@ -48,7 +48,7 @@ class Calibration(NamedTuple):
 
     @property
     def error(self) -> float | None:
-        """Expected calibration error (arXiv:1706.04599): the mean over nodes of |acceptance - confidence| of bins."""
+        """Expected calibration error (arXiv:1706.04599): mean over nodes of a bin's |acceptance - confidence|."""
         total = int(self.count.sum())
         if total == 0:
             return None
@@ -58,7 +58,7 @@ class Calibration(NamedTuple):
 
 
 def depths_and_ranks(parents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns depth (0 for the root) and rank among siblings (from 0) of every node, [C, N+1]; -1 at padding.
+    """Returns depth (root: 0) and rank among siblings (from 0) of every node, [C, N+1]; -1 at padding.
 
     Siblings are stored in the order of their rank in every tree, so the rank is the number of siblings before a node.
     """

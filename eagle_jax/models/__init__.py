@@ -1,1 +1,1 @@
-"""Flax Linen modules: layers, one decoder for all families, the EAGLE, Medusa and Hydra heads."""
+"""Defines Flax Linen modules: layers, one decoder for all families, EAGLE, Medusa and Hydra heads."""

@@ -43,7 +43,7 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Language model. Parameters have the names of Hugging Face checkpoints, with `layers_i` for `layers.i`."""
+    """Language model with the parameter names of Hugging Face checkpoints (`layers_i` for `layers.i`)."""
 
     config: DecoderConfig
 
@@ -119,7 +119,7 @@ def init_params(config: DecoderConfig, key: Array) -> Params:
 
 @functools.lru_cache(maxsize=64)
 def target_fn(config: DecoderConfig, dtype: str = "float32") -> TargetFn:
-    """Returns the decoder as a `TargetFn`. Equal arguments give the same object, so that jit caches are shared.
+    """Returns the decoder as a `TargetFn`; equal arguments give the same object, so jit caches are shared.
 
     Args:
       dtype: dtype of weights and key-value cache.

@@ -133,7 +133,7 @@ def split_embeddings(
 
 
 def init_head_params(config: HeadConfig, key: Array) -> Params:
-    """Draws float32 parameters `{"head": ..., "d2t": [Vd] int32}` (`d2t`, EAGLE-3 only: target id minus draft id)."""
+    """Draws float32 `{"head": ..., "d2t": [Vd] int32}` (`d2t`, EAGLE-3 only: target id minus draft id)."""
     features = jnp.zeros((1, 1, len(config.taps) * config.target_hidden_size))
     embeds = jnp.zeros((1, 1, config.layer.hidden_size))
     params = {"head": EagleHead(config).init(key, features, embeds, method="init_all")["params"]}

@@ -1,4 +1,4 @@
-"""Defines the layers of decoder and draft heads: linear, norm, attention over cache and new tokens, MLP.
+"""Defines the layers of decoders and heads: linear, norm, attention over cache and new tokens, MLP.
 
 All modules are stateless. Weights may be float32, bfloat16 or float16. Activations have the dtype of the weights;
 norms, attention scores and softmax are always float32.
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from eagle_jax.config import DecoderConfig
 from eagle_jax.models.rope import rotate
@@ -49,7 +49,7 @@ class Linear(nn.Module):
 
 
 class Norm(nn.Module):
-    """RMSNorm (arXiv:1910.07467), or layer normalisation (arXiv:1607.06450): in float32, returned in the dtype of `x`.
+    """RMSNorm (arXiv:1910.07467) or layer normalisation (arXiv:1607.06450), in float32 inside.
 
     Attributes:
       eps: added to the mean square, or to the variance.
@@ -81,8 +81,8 @@ QUERY_BLOCK = 512
 """Queries of one block. Without a cache, longer texts attend by blocks: scores are [A, 512, T], not [A, T, T]."""
 
 
-def cut_rows(x: Array, axis: int, size: int) -> Array:
-    """Cuts an axis into parts of `size`, padded with zeros (False), and moves the axis of parts to the front."""
+def cut_rows(x: Shaped[Array, "..."], axis: int, size: int) -> Shaped[Array, "parts ..."]:
+    """Cuts an axis into parts of `size`, padded with zeros (False); the axis of parts comes first."""
     length = x.shape[axis]
     count = -(-length // size)
     padding = [(0, count * size - length if i == axis else 0) for i in range(x.ndim)]
@@ -198,7 +198,7 @@ class Attention(nn.Module):
 
         def heads(name: str, count: int) -> Array:
             projected = Linear(count * config.head_dim, config.qkv_bias, name=name)(x)
-            if added is not None:
+            if added is not None:  # XLA for CPU would add again at every use of the sum
                 projected = jax.lax.optimization_barrier(projected + added[name])
             return projected.reshape(batch, new, count, config.head_dim)
 
@@ -219,7 +219,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Feed-forward block: SwiGLU, `down(silu(gate(x)) * up(x))`, or for GPT-2 `down(gelu(up(x)))` with tanh GELU."""
+    """Feed-forward block: `down(silu(gate(x)) * up(x))`, or for GPT-2 `down(gelu(up(x)))` with tanh GELU."""
 
     config: DecoderConfig
 

@@ -12,7 +12,7 @@ from eagle_jax.config import RopeConfig
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
-    """Returns frequencies [head_dim / 2] in radians per token, with any scaling that is the same at all positions."""
+    """Returns frequencies [head_dim / 2] in radians per token, with scaling equal at all positions."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     plain = (1.0 / np.float32(config.theta) ** exponents).astype(np.float32)
     if config.kind in ("default", "dynamic"):
@@ -64,7 +64,7 @@ def attention_factor(config: RopeConfig) -> float:
 def rope_angles(
     config: RopeConfig, head_dim: int, positions: Int[Array, "*b"]
 ) -> tuple[Float[Array, "*b 2 hd2"], Float[Array, "*b 2 hd2"]]:
-    """Returns cosine and signed sine of every position's rotation for `rotate`, [..., 2, head_dim / 2] float32.
+    """Returns cosine and signed sine of every position for `rotate`, float32 [..., 2, head_dim / 2].
 
     "dynamic" scaling uses at position p the base of a context of p + 1 tokens, as token-by-token decoding does. The
     angle depends on the position only: a tree pass and a single-token pass rotate a token alike.

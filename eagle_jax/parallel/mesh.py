@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array
+from jaxtyping import Array, Shaped
 
 from eagle_jax.config import ConfigError
 from eagle_jax.core.types import (
@@ -95,7 +95,7 @@ def param_shardings(params: Params, mesh: Mesh) -> Any:
 
 
 def gathered(params: Params, mesh: Mesh | None, *, embedding: bool = False) -> Params:
-    """Inside jit: gathers the matrices of a frozen target over "fsdp", for products.
+    """Gathers the matrices of a frozen target over "fsdp", for products; inside jit.
 
     Otherwise the compiler may propagate the split of a matrix's rows to the states, and every device computes with
     every row of the batch.
@@ -115,7 +115,7 @@ def gathered(params: Params, mesh: Mesh | None, *, embedding: bool = False) -> P
 
 
 def copies(params: Params, mesh: Mesh) -> Params:
-    """Inside jit: copies trained parameters for each of the `row_groups`, [groups, ...], not split over "fsdp".
+    """Copies trained parameters per row group, [groups, ...], not split over "fsdp"; inside jit.
 
     Gradients of a copy stay on its devices while steps, chunks and layers add to them. They are summed between devices
     once, in float32. Without copies the compiler would sum every term between devices, even inside loops.
@@ -162,13 +162,13 @@ def embeds_by_rows(mesh: Mesh | None) -> Callable[..., Any]:
     return call
 
 
-def by_rows(x: Array, mesh: Mesh | None) -> Array:
-    """Inside jit: shards the rows of `x` [B, ...] over "data" and "fsdp"; other axes are not split."""
+def by_rows(x: Shaped[Array, "B ..."], mesh: Mesh | None) -> Shaped[Array, "B ..."]:
+    """Shards the rows of `x` over "data" and "fsdp"; other axes are not split. Inside jit."""
     return x if mesh is None else _split(x, mesh, ROWS, *[None] * (x.ndim - 1))
 
 
 def placer(mesh: Mesh) -> Callable[[str, np.ndarray], Array]:
-    """Returns `place(path, host array)` for loaders. Every device receives its part; processes pass the same array."""
+    """Returns `place(path, host array)` for loaders; all processes pass the same array."""
 
     def place(path: str, host: np.ndarray) -> Array:
         return jax.make_array_from_callback(host.shape, param_sharding(path, host.shape, mesh), host.__getitem__)
@@ -192,7 +192,7 @@ def check_mesh(mesh: Any) -> None:
 
 
 def make_mesh(data: int = 1, tensor: int = 1, fsdp: int = 1, *, devices: Any = None) -> Mesh:
-    """Makes a ("data", "fsdp", "tensor") mesh of the first `data * fsdp * tensor` devices, ordered by process.
+    """Makes a ("data", "fsdp", "tensor") mesh of the first devices, ordered by process.
 
     Args:
       devices: None takes the devices of all processes.
@@ -219,7 +219,7 @@ def make_mesh(data: int = 1, tensor: int = 1, fsdp: int = 1, *, devices: Any = N
 
 
 def place_cache(cache: KVCache, mesh: Mesh) -> KVCache:
-    """Inside jit: shards a cache by rows over "data" and "fsdp", and by key-value heads over "tensor".
+    """Shards a cache by rows over "data", "fsdp", and by key-value heads over "tensor"; inside jit.
 
     Raises:
       ConfigError: the mesh does not divide rows or heads.
@@ -249,7 +249,7 @@ def _split(x: Array, mesh: Mesh, *axes: str | tuple[str, ...] | None) -> Array:
 
 @functools.lru_cache(maxsize=64)
 def shard_target(fn: TargetFn, mesh: Mesh) -> TargetFn:
-    """Returns `fn` with sharded tokens, states, logits and cache; equal arguments give the same object, for jit.
+    """Returns `fn` with sharded tokens, states, logits and cache; equal arguments give the same object.
 
     Raises:
       ConfigError: the mesh has other axes, or does not divide the key-value heads.
@@ -273,7 +273,7 @@ def shard_target(fn: TargetFn, mesh: Mesh) -> TargetFn:
 
 @functools.lru_cache(maxsize=256)
 def shard_drafter(drafter: Drafter, mesh: Mesh) -> Drafter:
-    """Returns `drafter` with every cache in its state sharded; equal arguments give the same object, for jit."""
+    """Returns `drafter` with every cache in its state sharded; equal arguments give the same object."""
 
     def shard_caches(state: Any) -> Any:
         is_cache = lambda node: isinstance(node, KVCache)  # noqa: E731

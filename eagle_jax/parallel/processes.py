@@ -65,7 +65,7 @@ def _is_cluster(environment: Mapping[str, str]) -> bool:
 
 
 def _vms_of_slice() -> int:
-    """Returns the number of plain TPU VMs of this machine's slice, from the metadata server; 1 on other machines.
+    """Returns the number of plain TPU VMs of this slice, from the metadata server; 1 on other machines.
 
     JAX sends a request only from a machine with TPU chips and libtpu, so other machines do not wait.
     """
@@ -93,7 +93,7 @@ def leader_first(make: Callable[[], T], name: str) -> T:
 
 
 def global_rows(mesh: Mesh, local: Any, axis: int = 0) -> Any:
-    """Joins the rows of all processes, in their order, into global arrays over the mesh's "data" and "fsdp" axes.
+    """Joins the rows of all processes, in order, into global arrays over the "data" and "fsdp" axes.
 
     Args:
       mesh: from `make_mesh`, which has the devices in the order of the processes.

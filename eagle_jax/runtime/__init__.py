@@ -1,1 +1,1 @@
-"""The user's interface: targets, drafters, generation, sessions, profiles."""
+"""Holds the user's interface: targets, drafters, generation, sessions, profiles."""

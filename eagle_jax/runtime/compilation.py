@@ -16,7 +16,7 @@ MOST_MAPS = 20_000
 
 
 def forget_programs() -> bool:
-    """Drops all compiled programs if there are very many, and returns whether it did; calls compile them again.
+    """Drops all compiled programs if there are very many; returns whether it did. Calls compile again.
 
     On CPU a program takes a few hundred memory maps, and Linux kills a process beyond 65,530 (`vm.max_map_count`).
     Call it between shapes when many are measured, before the warm-up.

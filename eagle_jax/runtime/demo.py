@@ -18,18 +18,18 @@ Bundled = Literal["eagle1", "eagle2", "hass", "eagle3", "medusa", "hydra", "smal
 """The bundled drafters. `eagle1` and `eagle2` are the same head; `small` is a distilled draft model."""
 
 DEMO_TREE_CPU = TreeConfig(depth=4, top_k=2, num_nodes=7)
-"""A good tree for the bundled pair on two CPU cores at temperature 0, where a pass over eight tokens costs about 1.5
-times a pass over one. `python -m infer.tune` finds the best tree by batch size and temperature."""
+"""A good tree for the bundled pair on two CPU cores at temperature 0. `python -m infer.tune` finds the best tree by
+batch size and temperature."""
 
 
 def load_demo(
     head: Bundled = "hass", tree: TreeConfig | None = None, *, dtype: DTypeLike = "float32"
 ) -> tuple[Target, TreeDrafter, Any]:
-    """Loads the bundled target, a small trained chat model, with a drafter and its tokenizer. Needs no network.
+    """Loads the bundled target, a small trained chat model, its tokenizer and a drafter; no network.
 
     Args:
-      head: name of the drafter. "hass" (an EAGLE-1/2 head trained on its own outputs) and "eagle3" accept most;
-        "eagle1"/"eagle2" was trained on the target's features alone and accepts less.
+      head: name of the drafter. "hass" is an EAGLE-1/2 head trained on its own outputs; "eagle1"/"eagle2" was trained
+        on the target's features alone.
       tree: None is `DEMO_TREE_CPU` on CPU, else the default of the method; for "small" a chain of 5.
       dtype: as in `load_target`; the files hold bfloat16.
 

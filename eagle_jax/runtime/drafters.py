@@ -44,7 +44,7 @@ class BoundDrafter:
     def of(
         cls, drafter: Drafter, target: Target, params: Params | None = None, name: str = "drafter", **own: Any
     ) -> Self:
-        """Binds a method to `target` and spreads its parameters over the target's mesh; `own` are a subclass's fields.
+        """Binds a method to `target`, on the target's mesh; `own` are a subclass's fields.
 
         Raises:
           ValueError: `drafter` or `target` has another type. ConfigError: no sharding rule matches a parameter.
@@ -104,7 +104,7 @@ class TreeDrafter(BoundDrafter):
 
 
 class DraftHead(TreeDrafter):
-    """An EAGLE head bound to its target; `params` are `{"head": ..., "d2t": ...}`, `config` is a `HeadConfig`."""
+    """An EAGLE head bound to its target: `params` `{"head": ..., "d2t": ...}`, `config` a `HeadConfig`."""
 
     @classmethod
     def from_params(
@@ -120,7 +120,7 @@ class DraftHead(TreeDrafter):
 
 
 class Medusa(TreeDrafter):
-    """Medusa or Hydra heads bound to their target; `params` are `{"heads": ...}`, `config` is a `MedusaConfig`."""
+    """Medusa or Hydra heads bound to their target: `params` `{"heads": ...}`, `config` a `MedusaConfig`."""
 
     @classmethod
     def from_params(
@@ -154,7 +154,7 @@ class SmallModel(TreeDrafter):
 
     @classmethod
     def bind(cls, target: Target, model: Target, tree: TreeConfig = DEFAULT_CHAIN) -> Self:
-        """Binds a model in memory to `target`, and spreads it over the target's mesh. Tokenizers are not compared.
+        """Binds a model in memory to `target`, on the target's mesh; tokenizers are not compared.
 
         Warns:
           UserWarning: the model has fewer positions than the target; beyond them its drafts are poor.
@@ -181,7 +181,7 @@ class SmallModel(TreeDrafter):
 
 
 def shard(target: Target, drafter: BoundDrafter | None, mesh: Mesh) -> tuple[Target, BoundDrafter | None]:
-    """Spreads target and drafter over a ("data", "fsdp", "tensor") mesh; `generate` then runs on all its devices.
+    """Spreads target and drafter over a ("data", "fsdp", "tensor") mesh, whose devices `generate` uses.
 
     "tensor" splits weights and caches and must divide the key-value heads; "data" splits the rows of a batch. For a
     model that does not fit on one device use `load_target(path, mesh=mesh)` instead.
@@ -197,7 +197,7 @@ def shard(target: Target, drafter: BoundDrafter | None, mesh: Mesh) -> tuple[Tar
 def prompt_lookup(
     target: Target, *, ngram: int = 3, length: int = 10, latest: bool = False, shortest: int = 1
 ) -> BoundDrafter:
-    """Drafts the tokens that followed an earlier occurrence of the last n-gram (prompt lookup). Needs no weights.
+    """Drafts the tokens that followed an earlier occurrence of the last n-gram, without weights.
 
     Args:
       ngram: longest n-gram to look up; without a match, shorter ones down to `shortest` are tried.
@@ -211,7 +211,7 @@ def prompt_lookup(
 
 
 def lookahead(target: Target, *, ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512) -> BoundDrafter:
-    """Drafts the target's own n-grams, collected in a Jacobi window (lookahead, arXiv:2402.02057). Needs no weights.
+    """Drafts the target's own n-grams of a Jacobi window (lookahead, arXiv:2402.02057), without weights.
 
     Args:
       ngram: N, tokens of an n-gram. window: W, positions ahead. guesses: G, n-grams verified per pass; a target pass

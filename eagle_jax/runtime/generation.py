@@ -178,7 +178,7 @@ def first_chunk(state: GenerateState) -> tuple[GenerateState, StreamChunk, bool]
 
 
 def next_chunk(request: Request, state: GenerateState) -> tuple[GenerateState, StreamChunk, bool, list[np.ndarray]]:
-    """Runs one cycle and reads its tokens: (state, chunk, whether the row is done, arguments of `check_finite`)."""
+    """Runs one cycle; returns (state, chunk, whether the row is done, arguments of `check_finite`)."""
     with memory_errors(request):
         state, info = step_program(request.params, state, request.sampling, request.engine)
         log_probs = None if info.log_probs is None else info.log_probs[0]

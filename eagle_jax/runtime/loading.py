@@ -30,7 +30,7 @@ from eagle_jax.shapes import medusa_parents
 def load_medusa(
     path_or_hub_id: str | os.PathLike[str], target: Target, tree: TreeConfig | None = None, **hub: Unpack[Hub]
 ) -> Medusa:
-    """Loads heads of Medusa-1 (arXiv:2401.10774), Hydra or Hydra++ (arXiv:2402.05109) trained for `target`.
+    """Loads heads of Medusa-1 (arXiv:2401.10774), Hydra or Hydra++ (arXiv:2402.05109) for `target`.
 
     Args:
       tree: has at most one level per head; None is Medusa's static tree of 63 nodes. Acceptance is lossless: the
@@ -51,7 +51,7 @@ def load_medusa(
 def load_draft_model(
     path_or_hub_id: str | os.PathLike[str], target: Target, tree: TreeConfig = DEFAULT_CHAIN, **hub: Unpack[Hub]
 ) -> SmallModel:
-    """Loads a small language model with the target's tokenizer: standard speculative sampling (arXiv:2211.17192).
+    """Loads a small language model with the target's tokenizer, to draft (arXiv:2211.17192).
 
     Args:
       tree: shape of the drafts. `TreeConfig.chain(5, "rejection")` is the method of the papers. The default chain is

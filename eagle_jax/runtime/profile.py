@@ -1,4 +1,4 @@
-"""Reads profiles: the fastest method and tree of a target on a machine, by batch size, temperature and prompt length.
+"""Reads profiles: a target's fastest method on a machine by batch size, temperature and prompt length.
 
 `python -m infer.tune` measures and writes one; `eagle_jax.generate(target, "auto", prompts, profile=...)` follows it.
 The choice is made on the host from the prompts' number and length and the temperature, before anything is compiled.
@@ -87,7 +87,7 @@ class Entry:
             )
 
     def bind(self, target: Target, weights: dict[tuple[str, str | None], Any]) -> BoundDrafter | None:
-        """Binds the method to `target`; None is plain decoding. Loads `weights`, by method and path, that are missing.
+        """Binds the method to `target` (None: plain decoding); adds missing `weights`, by method and path.
 
         Raises:
           CheckpointError: the weights are missing or do not fit. ConfigError: the method cannot draft the tree.
@@ -107,7 +107,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class ProfileFile:
-    """The contents of a profile: its target (name, dtype, fingerprint of the weights), machine and entries.
+    """Contents of a profile: target (name, dtype, fingerprint of the weights), machine and entries.
 
     There is at most one entry per batch size, temperature and prompt length.
     """
@@ -131,9 +131,9 @@ class ProfileFile:
     def find(self, batch: int, temperature: float, prompt: int) -> Entry | None:
         """Returns the entry for a batch size, a temperature and a prompt length; None is plain decoding.
 
-        Chooses the smallest measured batch size that is at least `batch`, then likewise the temperature, then the
-        prompt length (`prompt`: tokens of the longest prompt). Drafts usually gain less as each of the three grows, so
-        a method that is faster at the measured values should be faster at smaller ones (docs/tuning.md).
+        Chooses the first entry, by (batch, temperature, prompt), whose three values are all at least the request's
+        (`prompt`: tokens of the longest prompt). Drafts usually gain less as each of the three grows, so a method that
+        is faster at the measured values should be faster at smaller ones (docs/tuning.md).
         """
 
         def place(entry: Entry) -> tuple[float, float, float]:

@@ -152,7 +152,7 @@ def sampling_of(**settings: Any) -> Sampling:
 
 
 def bucket(size: int, smallest: int = 32) -> int:
-    """Returns the next of 32, 48, 64, 96, 128, ...: one compilation per bucket, above 32 at most 1/3 padding."""
+    """Returns the next of 32, 48, 64, 96, 128, ...: one program each, above 32 at most 1/3 padding."""
     power = smallest
     while power < size:
         if size <= power + power // 2:
@@ -234,7 +234,7 @@ def _integers(values: Any) -> np.ndarray | None:
 
 
 def _stop_table(eos_ids: StopTokens, batch: int, config: DecoderConfig) -> np.ndarray:
-    """Returns [B, E] int32, padded with -1; E is a multiple of 4: few changes of stop tokens compile again."""
+    """Returns [B, E] int32, padded with -1; E is a multiple of 4, so few stop tokens compile anew."""
     if eos_ids is None:
         eos_ids = config.eos_ids
     given: Any = eos_ids

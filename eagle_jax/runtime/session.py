@@ -127,7 +127,9 @@ class Session:
         yield reply
         while not done:
             if self._state is not state:
-                raise ValueError("this reply has ended: the session has begun another prompt")
+                raise ValueError(
+                    "reply must be read to its end before the next prompt, got another prompt first. Stream it again."
+                )
             self._state = None
             state, reply, done, faults = next_chunk(request, state)
             self.text += reply.tokens

@@ -1,1 +1,1 @@
-"""Losses, training-time test and training steps of draft heads, draft models and small targets. Pure functions."""
+"""Holds the pure functions of training: losses and steps of heads, draft models and small targets."""

@@ -2,10 +2,7 @@
 
 The gradient computes the scores again from the log of the softmax's divisor (FlashAttention, arXiv:2205.14135), so
 nothing of size [A, T, S] is kept. It computes them transposed: the gradients of keys and values are then plain matrix
-products. Otherwise XLA for CPU writes the transpose element by element, which took longer than the products.
-
-The barriers keep XLA from computing rotated queries and keys again at every use. On a CPU they need
-`eagle_jax.training.host.compiler_options`.
+products. Otherwise XLA for CPU writes the transpose element by element, which is slower than the products.
 """
 
 from __future__ import annotations
@@ -21,6 +18,9 @@ Own = tuple[Array, ...]
 
 WIDE = jnp.float32
 
+# Every `optimization_barrier` below has one reason: XLA fuses a rotation, a transpose or a weight into each of its
+# uses, and computes it again there, once per number of a product. Behind a barrier it is computed once. XLA for CPU
+# keeps barriers only with `eagle_jax.training.host.compiler_options`.
 
 Bias = tuple[Array, Array]
 """Summands of scores, 0 where a row sees a key, else `UNSEEN`: [B, T, S], and transposed for the gradient."""
@@ -88,7 +88,7 @@ def _dots(query: Array, key: Array) -> Array:
 
 
 def _over_repeats(x: Array) -> Array:
-    """Sums over R, written out: XLA for CPU takes a hundred times longer for a sum along a short inner axis."""
+    """Sums over R, written out: XLA for CPU is slow at a sum along a short inner axis."""
     return sum((x[:, :, r] for r in range(1, x.shape[2])), x[:, :, 0])
 
 
@@ -118,7 +118,6 @@ def _backward(saved: tuple, grad: Array) -> tuple:
     to_own_keys, to_own_values = [], []
     for key, value in zip(own_keys, own_values, strict=True):
         weight = jnp.exp(_dots(query, key) * scale - divisor)
-        # Without the barrier each is computed again for every one of the hd numbers that it is multiplied with.
         weight, to_score = jax.lax.optimization_barrier((weight, weight * (_dots(wide, value) - along) * scale))
         to_score = to_score[..., None]
         to_query += to_score * key[:, :, None].astype(WIDE)

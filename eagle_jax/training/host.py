@@ -1,8 +1,7 @@
-"""Speeds up training on CPUs: compiler options, allocator, and hand-written gradients of products and norms.
+"""Speeds up training on CPUs: compiler options, allocator, own gradients of products and norms.
 
 The gradients have the same numbers as JAX's own. With JAX's own, XLA for CPU fuses an activation's derivative into a
-transposing copy, column by column. It also recomputes the input of a product for the gradient of the kernel. Training
-a small decoder took 1.4 times as long.
+transposing copy, column by column. It also recomputes the input of a product for the gradient of the kernel.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ def compiler_options() -> dict[str, str]:
 def keep_freed_memory() -> None:
     """Makes the allocator of the GNU C library keep freed memory; does nothing elsewhere.
 
-    Every call of a compiled program allocates its buffers again. The system clears large ones page by page, a tenth of
-    the time of a training step on a CPU.
+    Every call of a compiled program allocates its buffers again, and the system clears large ones page by page.
     """
     if sys.platform == "linux":
         for option, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1), (_ARENA_MAX, 1)):
@@ -59,8 +57,8 @@ def _product_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array
 def _product_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
     x, kernel = saved
     grad = jax.lax.optimization_barrier(grad)
-    # The input is transposed beforehand: products whose first factor is transposed run at half the speed. The factor
-    # behind a barrier forces XLA to do it in a separate pass.
+    # The input is transposed beforehand: products whose first factor is transposed are slower. The factor behind a
+    # barrier makes XLA transpose in a separate pass.
     transposed = x.reshape(-1, x.shape[-1]).T * jax.lax.optimization_barrier(jnp.ones((), x.dtype))
     return jnp.dot(grad, kernel.T), jnp.dot(transposed, grad.reshape(-1, grad.shape[-1]))
 
@@ -92,7 +90,7 @@ _normed.defvjp(_normed_forward, _normed_backward)
 
 
 def dense_gradients(call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
-    """Linen interceptor: uses the gradients above for bias-free float32 `Linear` and float32 RMSNorm modules."""
+    """Intercepts Linen calls: bias-free float32 `Linear` and float32 RMSNorm get the gradients above."""
     module = context.module
     if isinstance(module, Norm | Linear) and args[0].dtype == jnp.float32 and not module.is_initializing():
         if isinstance(module, Norm) and not module.centred:

@@ -14,7 +14,7 @@ from eagle_jax.models.medusa import init_medusa_params
 
 
 def fresh_target(config: DecoderConfig, key: Array) -> Params:
-    """Draws a target: kernels N(0, 1/fan_in), divided by sqrt(2 L) if they write to the residual stream (GPT-2)."""
+    """Draws a target: kernels N(0, 1/fan_in), over sqrt(2 L) if they write to the residual stream (GPT-2)."""
     return _scaled(init_params(config, key), 2 * config.num_layers, skipped=("lm_head",))
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Shaped
 
 from eagle_jax.models.layers import cut_rows
 from eagle_jax.packed import PackedTokens
 
 
-def ahead(x: Array, by: int) -> Array:
+def ahead(x: Shaped[Array, "B T ..."], by: int) -> Shaped[Array, "B T ..."]:
     """Shifts axis 1: row t has `x[:, t + by]`; rows outside `x` are zeros (False). `by` may be negative."""
     zeros = jnp.zeros_like(x[:, : abs(by)])
     return jnp.concatenate([x[:, by:], zeros] if by >= 0 else [zeros, x[:, :by]], axis=1)
@@ -26,7 +26,7 @@ def supervised_ahead(texts: PackedTokens, by: int) -> Bool[Array, "B T"]:
 
 
 def count_rows(texts: PackedTokens, count: int, first: int = 2) -> Float[Array, " count"]:
-    """Counts the rows of packed texts that predict a supervised token `first`, `first` + 1, ... places ahead.
+    """Counts rows of packed texts that predict a supervised token `first`, `first` + 1, ... places ahead.
 
     The k-th step of an EAGLE head and the k-th Medusa head predict a token k + 2 places ahead, a language model 1.
     """
@@ -53,7 +53,7 @@ def by_chunks(
 
 
 def rowwise_dot(x: Float[Array, "*b N"], y: Float[Array, "*b N"]) -> Float[Array, "*b"]:
-    """Returns sum_n x(n) y(n) as a matrix product: XLA for CPU takes ten times as long for a sum of products."""
+    """Returns sum_n x(n) y(n) as a matrix product: XLA for CPU is slower at a sum of products."""
     return jnp.einsum("...n,...n->...", x, y, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -63,7 +63,7 @@ def soft_cross_entropy(log_q: Float[Array, "*b V"], p: Float[Array, "*b V"]) -> 
 
 
 def overlap(log_q: Float[Array, "*b V"], p: Float[Array, "*b V"]) -> Float[Array, "*b"]:
-    """Returns alpha = sum_v min(p, q): how often a draft from q is accepted by p (arXiv:2211.17192, section 3.2)."""
+    """Returns alpha = sum_v min(p, q), the acceptance of a draft from q (arXiv:2211.17192, section 3.2)."""
     return jnp.sum(jnp.minimum(p, jnp.exp(log_q)), axis=-1)
 
 

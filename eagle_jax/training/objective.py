@@ -214,7 +214,7 @@ def _token_loss(objective: Objective, logits: Float[Array, "*b V"], p: Float[Arr
 def target_law(
     logits: Float[Array, "*b V"], kept: Int[Array, " Vd"] | None
 ) -> tuple[Float[Array, "*b Vd"], Int[Array, "*b"], Bool[Array, "*b"]]:
-    """Returns the target's law over the draft vocabulary, its likeliest index, and whether all of V has no likelier."""
+    """Returns the target's law over the draft vocabulary, its argmax, and whether it is the argmax of V."""
     if kept is None:
         best = jnp.argmax(logits, axis=-1)
         return jax.nn.softmax(logits, axis=-1), best, jnp.ones(best.shape, bool)

@@ -32,7 +32,7 @@ def next_token_loss(config: DecoderConfig, params: Params, rows: Int[Array, "B T
 
 
 def optimiser() -> optax.GradientTransformation:
-    """Returns Muon for the layers' matrices, AdamW for embedding, lm_head and norms; gradients are clipped to norm 1.
+    """Returns Muon for the layers' matrices and AdamW for the rest; gradients are clipped to norm 1.
 
     Muon's updates have the root mean square of AdamW's (arXiv:2502.16982), so both use one learning rate. It is 1 here;
     `train_step` multiplies updates by the rate.

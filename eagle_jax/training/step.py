@@ -1,4 +1,4 @@
-"""Trains a draft head on a frozen target for one step: computed or stored features, micro-batches, master weights."""
+"""Trains a head on a frozen target for a step: features computed or stored, micro-batches, masters."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def read_target(
     mesh: Mesh | None,
     taps: tuple[int, ...] = (),
 ) -> tuple[PackedTokens, Signals, Logits]:
-    """Returns texts sharded over the mesh, the target's outputs (computed if None) with embeddings, and its lm_head."""
+    """Returns sharded texts, the target's outputs (computed if None) with embeddings, and its lm_head."""
     fn, texts = target_fn(target), jax.tree.map(lambda leaf: by_rows(leaf, mesh), texts)
     if signals is None:
         signals = observe(target, params, texts, taps, mesh)

@@ -1,3 +1,5 @@
+"""Checks that commits are plain concatenation, and that no compiled loop copies a cache."""
+
 import re
 
 import jax

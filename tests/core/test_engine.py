@@ -1,4 +1,4 @@
-"""The engine on tabular targets: its texts are those of a slow loop in NumPy, for every tree, batch and law."""
+"""Checks the engine on tabular targets against a slow NumPy loop, for every tree, batch and law."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Temperature above 0: every acceptance rule has the law of the target, and accepts as theory says.
+"""Checks that every acceptance rule has the law of the target, and accepts as theory says.
 
 One program per tree: settings, tables and budgets are its arguments.
 """

@@ -1,4 +1,4 @@
-"""Every random number depends on its key and its number alone, with every generator of JAX, and its tail is right."""
+"""Checks that a random number depends on its key and number alone, and that the tail is right."""
 
 from __future__ import annotations
 

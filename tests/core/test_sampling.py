@@ -1,3 +1,5 @@
+"""Checks processors of logits and draws against slow versions, and refuses impossible settings."""
+
 import re
 
 import jax

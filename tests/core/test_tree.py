@@ -1,3 +1,5 @@
+"""Checks masks, rerank and walk of draft trees against slow versions."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np

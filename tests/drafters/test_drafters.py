@@ -1,4 +1,4 @@
-"""The trees that an EAGLE head grows against a slow NumPy version of EAGLE-2, with every switch of the ablations."""
+"""Checks the trees of an EAGLE head against a slow NumPy EAGLE-2, with every switch of the ablations."""
 
 from __future__ import annotations
 

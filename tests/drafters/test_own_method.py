@@ -1,4 +1,4 @@
-"""A method of a user's own that is not what `Drafter` says: one sentence, before anything is compiled."""
+"""Checks that a user's own faulty `Drafter` gets one error, before anything is compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Static trees from lists of paths and from accuracies, the latter against every tree there is."""
+"""Checks static trees of paths and of accuracies, the latter against every possible tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""N-alpha and recorded cycles against `generate` and `stream`."""
+"""Checks n-alpha and recorded cycles against `generate` and `stream`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts of recorded cycles against hand-made trees and slow versions."""
+"""Checks counts of recorded cycles against hand-made trees and slow versions."""
 
 from __future__ import annotations
 

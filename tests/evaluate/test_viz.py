@@ -1,4 +1,4 @@
-"""Trees as text and figures, coloured text, figures of acceptance."""
+"""Checks trees as text and figures, coloured text, and figures of acceptance."""
 
 from __future__ import annotations
 
@@ -118,5 +118,5 @@ def test_accepted_drafts_and_calibration():
 
 def test_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ValueError, match=r"figures need matplotlib: pip install matplotlib"):
+    with pytest.raises(ValueError, match=r"must be installed for figures, .* Run pip install matplotlib"):
         viz.tree_figure(TREE)

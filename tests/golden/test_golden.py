@@ -1,4 +1,4 @@
-"""Golden runs of the reference engine (SafeAILab/EAGLE cb7e084, float32): same tokens, trees and accepted lengths."""
+"""Checks tokens, trees and accepted lengths against runs of SafeAILab/EAGLE cb7e084 in float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joining processes by the environment, and rows of several processes."""
+"""Checks that processes join by the environment, and rows of several processes."""
 
 from __future__ import annotations
 

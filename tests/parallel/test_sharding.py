@@ -1,4 +1,4 @@
-"""The same text on four devices as on one; a table of rules that splits every matrix."""
+"""Checks for equal text on four devices and one, and that a rule splits every matrix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The EAGLE heads once more, in NumPy and one row at a time, from the description of the formats and the raw tensors.
+"""Computes EAGLE heads in NumPy, a row at a time, from the description of the formats and raw tensors.
 
 Written for being obviously right: float64, no batch, no cache, every row attends to a Python list of earlier rows.
 """

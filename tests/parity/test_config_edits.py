@@ -1,4 +1,4 @@
-"""Edited config.json and tensors: what loads gives the logits that `transformers` gives on the same directory."""
+"""Checks logits against `transformers` on directories with edited config.json and tensors."""
 
 from __future__ import annotations
 

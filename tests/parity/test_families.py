@@ -1,4 +1,4 @@
-"""Every family against `transformers` in float32: logits and all hidden states, from files that it wrote."""
+"""Checks logits and hidden states of every family against `transformers`, float32, from its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The draft heads against a slow NumPy version that reads the stored tensors itself."""
+"""Checks draft heads against a slow NumPy version that reads the stored tensors itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loss and gradients of one EAGLE-3 step against PyTorch, written from the formula (`torch_step.py`).
+"""Checks loss and gradients of an EAGLE-3 step against PyTorch from the formula (`torch_step.py`).
 
 Both compute the loss as published (arXiv:2503.01840, section 3). The public trainers (EAGLE's `traineagle3`, SpecForge)
 choose otherwise in four places, and neither of the two sides here does:

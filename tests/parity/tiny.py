@@ -1,4 +1,4 @@
-"""Tiny random `transformers` models of awkward shape, written to disk as the real ones are."""
+"""Writes tiny random `transformers` models of awkward shape to disk, as real ones are written."""
 
 from __future__ import annotations
 

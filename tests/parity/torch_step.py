@@ -1,4 +1,4 @@
-"""The loss of an EAGLE-3 training step in PyTorch, from the published formula (arXiv:2503.01840, section 3).
+"""Computes the loss of an EAGLE-3 step in PyTorch, from the formula (arXiv:2503.01840, section 3).
 
 Row p, step k: the head reads the embedding of token p+1+k and the target's fused states at p (k = 0) or its own state
 of step k-1 at p. It attends to the keys of step 0 at rows <= p and of steps 1..k at row p. Its target is the

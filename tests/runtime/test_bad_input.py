@@ -1,4 +1,4 @@
-"""Bad input gets one clear error that names the culprit and the remedy, before anything is compiled."""
+"""Checks that bad input gets one error with culprit and remedy, before anything is compiled."""
 
 from __future__ import annotations
 

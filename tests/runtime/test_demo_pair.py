@@ -1,4 +1,4 @@
-"""The bundled pair: it loads where it claims to, and its text is that of plain decoding in the program users run."""
+"""Checks that the bundled pair loads, and gives the text of plain decoding in the users' program."""
 
 from __future__ import annotations
 

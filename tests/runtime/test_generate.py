@@ -1,4 +1,4 @@
-"""`generate` and `stream` on whole models: every drafter and tree gives the tokens of plain decoding.
+"""Checks that `generate` and `stream` give the tokens of plain decoding with every drafter and tree.
 
 Tabular targets prove the engine (tests/core/test_engine.py): stops, budgets, batches, chunks, laws. Models add the
 states of every method, the host wrapper and half precision.

@@ -1,4 +1,4 @@
-"""Logits that are not finite end a row before the token that they would give; the other rows keep their text."""
+"""Checks that a row ends before a token without finite logits, and that other rows keep their text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the compiled program is: one call, no host, no constants, caches in place, float32 scores, one compilation."""
+"""Checks the compiled program: no host call, no constant weights, float32 scores, one compilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversation whose caches are kept says what one says whose every prompt is read anew."""
+"""Checks that a session with kept caches replies as one that reads every prompt anew."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_two_replies_at_once_are_refused():
     first = talk.stream(random_prompts([20], 12)[0], max_new_tokens=30, eos_ids=())
     next(first)
     said(talk.stream(random_prompts([9], 12)[0], max_new_tokens=4, eos_ids=()))
-    with pytest.raises(ValueError, match="this reply has ended: the session has begun another prompt"):
+    with pytest.raises(ValueError, match="reply must be read to its end before the next prompt, got another"):
         next(first)
 
 

@@ -1,4 +1,4 @@
-"""What a machine cannot do, as a user meets it: one sentence with what was needed and a remedy."""
+"""Checks that a limit of the machine gives one sentence: what was needed, and a remedy."""
 
 from __future__ import annotations
 
