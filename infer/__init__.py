@@ -1,4 +1,4 @@
-"""Programs that run models. Not installed; run them with `python -m infer.<name> [--config FILE] ...`."""
+"""Runs models. Not installed: run one by `python -m infer.<name> [--config FILE] ...`."""
 
 import signal
 import sys

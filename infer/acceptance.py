@@ -1,4 +1,4 @@
-"""Records where drafts are accepted: by tree position, by confidence, and along chains. No clock is read.
+"""Records without a clock where drafts are accepted: by tree position, by confidence, along chains.
 
     python -m infer.acceptance --methods eagle2,eagle3 --limit 10
     python -m infer.acceptance --data FOLDER --tasks gsm8k,humaneval,mt_bench
@@ -146,7 +146,7 @@ def by_question(cycles: Cycles, names: Sequence[str]) -> CountedQuestions:
 
 
 def calibrate(cycles: Cycles, sampled: bool) -> Calibration | None:
-    """Returns the calibration; None of drafts without confidence, and of sampled ones, which are accepted by p/q."""
+    """Returns the calibration; None of drafts without confidence, or sampled ones (accepted by p/q)."""
     try:
         found = None if sampled else positions.calibrate(cycles)
     except ValueError:  # prompt lookup and lookahead

@@ -55,13 +55,13 @@ class Args(Places):
 
 
 def summary(tally: Counter[str]) -> str:
-    """Returns tau and speed. Time counts from a reply's third chunk on: the first two read the prompt and compile."""
+    """Returns tau and speed from the third chunk of replies on; the first two read the prompt and compile."""
     tau = f"{(tally['tokens'] - tally['replies']) / tally['passes']:.2f}" if tally["passes"] else "-"
     return f"tau {tau}" + (f", {1e9 * tally['timed'] / tally['ns']:.0f} tokens/s" if tally["timed"] else "")
 
 
 class Conversation:
-    """The token ids of a conversation. Emitted tokens are not encoded again, so the cache stays valid.
+    """Holds the ids of a conversation. Emitted tokens are not encoded again, so the cache stays valid.
 
     If the template's text continues the text so far, only the rest is encoded. Otherwise the whole text is encoded:
     some templates trim replies or drop thoughts.
@@ -167,8 +167,8 @@ class Chat:
         room = min(args.max_new_tokens, self.session.context - len(prompt))
         if room < min(args.max_new_tokens, SHORTEST):
             raise ValueError(
-                f"the conversation must leave room for a reply, got {len(prompt)} tokens of the session's context of "
-                f"{self.session.context}. /reset, or start with a larger --context"
+                f"--context must leave room for a reply, got {self.session.context} for {len(prompt)} tokens so far. "
+                "Type /reset, or start with a larger --context."
             )
         self.turn += 1
         key = jax.random.fold_in(jax.random.key(args.seed), self.turn)
@@ -212,8 +212,8 @@ def method_of(args: Args) -> str:
     given = [name for name, option in OPTIONS.items() if getattr(args, option) is not None]
     if args.method is None and (len(given) > 1 or (args.target is not None and not given)):
         raise ValueError(
-            f"one option must give the drafter, got {' and '.join(given) or 'only --target'}. Give one head, as "
-            "--eagle3 PATH, or name the method, as --method pld or --method vanilla."
+            f"--method must name the drafter, got {' and '.join(given) or 'only --target'}. Give one head, as "
+            "--eagle3 PATH, or a method, as --method pld or --method vanilla."
         )
     method = args.method or (given or ["hass"])[0]
     if idle := [name for name in given if name != Label.parse(method).method]:

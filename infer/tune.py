@@ -43,7 +43,7 @@ AUTO = "auto"
 
 @dataclasses.dataclass(frozen=True)
 class Args(Places):
-    """Arguments of the program."""
+    """Holds the arguments of the program."""
 
     # as in infer.bench, separated by commas; of a method without a setting the whole grid is searched, and a method
     # with one (eagle3@6x10x59) is one candidate
@@ -191,7 +191,7 @@ def lengths_of(samples: Samples) -> list[int]:
 
 
 def by_length(samples: Samples, bounds: Sequence[int | None]) -> dict[int | None, Samples]:
-    """Groups the prompts of every task between two bounds, by the upper one; tasks without such prompts are left out.
+    """Groups the prompts of every task by the bound that they reach; a group leaves out empty tasks.
 
     Raises:
       ValueError: a group without prompts.
@@ -222,9 +222,9 @@ def samples_of(tasks: Sequence[Task], tokenizer: Any, target: eagle_jax.Target, 
     room = target.config.max_position - args.max_new_tokens
     for task, every in tasks:
         questions = every[args.skip :]
-        asked = [Conversation(question, tokenizer, room).prompt(0) for question in questions]
+        prompts = [Conversation(question, tokenizer, room).prompt(0) for question in questions]
         keys = keys_of(args.seed, names_of(questions), 0)
-        found[task] = [Prompt(tokens, key) for tokens, key in zip(asked, keys, strict=True) if tokens is not None]
+        found[task] = [Prompt(tokens, key) for tokens, key in zip(prompts, keys, strict=True) if tokens is not None]
         if not found[task]:
             raise ValueError(f"--tasks must have prompts of at most {room} tokens after the first {args.skip}, got "
                              f"none in {task}. Lower --max-new-tokens or --skip, or leave the task out.")  # fmt: skip

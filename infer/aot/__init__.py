@@ -1,1 +1,1 @@
-"""Compilation for TPUs that this machine lacks: whole programs over abstract weights, their memory and their costs."""
+"""Compiles whole programs over abstract weights for TPUs that this machine lacks."""

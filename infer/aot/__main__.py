@@ -1,4 +1,4 @@
-"""Compiles generation or training for TPUs that this machine lacks, and reports whether it fits, and its cost.
+"""Compiles generation or training for TPUs that this machine lacks, and reports memory and costs.
 
     python -m infer.aot --model llama-3.1-8b --topology v6e:1x1
     python -m infer.aot --model llama-3.3-70b --topology v5p:2x2x1 --batch 4
@@ -44,7 +44,7 @@ MANY = 16
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """Arguments."""
+    """Holds the arguments."""
 
     program: Literal["generate", "train"] = "generate"  # train is one update of a draft head
     model: str = "llama-3.1-8b"  # name of a published model
@@ -71,7 +71,7 @@ class Args:
 
 
 def main(args: Args) -> int:
-    """Runs it; the exit status is 0 if everything compiles and fits."""
+    """Compiles and reports; the exit status is 0 if everything compiles and fits."""
     at_least_one(args, "batch", "prompt", "max_new_tokens", "layers", "tensor", "fsdp")
     at_least_one(args, "rows", "micro_batches", "length", "unroll")
     config = model(args.model, args.layers)
@@ -133,7 +133,8 @@ def measure(work: Workload, chip: Chip, name: str) -> dict[str, Any]:
     memory: Any = compiled.memory_analysis()
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     held -= memory.alias_size_in_bytes  # arguments that become results
-    traffic, asked, flops = program.traffic(unit), work.asked / work.mesh.size, work.flops / work.mesh.size
+    devices, traffic = work.mesh.size, program.traffic(unit)
+    model_flops, flops = work.model_flops / devices, work.flops / devices
     least = max(traffic / chip.bandwidth, flops / chip.flops)
     result: dict[str, Any] = {
         "compiles": True,
@@ -145,9 +146,9 @@ def measure(work: Workload, chip: Chip, name: str) -> dict[str, Any]:
         **{f"{what}_gb": round(local_bytes(arrays) / 1e9, 6) for what, arrays in work.resident.items()},
         "traffic_gb": round(traffic / 1e9, 6),
         "gflops": round(flops / 1e9, 3),
-        "asked_gflops": round(asked / 1e9, 3),  # without what is computed again
-        "ms": round(least * 1e3, 4),  # what arithmetic or memory alone would take
-        "mfu": round(asked / chip.flops / least, 4),  # so this is a bound
+        "asked_gflops": round(model_flops / 1e9, 3),  # without recomputation
+        "ms": round(least * 1e3, 4),  # a lower bound: of arithmetic or memory alone
+        "mfu": round(model_flops / chip.flops / least, 4),  # an upper bound
         "collectives_mb": program.collectives(unit),
         "widest_float32_mb": round(program.largest(unit, "f32") / 1e6, 3),
         "programs": len(texts),

@@ -1,4 +1,4 @@
-"""TPU chips, and slices of them that are not there: libtpu compiles for a topology on any x86 Linux machine."""
+"""Describes TPU chips and slices, for which libtpu compiles on any x86 Linux machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eagle_jax.training.flops import PEAK
 
 
 class Chip(NamedTuple):
-    """One TPU chip, from the vendor's data sheet.
+    """Holds the numbers of one TPU chip, from the vendor's data sheet.
 
     Attributes:
       hbm: bytes. bandwidth: of the HBM, bytes per second. flops: bfloat16 operations per second.
@@ -40,14 +40,14 @@ def chip_and_devices(topology: str) -> tuple[Chip, list[Any]]:
     """
     name = topology.partition(":")[0]
     if name not in CHIPS:
-        raise ConfigError(f"--topology must begin with one of {', '.join(CHIPS)}, got {topology!r}.")
+        raise ConfigError(f"--topology must begin with one of {', '.join(CHIPS)}, got {topology!r}. Write v6e:1x1.")
     if importlib.util.find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in os.environ:
-        raise ConfigError("libtpu must be installed (`pip install libtpu`, Linux on x86_64). No TPU is needed.")
+        raise ConfigError("libtpu must be installed, got none. Run `pip install libtpu` (x86_64 Linux).")
     try:
         return CHIPS[name], list(topologies.get_topology_desc(topology, platform="tpu").devices)
     except Exception as error:  # the plugin raises several kinds
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"--topology must be a slice that libtpu knows, got {topology!r} ({reason}). Write v6e:1x1, v5e:2x2 or "
-            "v5p:2x2x1: v4 and v5p have three dimensions."
+            f"--topology must be a slice that libtpu knows, got {topology!r} ({reason}). Write two dimensions, as "
+            "v5e:2x2, or three for v4 and v5p, as v5p:2x2x1."
         ) from error

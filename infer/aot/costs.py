@@ -1,4 +1,4 @@
-"""Computes the costs of a program from its optimised HLO: memory traffic, communication, host transfers.
+"""Computes traffic, communication and host transfers of a program from its optimised HLO.
 
 The compiler's own analysis counts the body of a loop once and adds on-chip traffic to `bytes accessed`. Here loops of
 known length are multiplied by their turns. Buffers that the layout places outside HBM (`S(1)` is VMEM) cost nothing, a
@@ -22,7 +22,7 @@ CALLING = ("fusion", "async-start")
 
 
 class Program:
-    """Optimised HLO, parsed as far as costs need it.
+    """Holds optimised HLO, parsed as far as costs need it.
 
     Args:
       text: as the compiler writes it out.
@@ -43,11 +43,11 @@ class Program:
         every = (one for body in self.computations.values() for one in body.values())
         loops = [one for one in every if one.opcode == "while" and one.attribute("op_name").endswith(op_name)]
         if len(loops) != 1:
-            raise ValueError(f"the program must have one loop named {op_name!r}, got {len(loops)}")
+            raise ValueError(f"HLO must have one loop named {op_name!r}, got {len(loops)}. Install an older JAX.")
         return loops[0].attribute("body")
 
     def moves(self, computation: str, times: int = 1) -> Iterator[tuple[Instruction, Computation, int]]:
-        """Yields what one execution of `computation` runs: instruction, the computation that holds it, and how often.
+        """Yields what `computation` runs: the instruction, the computation that holds it, and how often.
 
         Loops and calls are unrolled; of a conditional every branch counts.
         """
@@ -82,8 +82,8 @@ class Program:
     def collectives(self, computation: str) -> dict[str, dict[str, float]]:
         """Returns the communication between devices by kind.
 
-        An all-reduce of which every device keeps its own part is a reduce-scatter, which is written as a fusion. What
-        runs beside products is in all their fusions, and counted where it starts.
+        An all-reduce of which every device keeps its own part is a reduce-scatter, which is written as a fusion.
+        Collectives that overlap products appear in each of their fusions; they count once, where they start.
 
         Returns:
           executions ("times") and MB of the results on one device, in any memory, or of the input of a reduce-scatter:
@@ -118,9 +118,9 @@ class Program:
         ]  # fmt: skip
 
     def copies(self, computation: str, dims: tuple[int, ...]) -> list[str]:
-        """Returns the instructions that write a whole array of these sizes to HBM instead of updating it in place.
+        """Returns the instructions that write a whole array of these sizes to HBM, not a part in place.
 
-        What the compiler kept in VMEM for a while and writes back is none.
+        Write-backs of arrays kept in VMEM are not listed.
         """
         wanted, found = sorted(size for size in dims if size > 1), []
         for one, body, _ in self.moves(computation):
@@ -152,7 +152,7 @@ class Program:
         return read + self._written(one, body)
 
     def _root_target(self, one: Instruction) -> str:
-        """Returns what the root of a called computation calls: the beginning and end of chained collectives."""
+        """Returns the custom-call target of the root of a called computation; "" without one."""
         if one.opcode not in CALLING:
             return ""
         fused = self.computations[one.attribute("calls")].values()
@@ -191,7 +191,7 @@ class Program:
         return math.fsum(size for size, buffer in zip(sizes, buffers, strict=True) if buffer.hbm)
 
     def _sizes(self, one: Instruction, body: Computation) -> list[float]:
-        """Returns the bytes of every array of the result, wherever it lies; an update in place counts the update."""
+        """Returns the bytes of every array of the result, in any memory; of an update in place, the update's."""
         if one.opcode == "dynamic-update-slice":
             return [body[one.operands[1]].buffers[0].size]
         if one.opcode not in CALLING:
@@ -206,12 +206,12 @@ class Program:
 
 
 def _source(one: Instruction, body: Computation) -> Instruction:
-    """Returns what `one` is another view of."""
+    """Returns the instruction of which `one` is a view."""
     while one.opcode == "bitcast":
         one = body[one.operands[0]]
     return one
 
 
 def _is_chained(one: Instruction) -> bool:
-    """Returns whether an instruction is a collective that overlaps products: its chain of fusions passes buffers on."""
+    """Returns whether an instruction is a collective that overlaps products, in a chain of fusions."""
     return one.opcode in COLLECTIVES and "chain_id=" in one.rest

@@ -12,7 +12,7 @@ BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "f16": 2, "f32": 4, "f64": 
 
 
 class Buffer(NamedTuple):
-    """One array of an instruction's result.
+    """Holds an array of an instruction's result.
 
     Attributes:
       size: bytes, without the padding of its tiles. hbm: whether it lies in HBM.
@@ -28,12 +28,12 @@ class Buffer(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """Bytes in HBM."""
+        """Returns the bytes in HBM."""
         return self.size if self.hbm else 0.0
 
 
 class Instruction(NamedTuple):
-    """One line of HLO. `rest` is what follows the operands: attributes and metadata."""
+    """Holds a line of HLO. `rest` is what follows the operands: attributes and metadata."""
 
     name: str
     opcode: str
@@ -52,7 +52,7 @@ Computation = dict[str, Instruction]
 
 
 def parse(text: str) -> tuple[dict[str, Computation], str]:
-    """Returns instructions by name, by name of the computation, and the name of the computation that runs first."""
+    """Returns the instructions of every computation by name, and the computation that runs first."""
     computations: dict[str, Computation] = {}
     entry, current = "", Computation()
     for line in text.splitlines():
@@ -90,4 +90,4 @@ def _closing(text: str) -> int:
         level += (character == "(") - (character == ")")
         if level == 0:
             return index
-    raise ValueError(f"unbalanced brackets in {text[:80]!r}")
+    raise ValueError(f"HLO must have balanced brackets, got {text[:80]!r}. Install an older JAX.")

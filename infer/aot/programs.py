@@ -41,13 +41,13 @@ DTYPE = "bfloat16"
 
 
 class Workload(NamedTuple):
-    """A program that is ready to compile, and what its report is about.
+    """Holds a program that is ready to compile, and the subjects of its report.
 
     Attributes:
       loop: name of the loop in the HLO whose body is one unit of work; None is the whole program.
       resident: abstract arrays that stay in memory, by name. mesh: where they live.
       cache: sizes of the values of one layer on one device, of which no copy should be made.
-      asked, flops: of the matrix products of one unit, on all devices together; `flops` with what is computed again.
+      model_flops, flops: of the matrix products of one unit, on all devices; `flops` includes recomputation.
     """
 
     lowered: jax.stages.Lowered
@@ -55,7 +55,7 @@ class Workload(NamedTuple):
     resident: dict[str, Any]
     mesh: Mesh
     cache: tuple[int, ...]
-    asked: float
+    model_flops: float
     flops: float
 
 
@@ -113,7 +113,7 @@ def generation(
         resident={"weights": params, "cache": jax.tree.map(by_rows, (state.cache.keys, state.cache.values))},
         mesh=mesh,
         cache=(batch // mesh.shape[DATA], config.num_kv_heads // mesh.shape[TENSOR], slots, config.head_dim),
-        asked=flops,
+        model_flops=flops,
         flops=flops,
     )
 
@@ -121,7 +121,7 @@ def generation(
 def make_drafter(
     text: str, config: DecoderConfig, small: DecoderConfig, target: TargetFn, mesh: Mesh
 ) -> tuple[Drafter, Callable[[jax.Array], Params]]:
-    """Returns the functions of a method by its label, and what makes its parameters from a key.
+    """Returns the functions of a method by its label, and the function that draws its parameters.
 
     Raises:
       ValueError: a method whose sizes are not known here.
@@ -146,7 +146,7 @@ def make_drafter(
         model, tree = shard_target(target_fn(small, DTYPE), mesh), label.tree(TreeConfig.chain(5), EAGLE1_PARENTS)
         chain = small_model(model, tree, config.vocab_size, small.vocab_size)
         return chain, lambda key: {"model": init_params(small, key)}
-    raise ValueError(f"--method must be one of eagle3, medusa, hydra, sps, pld and lookahead, got {text}.")
+    raise ValueError(f"--method must be one of eagle3, medusa, hydra, sps, pld and lookahead, got {text}. Choose one.")
 
 
 def training(
@@ -175,7 +175,7 @@ def training(
             "Every device needs as many rows."
         )
     if config.num_kv_heads % tensor:
-        raise ConfigError(f"--tensor must divide the model's {config.num_kv_heads} key-value heads, got {tensor}.")
+        raise ConfigError(f"--tensor must divide the {config.num_kv_heads} key-value heads, got {tensor}. Lower it.")
     optimiser = head_optimiser(1e-4, 100, 1000)  # its numbers do not change the program
 
     def fresh(key: jax.Array) -> HeadTrainState:
@@ -206,13 +206,13 @@ def training(
         resident={"target": target, "state": (state.head, state.opt_state)},
         mesh=mesh,
         cache=(),
-        asked=product_flops(kept, *bare),
+        model_flops=product_flops(kept, *bare),
         flops=product_flops(update, *bare),
     )
 
 
 def _placed(tree: Any, mesh: Mesh, dtype: str | None = None) -> Any:
-    """Returns abstract arrays with the shardings of `eagle_jax.parallel.mesh`; with `dtype`, floating ones in it."""
+    """Returns abstract arrays with their shardings (`eagle_jax.parallel.mesh`); `dtype` is of floats."""
 
     def place(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
         kind = dtype if dtype and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype

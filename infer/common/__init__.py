@@ -1,1 +1,1 @@
-"""Modules that several programs share: arguments, tasks, methods by name, timing, result files."""
+"""Holds what several programs share: arguments, tasks, methods by name, timing, result files."""

@@ -17,7 +17,7 @@ from eagle_jax.runtime.generation import first_tokens
 
 
 def keys_of(seed: int, names: Sequence[str], turn: int) -> jax.Array:
-    """Returns [rows] keys that depend on `seed`, the question's name (`names_of`) and the turn, not on the batch.
+    """Returns [rows] keys by `seed`, the question's name (`names_of`) and the turn, whatever the batch.
 
     Questions with the same noise would not be independent, and intervals over them would be too narrow.
     """
@@ -29,7 +29,7 @@ _row_keys = jax.jit(row_keys)
 
 
 class Answer(NamedTuple):
-    """New tokens per row and, for methods that count passes, counts per row."""
+    """Holds new tokens per row and, for methods that count passes, counts per row."""
 
     tokens: list[list[int]]  # [rows] new tokens
     cycles: list[int] | None = None  # [rows] target passes after the prefill
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
 
 
 class Method(NamedTuple):
-    """Two functions `(prompts, keys) -> Answer` that wait for their result; `keys` has one key per prompt."""
+    """Holds functions `(prompts, keys) -> Answer` that wait for the result; `keys` has one per prompt."""
 
     answer: Callable[[list[list[int]], jax.Array], Answer]  # whole replies
     # only the first token of every reply, by the same program if the method has one

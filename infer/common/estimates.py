@@ -19,7 +19,7 @@ LEVEL = 0.95
 
 
 class Estimate(NamedTuple):
-    """A measured number."""
+    """Holds a measured number."""
 
     value: float
     # by (task, question or call) what it adds to the error of `value`; the parts of a task add up to 0
@@ -46,7 +46,7 @@ class Estimate(NamedTuple):
 
 
 def ratio(keys: Sequence[Any], over: Sequence[Sequence[float]], under: Sequence[Sequence[float]]) -> Estimate:
-    """Estimates product(sums of `over`) / product(sums of `under`); `keys` has the task and question of every entry."""
+    """Estimates product(sums of `over`) / product(sums of `under`); `keys` has (task, question) by entry."""
     above, below = np.asarray(over, float).T, np.asarray(under, float).T  # [questions, factors]
     value = float(np.prod(above.sum(axis=0)) / np.prod(below.sum(axis=0)))
     each = (above / above.sum(axis=0)).sum(axis=1) - (below / below.sum(axis=0)).sum(axis=1)
@@ -102,7 +102,7 @@ def tau(cells: Sequence[Any], questions: Collection[tuple[str, str]] | None = No
 
 
 def speedup(cells: Sequence[Any], questions: Collection[tuple[str, str]] | None = None) -> Estimate | None:
-    """Estimates the mean over tasks of tokens per second over plain decoding's: the median over repetitions.
+    """Estimates the mean over tasks of the speed over plain decoding's: the median of repetitions.
 
     Arguments as of `tau`; all cells are of one batch size.
     """
@@ -122,7 +122,7 @@ def speedup(cells: Sequence[Any], questions: Collection[tuple[str, str]] | None 
 
 
 def share(accepted: int, tried: int) -> str:
-    """Returns a share with its 95% Wilson interval and count, "0.44 (0.41 to 0.47) of 1016"; a dash of none."""
+    """Returns a share, its 95% Wilson interval and count: "0.44 (0.41 to 0.47) of 1016"; a dash of none."""
     if not tried:
         return "-"
     found = stats.binomtest(accepted, tried).proportion_ci(LEVEL, method="wilson")

@@ -22,7 +22,7 @@ def mark_handled() -> None:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raises `KeyboardInterrupt`. Inside JAX's garbage-collector callback Python would drop it, so it comes later."""
+    """Raises `KeyboardInterrupt`, later inside JAX's garbage-collector callback: Python drops it there."""
     mark_handled()
     while frame is not None:
         if frame.f_code.co_name == "_xla_gc_callback":
@@ -36,7 +36,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def stop_event() -> Iterator[threading.Event]:
-    """Yields an event that the first Ctrl-C sets, so that no program ends halfway; a second Ctrl-C interrupts."""
+    """Yields an event that the first Ctrl-C sets, to end a program in order; a second one interrupts."""
     event = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -54,7 +54,7 @@ def stop_event() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Handles Ctrl-C with `interrupt`; if XLA blocks Python, prints a message and lets a second Ctrl-C end the process.
+    """Handles Ctrl-C by `interrupt`; while XLA blocks Python, a message asks for a second one.
 
     A compilation is one step for Python, and signal handlers run between steps. Nothing changes where the shell ignores
     the signal.

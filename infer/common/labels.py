@@ -62,7 +62,7 @@ TYPES: dict[str, Any] = {"shape": str, "top_p": float, "latest": bool}
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """A parsed label."""
+    """Holds a parsed label."""
 
     text: str  # as it was given
     method: str  # one of `METHODS`, or own:module:function
@@ -92,7 +92,8 @@ class Label:
         for word in setting.split("/") if at else ():
             found = _fields(method, word)
             if not found or found.keys() & given.keys():
-                raise ValueError(f"setting of {text!r} must be {FORMS.get(method, TREES)}, each once, got {word!r}.")
+                raise ValueError(f"setting of {text!r} must be {FORMS.get(method, TREES)}, each once, got {word!r}. "
+                                 "Separate several by /.")  # fmt: skip
             given |= found
         shape = given.pop("shape", "static" if method == "eagle1" else None)
         with named(text):

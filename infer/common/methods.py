@@ -77,7 +77,7 @@ def check_methods(labels: Sequence[str], sources: Places) -> list[str]:
         if path is not None and shape not in shapes:
             raise ValueError(f"--{option} must be read by a method, got {path}. Leave it out, or add {USES[shape]}.")
         if path is None and shape in shapes:
-            raise ValueError(f"--{option} must be given for {USES[shape]}.")
+            raise ValueError(f"--{option} must be given for {USES[shape]}, got none. Give the file.")
     for label in parsed:
         if isinstance(label.shape, str):
             static_parents(label, sources, EAGLE1_PARENTS)
@@ -93,7 +93,7 @@ def check_methods(labels: Sequence[str], sources: Places) -> list[str]:
 def static_parents(
     label: Label, sources: Places, published: tuple[int, ...], deepest: int | None = None
 ) -> tuple[int, ...]:
-    """Returns the static tree of a label: the published one, the best for recorded acceptance, or a given one.
+    """Returns the static tree of a label: published, best for recorded acceptance, or given.
 
     Raises:
       ValueError: a file is missing or of another kind. ConfigError: the paths are not a tree, or too few.
@@ -106,7 +106,7 @@ def static_parents(
         try:
             paths = msgspec.json.decode(Path(str(sources.choices)).read_bytes(), type=Paths)
         except msgspec.DecodeError as error:
-            raise ValueError(f"must be a list of paths of ranks, such as [[0], [0, 0], [1]] ({error})") from error
+            raise ValueError(f"must be a list of paths of ranks, got: {error}. Write [[0], [0, 0], [1]].") from error
         return parents_of_paths(paths)
 
 
@@ -122,7 +122,7 @@ def best_static(label: Label, path: str | Path, deepest: int | None = None) -> t
     with naming("--positions", path):
         cells = [cell for cell in read(path, Recorded).cells if cell.method == label.method]
         if not cells:
-            raise ValueError(f"must have cells of {label.method}. Record {label.method}@static with infer.acceptance.")
+            raise ValueError(f"must have cells of {label.method}, got none. Run infer.acceptance on its @static.")
     lowest = min(cell.temperature for cell in cells)
     tables = [cell.positions for cell in cells if cell.temperature == lowest]
     reached = pooled([table.reached for table in tables])[:deepest]
@@ -203,7 +203,7 @@ class Loader:
         return Draft(tree_words(tree), rule, nodes + 1, weights, tree.parents or ())
 
     def _load(self, method: str) -> TreeDrafter:
-        """Raises a ValueError for heads of another method, whose results would get the wrong name."""
+        """Loads the weights of a method; raises a ValueError for heads of another method."""
         path = getattr(self.sources, OPTIONS[method])
         if path is None:
             head: Any = BUNDLED[method]

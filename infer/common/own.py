@@ -32,7 +32,7 @@ def find(method: str) -> Callable[[eagle_jax.Target], Any]:
     try:
         inspect.signature(made).bind(None)  # type: ignore[arg-type]
     except TypeError as error:
-        raise ValueError(f"{method!r} must be a function of one argument, the target, got {made} ({error}).") from error
+        raise ValueError(f"{method!r} must take one argument, the target, got {made} ({error}). Mend it.") from error
     return made  # type: ignore[return-value]
 
 
@@ -46,5 +46,5 @@ def bind(method: str, target: eagle_jax.Target) -> eagle_jax.BoundDrafter:
     if isinstance(made, eagle_jax.BoundDrafter):
         return made
     if not isinstance(made, eagle_jax.Drafter):
-        raise ValueError(f"{method!r} must return an eagle_jax.Drafter or BoundDrafter, got {type(made).__name__}.")
+        raise ValueError(f"{method!r} must return a Drafter or BoundDrafter, got {type(made).__name__}. Mend it.")
     return eagle_jax.BoundDrafter.of(made, target, name=method)

@@ -1,4 +1,4 @@
-"""Parses arguments, runs a program and prints errors as one line, for every program of `infer/` and `train/`."""
+"""Parses arguments, runs a program and prints an error as one line, for `infer/` and `train/`."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def listed(args: object, name: str, kind: Callable[[str], Any] = str, least: int
     text = getattr(args, name)
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
-        raise ValueError(f"{option_of(name)} must have at least one value, got none.")
+        raise ValueError(f"{option_of(name)} must have at least one value, got none. Give one.")
     with contextlib.suppress(ValueError):
         values = list(dict.fromkeys(map(kind, words)))
         if least is None or all(least <= value < float("inf") for value in values):
@@ -227,7 +227,7 @@ def use_template(tokenizer: Any, args: Any) -> None:
 
 
 def parse_template_args(texts: Sequence[str]) -> dict[str, Any]:
-    """Parses `["NAME=VALUE"]` into arguments of a chat template; a value is JSON if it parses, else a string.
+    """Parses `["NAME=VALUE"]` into arguments of a chat template; a value is JSON, else a string.
 
     Raises:
       ValueError: a text without a name, or a name given twice.

@@ -16,7 +16,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Group(NamedTuple):
-    """A setting whose methods are measured in turns. `temperature` 0 is greedy; `batch` conversations run at a time."""
+    """Holds a setting whose methods take turns: `temperature`, and `batch` conversations at a time."""
 
     task: str
     temperature: float
@@ -27,7 +27,7 @@ class Group(NamedTuple):
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """The drafts of a label: the same label may be another tree in another run."""
+    """Holds the drafts of a label: the same label may be another tree in another run."""
 
     tree: str  # in words
     rule: str  # the acceptance rule, and what candidates are ranked by
@@ -37,7 +37,7 @@ class Draft(msgspec.Struct, frozen=True):
 
 
 class TimedQuestions(msgspec.Struct):
-    """One entry per question in every column; questions with the same `call` were answered in one batch.
+    """Holds an entry per question in every column; questions of one batch have the same `call`.
 
     `seconds` and `plain_seconds` have a list per repetition. `cycles` is None where a method does not count them.
     """
@@ -53,7 +53,7 @@ class TimedQuestions(msgspec.Struct):
 
 
 class CountedQuestions(msgspec.Struct):
-    """Tokens and target passes of every question. The first token of a reply is not counted."""
+    """Holds tokens and target passes of every question. The first token of a reply is not counted."""
 
     question: list[str]
     tokens: list[Count]
@@ -61,7 +61,7 @@ class CountedQuestions(msgspec.Struct):
 
 
 class Positions(msgspec.Struct):
-    """[D][K] counts by depth and rank among siblings (`eagle_jax.evaluate.positions`)."""
+    """Holds [D][K] counts by depth and rank among siblings (`eagle_jax.evaluate.positions`)."""
 
     drafted: list[list[Count]]
     reached: list[list[Count]]
@@ -69,7 +69,7 @@ class Positions(msgspec.Struct):
 
 
 class Calibration(msgspec.Struct):
-    """[M] by bin of confidence. The mean confidence of an empty bin is None."""
+    """Holds [M] by bin of confidence. The mean confidence of an empty bin is None."""
 
     count: list[Count]
     confidence: list[float | None]
@@ -77,7 +77,7 @@ class Calibration(msgspec.Struct):
 
 
 class Chain(msgspec.Struct):
-    """Chains of one length. `tested` and `accepted` count by position, for n-alpha."""
+    """Holds chains of one length. `tested` and `accepted` count by position, for n-alpha."""
 
     length: Count
     tokens: Count
@@ -87,7 +87,7 @@ class Chain(msgspec.Struct):
 
 
 class Measured(msgspec.Struct, kw_only=True):
-    """One method on one task at one temperature."""
+    """Holds one method on one task at one temperature."""
 
     label: str  # the method and its setting
     task: str
@@ -99,12 +99,12 @@ class Measured(msgspec.Struct, kw_only=True):
 
     @property
     def method(self) -> str:
-        """Name of the papers."""
+        """Returns the name of the papers."""
         return self.label.partition("@")[0]
 
 
 class Cell(Measured, kw_only=True):
-    """Times of one method. None stands for a count that a method does not have (`transformers` has no passes)."""
+    """Holds the times of one method. None is a count that a method lacks (`transformers` has no passes)."""
 
     batch: Count  # conversations at a time
     tokens: Count  # new tokens of all replies
@@ -121,17 +121,17 @@ class Cell(Measured, kw_only=True):
 
     @property
     def group(self) -> Group:
-        """The setting that it shares with the cells measured in turns with it."""
+        """Returns the setting that it shares with the cells measured in turns with it."""
         return Group(self.task, self.temperature, self.batch)
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The fields that identify an entry of a file."""
+        """Returns the fields that identify an entry of a file."""
         return (self.label, *self.group)
 
 
 class Recording(Measured, kw_only=True):
-    """Drafts of one method, counted without a clock."""
+    """Holds drafts of one method, counted without a clock."""
 
     tokens: Count  # emitted after each reply's first token
     cycles: Count  # target passes, summed over replies
@@ -142,12 +142,12 @@ class Recording(Measured, kw_only=True):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The fields that identify an entry of a file."""
+        """Returns the fields that identify an entry of a file."""
         return self.label, self.task, self.temperature
 
 
 class File(msgspec.Struct, tag_field="schema"):
-    """The fields of every result file."""
+    """Holds the fields of every result file."""
 
     machine: str  # processor or accelerator, and versions
     revision: str | None  # of the code, if it is a checkout
@@ -156,13 +156,13 @@ class File(msgspec.Struct, tag_field="schema"):
 
 
 class Result(File, tag="eagle_jax.bench/4"):
-    """A file of `infer.bench`: every method of every finished group."""
+    """Holds a file of `infer.bench`: every method of every finished group."""
 
     cells: list[Cell]
 
 
 class Recorded(File, tag="eagle_jax.acceptance/3"):
-    """A file of `infer.acceptance`."""
+    """Holds a file of `infer.acceptance`."""
 
     cells: list[Recording]
 

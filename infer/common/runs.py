@@ -1,4 +1,4 @@
-"""Prepares a run of `infer.bench` or `infer.acceptance`: its options, tasks, models, and the result to continue."""
+"""Prepares a run of `infer.bench` or `infer.acceptance`: options, tasks, models, result to continue."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RunArgs(Places):
 
 @dataclasses.dataclass(frozen=True)
 class Run(Generic[FileType]):
-    """The measurements of a program, and its result so far. `labels` begins with plain decoding."""
+    """Holds the measurements of a program, and its result so far. `labels` begins with plain decoding."""
 
     labels: list[str]
     temperatures: list[float]
@@ -97,7 +97,7 @@ def prepare(args: Any, kind: type[FileType], free: Sequence[str]) -> Run[FileTyp
 
 
 class Turn(NamedTuple):
-    """Prompts that are answered together: one turn of some conversations."""
+    """Holds prompts that are answered together: one turn of some conversations."""
 
     batch: int  # number of the batch
     questions: list[str]  # [rows] names (`names_of`)
@@ -113,7 +113,7 @@ class Turn(NamedTuple):
 
 
 def turns(questions: Sequence[Question], run: Run[Any], args: Any, batch: int) -> Iterator[Turn]:
-    """Yields every turn of every question, `batch` conversations at a time; the caller adds replies before the next.
+    """Yields every turn of `batch` questions at a time; the caller adds replies before the next.
 
     A turn that is too long for the model with its reply is left out.
     """

@@ -12,7 +12,7 @@ from infer.common.results import Cell, Draft, Group, TimedQuestions
 
 
 class Call(NamedTuple):
-    """One turn of a batch by one method."""
+    """Holds a turn of a batch by one method."""
 
     number: int  # of the batch
     questions: Sequence[str]  # [rows] names

@@ -1,4 +1,4 @@
-"""Reads questions of benchmarks: files in the format of EAGLE and Spec-Bench, and datasets of the Hugging Face hub."""
+"""Reads questions of benchmarks: files of EAGLE and Spec-Bench, and datasets of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def task_folder() -> Path:
 
 
 class Question(NamedTuple):
-    """One entry of a `question.jsonl` (the format of MT-bench, EAGLE and Spec-Bench).
+    """Holds an entry of a `question.jsonl` (the format of MT-bench, EAGLE and Spec-Bench).
 
     Attributes:
       id: as in the file. turns: the user's messages, turn by turn.
@@ -54,14 +54,14 @@ class Question(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Some questions under a name."""
+    """Holds some questions under a name."""
 
     name: str
     questions: tuple[Question, ...]
 
     @property
     def key(self) -> str:
-        """A hash of the questions, 16 hexadecimal digits."""
+        """Returns a hash of the questions, 16 hexadecimal digits."""
         return hashlib.sha256(json.dumps(self.questions).encode()).hexdigest()[:16]
 
 
@@ -100,7 +100,7 @@ def load_tasks(names: Sequence[str], folder: str | os.PathLike[str], limit: int 
 
 
 def names_of(questions: Sequence[Question]) -> list[str]:
-    """Returns a name for every question, unique whatever file it comes from: its id and a hash of its text."""
+    """Returns a name for every question, the same in every file: its id and a hash of its text."""
     found: list[str] = []
     for question in questions:
         name = f"{question.id}:{hashlib.sha256(json.dumps(question.turns).encode()).hexdigest()[:8]}"
@@ -109,7 +109,7 @@ def names_of(questions: Sequence[Question]) -> list[str]:
 
 
 class Conversation:
-    """A question that is sent turn by turn, with the replies so far.
+    """Holds a question that is sent turn by turn, with the replies so far.
 
     Args:
       room: most tokens of a prompt.
@@ -132,7 +132,7 @@ class Conversation:
 
 
 def find_task(name_or_path: str, folder: str | os.PathLike[str]) -> Path:
-    """Finds the file of a task: a path, `folder/name.jsonl`, `folder/name/question.jsonl`, or a bundled one.
+    """Finds the file of a task: a path, `folder/name.jsonl`, `folder/name/question.jsonl`, or bundled.
 
     A file of another format, JSON or compressed, has its own ending.
 
@@ -179,19 +179,21 @@ def _from_hub(source: str, limit: int | None, before: str = "") -> tuple[Questio
 def _questions(rows: Iterable[tuple[str, Any]], limit: int | None, source: object) -> list[Question]:
     found = [_question(entry, where) for where, entry in itertools.islice(rows, limit)]
     if not found:
-        raise ValueError(f"{source} must hold questions, got an empty file.")
+        raise ValueError(f"{source} must hold questions, got an empty file. Leave it out.")
     return found
 
 
 def _question(entry: Any, where: str) -> Question:
     column = next((name for name in COLUMNS if entry.get(name) is not None), None)
     if column is None:
-        raise ValueError(f"{where} must have one of {', '.join(COLUMNS)}, got {', '.join(entry) or 'nothing'}.")
+        raise ValueError(
+            f"{where} must have one of {', '.join(COLUMNS)}, got {', '.join(entry) or 'nothing'}. Rename one."
+        )
     value = entry[column]
     turns = [value] if column != "turns" and isinstance(value, str) else value
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
         kind = "a non-empty list of non-empty strings" + ("" if column == "turns" else ", or one string")
-        raise ValueError(f"{where}: {column} must be {kind}, got {str(value)[:60]!r}.")
+        raise ValueError(f"{where}: {column} must be {kind}, got {str(value)[:60]!r}. Mend the row.")
     read = {column, *REPLIES, "text"}  # Alpaca's text is the rest of the row, rendered
     if column == "instruction" and entry.get("input"):
         turns, read = [f"{turns[0]}\n\n{entry['input']}", *turns[1:]], {*read, "input"}

@@ -20,7 +20,7 @@ def stdout_console(*, status: bool = True) -> Console:
 
 
 class ReplyView:
-    """A context that writes the chunks of one reply and ends its last line.
+    """Writes the chunks of one reply, as a context, and ends its last line.
 
     On an interactive console the text is wrapped at words, above a row that `show` replaces. Rich redraws only the last
     row of the text and the status below it.

@@ -35,7 +35,7 @@ def time_interleaved(calls: Mapping[K, Callable[[], Any]], repetitions: int) -> 
 
 
 class Part(NamedTuple):
-    """`body(params, carry) -> carry`. All work must depend on the carry, or XLA moves it out of the loop."""
+    """Holds `body(params, carry) -> carry`. XLA moves work that ignores the carry out of the loop."""
 
     body: Callable[[Params, Any], Any]
     params: Params

@@ -1,1 +1,1 @@
-"""The papers' tables and figures from result files."""
+"""Makes the papers' tables and figures from result files."""

@@ -1,4 +1,4 @@
-"""Makes the report's tables and figures of the drafts themselves, which `infer.acceptance` records without a clock."""
+"""Makes the report's tables and figures of drafts, which `infer.acceptance` records without a clock."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def calibration(sources: Sources) -> Section:
                 curve = mean[full], accepted[full] / count[full], count[full]
                 shown.setdefault(f"temperature {temperature:g}", {})[title(label)] = curve
             error = counted.Calibration(count, mean, accepted).error
-            shares = [f"{a / n:.2f} of {n}" if n else "-" for a, n in zip(accepted, count, strict=True)]
+            shares = [share(int(a), int(n)) for a, n in zip(accepted, count, strict=True)]
             rows.append([title(label), f"{temperature:g}", number(error), *shares])
     parts = [
         "Confidence is the probability that the draft gave a node after its parent. By bin of confidence: of the nodes "
-        "that the target reached, the share that it accepted. The calibration error is the mean over nodes of the "
-        "distance between the two."
+        "that the target reached, the share that it accepted, with the 95% Wilson interval. The calibration error is "
+        "the mean over nodes of the distance between the two."
     ]
     if not rows:
         return Section("Confidence of the draft against acceptance", parts)
@@ -116,21 +116,22 @@ def n_alpha(sources: Sources) -> Section:
 
 
 def expected(sources: Sources) -> Section:
-    """Compares the expected tokens per pass, (1 - a^(K+1)) / (1 - a) (arXiv:2211.17192), with the measured ones."""
+    """Compares measured tokens per pass with (1 - a^(K+1)) / (1 - a), as expected (arXiv:2211.17192)."""
     rows, shown = [], dict[str, dict[str, dict[int, float | None]]]()
     pooled = {key: found for key, found in pooled_chains(sources.recorded).items() if sum(found[-1].tested)}
     every = sorted({chain.length for found in pooled.values() for chain in found})
     for (name, temperature), found in pooled.items():
-        rate = sum(found[-1].accepted) / sum(found[-1].tested)
+        accepted, tested = sum(found[-1].accepted), sum(found[-1].tested)
+        rate = accepted / tested
         measured = {chain.length: chain.tokens / chain.cycles if chain.cycles else None for chain in found}
         theory = {chain.length: sum(rate**n for n in range(chain.length + 1)) for chain in found}
         for words, curve in (("measured", measured), ("expected", theory)):
             numbers = [number(curve.get(length)) for length in every]
-            rows.append([f"{name}, {words}", f"{temperature:g}", f"{rate:.3f}", *numbers])
+            rows.append([f"{name}, {words}", f"{temperature:g}", share(accepted, tested), *numbers])
             shown.setdefault(f"temperature {temperature:g}", {})[f"{name}, {words}"] = dict(curve)
     parts = [
-        "a is the share of accepted among all drafts of the longest chain that the target reached; (1 - a^(K+1)) / "
-        "(1 - a) tokens per pass are expected."
+        "a is the share of accepted among all drafts of the longest chain that the target reached, with the 95% Wilson "
+        "interval; (1 - a^(K+1)) / (1 - a) tokens per pass are expected."
     ]
     if not rows:
         return Section("Expected tokens per pass", parts)
@@ -140,7 +141,7 @@ def expected(sources: Sources) -> Section:
 
 
 def pooled_chains(cells: Sequence[Recording]) -> dict[tuple[str, float], list[Chain]]:
-    """Pools chains over tasks, by label and temperature, shortest first. Equal chains of two labels are one."""
+    """Pools chains over tasks by label and temperature, shortest first; equal chains count once."""
     found: dict[tuple[str, float], list[Chain]] = {}
     for temperature, every in grouped([cell for cell in cells if cell.chains], "temperature").items():
         for label, own in grouped(every, "label").items():

@@ -76,7 +76,7 @@ def lines(shown: Mapping[str, Curves], x: str, y: str | Sequence[str], *, log: b
 
 
 def calibration(shown: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]]]) -> Any:
-    """Draws acceptance over the mean confidence of each bin, a panel per entry. Larger marks have more nodes."""
+    """Draws acceptance over the mean confidence of each bin, a panel per entry; mark by number of nodes."""
     figure, every = panels(len(shown), share=True)
     names = list(dict.fromkeys(name for curves in shown.values() for name in curves))
     for axes, (heading, curves) in zip(every, shown.items(), strict=True):

@@ -32,7 +32,7 @@ SAME = ("target", "dtype", "max_new_tokens", "seed")
 
 
 class Section(NamedTuple):
-    """A part of the report: its heading, Markdown paragraphs, and figures by file name.
+    """Holds a part of the report: its heading, Markdown paragraphs, and figures by file name.
 
     The first paragraph explains the others. A section with one paragraph has no data and is left out.
     """
@@ -43,12 +43,12 @@ class Section(NamedTuple):
 
     @property
     def has_data(self) -> bool:
-        """Whether a table follows the explanation."""
+        """Returns whether a table follows the explanation."""
         return len(self.parts) > 1
 
 
 class Sources(NamedTuple):
-    """Result files, and their cells in the papers' order: timed by infer.bench, recorded by infer.acceptance."""
+    """Holds result files, and their cells in the papers' order: timed and recorded ones."""
 
     files: Mapping[Path, File]
     timed: list[Cell]
@@ -108,7 +108,7 @@ def title(label: str) -> str:
 
 
 def foremost(labels: Iterable[str]) -> list[str]:
-    """Returns the labels that figures draw: those whose only setting is a tree, or all if no label has only that."""
+    """Returns the labels that figures draw: those with no setting but a tree, else all."""
     labels = list(labels)
     return [label for label in labels if "/" not in label] or labels
 

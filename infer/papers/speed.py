@@ -21,7 +21,7 @@ ABLATION = {
 
 
 def speeds(sources: Sources) -> list[Section]:
-    """Returns table 1 of the papers, a section per temperature: speedup and tau by task at the smallest batch size."""
+    """Returns table 1 of the papers per temperature: speedup and tau by task at the smallest batch size."""
     sections = []
     for temperature, every in grouped(sources.timed, "temperature").items():
         cells = _smallest(every)
@@ -65,7 +65,7 @@ def taus(sources: Sources) -> list[Section]:
 
 
 def ablation(sources: Sources) -> Section:
-    """Returns EAGLE-2's ablation: tau without value, without rerank, without both, and the paired differences."""
+    """Returns EAGLE-2's ablation: tau without value, rerank or both, and the paired differences."""
     parts = ["Mean over tasks of tau, on the questions that all rows answered. Differences are paired by question."]
     kinds: list[tuple[str, Sequence[Any]]] = [("recorded", sources.recorded), ("timed", sources.timed)]
     for kind, every in kinds:

@@ -1,1 +1,1 @@
-"""Measurements and search of infer.tune."""
+"""Measures and searches for infer.tune."""

@@ -1,4 +1,4 @@
-"""Measures the cost of a cycle on this machine, by the rows of its target pass and by the shape of its drafts."""
+"""Measures the cost of a cycle on this machine, by rows of the target pass and by shape of the drafts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TURNS = 8
 
 
 class Costs(NamedTuple):
-    """Seconds of a cycle of a whole batch at one setting.
+    """Holds seconds of a cycle of a whole batch at one setting.
 
     Attributes:
       rows: of a target pass, ascending from 1, plain decoding. passes: seconds of a cycle without drafting.
@@ -57,7 +57,7 @@ def measure_costs(
     setting: Setting,
     repeats: int,
 ) -> Costs:
-    """Measures cycles of some widths and of the extreme trees of every method, in turns; the least times count.
+    """Measures cycles of some widths and of the extreme trees of every method; the least times count.
 
     Args:
       drafters: of every method, by tree. prompts: of one batch.

@@ -44,7 +44,7 @@ def accept_none(
 
 
 class Drafts:
-    """The drafts of a wide tree at every position of some replies.
+    """Holds the drafts of a wide tree at every position of some replies.
 
     Args:
       cycles: P cycles without accepted tokens, in order. replies: their number R; a reply of one token has no cycle.
@@ -75,7 +75,7 @@ class Drafts:
         self.on_text &= np.isfinite(self.scores)
 
     def accepted(self, tree: TreeConfig) -> np.ndarray:
-        """Returns [P] drafted tokens that a cycle with this chain or dynamic tree would accept at every position."""
+        """Returns [P] accepted drafts of a cycle with this chain or dynamic tree at every position."""
         offered = np.isfinite(self.scores) & (self.ranks < tree.top_k) & (self.depths <= tree.depth)
         best = np.argsort(np.where(offered, -self.scores, np.inf), axis=1, kind="stable")[:, : tree.num_nodes]
         return np.take_along_axis(offered & self.on_text, best, axis=1).sum(axis=1)

@@ -1,4 +1,4 @@
-"""Predicts the speed of every setting of the grid from costs and recorded drafts, and measures the best."""
+"""Predicts the speed of every setting from costs and recorded drafts, and measures the best."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POOL = 64
 
 
 class Grid(NamedTuple):
-    """Sizes of the trees that are searched."""
+    """Holds the sizes of the trees that are searched."""
 
     depths: Sequence[int]
     top_ks: Sequence[int]
@@ -43,7 +43,7 @@ class Grid(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A method with one setting.
+    """Holds a method with one setting.
 
     Attributes:
       entry: of a profile; its batch size and temperature do not count.
@@ -56,7 +56,7 @@ class Candidate(NamedTuple):
 
     @property
     def tree(self) -> TreeConfig:
-        """The tree that is verified; of a lookup a chain."""
+        """Returns the tree that is verified; of a lookup a chain."""
         return self.entry.tree or TreeConfig.chain(self.drafter.drafter.depth)
 
 
@@ -128,7 +128,7 @@ def families(candidates: Mapping[str, Candidate]) -> dict[str, dict[TreeConfig, 
 def record_drafts(
     target: eagle_jax.Target, candidates: Mapping[str, Candidate], samples: Samples, setting: Setting
 ) -> Recorded:
-    """Records the drafts of every searched method along the replies, with a tree that holds all of its trees."""
+    """Records the drafts of every searched method along the replies, with a tree that holds its others."""
     found: dict[str, dict[str, list[Drafts]]] = {}
     for method, trees in families(candidates).items():
         depth, top_k = max(tree.depth for tree in trees), max(tree.top_k for tree in trees)
@@ -159,7 +159,7 @@ def predict(candidates: Mapping[str, Candidate], recorded: Recorded, costs: Cost
 
 
 def passes(parts: Sequence[Drafts], tree: TreeConfig | None, batch: int) -> int:
-    """Returns the target passes of all replies in batches, at least one; the longest row of a batch counts."""
+    """Returns the target passes of all replies in batches, at least one, by the longest row of each batch."""
     cycles = [count for part in parts for count in part.cycles(tree)]
     return max(1, sum(max(cycles[at : at + batch]) for at in range(0, len(cycles), batch)))
 

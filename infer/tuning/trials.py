@@ -17,15 +17,15 @@ from infer.common.labels import PLAIN
 from infer.common.timing import time_repetitions
 
 TOLERATED = 0.03
-"""Largest loss of a choice to plain decoding on a measured task; on other prompts it may then be 5%."""
+"""Largest loss of a choice to plain decoding on a tuned task; a limit that we set, below `SLOWER`."""
 SLOWER = 0.05
-"""Largest loss of "auto" to plain decoding on a task; above it, a check fails."""
+"""Largest loss of "auto" to plain decoding on a task of a check; a limit that we set."""
 LEAST = 5
-"""Repetitions that a choice needs: the spread of fewer is unknown."""
+"""Least repetitions of a choice, a number that we set: the spread of fewer is unknown."""
 
 
 class Prompt(NamedTuple):
-    """Token ids, and a key of their own: the reply does not depend on the batch."""
+    """Holds token ids, and a key of their own: the reply does not depend on the batch."""
 
     tokens: list[int]
     key: jax.Array
@@ -36,7 +36,7 @@ Samples = Mapping[str, Sequence[Prompt]]
 
 
 class Setting(NamedTuple):
-    """The setting to tune for. `prompt` is the longest prompt in tokens; None is any."""
+    """Holds the setting to tune for. `prompt` is the longest prompt in tokens; None is any."""
 
     batch: int
     temperature: float
@@ -60,28 +60,28 @@ def arguments(prompts: Sequence[Prompt], setting: Setting) -> dict[str, Any]:
 
 
 class Score(NamedTuple):
-    """The speed of a method over plain decoding. `ratios`: per task, plain seconds over its seconds by repetition."""
+    """Holds the speed of a method: per task and repetition, plain decoding's seconds over the method's."""
 
     ratios: Mapping[str, Sequence[float]]
 
     @property
     def speedups(self) -> dict[str, float]:
-        """Median ratio per task."""
+        """Returns the median ratio per task."""
         return {task: float(np.median(values)) for task, values in self.ratios.items()}
 
     @property
     def mean(self) -> float:
-        """Mean over tasks of the median ratio."""
+        """Returns the mean over tasks of the median ratio."""
         return float(np.mean(list(self.speedups.values())))
 
     @property
     def worst(self) -> float:
-        """The least median ratio of a task."""
+        """Returns the least median ratio of a task."""
         return min(self.speedups.values())
 
     @property
     def safe(self) -> bool:
-        """Whether the choice beats plain decoding in the mean and loses at most `TOLERATED` on any task.
+        """Returns whether it beats plain decoding in the mean and loses at most `TOLERATED` on any task.
 
         Both by more than the spread: two standard errors of the median ratio.
         """
@@ -114,7 +114,7 @@ def shortlist(predicted: Mapping[str, Score], count: int) -> list[str]:
 
 
 class Trial(NamedTuple):
-    """Whole calls at one setting.
+    """Times whole calls at one setting.
 
     Attributes:
       scores: by label. plain: tokens per second of plain decoding.

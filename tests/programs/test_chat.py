@@ -82,7 +82,7 @@ def test_every_reply_is_the_targets_own_to_the_whole_conversation(make_chat, pai
 
 
 def test_only_new_tokens_are_read(make_chat):
-    """Also after plain replies, from the target's cache; the drafter then reads the replies that it missed."""
+    """Also after plain replies, from the target's cache; the drafter then reads the replies it missed."""
     talk = make_chat(TextOnly())
     first, new = len("<u>hello\n<a>"), len("\n<u>why\n<a>")
     assert f"{first} of {first} prompt tokens read" in said(talk, "hello")
@@ -120,7 +120,7 @@ def test_an_error_in_a_turn_does_not_end_the_chat(make_chat, monkeypatch):
 
     talk = make_chat(Strict(), context=60, max_new_tokens=50)
     assert re.search(r"roles must alternate.*; this turn is forgotten", said(talk, "no"))
-    assert "must leave room for a reply, got 67 tokens of the session's context of 60. /reset" in said(talk, "x" * 60)
+    assert "--context must leave room for a reply, got 60 for 67 tokens so far. Type /reset" in said(talk, "x" * 60)
     with monkeypatch.context() as patch:
         patch.setattr(Session, "stream", full)
         assert said(talk, "yes") == "[out of memory on a TPU; this turn is forgotten]"
@@ -200,7 +200,7 @@ def test_the_last_row_shows_tau_and_speed_while_a_reply_runs(make_chat, monkeypa
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_never_ends_the_chat(times, pair, monkeypatch, capsys):
-    """One stops the reply and keeps its text. A second one interrupts the turn, and at the prompt one has no effect."""
+    """One stops the reply and keeps its text, two interrupt the turn; at the prompt one has no effect."""
     lines = iter(["hello", KeyboardInterrupt(), "again", EOFError()])
     talks, real = [], Session.stream
 
@@ -243,8 +243,8 @@ def test_ctrl_c_never_ends_the_chat(times, pair, monkeypatch, capsys):
         ("--max-new-tokens 0", "--max-new-tokens must be at least 1, got 0"),
         ("--seed 4294967296", "--seed must be from 0 to 2**32 - 1, got 4294967296"),
         ("--context 1", "--context 1: context must be an integer from 2 to the target's"),
-        ("--target /nope", "one option must give the drafter, got only --target. Give one head, as --eagle3 PATH, or"),
-        ("--eagle3 /nope --hydra /no", "one option must give the drafter, got hydra and eagle3"),
+        ("--target /nope", "--method must name the drafter, got only --target. Give one head, as --eagle3 PATH, or"),
+        ("--eagle3 /nope --hydra /no", "--method must name the drafter, got hydra and eagle3"),
         ("--eagle3 /nope --method pld", "--eagle3 must belong to --method pld, got another method's. Leave it out, or"),
     ],
 )

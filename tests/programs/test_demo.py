@@ -49,7 +49,7 @@ def test_bad_options_of_infer_cycle_are_named(options, message, pair):
 
 
 def waits(jaxpr, inputs):
-    """Whether each matrix product in a jaxpr depends on one of the inputs that are marked, and which outputs do."""
+    """Whether each matrix product in a jaxpr depends on a marked input, and which outputs do."""
     marked = {var for var, mark in zip(jaxpr.invars, inputs, strict=True) if mark}
     found = []
     for equation in jaxpr.eqns:

@@ -41,7 +41,7 @@ programs.run(main, Args, None)
 
 @pytest.mark.parametrize("place", ["main", "thread"])
 def test_a_program_ends_while_xla_is_busy(place, repository):
-    """In a thread: at the first Ctrl-C. In the main thread: at one after a message; two impatient ones count as one."""
+    """In a thread: at the first Ctrl-C. In the main thread: after a message; two at once count as one."""
     command = [sys.executable, "-c", f"PLACE = {place!r}\n{BUSY}"]
     with subprocess.Popen(command, cwd=repository, text=True, stdout=-1, stderr=-1) as process:
         try:

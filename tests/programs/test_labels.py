@@ -79,7 +79,7 @@ def test_methods_without_weights_have_numbers(text, fields):
         ("lookahead@1x2x3", "lookahead@1x2x3: .*ngram"),
         ("own:a", "method must be own:module:function without a setting, got 'own:a'"),
         ("own:no_such_module:f", "module of 'own:no_such_module:f' must be importable, got: No module named 'no_such"),
-        ("own:json:no_such", "'own:json:no_such' must be a function of one argument, the target, got None"),
+        ("own:json:no_such", "'own:json:no_such' must take one argument, the target, got None"),
         ("medusa@best4", "--positions must be given for medusa@best31"),
         ("medusa@choices", "--choices must be given for medusa@choices"),
     ],
@@ -154,7 +154,7 @@ def test_what_a_label_drafts(pair, text, tree, rule, rows, weights):
 
 
 def recorded(folder, method="medusa"):
-    """Rates 0.8, 0.5 at the first level and 0.6, 0 at the second where greedy, in two tasks of different width."""
+    """Rates 0.8, 0.5 at the first level and 0.6, 0 at the second where greedy, in tasks of two widths."""
     tables = [([[10, 10], [8, 8]], [[8, 5], [5, 0]]), ([[10], [2]], [[8], [1]])]
     cells = []
     for temperature in (0.0, 1.0):
@@ -173,7 +173,7 @@ def test_the_best_static_tree_is_that_of_the_recorded_rates(pair, tmp_path):
     assert best_static(Label.parse("medusa@best2"), path, deepest=1) == (-1, -1)
     with pytest.raises(ConfigError, match=r"medusa@best9: num_nodes"):
         check_methods(["medusa@best9"], Places(positions=path))
-    with pytest.raises(ValueError, match=r"must have cells of eagle2\. Record eagle2@static with infer\.acceptance"):
+    with pytest.raises(ValueError, match=r"must have cells of eagle2, got none\. Run infer\.acceptance on its @static"):
         check_methods(["eagle2@best4"], Places(positions=path))
     load = Loader(pair, Places(positions=recorded(tmp_path, "eagle3")))
     assert load("eagle3@best3").tree == TreeConfig.static([-1, -1, 0])
@@ -207,7 +207,7 @@ def test_a_function_of_the_user_returns_a_drafter(pair, own_module):
     load = Loader(load_pair(Places())[0], Places())
     assert load(f"own:{own_module}:lookup").name == f"own:{own_module}:lookup"
     assert load.draft(f"own:{own_module}:head").rule == "rejection"
-    with pytest.raises(ValueError, match=r"nothing' must return an eagle_jax.Drafter or BoundDrafter, got int"):
+    with pytest.raises(ValueError, match=r"nothing' must return a Drafter or BoundDrafter, got int"):
         load(f"own:{own_module}:nothing")
-    with pytest.raises(ValueError, match=r"two' must be a function of one argument, the target, got .*missing a req"):
+    with pytest.raises(ValueError, match=r"two' must take one argument, the target, got .*missing a req"):
         load(f"own:{own_module}:two")

@@ -94,7 +94,7 @@ def test_the_code_has_a_name(tmp_path):
 
 
 def test_programs_are_forgotten_where_there_are_many(monkeypatch):
-    """As many compiled programs as a long benchmark has would end the process: each lives in many memory maps."""
+    """The many compiled programs of a long benchmark would end the process: each has memory maps."""
     if not Path("/proc/self/maps").exists():
         pytest.skip("only Linux counts memory maps")
     double = jax.jit(lambda x: 2 * x)

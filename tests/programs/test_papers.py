@@ -21,9 +21,9 @@ ROWS = [
     "| no rerank | 2.25 | 2.25 to 2.25 | -0.25 | -0.25 to -0.25 | 10 |",
     "| EAGLE-3 | 7 | 2.00 | 2.00 | 2.00 | 2.00 to 2.00 | 10 |",
     "| EAGLE-3 | 0.60 (0.39 to 0.78) of 20 | 0.10 (0.03 to 0.30) of 20 |",
-    "| EAGLE-3 | 0 | 0.25 | 0.50 of 8 | - | 1.00 of 12 |",
+    "| EAGLE-3 | 0 | 0.25 | 0.50 (0.22 to 0.78) of 8 | - | 1.00 (0.76 to 1.00) of 12 |",
     "| EAGLE-3 | 200, 2.00x (1.66 to 2.34) | 120, 1.20x (1.20 to 1.20) |",
-    "| EAGLE-2, 4x2x7, expected | 0 | 0.562 | 1.56 | 1.88 |",
+    "| EAGLE-2, 4x2x7, expected | 0 | 0.56 (0.39 to 0.72) of 32 | 1.56 | 1.88 |",
     "| EAGLE-3 | 2.00 | 1.80 to 2.20 | 4.00 | 3.80 to 4.20 | 1.50 | 1.50 to 1.50 | 3.00 |",
 ]
 FIGURES = {
@@ -54,7 +54,7 @@ def test_a_section_without_data_is_left_out(tmp_path):
 
 
 def test_files_merge(tmp_path):
-    """Plain decoding is that of the file which timed it at most sizes; of two equal recordings the one with chains."""
+    """Plain decoding is of the file with most sizes of it; of two equal recordings the one with chains."""
     small = bench_file(tmp_path / "1.json", *TIMED)
     large = [bench_cell("vanilla", "gsm8k", 1.0, 1.0, batch=batch, tok_s=70.0) for batch in (1, 2)]
     sources = gather([small, bench_file(tmp_path / "2.json", *large)])

@@ -1,4 +1,4 @@
-"""Profiles: read strictly, bound to their target, and followed by drafter="auto" without changing a token."""
+"""Profiles: read strictly, bound to their target, and followed by drafter="auto", same tokens."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_a_report_reads_the_recording_of_a_head(quick, tmp_path):
 
 @pytest.mark.slow
 def test_the_counts_are_those_of_generate(quick):
-    """The text of the turns is plain decoding's, tau is that of generate on the same prompts with the same keys."""
+    """The text of the turns is plain decoding's; tau is of generate on the same prompts and keys."""
     args = quick(methods="eagle2@chain3,eagle2@static", temperatures="0.7", batch=2, chains="")
     acceptance.main(args)
     chain, static = read(args.out / "result.json", Recorded).cells

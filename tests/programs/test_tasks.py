@@ -1,4 +1,4 @@
-"""Tasks: files, names, folders laid out like datasets of the hub; what is no question is named by its number."""
+"""Tasks: files, names, folders laid out like datasets of the hub; a bad row is named by its number."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_names_of_the_papers(tmp_path):
 
 
 def test_keys_and_names_of_questions(tmp_path):
-    """The same in every file, whatever stands before them; another text under the same id is another question."""
+    """The same in every file and place; another text under the same id is another question."""
     (tmp_path / "a.jsonl").write_text("\n".join([json.dumps(LINE)] * 2))
     first, both = load_task("a", tmp_path, 1), load_task("a", tmp_path)
     assert first.key == load_task(str(tmp_path / "a.jsonl"), ".", 1).key != both.key

@@ -1,4 +1,4 @@
-"""Tuning and checking a profile: replayed cycles against the engine's own, arithmetic, the choice, whole runs."""
+"""Tuning and checking a profile: replay against the engine, arithmetic, the choice, whole runs."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_every_kind_of_method_batch_and_temperature(quick, capsys):
 
 
 def measured(monkeypatch, speedups) -> list[dict]:
-    """Replaces measurements: `speedups(label, tasks)` gives those of a method. Returns the samples that are asked."""
+    """Replaces measurements by `speedups(label, tasks)` of a method. Returns the samples of the calls."""
     asked: list[dict] = []
 
     def compete(target, methods, samples, setting, repeats, **options):
@@ -191,7 +191,7 @@ def test_short_and_long_prompts_are_tuned_apart(quick, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("worst", "holds"), [(0.96, True), (0.94, False)])
 def test_the_status_says_whether_a_profile_holds(quick, pair, monkeypatch, capsys, worst, holds):
-    """Five percent slower than plain decoding on a task is too much; a setting between two entries names its own."""
+    """Over 5% slower than plain decoding on a task fails; a setting between two entries names its own."""
     measured(monkeypatch, lambda label, tasks: {"a": 1.3, "b": worst})
     entries = Entry(1, 0.0), Entry(2, 1.0, "eagle3", "bundled", TreeConfig.chain(1))
     file = ProfileFile("eagle_jax.profile/1", "x", fingerprint(pair), "float32", "here", entries)
