@@ -18,8 +18,8 @@ Bundled = Literal["eagle1", "eagle2", "hass", "eagle3", "medusa", "hydra", "smal
 """The bundled drafters. `eagle1` and `eagle2` are the same head; `small` is a distilled draft model."""
 
 DEMO_TREE_CPU = TreeConfig(depth=4, top_k=2, num_nodes=7)
-"""A good tree for the bundled pair on two CPU cores at temperature 0. `python -m infer.tune` finds the best tree by
-batch size and temperature."""
+"""A small tree that we chose for two CPU cores; it is not always the fastest. `python -m infer.tune` finds the fastest
+method and tree by batch size and temperature."""
 
 
 def load_demo(
