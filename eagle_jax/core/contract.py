@@ -22,7 +22,7 @@ def call_draft(
     result = drafter.draft(params, state.drafter, state.root, randomness, sampling)
     if not (type(result) is tuple and len(result) == 2 and isinstance(result[0], DraftTree)):
         kinds = [type(part).__name__ for part in result] if type(result) is tuple else [type(result).__name__]
-        raise ValueError(f"the drafter's draft must return (DraftTree, state), got {', '.join(kinds)}.")
+        raise ValueError(f"the drafter's draft must return (DraftTree, state), got {', '.join(kinds)}. Return both.")
     tree, after = result
     shape = (state.root.shape[0], drafter.num_nodes + 1)
     for name in ("tokens", "parents"):
@@ -47,7 +47,9 @@ def _same_form(before: Any, after: Any, function: str) -> Any:
     old, new = jax.tree.map(_form, before), jax.tree.map(_form, after)
     structures: list[Any] = [jax.tree.structure(before), jax.tree.structure(after)]  # its stubs have no ==
     if structures[0] != structures[1] or old != new:
-        raise ValueError(f"the drafter's {function} must return a state of the same form, got {new} for {old}.")
+        raise ValueError(
+            f"the drafter's {function} must return a state of the same form, got {new} for {old}. Keep it."
+        )
     return after
 
 

@@ -204,7 +204,8 @@ def make_mesh(data: int = 1, tensor: int = 1, fsdp: int = 1, *, devices: Any = N
     count = data * fsdp * tensor
     if min(data, fsdp, tensor) < 1 or count > len(chosen):
         raise ConfigError(
-            f"data={data} times fsdp={fsdp} times tensor={tensor} must be 1 to {len(chosen)}, the number of devices."
+            f"data={data} times fsdp={fsdp} times tensor={tensor} must be 1 to {len(chosen)}, the number of devices. "
+            "Choose smaller axes."
         )
     if len({device.process_index for device in chosen}) > 1:  # TPUs are numbered by their position, not by host
         chosen = sorted(chosen, key=lambda device: (device.process_index, device.id))
@@ -213,7 +214,7 @@ def make_mesh(data: int = 1, tensor: int = 1, fsdp: int = 1, *, devices: Any = N
     if spans and devices is None:  # given devices may be a topology for compilation ahead of time
         raise ConfigError(
             f"tensor={tensor} must divide the {jax.local_device_count()} devices of a process: no matrix may be split "
-            "over processes."
+            "over processes. Choose a 'tensor' axis that divides them."
         )
     return Mesh(grid, AXES)
 
