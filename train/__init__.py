@@ -1,4 +1,4 @@
-"""Programs that train targets and heads. Not installed; run them with `python -m train.<name> [--config FILE] ...`."""
+"""Trains targets and heads. Not installed: run one by `python -m train.<name> [--config FILE] ...`."""
 
 import signal
 import sys

@@ -1,4 +1,4 @@
-"""Times a training step of an EAGLE-3 head on this machine: seconds, tokens per second and share of the peak.
+"""Times a training step of an EAGLE-3 head on this machine, and its share of the peak.
 
     python -m train.bench_step
     python -m train.bench_step --size demo --dtype bfloat16
@@ -57,7 +57,8 @@ def main(args: Args) -> dict[str, Any]:
     """Times the step; prints and returns the report."""
     at_least_one(args, "rows", "length", "unroll", "repeats")
     if args.length < args.unroll + 2:
-        raise ValueError(f"--length must be at least {args.unroll + 2} for --unroll {args.unroll}, got {args.length}.")
+        least = args.unroll + 2
+        raise ValueError(f"--length must be at least --unroll + 2 = {least}, got {args.length}. Raise it.")
     host.keep_freed_memory()
     use_compilation_cache()
     target, draft_vocab, taps = SIZES[args.size]

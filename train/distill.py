@@ -34,9 +34,9 @@ def check(args: Args) -> None:
     sized = [name for name in SIZES if getattr(args, name) is not None]
     if given is not None and sized:
         option = f"--{sized[0].replace('_', '-')}"
-        raise ValueError(f"{option} is an option of a fresh model. Leave it out, or leave out {given}.")
+        raise ValueError(f"{option} must come without {given}, got both. Leave one out.")
     if args.init is not None and args.target_layers:
-        raise ValueError("--init and --target-layers exclude each other. Give one.")
+        raise ValueError("--init must come without --target-layers, got both. Leave one out.")
 
 
 def main(args: Args) -> int:

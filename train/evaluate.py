@@ -1,4 +1,4 @@
-"""Measures a head or draft model on held-out prompts: tau, and the acceptance by position, per source and temperature.
+"""Measures tau and acceptance of a head or draft model on held-out prompts.
 
     python -m train.evaluate --target runs/target/checkpoint --head runs/eagle3/head --heldout heldout.jsonl
     python -m train.evaluate --target demo --head demo --heldout "runs/data/heldout/*.jsonl"

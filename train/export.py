@@ -56,13 +56,13 @@ def main(args: Args) -> None:
     """Reads a head, checks that the layout can express it, and writes it."""
     at_least_one(args, "speculative_tokens")
     if args.to != "speculators" and args.verifier is not None:
-        raise ValueError(f"--verifier is an option of --to speculators, got --to {args.to}. Leave it out.")
+        raise ValueError(f"--verifier must come with --to speculators, got {args.to}. Leave it out.")
     head = head_path(args.head, part="eagle3")
     named = args.target or (DEMO if args.head == DEMO else target_of_head(head))
     if named is None:
         raise ValueError(
-            f"--target must name the model that {args.head} was trained for. The exported config takes its vocabulary, "
-            "RoPE and context length."
+            f"--target must name the model that {args.head} was trained for, got none. Give it: the exported config "
+            "takes its vocabulary, RoPE and context length."
         )
     target = target_path(named)
     if not args.overwrite:
@@ -71,7 +71,7 @@ def main(args: Args) -> None:
         target_directory = config_directory(target)
         target_config = read_target_config(target_directory)
     if args.out.expanduser().resolve() == target_directory.resolve():
-        raise ValueError(f"--out must not be the target's directory, got {args.out}.")
+        raise ValueError(f"--out must not be the target's directory, got {args.out}. Choose another.")
     with naming("--head", args.head):
         head_directory = checkpoint_directory(head)
         dtype = args.dtype or stored_dtype(head_directory)

@@ -1,4 +1,4 @@
-"""Writes the target's hidden states of a corpus once, so that heads can be trained without running the target.
+"""Writes the target's hidden states of a corpus, so that training a head does not run the target.
 
     python -m train.features --target MODEL --data chats/*.jsonl --out runs/features
     python -m train.head --features runs/features --target MODEL --data chats/*.jsonl --out runs/head
@@ -94,7 +94,8 @@ def main(args: Args) -> None:
         )  # fmt: skip
         begun = any(args.out.glob("features-*.npy"))
         if begun and not ((args.out / "layout.json").is_file() and Layout.load(args.out) == layout):
-            raise ValueError(f"--out {args.out} holds features of other data, weights or options. Choose another.")
+            raise ValueError(f"--out must hold features of this call's data, weights and options, got {args.out} with "
+                             "others. Choose another directory.")  # fmt: skip
         tokens = int(starts_of(corpus, args.length)[-1])
         check_space(layout, tokens, args.out)
         layout.save(args.out)

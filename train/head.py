@@ -36,7 +36,7 @@ def check(args: Args) -> None:
     at_least_one(args, "unroll", "heads", "head_layers")
     not_negative(args, "draft_vocab", "decay", "eta", "token_weight", "feature_weight", "noise", "head_intermediate")
     if (args.decay or 0) > 1:
-        raise ValueError(f"--decay must be at most 1, got {args.decay}. It is the weight of each step over the last.")
+        raise ValueError(f"--decay must be at most 1, got {args.decay}. Give the weight of a step over the last.")
     if args.method in NUM_HEADS:
         rules = [(name, "eagle3, eagle1 or hass") for name in EAGLE_ONLY]
     else:
@@ -45,9 +45,10 @@ def check(args: Args) -> None:
     rules += [] if args.method == "eagle3" else [(name, "eagle3") for name in EAGLE3_ONLY]
     for name, methods in rules:
         if getattr(args, name) != defaults[name]:
-            raise ValueError(f"--{name.replace('_', '-')} is an option of --method {methods}, got {args.method}.")
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} must come with --method {methods}, got {args.method}. Leave it out.")
     if args.eta is not None and args.token_loss != "lk_blend":
-        raise ValueError("--eta is an option of --token-loss lk_blend. Leave it out, or choose that loss.")
+        raise ValueError(f"--eta must come with --token-loss lk_blend, got {args.token_loss}. Leave it out.")
 
 
 def main(args: Args) -> int:

@@ -54,9 +54,9 @@ def main(args: Args) -> None:
     not_negative(args, "top_k", "temperatures")
     check_seed(args)
     if not args.temperatures:
-        raise ValueError("--temperatures must be at least one number, got none.")
+        raise ValueError("--temperatures must be at least one number, got none. Give one, such as 0.")
     if not 0 < args.top_p <= 1:
-        raise ValueError(f"--top-p must be above 0 and at most 1, got {args.top_p}.")
+        raise ValueError(f"--top-p must be above 0 and at most 1, got {args.top_p}. Give 1 to keep all tokens.")
     processes.initialise()
     sources = sources_of(args.data)
     tree = parse_tree(args.tree)
@@ -65,8 +65,8 @@ def main(args: Args) -> None:
         head_path(args.head)  # raises if there is none
     if args.max_prompt + args.max_new_tokens > config.max_position:
         raise ValueError(
-            f"--max-prompt {args.max_prompt} plus --max-new-tokens {args.max_new_tokens} must be at most the target's "
-            f"{config.max_position} tokens of context. Lower one of them."
+            f"--max-prompt plus --max-new-tokens must be at most the target's {config.max_position} tokens of context, "
+            f"got {args.max_prompt} plus {args.max_new_tokens}. Lower one of them."
         )
     with alone_in(args.out, ("settings.json",), "a directory of train.regenerate"):
         tokenizer = tokenizer_of(args, config)
@@ -106,7 +106,7 @@ def write(writer: Writer, sources: Sequence[Source], chosen: np.ndarray) -> None
         ocp.multihost.sync_global_processes("regenerate", timeout=LONGEST_WAIT, processes=set(range(count)))
     report = add_reports(*processes.gather_values(report))
     if not report["texts"]:
-        raise ValueError(f"no reply was written: {_listed(report['skipped'])}")
+        raise ValueError(f"--data must get a reply, got none: {_listed(report['skipped'])}. Mend the rows or options.")
     if process == 0:
         tau = (report["reply_tokens"] - report["replies"]) / max(report.pop("cycles"), 1)
         extra = {} if writer.head is None else {"tau": round(tau, 3)}
@@ -130,9 +130,9 @@ def count_rows(sources: Sequence[Source], tokenizer: Any) -> int:
                 except SkippedRow as error:
                     reasons[str(error)] += 1
         if total == before:
-            raise ValueError(f"--data must hold rows, got {source.path}, which is empty.")
+            raise ValueError(f"--data must hold rows, got {source.path}, which is empty. Leave it out.")
     if not usable:
-        raise ValueError(f"--data must hold a row with a reply to write, got none: {_listed(reasons)}.")
+        raise ValueError(f"--data must hold a row with a reply to write, got none: {_listed(reasons)}. Mend them.")
     return total
 
 
@@ -144,7 +144,7 @@ def load(args: Args, tree: TreeConfig, config: DecoderConfig, tokenizer: Any, ro
     """Loads target and head onto the devices of this process."""
     devices = jax.local_devices()
     if len(devices) % args.tensor:
-        raise ConfigError(f"--tensor must divide the {len(devices)} devices of a process, got {args.tensor}.")
+        raise ConfigError(f"--tensor must divide the {len(devices)} devices of a process, got {args.tensor}. Lower it.")
     data = len(devices) // args.tensor
     mesh = make_mesh(data, args.tensor, devices=devices) if len(devices) > 1 else None
     with naming("--target", args.target):
@@ -160,7 +160,7 @@ def load(args: Args, tree: TreeConfig, config: DecoderConfig, tokenizer: Any, ro
 def read_shards(
     sources: Sequence[Source], chosen: np.ndarray, size: int, wanted: Container[int]
 ) -> Iterator[tuple[int, list[tuple[int, str, dict[str, Any]]]]]:
-    """Yields the number and rows of every wanted shard; a row is its number among all rows, its source and content."""
+    """Yields every wanted shard: its number, and of each row the number among all, source and content."""
     numbered = ((index, *row) for index, row in enumerate((one.path, row) for one in sources for row in one.rows()))
     places = {row: place for place, row in enumerate(chosen.tolist())}
     kept = (row for row in numbered if row[0] in places)
@@ -170,7 +170,7 @@ def read_shards(
 
 
 def write_shard(writer: Writer, shard: Shard, given: Sequence[tuple[int, str, dict[str, Any]]], bar: Any) -> None:
-    """Writes the missing rows of a shard; repeats an interrupted batch whole, because rounding depends on the batch."""
+    """Writes the missing rows of a shard, by whole batches: rounding depends on the batch."""
     temperatures = writer.args.temperatures
     rows: list[Row] = []
     skipped: dict[int, str] = {}

@@ -110,7 +110,7 @@ def main(args: Args) -> None:
     """Trains until the schedule is complete; saves on the way."""
     at_least_one(args, "steps", "length", "micro_rows", "micro_batches", "save_every", "log_every", "held_rows")
     if not (args.data / "tokenizer" / "tokenizer.json").is_file():
-        raise ValueError(f"--data {args.data} holds no tokenizer. Run python -m train.demo.data --out {args.data}.")
+        raise ValueError(f"--data must hold a tokenizer, got {args.data}. Write it there by python -m train.demo.data.")
     tokenizer = AutoTokenizer.from_pretrained(args.data / "tokenizer")
     config = DecoderConfig(
         vocab_size=len(tokenizer), hidden_size=args.hidden, intermediate_size=args.intermediate,
@@ -146,8 +146,8 @@ def main(args: Args) -> None:
         losses.append(float(loss))
         if not math.isfinite(losses[-1]):
             raise ValueError(
-                f"the loss of step {step} must be finite, got {losses[-1]}. Lower --rate; the command continues from "
-                "the last save."
+                f"loss must be finite, got {losses[-1]} at step {step}. Lower --rate and run again: the run continues "
+                "from the last save."
             )
         speed = (step - begun) * per_step * args.length / (time.time() - start)
         record = {"step": step, "tokens": step * per_step * args.length, "tokens_s": round(speed, 1),

@@ -109,12 +109,12 @@ def test_the_weights_of_a_hub_target_stay_there(target, head, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"target": None}, "was trained for. The exported config takes its vocabulary, RoPE and context length."),
-        ({"verifier": "a/b"}, "--verifier is an option of --to speculators"),
+        ({"target": None}, "was trained for, got none. Give it: the exported config takes"),
+        ({"verifier": "a/b"}, "--verifier must come with --to speculators"),
         ({"speculative_tokens": 0}, "--speculative-tokens"),
         ({"target": "{head}"}, "holds an EAGLE-3 head and no model"),
         ({"out": "{target}", "overwrite": True}, "--out must not be the target's directory"),
-        ({"out": "{head}", "target": "some/body"}, "is not an empty directory"),  # before anything is fetched
+        ({"out": "{head}", "target": "some/body"}, "must be missing or an empty dir"),  # before anything is fetched
     ],
 )
 def test_what_is_an_error(change, message, target, head, tmp_path):

@@ -1,4 +1,4 @@
-"""Runs of `train.head` on a random target: where they lie, what they are asked, what they leave."""
+"""Runs of `train.head` on a random target: their directories, options and results."""
 
 from __future__ import annotations
 

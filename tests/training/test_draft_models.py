@@ -29,7 +29,7 @@ TEXTS = packed_texts(((6, 4), (T,)), T, V)
 
 
 def by_document(states_of):
-    """[2, T, H]: `states_of(row, places, positions, causal mask)` of every document alone, zeros elsewhere."""
+    """[2, T, H]: `states_of(row, places, positions, causal mask)` of every document, zeros elsewhere."""
     found = np.zeros((2, T, H), np.float32)
     for row, segment in ((0, 1), (0, 2), (1, 1)):
         places = np.flatnonzero(np.asarray(TEXTS.segments[row]) == segment)

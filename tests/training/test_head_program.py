@@ -78,13 +78,13 @@ def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypa
     # On another mesh: sums in another order, the same run.
     assert train.head.main(args_of(place, tmp_path / "other", fsdp=2, tensor=2)) == 0
     np.testing.assert_allclose(losses(tmp_path / "other"), losses(whole), rtol=1e-5, atol=1e-5)
-    with pytest.raises(CheckpointError, match=r"of another configuration \(rate was 0.003, is 0.001\)"):
+    with pytest.raises(CheckpointError, match=r"--out must be new or .* got .* \(rate was 0.003, is 0.001\)"):
         train.head.main(args_of(place, out, data_axis=1, rate=1e-3))
     capsys.readouterr()
     assert train.head.main(args) == 0  # nothing is left to do: the same report
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (again["loss"], again["updates_here"]) == (losses(whole)[-1][0], 0)
-    with pytest.raises(CheckpointError, match=r"--steps must be at least 6, the step of .*, got 5"):
+    with pytest.raises(CheckpointError, match=r"--steps must be at least 6, as .* has, got 5"):
         train.head.main(args_of(place, out, data_axis=1, steps=5))
 
 
@@ -100,7 +100,7 @@ def holding(path: Path, content: bytes):
 
 
 def test_other_contents_under_the_same_names_are_refused(place, whole, tmp_path):
-    """More rows would make another draft vocabulary and another position in the data; a target may be trained on."""
+    """More rows make another draft vocabulary and position in the data; a target may be trained on."""
     shutil.copytree(whole, tmp_path / "run")
     data, weights = place / "train.jsonl", place / "target" / "model.safetensors"
     settings = place / "target" / "tokenizer_config.json"
@@ -129,7 +129,7 @@ def test_held_out_prompts_end_where_a_reply_begins(place):
 
 
 def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path, monkeypatch):
-    """By the rows of its sources; the checkpoint that is being written is finished, and nothing is saved after."""
+    """By the rows of its sources; a checkpoint in progress is finished, and nothing is saved after."""
     out, seen = tmp_path / "run", []
     judge = train.loop.training.judge
 
@@ -142,7 +142,7 @@ def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path, monkeypatc
     unusable = '{"tokens": [7, 8, 9], "supervised": []}\n'  # left out: the numbers of documents are not those of rows
     (place / "gaps.jsonl").write_text(2 * unusable + rows)
     args = dataclasses.replace(args_of(place, out, data_axis=1), data=(str(place / "gaps.jsonl"),))
-    message = r"step 3: loss nan.*the checkpoint of step 2 is kept.*Lower --rate"
+    message = r"got nan and .* at step 3\. The checkpoint of step 2 is kept\. Lower --rate"
     with pytest.raises(ValueError, match=message) as error:
         train.head.main(args)
     named = re.search(r"gaps.jsonl ([\d ]+)\.", str(error.value)).group(1)
@@ -150,7 +150,7 @@ def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path, monkeypatc
     assert 0 < len(seen[-1]) < 60
     assert sorted(path.name for path in (out / "latest").iterdir()) == ["2"]
     assert not (out / "head").exists()
-    with pytest.raises(ValueError, match=r"\(--max-gradient 1e-06\).*no checkpoint had been saved"):
+    with pytest.raises(ValueError, match=r"at most --max-gradient 1e-06, got .*No checkpoint had been saved"):
         train.head.main(dataclasses.replace(args, out=tmp_path / "limit", max_gradient=1e-6))
 
 
@@ -177,15 +177,15 @@ def test_features_written_beforehand_teach_the_same(place, whole, tmp_path, caps
     with pytest.raises(ValueError, match=r"must be of taps \(0, 1, 1\), as this run, got \(0, 1, 2\)"):
         train.head.main(dataclasses.replace(args, out=tmp_path / "b", taps=(0, 1, 1)))
     shards[1].unlink()
-    with pytest.raises(ValueError, match=r"1 of \d+ shards are missing in .*features: run train.features to its end"):
+    with pytest.raises(ValueError, match=r"1 of \d+ shards are missing in .*features\. Run train\.features to its end"):
         train.head.main(dataclasses.replace(args, out=tmp_path / "c"))
-    with pytest.raises(ValueError, match="holds features of other data, weights or options"):
+    with pytest.raises(ValueError, match="--out must hold features of this call's data"):
         train.features.main(train.features.Args(**{**options, "stored": "float16"}))
     weights = place / "target" / "model.safetensors"
     tensors = safetensors.numpy.load_file(weights)
     norm = safetensors.numpy.save({**tensors, "model.norm.weight": tensors["model.norm.weight"] + 0.5})
     with holding(weights, norm):
-        with pytest.raises(ValueError, match="holds features of other data, weights or options"):
+        with pytest.raises(ValueError, match="--out must hold features of this call's data"):
             train.features.main(train.features.Args(**options))
         with pytest.raises(ValueError, match=r"must be of ends \w{16}, as this run, got \w{16}\. Write them again"):
             train.head.main(dataclasses.replace(args, out=tmp_path / "d"))

@@ -1,4 +1,4 @@
-"""`train.head` with Medusa's and Hydra's heads, and `train.distill`: what every learner must do, and what differs."""
+"""`train.head` with Medusa's and Hydra's heads, and `train.distill`: what is shared, what differs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 @pytest.mark.parametrize("kind", [slow("medusa"), slow("hydra"), "hydra++", slow("distill"), "gpt2"])
 def test_a_run_leaves_what_drafts_losslessly_and_a_log(place, tmp_path, kind, capsys):
-    """Hydra++ has all parts of Medusa and Hydra; a small GPT-2 for a larger one is the pair of the textbooks."""
+    """Hydra++ has all parts of Medusa and Hydra; a small GPT-2 for a larger one is the textbook pair."""
     params = jax.tree.map(lambda x: x * 6 if x.ndim == 2 else x, init_params(GPT2, jax.random.key(0)))
     save_target_checkpoint(GPT2, params, place / "gpt2", "float32")
     for path in (place / "target").glob("tokenizer*"):

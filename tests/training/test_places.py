@@ -54,7 +54,7 @@ def test_checkpoints_by_name(tmp_path):
     assert target_path("demo") == str(bundled("target")) and target_path("a/b") == "a/b"
     assert head_path("demo") == str(bundled("hass")) and head_path("demo", part="eagle3") == str(bundled("eagle3"))
     (tmp_path / "log.jsonl").touch()
-    with pytest.raises(ValueError, match=r"--init .* is a training run without a head"):
+    with pytest.raises(ValueError, match=r"--init must be a run that has written a head, got "):
         head_path(str(tmp_path), "--init")
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "config.json").touch()

@@ -1,4 +1,4 @@
-"""Pre-training: the fast gradient is the gradient, micro-batches add up, the schedule completes, a text is learnt."""
+"""Pre-training: fast gradient, sums of micro-batches, the whole schedule, a text that is learnt."""
 
 from __future__ import annotations
 

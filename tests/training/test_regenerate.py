@@ -1,4 +1,4 @@
-"""The target writes every reply itself: killed and resumed, with a head and without, by one process and by two."""
+"""Every reply is the target's: killed and resumed, with a head and without, by one process and two."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_the_report_counts_what_was_written(folder, whole, capsys):
 
 
 def test_killed_and_resumed_it_writes_the_same(folder, whole, tmp_path, monkeypatch):
-    """Killed between the turns of a batch, and a line torn off in the middle (test_shards tears everywhere)."""
+    """Killed between the turns of a batch, and a line torn off (test_shards tears everywhere)."""
     out, generate, calls = tmp_path / "out", dialogues.generate, itertools.count(1)
 
     def killing(*args, **options):
@@ -214,7 +214,7 @@ def test_other_settings_are_refused(folder, whole, tmp_path):
     (tmp_path / "c.jsonl").write_text(json.dumps(asking("other")) + "\n")
     (tmp_path / "other.jinja").write_text(TEMPLATES["marked"])
     for changes, message in (
-        ({"seed": 1}, r"whole was begun with other settings \(seed was 0 and is now 1\): choose"),
+        ({"seed": 1}, r"whole was begun with other settings \(seed was 0 and is now 1\)\. Choose"),
         ({"data": (str(tmp_path / "c.jsonl"),)}, r"data was .* and is now .*; contents of data was "),
         ({"chat_template": str(tmp_path / "other.jinja")}, r"chat template was '\w{16}' and is now '\w{16}'"),
     ):
@@ -259,5 +259,5 @@ def test_rows_and_tokenizers_that_do_not_fit_are_named(rows, changes, message, f
 def test_rows_whose_prompts_are_all_too_long_are_counted(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("train.loop.dialogues.generate", lambda *_, **__: pytest.fail("generated"))
     (tmp_path / "rows.jsonl").write_text(json.dumps(asking("x" * 200)) + "\n")
-    with pytest.raises(ValueError, match="no reply was written: 1 x prompt longer than --max-prompt 384"):
+    with pytest.raises(ValueError, match="--data must get a reply, got none: 1 x prompt longer than --max-prompt 384"):
         program.main(args_of(folder, tmp_path / "out", data=(str(tmp_path / "rows.jsonl"),)))

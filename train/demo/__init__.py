@@ -1,1 +1,1 @@
-"""Programs that made the bundled weights."""
+"""Builds the data of the bundled weights."""

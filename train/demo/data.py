@@ -51,7 +51,7 @@ COMPLETE = "Complete the code I provided.\n\n"
 
 
 class Document(NamedTuple):
-    """Training text: a chat turn if it has a reply, otherwise plain text."""
+    """Holds a training text: a chat turn if it has a reply, otherwise plain text."""
 
     source: str
     text: str
@@ -116,7 +116,7 @@ def completions(text: str, limit: int) -> Iterator[Document]:
 
 
 def documents(data: Path, limit: int) -> Iterator[Document]:
-    """Yields the documents of the mix, without chat turns above `limit` characters or with much non-ASCII text."""
+    """Yields the documents of the mix: no chat turn above `limit` characters or with much non-ASCII."""
     for text in standard_library():
         for piece in code_pieces(text):
             yield Document("code", piece)
@@ -164,7 +164,7 @@ def main(args: Args) -> None:
     if missing := [str(path) for path in wanted if not path.exists()]:
         raise ValueError(
             f"--data must hold GSM8K's train split and GPTeacher's JSON files, got {args.data} without "
-            f"{' and '.join(missing)}."
+            f"{' and '.join(missing)}. Download them there."
         )
     kept: list[Document] = []
     held: list[Document] = []

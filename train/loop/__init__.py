@@ -1,1 +1,1 @@
-"""Modules that training programs share: learners, runs, logs, options."""
+"""Holds what training programs share: learners, runs, logs, options."""

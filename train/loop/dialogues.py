@@ -20,7 +20,7 @@ from train.loop.options import RegenerateArgs
 
 
 class Row(NamedTuple):
-    """Source row with its number among all rows, its source, its conversation and the temperature of its replies."""
+    """Holds a row of a source: its number among all rows, and the temperature of its replies."""
 
     number: int
     source: str
@@ -40,7 +40,7 @@ class Writer:
     lanes: int  # conversations at once; every batch has this size, so that all share one compilation
 
     def batches(self, rows: Sequence[Row]) -> list[list[Row]]:
-        """Groups rows of one temperature and similar numbers of turns; a finished conversation leaves its lane idle."""
+        """Groups rows of one temperature and similar numbers of turns, so that few lanes are idle."""
         ordered = sorted(rows, key=lambda row: (row.temperature, len(row.dialogue.pending), row.number))
         batches: list[list[Row]] = []
         for row in ordered:

@@ -1,4 +1,4 @@
-"""Defines the models that a training run can train: EAGLE heads, Medusa and Hydra heads, small draft models.
+"""Defines what a training run trains: EAGLE heads, Medusa and Hydra heads, small draft models.
 
 A run (`train.loop.run`) handles data, meshes, checkpoints and measurements. A learner holds what is trained:
 parameters, loss, drafting and file format.
@@ -54,7 +54,7 @@ RATES = {"eagle3": 1e-4, "eagle1": 3e-5, "hass": 3e-5, "medusa": 1e-3, "hydra": 
 
 
 class Learner(abc.ABC):
-    """Base class of the models that a run trains."""
+    """Defines what a run needs of the model that it trains."""
 
     program = "head"  # module of `train`
     folder = "head"  # directory of the result in the run's directory
@@ -162,7 +162,7 @@ class MedusaLearner(Learner):
         given = args.eval_tree
         self.tree = TreeConfig.static(medusa_parents(heads)) if given is None else parse_tree(given, "--eval-tree")
         if self.tree.depth > heads:
-            raise ConfigError(f"--eval-tree must have at most {heads} levels, one for each of --heads, got {given}.")
+            raise ConfigError(f"--eval-tree must have at most {heads} levels, got {given}. Each of --heads drafts one.")
         self.init = init_path(args)
 
     def begin(self, target: eagle_jax.Target) -> None:
@@ -185,7 +185,7 @@ class MedusaLearner(Learner):
             )
         if given != self.config:
             other = differences(given, self.config)
-            raise ConfigError(f"--init {args.init} differs from the heads that this run trains: {other}")
+            raise ConfigError(f"--init must fit this run, got {args.init}: {other}. Give other heads or options.")
         self.initial = params["heads"]
 
     def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
@@ -230,7 +230,7 @@ class SmallModelLearner(Learner):
         last = self.target.num_layers - 1
         if outside := [layer for layer in args.target_layers if not 0 <= layer <= last]:
             named = " ".join(map(str, outside))
-            raise ConfigError(f"--target-layers must be layers of the target, 0 to {last}, got {named}.")
+            raise ConfigError(f"--target-layers must be layers of the target, 0 to {last}, got {named}. Drop them.")
         sizes = {"hidden_size": args.hidden, "intermediate_size": args.intermediate, "num_heads": args.num_heads,
                  "num_kv_heads": args.num_kv_heads, "head_dim": args.head_dim}  # fmt: skip
         given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
@@ -238,7 +238,7 @@ class SmallModelLearner(Learner):
         try:
             self.config = dataclasses.replace(self.target, **given)
         except ConfigError as error:
-            raise ConfigError(f"the sizes of the draft model do not fit together: {error}") from error
+            raise ConfigError(f"the sizes of the draft model must fit together: {error}") from error
 
     def _read(self, name: str) -> None:
         """Reads the initial model."""
@@ -252,7 +252,7 @@ class SmallModelLearner(Learner):
         if self.config.max_position < self.args.length:
             raise ConfigError(
                 f"--length must be at most the {self.config.max_position} positions of --init {name}, got "
-                f"{self.args.length}."
+                f"{self.args.length}. Lower it."
             )
 
     def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:

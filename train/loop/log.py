@@ -85,7 +85,7 @@ class RunLog:
 
     @property
     def speed(self) -> dict[str, float]:
-        """Tokens per second and share of the devices' peak, over all logged updates of this call but the first."""
+        """Returns tokens/s and share of the devices' peak, of all logged updates of this call but the first."""
         return self._speed(self.first, self.last)
 
     def _speed(self, begin: tuple[float, int] | None, end: tuple[float, int] | None) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Resolves checkpoints, sources and tokenizers of options, and reserves output directories for one run."""
+"""Resolves checkpoints, sources and tokenizers of options, and locks directories of output."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def target_config(text: str) -> DecoderConfig:
 
 
 def head_path(text: str, option: str = "--head", part: str = "hass") -> str:
-    """Returns the path or hub id of a head: "demo" is the bundled `part`, a run's directory is its head or model.
+    """Returns the path or hub id of a head; "demo" is the bundled `part`, a run's directory its head.
 
     Raises:
       ValueError: the run has no head yet. CheckpointError: there is no checkpoint.
@@ -51,8 +51,8 @@ def head_path(text: str, option: str = "--head", part: str = "hass") -> str:
     if (run / "log.jsonl").is_file() and not (run / "config.json").is_file():
         made = [run / folder for folder in ("head", "model") if (run / folder / "config.json").is_file()]
         if not made:
-            raise ValueError(f"{option} {text} is a training run without a head. A run writes its head at the first "
-                             "measurement (--eval-every) or at the end. Let it continue.")  # fmt: skip
+            raise ValueError(f"{option} must be a run that has written a head, got {text}. Let it continue to its "
+                             "first measurement (--eval-every) or its end.")  # fmt: skip
         return str(made[0])
     with naming(option, text):
         config_directory(text)
@@ -101,7 +101,7 @@ def tokenizer_of(args: TargetArgs, config: DecoderConfig) -> Any:
 
 @contextlib.contextmanager
 def alone_in(out: Path, marks: Sequence[str], what: str) -> Iterator[None]:
-    """Creates a directory and locks it until this run ends or is killed; removes it if nothing was written.
+    """Creates a directory and locks it until this run ends; removes it if nothing was written.
 
     Of several processes only the first takes the lock.
 
@@ -112,7 +112,7 @@ def alone_in(out: Path, marks: Sequence[str], what: str) -> Iterator[None]:
       ConfigError: it is a file or holds other files, or another run holds the lock.
     """
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out must be a directory, got the file {out}.")
+        raise ConfigError(f"--out must be a directory, got the file {out}. Give another path.")
     made = not out.exists()
     found = set() if made else {path.name for path in out.iterdir()} - {LOCK}
     if found and found.isdisjoint(marks):

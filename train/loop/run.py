@@ -135,12 +135,12 @@ class Run:
         pairs = [(name, notes["settings"].get(name), value) for name, value in self.settings.items()]
         if other := "; ".join(f"{name} was {before}, is {now}" for name, before, now in pairs if before != now):
             raise CheckpointError(
-                f"--out {args.out} holds a run of another configuration ({other}). Resume with its own configuration, "
-                "or choose another --out."
+                f"--out must be new or a run of this configuration, got {args.out} ({other}). Resume with its "
+                "configuration, or choose another directory."
             )
         done = self.checkpoints.step or 0
         if done > args.steps:
-            raise CheckpointError(f"--steps must be at least {done}, the step of {args.out}, got {args.steps}.")
+            raise CheckpointError(f"--steps must be at least {done}, as {args.out} has, got {args.steps}. Raise it.")
         best = self.checkpoints.best_notes()
         if best is not None and args.heldout and best["measured"] != self.measured:
             logging.info("tau is measured in another way from now on; the best head so far does not count")
@@ -208,8 +208,8 @@ class Run:
     def _seek(self, positions: list[dict[str, Any]]) -> None:
         if len(positions) != jax.process_count():
             raise CheckpointError(
-                f"--out {self.args.out} was saved by {len(positions)} processes, this run has {jax.process_count()}. "
-                "Every process reads its own share of the documents. Resume with as many."
+                f"--out {self.args.out} must be resumed by {len(positions)} processes, which saved it, got "
+                f"{jax.process_count()}. Start as many: every process reads its own share of the documents."
             )
         self.batches.set_state(positions[jax.process_index()])
 
@@ -287,6 +287,6 @@ class Run:
         return directory
 
     def flops(self) -> float:
-        """Returns the floating-point operations of an update's matrix products: target, head and their gradients."""
+        """Returns the operations of an update's matrix products: target, head and their gradients."""
         state, frozen = jax.eval_shape(lambda *trees: trees, self.state, self.frozen)
         return product_flops(functools.partial(self._update, None, False), state, frozen, *self.batch_shapes)

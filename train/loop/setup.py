@@ -1,4 +1,4 @@
-"""Sets up a training run: checks of options, objective, shapes, mesh, target, source weights, held-out prompts."""
+"""Sets up a training run: objective, shapes, mesh, target, source weights, held-out prompts."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def check_run(args: RunArgs) -> None:
     for name in ("rate", "clip", "max_gradient"):
         value = getattr(args, name)
         if value is not None and not value > 0:
-            raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}.")
+            raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}. Raise it.")
     if args.features is not None:
         with naming("--features", args.features):
             Layout.load(args.features)
     if args.eval_every and not args.heldout:
-        raise ValueError("--eval-every needs --heldout, the prompts that tau is measured on. Give both or neither.")
+        raise ValueError("--eval-every must come with --heldout, the prompts to measure tau on. Give both or neither.")
     if args.heldout and args.eval_tokens >= args.length:
-        raise ValueError(f"--eval-tokens must be below --length {args.length}, got {args.eval_tokens}.")
+        raise ValueError(f"--eval-tokens must be below --length {args.length}, got {args.eval_tokens}. Lower it.")
     sources = [sources_of(args.data), sources_of(args.heldout, "--heldout")]
     given = [{str(at) for one in part for at in (one.name, *map(Path.resolve, one.files))} for part in sources]
     if both := sorted(set.intersection(*given)):
-        raise ValueError(f"{both[0]} is in --data and in --heldout. Leave it out of one of them.")
+        raise ValueError(f"--heldout must be apart from --data, got {both[0]} in both. Leave it out of one.")
 
 
 def objective_of(args: HeadArgs) -> Objective:
@@ -79,7 +79,8 @@ def head_config(args: HeadArgs, target: DecoderConfig) -> HeadConfig:
     taps = taps_of(args.taps, target.num_layers)
     if (args.draft_vocab or 0) > target.vocab_size:
         raise ConfigError(
-            f"--draft-vocab must be at most the target's vocabulary of {target.vocab_size}, got {args.draft_vocab}."
+            f"--draft-vocab must be at most the target's vocabulary of {target.vocab_size}, got {args.draft_vocab}. "
+            "Lower it, or give 0 for the whole."
         )
     wanted = DRAFT_VOCAB if args.draft_vocab is None else args.draft_vocab or target.vocab_size
     size = min(wanted, target.vocab_size)
@@ -119,7 +120,7 @@ def initial_head(args: HeadArgs, target: eagle_jax.Target) -> tuple[HeadConfig, 
     wanted = dataclasses.replace(wanted, layer=dataclasses.replace(wanted.layer, **kept))
     if wanted != given:
         other = differences(given, wanted)
-        raise ConfigError(f"--init {args.init} differs from the head that this run trains: {other}")
+        raise ConfigError(f"--init must fit this run, got {args.init}: {other}. Give another head or other options.")
     return given, params
 
 
@@ -140,11 +141,12 @@ def taps_of(given: tuple[int, ...] | None, layers: int) -> tuple[int, ...]:
       ConfigError: a tap is outside the target, or the target has too few layers for the default.
     """
     if given is None and layers < 6:
-        raise ConfigError(f"--taps has no default for a target of {layers} layers. Name three hidden states.")
+        raise ConfigError(f"--taps must be given for a target of {layers} layers, got none. Name three hidden states.")
     taps = given or (2, layers // 2, layers - 3)
     if outside := [tap for tap in taps if not 0 <= tap <= layers]:
         raise ConfigError(
-            f"--taps must be hidden states of the target, 0 to {layers}, got {' '.join(map(str, outside))}."
+            f"--taps must be hidden states of the target, 0 to {layers}, got {' '.join(map(str, outside))}. "
+            "Number them by layer; 0 is the embedding."
         )
     return taps
 
@@ -160,7 +162,7 @@ def load_target(path: str | Path, args: RunArgs, mesh: jax.sharding.Mesh, *, lay
     """
     room = read_target_config(config_directory(path)).max_position
     if args.length > room:
-        raise ConfigError(f"--length must be at most the target's {room} tokens of context, got {args.length}.")
+        raise ConfigError(f"--length must be at most the target's context of {room}, got {args.length}. Lower it.")
     if layers or args.features is None or args.heldout:
         return eagle_jax.load_target(path, args.dtype, mesh=mesh)
     config, params = load_target_checkpoint(path, args.dtype, place=placer(mesh), layers=False)
@@ -176,7 +178,7 @@ def mesh_of(args: RunArgs) -> jax.sharding.Mesh:
     devices = jax.device_count()
     if devices % (args.fsdp * args.tensor):
         raise ConfigError(
-            f"--fsdp {args.fsdp} times --tensor {args.tensor} must divide the {devices} devices. Lower one of them."
+            f"--fsdp times --tensor must divide the {devices} devices, got {args.fsdp} times {args.tensor}. Lower one."
         )
     data = args.data_axis or devices // (args.fsdp * args.tensor)
     if jax.process_count() > 1 and data * args.fsdp * args.tensor != devices:
@@ -185,13 +187,13 @@ def mesh_of(args: RunArgs) -> jax.sharding.Mesh:
     if args.rows % parts:
         raise ConfigError(
             f"--rows must be a multiple of {parts} (--micro-batches {args.micro_batches} times the "
-            f"{data * args.fsdp} devices that hold rows), got {args.rows}."
+            f"{data * args.fsdp} devices that hold rows), got {args.rows}. Change one."
         )
     return make_mesh(data, args.tensor, args.fsdp)
 
 
 def generation_mesh(mesh: jax.sharding.Mesh, target: eagle_jax.Target) -> jax.sharding.Mesh:
-    """Returns a mesh of the same devices for `generate`: no "fsdp", and "tensor" as wide as process and target allow.
+    """Returns a mesh of the same devices for `generate`, without "fsdp" and with the widest "tensor".
 
     With "fsdp" the compiler gathers all layers before the loop over cycles: whole weights on every device (0.46 GB of
     temporaries per layer of an 8B model, by `infer.aot` for v5e:4x4).

@@ -1,4 +1,4 @@
-"""Runs the loop of a training run: updates, measurements and checkpoints, until the last step or a signal."""
+"""Runs the updates, measurements and checkpoints of a run, until the last step or a signal."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def judge(this: Run, step: int, report: UpdateReport, documents: np.ndarray) -> 
         rows = "; ".join(part for part in processes.gather_values(this.rows_of(documents)) if part)
         this.checkpoints.wait()  # a checkpoint that is still being written is kept as well
         last = this.checkpoints.step
-        kept = "no checkpoint had been saved" if last is None else f"the checkpoint of step {last} is kept"
+        kept = "No checkpoint had been saved" if last is None else f"The checkpoint of step {last} is kept"
         raise ValueError(
-            f"step {step}: loss {loss:.4g}, gradient norm {gradient:.4g} (--max-gradient {this.args.max_gradient:g}); "
-            f"the batch held the rows (from 0) {rows}. {kept}. Lower --rate, or remove these rows."
+            f"loss and gradient norm must be finite, at most --max-gradient {this.args.max_gradient:g}, got {loss:.4g} "
+            f"and {gradient:.4g} at step {step}. {kept}. Lower --rate, or remove rows (from 0): {rows}."
         )
     return {"loss": loss, "accuracy": found.metrics.accuracy.tolist(), "losses": found.metrics.loss.tolist(),
             "gradient": gradient}  # fmt: skip
