@@ -1,4 +1,4 @@
-"""Saves training runs by Orbax in the background, whole or not at all, and restores them onto any mesh."""
+"""Saves training runs by Orbax in the background, and restores them onto any mesh."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ class TrainingCheckpoints:
             if reason is None:
                 raise
             raise CheckpointError(
-                f"a checkpoint could not be written to {self.directory} ({reason.group(0).lower()}): make room and "
-                "resume from the last whole one"
+                f"a checkpoint could not be written to {self.directory} ({reason.group(0).lower()}). Make room and "
+                "resume from the last whole one."
             ) from error
 
     def _read(self, manager: Any, step: int | None, like: Any) -> Saved | None:
@@ -143,8 +143,8 @@ class TrainingCheckpoints:
         except (ValueError, KeyError, TypeError) as error:
             reason = str(error).strip().splitlines()[0]
             raise CheckpointError(
-                f"the checkpoint of step {step} in {self.directory} is of another configuration ({reason}); resume "
-                "with the one it was begun with, or choose another --out"
+                f"the checkpoint of step {step} in {self.directory} is of another configuration ({reason}). Resume "
+                "with the one it was begun with, or choose another --out."
             ) from error
         place = manager.directory / str(step)
         _check_finite(found["state"], str(place), "Remove this directory to resume from an earlier checkpoint.")

@@ -1,1 +1,1 @@
-"""Conversations to token ids and loss masks; corpora, packed batches, stored features."""
+"""Converts conversations to token ids and loss masks; stores corpora and features; packs batches."""

@@ -22,8 +22,8 @@ def load(directory, head, target=TARGET, **kwargs):
     ("make", "changes", "message"),
     [
         (eagle1, {"hidden_act": "relu"}, "hidden_act must be silu or absent, got 'relu'"),
-        (eagle3, {"sliding_window": 64, "use_sliding_window": True}, "sliding_window=64 is active"),
-        (eagle3, SLIDING, "sliding_window=64 is active"),
+        (eagle3, {"sliding_window": 64, "use_sliding_window": True}, "sliding_window must be at least .*, got 64"),
+        (eagle3, SLIDING, "sliding_window must be at least .*, got 64"),
         (eagle3, {"layer_types": ["linear_attention"]}, "layer_types must be full_attention or sliding_attention"),
         (eagle3, {"embedding_multiplier": 12.0}, r"embedding_multiplier must be 1 or absent, got 12\.0"),
         (eagle3, {"eagle_config": {"use_last_layernorm": False}}, r"eagle_config\.use_last_layernorm must be true or"),
@@ -128,7 +128,7 @@ SHALLOW, OTHER_VOCAB, OTHER_WIDTH = (
 @pytest.mark.parametrize(
     ("head", "target", "options", "message"),
     [
-        (eagle3(**IDS, eagle_config=IDS), TARGET, {}, r"different hidden states, \(1, 4, 8\) and \(0, 3, 7\)"),
+        (eagle3(**IDS, eagle_config=IDS), TARGET, {}, r"the same hidden states, got \(1, 4, 8\) and \(0, 3, 7\)"),
         (eagle3(taps=4), TARGET, {}, "fc reads 96 features, which is 4 taps of hidden size 24, not 3 .*another target"),
         (eagle3(), SHALLOW, {}, r"taps \[-1\] do not exist, the target has hidden states 0 to 2"),
         (eagle1(), TARGET, {"taps": (2, 4, 6)}, r"taps must be \(9,\), the final state, for an EAGLE-1/2 head"),

@@ -55,7 +55,7 @@ def test_which_files_are_fetched(hub, golden, tmp_path):
     assert "tokenizer*" in patterns_of(hub.calls[2])
     assert not any("safetensors" in pattern for pattern in patterns_of(hub.calls[2]))
     (tmp_path / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"the hub repository 'some-body/gguf' has no config\.json: give one"):
+    with pytest.raises(CheckpointError, match=r"some-body/gguf.* must hold config\.json .* got no config\.json"):
         load_target_checkpoint("some-body/gguf")
 
 
@@ -99,24 +99,24 @@ def response(status):
     ("error", "message"),
     [
         (errors.RepositoryNotFoundError("404", response=response(404)), "neither a local directory nor a repository"),
-        (errors.RevisionNotFoundError("no rev id v9", response=response(404)), r"failed \(no rev id v9\): check"),
+        (errors.RevisionNotFoundError("no rev id v9", response=response(404)), r"failed \(no rev id v9\)\. Check"),
         (errors.GatedRepoError("403", response=response(403)), "https://huggingface.co/some/model, then set HF_TOKEN"),
-        (errors.HFValidationError("bad"), r"\(bad\): check the spelling"),
+        (errors.HFValidationError("bad"), r"\(bad\)\. Check the spelling"),
         (errors.OfflineModeIsEnabled("offline"), "the download failed"),
-        (errors.HTTPError("broken off"), r"\(broken off\): check the spelling, the network and HF_TOKEN"),
+        (errors.HTTPError("broken off"), r"\(broken off\)\. Check the spelling, the network and HF_TOKEN"),
         (OSError(errno.ENOSPC, "No space left"), r"the download failed \(\[Errno 28\] No space left\)"),
-        (wrapped("[Errno -2] Name not known"), r"\(\[Errno -2\] Name not known\): check the spelling"),
+        (wrapped("[Errno -2] Name not known"), r"\(\[Errno -2\] Name not known\)\. Check the spelling"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_a_failed_download_is_one_sentence(error, message, hub):
+def test_a_failed_download_is_one_line_without_the_clients_advice(error, message, hub):
     hub.answer = error
     with pytest.raises(CheckpointError, match=message) as raised:
         load_target_checkpoint("some/model", revision="v9")
-    assert not re.search(r"\. [A-Z]", str(raised.value))
+    assert not re.search(r"\n|Please|try again", str(raised.value))
 
 
 def test_the_real_client_without_network(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match=r"'some/model' is no directory .* unset HF_HUB_OFFLINE to fetch it"):
+    with pytest.raises(CheckpointError, match=r"'some/model' is no directory .* Unset HF_HUB_OFFLINE to fetch it"):
         load_target_checkpoint("some/model", cache_dir=tmp_path)

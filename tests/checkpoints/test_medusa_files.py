@@ -152,7 +152,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"missing .*: 2\.0\.linear\.weight, .*\n.*unexpected .*: 9\.0\.linear"):
         load_medusa_checkpoint(tmp_path, TARGET)
     weights.unlink()
-    with pytest.raises(CheckpointError, match=r"no weights; expected medusa_lm_head\.safetensors or medusa_lm"):
+    with pytest.raises(CheckpointError, match=r"must hold medusa_lm_head\.safetensors or medusa_lm_head\.pt, got"):
         load_medusa_checkpoint(tmp_path, TARGET)
     fewer = dataclasses.replace(config, num_heads=2)
     with pytest.raises(CheckpointError, match=r"heads' parameters:\n  unexpected \(5\): heads_2_blocks_0/linear/bias"):

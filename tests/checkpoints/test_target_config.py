@@ -108,13 +108,13 @@ REFUSED = [
     (LLAMA, {"rope_scaling": "linear"}, "rope_scaling must be an object of keys and values, got 'linear'"),
     (LLAMA, {"rope_scaling": LINEAR | {"factor": "2"}}, r"rope_scaling\.factor must be a positive number, got '2'"),
     (LLAMA, {"rope_scaling": {"type": "linear"}}, r"rope_scaling\.factor must be a positive number, got no value"),
-    (LLAMA, {"rope_scaling": {"rope_type": "longrope"}}, "RoPE 'longrope'.*known: default, linear"),
+    (LLAMA, {"rope_scaling": {"rope_type": "longrope"}}, "RoPE must be one of default, linear, .*, got 'longrope'"),
     (
         LLAMA,
         {"rope_scaling": {"type": "llama3", "factor": 8.0}},
         "low_freq_factor must be a positive number, got no",
     ),
-    (LLAMA, {"rope_scaling": {"full_attention": {"rope_type": "default"}}}, "not supported; known"),
+    (LLAMA, {"rope_scaling": {"full_attention": {"rope_type": "default"}}}, "RoPE must be one of"),
     (LLAMA, {"rope_scaling": LINEAR | {"partial_rotary_factor": 0.5}}, "partial_rotary_factor must be 1 or absent"),
     (LLAMA, {"logits_scaling": 8.0}, r"logits_scaling must be 1 or absent, got 8\.0"),
     (LLAMA, {"attention_multiplier": 0.015625}, "attention_multiplier must be absent, got 0.015625"),
@@ -123,10 +123,10 @@ REFUSED = [
         (base, {"is_causal": off}, f"is_causal must be true or absent, got {off!r}")
         for base, off in ((MISTRAL, False), (GPT2, False), (LLAMA, None), (LLAMA, 0))
     ),
-    (MISTRAL, {"sliding_window": 4096}, r"sliding_window=4096 is active.*load with max_position=4096"),
-    (MISTRAL, {"sliding_window": ...}, "sliding_window=4096 is active"),  # `transformers` then assumes 4096
-    *((base, WINDOW | {"max_window_layers": 2}, "sliding_window=4096 is active") for base in (QWEN2, QWEN3)),
-    *((base, WINDOW | {"layer_types": TYPES}, "sliding_window=4096 is active") for base in (QWEN2, QWEN3)),
+    (MISTRAL, {"sliding_window": 4096}, "sliding_window must be at least .*, got 4096. Load with max_position=4096"),
+    (MISTRAL, {"sliding_window": ...}, "sliding_window must be at least the c"),  # `transformers` then assumes 4096
+    *((base, WINDOW | {"max_window_layers": 2}, "sliding_window must be at least the c") for base in (QWEN2, QWEN3)),
+    *((base, WINDOW | {"layer_types": TYPES}, "sliding_window must be at least the c") for base in (QWEN2, QWEN3)),
     (QWEN2, {"layer_types": ["linear_attention"]}, "layer_types must be a list of full_attention or sliding_attention"),
     (QWEN2, {"layer_types": ["full_attention"]}, "layer_types must be a list of .* for each of the 3 layers"),
     (QWEN2, {"layer_types": TYPES}, "layer_types must be without sliding_attention where use_sliding_window is false"),

@@ -95,10 +95,10 @@ def test_a_damaged_single_file(saved):
         with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated or corrupt"):
             load_target_checkpoint(saved)
     weights.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is a Git LFS pointer, .*run `git lfs pull`"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is a Git LFS pointer, .*Run `git lfs pull`"):
         load_target_checkpoint(saved)
     weights.unlink()
-    with pytest.raises(CheckpointError, match="no weights; expected model"):
+    with pytest.raises(CheckpointError, match=r"must hold model\.safetensors, pytorch_model"):
         load_target_checkpoint(saved)
     (saved / "config.json").write_text('{"hidden_size": ')
     with pytest.raises(CheckpointError, match=r"config\.json: cannot be read as JSON"):
@@ -114,12 +114,12 @@ def test_damaged_shards_and_indices_are_named(sharded):
     with pytest.raises(CheckpointError, match=shard.name):
         load_target_checkpoint(sharded)
     shard.unlink()
-    with pytest.raises(CheckpointError, match=f"{shard.name}, which is missing"):
+    with pytest.raises(CheckpointError, match=f"{shard.name} must exist, as the index names it"):
         load_target_checkpoint(sharded)
     values = json.loads((sharded / INDEX).read_text())
     for file, message in (
         ("../secret.safetensors", r"weight_map must name files of this directory, got \.\./secret\.safetensors"),
-        (None, "no 'weight_map' of tensors to files"),
+        (None, "weight_map must be an object of names of tensors and files, got"),
     ):
         values["weight_map"]["model.extra"] = file
         (sharded / INDEX).write_text(json.dumps(values))

@@ -62,7 +62,7 @@ def test_a_pickle_is_never_executed(saved):
     directory, state = saved
     trace = directory / "executed"
     torch.save(state | {"model.norm.weight": Payload(str(trace))}, directory / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: torch\.load.*failed.*No code in it"):
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: torch\.load.*failed .*No code in it"):
         load_target_checkpoint(directory)
     assert not trace.exists()
 
@@ -71,7 +71,7 @@ def test_a_file_that_is_no_state_dict(saved):
     directory, state = saved
     path = directory / "pytorch_model.bin"
     torch.save({"state_dict": state}, path)
-    with pytest.raises(CheckpointError, match="expected a flat dict of tensors"):
+    with pytest.raises(CheckpointError, match="must hold a flat dict of tensors, got other"):
         load_target_checkpoint(directory)
     path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
@@ -82,5 +82,5 @@ def test_without_torch(saved, monkeypatch):
     directory, state = saved
     torch.save(state, directory / "pytorch_model.bin")
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(CheckpointError, match="torch is not installed: `pip install torch`, or convert it"):
+    with pytest.raises(CheckpointError, match=r"torch must be installed to read .*\. Run pip install torch"):
         load_target_checkpoint(directory)

@@ -92,7 +92,7 @@ def test_a_full_disk_is_one_sentence_and_spares_what_was_whole(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
     try:
         opened.save(2, state(5000), {})  # in the background
-        with pytest.raises(CheckpointError, match=r"could not be written to .* \(file too large\): make room"):
+        with pytest.raises(CheckpointError, match=r"could not be written to .* \(file too large\)\. Make room"):
             opened.wait()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -136,5 +136,5 @@ def test_prompts_of_a_source(tmp_path):
     assert [found[0], tokenizer.decode(found[1])] == [[5, 6], asked]
     assert prompts_by_source([path], tokenizer, 1, 99) == {path: [[5, 6]]}
     for reason in ("1 x tokens that are not", "2 x a longer prompt", "1 x the row has the key 'images'"):
-        with pytest.raises(ValueError, match=f"gz: no prompt of at most 1 tokens: .*{reason}.* .--length 9.$"):
+        with pytest.raises(ValueError, match=f"gz must have a prompt of at most 1 tokens, .*{reason}.* .--length 9.$"):
             prompts_by_source([path], tokenizer, 9, 1, " (--length 9)")

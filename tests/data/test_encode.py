@@ -228,7 +228,7 @@ def test_templates_that_drop_turns(name, shown):
 
 
 def test_templates_that_refuse_the_order_of_turns():
-    with pytest.raises(SkippedRow, match=r"refuses the conversation \(roles must alternate\)"):
+    with pytest.raises(SkippedRow, match=r"raises an error for the conversation \(roles must alternate\)"):
         encode(tokenizer_with(TEMPLATES["llama2"]), [TALK[2], TALK[1]])
 
 

@@ -58,9 +58,9 @@ def test_a_layout_is_read_back_and_of_this_format(corpus, tmp_path):
     first.save(tmp_path)
     assert Layout.load(tmp_path) == first
     path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "ends"}))
-    with pytest.raises(ValueError, match=r"layout.json .*missing required field `ends`.*write the features again"):
+    with pytest.raises(ValueError, match=r"layout.json .*missing required field `ends`.*Write the features again"):
         Layout.load(tmp_path)
-    with pytest.raises(ValueError, match=r"no features in .*: `python -m train.features` writes them"):
+    with pytest.raises(ValueError, match=r"no features in .*\. Write them with python -m train\.features"):
         Layout.load(tmp_path / "nowhere")
 
 

@@ -164,7 +164,7 @@ def test_sources_that_do_not_exist_are_named(tokenizer, tmp_path, monkeypatch):
     for name in ("chat.jsonl", "chat*s.json", "a/b/chats", "owner/b.jsonl.gz"):
         with pytest.raises(ValueError, match="no file ") as caught:
             build_corpus([Source(name)], tokenizer, progress=False)
-        assert str(caught.value).endswith(name)
+        assert str(caught.value).endswith(f"{name}. Correct the path.")
     with pytest.raises(ValueError, match=r"^no file empty/\*\.jsonl, \.json or \.parquet"):
         corpus_key([Source("empty")], tokenizer)
 

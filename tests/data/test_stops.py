@@ -43,7 +43,7 @@ def test_an_added_token_that_is_not_special_is_an_end_and_added_blanks_are_none(
             "{% for m in messages %}{{ '<|im_end|>' * (m.role == 'user') + m.content }}{% endfor %}{{ '<s>' }}",
             "nothing",
         ),
-        ("{{ raise_exception('not today') }}", "refuses the conversation .not today."),
+        ("{{ raise_exception('not today') }}", "raises an error for the conversation .not today."),
     ],
 )
 def test_a_turn_that_no_token_ends_is_warned_of(pair, template, reason):

@@ -99,7 +99,7 @@ def test_a_chat_template_may_be_given(tmp_path, repository):
 @pytest.mark.parametrize(
     ("file", "values", "message"),
     [
-        ("tokenizer_config.json", "[1]", "tokenizer_config.json: expected a JSON object, found list"),
+        ("tokenizer_config.json", "[1]", "tokenizer_config.json must hold a JSON object, got list"),
         ("tokenizer_config.json", "{", "tokenizer_config.json: cannot be read as JSON"),
         ("tokenizer_config.json", SETTINGS | {"padding_side": 3}, "the tokenizer in .*target cannot be read: "),
         ("special_tokens_map.json", "{", "special_tokens_map.json: cannot be read as JSON"),

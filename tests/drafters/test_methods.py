@@ -1,4 +1,4 @@
-"""What every method drafts, against slow versions of it; and what is refused."""
+"""Checks the drafts of every method against slow versions, and what is refused."""
 
 from __future__ import annotations
 
@@ -223,19 +223,19 @@ def test_a_draft_model_has_its_targets_tokenizer(tmp_path):
     bare = eagle_jax.Target.from_params(target.config, target.params, "a/policy")  # has no files to compare with
     with pytest.warns(UserWarning, match="and target in memory have no tokenizer files of one kind to compare: assum"):
         eagle_jax.load_draft_model(draft, bare)
-    with pytest.raises(CheckpointError, match="vocabularies of 12 and 13 tokens; a draft model must have its target's"):
+    with pytest.raises(CheckpointError, match="its target with 13 tokens, got 12 tokens"):
         eagle_jax.load_draft_model(draft, tiny_target(vocab=13))
     write(draft, tokenizer([*TOKENS[:7], "other", *TOKENS[8:]]))
-    with pytest.raises(CheckpointError, match="token 7 is 'other' in the draft model and 't7' in the target"):
+    with pytest.raises(CheckpointError, match=r"must have the tokenizer of .*target, got 'other' for 't7' \(token 7\)"):
         eagle_jax.load_draft_model(draft, dataclasses.replace(target, name="gpt2"))  # whatever the target is called
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "message"),
     [
-        (tokenizer(TOKENS[:9]), tokenizer(TOKENS), "3 token ids, 9 the first, exist in one tokenizer only"),
+        (tokenizer(TOKENS[:9]), tokenizer(TOKENS), "got 3 token ids, from 9, that only one has"),
         ({"tokenizer.json": "{"}, tokenizer(TOKENS), r"tokenizer\.json: cannot be read as JSON"),
-        ({"tokenizer.model": "a"}, {"tokenizer.model": "b"}, r"their tokenizer\.model differ"),
+        ({"tokenizer.model": "a"}, {"tokenizer.model": "b"}, r"target, got another tokenizer\.model\."),
     ],
 )
 def test_other_tokenizers_are_refused(ours, theirs, message, tmp_path):

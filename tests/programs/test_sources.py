@@ -33,7 +33,7 @@ def test_an_error_about_a_path_names_its_option(loaded, tmp_path):
             Loader(loaded[0], Places(**{field: "/nope"}))(method)
     with pytest.raises(ValueError, match=r"^--positions /nope: No such file or directory$"):
         best_static(Label.parse("medusa@best31"), "/nope")
-    with pytest.raises(CheckpointError, match=r"^--eagle3 [^ ]*medusa holds Medusa heads: load them with load_medusa"):
+    with pytest.raises(CheckpointError, match=r"^--eagle3 [^ ]*medusa holds Medusa heads\. Load them with load_medusa"):
         Loader(loaded[0], Places(eagle3=str(bundled("medusa"))))("eagle3")
 
 

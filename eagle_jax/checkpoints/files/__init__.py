@@ -1,1 +1,1 @@
-"""Reads and writes the files of a checkpoint: hub downloads, JSON values, named tensors, atomic writes."""
+"""Reads and writes the files of a checkpoint: downloads, JSON values, tensors, atomic writes."""

@@ -51,8 +51,8 @@ def checkpoint_directory(path_or_id: str | os.PathLike[str], **hub: Unpack[Hub])
         directory = files_directory(path_or_id, CONFIGS + TORCH_BINS, **hub)
     if not (directory / "config.json").is_file():
         raise CheckpointError(
-            f"the hub repository {str(path_or_id)!r} has no config.json: give one with config.json and weights in "
-            "safetensors or .bin files, as transformers writes them (no GGUF, no adapter)"
+            f"the hub repository {str(path_or_id)!r} must hold config.json and safetensors or .bin files, got no "
+            "config.json. Choose one in the format of transformers (no GGUF, no adapter)."
         )
     return directory
 
@@ -95,14 +95,14 @@ head_directory = functools.partial(files_directory, patterns=CONFIGS + HEADS)
 def _existing_directory(path_or_id: str | os.PathLike[str]) -> Path | None:
     """Returns an existing directory, None for a hub id; raises for anything else."""
     if not isinstance(path_or_id, str | os.PathLike) or not str(path_or_id):
-        raise CheckpointError(f"path_or_id must be a directory or a hub id, got {path_or_id!r}.")
+        raise CheckpointError(f"path_or_id must be a directory or a hub id, got {path_or_id!r}. Pass one.")
     path = Path(path_or_id).expanduser()
     if path.is_dir():
         return path
     if path.exists():
         raise CheckpointError(f"{path} is a file. Give the directory that holds config.json and the weights.")
     if isinstance(path_or_id, Path) or not _HUB_ID.fullmatch(str(path_or_id)):
-        raise CheckpointError(f"no such directory: {path}. A hub id has the form 'owner/name'.")
+        raise CheckpointError(f"no such directory: {path}. Correct the path, or give a hub id 'owner/name'.")
     return None
 
 
@@ -110,17 +110,17 @@ def _explain(error: Exception, repo_id: str) -> str:
     """Returns the message of a failed download: what failed and its remedy."""
     if isinstance(error, hub_errors.GatedRepoError):
         return (
-            f"access to {repo_id!r} is restricted: accept its licence at https://huggingface.co/{repo_id}, then set "
-            "HF_TOKEN (or pass token=...) to a token of that account"
+            f"access to {repo_id!r} is restricted. Accept its licence at https://huggingface.co/{repo_id}, then set "
+            "HF_TOKEN (or pass token=...) to a token of that account."
         )
     if isinstance(error, hub_errors.RepositoryNotFoundError):
         return (
-            f"{repo_id!r} is neither a local directory nor a repository on the hub that this token may read; check the "
-            "spelling, or pass token=... or set HF_TOKEN if it is private"
+            f"{repo_id!r} is neither a local directory nor a repository on the hub that this token may read. Check the "
+            "spelling, or pass token=... or set HF_TOKEN if it is private."
         )
     offline = huggingface_hub.constants.HF_HUB_OFFLINE
-    remedy = "unset HF_HUB_OFFLINE to fetch it" if offline else "check the spelling, the network and HF_TOKEN"
+    remedy = "Unset HF_HUB_OFFLINE to fetch it." if offline else "Check the spelling, the network and HF_TOKEN."
     # The client wraps the first error into advice of its own.
     cause = error.__cause__ if isinstance(error, hub_errors.LocalEntryNotFoundError) and error.__cause__ else error
     reason = " ".join(str(cause).split()) or type(cause).__name__
-    return f"{repo_id!r} is no directory and is not in the hub's cache, and the download failed ({reason}): {remedy}"
+    return f"{repo_id!r} is no directory and is not in the hub's cache, and the download failed ({reason}). {remedy}"

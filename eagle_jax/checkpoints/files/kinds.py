@@ -12,17 +12,17 @@ from eagle_jax.checkpoints.files.mapping import canonical_name
 Kind = Literal["model", "eagle2", "eagle3", "medusa", "hydra", "other"]
 
 BELONGS: dict[Kind, str] = {
-    "model": "a whole model and no draft head: load it with load_target (--target), or as a small draft model with "
-    "load_draft_model (--draft-model of infer.*, --kind draft_model of train.evaluate)",
-    "eagle2": "an EAGLE-1/2 head and no model: load it with load_drafter (--eagle2 of infer.*, --head of train.*), "
-    "beside the model it was trained for",
-    "eagle3": "an EAGLE-3 head and no model: load it with load_drafter (--eagle3 of infer.*, --head of train.*), "
-    "beside the model it was trained for",
-    "medusa": "Medusa heads: load them with load_medusa (--medusa of infer.*, --kind medusa of train.evaluate), "
-    "beside the model they were trained for",
-    "hydra": "Hydra heads: load them with load_medusa (--hydra of infer.*, --kind medusa of train.evaluate), "
-    "beside the model they were trained for",
-    "other": "a draft head of a kind that is not read here: give the model it was trained for",
+    "model": "a whole model and no draft head. Load it with load_target (--target), or as a small draft model with "
+    "load_draft_model (--draft-model of infer.*, --kind draft_model of train.evaluate).",
+    "eagle2": "an EAGLE-1/2 head and no model. Load it with load_drafter (--eagle2 of infer.*, --head of train.*), "
+    "beside the model it was trained for.",
+    "eagle3": "an EAGLE-3 head and no model. Load it with load_drafter (--eagle3 of infer.*, --head of train.*), "
+    "beside the model it was trained for.",
+    "medusa": "Medusa heads. Load them with load_medusa (--medusa of infer.*, --kind medusa of train.evaluate), "
+    "beside the model they were trained for.",
+    "hydra": "Hydra heads. Load them with load_medusa (--hydra of infer.*, --kind medusa of train.evaluate), "
+    "beside the model they were trained for.",
+    "other": "a draft head of a kind that is not read here. Give the model it was trained for.",
 }
 """Description of each kind, with the function and the options that load it."""
 MODELS: tuple[Kind, ...] = ("model",)
@@ -32,7 +32,7 @@ MEDUSAS: tuple[Literal["medusa", "hydra"], ...] = ("medusa", "hydra")
 
 
 def kind_of(values: Mapping[str, Any], names: Collection[str] = (), where: object = "config.json") -> Kind | None:
-    """Returns the kind of a checkpoint by its config.json and tensor names; None if they do not determine it.
+    """Returns the kind of a checkpoint by its config.json and tensor names; None if it is not clear.
 
     Args:
       names: of the tensors as stored. Without them, EAGLE-1/2 heads are not detected: their config.json is that of
@@ -57,7 +57,11 @@ def kind_of(values: Mapping[str, Any], names: Collection[str] = (), where: objec
 def check_kind(
     where: object, accepted: Collection[Kind], values: Mapping[str, Any], names: Collection[str] = ()
 ) -> None:
-    """Checks that the checkpoint in the directory `where` is of an accepted kind; the error names its loader."""
+    """Checks that the checkpoint in the directory `where` is of an accepted kind.
+
+    Raises:
+      CheckpointError: it is of another kind; the message names the loader of that kind.
+    """
     kind = kind_of(values, names, f"{where}/config.json")
     if kind is not None and kind not in accepted:
         raise CheckpointError(f"{where} holds {BELONGS[kind]}")

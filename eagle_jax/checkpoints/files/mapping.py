@@ -67,12 +67,16 @@ class Table(NamedTuple):
         return None
 
     def name_of(self, path: str) -> tuple[str, bool]:
-        """Returns (tensor name, transpose) of a parameter."""
+        """Returns (tensor name, transpose) of a parameter.
+
+        Raises:
+          CheckpointError: no rule matches.
+        """
         for rule in self.rules:
             match = _pattern(rule.path).fullmatch(path)
             if match:
                 return rule.name.format(**match.groupdict()), rule.transpose
-        raise CheckpointError(f"parameter {path!r} has no name in this layout")
+        raise CheckpointError(f"parameter must be one of this layout, got {path!r}. Leave it out.")
 
     def ignores(self, name: str) -> bool:
         """Returns whether a tensor is not read."""
@@ -170,4 +174,4 @@ def check_dtype(dtype: Any) -> np.dtype:
     try:
         return DTYPES[np.dtype(dtype).name]
     except (TypeError, KeyError):
-        raise CheckpointError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.") from None
+        raise CheckpointError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}. Choose one.") from None

@@ -1,4 +1,4 @@
-"""Writes files and checkpoint directories atomically: the new content appears complete, or nothing changes."""
+"""Writes files and checkpoint directories atomically: complete, or nothing changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 @contextlib.contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Adds the path to an OSError without one, such as that of a full disk; a context manager."""
+    """Adds the path to an OSError without one, such as that of a full disk; a context manager.
+
+    Raises:
+      OSError: that of the block.
+    """
     try:
         yield
     except OSError as error:
@@ -47,6 +51,9 @@ def replacing(directory: Path) -> Iterator[Path]:
     """Yields a temporary directory that replaces `directory` if the block succeeds; a context manager.
 
     Files of an existing directory that are no part of a checkpoint come along; weights of an older one do not.
+
+    Raises:
+      CheckpointError: `directory` is a file, or has subdirectories.
     """
     directory = directory.expanduser().resolve()  # a link stays, its target is replaced
     kept: list[Path] = []

@@ -76,11 +76,14 @@ class TensorReader:
         for file in _weight_files(self.directory, stem):
             path = self.directory / file
             if not path.is_file():
-                raise CheckpointError(f"{self.directory}: the index names {file}, which is missing")
+                raise CheckpointError(f"{path} must exist, as the index names it, got no such file. Fetch it.")
             opened = _read_torch(path) if file.endswith(_TORCH) else self._stack.enter_context(_open_safetensors(path))
             for name in opened.keys():  # noqa: SIM118 (a safetensors file is no mapping)
                 if name in self.infos:
-                    raise CheckpointError(f"{path}: tensor {name!r} is also in {self.infos[name].file}")
+                    raise CheckpointError(
+                        f"{path}: every tensor must be in one file, got {name!r}, also in {self.infos[name].file}. "
+                        "Save the model again."
+                    )
                 self.infos[name] = TensorInfo(*_describe(opened, name), file)
                 self._sources[name] = opened
 
@@ -91,7 +94,9 @@ def _weight_files(directory: Path, stem: str | None) -> list[str]:
         for file in (f"{stem}.safetensors", f"{stem}.pt"):
             if (directory / file).is_file():
                 return [file]
-        raise CheckpointError(f"{directory}: no weights; expected {stem}.safetensors or {stem}.pt")
+        raise CheckpointError(
+            f"{directory} must hold {stem}.safetensors or {stem}.pt, got neither. Give the directory of the weights."
+        )
     for single, index in (
         ("model.safetensors", "model.safetensors.index.json"),
         ("pytorch_model.bin", "pytorch_model.bin.index.json"),
@@ -101,16 +106,21 @@ def _weight_files(directory: Path, stem: str | None) -> list[str]:
         if (directory / index).is_file():
             weight_map = read_json(directory / index).get("weight_map")
             if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-                raise CheckpointError(f"{directory / index}: no 'weight_map' of tensors to files")
+                raise CheckpointError(
+                    f"{directory / index}: weight_map must be an object of names of tensors and files, got "
+                    "another value. Fetch the file again."
+                )
             files = sorted(set(weight_map.values()))
             outside = [file for file in files if Path(file).name != file or not file.endswith((".safetensors", ".bin"))]
             if outside:
                 raise CheckpointError(
-                    f"{directory / index}: weight_map must name files of this directory, got {', '.join(outside)}"
+                    f"{directory / index}: weight_map must name files of this directory, got {', '.join(outside)}. "
+                    "Fetch the file again."
                 )
             return files
     raise CheckpointError(
-        f"{directory}: no weights; expected model.safetensors or pytorch_model.bin, or shards with their index.json"
+        f"{directory} must hold model.safetensors, pytorch_model.bin or shards with their index.json, got none. "
+        "Give the directory of the weights."
     )
 
 
@@ -119,15 +129,13 @@ def _open_safetensors(path: Path) -> Any:
         return safetensors.safe_open(path, framework="np")
     except Exception as error:
         _check_no_lfs_pointer(path)
-        raise CheckpointError(
-            f"{path}: truncated or corrupt safetensors file ({error}); fetch or save it again"
-        ) from error
+        raise CheckpointError(f"{path}: truncated or corrupt ({error}). Fetch or save it again.") from error
 
 
 def _check_no_lfs_pointer(path: Path) -> None:
     with path.open("rb") as file:
         if file.read(32).startswith(b"version https://git-lfs"):
-            raise CheckpointError(f"{path} is a Git LFS pointer, not the weights: run `git lfs pull` in its repository")
+            raise CheckpointError(f"{path} is a Git LFS pointer, not weights. Run `git lfs pull` in its repository.")
 
 
 def _describe(opened: Any, name: str) -> tuple[tuple[int, ...], str]:
@@ -140,25 +148,25 @@ def _describe(opened: Any, name: str) -> tuple[tuple[int, ...], str]:
 
 
 def _read_torch(path: Path) -> dict[str, Any]:
-    """Reads the state dict of a `.bin`. `weights_only=True` unpickles tensors and containers and runs no code."""
+    """Reads the state dict of a `.bin`; `weights_only=True` runs no code of the file."""
     try:
         import torch
     except ImportError as error:
         raise CheckpointError(
-            f"{path} is a PyTorch file and torch is not installed: `pip install torch`, or convert it to safetensors"
+            f"torch must be installed to read {path}. Run pip install torch, or convert the file to safetensors."
         ) from error
     try:
         # Files of torch before 1.6 are no zip archives and cannot be mapped.
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:
         _check_no_lfs_pointer(path)
-        first = str(error).strip().splitlines()
+        first = next(iter(str(error).strip().splitlines()), repr(error))
         raise CheckpointError(
-            f"{path}: torch.load(weights_only=True) failed: the file is corrupt or holds more than tensors. No code "
-            f"in it was run. Convert it to safetensors on a machine you trust ({first[0] if first else error!r})"
+            f"{path}: torch.load(weights_only=True) failed ({first}): the file is corrupt or holds more than tensors. "
+            "No code in it was run. Convert it to safetensors on a machine you trust."
         ) from error
     if not isinstance(state, dict) or not all(torch.is_tensor(value) for value in state.values()):
-        raise CheckpointError(f"{path}: expected a flat dict of tensors")
+        raise CheckpointError(f"{path} must hold a flat dict of tensors, got other objects. Save a state dict.")
     return state
 
 
@@ -180,9 +188,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise CheckpointError(f"no {path.name} in {path.parent}") from error
+        raise CheckpointError(f"no {path.name} in {path.parent}. Give the directory that holds it.") from error
     except (ValueError, OSError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
+        raise CheckpointError(f"{path}: cannot be read as JSON ({error}). Fetch the file again.") from error
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(values).__name__}")
+        raise CheckpointError(f"{path} must hold a JSON object, got {type(values).__name__}. Fetch the file again.")
     return values

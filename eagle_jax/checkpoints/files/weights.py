@@ -1,4 +1,4 @@
-"""Reads tensors of a checkpoint into parameters by a table of names, and writes parameters to safetensors."""
+"""Reads tensors into parameters by a table of names, and writes parameters to safetensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from eagle_jax.core.types import Params
 from eagle_jax.devices import loading_errors
 
 Place = Callable[[str, np.ndarray], jax.Array]
-"""`(path, host array) -> device array`. A sharded load passes one that puts every parameter where it belongs."""
+"""`(path, host array) -> device array`. A sharded load passes a function that places each parameter on its devices."""
 
 MAX_SHARD_BYTES = 5 << 30
 """Weights beyond this are written as shards with an index, as `transformers` does."""
@@ -37,6 +37,7 @@ class TensorProblems:
         self.found: dict[str, list[str]] = {"missing": [], "unexpected": [], "misshaped": [], "other": []}
 
     def raise_if_any(self, subject: str) -> None:
+        """Raises one `CheckpointError` with all problems, below the line `subject`."""
         lines = [f"  {kind} ({len(entries)}): {', '.join(entries)}" for kind, entries in self.found.items() if entries]
         if lines:
             raise CheckpointError("\n".join([subject, *lines]))
@@ -70,7 +71,7 @@ def plan(
 def read_planned(
     reader: TensorReader, chosen: Mapping[str, tuple[str, bool]], dtype: str, place: Place | None
 ) -> Params:
-    """Reads, converts and places tensors one by one; one error names all that are not finite in this dtype."""
+    """Reads, converts and places tensors one by one; one error names all that are not finite."""
     loaded = check_dtype(dtype)
     spoiled: dict[str, int] = {}
     size = loaded.itemsize * sum(math.prod(reader.infos[name].shape) for name, _ in chosen.values())
@@ -132,6 +133,9 @@ def write_weights(
       staging: directory to write to. flat: {path: array}. dtype: of the file. stem: file name without its suffix.
       extra: further tensors, written as they are into the first file.
       max_shard_bytes: size from which the weights are split into shards with an index.
+
+    Raises:
+      CheckpointError: values are not finite in `dtype`, or the disk is full.
     """
     names = {table.name_of(path)[0]: path for path in flat}
     split = huggingface_hub.split_state_dict_into_shards_factory(
@@ -155,7 +159,7 @@ def write_weights(
         except safetensors.SafetensorError as error:  # raised for a full disk
             reason = " ".join(str(error).split())
             raise CheckpointError(
-                f"the weights could not be written in {staging.parent} ({reason}): make room and save again"
+                f"the weights could not be written in {staging.parent} ({reason}). Make room and save again."
             ) from error
         weight_map.update(dict.fromkeys(tensors, file))
     raise_not_finite(spoiled, "the weights are not written", DIVERGED)

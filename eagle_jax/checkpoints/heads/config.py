@@ -19,7 +19,7 @@ SWITCHES = ("fc_norm", "norm_before_fc", "norm_output", "norm_before_residual")
 
 
 def flat_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Flattens a config.json to official keys: speculators nests the layer's keys, other projects nest switches."""
+    """Flattens a config.json to official keys: speculators nests the layer's, others the switches."""
     fields = Fields(values, where)
     nested = fields.mapping("eagle_config").values
     switches = {name: nested[name] for name in SWITCHES if name in nested}
@@ -49,6 +49,9 @@ def head_config(
     Args:
       values: as `flat_config` returns them. stored: canonical tensor name -> info. where: the config's path.
       taps: replaces those of the config.
+
+    Raises:
+      CheckpointError: a value of another type, an option or `taps` that is not supported, or quantised weights.
     """
     fields = Fields(values, where)
     check_not_quantised(fields)
@@ -145,8 +148,8 @@ def _check_window(fields: Fields, target: DecoderConfig) -> None:
         return
     if slides:
         raise CheckpointError(
-            f"{fields.where}: the head's sliding_window={window} is active below the target's context length "
-            f"{target.max_position} and is not supported; load the target with max_position={window}"
+            f"{fields.where}: sliding_window must be at least the target's context length {target.max_position}, got "
+            f"{window}. Load the target with max_position={window}."
         )
     if kind is None and not fields.given("use_sliding_window"):
         notice(
@@ -177,7 +180,7 @@ def _tapped_states(
     if override is not None:
         if not isinstance(override, Sequence) or not all(type(tap) is int for tap in override):
             raise CheckpointError(
-                f"taps must be a list of hidden-state indices, such as (2, 16, 29), got {override!r}."
+                f"taps must be a list of hidden-state indices, such as (2, 16, 29), got {override!r}. Pass one."
             )
         taps = tuple(override)
     else:
@@ -215,7 +218,7 @@ def _named_taps(fields: Fields) -> tuple[int, ...]:
     shifted = tuple(layer + 1 for layer in outputs_of)
     if shifted and entering and shifted != entering:
         raise CheckpointError(
-            f"{fields.where}: its two lists of layer ids name different hidden states, {shifted} and {entering} "
-            f"(numbered as in transformers); pass taps=... to choose"
+            f"{fields.where}: its two lists of layer ids must name the same hidden states, got {shifted} and "
+            f"{entering} (numbered as in transformers). Pass taps=... to choose."
         )
     return shifted or entering

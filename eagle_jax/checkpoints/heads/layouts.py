@@ -1,4 +1,4 @@
-"""Describes the layouts of EAGLE heads on disk: config.json, names of tensors, and what each cannot express.
+"""Describes the layouts of EAGLE heads on disk: config.json, names of tensors, limits of each.
 
 Read off the engines' own loaders in summer 2026: `llama_eagle3.py` of SGLang, vLLM, sglang-jax and tpu-inference, and
 the `speculators` package 0.9.0.
@@ -34,11 +34,15 @@ def carries_embedding(config: HeadConfig, layout: Layout) -> bool:
 
 
 def check_expressible(config: HeadConfig, d2t: np.ndarray | None, target: DecoderConfig, layout: Layout) -> None:
-    """Checks that `layout` can hold the head: SGLang silently skips unknown keys and tensors."""
+    """Checks that `layout` can hold the head: SGLang silently skips unknown keys and tensors.
+
+    Raises:
+      CheckpointError: it cannot; the message names everything that it lacks.
+    """
     if layout == "official":
         return
     if config.kind != "eagle3":
-        raise CheckpointError(f"layout must be 'official' for an EAGLE-1/2 head, got {layout!r}.")
+        raise CheckpointError(f"layout must be 'official' for an EAGLE-1/2 head, got {layout!r}. Pass 'official'.")
     layer, taps = config.layer, config.taps
     # Engines collect the taps in the order of the layers, each where the residual stream enters one.
     ascending = list(taps) == sorted(set(taps)) and taps[0] >= 1 and taps[-1] < target.num_layers
@@ -68,7 +72,7 @@ def check_expressible(config: HeadConfig, d2t: np.ndarray | None, target: Decode
         }
     found = [name for name, lacking in lacks.items() if lacking]
     if found:
-        raise CheckpointError(f"the {layout} layout cannot hold {', '.join(found)}")
+        raise CheckpointError(f"the {layout} layout cannot hold {', '.join(found)}. Choose another layout.")
 
 
 def official_values(config: HeadConfig, dtype: str, architecture: str = "LlamaForCausalLM") -> dict[str, Any]:

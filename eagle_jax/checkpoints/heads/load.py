@@ -1,4 +1,4 @@
-"""Loads EAGLE draft heads: EAGLE-1/2 and EAGLE-3, in the official layout, its variants and that of speculators."""
+"""Loads EAGLE-1/2 and EAGLE-3 heads, in the official layout, its variants and that of speculators."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def load_head_checkpoint(
 def _with_theta(config: HeadConfig, theta: float | int) -> HeadConfig:
     """Replaces the base of the rotary embedding."""
     if isinstance(theta, bool | str) or not 0 < theta < math.inf:
-        raise CheckpointError(f"rope_theta must be a positive number, got {theta!r}.")
+        raise CheckpointError(f"rope_theta must be a positive number, got {theta!r}. Correct it.")
     rope = dataclasses.replace(config.layer.rope, theta=float(theta))
     return dataclasses.replace(config, layer=dataclasses.replace(config.layer, rope=rope))
 

@@ -31,7 +31,7 @@ def load_medusa_checkpoint(
     place: Place | None = None,
     **hub: Unpack[Hub],
 ) -> tuple[MedusaConfig, Params]:
-    """Loads configuration and parameters `{"heads": ...}` of Medusa or Hydra heads; the file decides their number.
+    """Loads configuration and parameters of Medusa or Hydra heads; the file decides their number.
 
     Args:
       target: the model that the heads are for. place, hub: as in `load_target_checkpoint`.

@@ -1,4 +1,4 @@
-"""Writes EAGLE heads in the layouts that engines load: the whole directory appears, or nothing changes."""
+"""Writes EAGLE heads in the layouts that engines load: a whole directory, or nothing."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ def save_head_checkpoint(
     *,
     embedding: Any | None = None,
 ) -> None:
-    """Writes a head in the official layout of its kind (EAGLE-1/2 `layers.0.`; EAGLE-3 `midlayer.`, d2t, t2d).
+    """Writes a head in the official layout of its kind.
 
-    The directory is replaced as a whole; other files in it are kept.
+    Names of tensors begin with `layers.0.` (EAGLE-1/2) or `midlayer.` (EAGLE-3, with d2t and t2d). The directory is
+    replaced as a whole; other files in it are kept.
 
     Args:
       params: `{"head": ..., "d2t": ...}` as `load_head_checkpoint` returns it.
@@ -93,7 +94,7 @@ def export_head(
     d2t = params.get("d2t")
     check_expressible(config, None if d2t is None else np.asarray(d2t), target, layout)
     if carries_embedding(config, layout) and embedding is None and not config.own_embedding:
-        raise CheckpointError(f"a head in the {layout} layout carries its target's embedding. Pass embedding=.")
+        raise CheckpointError(f"embedding must be the target's for the {layout} layout, got none. Pass it.")
     architecture = "LlamaForCausalLMEagle3" if layout == "sglang" else "LlamaForCausalLM"
     values = official_values(config, dtype, architecture)
     if layout == "speculators":
@@ -106,17 +107,25 @@ def check_unoccupied(directory: str | os.PathLike[str]) -> None:
     """Raises `CheckpointError` unless a directory is missing or empty."""
     path = Path(directory).expanduser()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise CheckpointError(f"{path} exists and is not an empty directory. Choose another, or pass --overwrite.")
+        raise CheckpointError(
+            f"{path} must be missing or an empty directory, got one in use. Choose another, or pass --overwrite."
+        )
 
 
 def stored_dtype(directory: Path) -> str:
-    """Returns the dtype that holds every weight of a checkpoint without loss; an error if it cannot be written."""
+    """Returns the dtype that holds every weight of a checkpoint without loss.
+
+    Raises:
+      CheckpointError: weights cannot be written in this dtype.
+    """
     with TensorReader(directory) as reader:
         found = sorted({info.dtype for info in reader.infos.values() if info.dtype in FLOAT_DTYPES})
     widest = functools.reduce(jnp.promote_types, found[1:], jnp.dtype(found[0])).name if found else None
     if widest not in DTYPES:
         held = ", ".join(found) or "no floating-point numbers"
-        raise CheckpointError(f"{directory} holds {held}: choose a dtype, one of {', '.join(DTYPES)}")
+        raise CheckpointError(
+            f"dtype must be one of {', '.join(DTYPES)}, got none, and {directory} holds {held}. Pass one."
+        )
     return widest
 
 
@@ -130,8 +139,8 @@ def _with_target_positions(
             f"{rope.kind} theta={rope.theta:g} factor={rope.factor:g}" for rope in (layer.rope, target.rope)
         )
         raise CheckpointError(
-            f"the head's RoPE is {ours}, its target's {theirs}: choose rope 'head', which drafts as it does here, or "
-            "rope 'target'"
+            f"rope must be 'head' or 'target' where the two differ, got none for a head of {ours} and a target of "
+            f"{theirs}. Choose 'head' to draft as here."
         )
     chosen = target.rope if rope == "target" else layer.rope
     return dataclasses.replace(config, layer=dataclasses.replace(layer, rope=chosen, max_position=target.max_position))

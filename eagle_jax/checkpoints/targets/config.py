@@ -58,7 +58,11 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
 
 
 def layer_sizes(fields: Fields, *, inner: int | None = None, **decided: Any) -> DecoderConfig:
-    """Reads the sizes that targets and heads share; `decided` holds the fields in which they differ."""
+    """Reads the sizes that targets and heads share; `decided` holds the fields in which they differ.
+
+    Raises:
+      CheckpointError: a key is missing or breaks its rule.
+    """
     heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     if not fields.given("head_dim") and hidden % heads:
         name = fields.names.get("num_attention_heads", "num_attention_heads")
@@ -84,13 +88,17 @@ def layer_sizes(fields: Fields, *, inner: int | None = None, **decided: Any) -> 
 
 
 def check_not_quantised(fields: Fields) -> None:
-    """Checks that weights are not quantised."""
+    """Checks that weights are not quantised.
+
+    Raises:
+      CheckpointError: they are.
+    """
     quantised = fields.values.get("quantization_config") or fields.values.get("compression_config")
     if quantised:
         method = quantised.get("quant_method", "unnamed") if isinstance(quantised, Mapping) else quantised
         raise CheckpointError(
-            f"{fields.where}: a quantised checkpoint (quant_method {shown(method)}) is not supported; "
-            f"load the float32, bfloat16 or float16 original"
+            f"{fields.where}: weights must be float32, bfloat16 or float16, got a quantised checkpoint (quant_method "
+            f"{shown(method)}). Load the original."
         )
 
 
@@ -107,7 +115,7 @@ def _capped(config: DecoderConfig, max_position: int, where: str) -> DecoderConf
     if type(max_position) is not int or not least <= max_position <= config.max_position:
         raise CheckpointError(
             f"max_position must be an integer from {least} to {config.max_position}, the context length in {where}, "
-            f"got {max_position!r}."
+            f"got {max_position!r}. Leave it out for the whole length."
         )
     return dataclasses.replace(config, max_position=max_position)
 
@@ -133,17 +141,21 @@ def _check_sliding_window(fields: Fields, family: Family, config: DecoderConfig)
             active = slides if kinds else fields.integer("max_window_layers", 28, least=0) < config.num_layers
     if active:
         raise CheckpointError(
-            f"{fields.where}: sliding_window={window} is active below the context length {config.max_position} and "
-            f"sliding-window attention is not supported; load with max_position={window} to stay inside the window"
+            f"{fields.where}: sliding_window must be at least the context length {config.max_position}, got {window}. "
+            f"Load with max_position={window} to stay inside the window."
         )
 
 
 def config_values(config: DecoderConfig, dtype: str) -> dict[str, Any]:
-    """Returns config.json of a decoder, in keys that every version of `transformers` reads."""
+    """Returns config.json of a decoder, in keys that every version of `transformers` reads.
+
+    Raises:
+      CheckpointError: the architecture is unknown, or cannot express the configuration.
+    """
     family = FAMILIES.get(config.architecture)
     if family is None:
         raise CheckpointError(
-            f"architecture must be one of {', '.join(sorted(FAMILIES))}, got {config.architecture!r}."
+            f"architecture must be one of {', '.join(sorted(FAMILIES))}, got {config.architecture!r}. Choose one."
         )
     common = common_keys(config, dtype) | {"num_hidden_layers": config.num_layers}
     values: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
@@ -157,7 +169,7 @@ def config_values(config: DecoderConfig, dtype: str) -> dict[str, Any]:
     lost = [name for name in _CHECKED if getattr(again, name) != getattr(config, name)]
     if lost:
         stated = ", ".join(f"{name}={getattr(config, name)}" for name in lost)
-        raise CheckpointError(f"{config.architecture} cannot express {stated}.")
+        raise CheckpointError(f"{config.architecture} cannot express {stated}. Choose another architecture.")
     return values
 
 

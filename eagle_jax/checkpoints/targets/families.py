@@ -104,7 +104,11 @@ FAMILIES = {family.architecture: family for family in _ALL}
 
 
 def family_of(values: Mapping[str, Any], where: object) -> Family:
-    """Returns the family that a config.json names: by `model_type`, or else by `architectures`."""
+    """Returns the family that a config.json names: by `model_type`, or else by `architectures`.
+
+    Raises:
+      CheckpointError: it names no supported family.
+    """
     fields = Fields(values, where)
     model_type = fields.text("model_type", "", null=True)
     by_type = next((family for family in _ALL if family.model_type == model_type), None)

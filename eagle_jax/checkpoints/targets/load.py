@@ -93,7 +93,7 @@ def read_target_config(directory: Path, *, max_position: int | None = None) -> D
 def _settle_tie(
     config: DecoderConfig, reader: TensorReader, table: Table, dtype: np.dtype
 ) -> tuple[DecoderConfig, Table]:
-    """Returns the configuration with the `tie_word_embeddings` of the tensors, and the table that maps the tensors.
+    """Returns the configuration with the `tie_word_embeddings` of the tensors, and the table of these.
 
     As in `transformers` 5, a tied model is untied, with a warning, if its lm_head and embedding differ in the dtype of
     the loaded model. A tied model with an lm_head and no embedding uses the lm_head as both.

@@ -1,4 +1,4 @@
-"""Reads and writes the rotary embedding of a config.json, in the keys of every version of `transformers`."""
+"""Reads and writes the rotary embedding of config.json, in keys of all versions of `transformers`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ DEFAULT_LENGTH = 2048
 
 
 def rope_config(fields: Fields) -> RopeConfig:
-    """Reads RoPE from `rope_theta` + `rope_scaling` (up to transformers 4) or `rope_parameters` (from 5)."""
+    """Reads RoPE from `rope_theta` + `rope_scaling` (up to transformers 4) or `rope_parameters` (from 5).
+
+    Raises:
+      CheckpointError: the kind is not supported, or a value breaks its rule.
+    """
     given, newer = fields.mapping("rope_scaling"), fields.mapping("rope_parameters")
     if given.values and newer.values:  # as in transformers, the older key counts where a file has both
         fields.contradict("rope_parameters", "rope_scaling is", *(_normalised(part, fields) for part in (given, newer)))
@@ -24,7 +28,8 @@ def rope_config(fields: Fields) -> RopeConfig:
     given.contradict("type", "rope_type is", kind)
     if any(isinstance(value, Mapping) for value in given.values.values()) or kind not in _KINDS:
         raise CheckpointError(
-            f"{fields.where}: RoPE {kind!r} with {sorted(given.values)} is not supported; known: {', '.join(_KINDS)}"
+            f"{fields.where}: RoPE must be one of {', '.join(_KINDS)}, got {kind!r} with {sorted(given.values)}. "
+            "Other kinds are not supported."
         )
     for part in (given, fields):
         if part.number("partial_rotary_factor", 1.0, null=True) != 1:

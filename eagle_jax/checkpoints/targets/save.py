@@ -1,4 +1,4 @@
-"""Writes a target model in the format that `transformers` loads: the whole directory appears, or nothing changes."""
+"""Writes a target model as `transformers` loads it: a whole directory, or nothing."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from eagle_jax.checkpoints.files.errors import CheckpointError
 from eagle_jax.checkpoints.files.hub import Hub, tokenizer_directory
 
 _FEW = 0.01  # largest share of ids that one tokenizer may lack, such as special tokens of the larger model's chats
+_REMEDY = "Choose a draft model that was trained with this tokenizer."
 _TABLE, _OTHERS = "tokenizer.json", ("tokenizer.model", "vocab.json")
 
 
@@ -32,38 +33,36 @@ def check_same_tokens(
     Raises:
       CheckpointError: the draft model has another tokenizer; names a token.
     """
-    remedy = f"a draft model must have its target's tokenizer: {draft} is not one for {target or 'this target'}"
+    rule = f"draft model {draft} must have the tokenizer of {target or 'its target'}"
     if target is not None:
         ours_at = tokenizer_directory(draft, **hub)
         hub["revision"] = None
         places = (ours_at, tokenizer_directory(target, **hub))
         if all((place / _TABLE).is_file() for place in places):
             ours, theirs = (_tokens(place / _TABLE) for place in places)
-            _compare(ours, theirs, remedy)
+            _compare(ours, theirs, rule)
             return None
         for name in _OTHERS:
             files = [place / name for place in places]
             if all(file.is_file() for file in files):
                 if files[0].read_bytes() != files[1].read_bytes():
-                    raise CheckpointError(f"their {name} differ; {remedy}")
+                    raise CheckpointError(f"{rule}, got another {name}. {_REMEDY}")
                 return None
     if sizes[0] != sizes[1]:
-        raise CheckpointError(f"vocabularies of {sizes[0]} and {sizes[1]} tokens; {remedy}")
+        raise CheckpointError(f"{rule} with {sizes[1]} tokens, got {sizes[0]} tokens. {_REMEDY}")
     return (
         f"draft model {draft} and target {target or 'in memory'} have no tokenizer files of one kind to compare: "
         "assuming one tokenizer"
     )
 
 
-def _compare(ours: dict[int, str], theirs: dict[int, str], remedy: str) -> None:
+def _compare(ours: dict[int, str], theirs: dict[int, str], rule: str) -> None:
     for number in sorted(ours.keys() & theirs.keys()):
         if ours[number] != theirs[number]:
-            raise CheckpointError(
-                f"token {number} is {ours[number]!r} in the draft model and {theirs[number]!r} in the target; {remedy}"
-            )
+            raise CheckpointError(f"{rule}, got {ours[number]!r} for {theirs[number]!r} (token {number}). {_REMEDY}")
     alone = ours.keys() ^ theirs.keys()
     if len(alone) > _FEW * len(theirs):
-        raise CheckpointError(f"{len(alone)} token ids, {min(alone)} the first, exist in one tokenizer only; {remedy}")
+        raise CheckpointError(f"{rule}, got {len(alone)} token ids, from {min(alone)}, that only one has. {_REMEDY}")
 
 
 def _tokens(path: Path) -> dict[int, str]:
@@ -71,5 +70,5 @@ def _tokens(path: Path) -> dict[int, str]:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises no subclass
-        raise CheckpointError(f"{path}: cannot be read as JSON of a tokenizer: {error}") from error
+        raise CheckpointError(f"{path}: cannot be read as JSON of a tokenizer ({error}). Fetch it again.") from error
     return {number: token for token, number in tokenizer.get_vocab().items()}

@@ -1,1 +1,1 @@
-"""Conversations and tokens: tokenizers, prompts, training texts with loss masks, stop tokens, decoded streams."""
+"""Converts conversations to tokens and tokens to text: prompts, loss masks, stop tokens, streams."""

@@ -57,7 +57,7 @@ class Dialogue:
 
     @classmethod
     def begin(cls, row: Conversation | list[Message] | str) -> Dialogue:
-        """Starts a conversation from a result of `parse_row`: user and system turns, and the places of replies.
+        """Starts a conversation from a result of `parse_row`: user and system turns, places of replies.
 
         A last user turn without a reply gets one. Replies that follow no user turn, such as greetings, are dropped. The
         conversation ends before the result of a tool, and after one reply where the row has tools.

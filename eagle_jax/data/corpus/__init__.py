@@ -1,1 +1,1 @@
-"""Tokenised data sets on disk: rows in, packed batches and stored features out."""
+"""Stores tokenised data sets on disk, and reads packed batches and features from them."""

@@ -1,4 +1,4 @@
-"""Stores tokenised documents in flat, memory-mapped arrays, and chooses a draft vocabulary by their tokens."""
+"""Stores tokenised documents in memory-mapped arrays, and chooses a draft vocabulary by them."""
 
 from __future__ import annotations
 
@@ -98,9 +98,8 @@ class Corpus:
             document = int(np.searchsorted(self.starts, beyond[0], side="right")) - 1
             name = self.names[self.source[document]]
             raise ValueError(
-                f"{name}, row {self.row[document]} (from 0): token id {self.tokens[beyond[0]]}, and the target's "
-                f"vocabulary has {size}: "
-                "these are tokens of another model; regenerate the replies with the target that the head is for"
+                f"{name}, row {self.row[document]} (from 0): token ids must be below the target's {size}, got "
+                f"{self.tokens[beyond[0]]}. Regenerate the replies with the target that the head is for."
             )
 
     def token_counts(self, vocab_size: int) -> np.ndarray:
@@ -118,7 +117,7 @@ class Corpus:
 
 
 def draft_vocabulary(counts: np.ndarray, size: int) -> np.ndarray:
-    """Chooses the draft vocabulary of an EAGLE-3 head: the `size` most frequent tokens, the lower id on ties.
+    """Chooses the draft vocabulary of an EAGLE-3 head: the most frequent tokens, the lower id on ties.
 
     Args:
       counts: [V], as `Corpus.token_counts` returns them.
@@ -130,7 +129,7 @@ def draft_vocabulary(counts: np.ndarray, size: int) -> np.ndarray:
       ConfigError: `size` is not between 1 and the vocabulary.
     """
     if not 1 <= size <= len(counts):
-        raise ConfigError(f"draft vocabulary size {size} must be between 1 and the target's {len(counts)}")
+        raise ConfigError(f"size must be from 1 to the target's {len(counts)} tokens, got {size}. Correct it.")
     return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
 
 

@@ -1,4 +1,4 @@
-"""Stores a frozen target's features of a corpus in shards: tapped and final hidden states of every token.
+"""Stores the tapped and final hidden states of a frozen target for every token of a corpus.
 
 Every shard is a flat `.npy` of bytes that is mapped, not read. Row i of the whole is token i of the corpus, whose
 documents are cut at `length`.
@@ -79,10 +79,10 @@ class Layout(msgspec.Struct, frozen=True):
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except FileNotFoundError:
-            raise ValueError(f"no features in {directory}: `python -m train.features` writes them") from None
+            raise ValueError(f"no features in {directory}. Write them with python -m train.features.") from None
         except msgspec.DecodeError as error:
             raise ValueError(
-                f"{path} cannot be read ({error}): write the features again, into another --out"
+                f"{path} cannot be read ({error}). Write the features again, into another --out."
             ) from error
 
 
@@ -92,7 +92,7 @@ def starts_of(corpus: Corpus, length: int) -> np.ndarray:
 
 
 def shard_bounds(corpus: Corpus, length: int, tokens: int) -> tuple[int, ...]:
-    """Splits documents into shards of about `tokens` tokens; returns the first document of each, and the end."""
+    """Splits documents into shards of about `tokens` tokens; returns the first of each, and the end."""
     starts = starts_of(corpus, length)
     inner = np.searchsorted(starts, np.arange(tokens, starts[-1], tokens))
     return tuple(dict.fromkeys([0, *inner.tolist(), len(corpus)]))
@@ -136,8 +136,8 @@ def _reserve(path: Path) -> None:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise ValueError(
-                f"{path.parent} lacks room for the next {size / 1e9:.2f} GB ({error.strerror}): make room and give the "
-                "same command again, which keeps complete shards, or another --out with --stored float8 or fewer --data"
+                f"{path.parent} lacks room for the next {size / 1e9:.2f} GB ({error.strerror}). Make room and give the "
+                "same command again, or use another --out with --stored float8 or fewer --data."
             ) from error
 
 
@@ -190,14 +190,14 @@ class Features:
             raise ValueError(f"--length must be at most {layout.length}, that of {directory}, got {length}.")
         if missing := [i for i in range(layout.shards) if not shard_path(directory, i).is_file()]:
             raise ValueError(
-                f"{len(missing)} of {layout.shards} shards are missing in {directory}: run train.features to its end"
+                f"{len(missing)} of {layout.shards} shards are missing in {directory}. Run train.features to its end."
             )
         self._starts = starts_of(corpus, layout.length)
         self._firsts = self._starts[list(layout.bounds)]
         self._shards = [np.load(shard_path(directory, i), mmap_mode="r") for i in range(layout.shards)]
 
     def take(self, documents: np.ndarray, positions: np.ndarray, segments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns features [rows, T, taps * hidden] and final states [rows, T, hidden] of packed rows, 0 in padding."""
+        """Returns features [rows, T, taps * hidden] and final states [rows, T, hidden]; 0 in padding."""
         rows = np.where(segments > 0, self._starts[documents] + positions, -1).reshape(-1)
         kind = ml_dtypes.bfloat16 if self.layout.dtype == "float8" else KINDS[self.layout.dtype]
         states = np.zeros((len(rows), self.layout.parts, self.layout.hidden), kind)

@@ -85,7 +85,7 @@ def _opened(path: Path) -> Iterator[Any]:
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         if opener is open:
             raise
-        raise ValueError(f"{path} cannot be decompressed: {error}") from error
+        raise ValueError(f"{path} cannot be decompressed: {error}. Fetch it again.") from error
 
 
 def _zstd(path: Path, _: str) -> Any:
@@ -102,7 +102,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
         for batch in parquet.ParquetFile(path).iter_batches():
             yield from ((f"row {next(numbers)}", row) for row in batch.to_pylist())
     except pyarrow.ArrowException as error:
-        raise ValueError(f"{path} cannot be read as Parquet: {error}") from error
+        raise ValueError(f"{path} cannot be read as Parquet: {error}. Fetch it again.") from error
 
 
 def _pyarrow(path: Path) -> Any:

@@ -45,7 +45,7 @@ def remember(directory: Path, settings: Mapping[str, Any]) -> None:
     names = [name for name in {**found, **current} if found.get(name) != current.get(name)]
     if names:
         changed = "; ".join(f"{name} was {found.get(name)!r} and is now {current.get(name)!r}" for name in names)
-        raise ValueError(f"{directory} was begun with other settings ({changed}): choose another directory")
+        raise ValueError(f"{directory} was begun with other settings ({changed}). Choose another directory.")
     return None
 
 

@@ -84,7 +84,8 @@ class Source:
           ValueError: `path` has neither.
         """
         if not self.files and (Path(self.path).is_dir() or not is_dataset_name(self.path)):
-            raise ValueError(f"no file {self.path}" + "/*.jsonl, .json or .parquet" * Path(self.path).is_dir())
+            kinds = "/*.jsonl, .json or .parquet" * Path(self.path).is_dir()
+            raise ValueError(f"no file {self.path}{kinds}. Correct the path.")
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yields every row.
@@ -192,7 +193,7 @@ def build_corpus(
 
 
 def corpus_key(sources: Sequence[Source], tokenizer: Any) -> str:
-    """Returns a hash (16 letters) of the inputs of a corpus: file contents or dataset names, tokenizer, template."""
+    """Returns a hash (16 letters) of the contents of files or names of datasets, tokenizer and template."""
     digest = hashlib.sha256(f"{FORMAT}".encode())
     for source in sources:
         source.check()
@@ -226,7 +227,7 @@ def _check_tokenizer(source: Source, tokenizer: Any) -> None:
 def prompts_by_source(
     texts: Sequence[str], tokenizer: Any, count: int, longest: int, options: str = ""
 ) -> dict[str, list[list[int]]]:
-    """Returns the first `count` prompts of every source `path[#split]`, by name; each file of a glob is one source.
+    """Returns the first `count` prompts of every source by name; each file of a glob is one source.
 
     A conversation is rendered with the template's generation prompt. Rows of `train.regenerate` hold the exact prompt
     tokens of the target. Prompts of more than `longest` tokens and rows without a reply are left out.
@@ -255,10 +256,10 @@ def prompts_by_source(
             if 0 < len(prompt) <= longest:
                 prompts.append(prompt)
             else:
-                reasons["a longer prompt" if prompt else "plain text, which asks nothing"] += 1
+                reasons["a longer prompt" if prompt else "plain text, which is no prompt"] += 1
     if not any(found.values()):
         why = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common()) or "it is empty"
-        raise ValueError(f"{', '.join(found)}: no prompt of at most {longest} tokens: {why}{options}")
+        raise ValueError(f"{', '.join(found)} must have a prompt of at most {longest} tokens, got none: {why}{options}")
     return found
 
 

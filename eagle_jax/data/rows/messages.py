@@ -1,4 +1,4 @@
-"""Reads messages, tool calls and tools of a row: a key that is neither read nor metadata skips the row."""
+"""Reads messages, tool calls and tools of a row; an unknown key skips the row."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _text(given: Mapping[str, Any]) -> Any:
 
 
 def _calls(given: Mapping[str, Any], speaker: str) -> list[dict[str, Any]]:
-    """Reads the tool calls of an assistant's message: `tool_calls`, `function_call`, or a speaker who only calls."""
+    """Reads the tool calls of a message: `tool_calls`, `function_call`, or a speaker who only calls."""
     found = without_nulls(from_json(given.get("tool_calls"), "tool_calls")) or []
     if not isinstance(found, list):
         raise SkippedRow("tool_calls is not a list")

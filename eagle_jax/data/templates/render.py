@@ -63,7 +63,7 @@ def render(tokenizer: Any, messages: Sequence[Any], *, tools: Any = None, **opti
     try:
         return tokenizer.apply_chat_template(messages, **options)
     except Exception as error:  # jinja2's TemplateError and its kin; transformers re-raises them as they are
-        raise SkippedRow(f"the chat template refuses the conversation ({_first_line(error)})") from error
+        raise SkippedRow(f"the chat template raises an error for the conversation ({_first_line(error)})") from error
 
 
 def template_arguments(tokenizer: Any) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ def default_arguments(tokenizer: Any) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def variables(template: str) -> frozenset[str]:
-    """Returns the names that a template reads and does not set itself, except as a default of an undefined name.
+    """Returns the names that a template reads and does not set, except as defaults of undefined names.
 
     Raises:
       ValueError: the template is not valid Jinja.

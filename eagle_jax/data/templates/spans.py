@@ -19,7 +19,7 @@ _EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
 
 
 def generation_mask(render: Render, messages: list[Message]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns token ids, their [start, end) in the text, and the mask of the template's `generation` spans."""
+    """Returns token ids, their [start, end) in the text, and the mask of `generation` spans."""
     options = {"return_dict": True, "return_assistant_tokens_mask": True}
     out = render(messages, tokenize=True, tokenizer_kwargs={"return_offsets_mapping": True}, **options)
     offsets = np.asarray(out["offset_mapping"], np.int64).reshape(-1, 2)
@@ -90,7 +90,7 @@ def _like(value: Any, mark: str) -> Any:
 
 
 def _turn_starts(render: Render, before: list[Message], marked: str) -> Iterator[int]:
-    """Returns the possible starts of a turn before its marks: the ends of the template's generation prompt.
+    """Returns the possible starts of a turn: the ends of the template's generation prompt.
 
     An empty thought is the template's, and comes before the turn if it is there.
     """
