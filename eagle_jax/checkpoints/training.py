@@ -35,7 +35,7 @@ class Saved(NamedTuple):
 
 
 class TrainingCheckpoints:
-    """The latest checkpoints of a run in `directory/latest`, and the head with the highest tau in `directory/best`.
+    """Latest checkpoints of a run in `directory/latest`, and the head with the highest tau in `best`.
 
     Every process of a run makes one and calls it alike; the directory is one that all of them see.
     """

@@ -1,4 +1,4 @@
-"""Random models in memory, edits of the files of a checkpoint, and what the tests of checkpoints compare."""
+"""Provides random models in memory, edits of checkpoint files, and comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads in memory of every variant, and their way into the layouts of other engines."""
+"""Provides heads of every variant in memory, and exports them to the layouts of other engines."""
 
 from __future__ import annotations
 

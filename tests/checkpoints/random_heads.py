@@ -1,4 +1,4 @@
-"""Random EAGLE heads as files: config.json and tensors under the names of the formats."""
+"""Provides random EAGLE heads as files: config.json and tensors under the names of the formats."""
 
 from __future__ import annotations
 

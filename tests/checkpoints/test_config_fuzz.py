@@ -1,4 +1,4 @@
-"""Random values of every key of config.json: it loads, or one error names the file."""
+"""Tests random values of every key of config.json: it loads, or one error names the file."""
 
 from __future__ import annotations
 

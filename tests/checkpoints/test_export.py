@@ -1,4 +1,4 @@
-"""Heads written for other engines: names, shapes and dtypes, the way back, and what a layout cannot hold."""
+"""Tests heads written for other engines: names, shapes, dtypes, round trips, limits of a layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m train.export`: a head of a run or the bundled one, its target's embedding, and what is an error."""
+"""Tests `python -m train.export`: heads of a run, the bundled one, the target's embedding, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `speculators` package loads what is exported for it, drafts the same logits, and writes what is read here."""
+"""Tests exports with the `speculators` package: it loads them and drafts the same logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that are NaN or infinite: named when they are read, and never written."""
+"""Tests weights that are NaN or infinite: they are named when read, and never written."""
 
 from __future__ import annotations
 

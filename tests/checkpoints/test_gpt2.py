@@ -1,4 +1,4 @@
-"""GPT-2: the first files of OpenAI, and text up to the last learned position."""
+"""Tests GPT-2: the first files of OpenAI, and text up to the last learned position."""
 
 from __future__ import annotations
 

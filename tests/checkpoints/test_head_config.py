@@ -1,4 +1,4 @@
-"""config.json of EAGLE heads: the keys of every project, and what is an error or a warning."""
+"""Tests config.json of EAGLE heads: the keys of every project, errors and warnings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draft heads on disk: official files, round trips, prefixes, draft vocabularies, tensors that do not fit."""
+"""Tests draft heads on disk: official files, round trips, prefixes, draft vocabularies, misfits."""
 
 from __future__ import annotations
 

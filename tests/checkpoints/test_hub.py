@@ -1,4 +1,4 @@
-"""Hub ids: the arguments of `huggingface_hub`, and the messages of its errors. No test here uses the network."""
+"""Tests hub ids without network: arguments of `huggingface_hub`, and messages of its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kind of a checkpoint, named by the loader of another kind."""
+"""Tests that the loader of another kind names the kind of a checkpoint."""
 
 from __future__ import annotations
 

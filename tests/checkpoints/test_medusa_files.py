@@ -1,4 +1,4 @@
-"""Files of Medusa and Hydra heads: as PyTorch modules of the published form write them, round trips, errors."""
+"""Tests files of Medusa and Hydra heads: the published form, round trips, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a killed process leaves half written does not stay."""
+"""Tests that half-written files of a killed process are removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""config.json to DecoderConfig: the keys of every family, old and new, and what is an error or a warning."""
+"""Tests config.json to DecoderConfig: keys of every family, old and new, errors and warnings."""
 
 from __future__ import annotations
 

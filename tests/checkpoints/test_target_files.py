@@ -1,4 +1,4 @@
-"""Targets on disk: round trips, files that do not fit, stop tokens, what saving replaces and keeps."""
+"""Tests targets on disk: round trips, files that do not fit, stop tokens, files that saving keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tie_word_embeddings` of config.json and the tensors of the file, which decide as in `transformers`."""
+"""Tests `tie_word_embeddings` against the tensors of the file, which decide as in `transformers`."""
 
 from __future__ import annotations
 

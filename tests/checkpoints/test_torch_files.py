@@ -1,4 +1,4 @@
-"""PyTorch `.bin` files: read through `torch.load(weights_only=True)`, never executed."""
+"""Tests PyTorch `.bin` files: `torch.load(weights_only=True)` reads them and runs no code."""
 
 from __future__ import annotations
 

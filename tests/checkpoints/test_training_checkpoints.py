@@ -1,4 +1,4 @@
-"""Checkpoints of a run: whole or not at all, the best by tau, a full disk, another shape, another mesh."""
+"""Tests checkpoints of a run: whole or not at all, the best by tau, full disks, other meshes."""
 
 from __future__ import annotations
 

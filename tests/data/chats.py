@@ -1,4 +1,4 @@
-"""Chat templates, tokenizers that hold them, and conversations, for tests."""
+"""Provides chat templates, tokenizers that hold them, and conversations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents on disk, batches of them, and the draft vocabulary."""
+"""Tests documents on disk, batches of them, and the draft vocabulary."""
 
 from __future__ import annotations
 

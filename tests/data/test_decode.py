@@ -1,4 +1,4 @@
-"""A stream of tokens becomes the text that all tokens at once are, whatever the chunks and the kind of tokenizer."""
+"""Tests that streamed text equals the text of all tokens at once, for all chunks and tokenizers."""
 
 from __future__ import annotations
 

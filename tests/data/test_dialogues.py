@@ -1,4 +1,4 @@
-"""Conversations with replies of the target: what is asked, and that every reply is taught once, in the very tokens."""
+"""Tests conversations with replies of the target: prompts, and every reply's tokens, taught once."""
 
 from __future__ import annotations
 

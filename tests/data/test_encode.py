@@ -1,4 +1,4 @@
-"""Rows to training texts: supervised is, letter by letter, what the assistant wrote and what ends its turn."""
+"""Tests training texts of rows: the mask covers what the assistant wrote and the end of its turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hidden states on disk: what is read is what was written, and what cannot be written is named."""
+"""Tests hidden states on disk: round trips, and errors of states that cannot be stored."""
 
 from __future__ import annotations
 

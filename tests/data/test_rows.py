@@ -1,4 +1,4 @@
-"""Rows as public data sets have them: every key is read or known to hold no text, or the row is left out."""
+"""Tests rows of public data sets: every key is read or known to hold no text, or the row is skipped."""
 
 from __future__ import annotations
 

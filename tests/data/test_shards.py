@@ -1,4 +1,4 @@
-"""Shards: stopped at every single call that touches the disk, and begun again, nothing is lost and nothing repeated."""
+"""Tests shards: a stop at any call that touches the disk neither loses nor repeats a row."""
 
 from __future__ import annotations
 

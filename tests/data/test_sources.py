@@ -1,4 +1,4 @@
-"""Rows from files and datasets to a corpus, and what is said of those that give none."""
+"""Tests rows from files and datasets to a corpus, and errors of sources without rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stop tokens of replies by a chat template: the target's, and what the template ends a turn with."""
+"""Tests stop tokens of replies: the target's, and those that end a turn in the template."""
 
 from __future__ import annotations
 

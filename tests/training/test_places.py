@@ -72,7 +72,7 @@ def test_sources_and_tokenizers_name_their_option(tmp_path):
     config = target_config("demo")
     for options, message in (
         ({"tokenizer": str(tmp_path)}, f"^--tokenizer {re.escape(str(tmp_path))}: no tokenizer in"),
-        ({"chat_template": str(tmp_path / "no.jinja")}, r"^--chat-template .*no\.jinja: no such chat template"),
+        ({"chat_template": str(tmp_path / "no.jinja")}, r"^--chat-template .* must be a Jinja file, got .*no\.jinja"),
         ({"template_args": ("a=1",)}, r"^--template-args a=1: template arguments must be .* reads \(none\), got a"),
         ({"template_args": ("a",)}, "^--template-args must be NAME=VALUE, got 'a'"),
         ({"target": "/nope"}, r"^--target /nope: no such directory: /nope"),

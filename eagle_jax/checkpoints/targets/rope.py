@@ -71,7 +71,7 @@ def _normalised(given: Fields, fields: Fields) -> dict[str, Any]:
 
 
 def context_length(length: int, rope: RopeConfig) -> int:
-    """Returns the context length: `max_position_embeddings`, stretched by the scalings it does not include.
+    """Returns the context length: `max_position_embeddings`, stretched by scalings it does not include.
 
     "linear" and "dynamic" stretch it by their factor (Vicuna-16k has 4096 and 4). yarn does if the config has the
     original length (Qwen2.5 has 32768 and 4). A llama3 config has the stretched length.

@@ -16,7 +16,7 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class TextStream:
-    """Decodes tokens as they come; the pieces together are the text that `tokenizer.decode` gives of all tokens.
+    """Decodes tokens as they come; the pieces join to what `tokenizer.decode` gives of all tokens.
 
     A piece is returned as soon as no later token can change it. Letters of several tokens and runs of SentencePiece's
     byte tokens wait until they are complete. The work per token does not grow with the text.

@@ -1,4 +1,4 @@
-"""Finds stop tokens: the target's own, and the token that ends an assistant's turn in its chat template."""
+"""Finds stop tokens: the target's own, and the token that ends a turn in its chat template."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eagle_jax.data.templates.render import chat_template, render
 
 
 def stop_ids(target: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Returns the stop tokens of replies by a chat template: the target's own, and the end of the template's turn.
+    """Returns the stop tokens of replies: the target's own, and the end of the template's turn.
 
     Args:
       target: an `eagle_jax.Target`, or its `DecoderConfig`; one without stop tokens has those of the tokenizer.

@@ -108,7 +108,10 @@ def _check_templates(tokenizer: Any, directory: Path) -> None:
             if text:
                 templates.variables(text)
         except (TypeError, ValueError) as error:
-            raise CheckpointError(f"{directory}: chat_template must be Jinja, got {text!r:.60}: {error}") from error
+            reason = error.__cause__ or error
+            raise CheckpointError(
+                f"{directory}: chat_template must be Jinja, got {text!r:.60} ({reason!s:.200}). Correct it."
+            ) from error
 
 
 def set_chat_template(tokenizer: Any, name_or_file: str | Path) -> None:
@@ -120,8 +123,8 @@ def set_chat_template(tokenizer: Any, name_or_file: str | Path) -> None:
     named = tokenizer.chat_template if isinstance(tokenizer.chat_template, Mapping) else {}
     path = Path(name_or_file)
     if str(name_or_file) not in named and not path.is_file():
-        names = f", or one of the tokenizer's: {', '.join(sorted(named))}" if named else ""
-        raise CheckpointError(f"{path}: no such chat template: give a Jinja file{names}")
+        names = f" or one of the tokenizer's ({', '.join(sorted(named))})" if named else ""
+        raise CheckpointError(f"chat_template must be a Jinja file{names}, got {path}. Check the spelling.")
     try:
         text = named.get(str(name_or_file)) or path.read_text(encoding="utf-8").strip("\n")
         tokenizer.chat_template = text
@@ -167,19 +170,19 @@ def _read(directory: Path) -> Any:
             read_json(directory / "tokenizer.json")
         reason = " ".join(str(error).split())
         # Without these packages transformers takes the file for one of tiktoken's, and names tiktoken.
-        remedy = ". For tokenizer.model, pip install --upgrade sentencepiece protobuf"
-        remedy *= (directory / "tokenizer.model").is_file()
-        raise CheckpointError(f"the tokenizer in {directory} cannot be read: {reason[:300]}{remedy}") from error
+        missing = (directory / "tokenizer.model").is_file()
+        remedy = "Run pip install --upgrade sentencepiece protobuf" if missing else "Fetch its files again"
+        raise CheckpointError(f"the tokenizer in {directory} cannot be read: {reason[:300]}. {remedy}.") from error
 
 
 def tokenizer_key(tokenizer: Any) -> str:
-    """Returns 16 letters for how a tokenizer splits and numbers text, without its chat template."""
+    """Returns a hash (16 letters) of a tokenizer's rules and vocabulary, without its chat template."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return _hash(backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True))
 
 
 def tokenizer_settings(tokenizer: Any) -> dict[str, Any]:
-    """Returns everything of a tokenizer that decides token ids, prompts and text, as JSON values by name."""
+    """Returns the settings of a tokenizer that determine token ids, prompts and text, as JSON values."""
     special = getattr(tokenizer, "special_tokens_map", {})
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, Mapping):
