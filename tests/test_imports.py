@@ -120,6 +120,14 @@ def test_a_module_stays_short():
     assert not long, f"modules of more than 400 lines: {long}"
 
 
+def test_first_lines_of_docstrings_are_short():
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            first = (ast.get_docstring(node) or "").partition("\n")[0] if isinstance(node, documented) else ""
+            assert len(first) <= 100, f"{name}: {first}"
+
+
 def test_import_is_light():
     """`import eagle_jax` imports none of these: they are slow or optional. `eagle_jax.viz` needs no import."""
     code = """
