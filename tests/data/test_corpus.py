@@ -131,5 +131,5 @@ def test_draft_vocabulary_keeps_the_most_frequent_supervised_tokens():
     assert kept.tolist() == [1, 3]  # of 1 and 7, which are as frequent, the lower
     assert coverage(counts, kept) == pytest.approx(5 / 8)
     for size in (0, 10):
-        with pytest.raises(ConfigError, match="between 1 and the target's 9"):
+        with pytest.raises(ConfigError, match="from 1 to the target's 9"):
             draft_vocabulary(counts, size)
