@@ -225,7 +225,7 @@ class TreeConfig:
       verification: acceptance rule; at temperature 0 all rules do the same.
         "deterministic": follows the target's own draws through a ranked tree. For one key, every drafter gives the same
         text.
-        "rejection", "block" (chains), "traversal" (static trees): for sampled drafts; see `drafters.rejection`.
+        "rejection", "block" (chains), "traversal" (static trees): for sampled drafts; see `drafters.rules`.
       noise_scale: for "draw": scale of the Gumbel noise by which the drafter's log-probabilities are assumed to differ
         from the target's. Measured on the bundled heads (`infer.acceptance` at temperature 1): 0.5 to 1 were equally
         good, small trees best at 1, wide ones at 0.7.

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from eagle_jax.core.sampling import make_sampling
 from eagle_jax.data.chat.tokenize import chat_text, encode_chat
-from eagle_jax.data.templates.render import chat_template
+from eagle_jax.data.templates.rendering import chat_template
 from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.runtime.session import Session
 from infer.common.interrupts import stop_event

@@ -35,7 +35,7 @@ from infer.common.methods import Places, check_methods, load_pair
 from infer.common.programs import at_least_one, can_write, check_seed, listed, naming, not_negative, run
 from infer.common.tables import number, table
 from infer.common.tasks import BUNDLED, Conversation, Task, load_tasks, names_of, task_folder
-from infer.tuning.search import Grid, Recorded, find_candidates, record_drafts, tune
+from infer.tuning.search import Grid, Recorded, find_candidates, record_drafts, tune_request
 from infer.tuning.trials import LEAST, SLOWER, Prompt, Samples, Setting, batches, compete
 
 AUTO = "auto"
@@ -100,7 +100,7 @@ def main(args: Args) -> int:
             if setting.temperature not in recorded:
                 recorded[setting.temperature] = record_drafts(target, candidates, samples, setting)
             given = target, candidates, recorded[setting.temperature], samples, setting
-            entry, row = tune(*given, measured=args.candidates, repeats=args.repeats)
+            entry, row = tune_request(*given, measured=args.candidates, repeats=args.repeats)
             show(row, samples)
             entries.append(entry)
             found.append(row)

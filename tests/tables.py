@@ -34,7 +34,7 @@ from eagle_jax.core import (
     noise,
 )
 from eagle_jax.core.randomness import row_keys
-from eagle_jax.drafters.small_model import small_model
+from eagle_jax.drafters.small_model import small_model_drafter
 from tests import oracles
 
 
@@ -85,7 +85,7 @@ TARGET = TargetFn(
 @functools.cache
 def table_drafter(tree: TreeConfig, vocab: int, draft_vocab: int | None = None) -> Drafter:
     """Drafts trees of a table, and checks every run of confirmed tokens that it is given."""
-    return watched(small_model(TARGET, tree, vocab, draft_vocab or vocab))
+    return watched(small_model_drafter(TARGET, tree, vocab, draft_vocab or vocab))
 
 
 class Watch(NamedTuple):

@@ -120,6 +120,14 @@ def test_a_module_stays_short():
     assert not long, f"modules of more than 400 lines: {long}"
 
 
+def test_no_module_shares_a_name_with_a_public_function():
+    for top in ("eagle_jax", *PROGRAMS):
+        modules = {name: path for name, path in MODULES.items() if name.split(".")[0] == top}
+        nodes = [node for path in modules.values() for node in ast.parse(path.read_text("utf-8")).body]
+        functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+        assert not functions & {name.rpartition(".")[2] for name in modules}
+
+
 def test_first_lines_of_docstrings_are_short():
     documented = ast.Module | ast.ClassDef | ast.FunctionDef
     for name, path in MODULES.items():

@@ -24,9 +24,9 @@ from eagle_jax.config import DecoderConfig, HeadConfig
 from eagle_jax.packed import PackedTokens
 from eagle_jax.runtime.compilation import machine, use_compilation_cache
 from eagle_jax.training import host
-from eagle_jax.training import step as training
+from eagle_jax.training import train_steps as training
 from eagle_jax.training.flops import peak_flops, product_flops
-from eagle_jax.training.initialise import fresh_head, fresh_target
+from eagle_jax.training.initialisation import fresh_head, fresh_target
 from eagle_jax.training.objective import Objective
 from infer.common.programs import at_least_one, run
 

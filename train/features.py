@@ -31,11 +31,11 @@ from eagle_jax.parallel import processes
 from eagle_jax.parallel.mesh import make_mesh
 from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.runtime.request import bucket
-from eagle_jax.training.step import observe
+from eagle_jax.training.train_steps import observe
 from infer.common.programs import at_least_one, naming, run
 from train.loop.options import CorpusArgs
 from train.loop.places import alone_in, sources_of, target_path, tokenizer_of
-from train.loop.progress import progress
+from train.loop.progress import progress_bar
 from train.loop.setup import taps_of
 
 
@@ -110,7 +110,7 @@ def write(args: Args, target: eagle_jax.Target, corpus: Corpus, layout: Layout) 
     lengths = np.diff(starts)
     forward = jax.jit(functools.partial(observe, target.config, taps=layout.taps))
     whole = [shard for shard in range(layout.shards) if shard_path(args.out, shard).exists()]
-    bar = progress(len(corpus), sum(layout.bounds[i + 1] - layout.bounds[i] for i in whole), "documents")
+    bar = progress_bar(len(corpus), sum(layout.bounds[i + 1] - layout.bounds[i] for i in whole), "documents")
     for shard in (i for i in range(layout.shards) if i not in whole):
         first, last = layout.bounds[shard], layout.bounds[shard + 1]
         # Sorted by length: a batch is as wide as its longest document.

@@ -40,7 +40,7 @@ from infer.common.programs import at_least_one, check_seed, naming, not_negative
 from train.loop.dialogues import Row, Writer, report_of
 from train.loop.options import RegenerateArgs as Args
 from train.loop.places import alone_in, head_path, sources_of, target_config, target_path, tokenizer_of
-from train.loop.progress import progress
+from train.loop.progress import progress_bar
 
 LONGEST_WAIT = 7 * 24 * 3600
 """Seconds that a process waits for the others to finish their shards."""
@@ -97,7 +97,7 @@ def write(writer: Writer, sources: Sequence[Source], chosen: np.ndarray) -> None
     size = sum(len(chosen[number * args.shard_rows :][: args.shard_rows]) for number in left)
     if left:
         logging.info("%d rows, %d at once; the first batch compiles first", size, writer.lanes)
-    with progress(size, sum(len(shard.done) for shard in left.values()), "rows") as bar, logging_redirect_tqdm():
+    with progress_bar(size, sum(len(shard.done) for shard in left.values()), "rows") as bar, logging_redirect_tqdm():
         for number, rows in read_shards(sources, chosen, args.shard_rows, left) if left else ():
             write_shard(writer, left[number], rows, bar)
     report = add_reports(*(shard.report() for shard in shards.values()), {"shards": len(shards)})

@@ -34,7 +34,7 @@ from eagle_jax.data.corpus.documents import Corpus
 from eagle_jax.data.corpus.sources import Source, build_corpus
 from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.training import host, pretrain
-from eagle_jax.training.initialise import fresh_target
+from eagle_jax.training.initialisation import fresh_target
 from infer.common.programs import at_least_one, run
 
 

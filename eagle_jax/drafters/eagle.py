@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from eagle_jax.config import ConfigError, HeadConfig, TreeConfig
 from eagle_jax.core.cache import commit
 from eagle_jax.core.types import Drafter, KVCache, NewKV, Params, TargetFn, Verified, empty_cache
-from eagle_jax.drafters.grow import Expander, last_state, tree_drafter
+from eagle_jax.drafters.tree_growth import Expander, last_state, tree_drafter
 from eagle_jax.models.heads import EagleHead
 from eagle_jax.models.layers import LayerOutput
 
@@ -100,7 +100,7 @@ class HeadFns(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def eagle(config: HeadConfig, tree: TreeConfig, target: TargetFn, dtype: str = "float32") -> Drafter:
+def eagle_drafter(config: HeadConfig, tree: TreeConfig, target: TargetFn, dtype: str = "float32") -> Drafter:
     """Builds the drafter of an EAGLE head; equal arguments give the same object, so jit caches are shared.
 
     Args:

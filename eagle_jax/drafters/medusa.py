@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from eagle_jax.config import ConfigError, MedusaConfig, TreeConfig
 from eagle_jax.core.cache import commit
 from eagle_jax.core.types import Drafter, KVCache, NewKV, Params, TargetFn, Verified, empty_cache
-from eagle_jax.drafters.grow import Expander, last_state, tree_drafter
+from eagle_jax.drafters.tree_growth import Expander, last_state, tree_drafter
 from eagle_jax.models.medusa import MedusaHeads
 
 
@@ -33,7 +33,9 @@ class MedusaState(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def medusa(config: MedusaConfig, tree: TreeConfig, target: TargetFn, tap: int, dtype: str = "float32") -> Drafter:
+def medusa_drafter(
+    config: MedusaConfig, tree: TreeConfig, target: TargetFn, tap: int, dtype: str = "float32"
+) -> Drafter:
     """Builds the drafter. Equal arguments give the same object, so that jit caches are shared.
 
     Args:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.core.cache import commit
 from eagle_jax.core.types import Drafter, KVCache, NewKV, Params, TargetFn, Verified
-from eagle_jax.drafters.grow import Expander, last_state, tree_drafter
+from eagle_jax.drafters.tree_growth import Expander, last_state, tree_drafter
 
 SPARE = 32
 """Cache slots beyond the target's: this cache also holds the root, and `update` runs one token more."""
@@ -35,7 +35,7 @@ class SmallModelState(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def small_model(fn: TargetFn, tree: TreeConfig, vocab: int, draft_vocab: int) -> Drafter:
+def small_model_drafter(fn: TargetFn, tree: TreeConfig, vocab: int, draft_vocab: int) -> Drafter:
     """Builds the drafter of a small model; equal arguments give the same object, so jit caches are shared.
 
     Args:

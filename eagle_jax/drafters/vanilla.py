@@ -11,7 +11,7 @@ from eagle_jax.core.types import Drafter, DraftTree, Params, RowRandomness, Samp
 
 
 @functools.cache
-def vanilla() -> Drafter:
+def vanilla_drafter() -> Drafter:
     """Builds the drafter of empty trees: a cycle is one target pass over one token."""
 
     def init(params: Params, batch: int, slots: int) -> tuple[()]:

@@ -13,11 +13,11 @@ from jax.sharding import Mesh
 
 from eagle_jax.config import ConfigError, HeadConfig, MedusaConfig, TreeConfig
 from eagle_jax.core.types import Drafter, Params
-from eagle_jax.drafters import lookahead as _lookahead
-from eagle_jax.drafters import prompt_lookup as _prompt_lookup
-from eagle_jax.drafters.eagle import eagle
-from eagle_jax.drafters.medusa import medusa
-from eagle_jax.drafters.small_model import small_model
+from eagle_jax.drafters.eagle import eagle_drafter
+from eagle_jax.drafters.lookahead_decoding import lookahead_drafter
+from eagle_jax.drafters.medusa import medusa_drafter
+from eagle_jax.drafters.pld import prompt_lookup_drafter
+from eagle_jax.drafters.small_model import small_model_drafter
 from eagle_jax.parallel.mesh import shard_drafter
 from eagle_jax.runtime.target import Target, check_target, on_mesh, spread
 
@@ -116,7 +116,9 @@ class DraftHead(TreeDrafter):
         """
         dtype = _dtype(params["head"])
         tree = tree or TreeConfig(depth=8 if config.kind == "eagle3" else 6)
-        return cls.fill(lambda target, tree: eagle(config, tree, target.fn, dtype), tree, target, params, name, config)
+        return cls.fill(
+            lambda target, tree: eagle_drafter(config, tree, target.fn, dtype), tree, target, params, name, config
+        )
 
 
 class Medusa(TreeDrafter):
@@ -141,7 +143,7 @@ class Medusa(TreeDrafter):
                         f"{name}: {key} must be the target's, {expected}, got {value}. Load heads that were trained "
                         "for this target, or the target that they were trained for."
                     )
-            return medusa(config, tree, target.fn, target.config.num_layers, dtype)
+            return medusa_drafter(config, tree, target.fn, target.config.num_layers, dtype)
 
         return cls.fill(method, tree, target, params, name, config, config.num_heads)
 
@@ -175,7 +177,7 @@ class SmallModel(TreeDrafter):
         def method(target: Target, tree: TreeConfig) -> Drafter:
             same = target.mesh == model.mesh
             fn = model.fn if same else on_mesh(model.config, model.dtype, target.mesh)
-            return small_model(fn, tree, target.config.vocab_size, model.config.vocab_size)
+            return small_model_drafter(fn, tree, target.config.vocab_size, model.config.vocab_size)
 
         return cls.fill(method, tree, target, {"model": model.params}, model.name, model.config)
 
@@ -206,7 +208,7 @@ def prompt_lookup(
     Raises:
       ConfigError: a number is below 1, or `shortest` exceeds `ngram`. ValueError: `target` is not a `Target`.
     """
-    drafter = _prompt_lookup.prompt_lookup(ngram, length, latest, shortest)
+    drafter = prompt_lookup_drafter(ngram, length, latest, shortest)
     return BoundDrafter.of(drafter, target, name="prompt lookup")
 
 
@@ -220,7 +222,7 @@ def lookahead(target: Target, *, ngram: int = 5, window: int = 7, guesses: int =
     Raises:
       ConfigError: a number is too small. ValueError: `target` is not a `Target`.
     """
-    drafter = _lookahead.lookahead(ngram, window, guesses, pool)
+    drafter = lookahead_drafter(ngram, window, guesses, pool)
     return BoundDrafter.of(drafter, target, name="lookahead")
 
 

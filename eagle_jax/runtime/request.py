@@ -19,7 +19,7 @@ from eagle_jax.core.loop import required_slots
 from eagle_jax.core.randomness import row_keys, threefry_keys
 from eagle_jax.core.sampling import make_sampling
 from eagle_jax.core.types import Batch, Drafter, Engine, Params, Sampling, Sizes
-from eagle_jax.drafters.vanilla import vanilla
+from eagle_jax.drafters.vanilla import vanilla_drafter
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.target import Target, check_target
 
@@ -61,7 +61,7 @@ def prepare(
     check_target(target)
     if drafter is not None:
         _check_drafter(drafter, target)
-    config, method = target.config, vanilla() if drafter is None else drafter.drafter
+    config, method = target.config, vanilla_drafter() if drafter is None else drafter.drafter
     _check_not_traced(prompts=prompts, max_new_tokens=max_new_tokens, eos_ids=eos_ids, key=key, arrays=jnp.zeros(()))
     rows = _check_prompts(prompts, name, config)
     budgets = _check_budgets(max_new_tokens, rows, config)

@@ -16,7 +16,7 @@ from eagle_jax.packed import PackedTokens
 from eagle_jax.training.host import dense_gradients
 from eagle_jax.training.losses import by_chunks, likelihood_of_acceptance, overlap, soft_cross_entropy, supervised_ahead
 from eagle_jax.training.objective import Logits, StepMetrics
-from eagle_jax.training.unroll import causal_mask
+from eagle_jax.training.unrolling import causal_mask
 
 Divergence = Literal["kl", "tv", "lk"]
 """KL(p, q); total variation 1 - alpha, the rate of rejection of standard speculative sampling; -log alpha (LK loss)."""

@@ -14,7 +14,7 @@ from eagle_jax.packed import PackedTokens
 from eagle_jax.training.host import dense_gradients
 from eagle_jax.training.losses import ahead, by_chunks, soft_cross_entropy, supervised_ahead
 from eagle_jax.training.objective import Logits, Signals, StepMetrics
-from eagle_jax.training.unroll import causal_mask
+from eagle_jax.training.unrolling import causal_mask
 
 
 def medusa_loss(

@@ -32,7 +32,7 @@ from eagle_jax.training.losses import (
     soft_cross_entropy,
     supervised_ahead,
 )
-from eagle_jax.training.unroll import unroll
+from eagle_jax.training.unrolling import unroll
 
 
 @dataclasses.dataclass(frozen=True)

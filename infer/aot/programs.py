@@ -16,12 +16,12 @@ from jax.sharding import PartitionSpec as P
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
 from eagle_jax.core.loop import generate, prefill, required_slots, step
 from eagle_jax.core.types import Batch, Drafter, Engine, Params, Sampling, Sizes, TargetFn
-from eagle_jax.drafters.eagle import eagle
-from eagle_jax.drafters.lookahead import lookahead
-from eagle_jax.drafters.medusa import medusa
-from eagle_jax.drafters.prompt_lookup import prompt_lookup
-from eagle_jax.drafters.small_model import small_model
-from eagle_jax.drafters.vanilla import vanilla
+from eagle_jax.drafters.eagle import eagle_drafter
+from eagle_jax.drafters.lookahead_decoding import lookahead_drafter
+from eagle_jax.drafters.medusa import medusa_drafter
+from eagle_jax.drafters.pld import prompt_lookup_drafter
+from eagle_jax.drafters.small_model import small_model_drafter
+from eagle_jax.drafters.vanilla import vanilla_drafter
 from eagle_jax.models.decoder import init_params, target_fn
 from eagle_jax.models.heads import init_head_params
 from eagle_jax.models.medusa import init_medusa_params
@@ -31,7 +31,7 @@ from eagle_jax.parallel.mesh import DATA, ROWS, TENSOR, param_shardings, row_gro
 from eagle_jax.shapes import medusa_parents
 from eagle_jax.training.flops import product_flops
 from eagle_jax.training.objective import Objective
-from eagle_jax.training.step import Frozen, HeadTrainState, head_optimiser, head_train_step
+from eagle_jax.training.train_steps import Frozen, HeadTrainState, head_optimiser, head_train_step
 from infer.common.labels import PLAIN, Label
 
 CHUNK = 256
@@ -127,13 +127,17 @@ def make_drafter(
       ValueError: a method whose sizes are not known here.
     """
     label = Label.parse(text)
-    without: dict[str, Callable[..., Drafter]] = {PLAIN: vanilla, "pld": prompt_lookup, "lookahead": lookahead}
+    without: dict[str, Callable[..., Drafter]] = {
+        PLAIN: vanilla_drafter,
+        "pld": prompt_lookup_drafter,
+        "lookahead": lookahead_drafter,
+    }
     if label.method in without:
         return without[label.method](**label.fields), lambda key: {}
     if label.method == "eagle3":
         head = eagle3_head(config)
         tree = label.tree(TreeConfig(8), EAGLE1_PARENTS)
-        return eagle(head, tree, target, DTYPE), functools.partial(init_head_params, head)
+        return eagle_drafter(head, tree, target, DTYPE), functools.partial(init_head_params, head)
     if label.method in ("medusa", "hydra"):
         width = config.hidden_size, config.vocab_size
         if label.method == "medusa":
@@ -141,10 +145,12 @@ def make_drafter(
         else:
             heads = MedusaConfig("hydra", *width, 4, 1, config.one_layer(tie_word_embeddings=False))
         tree = label.tree(TreeConfig(heads.num_heads), medusa_parents(heads.num_heads))
-        return medusa(heads, tree, target, config.num_layers, DTYPE), functools.partial(init_medusa_params, heads)
+        return medusa_drafter(heads, tree, target, config.num_layers, DTYPE), functools.partial(
+            init_medusa_params, heads
+        )
     if label.method == "sps":
         model, tree = shard_target(target_fn(small, DTYPE), mesh), label.tree(TreeConfig.chain(5), EAGLE1_PARENTS)
-        chain = small_model(model, tree, config.vocab_size, small.vocab_size)
+        chain = small_model_drafter(model, tree, config.vocab_size, small.vocab_size)
         return chain, lambda key: {"model": init_params(small, key)}
     raise ValueError(f"--method must be one of eagle3, medusa, hydra, sps, pld and lookahead, got {text}. Choose one.")
 

@@ -23,8 +23,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig, Verification
-from eagle_jax.drafters.lookahead import lookahead
-from eagle_jax.drafters.prompt_lookup import prompt_lookup
+from eagle_jax.drafters.lookahead_decoding import lookahead_drafter
+from eagle_jax.drafters.pld import prompt_lookup_drafter
 from eagle_jax.runtime.drafters import DEFAULT_CHAIN
 from infer.common.own import is_own
 
@@ -99,9 +99,9 @@ class Label:
         with named(text):
             label = cls(text, method, _tree(shape), NUMBERS.get(method, {}) | given)
             if method == "pld":
-                prompt_lookup(**label.fields)
+                prompt_lookup_drafter(**label.fields)
             elif method == "lookahead":
-                lookahead(**label.fields)
+                lookahead_drafter(**label.fields)
         if shape is not None:
             label.tree(DEFAULT_CHAIN, EAGLE1_PARENTS)
         return label

@@ -54,7 +54,7 @@ def main(args: Args) -> dict[str, Any]:
 
 def sections(sources: Sources) -> list[Section]:
     """Returns the sections of the report for which the files have data, in the order of the papers."""
-    every = [drafting.labels(sources), *speed.speeds(sources), *speed.taus(sources)]
+    every = [drafting.label_rows(sources), *speed.speeds(sources), *speed.taus(sources)]
     every += [speed.ablation(sources), speed.batches(sources), speed.temperatures(sources)]
     every += [drafting.positions(sources), drafting.calibration(sources)]
     every += [drafting.n_alpha(sources), drafting.expected(sources)]

@@ -18,7 +18,7 @@ RANKS = 4
 """Siblings that tables and figures show."""
 
 
-def labels(sources: Sources) -> Section:
+def label_rows(sources: Sources) -> Section:
     """Returns what every label drafted: weights, tree, acceptance rule."""
     found: dict[Any, list[str]] = {}
     for cell in in_order([*sources.timed, *sources.recorded]):

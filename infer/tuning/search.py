@@ -164,7 +164,7 @@ def passes(parts: Sequence[Drafts], tree: TreeConfig | None, batch: int) -> int:
     return max(1, sum(max(cycles[at : at + batch]) for at in range(0, len(cycles), batch)))
 
 
-def tune(
+def tune_request(
     target: eagle_jax.Target,
     candidates: Mapping[str, Candidate],
     recorded: Recorded,

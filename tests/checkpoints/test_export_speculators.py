@@ -15,7 +15,7 @@ from eagle_jax.checkpoints import export_head, load_head_checkpoint, save_target
 from eagle_jax.config import RopeConfig
 from eagle_jax.models.heads import EagleHead
 from eagle_jax.packed import PackedTokens
-from eagle_jax.training.unroll import unroll
+from eagle_jax.training.unrolling import unroll
 from tests.checkpoints import random_heads
 from tests.checkpoints.common import assert_same, random_params
 from tests.checkpoints.random_exports import head

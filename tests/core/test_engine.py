@@ -22,7 +22,7 @@ from eagle_jax.core import (
     step,
     verify_key,
 )
-from eagle_jax.drafters.vanilla import vanilla
+from eagle_jax.drafters.vanilla import vanilla_drafter
 from tests import oracles
 from tests.models import SAMPLED, TREES, random_prompts
 from tests.tables import (
@@ -63,7 +63,7 @@ def wanted(law: str) -> list[list[int]]:
 
 
 FAST = {"greedy": ("chain4", "static", "k3n12", "k10n59"), "cut": ("k3n12",), "sampled": ()}
-PLAIN = watched(vanilla())
+PLAIN = watched(vanilla_drafter())
 
 
 def cases():

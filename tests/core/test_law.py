@@ -26,7 +26,7 @@ from eagle_jax.core import (
     generate,
     make_sampling,
 )
-from eagle_jax.drafters.rejection import block, rejection, traversal
+from eagle_jax.drafters.rules import block, rejection, traversal
 from tests import oracles
 from tests.tables import TARGET, parameters, random_table, table_drafter
 

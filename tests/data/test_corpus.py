@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from eagle_jax.config import ConfigError
-from eagle_jax.data.chat.encode import Encoded
+from eagle_jax.data.chat.encoding import Encoded
 from eagle_jax.data.corpus.batches import Batches
 from eagle_jax.data.corpus.documents import Corpus, coverage, draft_vocabulary
 

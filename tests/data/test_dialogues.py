@@ -8,7 +8,7 @@ import json
 import pytest
 
 from eagle_jax.data.chat.dialogues import AFTER_TOOLS, Dialogue
-from eagle_jax.data.chat.encode import prompt_ids
+from eagle_jax.data.chat.encoding import prompt_ids
 from eagle_jax.data.corpus.sources import prompts_by_source
 from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.rows.parse import parse_row

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_jax.data.chat.encode import encode, encode_row
+from eagle_jax.data.chat.encoding import encode, encode_row
 from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.rows.parse import parse_row
 from tests.data.chats import (

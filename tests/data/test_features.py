@@ -9,7 +9,7 @@ import os
 import numpy as np
 import pytest
 
-from eagle_jax.data.chat.encode import Encoded
+from eagle_jax.data.chat.encoding import Encoded
 from eagle_jax.data.corpus.documents import Corpus
 from eagle_jax.data.corpus.features import KINDS, Features, Layout, shard_bounds, shard_path, write_shard
 

@@ -10,13 +10,13 @@ from tokenizers import normalizers
 
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.data.chat import tokenizers
-from eagle_jax.data.chat.encode import encode, prompt_ids
+from eagle_jax.data.chat.encoding import encode, prompt_ids
 from eagle_jax.data.chat.tokenize import chat_ids, chat_text
 from eagle_jax.data.chat.tokenizers import set_chat_template, set_template_args, tokenizer_settings
 from eagle_jax.data.corpus.shards import remember
 from eagle_jax.data.corpus.sources import Source, corpus_key
 from eagle_jax.data.rows.columns import SkippedRow
-from eagle_jax.data.templates.render import chat_template
+from eagle_jax.data.templates.rendering import chat_template
 from infer.common.programs import parse_template_args
 from tests.data.chats import TALK, TEMPLATES, tokenizer_with
 

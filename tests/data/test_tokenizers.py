@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from eagle_jax.assets import bundled
 from eagle_jax.checkpoints import CheckpointError, read_target_config
-from eagle_jax.data.chat.encode import encode
+from eagle_jax.data.chat.encoding import encode
 from eagle_jax.data.chat.tokenizers import load_tokenizer
 from tests.data.chats import TEMPLATES, tokenizer_with
 

@@ -18,8 +18,8 @@ import eagle_jax
 from eagle_jax.checkpoints import CheckpointError, check_same_tokens, save_target_checkpoint
 from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.core.types import PADDING, ROOT, RowRandomness, Sampling
-from eagle_jax.drafters.lookahead import lookahead
-from eagle_jax.drafters.prompt_lookup import LookupState, prompt_lookup
+from eagle_jax.drafters.lookahead_decoding import lookahead_drafter
+from eagle_jax.drafters.pld import LookupState, prompt_lookup_drafter
 from eagle_jax.models.medusa import MedusaHeads
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.drafters import BoundDrafter, SmallModel
@@ -42,7 +42,7 @@ def looked_up(text, ngram, length, latest, shortest):
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(1, 4), st.booleans(), st.integers(1, 3))
 def test_prompt_lookup_drafts_what_followed_before(text, ngram, latest, shortest):
     shortest = min(shortest, ngram)
-    drafter = prompt_lookup(ngram, 6, latest, shortest)
+    drafter = prompt_lookup_drafter(ngram, 6, latest, shortest)
     rest = np.random.default_rng(len(text)).integers(0, 3, 24 - len(text) + 1)  # garbage beyond the text
     state = LookupState(jnp.asarray([text[:-1] + rest.tolist()], jnp.int32), jnp.asarray([len(text) - 1]))
     keys = jax.random.split(jax.random.key(0), 1)
@@ -88,7 +88,7 @@ def test_lookahead_is_jacobi_iteration_with_a_pool_of_n_grams(size):
     """Window and pool, cycle by cycle, against lists: every cell is the target's choice after its column."""
     ngram, window, guesses = 4, 3, 2
     target, prompt = tiny_target(), random_prompts([9], 12, seed=5)[0]
-    drafter = lookahead(ngram, window, guesses, size)
+    drafter = lookahead_drafter(ngram, window, guesses, size)
     head = BoundDrafter.of(drafter, target)
     request = request_of(target, head, [prompt], max_new_tokens=24, eos_ids=())
     state = generation.prefill_program(*request)

@@ -165,13 +165,15 @@ def test_the_choice_is_the_best_of_what_was_measured(pair, monkeypatch):
     assert found.keys() == fast.keys()
     recorded = search.record_drafts(pair, found, {"a": PROMPTS[:1]}, setting)
     (part,) = recorded["eagle3"]["a"]
-    entry, report = search.tune(pair, found, recorded, {"a": PROMPTS[:1]}, setting, measured=2, repeats=5)
+    entry, report = search.tune_request(pair, found, recorded, {"a": PROMPTS[:1]}, setting, measured=2, repeats=5)
     tree, guess = TreeConfig(1, 2, 2), report["predicted"]["eagle3@1x2x2"]
     assert guess == round(part.cycles(None)[0] / part.cycles(tree)[0] / 2, 3)  # three rows cost two plain passes
     assert entry == Entry(2, 0.0, "eagle3", "bundled", tree, predicted=guess, measured=1.35, worst=1.2)
     assert report["pass_over_plain"] == {1: 1.0, 3: 2.0}
     fast["eagle3@1x2x2"] = {"a": 0.8, "b": 0.9}
-    assert search.tune(pair, found, recorded, {"a": PROMPTS[:1]}, setting, measured=2, repeats=5)[0] == Entry(2, 0.0)
+    assert search.tune_request(pair, found, recorded, {"a": PROMPTS[:1]}, setting, measured=2, repeats=5)[0] == Entry(
+        2, 0.0
+    )
 
 
 def test_short_and_long_prompts_are_tuned_apart(quick, monkeypatch, capsys):

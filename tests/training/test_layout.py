@@ -17,7 +17,7 @@ from eagle_jax.models.heads import init_head_params
 from eagle_jax.parallel.mesh import ROWS, make_mesh, param_shardings
 from eagle_jax.runtime.target import Target
 from eagle_jax.training.objective import Objective
-from eagle_jax.training.step import Frozen, head_loss
+from eagle_jax.training.train_steps import Frozen, head_loss
 from tests.training.tiny import packed_texts, random_params
 from train.loop.setup import generation_mesh, respread
 

@@ -18,7 +18,7 @@ from eagle_jax.models.decoder import init_params, target_fn
 from eagle_jax.models.heads import EagleHead, init_head_params
 from eagle_jax.training.losses import ahead, count_rows
 from eagle_jax.training.objective import PRESETS, Objective, Signals, unrolled_loss
-from eagle_jax.training.step import (
+from eagle_jax.training.train_steps import (
     Frozen,
     HeadTrainState,
     feature_scale,

@@ -12,7 +12,7 @@ import pytest
 
 from eagle_jax.config import DecoderConfig
 from eagle_jax.models.decoder import Decoder
-from eagle_jax.training.initialise import fresh_target
+from eagle_jax.training.initialisation import fresh_target
 from eagle_jax.training.pretrain import TrainState, next_token_loss, optimiser, train_step, warmup_stable_decay
 
 CONFIG = DecoderConfig(17, 16, 24, 1, num_heads=2, num_kv_heads=1, head_dim=8)

@@ -18,7 +18,7 @@ import train.regenerate
 import train.target
 from eagle_jax.checkpoints import save_head_checkpoint, save_target_checkpoint
 from eagle_jax.config import TreeConfig
-from eagle_jax.data.chat.encode import prompt_ids
+from eagle_jax.data.chat.encoding import prompt_ids
 from eagle_jax.data.chat.tokenizers import load_tokenizer
 from eagle_jax.data.corpus.features import Layout
 from eagle_jax.data.corpus.sources import Source

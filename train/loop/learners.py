@@ -37,9 +37,9 @@ from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel import processes
 from eagle_jax.runtime.drafters import TreeDrafter
 from eagle_jax.shapes import medusa_parents
-from eagle_jax.training import step as training
+from eagle_jax.training import train_steps as training
 from eagle_jax.training.distill import distillation_loss
-from eagle_jax.training.initialise import fresh_draft_model, fresh_head, fresh_medusa
+from eagle_jax.training.initialisation import fresh_draft_model, fresh_head, fresh_medusa
 from eagle_jax.training.losses import count_rows
 from eagle_jax.training.medusa import medusa_loss
 from infer.common.programs import naming, parse_tree

@@ -21,7 +21,7 @@ class LogLines:
         """Does nothing: a log line is written at once."""
 
 
-def progress(total: int, done: int, unit: str) -> tqdm[Any]:
+def progress_bar(total: int, done: int, unit: str) -> tqdm[Any]:
     """Returns a bar over `total` units, `done` of them by an earlier call."""
     if done:
         logging.info("%d of %d %s exist already", done, total, unit)

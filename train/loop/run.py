@@ -28,7 +28,7 @@ from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel import processes
 from eagle_jax.parallel.mesh import param_shardings
 from eagle_jax.training import host
-from eagle_jax.training import step as training
+from eagle_jax.training import train_steps as training
 from eagle_jax.training.flops import product_flops
 from eagle_jax.training.objective import Signals
 from infer.common.programs import naming

@@ -19,7 +19,7 @@ from jax.experimental import multihost_utils
 from eagle_jax.checkpoints.files.staging import sweep
 from eagle_jax.parallel import processes
 from eagle_jax.training import host
-from eagle_jax.training.step import UpdateReport
+from eagle_jax.training.train_steps import UpdateReport
 from infer.common.interrupts import mark_handled
 from train.loop.learners import Learner
 from train.loop.log import RunLog
@@ -78,7 +78,7 @@ def judge(this: Run, step: int, report: UpdateReport, documents: np.ndarray) -> 
             "gradient": gradient}  # fmt: skip
 
 
-def train(this: Run, log: RunLog, received: Callable[[int], int]) -> int:
+def train_until_stopped(this: Run, log: RunLog, received: Callable[[int], int]) -> int:
     """Trains until `--steps` or a signal; returns the signal, or 0.
 
     Raises:
@@ -149,7 +149,7 @@ def learn(this: Run) -> int:
     with contextlib.ExitStack() as ends:
         ends.callback(this.checkpoints.wait)  # otherwise the process would end in the middle of a save
         ends.callback(log.close)
-        number = train(this, log, ends.enter_context(stop_signals()))
+        number = train_until_stopped(this, log, ends.enter_context(stop_signals()))
     if number:
         logging.info("stopped at step %d and saved; the same command continues from there", this.step)
         return 128 + number

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from eagle_jax.data.chat.encode import prompt_ids
+from eagle_jax.data.chat.encoding import prompt_ids
 from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.rows.messages import Message
 from eagle_jax.data.rows.parse import Conversation, as_conversation

@@ -9,7 +9,7 @@ from typing import Any
 
 from eagle_jax.config import DecoderConfig
 from eagle_jax.data.rows.columns import SkippedRow
-from eagle_jax.data.templates.render import chat_template, render
+from eagle_jax.data.templates.rendering import chat_template, render
 
 
 def stop_ids(target: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eagle_jax.data.templates.render import chat_template, check_template_arguments, render
+from eagle_jax.data.templates.rendering import chat_template, check_template_arguments, render
 
 
 def chat_ids(tokenizer: Any, messages: Sequence[Any], **template_args: Any) -> list[int]:

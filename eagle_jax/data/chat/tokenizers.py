@@ -16,9 +16,9 @@ from eagle_jax.checkpoints import CheckpointError, tokenizer_directory
 from eagle_jax.checkpoints.files.hub import Hub
 from eagle_jax.checkpoints.files.tensors import read_json
 from eagle_jax.config import DecoderConfig
-from eagle_jax.data.chat.encode import prompt_ids
+from eagle_jax.data.chat.encoding import prompt_ids
 from eagle_jax.data.rows.columns import SkippedRow
-from eagle_jax.data.templates import render as templates
+from eagle_jax.data.templates import rendering as templates
 
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 """Files of which a tokenizer has at least one."""

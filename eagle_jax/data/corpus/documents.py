@@ -13,7 +13,7 @@ import numpy as np
 
 from eagle_jax.checkpoints.files.staging import named_errors
 from eagle_jax.config import ConfigError
-from eagle_jax.data.chat.encode import Encoded
+from eagle_jax.data.chat.encoding import Encoded
 
 ARRAYS = ("tokens", "supervised", "starts", "source", "row")
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax.data.chat.dialogues import Dialogue
-from eagle_jax.data.chat.encode import Encoded, encode_row, stored_text
+from eagle_jax.data.chat.encoding import Encoded, encode_row, stored_text
 from eagle_jax.data.chat.tokenizers import TOKENIZER_KEY, tokenizer_key, tokenizer_settings
 from eagle_jax.data.corpus.documents import Corpus
 from eagle_jax.data.corpus.files import ENDINGS, holds_rows, read_rows

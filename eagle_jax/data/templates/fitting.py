@@ -13,7 +13,7 @@ from typing import Any
 from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.rows.messages import REASONING, Message
 from eagle_jax.data.rows.parse import Conversation
-from eagle_jax.data.templates.render import GENERATION, chat_template, render, template_arguments
+from eagle_jax.data.templates.rendering import GENERATION, chat_template, render, template_arguments
 from eagle_jax.data.templates.spans import Render, generation_mask
 
 CALLS = "tool_calls"

@@ -18,7 +18,7 @@ from eagle_jax.data.rows.columns import SkippedRow, check_keys
 from eagle_jax.data.rows.messages import Message
 from eagle_jax.data.rows.parse import ARGUMENTS, MESSAGES, STORED, TOOLS, Conversation, as_conversation, parse_row
 from eagle_jax.data.templates.fitting import fit
-from eagle_jax.data.templates.render import GENERATION, chat_template, render
+from eagle_jax.data.templates.rendering import GENERATION, chat_template, render
 from eagle_jax.data.templates.spans import Render, generation_mask, turn_span
 
 NOT_STORED = "tokens that are not token ids, or supervised that is not [start, end) ranges of them in order"

@@ -19,8 +19,8 @@ from eagle_jax.config import TreeConfig, sibling_ranks, static_depths
 from eagle_jax.core.randomness import gumbel
 from eagle_jax.core.sampling import noise, process_logits
 from eagle_jax.core.types import PADDING, ROOT, Drafter, DraftTree, NewKV, Params, RowRandomness, Sampling
-from eagle_jax.drafters.rejection import RULES
 from eagle_jax.drafters.rerank import Pool, gather_tree, select_best
+from eagle_jax.drafters.rules import RULES
 
 
 class Expander(NamedTuple):

@@ -30,7 +30,7 @@ class LookupState(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def prompt_lookup(ngram: int = 3, length: int = 10, latest: bool = False, shortest: int = 1) -> Drafter:
+def prompt_lookup_drafter(ngram: int = 3, length: int = 10, latest: bool = False, shortest: int = 1) -> Drafter:
     """Builds the drafter; arguments are those of `eagle_jax.prompt_lookup`.
 
     Raises:

@@ -39,7 +39,7 @@ class LookaheadState(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def lookahead(ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512) -> Drafter:
+def lookahead_drafter(ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512) -> Drafter:
     """Builds the drafter of a Jacobi window and an n-gram pool, one static tree.
 
     Arguments are those of `eagle_jax.lookahead`. A pass finds W n-grams, one of which begins with the last token. The

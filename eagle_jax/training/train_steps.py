@@ -20,7 +20,7 @@ from eagle_jax.parallel.mesh import by_rows, embeds_by_rows, gathered
 from eagle_jax.training.host import dense_gradients
 from eagle_jax.training.losses import count_rows
 from eagle_jax.training.objective import Logits, Objective, Signals, StepMetrics, unrolled_loss
-from eagle_jax.training.unroll import causal_mask
+from eagle_jax.training.unrolling import causal_mask
 
 
 class Frozen(NamedTuple):
