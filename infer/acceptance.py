@@ -13,29 +13,25 @@ tables and figures of it. Prints last one JSON object: tau of every method, task
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
-from eagle_jax.evaluate import positions
-from eagle_jax.evaluate.acceptance import Cycles, n_alpha, record_cycles
+from eagle_jax.evaluate import Cycles, by_position, calibrate, n_alpha, record_cycles
 from eagle_jax.runtime.compilation import forget_programs, use_compilation_cache
 from eagle_jax.runtime.drafters import BoundDrafter, TreeDrafter
 from eagle_jax.runtime.target import Target
 from infer.common.labels import PLAIN
 from infer.common.programs import at_least_one, listed, run
-from infer.common.results import Calibration, Chain, CountedQuestions, Positions, Recorded, Recording
+from infer.common.results import Calibration, Chain, CountedQuestions, Draft, Positions, Recorded, Recording
 from infer.common.runs import Run, RunArgs, Turn, prepare, turns
 from infer.common.tasks import Task
-
-Recorder = Callable[[BoundDrafter], Cycles]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +64,8 @@ def main(args: Args) -> dict[str, Any]:
             for label in wanted:
                 print(f"{task.name} at temperature {temperature:g}: {label} ...", file=sys.stderr, flush=True)
                 forget_programs()
-                record = functools.partial(cycles_of, current.target, all_turns, args, temperature)
-                cells.append(recording(label, task, temperature, methods[label], all_turns, record, current))
+                record = Recorder(current.target, all_turns, args.max_new_tokens, temperature)
+                cells.append(recording(label, task, record, methods[label], current.load.draft(label)))
                 cells[-1].chains = follow(record, methods[label], lengths, chains)
                 current.save()
     taus = [{name: getattr(cell, name) for name in ("label", "task", "temperature", "tau")} for cell in cells]
@@ -92,47 +88,44 @@ def conversations(task: Task, current: Run[Recorded], args: Args, temperature: f
     return found
 
 
-def cycles_of(
-    target: Target, all_turns: Sequence[Turn], args: Args, temperature: float, drafter: BoundDrafter
-) -> Cycles:
-    """Returns every cycle of a method over all turns. `prompt` numbers the prompts of all turns together."""
-    parts, first = [], 0
-    for turn in all_turns:
-        part = record_cycles(
-            target, drafter, turn.prompts, max_new_tokens=args.max_new_tokens, temperature=temperature, key=turn.keys
-        )
-        parts.append(part._replace(prompt=part.prompt + first))
-        first += len(turn.prompts)
-    return Cycles._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
+class Recorder(NamedTuple):
+    """Records methods on the turns of a task."""
+
+    target: Target
+    turns: Sequence[Turn]
+    max_new_tokens: int
+    temperature: float
+
+    def __call__(self, drafter: BoundDrafter) -> Cycles:
+        """Returns every cycle of a method over all turns. `prompt` numbers the prompts of all turns together."""
+        options: Any = {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature}
+        parts, first = [], 0
+        for turn in self.turns:
+            part = record_cycles(self.target, drafter, turn.prompts, key=turn.keys, **options)
+            parts.append(part._replace(prompt=part.prompt + first))
+            first += len(turn.prompts)
+        return Cycles._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
 
 
-def recording(
-    label: str,
-    task: Task,
-    temperature: float,
-    method: BoundDrafter,
-    all_turns: Sequence[Turn],
-    record: Recorder,
-    current: Run[Recorded],
-) -> Recording:
+def recording(label: str, task: Task, record: Recorder, method: BoundDrafter, draft: Draft) -> Recording:
     """Returns the counts of a method on a task, without chains."""
     cycles = record(method)
     tau = float(cycles.emitted.mean()) if len(cycles.emitted) else None  # emitted tokens per target pass
-    names = [name for turn in all_turns for name in turn.questions]
-    sampled = temperature > 0 and method.drafter.verify is not None
+    names = [name for turn in record.turns for name in turn.questions]
+    sampled = record.temperature > 0 and method.drafter.verify is not None
     return Recording(
         label=label,
         task=task.name,
-        temperature=temperature,
+        temperature=record.temperature,
         questions=len(task.questions),
         replies=len(names),
         tokens=int(cycles.emitted.sum()),
         cycles=len(cycles.emitted),
         tau=None if tau is None else round(tau, 4),
-        positions=Positions(*(table.tolist() for table in positions.by_position(cycles))),
-        calibration=calibrate(cycles, sampled),
+        positions=Positions(*(table.tolist() for table in by_position(cycles))),
+        calibration=calibration_of(cycles, sampled),
         chains=[],
-        draft=current.load.draft(label),
+        draft=draft,
         by_question=by_question(cycles, names),
     )
 
@@ -145,10 +138,10 @@ def by_question(cycles: Cycles, names: Sequence[str]) -> CountedQuestions:
     return CountedQuestions(own, tokens.astype(int).tolist(), passes.tolist())
 
 
-def calibrate(cycles: Cycles, sampled: bool) -> Calibration | None:
+def calibration_of(cycles: Cycles, sampled: bool) -> Calibration | None:
     """Returns the calibration; None of drafts without confidence, or sampled ones (accepted by p/q)."""
     try:
-        found = None if sampled else positions.calibrate(cycles)
+        found = None if sampled else calibrate(cycles)
     except ValueError:  # prompt lookup and lookahead
         return None
     if found is None or not found.count.any():

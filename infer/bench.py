@@ -31,15 +31,13 @@ import msgspec
 
 from eagle_jax.checkpoints.files.staging import write_whole
 from eagle_jax.runtime.compilation import forget_programs, use_compilation_cache
-from infer.common.calls import Method, engine, hugging_face
 from infer.common.labels import PLAIN
 from infer.common.methods import NOTHING
 from infer.common.programs import at_least_one, listed, run
 from infer.common.results import Group, Result
 from infer.common.runs import Run, RunArgs, prepare, turns
 from infer.common.tables import markdown
-from infer.common.tally import Call, cell
-from infer.common.timing import time_repetitions
+from infer.common.timing import Call, Method, cell, engine, hugging_face, time_repetitions
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,8 +23,7 @@ import jax
 from rich.console import Console
 
 from eagle_jax.core.sampling import make_sampling
-from eagle_jax.data.chat.tokenize import chat_text, encode_chat
-from eagle_jax.data.templates.rendering import chat_template
+from eagle_jax.data.chat import chat_template, chat_text, encode_chat
 from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.runtime.session import Session
 from infer.common.interrupts import stop_event
@@ -71,13 +70,12 @@ class Conversation:
         self.tokenizer = tokenizer
         self.messages = [] if system is None else [{"role": "system", "content": system}]
         self._ids: list[int] = []
-        self._text = ""
 
     def prompt(self, content: str) -> list[int]:
         """Returns the prompt with a new message of the user."""
         text = chat_text(self.tokenizer, [*self.messages, {"role": "user", "content": content}])
-        if self._ids and text.startswith(self._text):
-            new = self.tokenizer.encode(text[len(self._text) :], add_special_tokens=False, verbose=False)
+        if self._ids and text.startswith(known := self._decode(self._ids)):
+            new = self.tokenizer.encode(text[len(known) :], add_special_tokens=False, verbose=False)
             ids = [*self._ids, *new]
             if self._decode(ids) == text:
                 return ids
@@ -92,7 +90,6 @@ class Conversation:
         answer = self._decode(kept)
         self.messages += [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
         self._ids = [*prompt, *kept]
-        self._text = self._decode(self._ids)
 
     def _decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))

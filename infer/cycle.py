@@ -1,7 +1,7 @@
 """Measures where the time of one cycle goes on this machine.
 
     python -m infer.cycle
-    python -m infer.cycle --target PATH --head PATH --tree 6,10,59
+    python -m infer.cycle --target PATH --eagle3 PATH --method eagle3@6x10x59
     python -m infer.cycle --temperature 1
 
 The parts are the plain step and the whole cycle; drafting, the target's pass over the tree, the head's update and the
@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,19 +29,16 @@ from eagle_jax.core.types import Engine, GenerateState, Params, RowRandomness, V
 from eagle_jax.core.verify import deterministic
 from eagle_jax.runtime.compilation import machine, use_compilation_cache
 from eagle_jax.runtime.generation import prefill_program, request_of
-from infer.common.programs import at_least_one, naming, parse_tree, run
+from infer.common.methods import Loader, Places, check_methods, load_pair
+from infer.common.programs import at_least_one, run
 from infer.common.timing import Part, time_interleaved
 
 
 @dataclasses.dataclass(frozen=True)
-class Args:
+class Args(Places):
     """Options of the program."""
 
-    target: str | None = None  # path or hub id of the model; default is the bundled one
-    head: str | None = None  # path or hub id of its head
-    bundled: Literal["hass", "eagle2", "eagle3"] = "hass"  # which head of the bundled pair
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the weights
-    tree: str | None = None  # depth,top_k,num_nodes; default is the bundled head's own, or 6,10,59
+    method: str = "hass"  # an EAGLE head, as in infer.bench: hass, eagle2@static, eagle3@6x10x59, ...
     context: int = 128  # tokens in the cache
     batch: int = 1  # rows
     temperature: float = 0.0  # of the walk and the draws
@@ -52,18 +49,12 @@ class Args:
 def main(args: Args) -> dict[str, Any]:
     """Measures and prints the parts; returns the last line."""
     at_least_one(args, "context", "batch", "turns", "repeats")
-    if (args.target is None) != (args.head is None):
-        raise ValueError("--target must be given with --head, got one of them. Leave both out for the bundled pair.")
+    check_methods([args.method], args)
     use_compilation_cache()
-    head: Any
-    if args.target is None or args.head is None:
-        target, head, _ = eagle_jax.load_demo(args.bundled, dtype=args.dtype)
-    else:
-        with naming("--target", args.target):
-            target = eagle_jax.load_target(args.target, args.dtype)
-        with naming("--head", args.head):
-            head = eagle_jax.load_drafter(args.head, target)
-    head = head.with_tree(parse_tree(args.tree)) if args.tree else head
+    target, _ = load_pair(args)
+    head = Loader(target, args)(args.method)
+    if not isinstance(head, eagle_jax.DraftHead):
+        raise ValueError(f"--method must be an EAGLE head, got {args.method}. Give hass, eagle1, eagle2 or eagle3.")
 
     calls = {name: part.repeat(args.turns) for name, part in parts(target, head, args).items()}
     for call in calls.values():

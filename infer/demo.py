@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import eagle_jax
-from eagle_jax.data.chat.tokenize import chat_ids
+from eagle_jax.data.chat import chat_ids
 from eagle_jax.runtime.compilation import machine, use_compilation_cache
-from eagle_jax.runtime.demo import Bundled
+from eagle_jax.runtime.loading import Bundled
 from infer.common.programs import at_least_one, run
 from infer.common.terminal import ReplyView, stdout_console
 from infer.common.timing import time_interleaved

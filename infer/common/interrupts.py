@@ -24,26 +24,20 @@ def mark_handled() -> None:
 def interrupt(number: int, frame: FrameType | None) -> None:
     """Raises `KeyboardInterrupt`, later inside JAX's garbage-collector callback: Python drops it there."""
     mark_handled()
-    while frame is not None:
-        if frame.f_code.co_name == "_xla_gc_callback":
-            again = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, number))
-            again.daemon = True
-            again.start()
-            return
-        frame = frame.f_back
-    raise KeyboardInterrupt
+    if frame is None or frame.f_code.co_name != "_xla_gc_callback":
+        raise KeyboardInterrupt
+    threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
 
 
 @contextlib.contextmanager
 def stop_event() -> Iterator[threading.Event]:
-    """Yields an event that the first Ctrl-C sets, to end a program in order; a second one interrupts."""
+    """Yields an event that the first Ctrl-C sets, to end work in order; a second one interrupts."""
     event = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if event.is_set():
-            interrupt(number, frame)
         mark_handled()
         event.set()
+        signal.signal(signal.SIGINT, interrupt)
 
     before = signal.signal(signal.SIGINT, handle)
     try:
@@ -52,47 +46,31 @@ def stop_event() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Handles Ctrl-C by `interrupt`; while XLA blocks Python, a message asks for a second one.
+def handle_interrupts() -> None:
+    """Handles Ctrl-C by `interrupt` from now on; while XLA blocks Python, a message asks for a second one.
 
     A compilation is one step for Python, and signal handlers run between steps. Nothing changes where the shell ignores
     the signal.
     """
-    if signal.getsignal(signal.SIGINT) not in (signal.SIG_DFL, signal.default_int_handler):
-        yield
-        return
-    _handled.clear()
-    reads, writes = os.pipe()
-    os.set_blocking(writes, False)
-    wakeup = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
-    before = signal.signal(signal.SIGINT, interrupt)
-    watcher = threading.Thread(target=_watch, args=(reads,), daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        signal.set_wakeup_fd(wakeup)
-        _handled.set()  # ends a wait of the watcher
-        os.close(writes)  # ends the watcher
-        watcher.join()
-        os.close(reads)
+    if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
+        reads, writes = os.pipe()
+        os.set_blocking(writes, False)
+        signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+        signal.signal(signal.SIGINT, interrupt)
+        threading.Thread(target=_watch, args=(reads,), daemon=True).start()
 
 
 def _watch(reads: int) -> None:
-    """Reads signal numbers, which C writes to the pipe whatever Python's main thread does."""
-    blocked = False
-    while received := os.read(reads, 512):
-        if signal.SIGINT not in received:
+    """Watches the pipe to which C writes signal numbers, whatever Python's main thread does."""
+    is_late = False
+    while select.select([reads], [], []):
+        was_late, is_late = is_late, not _handled.wait(PATIENCE)
+        _handled.clear()
+        if signal.SIGINT not in os.read(reads, 512):  # several at once count as one
             continue
-        if blocked and not _handled.is_set():
+        if is_late and was_late:
             print("\nInterrupted.", file=sys.stderr, flush=True)
             os._exit(130)
-        if blocked := not _handled.wait(PATIENCE):
+        if is_late:
             text = "XLA compiles or computes, which Python cannot stop. Press Ctrl-C once more to end the program."
             print(f"\n{text}", file=sys.stderr, flush=True)
-        else:
-            _handled.clear()
-        while select.select([reads], [], [], 0)[0] and os.read(reads, 512):
-            pass  # two impatient signals count as one

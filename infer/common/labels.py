@@ -7,6 +7,7 @@ A label is `name[@setting]`; parts of a setting are separated by "/":
     eagle2@4x2x7/confidence   frontier by confidence, not value     eagle2@4x2x7/norerank   frontiers as they are
     eagle1                    EAGLE, with its static tree           hass                    HASS, with eagle2's tree
     eagle3@untempered         ranking at temperature > 0            eagle3@4x4x12/top_p0.9  children by probability
+    eagle3@noise_scale0.5     the noise that the ranking assumes between the head and the target, at temperature > 0
     pld@10, pld@10x3          drafted tokens (x longest n-gram)     lookahead@5x7x7         N, W and G
     pld@10x3/shortest2        no n-gram below 2 tokens              pld@10x3/latest         the last place, not first
     medusa@best31             static tree of 31 nodes that is best for the acceptance recorded in --positions
@@ -18,15 +19,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
+import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
+import eagle_jax
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig, Verification
 from eagle_jax.drafters.lookahead_decoding import lookahead_drafter
 from eagle_jax.drafters.pld import prompt_lookup_drafter
 from eagle_jax.runtime.drafters import DEFAULT_CHAIN
-from infer.common.own import is_own
 
 PLAIN = "vanilla"
 METHODS = (PLAIN, "sps", "pld", "lookahead", "medusa", "hydra", "eagle1", "hass", "eagle2", "eagle3")
@@ -47,7 +50,7 @@ WORDS: dict[str, tuple[str, Any]] = {
     "untempered": ("sampled_ranking", "untempered"),
 } | {rule: ("verification", rule) for rule in get_args(Verification)}
 """Words of a setting, and the field of `TreeConfig` that each gives."""
-TREES = "a tree (6x10x59, chain3, static, best31 or choices), top_p0.9 or " + ", ".join(WORDS)
+TREES = "a tree (6x10x59, chain3, static, best31 or choices), top_p0.9, noise_scale0.5 or " + ", ".join(WORDS)
 FORMS = {"pld": "pld@10x3/shortest2/latest", "lookahead": "lookahead@5x7x7", PLAIN: PLAIN}
 PATTERNS = {
     "pld": r"(?P<length>\d+)(x(?P<ngram>\d+))?|shortest(?P<shortest>\d+)|(?P<latest>latest)",
@@ -55,8 +58,11 @@ PATTERNS = {
     PLAIN: "(?!)",
 }
 """The parts of a setting by method, as regular expressions whose groups are fields."""
-TREE_PATTERN = r"(?P<shape>static|choices|best\d+|chain\d+|\d+x\d+x\d+)|top_p(?P<top_p>\d*\.?\d+)"
-TYPES: dict[str, Any] = {"shape": str, "top_p": float, "latest": bool}
+TREE_PATTERN = (
+    r"(?P<shape>static|choices|best\d+|chain\d+|\d+x\d+x\d+)|top_p(?P<top_p>\d*\.?\d+)"
+    r"|noise_scale(?P<noise_scale>\d*\.?\d+)"
+)
+TYPES: dict[str, Any] = {"shape": str, "top_p": float, "noise_scale": float, "latest": bool}
 """Types of fields that are no integers."""
 
 
@@ -146,3 +152,41 @@ def _tree(shape: str | None) -> TreeConfig | str | None:
         return TreeConfig.chain(int(shape.removeprefix("chain")))
     depth, top_k, num_nodes = map(int, shape.split("x"))
     return TreeConfig(depth, top_k, num_nodes)
+
+
+def is_own(method: str) -> bool:
+    """Returns whether a method is a function of the user: `own:module:function`, such as own:my_drafter:make."""
+    return method.startswith("own:")
+
+
+def own_function(method: str) -> Callable[[eagle_jax.Target], Any]:
+    """Imports the function that takes a target and returns a `Drafter` or `BoundDrafter`.
+
+    Raises:
+      ValueError: no such module, also inside it, or no such function of one argument.
+    """
+    _, module, function = method.split(":")
+    try:
+        made = getattr(importlib.import_module(module), function, None)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"module of {method!r} must be importable, got: {error}. "
+                         "Run in its folder, or add that to PYTHONPATH.") from error  # fmt: skip
+    try:
+        inspect.signature(made).bind(None)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise ValueError(f"{method!r} must take one argument, the target, got {made} ({error}). Mend it.") from error
+    return made  # type: ignore[return-value]
+
+
+def own_drafter(method: str, target: eagle_jax.Target) -> eagle_jax.BoundDrafter:
+    """Returns the user's method bound to `target`.
+
+    Raises:
+      ValueError: as `own_function`, or the function returns no drafter.
+    """
+    made = own_function(method)(target)
+    if isinstance(made, eagle_jax.BoundDrafter):
+        return made
+    if not isinstance(made, eagle_jax.Drafter):
+        raise ValueError(f"{method!r} must return a Drafter or BoundDrafter, got {type(made).__name__}. Mend it.")
+    return eagle_jax.BoundDrafter.of(made, target, name=method)

@@ -14,13 +14,11 @@ import eagle_jax
 from eagle_jax.checkpoints import config_directory, read_target_config
 from eagle_jax.config import EAGLE1_PARENTS, TreeConfig, static_depths
 from eagle_jax.core import verify
-from eagle_jax.data.chat.stops import with_stop_ids
-from eagle_jax.data.chat.tokenizers import load_tokenizer
-from eagle_jax.evaluate.positions import pooled
+from eagle_jax.data.chat import load_tokenizer, with_stop_ids
+from eagle_jax.evaluate import pooled
 from eagle_jax.runtime.drafters import Medusa, TreeDrafter
 from eagle_jax.shapes import best_parents, medusa_parents, parents_of_paths
-from infer.common import own
-from infer.common.labels import NUMBERS, PLAIN, Label, named
+from infer.common.labels import NUMBERS, PLAIN, Label, is_own, named, own_drafter, own_function
 from infer.common.programs import naming, option_of, use_template
 from infer.common.results import Draft, Recorded, read
 
@@ -81,8 +79,8 @@ def check_methods(labels: Sequence[str], sources: Places) -> list[str]:
     for label in parsed:
         if isinstance(label.shape, str):
             static_parents(label, sources, EAGLE1_PARENTS)
-        if own.is_own(label.method):
-            own.find(label.method)
+        if is_own(label.method):
+            own_function(label.method)
         needed = OPTIONS.get(label.method)
         if needed and sources.target is not None and getattr(sources, needed) is None:
             raise ValueError(f"{option_of(needed)} must be given for {label.method} with --target. "
@@ -165,8 +163,8 @@ class Loader:
         label = Label.parse(text)
         if label.method == PLAIN:
             return None
-        if own.is_own(label.method):
-            return own.bind(label.method, self.target)
+        if is_own(label.method):
+            return own_drafter(label.method, self.target)
         if label.method in NUMBERS:
             make: Any = eagle_jax.prompt_lookup if label.method == "pld" else eagle_jax.lookahead
             return make(self.target, **label.fields)
@@ -199,7 +197,8 @@ class Loader:
         rule = tree.verification
         if rule == "deterministic":
             rule += f", ranked by {tree.sampled_ranking}"
-        weights = None if own.is_own(text) else self.weights(label.method)
+            rule += "" if tree.noise_scale == TreeConfig.noise_scale else f", noise scale {tree.noise_scale:g}"
+        weights = None if is_own(text) else self.weights(label.method)
         return Draft(tree_words(tree), rule, nodes + 1, weights, tree.parents or ())
 
     def _load(self, method: str) -> TreeDrafter:

@@ -18,10 +18,10 @@ from typing import Any, Literal, NoReturn, TypeVar
 import tyro
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.data.chat.tokenizers import set_chat_template, set_template_args
+from eagle_jax.data.chat import set_chat_template, set_template_args
 from eagle_jax.devices import DeviceError, device_message, is_out_of_memory, shortage
 from eagle_jax.settings import load_yaml
-from infer.common.interrupts import interruptible
+from infer.common.interrupts import handle_interrupts
 
 T = TypeVar("T")
 PYTHON = {"True": "true", "False": "false", "None": "null", "yes": "true", "on": "true", "no": "false", "off": "false"}
@@ -71,8 +71,8 @@ def run(
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a log file has every line at once
     try:
-        with interruptible():
-            status = main(arguments(cls, description))
+        handle_interrupts()
+        status = main(arguments(cls, description))
         sys.exit(status if isinstance(status, int) else 0)
     except Exception as error:
         if (message := of_error(error)) is None:

@@ -61,7 +61,7 @@ class CountedQuestions(msgspec.Struct):
 
 
 class Positions(msgspec.Struct):
-    """Holds [D][K] counts by depth and rank among siblings (`eagle_jax.evaluate.positions`)."""
+    """Holds [D][K] counts by depth and rank among siblings (`eagle_jax.evaluate`)."""
 
     drafted: list[list[Count]]
     reached: list[list[Count]]
@@ -102,6 +102,11 @@ class Measured(msgspec.Struct, kw_only=True):
         """Returns the name of the papers."""
         return self.label.partition("@")[0]
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Returns the fields that identify an entry of a file."""
+        return self.label, self.task, self.temperature
+
 
 class Cell(Measured, kw_only=True):
     """Holds the times of one method. None is a count that a method lacks (`transformers` has no passes)."""
@@ -127,7 +132,7 @@ class Cell(Measured, kw_only=True):
     @property
     def key(self) -> tuple[Any, ...]:
         """Returns the fields that identify an entry of a file."""
-        return (self.label, *self.group)
+        return *super().key, self.batch
 
 
 class Recording(Measured, kw_only=True):
@@ -139,11 +144,6 @@ class Recording(Measured, kw_only=True):
     calibration: Calibration | None  # None of sampled drafts, and where drafts have no confidence
     chains: list[Chain]  # one per length; empty for a method that drafts no chain of a given length
     by_question: CountedQuestions
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Returns the fields that identify an entry of a file."""
-        return self.label, self.task, self.temperature
 
 
 class File(msgspec.Struct, tag_field="schema"):

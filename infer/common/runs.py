@@ -11,14 +11,13 @@ from typing import Any, Generic, NamedTuple
 import jax
 
 import eagle_jax
-from eagle_jax.data.chat.tokenizers import tokenizer_settings
+from eagle_jax.data.chat import tokenizer_settings
 from eagle_jax.runtime.compilation import machine, revision
 from infer import REPOSITORY
-from infer.common.calls import keys_of
 from infer.common.methods import Loader, Places, check_methods, load_pair
 from infer.common.programs import at_least_one, can_write, check_seed, listed
 from infer.common.results import FileType, continued, write
-from infer.common.tasks import BUNDLED, Conversation, Question, Task, load_tasks, names_of, task_folder
+from infer.common.tasks import BUNDLED, Conversation, Question, Task, keys_of, load_tasks, names_of, task_folder
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,16 +6,20 @@ import hashlib
 import itertools
 import json
 import os
+import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from eagle_jax.assets import bundled_questions
-from eagle_jax.data.chat.tokenize import chat_ids
-from eagle_jax.data.corpus.files import ENDINGS, read_rows
-from eagle_jax.data.corpus.sources import hub_rows, is_dataset_name
-from eagle_jax.data.rows.columns import is_absent, is_metadata, is_reference
-from eagle_jax.data.rows.parse import REPLIES
+from eagle_jax.core.randomness import row_keys
+from eagle_jax.data.chat import chat_ids
+from eagle_jax.data.corpus import ENDINGS, hub_rows, is_dataset_name, read_rows
+from eagle_jax.data.rows import REPLIES, is_absent, is_metadata, is_reference
 
 ALIASES = {"nq": "qa", "cnn_dm": "sum"}
 """Tasks of the papers whose files have other names in their repository."""
@@ -106,6 +110,18 @@ def names_of(questions: Sequence[Question]) -> list[str]:
         name = f"{question.id}:{hashlib.sha256(json.dumps(question.turns).encode()).hexdigest()[:8]}"
         found.append(f"{name}:{found.count(name)}" if name in found else name)
     return found
+
+
+def keys_of(seed: int, names: Sequence[str], turn: int) -> jax.Array:
+    """Returns [rows] keys by `seed`, the question's name (`names_of`) and the turn, whatever the batch.
+
+    Questions with the same noise would not be independent, and intervals over them would be too narrow.
+    """
+    numbers = [zlib.crc32(f"{name}, turn {turn}".encode()) for name in names]
+    return _row_keys(jax.random.key(seed, impl="threefry2x32"), jnp.asarray(np.array(numbers, np.uint32)))
+
+
+_row_keys = jax.jit(row_keys)
 
 
 class Conversation:

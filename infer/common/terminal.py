@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from eagle_jax.data.chat.decode import TextStream
+from eagle_jax.data.chat import TextStream
 from eagle_jax.runtime.generation import StreamChunk
 
 

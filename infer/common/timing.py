@@ -1,15 +1,20 @@
-"""Times calls in turns, so that a slow minute of the machine affects all of them."""
+"""Times methods in turns, and computes the cells of a result of `infer.bench`."""
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import numpy as np
 
+import eagle_jax
 from eagle_jax.core.types import Params
+from eagle_jax.runtime.generation import first_tokens
+from infer.common.results import Cell, Draft, Group, TimedQuestions
 
 K = TypeVar("K", bound=Hashable)
 
@@ -49,3 +54,161 @@ class Part(NamedTuple):
 
         program = jax.jit(loop)
         return lambda: jax.block_until_ready(program(self.params, self.carry))
+
+
+class Answer(NamedTuple):
+    """Holds new tokens per row and, for methods that count passes, counts per row."""
+
+    tokens: list[list[int]]  # [rows] new tokens
+    cycles: list[int] | None = None  # [rows] target passes after the prefill
+    accepted: list[list[int]] | None = None  # [rows][D+1] histograms
+
+
+class Method(NamedTuple):
+    """Holds functions `(prompts, keys) -> Answer` that wait for the result; `keys` has one per prompt."""
+
+    answer: Callable[[list[list[int]], jax.Array], Answer]  # whole replies
+    # only the first token of every reply, by the same program if the method has one
+    prefill: Callable[[list[list[int]], jax.Array], Answer]
+
+
+def engine(
+    target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter | None, max_new_tokens: int, temperature: float
+) -> Method:
+    """Wraps this library's `generate`."""
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
+
+    def answer(prompts: list[list[int]], keys: jax.Array) -> Answer:
+        out = eagle_jax.generate(target, drafter, prompts, key=keys, **options)
+        return Answer(out.tokens, out.cycles.tolist(), out.accepted.tolist())
+
+    def prefill(prompts: list[list[int]], keys: jax.Array) -> Answer:
+        return Answer(first_tokens(target, drafter, prompts, key=keys, **options).tokens)
+
+    return Method(answer, prefill)
+
+
+def hugging_face(target: eagle_jax.Target) -> Callable[[int, float], Method]:
+    """Wraps `generate` of `transformers` on the same weights in PyTorch."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # loading takes a second
+    model = AutoModelForCausalLM.from_pretrained(target.name, dtype=getattr(torch, target.dtype)).eval()
+    stops = set(target.config.eos_ids)
+
+    @torch.no_grad()
+    def run(prompts: list[list[int]], keys: jax.Array, max_new_tokens: int, temperature: float) -> Answer:
+        torch.manual_seed(int(jax.random.key_data(keys)[0, -1]))  # PyTorch has one seed for all rows
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        # These override generation_config.json, whose settings may change the law.
+        options: dict[str, Any] = {"eos_token_id": sorted(stops) or None, "pad_token_id": 0, "repetition_penalty": 1.0}
+        if temperature:
+            options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
+        full = model.generate(
+            ids, attention_mask=mask, max_new_tokens=max_new_tokens, do_sample=temperature > 0, **options
+        )
+        rows = full[:, width:].tolist()
+        ends = [next((i + 1 for i, token in enumerate(row) if token in stops), len(row)) for row in rows]
+        return Answer([row[:end] for row, end in zip(rows, ends, strict=True)])
+
+    def method(max_new_tokens: int, temperature: float) -> Method:
+        answer = functools.partial(run, max_new_tokens=max_new_tokens, temperature=temperature)
+        return Method(answer, functools.partial(answer, max_new_tokens=1))
+
+    return method
+
+
+class Call(NamedTuple):
+    """Holds a turn of a batch by one method."""
+
+    number: int  # of the batch
+    questions: Sequence[str]  # [rows] names
+    answer: Answer
+    plain: Answer  # plain decoding's
+    seconds: Sequence[float]  # of the whole call, per repetition
+    prefill_seconds: Sequence[float]  # of the prefill alone
+
+
+def cell(label: str, group: Group, own: Sequence[Call], plain: Sequence[Call], draft: Draft) -> Cell:
+    """Returns the cell of a method on a group from the calls of the method and of plain decoding."""
+    columns = _by_question(own, plain)
+    replies, tokens = sum(columns.replies), sum(columns.tokens)
+    seconds, decoding = _seconds(own)
+    plain_seconds, plain_decoding = _seconds(plain)
+    plain_tokens = sum(columns.plain_tokens)
+    speedups = tokens / seconds * plain_seconds / plain_tokens
+    decoded, plain_decoded = tokens - replies, plain_tokens - replies
+    decodes = min(decoded, plain_decoded) > 0 and min(decoding.min(), plain_decoding.min()) > 0
+    counted = columns.cycles is not None
+    cycles = sum(columns.cycles or ())
+    passes = sum(max(call.answer.cycles or ()) for call in own) if counted else 0
+    histograms = [row for call in own for row in call.answer.accepted or ()]
+    texts = [pair for call in own for pair in zip(call.answer.tokens, call.plain.tokens, strict=True)]
+    return Cell(
+        label=label,
+        task=group.task,
+        temperature=group.temperature,
+        batch=group.batch,
+        questions=len(columns.question),
+        replies=replies,
+        tokens=tokens,
+        passes=passes if counted else None,
+        cycles=cycles if counted else None,
+        tok_s=_median(tokens / seconds),
+        speedup=_median(speedups),
+        speedup_range=[_round(speedups.min()), _round(speedups.max())],
+        decode_speedup=_median(decoded / decoding * plain_decoding / plain_decoded) if decodes else None,
+        tau=_round(decoded / cycles) if cycles else None,
+        accepted=np.sum(histograms, axis=0).tolist() if counted else None,
+        ms_per_pass=_median(1000 * decoding / passes) if passes and decodes else None,
+        identical=sum(mine == base for mine, base in texts),
+        draft=draft,
+        by_question=columns,
+    )
+
+
+def _seconds(calls: Sequence[Call]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the seconds of all calls together, and without the prefills, per repetition."""
+    whole = np.sum([call.seconds for call in calls], axis=0)
+    return whole, whole - np.sum([call.prefill_seconds for call in calls], axis=0)
+
+
+def _by_question(own: Sequence[Call], plain: Sequence[Call]) -> TimedQuestions:
+    """Sums over the replies of every question; rows of a batch share its seconds alike."""
+    names = list(dict.fromkeys(name for call in own for name in call.questions))
+    rows = [(names.index(name), row, call) for call in own for row, name in enumerate(call.questions)]
+
+    def sums(values: Sequence[float]) -> list[int]:
+        return np.bincount([at for at, _, _ in rows], values, len(names)).astype(int).tolist()
+
+    def seconds(calls: Sequence[Call]) -> list[list[float]]:
+        total = np.zeros((len(calls[0].seconds), len(names)))
+        for call in calls:
+            for name in call.questions:
+                total[:, names.index(name)] += np.asarray(call.seconds) / len(call.questions)
+        return [[_round(value) for value in repetition] for repetition in total]
+
+    counted = own[0].answer.cycles is not None
+    return TimedQuestions(
+        question=names,
+        call=[next(call.number for call in own if name in call.questions) for name in names],
+        replies=sums([1] * len(rows)),
+        tokens=sums([len(call.answer.tokens[row]) for _, row, call in rows]),
+        cycles=sums([call.answer.cycles[row] for _, row, call in rows if call.answer.cycles]) if counted else None,
+        seconds=seconds(own),
+        plain_tokens=sums([len(call.plain.tokens[row]) for _, row, call in rows]),
+        plain_seconds=seconds(plain),
+    )
+
+
+def _median(values: np.ndarray) -> float:
+    return _round(np.median(values))
+
+
+def _round(value: float) -> float:
+    """Rounds to six digits: more are noise."""
+    return float(f"{value:.6g}")

@@ -36,17 +36,17 @@ def main(args: Args) -> dict[str, Any]:
     """Writes the report; prints and returns the names of its files."""
     can_write(args.out)
     sources = gather(args.files)
-    made = sections(sources)
-    pictures = {name: figure for section in made for name, figure in section.figures.items()}
-    for name, figure in pictures.items():
-        write_whole(args.out / name, figures.png(figure))
     rows = [[str(path), file.machine, file.revision or "-"] for path, file in sources.files.items()]
     parts = ["# Report", table(["file", "machine", "revision"], rows, left=3)]
-    for section in made:
-        shown = [f"![{name.removesuffix('.png')}]({name})" for name in section.figures]
-        parts += [f"## {section.title}", *section.parts, *shown]
+    titles, pictures = [], []
+    for section in sections(sources):
+        titles.append(section.title)
+        parts += [f"## {section.title}", section.text, *section.tables]
+        for name, draw in section.figures.items():
+            write_whole(args.out / name, figures.png(draw()))
+            pictures.append(name)
+            parts.append(f"![{name.removesuffix('.png')}]({name})")
     write_whole(args.out / "report.md", "\n\n".join(parts) + "\n")
-    titles = [section.title for section in made]
     report = {"report": str(args.out / "report.md"), "figures": sorted(pictures), "sections": titles}
     print(json.dumps(report))
     return report
@@ -58,7 +58,7 @@ def sections(sources: Sources) -> list[Section]:
     every += [speed.ablation(sources), speed.batches(sources), speed.temperatures(sources)]
     every += [drafting.positions(sources), drafting.calibration(sources)]
     every += [drafting.n_alpha(sources), drafting.expected(sources)]
-    return [section for section in every if section.has_data]
+    return [section for section in every if section.tables]
 
 
 if __name__ == "__main__":

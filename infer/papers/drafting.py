@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from eagle_jax.evaluate import positions as counted
-from infer.common.estimates import share
+from eagle_jax import evaluate as counted
 from infer.common.results import Chain, Recording
-from infer.common.tables import number, table
+from infer.common.tables import number, share, table
 from infer.papers import figures
 from infer.papers.sources import NAMES, Section, Sources, foremost, grouped, in_order, title
 
@@ -29,12 +29,12 @@ def label_rows(sources: Sources) -> Section:
         for (method, draft), names in found.items()
     ]
     head = ["label", "method", "weights", "drafts", "accepted by", "rows of a pass"]
-    return Section("What each label is", ["The rows of a pass are the root and its drafts.", table(head, rows, left=5)])
+    return Section("What each label is", "The rows of a pass are the root and its drafts.", [table(head, rows, left=5)])
 
 
 def positions(sources: Sources) -> Section:
     """Returns acceptance by depth and rank among siblings (EAGLE-2, figure 5)."""
-    parts, pictures = [], {}
+    tables, pictures = [], {}
     for temperature, cells in grouped(sources.recorded, "temperature").items():
         rows, shown = [], {}
         found = grouped(cells, "label")
@@ -51,15 +51,15 @@ def positions(sources: Sources) -> Section:
                 shown[title(label)] = {f"sibling {rank}": curve for rank, curve in enumerate(curves, 1)}
         if rows:
             head = [f"temperature {temperature:g}, depth 1", *(f"sibling {rank + 1}" for rank in range(RANKS))]
-            parts.append(table(head, rows))
-            picture = figures.lines(shown, "depth of the node", "accepted of those reached")
-            pictures[f"positions_t{temperature:g}.png"] = picture
+            tables.append(table(head, rows))
+            draw = functools.partial(figures.lines, shown, "depth of the node", "accepted of those reached")
+            pictures[f"positions_t{temperature:g}.png"] = draw
     text = (
         "Of the nodes that the target reached (their parent was accepted), the share that it accepted, with the 95% "
         "Wilson interval. The figure has the other depths. A dynamic tree fills a position only where the draft was "
         "confident of it."
     )
-    return Section("Acceptance by tree position", [text, *parts], pictures)
+    return Section("Acceptance by tree position", text, tables, pictures)
 
 
 def calibration(sources: Sources) -> Section:
@@ -82,37 +82,34 @@ def calibration(sources: Sources) -> Section:
             error = counted.Calibration(count, mean, accepted).error
             shares = [share(int(a), int(n)) for a, n in zip(accepted, count, strict=True)]
             rows.append([title(label), f"{temperature:g}", number(error), *shares])
-    parts = [
+    text = (
         "Confidence is the probability that the draft gave a node after its parent. By bin of confidence: of the nodes "
         "that the target reached, the share that it accepted, with the 95% Wilson interval. The calibration error is "
         "the mean over nodes of the distance between the two."
-    ]
-    if not rows:
-        return Section("Confidence of the draft against acceptance", parts)
-    many = len(rows[0]) - 3
+    )
+    many = len(rows[0]) - 3 if rows else 0
     head = ["method", "T", "calibration error", *(f"{b / many:g}-{(b + 1) / many:g}" for b in range(many))]
-    parts.append(table(head, rows))
-    pictures = {"calibration.png": figures.calibration(shown)}
-    return Section("Confidence of the draft against acceptance", parts, pictures)
+    pictures = {"calibration.png": functools.partial(figures.calibration, shown)}
+    return Section("Confidence of the draft against acceptance", text, [table(head, rows)] if rows else [], pictures)
 
 
 def n_alpha(sources: Sources) -> Section:
     """Returns n-alpha of the longest chains (EAGLE-3, figure 7)."""
-    parts = [
+    text = (
         "Of the drafts of a chain that n accepted drafts precede, the share that the target accepted, with the 95% "
         "Wilson interval."
-    ]
-    if not (chains := {key: found[-1] for key, found in pooled_chains(sources.recorded).items()}):
-        return Section("n-alpha", parts)
-    deepest = max(chain.length for chain in chains.values())
+    )
+    chains = {key: found[-1] for key, found in pooled_chains(sources.recorded).items()}
+    deepest = max((chain.length for chain in chains.values()), default=0)
     rows, shown = [], dict[str, dict[str, dict[int, float | None]]]()
     for (name, temperature), chain in chains.items():
         counts = list(zip(chain.accepted, chain.tested, strict=True))
         rows.append([name, f"{temperature:g}", *(share(a, t) for a, t in counts), *["-"] * (deepest - len(counts))])
         curve = {n: a / t if t else None for n, (a, t) in enumerate(counts)}
         shown.setdefault(f"temperature {temperature:g}", {})[name] = curve
-    parts.append(table(["method", "T", *(f"{n}-alpha" for n in range(deepest))], rows))
-    return Section("n-alpha", parts, {"n_alpha.png": figures.lines(shown, "n, accepted drafts before", "n-alpha")})
+    tables = [table(["method", "T", *(f"{n}-alpha" for n in range(deepest))], rows)] if rows else []
+    draw = functools.partial(figures.lines, shown, "n, accepted drafts before", "n-alpha")
+    return Section("n-alpha", text, tables, {"n_alpha.png": draw})
 
 
 def expected(sources: Sources) -> Section:
@@ -129,15 +126,14 @@ def expected(sources: Sources) -> Section:
             numbers = [number(curve.get(length)) for length in every]
             rows.append([f"{name}, {words}", f"{temperature:g}", share(accepted, tested), *numbers])
             shown.setdefault(f"temperature {temperature:g}", {})[f"{name}, {words}"] = dict(curve)
-    parts = [
+    text = (
         "a is the share of accepted among all drafts of the longest chain that the target reached, with the 95% Wilson "
         "interval; (1 - a^(K+1)) / (1 - a) tokens per pass are expected."
-    ]
-    if not rows:
-        return Section("Expected tokens per pass", parts)
-    parts.append(table(["method", "T", "a", *(f"K={length}" for length in every)], rows))
-    picture = figures.lines(shown, "K, drafts in the chain", "tokens per target pass", broken="expected")
-    return Section("Expected tokens per pass", parts, {"expected.png": picture})
+    )
+    tables = [table(["method", "T", "a", *(f"K={length}" for length in every)], rows)] if rows else []
+    axes = "K, drafts in the chain", "tokens per target pass"
+    draw = functools.partial(figures.lines, shown, *axes, broken="expected")
+    return Section("Expected tokens per pass", text, tables, {"expected.png": draw})
 
 
 def pooled_chains(cells: Sequence[Recording]) -> dict[tuple[str, float], list[Chain]]:

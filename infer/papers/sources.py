@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -32,19 +32,12 @@ SAME = ("target", "dtype", "max_new_tokens", "seed")
 
 
 class Section(NamedTuple):
-    """Holds a part of the report: its heading, Markdown paragraphs, and figures by file name.
-
-    The first paragraph explains the others. A section with one paragraph has no data and is left out.
-    """
+    """Holds a part of the report. A section without tables has no data and is left out."""
 
     title: str
-    parts: Sequence[str]
-    figures: Mapping[str, Any] = MappingProxyType({})
-
-    @property
-    def has_data(self) -> bool:
-        """Returns whether a table follows the explanation."""
-        return len(self.parts) > 1
+    text: str  # explains the tables
+    tables: Sequence[str]
+    figures: Mapping[str, Callable[[], Any]] = MappingProxyType({})  # by file name what draws them
 
 
 class Sources(NamedTuple):

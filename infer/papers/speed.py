@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from infer.common.estimates import difference, questions_of, speedup, tau
-from infer.common.tables import number, table, with_interval
+from infer.common.tables import difference, number, questions_of, speedup, table, tau, with_interval
 from infer.papers import figures
 from infer.papers.sources import Section, Sources, foremost, grouped, title
 
@@ -42,9 +42,9 @@ def speeds(sources: Sources) -> list[Section]:
             "the replies that equal plain decoding's."
         )
         head = ["method", *tasks, "speedup", "95%", "tau", "95%", "questions", "cycle (rows)", "identical"]
-        pictures = {f"speedup_t{temperature:g}.png": figures.bars([c for c in cells if c.label in drawn], title)}
+        draw = functools.partial(figures.bars, [cell for cell in cells if cell.label in drawn], title)
         heading = f"Speedup and tau at temperature {temperature:g}"
-        sections.append(Section(heading, [text, table(head, rows)], pictures))
+        sections.append(Section(heading, text, [table(head, rows)], {f"speedup_t{temperature:g}.png": draw}))
     return sections
 
 
@@ -60,13 +60,14 @@ def taus(sources: Sources) -> list[Section]:
             rows.append([title(label), str(own[0].draft.rows - 1), *columns, *means, str(len(questions_of(own)))])
         text = "Tokens per target pass, recorded without a clock: the cost of a wider pass does not count."
         written = table(["method", "nodes", *tasks, "mean", "95%", "questions"], rows)
-        sections.append(Section(f"Tau of recorded trees at temperature {temperature:g}", [text, written]))
+        sections.append(Section(f"Tau of recorded trees at temperature {temperature:g}", text, [written]))
     return sections
 
 
 def ablation(sources: Sources) -> Section:
     """Returns EAGLE-2's ablation: tau without value, rerank or both, and the paired differences."""
-    parts = ["Mean over tasks of tau, on the questions that all rows answered. Differences are paired by question."]
+    tables = []
+    text = "Mean over tasks of tau, on the questions that all rows answered. Differences are paired by question."
     kinds: list[tuple[str, Sequence[Any]]] = [("recorded", sources.recorded), ("timed", sources.timed)]
     for kind, every in kinds:
         for temperature, cells in grouped(every, "temperature").items():
@@ -82,13 +83,13 @@ def ablation(sources: Sources) -> Section:
                     step = difference(one, full) if one and full and cells_of is not found[base] else None
                     rows.append([words, *with_interval(one, step), str(len(shared))])
                 what = f"{title(base)}, temperature {temperature:g}, {kind}"
-                parts.append(table([what, "tau", "95%", "difference", "95%", "questions"], rows))
-    return Section("EAGLE-2's ablation", parts)
+                tables.append(table([what, "tau", "95%", "difference", "95%", "questions"], rows))
+    return Section("EAGLE-2's ablation", text, tables)
 
 
 def batches(sources: Sources) -> Section:
     """Returns throughput against batch size (the papers' tables 3 and 5)."""
-    parts, pictures = [], {}
+    tables, pictures = [], {}
     for temperature, every in grouped(sources.timed, "temperature").items():
         sizes_of: dict[Any, set[int]] = {}
         for cell in every:
@@ -108,13 +109,13 @@ def batches(sources: Sources) -> Section:
                 ratios.setdefault(title(label), {})[size] = one.value
             rows.append([title(label), *(words.get(size, "-") for size in sizes), str(len(questions_of(own)))])
         axes = ["tokens per second, all rows", "speedup over plain decoding"]
-        picture = figures.lines({"": rates, " ": ratios}, "batch size, rows", axes, log=True)
-        pictures[f"throughput_t{temperature:g}.png"] = picture
-        parts.append(table([f"temperature {temperature:g}", *(f"batch {size}" for size in sizes), "questions"], rows))
+        draw = functools.partial(figures.lines, {"": rates, " ": ratios}, "batch size, rows", axes, log=True)
+        pictures[f"throughput_t{temperature:g}.png"] = draw
+        tables.append(table([f"temperature {temperature:g}", *(f"batch {size}" for size in sizes), "questions"], rows))
     text = (
         "Tokens per second of all rows, and speedup over plain decoding of the same batch size with its 95% interval."
     )
-    return Section("Throughput against batch size", [text, *parts], pictures)
+    return Section("Throughput against batch size", text, tables, pictures)
 
 
 def temperatures(sources: Sources) -> Section:
@@ -133,12 +134,11 @@ def temperatures(sources: Sources) -> Section:
         words = [word for heat in heats for word in with_interval(*found.get(heat, (None, None)))]
         rows.append([title(label), *words, str(len(shared))])
     text = "Speedup and tau of the questions that were answered at all temperatures of a row."
-    if not rows:
-        return Section("Temperature", [text])
     head = [word for heat in heats for word in (f"speedup, T={heat:g}", "95%", f"tau, T={heat:g}", "95%")]
     axes = ["speedup over plain decoding", "tau, tokens per target pass"]
-    picture = figures.lines({"": speed, " ": passes}, "temperature", axes)
-    return Section("Temperature", [text, table(["method", *head, "questions"], rows)], {"temperature.png": picture})
+    draw = functools.partial(figures.lines, {"": speed, " ": passes}, "temperature", axes)
+    tables = [table(["method", *head, "questions"], rows)] if rows else []
+    return Section("Temperature", text, tables, {"temperature.png": draw})
 
 
 def _smallest(cells: Sequence[Any]) -> list[Any]:

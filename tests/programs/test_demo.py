@@ -38,9 +38,10 @@ def test_the_parts_of_a_cycle(pair, capsys):
     ("options", "message"),
     [
         ({"context": 5000, "turns": 2}, r"--context must be at most \d+ for 2 turns, got 5000"),
-        ({"target": "x"}, "--target must be given with --head"),
+        ({"target": "x"}, "--hass must be given for hass with --target"),
+        ({"method": "pld"}, "--method must be an EAGLE head, got pld"),
         ({"turns": 0}, "--turns must be at least 1, got 0"),
-        ({"target": "/nope", "head": "/nope"}, "^--target /nope: no such directory"),
+        ({"target": "/nope", "hass": "/nope"}, "^--target /nope: no such directory"),
     ],
 )
 def test_bad_options_of_infer_cycle_are_named(options, message, pair):

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -88,45 +87,39 @@ def default_handler():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+    signal.set_wakeup_fd(-1)
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_python_that_answers_at_once_prints_nothing(times, default_handler, capfd, monkeypatch):
-    """Python may take two signals for one. Afterwards all is as before."""
+def test_ctrl_c_at_once_prints_nothing(times, default_handler, capfd, monkeypatch):
+    """Python may take two signals for one."""
     monkeypatch.setattr(interrupts, "PATIENCE", 0.3)
-    threads = threading.active_count()
+    interrupts.handle_interrupts()
 
     def wait():
         for _ in range(times):
             os.kill(os.getpid(), signal.SIGINT)
         time.sleep(5)
 
-    with pytest.raises(KeyboardInterrupt), interrupts.interruptible():
+    with pytest.raises(KeyboardInterrupt):
         wait()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert signal.set_wakeup_fd(-1) == -1 and threading.active_count() == threads
+    time.sleep(0.5)
     assert capfd.readouterr().err == ""
 
 
 def test_an_ignored_signal_stays_ignored(default_handler):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with interrupts.interruptible():
-        os.kill(os.getpid(), signal.SIGINT)
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    interrupts.handle_interrupts()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_an_interrupt_that_python_would_drop_comes_a_moment_later(default_handler):
-    """Raised inside JAX's callback of the garbage collector it would be printed and forgotten."""
+    """Python prints and drops an exception inside JAX's callback of the garbage collector."""
 
     def _xla_gc_callback():
         interrupts.interrupt(signal.SIGINT, sys._getframe())
 
     signal.signal(signal.SIGINT, interrupts.interrupt)
-    try:
-        _xla_gc_callback()
-    except KeyboardInterrupt:
-        pytest.fail("raised where Python drops it")
+    _xla_gc_callback()
     with pytest.raises(KeyboardInterrupt):
         time.sleep(5)
-    with pytest.raises(KeyboardInterrupt):
-        interrupts.interrupt(signal.SIGINT, None)

@@ -1,16 +1,23 @@
-"""Labels of methods: one grammar, weights read once, a method of the user's own."""
+"""Checks labels of methods, their weights, a method of the user's own, and options for paths and chat templates."""
 
 from __future__ import annotations
+
+import copy
 
 import pytest
 
 import eagle_jax
+from eagle_jax.assets import bundled
+from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig
-from eagle_jax.runtime.demo import bundled
+from eagle_jax.data.chat.tokenize import chat_text
+from infer import acceptance, bench, chat, tune
 from infer.common.labels import Label
-from infer.common.methods import NOTHING, Loader, Places, best_static, check_methods, load_pair
+from infer.common.methods import NOTHING, OPTIONS, Loader, Places, best_static, check_methods, load_pair
+from infer.common.programs import arguments
 from infer.common.results import Positions
-from tests.programs.result_files import recorded_file, recording
+from tests.data.chats import TEMPLATES
+from tests.programs.conftest import recorded_file, recording
 
 DEFAULT = TreeConfig(depth=2, top_k=2, num_nodes=4)
 TREE = TreeConfig(depth=4, top_k=2, num_nodes=7)
@@ -31,6 +38,7 @@ def with_fields(**fields) -> TreeConfig:
         ("eagle2@4x2x7/confidence/norerank", with_fields(rank_by="confidence", rerank=False)),
         ("eagle3@4x2x7/untempered", with_fields(sampled_ranking="untempered")),
         ("eagle3@4x2x7/top_p0.9", with_fields(top_p=0.9)),
+        ("eagle3@4x2x7/noise_scale0.5", with_fields(noise_scale=0.5)),
         ("eagle3@untempered", TreeConfig(2, 2, 4, sampled_ranking="untempered")),
         ("sps@chain5/block", TreeConfig.chain(5, "block")),
         ("sps@chain4", TreeConfig.chain(4, "rejection")),
@@ -140,6 +148,7 @@ RANKED = "deterministic, ranked by draw"
          "0.9", RANKED, 4, "hass"),
         ("eagle2@2x2x4/untempered", "dynamic, depth 2, top 2, 4 nodes", "deterministic, ranked by untempered", 5,
          "eagle1"),
+        ("eagle2@chain3/noise_scale0.5", "chain of 3", "deterministic, ranked by draw, noise scale 0.5", 4, "eagle1"),
         ("eagle2@chain3/rejection", "chain of 3", "rejection", 4, "eagle1"),
         ("eagle1", "static, 25 nodes: 4+8+8+3+2", RANKED, 26, "eagle1"),
         ("pld@4x3/shortest2/latest", "length 4, ngram 3, shortest 2, latest True", "deterministic", 5, None),
@@ -211,3 +220,36 @@ def test_a_function_of_the_user_returns_a_drafter(pair, own_module):
         load(f"own:{own_module}:nothing")
     with pytest.raises(ValueError, match=r"two' must take one argument, the target, got .*missing a req"):
         load(f"own:{own_module}:two")
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return eagle_jax.load_demo()
+
+
+def test_an_error_about_a_path_names_its_option(loaded, tmp_path):
+    with pytest.raises(CheckpointError, match=r"^--target /nope: no such directory: /nope"):
+        load_pair(Places(target="/nope"))
+    for method, field in OPTIONS.items():
+        option = f"--{field.replace('_', '-')}"
+        with pytest.raises(CheckpointError, match=f"^{option} /nope: no such directory: /nope"):
+            Loader(loaded[0], Places(**{field: "/nope"}))(method)
+    with pytest.raises(ValueError, match=r"^--positions /nope: No such file or directory$"):
+        best_static(Label.parse("medusa@best31"), "/nope")
+    with pytest.raises(CheckpointError, match=r"^--eagle3 [^ ]*medusa holds Medusa heads\. Load them with load_medusa"):
+        Loader(loaded[0], Places(eagle3=str(bundled("medusa"))))("eagle3")
+
+
+@pytest.mark.parametrize("program", [acceptance, bench, chat, tune])
+def test_every_program_takes_a_template_and_its_arguments(program, loaded, monkeypatch, tmp_path):
+    (tmp_path / "own.jinja").write_text("{{ messages[0].content }} {{ effort }}" + TEMPLATES["chatml"])
+    given = ["--chat-template", str(tmp_path / "own.jinja"), "--template-args", "effort=low"]
+    monkeypatch.setattr(eagle_jax, "load_demo", lambda **_: (*loaded[:2], copy.deepcopy(loaded[2])))
+    _, tokenizer = load_pair(arguments(program.Args, None, given))
+    assert chat_text(tokenizer, [{"role": "user", "content": "Hi"}]).startswith("Hi low")
+    for wrong, message in (
+        ("effrt=low", r"--template-args effrt=low: template arguments must be .* reads \(effort\)"),
+        ("effort", "--template-args must be NAME=VALUE"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            load_pair(arguments(program.Args, None, [*given[:-1], wrong]))

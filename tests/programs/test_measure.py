@@ -15,8 +15,8 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.data.chat.tokenize import chat_ids
 from eagle_jax.runtime import compilation, generation
 from eagle_jax.runtime.compilation import machine, revision
-from infer.common.calls import engine, keys_of
-from infer.common.timing import time_interleaved, time_repetitions
+from infer.common.tasks import keys_of
+from infer.common.timing import engine, time_interleaved, time_repetitions
 from tests.models import random_prompts, tiny_head, tiny_target
 from tests.programs.conftest import ByteTokenizer
 

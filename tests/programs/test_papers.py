@@ -9,7 +9,7 @@ import pytest
 
 from infer.papers import __main__ as papers
 from infer.papers.sources import gather, title
-from tests.programs.result_files import NOISE, bench_cell, bench_file, draft_of, recorded_file, recording
+from tests.programs.conftest import NOISE, bench_cell, bench_file, draft_of, recorded_file, recording
 
 TASKS = ("gsm8k", "mt_bench")
 TIMED = [bench_cell("vanilla", task, 1.0, 1.0) for task in TASKS]

@@ -12,10 +12,10 @@ import pytest
 
 import eagle_jax
 from eagle_jax.config import EAGLE1_PARENTS, TreeConfig
-from eagle_jax.evaluate.acceptance import Cycles
+from eagle_jax.evaluate import Cycles
 from infer import acceptance
-from infer.common.calls import keys_of
 from infer.common.results import Calibration, CountedQuestions, Recorded, read
+from infer.common.tasks import keys_of
 from infer.papers import __main__ as papers
 
 
@@ -60,9 +60,9 @@ def test_numbers_of_cycles():
         np.array([[False, True, True], [False, True, False]]), np.array([3, 1], np.int32),
     )  # fmt: skip
     count, confidence = [0] * 4 + [3] + [0] * 5, [None] * 4 + [0.5] + [None] * 5
-    assert acceptance.calibrate(cycles, sampled=False) == Calibration(count, confidence, count)
-    assert acceptance.calibrate(cycles, sampled=True) is None
-    assert acceptance.calibrate(cycles._replace(reached=np.zeros((2, 3), bool)), sampled=False) is None
+    assert acceptance.calibration_of(cycles, sampled=False) == Calibration(count, confidence, count)
+    assert acceptance.calibration_of(cycles, sampled=True) is None
+    assert acceptance.calibration_of(cycles._replace(reached=np.zeros((2, 3), bool)), sampled=False) is None
     found = acceptance.by_question(cycles, ["a", "b", "a", "c"])
     assert found == CountedQuestions(["a", "b", "c"], [3, 1, 0], [1, 1, 0])
     assert acceptance.follow(None, SimpleNamespace(), [1, 2], {}) == []
