@@ -20,14 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eagle_jax import training
 from eagle_jax.config import DecoderConfig, HeadConfig
 from eagle_jax.packed import PackedTokens
 from eagle_jax.runtime.compilation import machine, use_compilation_cache
-from eagle_jax.training import host
-from eagle_jax.training import train_steps as training
-from eagle_jax.training.flops import peak_flops, product_flops
-from eagle_jax.training.initialisation import fresh_head, fresh_target
-from eagle_jax.training.objective import Objective
 from infer.common.programs import at_least_one, run
 
 
@@ -59,14 +55,14 @@ def main(args: Args) -> dict[str, Any]:
     if args.length < args.unroll + 2:
         least = args.unroll + 2
         raise ValueError(f"--length must be at least --unroll + 2 = {least}, got {args.length}. Raise it.")
-    host.keep_freed_memory()
+    training.keep_freed_memory()
     use_compilation_cache()
     target, draft_vocab, taps = SIZES[args.size]
     config = HeadConfig("eagle3", target.one_layer(), draft_vocab, target.hidden_size, taps)
     keys = jax.random.split(jax.random.key(0))
-    weights = jax.jit(functools.partial(fresh_target, target))(keys[0])
+    weights = jax.jit(functools.partial(training.fresh_target, target))(keys[0])
     d2t = jnp.zeros(draft_vocab, jnp.int32)
-    head = jax.jit(functools.partial(fresh_head, config))(keys[1], weights, d2t)
+    head = jax.jit(functools.partial(training.fresh_head, config))(keys[1], weights, d2t)
     frozen = training.Frozen(jax.tree.map(lambda leaf: leaf.astype(args.dtype), weights), d2t)
 
     shape = (1, args.rows, args.length)  # one micro-batch; a prompt is the first quarter of a text
@@ -76,11 +72,11 @@ def main(args: Args) -> dict[str, Any]:
     texts = PackedTokens(*map(jnp.asarray, arrays))
 
     tx = training.head_optimiser(1e-4, 1, 10**9)
-    objective = Objective(steps=args.unroll, chunk=args.length, remat=False)
+    objective = training.Objective(steps=args.unroll, chunk=args.length, remat=False)
     step = functools.partial(training.head_train_step, target, config, objective, tx, args.dtype)
     state = training.HeadTrainState(head, jax.jit(tx.init)(head), jnp.zeros((), jnp.int32), jax.random.key(0))
-    flops = product_flops(step, state, frozen, texts)
-    update = jax.jit(step, donate_argnums=0, compiler_options=host.compiler_options())
+    flops = training.product_flops(step, state, frozen, texts)
+    update = jax.jit(step, donate_argnums=0, compiler_options=training.compiler_options())
     losses, times = [], []
     for _ in range(2 + args.repeats):
         start = time.perf_counter()
@@ -93,7 +89,7 @@ def main(args: Args) -> dict[str, Any]:
     found: dict[str, Any] = {
         "seconds": seconds, "fastest": min(timed), "slowest": max(timed),
         "tokens_per_second": round(args.rows * args.length / seconds, 1),
-        "mfu": round(flops / seconds / peak_flops(args.dtype), 4), "loss": [losses[0], losses[-1]],
+        "mfu": round(flops / seconds / training.peak_flops(args.dtype), 4), "loss": [losses[0], losses[-1]],
         "machine": machine(), "settings": dataclasses.asdict(args),
     }  # fmt: skip
     print(json.dumps(found))

@@ -13,7 +13,7 @@ object.
 from __future__ import annotations
 
 from eagle_jax.runtime.compilation import use_compilation_cache
-from infer.common.programs import at_least_one, run
+from infer.common.programs import at_least_one, option_of, run
 from train.loop.learners import SmallModelLearner
 from train.loop.options import DistillArgs as Args
 from train.loop.setup import check_run
@@ -22,26 +22,20 @@ from train.loop.training import start
 SIZES = ("hidden", "intermediate", "num_heads", "num_kv_heads", "head_dim")
 
 
-def check(args: Args) -> None:
-    """Validates the options.
+def main(args: Args) -> int:
+    """Distils and measures a model, writes it, and returns the exit status.
 
     Raises:
-      ValueError: naming the option.
+      ValueError: an option is out of range, or excludes another; the message names it.
     """
     check_run(args)
     at_least_one(args, "layers", *SIZES)
     given = "--init" if args.init is not None else "--target-layers" if args.target_layers else None
-    sized = [name for name in SIZES if getattr(args, name) is not None]
+    sized = [option_of(name) for name in SIZES if getattr(args, name) is not None]
     if given is not None and sized:
-        option = f"--{sized[0].replace('_', '-')}"
-        raise ValueError(f"{option} must come without {given}, got both. Leave one out.")
+        raise ValueError(f"{sized[0]} must come without {given}, got both. Leave one out.")
     if args.init is not None and args.target_layers:
         raise ValueError("--init must come without --target-layers, got both. Leave one out.")
-
-
-def main(args: Args) -> int:
-    """Distils and measures a model, writes it, and returns the exit status."""
-    check(args)
     return start(args, SmallModelLearner(args))
 
 

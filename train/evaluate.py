@@ -23,9 +23,9 @@ from typing import Any, Literal
 import jax
 
 import eagle_jax
-from eagle_jax.data.chat.stops import with_stop_ids
-from eagle_jax.data.corpus.sources import prompts_by_source
-from eagle_jax.evaluate.acceptance import measure_n_alpha
+from eagle_jax.data.chat import with_stop_ids
+from eagle_jax.data.corpus import prompts_by_source
+from eagle_jax.evaluate import measure_n_alpha
 from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.runtime.drafters import TreeDrafter
 from infer.common.programs import at_least_one, check_seed, naming, not_negative, parse_tree, run

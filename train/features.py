@@ -23,19 +23,17 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.checkpoints.files.staging import sweep
-from eagle_jax.data.corpus.documents import Corpus
-from eagle_jax.data.corpus.features import Layout, Stored, shard_bounds, shard_path, starts_of, write_shard
-from eagle_jax.data.corpus.sources import build_corpus, corpus_key
+from eagle_jax.data.corpus import Corpus, Layout, Stored, build_corpus, corpus_key, shard_bounds, write_shard
 from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel import processes
 from eagle_jax.parallel.mesh import make_mesh
 from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.runtime.request import bucket
-from eagle_jax.training.train_steps import observe
+from eagle_jax.training import observe
 from infer.common.programs import at_least_one, naming, run
+from train.loop.log import progress_bar
 from train.loop.options import CorpusArgs
 from train.loop.places import alone_in, sources_of, target_path, tokenizer_of
-from train.loop.progress import progress_bar
 from train.loop.setup import taps_of
 
 
@@ -96,7 +94,7 @@ def main(args: Args) -> None:
         if begun and not ((args.out / "layout.json").is_file() and Layout.load(args.out) == layout):
             raise ValueError(f"--out must hold features of this call's data, weights and options, got {args.out} with "
                              "others. Choose another directory.")  # fmt: skip
-        tokens = int(starts_of(corpus, args.length)[-1])
+        tokens = int(corpus.starts_within(args.length)[-1])
         check_space(layout, tokens, args.out)
         layout.save(args.out)
         write(args, target, corpus, layout)
@@ -106,10 +104,10 @@ def main(args: Args) -> None:
 
 def write(args: Args, target: eagle_jax.Target, corpus: Corpus, layout: Layout) -> None:
     """Writes the missing shards."""
-    starts = starts_of(corpus, args.length)
+    starts = corpus.starts_within(args.length)
     lengths = np.diff(starts)
     forward = jax.jit(functools.partial(observe, target.config, taps=layout.taps))
-    whole = [shard for shard in range(layout.shards) if shard_path(args.out, shard).exists()]
+    whole = [shard for shard in range(layout.shards) if layout.path(args.out, shard).exists()]
     bar = progress_bar(len(corpus), sum(layout.bounds[i + 1] - layout.bounds[i] for i in whole), "documents")
     for shard in (i for i in range(layout.shards) if i not in whole):
         first, last = layout.bounds[shard], layout.bounds[shard + 1]

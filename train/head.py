@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 
 from eagle_jax.runtime.compilation import use_compilation_cache
-from infer.common.programs import at_least_one, not_negative, run
+from infer.common.programs import at_least_one, not_negative, option_of, run
 from train.loop.learners import NUM_HEADS, EagleLearner, MedusaLearner
 from train.loop.options import HeadArgs as Args
 from train.loop.setup import check_run
@@ -26,35 +26,30 @@ EAGLE_ONLY = (*EAGLE3_ONLY, "unroll", "token_loss", "eta", "token_weight", "feat
 MEDUSA_ONLY = ("heads", "head_layers", "teacher")
 
 
-def check(args: Args) -> None:
-    """Validates the options.
+def main(args: Args) -> int:
+    """Trains and measures a head, writes it, and returns the exit status.
 
     Raises:
-      ValueError: naming the option.
+      ValueError: an option is out of range, or does not apply to the method; the message names it.
     """
     check_run(args)
     at_least_one(args, "unroll", "heads", "head_layers")
     not_negative(args, "draft_vocab", "decay", "eta", "token_weight", "feature_weight", "noise", "head_intermediate")
     if (args.decay or 0) > 1:
         raise ValueError(f"--decay must be at most 1, got {args.decay}. Give the weight of a step over the last.")
-    if args.method in NUM_HEADS:
-        rules = [(name, "eagle3, eagle1 or hass") for name in EAGLE_ONLY]
-    else:
-        rules = [(name, "medusa, hydra or hydra++") for name in MEDUSA_ONLY]
-    defaults = {field.name: field.default for field in dataclasses.fields(args)}
-    rules += [] if args.method == "eagle3" else [(name, "eagle3") for name in EAGLE3_ONLY]
-    for name, methods in rules:
-        if getattr(args, name) != defaults[name]:
-            option = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{option} must come with --method {methods}, got {args.method}. Leave it out.")
+    many = args.method in NUM_HEADS
+    names, methods = (EAGLE_ONLY, "eagle3, eagle1 or hass") if many else (MEDUSA_ONLY, "medusa, hydra or hydra++")
+    rules = dict.fromkeys(names, methods)
+    if args.method != "eagle3":
+        rules |= dict.fromkeys(EAGLE3_ONLY, "eagle3")
+    for field in dataclasses.fields(args):
+        if field.name in rules and getattr(args, field.name) != field.default:
+            raise ValueError(
+                f"{option_of(field.name)} must come with --method {rules[field.name]}, got {args.method}. Leave it out."
+            )
     if args.eta is not None and args.token_loss != "lk_blend":
         raise ValueError(f"--eta must come with --token-loss lk_blend, got {args.token_loss}. Leave it out.")
-
-
-def main(args: Args) -> int:
-    """Trains and measures a head, writes it, and returns the exit status."""
-    check(args)
-    return start(args, MedusaLearner(args) if args.method in NUM_HEADS else EagleLearner(args))
+    return start(args, MedusaLearner(args) if many else EagleLearner(args))
 
 
 if __name__ == "__main__":

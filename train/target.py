@@ -30,11 +30,9 @@ from transformers import AutoTokenizer
 from eagle_jax.checkpoints import save_target_checkpoint
 from eagle_jax.checkpoints.files.staging import write_whole
 from eagle_jax.config import DecoderConfig
-from eagle_jax.data.corpus.documents import Corpus
-from eagle_jax.data.corpus.sources import Source, build_corpus
+from eagle_jax.data.corpus import Corpus, Source, build_corpus
 from eagle_jax.runtime.compilation import use_compilation_cache
-from eagle_jax.training import host, pretrain
-from eagle_jax.training.initialisation import fresh_target
+from eagle_jax.training import compiler_options, fresh_target, pretrain
 from infer.common.programs import at_least_one, run
 
 
@@ -132,7 +130,7 @@ def main(args: Args) -> None:
     begun = step = int(state.step)
     held_rows = jnp.asarray(take(held, args.held_rows))
     loss_fn = jax.jit(functools.partial(pretrain.next_token_loss, config))
-    options = host.compiler_options()
+    options = compiler_options()
     update = jax.jit(functools.partial(pretrain.train_step, config, tx), donate_argnums=0, compiler_options=options)
     logging.info("%.2fM parameters, from step %d", sum(leaf.size for leaf in jax.tree.leaves(params)) / 1e6, step)
     del params

@@ -150,14 +150,9 @@ class _Sums(NamedTuple):
 
 
 def _sums(
-    config: HeadConfig,
-    objective: Objective,
-    target_logits: Logits,
-    kept: Int[Array, " Vd"] | None,
-    head: Params,
-    signals: Signals,
-    texts: PackedTokens,
-) -> _Sums:
+    config: HeadConfig, objective: Objective, target_logits: Logits, kept: Int[Array, " Vd"] | None, head: Params,
+    signals: Signals, texts: PackedTokens,
+) -> _Sums:  # fmt: skip
     assert signals.embeds is not None, "head_loss looks up embeddings"
     states = unroll(
         config, head, signals.features, signals.embeds, texts, objective.steps, detach=objective.detach,

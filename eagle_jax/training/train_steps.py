@@ -1,7 +1,8 @@
-"""Trains a head on a frozen target for a step: features computed or stored, micro-batches, masters."""
+"""Updates a head on a frozen target once: features computed or stored, micro-batches, float32 weights."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from eagle_jax.core.types import Params
 from eagle_jax.models.decoder import target_fn
 from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel.mesh import by_rows, embeds_by_rows, gathered
-from eagle_jax.training.host import dense_gradients
+from eagle_jax.training.hardware import dense_gradients
 from eagle_jax.training.losses import count_rows
 from eagle_jax.training.objective import Logits, Objective, Signals, StepMetrics, unrolled_loss
 from eagle_jax.training.unrolling import causal_mask
@@ -139,10 +140,17 @@ def head_optimiser(rate: float, warmup: int, total: int, clip: float = 0.5) -> o
     return optax.chain(optax.clip_by_global_norm(clip), adam)
 
 
-LossFn = Callable[
-    [Params, PackedTokens, Signals | None, Array, Float[Array, " n"]], tuple[Float[Array, ""], StepMetrics]
-]
-"""`(trained, texts, signals, key, shares) -> (loss, metrics)`; `shares` are weights of the n means."""
+class MicroBatch(NamedTuple):
+    """Texts of an update that are computed together; an update stacks M of them on a leading axis."""
+
+    texts: PackedTokens
+    signals: Signals | None  # stored outputs of the target
+    key: Array  # of the noise
+    shares: Float[Array, " n"]  # weight of each of the loss's n means: the micro-batch's share in the supervised rows
+
+
+LossFn = Callable[[Params, MicroBatch], tuple[Float[Array, ""], StepMetrics]]
+"""Loss and metrics of trained parameters on a micro-batch."""
 
 
 def head_train_step(
@@ -158,7 +166,8 @@ def head_train_step(
 ) -> tuple[HeadTrainState, UpdateReport]:
     """Updates an EAGLE head once: `train_step` with `head_loss`."""
 
-    def loss_fn(head: Params, texts: PackedTokens, signals: Signals | None, key: Array, shares: Array) -> Any:
+    def loss_fn(head: Params, batch: MicroBatch) -> Any:
+        texts, signals, key, shares = batch
         return head_loss(target, config, objective, head, frozen, texts, key, dtype, signals, mesh, shares)
 
     return train_step(loss_fn, lambda texts: count_rows(texts, objective.steps), tx, state, texts)
@@ -186,21 +195,18 @@ def train_step(
     """
     micro, rows = texts.tokens.shape[0], jax.vmap(rows_of)(texts)
     shares = rows / jnp.maximum(jnp.sum(rows, axis=0, keepdims=True), 1)
+    keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.fold_in(state.key, state.step)))(jnp.arange(micro))
 
-    def part(index: Array, texts: PackedTokens, signals: Signals | None, shares: Array) -> Any:
+    def terms(batch: MicroBatch) -> Any:
         """Returns a micro-batch's terms of gradient, loss and metrics."""
-        key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), index)
-        loss_of = lambda trained: loss_fn(trained, texts, signals, key, shares)  # noqa: E731
-        (loss, metrics), grads = jax.value_and_grad(loss_of, has_aux=True)(state.head)
-        return grads, loss, metrics.loss * shares, metrics.accuracy * shares, metrics.counted
+        (loss, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.head, batch)
+        return grads, loss, metrics.loss * batch.shares, metrics.accuracy * batch.shares, metrics.counted
 
-    def add(total: Any, xs: tuple[Array, PackedTokens, Signals | None, Array]) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, part(*xs)), None
-
-    parts = (jnp.arange(micro), texts, signals, shares)
-    first = jax.tree.map(lambda x: x[0], parts)
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, *first))
-    total = jax.lax.scan(add, zero, parts)[0] if micro > 1 else part(*first)
+    batches = MicroBatch(texts, signals, keys, shares)
+    first = jax.tree.map(lambda x: x[0], batches)
+    zero = jax.tree.map(jnp.zeros_like, jax.eval_shape(terms, first))
+    add = lambda total, batch: (jax.tree.map(jnp.add, total, terms(batch)), None)  # noqa: E731
+    total = jax.lax.scan(add, zero, batches)[0] if micro > 1 else terms(first)
     grads, loss, *metrics = total
     report = UpdateReport(loss, optax.tree.norm(grads), StepMetrics(*metrics))
     updates, opt_state = tx.update(grads, state.opt_state, state.head)

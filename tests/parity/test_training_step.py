@@ -27,8 +27,7 @@ from eagle_jax.config import DecoderConfig, HeadConfig, RopeConfig  # noqa: E402
 from eagle_jax.models.decoder import init_params  # noqa: E402
 from eagle_jax.models.heads import init_head_params  # noqa: E402
 from eagle_jax.packed import PackedTokens  # noqa: E402
-from eagle_jax.training.objective import Objective  # noqa: E402
-from eagle_jax.training.train_steps import Frozen, head_loss  # noqa: E402
+from eagle_jax.training import Frozen, Objective, head_loss  # noqa: E402
 from tests.parity import torch_step  # noqa: E402
 
 TOLERANCE = 1e-5

@@ -12,11 +12,11 @@ import pytest
 
 import eagle_jax
 from eagle_jax.data.chat.dialogues import Dialogue
+from eagle_jax.data.rows import parse_row
 from eagle_jax.runtime import session as sessions
 from eagle_jax.runtime.target import Target
 from tests.models import DRAFTERS, random_prompts, tiny_target
-from train.loop import dialogues
-from train.loop.options import RegenerateArgs
+from train import regenerate
 
 VOCAB = 20
 PROMPTS = random_prompts([4, 7], VOCAB, seed=5)
@@ -96,11 +96,11 @@ def test_a_conversation_ends_where_the_target_has_no_finite_logits(monkeypatch):
         output = eagle_jax.GenerateOutput([reply[:1], reply], np.ones(2, int), np.ones((2, 1), int))
         raise eagle_jax.NotFiniteError({0: 1}, {}, output)
 
-    monkeypatch.setattr(dialogues, "generate", faulty)
-    args = RegenerateArgs(target="demo", data=(), out=Path(), max_new_tokens=9, max_prompt=99)
-    writer = dialogues.Writer(args, tiny_target(VOCAB), None, tokenizer, (reply[-1],), lanes=2)
-    asked = Dialogue.begin([{"role": "user", "content": "hi"}])
-    found = writer.converse([dialogues.Row(number, "a", asked, 1.0) for number in range(2)])
+    monkeypatch.setattr(eagle_jax, "generate", faulty)
+    args = regenerate.Args(target="demo", data=(), out=Path(), max_new_tokens=9, max_prompt=99)
+    writer = regenerate.Writer(args, tiny_target(VOCAB), None, tokenizer, (reply[-1],), lanes=2)
+    asked = Dialogue.begin(parse_row({"prompt": "hi"}))
+    found = writer.converse([regenerate.Row(number, "a", asked, 1.0) for number in range(2)])
     assert found[0][1]["skipped"] == {"the target's logits are not finite": 1}
     assert not found[0][0].texts
     assert found[1][0].texts[0].messages[-1]["content"] == "Hello."

@@ -19,9 +19,11 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 import eagle_jax
+from eagle_jax import training
 from eagle_jax.checkpoints import (
     check_same_tokens,
     config_directory,
+    load_head_checkpoint,
     load_medusa_checkpoint,
     load_target_checkpoint,
     read_target_config,
@@ -37,20 +39,21 @@ from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel import processes
 from eagle_jax.runtime.drafters import TreeDrafter
 from eagle_jax.shapes import medusa_parents
-from eagle_jax.training import train_steps as training
-from eagle_jax.training.distill import distillation_loss
-from eagle_jax.training.initialisation import fresh_draft_model, fresh_head, fresh_medusa
-from eagle_jax.training.losses import count_rows
-from eagle_jax.training.medusa import medusa_loss
+from eagle_jax.training import Frozen, MicroBatch
 from infer.common.programs import naming, parse_tree
 from train.loop.options import DistillArgs, HeadArgs
-from train.loop.places import target_path
-from train.loop.setup import differences, init_path, initial_head, objective_of
+from train.loop.places import head_path, target_path
+from train.loop.setup import check_initial, head_config
 
 NUM_HEADS = {"medusa": 5, "hydra": 4, "hydra++": 4}
 """Default number of heads, as the authors trained them."""
 RATES = {"eagle3": 1e-4, "eagle1": 3e-5, "hass": 3e-5, "medusa": 1e-3, "hydra": 5e-4, "hydra++": 5e-4}
 """Peak learning rates of the methods' authors."""
+
+
+def init_path(args: HeadArgs) -> str:
+    """Returns the path or hub id of `--init`, "" without; "demo" is the bundled head of the method."""
+    return "" if args.init is None else head_path(args.init, "--init", args.method.rstrip("+"))
 
 
 class Learner(abc.ABC):
@@ -78,17 +81,14 @@ class Learner(abc.ABC):
         """Draws fresh parameters."""
 
     @abc.abstractmethod
-    def loss(
-        self, frozen: training.Frozen, mesh: Mesh | None, remat: bool, trained: Params, texts: PackedTokens,
-        signals: Any, key: Array, shares: Array,
-    ) -> Any:  # fmt: skip
-        """Returns loss and metrics of a micro-batch; arguments from `trained` on are those of a `LossFn`."""
+    def loss(self, frozen: Frozen, mesh: Mesh | None, remat: bool, trained: Params, batch: MicroBatch) -> Any:
+        """Returns loss and metrics of a micro-batch on a mesh."""
 
     def judged(self, texts: PackedTokens) -> Array:
         """Counts the rows of every term of the loss."""
-        return count_rows(texts, self.terms, self.ahead)
+        return training.count_rows(texts, self.terms, self.ahead)
 
-    def finished(self, trained: Params, frozen: training.Frozen) -> Params:
+    def finished(self, trained: Params, frozen: Frozen) -> Params:
         """Returns the parameters that engine and files hold."""
         return {self.part: trained}
 
@@ -107,34 +107,51 @@ class EagleLearner(Learner):
     config: HeadConfig
 
     def __init__(self, args: HeadArgs) -> None:
-        self.args, self.objective, self.rate = args, objective_of(args), RATES[args.method]
+        self.args, self.rate = args, RATES[args.method]
+        names = ("decay", "token_loss", "eta", "token_weight", "feature_weight", "noise", "chunk")
+        given = {"steps": args.unroll, **{name: getattr(args, name) for name in names}}
+        changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        self.objective = dataclasses.replace(training.PRESETS[args.method], **changed)
         self.terms = self.objective.steps
         self.tree = parse_tree(args.eval_tree or "6,10,59", "--eval-tree")
-        init_path(args)  # raises if there is no such head
+        self.init = init_path(args)
 
     def begin(self, target: eagle_jax.Target) -> None:
         self.target = target
-        self.config, given = initial_head(self.args, target)
-        self.initial = None if given is None else given["head"]
+        self.config = self._read() if self.init else head_config(self.args, target.config)
         self.taps = self.config.taps
         self.scaled = self.config.kind == "eagle3" and not self.config.fc_norm
         self.draft_vocab = self.config.draft_vocab_size if self.config.kind == "eagle3" else None
-        self.d2t = np.asarray(given["d2t"]) if given is not None and self.draft_vocab else None
+
+    def _read(self) -> HeadConfig:
+        """Reads the initial head, and returns its configuration.
+
+        Taps, draft vocabulary and width are those of the head unless an option sets them. The rest must be the run's.
+        """
+        args, target = self.args, self.target
+        embedding = processes.to_host(target.params["embed_tokens"]["embedding"])
+        with naming("--init", str(args.init)):
+            given, params = load_head_checkpoint(self.init, target.config, "float32", embedding=embedding)
+        changes: dict[str, Any] = {"head_intermediate": args.head_intermediate or given.layer.intermediate_size}
+        if args.method == "eagle3":
+            size = given.draft_vocab_size if args.draft_vocab is None else args.draft_vocab
+            changes |= {"taps": args.taps or given.taps, "draft_vocab": size}
+        wanted = head_config(dataclasses.replace(args, **changes), target.config)
+        kept = {name: getattr(given.layer, name) for name in ("max_position", "eos_ids", "bos_id", "architecture")}
+        wanted = dataclasses.replace(wanted, layer=dataclasses.replace(wanted.layer, **kept))
+        check_initial(args.init, given, wanted)
+        self.initial, self.d2t = params["head"], np.asarray(params["d2t"]) if "d2t" in params else None
+        return given
 
     def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
-        return fresh_head(self.config, key, target, d2t)
+        return training.fresh_head(self.config, key, target, d2t)
 
-    def loss(
-        self, frozen: training.Frozen, mesh: Mesh | None, remat: bool, trained: Params, texts: PackedTokens,
-        signals: Any, key: Array, shares: Array,
-    ) -> Any:  # fmt: skip
-        objective = dataclasses.replace(self.objective, remat=remat)
-        return training.head_loss(
-            self.target.config, self.config, objective, trained, frozen, texts, key, self.args.dtype, signals, mesh,
-            shares,
-        )  # fmt: skip
+    def loss(self, frozen: Frozen, mesh: Mesh | None, remat: bool, trained: Params, batch: MicroBatch) -> Any:
+        objective, (texts, signals, key, shares) = dataclasses.replace(self.objective, remat=remat), batch
+        configs, dtype = (self.target.config, self.config), self.args.dtype
+        return training.head_loss(*configs, objective, trained, frozen, texts, key, dtype, signals, mesh, shares)
 
-    def finished(self, trained: Params, frozen: training.Frozen) -> Params:
+    def finished(self, trained: Params, frozen: Frozen) -> Params:
         scale, d2t = frozen.feature_scale, frozen.d2t
         head = trained if scale is None else training.fold_scale(trained, scale)
         return {"head": head} if d2t is None else {"head": head, "d2t": d2t}
@@ -143,9 +160,8 @@ class EagleLearner(Learner):
         return eagle_jax.DraftHead.from_params(self.config, params, target, self.tree)
 
     def write(self, params: Params, directory: Path) -> None:
-        embedding = None
-        if self.config.kind == "eagle1":
-            embedding = processes.to_host(self.target.params["embed_tokens"]["embedding"])
+        table = self.target.params["embed_tokens"]["embedding"] if self.config.kind == "eagle1" else None
+        embedding = processes.to_host(table)
         if jax.process_index() == 0:
             save_head_checkpoint(self.config, params, directory, embedding=embedding)
 
@@ -183,24 +199,19 @@ class MedusaLearner(Learner):
                 f"--init must be heads of --method {args.method}, got heads of {method} ({args.init}). Give other "
                 "heads or another method."
             )
-        if given != self.config:
-            other = differences(given, self.config)
-            raise ConfigError(f"--init must fit this run, got {args.init}: {other}. Give other heads or options.")
+        check_initial(args.init, given, self.config)
         self.initial = params["heads"]
 
     def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
-        return fresh_medusa(self.config, key, target)
+        return training.fresh_medusa(self.config, key, target)
 
-    def loss(
-        self, frozen: training.Frozen, mesh: Mesh | None, remat: bool, trained: Params, texts: PackedTokens,
-        signals: Any, key: Array, shares: Array,
-    ) -> Any:  # fmt: skip
+    def loss(self, frozen: Frozen, mesh: Mesh | None, remat: bool, trained: Params, batch: MicroBatch) -> Any:
         args = self.args
-        texts, signals, target_logits = training.read_target(self.target, frozen.target, texts, signals, mesh)
-        return medusa_loss(
-            self.config, trained, signals, texts, target_logits, decay=0.8 if args.decay is None else args.decay,
+        texts, signals, logits = training.read_target(self.target, frozen.target, batch.texts, batch.signals, mesh)
+        return training.medusa_loss(
+            self.config, trained, signals, texts, logits, decay=0.8 if args.decay is None else args.decay,
             teacher=args.method == "hydra++" if args.teacher is None else args.teacher, chunk=args.chunk or 256,
-            dtype=args.dtype, remat=remat, shares=shares,
+            dtype=args.dtype, remat=remat, shares=batch.shares,
         )  # fmt: skip
 
     def bind(self, params: Params, target: eagle_jax.Target) -> TreeDrafter:
@@ -256,17 +267,14 @@ class SmallModelLearner(Learner):
             )
 
     def fresh(self, key: Array, target: Params, d2t: Array | None) -> Params:
-        return fresh_draft_model(self.config, key, target, self.args.target_layers)
+        return training.fresh_draft_model(self.config, key, target, self.args.target_layers)
 
-    def loss(
-        self, frozen: training.Frozen, mesh: Mesh | None, remat: bool, trained: Params, texts: PackedTokens,
-        signals: Any, key: Array, shares: Array,
-    ) -> Any:  # fmt: skip
+    def loss(self, frozen: Frozen, mesh: Mesh | None, remat: bool, trained: Params, batch: MicroBatch) -> Any:
         args = self.args
-        texts, signals, target_logits = training.read_target(self.target, frozen.target, texts, signals, mesh)
-        return distillation_loss(
-            self.config, trained, texts, signals.hidden, target_logits, dtype=args.dtype, divergence=args.divergence,
-            chunk=args.chunk or 256, remat=remat, shares=shares,
+        texts, signals, logits = training.read_target(self.target, frozen.target, batch.texts, batch.signals, mesh)
+        return training.distillation_loss(
+            self.config, trained, texts, signals.hidden, logits, dtype=args.dtype, divergence=args.divergence,
+            chunk=args.chunk or 256, remat=remat, shares=batch.shares,
         )  # fmt: skip
 
     def bind(self, params: Params, target: eagle_jax.Target) -> TreeDrafter:

@@ -1,23 +1,24 @@
-"""Logs a training run: lines of progress, `log.jsonl` and TensorBoard."""
+"""Logs the progress of long programs, and of training runs also to `log.jsonl` and TensorBoard."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
+from tqdm import tqdm
 
 from eagle_jax.checkpoints.files.staging import write_whole
-from eagle_jax.training.flops import peak_flops
-
-if TYPE_CHECKING:
-    from train.loop.run import Run
+from eagle_jax.training import peak_flops
+from train.loop.run import Run
 
 COVERED = 0.9
 """Share of the supervised tokens below which a draft vocabulary causes a warning."""
@@ -143,3 +144,23 @@ def log_beginning(this: Run, peak: float) -> None:
 def read(path: Path) -> list[dict[str, Any]]:
     """Reads the lines of a log, without a last line that a kill cut off."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]] if path.is_file() else []
+
+
+class _LogLines(io.TextIOBase):
+    """Writes the states of a bar as log lines."""
+
+    def write(self, text: str) -> int:
+        if line := text.strip():
+            logging.info("%s", line)
+        return len(text)
+
+
+def progress_bar(total: int, done: int, unit: str) -> tqdm[Any]:
+    """Returns a bar over `total` units, `done` of them by an earlier call; log lines if stderr is no terminal."""
+    if done:
+        logging.info("%d of %d %s exist already", done, total, unit)
+    options: dict[str, Any] = {"total": total, "initial": done, "unit": f" {unit}"}
+    if not sys.stderr.isatty():
+        shape = "{n_fmt} of {total_fmt}{unit}, {rate_fmt}, {remaining} left"
+        options |= {"file": _LogLines(), "mininterval": 30.0, "maxinterval": 30.0, "bar_format": shape}
+    return tqdm(**options)

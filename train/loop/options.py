@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-from eagle_jax.training.distill import Divergence
+from eagle_jax.training import Divergence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,25 +107,3 @@ class DistillArgs(RunArgs):
     num_heads: int | None = None  # attention heads
     num_kv_heads: int | None = None  # key-value heads
     head_dim: int | None = None  # size of an attention head
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RegenerateArgs(CorpusArgs):
-    """Options of `train.regenerate`."""
-
-    head: str | None = None  # path of a head that drafts, or "demo"; None decodes without drafts
-    tree: str = "3,2,5"  # depth,top_k,num_nodes of its drafts
-    # source rows to answer, drawn by the seed (a smaller limit draws a subset of a larger one's); None is all
-    limit: int | None = None
-    batch: int = 64  # conversations at once, per process
-    max_new_tokens: int = 1024  # longest reply
-    max_prompt: int = 1024  # longest prompt; a conversation ends before a longer one
-    # keep replies that --max-new-tokens cut off; otherwise the conversation ends before such a reply
-    keep_cut: bool = True
-    temperatures: tuple[float, ...] = (0.0, 1.0)  # of the replies; rows take turns
-    top_k: int = 0  # of sampling; 0 is off
-    top_p: float = 1.0  # of sampling
-    seed: int = 0  # of sampling and of --limit
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of weights and activations; bfloat16 is faster on accelerators
-    tensor: int = 1  # devices that the target is split over; the other devices of a process split the batch
-    shard_rows: int = 1024  # source rows per shard

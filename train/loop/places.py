@@ -16,8 +16,8 @@ from eagle_jax.assets import DEMO, bundled
 from eagle_jax.checkpoints import config_directory, read_target_config
 from eagle_jax.checkpoints.files.staging import write_whole
 from eagle_jax.config import ConfigError, DecoderConfig
-from eagle_jax.data.chat.tokenizers import load_tokenizer
-from eagle_jax.data.corpus.sources import Source
+from eagle_jax.data.chat import load_tokenizer
+from eagle_jax.data.corpus import Source
 from infer.common.programs import naming, use_template
 from train.loop.options import TargetArgs
 

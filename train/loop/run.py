@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -14,23 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import eagle_jax
+from eagle_jax import training
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.checkpoints.training import TrainingCheckpoints
 from eagle_jax.core.types import Params
-from eagle_jax.data.chat.stops import stop_ids
-from eagle_jax.data.chat.tokenizers import tokenizer_settings
-from eagle_jax.data.corpus.batches import Batches
-from eagle_jax.data.corpus.documents import coverage, draft_vocabulary
-from eagle_jax.data.corpus.features import Features
-from eagle_jax.data.corpus.sources import build_corpus, corpus_key
-from eagle_jax.evaluate.acceptance import measure_n_alpha
+from eagle_jax.data.chat import stop_ids, tokenizer_settings
+from eagle_jax.data.corpus import Batches, Features, build_corpus, corpus_key, coverage, draft_vocabulary
+from eagle_jax.evaluate import measure_n_alpha
 from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel import processes
 from eagle_jax.parallel.mesh import param_shardings
-from eagle_jax.training import host
-from eagle_jax.training import train_steps as training
-from eagle_jax.training.flops import product_flops
-from eagle_jax.training.objective import Signals
 from infer.common.programs import naming
 from train.loop.learners import Learner
 from train.loop.options import RunArgs
@@ -70,10 +64,8 @@ class Run:
             self.prompts = held_prompts(args, tokenizer, self.measured_on)
             self.stops = stop_ids(self.target, tokenizer)
         self.key = corpus_key(sources, tokenizer)
-        build = functools.partial(
-            build_corpus, sources, tokenizer, args.out / "data", progress=jax.process_index() == 0, key=self.key,
-            vocab_size=self.target.config.vocab_size,
-        )  # fmt: skip
+        size = self.target.config.vocab_size
+        build = functools.partial(build_corpus, sources, tokenizer, args.out / "data", key=self.key, vocab_size=size)
         self.corpus, _ = processes.leader_first(build, "corpus")
         count = jax.process_count()
         self.batches = Batches(
@@ -113,14 +105,10 @@ class Run:
 
         They include hashes of contents: files of a glob, or a target, may change under the same name.
         """
-        given = {
-            name: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
-            for name, value in dataclasses.asdict(self.args).items()
-            if name not in MAY_CHANGE
-        }
+        given = {name: value for name, value in dataclasses.asdict(self.args).items() if name not in MAY_CHANGE}
         vocabulary = None if self.d2t is None else hashlib.sha256(self.d2t.tobytes()).hexdigest()[:16]
         return {
-            **given,
+            **json.loads(json.dumps(given, default=str)),  # as a restored checkpoint has them
             **tokenizer_settings(tokenizer),
             "contents of data": f"{self.key}, {len(self.corpus.tokens)} tokens",
             "draft vocabulary": vocabulary,
@@ -151,24 +139,27 @@ class Run:
         replicated = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
         shapes = jax.eval_shape(self._fresh, self.target.params)
         shardings = param_shardings(shapes, self.mesh)
-        like: Any = {"state": shapes}
-        placed: Any = {"state": shardings}
-        if self.learner.scaled:
+        abstract: Any = jax.ShapeDtypeStruct
+        place = lambda x, sharding: abstract(x.shape, x.dtype, sharding=sharding)  # noqa: E731
+        like = {"state": jax.tree.map(place, shapes, shardings)}
+        if scaled := self.learner.scaled:
             width = len(self.learner.taps) * self.target.config.hidden_size
-            like["feature_scale"] = jax.ShapeDtypeStruct((width,), jnp.float32)
-            placed["feature_scale"] = replicated
-        like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), like, placed)
+            like["feature_scale"] = abstract((width,), jnp.float32, sharding=replicated)
         saved = self.checkpoints.restore(like)
         if saved is not None:
-            self._seek(saved.notes["positions"])
+            if (count := len(saved.notes["positions"])) != jax.process_count():
+                raise CheckpointError(
+                    f"--out {self.args.out} must be resumed by {count} processes, which saved it, got "
+                    f"{jax.process_count()}. Start as many: every process reads its own share of the documents."
+                )
+            self.batches.set_state(saved.notes["positions"][jax.process_index()])
         position, batch = self.batches.get_state(), self._batch()
         self.batches.set_state(position)
         self.batch_shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
         if saved is not None:
             self.step, self.state, scale = saved.step, saved.state["state"], saved.state.get("feature_scale")
         else:
-            measure = jax.jit(self._scale, out_shardings=replicated)
-            scale = measure(self.target.params, *batch) if self.learner.scaled else None
+            scale = jax.jit(self._scale, out_shardings=replicated)(self.target.params, *batch) if scaled else None
             self.state = jax.jit(self._fresh, out_shardings=shardings)(self.target.params)
             if (head := self.learner.initial) is not None:
                 head = head if scale is None else training.fold_scale(head, 1.0 / scale)
@@ -177,27 +168,19 @@ class Run:
         d2t = None if self.d2t is None else jax.device_put(self.d2t, replicated)
         self.frozen = training.Frozen(self.target.params, d2t, scale)
         update = functools.partial(self._update, self.mesh, self.args.remat is not False)
-        self.update = jax.jit(
-            update, donate_argnums=0, out_shardings=(shardings, replicated), compiler_options=host.compiler_options()
-        )
+        options: Any = {"out_shardings": (shardings, replicated), "compiler_options": training.compiler_options()}
+        self.update = jax.jit(update, donate_argnums=0, **options)
 
-    def _scale(self, target: Params, texts: PackedTokens, signals: Signals | None) -> jax.Array:
+    def _scale(self, target: Params, texts: PackedTokens, signals: training.Signals | None) -> jax.Array:
         """Returns the scale per channel of the features of the first micro-batch."""
         texts, signals = jax.tree.map(lambda x: x[0], (texts, signals))
         seen = signals or training.observe(self.target.config, target, texts, self.learner.taps)
         return training.feature_scale(seen.features, texts)
 
-    def _update(
-        self,
-        mesh: jax.sharding.Mesh | None,
-        remat: bool,
-        state: training.HeadTrainState,
-        frozen: training.Frozen,
-        texts: PackedTokens,
-        signals: Signals | None,
-    ) -> tuple[training.HeadTrainState, training.UpdateReport]:
+    def _update(self, mesh: Any, remat: bool, state: Any, frozen: training.Frozen, *batch: Any) -> Any:
+        """Returns the next state and the report, as `training.train_step`; `batch` is that of `_batch`."""
         loss = functools.partial(self.learner.loss, frozen, mesh, remat)
-        return training.train_step(loss, self.learner.judged, self.tx, state, texts, signals)
+        return training.train_step(loss, self.learner.judged, self.tx, state, *batch)
 
     def _fresh(self, target: Params) -> training.HeadTrainState:
         key = jax.random.key(self.args.seed)
@@ -205,21 +188,13 @@ class Run:
         head = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), head)
         return training.HeadTrainState(head, self.tx.init(head), jnp.int32(0), key)
 
-    def _seek(self, positions: list[dict[str, Any]]) -> None:
-        if len(positions) != jax.process_count():
-            raise CheckpointError(
-                f"--out {self.args.out} must be resumed by {len(positions)} processes, which saved it, got "
-                f"{jax.process_count()}. Start as many: every process reads its own share of the documents."
-            )
-        self.batches.set_state(positions[jax.process_index()])
-
-    def _batch(self) -> tuple[PackedTokens, Signals | None]:
+    def _batch(self) -> tuple[PackedTokens, training.Signals | None]:
         """Returns the next micro-batches, [M, B, T] over all processes, and their stored features."""
         texts, signals = next(self.batches), None
         if self.features is not None:
             rows: Any = (self.batches.documents, texts.positions, texts.segments)
             stored: Any = self.features.take(*rows)
-            signals = Signals(*stored)
+            signals = training.Signals(*stored)
         parts = self.args.micro_batches
         local = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), (texts, signals))
         return processes.global_rows(self.mesh, local, axis=1)
@@ -289,4 +264,4 @@ class Run:
     def flops(self) -> float:
         """Returns the operations of an update's matrix products: target, head and their gradients."""
         state, frozen = jax.eval_shape(lambda *trees: trees, self.state, self.frozen)
-        return product_flops(functools.partial(self._update, None, False), state, frozen, *self.batch_shapes)
+        return training.product_flops(functools.partial(self._update, None, False), state, frozen, *self.batch_shapes)

@@ -10,24 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from flax.traverse_util import flatten_dict
 
 import eagle_jax
-from eagle_jax.checkpoints import (
-    config_directory,
-    load_head_checkpoint,
-    load_target_checkpoint,
-    read_target_config,
-)
+from eagle_jax.checkpoints import config_directory, load_target_checkpoint, read_target_config
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
 from eagle_jax.core.types import Params
-from eagle_jax.data.corpus.features import Layout
-from eagle_jax.data.corpus.sources import Source, prompts_by_source
-from eagle_jax.parallel import processes
+from eagle_jax.data.corpus import Layout, Source, prompts_by_source
 from eagle_jax.parallel.mesh import FSDP, TENSOR, make_mesh, param_shardings, placer
-from eagle_jax.training.objective import PRESETS, Objective
-from infer.common.programs import at_least_one, check_seed, naming, not_negative
+from infer.common.programs import at_least_one, check_seed, naming, not_negative, option_of
 from train.loop.options import HeadArgs, RunArgs
-from train.loop.places import head_path, sources_of
+from train.loop.places import sources_of
 
 DRAFT_VOCAB = 32000
 """Default size of a draft vocabulary, as in the published heads."""
@@ -44,9 +37,8 @@ def check_run(args: RunArgs) -> None:
     not_negative(args, "eval_every", "data_axis")
     check_seed(args)
     for name in ("rate", "clip", "max_gradient"):
-        value = getattr(args, name)
-        if value is not None and not value > 0:
-            raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}. Raise it.")
+        if (value := getattr(args, name)) is not None and not value > 0:
+            raise ValueError(f"{option_of(name)} must be above 0, got {value}. Raise it.")
     if args.features is not None:
         with naming("--features", args.features):
             Layout.load(args.features)
@@ -58,14 +50,6 @@ def check_run(args: RunArgs) -> None:
     given = [{str(at) for one in part for at in (one.name, *map(Path.resolve, one.files))} for part in sources]
     if both := sorted(set.intersection(*given)):
         raise ValueError(f"--heldout must be apart from --data, got {both[0]} in both. Leave it out of one.")
-
-
-def objective_of(args: HeadArgs) -> Objective:
-    """Returns the method's objective with the changes of `args`."""
-    names = ("decay", "token_loss", "eta", "token_weight", "feature_weight", "noise", "chunk")
-    given = {"steps": args.unroll, **{name: getattr(args, name) for name in names}}
-    changed = {name: value for name, value in given.items() if value is not None}
-    return dataclasses.replace(PRESETS[args.method], **changed)
 
 
 def head_config(args: HeadArgs, target: DecoderConfig) -> HeadConfig:
@@ -88,50 +72,12 @@ def head_config(args: HeadArgs, target: DecoderConfig) -> HeadConfig:
     return HeadConfig("eagle3", layer, size, target.hidden_size, taps, **switches)
 
 
-def init_path(args: HeadArgs) -> str:
-    """Returns the path or hub id of `--init`, "" without; "demo" is the bundled head of the method.
-
-    Raises:
-      ValueError, CheckpointError: as `head_path`.
-    """
-    return "" if args.init is None else head_path(args.init, "--init", args.method.rstrip("+"))
-
-
-def initial_head(args: HeadArgs, target: eagle_jax.Target) -> tuple[HeadConfig, Params | None]:
-    """Returns the head's configuration, and with `--init` that head's float32 parameters.
-
-    Taps, draft vocabulary and width come from the given head unless an option sets them. The rest must be the same.
-
-    Raises:
-      ConfigError: the given head has another kind or shape. CheckpointError: it cannot be loaded.
-    """
-    if args.init is None:
-        return head_config(args, target.config), None
-    embedding = processes.to_host(target.params["embed_tokens"]["embedding"])
-    with naming("--init", args.init):
-        given, params = load_head_checkpoint(init_path(args), target.config, "float32", embedding=embedding)
-    if args.method == "eagle3":
-        taps = given.taps if args.taps is None else args.taps
-        draft_vocab = given.draft_vocab_size if args.draft_vocab is None else args.draft_vocab
-        args = dataclasses.replace(args, taps=taps, draft_vocab=draft_vocab)
-    width = args.head_intermediate or given.layer.intermediate_size
-    wanted = head_config(dataclasses.replace(args, head_intermediate=width), target.config)
-    kept = {name: getattr(given.layer, name) for name in ("max_position", "eos_ids", "bos_id", "architecture")}
-    wanted = dataclasses.replace(wanted, layer=dataclasses.replace(wanted.layer, **kept))
-    if wanted != given:
-        other = differences(given, wanted)
-        raise ConfigError(f"--init must fit this run, got {args.init}: {other}. Give another head or other options.")
-    return given, params
-
-
-def differences(given: Any, wanted: Any) -> str:
-    """Lists the fields in which two configurations differ, also those of their layers."""
-    pairs = [(name, theirs, getattr(wanted, name)) for name, theirs in vars(given).items()]
-    return "; ".join(
-        differences(theirs, ours) if isinstance(theirs, DecoderConfig) else f"{name} is {theirs} there and {ours} here"
-        for name, theirs, ours in pairs
-        if theirs != ours
-    )
+def check_initial(init: str | None, given: Any, wanted: Any) -> None:
+    """Raises a `ConfigError` with the fields in which the initial weights' configuration differs from the run's."""
+    theirs, ours = (flatten_dict(dataclasses.asdict(config)) for config in (given, wanted))
+    pairs = [(path[-1], theirs.get(path), ours.get(path)) for path in theirs | ours]
+    if other := "; ".join(f"{name} is {a} there and {b} here" for name, a, b in pairs if a != b):
+        raise ConfigError(f"--init must fit this run, got {init}: {other}. Give other weights or other options.")
 
 
 def taps_of(given: tuple[int, ...] | None, layers: int) -> tuple[int, ...]:

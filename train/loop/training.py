@@ -18,8 +18,7 @@ from jax.experimental import multihost_utils
 
 from eagle_jax.checkpoints.files.staging import sweep
 from eagle_jax.parallel import processes
-from eagle_jax.training import host
-from eagle_jax.training.train_steps import UpdateReport
+from eagle_jax.training import UpdateReport, keep_freed_memory
 from infer.common.interrupts import mark_handled
 from train.loop.learners import Learner
 from train.loop.log import RunLog
@@ -132,7 +131,7 @@ def start(args: RunArgs, learner: Learner) -> int:
     """
     processes.initialise()
     if jax.default_backend() == "cpu":
-        host.keep_freed_memory()
+        keep_freed_memory()
     for name in ("absl", "asyncio"):  # Orbax logs exceptions that it also raises
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with alone_in(args.out, ("latest", "best", "data"), f"a run of train.{learner.program}"):
