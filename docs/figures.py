@@ -12,9 +12,8 @@ from typing import Any
 import eagle_jax
 from eagle_jax import viz
 from eagle_jax.checkpoints.files.staging import write_whole
-from eagle_jax.data.chat.tokenize import chat_ids
-from eagle_jax.evaluate.acceptance import Cycles, record_cycles
-from eagle_jax.evaluate.positions import calibrate
+from eagle_jax.data.chat import chat_ids
+from eagle_jax.evaluate import Cycles, calibrate, record_cycles
 from eagle_jax.runtime.compilation import use_compilation_cache
 from infer.common.programs import run
 

@@ -7,12 +7,12 @@ from eagle_jax.core.types import Drafter, DraftTree, KVCache, Sampling, TargetFn
 from eagle_jax.data.chat.decode import TextStream, decode_stream
 from eagle_jax.data.chat.stops import stop_ids
 from eagle_jax.data.chat.tokenize import chat_ids
+from eagle_jax.devices import DeviceError
 from eagle_jax.runtime.compilation import use_compilation_cache
-from eagle_jax.runtime.demo import load_demo
 from eagle_jax.runtime.drafters import BoundDrafter, DraftHead, Medusa, SmallModel, lookahead, prompt_lookup, shard
 from eagle_jax.runtime.errors import NotFiniteError
 from eagle_jax.runtime.generation import GenerateOutput, StreamChunk, generate, stream
-from eagle_jax.runtime.loading import load_draft_model, load_drafter, load_medusa, load_target
+from eagle_jax.runtime.loading import load_demo, load_draft_model, load_drafter, load_medusa, load_target
 from eagle_jax.runtime.profile import load_profile
 from eagle_jax.runtime.session import Session
 from eagle_jax.runtime.target import Target
@@ -24,6 +24,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DecoderConfig",
+    "DeviceError",
     "DraftHead",
     "DraftTree",
     "Drafter",

@@ -16,16 +16,13 @@ import numpy as np
 
 from eagle_jax.core.types import PADDING, ROOT
 from eagle_jax.data.chat.decode import TextStream
-from eagle_jax.evaluate.acceptance import Cycles
-from eagle_jax.evaluate.positions import Calibration
+from eagle_jax.evaluate import Calibration, Cycles
 from eagle_jax.runtime.generation import GenerateOutput, StreamChunk
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
 """Colours that colour-blind readers can distinguish (Okabe and Ito)."""
 MARKS = "osD^vP*X"
 LINES = ("-", "--", "-.", ":")
-GREEN, RESET = "\x1b[32m", "\x1b[0m"
-WANTED = "matplotlib must be installed for figures, got no such module. Run pip install matplotlib."
 
 
 class Tree(NamedTuple):
@@ -48,9 +45,13 @@ class Tree(NamedTuple):
         found = [child for child, parent in enumerate(self.parents) if parent == row]
         return sorted(found, key=lambda child: (-np.nan_to_num(self.values[child]), child))
 
+    def value(self, row: int, before: str) -> str:
+        """Returns `before` and the value with two decimals; "" at the root and for an unknown value."""
+        return "" if row == 0 or math.isnan(self.values[row]) else f"{before}{self.values[row]:.2f}"
+
 
 def drafted_tree(cycles: Cycles, number: int, tokenizer: Any = None) -> Tree:
-    """Returns the tree of one cycle of `acceptance.record_cycles`.
+    """Returns the tree of one cycle of `evaluate.record_cycles`.
 
     Args:
       number: index of the cycle; negative counts from the end.
@@ -61,7 +62,7 @@ def drafted_tree(cycles: Cycles, number: int, tokenizer: Any = None) -> Tree:
     """
     count = len(cycles.tokens)
     if not -count <= number < count:
-        raise ValueError(f"number must be 0 to {count - 1}, got {number}: {count} cycles were recorded.")
+        raise ValueError(f"number must be {-count} to {count - 1}, got {number}. Choose one of the recorded cycles.")
     _, tokens, parents, scores, accepted, *_ = (field[number] for field in cycles)
     rows = [row for row, parent in enumerate(parents) if parent != PADDING]
     place = {row: at for at, row in enumerate(rows)} | {ROOT: ROOT}
@@ -75,29 +76,20 @@ def drafted_tree(cycles: Cycles, number: int, tokenizer: Any = None) -> Tree:
     )
 
 
-def tree_text(tree: Tree, *, colours: bool = False) -> str:
-    """Returns the tree for a terminal: a line per node with its value, a tick (or green) if accepted."""
-    lines = [_node(tree, 0, colours)]
+def tree_text(tree: Tree) -> str:
+    """Returns the tree for a terminal: a line per node with its value, and a tick if accepted."""
+    lines: list[str] = []
 
-    def add_children(row: int, indent: str) -> None:
+    def add(row: int, branch: str, indent: str) -> None:
+        value = " (root)" if row == 0 else tree.value(row, " ") + " ✓" * tree.accepted[row]
+        lines.append(f'{branch}"{_visible(tree.words[row])}"{value}')
         children = tree.children(row)
         for child in children:
             last = child == children[-1]
-            lines.append(f"{indent}{'└─ ' if last else '├─ '}{_node(tree, child, colours)}")
-            add_children(child, indent + ("   " if last else "│  "))
+            add(child, indent + ("└─ " if last else "├─ "), indent + ("   " if last else "│  "))
 
-    add_children(0, "")
+    add(0, "", "")
     return "\n".join(lines)
-
-
-def _node(tree: Tree, row: int, colours: bool) -> str:
-    word = f'"{_visible(tree.words[row])}"'
-    if row == 0:
-        return f"{word} (root)"
-    value = "" if math.isnan(tree.values[row]) else f" {tree.values[row]:.2f}"
-    if tree.accepted[row]:
-        return f"{GREEN}{word}{value} ✓{RESET}" if colours else f"{word}{value} ✓"
-    return f"{word}{value}"
 
 
 def tree_figure(tree: Tree) -> Any:
@@ -108,26 +100,25 @@ def tree_figure(tree: Tree) -> Any:
     Raises:
       ValueError: matplotlib is not installed.
     """
-    at, depths = _layout(tree)
-    leaves, deepest = max(y for _, y in at) + 1, max(depths)
+    at = _layout(tree)
+    deepest, leaves = max(x for x, _ in at), max(y for _, y in at) + 1
     figure, (axes,) = panels(1, size=(1.6 + 1.45 * deepest, max(1.6, 0.42 * leaves + 0.6)))
     for row, parent in enumerate(tree.parents):
         if parent != ROOT:
             look = {"color": COLOURS[2], "linewidth": 2.4} if tree.accepted[row] else {"color": "0.75", "linewidth": 1}
             axes.plot(*zip(at[parent], at[row], strict=True), zorder=1, **look)
     for row, (x, y) in enumerate(at):
-        value = "" if row == 0 or math.isnan(tree.values[row]) else f"\n{tree.values[row]:.2f}"
         box = {"boxstyle": "round,pad=0.25", "facecolor": "#d8f0e6" if tree.accepted[row] else "white",
                "edgecolor": COLOURS[2] if tree.accepted[row] else "0.6"}  # fmt: skip
-        word = _visible(tree.words[row]).replace("$", r"\$")
-        axes.text(x, y, f"{word}{value}", ha="center", va="center", fontsize=8, family="monospace", bbox=box, zorder=2)
+        word = _visible(tree.words[row]).replace("$", r"\$") + tree.value(row, "\n")
+        axes.text(x, y, word, ha="center", va="center", fontsize=8, family="monospace", bbox=box, zorder=2)
     axes.set(xlim=(-0.6, deepest + 0.6), ylim=(leaves - 0.4, -0.6))
     axes.axis("off")
     return figure
 
 
-def _layout(tree: Tree) -> tuple[list[tuple[float, float]], list[int]]:
-    """Returns (x, y) and depth of every node; leaves lie one below another."""
+def _layout(tree: Tree) -> list[tuple[int, float]]:
+    """Returns (x, y) of every node: x is its depth, and leaves lie one below another."""
     depths: list[int] = []
     for parent in tree.parents:
         depths.append(0 if parent == ROOT else depths[parent] + 1)
@@ -139,7 +130,7 @@ def _layout(tree: Tree) -> tuple[list[tuple[float, float]], list[int]]:
         return height[row]
 
     place(0)
-    return list(zip(map(float, depths), height, strict=True)), depths
+    return list(zip(depths, height, strict=True))
 
 
 def _visible(word: str) -> str:
@@ -166,19 +157,10 @@ def pieces(chunks: Iterable[StreamChunk], tokenizer: Any) -> Iterator[Piece]:
         yield Piece(rest, False)
 
 
-def ansi(text: Iterable[Piece]) -> str:
-    """Returns text for a terminal, accepted drafts in green."""
-    return "".join(f"{GREEN}{piece.text}{RESET}" if piece.drafted else piece.text for piece in text)
-
-
 def as_html(text: Iterable[Piece]) -> str:
     """Returns escaped HTML for `IPython.display.HTML`, accepted drafts on green."""
-    spans = (
-        f'<span style="background:#bfe8d4;color:#000">{html.escape(piece.text)}</span>'
-        if piece.drafted
-        else html.escape(piece.text)
-        for piece in text
-    )
+    green = '<span style="background:#bfe8d4;color:#000">{}</span>'
+    spans = ((green if piece.drafted else "{}").format(html.escape(piece.text)) for piece in text)
     return f'<pre style="white-space:pre-wrap">{"".join(spans)}</pre>'
 
 
@@ -201,7 +183,7 @@ def accepted_figure(outputs: Mapping[str, GenerateOutput | Sequence[GenerateOutp
 
 
 def calibration_figure(found: Mapping[str, Calibration]) -> Any:
-    """Draws acceptance over the draft's confidence, a line for each named result of `positions.calibrate`.
+    """Draws acceptance over the draft's confidence, a line for each named result of `evaluate.calibrate`.
 
     Raises:
       ValueError: matplotlib is not installed.
@@ -243,31 +225,28 @@ def panels(
     Raises:
       ValueError: matplotlib is not installed.
     """
-    count = max(1, count)
-    rows = -(-count // columns)
-    columns = -(-count // rows)
-    size = size or (width * columns, 3.6 * rows)
-    figure = _figure_class()(figsize=size, layout="constrained", facecolor="white")
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=share).ravel().tolist()
-    for empty in grid[count:]:
-        empty.remove()
-    return figure, grid[:count]
-
-
-def _figure_class() -> Any:
-    """Returns a subclass of matplotlib's figure that notebooks show with any backend."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ValueError(WANTED) from error
+        raise ValueError(
+            "matplotlib must be installed for figures, got no such module. Run pip install matplotlib."
+        ) from error
 
     class Shown(Figure):
-        def _repr_png_(self) -> bytes:
+        def _repr_png_(self) -> bytes:  # shown by notebooks with any backend
             picture = io.BytesIO()
             self.savefig(picture, format="png", dpi=110, metadata={"Software": None})
             return picture.getvalue()
 
-    return Shown
+    count = max(1, count)
+    rows = -(-count // columns)
+    columns = -(-count // rows)
+    size = size or (width * columns, 3.6 * rows)
+    figure = Shown(figsize=size, layout="constrained", facecolor="white")
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=share).ravel().tolist()
+    for empty in grid[count:]:
+        empty.remove()
+    return figure, grid[:count]
 
 
 def style(place: int) -> dict[str, Any]:
@@ -278,8 +257,7 @@ def style(place: int) -> dict[str, Any]:
 
 def name_axes(axes: Any, x: str, y: str) -> None:
     """Names the axes and adds a light grid."""
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)
 
 

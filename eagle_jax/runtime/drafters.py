@@ -51,8 +51,11 @@ class BoundDrafter:
         """
         check_target(target)
         if not isinstance(drafter, Drafter):
-            raise ValueError(f"drafter must be an eagle_jax.Drafter, got a {type(drafter).__name__}.")
-        return cls(_on_mesh(drafter, target), drafter, spread(params or {}, target.mesh), target, name, **own)
+            raise ValueError(
+                f"drafter must be an eagle_jax.Drafter, got a {type(drafter).__name__}. Pass the functions of a method."
+            )
+        sharded = drafter if target.mesh is None else shard_drafter(drafter, target.mesh)
+        return cls(sharded, drafter, spread(params or {}, target.mesh), target, name, **own)
 
     def on(self, target: Target) -> BoundDrafter:
         """Binds the same method and parameters to another copy of the target, for example on another mesh."""
@@ -84,10 +87,16 @@ class TreeDrafter(BoundDrafter):
         cls, method: Callable[[Target, TreeConfig], Drafter], tree: TreeConfig, target: Target, params: Params,
         name: str, config: Any, deepest: int | None = None,
     ) -> Self:  # fmt: skip
-        """Binds a method with a first tree to `target`; the arguments are fields."""
+        """Binds a method with a first tree to `target`; the arguments are fields.
+
+        Raises:
+          ValueError: `target` is not a `Target`. ConfigError: the method cannot draft `tree`.
+        """
         check_target(target)
-        drafter = _draft_tree(method, target, tree)
-        return cls.of(drafter, target, params, name, tree=tree, method=method, config=config, deepest=deepest)
+        if not isinstance(tree, TreeConfig):
+            raise ConfigError(f"tree must be an eagle_jax.TreeConfig, got {tree!r}. Example: TreeConfig.chain(4).")
+        own: dict[str, Any] = {"tree": tree, "method": method, "config": config, "deepest": deepest}
+        return cls.of(method(target, tree), target, params, name, **own)
 
     def on(self, target: Target) -> Self:
         """Binds the same method, tree and parameters to another copy of the target."""
@@ -99,8 +108,7 @@ class TreeDrafter(BoundDrafter):
         Raises:
           ConfigError: the method cannot draft `tree`.
         """
-        plain = _draft_tree(self.method, self.target, tree)
-        return dataclasses.replace(self, tree=tree, drafter=_on_mesh(plain, self.target), plain=plain)
+        return self.fill(self.method, tree, self.target, self.params, self.name, self.config, self.deepest)
 
 
 class DraftHead(TreeDrafter):
@@ -208,8 +216,7 @@ def prompt_lookup(
     Raises:
       ConfigError: a number is below 1, or `shortest` exceeds `ngram`. ValueError: `target` is not a `Target`.
     """
-    drafter = prompt_lookup_drafter(ngram, length, latest, shortest)
-    return BoundDrafter.of(drafter, target, name="prompt lookup")
+    return BoundDrafter.of(prompt_lookup_drafter(ngram, length, latest, shortest), target, name="prompt lookup")
 
 
 def lookahead(target: Target, *, ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512) -> BoundDrafter:
@@ -222,19 +229,8 @@ def lookahead(target: Target, *, ngram: int = 5, window: int = 7, guesses: int =
     Raises:
       ConfigError: a number is too small. ValueError: `target` is not a `Target`.
     """
-    drafter = lookahead_drafter(ngram, window, guesses, pool)
-    return BoundDrafter.of(drafter, target, name="lookahead")
-
-
-def _draft_tree(method: Callable[[Target, TreeConfig], Drafter], target: Target, tree: TreeConfig) -> Drafter:
-    if not isinstance(tree, TreeConfig):
-        raise ConfigError(f"tree must be an eagle_jax.TreeConfig, such as TreeConfig.chain(4), got {tree!r}.")
-    return method(target, tree)
+    return BoundDrafter.of(lookahead_drafter(ngram, window, guesses, pool), target, name="lookahead")
 
 
 def _dtype(params: Params) -> str:
     return str(jax.tree.leaves(params)[0].dtype)
-
-
-def _on_mesh(drafter: Drafter, target: Target) -> Drafter:
-    return drafter if target.mesh is None else shard_drafter(drafter, target.mesh)

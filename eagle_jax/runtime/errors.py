@@ -12,7 +12,7 @@ import numpy as np
 
 from eagle_jax.core.types import FINITE
 from eagle_jax.devices import device_name, is_out_of_memory, memory_of, shortage
-from eagle_jax.runtime.request import Request
+from eagle_jax.runtime.request import Request, empty_caches
 
 _LISTED = 8  # rows
 
@@ -94,29 +94,16 @@ def check_fits(request: Request) -> None:
     """
     if (limit := _limit(request.params)) is None:
         return
-    rows, weights = request.batch.prompts.shape[0], size_of(request.params)
-    # Tracing the caches takes as long as a target pass of a small model.
-    shape = (request.engine, rows, request.sizes.slots)
-    if shape not in _CACHES:
-        if len(_CACHES) >= MOST_SHAPES:
-            _CACHES.clear()
-        _CACHES[shape] = size_of(cache_shapes(request))
-    if weights + _CACHES[shape] > limit:
-        fit = max(0, int((limit - weights) // (_CACHES[shape] / rows)))
+    rows, weights, caches = request.batch.prompts.shape[0], size_of(request.params), size_of(cache_shapes(request))
+    if weights + caches > limit:
+        fit = max(0, int((limit - weights) // (caches / rows)))
         raise MemoryError(memory_message(request, f", where {fit} of {rows} rows fit" if rows > 1 else ""))
-
-
-MOST_SHAPES = 1024
-_CACHES: dict[Any, int] = {}
-"""Bytes of the caches by engine, rows and slots; at most `MOST_SHAPES`."""
 
 
 def cache_shapes(request: Request) -> Any:
     """Returns the shapes of the caches of target and drafter."""
     rows, slots = request.batch.prompts.shape[0], request.sizes.slots
-    assert slots is not None  # `prepare` sets it
-    target, drafter = request.engine.target, request.engine.drafter
-    return jax.eval_shape(lambda: (target.init_cache(rows, slots), drafter.init(request.params, rows, slots)))
+    return empty_caches.eval_shape(request.params, request.engine, rows, slots)
 
 
 def memory_message(request: Request, detail: str = "") -> str:

@@ -16,12 +16,13 @@ import numpy as np
 
 from eagle_jax import core
 from eagle_jax.core.sampling import LogProbs
-from eagle_jax.core.types import GenerateState
+from eagle_jax.core.types import Engine, GenerateState
+from eagle_jax.drafters.vanilla import vanilla_drafter
 from eagle_jax.parallel.processes import to_host
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import check_finite, check_fits, memory_errors
 from eagle_jax.runtime.profile import Profile, bound_profile
-from eagle_jax.runtime.request import Request, StopTokens, prepare, sampling_of
+from eagle_jax.runtime.request import Request, StopTokens, check_drafter, prepare, sampling_of
 from eagle_jax.runtime.target import Target, check_target
 
 STATIC = ("engine", "sizes")
@@ -211,22 +212,31 @@ def request_of(
     Raises:
       ValueError, ConfigError, CheckpointError, MemoryError: as `generate`, before anything is compiled.
     """
+    check_target(target)
     sampling = sampling_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     if log_probs is not None and log_probs not in get_args(LogProbs):
         raise ValueError(f"log_probs must be 'target', 'law' or None, got {log_probs!r}. 'target' is at temperature 1.")
     drafter = _chosen(target, drafter, profile, prompts, temperature)
-    request = prepare(target, drafter, prompts, max_new_tokens, sampling, eos_ids, key, name)
+    check_drafter(drafter, target)
+    method, own = (vanilla_drafter(), {}) if drafter is None else (drafter.drafter, drafter.params)
+    batch, sizes = prepare(prompts, max_new_tokens, eos_ids, key, name, target.config, method.depth)
+    if not sampling.greedy and key is None:
+        raise ValueError("key must be given at temperature > 0, got None. Pass key=jax.random.key(seed) or key=seed.")
+    params = {"target": target.params, "drafter": own}
+    request = Request(params, batch, sampling, Engine(target.fn, method, log_probs), sizes)
     check_fits(request)
-    return request._replace(engine=request.engine._replace(log_probs=log_probs))
+    return request
 
 
 def _chosen(target: Target, drafter: Any, profile: Any, prompts: Any, temperature: float) -> BoundDrafter | None:
     """Returns the drafter that "auto" selects; any other drafter unchanged."""
     if not (isinstance(drafter, str) and drafter == "auto"):
-        if profile is not None and not isinstance(drafter, str):  # `prepare` reports another string
-            raise ValueError('profile must be None unless drafter is "auto". Pass drafter="auto", or no profile.')
+        if profile is not None and not isinstance(drafter, str):  # `check_drafter` reports another string
+            raise ValueError(
+                f'profile must be None unless drafter is "auto", got {profile!r:.40}. Pass drafter="auto", or no '
+                "profile."
+            )
         return drafter
-    check_target(target)
     rows = prompts if hasattr(prompts, "__len__") else [prompts]  # `prepare` checks them
     longest = max((len(row) for row in rows if hasattr(row, "__len__")), default=1)
     return bound_profile(profile, target).choose(len(rows), float(temperature), longest)

@@ -1,14 +1,16 @@
-"""Loads targets and drafters from a directory or the Hugging Face hub."""
+"""Loads targets and drafters: from a directory, the Hugging Face hub, or the bundled pair."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from typing import Unpack
+from typing import Any, Literal, Unpack, get_args
 
+import jax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from eagle_jax.assets import bundled
 from eagle_jax.checkpoints import (
     Hub,
     check_same_tokens,
@@ -22,9 +24,16 @@ from eagle_jax.checkpoints.files.mapping import check_dtype
 from eagle_jax.config import TreeConfig
 from eagle_jax.devices import device_errors, unused_accelerator
 from eagle_jax.parallel.mesh import check_mesh, placer
-from eagle_jax.runtime.drafters import DEFAULT_CHAIN, DraftHead, Medusa, SmallModel
+from eagle_jax.runtime.drafters import DEFAULT_CHAIN, DraftHead, Medusa, SmallModel, TreeDrafter
 from eagle_jax.runtime.target import Target, check_target, on_mesh
 from eagle_jax.shapes import medusa_parents
+
+Bundled = Literal["eagle1", "eagle2", "hass", "eagle3", "medusa", "hydra", "small"]
+"""The bundled drafters. `eagle1` and `eagle2` are the same head; `small` is a distilled draft model."""
+
+DEMO_TREE_CPU = TreeConfig(depth=4, top_k=2, num_nodes=7)
+"""A small tree that we chose for two CPU cores; it is not always the fastest. `python -m infer.tune` finds the fastest
+method and tree by batch size and temperature."""
 
 
 def load_medusa(
@@ -158,3 +167,38 @@ def load_drafter(
         **hub,
     )
     return DraftHead.from_params(config, params, target, tree, str(path_or_hub_id))
+
+
+def load_demo(
+    head: Bundled = "hass", tree: TreeConfig | None = None, *, dtype: DTypeLike = "float32"
+) -> tuple[Target, TreeDrafter, Any]:
+    """Loads the bundled target, a small trained chat model, its tokenizer and a drafter; no network.
+
+    Args:
+      head: name of the drafter. "hass" is an EAGLE-1/2 head trained on its own outputs; "eagle1"/"eagle2" was trained
+        on the target's features alone.
+      tree: None is `DEMO_TREE_CPU` on CPU, else the default of the method; for "small" a chain of 5.
+      dtype: as in `load_target`; the files hold bfloat16.
+
+    Returns:
+      target, drafter, tokenizer (of `transformers`, with a chat template).
+
+    Raises:
+      ValueError: `head` is unknown. ConfigError: the drafter cannot draft `tree`.
+      MemoryError, DeviceError: as `load_target`.
+    """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # about torch, which is not needed
+    # Not AutoTokenizer: it imports torch if installed, which takes seconds.
+    from transformers import PreTrainedTokenizerFast
+
+    if head not in get_args(Bundled):
+        raise ValueError(f"head must be one of {', '.join(get_args(Bundled))}, got {head!r}.")
+    target = load_target(bundled("target"), dtype)
+    small = DEMO_TREE_CPU if jax.default_backend() == "cpu" else None
+    drafter: TreeDrafter
+    if head == "small":
+        drafter = load_draft_model(bundled(head), target, tree or DEFAULT_CHAIN)
+    else:
+        load: Any = load_medusa if head in ("medusa", "hydra") else load_drafter
+        drafter = load(bundled(head), target, tree or small)
+    return target, drafter, PreTrainedTokenizerFast.from_pretrained(bundled("target"))

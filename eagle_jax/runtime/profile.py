@@ -19,7 +19,7 @@ import numpy as np
 import yaml
 
 from eagle_jax.assets import bundled
-from eagle_jax.checkpoints.files.errors import CheckpointError
+from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.core.types import TargetFn
 from eagle_jax.parallel.processes import to_host
@@ -236,11 +236,9 @@ def bound_profile(profile: Profile | str | os.PathLike[str] | None, target: Targ
 
 def fingerprint(target: Target) -> str:
     """Returns twelve hexadecimal digits of the sizes and a few weights of every parameter."""
-    heads = jax.tree.map(lambda leaf: leaf[(0,) * (leaf.ndim - 1)][:4].astype("float32"), target.params)
     digest = hashlib.sha256()
-    for (place, leaf), (_, few) in zip(
-        jax.tree_util.tree_leaves_with_path(target.params), jax.tree_util.tree_leaves_with_path(heads), strict=True
-    ):
+    for place, leaf in jax.tree_util.tree_leaves_with_path(target.params):
+        few = leaf[(0,) * (leaf.ndim - 1)][:4].astype("float32")
         digest.update(f"{jax.tree_util.keystr(place)}{leaf.shape}".encode())
         digest.update(np.asarray(to_host(few)).tobytes())
     return digest.hexdigest()[:12]

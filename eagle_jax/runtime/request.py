@@ -5,6 +5,7 @@ Traced code cannot raise on values, so every check is made here on the host, bef
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 from collections.abc import Mapping, Sequence
@@ -18,10 +19,9 @@ from eagle_jax.config import DecoderConfig
 from eagle_jax.core.loop import required_slots
 from eagle_jax.core.randomness import row_keys, threefry_keys
 from eagle_jax.core.sampling import make_sampling
-from eagle_jax.core.types import Batch, Drafter, Engine, Params, Sampling, Sizes
-from eagle_jax.drafters.vanilla import vanilla_drafter
+from eagle_jax.core.types import Batch, Drafter, Engine, KVCache, Params, Sampling, Sizes
 from eagle_jax.runtime.drafters import BoundDrafter
-from eagle_jax.runtime.target import Target, check_target
+from eagle_jax.runtime.target import Target
 
 PREFILL_CHUNK = 256
 """Most prompt tokens per prefill pass."""
@@ -41,47 +41,36 @@ class Request(NamedTuple):
 
 
 def prepare(
-    target: Target,
-    drafter: BoundDrafter | None,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int | Sequence[int],
-    sampling: Sampling,
-    eos_ids: StopTokens,
-    key: jax.Array | int | None,
-    name: str,
-) -> Request:
-    """Checks the arguments of `eagle_jax.generate` and pads them into buckets.
+    prompts: Sequence[Sequence[int]], max_new_tokens: int | Sequence[int], eos_ids: StopTokens,
+    key: jax.Array | int | None, name: str, config: DecoderConfig, depth: int,
+) -> tuple[Batch, Sizes]:  # fmt: skip
+    """Checks arguments of `eagle_jax.generate` and pads them into buckets.
 
     Args:
-      name: name of a prompt in messages; {} stands for its index.
+      name: of a prompt in messages; {} stands for its index. config: the target's. depth: D of the drafter.
 
     Raises:
       ValueError: naming the argument, its rule and the remedy.
     """
-    check_target(target)
-    if drafter is not None:
-        _check_drafter(drafter, target)
-    config, method = target.config, vanilla_drafter() if drafter is None else drafter.drafter
     _check_not_traced(prompts=prompts, max_new_tokens=max_new_tokens, eos_ids=eos_ids, key=key, arrays=jnp.zeros(()))
     rows = _check_prompts(prompts, name, config)
     budgets = _check_budgets(max_new_tokens, rows, config)
     stops = _stop_table(eos_ids, len(rows), config)
-    if not sampling.greedy and key is None:
-        raise ValueError("key must be given at temperature > 0, got None. Pass key=jax.random.key(seed) or key=seed.")
-
     lengths = np.array([len(row) for row in rows], np.int32)
-    width = bucket(int(lengths.max()))
+    width, max_tokens = bucket(int(lengths.max())), bucket(max(budgets))
     chunk = width if width <= PREFILL_CHUNK else math.gcd(width, PREFILL_CHUNK)
-    max_tokens = bucket(max(budgets))
-    slots = round_up(required_slots(width, max_tokens, method.depth, chunk), 32 if width < 1024 else 128)
+    slots = round_up(required_slots(width, max_tokens, depth, chunk), 32 if width < 1024 else 128)
     padded = np.zeros((len(rows), width), np.int32)
     for index, row in enumerate(rows):
         padded[index, : len(row)] = row
-    keys = _keys(key, len(rows))
     arrays = (jnp.asarray(padded), jnp.asarray(lengths), jnp.asarray(budgets, jnp.int32), jnp.asarray(stops))
-    sizes = Sizes(max_tokens, chunk, slots)
-    params = {"target": target.params, "drafter": {} if drafter is None else drafter.params}
-    return Request(params, Batch(*arrays, keys), sampling, Engine(target.fn, method), sizes)
+    return Batch(*arrays, _keys(key, len(rows))), Sizes(max_tokens, chunk, slots)
+
+
+@functools.partial(jax.jit, static_argnames=("engine", "rows", "slots"))
+def empty_caches(params: Params, engine: Engine, rows: int, slots: int) -> tuple[KVCache, Any]:
+    """Returns the empty cache of the target and the first state of the drafter."""
+    return engine.target.init_cache(rows, slots), engine.drafter.init(params, rows, slots)
 
 
 # Jitted: an eager `vmap` costs milliseconds of host time per call.
@@ -109,7 +98,10 @@ def _keys(key: jax.Array | int | None, batch: int) -> jax.Array:
     raise ValueError(f"key must be jax.random.key(seed) or an integer seed, got {key!r}.")
 
 
-def _check_drafter(drafter: Any, target: Target) -> None:
+def check_drafter(drafter: Any, target: Target) -> None:
+    """Raises a ValueError if `drafter` is neither None nor a drafter bound to `target`."""
+    if drafter is None:
+        return
     if isinstance(drafter, Drafter):
         raise ValueError("drafter must be bound to a target. Pass eagle_jax.BoundDrafter.of(drafter, target).")
     if not isinstance(drafter, BoundDrafter):
@@ -151,9 +143,9 @@ def sampling_of(**settings: Any) -> Sampling:
     return make_sampling(**settings)
 
 
-def bucket(size: int, smallest: int = 32) -> int:
+def bucket(size: int) -> int:
     """Returns the next of 32, 48, 64, 96, 128, ...: one program each, above 32 at most 1/3 padding."""
-    power = smallest
+    power = 32
     while power < size:
         if size <= power + power // 2:
             return power + power // 2
@@ -167,25 +159,20 @@ def round_up(size: int, multiple: int) -> int:
 
 
 def _check_prompts(prompts: Any, name: str, config: DecoderConfig) -> list[np.ndarray]:
-    if (
-        not isinstance(prompts, Sequence | np.ndarray | jax.Array)
-        or isinstance(prompts, str | bytes)
-        or not len(prompts)
-    ):
+    if not isinstance(prompts, Sequence | np.ndarray | jax.Array) or isinstance(prompts, str) or not len(prompts):
         raise ValueError(f"prompts must be a non-empty list of lists of token ids, got {_quoted(prompts)}")
-    return [_check_prompt(prompt, name.format(index), config) for index, prompt in enumerate(prompts)]
-
-
-def _check_prompt(prompt: Any, name: str, config: DecoderConfig) -> np.ndarray:
-    row = _integers(prompt)
-    if row is None or row.ndim != 1 or row.size == 0:
-        raise ValueError(f"{name} must be a non-empty flat list of token ids, got {_quoted(prompt)}")
-    bad = np.flatnonzero((row < 0) | (row >= config.vocab_size))
-    if bad.size:
-        raise ValueError(
-            f"{name}[{bad[0]}] must be 0 to {config.vocab_size - 1}, got {row[bad[0]]}. Use the target's own tokenizer."
-        )
-    return row.astype(np.int32)
+    rows = []
+    for index, prompt in enumerate(prompts):
+        row, place = _integers(prompt), name.format(index)
+        if row is None or row.ndim != 1 or row.size == 0:
+            raise ValueError(f"{place} must be a non-empty flat list of token ids, got {_quoted(prompt)}")
+        if (bad := np.flatnonzero((row < 0) | (row >= config.vocab_size))).size:
+            raise ValueError(
+                f"{place}[{bad[0]}] must be 0 to {config.vocab_size - 1}, got {row[bad[0]]}. Use the target's own "
+                "tokenizer."
+            )
+        rows.append(row.astype(np.int32))
+    return rows
 
 
 def _quoted(value: Any) -> str:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Unpack
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.core.loop import required_slots
-from eagle_jax.core.types import Engine, GenerateState, KVCache, Params, Sampling
+from eagle_jax.core.types import GenerateState
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import NotFiniteError, check_finite, check_fits, memory_errors
-from eagle_jax.runtime.generation import (
-    Options,
-    StreamChunk,
-    extend_program,
-    first_chunk,
-    next_chunk,
-    request_of,
-)
-from eagle_jax.runtime.request import PREFILL_CHUNK, Request, bucket, prepare, round_up
-from eagle_jax.runtime.target import Target
+from eagle_jax.runtime.generation import Options, StreamChunk, extend_program, first_chunk, next_chunk, request_of
+from eagle_jax.runtime.request import PREFILL_CHUNK, Request, bucket, check_drafter, empty_caches, round_up
+from eagle_jax.runtime.target import Target, check_target
 
 
 class Session:
@@ -48,7 +40,8 @@ class Session:
     """
 
     def __init__(self, target: Target, drafter: BoundDrafter | None = None, *, context: int | None = None) -> None:
-        prepare(target, drafter, [[0]], 1, Sampling(), None, None, "prompt")  # checks the types of both
+        check_target(target)
+        check_drafter(drafter, target)
         most = target.config.max_position
         self.context = min(most, 4096) if context is None else context
         if isinstance(self.context, bool) or not isinstance(self.context, int) or not 2 <= self.context <= most:
@@ -96,18 +89,22 @@ class Session:
         # Interrupted in a program, the donated caches would be gone.
         before, waiting, self._state, self._waiting = self._state, self._waiting, None, None
         there = 0 if before is None else int(before.cache.length[0])
-        drafted = waiting or (_NOTHING if before is None else _Drafted(before.drafter, there))
+        drafted = waiting or (_Drafted() if before is None else _Drafted(before.drafter, there))
         # The drafter's state holds the token after the last one in the cache: the prompt must have the same one.
         # At least one prompt token runs through the target, for the logits of the next.
-        known = min(there, _common(prompt, self.text) - 1, len(prompt) - 1)
-        drafted = drafted.back_to(known, usual.rewind)
+        shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(prompt, self.text, strict=False))
+        known = min(there, len(list(shared)) - 1, len(prompt) - 1)
+        if drafted.length > known:
+            longer, drafted = drafted.state, _Drafted()
+            if usual.rewind is not None and known >= 1:
+                drafted = _Drafted(usual.rewind(longer, jnp.array([known], jnp.int32)), known)
         if not plain:
             known = min(known, drafted.length)
         if before is None or known < 1:
             check_fits(request)  # with the slots of the whole context
             with memory_errors(request):
-                cache, memory = _empty(request.params, slots, request.engine)
-            known, drafted = 0, _NOTHING
+                cache, memory = empty_caches(request.params, request.engine, 1, slots)
+            known, drafted = 0, _Drafted()
         else:
             cache, memory = before.cache, () if plain else drafted.state
             if known < there:
@@ -146,27 +143,5 @@ class Session:
 class _Drafted(NamedTuple):
     """A drafter's state when `length` tokens of the text were confirmed."""
 
-    state: Any
-    length: int
-
-    def back_to(self, length: int, rewind: Callable[[Any, jax.Array], Any] | None) -> _Drafted:
-        """Returns the state at `length` tokens, or an empty one if the drafter cannot rewind."""
-        if self.length <= length:
-            return self
-        if rewind is None or length < 1:
-            return _NOTHING
-        return _Drafted(rewind(self.state, jnp.array([length], jnp.int32)), length)
-
-
-_NOTHING = _Drafted(None, 0)
-
-
-def _common(one: list[int], other: list[int]) -> int:
-    """Returns how many tokens both begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-@functools.partial(jax.jit, static_argnames=("slots", "engine"))
-def _empty(params: Params, slots: int, engine: Engine) -> tuple[KVCache, Any]:
-    return engine.target.init_cache(1, slots), engine.drafter.init(params, 1, slots)
+    state: Any = None
+    length: int = 0

@@ -1,1 +1,0 @@
-"""Measurements of drafters: tau, n-alpha, acceptance by position, calibration."""
