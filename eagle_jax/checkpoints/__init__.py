@@ -1,11 +1,16 @@
 """Reads and writes models on disk: Hugging Face targets, draft heads, training checkpoints."""
 
-from eagle_jax.checkpoints.files.errors import CheckpointError
+from eagle_jax.checkpoints.files.fields import CheckpointError
 from eagle_jax.checkpoints.files.hub import Hub, checkpoint_directory, config_directory, tokenizer_directory
-from eagle_jax.checkpoints.heads.layouts import carries_embedding
 from eagle_jax.checkpoints.heads.load import load_head_checkpoint
 from eagle_jax.checkpoints.heads.medusa import load_medusa_checkpoint, save_medusa_checkpoint
-from eagle_jax.checkpoints.heads.save import check_unoccupied, export_head, save_head_checkpoint, stored_dtype
+from eagle_jax.checkpoints.heads.save import (
+    carries_embedding,
+    check_unoccupied,
+    export_head,
+    save_head_checkpoint,
+    stored_dtype,
+)
 from eagle_jax.checkpoints.targets.load import load_target_checkpoint, read_target_config
 from eagle_jax.checkpoints.targets.save import save_target_checkpoint
 from eagle_jax.checkpoints.targets.tokens import check_same_tokens

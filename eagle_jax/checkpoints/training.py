@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from eagle_jax.checkpoints.files.errors import CheckpointError
-from eagle_jax.checkpoints.files.finite import raise_not_finite
+from eagle_jax.checkpoints.files.fields import CheckpointError
 from eagle_jax.checkpoints.files.mapping import flatten
+from eagle_jax.checkpoints.files.weights import raise_not_finite
 from eagle_jax.core.types import Params
 
 _FULL = "|".join(re.escape(os.strerror(number)) for number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT))

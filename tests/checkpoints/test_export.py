@@ -197,7 +197,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # config.json fits, the weights do not
     try:
-        with pytest.raises(CheckpointError, match=r"could not be written in .*\. Make room and save again"):
+        with pytest.raises(CheckpointError, match=r"could not be written \(.*\)\. Make room and save again"):
             export(HEAD, tmp_path / "head", "official")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from eagle_jax.checkpoints import CheckpointError, load_target_checkpoint, save_target_checkpoint, training
-from eagle_jax.checkpoints.files.finite import count_not_finite
+from eagle_jax.checkpoints.files.weights import count_not_finite
 from eagle_jax.checkpoints.training import TrainingCheckpoints
 from tests.checkpoints.common import CONFIG, edit_tensors, random_params
 

@@ -98,7 +98,7 @@ def test_a_damaged_single_file(saved):
     with pytest.raises(CheckpointError, match=r"model\.safetensors is a Git LFS pointer, .*Run `git lfs pull`"):
         load_target_checkpoint(saved)
     weights.unlink()
-    with pytest.raises(CheckpointError, match=r"must hold model\.safetensors, pytorch_model"):
+    with pytest.raises(CheckpointError, match=r"must hold model\.safetensors or .*\.json, got none"):
         load_target_checkpoint(saved)
     (saved / "config.json").write_text('{"hidden_size": ')
     with pytest.raises(CheckpointError, match=r"config\.json: cannot be read as JSON"):
@@ -118,8 +118,8 @@ def test_damaged_shards_and_indices_are_named(sharded):
         load_target_checkpoint(sharded)
     values = json.loads((sharded / INDEX).read_text())
     for file, message in (
-        ("../secret.safetensors", r"weight_map must name files of this directory, got \.\./secret\.safetensors"),
-        (None, "weight_map must be an object of names of tensors and files, got"),
+        ("../secret.safetensors", r"files of this directory, got '\.\./secret\.safetensors'"),
+        (None, "weight_map must map tensors to .safetensors or .bin files of this directory, got None"),
     ):
         values["weight_map"]["model.extra"] = file
         (sharded / INDEX).write_text(json.dumps(values))

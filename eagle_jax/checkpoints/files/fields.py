@@ -1,12 +1,11 @@
-"""Reads typed values from the JSON files of a checkpoint; an error names the file and the key."""
+"""Defines the errors of checkpoints, and reads typed values from their JSON files."""
 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
-
-from eagle_jax.checkpoints.files.errors import CheckpointError, notice
 
 LARGEST = 2**31 - 1
 """Largest size or token id: both are int32 on the device."""
@@ -15,9 +14,18 @@ _SHOWN = 80  # characters of a wrong value in a message
 _REMEDY = "Correct the value, or fetch the file again from where the weights came from."
 
 
+class CheckpointError(ValueError):
+    """A checkpoint cannot be read or written; the message names the file or tensor and the remedy."""
+
+
+def notice(message: str) -> None:
+    """Warns that two facts of a checkpoint contradict, and which of them is used."""
+    warnings.warn(message, UserWarning, stacklevel=3)
+
+
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """Reads the keys of one JSON object by type.
+    """Reads the keys of one JSON object by type; an error names the file and the key.
 
     A key that is missing takes the default, and is an error without one. A key that is null is an error, unless
     `null=True`, which reads it like a missing one.

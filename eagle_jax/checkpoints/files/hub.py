@@ -12,7 +12,7 @@ from typing import TypedDict, Unpack
 import huggingface_hub
 from huggingface_hub import errors as hub_errors
 
-from eagle_jax.checkpoints.files.errors import CheckpointError
+from eagle_jax.checkpoints.files.fields import CheckpointError
 
 CONFIGS = ("config.json", "generation_config.json")
 SAFETENSORS = ("model*.safetensors", "model.safetensors.index.json")

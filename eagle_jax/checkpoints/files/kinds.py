@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from eagle_jax.checkpoints.files.errors import CheckpointError
-from eagle_jax.checkpoints.files.fields import Fields
+from eagle_jax.checkpoints.files.fields import CheckpointError, Fields
 from eagle_jax.checkpoints.files.mapping import canonical_name
 
 Kind = Literal["model", "eagle2", "eagle3", "medusa", "hydra", "other"]

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.checkpoints.files.errors import CheckpointError
+from eagle_jax.checkpoints.files.fields import CheckpointError
 from eagle_jax.config import DecoderConfig, HeadConfig, MedusaConfig
 from eagle_jax.core.types import Params
 from eagle_jax.models.decoder import init_params
@@ -26,16 +26,14 @@ from eagle_jax.models.medusa import init_medusa_params
 LM_HEAD = "lm_head.weight"
 EMBEDDING = "embed_tokens/embedding"
 """Path of the input embedding among the parameters."""
-DTYPES: dict[str, Any] = {
-    "float32": np.dtype(np.float32), "bfloat16": np.dtype(jnp.bfloat16), "float16": np.dtype(np.float16),
-}  # fmt: skip
+DTYPES = {name: jnp.dtype(name) for name in ("float32", "bfloat16", "float16")}
 
 
 class Rule(NamedTuple):
     """The correspondence of a tensor name and a parameter path.
 
     Attributes:
-      name: of the tensor in the file; `{i}` stands for a number, any other `{x}` for a word.
+      name: of the tensor in the file; `{i}` stands for a number, `{name}` for a word.
       path: of the parameter, keys joined by "/".
       transpose: PyTorch stores linear weights [out, in], we [in, out].
     """
@@ -50,7 +48,7 @@ class Table(NamedTuple):
 
     Attributes:
       rules: the first that matches a name or a path counts.
-      ignored: patterns of tensors that are not read.
+      ignored: patterns of tensors that are not read, besides the RoPE frequencies of old files.
       canonical: a tensor's name in a file -> its name in the rules; prefixes differ between projects.
     """
 
@@ -80,7 +78,8 @@ class Table(NamedTuple):
 
     def ignores(self, name: str) -> bool:
         """Returns whether a tensor is not read."""
-        return any(re.fullmatch(pattern, self.canonical(name)) for pattern in self.ignored)
+        plain = self.canonical(name)
+        return plain.endswith("rotary_emb.inv_freq") or any(re.fullmatch(pattern, plain) for pattern in self.ignored)
 
     def ignoring(self, *names: str) -> Table:
         """Returns the table without the tensors of these names."""
@@ -99,14 +98,17 @@ def _pattern(template: str) -> re.Pattern[str]:
     )
 
 
+def linear_rules(name: str, path: str, *, transpose: bool = True) -> tuple[Rule, Rule]:
+    """Returns the rules of the weight and the bias of a linear layer."""
+    return Rule(f"{name}.weight", f"{path}/kernel", transpose), Rule(f"{name}.bias", f"{path}/bias")
+
+
 def layer_rules(name: str, path: str) -> tuple[Rule, ...]:
     """Returns the rules of a Llama-like layer whose tensor names and parameter paths begin with these."""
     return (
-        Rule(f"{name}self_attn.{{proj}}_proj.weight", f"{path}self_attn/{{proj}}_proj/kernel", True),
-        Rule(f"{name}self_attn.{{proj}}_proj.bias", f"{path}self_attn/{{proj}}_proj/bias"),
+        *linear_rules(f"{name}self_attn.{{proj}}_proj", f"{path}self_attn/{{proj}}_proj"),
+        *linear_rules(f"{name}mlp.{{proj}}_proj", f"{path}mlp/{{proj}}_proj"),
         Rule(f"{name}self_attn.{{norm}}_norm.weight", f"{path}self_attn/{{norm}}_norm/scale"),
-        Rule(f"{name}mlp.{{proj}}_proj.weight", f"{path}mlp/{{proj}}_proj/kernel", True),
-        Rule(f"{name}mlp.{{proj}}_proj.bias", f"{path}mlp/{{proj}}_proj/bias"),
         Rule(f"{name}{{norm}}_layernorm.weight", f"{path}{{norm}}_layernorm/scale"),
     )
 
@@ -118,8 +120,6 @@ DECODER = Table(
         Rule("model.norm.weight", "norm/scale"),
         Rule(LM_HEAD, "lm_head/kernel", True),
     ),
-    # Old checkpoints store the RoPE frequencies, which follow from the configuration.
-    ignored=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
 )
 
 
@@ -128,8 +128,7 @@ def head_table(prefix: str) -> Table:
     return Table(
         rules=(
             Rule("embed_tokens.weight", EMBEDDING),
-            Rule("fc.weight", "fc/kernel", True),
-            Rule("fc.bias", "fc/bias"),
+            *linear_rules("fc", "fc"),
             Rule("fc_norm.{i}.weight", "fc_norm_{i}/scale"),
             Rule("input_norm.weight", "input_norm/scale"),
             *layer_rules(prefix, ""),
@@ -137,7 +136,6 @@ def head_table(prefix: str) -> Table:
             Rule("norm.weight", "norm/scale"),
             Rule(LM_HEAD, "lm_head/kernel", True),
         ),
-        ignored=(re.escape(prefix) + r"self_attn\.rotary_emb\.inv_freq",),
         canonical=lambda name: name.removeprefix("model."),
     )
 
@@ -160,9 +158,12 @@ _INITS: dict[type, Callable[..., Params]] = {
 
 @functools.lru_cache(maxsize=64)
 def expected_shapes(config: DecoderConfig | HeadConfig | MedusaConfig) -> Mapping[str, tuple[int, ...]]:
-    """Returns {path: shape} of the parameters of a decoder or of heads, without allocating them."""
-    shapes = jax.eval_shape(lambda: _INITS[type(config)](config, jax.random.key(0)))
-    return types.MappingProxyType({path: tuple(leaf.shape) for path, leaf in flatten(shapes).items()})
+    """Returns {path: shape} of the parameters of a decoder or of heads, without allocating them.
+
+    Paths of heads begin below the keys "head" and "heads".
+    """
+    shapes = flatten(jax.eval_shape(lambda: _INITS[type(config)](config, jax.random.key(0))))
+    return types.MappingProxyType({re.sub("^heads?/", "", path): tuple(leaf.shape) for path, leaf in shapes.items()})
 
 
 def check_dtype(dtype: Any) -> np.dtype:

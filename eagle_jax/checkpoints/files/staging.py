@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.checkpoints.files.errors import CheckpointError
+from eagle_jax.checkpoints.files.fields import CheckpointError
 from eagle_jax.checkpoints.files.hub import CONFIGS
 
 _WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
@@ -63,30 +62,22 @@ def replacing(directory: Path) -> Iterator[Path]:
             raise CheckpointError(f"{directory} must be a directory without subdirectories. Save to another path.")
         kept = [path for path in inside if path.name not in CONFIGS and not path.name.endswith(_WEIGHTS)]
     directory.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as temporary:
+        staging, old = Path(temporary) / "new", Path(temporary) / "old"
+        staging.mkdir()
         yield staging
         for path in kept:
             shutil.copy2(path, staging / path.name)
-        mask = os.umask(0)
-        os.umask(mask)
-        # mkdtemp makes private directories and safetensors private files; a checkpoint is as readable as other files.
-        staging.chmod(0o777 & ~mask)
-        for weights in staging.glob("*.safetensors"):
-            weights.chmod(0o666 & ~mask)
-        if directory.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-            os.replace(directory, old)
-            try:
-                os.replace(staging, directory)
-            except BaseException:
-                os.replace(old, directory)
-                raise
-            shutil.rmtree(old)
-        else:
-            os.replace(staging, directory)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        for weights in staging.glob("*.safetensors"):  # safetensors writes private files
+            weights.chmod(staging.stat().st_mode & 0o666)
+        try:
+            if directory.exists():
+                directory.replace(old)
+            staging.replace(directory)
+        except BaseException:
+            if old.exists():
+                old.replace(directory)
+            raise
 
 
 def sweep(*folders: Path) -> None:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
-from eagle_jax.checkpoints.files.errors import CheckpointError
+from eagle_jax.checkpoints.files.fields import CheckpointError, shown
 
 FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 """Dtypes a weight may be stored in; anything else is a quantised checkpoint."""
@@ -90,38 +90,23 @@ class TensorReader:
 
 def _weight_files(directory: Path, stem: str | None) -> list[str]:
     """Returns the names of the weight files; prefers safetensors."""
+    names = ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"]
     if stem is not None:
-        for file in (f"{stem}.safetensors", f"{stem}.pt"):
-            if (directory / file).is_file():
-                return [file]
-        raise CheckpointError(
-            f"{directory} must hold {stem}.safetensors or {stem}.pt, got neither. Give the directory of the weights."
-        )
-    for single, index in (
-        ("model.safetensors", "model.safetensors.index.json"),
-        ("pytorch_model.bin", "pytorch_model.bin.index.json"),
-    ):
-        if (directory / single).is_file():
-            return [single]
-        if (directory / index).is_file():
-            weight_map = read_json(directory / index).get("weight_map")
-            if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-                raise CheckpointError(
-                    f"{directory / index}: weight_map must be an object of names of tensors and files, got "
-                    "another value. Fetch the file again."
-                )
-            files = sorted(set(weight_map.values()))
-            outside = [file for file in files if Path(file).name != file or not file.endswith((".safetensors", ".bin"))]
-            if outside:
-                raise CheckpointError(
-                    f"{directory / index}: weight_map must name files of this directory, got {', '.join(outside)}. "
-                    "Fetch the file again."
-                )
-            return files
-    raise CheckpointError(
-        f"{directory} must hold model.safetensors, pytorch_model.bin or shards with their index.json, got none. "
-        "Give the directory of the weights."
-    )
+        names = [f"{stem}.safetensors", f"{stem}.pt"]
+    first = next((name for name in names if (directory / name).is_file()), None)
+    if first is None:
+        raise CheckpointError(f"{directory} must hold {' or '.join(names)}, got none. Give another directory.")
+    if not first.endswith(".json"):
+        return [first]
+    weight_map = read_json(directory / first).get("weight_map")
+    files: list[Any] = list(weight_map.values()) if isinstance(weight_map, dict) else [weight_map]
+    for file in files:
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith((".safetensors", ".bin")):
+            raise CheckpointError(
+                f"{directory / first}: weight_map must map tensors to .safetensors or .bin files of this directory, "
+                f"got {shown(file)}. Fetch the file again."
+            )
+    return sorted(set(files))
 
 
 def _open_safetensors(path: Path) -> Any:

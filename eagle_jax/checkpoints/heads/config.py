@@ -6,12 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from eagle_jax.checkpoints.files.errors import CheckpointError, notice
-from eagle_jax.checkpoints.files.fields import LARGEST, Fields
+from eagle_jax.checkpoints.files.fields import LARGEST, CheckpointError, Fields, notice
+from eagle_jax.checkpoints.files.kinds import kind_of
 from eagle_jax.checkpoints.files.tensors import TensorInfo
 from eagle_jax.checkpoints.files.weights import TensorProblems
-from eagle_jax.checkpoints.targets.config import check_not_quantised, check_only, layer_sizes
-from eagle_jax.checkpoints.targets.unsupported import check_features
+from eagle_jax.checkpoints.targets.config import check_supported, layer_sizes
 from eagle_jax.config import DecoderConfig, HeadConfig
 
 SWITCHES = ("fc_norm", "norm_before_fc", "norm_output", "norm_before_residual")
@@ -54,12 +53,16 @@ def head_config(
       CheckpointError: a value of another type, an option or `taps` that is not supported, or quantised weights.
     """
     fields = Fields(values, where)
-    check_not_quantised(fields)
-    check_only(fields, {"hidden_act": ("silu", "swish")})
-    for part in (fields, fields.mapping("eagle_config")):
-        check_features(part, known=SWITCHES)
+    check_supported(fields, {"hidden_act": ("silu", "swish")}, SWITCHES)
+    check_supported(fields.mapping("eagle_config"), {}, SWITCHES)
     _check_window(fields, target)
-    _compare_target(fields, target)
+    # Families are compared, not names of directories.
+    verifier = fields.mapping("speculators_config").mapping("verifier")
+    verified = verifier.names_of("architectures")
+    if verified and target.architecture not in verified:
+        verifier.contradict("architectures", "the target is a", target.architecture)
+    if fields.text("target_model_type", "", null=True) not in target.architecture.lower():
+        fields.contradict("target_model_type", "the target is a", target.architecture)
     fields.contradict("num_hidden_layers", "an EAGLE head has", 1, fields.integer("num_hidden_layers", 1, null=True))
 
     def switch(key: str, tensor: str) -> bool:
@@ -74,7 +77,10 @@ def head_config(
         mlp_bias=switch("mlp_bias", "layers.0.mlp.gate_proj.bias"),
         qk_norm="layers.0.self_attn.q_norm.weight" in stored,
     )
-    kind = _kind(fields, stored)
+    named = fields.names_of("architectures")
+    if named and not any(re.match("(?!peagle).*(eagle|llama|mistral|qwen)", name, re.IGNORECASE) for name in named):
+        fields.fail("architectures", "an EAGLE head with a Llama-like layer", "Other heads are not supported.")
+    kind: Literal["eagle1", "eagle3"] = "eagle3" if kind_of(values, stored, where) == "eagle3" else "eagle1"
     rows = stored["lm_head.weight"].shape[:1] if {"lm_head.weight", "d2t"} <= stored.keys() else ()
     # EAGLE-1/2 heads draft through the target's lm_head, whatever the key says.
     if fields.flag("tie_word_embeddings", null=True) and kind == "eagle3" and "lm_head.weight" in stored:
@@ -103,16 +109,6 @@ def head_config(
         norm_output=fields.flag("norm_output", null=True),
         norm_before_residual=fields.flag("norm_before_residual", null=True),
     )
-
-
-def _kind(fields: Fields, stored: Mapping[str, TensorInfo]) -> Literal["eagle1", "eagle3"]:
-    names = [name.lower() for name in fields.names_of("architectures")]
-    layers = [name for name in names if re.search("eagle|llama|mistral|qwen", name) and not name.startswith("peagle")]
-    if names and not layers:
-        fields.fail("architectures", "an EAGLE head with a Llama-like layer", "Other heads are not supported.")
-    named = any("eagle3" in name for name in names)
-    stated = named or fields.given("speculators_model_type") or fields.given("draft_vocab_size")
-    return "eagle3" if stated or "layers.0.hidden_norm.weight" in stored else "eagle1"
 
 
 def _compare_sizes(
@@ -156,16 +152,6 @@ def _check_window(fields: Fields, target: DecoderConfig) -> None:
             f"{fields.where}: sliding_window={window} has no effect here: the head attends to all tokens, and drafts "
             "differ from those of an engine that applies it. Set use_sliding_window in config.json."
         )
-
-
-def _compare_target(fields: Fields, target: DecoderConfig) -> None:
-    """Warns if the head names a target of another family; names of directories are not compared."""
-    verifier = fields.mapping("speculators_config").mapping("verifier")
-    named = verifier.names_of("architectures")
-    if named and target.architecture not in named:
-        verifier.contradict("architectures", "the target is a", target.architecture)
-    if fields.text("target_model_type", "", null=True) not in target.architecture.lower():
-        fields.contradict("target_model_type", "the target is a", target.architecture)
 
 
 def _tapped_states(

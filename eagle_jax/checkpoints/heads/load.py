@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.checkpoints.files.errors import CheckpointError, notice
+from eagle_jax.checkpoints.files.fields import CheckpointError, notice
 from eagle_jax.checkpoints.files.hub import Hub, checkpoint_directory
 from eagle_jax.checkpoints.files.kinds import EAGLES, check_kind
 from eagle_jax.checkpoints.files.mapping import LM_HEAD, canonical_name, check_dtype, expected_shapes, head_table
@@ -82,8 +82,11 @@ def load_head_checkpoint(
         except ConfigError as error:
             raise CheckpointError(f"{where}: {error}") from error
         if rope_theta is not None:
-            config = _with_theta(config, rope_theta)
-        expected = {path.removeprefix("head/"): shape for path, shape in expected_shapes(config).items()}
+            if isinstance(rope_theta, bool | str) or not 0 < rope_theta < math.inf:
+                raise CheckpointError(f"rope_theta must be a positive number, got {rope_theta!r}. Correct it.")
+            rope = dataclasses.replace(config.layer.rope, theta=float(rope_theta))
+            config = dataclasses.replace(config, layer=dataclasses.replace(config.layer, rope=rope))
+        expected = dict(expected_shapes(config))
         d2t = None
         if config.kind == "eagle3":
             del expected["d2t"]
@@ -100,14 +103,6 @@ def load_head_checkpoint(
         if d2t is not None:
             params["d2t"] = jnp.asarray(d2t) if place is None else place("d2t", d2t)
         return config, params
-
-
-def _with_theta(config: HeadConfig, theta: float | int) -> HeadConfig:
-    """Replaces the base of the rotary embedding."""
-    if isinstance(theta, bool | str) or not 0 < theta < math.inf:
-        raise CheckpointError(f"rope_theta must be a positive number, got {theta!r}. Correct it.")
-    rope = dataclasses.replace(config.layer.rope, theta=float(theta))
-    return dataclasses.replace(config, layer=dataclasses.replace(config.layer, rope=rope))
 
 
 def _is_copy(reader: TensorReader, name: str | None, theirs: jax.Array | np.ndarray | None, dtype: str) -> bool:

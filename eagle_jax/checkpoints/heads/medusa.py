@@ -8,15 +8,22 @@ import sys
 from pathlib import Path
 from typing import Unpack
 
-from eagle_jax.checkpoints.files.errors import CheckpointError
-from eagle_jax.checkpoints.files.fields import Fields
+from eagle_jax.checkpoints.files.fields import CheckpointError, Fields
 from eagle_jax.checkpoints.files.hub import Hub, head_directory
 from eagle_jax.checkpoints.files.kinds import MEDUSAS, check_kind
-from eagle_jax.checkpoints.files.mapping import Rule, Table, check_dtype, expected_shapes, flatten, layer_rules
+from eagle_jax.checkpoints.files.mapping import (
+    Rule,
+    Table,
+    check_dtype,
+    expected_shapes,
+    flatten,
+    layer_rules,
+    linear_rules,
+)
 from eagle_jax.checkpoints.files.staging import replacing, write_json
 from eagle_jax.checkpoints.files.tensors import TensorReader, read_json
 from eagle_jax.checkpoints.files.weights import Place, TensorProblems, check_params, plan, read_planned, write_weights
-from eagle_jax.checkpoints.targets.unsupported import check_features
+from eagle_jax.checkpoints.targets.config import check_supported
 from eagle_jax.config import DecoderConfig, MedusaConfig
 from eagle_jax.core.types import Params
 
@@ -55,7 +62,7 @@ def load_medusa_checkpoint(
             "with load_target."
         )
     fields = Fields(values, where)
-    check_features(fields)
+    check_supported(fields, {})
     for key, size in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
         if fields.integer(key, size, null=True) != size:
             fields.fail(key, f"{size}, as the target's", "Take heads that were trained for this target.")
@@ -63,27 +70,23 @@ def load_medusa_checkpoint(
         fields.fail("grounded_heads", "true or absent", "Convert the heads to Medusa's format.")
     with TensorReader(directory, stem=f"{kind}_lm_head") as reader:
         prefixed = any(name.startswith(_PREFIX) for name in reader.infos)
-        _compare(fields, kind, *_count(reader), prefixed)
+        heads, layers = _count(reader)
+        for key, found in ((f"{kind}_num_heads", heads), (f"{kind}_num_layers", layers)):
+            fields.contradict(key, "the file has", found, fields.integer(key, found))
+        if kind == "hydra":
+            arch = "prefix-mlp" if prefixed else "mlp"
+            if fields.text("hydra_head_arch", arch, null=True) not in ("mlp", "prefix-mlp"):
+                fields.fail("hydra_head_arch", "mlp or prefix-mlp", "Other heads of Hydra are not supported.")
+            fields.contradict("hydra_head_arch", "the file has", arch)
         prefix = target.one_layer(tie_word_embeddings=False) if prefixed else None
-        config = MedusaConfig(kind, target.hidden_size, target.vocab_size, *_count(reader), prefix)
+        config = MedusaConfig(kind, target.hidden_size, target.vocab_size, heads, layers, prefix)
         problems = TensorProblems()
-        chosen = plan(reader, _table(config), _shapes(config), problems)
+        chosen = plan(reader, _table(config), expected_shapes(config), problems)
         problems.raise_if_any(
             f"{directory}: not the {kind} heads of a model that is {target.hidden_size} wide with "
             f"{target.vocab_size} tokens; take heads that were trained for this target, or load their own target:"
         )
         return config, {"heads": read_planned(reader, chosen, dtype, place)}
-
-
-def _compare(fields: Fields, kind: str, heads: int, layers: int, prefixed: bool) -> None:
-    """Warns where config.json contradicts the file, which decides."""
-    for key, found in ((f"{kind}_num_heads", heads), (f"{kind}_num_layers", layers)):
-        fields.contradict(key, "the file has", found, fields.integer(key, found))
-    if kind == "hydra":
-        arch = "prefix-mlp" if prefixed else "mlp"
-        if fields.text("hydra_head_arch", arch, null=True) not in ("mlp", "prefix-mlp"):
-            fields.fail("hydra_head_arch", "mlp or prefix-mlp", "Other heads of Hydra are not supported.")
-        fields.contradict("hydra_head_arch", "the file has", arch)
 
 
 def _count(reader: TensorReader) -> tuple[int, int]:
@@ -104,7 +107,7 @@ def save_medusa_checkpoint(
       CheckpointError: the parameters do not fit `config`, or hold values that are not finite.
     """
     flat = flatten(params["heads"])
-    check_params(flat, _shapes(config), "the heads' parameters:")
+    check_params(flat, expected_shapes(config), "the heads' parameters:")
     file_dtype = check_dtype(dtype)
     values = {"model_type": config.kind, f"{config.kind}_num_heads": config.num_heads,
               f"{config.kind}_num_layers": config.num_layers, "torch_dtype": dtype}  # fmt: skip
@@ -117,26 +120,15 @@ def save_medusa_checkpoint(
         write_weights(staging, flat, _table(config), file_dtype, stem=stem, max_shard_bytes=sys.maxsize)
 
 
-def _shapes(config: MedusaConfig) -> dict[str, tuple[int, ...]]:
-    return {path.removeprefix("heads/"): shape for path, shape in expected_shapes(config).items()}
-
-
 def _table(config: MedusaConfig) -> Table:
-    """Returns one rule per parameter: names differ by kind, and in Hydra++ by its dropout layers."""
-    rules = list(layer_rules(f"{_PREFIX}layers.0.", "prefix_layer/"))
-    rules.append(Rule(f"{_PREFIX}norm.weight", "prefix_norm/scale"))
-    medusa = config.kind == "medusa"
-    # In Hydra++'s sequences a dropout precedes every block: it has no weights, but it takes an index.
-    stride, first = (2, 1) if config.prefix is not None else (1, 0)
-    for head in range(config.num_heads):
-        blocks = f"{head}" if medusa else f"hydra_mlp.{head}"
-        end = f"{head}.{config.num_layers}" if medusa else f"hydra_lm_head.{head}" + (".1" if config.prefix else "")
-        linear = {end: f"heads_{head}_lm_head"} | {
-            f"{blocks}.{block * stride + first}.{part}": f"heads_{head}_blocks_{block}/{part}"
-            for block in range(config.num_layers)
-            for part in ("linear", "res_connection")
-        }
-        for name, path in linear.items():
-            rules += [Rule(f"{name}.weight", f"{path}/kernel", True), Rule(f"{name}.bias", f"{path}/bias")]
-    ignored = (rf"{_PREFIX}embed_tokens\.weight", rf"{_PREFIX}layers\.0\.self_attn\.rotary_emb\.inv_freq")
-    return Table(tuple(rules), ignored)
+    """Returns the rules of Medusa's names, of Hydra's, or of Hydra++'s, where a dropout takes an index in sequences."""
+    medusa, prefixed = config.kind == "medusa", config.prefix is not None
+    blocks, end = "{i}", f"{{i}}.{config.num_layers}"
+    if not medusa:
+        blocks, end = "hydra_mlp.{i}", "hydra_lm_head.{i}.1" if prefixed else "hydra_lm_head.{i}"
+    rules = [*layer_rules(f"{_PREFIX}layers.0.", "prefix_layer/"), Rule(f"{_PREFIX}norm.weight", "prefix_norm/scale")]
+    rules += linear_rules(end, "heads_{i}_lm_head")
+    for block in range(config.num_layers):
+        place = 2 * block + 1 if prefixed else block
+        rules += linear_rules(f"{blocks}.{place}.{{name}}", f"heads_{{i}}_blocks_{block}/{{name}}")
+    return Table(tuple(rules), (rf"{_PREFIX}embed_tokens\.weight",))

@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from eagle_jax.checkpoints.files.errors import CheckpointError
-from eagle_jax.checkpoints.files.fields import LARGEST, Fields, shown
+from eagle_jax.checkpoints.files.fields import LARGEST, CheckpointError, Fields, notice, shown
 from eagle_jax.checkpoints.targets.families import FAMILIES, Family, family_of
-from eagle_jax.checkpoints.targets.rope import (
-    DEFAULT_LENGTH,
-    context_length,
-    rope_config,
-    rope_scaling,
-    unstretched_length,
-)
-from eagle_jax.checkpoints.targets.unsupported import check_features
+from eagle_jax.checkpoints.targets.rope import context_length, rope_config, rope_scaling, unstretched_length
 from eagle_jax.config import ConfigError, DecoderConfig
 
 _MOST_LAYERS = 1024  # a wrong number would make loading build as many layers before it finds them missing
 _CHECKED = ("block", "num_kv_heads", "head_dim", "qkv_bias", "out_bias", "mlp_bias", "qk_norm")
 """Fields of `DecoderConfig` that a family may be unable to express."""
+# Null, false, zero and an empty list turn all of these off; one is neutral for a scale. Experts are left out: their
+# tensors are reported as unexpected. The scales are of Granite, Cohere, MiniCPM, Falcon-H1 and of draft heads.
+_SCALES = {
+    "embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale", "scale_emb", "lm_head_multiplier",
+    "parallel_draft_step",
+}  # fmt: skip
+# Of Gemma, OLMo, Llama 4, SmolLM 3, GPT-NeoX and Falcon; and of draft heads that predict several tokens in one pass.
+_UNSUPPORTED = _SCALES | {
+    "attention_multiplier", "scale_depth", "attn_logit_softcapping", "final_logit_softcapping",
+    "query_pre_attn_scalar", "clip_qkv", "attention_sinks", "attention_chunk_size", "no_rope_layers",
+    "rope_interleaved", "rope_local_base_freq", "use_parallel_residual", "parallel_attn", "alibi",
+    "parallel_drafting", "ptd_token_id", "block_size", "num_nextn_predict_layers", "use_mtp_layernorm",
+}  # fmt: skip
+_QUANTISED = {"quantization_config", "compression_config"}
+# Switches that every decoder and head has on. Null, false and zero turn them off: transformers reads `is_causal` so.
+_ALWAYS_ON = {
+    "is_causal", "use_causal_mask", "use_rope", "use_rotary", "use_rotary_embeddings",
+    "use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm",
+}  # fmt: skip
+# Names that look as if they changed what a model computes: unknown ones cause a warning.
+_SUSPECT = re.compile(r"^use_|^fc|norm|scal(e|ing)|multiplier|soft_?cap|sink|window|rotary|rope|alibi|clip")
+_HARMLESS = {
+    "use_cache", "use_bfloat16", "use_return_dict", "use_mems", "use_flash_attn", "use_flash_attention",
+    "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
+    "sliding_window", "use_sliding_window", "max_window_layers", "tie_last_hidden_states",
+    "layer_norm_epsilon", "scale_attn_weights", "scale_attn_by_inverse_layer_idx",
+}  # fmt: skip
+"""Read elsewhere, or without effect on the logits."""
 
 
 def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int | None = None) -> DecoderConfig:
@@ -38,9 +59,7 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
             Fields(own, where).fail(key, f"{name}={shown(own[name])}, which is the same size", "Remove one of them.")
     renamed = {name: own[key] for key, name in family.names.items() if key in own}  # as transformers does
     fields = Fields({**family.defaults, **renamed, **own}, where, names=family.names)
-    check_not_quantised(fields)
-    check_features(fields, known=family.only)
-    check_only(fields, family.only)
+    check_supported(fields, family.only)
     switched = {name: fields.flag(key) for key, names in family.switches.items() for name in names}
     config = layer_sizes(
         fields,
@@ -52,7 +71,13 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
         **switched,
     )
     if max_position is not None:
-        config = _capped(config, max_position, where)
+        least = config.max_position if config.rope.kind == "none" else 1  # learned positions are loaded as a whole
+        if type(max_position) is not int or not least <= max_position <= config.max_position:
+            raise CheckpointError(
+                f"max_position must be an integer from {least} to {config.max_position}, the context length in "
+                f"{where}, got {max_position!r}. Leave it out for the whole length."
+            )
+        config = dataclasses.replace(config, max_position=max_position)
     _check_sliding_window(fields, family, config)
     return config
 
@@ -78,7 +103,7 @@ def layer_sizes(fields: Fields, *, inner: int | None = None, **decided: Any) -> 
             head_dim=fields.integer("head_dim", hidden // heads, null=True),
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
             rope=rope,
-            max_position=context_length(fields.integer("max_position_embeddings", DEFAULT_LENGTH), rope),
+            max_position=context_length(fields, rope),
             eos_ids=fields.ids("eos_token_id"),
             bos_id=next(iter(fields.ids("bos_token_id")), None),
             **decided,
@@ -87,37 +112,33 @@ def layer_sizes(fields: Fields, *, inner: int | None = None, **decided: Any) -> 
         raise CheckpointError(f"{fields.where}: {error}") from error
 
 
-def check_not_quantised(fields: Fields) -> None:
-    """Checks that weights are not quantised.
+def check_supported(fields: Fields, only: Mapping[str, tuple[Any, ...]], known: Collection[str] = ()) -> None:
+    """Checks that no unsupported feature is on; warns of unknown keys that look like one.
+
+    Args:
+      only: key -> its supported values, of which the first is the default. known: further keys that the caller reads.
 
     Raises:
-      CheckpointError: they are.
+      CheckpointError: a feature is on, a value is not supported, or the weights are quantised.
     """
-    quantised = fields.values.get("quantization_config") or fields.values.get("compression_config")
-    if quantised:
-        method = quantised.get("quant_method", "unnamed") if isinstance(quantised, Mapping) else quantised
-        raise CheckpointError(
-            f"{fields.where}: weights must be float32, bfloat16 or float16, got a quantised checkpoint (quant_method "
-            f"{shown(method)}). Load the original."
-        )
-
-
-def check_only(fields: Fields, only: Mapping[str, tuple[Any, ...]]) -> None:
-    """Checks that keys have supported values, of which the first is the default."""
     for key, (default, *others) in only.items():
         read = fields.text if isinstance(default, str) else fields.flag
         if read(key, default) not in (default, *others):
             fields.fail(key, f"{str(default).lower()} or absent", "Other values are not supported.")
-
-
-def _capped(config: DecoderConfig, max_position: int, where: str) -> DecoderConfig:
-    least = config.max_position if config.rope.kind == "none" else 1  # learned positions are loaded as a whole
-    if type(max_position) is not int or not least <= max_position <= config.max_position:
-        raise CheckpointError(
-            f"max_position must be an integer from {least} to {config.max_position}, the context length in {where}, "
-            f"got {max_position!r}. Leave it out for the whole length."
-        )
-    return dataclasses.replace(config, max_position=max_position)
+    unknown = []
+    for key, value in fields.values.items():
+        if key in _QUANTISED and value:
+            fields.fail(key, "absent", "Load the original checkpoint: quantised weights are not supported.")
+        if key in _ALWAYS_ON and value is not True:
+            fields.fail(key, "true or absent", "This feature is not supported.")
+        scale = key in _SCALES
+        on = value is not None if key == "ptd_token_id" else value
+        if key in _UNSUPPORTED and on and not (scale and value == 1 and value is not True):
+            fields.fail(key, "1 or absent" if scale else "absent", "This feature is not supported.")
+        if value and _SUSPECT.search(key) and key not in _ALWAYS_ON | _UNSUPPORTED | _HARMLESS | {*only, *known}:
+            unknown.append(f"{fields.inside}{key}={shown(value)}")
+    if unknown:
+        notice(f"{fields.where}: {', '.join(unknown)}: unknown and ignored")
 
 
 def _check_sliding_window(fields: Fields, family: Family, config: DecoderConfig) -> None:

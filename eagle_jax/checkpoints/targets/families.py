@@ -1,20 +1,79 @@
 """Lists the families of models: what is particular in the config.json and the tensors of each.
 
-A further family is a row of the table here. A file such as `gpt2` describes tensors that differ from Llama's.
+A further family is a row of `_ALL`. GPT-2 has tensors of its own: its files hold queries, keys and values side by side.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
-from eagle_jax.checkpoints.files.errors import CheckpointError
-from eagle_jax.checkpoints.files.fields import Fields
-from eagle_jax.checkpoints.files.mapping import DECODER, Table
+import numpy as np
+
+from eagle_jax.checkpoints.files.fields import CheckpointError, Fields
+from eagle_jax.checkpoints.files.mapping import DECODER, EMBEDDING, LM_HEAD, Rule, Table, linear_rules
 from eagle_jax.checkpoints.files.tensors import TensorReader
-from eagle_jax.checkpoints.targets.gpt2 import GPT2, Gpt2Reader, join_projections
 from eagle_jax.config import RopeConfig
+
+_PROJECTIONS = ("q", "k", "v")
+_PREFIX = "transformer."  # of the names in files that `transformers` writes; the first files of OpenAI have none
+_LINEAR = {
+    "h.{i}.attn.c_proj": "layers_{i}/self_attn/o_proj",
+    "h.{i}.attn.c_attn/{name}": "layers_{i}/self_attn/{name}_proj",  # as `Gpt2Reader` names the thirds
+    "h.{i}.attn.c_attn": "layers_{i}/self_attn/qkv",  # only where a file is written, see `join_projections`
+    "h.{i}.mlp.c_fc": "layers_{i}/mlp/up_proj",
+    "h.{i}.mlp.c_proj": "layers_{i}/mlp/down_proj",
+}
+_NORMS = {
+    "h.{i}.ln_1": "layers_{i}/input_layernorm",
+    "h.{i}.ln_2": "layers_{i}/post_attention_layernorm",
+    "ln_f": "norm",
+}
+GPT2 = Table(
+    rules=(
+        Rule(f"{_PREFIX}wte.weight", EMBEDDING),
+        Rule(f"{_PREFIX}wpe.weight", "embed_positions/embedding"),
+        # GPT-2 stores linear weights [in, out], as we do.
+        *(rule for name, path in _LINEAR.items() for rule in linear_rules(_PREFIX + name, path, transpose=False)),
+        *(Rule(f"{_PREFIX}{name}.weight", f"{path}/scale") for name, path in _NORMS.items()),
+        *(Rule(f"{_PREFIX}{name}.bias", f"{path}/bias") for name, path in _NORMS.items()),
+        Rule(LM_HEAD, "lm_head/kernel", True),  # tied in every published model
+    ),
+    ignored=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),  # causal masks
+    canonical=lambda name: name if name.startswith((_PREFIX, "lm_head.")) else _PREFIX + name,
+)
+
+
+class Gpt2Reader(TensorReader):
+    """Reads each `c_attn` as three tensors, named `c_attn/q`, `c_attn/k` and `c_attn/v`."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        for name in [name for name in self.infos if "attn.c_attn." in name]:
+            info = self.infos.pop(name)
+            part = info._replace(shape=(*info.shape[:-1], info.shape[-1] // len(_PROJECTIONS)))
+            self.infos |= {name.replace("c_attn", f"c_attn/{projection}"): part for projection in _PROJECTIONS}
+
+    def read(self, name: str) -> np.ndarray:
+        """Reads a tensor as stored, or a third of `c_attn`."""
+        before, third, after = name.partition("/")
+        if not third:
+            return super().read(name)
+        whole = super().read(before + after[1:])
+        return np.split(whole, len(_PROJECTIONS), axis=-1)[_PROJECTIONS.index(after[0])]
+
+
+def join_projections(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Joins the projections of queries, keys and values to one tensor, as files hold them."""
+    out = dict(flat)
+    for path in flat:
+        layer, found, leaf = path.partition("/q_proj/")
+        if found:
+            parts = [np.asarray(out.pop(f"{layer}/{projection}_proj/{leaf}")) for projection in _PROJECTIONS]
+            out[f"{layer}/qkv/{leaf}"] = np.concatenate(parts, axis=-1)
+    return out
 
 
 @dataclasses.dataclass(frozen=True)

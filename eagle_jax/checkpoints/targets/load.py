@@ -9,8 +9,7 @@ from typing import Unpack
 
 import numpy as np
 
-from eagle_jax.checkpoints.files.errors import notice
-from eagle_jax.checkpoints.files.fields import Fields
+from eagle_jax.checkpoints.files.fields import Fields, notice
 from eagle_jax.checkpoints.files.hub import Hub, checkpoint_directory
 from eagle_jax.checkpoints.files.kinds import MODELS, check_kind
 from eagle_jax.checkpoints.files.mapping import EMBEDDING, LM_HEAD, Rule, Table, check_dtype, expected_shapes

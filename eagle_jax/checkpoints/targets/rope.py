@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eagle_jax.checkpoints.files.errors import CheckpointError
-from eagle_jax.checkpoints.files.fields import Fields
+from eagle_jax.checkpoints.files.fields import CheckpointError, Fields
 from eagle_jax.config import RopeConfig
 
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
-DEFAULT_LENGTH = 2048
-"""`max_position_embeddings` where a config.json has none."""
+_LENGTH = ("max_position_embeddings", 2048)  # key and default
 
 
 def rope_config(fields: Fields) -> RopeConfig:
@@ -34,7 +32,7 @@ def rope_config(fields: Fields) -> RopeConfig:
     for part in (given, fields):
         if part.number("partial_rotary_factor", 1.0, null=True) != 1:
             part.fail("partial_rotary_factor", "1 or absent", "Partial rotation is not supported.")
-    length = fields.integer("max_position_embeddings", DEFAULT_LENGTH)
+    length = fields.integer(*_LENGTH)
     theta = (given if "rope_theta" in given.values else fields).number("rope_theta", RopeConfig.theta)
     fields.contradict(
         "rope_theta", f"{given.inside}rope_theta is", theta, fields.number("rope_theta", theta, null=True)
@@ -70,12 +68,13 @@ def _normalised(given: Fields, fields: Fields) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key != "type"}
 
 
-def context_length(length: int, rope: RopeConfig) -> int:
+def context_length(fields: Fields, rope: RopeConfig) -> int:
     """Returns the context length: `max_position_embeddings`, stretched by scalings it does not include.
 
     "linear" and "dynamic" stretch it by their factor (Vicuna-16k has 4096 and 4). yarn does if the config has the
     original length (Qwen2.5 has 32768 and 4). A llama3 config has the stretched length.
     """
+    length = fields.integer(*_LENGTH)
     if rope.kind in ("linear", "dynamic"):
         return int(length * rope.factor)
     return max(length, int(rope.original_max_position * rope.factor)) if rope.kind == "yarn" else length

@@ -8,7 +8,7 @@ from typing import Unpack
 
 from tokenizers import Tokenizer
 
-from eagle_jax.checkpoints.files.errors import CheckpointError
+from eagle_jax.checkpoints.files.fields import CheckpointError
 from eagle_jax.checkpoints.files.hub import Hub, tokenizer_directory
 
 _FEW = 0.01  # largest share of ids that one tokenizer may lack, such as special tokens of the larger model's chats
@@ -40,7 +40,14 @@ def check_same_tokens(
         places = (ours_at, tokenizer_directory(target, **hub))
         if all((place / _TABLE).is_file() for place in places):
             ours, theirs = (_tokens(place / _TABLE) for place in places)
-            _compare(ours, theirs, rule)
+            for number in sorted(ours.keys() & theirs.keys()):
+                if ours[number] != theirs[number]:
+                    got = f"{ours[number]!r} for {theirs[number]!r} (token {number})"
+                    raise CheckpointError(f"{rule}, got {got}. {_REMEDY}")
+            alone = ours.keys() ^ theirs.keys()
+            if len(alone) > _FEW * len(theirs):
+                got = f"{len(alone)} token ids, from {min(alone)}, that only one has"
+                raise CheckpointError(f"{rule}, got {got}. {_REMEDY}")
             return None
         for name in _OTHERS:
             files = [place / name for place in places]
@@ -54,15 +61,6 @@ def check_same_tokens(
         f"draft model {draft} and target {target or 'in memory'} have no tokenizer files of one kind to compare: "
         "assuming one tokenizer"
     )
-
-
-def _compare(ours: dict[int, str], theirs: dict[int, str], rule: str) -> None:
-    for number in sorted(ours.keys() & theirs.keys()):
-        if ours[number] != theirs[number]:
-            raise CheckpointError(f"{rule}, got {ours[number]!r} for {theirs[number]!r} (token {number}). {_REMEDY}")
-    alone = ours.keys() ^ theirs.keys()
-    if len(alone) > _FEW * len(theirs):
-        raise CheckpointError(f"{rule}, got {len(alone)} token ids, from {min(alone)}, that only one has. {_REMEDY}")
 
 
 def _tokens(path: Path) -> dict[int, str]:
