@@ -52,8 +52,7 @@ SIZES = {
 def main(args: Args) -> dict[str, Any]:
     """Times the step; prints and returns the report."""
     at_least_one(args, "rows", "length", "unroll", "repeats")
-    if args.length < args.unroll + 2:
-        least = args.unroll + 2
+    if args.length < (least := args.unroll + 2):
         raise ValueError(f"--length must be at least --unroll + 2 = {least}, got {args.length}. Raise it.")
     training.keep_freed_memory()
     use_compilation_cache()

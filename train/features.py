@@ -64,7 +64,7 @@ def check_space(layout: Layout, tokens: int, out: Path) -> None:
                  layout.token_bytes, size / 1e9, layout.shards, have / 1e9, free / 1e9)  # fmt: skip
     if size - have > free:
         raise ValueError(
-            f"--out {out} must have {(size - have) / 1e9:.2f} GB free, got {free / 1e9:.2f} GB. Choose --stored "
+            f"--out must have {(size - have) / 1e9:.2f} GB free, got {free / 1e9:.2f} GB in {out}. Choose --stored "
             "float8, fewer --data, or another disk."
         )
 

@@ -127,8 +127,7 @@ def distillation_loss(
     """
     fn = target_fn(config)
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
-    hidden = jax.lax.stop_gradient(hidden)
-    counted = supervised_ahead(texts, 1)
+    hidden, counted = jax.lax.stop_gradient(hidden), supervised_ahead(texts, 1)
 
     def sums_of(own: Array, teacher: Array, counted: Array) -> tuple[Array, Array]:
         drafted, taught = fn.logits(params, own), jax.lax.stop_gradient(target_logits(teacher))

@@ -46,7 +46,6 @@ def by_chunks(
     """
     length = rows[0].shape[axes[0]]
     chunk = min(chunk or length, length)
-
     parts = tuple(cut_rows(x, axis, chunk) for x, axis in zip(rows, axes, strict=True))
     run = lambda part: sums_of(*part)  # noqa: E731
     return jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.lax.map(jax.checkpoint(run) if remat else run, parts))

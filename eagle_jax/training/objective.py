@@ -122,9 +122,8 @@ def unrolled_loss(
       shares: weight of every step's mean: the share of a micro-batch in the rows of that step.
     """
     if objective.noise > 0:
-        features = signals.features
-        noise = jax.random.uniform(key, features.shape, jnp.float32, -objective.noise, objective.noise)
-        signals = signals._replace(features=features + noise.astype(features.dtype))
+        noise = jax.random.uniform(key, signals.features.shape, jnp.float32, -objective.noise, objective.noise)
+        signals = signals._replace(features=signals.features + noise.astype(signals.features.dtype))
     sums_of, groups = functools.partial(_sums, config, objective, target_logits, kept), row_groups(mesh)
     if mesh is None or groups == 1:
         sums = sums_of(head, signals, texts)

@@ -30,9 +30,7 @@ from eagle_jax.training.losses import ahead
 
 Own = tuple[Array, ...]
 """Keys or values [B, G, T, hd] of steps 1..k; a row sees only its own."""
-
 WIDE = jnp.float32
-
 Bias = tuple[Array, Array]
 """Summands of scores, 0 where a row sees a key, else `UNSEEN`: [B, T, S], and transposed for the gradient."""
 UNSEEN = -1e30

@@ -243,9 +243,9 @@ class SmallModelLearner(Learner):
             named = " ".join(map(str, outside))
             raise ConfigError(f"--target-layers must be layers of the target, 0 to {last}, got {named}. Drop them.")
         sizes = {"hidden_size": args.hidden, "intermediate_size": args.intermediate, "num_heads": args.num_heads,
-                 "num_kv_heads": args.num_kv_heads, "head_dim": args.head_dim}  # fmt: skip
+                 "num_kv_heads": args.num_kv_heads, "head_dim": args.head_dim,
+                 "num_layers": len(args.target_layers) or args.layers}  # fmt: skip
         given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
-        given["num_layers"] = len(args.target_layers) or args.layers
         try:
             self.config = dataclasses.replace(self.target, **given)
         except ConfigError as error:

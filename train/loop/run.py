@@ -149,8 +149,8 @@ class Run:
         if saved is not None:
             if (count := len(saved.notes["positions"])) != jax.process_count():
                 raise CheckpointError(
-                    f"--out {self.args.out} must be resumed by {count} processes, which saved it, got "
-                    f"{jax.process_count()}. Start as many: every process reads its own share of the documents."
+                    f"--out must be resumed by the {count} processes that saved it, got {jax.process_count()} for "
+                    f"{self.args.out}. Start as many: every process reads its own share of the documents."
                 )
             self.batches.set_state(saved.notes["positions"][jax.process_index()])
         position, batch = self.batches.get_state(), self._batch()

@@ -1,4 +1,4 @@
-"""Sets up a training run: objective, shapes, mesh, target, source weights, held-out prompts."""
+"""Sets up a training run: checked options, shape of the head, mesh, target, held-out prompts."""
 
 from __future__ import annotations
 
@@ -66,8 +66,7 @@ def head_config(args: HeadArgs, target: DecoderConfig) -> HeadConfig:
             f"--draft-vocab must be at most the target's vocabulary of {target.vocab_size}, got {args.draft_vocab}. "
             "Lower it, or give 0 for the whole."
         )
-    wanted = DRAFT_VOCAB if args.draft_vocab is None else args.draft_vocab or target.vocab_size
-    size = min(wanted, target.vocab_size)
+    size = min(DRAFT_VOCAB if args.draft_vocab is None else args.draft_vocab or target.vocab_size, target.vocab_size)
     switches = {"fc_norm": args.fc_norm, "norm_output": args.norm_output}
     return HeadConfig("eagle3", layer, size, target.hidden_size, taps, **switches)
 
@@ -163,14 +162,10 @@ def respread(params: Params, mesh: jax.sharding.Mesh) -> Params:
 def weights_of(sources: list[Source]) -> dict[str, float] | None:
     """Returns the weight of each source; None if no source has one, so that documents count equally."""
     missing = [source.name for source in sources if source.weight is None]
-    if len(missing) == len(sources):
-        return None
-    if missing:
+    if 0 < len(missing) < len(sources):
         named = ", ".join(missing)
-        raise ConfigError(
-            f"--data must give a weight to all sources or to none, got none for {named}. Write path@weight."
-        )
-    return {source.name: float(source.weight or 0) for source in sources}
+        raise ConfigError(f"--data must give a weight to all sources or none, got none for {named}. Write path@weight.")
+    return None if missing else {source.name: float(source.weight or 0) for source in sources}
 
 
 def held_prompts(args: RunArgs, tokenizer: Any, mesh: jax.sharding.Mesh) -> list[list[int]]:

@@ -124,7 +124,7 @@ def train_until_stopped(this: Run, log: RunLog, received: Callable[[int], int]) 
 
 
 def start(args: RunArgs, learner: Learner) -> int:
-    """Runs a training from checked arguments to its end; returns the exit status.
+    """Trains to the end, writes the head and prints the report; returns the exit status.
 
     Raises:
       ConfigError, ValueError, CheckpointError: the arguments or files do not fit together.
@@ -137,27 +137,23 @@ def start(args: RunArgs, learner: Learner) -> int:
     with alone_in(args.out, ("latest", "best", "data"), f"a run of train.{learner.program}"):
         if jax.process_index() == 0:
             sweep(args.out, args.out / "data")
-        return learn(Run(args, learner))
-
-
-def learn(this: Run) -> int:
-    """Trains a run to its end, writes the head, prints the report; returns the exit status."""
-    this.prepare()
-    log = RunLog(this)
-    begin, begun = time.perf_counter(), this.step
-    with contextlib.ExitStack() as ends:
-        ends.callback(this.checkpoints.wait)  # otherwise the process would end in the middle of a save
-        ends.callback(log.close)
-        number = train_until_stopped(this, log, ends.enter_context(stop_signals()))
-    if number:
-        logging.info("stopped at step %d and saved; the same command continues from there", this.step)
-        return 128 + number
-    path, step = this.export()
-    this.checkpoints.close()
-    if jax.process_index() == 0:
-        best = {} if this.checkpoints.best_tau is None else {"tau": round(this.checkpoints.best_tau, 3)}
-        report = {"steps": this.step, **log.record, **best, "head": str(path), "head_step": step,
-                  "coverage": round(this.coverage, 4), "seconds": round(time.perf_counter() - begin, 1),
-                  "updates_here": this.step - begun, **log.speed}  # fmt: skip
-        print(json.dumps(report))
-    return 0
+        this = Run(args, learner)
+        this.prepare()
+        log = RunLog(this)
+        begin, begun = time.perf_counter(), this.step
+        with contextlib.ExitStack() as ends:
+            ends.callback(this.checkpoints.wait)  # otherwise the process would end in the middle of a save
+            ends.callback(log.close)
+            number = train_until_stopped(this, log, ends.enter_context(stop_signals()))
+        if number:
+            logging.info("stopped at step %d and saved; the same command continues from there", this.step)
+            return 128 + number
+        path, step = this.export()
+        this.checkpoints.close()
+        if jax.process_index() == 0:
+            best = {} if this.checkpoints.best_tau is None else {"tau": round(this.checkpoints.best_tau, 3)}
+            report = {"steps": this.step, **log.record, **best, "head": str(path), "head_step": step,
+                      "coverage": round(this.coverage, 4), "seconds": round(time.perf_counter() - begin, 1),
+                      "updates_here": this.step - begun, **log.speed}  # fmt: skip
+            print(json.dumps(report))
+        return 0
