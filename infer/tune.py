@@ -29,12 +29,11 @@ from eagle_jax.runtime.compilation import machine, revision, use_compilation_cac
 from eagle_jax.runtime.profile import Entry, ProfileFile, fingerprint
 from eagle_jax.settings import load_yaml
 from infer import REPOSITORY
-from infer.common.calls import keys_of
 from infer.common.labels import PLAIN
 from infer.common.methods import Places, check_methods, load_pair
 from infer.common.programs import at_least_one, can_write, check_seed, listed, naming, not_negative, run
 from infer.common.tables import number, table
-from infer.common.tasks import BUNDLED, Conversation, Task, load_tasks, names_of, task_folder
+from infer.common.tasks import BUNDLED, Conversation, keys_of, load_tasks, names_of, task_folder
 from infer.tuning.search import Grid, Recorded, find_candidates, record_drafts, tune_request
 from infer.tuning.trials import LEAST, SLOWER, Prompt, Samples, Setting, batches, compete
 
@@ -87,14 +86,12 @@ def main(args: Args) -> int:
     for place in (args.out, report):
         can_write(place, folder=False)
     labels = [label for label in check_methods(listed(args, "methods"), args) if label != PLAIN]
-    tasks = load_tasks(listed(args, "tasks"), args.data, args.skip + args.limit)
-    use_compilation_cache()
-    target, tokenizer = load_pair(args)
+    target, whole = load(args)
     candidates = find_candidates(labels, target, args, grid)
     about = {"machine": machine(), "revision": revision(REPOSITORY), "arguments": dataclasses.asdict(args)}
     entries: list[Entry] = []
     found: list[dict[str, Any]] = []
-    for bound, samples in by_length(samples_of(tasks, tokenizer, target, args), bounds).items():
+    for bound, samples in by_length(whole, bounds).items():
         recorded: dict[float, Recorded] = {}
         for setting in (each._replace(prompt=bound) for each in settings):
             if setting.temperature not in recorded:
@@ -131,9 +128,12 @@ def show(report: dict[str, Any], samples: Samples) -> None:
         f"\nBatch {report['batch']}, temperature {report['temperature']:g}, {len(lengths)} prompts of {lengths[0]} to "
         f"{lengths[-1]} tokens: {len(report['predicted'])} settings predicted. Chosen: {report['chosen']}\n"
     )
-    safely = {True: "yes", False: "no"}
     rows = [
-        [label, *(number(row[name], "x") for name in ("predicted", "measured", "worst")), safely[row["safe"]]]
+        [
+            label,
+            *(number(row[name], "x") for name in ("predicted", "measured", "worst")),
+            "yes" if row["safe"] else "no",
+        ]
         for label, row in report["candidates"].items()
     ]
     print(table(["method", "predicted", "measured", "worst task", "safely faster"], rows), flush=True)
@@ -143,15 +143,12 @@ def check(args: Args, path: Path, settings: Sequence[Setting]) -> int:
     """Measures "auto" with a profile against plain decoding."""
     with naming("--check", path):
         file = load_yaml(ProfileFile, path)
-    tasks = load_tasks(listed(args, "tasks"), args.data, args.skip + args.limit)
-    use_compilation_cache()
-    target, tokenizer = load_pair(dataclasses.replace(args, dtype=file.dtype))  # type: ignore[arg-type]
+    target, samples = load(dataclasses.replace(args, dtype=file.dtype))  # type: ignore[arg-type]
     profile = eagle_jax.load_profile(str(path), target)
-    samples = samples_of(tasks, tokenizer, target, args)
     rows: list[dict[str, Any]] = []
     for setting in settings:
-        trial = compete(target, {AUTO: AUTO}, samples, setting, args.repeats, profile=profile)
-        score = trial.scores[AUTO]
+        scores, identical = compete(target, {AUTO: AUTO}, samples, setting, args.repeats, profile=profile)
+        score = scores[AUTO]
         rows.append({
             "batch": setting.batch,
             "temperature": setting.temperature,
@@ -159,7 +156,7 @@ def check(args: Args, path: Path, settings: Sequence[Setting]) -> int:
             "per_task": {task: round(value, 3) for task, value in score.speedups.items()},
             "worst": round(score.worst, 3),
             "mean": round(score.mean, 3),
-            "identical": f"{trial.identical}/{trial.compared}",
+            "identical": identical,
         })  # fmt: skip
     print(table(
         ["auto is", "batch", "temperature", "worst task", "mean", "identical"],
@@ -191,33 +188,33 @@ def lengths_of(samples: Samples) -> list[int]:
 
 
 def by_length(samples: Samples, bounds: Sequence[int | None]) -> dict[int | None, Samples]:
-    """Groups the prompts of every task by the bound that they reach; a group leaves out empty tasks.
+    """Groups the prompts of every task by the first bound that they do not exceed; None is no bound.
 
     Raises:
       ValueError: a group without prompts.
     """
-    found: dict[int | None, Samples] = {}
-    least = 0
-    for bound in bounds:
-        most = float("inf") if bound is None else bound
-        parts = {task: [prompt for prompt in prompts if least < len(prompt.tokens) <= most]
-                 for task, prompts in samples.items()}  # fmt: skip
-        found[bound] = {task: part for task, part in parts.items() if part}
-        if not found[bound]:
-            lengths = lengths_of(samples)
-            between = f"more than {least}" if bound is None else f"{least + 1} to {bound}"
-            raise ValueError(f"--prompts must leave prompts of every length, got none of {between} tokens. The sample "
-                             f"has prompts of {lengths[0]} to {lengths[-1]}.")  # fmt: skip
-        least = bound or 0
-    return found
+    found: dict[int | None, dict[str, list[Prompt]]] = {bound: {} for bound in bounds}
+    for task, prompts in samples.items():
+        for prompt in prompts:
+            bound = next(bound for bound in bounds if bound is None or len(prompt.tokens) <= bound)
+            found[bound].setdefault(task, []).append(prompt)
+    if empty := [bound for bound, part in found.items() if not part]:
+        lengths = lengths_of(samples)
+        part = "beyond the last" if empty[0] is None else f"for {empty[0]}"
+        raise ValueError(f"--prompts must have sample prompts up to every length and beyond the last, got none {part}. "
+                         f"The sample has prompts of {lengths[0]} to {lengths[-1]} tokens.")  # fmt: skip
+    return dict(found)
 
 
-def samples_of(tasks: Sequence[Task], tokenizer: Any, target: eagle_jax.Target, args: Args) -> Samples:
-    """Returns the first turns after `--skip` of every task that leave room for a reply, each with its key.
+def load(args: Args) -> tuple[eagle_jax.Target, Samples]:
+    """Loads the target, and of every task the first turns after `--skip` that leave room for a reply.
 
     Raises:
       ValueError: a task has no such prompt.
     """
+    tasks = load_tasks(listed(args, "tasks"), args.data, args.skip + args.limit)
+    use_compilation_cache()
+    target, tokenizer = load_pair(args)
     found: dict[str, list[Prompt]] = {}
     room = target.config.max_position - args.max_new_tokens
     for task, every in tasks:
@@ -228,7 +225,7 @@ def samples_of(tasks: Sequence[Task], tokenizer: Any, target: eagle_jax.Target, 
         if not found[task]:
             raise ValueError(f"--tasks must have prompts of at most {room} tokens after the first {args.skip}, got "
                              f"none in {task}. Lower --max-new-tokens or --skip, or leave the task out.")  # fmt: skip
-    return found
+    return target, found
 
 
 if __name__ == "__main__":

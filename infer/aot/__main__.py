@@ -13,6 +13,7 @@ or one update of an EAGLE-3 head on its frozen target. That takes minutes. The l
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import math
 import os
@@ -20,26 +21,44 @@ import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 # Read when JAX and libtpu start: this program never touches a real chip.
 os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
 os.environ |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # two of these may run side by side
 
 import jax
+from jax.experimental import topologies
 
-from eagle_jax.core.sampling import make_sampling
+from eagle_jax.config import ConfigError
+from eagle_jax.core import make_sampling
 from eagle_jax.models.presets import eagle3_head, model
-from eagle_jax.parallel.mesh import make_mesh, row_groups
-from eagle_jax.training.objective import Objective
-from infer.aot.chips import Chip, chip_and_devices
+from eagle_jax.parallel import make_mesh, row_groups
+from eagle_jax.training import PEAK, Objective
 from infer.aot.costs import Program
 from infer.aot.programs import Workload, generation, local_bytes, training
 from infer.common.labels import PLAIN
 from infer.common.programs import at_least_one, run
 
-MANY = 16
-"""On more devices than this the default mesh of training has a "tensor" axis: an update would need a row for each."""
+
+class Chip(NamedTuple):
+    """Holds the numbers of one TPU chip, from the vendor's data sheet.
+
+    Attributes:
+      hbm: bytes. bandwidth: of the HBM, bytes per second. flops: bfloat16 operations per second.
+    """
+
+    hbm: float
+    bandwidth: float
+    flops: float
+
+
+CHIPS = {
+    "v4": Chip(32e9, 1228e9, PEAK["TPU v4"]),
+    "v5e": Chip(16e9, 819e9, PEAK["TPU v5e"]),
+    "v5p": Chip(95e9, 2765e9, PEAK["TPU v5p"]),
+    "v6e": Chip(32e9, 1640e9, PEAK["TPU v6e"]),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +73,8 @@ class Args:
     draft_model: str = "llama-3.2-1b"  # of sps, name of a published model with the target's vocabulary
     topology: str = "v6e:1x1"  # chip and shape of the slice, such as v6e:1x1, v5e:2x2, v5p:2x2x1, v5p:2x2x4
     batch: int | None = None  # rows over all devices; None is one per slice of the "data" axis
-    prompt: int = 1024  # width of the prompt buffer
-    max_new_tokens: int = 1024  # width of the output buffer
+    prompt: int = 1024  # tokens of every prompt
+    max_new_tokens: int = 1024  # longest reply
     temperature: float = 0.0  # 0 is greedy; above it sampling is compiled, and drafting with the noise in view
     top_p: float = 1.0  # of the sampled law; below 1 the program looks for its edge in every distribution
     plain: bool = True  # also compile plain decoding, to compare with
@@ -78,7 +97,8 @@ def main(args: Args) -> int:
     chip, devices = chip_and_devices(args.topology)
     count = len(devices)
     if args.program == "train":
-        tensor = args.tensor or (4 if count > MANY and count % 4 == 0 else 1)
+        # Without "tensor" an update has a row for each device: too many on a large slice.
+        tensor = args.tensor or (4 if count > 16 and count % 4 == 0 else 1)
         fsdp = args.fsdp or max(1, count // tensor)
     else:
         tensor, fsdp = args.tensor or math.gcd(count, config.num_kv_heads), 1
@@ -106,6 +126,27 @@ def main(args: Args) -> int:
     return 0 if all(result[name]["fits"] for name in works) else 1
 
 
+def chip_and_devices(topology: str) -> tuple[Chip, list[Any]]:
+    """Returns the chip and compile-only devices of "v6e:1x1", "v5e:2x2", "v5p:2x2x1", ...
+
+    Raises:
+      ConfigError: libtpu is not installed, or it does not know the topology.
+    """
+    name = topology.partition(":")[0]
+    if name not in CHIPS:
+        raise ConfigError(f"--topology must begin with one of {', '.join(CHIPS)}, got {topology!r}. Write v6e:1x1.")
+    if importlib.util.find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in os.environ:
+        raise ConfigError("libtpu must be installed, got none. Run `pip install libtpu` (x86_64 Linux).")
+    try:
+        return CHIPS[name], list(topologies.get_topology_desc(topology, platform="tpu").devices)
+    except Exception as error:  # the plugin raises several kinds
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"--topology must be a slice that libtpu knows, got {topology!r} ({reason}). Write two dimensions, as "
+            "v5e:2x2, or three for v4 and v5p, as v5p:2x2x1."
+        ) from error
+
+
 def measure(work: Workload, chip: Chip, name: str) -> dict[str, Any]:
     """Compiles a program, prints and returns its costs on one device.
 
@@ -125,10 +166,9 @@ def measure(work: Workload, chip: Chip, name: str) -> dict[str, Any]:
             reason = str(error).strip().splitlines()[0]
             print(f"{name}: does not compile: {reason}")
             return {"compiles": False, "fits": False, "reason": reason}
-        written = sorted(Path(dump).glob("module_*.jit_*after_optimizations.txt"))
-        texts = [path.read_text(encoding="utf-8") for path in written]
+        (written,) = Path(dump).glob("module_*.jit_*after_optimizations.txt")  # the whole program is one module
+        program = Program(written.read_text(encoding="utf-8"))
     seconds = time.perf_counter() - started
-    program = Program(texts[0])
     unit = program.entry if work.loop is None else program.loop_body(work.loop)
     memory: Any = compiled.memory_analysis()
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
@@ -150,8 +190,6 @@ def measure(work: Workload, chip: Chip, name: str) -> dict[str, Any]:
         "ms": round(least * 1e3, 4),  # a lower bound: of arithmetic or memory alone
         "mfu": round(model_flops / chip.flops / least, 4),  # an upper bound
         "collectives_mb": program.collectives(unit),
-        "widest_float32_mb": round(program.largest(unit, "f32") / 1e6, 3),
-        "programs": len(texts),
         "host_transfers": len(program.host_transfers()),
         "cache_copies": program.copies(unit, work.cache) if work.cache else [],
         "compile_s": round(seconds, 1),

@@ -1,4 +1,4 @@
-"""Computes traffic, communication and host transfers of a program from its optimised HLO.
+"""Computes traffic, communication and host transfers of a program from the text of its optimised HLO.
 
 The compiler's own analysis counts the body of a loop once and adds on-chip traffic to `bytes accessed`. Here loops of
 known length are multiplied by their turns. Buffers that the layout places outside HBM (`S(1)` is VMEM) cost nothing, a
@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-
-from infer.aot.hlo import Computation, Instruction, parse
+from typing import NamedTuple
 
 FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id")
 """Instructions without memory traffic."""
@@ -19,6 +18,40 @@ FREE_CALLS = ("ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 CALLING = ("fusion", "async-start")
 """Instructions whose cost is that of the computation they call."""
+LINE = re.compile(r"\s+(ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*?)\)(, \w+=.*)?$")
+"""An instruction: root, name, result, opcode, operands, attributes."""
+
+
+class Buffer(NamedTuple):
+    """Holds an array of an instruction's result.
+
+    Attributes:
+      size: bytes, without the padding of its tiles. hbm: of them those in HBM, all or none.
+    """
+
+    dims: tuple[int, ...]
+    size: float
+    hbm: float
+
+
+class Instruction(NamedTuple):
+    """Holds a line of HLO. `inside` is the text of the operands, or the value of a constant or parameter."""
+
+    name: str
+    opcode: str
+    buffers: tuple[Buffer, ...]
+    inside: str
+    operands: list[str]
+    attributes: str
+    root: bool
+
+    def attribute(self, key: str) -> str:
+        """Returns the value of `key=...`, without a percent sign; empty if there is none."""
+        match = re.search(rf'{key}="?%?([^\s,}}"]+)', self.attributes)
+        return match.group(1) if match else ""
+
+
+Computation = dict[str, Instruction]
 
 
 class Program:
@@ -32,7 +65,16 @@ class Program:
     """
 
     def __init__(self, text: str) -> None:
-        self.computations, self.entry = parse(text)
+        self.computations: dict[str, Computation] = {}
+        self.entry, current = "", Computation()
+        for line in text.splitlines():
+            if line.endswith("{") and (start := re.match(r"(ENTRY )?%?([\w.-]+) \(", line)):
+                current = self.computations[start.group(2)] = {}
+                self.entry = start.group(2) if start.group(1) else self.entry
+            elif match := LINE.match(re.sub(r"/\*.*?\*/", "", line)):
+                root, name, result, opcode, inside, attributes = match.groups(default="")
+                operands = re.findall(r"%([\w.-]+)", inside)
+                current[name] = Instruction(name, opcode, _buffers(result), inside, operands, attributes, bool(root))
 
     def loop_body(self, op_name: str) -> str:
         """Returns the body of the `while` whose name ends with `op_name`.
@@ -40,8 +82,8 @@ class Program:
         Raises:
           ValueError: there is not exactly one.
         """
-        every = (one for body in self.computations.values() for one in body.values())
-        loops = [one for one in every if one.opcode == "while" and one.attribute("op_name").endswith(op_name)]
+        loops = [one for one in self._everywhere() if one.opcode == "while"]
+        loops = [one for one in loops if one.attribute("op_name").endswith(op_name)]
         if len(loops) != 1:
             raise ValueError(f"HLO must have one loop named {op_name!r}, got {len(loops)}. Install an older JAX.")
         return loops[0].attribute("body")
@@ -56,7 +98,7 @@ class Program:
             if one.opcode == "while":
                 yield from self.moves(one.attribute("body"), times * self._turns(one))
             elif one.opcode in ("call", "conditional"):
-                for names in re.findall(r"(?:to_apply|\w+_computations?)=([^=]*)", one.rest):
+                for names in re.findall(r"(?:to_apply|\w+_computations?)=([^=]*)", one.attributes):
                     for name in re.findall(r"%([\w.-]+)", names):
                         yield from self.moves(name, times)
             elif one.opcode not in FREE and not one.opcode.endswith(("-done", "-update")):
@@ -72,7 +114,7 @@ class Program:
             if one.root and one.opcode == "compare" and one.attribute("direction") == "LT":
                 bound = condition.get(one.operands[1])
                 if bound is not None and bound.opcode == "constant":
-                    return int(bound.rest.partition(")")[0])
+                    return int(bound.inside)
         return 1
 
     def traffic(self, computation: str) -> float:
@@ -87,7 +129,7 @@ class Program:
 
         Returns:
           executions ("times") and MB of the results on one device, in any memory, or of the input of a reduce-scatter:
-          all ("mb"), those inside loops ("looped") and of one execution ("largest").
+          of all ("mb") and of one execution ("largest").
         """
         found: dict[str, dict[str, float]] = {}
         for one, _, times in self.moves(computation):
@@ -101,18 +143,16 @@ class Program:
                 size = max(sizes) if part.opcode.endswith("-start") else math.fsum(sizes)
                 if kind == "all-reduce" and any(other.root and other.opcode == "dynamic-slice" for other in inside):
                     kind = "reduce-scatter"
-                total = found.setdefault(kind, {"times": 0, "mb": 0.0, "looped": 0.0, "largest": 0.0})
+                total = found.setdefault(kind, {"times": 0, "mb": 0.0, "largest": 0.0})
                 total["times"] += times
                 total["mb"] += size * times
-                total["looped"] += size * times if times > 1 else 0.0
                 total["largest"] = max(total["largest"], size)
         return found
 
     def host_transfers(self) -> list[str]:
         """Returns the names of instructions that exchange data with the host, or call it."""
-        every = (one for body in self.computations.values() for one in body.values())
         return [
-            one.name for one in every
+            one.name for one in self._everywhere()
             if one.opcode.removesuffix("-done") in ("infeed", "outfeed", "send", "recv")
             or re.search("callback|host", one.attribute("custom_call_target").lower())
         ]  # fmt: skip
@@ -129,25 +169,23 @@ class Program:
                 buffer for buffer in (one.buffers[:1] if starts else one.buffers)
                 if buffer.hbm and sorted(size for size in buffer.dims if size > 1) == wanted
             ]  # fmt: skip
-            if same and not (starts and not one.buffers[1].hbm) and self._written(one, body) >= same[0].bytes:
+            if same and not (starts and not one.buffers[1].hbm) and self._written(one, body) >= same[0].size:
                 found.append(one.name)
         return found
 
-    def largest(self, computation: str, dtype: str) -> float:
-        """Returns the bytes of the largest array of a type that is written to memory anywhere."""
-        buffers = (buffer for one, *_ in self.moves(computation) for buffer in one.buffers)
-        return max((buffer.size for buffer in buffers if buffer.dtype == dtype), default=0.0)
+    def _everywhere(self) -> Iterator[Instruction]:
+        return (one for body in self.computations.values() for one in body.values())
 
     def _traffic(self, one: Instruction, body: Computation) -> float:
         target = self._root_target(one)
         if one.attribute("custom_call_target") in FREE_CALLS or target == "AsyncCollectiveDone":
             return 0.0
         if one.opcode == "copy-start" or target == "AsyncCollectiveStart":
-            return one.buffers[0].bytes + one.buffers[1].bytes
+            return one.buffers[0].hbm + one.buffers[1].hbm
         read = 0.0
         for index, name in enumerate(one.operands):
             if name in body and name not in one.operands[:index]:
-                whole, share = math.fsum(buffer.bytes for buffer in body[name].buffers), self._share(one, index)
+                whole, share = math.fsum(buffer.hbm for buffer in body[name].buffers), self._share(one, index)
                 read += whole if share is None else min(whole, share)
         return read + self._written(one, body)
 
@@ -155,8 +193,7 @@ class Program:
         """Returns the custom-call target of the root of a called computation; "" without one."""
         if one.opcode not in CALLING:
             return ""
-        fused = self.computations[one.attribute("calls")].values()
-        return next(inner.attribute("custom_call_target") for inner in fused if inner.root)
+        return _root(self.computations[one.attribute("calls")]).attribute("custom_call_target")
 
     def _share(self, one: Instruction, index: int) -> float | None:
         """Returns the bytes of operand `index` that are read; None for all of them."""
@@ -167,7 +204,7 @@ class Program:
         if one.opcode not in CALLING:
             return None
         fused = self.computations[one.attribute("calls")]
-        parameter = next(p for p in fused.values() if p.opcode == "parameter" and p.rest.startswith(f"{index})"))
+        parameter = next(p for p in fused.values() if p.opcode == "parameter" and p.inside == str(index))
         return self._used(parameter.name, fused)
 
     def _used(self, name: str, fused: Computation) -> float | None:
@@ -197,12 +234,27 @@ class Program:
         if one.opcode not in CALLING:
             return [buffer.size for buffer in one.buffers]
         fused = self.computations[one.attribute("calls")]
-        root = _source(next(inner for inner in fused.values() if inner.root), fused)
+        root = _source(_root(fused), fused)
         if root.opcode != "tuple":
             return self._sizes(root, fused)
         outputs = [_source(fused[name], fused) for name in root.operands]
         passed = [output.opcode == "parameter" or _is_chained(output) for output in outputs]
         return [0.0 if same else self._sizes(it, fused)[0] for same, it in zip(passed, outputs, strict=True)]
+
+
+def _buffers(text: str) -> tuple[Buffer, ...]:
+    """Returns the arrays of a result, such as `(bf16[8,64]{1,0:T(8,128)S(1)}, u32[])`."""
+    found = []
+    for kind, dims, layout in re.findall(r"([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?", text):
+        sizes = tuple(int(size) for size in dims.split(",") if size)
+        bits = re.search(r"\d+", kind)  # bf16, s4, f8e4m3fn; a pred has a byte, a token none
+        size = math.prod(sizes) * (int(bits.group()) / 8 if bits else float(kind == "pred"))
+        found.append(Buffer(sizes, size, 0.0 if "S(" in layout else size))
+    return tuple(found)
+
+
+def _root(body: Computation) -> Instruction:
+    return next(one for one in body.values() if one.root)
 
 
 def _source(one: Instruction, body: Computation) -> Instruction:
@@ -214,4 +266,4 @@ def _source(one: Instruction, body: Computation) -> Instruction:
 
 def _is_chained(one: Instruction) -> bool:
     """Returns whether an instruction is a collective that overlaps products, in a chain of fusions."""
-    return one.opcode in COLLECTIVES and "chain_id=" in one.rest
+    return one.opcode in COLLECTIVES and "chain_id=" in one.attributes

@@ -13,29 +13,21 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from eagle_jax.config import EAGLE1_PARENTS, ConfigError, DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
-from eagle_jax.core.loop import generate, prefill, required_slots, step
-from eagle_jax.core.types import Batch, Drafter, Engine, Params, Sampling, Sizes, TargetFn
-from eagle_jax.drafters.eagle import eagle_drafter
-from eagle_jax.drafters.lookahead_decoding import lookahead_drafter
-from eagle_jax.drafters.medusa import medusa_drafter
-from eagle_jax.drafters.pld import prompt_lookup_drafter
-from eagle_jax.drafters.small_model import small_model_drafter
+from eagle_jax import BoundDrafter, DraftHead, Medusa, SmallModel, Target, TreeConfig, lookahead, prompt_lookup
+from eagle_jax.config import EAGLE1_PARENTS, ConfigError, DecoderConfig, HeadConfig, MedusaConfig
+from eagle_jax.core import Engine, Params, Sampling, prefill, step
 from eagle_jax.drafters.vanilla import vanilla_drafter
-from eagle_jax.models.decoder import init_params, target_fn
-from eagle_jax.models.heads import init_head_params
-from eagle_jax.models.medusa import init_medusa_params
-from eagle_jax.models.presets import eagle3_head
+from eagle_jax.models import eagle3_head, init_head_params, init_medusa_params, init_params
 from eagle_jax.packed import PackedTokens
-from eagle_jax.parallel.mesh import DATA, ROWS, TENSOR, param_shardings, row_groups, shard_drafter, shard_target
+from eagle_jax.parallel import DATA, ROWS, TENSOR, param_shardings, row_groups, shard_drafter
+from eagle_jax.runtime.drafters import DEFAULT_CHAIN
+from eagle_jax.runtime.generation import generate_program
+from eagle_jax.runtime.request import prepare
+from eagle_jax.runtime.target import on_mesh
 from eagle_jax.shapes import medusa_parents
-from eagle_jax.training.flops import product_flops
-from eagle_jax.training.objective import Objective
-from eagle_jax.training.train_steps import Frozen, HeadTrainState, head_optimiser, head_train_step
+from eagle_jax.training import Frozen, HeadTrainState, Objective, head_optimiser, head_train_step, product_flops
 from infer.common.labels import PLAIN, Label
 
-CHUNK = 256
-"""Prompt tokens per prefill pass."""
 DTYPE = "bfloat16"
 """Of weights and products; a trained head's own weights and the optimiser's state are float32."""
 
@@ -70,89 +62,65 @@ def generation(
     max_tokens: int,
     sampling: Sampling,
 ) -> Workload:
-    """Lowers prefill and loop; the unit of work is a cycle.
+    """Lowers the program that `eagle_jax.generate` would run; the unit of work is a cycle.
 
     Args:
       method: a label as in infer.bench. small: the small model of sps.
-      batch: rows over all devices. prompt, max_tokens: widths of the buffers.
+      batch: rows over all devices. prompt, max_tokens: tokens of a prompt and of a reply.
       sampling: which of its settings are on decides the program, their values do not.
 
     Raises:
-      ConfigError: the buffers are longer than the model's positions. ValueError: another method.
+      ValueError: another method, or more tokens than the model's positions.
     """
-    if prompt + max_tokens > config.max_position:
-        raise ConfigError(
-            f"--prompt + --max-new-tokens must be at most the model's {config.max_position} positions, got "
-            f"{prompt + max_tokens}. Lower one of them."
-        )
-    target = shard_target(target_fn(config, DTYPE), mesh)
-    drafter, own = make_drafter(method, config, small, target, mesh)
-    engine = Engine(target, shard_drafter(drafter, mesh))
-    slots = -(-required_slots(prompt, max_tokens, drafter.depth, CHUNK) // 128) * 128
-    sizes = Sizes(max_tokens, min(CHUNK, prompt), slots)
-    target_params = jax.eval_shape(functools.partial(init_params, config), jax.random.key(0))
-    params = _placed({"target": target_params, "drafter": jax.eval_shape(own, jax.random.key(0))}, mesh, DTYPE)
-
-    def by_rows(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        spec = P(ROWS, TENSOR) if leaf.ndim == 4 else P(ROWS)  # caches are the only arrays of four axes
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
-
-    shapes = ((batch, prompt), (batch,), (batch,), (batch, 4))
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
-    numbers: Any = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes]
-    rows = Batch(*[*numbers, keys])
-    everywhere = NamedSharding(mesh, P())
-    law = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere), sampling)
-    arguments = params, jax.tree.map(by_rows, rows), law
+    target = _target(config, mesh)
+    bound = make_drafter(method, target, small, mesh)
+    engine = Engine(target.fn, shard_drafter(bound.plain, mesh))
+    rows, sizes = prepare([[0] * prompt] * batch, max_tokens, (), 0, "", config, engine.drafter.depth)
+    params = {"target": target.params, "drafter": bound.params}
+    arguments = params, _abstract(rows, mesh, P(ROWS)), _abstract(sampling, mesh, P())
     state = jax.eval_shape(functools.partial(prefill, engine=engine, sizes=sizes), *arguments)
-    program = jax.jit(generate, static_argnames=("engine", "sizes"))
-    flops = product_flops(functools.partial(step, engine=engine), params, state, law)
+    cache = _abstract((state.cache.keys, state.cache.values), mesh, P(ROWS, TENSOR))
+    flops = product_flops(functools.partial(step, engine=engine), params, state, arguments[2])
     return Workload(
-        lowered=program.lower(*arguments, engine=engine, sizes=sizes),
+        lowered=generate_program.lower(*arguments, engine=engine, sizes=sizes),
         loop="jit(generate)/while",
-        resident={"weights": params, "cache": jax.tree.map(by_rows, (state.cache.keys, state.cache.values))},
+        resident={"weights": params, "cache": cache},
         mesh=mesh,
-        cache=(batch // mesh.shape[DATA], config.num_kv_heads // mesh.shape[TENSOR], slots, config.head_dim),
+        cache=(batch // mesh.shape[DATA], config.num_kv_heads // mesh.shape[TENSOR], sizes.slots, config.head_dim),
         model_flops=flops,
         flops=flops,
     )
 
 
-def make_drafter(
-    text: str, config: DecoderConfig, small: DecoderConfig, target: TargetFn, mesh: Mesh
-) -> tuple[Drafter, Callable[[jax.Array], Params]]:
-    """Returns the functions of a method by its label, and the function that draws its parameters.
+def make_drafter(text: str, target: Target, small: DecoderConfig, mesh: Mesh) -> BoundDrafter:
+    """Returns a method with abstract parameters by its label.
 
     Raises:
       ValueError: a method whose sizes are not known here.
     """
-    label = Label.parse(text)
-    without: dict[str, Callable[..., Drafter]] = {
-        PLAIN: vanilla_drafter,
-        "pld": prompt_lookup_drafter,
-        "lookahead": lookahead_drafter,
-    }
-    if label.method in without:
-        return without[label.method](**label.fields), lambda key: {}
+    label, config = Label.parse(text), target.config
+    if label.method == PLAIN:
+        return BoundDrafter.of(vanilla_drafter(), target)
+    if label.method == "pld":
+        return prompt_lookup(target, **label.fields)
+    if label.method == "lookahead":
+        return lookahead(target, **label.fields)
     if label.method == "eagle3":
-        head = eagle3_head(config)
-        tree = label.tree(TreeConfig(8), EAGLE1_PARENTS)
-        return eagle_drafter(head, tree, target, DTYPE), functools.partial(init_head_params, head)
+        head, tree = eagle3_head(config), label.tree(TreeConfig(8), EAGLE1_PARENTS)
+        return DraftHead.from_params(head, _params(init_head_params, head, mesh), target, tree)
     if label.method in ("medusa", "hydra"):
-        width = config.hidden_size, config.vocab_size
-        if label.method == "medusa":
-            heads = MedusaConfig("medusa", *width, 5, 1, None)
-        else:
-            heads = MedusaConfig("hydra", *width, 4, 1, config.one_layer(tie_word_embeddings=False))
+        layer = config.one_layer(tie_word_embeddings=False) if label.method == "hydra" else None
+        heads = MedusaConfig(label.method, config.hidden_size, config.vocab_size, 4 if layer else 5, 1, layer)
         tree = label.tree(TreeConfig(heads.num_heads), medusa_parents(heads.num_heads))
-        return medusa_drafter(heads, tree, target, config.num_layers, DTYPE), functools.partial(
-            init_medusa_params, heads
-        )
+        return Medusa.from_params(heads, _params(init_medusa_params, heads, mesh), target, tree)
     if label.method == "sps":
-        model, tree = shard_target(target_fn(small, DTYPE), mesh), label.tree(TreeConfig.chain(5), EAGLE1_PARENTS)
-        chain = small_model_drafter(model, tree, config.vocab_size, small.vocab_size)
-        return chain, lambda key: {"model": init_params(small, key)}
+        return SmallModel.bind(target, _target(small, mesh), label.tree(DEFAULT_CHAIN, EAGLE1_PARENTS))
     raise ValueError(f"--method must be one of eagle3, medusa, hydra, sps, pld and lookahead, got {text}. Choose one.")
+
+
+def _target(config: DecoderConfig, mesh: Mesh) -> Target:
+    """Returns a target with abstract parameters; its own mesh is None, since only arrays can be moved."""
+    return Target(config, _params(init_params, config, mesh), on_mesh(config, DTYPE, mesh), "model", DTYPE)
 
 
 def training(
@@ -188,43 +156,50 @@ def training(
         own = init_head_params(head, key)["head"]
         return HeadTrainState(own, optimiser.init(own), jnp.int32(0), key)
 
-    state = _placed(jax.eval_shape(fresh, jax.random.key(0)), mesh)
-    everywhere: Any = functools.partial(jax.ShapeDtypeStruct, sharding=NamedSharding(mesh, P()))
-    target = _placed(jax.eval_shape(functools.partial(init_params, config), jax.random.key(0)), mesh, DTYPE)
-    width = len(head.taps) * head.target_hidden_size
-    frozen = Frozen(target, everywhere((head.draft_vocab_size,), jnp.int32), everywhere((width,), jnp.float32))
-    shape, place = (micro_batches, rows // micro_batches, length), NamedSharding(mesh, P(None, ROWS))
-    kinds: Any = {name: jnp.bool_ if name == "supervised" else jnp.int32 for name in PackedTokens._fields}
-    texts: Any = PackedTokens(**kinds)
-    texts = jax.tree.map(lambda kind: jax.ShapeDtypeStruct(shape, kind, sharding=place), texts)
-    update = functools.partial(head_train_step, config, head, objective, optimiser, DTYPE)
-    kept = functools.partial(
-        head_train_step, config, head, dataclasses.replace(objective, remat=False), optimiser, DTYPE
+    state = _abstract(jax.eval_shape(fresh, jax.random.key(0)), mesh)
+    target = _params(init_params, config, mesh)
+    constants = jnp.zeros(head.draft_vocab_size, jnp.int32), jnp.zeros(len(head.taps) * head.target_hidden_size)
+    frozen = Frozen(target, *_abstract(constants, mesh, P()))
+    numbers, flags = (
+        jax.ShapeDtypeStruct((micro_batches, rows // micro_batches, length), kind) for kind in (jnp.int32, jnp.bool_)
     )
+    texts = _abstract(PackedTokens(numbers, flags, numbers, numbers), mesh, P(None, ROWS))
+
+    def update(objective: Objective, **options: Any) -> Callable[..., Any]:
+        return functools.partial(head_train_step, config, head, objective, optimiser, DTYPE, **options)
+
     homes = jax.tree.map(lambda leaf: leaf.sharding, state)
-    program = jax.jit(
-        functools.partial(update, mesh=mesh), donate_argnums=0, out_shardings=(homes, NamedSharding(mesh, P()))
-    )
-    bare = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, frozen, texts))
+    program = jax.jit(update(objective, mesh=mesh), donate_argnums=0, out_shardings=(homes, NamedSharding(mesh, P())))
+    once = update(dataclasses.replace(objective, remat=False))
     return Workload(
         lowered=program.lower(state, frozen, texts),
         loop=None,
         resident={"target": target, "state": (state.head, state.opt_state)},
         mesh=mesh,
         cache=(),
-        model_flops=product_flops(kept, *bare),
-        flops=product_flops(update, *bare),
+        model_flops=product_flops(once, state, frozen, texts),
+        flops=product_flops(update(objective), state, frozen, texts),
     )
 
 
-def _placed(tree: Any, mesh: Mesh, dtype: str | None = None) -> Any:
-    """Returns abstract arrays with their shardings (`eagle_jax.parallel.mesh`); `dtype` is of floats."""
+def _params(init: Callable[..., Params], config: Any, mesh: Mesh) -> Params:
+    """Returns the abstract parameters of a model."""
+    return _abstract(jax.eval_shape(functools.partial(init, config), jax.random.key(0)), mesh, dtype=DTYPE)
 
-    def place(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+
+def _abstract(tree: Any, mesh: Mesh, spec: P | None = None, dtype: str | None = None) -> Any:
+    """Returns arrays without values, on a mesh.
+
+    Args:
+      spec: of all arrays; None is by the rules of `eagle_jax.parallel.mesh`. dtype: of floats; None is their own.
+    """
+    homes = param_shardings(tree, mesh) if spec is None else jax.tree.map(lambda leaf: NamedSharding(mesh, spec), tree)
+
+    def place(leaf: Any, home: NamedSharding) -> jax.ShapeDtypeStruct:
         kind = dtype if dtype and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype
-        return jax.ShapeDtypeStruct(leaf.shape, kind, sharding=sharding)
+        return jax.ShapeDtypeStruct(leaf.shape, kind, sharding=home)
 
-    return jax.tree.map(place, tree, param_shardings(tree, mesh))
+    return jax.tree.map(place, tree, homes)
 
 
 def local_bytes(arrays: Any) -> float:

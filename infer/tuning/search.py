@@ -1,8 +1,9 @@
-"""Predicts the speed of every setting from costs and recorded drafts, and measures the best."""
+"""Predicts the speed of every setting, measures the best and chooses."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,12 +12,10 @@ import eagle_jax
 from eagle_jax.config import TreeConfig
 from eagle_jax.runtime.drafters import BoundDrafter, TreeDrafter
 from eagle_jax.runtime.profile import Entry
-from infer.common.labels import Label, named
+from infer.common.labels import PLAIN, Label, is_own, named
 from infer.common.methods import OPTIONS, Loader, Places
-from infer.common.own import is_own
-from infer.tuning.costs import Costs, measure_costs
-from infer.tuning.replay import Drafts, record
-from infer.tuning.trials import Samples, Score, Setting, batches, choose, compete, note, shortlist
+from infer.tuning.prediction import Costs, Drafts, measure_costs, record
+from infer.tuning.trials import TOLERATED, Samples, Score, Setting, batches, compete, note
 
 RECORDED = 8
 """Most replies that are recorded at a time."""
@@ -31,14 +30,15 @@ class Grid(NamedTuple):
     top_ks: Sequence[int]
     nodes: Sequence[int]
 
-    def trees(self, deepest: int | None) -> list[TreeConfig]:
-        """Returns every possible tree, chains first; a chain has as many nodes as levels."""
+    def trees(self, deepest: int | None) -> dict[str, TreeConfig]:
+        """Returns every possible tree by its part of a label, chains first; a chain has as many nodes as levels."""
         depths = [depth for depth in self.depths if deepest is None or depth <= deepest]
-        found = [TreeConfig.chain(depth) for depth in depths if 1 in self.top_ks]
+        found = {f"chain{depth}": TreeConfig.chain(depth) for depth in depths if 1 in self.top_ks}
         for depth in depths:
             for top_k in (width for width in self.top_ks if width > 1):
                 most = TreeConfig(depth, top_k, depth).pool_size
-                found += [TreeConfig(depth, top_k, count) for count in self.nodes if max(depth, 2) <= count <= most]
+                counts = [count for count in self.nodes if max(depth, 2) <= count <= most]
+                found |= {f"{depth}x{top_k}x{count}": TreeConfig(depth, top_k, count) for count in counts}
         return found
 
 
@@ -47,17 +47,12 @@ class Candidate(NamedTuple):
 
     Attributes:
       entry: of a profile; its batch size and temperature do not count.
-      predicted: whether the setting is of the grid, so that recorded drafts predict its speed.
+      tree: of the grid, a chain for a lookup; recorded drafts predict its speed. None has no prediction.
     """
 
     drafter: BoundDrafter
     entry: Entry
-    predicted: bool
-
-    @property
-    def tree(self) -> TreeConfig:
-        """Returns the tree that is verified; of a lookup a chain."""
-        return self.entry.tree or TreeConfig.chain(self.drafter.drafter.depth)
+    tree: TreeConfig | None
 
 
 Recorded = Mapping[str, Mapping[str, Sequence[Drafts]]]
@@ -79,39 +74,29 @@ def find_candidates(
             raise ValueError(f"--methods must name methods of the library, got {text}. Time it with infer.bench.")
         method = Label.parse(text).method
         searched = text == method and method not in ("lookahead", "eagle1")  # eagle1 is the static tree of its paper
+        trees: dict[str, TreeConfig | None] = {text: None}
         if searched and method == "pld":
-            labels = [f"pld@{length}" for length in grid.depths]
+            trees = {f"pld@{length}": TreeConfig.chain(length) for length in grid.depths}
         elif searched:
-            head = load(f"{method}@deterministic")
-            assert isinstance(head, TreeDrafter)
-            labels = [label_of(method, tree) for tree in grid.trees(head.deepest)]
-        else:
-            labels = [text]
-        for label in labels:
-            drafter = load(label)
-            assert drafter is not None
-            found[label] = Candidate(drafter, _entry(label, drafter, sources), searched)
+            head: Any = load(f"{method}@deterministic")
+            rule = "/deterministic" if method == "sps" else ""
+            trees = {f"{method}@{shape}{rule}": tree for shape, tree in grid.trees(head.deepest).items()}
+        for label, tree in trees.items():
+            drafter: Any = load(label)
+            found[label] = Candidate(drafter, _entry(label, drafter, sources), tree)
     if not found:
         raise ValueError("--methods and the grid must leave a choice, got none. Name a method, or widen --depths, "
                          "--top-ks and --nodes.")  # fmt: skip
     return found
 
 
-def label_of(method: str, tree: TreeConfig) -> str:
-    """Returns the label of a method with a chain or dynamic tree."""
-    shape = f"chain{tree.depth}" if tree.top_k == 1 else f"{tree.depth}x{tree.top_k}x{tree.num_nodes}"
-    return f"{method}@{shape}/deterministic" if method == "sps" else f"{method}@{shape}"
-
-
 def _entry(text: str, drafter: BoundDrafter, sources: Places) -> Entry:
     """Returns the entry of a profile; a `ConfigError` names the setting that a profile cannot hold."""
     label = Label.parse(text)
+    fields: dict[str, Any] = label.fields
     if isinstance(drafter, TreeDrafter):
         where = getattr(sources, OPTIONS[label.method]) or "bundled"
-        where = str(Path(where).resolve()) if Path(where).is_dir() else where
-        fields: dict[str, Any] = {"weights": where, "tree": drafter.tree}
-    else:
-        fields = label.fields
+        fields = {"weights": str(Path(where).resolve()) if Path(where).is_dir() else where, "tree": drafter.tree}
     with named(text):
         return Entry(1, 0.0, method=label.method, **fields)  # type: ignore[arg-type]
 
@@ -120,7 +105,7 @@ def families(candidates: Mapping[str, Candidate]) -> dict[str, dict[TreeConfig, 
     """Returns the drafters of every searched method by tree."""
     found: dict[str, dict[TreeConfig, BoundDrafter]] = {}
     for one in candidates.values():
-        if one.predicted:
+        if one.tree is not None:
             found.setdefault(one.entry.method, {})[one.tree] = one.drafter
     return found
 
@@ -148,12 +133,11 @@ def predict(candidates: Mapping[str, Candidate], recorded: Recorded, costs: Cost
     """Predicts the speed of decoding over plain decoding per label and task; the prefill does not count."""
     found = {}
     for label, one in candidates.items():
-        if one.predicted:
+        if one.tree is not None:
             cycle = costs.cycle(one.entry.method, one.tree) / costs.at_rows(1)
-            drafts = recorded[one.entry.method]
             found[label] = Score({
                 task: [passes(parts, None, batch) / (cycle * passes(parts, one.tree, batch))]
-                for task, parts in drafts.items()
+                for task, parts in recorded[one.entry.method].items()
             })  # fmt: skip
     return found
 
@@ -162,6 +146,17 @@ def passes(parts: Sequence[Drafts], tree: TreeConfig | None, batch: int) -> int:
     """Returns the target passes of all replies in batches, at least one, by the longest row of each batch."""
     cycles = [count for part in parts for count in part.cycles(tree)]
     return max(1, sum(max(cycles[at : at + batch]) for at in range(0, len(cycles), batch)))
+
+
+def shortlist(predicted: Mapping[str, Score], count: int) -> list[str]:
+    """Returns what is measured: the best of every method within 10% of the best of all, then the others.
+
+    What is predicted to lose too much on a task comes last, since it would not be chosen.
+    """
+    order = sorted(predicted, key=lambda label: (predicted[label].worst < 1 - TOLERATED, -predicted[label].mean))
+    close = [label for label in order if predicted[label].mean > 0.9 * predicted[order[0]].mean]
+    first = {label.partition("@")[0]: label for label in reversed(close)}
+    return sorted(order, key=lambda label: label not in first.values())[:count]
 
 
 def tune_request(
@@ -174,21 +169,25 @@ def tune_request(
     measured: int,
     repeats: int,
 ) -> tuple[Entry, dict[str, Any]]:
-    """Chooses for one setting: predicts, and measures the best `measured` and what has no prediction.
+    """Chooses for one setting: the safe method with the largest mean; plain decoding if none is safe.
+
+    Measures the `measured` best predicted settings, and those without a prediction.
 
     Returns:
       the entry of a profile, and a report of all measurements.
     """
-    every = sorted((prompt for part in samples.values() for prompt in part), key=lambda prompt: len(prompt.tokens))
-    start = max(0, (len(every) - setting.batch) // 2)
-    middle = every[start : start + setting.batch]
+    every = sorted(itertools.chain(*samples.values()), key=lambda prompt: len(prompt.tokens))
+    middle = every[max(0, (len(every) - setting.batch) // 2) :][: setting.batch]
     costs = measure_costs(target, families(candidates), middle, setting, repeats)
     predicted = predict(candidates, recorded, costs, setting.batch)
-    names = [*shortlist(predicted, measured), *(label for label, one in candidates.items() if not one.predicted)]
-    trial = compete(target, {label: candidates[label].drafter for label in names}, samples, setting, repeats)
-    chosen = choose(trial.scores)
+    names = [*shortlist(predicted, measured), *(label for label, one in candidates.items() if one.tree is None)]
+    scores, identical = compete(
+        target, {label: candidates[label].drafter for label in names}, samples, setting, repeats
+    )
+    safe = {label: score.mean for label, score in scores.items() if score.safe}
+    chosen = max(safe, key=safe.__getitem__, default=PLAIN)
     rows: dict[str, dict[str, Any]] = {}
-    for label, score in trial.scores.items():
+    for label, score in scores.items():
         guess = round(predicted[label].mean, 3) if label in predicted else None
         rows[label] = {"predicted": guess, "measured": round(score.mean, 3), "worst": round(score.worst, 3)}
     place = {"batch": setting.batch, "temperature": setting.temperature, "prompt": setting.prompt}
@@ -197,14 +196,9 @@ def tune_request(
     plain = costs.at_rows(1)
     return entry, place | {
         "chosen": chosen,
-        "plain_tok_s": round(trial.plain, 1),
         "plain_ms_per_pass": round(1000 * plain, 3),
         "pass_over_plain": {rows: round(costs.at_rows(rows) / plain, 3) for rows in costs.rows},
-        "draft_over_plain": {
-            method: [[depth, top_k, round(seconds / plain, 3)] for depth, top_k, seconds in found]
-            for method, found in costs.drafts.items()
-        },
         "predicted": {label: round(score.mean, 3) for label, score in predicted.items()},
-        "candidates": {label: row | {"safe": trial.scores[label].safe} for label, row in rows.items()},
-        "identical": f"{trial.identical}/{trial.compared}",
+        "candidates": {label: row | {"safe": scores[label].safe} for label, row in rows.items()},
+        "identical": identical,
     }

@@ -1,4 +1,4 @@
-"""Times whole calls of methods in turns with plain decoding, and chooses among them."""
+"""Times whole calls of methods in turns with plain decoding."""
 
 from __future__ import annotations
 
@@ -96,37 +96,6 @@ def _median_less_spread(values: Sequence[float]) -> float:
     return middle - 2 * 1.2533 * 1.4826 * deviation / len(values) ** 0.5
 
 
-def choose(scores: Mapping[str, Score]) -> str:
-    """Returns the safe method with the largest mean; plain decoding if none is safe."""
-    safe = {label: score.mean for label, score in scores.items() if score.safe}
-    return max(safe, key=safe.__getitem__, default=PLAIN)
-
-
-def shortlist(predicted: Mapping[str, Score], count: int) -> list[str]:
-    """Returns what is measured: the best of every method within 10% of the best of all, then the others.
-
-    What is predicted to lose too much on a task comes last, since it would not be chosen.
-    """
-    order = sorted(predicted, key=lambda label: (predicted[label].worst < 1 - TOLERATED, -predicted[label].mean))
-    close = [label for label in order if predicted[label].mean > 0.9 * predicted[order[0]].mean]
-    first = {label.partition("@")[0]: label for label in reversed(close)}
-    return sorted(order, key=lambda label: label not in first.values())[:count]
-
-
-class Trial(NamedTuple):
-    """Times whole calls at one setting.
-
-    Attributes:
-      scores: by label. plain: tokens per second of plain decoding.
-      identical, compared: replies that equal plain decoding's, and all replies, over all methods.
-    """
-
-    scores: dict[str, Score]
-    plain: float
-    identical: int
-    compared: int
-
-
 def compete(
     target: eagle_jax.Target,
     methods: Mapping[str, Any],
@@ -134,14 +103,17 @@ def compete(
     setting: Setting,
     repeats: int,
     **options: Any,
-) -> Trial:
+) -> tuple[dict[str, Score], str]:
     """Times whole calls of every method in turns with plain decoding, batch by batch.
 
     Args:
       methods: drafters by label. options: of their calls, such as `profile` for "auto".
+
+    Returns:
+      the scores by label, and how many replies equal plain decoding's, such as "8/8".
     """
     ratios: dict[str, dict[str, list[float]]] = {label: {} for label in methods}
-    tokens, plain_seconds, identical, compared = 0, 0.0, 0, 0
+    identical = compared = 0
     for task, prompts in samples.items():
         seconds = {label: np.zeros(repeats) for label in (PLAIN, *methods)}
         for number, part in enumerate(batches(prompts, setting.batch), 1):
@@ -157,12 +129,9 @@ def compete(
                 compared += len(part)
             for label, times in time_repetitions(calls, repeats).items():
                 seconds[label] += times
-            tokens += sum(map(len, replies[PLAIN]))
-        plain_seconds += float(np.median(seconds[PLAIN]))
         for label in methods:
             ratios[label][task] = (seconds[PLAIN] / seconds[label]).tolist()
-    scores = {label: Score(by_task) for label, by_task in ratios.items()}
-    return Trial(scores, tokens / plain_seconds, identical, compared)
+    return {label: Score(by_task) for label, by_task in ratios.items()}, f"{identical}/{compared}"
 
 
 def note(text: str) -> None:

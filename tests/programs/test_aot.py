@@ -1,4 +1,4 @@
-"""Compiled for TPUs that are not there: memory, transfers and costs of generation and training."""
+"""Tests programs compiled for TPUs that this machine lacks: memory, transfers and costs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 from eagle_jax.models import presets
 from eagle_jax.models.decoder import init_params
 from infer.aot import __main__ as aot
-from infer.aot import chips
 from infer.aot.costs import Program
 
 needs_libtpu = pytest.mark.skipif(
@@ -82,11 +81,10 @@ def test_costs_of_a_loop():
     assert program.traffic("main") == 3 * body + 4 * (64 * 32 + 16 * 32)
     sent, scattered = new / 1e6, 4e-6 * 64 * 32
     assert program.collectives("main") == {
-        "all-reduce": {"times": 3, "mb": 3 * sent, "looped": 3 * sent, "largest": sent},
-        "reduce-scatter": {"times": 1, "mb": scattered, "looped": 0, "largest": scattered},
+        "all-reduce": {"times": 3, "mb": 3 * sent, "largest": sent},
+        "reduce-scatter": {"times": 1, "mb": scattered, "largest": scattered},
     }
     assert program.copies("main", (1, 8, 64, 128)) == ["copied"]
-    assert program.largest("main", "f32") == 4 * 16 * 32
     assert program.host_transfers() == []
     called = LOOP.replace("copy(%in.place)", 'custom-call(%in.place), custom_call_target="xla_python_cpu_callback"')
     assert Program(called).host_transfers() == ["copied"]
@@ -137,7 +135,7 @@ def test_a_gather_beside_products_counts_once():
     """The compiler splits it over the fusions that it runs beside; each of them passes the buffers on."""
     program = Program(CHAIN)
     assert program.traffic("main") == 2 * (16 * 32 + 64 * 32) + 2 * 2 * 8 * 16
-    assert program.collectives("main") == {"all-gather": {"times": 1, "mb": 4.096e-3, "looped": 0, "largest": 4.096e-3}}
+    assert program.collectives("main") == {"all-gather": {"times": 1, "mb": 4.096e-3, "largest": 4.096e-3}}
 
 
 def test_parameter_counts():
@@ -160,7 +158,7 @@ def test_parameter_counts():
         ({"tensor": 8}, "tensor=8 must be 1 to 4"),
         (
             {"model": "gpt2-medium", "prompt": 512, "max_new_tokens": 513},
-            "at most the model's 1024 positions, got 1025",
+            "fit in the model's 1024 positions, got 512 \\+ 513",
         ),
         ({"program": "train", "rows": 6}, "--rows must be a multiple of --micro-batches 1 x data x fsdp 4, got 6"),
         ({"program": "train", "tensor": 3}, "--tensor must divide the 8 key-value heads, got 3"),
@@ -168,7 +166,7 @@ def test_parameter_counts():
     ],
 )
 def test_what_cannot_be_compiled_is_refused(monkeypatch, given, message):
-    monkeypatch.setattr(aot, "chip_and_devices", lambda topology: (chips.CHIPS["v6e"], jax.devices()[:4]))
+    monkeypatch.setattr(aot, "chip_and_devices", lambda topology: (aot.CHIPS["v6e"], jax.devices()[:4]))
     with pytest.raises(ValueError, match=message):
         aot.main(aot.Args(**{"layers": 1} | given))
 
@@ -178,15 +176,15 @@ def test_a_topology_that_libtpu_does_not_know(monkeypatch):
         raise RuntimeError("no such slice\nand more")
 
     monkeypatch.setenv("TPU_LIBRARY_PATH", "somewhere")
-    monkeypatch.setattr(chips.topologies, "get_topology_desc", unknown)
+    monkeypatch.setattr(aot.topologies, "get_topology_desc", unknown)
     with pytest.raises(ValueError, match=r"got 'v5p:3x3' \(no such slice\)\. Write two dimensions"):
-        chips.chip_and_devices("v5p:3x3")
+        aot.chip_and_devices("v5p:3x3")
     with pytest.raises(ValueError, match=r"must begin with one of .*, got 'v6:1x1'"):
-        chips.chip_and_devices("v6:1x1")
+        aot.chip_and_devices("v6:1x1")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.delenv("TPU_LIBRARY_PATH")
     with pytest.raises(ValueError, match="pip install libtpu"):
-        chips.chip_and_devices("v6e:1x1")
+        aot.chip_and_devices("v6e:1x1")
 
 
 def on_tpu(repository, *words: str) -> list[dict]:
@@ -201,8 +199,7 @@ def on_tpu(repository, *words: str) -> list[dict]:
 
 METHODS = """
 import json
-from infer.aot.__main__ import measure  # sets the environment of libtpu
-from infer.aot.chips import chip_and_devices
+from infer.aot.__main__ import chip_and_devices, measure  # sets the environment of libtpu
 from infer.aot.programs import generation
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core.sampling import make_sampling
@@ -228,18 +225,17 @@ for temperature, methods in (
 @pytest.mark.timeout(1800)
 def test_every_method_is_one_program_without_the_host_or_a_copied_cache(repository):
     found = on_tpu(repository, "-c", METHODS)
-    assert [(one["programs"], one["host_transfers"], one["cache_copies"]) for one in found] == [(1, 0, [])] * 8
+    assert [(one["host_transfers"], one["cache_copies"]) for one in found] == [(0, [])] * 8
 
 
 UPDATE = """
 import json
-from infer.aot.__main__ import measure
-from infer.aot.chips import chip_and_devices
+from infer.aot.__main__ import chip_and_devices, measure
 from infer.aot.programs import training
 from eagle_jax.config import DecoderConfig
 from eagle_jax.models.presets import eagle3_head
 from eagle_jax.parallel.mesh import make_mesh
-from eagle_jax.training.objective import Objective
+from eagle_jax.training import Objective
 
 target = DecoderConfig(16384, 256, 512, 3, num_heads=4, num_kv_heads=2, head_dim=64)
 chip, devices = chip_and_devices("v5e:2x2")
@@ -260,20 +256,17 @@ def test_an_update_of_a_tiny_head(repository):
     layer = 3 * hidden * middle + hidden * (attention + 4 * 64)
     target = 3 * layer + 2 * hidden * vocabulary
     head = 3 * hidden * middle + hidden * (2 * attention + 4 * 64) + 3 * hidden**2 + hidden * kept
-    assert (found["programs"], found["host_transfers"], found["fits"]) == (1, 0, True)
+    assert (found["host_transfers"], found["fits"]) == (0, True)
     # bfloat16 and, with two moments, float32; norms come on top, whole on every device.
     assert found["target_gb"] * 1e9 == pytest.approx(2 * target / 4, rel=0.01)
     assert found["state_gb"] * 1e9 == pytest.approx(3 * 4 * head / 4, rel=0.01)
     assert found["memory_gb"] == pytest.approx(found["arguments_gb"] + found["temporaries_gb"], rel=0.01)  # donated
-    # No [B, T, Vd] array is ever written in float32, let alone one of all steps or of all of V.
-    assert 0 < found["widest_float32_mb"] * 1e6 < 4 * 512 * kept
     # A device computes its own row, and parts of it twice.
     least = 2 * 512 * (3 * layer + hidden * vocabulary + 2 * 3 * head)
     assert found["asked_gflops"] * 1e9 == pytest.approx(least, rel=0.2)
     assert found["asked_gflops"] < found["gflops"] < 1.6 * found["asked_gflops"]
-    # Every matrix is gathered once, every gradient added up once; states never travel, nothing does in a loop.
+    # Every matrix is gathered once, every gradient added up once; states never travel.
     sent = {kind: one["mb"] * 1e6 for kind, one in found["collectives_mb"].items()}
-    assert not any(one["looped"] for one in found["collectives_mb"].values())
     assert sent["all-gather"] == pytest.approx(2 * (target - hidden * vocabulary + head), rel=0.05)
     # The compiler may add gradients that were bfloat16 up in bfloat16, and leave out the scatter.
     reduced = sum(sent.get(kind, 0.0) for kind in ("reduce-scatter", "all-reduce"))
@@ -285,60 +278,41 @@ def test_an_update_of_a_tiny_head(repository):
 @pytest.mark.slow
 @pytest.mark.timeout(10800)
 @pytest.mark.parametrize(
-    ("model", "topology", "batch", "layers", "weights"),
+    ("options", "weights"),
     [
-        ("llama-3.1-8b", "v5e:2x2", 1, 2, 3.8233 / 4),
-        ("llama-3.1-8b", "v6e:1x1", 1, 32, 16.91),
-        ("llama-3.1-8b", "v5e:2x2", 1, 32, 16.91 / 4),
-        ("llama-3.1-8b", "v5p:2x2x1", 8, 32, 16.91 / 4),
-        ("llama-3.3-70b", "v5p:2x2x1", 1, 80, 143.9 / 4),
-        ("llama-3.3-70b", "v5p:2x2x4", 2, 80, 143.9 / 8),
+        ("--model llama-3.1-8b --topology v5e:2x2 --layers 2", 3.8233 / 4),
+        ("--model llama-3.3-70b --topology v5p:2x2x4 --layers 2 --batch 2", 11.8255 / 8),
+        ("--model llama-3.1-8b --topology v6e:1x1", 16.91),  # as in README; minutes
     ],
 )
-def test_generation_on_slices(repository, model, topology, batch, layers, weights):
-    """EAGLE-3, 59 nodes in 8 levels, prompt and reply of 1,024 tokens; half an hour for a whole model."""
-    options = f"--model {model} --topology {topology} --batch {batch} --layers {layers}"
+def test_generation_on_slices(repository, options, weights):
+    """Compiles EAGLE-3, 59 nodes in 8 levels, prompt and reply of 1,024 tokens."""
     (found,) = on_tpu(repository, "-m", "infer.aot", *options.split())
     cycle, plain = found["cycle"], found["step"]
     assert cycle["fits"] and plain["fits"]
-    assert (cycle["programs"], cycle["host_transfers"], cycle["cache_copies"]) == (1, 0, [])
+    assert (cycle["host_transfers"], cycle["cache_copies"]) == (0, [])
     assert cycle["weights_gb"] == pytest.approx(weights, rel=0.01)
     # A plain step reads the layers and the lm_head once, a cycle reads these and the head for every level.
-    target = presets.model(model)
+    target = presets.model(found["model"])
     read = plain["weights_gb"] - 2e-9 * target.vocab_size * target.hidden_size / found["mesh"]["tensor"]
     assert read < plain["traffic_gb"] < 1.1 * read + plain["cache_gb"]
     assert 1 < found["cycle_over_step"] < 6
     # No weight travels: the smallest matrix of these models has 8 MB, the draft logits of one row 1.3 MB.
     gathered = cycle["collectives_mb"].get("all-gather", {"largest": 0})
-    assert gathered["largest"] < 2 * batch
+    assert gathered["largest"] < 2 * found["batch"]
 
 
 @needs_libtpu
 @pytest.mark.slow
 @pytest.mark.timeout(10800)
-@pytest.mark.parametrize(
-    ("topology", "model", "rows", "target"),
-    [
-        ("v5e:4x4", "llama-3.1-8b", 16, 16.06 / 16),
-        ("v6e:2x4", "llama-3.1-8b", 16, 16.06 / 8),
-        ("v5p:4x4x4", "llama-3.3-70b", 64, 141.1 / 64),
-    ],
-)
-def test_training_on_slices(repository, topology, model, rows, target):
-    """EAGLE-3 on whole models; half an hour each."""
-    options = f"--program train --model {model} --topology {topology} --rows {rows}"
+def test_training_on_a_slice(repository):
+    """Compiles an update with a "tensor" axis, whose parts of a matrix are gathered once; states never travel."""
+    options = "--program train --model llama-3.1-8b --topology v5e:2x4 --layers 2 --tensor 2 --rows 4 --unroll 2"
     (found,) = on_tpu(repository, "-m", "infer.aot", *options.split())
     update, mesh = found["update"], found["mesh"]
-    assert (update["fits"], update["programs"], update["host_transfers"]) == (True, 1, 0)
-    assert update["target_gb"] == pytest.approx(target, rel=0.01)
-    # Float32 logits exist for one chunk at a time: less than those of one step over a device's rows.
-    local = rows // (mesh["data"] * mesh["fsdp"])
-    assert update["widest_float32_mb"] < 4e-6 * local * 2048 * 128256 / mesh["tensor"]
+    assert (update["fits"], update["host_transfers"], mesh) == (True, 0, {"data": 1, "fsdp": 4, "tensor": 2})
+    assert update["target_gb"] == pytest.approx(2.974 / 8, rel=0.01)
     assert 1 < update["gflops"] / update["asked_gflops"] < 1.5
     assert 0.2 < update["mfu"] < 1
-    # Whatever part of a matrix a device has for "tensor" is gathered once: all weights but the embedding, no states.
     gathered = update["collectives_mb"]["all-gather"]
-    assert gathered["looped"] < 10
     assert gathered["mb"] < 1100 * (update["target_gb"] + update["state_gb"] / 6) * mesh["fsdp"]
-    if mesh["tensor"] == 1:
-        assert not any(one["looped"] for one in update["collectives_mb"].values())

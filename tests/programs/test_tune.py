@@ -1,4 +1,4 @@
-"""Tuning and checking a profile: replay against the engine, arithmetic, the choice, whole runs."""
+"""Tests tuning and checking a profile: replay against the engine, arithmetic, the choice, whole runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import yaml
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
-from eagle_jax.runtime.profile import Entry, ProfileFile, fingerprint
+from eagle_jax.runtime.profile import Entry
 from infer import tune
-from infer.tuning import replay, search, trials
-from infer.tuning.costs import Costs, extremes
-from infer.tuning.trials import Prompt, Score, Setting
+from infer.tuning import search
+from infer.tuning.prediction import Costs, extremes, record
+from infer.tuning.trials import Prompt, Score, Setting, arguments
 from tests.models import random_prompts, tiny_head, tiny_target
 
 WIDE = TreeConfig(depth=4, top_k=3, num_nodes=30)  # every candidate is a node
@@ -26,8 +26,8 @@ PROMPTS = [Prompt(tokens, key) for tokens, key in zip(random_prompts([5, 9, 3, 7
 @pytest.mark.parametrize(("temperature", "tree"), [(0.0, TreeConfig(4, 3, 6)), (1.0, TreeConfig.chain(2))])
 def test_replayed_cycles_are_those_of_the_engine(temperature, tree):
     setting, target = Setting(4, temperature, 24), tiny_target()
-    drafts = replay.record(target, tiny_head("eagle1", WIDE), PROMPTS, setting)
-    cycles = eagle_jax.generate(target, tiny_head("eagle1", tree), **trials.arguments(PROMPTS, setting)).cycles.tolist()
+    drafts = record(target, tiny_head("eagle1", WIDE), PROMPTS, setting)
+    cycles = eagle_jax.generate(target, tiny_head("eagle1", tree), **arguments(PROMPTS, setting)).cycles.tolist()
     assert drafts.cycles(None) == [23] * 4
     assert drafts.cycles(tree) == cycles
     assert sum(cycles) < 4 * 23  # something was accepted
@@ -37,10 +37,10 @@ def test_lookups_are_replayed_from_the_longest():
     target, setting = tiny_target(vocab=4), Setting(2, 0.0, 24)
     prompts = [Prompt(tokens, key) for tokens, key in zip(random_prompts([20, 30], 4), KEYS, strict=False)]
     long, short = (eagle_jax.prompt_lookup(target, length=length) for length in (6, 2))
-    cycles = eagle_jax.generate(target, short, **trials.arguments(prompts, setting)).cycles.tolist()
-    assert replay.record(target, long, prompts, setting).cycles(TreeConfig.chain(2)) == cycles
+    cycles = eagle_jax.generate(target, short, **arguments(prompts, setting)).cycles.tolist()
+    assert record(target, long, prompts, setting).cycles(TreeConfig.chain(2)) == cycles
     assert max(cycles) < 23
-    one = replay.record(target, long, prompts, setting._replace(max_new_tokens=1))
+    one = record(target, long, prompts, setting._replace(max_new_tokens=1))
     assert one.cycles(TreeConfig.chain(2)) == [0, 0]
 
 
@@ -55,9 +55,11 @@ def test_costs_between_what_was_measured():
 
 
 def test_the_grid_holds_only_trees_that_can_be():
-    trees = search.Grid([1, 3], [1, 2], [1, 2, 4, 50]).trees(None)
+    grid = search.Grid([1, 3], [1, 2], [1, 2, 4, 50]).trees(None)
+    assert list(grid) == ["chain1", "chain3", "1x2x2", "3x2x4"]
+    trees = list(grid.values())
     assert trees == [TreeConfig.chain(1), TreeConfig.chain(3), TreeConfig(1, 2, 2), TreeConfig(3, 2, 4)]
-    assert search.Grid([2, 3], [3], [4]).trees(2) == [TreeConfig(2, 3, 4)]
+    assert search.Grid([2, 3], [3], [4]).trees(2) == {"2x3x4": TreeConfig(2, 3, 4)}
     assert extremes([*trees, TreeConfig(3, 2, 5), TreeConfig(2, 2, 4)]) == [*trees[:3], TreeConfig(3, 2, 5)]
     assert extremes(trees[:1]) == trees[:1]
 
@@ -80,9 +82,9 @@ def test_what_is_safely_faster(ratios, safe):
 def test_the_best_of_every_method_that_may_win_is_measured_first():
     predicted = {"a@1": 2.0, "a@2": 1.9, "a@3": 1.95, "b@1": 1.85, "c@1": 1.2}
     scores = {label: Score({"t": [value]}) for label, value in predicted.items()}
-    assert trials.shortlist(scores, 3) == ["a@1", "b@1", "a@3"]
+    assert search.shortlist(scores, 3) == ["a@1", "b@1", "a@3"]
     scores["a@1"] = Score({"t": [3.4], "u": [0.6]})  # loses too much on a task to be chosen
-    assert trials.shortlist(scores, 9) == ["a@3", "b@1", "a@2", "c@1", "a@1"]
+    assert search.shortlist(scores, 9) == ["a@3", "b@1", "a@2", "c@1", "a@1"]
 
 
 @pytest.fixture
@@ -114,7 +116,6 @@ def test_tune_and_check(quick, capsys):
     found = row["candidates"]["eagle3@chain1"]
     assert found["measured"] > 0 and row["predicted"] == {"eagle3@chain1": found["predicted"]}
     assert row["identical"] == "2/2"
-    assert [measured[:2] for measured in row["draft_over_plain"]["eagle3"]] == [[1, 1]]
     assert row["pass_over_plain"].keys() == {"1", "2"}
     (entry,) = yaml.safe_load(quick["out"].read_text())["entries"]
     assert (entry["batch"], entry["temperature"], entry["method"]) == (1, 0.0, choice["method"])
@@ -140,70 +141,62 @@ def test_every_kind_of_method_batch_and_temperature(quick, capsys):
     assert len(yaml.safe_load(quick["out"].read_text())["entries"]) == 2
 
 
-def measured(monkeypatch, speedups) -> list[dict]:
-    """Replaces measurements by `speedups(label, tasks)` of a method. Returns the samples of the calls."""
-    asked: list[dict] = []
+@pytest.fixture
+def measured(monkeypatch):
+    """Replaces measurements by the speedups that a test sets, by label and task, and records the prompts' lengths."""
+    speedups: dict[str, dict[str, float]] = {}
+    lengths: list[dict] = []
 
     def compete(target, methods, samples, setting, repeats, **options):
-        asked.append({task: [len(prompt.tokens) for prompt in prompts] for task, prompts in samples.items()})
-        ratios = {label: speedups(label, list(samples)) for label in methods}
-        scores = {label: Score({task: [value] * 5 for task, value in own.items()}) for label, own in ratios.items()}
-        return trials.Trial(scores, 100.0, 1, 1)
+        lengths.append({task: [len(prompt.tokens) for prompt in prompts] for task, prompts in samples.items()})
+        return {
+            label: Score({task: [value] * 5 for task, value in speedups[label].items()}) for label in methods
+        }, "1/1"
 
     monkeypatch.setattr(search, "compete", compete)
     monkeypatch.setattr(tune, "compete", compete)
     monkeypatch.setattr(search, "measure_costs", lambda *args: Costs([1, 3], [0.01, 0.02], {"eagle3": [(1, 2, 0.0)]}))
-    return asked
+    return speedups, lengths
 
 
-def test_the_choice_is_the_best_of_what_was_measured(pair, monkeypatch):
+def test_the_choice_is_the_best_of_what_was_measured(pair, measured):
     """Whatever the machine: a trial in which one tree is fast and another only on some tasks."""
-    fast = {"eagle3@1x2x2": {"a": 1.5, "b": 1.2}, "eagle3@2x2x2": {"a": 2.5, "b": 0.9}}
-    measured(monkeypatch, lambda label, tasks: fast[label])
-    setting = Setting(2, 0.0, 6)
+    fast = measured[0]
+    fast |= {"eagle3@1x2x2": {"a": 1.5, "b": 1.2}, "eagle3@2x2x2": {"a": 2.5, "b": 0.9}}
+    setting, samples = Setting(2, 0.0, 6), {"a": PROMPTS[:1]}
     found = search.find_candidates(["eagle3"], pair, tune.Args(), search.Grid([1, 2], [2], [2]))
     assert found.keys() == fast.keys()
-    recorded = search.record_drafts(pair, found, {"a": PROMPTS[:1]}, setting)
+    recorded = search.record_drafts(pair, found, samples, setting)
     (part,) = recorded["eagle3"]["a"]
-    entry, report = search.tune_request(pair, found, recorded, {"a": PROMPTS[:1]}, setting, measured=2, repeats=5)
+    entry, report = search.tune_request(pair, found, recorded, samples, setting, measured=2, repeats=5)
     tree, guess = TreeConfig(1, 2, 2), report["predicted"]["eagle3@1x2x2"]
     assert guess == round(part.cycles(None)[0] / part.cycles(tree)[0] / 2, 3)  # three rows cost two plain passes
     assert entry == Entry(2, 0.0, "eagle3", "bundled", tree, predicted=guess, measured=1.35, worst=1.2)
     assert report["pass_over_plain"] == {1: 1.0, 3: 2.0}
     fast["eagle3@1x2x2"] = {"a": 0.8, "b": 0.9}
-    assert search.tune_request(pair, found, recorded, {"a": PROMPTS[:1]}, setting, measured=2, repeats=5)[0] == Entry(
-        2, 0.0
-    )
+    entry, _ = search.tune_request(pair, found, recorded, samples, setting, measured=2, repeats=5)
+    assert entry == Entry(2, 0.0)
 
 
-def test_short_and_long_prompts_are_tuned_apart(quick, monkeypatch, capsys):
-    """Each by its own prompts; a check says what "auto" takes for which."""
-    asked = measured(monkeypatch, lambda label, tasks: dict.fromkeys(tasks, 2.0 if "talk" in tasks else 0.5))
+def test_short_and_long_prompts_are_tuned_apart_and_checked(quick, measured, capsys):
+    """A profile fails a check in which "auto" is over 5% slower than plain decoding on a task."""
+    speedups, lengths = measured
     given = quick | {"tasks": "talk,sums", "prompts": "4", "methods": "pld@2x2"}
+    speedups["pld@2x2"] = {"talk": 2.0}
     assert tune.main(tune.Args(**given)) == 0
-    assert asked == [{"talk": [3, 2]}, {"sums": [10]}]
+    assert lengths == [{"talk": [3, 2]}, {"sums": [10]}]
     entries = yaml.safe_load(quick["out"].read_text())["entries"]
-    assert [(entry.get("prompt"), entry["method"]) for entry in entries] == [(4, "pld"), (None, "vanilla")]
-    tune.main(tune.Args(**given | {"check": quick["out"], "skip": 1, "tasks": "talk"}))
-    assert asked[-1] == {"talk": [2]}  # without the first question
-    tune.main(tune.Args(**given | {"check": quick["out"]}))
-    (row,) = last(capsys)["settings"]
-    assert row["auto"] == [f"{method} (entry of batch 1, temperature 0)" for method in ("pld", "vanilla")]
-
-
-@pytest.mark.parametrize(("worst", "holds"), [(0.96, True), (0.94, False)])
-def test_the_status_says_whether_a_profile_holds(quick, pair, monkeypatch, capsys, worst, holds):
-    """Over 5% slower than plain decoding on a task fails; a setting between two entries names its own."""
-    measured(monkeypatch, lambda label, tasks: {"a": 1.3, "b": worst})
-    entries = Entry(1, 0.0), Entry(2, 1.0, "eagle3", "bundled", TreeConfig.chain(1))
-    file = ProfileFile("eagle_jax.profile/1", "x", fingerprint(pair), "float32", "here", entries)
-    quick["out"].write_text(file.to_yaml())
-    args = quick | {"check": quick["out"], "temperatures": "0.5,2", "batches": "2"}
-    assert tune.main(tune.Args(**args)) == (0 if holds else 1)
-    found = last(capsys)
-    assert (found["holds"], found["worst"]) == (holds, worst)
-    expected = [["eagle3 (entry of batch 2, temperature 1)"], ["vanilla (no entry)"]]
-    assert [row["auto"] for row in found["settings"]] == expected
+    assert [(entry.get("prompt"), entry["method"]) for entry in entries] == [(4, "pld"), (None, "pld")]
+    given |= {"check": quick["out"], "temperatures": "0,0.5"}
+    for worst, holds in ((0.96, True), (0.94, False)):
+        speedups["auto"] = {"talk": 1.3, "sums": worst}
+        assert tune.main(tune.Args(**given)) == (0 if holds else 1)
+        found = last(capsys)
+        assert (found["holds"], found["worst"]) == (holds, worst)
+        methods = ["pld (entry of batch 1, temperature 0)"] * 2
+        assert [row["auto"] for row in found["settings"]] == [methods, ["vanilla (no entry)"]]
+    tune.main(tune.Args(**given | {"skip": 1, "tasks": "talk"}))
+    assert lengths[-1] == {"talk": [2]}  # without the first question
 
 
 @pytest.mark.parametrize(
@@ -220,7 +213,8 @@ def test_the_status_says_whether_a_profile_holds(quick, pair, monkeypatch, capsy
         ({"top_ks": "2", "nodes": "50"}, "must leave a choice, got none"),
         ({"methods": "eagle3@chain2/rejection"}, "eagle3@chain2/rejection: verification must be deterministic"),
         ({"tasks": "long"}, "must have prompts of at most .* got none in long"),
-        ({"tasks": "talk,sums", "prompts": "2,20"}, "got none of more than 20 tokens. The sample has prompts of 2"),
+        ({"tasks": "talk,sums", "prompts": "2,20"}, r"got none beyond the last\. The sample has prompts of 2 to 10"),
+        ({"tasks": "talk,sums", "prompts": "2,3,6"}, "got none for 6"),
         ({"check": Path("none.yaml")}, r"^--check none\.yaml: "),
     ],
 )

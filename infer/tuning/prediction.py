@@ -1,8 +1,14 @@
-"""Measures the cost of a cycle on this machine, by rows of the target pass and by shape of the drafts."""
+"""Predicts the speed of a draft tree: measures the cost of a cycle, and counts cycles on recorded drafts.
+
+Drafts do not persist: the state of a drafter depends on the confirmed text alone. So one run that accepts no draft
+gives plain decoding's text and a wide tree at every position. Where the cycles of a smaller tree would begin and end
+follows from that. The count is exact for trees of the recorded width. A narrower tree opens other nodes than the wide
+one; the drafts below them were not recorded and count as rejected.
+"""
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,8 +18,9 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
-from eagle_jax.core.loop import prefill, step
-from eagle_jax.core.types import ROOT, Drafter, DraftTree, Engine, Params, RowRandomness, Sampling
+from eagle_jax.core import ROOT, Acceptance, Drafter, DraftTree, Params, RowRandomness, Sampling, prefill, step
+from eagle_jax.core.verify import deterministic
+from eagle_jax.evaluate import Cycles, record_cycles
 from eagle_jax.runtime.compilation import forget_programs
 from eagle_jax.runtime.generation import request_of
 from infer.common.timing import Part, time_repetitions
@@ -97,19 +104,13 @@ def cycles_of(
     The state is an empty cache with the right lengths: no prefill is compiled, and the work of a cycle does not depend
     on the numbers in it.
     """
-    request = request_of(target, drafter, eos_ids=(), **arguments(prompts, setting))
-    state = jax.eval_shape(functools.partial(prefill, engine=request.engine, sizes=request.sizes), *request[:3])
+    params, batch, sampling, engine, sizes = request_of(target, drafter, eos_ids=(), **arguments(prompts, setting))
+    state = jax.eval_shape(lambda *arrays: prefill(*arrays, engine, sizes), params, batch, sampling)
     state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state._replace(keys=None))
-    state = state._replace(cache=state.cache._replace(length=request.batch.lengths), keys=request.batch.keys)
-    body = functools.partial(_cycle, sampling=request.sampling, engine=request.engine)
-    return Part(body, request.params, state).repeat(TURNS)
+    state = state._replace(cache=state.cache._replace(length=batch.lengths), keys=batch.keys)
+    return Part(lambda params, state: step(params, state, sampling, engine)[0], params, state).repeat(TURNS)
 
 
-def _cycle(params: Params, state: Any, sampling: Sampling, engine: Engine) -> Any:
-    return step(params, state, sampling, engine)[0]
-
-
-@functools.cache
 def blank(rows: int) -> Drafter:
     """Returns a drafter of trees without cost: a root and copies of it, `rows` in all."""
 
@@ -128,3 +129,73 @@ def blank(rows: int) -> Drafter:
         depth=1,
         num_nodes=rows - 1,
     )
+
+
+def record(
+    target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter, prompts: Sequence[Prompt], setting: Setting
+) -> Drafts:
+    """Decodes a batch of prompts plainly and records what `drafter` drafts at every position.
+
+    Raises:
+      ValueError: as `eagle_jax.generate`.
+    """
+    shadow = dataclasses.replace(drafter, drafter=drafter.drafter._replace(verify=accept_none))
+    return Drafts(record_cycles(target, shadow, **arguments(prompts, setting)), len(prompts))
+
+
+def accept_none(
+    tree: DraftTree, logits: jax.Array, keys: jax.Array, index: jax.Array, sampling: Sampling, depth: int
+) -> Acceptance:
+    """Draws the target's token after the root and accepts no draft."""
+    found = deterministic(tree, logits, keys, index, sampling, 0)
+    return found._replace(path=jnp.zeros((len(found.count), depth + 1), jnp.int32))
+
+
+class Drafts:
+    """Holds the drafts of a wide tree at every position of some replies.
+
+    Args:
+      cycles: P cycles without accepted tokens, in order. replies: their number R; a reply of one token has no cycle.
+
+    Attributes:
+      depths: [P, N+1] level of every node; 0 is the root. ranks: largest rank among siblings on the path to a node.
+      on_text: whether the reply goes through the node. scores: as in `DraftTree`; -inf where there is no node.
+    """
+
+    def __init__(self, cycles: Cycles, replies: int) -> None:
+        tokens, parents = cycles.tokens, cycles.parents
+        self.rows = [np.flatnonzero(cycles.prompt == reply) for reply in range(replies)]
+        positions, width = np.arange(len(tokens)), tokens.shape[1]
+        text = np.full(tokens.shape, -1)  # column d: the reply's token d positions after the root
+        for rows in self.rows:
+            for ahead in range(min(width, len(rows))):
+                text[rows[: len(rows) - ahead], ahead] = tokens[rows[ahead:], 0]
+        self.depths, self.ranks = np.zeros((2, *tokens.shape), int)
+        self.on_text = np.zeros(tokens.shape, bool)
+        self.on_text[:, 0] = True
+        for node in range(1, width):
+            parent = np.maximum(parents[:, node], 0)
+            self.depths[:, node] = depth = self.depths[positions, parent] + 1
+            rank = np.sum(parents[:, 1:node] == parents[:, node, None], axis=1)
+            self.ranks[:, node] = np.maximum(rank, self.ranks[positions, parent])
+            self.on_text[:, node] = self.on_text[positions, parent] & (tokens[:, node] == text[positions, depth])
+        self.scores = np.where(parents >= 0, cycles.scores, -np.inf)
+        self.on_text &= np.isfinite(self.scores)
+
+    def cycles(self, tree: TreeConfig | None) -> list[int]:
+        """Returns [R] cycles of every reply after the prefill with a chain or dynamic tree; None is plain decoding."""
+        if tree is None:
+            return [len(rows) for rows in self.rows]
+        offered = np.isfinite(self.scores) & (self.ranks < tree.top_k) & (self.depths <= tree.depth)
+        best = np.argsort(np.where(offered, -self.scores, np.inf), axis=1, kind="stable")[:, : tree.num_nodes]
+        accepted = np.take_along_axis(offered & self.on_text, best, axis=1).sum(
+            axis=1
+        )  # [P] of a cycle that begins here
+        found = []
+        for rows in self.rows:
+            at = count = 0
+            while at < len(rows):
+                at += int(accepted[rows[at]]) + 1
+                count += 1
+            found.append(count)
+        return found
