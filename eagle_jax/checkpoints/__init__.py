@@ -11,8 +11,7 @@ from eagle_jax.checkpoints.heads.save import (
     save_head_checkpoint,
     stored_dtype,
 )
-from eagle_jax.checkpoints.targets.load import load_target_checkpoint, read_target_config
-from eagle_jax.checkpoints.targets.save import save_target_checkpoint
+from eagle_jax.checkpoints.targets.files import load_target_checkpoint, read_target_config, save_target_checkpoint
 from eagle_jax.checkpoints.targets.tokens import check_same_tokens
 
 __all__ = [

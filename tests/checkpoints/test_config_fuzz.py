@@ -99,7 +99,7 @@ def read(function, *args):
 @given(st.sampled_from([LLAMA, MISTRAL, QWEN2, QWEN3, GPT2]).flatmap(lambda family: mutated(COMMON | family)))
 @example(LLAMA | {"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 2.0}})
 @example(LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 1e38}, "max_position_embeddings": 2**31 - 1})
-def test_targets(config):
+def test_a_random_target_config_loads_or_names_its_file(config):
     found = read(decoder_config, config, "config.json")
     assert isinstance(found, DecoderConfig | None)
     read(check_kind, "config.json", MODELS, config)
@@ -107,7 +107,7 @@ def test_targets(config):
 
 @FUZZ
 @given(st.sampled_from([(HEAD, eagle3()[1]), (COMMON | eagle1()[0], eagle1()[1])]), st.data())
-def test_heads(head, data):
+def test_a_random_head_config_loads_or_names_its_file(head, data):
     config = data.draw(mutated(head[0]))
     stored = {canonical_name(name): TensorInfo(t.shape, t.dtype.name, "f") for name, t in head[1].items()}
     found = read(

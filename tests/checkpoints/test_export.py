@@ -14,8 +14,18 @@ import safetensors.numpy
 from eagle_jax.checkpoints import CheckpointError, export_head, load_head_checkpoint, stored_dtype
 from eagle_jax.config import RopeConfig
 from tests.checkpoints.common import assert_same, edit_tensors, random_params
-from tests.checkpoints.random_exports import EAGLE1, EMBEDDING, HEAD, LLAMA3, VARIANTS, export, head
-from tests.checkpoints.random_heads import TARGET, eagle3, write
+from tests.checkpoints.random_heads import (
+    EAGLE1,
+    EMBEDDING,
+    HEAD,
+    LLAMA3,
+    TARGET,
+    VARIANTS,
+    eagle3,
+    export,
+    head,
+    write,
+)
 
 LAYER_TENSORS = {
     "self_attn.k_proj": [24, 48], "self_attn.q_proj": [48, 48], "self_attn.v_proj": [24, 48],
@@ -68,7 +78,7 @@ SPECULATORS_VALUES = {
     ],
     ids=["official", "sglang", "speculators", "official-eagle1"],
 )  # fmt: skip
-def test_golden_files(config, layout, options, tensors, prefix, layer, values, tmp_path):
+def test_every_layout_has_its_names_shapes_and_keys(config, layout, options, tensors, prefix, layer, values, tmp_path):
     export(config, tmp_path, layout, "bfloat16", **options)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
     assert json.loads((tmp_path / "config.json").read_text()) == values
@@ -95,7 +105,7 @@ NOT_FOR = {
 @pytest.mark.parametrize(
     ("layout", "name"), [(layout, name) for layout in NOT_FOR for name in VARIANTS if name not in NOT_FOR[layout]]
 )
-def test_round_trip_is_the_identity(layout, name, tmp_path):
+def test_an_export_loads_as_the_same_head(layout, name, tmp_path):
     config = VARIANTS[name]
     target = dataclasses.replace(TARGET, rope=config.layer.rope)
     dtype = "bfloat16" if len(name) % 2 else "float32"  # either, over the variants
@@ -106,8 +116,8 @@ def test_round_trip_is_the_identity(layout, name, tmp_path):
     assert stored_dtype(tmp_path) == dtype
 
 
-def test_a_rounded_copy_of_the_embedding_is_still_the_targets(tmp_path):
-    """A head in bfloat16 of a target in float32 drafts from the target's own embedding, as it did before."""
+def test_a_rounded_copy_of_the_embedding_is_not_loaded(tmp_path):
+    """A head in bfloat16 of a target in float32 drafts from the target's embedding."""
     exact = np.random.default_rng(0).standard_normal((53, 24)).astype(np.float32)
     export(HEAD, tmp_path, "speculators", "bfloat16", embedding=exact)
     config, params = load_head_checkpoint(tmp_path, TARGET, embedding=jnp.asarray(exact))
@@ -116,21 +126,17 @@ def test_a_rounded_copy_of_the_embedding_is_still_the_targets(tmp_path):
     assert load_head_checkpoint(tmp_path, TARGET, embedding=jnp.asarray(exact + 0.1))[0].own_embedding
 
 
-def test_context_length_is_the_targets(tmp_path):
-    """Engines draft only as far as the head's config says; published heads say 2048."""
-    assert export(head({"max_position": 64}), tmp_path, "sglang").layer.max_position == TARGET.max_position
-    assert load_head_checkpoint(tmp_path, TARGET)[0] == HEAD
-
-
 @pytest.mark.parametrize(("rope", "written"), [("head", RopeConfig()), ("target", LLAMA3)])
-def test_either_rope_may_be_chosen(rope, written, tmp_path):
+def test_export_writes_the_chosen_rope_and_the_context_length_of_the_target(rope, written, tmp_path):
+    """Engines draft only as far as the head's config says; published heads say 2048."""
     target = dataclasses.replace(TARGET, rope=LLAMA3)
-    export(HEAD, tmp_path, "sglang", target=target, rope=rope)
-    assert load_head_checkpoint(tmp_path, target)[0].layer.rope == written
+    export(head({"max_position": 64}), tmp_path, "sglang", target=target, rope=rope)
+    layer = load_head_checkpoint(tmp_path, target)[0].layer
+    assert (layer.rope, layer.max_position) == (written, TARGET.max_position)
 
 
-def test_tables_for_engines_that_always_read_them(tmp_path):
-    """SGLang's layout has d2t and t2d even where draft ids are target ids; the other two leave them out."""
+def test_only_sglang_files_hold_tables_of_a_full_vocabulary(tmp_path):
+    """SGLang reads d2t and t2d even where draft ids are target ids."""
     for layout in ("official", "sglang", "speculators"):
         export(VARIANTS["full vocabulary"], tmp_path, layout)
         tensors = safetensors.numpy.load_file(tmp_path / "model.safetensors")
@@ -138,7 +144,7 @@ def test_tables_for_engines_that_always_read_them(tmp_path):
         assert not tensors.get("d2t", np.zeros(1)).any() and tensors.get("t2d", np.ones(1)).all()
 
 
-def test_the_widest_stored_dtype(tmp_path):
+def test_stored_dtype_is_the_widest(tmp_path):
     config, tensors = eagle3()
     halves = {name: value.astype(jnp.bfloat16) if value.ndim == 2 else value for name, value in tensors.items()}
     assert stored_dtype(write(tmp_path, config, halves)) == "float32"
@@ -168,13 +174,13 @@ WITH_LLAMA3 = {"target": dataclasses.replace(TARGET, rope=LLAMA3)}
         ("sglang", HEAD, WITH_LLAMA3, "got none for a head of default theta=10000 factor=1 and a target of llama3 the"),
     ],
 )
-def test_what_a_layout_cannot_hold(layout, config, options, message, tmp_path):
+def test_a_head_that_a_layout_cannot_hold_is_not_written(layout, config, options, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):
         export(config, tmp_path / "head", layout, **options)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_vocabulary_that_is_only_permuted(tmp_path):
+def test_only_the_official_layout_holds_a_permuted_vocabulary(tmp_path):
     config = VARIANTS["full vocabulary"]
     params = random_params(config) | {"d2t": jnp.asarray([1, -1] + [0] * 51, jnp.int32)}
     with pytest.raises(CheckpointError, match="a d2t that permutes the whole vocabulary"):
@@ -183,15 +189,7 @@ def test_a_vocabulary_that_is_only_permuted(tmp_path):
     assert_same(load_head_checkpoint(tmp_path, TARGET)[1], params)
 
 
-def test_an_older_checkpoint_is_replaced_and_other_files_stay(tmp_path):
-    (tmp_path / "README.md").write_text("mine")
-    for layout in ("sglang", "speculators"):
-        export(HEAD, tmp_path, layout)
-    assert {path.name for path in tmp_path.iterdir()} == {"README.md", "config.json", "model.safetensors"}
-    assert load_head_checkpoint(tmp_path, TARGET, embedding=jnp.asarray(EMBEDDING))[0] == HEAD
-
-
-def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
+def test_a_full_disk_keeps_the_old_checkpoint(tmp_path):
     export(HEAD, tmp_path / "head", "sglang")
     before = {path.name: path.read_bytes() for path in (tmp_path / "head").iterdir()}
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -18,16 +18,15 @@ from eagle_jax.packed import PackedTokens
 from eagle_jax.training.unrolling import unroll
 from tests.checkpoints import random_heads
 from tests.checkpoints.common import assert_same, random_params
-from tests.checkpoints.random_exports import head
 
 LENGTH, STEPS = 12, 3
 TARGET = dataclasses.replace(random_heads.TARGET, rope=RopeConfig(5e3, "llama3", 8.0, 16, 1.0, 4.0))
 YARN = {"rope": RopeConfig(3e3, "yarn", 4.0, 32)}
 BIASES = {"rope": TARGET.rope, "qkv_bias": True, "out_bias": True, "mlp_bias": True}
 VARIANTS = {
-    "residual": head(BIASES, norm_before_residual=True, norm_before_fc=True),
-    "eagle3.1": head(YARN, fc_norm=True, norm_output=True, taps=(1, 3, 5, 8), own_embedding=True),
-    "qwen3": head(YARN | {"qk_norm": True}, draft_vocab_size=53),
+    "residual": random_heads.head(BIASES, norm_before_residual=True, norm_before_fc=True),
+    "eagle3.1": random_heads.head(YARN, fc_norm=True, norm_output=True, taps=(1, 3, 5, 8), own_embedding=True),
+    "qwen3": random_heads.head(YARN | {"qk_norm": True}, draft_vocab_size=53),
 }
 
 
@@ -60,7 +59,7 @@ def random_weights(config):
 
 @functools.partial(jax.jit, static_argnums=0)
 def our_logits(config, weights, embedding, features, tokens):
-    """[STEPS, LENGTH, Vd] of the head on its own outputs, over the tokens that are there."""
+    """[STEPS, LENGTH, Vd] of the head on its own outputs, over given tokens."""
     segments, positions = jnp.ones((1, LENGTH), jnp.int32), jnp.arange(LENGTH)[None]
     texts = PackedTokens(tokens=tokens[None], supervised=segments > 0, segments=segments, positions=positions)
     states = unroll(config, weights, features[None], embedding[tokens][None], texts, STEPS)
@@ -69,7 +68,7 @@ def our_logits(config, weights, embedding, features, tokens):
 
 
 def their_logits(model, features, tokens):
-    """The same of the package: of every step of its training-time test."""
+    """[STEPS, LENGTH, Vd] of the package, of every step of its training-time test."""
     import torch
 
     found = []
@@ -93,7 +92,7 @@ def load(package, directory):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_same_logits(name, package, tmp_path):
+def test_the_package_computes_the_same_logits(name, package, tmp_path):
     config = VARIANTS[name]
     params, target = random_weights(config), random_weights(TARGET)
     save_target_checkpoint(TARGET, target, tmp_path / "target", "float32")
@@ -113,7 +112,7 @@ def test_same_logits(name, package, tmp_path):
         assert np.abs(our[:rows]).max() > 0.5
         np.testing.assert_allclose(our[:rows], their[:rows], atol=1e-4)
 
-    # What the package writes itself has the same tensors, and comes back as it went.
+    # The package writes the same tensors, and they load as the same head.
     model.save_pretrained(tmp_path / "theirs")
     ours, theirs = (safetensors.numpy.load_file(tmp_path / who / "model.safetensors") for who in ("head", "theirs"))
     assert_same(ours, theirs)

@@ -30,7 +30,7 @@ def spoil(path, **values):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("size", [0, 1, 7, (1 << 18) - 1, (1 << 18) + 3])
-def test_values_are_counted_by_their_bits(dtype, size):
+def test_count_not_finite_agrees_with_numpy(dtype, size):
     rng = np.random.default_rng(0)
     integer = np.uint32 if dtype == "float32" else np.uint16
     bits = rng.integers(0, np.iinfo(integer).max, size, integer, endpoint=True)  # every kind of value
@@ -39,14 +39,14 @@ def test_values_are_counted_by_their_bits(dtype, size):
     assert count_not_finite(np.nan_to_num(array.astype(np.float32), posinf=1, neginf=-1)) == 0
 
 
-def test_of_a_matrix_that_is_not_contiguous_and_of_integers():
+def test_count_not_finite_reads_strided_arrays_and_skips_integers():
     matrix = np.full((6, 8), np.float32(NAN)).T
     assert [count_not_finite(array) for array in (matrix, matrix[::2], np.full(3, -1))] == [48, 24, 0]
 
 
 @pytest.mark.parametrize("stored", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layers", [True, False])
-def test_a_target_names_every_tensor(stored, layers, tmp_path):
+def test_loading_a_target_names_every_tensor_with_nan(stored, layers, tmp_path):
     save_target_checkpoint(CONFIG, random_params(), tmp_path, stored)
     bad = {"model.norm.weight": [NAN], "lm_head.weight": [INF, NAN, -INF], "model.layers.1.mlp.up_proj.weight": [NAN]}
     spoil(tmp_path / "model.safetensors", **bad)
@@ -60,7 +60,7 @@ def test_a_target_names_every_tensor(stored, layers, tmp_path):
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("bfloat16", 3.4e38), ("float16", 1e6)])
-def test_a_value_beyond_the_range_of_a_dtype(dtype, value, tmp_path):
+def test_a_value_beyond_the_range_of_a_dtype_is_an_error(dtype, value, tmp_path):
     params = random_params()
     params["norm"]["scale"] = params["norm"]["scale"].at[2].set(value)
     message = r"model\.norm\.weight holds 1 value that is not finite .*a dtype of a wider range"
@@ -72,7 +72,7 @@ def test_a_value_beyond_the_range_of_a_dtype(dtype, value, tmp_path):
         load_target_checkpoint(tmp_path / "wide", dtype)
 
 
-def test_many_tensors_are_counted_not_listed(tmp_path):
+def test_an_error_names_ten_tensors_and_counts_the_rest(tmp_path):
     config = dataclasses.replace(CONFIG, num_layers=6)
     save_target_checkpoint(config, random_params(config), tmp_path, "float32")
     edit_tensors(tmp_path / "model.safetensors", lambda tensors: [t.fill(NAN) for t in tensors.values()])
@@ -81,7 +81,7 @@ def test_many_tensors_are_counted_not_listed(tmp_path):
 
 
 @pytest.mark.parametrize("shard_bytes", [1 << 30, 1500])
-def test_a_target_is_not_written(shard_bytes, tmp_path):
+def test_a_target_with_nan_is_not_written(shard_bytes, tmp_path):
     params = random_params()
     for part in ("norm", "embed_tokens"):
         params[part] = jax.tree.map(lambda leaf: leaf.at[0].set(NAN), params[part])
@@ -90,7 +90,7 @@ def test_a_target_is_not_written(shard_bytes, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_checkpoints_of_a_run(tmp_path):
+def test_a_run_does_not_save_nan(tmp_path):
     def state(value=1.0):
         return {"head": {"kernel": jnp.ones((3, 4)).at[1].set(value), "d2t": jnp.arange(3)}, "key": jax.random.key(0)}
 
@@ -103,8 +103,8 @@ def test_the_checkpoints_of_a_run(tmp_path):
         assert (opened.step, opened.best_tau) == (1, None)
 
 
-def test_a_checkpoint_that_holds_nan_is_not_restored(tmp_path, monkeypatch):
-    """Of a disk that fails, or of an older version that saved it."""
+def test_a_run_does_not_restore_nan(tmp_path, monkeypatch):
+    """A failing disk or an older version leaves such a checkpoint."""
     state = {"kernel": jnp.ones(4).at[1].set(NAN)}
     with contextlib.closing(TrainingCheckpoints(tmp_path)) as opened:
         with monkeypatch.context() as patch:

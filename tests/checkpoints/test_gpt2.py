@@ -17,7 +17,7 @@ from tests.checkpoints.common import GPT2, assert_same, edit_json, edit_tensors,
 from tests.models import random_prompts
 
 
-def test_files_without_prefix_and_with_masks(tmp_path):
+def test_the_first_files_of_openai_load(tmp_path):
     params = random_params(GPT2)
     save_target_checkpoint(GPT2, params, tmp_path, "float32")
 
@@ -45,8 +45,8 @@ def model(config, seed):
 
 
 @pytest.mark.parametrize(("kind", "temperature"), [("small", 0.0), ("eagle3", 1.0)])
-def test_text_is_that_of_plain_decoding_up_to_the_last_position(kind, temperature):
-    """Drafted rows there stand beyond the learned positions; they must change nothing."""
+def test_text_equals_plain_decoding_up_to_the_last_position(kind, temperature):
+    """Drafted tokens beyond the learned positions do not change the text."""
     short = dataclasses.replace(GPT2, max_position=24, num_layers=1)
     target, tree = model(short, 0), TreeConfig(depth=3, top_k=2, num_nodes=6)
     if kind == "small":

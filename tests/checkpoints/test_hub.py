@@ -16,7 +16,7 @@ from eagle_jax.checkpoints import CheckpointError, checkpoint_directory, load_ta
 
 @pytest.fixture
 def hub(monkeypatch):
-    """Replaces `snapshot_download` by a recorder that answers with `hub.answer`, a directory or an exception."""
+    """Replaces `snapshot_download` by a recorder that returns or raises `hub.answer`."""
     found = SimpleNamespace(calls=[], answer=None)
 
     def snapshot_download(repo_id, **kwargs):
@@ -34,7 +34,7 @@ def patterns_of(call):
     return call[1]["allow_patterns"]
 
 
-def test_a_target_by_hub_id(hub, golden, tmp_path):
+def test_a_target_loads_by_hub_id(hub, golden, tmp_path):
     hub.answer = golden / "target"
     config, _ = load_target_checkpoint("some-body/model", revision="v2", token="secret", cache_dir=tmp_path)
     assert config.num_layers == 8
@@ -44,7 +44,7 @@ def test_a_target_by_hub_id(hub, golden, tmp_path):
     assert {"config.json", "model*.safetensors"} <= {*patterns_of(hub.calls[0])}
 
 
-def test_which_files_are_fetched(hub, golden, tmp_path):
+def test_only_needed_files_are_fetched(hub, golden, tmp_path):
     shutil.copy(golden / "eagle3" / "config.json", tmp_path)
     hub.answer = tmp_path
     assert checkpoint_directory("some-body/old") == tmp_path
@@ -76,7 +76,7 @@ def test_a_local_path_needs_no_network(hub, golden, monkeypatch):
         ("file", "file is a file"),
     ],
 )
-def test_a_path_that_is_no_directory(path, message, hub, monkeypatch, tmp_path):
+def test_a_path_without_a_directory_is_an_error(path, message, hub, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=message):
@@ -85,7 +85,7 @@ def test_a_path_that_is_no_directory(path, message, hub, monkeypatch, tmp_path):
 
 
 def wrapped(text):
-    """The error of a client that found nothing in its cache either, with the first failure as its cause."""
+    """Error of a client with an empty cache: the failed download is its cause."""
     error = errors.LocalEntryNotFoundError("An error happened. Please check your connection. And try again.")
     error.__cause__ = OSError(text)
     return error
@@ -102,7 +102,6 @@ def response(status):
         (errors.RevisionNotFoundError("no rev id v9", response=response(404)), r"failed \(no rev id v9\)\. Check"),
         (errors.GatedRepoError("403", response=response(403)), "https://huggingface.co/some/model, then set HF_TOKEN"),
         (errors.HFValidationError("bad"), r"\(bad\)\. Check the spelling"),
-        (errors.OfflineModeIsEnabled("offline"), "the download failed"),
         (errors.HTTPError("broken off"), r"\(broken off\)\. Check the spelling, the network and HF_TOKEN"),
         (OSError(errno.ENOSPC, "No space left"), r"the download failed \(\[Errno 28\] No space left\)"),
         (wrapped("[Errno -2] Name not known"), r"\(\[Errno -2\] Name not known\)\. Check the spelling"),
@@ -116,7 +115,7 @@ def test_a_failed_download_is_one_line_without_the_clients_advice(error, message
     assert not re.search(r"\n|Please|try again", str(raised.value))
 
 
-def test_the_real_client_without_network(tmp_path, monkeypatch):
+def test_the_real_client_fails_offline(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(CheckpointError, match=r"'some/model' is no directory .* Unset HF_HUB_OFFLINE to fetch it"):
         load_target_checkpoint("some/model", cache_dir=tmp_path)

@@ -21,14 +21,14 @@ HEADS, MEDUSAS = ("eagle2", "eagle3"), ("medusa", "hydra")
         ("load_draft_model", HEADS + MEDUSAS),
     ],
 )
-def test_the_wrong_loader_names_the_right_one(load, wrong, recwarn):
+def test_a_loader_names_the_loader_of_another_kind(load, wrong, recwarn):
     more = () if load == "load_target" else (eagle_jax.load_target(bundled("target")),)
     for kind in wrong:
         place = bundled({"model": "target"}.get(kind, kind))
         with pytest.raises(CheckpointError) as caught:
             getattr(eagle_jax, load)(place, *more)
         assert str(caught.value) == f"{place} holds {BELONGS[kind]}"
-    assert not recwarn.list  # nothing about tokenizers of what is no model
+    assert not recwarn.list  # such as of tokenizers, which heads do not have
 
 
 @pytest.mark.parametrize(
@@ -48,5 +48,5 @@ def test_the_wrong_loader_names_the_right_one(load, wrong, recwarn):
         ({}, ("embed_tokens.weight", "layers.0.mlp.up_proj.weight"), None),  # a head that lacks its fc
     ],
 )
-def test_kinds(values, names, kind):
+def test_config_and_tensor_names_determine_the_kind(values, names, kind):
     assert kind_of(values, names) == kind

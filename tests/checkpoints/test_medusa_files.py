@@ -37,7 +37,7 @@ def load_quietly(path):
 
 
 @pytest.mark.parametrize("kind", ["medusa", "hydra", "hydra++"])
-def test_round_trip_is_the_identity(kind, tmp_path):
+def test_saved_heads_load_as_the_same_heads(kind, tmp_path):
     config, params = saved(tmp_path, kind, layers=2)
     with quiet():
         again, loaded = load_medusa_checkpoint(tmp_path, TARGET)
@@ -45,8 +45,8 @@ def test_round_trip_is_the_identity(kind, tmp_path):
     assert_same(loaded, params)
 
 
-def test_the_file_decides_the_numbers(tmp_path):
-    """Published config.json files name fewer heads; the default tree is Medusa's for those of the file."""
+def test_the_number_of_heads_comes_from_the_tensors(tmp_path):
+    """Published config.json files name fewer heads than the file has."""
     _, params = saved(tmp_path, medusa_num_heads=2)
     with pytest.warns(UserWarning, match="medusa_num_heads is 2, but the file has 3"):
         drafter = eagle_jax.load_medusa(tmp_path, tiny_target())
@@ -63,7 +63,7 @@ def test_the_file_decides_the_numbers(tmp_path):
         ("hydra++", {"hydra_head_arch": "mlp"}, "hydra_head_arch is 'mlp', but the file has 'prefix-mlp'"),
     ],
 )
-def test_a_config_that_contradicts_the_file_is_a_warning(kind, changes, message, tmp_path):
+def test_a_config_that_contradicts_the_file_causes_a_warning(kind, changes, message, tmp_path):
     config, _ = saved(tmp_path, kind, **changes)
     with pytest.warns(UserWarning, match=f"/config.json: {message}: uses the latter"):
         assert load_medusa_checkpoint(tmp_path, TARGET)[0] == config
@@ -80,18 +80,18 @@ def test_a_config_that_contradicts_the_file_is_a_warning(kind, changes, message,
         ("medusa", {"medusa_num_heads": "3"}, "medusa_num_heads must be an integer from 1 to .*, got '3'"),
     ],
 )
-def test_an_option_that_changes_the_drafts_is_refused(kind, changes, message, tmp_path):
+def test_an_option_that_changes_the_drafts_is_an_error(kind, changes, message, tmp_path):
     saved(tmp_path, kind, **changes)
     with pytest.raises(CheckpointError, match=f"/config.json: {message}"):
         load_medusa_checkpoint(tmp_path, TARGET)
 
 
 @pytest.mark.parametrize(("kind", "layers"), [("medusa", 2), ("hydra", 2), ("hydra++", 1), ("hydra++", 4)])
-def test_heads_of_pytorch(kind, layers, tmp_path):
-    """The published form, written once more: sequences of residual blocks and an lm_head.
+def test_heads_compute_the_outputs_of_pytorch(kind, layers, tmp_path):
+    """The published modules: sequences of residual blocks and an lm_head.
 
-    Hydra's authors repeat one block (a list times a number), so that those behind the first share their weights, which
-    the file has under every name; in Hydra++ a dropout stands before each and before the lm_head.
+    Hydra's authors repeat one block, so the later blocks share weights, stored under every name. In Hydra++ a dropout
+    precedes each block and the lm_head.
     """
     torch = pytest.importorskip("torch", reason="needs torch: pip install eagle-jax[test]")
     nn, size, vocab, count = torch.nn, 16, 12, 3
@@ -119,7 +119,7 @@ def test_heads_of_pytorch(kind, layers, tmp_path):
         ends = [nn.Linear(size, vocab) for _ in range(count)]
         model.hydra_lm_head = nn.ModuleList([nn.Sequential(*before, end) if prefixed else end for end in ends])
     tensors = model.state_dict()
-    if prefixed:  # the decoder layer has its parity where decoders have it; here it has to be there
+    if prefixed:  # other tests compare the decoder layer with PyTorch
         saved(tmp_path / "own", kind)
         found = safetensors.numpy.load_file(tmp_path / "own" / "hydra_lm_head.safetensors")
         tensors |= {name: torch.tensor(found[name]) for name in found if name.startswith("prefix_embeding_layer")}
@@ -134,7 +134,7 @@ def test_heads_of_pytorch(kind, layers, tmp_path):
         np.testing.assert_allclose(ours, theirs.detach().numpy(), atol=1e-5)
 
 
-def test_tensors_that_do_not_fit_are_named(tmp_path):
+def test_an_error_names_tensors_that_do_not_fit(tmp_path):
     config, params = saved(tmp_path, layers=2)
     for other, sizes in (
         (dataclasses.replace(TARGET, vocab_size=13), "16 wide with 13 tokens"),

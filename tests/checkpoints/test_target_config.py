@@ -27,7 +27,7 @@ def read(values, **kwargs):
     return decoder_config(values, "config.json", **kwargs)
 
 
-def test_defaults_of_families():
+def test_a_missing_key_takes_the_default_of_its_family():
     old = read(LLAMA | {"num_key_value_heads": ...})  # as Vicuna's
     assert (old.num_kv_heads, old.head_dim, old.rope.theta, old.rms_norm_eps) == (4, 16, 10000.0, 1e-6)
     assert (read(QWEN3).head_dim, read(QWEN3 | {"head_dim": 32}).head_dim) == (128, 32)
@@ -36,7 +36,7 @@ def test_defaults_of_families():
 
 
 @pytest.mark.parametrize("key", ["num_key_value_heads", "head_dim", "rope_parameters", "eos_token_id", "layer_types"])
-def test_null_where_transformers_has_a_default_for_it(key):
+def test_null_takes_the_default_of_transformers(key):
     assert read(LLAMA | {key: None}) == read(LLAMA | {key: ...})
 
 
@@ -50,8 +50,8 @@ def test_null_where_transformers_has_a_default_for_it(key):
         (LLAMA3, 131072, 131072),
     ],
 )
-def test_scaled_context_lengths(rope, base, length):
-    """What the scaling stretches the context to, whether or not the config counts it in; and back."""
+def test_rope_scaling_stretches_the_context_length(rope, base, length):
+    """Some files have the length before scaling, others after; the written config gives the same length."""
     config = read(LLAMA | {"max_position_embeddings": base, "rope_scaling": rope})
     assert config.max_position == length
     again = read(config_values(config, "float32"))
@@ -72,12 +72,12 @@ def test_scaled_context_lengths(rope, base, length):
         GPT2 | {"hidden_size": 24, "n_inner": None, "num_hidden_layers": 2},
     ],
 )
-def test_neutral_values_are_read_without_a_warning(values):
+def test_neutral_values_cause_no_warning(values):
     with quiet():
         read(values)
 
 
-def test_a_cap_keeps_the_context_inside_a_window():
+def test_max_position_shortens_the_context_to_a_window():
     assert read(MISTRAL | {"sliding_window": 4096}, max_position=4096).max_position == 4096
     for cap in (0, 8193, True):
         with pytest.raises(CheckpointError, match=rf"max_position must be an integer from 1 to 8192, .* got {cap}\."):
@@ -109,11 +109,7 @@ REFUSED = [
     (LLAMA, {"rope_scaling": LINEAR | {"factor": "2"}}, r"rope_scaling\.factor must be a positive number, got '2'"),
     (LLAMA, {"rope_scaling": {"type": "linear"}}, r"rope_scaling\.factor must be a positive number, got no value"),
     (LLAMA, {"rope_scaling": {"rope_type": "longrope"}}, "RoPE must be one of default, linear, .*, got 'longrope'"),
-    (
-        LLAMA,
-        {"rope_scaling": {"type": "llama3", "factor": 8.0}},
-        "low_freq_factor must be a positive number, got no",
-    ),
+    (LLAMA, {"rope_scaling": {"type": "llama3", "factor": 8.0}}, "low_freq_factor must be a positive number"),
     (LLAMA, {"rope_scaling": {"full_attention": {"rope_type": "default"}}}, "RoPE must be one of"),
     (LLAMA, {"rope_scaling": LINEAR | {"partial_rotary_factor": 0.5}}, "partial_rotary_factor must be 1 or absent"),
     (LLAMA, {"logits_scaling": 8.0}, r"logits_scaling must be 1 or absent, got 8\.0"),
@@ -137,13 +133,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("base", "changes", "message"), REFUSED)
-def test_one_sentence_names_file_key_and_rule(base, changes, message):
+def test_an_error_names_file_key_and_rule_in_one_line(base, changes, message):
     with pytest.raises(CheckpointError, match=f"^config.json: .*{message}") as caught:
         read(base | changes)
     assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_key_that_looks_like_an_option_is_a_warning():
+def test_an_unknown_option_causes_a_warning():
     with pytest.warns(UserWarning, match="use_fancy_gate=True: unknown and ignored"):
         read(LLAMA | {"use_fancy_gate": True})
 
@@ -168,23 +164,18 @@ def test_an_unknown_key_that_looks_like_an_option_is_a_warning():
         ),
     ],
 )  # fmt: skip
-def test_a_contradiction_is_settled_as_in_transformers_with_a_warning(changes, message, used):
+def test_contradicting_keys_are_read_as_in_transformers_with_a_warning(changes, message, used):
     with pytest.warns(UserWarning, match=f"^config.json: {message}.*: uses the latter"):
         config = read(LLAMA | changes)
     assert getattr(config, used[0]) == used[1]
 
 
 @pytest.mark.parametrize("place", ["config.json", "generation_config.json"])
-def test_a_stop_token_outside_the_vocabulary_is_a_warning(place, tmp_path):
+def test_wrong_stop_tokens_cause_a_warning_or_an_error(place, tmp_path):
     for name, values in (("config.json", LLAMA), (place, LLAMA | {"eos_token_id": [2, 128, -1]})):
         (tmp_path / name).write_text(json.dumps(values))
     with pytest.warns(UserWarning, match=rf"/{place}: eos_token_id is \(2, 128, -1\), but the .* \(2,"):
         assert read_target_config(tmp_path).eos_ids == (2,)
-
-
-@pytest.mark.parametrize("value", ["</s>", [2, None]])
-def test_stop_tokens_of_a_generation_config(value, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
-    with pytest.raises(CheckpointError, match=r"/generation_config\.json: eos_token_id must be an integer or a list"):
+    (tmp_path / place).write_text(json.dumps(LLAMA | {"eos_token_id": [2, None]}))
+    with pytest.raises(CheckpointError, match=rf"/{place}: eos_token_id must be an integer or a list of integers"):
         read_target_config(tmp_path)

@@ -1,16 +1,21 @@
-"""Tests targets on disk: round trips, files that do not fit, stop tokens, files that saving keeps."""
+"""Tests targets on disk: safetensors and torch files, errors, stop tokens, saving over other files."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import sys
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import eagle_jax
 from eagle_jax.checkpoints import CheckpointError, load_target_checkpoint, save_target_checkpoint
+from eagle_jax.checkpoints.files.staging import replacing, sweep, write_whole
 from eagle_jax.config import RopeConfig
 from tests.checkpoints.common import CONFIG, GPT2, assert_same, edit_json, edit_tensors, random_params
 
@@ -52,7 +57,7 @@ def sharded(tmp_path):
     ids=lambda config: f"{config.architecture}-{config.rope.kind}-{config.tie_word_embeddings}",
 )
 @pytest.mark.parametrize("shard_bytes", [1 << 30, 1500])
-def test_round_trip_is_the_identity(config, shard_bytes, tmp_path):
+def test_a_saved_target_loads_as_the_same_target(config, shard_bytes, tmp_path):
     params = random_params(config)
     save_target_checkpoint(config, params, tmp_path, "float32", max_shard_bytes=shard_bytes)
     assert (tmp_path / "model.safetensors").is_file() == (shard_bytes > 1500)
@@ -61,7 +66,7 @@ def test_round_trip_is_the_identity(config, shard_bytes, tmp_path):
     assert_same(loaded, params)
 
 
-def test_everything_wrong_is_named_in_one_error(saved):
+def test_one_error_names_every_wrong_tensor(saved):
     def edit(tensors):
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(3, np.float32)  # of old files: ignored
         del tensors["model.layers.1.mlp.up_proj.weight"]
@@ -87,7 +92,7 @@ def test_everything_wrong_is_named_in_one_error(saved):
     assert "inv_freq" not in str(caught.value)
 
 
-def test_a_damaged_single_file(saved):
+def test_a_damaged_file_is_an_error(saved):
     weights = saved / "model.safetensors"
     whole = weights.read_bytes()
     for keep in (0, 5, 100, -1):
@@ -108,7 +113,7 @@ def test_a_damaged_single_file(saved):
         load_target_checkpoint(saved)
 
 
-def test_damaged_shards_and_indices_are_named(sharded):
+def test_a_damaged_shard_or_index_is_an_error(sharded):
     shard = sorted(sharded.glob("model-*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:-10])
     with pytest.raises(CheckpointError, match=shard.name):
@@ -128,12 +133,12 @@ def test_damaged_shards_and_indices_are_named(sharded):
 
 
 @pytest.mark.parametrize("dtype", ["float64", 3])
-def test_an_unknown_dtype(dtype, saved):
+def test_an_unknown_dtype_is_an_error(dtype, saved):
     with pytest.raises(CheckpointError, match=f"dtype must be one of float32, bfloat16, float16, got {dtype!r}"):
         eagle_jax.load_target(saved, dtype)
 
 
-def test_stop_tokens_come_from_the_generation_config_first(saved):
+def test_stop_tokens_come_from_the_generation_config_or_else_the_config(saved):
     assert load_target_checkpoint(saved)[0].eos_ids == (2, 7)
     edit_json(saved / "generation_config.json", eos_token_id=9)
     edit_json(saved / "config.json", eos_token_id=[9, 2])
@@ -147,8 +152,79 @@ def test_stop_tokens_come_from_the_generation_config_first(saved):
     assert load_target_checkpoint(saved)[0].eos_ids == ()
 
 
+@pytest.fixture
+def torch_state(saved):
+    """Directory with config.json alone, tensors for it, and torch, whose `weights_only=True` runs no code of a file."""
+    torch = pytest.importorskip("torch", reason="needs torch: pip install eagle-jax[test]")
+    tensors = safetensors.numpy.load_file(saved / "model.safetensors")
+    (saved / "model.safetensors").unlink()
+    return saved, {name: torch.tensor(tensor) for name, tensor in tensors.items()}, torch
+
+
+def assert_loads(directory, dtype="float32"):
+    assert_same(load_target_checkpoint(directory, dtype)[1], random_params(dtype=dtype))
+
+
+@pytest.mark.parametrize(("zipped", "dtype"), [(True, "float32"), (False, "float32"), (True, "bfloat16")])
+def test_a_torch_file_loads(zipped, dtype, torch_state):
+    directory, state, torch = torch_state
+    state = {name: value.to(getattr(torch, dtype)) for name, value in state.items()}
+    torch.save(state, directory / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    assert_loads(directory, dtype)
+
+
+def test_torch_shards_load_and_safetensors_come_first(torch_state):
+    directory, state, torch = torch_state
+    weight_map = {name: f"pytorch_model-{1 + i % 2:05d}-of-00002.bin" for i, name in enumerate(sorted(state))}
+    for file in set(weight_map.values()):
+        torch.save({name: state[name] for name in state if weight_map[name] == file}, directory / file)
+    (directory / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert_loads(directory)
+    save_target_checkpoint(CONFIG, random_params(), directory, "float32")
+    (directory / "pytorch_model.bin").write_bytes(b"never read")
+    assert_loads(directory)
+
+
+class Payload:
+    """Creates a directory when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_a_torch_file_with_code_is_an_error_and_runs_nothing(torch_state):
+    directory, state, torch = torch_state
+    trace = directory / "executed"
+    torch.save(state | {"model.norm.weight": Payload(str(trace))}, directory / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: torch\.load.*failed .*No code in it"):
+        load_target_checkpoint(directory)
+    assert not trace.exists()
+
+
+def test_a_torch_file_without_a_state_dict_is_an_error(torch_state):
+    directory, state, torch = torch_state
+    path = directory / "pytorch_model.bin"
+    torch.save({"state_dict": state}, path)
+    with pytest.raises(CheckpointError, match="must hold a flat dict of tensors, got other"):
+        load_target_checkpoint(directory)
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
+        load_target_checkpoint(directory)
+
+
+def test_without_torch_a_torch_file_is_an_error(torch_state, monkeypatch):
+    directory, state, torch = torch_state
+    torch.save(state, directory / "pytorch_model.bin")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(CheckpointError, match=r"torch must be installed to read .*\. Run pip install torch"):
+        load_target_checkpoint(directory)
+
+
 class TestSaving:
-    def test_wrong_parameters_are_named_and_nothing_is_written(self, tmp_path):
+    def test_an_error_names_wrong_parameters_and_nothing_is_written(self, tmp_path):
         params = random_params()
         del params["norm"]
         params["extra"] = {"scale": jnp.zeros(3)}
@@ -169,12 +245,12 @@ class TestSaving:
             (CONFIG, {"architecture": "PhiForCausalLM"}, "architecture must be one of .*, got 'PhiForCausalLM'"),
         ],
     )
-    def test_what_an_architecture_cannot_express(self, base, changes, message, tmp_path):
+    def test_a_config_that_its_architecture_cannot_express_is_an_error(self, base, changes, message, tmp_path):
         config = dataclasses.replace(base, **changes)
         with pytest.raises(CheckpointError, match=message):
             save_target_checkpoint(config, random_params(config), tmp_path / "model")
 
-    def test_replaces_weights_keeps_other_files_and_follows_a_link(self, saved):
+    def test_saving_replaces_weights_keeps_other_files_and_follows_a_link(self, saved):
         (saved / "tokenizer.json").write_text("{}")
         (saved / "pytorch_model.bin").write_bytes(b"old")
         params = random_params(seed=1)
@@ -187,9 +263,31 @@ class TestSaving:
         assert_same(load_target_checkpoint(saved)[1], params)
         assert link.is_symlink() and {path.name for path in saved.parent.iterdir()} == {saved.name, "link"}
 
-    def test_refuses_a_directory_with_other_things_in_it(self, tmp_path):
+    def test_a_directory_with_subdirectories_is_an_error(self, tmp_path):
         (tmp_path / "project" / "src").mkdir(parents=True)
         (tmp_path / "file").write_text("")
         for name in ("project", "file"):
             with pytest.raises(CheckpointError, match="must be a directory without subdirectories"):
                 save_target_checkpoint(CONFIG, random_params(), tmp_path / name)
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_sweep_removes_only_what_killed_processes_left(tmp_path, monkeypatch):
+    (tmp_path / "head").mkdir()
+    for name in ("head/config.json", "figure.png", ".lock", ".gitignore"):
+        (tmp_path / name).write_text("old")
+    whole = sorted(tmp_path.rglob("*"))
+    killed = replacing(tmp_path / "head")
+    killed.__enter__().joinpath("config.json").touch()  # never left
+    monkeypatch.setattr(Path, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "figure.png", b"new")
+    (tmp_path / "figure.png.0123abcd.partial").touch()  # of a killed `write_whole`
+    (tmp_path / "corpus-0.17091.partial").mkdir()  # of eagle_jax.data.corpus.documents
+    assert len(list(tmp_path.iterdir())) == 4 + 3
+    sweep(tmp_path, tmp_path / "nowhere")
+    assert sorted(tmp_path.rglob("*")) == whole
+    assert (tmp_path / "figure.png").read_text() == (tmp_path / "head" / "config.json").read_text() == "old"

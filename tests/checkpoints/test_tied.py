@@ -27,7 +27,7 @@ def add_lm_head(path, change):
     edit_tensors(path / "model.safetensors", lambda tensors: tensors.update({"lm_head.weight": change(tensors)}))
 
 
-def test_a_trained_lm_head_is_used(model):
+def test_an_lm_head_that_differs_is_loaded(model):
     path, _, params = model
     own = np.random.default_rng(1).standard_normal(params["embed_tokens"]["embedding"].shape).astype(np.float32)
     add_lm_head(path, lambda tensors: own)
@@ -38,8 +38,8 @@ def test_a_trained_lm_head_is_used(model):
         np.testing.assert_array_equal(loaded["lm_head"]["kernel"], own.T)
 
 
-def test_an_equal_lm_head_is_tied_in_the_dtype_of_the_model(model):
-    """As in `transformers`, which compares what it has loaded: rounding alone does not untie."""
+def test_an_lm_head_that_is_equal_in_the_loaded_dtype_is_tied(model):
+    """`transformers` compares loaded weights: rounding alone does not untie."""
     path, embedding, params = model
     add_lm_head(path, lambda tensors: tensors[embedding])
     with quiet():
@@ -51,7 +51,7 @@ def test_an_equal_lm_head_is_tied_in_the_dtype_of_the_model(model):
         load_target_checkpoint(path, "bfloat16")
 
 
-def test_an_lm_head_that_is_missing_or_of_another_size(model):
+def test_an_lm_head_that_is_missing_or_of_another_size_is_an_error(model):
     path, embedding, _ = model
     add_lm_head(path, lambda tensors: tensors[embedding][:-1])
     with (

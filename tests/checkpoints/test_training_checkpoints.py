@@ -43,7 +43,7 @@ def checkpoints(tmp_path):
         yield opened
 
 
-def test_what_was_saved_comes_back_on_another_mesh(checkpoints, tmp_path):
+def test_a_saved_state_is_restored_on_another_mesh(checkpoints, tmp_path):
     mesh = make_mesh(1, 2, 2)
     wide = jax.device_put(state(), param_shardings(state(), mesh))
     assert wide.opt_state[0].mu["fc"]["kernel"].sharding == NamedSharding(mesh, P("tensor", "fsdp"))
@@ -60,7 +60,7 @@ def test_what_was_saved_comes_back_on_another_mesh(checkpoints, tmp_path):
         np.testing.assert_array_equal(got, want)
 
 
-def test_the_best_stays_whatever_comes_later(checkpoints, tmp_path):
+def test_the_best_head_stays_until_a_better_one_or_forget_best(checkpoints, tmp_path):
     taus = (1.5, 2.5, 2.0, 2.5)
     kept = [checkpoints.save_best(step, state(seed=step).head, {"at": step}, tau) for step, tau in enumerate(taus)]
     assert kept == [True, True, False, False]
@@ -76,13 +76,13 @@ def test_the_best_stays_whatever_comes_later(checkpoints, tmp_path):
         assert again.save_best(10, state().head, {}, 1.2)
 
 
-def test_another_configuration_is_named(checkpoints):
+def test_a_state_of_another_configuration_is_an_error(checkpoints):
     checkpoints.save(4, state(), {})
     with pytest.raises(CheckpointError, match=r"the checkpoint of step 4 in .* is of another configuration"):
         checkpoints.restore(state(12))
 
 
-def test_a_full_disk_is_one_sentence_and_spares_what_was_whole(tmp_path):
+def test_a_full_disk_is_an_error_and_keeps_the_previous_checkpoint(tmp_path):
     """A limit on the size of files stands for the disk."""
     opened = TrainingCheckpoints(tmp_path)
     opened.save(1, state(), {})
@@ -103,8 +103,8 @@ def test_a_full_disk_is_one_sentence_and_spares_what_was_whole(tmp_path):
         np.testing.assert_array_equal(found.state.head["fc"]["kernel"], state().head["fc"]["kernel"])
 
 
-def test_a_checkpoint_cut_off_in_the_middle_does_not_count(checkpoints, tmp_path):
-    """What `kill -9` leaves: a directory under a temporary name."""
+def test_an_incomplete_checkpoint_is_ignored_and_removed(checkpoints, tmp_path):
+    """`kill -9` leaves a directory under a temporary name."""
     checkpoints.save(1, state(), {"x": 1})
     checkpoints.wait()
     torn = tmp_path / "latest" / "3.orbax-checkpoint-tmp"
@@ -112,7 +112,7 @@ def test_a_checkpoint_cut_off_in_the_middle_does_not_count(checkpoints, tmp_path
     (torn / "notes.json").write_text(json.dumps({}))
     with contextlib.closing(TrainingCheckpoints(tmp_path)) as again:
         assert again.step == 1
-        again.save(2, state(), {"x": 2})  # waits for what was begun when it was opened: the removal of the torn one
+        again.save(2, state(), {"x": 2})  # waits for the removal of the incomplete one, which began on opening
         again.wait()
         assert not torn.exists(), "it would lie there for ever"
         assert again.notes() == {"x": 2}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -22,12 +23,17 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
-    """Replaces a file atomically, and makes its directory."""
+    """Replaces a file atomically, and makes its directory; several processes may write the same file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with named_errors(path):
-        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+    partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
+    try:
+        with named_errors(path), partial.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
         partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

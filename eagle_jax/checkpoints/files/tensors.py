@@ -95,7 +95,7 @@ def _weight_files(directory: Path, stem: str | None) -> list[str]:
         names = [f"{stem}.safetensors", f"{stem}.pt"]
     first = next((name for name in names if (directory / name).is_file()), None)
     if first is None:
-        raise CheckpointError(f"{directory} must hold {' or '.join(names)}, got none. Give another directory.")
+        raise CheckpointError(f"{directory} must hold {' or '.join(names)}, got none. Give the weights' directory.")
     if not first.endswith(".json"):
         return [first]
     weight_map = read_json(directory / first).get("weight_map")

@@ -33,10 +33,8 @@ _CHUNK = 1 << 18  # elements: a chunk stays in the CPU cache
 _NAMED = 10  # tensors in a message
 # dtype -> (integers of its size, the bits of its exponent). All of the exponent's bits are set in NaN and infinity.
 _BITS: dict[str, tuple[Any, int]] = {
-    "float32": (np.uint32, 0x7F800000),
-    "bfloat16": (np.uint16, 0x7F80),
-    "float16": (np.uint16, 0x7C00),
-}
+    "float32": (np.uint32, 0x7F800000), "bfloat16": (np.uint16, 0x7F80), "float16": (np.uint16, 0x7C00),
+}  # fmt: skip
 
 
 class TensorProblems:

@@ -70,7 +70,10 @@ def load_medusa_checkpoint(
         fields.fail("grounded_heads", "true or absent", "Convert the heads to Medusa's format.")
     with TensorReader(directory, stem=f"{kind}_lm_head") as reader:
         prefixed = any(name.startswith(_PREFIX) for name in reader.infos)
-        heads, layers = _count(reader)
+        matches = (re.fullmatch(r"(?:hydra_mlp\.)?(\d+)\.(\d+)\.linear\.weight", name) for name in reader.infos)
+        blocks = {(int(match[1]), int(match[2])) for match in matches if match}
+        # Published config.json files name fewer heads. At least one of each: `plan` reports missing tensors.
+        heads, layers = max(1, len({head for head, _ in blocks})), max(1, sum(head == 0 for head, _ in blocks))
         for key, found in ((f"{kind}_num_heads", heads), (f"{kind}_num_layers", layers)):
             fields.contradict(key, "the file has", found, fields.integer(key, found))
         if kind == "hydra":
@@ -87,15 +90,6 @@ def load_medusa_checkpoint(
             f"{target.vocab_size} tokens; take heads that were trained for this target, or load their own target:"
         )
         return config, {"heads": read_planned(reader, chosen, dtype, place)}
-
-
-def _count(reader: TensorReader) -> tuple[int, int]:
-    """Counts (heads, residual blocks per head) in the file: published config.json files name fewer heads."""
-    matches = (re.fullmatch(r"(?:hydra_mlp\.)?(\d+)\.(\d+)\.linear\.weight", name) for name in reader.infos)
-    blocks = {(int(match[1]), int(match[2])) for match in matches if match}
-    first = sum(head == 0 for head, _ in blocks)
-    # At least one of each: `plan` reports missing tensors.
-    return max(1, len({head for head, _ in blocks})), max(1, first)
 
 
 def save_medusa_checkpoint(

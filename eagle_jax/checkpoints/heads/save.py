@@ -162,12 +162,8 @@ def _write(
         tables = {"d2t": difference, "t2d": reached}
     with replacing(Path(directory)) as staging:
         write_json(staging / "config.json", values)
-        write_weights(staging, flat, head_table(layer_prefix(config, layout)), file_dtype, extra=tables)
-
-
-def layer_prefix(config: HeadConfig, layout: Layout) -> str:
-    """Returns the prefix of the layer's tensors in a layout."""
-    return "layers.0." if layout == "speculators" or config.kind == "eagle1" else "midlayer."
+        prefix = "layers.0." if layout == "speculators" or config.kind == "eagle1" else "midlayer."
+        write_weights(staging, flat, head_table(prefix), file_dtype, extra=tables)
 
 
 def carries_embedding(config: HeadConfig, layout: Layout) -> bool:

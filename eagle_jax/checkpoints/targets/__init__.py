@@ -1,1 +1,1 @@
-"""Reads and writes language models: `load`, `save`; `families` lists the differences between them."""
+"""Reads and writes language models: `files`; `families` lists the differences between them."""
