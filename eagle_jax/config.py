@@ -6,7 +6,6 @@ A configuration is hashable and comparable, so it can be a static argument of `j
 from __future__ import annotations
 
 import dataclasses
-import functools
 import numbers
 from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -23,23 +22,22 @@ def check_fields(config: Any, *sizes: str) -> None:
       ConfigError: naming the field.
     """
     cls: Any = type(config)
-    for name, choices in _literals(cls).items():
-        if (value := getattr(config, name)) not in choices:
+    for name, hint in get_type_hints(cls).items():
+        value, choices = getattr(config, name), get_args(hint)
+        if get_origin(hint) is Literal and value not in choices:
             raise ConfigError(f"{cls.__name__}.{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
     for name in sizes:
         check_integer(f"{cls.__name__}.{name}", getattr(config, name))
 
 
 def check_integer(name: str, value: Any, least: int = 1) -> None:
-    """Raises a ConfigError if `value` is not an integer of at least `least`."""
+    """Checks an integer.
+
+    Raises:
+      ConfigError: `value` is not an integer of at least `least`.
+    """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}.")
-
-
-@functools.cache
-def _literals(cls: type) -> dict[str, tuple[Any, ...]]:
-    hints = get_type_hints(cls)
-    return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +87,9 @@ class DecoderConfig:
       tie_word_embeddings: the lm_head is the transposed embedding.
       eos_ids: stop tokens of the checkpoint. bos_id: first token of a prompt, if the checkpoint has one.
       architecture: Hugging Face class name, for error messages and exports.
+
+    Raises:
+      ConfigError: naming the field and its rule.
     """
 
     vocab_size: int
@@ -142,6 +143,9 @@ class MedusaConfig:
       num_heads: number of levels that can be drafted.
       num_layers: residual blocks per head.
       prefix: decoder layer of Hydra++ between the target and the heads; None without one.
+
+    Raises:
+      ConfigError: naming the field and its rule.
     """
 
     kind: Literal["medusa", "hydra"]
@@ -171,6 +175,9 @@ class HeadConfig:
       fc_norm: an RMSNorm per tap before `fc`. norm_before_fc: one RMSNorm over all taps before `fc`.
       norm_output: the next step and the lm_head read the state after the final norm.
       norm_before_residual: the residual branch starts from the normalised feature.
+
+    Raises:
+      ConfigError: naming the field and its rule.
     """
 
     kind: Literal["eagle1", "eagle3"]
@@ -249,50 +256,33 @@ class TreeConfig:
         for name in ("depth", "top_k", "num_nodes"):
             object.__setattr__(self, name, _as_int(getattr(self, name)))
         check_fields(self, "depth", "top_k", "num_nodes")
-        self._check_ranges()
-        if self.parents is not None:
-            if self.rank_by != "value" or not self.rerank:
-                raise ConfigError(
-                    "TreeConfig.rank_by and rerank must be left out for a static tree (parents), which has no "
-                    "candidates to choose among."
-                )
-            self._derive_from_parents(tuple(map(_as_int, self.parents)))
-        self._check_verification()
-        if self.parents is not None:
-            return
-        if self.num_nodes > self.pool_size:
-            formula = "top_k + (depth - 1) * top_k**2" if self.rerank else "top_k * depth without rerank"
-            raise ConfigError(
-                f"TreeConfig.num_nodes must be at most {self.pool_size}, the candidates of depth={self.depth} and "
-                f"top_k={self.top_k} ({formula}), got {self.num_nodes}."
-            )
-        if self.num_nodes < self.depth:
-            raise ConfigError(
-                f"TreeConfig.num_nodes must be at least depth={self.depth}, got {self.num_nodes}. With fewer nodes no "
-                "node of the last level can be kept with its ancestors."
-            )
-
-    def _check_ranges(self) -> None:
         for name, low, high in (("top_p", 0.0, 1.0), ("noise_scale", 0.01, 100.0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, numbers.Real) or not low < float(value) <= high:
                 raise ConfigError(f"TreeConfig.{name} must lie in ({low:g}, {high:g}], got {value!r}.")
-
-    def _check_verification(self) -> None:
-        rule = self.verification
-        if rule == "deterministic":
-            return
-        if self.parents is None and self.top_k != 1:
-            raise ConfigError(
-                f"TreeConfig.verification must be 'deterministic' for a dynamic tree, got {rule!r}. Use "
-                "TreeConfig.chain or TreeConfig.static."
-            )
-        if rule == "block" and self.top_k > 1:
-            raise ConfigError("TreeConfig.verification must not be 'block' for a tree. Use 'traversal', or a chain.")
-        if self.top_p != 1:
-            raise ConfigError(
-                f"TreeConfig.top_p must be 1 for verification={rule!r}, which samples children, got {self.top_p}."
-            )
+        dynamic, rule = self.parents is None, self.verification
+        if self.parents is not None:
+            self._derive_from_parents(tuple(map(_as_int, self.parents)))
+        formula = "top_k + (depth - 1) * top_k**2" if self.rerank else "top_k * depth without rerank"
+        for wrong, message in (
+            (not dynamic and (self.rank_by != "value" or not self.rerank),
+             "rank_by and rerank must be left out for a static tree (parents). It has no candidates to choose among."),
+            (rule != "deterministic" and dynamic and self.top_k != 1,
+             f"verification must be 'deterministic' for a dynamic tree, got {rule!r}. Use TreeConfig.chain or "
+             "TreeConfig.static."),
+            (rule == "block" and self.top_k > 1,
+             "verification must not be 'block' for a tree. Use 'traversal', or a chain."),
+            (rule != "deterministic" and self.top_p != 1,
+             f"top_p must be 1 for verification={rule!r}, which samples children, got {self.top_p}."),
+            (dynamic and self.num_nodes > self.pool_size,
+             f"num_nodes must be at most {self.pool_size}, the candidates of depth={self.depth} and "
+             f"top_k={self.top_k} ({formula}), got {self.num_nodes}."),
+            (dynamic and self.num_nodes < self.depth,
+             f"num_nodes must be at least depth={self.depth}, got {self.num_nodes}. With fewer nodes no node of the "
+             "last level can be kept with its ancestors."),
+        ):  # fmt: skip
+            if wrong:
+                raise ConfigError(f"TreeConfig.{message}")
 
     def _derive_from_parents(self, parents: tuple[int, ...]) -> None:
         derived = {"depth": max(static_depths(parents)), "top_k": max(sibling_ranks(parents)) + 1,
@@ -320,8 +310,7 @@ class TreeConfig:
         cls, parents: Sequence[int], verification: Verification = "deterministic", *, top_p: float = 1.0
     ) -> TreeConfig:
         """Returns a static tree with these `parents`; EAGLE-1's are `EAGLE1_PARENTS`."""
-        given: Any = () if parents is None else parents  # None would be a dynamic tree
-        return cls(parents=given, verification=verification, top_p=top_p)
+        return cls(parents=tuple(parents), verification=verification, top_p=top_p)
 
 
 EAGLE1_PARENTS = (*[-1] * 4, 0, 0, 0, 1, 1, 2, 2, 3, 4, 4, 4, 5, 5, 6, 6, 7, 12, 12, 12, 20, 20)

@@ -48,8 +48,8 @@ from jaxtyping import install_import_hook
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# From here on, calls check types and array shapes of every function of these rooms. Config and runtime refuse wrong
-# types themselves, by messages that are tested.
+# From here on, calls check types and array shapes of every function of these rooms. Config and runtime raise on
+# wrong types themselves, by messages that are tested.
 _rooms = {path.stem for path in (REPOSITORY / "eagle_jax").iterdir() if path.suffix in ("", ".py")}
 install_import_hook(
     [f"eagle_jax.{room}" for room in sorted(_rooms - {"__init__", "config", "runtime"})],

@@ -12,9 +12,7 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.config import DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
-from eagle_jax.models.decoder import init_params
-from eagle_jax.models.heads import init_head_params
-from eagle_jax.models.medusa import init_medusa_params
+from eagle_jax.models import init_head_params, init_medusa_params, init_params
 from eagle_jax.runtime.drafters import BoundDrafter, DraftHead, Medusa, SmallModel
 from eagle_jax.runtime.target import Target
 

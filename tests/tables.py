@@ -34,7 +34,7 @@ from eagle_jax.core import (
     noise,
 )
 from eagle_jax.core.randomness import row_keys
-from eagle_jax.drafters.small_model import small_model_drafter
+from eagle_jax.drafters import small_model_drafter
 from tests import oracles
 
 
@@ -181,33 +181,32 @@ def check(state: GenerateState, batch: Batch) -> None:
 
 def slow_texts(table: np.ndarray, batch: Batch, max_tokens: int, **settings: float) -> list[list[int]]:
     """What plain decoding emits, token by token in NumPy, with the noise that the engine draws with."""
-    return [[token for token, _ in row] for row in _slowly(table, batch, max_tokens, settings)]
+    return slow_run(table, batch, max_tokens, **settings)[0]
 
 
-def slow_log_probs(table: np.ndarray, batch: Batch, max_tokens: int, **settings: float) -> list[list[float]]:
-    """Log-probabilities of `slow_texts` by the sampled law; at temperature 0 by the target's own."""
-    return [[value for _, value in row] for row in _slowly(table, batch, max_tokens, settings)]
-
-
-def _slowly(table: np.ndarray, batch: Batch, max_tokens: int, settings: dict[str, float]) -> list[list]:
-    vocab, rows = table.shape[1], []
+def slow_run(
+    table: np.ndarray, batch: Batch, max_tokens: int, **settings: float
+) -> tuple[list[list[int]], list[list[float]]]:
+    """`slow_texts`, and their log-probabilities by the sampled law; at temperature 0 by the target's own."""
+    vocab, texts, log_probs = table.shape[1], [], []
     drawn = jax.jit(jax.vmap(lambda key: jax.vmap(lambda i: noise(key, i, jnp.arange(vocab)))(jnp.arange(max_tokens))))
     randomness = np.asarray(drawn(batch.keys), np.float64)
     for row in range(len(batch.prompts)):
-        text, emitted = batch.prompts[row, : batch.lengths[row]].tolist(), []
-        while len(emitted) < min(int(batch.budget[row]), max_tokens):
+        text, values = batch.prompts[row, : batch.lengths[row]].tolist(), []
+        while len(values) < min(int(batch.budget[row]), max_tokens):
             logits = table[text[-2] + 1 if len(text) > 1 else 0, text[-1]]
             if not np.isfinite(logits.max()):
                 break
             if settings.get("temperature", 0):
                 with np.errstate(divide="ignore"):
                     law = np.log(oracles.processed_law(logits, **settings))
-                token = int(np.argmax(law + randomness[row, len(emitted)]))
+                text.append(int(np.argmax(law + randomness[row, len(values)])))
             else:
-                law, token = oracles.log_softmax(logits), int(logits.argmax())
-            text.append(token)
-            emitted.append((token, law[token]))
-            if token in batch.eos_ids[row].tolist():
+                law = oracles.log_softmax(logits)
+                text.append(int(logits.argmax()))
+            values.append(law[text[-1]])
+            if text[-1] in batch.eos_ids[row].tolist():
                 break
-        rows.append(emitted)
-    return rows
+        texts.append(text[int(batch.lengths[row]) :])
+        log_probs.append(values)
+    return texts, log_probs

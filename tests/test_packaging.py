@@ -10,7 +10,6 @@ import venv
 import zipfile
 
 import pytest
-import yaml
 
 import eagle_jax
 
@@ -45,9 +44,7 @@ def test_the_wheel_holds_the_package_and_its_assets(wheel, repository):
 
 def test_one_version(repository):
     project = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    cited = yaml.safe_load((repository / "CITATION.cff").read_text(encoding="utf-8"))
-    assert project["version"] == eagle_jax.__version__ == str(cited["version"])
-    assert f"({eagle_jax.__version__})" in (repository / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert project["version"] == eagle_jax.__version__
 
 
 def test_the_bundled_pair_is_small(repository):

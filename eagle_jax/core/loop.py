@@ -16,7 +16,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.core.cache import commit
-from eagle_jax.core.contract import call_draft, call_update
 from eagle_jax.core.randomness import threefry_keys
 from eagle_jax.core.sampling import draw, log_prob
 from eagle_jax.core.tree import ancestor_mask, node_depths
@@ -25,6 +24,7 @@ from eagle_jax.core.types import (
     Acceptance,
     Batch,
     Drafter,
+    DraftTree,
     Engine,
     GenerateState,
     KVCache,
@@ -94,7 +94,7 @@ def extend(
         # A row's last prompt position has no next token yet: the update after the loop adds it.
         pairs = jnp.clip(lengths - 1 - start, 0, chunk)
         verified = Verified(tokens, next_tokens, out.features, base + start, pairs)
-        state = call_update(drafter, params, state, verified)
+        state = _update(drafter, params, state, verified)
         cache = commit(cache, out.new, jnp.clip(lengths - start, 0, chunk), result=out.hidden)
         is_here = (lengths - 1 >= start) & (lengths - 1 < start + chunk)
         row = jnp.clip(lengths - 1 - start, 0, chunk - 1)
@@ -114,7 +114,7 @@ def extend(
         root = jax.vmap(lambda row, key, index: draw(row, key, index, sampling))(logits, keys, zero)
         last_tokens = _take(prompts[..., None], lengths - 1)
         verified = Verified(last_tokens, root[:, None], feature[:, None], base + lengths - 1, jnp.ones_like(lengths))
-        state = call_update(drafter, params, state, verified)
+        state = _update(drafter, params, state, verified)
     tokens = jnp.zeros((rows, sizes.max_tokens + drafter.depth + 1), jnp.int32).at[:, 0].set(root)
     log_probs = None
     if engine.log_probs is not None:
@@ -157,7 +157,7 @@ def step(params: Params, state: GenerateState, sampling: Sampling, engine: Engin
     verify = engine.verify or drafter.verify or deterministic
     cache, depth = state.cache, drafter.depth
     randomness = RowRandomness(state.keys, state.num_tokens)
-    tree, drafter_state = call_draft(drafter, params, state, randomness, sampling)
+    tree, drafter_state = _draft(drafter, params, state, randomness, sampling)
     with jax.named_scope("verify"):
         mask = ancestor_mask(tree.parents, depth)
         positions = cache.length[:, None] + node_depths(mask)
@@ -177,7 +177,7 @@ def step(params: Params, state: GenerateState, sampling: Sampling, engine: Engin
         emitted = _count_emitted(tokens, jnp.minimum(count + 1, num_finite), state)
         features = jnp.take_along_axis(out.features, path[:, :, None], axis=1)
         verified = Verified(on_path, tokens, features, cache.length, emitted, choices)
-        drafter_state = call_update(drafter, params, drafter_state, verified)
+        drafter_state = _update(drafter, params, drafter_state, verified)
         last = jnp.take_along_axis(tokens, jnp.maximum(emitted - 1, 0)[:, None], axis=1)[:, 0]
         log_probs = all_log_probs = None
         if engine.log_probs is not None and state.log_probs is not None:
@@ -301,3 +301,49 @@ def _check(params: Params, batch: Batch, sampling: Any, engine: Engine, sizes: S
             raise ValueError(
                 f"batch.{name} must be an array [{axes}] with a row per prompt, got {found}. Pass such a JAX array."
             )
+
+
+def _draft(
+    drafter: Drafter, params: Params, state: GenerateState, randomness: RowRandomness, sampling: Sampling
+) -> tuple[DraftTree, Any]:
+    """Returns the tree of `drafter.draft` and the drafter's next state; checks both while tracing.
+
+    Raises:
+      ValueError: the result is not (tree, state), the tree has not `num_nodes` nodes, or the state has another form.
+    """
+    result = drafter.draft(params, state.drafter, state.root, randomness, sampling)
+    if not (type(result) is tuple and len(result) == 2 and isinstance(result[0], DraftTree)):
+        kinds = [type(part).__name__ for part in result] if type(result) is tuple else [type(result).__name__]
+        raise ValueError(f"the drafter's draft must return (DraftTree, state), got {', '.join(kinds)}. Return both.")
+    tree, after = result
+    shape = (state.root.shape[0], drafter.num_nodes + 1)
+    for name in ("tokens", "parents"):
+        rows = getattr(tree, name)
+        if rows.shape != shape or not jnp.issubdtype(rows.dtype, jnp.integer):
+            raise ValueError(
+                f"{name} of the drafter's tree must be int32{list(shape)} (the root and num_nodes), got {_form(rows)}."
+            )
+    return tree, _same_form(state.drafter, after, "draft")
+
+
+def _update(drafter: Drafter, params: Params, state: Any, verified: Verified) -> Any:
+    """Returns the drafter's state after `drafter.update` has read the confirmed tokens.
+
+    Raises:
+      ValueError: the state has another structure, shape or dtype than before.
+    """
+    return _same_form(state, drafter.update(params, state, verified), "update")
+
+
+def _same_form(before: Any, after: Any, function: str) -> Any:
+    old, new = jax.tree.map(_form, before), jax.tree.map(_form, after)
+    structures: list[Any] = [jax.tree.structure(before), jax.tree.structure(after)]  # its stubs have no ==
+    if structures[0] != structures[1] or old != new:
+        raise ValueError(
+            f"the drafter's {function} must return a state of the same form, got {new} for {old}. Keep it."
+        )
+    return after
+
+
+def _form(leaf: Any) -> str:
+    return f"{jnp.asarray(leaf).dtype}{list(jnp.shape(leaf))}"

@@ -7,29 +7,16 @@ level; Hydra++ adds one layer over the confirmed tokens, with a cache in the dra
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from eagle_jax.config import ConfigError, MedusaConfig, TreeConfig
-from eagle_jax.core.cache import commit
 from eagle_jax.core.types import Drafter, KVCache, NewKV, Params, TargetFn, Verified, empty_cache
-from eagle_jax.drafters.tree_growth import Expander, last_state, tree_drafter
-from eagle_jax.models.medusa import MedusaHeads
-
-
-class MedusaState(NamedTuple):
-    """State of the drafter.
-
-    Attributes:
-      cache: of Hydra++'s layer; None without one.
-      hidden: [B, H], input of the heads: the target's state at the last confirmed position, or that layer's.
-    """
-
-    cache: KVCache | None
-    hidden: Float[Array, "B H"]
+from eagle_jax.drafters.tree_growth import DraftState, Expander, read_confirmed, tree_drafter
+from eagle_jax.models import MedusaHeads
 
 
 @functools.lru_cache(maxsize=256)
@@ -56,25 +43,23 @@ def medusa_drafter(
     def run(params: Params, *args: object, method: str = "__call__") -> Any:
         return model.apply({"params": params["drafter"]["heads"]}, *args, method=method)
 
-    def init(params: Params, batch: int, slots: int) -> MedusaState:
-        layer, cache = config.prefix, None
+    def init(params: Params, batch: int, slots: int) -> DraftState:
+        cache, layer = KVCache((), (), jnp.zeros((batch,), jnp.int32)), config.prefix
         if layer is not None:
             cache = empty_cache(1, batch, layer.num_kv_heads, slots, layer.head_dim, dtype)
-        return MedusaState(cache, jnp.zeros((batch, width), dtype))
+        return DraftState(cache, jnp.zeros((batch, width), dtype))
 
-    def update(params: Params, state: MedusaState, verified: Verified) -> MedusaState:
-        with jax.named_scope("head_update"):
-            states, cache = verified.features, state.cache
-            if cache is not None:
-                size = states.shape[1]
-                positions = verified.start[:, None] + jnp.arange(size)[None]
-                cached = cache.keys[0], cache.values[0], cache.length
-                out = run(params, states, positions, jnp.tril(jnp.ones((size, size), bool)), cached, method="prefix")
-                states, new = out.states, NewKV((out.keys,), (out.values,))
-                cache = commit(cache, new, verified.count, result=states)
-            return MedusaState(cache, last_state(state.hidden, states, verified.count))
+    def update(params: Params, state: DraftState, verified: Verified) -> DraftState:
+        def run_prefix(positions: Array, mask: Array) -> tuple[Array, NewKV]:
+            if config.prefix is None:
+                return verified.features, NewKV((), ())
+            cached = state.cache.keys[0], state.cache.values[0], state.cache.length
+            out = run(params, verified.features, positions, mask, cached, method="prefix")
+            return out.states, NewKV((out.keys,), (out.values,))
 
-    def expander(params: Params, state: MedusaState, root: Array) -> Expander:
+        return read_confirmed(state, verified, run_prefix)
+
+    def expander(params: Params, state: DraftState, root: Array) -> Expander:
         def embed(tokens: Array) -> Array:
             return target.embed(params["target"], tokens).astype(state.hidden.dtype)
 
@@ -98,9 +83,7 @@ def medusa_drafter(
         if hydra:
             blank = jnp.zeros((root.shape[0], (config.num_heads - 1) * width), begin.dtype)
             begin = jnp.concatenate([begin, embed(root), blank], axis=-1)
-        return Expander(begin, extend, logits, lambda ids: ids, config.vocab_size, lambda entries: NewKV((), ()))
+        uncached = KVCache((), (), state.cache.length)  # drafted tokens have no keys: the heads have no attention
+        return Expander(begin, extend, logits, lambda ids: ids, config.vocab_size, uncached)
 
-    def rewind(state: MedusaState, length: Array) -> MedusaState:
-        return state if state.cache is None else state._replace(cache=state.cache._replace(length=length))
-
-    return tree_drafter(init, update, expander, tree, rewind, (tap,))
+    return tree_drafter(init, update, expander, tree, (tap,))

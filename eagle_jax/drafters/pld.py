@@ -52,40 +52,32 @@ def prompt_lookup_drafter(ngram: int = 3, length: int = 10, latest: bool = False
             end = jnp.where(verified.count > 0, verified.start + verified.count, state.length)
             return LookupState(tokens, end)
 
+    def follow(text: Int[Array, " S"], end: Int[Array, ""], root: Int[Array, ""]) -> tuple[Array, Array]:
+        """Returns the tokens after an earlier occurrence of a text's last tokens, and which are in the text."""
+        at = jnp.arange(text.shape[0])
+        text = jnp.where(at == end, root, text)  # the last token is the root
+        start, known = jnp.int32(0), jnp.bool_(False)
+        match = at < end  # ends of earlier occurrences of the last tokens
+        for back in range(min(ngram, text.shape[0])):
+            match &= (at >= back) & (jnp.roll(text, back) == text[end - back])
+            if back + 1 < shortest:
+                continue
+            place = text.shape[0] - 1 - jnp.argmax(match[::-1]) if latest else jnp.argmax(match)
+            found = jnp.any(match)  # a longer match replaces a shorter one
+            start, known = jnp.where(found, place + 1, start).astype(jnp.int32), known | found
+        steps = start + jnp.arange(length)
+        return text[jnp.minimum(steps, text.shape[0] - 1)], known & (steps <= end)
+
     def draft(
         params: Params, state: LookupState, root: Array, randomness: RowRandomness, sampling: Sampling
     ) -> tuple[DraftTree, LookupState]:
         with jax.named_scope("draft"):
-            tokens, found = jax.vmap(
-                functools.partial(_continue, shortest=shortest, ngram=ngram, size=length, latest=latest)
-            )(state.tokens, state.length, root)
+            tokens, found = jax.vmap(follow)(state.tokens, state.length, root)
             found = jnp.pad(found, ((0, 0), (1, 0)), constant_values=True)  # the root in front
             rows = jnp.broadcast_to(jnp.arange(ROOT, length, dtype=jnp.int32), found.shape)
             tokens = jnp.concatenate([root[:, None], tokens], axis=1)
             scores = jnp.where(found, 0.0, -jnp.inf)  # no probabilities are known
             return DraftTree(tokens, jnp.where(found, rows, PADDING), scores), state
 
-    def rewind(state: LookupState, known: Array) -> LookupState:
-        return state._replace(length=known)
-
+    rewind = lambda state, known: state._replace(length=known)  # noqa: E731
     return Drafter(init, draft, update, taps=(), depth=length, num_nodes=length, rewind=rewind)
-
-
-def _continue(
-    text: Int[Array, " S"], length: Int[Array, ""], root: Int[Array, ""], *, shortest: int, ngram: int, size: int,
-    latest: bool,
-) -> tuple[Array, Array]:  # fmt: skip
-    """Returns the tokens after an earlier occurrence of a text's end, [size], and which are in the text."""
-    at = jnp.arange(text.shape[0])
-    text = jnp.where(at == length, root, text)  # the last token is the root
-    start, known = jnp.int32(0), jnp.bool_(False)
-    match = at < length  # ends of earlier occurrences of the last tokens
-    for back in range(min(ngram, text.shape[0])):
-        match &= (at >= back) & (jnp.roll(text, back) == text[length - back])
-        if back + 1 < shortest:
-            continue
-        place = text.shape[0] - 1 - jnp.argmax(match[::-1]) if latest else jnp.argmax(match)
-        found = jnp.any(match)  # a longer match replaces a shorter one
-        start, known = jnp.where(found, place + 1, start).astype(jnp.int32), known | found
-    steps = start + jnp.arange(size)
-    return text[jnp.minimum(steps, text.shape[0] - 1)], known & (steps <= length)

@@ -20,8 +20,9 @@ from jaxtyping import Array, Float, Int, Key
 
 from eagle_jax.core.randomness import gumbel, uniform, verify_key
 from eagle_jax.core.sampling import process_logits
+from eagle_jax.core.tree import ancestor_mask
 from eagle_jax.core.types import Acceptance, DraftTree, Sampling
-from eagle_jax.core.verify import VerifyFn, deterministic
+from eagle_jax.core.verify import VerifyFn, deterministic, walk
 
 Rows = Float[Array, "B N1 V"]
 """A law, or logits, after every row of the trees."""
@@ -55,42 +56,29 @@ def rejection(tree: DraftTree, laws: Rows, logits: Rows, keys: Keys, sampling: S
     The children of a node are tried in the order of their draws: x is accepted with probability min(1, p(x) / q(x)).
     After a rejection p becomes norm(max(p - q, 0)), and q is renormalised without x. If no child is accepted, the next
     token is drawn from this last p.
+
+    Raises:
+      ValueError: the drafts were not sampled.
     """
 
     def row(tree: DraftTree, laws: Array, logits: Array, key: Key[Array, ""]) -> Acceptance:
-        rows = jnp.arange(tree.tokens.shape[0])
-
-        def visit(carry: Any) -> Any:
-            step, node, path, _, _ = carry
-            path = jnp.where(jnp.arange(depth + 1) >= step, node, path)
+        def choose(node: Array, step: Array) -> Array:
+            """Returns the token of the first accepted child, or a draw from the last residual."""
             own = jax.random.fold_in(key, step)
 
-            def next_child(last: Array) -> tuple[Array, Array]:
-                match = (tree.parents == node) & (rows > last)
-                return jnp.argmax(match).astype(jnp.int32), jnp.any(match)
-
-            def undecided(trial: tuple[Array, Array, Array, Array]) -> Array:
-                return next_child(trial[0])[1] & ~trial[1]
-
             def attempt(trial: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
-                last, _, target, draft = trial
-                child, _ = next_child(last)
-                accepted = (
-                    uniform(jax.random.fold_in(own, child), jnp.int32(0)) * draft[tree.tokens[child]]
-                    < (target[tree.tokens[child]])
-                )
-                left, rest = _residual(target, draft), _without(draft, tree.tokens[child])
-                return child, accepted, jnp.where(accepted, target, left), jnp.where(accepted, draft, rest)
+                untried, _, target, draft = trial
+                child = jnp.argmax(untried).astype(jnp.int32)
+                token = tree.tokens[child]
+                accepted = uniform(jax.random.fold_in(own, child), jnp.int32(0)) * draft[token] < target[token]
+                left = jnp.where(accepted, jax.nn.one_hot(token, target.size), _residual(target, draft))
+                return untried.at[child].set(False), accepted, left, _without(draft, token)
 
-            start = (jnp.int32(-1), jnp.bool_(False), _law(logits[node], sampling), jnp.exp(laws[node]))
-            child, accepted, left, _ = jax.lax.while_loop(undecided, attempt, start)
-            descends = accepted & (step < depth)
-            return step + descends.astype(jnp.int32), child, path, _draw(left, own), descends
+            start = (tree.parents == node, jnp.bool_(False), _law(logits[node], sampling), jnp.exp(laws[node]))
+            trial = jax.lax.while_loop(lambda trial: jnp.any(trial[0]) & ~trial[1], attempt, start)
+            return _draw(trial[2], own)
 
-        zero = jnp.int32(0)
-        carry = (zero, zero, jnp.zeros((depth + 1,), jnp.int32), zero, jnp.bool_(True))
-        count, _, path, token, _ = jax.lax.while_loop(lambda carry: carry[-1], visit, carry)
-        return Acceptance(path, count, token)
+        return walk(tree, choose, depth)
 
     return jax.vmap(row)(tree, laws, logits, keys)
 
@@ -102,7 +90,7 @@ def block(tree: DraftTree, laws: Rows, logits: Rows, keys: Keys, sampling: Sampl
     One decision for the whole chain accepts, on average, at least as many tokens as a decision per token.
 
     Raises:
-      ValueError: the tree is not a chain.
+      ValueError: the tree is not a chain, or its drafts were not sampled.
     """
     if tree.tokens.shape[1] != depth + 1:
         raise ValueError(f"tree must be a chain of {depth} nodes, got {tree.tokens.shape[1] - 1}. Take 'traversal'.")
@@ -137,6 +125,9 @@ def traversal(tree: DraftTree, laws: Rows, logits: Rows, keys: Keys, sampling: S
     The first path to a leaf is accepted whole with the probability that block verification gives it. After a rejection
     the leaf is removed, its parent's p and q become residuals, and the next path is tried. On a chain this is block
     verification.
+
+    Raises:
+      ValueError: the drafts were not sampled.
     """
     size = tree.tokens.shape[1]
 
@@ -164,17 +155,6 @@ def traversal(tree: DraftTree, laws: Rows, logits: Rows, keys: Keys, sampling: S
         node = jnp.where(ended, node, jnp.where(inner, child, parent))
         return node, ended, left, reach, target.at[parent].set(after), draft.at[parent].set(drafts)
 
-    def finish(tree: DraftTree, key: Key[Array, ""], node: Array, spare: Array) -> Acceptance:
-        def climb(step: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            at, count, trail = carry
-            return jnp.maximum(tree.parents[at], 0), count + (at > 0).astype(jnp.int32), trail.at[step].set(at)
-
-        zero = jnp.int32(0)
-        carry = (node, zero, jnp.zeros((depth + 1,), jnp.int32))
-        _, count, trail = jax.lax.fori_loop(0, depth + 1, climb, carry)
-        path = trail[jnp.maximum(count - jnp.arange(depth + 1), 0)]
-        return Acceptance(path, count, _draw(spare, jax.random.fold_in(key, size)))
-
     batch = tree.tokens.shape[0]
     carry = (
         jnp.zeros((batch,), jnp.int32),
@@ -187,8 +167,12 @@ def traversal(tree: DraftTree, laws: Rows, logits: Rows, keys: Keys, sampling: S
     carry = jax.lax.while_loop(
         lambda carry: ~jnp.all(carry[1]), lambda carry: jax.vmap(visit)(tree, keys, carry), carry
     )
-    spare = jnp.take_along_axis(carry[4], carry[0][:, None, None], axis=1)[:, 0]
-    return jax.vmap(finish)(tree, keys, carry[0], spare)
+    last, spare = carry[0][:, None], jnp.take_along_axis(carry[4], carry[0][:, None, None], axis=1)[:, 0]
+    on_path = jnp.take_along_axis(ancestor_mask(tree.parents, depth), last[:, :, None], axis=1)[:, 0]
+    # Parents precede children: the rows of the path in ascending order, then the last one again and again.
+    path = jnp.sort(jnp.where(on_path, jnp.arange(size), last), axis=1)[:, : depth + 1]
+    token = jax.vmap(lambda law, key: _draw(law, jax.random.fold_in(key, size)))(spare, keys)
+    return Acceptance(path.astype(jnp.int32), jnp.sum(on_path, axis=1, dtype=jnp.int32) - 1, token)
 
 
 RULES: dict[str, VerifyFn | None] = {

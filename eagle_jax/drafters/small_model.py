@@ -8,30 +8,18 @@ confirmed tokens, and D - 1 in `draft`.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.core.cache import commit
-from eagle_jax.core.types import Drafter, KVCache, NewKV, Params, TargetFn, Verified
-from eagle_jax.drafters.tree_growth import Expander, last_state, tree_drafter
+from eagle_jax.core.types import Drafter, NewKV, Params, TargetFn, Verified
+from eagle_jax.drafters.tree_growth import DraftState, Expander, last_state, tree_drafter
 
 SPARE = 32
 """Cache slots beyond the target's: this cache also holds the root, and `update` runs one token more."""
-
-
-class SmallModelState(NamedTuple):
-    """State of a small draft model.
-
-    Attributes:
-      cache: its own, over the confirmed text and the root. hidden: [B, H], its last state at the root.
-    """
-
-    cache: KVCache
-    hidden: Float[Array, "B H"]
 
 
 @functools.lru_cache(maxsize=64)
@@ -52,13 +40,13 @@ def small_model_drafter(fn: TargetFn, tree: TreeConfig, vocab: int, draft_vocab:
     def known(tokens: Array) -> Array:
         return jnp.minimum(tokens, draft_vocab - 1)  # larger ids are vocabulary padding, which no text has
 
-    def init(params: Params, batch: int, slots: int) -> SmallModelState:
+    def init(params: Params, batch: int, slots: int) -> DraftState:
         cache = fn.init_cache(batch, slots + SPARE)
         one = jnp.zeros((batch, 1), jnp.int32)
         shape = jax.eval_shape(lambda: fn.forward(params["drafter"]["model"], one, one, jnp.ones((1, 1), bool), cache))
-        return SmallModelState(cache, jnp.zeros((batch, shape.hidden.shape[-1]), shape.hidden.dtype))
+        return DraftState(cache, jnp.zeros((batch, shape.hidden.shape[-1]), shape.hidden.dtype))
 
-    def update(params: Params, state: SmallModelState, verified: Verified) -> SmallModelState:
+    def update(params: Params, state: DraftState, verified: Verified) -> DraftState:
         """Runs the model over the next tokens; at the beginning of a text, over its first token as well."""
         with jax.named_scope("head_update"):
             width = verified.tokens.shape[1]
@@ -73,9 +61,9 @@ def small_model_drafter(fn: TargetFn, tree: TreeConfig, vocab: int, draft_vocab:
             rows = jnp.minimum(jnp.arange(width + 1)[None] + jnp.where(first, 0, 1)[:, None], width)
             count = jnp.where(verified.count > 0, verified.count + first.astype(jnp.int32), 0)
             cache = commit(state.cache, out.new, count, rows, out.hidden)
-            return SmallModelState(cache, last_state(state.hidden, out.hidden[:, 1:], verified.count))
+            return DraftState(cache, last_state(state.hidden, out.hidden[:, 1:], verified.count))
 
-    def expander(params: Params, state: SmallModelState, root: Array) -> Expander:
+    def expander(params: Params, state: DraftState, root: Array) -> Expander:
         def extend(
             tokens: Array, states: Array, level: Array | int, mask: Array, earlier: NewKV
         ) -> tuple[Array, NewKV]:
@@ -83,20 +71,13 @@ def small_model_drafter(fn: TargetFn, tree: TreeConfig, vocab: int, draft_vocab:
             out = fn.forward(params["drafter"]["model"], known(tokens), positions, mask, state.cache, (), earlier)
             return out.hidden, out.new
 
-        def blank(entries: int) -> NewKV:
-            zeros = tuple(jnp.zeros((*v.shape[:2], entries, v.shape[3]), v.dtype) for v in state.cache.values)
-            return NewKV(zeros, zeros)
-
         return Expander(
             root=state.hidden,
             extend=extend,
             logits=lambda states, level: fn.logits(params["drafter"]["model"], states)[..., :shared],
             to_target=lambda ids: ids,
             vocab=vocab,
-            blank=blank,
+            cache=state.cache,
         )
 
-    def rewind(state: SmallModelState, length: Array) -> SmallModelState:
-        return state._replace(cache=state.cache._replace(length=length + 1))  # the root is in it
-
-    return tree_drafter(init, update, expander, tree, rewind)
+    return tree_drafter(init, update, expander, tree, ahead=1)  # the root is in the cache

@@ -2,6 +2,10 @@
 
 An `Expander` is a method's draft model: it predicts the children of a node. This module selects nodes for all methods.
 Candidates of probability zero (beyond the top-p cut, or outside the support of a sampled draft) become padding.
+
+Scores are cumulative log-probabilities in float32, so a child never scores above its parent. `jax.lax.top_k` breaks
+ties towards the lower index, and parents are recorded before their children. Hence the best N candidates of a dynamic
+tree are closed under "parent of", ties included.
 """
 
 from __future__ import annotations
@@ -16,11 +20,23 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import TreeConfig, sibling_ranks, static_depths
-from eagle_jax.core.randomness import gumbel
+from eagle_jax.core.cache import commit
+from eagle_jax.core.randomness import RowRandomness, gumbel
 from eagle_jax.core.sampling import noise, process_logits
-from eagle_jax.core.types import PADDING, ROOT, Drafter, DraftTree, NewKV, Params, RowRandomness, Sampling
-from eagle_jax.drafters.rerank import Pool, gather_tree, select_best
+from eagle_jax.core.types import PADDING, ROOT, Drafter, DraftTree, KVCache, NewKV, Params, Sampling, Verified
 from eagle_jax.drafters.rules import RULES
+
+
+class DraftState(NamedTuple):
+    """State of a drafter with a draft model.
+
+    Attributes:
+      cache: the draft model's, over the confirmed text; it has no arrays if the model has no attention.
+      hidden: [B, H], the model's state after the last confirmed token; its logits are the children of the root.
+    """
+
+    cache: KVCache
+    hidden: Float[Array, "B H"]
 
 
 class Expander(NamedTuple):
@@ -34,7 +50,7 @@ class Expander(NamedTuple):
       logits: `(states [B,W,H], level) -> [B,W,Vd]`, of the tokens at depth `level`; [B,1,Vd] where nodes do not differ.
       to_target: draft vocabulary ids as target ids.
       vocab: V, the target's.
-      blank: `(entries) -> NewKV` of zeros, in the layout of `extend`'s.
+      cache: the state's, whose layout the keys and values of `extend` have.
     """
 
     root: Float[Array, "B H"]
@@ -42,7 +58,7 @@ class Expander(NamedTuple):
     logits: Callable[[Array, Array | int], Array]
     to_target: Callable[[Array], Array]
     vocab: int
-    blank: Callable[[int], NewKV]
+    cache: KVCache
 
 
 class Candidates(NamedTuple):
@@ -73,26 +89,93 @@ class Frontier(NamedTuple):
     mask: Bool[Array, "B W E"]
 
 
+class Pool(NamedTuple):
+    """Candidates in the order of their creation, without the root.
+
+    Attributes:
+      tokens: [..., P] int32, target ids.
+      parents: [..., P] int32, index of the parent in the pool, `ROOT` for children of the root; always below the
+        own index.
+      scores: [..., P] float32, cumulative draft log-probability.
+    """
+
+    tokens: Int[Array, "*b P"]
+    parents: Int[Array, "*b P"]
+    scores: Float[Array, "*b P"]
+
+
+def select_best(pool: Pool, num_nodes: int) -> Int[Array, "*b N"]:
+    """Returns the pool indices of the `num_nodes` best scores, in order of creation."""
+    _, best = jax.lax.top_k(pool.scores, num_nodes)
+    return jnp.sort(best, axis=-1)
+
+
+def gather_tree(root: Int[Array, " B"], pool: Pool, kept: Int[Array, "B N"]) -> DraftTree:
+    """Builds the tree of the candidates `kept`, in ascending order and with all their parents."""
+
+    def gather(root: Int[Array, ""], pool: Pool, kept: Int[Array, " N"]) -> DraftTree:
+        parents = pool.parents[kept]
+        # The row of a kept parent is one (for the root) plus the number of kept candidates before it.
+        rows = 1 + jnp.sum(kept[None, :] < parents[:, None], axis=1, dtype=jnp.int32)
+        return DraftTree(
+            tokens=jnp.concatenate([root[None], pool.tokens[kept]]),
+            parents=jnp.concatenate([jnp.array([ROOT], jnp.int32), jnp.where(parents == ROOT, 0, rows)]),
+            scores=jnp.concatenate([jnp.zeros((1,), jnp.float32), pool.scores[kept]]),
+        )
+
+    return jax.vmap(gather)(root, pool, kept)
+
+
 def tree_drafter(
-    init: Callable[..., Any], update: Callable[..., Any], expander: Callable[[Params, Any, Array], Expander],
-    tree: TreeConfig, rewind: Callable[[Any, Array], Any], taps: tuple[int, ...] = (),
+    init: Callable[[Params, int, int], DraftState], update: Callable[[Params, DraftState, Verified], DraftState],
+    expander: Callable[[Params, DraftState, Array], Expander], tree: TreeConfig, taps: tuple[int, ...] = (),
+    ahead: int = 0,
 ) -> Drafter:  # fmt: skip
-    """Builds the drafter that grows `tree` from `expander(params, state, root)`, with the rule of `tree`."""
+    """Builds the drafter that grows `tree` from `expander(params, state, root)`, with the rule of `tree`.
+
+    Args:
+      ahead: tokens that the drafter's cache holds beyond the confirmed ones.
+    """
 
     def draft(
-        params: Params, state: Any, root: Array, randomness: RowRandomness, sampling: Sampling
-    ) -> tuple[DraftTree, Any]:
+        params: Params, state: DraftState, root: Array, randomness: RowRandomness, sampling: Sampling
+    ) -> tuple[DraftTree, DraftState]:
         with jax.named_scope("draft"):
             return grow(expander(params, state, root), tree, root, randomness, sampling), state
 
+    def rewind(state: DraftState, length: Array) -> DraftState:
+        return state._replace(cache=state.cache._replace(length=length + ahead))
+
     rule = RULES[tree.verification]
     return Drafter(init, draft, update, taps, tree.depth, tree.num_nodes, rule, rewind=rewind)
+
+
+def read_confirmed(
+    state: DraftState, verified: Verified, run: Callable[[Array, Array], tuple[Array, NewKV]]
+) -> DraftState:
+    """Runs a draft model over the confirmed tokens, commits their keys and values, and keeps the last state.
+
+    Args:
+      run: `(positions [B, T], mask [T, T]) -> (states [B, T, H], NewKV)`, one causal pass.
+    """
+    with jax.named_scope("head_update"):
+        width = verified.tokens.shape[1]
+        positions = verified.start[:, None] + jnp.arange(width)[None]
+        states, new = run(positions, jnp.tril(jnp.ones((width, width), bool)))
+        cache = commit(state.cache, new, verified.count, result=states)
+        return DraftState(cache, last_state(state.hidden, states, verified.count))
 
 
 def last_state(before: Float[Array, "B H"], states: Float[Array, "B T H"], count: Int[Array, " B"]) -> Array:
     """Returns the state of the last of `count` confirmed tokens, [B, H]; `before` in rows without one."""
     last = jnp.take_along_axis(states, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
     return jnp.where(count[:, None] > 0, last.astype(before.dtype), before)
+
+
+def blank_entries(cache: KVCache, entries: int) -> NewKV:
+    """Returns zeros as keys and values of uncommitted tokens, in the layout of `cache`."""
+    zeros = tuple(jnp.zeros((*v.shape[:2], entries, v.shape[3]), v.dtype) for v in cache.values)
+    return NewKV(zeros, zeros)
 
 
 def grow(
@@ -219,7 +302,7 @@ def _grow_dynamic(
         )
         return pool, _put(frontiers, front.pool, done + width, 1), front, drafted
 
-    carry = (pool, frontiers, front, model.blank(levels * width))
+    carry = (pool, frontiers, front, blank_entries(model.cache, levels * width))
     pool, frontiers, _, _ = jax.lax.fori_loop(2, tree.depth + 1, expand, carry) if levels else carry
     if tree.rerank:
         return _mask_zero_probability(gather_tree(root, pool, select_best(pool, tree.num_nodes)))
@@ -240,38 +323,38 @@ def _grow_static(
     model: Expander, shape: tuple[int, ...], root: Int[Array, " B"], propose: Callable[..., Candidates]
 ) -> DraftTree:
     """Grows a tree of fixed shape (EAGLE-1, Medusa): child r of a node is its candidate of rank r."""
-    parents, nodes, batch = np.array(shape), len(shape), root.shape[0]
-    depths, ranks = np.array(static_depths(shape)), np.array(sibling_ranks(shape))
+    nodes, batch = len(shape), root.shape[0]
+    depths, ranks = static_depths(shape), sibling_ranks(shape)
     tokens = [jnp.zeros((batch,), jnp.int32)] * nodes
     scores = [jnp.zeros((batch,), jnp.float32)] * nodes
     laws: dict[int, Array] = {}
-    expanded = np.array([-1])  # the root: its state is known and needs no pass
-    states, entries, previous = model.root[:, None], np.zeros((0,), int), expanded
-    earlier = model.blank(0)
-    for level in range(1, int(depths.max()) + 1):
+    expanded: list[int] = [-1]  # the root: its state is known and needs no pass
+    states, entries, previous = model.root[:, None], list[int](), expanded
+    earlier = blank_entries(model.cache, 0)
+    for level in range(1, max(depths) + 1):
         if level > 1:
             # Drafted entries are the earlier expanded nodes, then this level's. A node sees its ancestors and itself.
-            entries = np.concatenate([entries, expanded])
-            sees = np.array([[_is_ancestor(parents, int(e), int(n)) for e in entries] for n in expanded])
+            entries = entries + expanded
+            sees = np.array([[_is_ancestor(shape, e, n) for e in entries] for n in expanded])
             states, new = model.extend(
                 jnp.stack([tokens[n] for n in expanded], axis=1),
-                states[:, _positions(previous, parents[expanded])],
+                states[:, np.array([previous.index(shape[n]) for n in expanded])],
                 level,
                 jnp.broadcast_to(jnp.asarray(sees), (batch, *sees.shape)),
                 earlier,
             )
             earlier = jax.tree.map(lambda old, part: jnp.concatenate([old, part.astype(old.dtype)], 2), earlier, new)
-        children = np.flatnonzero(depths == level)
-        found = propose(states, level, int(ranks[children].max()) + 1)
+        children = [node for node in range(nodes) if depths[node] == level]
+        found = propose(states, level, max(ranks[node] for node in children) + 1)
         if found.law is not None:
-            laws |= {int(node): found.law[:, place] for place, node in enumerate(expanded)}
+            laws |= {node: found.law[:, place] for place, node in enumerate(expanded)}
         for node in children:
-            where = int(_positions(expanded, parents[node : node + 1])[0])
-            above = scores[parents[node]] if level > 1 else 0.0
+            where = expanded.index(shape[node])
+            above = scores[shape[node]] if level > 1 else 0.0
             tokens[node] = found.tokens[:, where, ranks[node]]
             scores[node] = above + found.gains[:, where, ranks[node]]
-        previous, expanded = expanded, np.array([n for n in children if n in parents], int)
-    rows = jnp.broadcast_to(jnp.asarray(np.concatenate([[ROOT], parents + 1]), jnp.int32), (batch, nodes + 1))
+        previous, expanded = expanded, [node for node in children if node in shape]
+    rows = jnp.broadcast_to(jnp.array([ROOT, *(parent + 1 for parent in shape)], jnp.int32), (batch, nodes + 1))
     no_law = jnp.full((batch, model.vocab), -jnp.inf, jnp.float32)  # a leaf has no children
     return _mask_zero_probability(
         DraftTree(
@@ -283,11 +366,7 @@ def _grow_static(
     )
 
 
-def _is_ancestor(parents: np.ndarray, ancestor: int, node: int) -> bool:
+def _is_ancestor(parents: tuple[int, ...], ancestor: int, node: int) -> bool:
     while node > ancestor:
-        node = int(parents[node])
+        node = parents[node]
     return node == ancestor
-
-
-def _positions(of: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    return np.array([int(np.flatnonzero(of == w)[0]) for w in wanted], int)

@@ -1,1 +1,12 @@
-"""Defines Flax Linen modules: layers, one decoder for all families, EAGLE, Medusa and Hydra heads."""
+"""Exports Flax Linen modules and their parameters: one decoder for all families, EAGLE, Medusa and Hydra heads."""
+
+from eagle_jax.models.decoder import Decoder, init_params, target_fn
+from eagle_jax.models.heads import EagleHead, init_head_params, split_embeddings
+from eagle_jax.models.layers import LayerOutput, Linear, Norm, by_query_blocks, cut_rows
+from eagle_jax.models.medusa import MedusaHeads, init_medusa_params
+from eagle_jax.models.presets import eagle3_head
+
+__all__ = [
+    "Decoder", "EagleHead", "LayerOutput", "Linear", "MedusaHeads", "Norm", "by_query_blocks", "cut_rows",
+    "eagle3_head", "init_head_params", "init_medusa_params", "init_params", "split_embeddings", "target_fn",
+]  # fmt: skip

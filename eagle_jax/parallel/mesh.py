@@ -26,17 +26,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Shaped
 
 from eagle_jax.config import ConfigError
-from eagle_jax.core.types import (
-    Drafter,
-    KVCache,
-    NewKV,
-    Params,
-    RowRandomness,
-    Sampling,
-    TargetFn,
-    TargetOutput,
-    Verified,
-)
+from eagle_jax.core.types import Drafter, DraftTree, KVCache, NewKV, Params, TargetFn, TargetOutput
 
 DATA, FSDP, TENSOR = AXES = ("data", "fsdp", "tensor")
 ROWS = (DATA, FSDP)
@@ -187,7 +177,7 @@ def check_mesh(mesh: Any) -> None:
     found = f"axes {mesh.axis_names} ({mesh.axis_types})" if isinstance(mesh, Mesh) else f"a {type(mesh).__name__}"
     raise ConfigError(
         f"mesh must be a jax.sharding.Mesh with the axes {AXES}, all Auto, got {found}. Make it with "
-        "eagle_jax.parallel.mesh.make_mesh(data, tensor); an axis may have size 1."
+        "eagle_jax.parallel.make_mesh(data, tensor); an axis may have size 1."
     )
 
 
@@ -277,17 +267,17 @@ def shard_drafter(drafter: Drafter, mesh: Mesh) -> Drafter:
     """Returns `drafter` with every cache in its state sharded; equal arguments give the same object."""
 
     def shard_caches(state: Any) -> Any:
-        is_cache = lambda node: isinstance(node, KVCache)  # noqa: E731
+        is_cache = lambda node: isinstance(node, KVCache) and bool(node.keys)  # noqa: E731
         return jax.tree.map(lambda node: place_cache(node, mesh) if is_cache(node) else node, state, is_leaf=is_cache)
 
-    def init(params: Params, batch: int, slots: int) -> Any:
-        return shard_caches(drafter.init(params, batch, slots))
+    def init(*arguments: Any) -> Any:
+        return shard_caches(drafter.init(*arguments))
 
-    def draft(params: Params, state: Any, root: Array, row: RowRandomness, sampling: Sampling) -> tuple[Any, Any]:
-        tree, state = drafter.draft(params, state, root, row, sampling)
+    def draft(*arguments: Any) -> tuple[DraftTree, Any]:
+        tree, state = drafter.draft(*arguments)
         return tree, shard_caches(state)
 
-    def update(params: Params, state: Any, verified: Verified) -> Any:
-        return shard_caches(drafter.update(params, state, verified))
+    def update(*arguments: Any) -> Any:
+        return shard_caches(drafter.update(*arguments))
 
     return drafter._replace(init=init, draft=draft, update=update)

@@ -12,17 +12,8 @@ import numpy as np
 import pytest
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.core import (
-    Engine,
-    RowRandomness,
-    Sizes,
-    extend,
-    make_sampling,
-    prefill,
-    step,
-    verify_key,
-)
-from eagle_jax.drafters.vanilla import vanilla_drafter
+from eagle_jax.core import Engine, RowRandomness, Sizes, extend, make_sampling, prefill, step, verify_key
+from eagle_jax.drafters import vanilla_drafter
 from tests import oracles
 from tests.models import SAMPLED, TREES, random_prompts
 from tests.tables import (
@@ -33,7 +24,7 @@ from tests.tables import (
     parameters,
     random_table,
     run,
-    slow_log_probs,
+    slow_run,
     slow_texts,
     table_drafter,
     texts_of,
@@ -88,7 +79,7 @@ def test_plain_decoding_is_the_slow_loop(law):
     state = run(PARAMS, BATCH, make_sampling(**LAWS[law]), PLAIN, SIZES, log_probs="law")
     assert texts_of(state) == wanted(law)
     assert state.cycles.tolist() == [len(text) - 1 for text in wanted(law)]
-    for got, want in zip(log_probs_of(state), slow_log_probs(TABLE, BATCH, SIZES.max_tokens, **LAWS[law]), strict=True):
+    for got, want in zip(log_probs_of(state), slow_run(TABLE, BATCH, SIZES.max_tokens, **LAWS[law])[1], strict=True):
         np.testing.assert_allclose(got, want, atol=1e-5)
 
 
@@ -153,7 +144,7 @@ def test_steps_by_hand_are_the_loop():
             texts[row] += info.tokens[row, :count].tolist()
             found[row] += info.log_probs[row, :count].tolist()
     assert texts == wanted("sampled")
-    for got, want in zip(found, slow_log_probs(TABLE, BATCH, SIZES.max_tokens, temperature=1.0), strict=True):
+    for got, want in zip(found, slow_run(TABLE, BATCH, SIZES.max_tokens, temperature=1.0)[1], strict=True):
         np.testing.assert_allclose(got, want, atol=1e-5)
 
 
@@ -162,11 +153,9 @@ def test_extending_a_text_is_reading_it_anew():
     drafter, sampling = table_drafter(TREES["k3n12"], VOCAB), make_sampling(1.0)
     engine, sizes = Engine(TARGET, drafter), SIZES._replace(slots=80)
     first = run(PARAMS, BATCH, sampling, drafter, sizes)
-    said = [
-        [text[-1], *more]
-        for text, more in zip(texts_of(first), random_prompts([3, 6, 1, 2, 5, 7], VOCAB, 2), strict=True)
-    ]
-    then = batch_of(said, [9] * 6, [[]] * 6, CHUNK, seed=8)
+    added = random_prompts([3, 6, 1, 2, 5, 7], VOCAB, 2)
+    turns = [[text[-1], *more] for text, more in zip(texts_of(first), added, strict=True)]
+    then = batch_of(turns, [9] * 6, [[]] * 6, CHUNK, seed=8)
 
     @jax.jit
     def reply(cache, inner):
@@ -175,7 +164,7 @@ def test_extending_a_text_is_reading_it_anew():
 
     second = reply(first.cache, first.drafter)
     assert second.drafter.sound.all()
-    whole = [prompt + text[:-1] + more for prompt, text, more in zip(PROMPTS, texts_of(first), said, strict=True)]
+    whole = [prompt + text[:-1] + more for prompt, text, more in zip(PROMPTS, texts_of(first), turns, strict=True)]
     anew = batch_of(whole, [9] * 6, [[]] * 6, CHUNK, seed=8)
     assert texts_of(second) == slow_texts(TABLE, anew, SIZES.max_tokens, temperature=1.0)
 

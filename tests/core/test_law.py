@@ -81,16 +81,19 @@ def program(tree: str):
     return jax.jit(run, compiler_options={"xla_backend_optimization_level": 1})
 
 
-def drawn(tree: str, settings: dict, seed: int = 0, budget: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    """[ROWS, 3] tokens of independent rows of one prompt, and in how many cycles 0, 1, ... drafts were accepted."""
+def drawn(tree: str, settings: dict, seed: int = 0, budget: int = 3, rounds: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """[rounds * ROWS, 3] tokens of independent rows of one prompt, and the cycles that accepted 0, 1, ... drafts."""
     full = functools.partial(jnp.full, (ROWS,))
-    keys = jax.random.split(jax.random.key(seed), ROWS)
-    batch = Batch(jnp.tile(jnp.asarray(PROMPT), (ROWS, 1)), full(3), full(budget), full(-1)[:, None], keys)
     neutral = {"top_k": VOCAB, "top_p": 1.0, "min_p": 0.0} | settings
     sampling = Sampling(**{name: jnp.asarray(value) for name, value in neutral.items()})
-    tokens, accepted, sound = program(tree)(tables(seed), batch, sampling)
-    assert sound
-    return np.asarray(tokens), np.asarray(accepted)
+    prompts, texts, accepted = jnp.tile(jnp.asarray(PROMPT), (ROWS, 1)), [], []
+    for keys in jax.random.split(jax.random.key(seed), rounds * ROWS).reshape(rounds, ROWS):
+        batch = Batch(prompts, full(3), full(budget), full(-1)[:, None], keys)
+        tokens, counts, sound = program(tree)(tables(seed), batch, sampling)
+        assert sound
+        texts.append(np.asarray(tokens))
+        accepted.append(np.asarray(counts))
+    return np.concatenate(texts), np.sum(accepted, axis=0)
 
 
 def compare(tokens: np.ndarray, law: np.ndarray) -> tuple[float, float]:
@@ -103,14 +106,16 @@ def compare(tokens: np.ndarray, law: np.ndarray) -> tuple[float, float]:
     return stats.chisquare(counts[big], wanted).pvalue, 0.5 * np.abs(counts / len(tokens) - law).sum()
 
 
+@pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tree", TREES)
-def test_joint_law_of_three_tokens_is_the_targets(tree):
+def test_joint_law_of_three_tokens_is_the_targets(tree, rounds):
+    """Ten thousand draws fit by chi-square; 200,000 draws are within a total variation of 0.01 as well."""
     for name, seed in (("all", 0), ("temperature", 2)):  # on some tables some faults hardly show
-        tokens, accepted = drawn(tree, SETTINGS[name], seed)
+        tokens, accepted = drawn(tree, SETTINGS[name], seed, rounds=rounds)
         assert accepted[2:].sum() > 0.05 * accepted.sum(), "too little is accepted to test acceptance"
         pvalue, variation = compare(tokens, exact(tables(seed), SETTINGS[name]))
-        assert pvalue > 1e-3
-        assert variation < 0.03
+        assert pvalue > 0.01
+        assert rounds == 1 or variation < 0.01
 
 
 def test_what_a_rule_accepts_is_what_theory_predicts():

@@ -11,12 +11,12 @@ import pytest
 from scipy import stats
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.core import Batch, Engine, Sizes, emitted_tokens, generate
+from eagle_jax.core import Engine, Sizes, emitted_tokens, generate
 from eagle_jax.core.randomness import _fraction, gumbel, row_keys, threefry_keys, uniform
 from eagle_jax.core.sampling import draw, make_sampling
 from eagle_jax.runtime.generation import request_of
 from tests.models import tiny_target
-from tests.tables import TARGET, parameters, random_table, slow_texts, table_drafter
+from tests.tables import TARGET, batch_of, parameters, random_table, slow_texts, table_drafter
 
 GENERATORS = ["threefry2x32", "rbg", "unsafe_rbg"]
 NUMBERS = jnp.arange(5)
@@ -86,8 +86,7 @@ ENGINE = Engine(TARGET, table_drafter(TreeConfig(depth=2, top_k=2, num_nodes=4),
 
 def batch_with(keys):
     rows = keys.shape[0]
-    full = functools.partial(jnp.full, (rows,))
-    return Batch(jnp.tile(jnp.array([[3, 1, 4]]), (rows, 1)), full(3), full(12), full(-1)[:, None], keys)
+    return batch_of([[3, 1, 4]] * rows, [12] * rows, [[]] * rows, 3)._replace(keys=keys)
 
 
 def texts(params, keys):

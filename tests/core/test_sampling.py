@@ -1,4 +1,4 @@
-"""Checks processors of logits and draws against slow versions, and refuses impossible settings."""
+"""Checks processors of logits and draws against slow versions, and the errors of bad settings."""
 
 import re
 
@@ -99,6 +99,6 @@ def test_draws_follow_the_law_and_depend_on_key_and_index_only():
         ("min_p", 1.5), ("min_p", float("nan")),
     ],
 )  # fmt: skip
-def test_impossible_settings_are_refused_by_name(name, value):
+def test_bad_settings_raise_by_name(name, value):
     with pytest.raises(ValueError, match=rf"^{name} must .*, got {re.escape(str(value))}\."):
         make_sampling(**({"temperature": 1.0} | {name: value}))

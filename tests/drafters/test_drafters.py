@@ -14,6 +14,7 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.core import RowRandomness
 from eagle_jax.core.randomness import gumbel
 from eagle_jax.drafters.eagle import HeadFns
+from eagle_jax.drafters.tree_growth import blank_entries
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.generation import request_of
 from tests import oracles
@@ -45,14 +46,14 @@ def drafted(head, seed=0, temperature=TEMPERATURE):
 
 def path_log_probs(head, params, whole):
     """Log-confidence of every next token after a path of target ids: one head pass per token, no tree and no mask."""
-    fns = HeadFns(head.config, head.target.fn, "float32")
+    fns = HeadFns(head.config, head.target.fn)
     model = fns.expander(params, whole.drafter, whole.root)
     known = {}
 
     def run(path):
         if path not in known:
             if not path:
-                hidden, earlier = model.root, model.blank(0)
+                hidden, earlier = model.root, blank_entries(model.cache, 0)
             else:
                 parent, earlier = run(path[:-1])[:2]
                 ones = jnp.ones((1, 1, len(path)), bool)

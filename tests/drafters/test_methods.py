@@ -1,4 +1,4 @@
-"""Checks the drafts of every method against slow versions, and what is refused."""
+"""Checks the drafts of every method against slow versions, and the errors of bad arguments."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import eagle_jax
 from eagle_jax.checkpoints import CheckpointError, check_same_tokens, save_target_checkpoint
 from eagle_jax.config import ConfigError, TreeConfig
 from eagle_jax.core.types import PADDING, ROOT, RowRandomness, Sampling
-from eagle_jax.drafters.lookahead_decoding import lookahead_drafter
-from eagle_jax.drafters.pld import LookupState, prompt_lookup_drafter
-from eagle_jax.models.medusa import MedusaHeads
+from eagle_jax.drafters import lookahead_drafter, prompt_lookup_drafter
+from eagle_jax.drafters.pld import LookupState
+from eagle_jax.models import MedusaHeads
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.drafters import BoundDrafter, SmallModel
 from eagle_jax.runtime.generation import request_of
@@ -122,7 +122,7 @@ def test_lookahead_is_jacobi_iteration_with_a_pool_of_n_grams(size):
     assert hits > 1, "no n-gram was ever offered"
 
 
-def test_a_draft_model_with_fewer_positions_than_its_target_says_so():
+def test_a_draft_model_with_fewer_positions_than_its_target_warns():
     target, model = tiny_target(), tiny_target(layers=1, seed=3)
     short = eagle_jax.Target.from_params(dataclasses.replace(model.config, max_position=64), model.params, "short")
     with pytest.warns(UserWarning, match="draft model 'short' has 64 positions and the target .* beyond position 64"):
@@ -192,7 +192,7 @@ def test_medusa_and_hydra_heads_read_what_they_should(kind, tree):
         assert score == pytest.approx(total, abs=1e-4)
 
 
-def test_heads_of_another_model_are_refused():
+def test_heads_of_another_model_raise():
     head = tiny_medusa("medusa", TREES["static"])
     with pytest.raises(ConfigError, match="heads: hidden_size must be the target's, 18, got 16"):
         head.on(Target.from_params(dataclasses.replace(tiny_target().config, hidden_size=18), tiny_target().params))
@@ -238,12 +238,12 @@ def test_a_draft_model_has_its_targets_tokenizer(tmp_path):
         ({"tokenizer.model": "a"}, {"tokenizer.model": "b"}, r"target, got another tokenizer\.model\."),
     ],
 )
-def test_other_tokenizers_are_refused(ours, theirs, message, tmp_path):
+def test_other_tokenizers_raise(ours, theirs, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):
         check_same_tokens(write(tmp_path / "draft", ours), write(tmp_path / "target", theirs), (12, 12))
 
 
-def test_methods_refuse_numbers_that_cannot_be():
+def test_methods_raise_on_bad_numbers():
     target = tiny_target()
     for call, message in (
         (lambda: eagle_jax.prompt_lookup(target, ngram=0), "ngram must be an integer of at least 1, got 0"),

@@ -60,7 +60,7 @@ def updated(state: Any) -> dict[str, Any]:
         (updated(lambda state: None), r"update must return .* same form, got None for int32\[2\]"),
     ],
 )
-def test_what_does_not_fit_is_said_in_one_sentence(own, message):
+def test_a_method_that_breaks_the_interface_raises(own, message):
     target = tiny_target()
     bound = eagle_jax.BoundDrafter.of(method(**own), target, name="own")
     with pytest.raises(ValueError, match=message):

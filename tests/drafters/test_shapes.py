@@ -54,7 +54,7 @@ def test_the_published_trees_are_their_authors(name):
         ([[-1]], r"must list a rank .*, got \[-1\]"),
     ],
 )
-def test_lists_that_are_no_tree(paths, message):
+def test_paths_without_a_parent_or_sibling_raise(paths, message):
     with pytest.raises(ConfigError, match=message):
         parents_of_paths(paths)
 
@@ -79,7 +79,7 @@ def test_the_tree_of_accuracies_is_the_best_of_all(accuracies, nodes):
     assert worth(paths_of(built), accuracies) == pytest.approx(best)
 
 
-def test_accuracies_that_cannot_be():
+def test_bad_accuracies_raise():
     with pytest.raises(ConfigError, match="must lie in 0 to 1"):
         best_parents([[1.2]], 1)
     with pytest.raises(ConfigError, match="must have one or more values for every depth"):

@@ -13,8 +13,7 @@ import pytest
 from jax._src.clusters import cloud_tpu_cluster
 
 from eagle_jax.config import ConfigError
-from eagle_jax.parallel import processes
-from eagle_jax.parallel.mesh import make_mesh
+from eagle_jax.parallel import make_mesh, processes
 
 ALL = {"JAX_COORDINATOR_ADDRESS": "host0:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "2"}
 
@@ -26,75 +25,49 @@ def joined(monkeypatch) -> list[tuple]:
     return calls
 
 
+def slice_of(number: str, endpoints: str) -> dict[str, str]:
+    return {"agent-worker-number": number, "worker-network-endpoints": endpoints}
+
+
 @pytest.mark.parametrize(
-    ("environment", "call"),
+    ("environment", "metadata", "call"),
     [
-        ({}, None),
-        (ALL, ("host0:1234", 4, 2)),
-        ({"TPU_WORKER_HOSTNAMES": "localhost"}, None),
-        ({"TPU_WORKER_HOSTNAMES": "t0,t1"}, ()),
-        ({"TPU_PROCESS_ADDRESSES": "t0:8476,t1:8476"}, ()),
-        ({"TPU_PROCESS_ADDRESSES": "t0:8476", "TPU_WORKER_HOSTNAMES": "t0,t1"}, None),
-        ({"MEGASCALE_COORDINATOR_ADDRESS": "t0"}, ()),
-        ({"SLURM_NTASKS": "1"}, None),
-        ({"SLURM_NTASKS": "8"}, ()),
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, ()),
+        ({}, None, None),
+        (ALL, None, ("host0:1234", 4, 2)),
+        ({"TPU_WORKER_HOSTNAMES": "localhost"}, None, None),
+        ({"TPU_WORKER_HOSTNAMES": "t0,t1"}, None, ()),
+        ({"TPU_PROCESS_ADDRESSES": "t0:8476,t1:8476"}, None, ()),
+        ({"TPU_PROCESS_ADDRESSES": "t0:8476", "TPU_WORKER_HOSTNAMES": "t0,t1"}, None, None),
+        ({"MEGASCALE_COORDINATOR_ADDRESS": "t0"}, None, ()),
+        ({"SLURM_NTASKS": "1"}, None, None),
+        ({"SLURM_NTASKS": "8"}, None, ()),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, None, ()),
+        ({}, slice_of("1", "a:b:10.0.0.1,a:b:10.0.0.2"), ()),
+        ({"JAX_PLATFORMS": "tpu,cpu"}, slice_of("1", "t0,t1"), ()),
+        ({"JAX_PLATFORMS": "cpu"}, slice_of("1", "t0,t1"), None),
+        ({}, slice_of("0", "t0"), None),
+        ({}, slice_of("0", "t0") | {"tpu-env": "MEGASCALE_NUM_SLICES: '2'"}, ()),
+        ({}, {}, None),
     ],
 )
-def test_processes_are_joined(environment, call, joined):
-    processes.initialise(environment)
-    assert joined == ([] if call is None else [call])
+def test_processes_are_joined(environment, metadata, call, joined, monkeypatch):
+    """`metadata`: the answers of the server of a plain TPU VM; None: no chips, so nothing may read from the server."""
 
+    def answer(key: str) -> tuple[str, int]:
+        assert metadata is not None, f"read {key} from the server"
+        if not metadata:  # chips without a slice
+            raise ConnectionError(key)
+        return (metadata[key], 200) if key in metadata else ("", 404)
 
-@pytest.fixture
-def metadata(monkeypatch) -> dict[str, str]:
-    """A machine with TPU chips, and the answers of its metadata server."""
-    answers: dict[str, str] = {}
-    found = lambda key: (answers[key], 200) if key in answers else ("", 404)  # noqa: E731
-    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
-    monkeypatch.setattr(cloud_tpu_cluster, "get_metadata", found)
+    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", metadata is not None)
+    monkeypatch.setattr(cloud_tpu_cluster, "get_metadata", answer)
     for name in ("TPU_SKIP_MDS_QUERY", "MEGASCALE_NUM_SLICES"):
         monkeypatch.delenv(name, raising=False)
-    return answers
-
-
-@pytest.mark.parametrize(
-    ("answers", "environment", "call"),
-    [
-        ({"agent-worker-number": "1", "worker-network-endpoints": "a:b:10.0.0.1,a:b:10.0.0.2"}, {}, ()),
-        ({"agent-worker-number": "1", "worker-network-endpoints": "t0,t1"}, {"JAX_PLATFORMS": "tpu,cpu"}, ()),
-        ({"agent-worker-number": "1", "worker-network-endpoints": "t0,t1"}, {"JAX_PLATFORMS": "cpu"}, None),
-        ({"agent-worker-number": "0", "worker-network-endpoints": "t0"}, {}, None),
-        (
-            {"agent-worker-number": "0", "worker-network-endpoints": "t0", "tpu-env": "MEGASCALE_NUM_SLICES: '2'"},
-            {},
-            (),
-        ),
-        ({}, {}, None),  # chips without a slice
-    ],
-)
-def test_plain_tpu_vms_are_joined(answers, environment, call, joined, metadata):
-    metadata.update(answers)
     processes.initialise(environment)
     assert joined == ([] if call is None else [call])
 
 
-@pytest.mark.parametrize("chips", [False, True])
-def test_a_machine_without_metadata_server_is_alone(chips, joined, monkeypatch):
-    """Without TPU chips the server is not asked."""
-
-    def absent(key: str) -> None:
-        assert chips, f"asked for {key}"
-        raise ConnectionError(key)
-
-    monkeypatch.setattr(cloud_tpu_cluster, "get_metadata", absent)
-    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", chips)
-    monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
-    processes.initialise({})
-    assert not joined
-
-
-def test_processes_that_did_not_join_are_refused(joined, monkeypatch):
+def test_processes_that_did_not_join_raise(joined, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 4)
     with pytest.raises(ConfigError, match="JAX_PROCESS_ID must be set on each of the 4 processes"):
         processes.initialise({})
@@ -110,7 +83,7 @@ def test_processes_that_did_not_join_are_refused(joined, monkeypatch):
         ({"JAX_PROCESS_ID": "4"}, "JAX_PROCESS_ID must be a number below JAX_NUM_PROCESSES=4, got 4"),
     ],
 )
-def test_half_an_environment_is_refused(change, message, joined):
+def test_an_incomplete_environment_raises(change, message, joined):
     with pytest.raises(ConfigError, match=message):
         processes.initialise({**ALL, **change})
     assert not joined
@@ -132,8 +105,7 @@ import sys
 import jax
 import numpy as np
 from eagle_jax.config import ConfigError
-from eagle_jax.parallel import processes
-from eagle_jax.parallel.mesh import make_mesh
+from eagle_jax.parallel import make_mesh, processes
 
 assert processes.initialise()
 devices = jax.devices()
@@ -147,7 +119,7 @@ for mesh in (make_mesh(2, 1, 2), make_mesh(1, 2, 2)):
 try:
     make_mesh(1, 4, 1)
 except ConfigError as error:
-    sys.stdout.write(f"refused: {error}\\n")  # in one piece: Gloo writes lines of its own between
+    sys.stdout.write(f"raised: {error}\\n")  # in one piece: Gloo writes lines of its own between
 """
 
 
@@ -163,14 +135,14 @@ def both_processes(attempts: int = 3) -> list[str]:
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         running.append(subprocess.Popen([sys.executable, "-c", TWO], env=environment, **options))
     found = [process.communicate(timeout=300) for process in running]
-    said = "".join(error for _, error in found)
-    if any(process.returncode for process in running) and attempts > 1 and ("Gloo" in said or "DEADLINE" in said):
+    errors = "".join(error for _, error in found)
+    if any(process.returncode for process in running) and attempts > 1 and ("Gloo" in errors or "DEADLINE" in errors):
         return both_processes(attempts - 1)
-    assert not any(process.returncode for process in running), said
+    assert not any(process.returncode for process in running), errors
     return [out for out, _ in found]
 
 
 def test_two_processes_have_their_rows_in_order():
     """Also if JAX lists devices in another order than by process; no matrix is split over processes."""
     for out in both_processes():
-        assert "refused: tensor=4 must divide the 2 devices of a process" in out
+        assert "raised: tensor=4 must divide the 2 devices of a process" in out

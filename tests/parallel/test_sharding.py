@@ -15,9 +15,7 @@ from jax.sharding import PartitionSpec as P
 import eagle_jax
 from eagle_jax import DecoderConfig, DraftHead, HeadConfig, Medusa, Target, TreeConfig
 from eagle_jax.config import MedusaConfig
-from eagle_jax.models.decoder import init_params
-from eagle_jax.models.heads import init_head_params
-from eagle_jax.models.medusa import init_medusa_params
+from eagle_jax.models import init_head_params, init_medusa_params, init_params
 from eagle_jax.parallel.mesh import make_mesh, param_sharding, param_shardings, placer
 from tests.models import TREES, near_model, random_prompts
 
@@ -139,14 +137,14 @@ def other_axes() -> Mesh:
          "num_kv_heads must be a multiple of tensor=4, got 2"),
         (lambda: eagle_jax.generate(*eagle_jax.shard(*pair(), make_mesh(2, 2)), [[1, 2]] * 3, max_new_tokens=4),
          "number of prompts must be a multiple of data=2, got 3. Add 1 prompts"),
-        (lambda: eagle_jax.shard(*pair(), other_axes()), r"got axes \('model',\).*Make it with .*mesh.make_mesh"),
+        (lambda: eagle_jax.shard(*pair(), other_axes()), r"got axes \('model',\).*Make it with .*parallel.make_mesh"),
         (lambda: eagle_jax.load_target("nowhere", mesh="x"), "mesh must be a jax.sharding.Mesh .*, got a str"),
         (lambda: make_mesh(3, 2), "data=3 times fsdp=1 times tensor=2 must be 1 to 4, the number of devices"),
         (lambda: eagle_jax.generate(eagle_jax.shard(*pair(), make_mesh(1, 4))[0], pair()[1], [[1, 2]]),
          "another target"),
     ],
 )  # fmt: skip
-def test_bad_meshes(run, message):
+def test_meshes_that_do_not_fit_raise(run, message):
     with pytest.raises(ValueError, match=message):
         run()
 

@@ -106,7 +106,7 @@ def test_an_lm_head_in_a_tied_model(family, case, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
 def test_any_edit_that_loads_gives_the_same_logits(family, tmp_path):
-    """Fuzz over every key of a target's config.json; a config that one of the two refuses is not compared."""
+    """Fuzz over every key of a target's config.json; a config that one of the two cannot load is not compared."""
     sizes = {"head_dim": None, "hidden_size": 48} if family == "Qwen2" else {}
     save(tiny_model(family, num_hidden_layers=1, **sizes), tmp_path)
     original = json.loads((tmp_path / "config.json").read_text())

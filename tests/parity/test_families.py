@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install eagle-jax[test]")
 
 from eagle_jax.checkpoints import load_target_checkpoint, save_target_checkpoint  # noqa: E402
-from eagle_jax.models.decoder import target_fn  # noqa: E402
+from eagle_jax.models import target_fn  # noqa: E402
 from tests.parity.tiny import random_tokens, save, tiny_model, torch_outputs  # noqa: E402
 
 TOLERANCE = 1e-4

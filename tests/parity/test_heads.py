@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from eagle_jax.checkpoints import load_head_checkpoint
-from eagle_jax.models.heads import EagleHead
+from eagle_jax.models import EagleHead
 from tests.checkpoints.random_heads import TARGET, eagle1, eagle3, write
 from tests.parity.slow_heads import SlowEagle1, SlowEagle3
 

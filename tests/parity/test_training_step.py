@@ -24,8 +24,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install eagle-jax[test]")
 
 from eagle_jax.config import DecoderConfig, HeadConfig, RopeConfig  # noqa: E402
-from eagle_jax.models.decoder import init_params  # noqa: E402
-from eagle_jax.models.heads import init_head_params  # noqa: E402
+from eagle_jax.models import init_head_params, init_params  # noqa: E402
 from eagle_jax.packed import PackedTokens  # noqa: E402
 from eagle_jax.training import Frozen, Objective, head_loss  # noqa: E402
 from tests.parity import torch_step  # noqa: E402
