@@ -25,8 +25,7 @@ import eagle_jax
 from eagle_jax.checkpoints.files.staging import sweep
 from eagle_jax.data.corpus import Corpus, Layout, Stored, build_corpus, corpus_key, shard_bounds, write_shard
 from eagle_jax.packed import PackedTokens
-from eagle_jax.parallel import processes
-from eagle_jax.parallel.mesh import make_mesh
+from eagle_jax.parallel import make_mesh, processes
 from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.runtime.request import bucket
 from eagle_jax.training import observe

@@ -30,8 +30,7 @@ from eagle_jax.config import ConfigError, DecoderConfig, TreeConfig
 from eagle_jax.data.chat import Dialogue, stop_ids, tokenizer_settings
 from eagle_jax.data.corpus import Report, Shard, Source, add_reports, corpus_key, remember
 from eagle_jax.data.rows import SkippedRow, parse_row
-from eagle_jax.parallel import processes
-from eagle_jax.parallel.mesh import make_mesh
+from eagle_jax.parallel import make_mesh, processes
 from eagle_jax.runtime.compilation import use_compilation_cache
 from infer.common.programs import at_least_one, check_seed, naming, not_negative, parse_tree, run
 from train.loop.log import progress_bar

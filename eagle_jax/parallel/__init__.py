@@ -2,7 +2,6 @@
 
 from eagle_jax.parallel import processes
 from eagle_jax.parallel.mesh import (
-    DATA,
     FSDP,
     ROWS,
     TENSOR,
@@ -18,8 +17,9 @@ from eagle_jax.parallel.mesh import (
     shard_drafter,
     shard_target,
 )
+from eagle_jax.parallel.processes import to_host
 
 __all__ = [
-    "DATA", "FSDP", "ROWS", "TENSOR", "by_rows", "check_mesh", "copies", "embeds_by_rows", "gathered", "make_mesh",
-    "param_shardings", "placer", "processes", "row_groups", "shard_drafter", "shard_target",
+    "FSDP", "ROWS", "TENSOR", "by_rows", "check_mesh", "copies", "embeds_by_rows", "gathered", "make_mesh",
+    "param_shardings", "placer", "processes", "row_groups", "shard_drafter", "shard_target", "to_host",
 ]  # fmt: skip

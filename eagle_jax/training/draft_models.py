@@ -11,8 +11,7 @@ from jaxtyping import Array, Float
 
 from eagle_jax.config import DecoderConfig, MedusaConfig
 from eagle_jax.core.types import Params
-from eagle_jax.models.decoder import target_fn
-from eagle_jax.models.medusa import MedusaHeads
+from eagle_jax.models import MedusaHeads, target_fn
 from eagle_jax.packed import PackedTokens
 from eagle_jax.training.hardware import dense_gradients
 from eagle_jax.training.losses import (

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from eagle_jax.models.layers import Linear, Norm
+from eagle_jax.models import Linear, Norm
 from eagle_jax.training.losses import rowwise_dot
 
 PEAK = {

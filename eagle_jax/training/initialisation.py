@@ -8,9 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from eagle_jax.config import DecoderConfig, HeadConfig, MedusaConfig
 from eagle_jax.core.types import Params
-from eagle_jax.models.decoder import init_params
-from eagle_jax.models.heads import init_head_params
-from eagle_jax.models.medusa import init_medusa_params
+from eagle_jax.models import init_head_params, init_medusa_params, init_params
 
 
 def fresh_target(config: DecoderConfig, key: Array) -> Params:

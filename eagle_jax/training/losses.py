@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
-from eagle_jax.models.layers import cut_rows
+from eagle_jax.models import cut_rows
 from eagle_jax.packed import PackedTokens
 
 

@@ -20,9 +20,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import ConfigError, HeadConfig, check_fields
 from eagle_jax.core.types import Params
-from eagle_jax.models.heads import EagleHead
+from eagle_jax.models import EagleHead
 from eagle_jax.packed import PackedTokens
-from eagle_jax.parallel.mesh import by_rows, copies, row_groups
+from eagle_jax.parallel import by_rows, copies, row_groups
 from eagle_jax.training.losses import (
     ahead,
     by_chunks,

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core.types import Params
-from eagle_jax.models.decoder import Decoder
+from eagle_jax.models import Decoder
 from eagle_jax.training.hardware import dense_gradients
 
 

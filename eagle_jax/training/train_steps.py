@@ -15,9 +15,9 @@ from jaxtyping import Array, Float, Int
 
 from eagle_jax.config import DecoderConfig, HeadConfig
 from eagle_jax.core.types import Params
-from eagle_jax.models.decoder import target_fn
+from eagle_jax.models import target_fn
 from eagle_jax.packed import PackedTokens
-from eagle_jax.parallel.mesh import by_rows, embeds_by_rows, gathered
+from eagle_jax.parallel import by_rows, embeds_by_rows, gathered
 from eagle_jax.training.hardware import dense_gradients
 from eagle_jax.training.losses import count_rows
 from eagle_jax.training.objective import Logits, Objective, Signals, StepMetrics, unrolled_loss

@@ -23,8 +23,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import HeadConfig
 from eagle_jax.core.types import Params
-from eagle_jax.models.heads import EagleHead, split_embeddings
-from eagle_jax.models.layers import LayerOutput, by_query_blocks
+from eagle_jax.models import EagleHead, LayerOutput, by_query_blocks, split_embeddings
 from eagle_jax.packed import PackedTokens
 from eagle_jax.training.losses import ahead
 

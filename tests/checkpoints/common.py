@@ -12,8 +12,7 @@ import numpy as np
 import safetensors.numpy
 
 from eagle_jax.config import DecoderConfig, RopeConfig
-from eagle_jax.models.decoder import init_params
-from eagle_jax.models.heads import init_head_params
+from eagle_jax.models import init_head_params, init_params
 
 CONFIG = DecoderConfig(
     vocab_size=31, hidden_size=12, intermediate_size=20, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=6,

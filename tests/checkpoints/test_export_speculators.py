@@ -13,7 +13,7 @@ import safetensors.numpy
 
 from eagle_jax.checkpoints import export_head, load_head_checkpoint, save_target_checkpoint
 from eagle_jax.config import RopeConfig
-from eagle_jax.models.heads import EagleHead
+from eagle_jax.models import EagleHead
 from eagle_jax.packed import PackedTokens
 from eagle_jax.training.unrolling import unroll
 from tests.checkpoints import random_heads

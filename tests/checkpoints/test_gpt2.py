@@ -11,8 +11,7 @@ import pytest
 import eagle_jax
 from eagle_jax import HeadConfig, Target, TreeConfig
 from eagle_jax.checkpoints import CheckpointError, load_target_checkpoint, save_target_checkpoint
-from eagle_jax.models.decoder import init_params
-from eagle_jax.models.heads import init_head_params
+from eagle_jax.models import init_head_params, init_params
 from tests.checkpoints.common import GPT2, assert_same, edit_json, edit_tensors, random_params
 from tests.models import random_prompts
 

@@ -14,7 +14,7 @@ import safetensors.numpy
 import eagle_jax
 from eagle_jax.checkpoints import CheckpointError, load_medusa_checkpoint, save_medusa_checkpoint
 from eagle_jax.config import MedusaConfig
-from eagle_jax.models.medusa import MedusaHeads, init_medusa_params
+from eagle_jax.models import MedusaHeads, init_medusa_params
 from tests.checkpoints.common import assert_same, edit_json, edit_tensors, quiet
 from tests.models import tiny_target
 

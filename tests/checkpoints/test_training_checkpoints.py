@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.checkpoints.training import TrainingCheckpoints
-from eagle_jax.parallel.mesh import make_mesh, param_shardings
+from eagle_jax.parallel import make_mesh, param_shardings
 
 
 class State(NamedTuple):

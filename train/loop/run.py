@@ -23,8 +23,7 @@ from eagle_jax.data.chat import stop_ids, tokenizer_settings
 from eagle_jax.data.corpus import Batches, Features, build_corpus, corpus_key, coverage, draft_vocabulary
 from eagle_jax.evaluate import measure_n_alpha
 from eagle_jax.packed import PackedTokens
-from eagle_jax.parallel import processes
-from eagle_jax.parallel.mesh import param_shardings
+from eagle_jax.parallel import param_shardings, processes
 from infer.common.programs import naming
 from train.loop.learners import Learner
 from train.loop.options import RunArgs

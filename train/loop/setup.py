@@ -17,7 +17,7 @@ from eagle_jax.checkpoints import config_directory, load_target_checkpoint, read
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
 from eagle_jax.core.types import Params
 from eagle_jax.data.corpus import Layout, Source, prompts_by_source
-from eagle_jax.parallel.mesh import FSDP, TENSOR, make_mesh, param_shardings, placer
+from eagle_jax.parallel import FSDP, TENSOR, make_mesh, param_shardings, placer
 from infer.common.programs import at_least_one, check_seed, naming, not_negative, option_of
 from train.loop.options import HeadArgs, RunArgs
 from train.loop.places import sources_of

@@ -19,9 +19,7 @@ import numpy as np
 from eagle_jax.checkpoints.files.fields import CheckpointError
 from eagle_jax.config import DecoderConfig, HeadConfig, MedusaConfig
 from eagle_jax.core.types import Params
-from eagle_jax.models.decoder import init_params
-from eagle_jax.models.heads import init_head_params
-from eagle_jax.models.medusa import init_medusa_params
+from eagle_jax.models import init_head_params, init_medusa_params, init_params
 
 LM_HEAD = "lm_head.weight"
 EMBEDDING = "embed_tokens/embedding"
