@@ -9,20 +9,19 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 # The shape of the published templates, cut down to what decides where a turn begins and ends.
 TEMPLATES = {
+    "chatml": CHATML,
+    # The generation prompt opens thoughts that the finished turn does not show.
+    "qwen3": CHATML.replace("assistant\n", "assistant\n<think>\n\n</think>\n\n"),
     "llama3": (
         "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + "
         "m['content'] | trim + '<|eot_id|>' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
-    ),
-    "chatml": (
-        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}"
-        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    ),
-    "qwen3": (  # the generation prompt opens thoughts that the finished turn does not show
-        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n\n</think>\n\n' }}{% endif %}"
     ),
     "llama2": (
         "{% if messages[0]['role'] == 'system' %}{% set system = '<<SYS>>' + messages[0]['content'] + '<</SYS>>' %}"
@@ -72,19 +71,15 @@ TALK = [
 
 
 def tokenizer_with(template: str) -> PreTrainedTokenizerFast:
-    """A token is a byte, or a special token."""
+    """Returns a tokenizer whose tokens are bytes and special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, bos_token="<s>", eos_token="</s>", additional_special_tokens=SPECIAL[2:]
-    )
-    tokenizer.chat_template = template
-    return tokenizer
+    return _wrapped(core, template)
 
 
 def metaspace_tokenizer_with(template: str, prepended: str) -> PreTrainedTokenizerFast:
-    """A token is a letter, a short word with the blank before it, or a byte, as in SentencePiece's models of Llama 2.
+    """Returns a tokenizer as SentencePiece's of Llama 2, of letters, bytes and short words with the blank before them.
 
     Args:
       prepended: which pieces between special tokens get a blank: "always" or "first"; "normalizer" is always, in the
@@ -103,17 +98,17 @@ def metaspace_tokenizer_with(template: str, prepended: str) -> PreTrainedTokeniz
         core.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=prepended, split=False)
     blanks = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     core.decoder = decoders.Sequence([*blanks, decoders.Strip(" ", 1, 0)])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, bos_token="<s>", eos_token="</s>", unk_token="<unk>",
-        additional_special_tokens=SPECIAL[2:],
-    )  # fmt: skip
-    tokenizer.chat_template = template
-    return tokenizer
+    return _wrapped(core, template, unk_token="<unk>")
 
 
-def supervised_texts(tokenizer, encoded, front: str = "") -> list[str]:
-    """The decoded runs of supervised tokens, each behind the token `front`, which is cut off again."""
-    before = [tokenizer.convert_tokens_to_ids(front)] if front else []
+def _wrapped(core: Tokenizer, template: str, **special: str) -> PreTrainedTokenizerFast:
+    special |= {"bos_token": "<s>", "eos_token": "</s>", "additional_special_tokens": SPECIAL[2:]}
+    return PreTrainedTokenizerFast(tokenizer_object=core, chat_template=template, **special)
+
+
+def supervised_texts(tokenizer, encoded) -> list[str]:
+    """Returns the decoded runs of supervised tokens; a letter before keeps the first blank, which decoders drop."""
+    before = tokenizer.convert_tokens_to_ids("x")
     edges = np.flatnonzero(np.diff(np.concatenate([[0], encoded.supervised.astype(int), [0]])))
     runs = [encoded.tokens[a:b].tolist() for a, b in edges.reshape(-1, 2)]
-    return [tokenizer.decode([*before, *run])[len(front) :] for run in runs]
+    return [tokenizer.decode([before, *run])[1:] for run in runs]

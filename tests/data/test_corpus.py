@@ -10,8 +10,7 @@ import pytest
 
 from eagle_jax.config import ConfigError
 from eagle_jax.data.chat.encoding import Encoded
-from eagle_jax.data.corpus.batches import Batches
-from eagle_jax.data.corpus.documents import Corpus, coverage, draft_vocabulary
+from eagle_jax.data.corpus import Batches, Corpus, coverage, draft_vocabulary
 
 LENGTHS = [5, 9, 7, 4, 12, 6, 3, 8]
 PLACES = [(0, 0), (1, 0), (0, 1), (0, 2), (1, 1), (0, 3), (1, 2), (1, 3)]
@@ -20,13 +19,14 @@ PLACES = [(0, 0), (1, 0), (0, 1), (0, 2), (1, 1), (0, 3), (1, 2), (1, 3)]
 @pytest.fixture
 def corpus() -> Corpus:
     """Token j of document i is 100 i + j; the prompts have 1 to 5 tokens."""
-    texts = []
-    for i, (length, prompt) in enumerate(zip(LENGTHS, [2, 1, 3, 2, 5, 2, 1, 4], strict=True)):
-        texts.append(Encoded(100 * i + np.arange(length, dtype=np.int32), np.arange(length) >= prompt))
+    texts = [
+        Encoded(100 * i + np.arange(length, dtype=np.int32), np.arange(length) >= prompt)
+        for i, (length, prompt) in enumerate(zip(LENGTHS, [2, 1, 3, 2, 5, 2, 1, 4], strict=True))
+    ]
     return Corpus.from_documents(texts, PLACES, ["chat", "code"])
 
 
-def test_round_trip(corpus, tmp_path):
+def test_a_corpus_is_written_and_read(corpus, tmp_path):
     corpus.save(tmp_path / "deep" / "corpus", {"notes.txt": "x"})
     again = Corpus.load(tmp_path / "deep" / "corpus")
     assert again[2].tokens.tolist() == list(range(200, 207))
@@ -44,12 +44,9 @@ def take(batches: Batches, count: int) -> list:
 
 
 def documents_of(batches) -> list[int]:
-    """Numbers of the documents of some batches, in order of rows and segments."""
-    found = []
-    for texts in batches:
-        for tokens, segments in zip(texts.tokens, texts.segments, strict=True):
-            found += [int(tokens[segments == s][0]) // 100 for s in range(1, segments.max() + 1)]
-    return found
+    """Returns the numbers of the documents of some batches, in order of rows and segments."""
+    rows = [row for texts in batches for row in zip(texts.tokens, texts.segments, strict=True)]
+    return [int(tokens[segments == s][0]) // 100 for tokens, segments in rows for s in range(1, segments.max() + 1)]
 
 
 def test_rows_hold_whole_documents_with_their_masks(corpus):
@@ -67,13 +64,13 @@ def test_rows_hold_whole_documents_with_their_masks(corpus):
             assert not supervised[segments == 0].any()
 
 
-def test_longer_documents_are_cut_and_left_out_if_they_teach_only_beyond_the_cut(corpus):
+def test_longer_documents_are_cut_or_left_out_without_supervised_tokens(corpus):
     for texts in take(Batches(corpus, length=4, rows=2, seed=0), 8):
         assert set(texts.positions[texts.segments > 0].tolist()) <= set(range(4))
     texts = [Encoded(np.full(9, number, np.int32), np.arange(9) >= first) for number, first in enumerate((1, 7, 8, 9))]
     late = Corpus.from_documents(texts, [(0, row) for row in range(4)], ["chat"])
-    assert late.teaches_within(8).tolist() == [True, True, False, False]
-    assert late.teaches_within(100).tolist() == [True, True, True, False]
+    assert late.has_loss_within(8).tolist() == [True, True, False, False]
+    assert late.has_loss_within(100).tolist() == [True, True, True, False]
     seen = {int(number) for texts in take(Batches(late, length=8, rows=1, seed=0), 8) for number in texts.tokens[0]}
     assert seen == {0, 1}
 
@@ -94,10 +91,12 @@ def test_processes_share_the_documents(corpus):
         shares.append(set(documents_of(take(reader, 4))[:4]))  # an epoch; the next is shuffled, and dealt out, anew
     assert shares[0] | shares[1] == set(range(8))
     assert not shares[0] & shares[1]
+    with pytest.raises(ValueError, match=r"a document for each of 9 process.*, got 8 documents with .* first 8 tokens"):
+        Batches(corpus, length=8, rows=1, seed=0, processes=9)
 
 
 def test_a_position_is_resumed_exactly(corpus):
-    """At every batch, by a fresh reader, through JSON."""
+    """Tests every batch with a new reader; the state goes through JSON."""
     options = dict(weights={"chat": 2.0, "code": 1.0}, length=12, rows=2, seed=5)
     whole = take(Batches(corpus, **options), 12)
     reader = Batches(corpus, **options)
@@ -105,9 +104,8 @@ def test_a_position_is_resumed_exactly(corpus):
         next(reader)
         again = Batches(corpus, **options)
         again.set_state(json.loads(json.dumps(reader.get_state())))
-        for texts, wanted in zip(take(again, 4), whole[count : count + 4], strict=True):
-            for got, want in zip(texts, wanted, strict=True):
-                np.testing.assert_array_equal(got, want)
+        for texts, expected in zip(take(again, 4), whole[count : count + 4], strict=True):
+            np.testing.assert_array_equal(np.stack(texts), np.stack(expected))
     with pytest.raises(ValueError, match="must be of process 1 of 2, got one of process 0 of 1"):
         Batches(corpus, length=12, rows=1, seed=0, process=1, processes=2).set_state(reader.get_state())
 
@@ -115,11 +113,6 @@ def test_a_position_is_resumed_exactly(corpus):
 def test_weights_are_shares_of_the_documents(corpus):
     seen = documents_of(take(Batches(corpus, {"chat": 1.0, "code": 3.0}, length=12, rows=2, seed=0), 60))
     assert np.isin(seen, corpus.of("code")).mean() == pytest.approx(0.75, abs=0.05)
-
-
-def test_fewer_documents_than_processes_are_refused(corpus):
-    with pytest.raises(ValueError, match=r"a document for each of 9 process.*, got 8 documents with .* first 8 tokens"):
-        Batches(corpus, length=8, rows=1, seed=0, processes=9)
 
 
 def test_draft_vocabulary_keeps_the_most_frequent_supervised_tokens():

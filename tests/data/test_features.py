@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from eagle_jax.data.chat.encoding import Encoded
-from eagle_jax.data.corpus.documents import Corpus
-from eagle_jax.data.corpus.features import KINDS, Features, Layout, shard_bounds, shard_path, write_shard
+from eagle_jax.data.corpus import Corpus, Features, Layout, shard_bounds, write_shard
+from eagle_jax.data.corpus.features import KINDS
 
 LENGTHS, CUT, HIDDEN = [5, 9, 3, 7], 6, 4
 
@@ -23,37 +23,32 @@ def corpus() -> Corpus:
 
 
 def layout_of(corpus: Corpus, dtype) -> Layout:
-    return Layout(
-        "key", "target", "whole", "ends", "float32", (1, 2), HIDDEN, dtype, CUT, shard_bounds(corpus, CUT, 10)
-    )
+    bounds = shard_bounds(corpus, CUT, 10)
+    return Layout("key", "target", "whole", "ends", "float32", (1, 2), HIDDEN, dtype, CUT, bounds)
 
 
 @pytest.mark.parametrize(("dtype", "error"), [("float32", 0), ("float16", 2e-3), ("bfloat16", 8e-3), ("float8", 7e-2)])
-def test_what_is_read_is_what_was_written(corpus, dtype, error, tmp_path):
+def test_states_are_read_as_they_were_written(corpus, dtype, error, tmp_path):
     layout = layout_of(corpus, dtype)
     states = np.random.default_rng(0).normal(size=(20, 3, HIDDEN)).astype(np.float32)  # 5 + 6 + 3 + 6 tokens
     layout.save(tmp_path)
     for shard, rows in enumerate([slice(0, 11), slice(11, 20)]):
         part = states[rows]
         write_shard(layout, tmp_path, shard, len(part), lambda put, part=part: put(slice(0, len(part)), part))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "features-00000.npy",
-        "features-00001.npy",
-        "layout.json",
-    ]
+    assert {path.name for path in tmp_path.iterdir()} == {"features-00000.npy", "features-00001.npy", "layout.json"}
     documents, positions = np.array([[1, 1, 3, 0]]), np.array([[0, 5, 2, 0]])
-    wanted_of = {"corpus": "key", "target": "target", "taps": (1, 2), "ends": "ends"}
-    features, hidden = Features(tmp_path, corpus, wanted_of, CUT).take(documents, positions, np.array([[1, 1, 2, 0]]))
-    wanted = states[[5, 10, 16]]
-    found = np.concatenate([features, hidden], axis=-1)[0].astype(np.float32)
-    largest = np.abs(wanted).max(axis=-1)[..., None]
-    assert (np.abs(found[:3].reshape(wanted.shape) - wanted) <= error * largest).all()
+    fields = {"corpus": "key", "target": "target", "taps": (1, 2), "ends": "ends"}
+    parts = Features(tmp_path, corpus, fields, CUT).take(documents, positions, np.array([[1, 1, 2, 0]]))
+    written = states[[5, 10, 16]]
+    found = np.concatenate(parts, axis=-1)[0].astype(np.float32)
+    largest = np.abs(written).max(axis=-1)[..., None]
+    assert (np.abs(found[:3].reshape(written.shape) - written) <= error * largest).all()
     assert not found[3].any()
     with pytest.raises(ValueError, match=r"must be of weights others, as this run, got whole\. Write them again"):
-        Features(tmp_path, corpus, {**wanted_of, "weights": "others"}, CUT)
+        Features(tmp_path, corpus, {**fields, "weights": "others"}, CUT)
 
 
-def test_a_layout_is_read_back_and_of_this_format(corpus, tmp_path):
+def test_a_layout_is_written_and_read(corpus, tmp_path):
     first, path = layout_of(corpus, "float32"), tmp_path / "layout.json"
     first.save(tmp_path)
     assert Layout.load(tmp_path) == first
@@ -65,13 +60,13 @@ def test_a_layout_is_read_back_and_of_this_format(corpus, tmp_path):
 
 
 NOT_FINITE = r"hidden states must be finite, got NaN or infinity\. Run with --dtype float32"
-WRONG = [(dtype, value, NOT_FINITE) for dtype in KINDS for value in (np.inf, np.nan)]
 
 
 @pytest.mark.parametrize(("dtype", "value", "message"), [
-    *WRONG, ("float16", -70000.0, r"a state must fit float16, got 70000\. Use --stored bfloat16"),
+    *((dtype, value, NOT_FINITE) for dtype in KINDS for value in (np.inf, np.nan)),
+    ("float16", -70000.0, r"states must fit float16, got 70000\. Use --stored bfloat16 and"),
 ])  # fmt: skip
-def test_states_that_cannot_be_stored_are_refused(corpus, dtype, value, message, tmp_path):
+def test_states_that_cannot_be_stored_are_an_error(corpus, dtype, value, message, tmp_path):
     def fill(put):
         put(slice(0, 1), np.full((1, 3, HIDDEN), -65504.0))
         put(slice(1, 2), np.full((1, 3, HIDDEN), value))
@@ -85,18 +80,16 @@ def test_states_that_cannot_be_stored_are_refused(corpus, dtype, value, message,
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot reserve room")
-def test_a_full_disk_is_said(corpus, tmp_path, monkeypatch):
-    def refuse(number):
-        def reserve(*_):
-            raise OSError(number, os.strerror(number))
+def test_a_full_disk_is_an_error(corpus, tmp_path, monkeypatch):
+    codes = iter([errno.ENOSPC, errno.EOPNOTSUPP])  # the second is that of a file system that cannot reserve
 
-        monkeypatch.setattr(os, "posix_fallocate", reserve)
+    def fail(*_):
+        raise OSError(code := next(codes), os.strerror(code))
 
+    monkeypatch.setattr(os, "posix_fallocate", fail)
     layout = layout_of(corpus, "bfloat16")
-    refuse(errno.ENOSPC)
-    with pytest.raises(ValueError, match=r"lacks room for the next 0\.00 GB \(No space left on device\)"):
+    with pytest.raises(ValueError, match=r"must have room for 0\.00 GB more \(No space left on device\)"):
         write_shard(layout, tmp_path, 0, 1, lambda put: pytest.fail("filled"))
     assert not list(tmp_path.iterdir())
-    refuse(errno.EOPNOTSUPP)  # of a file system that cannot reserve
     write_shard(layout, tmp_path, 0, 1, lambda put: put(slice(0, 1), np.ones((1, 3, HIDDEN))))
-    assert shard_path(tmp_path, 0).is_file()
+    assert layout.path(tmp_path, 0).is_file()

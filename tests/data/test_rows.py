@@ -1,24 +1,29 @@
-"""Tests rows of public data sets: every key is read or known to hold no text, or the row is skipped."""
+"""Tests rows of public data sets: every key is read or is metadata, or the row is skipped."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from eagle_jax.data.corpus.sources import Source
-from eagle_jax.data.rows.columns import SkippedRow
-from eagle_jax.data.rows.parse import Conversation, parse_row
+from eagle_jax.data.corpus import Source
+from eagle_jax.data.rows import SkippedRow, parse_row
+from eagle_jax.data.rows.parse import Conversation
 from tests.data.test_encode import ASK, REPLY, SHAREGPT, calling, talk
 
 
-def test_forms():
+def test_forms_of_rows_give_the_same_conversation():
     parts = {"messages": [{**ASK, "content": [{"type": "text", "text": "Weather?"}]}, REPLY]}
     sharegpt = {"conversations": [SHAREGPT[0], SHAREGPT[3]], "id": 3}
-    asked_of = talk(REPLY, system_prompt="Be brief.")
-    asked_of["messages"].insert(0, {"role": "developer", "content": "Be brief."})
+    twice = talk(REPLY, system_prompt="Be brief.")
+    twice["messages"].insert(0, {"role": "developer", "content": "Be brief."})
     assert parse_row(talk(REPLY)) == parse_row(sharegpt) == parse_row(parts) == Conversation([ASK, REPLY])
-    assert parse_row(asked_of).messages == [{"role": "system", "content": "Be brief."}, ASK, REPLY]
+    assert parse_row(twice).messages == [{"role": "system", "content": "Be brief."}, ASK, REPLY]
     assert parse_row({"text": "plain", "prompt": "a"}) == "plain"
     assert parse_row({"prompt": "Weather?"}) == parse_row({"prompt": [ASK]}) == Conversation([ASK])
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"a": {"b": 1}}}}
+    for columns in ({"tools": [tool]}, {"functions": [tool["function"]]}, {"tools": json.dumps([tool])}):
+        assert parse_row(talk(REPLY, **columns)).tools == [tool]
 
 
 THE_ROW, A_MESSAGE = "the row has the key ", "a message has the key "
@@ -29,7 +34,6 @@ THE_ROW, A_MESSAGE = "the row has the key ", "a message has the key "
     [
         ({}, "neither messages, conversations, text nor prompt$"),
         ({"output": "b", "x": "a"}, r"text nor prompt \(found output, x\)"),
-        ({"prompt": 3}, "not a list of messages"),
         ({"text": " "}, "empty text"),
         ({"text": "abc", "summary": "d"}, THE_ROW + "'summary'"),
         ({"messages": []}, "an empty conversation"),
@@ -39,7 +43,6 @@ THE_ROW, A_MESSAGE = "the row has the key ", "a message has the key "
         ({"messages": [{"role": "user", "content": None}]}, "a message without text"),
         ({"messages": [{"role": "user", "content": "a\ud83d"}, REPLY]}, "no Unicode text"),
         (talk(REPLY, images=["a.png"]), THE_ROW + "'images', which is not read"),
-        (talk(REPLY, input_ids=[1]), THE_ROW + "'input_ids'"),
         (talk(REPLY, prompt="Another?"), THE_ROW + "'prompt'"),
         (talk(REPLY, tokens=[1]), THE_ROW + "'tokens'"),
         ({"instruction": "a", "output": "b", "history": [["c", "d"]]}, THE_ROW + "'history'"),
@@ -50,8 +53,7 @@ THE_ROW, A_MESSAGE = "the row has the key ", "a message has the key "
         (talk({**REPLY, "refusal": "No."}), A_MESSAGE + "'refusal', which is not read"),
         (talk({"role": "assistant", "content": None, "audio": {"id": "x"}}), A_MESSAGE + "'audio'"),
         (talk({**ASK, "tool_calls": [1]}, REPLY), A_MESSAGE + "'tool_calls'"),
-        (talk({**REPLY, "weight": 0.5}), "a message has a 'weight' other than 0 and 1"),
-        (talk({**REPLY, "weight": float("nan")}), "a message has a 'weight' other"),
+        (talk({**REPLY, "weight": float("nan")}), "a message has a 'weight' other than 0 and 1"),
         (talk({**REPLY, "train_detail": [{"begin": 0}]}), A_MESSAGE + "'train_detail'"),
         (talk({**REPLY, "value": "Sun."}), "'content' and 'value' differ"),
         (talk({**REPLY, "content": [{"type": "text", "text": None}]}), "a message without text"),
@@ -77,7 +79,7 @@ THE_ROW, A_MESSAGE = "the row has the key ", "a message has the key "
         ({"prompt": "q", "response": "<think>a</think>r", "reasoning": "because"}, "thoughts in its text and beside"),
     ],
 )  # fmt: skip
-def test_what_is_not_read_leaves_the_row_out(row, reason):
+def test_rows_with_unknown_keys_or_forms_are_skipped(row, reason):
     with pytest.raises(SkippedRow, match=reason):
         parse_row(row)
 
@@ -94,15 +96,15 @@ def test_what_is_not_read_leaves_the_row_out(row, reason):
         {"topic": "cats", "knowledge": "To solve this ...", "meta": {"a": 1}},
     ],
 )  # fmt: skip
-def test_columns_without_text_of_a_conversation_change_nothing(columns):
+def test_metadata_does_not_change_the_conversation(columns):
     assert parse_row(talk(REPLY, **columns)) == parse_row(talk(REPLY))
     known = {"timestamp": 3, "country": "X", "turn_identifier": 9, "toxic": False}
     assert parse_row(talk({**REPLY, **known})) == parse_row(talk(REPLY))
 
 
 @pytest.mark.parametrize("mode", ["on", "off", "low", True])
-def test_a_mode_of_reasoning_is_no_thought(mode):
-    """As in NVIDIA's post-training data: the mode stands beside a reply that holds its own thoughts."""
+def test_a_mode_of_reasoning_is_not_a_thought(mode):
+    """In NVIDIA's post-training data, the column names a mode, and the reply holds its thoughts."""
     row = {"input": [ASK], "output": "<think>hm</think>yo", "reasoning": mode, "system_prompt": "thinking on"}
     messages = parse_row(row).messages
     assert [message["role"] for message in messages] == ["system", "user", "assistant"]
@@ -110,8 +112,8 @@ def test_a_mode_of_reasoning_is_no_thought(mode):
 
 
 @pytest.mark.parametrize(("name", "count"), [("gpteacher/roleplay.json", 1923), ("gsm8k/train.jsonl", 7473)])
-def test_real_rows_are_read(shared, name, count):
-    """An array of instructions and lines of questions, as their authors publish them."""
+def test_published_rows_are_read(shared, name, count):
+    """Tests an array of instructions and lines of questions."""
     rows = list(Source(str(shared / "data" / name)).rows())
     assert len(rows) == count
     parsed = [parse_row(row) for row in rows[::10]]

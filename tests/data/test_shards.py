@@ -1,7 +1,8 @@
-"""Tests shards: a stop at any call that touches the disk neither loses nor repeats a row."""
+"""Tests shards: a process killed at any call that touches the disk neither loses nor repeats a row."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import json
@@ -10,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from eagle_jax.data.corpus.shards import Shard, add_reports, remember
+from eagle_jax.data.corpus import Shard, add_reports, remember
 
 
 class Killed(BaseException):
-    """Stands in for the end of the process: nothing in the code under test catches it."""
+    """Replaces the end of the process: the code under test does not catch it."""
 
 
 ROWS = [[3, 5], [8], [13, 21]]
@@ -25,13 +26,13 @@ def texts_of(batch: list[int]) -> list[dict]:
 
 
 def fill(directory: Path) -> Shard:
-    """What a run does: opens the shard, adds the batches that are missing, finishes it."""
+    """Opens a shard, appends the missing batches and finishes it, as a run does."""
+    directory.mkdir(exist_ok=True)
     shard = Shard(directory, 7)
     if not shard.whole:
         for batch in ROWS:
             if not set(batch) <= shard.done:
-                report = {"rows": len(batch), "skipped": {"no": 1} if 8 in batch else {}}
-                shard.append(batch, texts_of(batch), report)
+                shard.append(batch, texts_of(batch), {"rows": len(batch), "skipped": {"no": 1} if 8 in batch else {}})
         shard.finish()
     return shard
 
@@ -42,27 +43,24 @@ def content(directory: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def whole(tmp_path):
-    """An uninterrupted shard."""
-    (tmp_path / "whole").mkdir()
-    shard = fill(tmp_path / "whole")
-    assert shard.report() == {"rows": 5, "skipped": {"no": 1}}
+    """Returns the files of an uninterrupted shard."""
+    assert fill(tmp_path / "whole").report() == {"rows": 5, "skipped": {"no": 1}}
     return content(tmp_path / "whole")
 
 
-def test_a_whole_shard_has_every_text_in_order(whole):
+def test_a_finished_shard_has_every_text_in_order(whole):
     assert sorted(whole) == ["shard-00007.json", "shard-00007.jsonl"]
     rows = [json.loads(line) for line in whole["shard-00007.jsonl"].splitlines()]
     assert rows == [text for batch in ROWS for text in texts_of(batch)]
 
 
 @pytest.mark.parametrize("name", ["fsync", "replace", "unlink", "open"])
-def test_killed_anywhere_it_becomes_the_same_shard(whole, name, tmp_path, monkeypatch):
-    """Before the n-th call of `name` and after it, for every n there is."""
+def test_a_killed_run_continues_to_the_same_shard(whole, name, tmp_path, monkeypatch):
+    """The process ends before or after the n-th call of `name`, for every n."""
     owner = os if name == "fsync" else Path
     original = getattr(owner, name)
     for count, after in itertools.product(range(1, 100), (False, True)):
         directory = tmp_path / f"{name}-{count}-{after}"
-        directory.mkdir()
         calls = itertools.count(1)
 
         def killing(*args, calls=calls, count=count, after=after, **options):
@@ -74,19 +72,16 @@ def test_killed_anywhere_it_becomes_the_same_shard(whole, name, tmp_path, monkey
                 raise Killed
             return result
 
-        with monkeypatch.context() as patch:
+        ended = False
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
             patch.setattr(owner, name, killing)
-            try:
-                fill(directory)
-            except Killed:
-                ended = False
-            else:
-                ended = True
+            fill(directory)
+            ended = True
         fill(directory)
         assert content(directory) == whole
         if ended:
             break
-    assert count > 1  # the call was met at all
+    assert count > 1  # the run makes the call
 
 
 def test_a_torn_line_is_written_again(whole, tmp_path):
@@ -111,7 +106,7 @@ def test_reports_add_up():
     assert add_reports(*parts) == {"rows": 5, "why": {"a": 3, "b": 1}, "shards": 1}
 
 
-def test_settings_are_remembered(tmp_path):
+def test_other_settings_of_a_directory_are_an_error(tmp_path):
     out = tmp_path / "out"
     remember(out, {"seed": 1, "data": ("a", "b")})
     remember(out, {"seed": 1, "data": ("a", "b")})
@@ -121,9 +116,7 @@ def test_settings_are_remembered(tmp_path):
         remember(out, {"seed": 1, "data": ("a",), "new": 0})
 
 
-def test_an_error_of_the_system_names_its_file(tmp_path, monkeypatch):
-    """Of a full disk the system's own names none."""
-
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, monkeypatch):
     def full(_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

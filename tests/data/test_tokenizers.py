@@ -1,4 +1,4 @@
-"""Tests the tokenizer beside a checkpoint: one error names file and key of a damaged file."""
+"""Tests loading tokenizers: vocabularies, templates, and errors that name the damaged file and key."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from eagle_jax.assets import bundled
 from eagle_jax.checkpoints import CheckpointError, read_target_config
+from eagle_jax.data.chat import chat_text, load_tokenizer
 from eagle_jax.data.chat.encoding import encode
-from eagle_jax.data.chat.tokenizers import load_tokenizer
+from eagle_jax.data.rows.parse import Conversation
 from tests.data.chats import TEMPLATES, tokenizer_with
 
 CONFIG = read_target_config(bundled("target"))
@@ -31,7 +32,7 @@ def write(folder, *, file="tokenizer_config.json", values):
     return folder
 
 
-def test_a_vocabulary_may_be_padded_and_never_cut(tmp_path):
+def test_the_target_has_at_least_the_tokens_of_the_tokenizer(tmp_path):
     assert len(load_tokenizer("demo", CONFIG)) == CONFIG.vocab_size == 512
     tokenizer = tokenizer_with(TEMPLATES["chatml"])
     tokenizer.save_pretrained(tmp_path)
@@ -44,14 +45,11 @@ def test_a_vocabulary_may_be_padded_and_never_cut(tmp_path):
         load_tokenizer(tmp_path, dataclasses.replace(CONFIG, vocab_size=size - 1))
 
 
-def test_what_is_no_tokenizer_is_named(tmp_path):
+def test_a_missing_tokenizer_or_package_is_named(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=r"no tokenizer in .*tokenizer\.json.*\. Pass the directory"):
         load_tokenizer(tmp_path, CONFIG)
     with pytest.raises(CheckpointError, match=r"no such directory: .*nowhere"):
         load_tokenizer(tmp_path / "nowhere", CONFIG)
-
-
-def test_the_packages_that_a_sentencepiece_model_takes_are_named(tmp_path, monkeypatch):
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
     (tmp_path / "tokenizer.model").write_bytes(b"x")
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
@@ -61,7 +59,7 @@ def test_the_packages_that_a_sentencepiece_model_takes_are_named(tmp_path, monke
 
 
 def test_a_sentencepiece_model_is_read(tmp_path, repository):
-    """As Vicuna-13B has it, without tokenizer.json."""
+    """Vicuna-13B has such a model, without tokenizer.json."""
     sentencepiece = pytest.importorskip("sentencepiece")
     texts = ["USER: Hello there ASSISTANT: Two, of course.", "A curious user and an artificial assistant."] * 30
     with (tmp_path / "tokenizer.model").open("wb") as file:
@@ -74,18 +72,17 @@ def test_a_sentencepiece_model_is_read(tmp_path, repository):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(values))
     tokenizer = load_tokenizer(tmp_path, CONFIG, chat_template=repository / "configs" / "templates" / "vicuna.jinja")
     talk = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Two, 𝄞 of course."}]
-    encoded = encode(tokenizer, talk)
-    pieces = tokenizer.convert_ids_to_tokens(encoded.tokens[encoded.supervised].tolist())
-    assert pieces[0] == "▁Two" and pieces[-1] == "</s>"
-    assert tokenizer.decode(encoded.tokens[encoded.supervised].tolist()) == "Two, 𝄞 of course.</s>"
+    encoded = encode(tokenizer, Conversation(talk))
+    supervised = encoded.tokens[encoded.supervised].tolist()
+    assert tokenizer.convert_ids_to_tokens(supervised)[0] == "▁Two"
+    assert tokenizer.decode(supervised) == "Two, 𝄞 of course.</s>"
 
 
-def test_a_chat_template_may_be_given(tmp_path, repository):
-    """Vicuna's tokenizer has none. A template that is replaced is not read."""
+def test_a_chat_template_replaces_that_of_the_tokenizer(tmp_path, repository):
+    """A template that is replaced is not checked."""
     folder = write(tmp_path / "target", values=SETTINGS | {"chat_template": "{% if"})
     tokenizer = load_tokenizer(folder, CONFIG, chat_template=repository / "configs" / "templates" / "vicuna.jinja")
-    talk = [{"role": "user", "content": "Hi"}]
-    text = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+    text = chat_text(tokenizer, [{"role": "user", "content": "Hi"}])
     assert text.endswith("answers to the user's questions. USER: Hi ASSISTANT:")
     with pytest.raises(CheckpointError, match=r"chat_template must be a Jinja file, got .*nowhere\.jinja\. Check"):
         load_tokenizer("demo", CONFIG, chat_template=tmp_path / "nowhere.jinja")
@@ -103,16 +100,8 @@ def test_a_chat_template_may_be_given(tmp_path, repository):
         ("tokenizer_config.json", "{", "tokenizer_config.json: cannot be read as JSON"),
         ("tokenizer_config.json", SETTINGS | {"padding_side": 3}, "the tokenizer in .*target cannot be read: "),
         ("special_tokens_map.json", "{", "special_tokens_map.json: cannot be read as JSON"),
-        (
-            "tokenizer_config.json",
-            {"eos_token": 5},
-            r"config.json must .* got `int` - at `\$\.eos_token",
-        ),
-        (
-            "tokenizer_config.json",
-            {"add_bos_token": "yes"},
-            r"`bool \| null`, got `str` - at `\$\.add_bos_token",
-        ),
+        ("tokenizer_config.json", {"eos_token": 5}, r"config.json must .* got `int` - at `\$\.eos_token"),
+        ("tokenizer_config.json", {"add_bos_token": "yes"}, r"`bool \| null`, got `str` - at `\$\.add_bos_token"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"0": 3}}, r"`object`, got `int` - at `\$\.added_tok"),
         ("special_tokens_map.json", {"additional_special_tokens": [3]}, r"map.json must .*`\$\.additional_special_"),
         ("tokenizer.json", '{"version"', "tokenizer.json: cannot be read as JSON"),
@@ -120,19 +109,17 @@ def test_a_chat_template_may_be_given(tmp_path, repository):
         ("tokenizer.json", '{"model": 3}', "the tokenizer in .*target cannot be read: "),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named_in_one_line(file, values, message, tmp_path):
+def test_a_damaged_file_is_an_error_of_one_line(file, values, message, tmp_path):
     with pytest.raises(CheckpointError, match=message) as caught:
         load_tokenizer(write(tmp_path / "target", file=file, values=values), CONFIG)
     assert "\n" not in str(caught.value)
 
 
 KEYS = [*SETTINGS, "added_tokens_decoder", "extra_special_tokens", "unk_token", "add_bos_token", "padding_side"]
+NAMES = ["0", "content", "name", "template"]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.sampled_from([0, -1, 5, 2**63, 0.5]) | st.text(max_size=4),
-    lambda inner: (
-        st.lists(inner, max_size=2)
-        | st.dictionaries(st.sampled_from(["0", "content", "name", "template"]), inner, max_size=2)
-    ),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=2),
     max_leaves=4,
 )
 
@@ -141,7 +128,7 @@ VALUES = st.recursive(
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=2))
 @example({"model_max_length": "long"})
 @example({"chat_template": 5})
-def test_random_values_load_or_are_one_error(tmp_path_factory, changes):
+def test_random_settings_load_or_raise_a_checkpoint_error(tmp_path_factory, changes):
     folder = write(tmp_path_factory.mktemp("tokenizers"), values=SETTINGS | changes)
     with contextlib.suppress(CheckpointError):
         tokenizer = load_tokenizer(folder, CONFIG)

@@ -128,7 +128,7 @@ def log_beginning(this: Run, peak: float) -> None:
         )  # fmt: skip
     if cut := int(np.sum(np.diff(corpus.starts) > args.length)):
         logging.info("%d of %d documents are longer than --length %d and end there", cut, len(corpus), args.length)
-    if late := int(np.sum(~corpus.teaches_within(args.length))):
+    if late := int(np.sum(~corpus.has_loss_within(args.length))):
         logging.info("%d of them hold no supervised token before that and are left out", late)
     if this.coverage < COVERED:
         logging.warning("the draft vocabulary holds only %.1f%% of the supervised tokens. Raise --draft-vocab.",

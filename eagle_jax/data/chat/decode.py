@@ -90,7 +90,7 @@ def decode_stream(tokenizer: Any, chunks: Iterable[Any], *, skip_special_tokens:
 
     Args:
       tokenizer: of `transformers` or `tokenizers`. skip_special_tokens: as in `tokenizer.decode`.
-      chunks: what `eagle_jax.stream` yields, or lists of token ids.
+      chunks: results of `eagle_jax.stream`, or lists of token ids.
 
     Raises:
       ValueError: `chunks` holds anything else.

@@ -9,7 +9,7 @@ from typing import Any
 from eagle_jax.data.chat.encoding import prompt_ids
 from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.rows.messages import Message
-from eagle_jax.data.rows.parse import Conversation, as_conversation
+from eagle_jax.data.rows.parse import Conversation
 
 AFTER_TOOLS = "later turns depend on tool calls of the row"
 """Reason why a conversation ends early: the target may make other calls, whose results are unknown."""
@@ -56,7 +56,7 @@ class Dialogue:
     arguments: dict[str, Any] | None = None
 
     @classmethod
-    def begin(cls, row: Conversation | list[Message] | str) -> Dialogue:
+    def begin(cls, row: Conversation | str) -> Dialogue:
         """Starts a conversation from a result of `parse_row`: user and system turns, places of replies.
 
         A last user turn without a reply gets one. Replies that follow no user turn, such as greetings, are dropped. The
@@ -67,7 +67,6 @@ class Dialogue:
         """
         if isinstance(row, str):
             raise SkippedRow("plain text, which has no replies")
-        row = as_conversation(row)
         results = [index for index, message in enumerate(row.messages) if message["role"] == "tool"]
         pending: list[tuple[Message, ...]] = []
         turns: list[Message] = []
@@ -79,9 +78,9 @@ class Dialogue:
                 turns = []
         if not pending:
             raise SkippedRow("no turn of a user to answer")
-        asked = pending if row.tools is None else pending[:1]
-        rest = AFTER_TOOLS if results or len(asked) < len(pending) else None
-        return cls(tuple(asked), rest=rest, tools=row.tools, arguments=row.arguments)
+        kept = pending if row.tools is None else pending[:1]
+        rest = AFTER_TOOLS if results or len(kept) < len(pending) else None
+        return cls(tuple(kept), rest=rest, tools=row.tools, arguments=row.arguments)
 
     @property
     def open(self) -> bool:

@@ -8,8 +8,8 @@ import warnings
 from typing import Any
 
 from eagle_jax.config import DecoderConfig
+from eagle_jax.data.chat.tokenize import chat_template, render
 from eagle_jax.data.rows.columns import SkippedRow
-from eagle_jax.data.templates.rendering import chat_template, render
 
 
 def stop_ids(target: Any, tokenizer: Any) -> tuple[int, ...]:
@@ -20,10 +20,10 @@ def stop_ids(target: Any, tokenizer: Any) -> tuple[int, ...]:
       tokenizer: of `transformers`.
 
     Raises:
-      ValueError: `target` is no target, or the end of turn is outside its vocabulary.
+      ValueError: `target` is not a target, or the end of turn is outside its vocabulary.
 
     Warns:
-      UserWarning: no single token ends a turn, or it is none of the target's stop tokens.
+      UserWarning: no single token ends a turn, or that token is not a stop token of the target.
     """
     config = getattr(target, "config", target)
     if not isinstance(config, DecoderConfig):
@@ -67,8 +67,8 @@ def turn_end(tokenizer: Any) -> tuple[int | None, str]:
     """Returns the first special token that the chat template writes after a reply, or None and the reason."""
     talk = [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "REPLYMARK"}]
     try:
-        closing, asking = (_behind_reply(tokenizer, talk, add_generation_prompt=ask) for ask in (False, True))
-        if closing == asking:  # the template always asks for a reply: only tokens before another turn end this one
+        closing, prompted = (_behind_reply(tokenizer, talk, add_generation_prompt=flag) for flag in (False, True))
+        if closing == prompted:  # the template always adds its prompt: only tokens before any next turn end this one
             pairs = zip(closing, _behind_reply(tokenizer, [*talk, *talk[:1]]), strict=False)
             closing = [one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
     except SkippedRow as error:

@@ -16,15 +16,16 @@ from eagle_jax.checkpoints import CheckpointError, tokenizer_directory
 from eagle_jax.checkpoints.files.hub import Hub
 from eagle_jax.checkpoints.files.tensors import read_json
 from eagle_jax.config import DecoderConfig
+from eagle_jax.data.chat import tokenize
 from eagle_jax.data.chat.encoding import prompt_ids
 from eagle_jax.data.rows.columns import SkippedRow
-from eagle_jax.data.templates import rendering as templates
+from eagle_jax.data.rows.parse import Conversation
 
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 """Files of which a tokenizer has at least one."""
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
 """Files of settings beside them, which may be missing."""
-QUESTION = [{"role": "user", "content": "Hello?"}]
+QUESTION = Conversation([{"role": "user", "content": "Hello?"}])
 TOKENIZER_KEY = "tokenizer_key"
 """Name of the tokenizer's key in the settings.json of `train.regenerate`."""
 OPTIONS = ("add_bos_token", "add_eos_token", "add_prefix_space", "clean_up_tokenization_spaces",
@@ -37,11 +38,6 @@ class _Token(msgspec.Struct):
     content: str
 
 
-class _NamedTemplate(msgspec.Struct):
-    name: str
-    template: str
-
-
 _Tokens = list[str | _Token]
 _Settings = msgspec.defstruct(
     "_Settings",
@@ -49,7 +45,7 @@ _Settings = msgspec.defstruct(
     + [(f"{name}_token", str | _Token | None, None) for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
     + [
         ("tokenizer_class", str | None, None),
-        ("chat_template", str | list[_NamedTemplate] | dict[str, str] | None, None),
+        ("chat_template", str | list[dict[str, str]] | dict[str, str] | None, None),
         ("added_tokens_decoder", dict[int, _Token] | None, None),
         ("additional_special_tokens", _Tokens | None, None),
         ("extra_special_tokens", _Tokens | dict[str, str | _Token] | None, None),
@@ -106,7 +102,7 @@ def _check_templates(tokenizer: Any, directory: Path) -> None:
     for text in held.values() if isinstance(held, Mapping) else [held]:
         try:
             if text:
-                templates.variables(text)
+                tokenize.variables(text)
         except (TypeError, ValueError) as error:
             reason = error.__cause__ or error
             raise CheckpointError(
@@ -115,10 +111,10 @@ def _check_templates(tokenizer: Any, directory: Path) -> None:
 
 
 def set_chat_template(tokenizer: Any, name_or_file: str | Path) -> None:
-    """Sets the chat template of a tokenizer, from a Jinja file or by the name of one it has.
+    """Sets the chat template of a tokenizer: that of a Jinja file, or one of its own templates by name.
 
     Raises:
-      CheckpointError: neither a name nor a file, or the template does not show a user's turn.
+      CheckpointError: the text is no name and no file, or the template does not show a user's turn.
     """
     named = tokenizer.chat_template if isinstance(tokenizer.chat_template, Mapping) else {}
     path = Path(name_or_file)
@@ -134,16 +130,16 @@ def set_chat_template(tokenizer: Any, name_or_file: str | Path) -> None:
 
 
 def set_template_args(tokenizer: Any, template_args: Mapping[str, Any]) -> None:
-    """Sets arguments of the tokenizer's chat template for every later rendering, which may override them.
+    """Sets default values of arguments of the tokenizer's chat template.
 
     Args:
-      template_args: JSON values by name.
+      template_args: JSON values by name. A later rendering uses them unless it gives another value.
 
     Raises:
       ValueError: the template does not read an argument, or raises an error for its value.
     """
-    templates.check_template_arguments(tokenizer, template_args)
-    setattr(tokenizer, templates.ARGUMENTS, {**templates.default_arguments(tokenizer), **template_args})
+    tokenize.check_template_arguments(tokenizer, template_args)
+    setattr(tokenizer, tokenize.ARGUMENTS, {**tokenize.default_arguments(tokenizer), **template_args})
     prompt_ids(tokenizer, QUESTION)
 
 
@@ -186,19 +182,18 @@ def tokenizer_settings(tokenizer: Any) -> dict[str, Any]:
     special = getattr(tokenizer, "special_tokens_map", {})
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, Mapping):
-        template = json.dumps([template.get(templates.DEFAULT), template.get(templates.TOOLS)]) if template else None
+        template = json.dumps([template.get(tokenize.DEFAULT), template.get(tokenize.TOOLS)]) if template else None
     settings = {
         TOKENIZER_KEY: tokenizer_key(tokenizer),
         "special tokens": {name: str(special[name]) for name in sorted(special)},
         "tokenizer options": {name: getattr(tokenizer, name) for name in OPTIONS if hasattr(tokenizer, name)},
         "chat template": _hash(template) if template else None,
     }
-    if arguments := templates.default_arguments(tokenizer):
+    if arguments := tokenize.default_arguments(tokenizer):
         settings["template arguments"] = arguments
-    if template and "strftime_now" in (templates.chat_template(tokenizer) or ""):  # prompts depend on today's date
-        settings["prompt of chat template"] = templates.render(
-            tokenizer, QUESTION, tokenize=False, add_generation_prompt=True
-        )
+    if template and "strftime_now" in (tokenize.chat_template(tokenizer) or ""):  # prompts depend on today's date
+        options = {"tokenize": False, "add_generation_prompt": True}
+        settings["prompt of chat template"] = tokenize.render(tokenizer, QUESTION.messages, **options)
     return settings
 
 

@@ -24,7 +24,6 @@ KINDS: dict[str, Any] = {
     "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float8": ml_dtypes.float8_e4m3fn, "float32": np.float32
 }  # fmt: skip
 """float8 (e4m3) holds three significant bits of a number; every part of a token's row has its own scale."""
-LARGEST8 = 448.0
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -64,6 +63,10 @@ class Layout(msgspec.Struct, frozen=True):
         """Number of files."""
         return len(self.bounds) - 1
 
+    def path(self, directory: Path, shard: int) -> Path:
+        """Returns the file of a shard."""
+        return directory / f"features-{shard:05d}.npy"
+
     def save(self, directory: Path) -> None:
         """Writes `layout.json` atomically."""
         write_whole(directory / "layout.json", msgspec.json.encode(self))
@@ -86,21 +89,11 @@ class Layout(msgspec.Struct, frozen=True):
             ) from error
 
 
-def starts_of(corpus: Corpus, length: int) -> np.ndarray:
-    """Returns where each document begins, [documents + 1], with documents cut at `length`."""
-    return np.concatenate([[0], np.cumsum(np.minimum(corpus.lengths, length))]).astype(np.int64)
-
-
 def shard_bounds(corpus: Corpus, length: int, tokens: int) -> tuple[int, ...]:
     """Splits documents into shards of about `tokens` tokens; returns the first of each, and the end."""
-    starts = starts_of(corpus, length)
+    starts = corpus.starts_within(length)
     inner = np.searchsorted(starts, np.arange(tokens, starts[-1], tokens))
     return tuple(dict.fromkeys([0, *inner.tolist(), len(corpus)]))
-
-
-def shard_path(directory: Path, index: int) -> Path:
-    """Returns the file of shard `index`."""
-    return directory / f"features-{index:05d}.npy"
 
 
 def write_shard(layout: Layout, directory: Path, index: int, rows: int, fill: Callable[[Any], None]) -> None:
@@ -111,7 +104,7 @@ def write_shard(layout: Layout, directory: Path, index: int, rows: int, fill: Ca
     Raises:
       ValueError: the disk is full, or a state is not finite as it is stored.
     """
-    path = shard_path(directory, index)
+    path = layout.path(directory, index)
     if path.exists():
         return
     partial = path.with_name(f"{path.name}.partial")
@@ -136,7 +129,7 @@ def _reserve(path: Path) -> None:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise ValueError(
-                f"{path.parent} lacks room for the next {size / 1e9:.2f} GB ({error.strerror}). Make room and give the "
+                f"{path.parent} must have room for {size / 1e9:.2f} GB more ({error.strerror}). Make room and give the "
                 "same command again, or use another --out with --stored float8 or fewer --data."
             ) from error
 
@@ -145,15 +138,15 @@ def _pack(layout: Layout, states: np.ndarray) -> np.ndarray:
     states = np.asarray(states, np.float32)
     scales: list[np.ndarray] = []
     if layout.dtype == "float8":
-        scale = np.maximum(np.abs(states).max(axis=-1, keepdims=True), 1e-30) / LARGEST8
+        scale = np.maximum(np.abs(states).max(axis=-1, keepdims=True), 1e-30) / 448.0  # the largest number of e4m3
         scales.append(scale.astype(np.float32))
     with np.errstate(over="ignore", invalid="ignore"):  # checked below
         stored = (states / scale if scales else states).astype(KINDS[layout.dtype])
     if not np.isfinite(stored).all():
         if not np.isfinite(states).all():
             raise ValueError("hidden states must be finite, got NaN or infinity. Run with --dtype float32.")
-        largest = np.abs(states).max()
-        raise ValueError(f"a state must fit {layout.dtype}, got {largest:.6g}. Use --stored bfloat16, another --out.")
+        most = np.abs(states).max()
+        raise ValueError(f"states must fit {layout.dtype}, got {most:.6g}. Use --stored bfloat16 and another --out.")
     parts = [part.reshape(len(states), -1).view(np.uint8) for part in (*scales, stored)]
     return np.concatenate(parts, axis=1)
 
@@ -187,17 +180,21 @@ class Features:
                     "Write them again with train.features."
                 )
         if layout.length < length:
-            raise ValueError(f"--length must be at most {layout.length}, that of {directory}, got {length}.")
-        if missing := [i for i in range(layout.shards) if not shard_path(directory, i).is_file()]:
+            raise ValueError(f"--length must be at most {layout.length}, that of {directory}, got {length}. Lower it.")
+        if missing := [i for i in range(layout.shards) if not layout.path(directory, i).is_file()]:
             raise ValueError(
                 f"{len(missing)} of {layout.shards} shards are missing in {directory}. Run train.features to its end."
             )
-        self._starts = starts_of(corpus, layout.length)
+        self._starts = corpus.starts_within(layout.length)
         self._firsts = self._starts[list(layout.bounds)]
-        self._shards = [np.load(shard_path(directory, i), mmap_mode="r") for i in range(layout.shards)]
+        self._shards = [np.load(layout.path(directory, i), mmap_mode="r") for i in range(layout.shards)]
 
     def take(self, documents: np.ndarray, positions: np.ndarray, segments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns features [rows, T, taps * hidden] and final states [rows, T, hidden]; 0 in padding."""
+        """Returns features [rows, T, taps * hidden] and final states [rows, T, hidden]; 0 in padding.
+
+        Args:
+          documents, positions, segments: [rows, T], of `Batches` and its batch.
+        """
         rows = np.where(segments > 0, self._starts[documents] + positions, -1).reshape(-1)
         kind = ml_dtypes.bfloat16 if self.layout.dtype == "float8" else KINDS[self.layout.dtype]
         states = np.zeros((len(rows), self.layout.parts, self.layout.hidden), kind)

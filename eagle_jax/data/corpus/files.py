@@ -6,7 +6,6 @@ import bz2
 import contextlib
 import gzip
 import io
-import itertools
 import json
 import lzma
 import zlib
@@ -50,7 +49,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             entries = ((f"line {number}", _parsed(line, f"{path}, line {number}")) for number, line in lines)
         for place, row in entries:
             if not isinstance(row, dict):
-                raise ValueError(f"{path}, {place}: a row must be a JSON object, got {type(row).__name__}.")
+                raise ValueError(f"{path}, {place}: a row must be a JSON object, got {type(row).__name__}. Correct it.")
             yield place, row
 
 
@@ -58,17 +57,14 @@ def _parsed(content: bytes, place: str) -> Any:
     try:
         return json.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        raise ValueError(f"{place}: the text must be UTF-8. Save the file in that encoding.") from None
+        raise ValueError(f"{place}: the text must be UTF-8, got other bytes. Save the file as UTF-8.") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{place}: not JSON ({error}). Write one object per line, or one array of objects.") from None
 
 
 def _is_array(path: Path) -> bool:
     with _opened(path) as content:
-        while start := content.read(64):
-            if start := start.removeprefix(b"\xef\xbb\xbf").lstrip():
-                return bool(start.startswith(b"["))
-    return False
+        return bool(content.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["))
 
 
 @contextlib.contextmanager
@@ -97,10 +93,9 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     pyarrow = _pyarrow(path)
     from pyarrow import parquet
 
-    numbers = itertools.count(1)
     try:
-        for batch in parquet.ParquetFile(path).iter_batches():
-            yield from ((f"row {next(numbers)}", row) for row in batch.to_pylist())
+        rows = (row for batch in parquet.ParquetFile(path).iter_batches() for row in batch.to_pylist())
+        yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path} cannot be read as Parquet: {error}. Fetch it again.") from error
 

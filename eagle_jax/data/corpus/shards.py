@@ -1,7 +1,7 @@
-"""Writes output in shards; a kill at any moment neither loses nor repeats a row.
+"""Writes output in shards. A process killed at any moment neither loses nor repeats a row.
 
 A shard is `shard-00000.jsonl` when it is whole. Until then `shard-00000.jsonl.partial` is its journal: a line for every
-batch of source rows, with the texts that came of them. The settings of the run are in `settings.json`.
+batch of source rows, with their texts. The settings of the run are in `settings.json`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.checkpoints.files.staging import named_errors
+from eagle_jax.checkpoints.files.staging import named_errors, write_whole
 
 Report = dict[str, Any]
-"""Numbers that add up, and dicts of such."""
+"""Counts by name, and dicts of counts by reason."""
 
 
 def add_reports(*reports: Mapping[str, Any]) -> Report:
@@ -39,14 +39,12 @@ def remember(directory: Path, settings: Mapping[str, Any]) -> None:
     """
     path, current = directory / "settings.json", json.loads(json.dumps(settings))
     if not path.is_file():
-        directory.mkdir(parents=True, exist_ok=True)
-        return _replace(path, json.dumps(current, indent=2) + "\n")
+        write_whole(path, json.dumps(current, indent=2) + "\n")
+        return
     found = json.loads(path.read_text(encoding="utf-8"))
-    names = [name for name in {**found, **current} if found.get(name) != current.get(name)]
-    if names:
+    if names := [name for name in {**found, **current} if found.get(name) != current.get(name)]:
         changed = "; ".join(f"{name} was {found.get(name)!r} and is now {current.get(name)!r}" for name in names)
         raise ValueError(f"{directory} was begun with other settings ({changed}). Choose another directory.")
-    return None
 
 
 class Shard:
@@ -60,7 +58,8 @@ class Shard:
         self.path = directory / f"shard-{number:05d}.jsonl"
         self._journal = self.path.with_name(self.path.name + ".partial")
         self._report = self.path.with_suffix(".json")
-        for leftover in [*directory.glob(f"{self.path.stem}.*.tmp"), *[self._journal] * self.whole]:
+        leftovers = directory.glob(f"{self.path.stem}.json*.????????.partial")  # of `write_whole`
+        for leftover in [*leftovers, *[self._journal] * self.whole]:
             leftover.unlink(missing_ok=True)
         self.done = {row for entry in self._entries() for row in entry["rows"]}
 
@@ -86,10 +85,9 @@ class Shard:
 
     def finish(self) -> None:
         """Converts the journal to the finished shard."""
-        entries = self._entries()
-        _replace(self._report, json.dumps(add_reports(*(entry["report"] for entry in entries))) + "\n")
-        texts = (json.dumps(text) + "\n" for entry in entries for text in entry["texts"])
-        _replace(self.path, "".join(texts))  # from here on it is whole
+        write_whole(self._report, json.dumps(self.report()) + "\n")
+        texts = (json.dumps(text) + "\n" for entry in self._entries() for text in entry["texts"])
+        write_whole(self.path, "".join(texts))  # from here on it is whole
         self._journal.unlink(missing_ok=True)
 
     def _entries(self) -> list[dict[str, Any]]:
@@ -100,16 +98,3 @@ class Shard:
         if torn:
             os.truncate(self._journal, len(whole + newline))
         return [json.loads(line) for line in whole.splitlines() if line]
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replaces a file atomically."""
-    partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.tmp")
-    try:
-        with named_errors(path), partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -140,7 +140,6 @@ def build_corpus(
     tokenizer: Any,
     cache: Path | None = None,
     *,
-    progress: bool = True,
     key: str | None = None,
     vocab_size: int = 2**31,
 ) -> tuple[Corpus, dict[str, int]]:
@@ -173,16 +172,15 @@ def build_corpus(
     for index, source in enumerate(sources):
         _check_tokenizer(source, tokenizer)
         before = len(documents)
-        shown = tqdm(source.rows(), desc=source.name, unit=" rows", disable=None if progress else True)
-        for number, row in enumerate(shown):
+        for number, row in enumerate(tqdm(source.rows(), desc=source.name, unit=" rows", disable=None)):
             try:
                 documents.append(encode_row(tokenizer, row))
                 places.append((index, number))
             except SkippedRow as error:
                 skipped[str(error)] += 1
         if len(documents) == before:
-            reasons = "; ".join(f"{count} x {reason}" for reason, count in skipped.most_common()) or "it is empty"
-            raise ValueError(f"{source.name} must have a row to learn from, got none: {reasons}.")
+            reasons = _listed(skipped)
+            raise ValueError(f"{source.name} must have a row to learn from, got none: {reasons}. Give other rows.")
     for reason, count in skipped.most_common():
         logging.info("left out %d row%s: %s", count, "s" if count > 1 else "", reason)
     corpus = Corpus.from_documents(documents, places, names)
@@ -256,11 +254,17 @@ def prompts_by_source(
             if 0 < len(prompt) <= longest:
                 prompts.append(prompt)
             else:
-                reasons["a longer prompt" if prompt else "plain text, which is no prompt"] += 1
+                reasons["a longer prompt" if prompt else "plain text, which is not a prompt"] += 1
     if not any(found.values()):
-        why = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common()) or "it is empty"
-        raise ValueError(f"{', '.join(found)} must have a prompt of at most {longest} tokens, got none: {why}{options}")
+        raise ValueError(
+            f"{', '.join(found)} must have a prompt of at most {longest} tokens{options}, got none: "
+            f"{_listed(reasons)}. Give other rows, or allow longer prompts."
+        )
     return found
+
+
+def _listed(reasons: collections.Counter[str]) -> str:
+    return "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common()) or "it is empty"
 
 
 def _prompt(row: Mapping[str, Any], tokenizer: Any) -> list[int]:

@@ -30,7 +30,7 @@ METADATA = re.compile(
 """Names, in snake case, of keys that hold no text of a conversation; docs/training.md describes them."""
 LABELS = re.compile(r"(.*_)?(task|tasks|topic|topics|subject|title|intent|knowledge)")
 """Names of keys that describe a conversation of messages, but are part of the question in a row of question and reply.
-Their numbers and switches hold no text anywhere."""
+Their numbers and booleans hold no text in any row."""
 MEDIA = re.compile(r"(.*_)?(images?|img|pictures?|photos?|screenshots?|audios?|videos?|media)(_.*)?")
 """Names of keys that point to images, audio or video."""
 NESTED = ("tools", "functions", "system", "system_prompt", "system_message", "messages", "conversations")

@@ -31,15 +31,15 @@ ROLES = {
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Names of the thoughts before a reply, in rows and in chat templates."""
-TAUGHT = ("weight", "train", "training", "trainable", "loss", "loss_mask")
-"""Keys of a message that say by 0 or 1 whether it is trained on."""
+LOSS_KEYS = ("weight", "train", "training", "trainable", "loss", "loss_mask")
+"""Keys of a message whose value, 0 or 1, decides whether the loss includes it."""
 
 
 class Parsed(NamedTuple):
-    """A message, and whether a head learns it."""
+    """A message, and whether the loss includes it."""
 
     message: Message
-    taught: bool
+    supervised: bool
 
 
 def parse_message(entry: Any) -> Parsed:
@@ -56,7 +56,7 @@ def parse_message(entry: Any) -> Parsed:
     if role is None:
         raise SkippedRow(f"unknown speaker {speaker!r}")
     message: Message = {"role": role, "content": ""}
-    read = {"role", "from", "content", "value", "name", "tool_call_id", *TAUGHT}
+    read = {"role", "from", "content", "value", "name", "tool_call_id", *LOSS_KEYS}
     if role == "assistant":
         message |= _thoughts_and_calls(given, str(speaker).lower())
         read |= {"tool_calls", "function_call", *REASONING}
@@ -72,7 +72,7 @@ def parse_message(entry: Any) -> Parsed:
         if not is_absent(given.get(key)):
             message[key] = str(given[key])
     check_unicode(*message.values())
-    return Parsed(message, role == "assistant" and _is_taught(given))
+    return Parsed(message, role == "assistant" and _is_supervised(given))
 
 
 def _thoughts_and_calls(given: Mapping[str, Any], speaker: str) -> Message:
@@ -85,8 +85,8 @@ def _thoughts_and_calls(given: Mapping[str, Any], speaker: str) -> Message:
     return {key: value for key, value in found.items() if not is_absent(value)}
 
 
-def _is_taught(given: Mapping[str, Any]) -> bool:
-    flags = {key: given[key] for key in TAUGHT if key in given}
+def _is_supervised(given: Mapping[str, Any]) -> bool:
+    flags = {key: given[key] for key in LOSS_KEYS if key in given}
     for key, value in flags.items():
         if not isinstance(value, bool | int | float) or value not in (0, 1):
             raise SkippedRow(f"a message has a {key!r} other than 0 and 1")

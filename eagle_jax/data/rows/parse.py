@@ -43,18 +43,13 @@ class Conversation:
 
     Attributes:
       messages: in order. tools: JSON schemas of the functions to call. arguments: of the chat template.
-      untaught: indices in `messages` of assistant turns that are context only, without loss.
+      unsupervised: indices in `messages` of assistant turns that are context only, without loss.
     """
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
     arguments: dict[str, Any] | None = None
-    untaught: frozenset[int] = frozenset()
-
-
-def as_conversation(row: Conversation | list[Message]) -> Conversation:
-    """Returns a conversation unchanged, or wraps a list of messages."""
-    return row if isinstance(row, Conversation) else Conversation(row)
+    unsupervised: frozenset[int] = frozenset()
 
 
 def parse_row(row: Mapping[str, Any]) -> Conversation | str:
@@ -75,7 +70,7 @@ def parse_row(row: Mapping[str, Any]) -> Conversation | str:
         [message for message, _ in parsed],
         parse_tools(only(row, TOOLS)),
         _arguments(row),
-        frozenset(i for i, (message, taught) in enumerate(parsed) if message["role"] == "assistant" and not taught),
+        frozenset(i for i, (message, loss) in enumerate(parsed) if message["role"] == "assistant" and not loss),
     )
     read |= {*SYSTEMS, *TOOLS, ARGUMENTS}
     if all(row.get(key) is not None for key in STORED):
@@ -115,18 +110,18 @@ def _messages(row: Mapping[str, Any]) -> tuple[list[Parsed] | None, set[str]]:
     reply = row[replied]
     if isinstance(reply, str):
         given = {key: row[key] for key in REASONING if not is_absent(row.get(key))}
-        thoughts = {key: value for key, value in given.items() if not is_switch(value)}  # Nemotron's is a mode
+        thoughts = {key: value for key, value in given.items() if not _is_mode(value)}  # as in Nemotron
         reply, read = [{"role": "assistant", "content": reply, **thoughts}], read | set(given)
     return [*parsed, *_parse_all(reply)], read | {replied}
 
 
-def is_switch(value: Any) -> bool:
+def _is_mode(value: Any) -> bool:
     """Returns whether the value of a reasoning column names a mode: "on", "low", true."""
     return isinstance(value, bool | int | float) or (isinstance(value, str) and value.strip().lower() in MODES)
 
 
 def _is_reply(value: Any) -> bool:
-    """Returns whether a column holds a reply. A list of texts is none: it holds reference answers."""
+    """Returns whether a column holds a reply. A list of texts is not a reply: it holds reference answers."""
     if isinstance(value, list | tuple):
         return bool(value) and isinstance(value[0], Mapping)
     return isinstance(value, str) and bool(value)

@@ -10,19 +10,15 @@ import json
 import re
 from typing import Any
 
+from eagle_jax.data.chat.tokenize import GENERATION, Render, chat_template, generation_mask, render, template_arguments
 from eagle_jax.data.rows.columns import SkippedRow
 from eagle_jax.data.rows.messages import REASONING, Message
 from eagle_jax.data.rows.parse import Conversation
-from eagle_jax.data.templates.rendering import GENERATION, chat_template, render, template_arguments
-from eagle_jax.data.templates.spans import Render, generation_mask
 
 CALLS = "tool_calls"
-PROPERTIES = {"PARAMETERMARK": {"type": "string", "description": "A text."}}
-PARAMETERS = {"type": "object", "properties": PROPERTIES, "required": ["PARAMETERMARK"]}
-MARKED_TOOL = {
-    "type": "function",
-    "function": {"name": "TOOLMARK", "description": "A tool.", "parameters": PARAMETERS},
-}
+_PROPERTIES = {"PARAMETERMARK": {"type": "string", "description": "A text."}}
+_PARAMETERS = {"type": "object", "properties": _PROPERTIES, "required": ["PARAMETERMARK"]}
+_FUNCTION = {"name": "TOOLMARK", "description": "A tool.", "parameters": _PARAMETERS}
 FORMS = ((True, False), (True, True), (False, False), (False, True))
 """Forms of tool calls in the order of trial: whether empty text is null, and whether arguments are JSON text.
 
@@ -56,7 +52,7 @@ def fit(tokenizer: Any, row: Conversation, **options: bool) -> list[Message]:
         ]
     marks: dict[str, str] = {}
     marked = [_marked_message(index, message, marks) for index, message in enumerate(messages)]
-    tools = None if row.tools is None else [MARKED_TOOL]
+    tools = None if row.tools is None else [{"type": "function", "function": _FUNCTION}]
     if row.tools:
         marks["TOOLMARK"] = "tools"
         if any("parameters" in tool["function"] for tool in row.tools):
@@ -67,7 +63,7 @@ def fit(tokenizer: Any, row: Conversation, **options: bool) -> list[Message]:
     for form in FORMS if any(CALLS in message for message in messages) else FORMS[:1]:
         try:
             formed = [_formed(message, *form) for message in marked]
-            dropped = _dropped(draw, formed, marks) or (_unmarked_call(draw, formed, marks) if has_mask else None)
+            dropped = _dropped(draw, formed, marks, has_mask)
         except SkippedRow as error:
             reason = reason or error
             continue
@@ -106,11 +102,12 @@ def _reasoning_key(draw: Render, template: str) -> str:
     raise SkippedRow("the chat template drops reasoning_content")
 
 
-def _dropped(draw: Render, messages: list[Message], marks: dict[str, str]) -> str | None:
+def _dropped(draw: Render, messages: list[Message], marks: dict[str, str], has_mask: bool = False) -> str | None:
     """Names the first part that the template drops; None if there is none.
 
     Args:
       marks: name of the part behind each mark in `messages`.
+      has_mask: whether the template has `generation` blocks, which must hold all tool calls.
     """
     shown = draw(messages, tokenize=False)
     for mark, what in marks.items():
@@ -118,20 +115,11 @@ def _dropped(draw: Render, messages: list[Message], marks: dict[str, str]) -> st
             return what
     if "None" in shown and any(message["content"] is None for message in messages):
         return "the null of an empty text"
-    return None
-
-
-def _unmarked_call(draw: Render, messages: list[Message], marks: dict[str, str]) -> str | None:
-    """Names tool calls outside of the template's `generation` blocks; None if there are none."""
-    calls = [mark for mark, what in marks.items() if what == CALLS]
-    if not calls:
-        return None
-    shown = draw(messages, tokenize=False)
-    _, offsets, mask = generation_mask(draw, messages)
-    for mark in calls:
-        place = shown.find(mark)
-        if not mask[(offsets[:, 1] > place) & (offsets[:, 0] < place + len(mark))].all():
-            return f"{CALLS} from its generation blocks"
+    calls = [(shown.find(mark), len(mark)) for mark, what in marks.items() if what == CALLS and has_mask]
+    if calls:
+        _, offsets, mask = generation_mask(draw, messages)
+        inside = (mask[(offsets[:, 1] > at) & (offsets[:, 0] < at + size)].all() for at, size in calls)
+        return None if all(inside) else f"{CALLS} from its generation blocks"
     return None
 
 
@@ -149,11 +137,7 @@ def _marked_message(index: int, message: Message, marks: dict[str, str]) -> Mess
     for place, call in enumerate(message.get(CALLS, ())):
         name = f"CALL{index:05d}N{place:05d}MARK"
         arguments = {"argument": f"GIVEN{name}"} if call["function"]["arguments"] else {}
-        marked.setdefault(CALLS, []).append(marked_call(name, arguments))
+        called = {"id": "call00000", "type": "function", "function": {"name": name, "arguments": arguments}}
+        marked.setdefault(CALLS, []).append(called)  # the id has nine letters, as Mistral's templates require
         marks |= dict.fromkeys([name, *arguments.values()], CALLS)
     return marked
-
-
-def marked_call(name: str, arguments: dict[str, str]) -> dict[str, Any]:
-    """Builds a tool call; its id has nine letters, as Mistral's templates require."""
-    return {"id": "call00000", "type": "function", "function": {"name": name, "arguments": arguments}}
