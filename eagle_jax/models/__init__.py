@@ -1,4 +1,4 @@
-"""Exports Flax Linen modules and their parameters: one decoder for all families, EAGLE, Medusa and Hydra heads."""
+"""Exports Flax Linen modules: one decoder for all families, EAGLE, Medusa and Hydra heads."""
 
 from eagle_jax.models.decoder import Decoder, init_params, target_fn
 from eagle_jax.models.heads import EagleHead, init_head_params, split_embeddings
