@@ -18,7 +18,7 @@ from eagle_jax.training.train_steps import (
     observe,
     read_target,
     train_step,
-)  # fmt: skip
+)
 
 __all__ = [
     "PEAK", "PRESETS", "Divergence", "Frozen", "HeadTrainState", "MicroBatch", "Objective", "Signals", "UpdateReport",

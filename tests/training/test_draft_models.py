@@ -1,4 +1,4 @@
-"""Losses of Medusa and Hydra heads and of distilled draft models, against loops over rows."""
+"""Checks losses of Medusa and Hydra heads and of small draft models against loops over rows."""
 
 from __future__ import annotations
 
@@ -11,25 +11,19 @@ import numpy as np
 import pytest
 
 from eagle_jax.config import DecoderConfig, MedusaConfig
-from eagle_jax.models.decoder import init_params, target_fn
-from eagle_jax.models.medusa import MedusaHeads, init_medusa_params
-from eagle_jax.training.distill import distillation_loss
-from eagle_jax.training.losses import count_rows
-from eagle_jax.training.medusa import medusa_loss
-from eagle_jax.training.objective import Signals
-from tests.training.tiny import packed_texts, random_params
+from eagle_jax.models import MedusaHeads, init_medusa_params, init_params, target_fn
+from eagle_jax.training import Signals, count_rows, distillation_loss, medusa_loss
+from tests.training.common import packed_texts, random_params
 
 T, V, H, HEADS = 11, 13, 8, 3
 TARGET = DecoderConfig(V, H, 12, 2, num_heads=4, num_kv_heads=2, head_dim=6)
 SMALL = DecoderConfig(V, H, 12, 1, num_heads=2, num_kv_heads=1, head_dim=4)
 KINDS = ["medusa", "hydra", "hydra++"]
-
-
 TEXTS = packed_texts(((6, 4), (T,)), T, V)
 
 
 def by_document(states_of):
-    """[2, T, H]: `states_of(row, places, positions, causal mask)` of every document, zeros elsewhere."""
+    """Returns [2, T, H]: `states_of(row, places, positions, causal mask)` of every document, zeros elsewhere."""
     found = np.zeros((2, T, H), np.float32)
     for row, segment in ((0, 1), (0, 2), (1, 1)):
         places = np.flatnonzero(np.asarray(TEXTS.segments[row]) == segment)
@@ -38,15 +32,16 @@ def by_document(states_of):
     return jnp.asarray(found)
 
 
+def hidden_of(config, params):
+    forward = functools.partial(target_fn(config).forward, params)
+    return by_document(lambda row, places, *rest: forward(TEXTS.tokens[row, places][None], *rest, None).hidden)
+
+
 @functools.cache
 def target():
-    params, fn = random_params(init_params, TARGET, 1), target_fn(TARGET)
-
-    def hidden_of(row, places, positions, causal):
-        return fn.forward(params, TEXTS.tokens[row, places][None], positions, causal, None).hidden
-
-    hidden = by_document(hidden_of)
-    return params, Signals(hidden, hidden, fn.embed(params, TEXTS.tokens))
+    params = random_params(init_params, TARGET, 1)
+    hidden = hidden_of(TARGET, params)
+    return params, Signals(hidden, hidden, target_fn(TARGET).embed(params, TEXTS.tokens))
 
 
 def judge(hidden):
@@ -65,7 +60,7 @@ def heads(kind):
 
 
 def slow(kind, teacher):
-    """Loss and counted rows of every head, row by row; Hydra++'s layer runs over each document alone."""
+    """Returns (loss, counted rows) of every head, row by row. Hydra++'s layer runs over each document alone."""
     config, params = heads(kind)
     run = functools.partial(MedusaHeads(config).apply, {"params": params})
     signals, (tokens, supervised, segments, _) = target()[1], map(np.asarray, TEXTS)
@@ -95,7 +90,7 @@ def slow(kind, teacher):
 
 @pytest.mark.parametrize("teacher", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_medusa_loss_is_that_of_a_loop_over_rows(kind, teacher):
+def test_medusa_loss_equals_a_loop_over_rows(kind, teacher):
     (config, params), (_, signals) = heads(kind), target()
     loss_of = functools.partial(medusa_loss, config, params, signals, TEXTS, judge, teacher=teacher, decay=0.5)
     wanted = slow(kind, teacher)
@@ -107,7 +102,7 @@ def test_medusa_loss_is_that_of_a_loop_over_rows(kind, teacher):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_chunks_change_no_gradient_and_the_target_gets_none(kind):
+def test_chunks_do_not_change_gradients_and_the_target_has_none(kind):
     (config, params), (weights, signals) = heads(kind), target()
 
     def loss(params, weights, signals, chunk):
@@ -121,34 +116,25 @@ def test_chunks_change_no_gradient_and_the_target_gets_none(kind):
         assert np.abs(frozen).max() == 0
 
 
-def divergence_of(log_p, log_q, name):
-    p, q = np.exp(log_p), np.exp(log_q)
-    alpha = np.minimum(p, q).sum(-1)
-    return {"kl": (p * (log_p - log_q)).sum(-1), "tv": 1 - alpha, "lk": -np.log(alpha)}[name], alpha
-
-
 @pytest.mark.parametrize("name", ["kl", "tv", "lk"])
-def test_distillation_loss_is_that_of_its_definition(name):
+def test_distillation_loss_equals_its_definition(name):
     signals, small = target()[1], random_params(init_params, SMALL, 7)
-    fn, given = target_fn(SMALL), TEXTS
-
-    def hidden_of(row, places, positions, causal):
-        return fn.forward(small, given.tokens[row, places][None], positions, causal, None).hidden
-
-    log_q = np.asarray(jax.nn.log_softmax(fn.logits(small, by_document(hidden_of))), np.float64)
-    loss, alpha = divergence_of(law(signals.hidden), log_q, name)
-    segments = np.asarray(given.segments)  # the distribution at a place is of the token behind it
-    counted = np.asarray(given.supervised)[:, 1:] & (segments[:, 1:] == segments[:, :-1])
+    logits = target_fn(SMALL).logits(small, hidden_of(SMALL, small))
+    log_p, log_q = law(signals.hidden), np.asarray(jax.nn.log_softmax(logits), np.float64)
+    p, alpha = np.exp(log_p), np.minimum(np.exp(log_p), np.exp(log_q)).sum(-1)
+    loss = {"kl": (p * (log_p - log_q)).sum(-1), "tv": 1 - alpha, "lk": -np.log(alpha)}[name]
+    segments = np.asarray(TEXTS.segments)  # the distribution at a place is of the next token
+    counted = np.asarray(TEXTS.supervised)[:, 1:] & (segments[:, 1:] == segments[:, :-1])
     losses, alphas = loss[:, :-1][counted], alpha[:, :-1][counted]
     for chunk in (0, 4):
-        loss, seen = distillation_loss(SMALL, small, given, signals.hidden, judge, divergence=name, chunk=chunk)
+        loss, seen = distillation_loss(SMALL, small, TEXTS, signals.hidden, judge, divergence=name, chunk=chunk)
         assert float(loss) == pytest.approx(np.mean(losses), rel=1e-4)
         assert float(seen.accuracy[0]) == pytest.approx(np.mean(alphas), rel=1e-4)
-        assert float(seen.counted[0]) == len(losses) == float(count_rows(given, 1, first=1)[0])
+        assert float(seen.counted[0]) == len(losses) == float(count_rows(TEXTS, 1, first=1)[0])
 
 
-def test_padding_behind_the_vocabulary_is_left_out():
-    """Models of one tokenizer often have more rows than it has tokens, and not the same number."""
+def test_distillation_loss_ignores_padding_of_vocabularies():
+    """Models of one tokenizer may pad their vocabularies to different sizes."""
     signals, small = target()[1], random_params(init_params, SMALL, 7)
 
     def padded(hidden):

@@ -1,14 +1,18 @@
-"""Operations of products and loops; the peak of a device."""
+"""Checks counted operations, the peak of a device, and the report of `train.bench_step`."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import types
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from eagle_jax.training.flops import PEAK, peak_flops, product_flops
+from eagle_jax.training import PEAK, compiler_options, peak_flops, product_flops
+from tests.training.common import report_of
+from train import bench_step
 
 A, B, SQUARE = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((2, 3, 5), (2, 5, 7), (4, 4)))
 LOOP = jax.jit(lambda x: jax.lax.scan(lambda c, _: (c @ c, None), x, length=6)[0])
@@ -26,16 +30,31 @@ LOOP = jax.jit(lambda x: jax.lax.scan(lambda c, _: (c @ c, None), x, length=6)[0
     ],
     ids=["product", "sum", "loop", "gradient", "recomputed", "branch"],
 )
-def test_a_product_is_two_operations_per_term(fn, args, products):
-    """Every turn of a loop, inner programs, and the longer branch count."""
+def test_product_flops_counts_loops_and_the_longer_branch(fn, args, products):
     assert product_flops(fn, *args) == 2 * products
 
 
-def test_an_unknown_device_is_measured(monkeypatch):
+def test_peak_flops_measures_unknown_devices(monkeypatch):
     assert peak_flops("float32") > 1e8
     peak_flops.cache_clear()
-
     monkeypatch.setattr(jax, "devices", lambda: [types.SimpleNamespace(device_kind="TPU v5 lite")])
     monkeypatch.setattr(jax, "device_count", lambda: 16)
     assert peak_flops() == 16 * PEAK["TPU v5 lite"]
     peak_flops.cache_clear()
+
+
+def test_bench_step_prints_its_report(capsys):
+    args = bench_step.Args(size="tiny", rows=2, length=24, unroll=2, repeats=2)
+    report = bench_step.main(args)
+    assert report_of(capsys) == json.loads(json.dumps(report))
+    assert 0 < report["fastest"] <= report["seconds"] <= report["slowest"]
+    assert report["tokens_per_second"] == pytest.approx(2 * 24 / report["seconds"], rel=0.01)
+    assert 0 <= report["mfu"] < 1
+    assert report["loss"][0] != report["loss"][1], "the update is not part of what is timed"
+    assert report["settings"] == dataclasses.asdict(args) and "jax" in report["machine"]
+
+
+def test_compiler_options_are_for_cpus(monkeypatch):
+    assert "cse_barrier_expander" in compiler_options().values()
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert compiler_options() == {}

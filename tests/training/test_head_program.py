@@ -1,15 +1,13 @@
-"""`train.head` from rows to a saved head: resumption to the bit, meshes, what stops a run."""
+"""Checks `train.head` from rows to a saved head: exact resumption, meshes, errors of a run."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import re
 import shutil
 import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,43 +21,39 @@ import train.loop.training
 from eagle_jax.checkpoints import CheckpointError, read_target_config
 from eagle_jax.config import TreeConfig
 from eagle_jax.data.chat.tokenizers import load_tokenizer
-from eagle_jax.parallel.mesh import make_mesh
-from tests.training.runs import args_of, head_of, losses, same
+from eagle_jax.parallel import make_mesh
+from tests.training.common import args_of, check_lossless, head_of, logged, losses, replaced, report_of, same
 from train.loop.setup import held_prompts
 
 
-def test_a_run_leaves_a_head_that_drafts_and_a_log(place, capsys, monkeypatch):
+def test_a_run_writes_a_lossless_head_and_a_log(place, capsys, monkeypatch):
     out = place / "evaluated"
     advance = train.loop.run.Run.advance
 
-    def looking(this):
-        if this.step == 5:  # behind the first measurement
-            assert (out / "head" / "config.json").is_file()
+    def checking(this):
+        assert this.step < 5 or (out / "head" / "config.json").is_file(), "the first measurement writes a head"
         return advance(this)
 
-    monkeypatch.setattr(train.loop.run.Run, "advance", looking)
+    monkeypatch.setattr(train.loop.run.Run, "advance", checking)
     args = args_of(place, out, heldout=(str(place / "held.jsonl"),), data_axis=1, eval_every=4, tensorboard=True)
     assert train.head.main(args) == 0
-    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    report = report_of(capsys)
     assert report["steps"] == 6 and np.isfinite(report["loss"]) and report["tau"] >= 1
     assert losses(out)[-1][0] == report["loss"]
-    measured = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines() if "tau" in line]
+    measured = logged(out, "tau")
     assert [line["step"] for line in measured] == [4, 6]
     assert report["tau"] == pytest.approx(max(line["tau"] for line in measured), abs=1e-3)
     assert report["head_step"] == max(measured, key=lambda line: (line["tau"], -line["step"]))["step"]
     assert sum(path.stat().st_size for path in (out / "tensorboard").iterdir()) > 500
     target = eagle_jax.load_target(place / "target")
-    head = eagle_jax.load_drafter(out / "head", target, TreeConfig(2, 2, 3))
-    prompts = [[7, 8, 9], [100, 20]]
-    texts = [eagle_jax.generate(target, drafter, prompts, max_new_tokens=12).tokens for drafter in (head, None)]
-    assert texts[0] == texts[1]
+    check_lossless(target, eagle_jax.load_drafter(out / "head", target, TreeConfig(2, 2, 3)))
 
 
-def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypatch, capsys):
+def test_a_stopped_run_resumes_to_the_same_bits(place, whole, tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
     advance = train.loop.run.Run.advance
 
-    def stopped_in_the_third(this):
+    def stopped_in_third(this):
         if this.step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
         return advance(this)
@@ -67,7 +61,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypa
     args = args_of(place, out, data_axis=1)
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     with monkeypatch.context() as patch:
-        patch.setattr(train.loop.run.Run, "advance", stopped_in_the_third)
+        patch.setattr(train.loop.run.Run, "advance", stopped_in_third)
         assert train.head.main(args) == 128 + signal.SIGTERM
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
     assert len(losses(out)) == 3 and not (out / "head").exists()
@@ -82,42 +76,32 @@ def test_a_stopped_run_goes_on_to_the_same_bits(place, whole, tmp_path, monkeypa
         train.head.main(args_of(place, out, data_axis=1, rate=1e-3))
     capsys.readouterr()
     assert train.head.main(args) == 0  # nothing is left to do: the same report
-    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    again = report_of(capsys)
     assert (again["loss"], again["updates_here"]) == (losses(whole)[-1][0], 0)
     with pytest.raises(CheckpointError, match=r"--steps must be at least 6, as .* has, got 5"):
         train.head.main(args_of(place, out, data_axis=1, steps=5))
 
 
-@contextlib.contextmanager
-def holding(path: Path, content: bytes):
-    """A file with other contents for a while."""
-    before = path.read_bytes()
-    path.write_bytes(content)
-    try:
-        yield
-    finally:
-        path.write_bytes(before)
-
-
-def test_other_contents_under_the_same_names_are_refused(place, whole, tmp_path):
-    """More rows make another draft vocabulary and position in the data; a target may be trained on."""
+def test_a_resumed_run_raises_if_contents_changed(place, whole, tmp_path):
+    """More rows change the draft vocabulary and the position in the data. Training may change a target."""
     shutil.copytree(whole, tmp_path / "run")
-    data, weights = place / "train.jsonl", place / "target" / "model.safetensors"
-    settings = place / "target" / "tokenizer_config.json"
+    data, weights, settings = (
+        place / name for name in ("train.jsonl", "target/model.safetensors", "target/tokenizer_config.json")
+    )
     tensors = safetensors.numpy.load_file(weights)
     tensors["model.layers.1.self_attn.q_proj.weight"] += 0.5
+    tokens = json.dumps(json.loads(settings.read_text()) | {"eos_token": "<|user|>"}).encode()
     for path, content, message in (
         (data, data.read_bytes() + (place / "held.jsonl").read_bytes(), "contents of data was .* tokens, is .* tokens"),
-        (settings, json.dumps(json.loads(settings.read_text()) | {"eos_token": "<|user|>"}).encode(),
-         r"special tokens was .*end.*, is .*user"),
+        (settings, tokens, r"special tokens was .*end.*, is .*user"),
         (weights, safetensors.numpy.save(tensors), r"\(weights of target was \w{16}, is \w{16}\)"),
-    ):  # fmt: skip
-        with holding(path, content), pytest.raises(CheckpointError, match=message):
+    ):
+        with replaced(path, content), pytest.raises(CheckpointError, match=message):
             train.head.main(args_of(place, tmp_path / "run", data_axis=1, steps=8))
 
 
 def test_held_out_prompts_end_where_a_reply_begins(place):
-    """With the marks that the template adds before a reply."""
+    """They include the template's marks before a reply."""
     row = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]}
     (place / "asked.jsonl").write_text(json.dumps(row) + "\n")
     tokenizer = load_tokenizer(str(place / "target"), read_target_config(place / "target"))
@@ -128,8 +112,8 @@ def test_held_out_prompts_end_where_a_reply_begins(place):
     assert prompts == [held[0], tokenizer.encode(text, add_special_tokens=False), held[1]]
 
 
-def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path, monkeypatch):
-    """By the rows of its sources; a checkpoint in progress is finished, and nothing is saved after."""
+def test_a_batch_with_nan_loss_stops_the_run_and_the_error_names_its_rows(place, tmp_path, monkeypatch):
+    """The run finishes a checkpoint in progress and saves nothing after it."""
     out, seen = tmp_path / "run", []
     judge = train.loop.training.judge
 
@@ -154,39 +138,41 @@ def test_a_poisoned_batch_stops_the_run_and_is_named(place, tmp_path, monkeypatc
         train.head.main(dataclasses.replace(args, out=tmp_path / "limit", max_gradient=1e-6))
 
 
-def test_features_written_beforehand_teach_the_same(place, whole, tmp_path, capsys, monkeypatch):
+def test_stored_features_give_the_same_training(place, whole, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "features"
     options = dict(
-        target=str(place / "target"), data=(str(place / "train.jsonl"),), out=tmp_path / "features", taps=(0, 1, 2),
-        stored="float32", length=32, shard_tokens=200, rows=4, dtype="float32",
+        target=str(place / "target"), data=(str(place / "train.jsonl"),), out=out, taps=(0, 1, 2), stored="float32",
+        length=32, shard_tokens=200, rows=4, dtype="float32",
     )  # fmt: skip
-    train.features.main(train.features.Args(**options))
-    report = json.loads(capsys.readouterr().out.splitlines()[-1])
-    shards = sorted((tmp_path / "features").glob("features-*.npy"))
+    write = lambda **changes: train.features.main(train.features.Args(**{**options, **changes}))  # noqa: E731
+    write()
+    report, shards = report_of(capsys), sorted(out.glob("features-*.npy"))
     assert len(shards) == report["shards"] > 2
     written = [path.read_bytes() for path in shards]
     assert sum(map(len, written)) == report["bytes"] + 128 * len(shards)  # NumPy's header
     shards[1].unlink()
     stamp = shards[0].stat().st_mtime_ns
-    train.features.main(train.features.Args(**options))  # writes what is missing, and that alone
+    write()  # only the missing shard
     assert [path.read_bytes() for path in shards] == written and shards[0].stat().st_mtime_ns == stamp
-    args = args_of(place, tmp_path / "run", data_axis=1, features=tmp_path / "features")
+    args = args_of(place, tmp_path / "run", data_axis=1, features=out)
     with monkeypatch.context() as patch:  # nothing runs the target: its layers need not fit
         patch.setattr(eagle_jax, "load_target", lambda *_, **__: pytest.fail("loaded the layers of the target"))
         assert train.head.main(args) == 0
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(whole), rtol=1e-4, atol=1e-5)
+    args = dataclasses.replace(args, out=tmp_path / "other")
     with pytest.raises(ValueError, match=r"must be of taps \(0, 1, 1\), as this run, got \(0, 1, 2\)"):
-        train.head.main(dataclasses.replace(args, out=tmp_path / "b", taps=(0, 1, 1)))
+        train.head.main(dataclasses.replace(args, taps=(0, 1, 1)))
     shards[1].unlink()
     with pytest.raises(ValueError, match=r"1 of \d+ shards are missing in .*features\. Run train\.features to its end"):
-        train.head.main(dataclasses.replace(args, out=tmp_path / "c"))
+        train.head.main(args)
     with pytest.raises(ValueError, match="--out must hold features of this call's data"):
-        train.features.main(train.features.Args(**{**options, "stored": "float16"}))
+        write(stored="float16")
     weights = place / "target" / "model.safetensors"
     tensors = safetensors.numpy.load_file(weights)
     norm = safetensors.numpy.save({**tensors, "model.norm.weight": tensors["model.norm.weight"] + 0.5})
-    with holding(weights, norm):
+    with replaced(weights, norm):
         with pytest.raises(ValueError, match="--out must hold features of this call's data"):
-            train.features.main(train.features.Args(**options))
+            write()
         with pytest.raises(ValueError, match=r"must be of ends \w{16}, as this run, got \w{16}\. Write them again"):
-            train.head.main(dataclasses.replace(args, out=tmp_path / "d"))
-    assert not (tmp_path / "b" / "head").exists()
+            train.head.main(args)
+    assert not (tmp_path / "other" / "head").exists()

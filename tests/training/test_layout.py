@@ -1,4 +1,4 @@
-"""Loss and gradients on a mesh: as on one device, and sharded as their parameters."""
+"""Checks that a mesh does not change loss and gradients, and shards gradients as their parameters."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from eagle_jax.config import DecoderConfig, HeadConfig
-from eagle_jax.models.decoder import init_params
-from eagle_jax.models.heads import init_head_params
-from eagle_jax.parallel.mesh import ROWS, make_mesh, param_shardings
+from eagle_jax.models import init_head_params, init_params
+from eagle_jax.parallel import ROWS, make_mesh, param_shardings
 from eagle_jax.runtime.target import Target
-from eagle_jax.training.objective import Objective
-from eagle_jax.training.train_steps import Frozen, head_loss
-from tests.training.tiny import packed_texts, random_params
+from eagle_jax.training import Frozen, Objective, head_loss
+from tests.training.common import packed_texts, random_params
 from train.loop.setup import generation_mesh, respread
 
 T, V, H = 9, 16, 8
@@ -30,7 +28,7 @@ OBJECTIVE = Objective(steps=2, chunk=4, noise=0.1, feature_weight=0.5)
 
 @functools.cache
 def parts():
-    """Head, frozen target and packed texts, whose rows differ in how much counts."""
+    """Returns head, frozen target and packed texts. Rows differ in their numbers of supervised tokens."""
     head, target = random_params(init_head_params, HEAD, 1)["head"], random_params(init_params, TARGET, 2)
     return head, Frozen(target, jnp.arange(8, dtype=jnp.int32)), packed_texts(((T,), (5, 4), (T,), (6,)), T, V)
 
@@ -45,7 +43,7 @@ def run(mesh, head, frozen, texts):
 
 
 @pytest.mark.parametrize(("data", "fsdp", "tensor"), [(1, 2, 2), (2, 2, 1)])
-def test_a_mesh_changes_nothing(data, fsdp, tensor):
+def test_a_mesh_does_not_change_loss_and_gradients(data, fsdp, tensor):
     head, frozen, texts = parts()
     mesh = make_mesh(data, tensor, fsdp)
     place = lambda tree: jax.device_put(tree, param_shardings(tree, mesh))  # noqa: E731
@@ -62,8 +60,7 @@ def target_of(kv_heads: int, vocab: int = V) -> Target:
     return Target.from_params(config, jax.eval_shape(lambda: init_params(config, jax.random.key(0))))
 
 
-def test_tau_is_measured_without_fsdp():
-    """In a loop the compiler would gather all of "fsdp" at once; the values stay the same."""
+def test_generation_mesh_has_no_fsdp_and_respread_keeps_values():
     mesh, fsdp = make_mesh(1, 2, 2), make_mesh(1, 1, 4)
     assert generation_mesh(make_mesh(2, 2), target_of(2)) == make_mesh(2, 2)
     other = generation_mesh(mesh, target_of(2))

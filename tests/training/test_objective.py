@@ -1,4 +1,4 @@
-"""The losses of head training against slow, literal versions."""
+"""Checks losses and updates of head training against slow, literal versions."""
 
 from __future__ import annotations
 
@@ -12,23 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eagle_jax import training
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
-from eagle_jax.models import layers
-from eagle_jax.models.decoder import init_params, target_fn
-from eagle_jax.models.heads import EagleHead, init_head_params
+from eagle_jax.models import EagleHead, init_head_params, init_params, layers
+from eagle_jax.training import PRESETS, Frozen, HeadTrainState, Objective, Signals
 from eagle_jax.training.losses import ahead, count_rows
-from eagle_jax.training.objective import PRESETS, Objective, Signals, unrolled_loss
-from eagle_jax.training.train_steps import (
-    Frozen,
-    HeadTrainState,
-    feature_scale,
-    fold_scale,
-    head_loss,
-    head_optimiser,
-    head_train_step,
-    observe,
-)
-from tests.training.tiny import packed_texts, random_params
+from eagle_jax.training.objective import unrolled_loss
+from tests.training.common import packed_texts, random_params
 
 B, T, V, H = 2, 9, 13, 8
 KEPT = np.array([0, 2, 3, 5, 8, 9, 12])
@@ -68,7 +58,7 @@ def random_signals(config: HeadConfig) -> Signals:
 
 @dataclasses.dataclass
 class Slow:
-    """The loss step by step and row by row, with the keys of all steps side by side and a mask over them."""
+    """Computes the loss step by step and row by row, with one mask over the keys of all steps."""
 
     config: HeadConfig
     objective: Objective
@@ -95,7 +85,7 @@ class Slow:
         return found
 
     def __call__(self, head):
-        """Total loss; and per step [loss, accuracy, counted]."""
+        """Returns the total loss, and of each step (loss, accuracy, counted)."""
         config, objective, texts = self.config, self.objective, jax.tree.map(np.asarray, TEXTS)
         kept = KEPT if config.kind == "eagle3" else np.arange(V)
         full = np.asarray(self.signals.hidden) @ LM_HEAD
@@ -114,17 +104,17 @@ class Slow:
                     if not (same and texts.supervised[b, guessed]):
                         continue
                     counted += 1
-                    speaks = full[b, guessed - 1]
+                    taught = full[b, guessed - 1]
                     wanted = np.asarray(self.signals.hidden)[b, guessed - 1]
                     if objective.feature_weight:
                         error = jnp.abs(states[b, p] - wanted)
                         feature += jnp.mean(jnp.where(error < 1, 0.5 * error**2, error - 0.5))
-                    if speaks.argmax() not in kept:
+                    if taught.argmax() not in kept:
                         continue
                     inside += 1
-                    law = np.exp(speaks[kept] - speaks[kept].max())
+                    law = np.exp(taught[kept] - taught[kept].max())
                     law = law / law.sum()
-                    hits += jnp.asarray(kept)[jnp.argmax(log_q[b, p])] == speaks.argmax()
+                    hits += jnp.asarray(kept)[jnp.argmax(log_q[b, p])] == taught.argmax()
                     token += self.token(log_q[b, p], law)
             loss = token / max(inside, 1) + objective.feature_weight * feature / max(counted, 1)
             total += objective.decay**k * loss
@@ -156,10 +146,7 @@ def fast(config, objective, signals):
 SWITCHES = {"fc_norm": True, "norm_output": True, "norm_before_residual": True}
 CASES = {
     "eagle3": (head_config(), Objective(steps=3, chunk=4, remat=False)),
-    "eagle3-switches": (
-        head_config(**SWITCHES),
-        Objective(steps=2, chunk=9),
-    ),
+    "eagle3-switches": (head_config(**SWITCHES), Objective(steps=2, chunk=9)),
     "lk": (head_config(), Objective(steps=2, token_loss="lk", chunk=5)),
     "lk-blend": (head_config(), Objective(steps=2, token_loss="lk_blend", chunk=20)),
     "eagle1": (head_config("eagle1"), dataclasses.replace(PRESETS["eagle1"], noise=0.0)),
@@ -183,7 +170,7 @@ def test_loss_and_gradients_are_those_of_the_literal_version(config, objective):
 
 
 def test_long_texts_attend_block_by_block(monkeypatch):
-    """Blocks of four queries, the last one padded: the same loss and gradients as with one block."""
+    """Blocks of four queries, the last one padded, give the loss and gradients of one block."""
     config, objective = CASES["eagle3"]
     head, signals = random_head(config), random_signals(config)
     run = lambda: jax.jit(jax.value_and_grad(fast(config, objective, signals), has_aux=True))(head)  # noqa: E731
@@ -200,16 +187,12 @@ def test_noise_changes_the_loss():
     assert abs(float(fast(config, objective, signals)(head)[0]) - float(quiet)) > 1e-6
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [({"steps": 0}, "steps must be an integer of at least 1, got 0"), ({"token_weight": 0.0}, "above 0, got only 0")],
-)  # fmt: skip
-def test_bad_objectives(values, message):
-    with pytest.raises(ConfigError, match=message):
-        Objective(**values)
+def test_an_objective_needs_a_weight():
+    with pytest.raises(ConfigError, match="above 0, got only 0"):
+        Objective(token_weight=0.0)
 
 
-def test_no_logits_of_a_whole_text_are_alive():
+def test_the_gradient_keeps_no_logits_of_a_whole_text():
     """The largest array with a vocabulary axis in the gradient's program is that of one chunk."""
     config = head_config()
     loss = fast(config, Objective(steps=3, chunk=3), random_signals(config))
@@ -218,34 +201,18 @@ def test_no_logits_of_a_whole_text_are_alive():
     assert max(math.prod(shape) for shape in shapes if shape[-1] in (V, VD) and len(shape) > 2) <= B * 3 * V
 
 
-def test_shifts():
+def test_ahead_shifts_and_fills_with_zeros():
     x = jnp.arange(1, 6)[None]
     assert ahead(x, 2)[0].tolist() == [3, 4, 5, 0, 0]
     assert ahead(x, -2)[0].tolist() == [0, 0, 1, 2, 3]
     assert ahead(x, 9)[0].tolist() == ahead(x, -9)[0].tolist() == [0] * 5
 
 
-def test_observe_is_the_target_itself():
-    """Each document alone, without a mask of segments."""
-    params, fn = random_target(), target_fn(TARGET)
-    signals = jax.jit(lambda params: observe(TARGET, params, TEXTS, (0, 2, 4)))(params)
-    for row, start, size in ((0, 5, 4), (1, 0, 9)):
-        given = (
-            TEXTS.tokens[row, start : start + size][None],
-            jnp.arange(size)[None],
-            jnp.tril(jnp.ones((size, size), bool)),
-        )
-        out = jax.jit(lambda params, *given: fn.forward(params, *given, None, (0, 2, 4)))(params, *given)
-        np.testing.assert_allclose(signals.features[row, start : start + size], out.features[0], atol=2e-5)
-        np.testing.assert_allclose(signals.hidden[row, start : start + size], out.hidden[0], atol=2e-5)
-    np.testing.assert_allclose(signals.embeds, fn.embed(params, TEXTS.tokens))
-
-
-def test_folding_the_scale_changes_nothing():
+def test_fold_scale_does_not_change_the_loss():
     config, params = head_config(), random_target()
     head = random_head(config)
-    given = jax.jit(lambda params: observe(TARGET, params, TEXTS, config.taps))(params)
-    scale = feature_scale(given.features, TEXTS)
+    given = jax.jit(lambda params: training.observe(TARGET, params, TEXTS, config.taps))(params)
+    scale = training.feature_scale(given.features, TEXTS)
     assert float(scale.min()) > 0
     d2t = jnp.asarray(KEPT - np.arange(VD), jnp.int32)
 
@@ -253,29 +220,29 @@ def test_folding_the_scale_changes_nothing():
     def loss(head, scale, stored):
         frozen, key = Frozen(params, d2t, scale), jax.random.key(0)
         signals = given._replace(embeds=None) if stored else None
-        return head_loss(TARGET, config, Objective(steps=2, remat=False), head, frozen, TEXTS, key, signals=signals)[0]
+        objective = Objective(steps=2, remat=False)
+        return training.head_loss(TARGET, config, objective, head, frozen, TEXTS, key, signals=signals)[0]
 
     scaled = loss(head, scale, False)
-    np.testing.assert_allclose(scaled, loss(fold_scale(head, scale), None, False), rtol=1e-5)
+    np.testing.assert_allclose(scaled, loss(training.fold_scale(head, scale), None, False), rtol=1e-5)
     np.testing.assert_allclose(scaled, loss(head, scale, True), rtol=1e-6)
 
 
-def test_micro_batches_make_the_update_of_the_whole_batch():
-    """One half has most of the supervised tokens; the other has none for the last step."""
+def test_micro_batches_give_the_update_of_the_whole_batch():
+    """One half has most of the supervised tokens. The other has none for the last step."""
     config = dataclasses.replace(head_config(), draft_vocab_size=V)
     rare = TEXTS.supervised.at[1].set(jnp.arange(T) == 2)
     texts = TEXTS._replace(supervised=rare)
     frozen = Frozen(random_target(), jnp.zeros((V,), jnp.int32))
-    tx = head_optimiser(1e-2, 1, 10)
+    tx = training.head_optimiser(1e-2, 1, 10)
     objective = Objective(steps=2, feature_weight=1.0, remat=False)
     head = random_head(config)
 
+    update = jax.jit(functools.partial(training.head_train_step, TARGET, config, objective, tx, "float32"))
+
     def updated(parts):
         shaped = jax.tree.map(lambda x: x.reshape(parts, B // parts, *x.shape[1:]), texts)
-        state = HeadTrainState(head, tx.init(head), jnp.int32(1), jax.random.key(0))
-        return jax.jit(functools.partial(head_train_step, TARGET, config, objective, tx, "float32"))(
-            state, frozen, shaped
-        )
+        return update(HeadTrainState(head, tx.init(head), jnp.int32(1), jax.random.key(0)), frozen, shaped)
 
     (whole, report), (halves, other) = updated(1), updated(2)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), report, other)

@@ -1,4 +1,4 @@
-"""Pre-training: fast gradient, sums of micro-batches, the whole schedule, a text that is learnt."""
+"""Checks pre-training: gradients, micro-batches, the schedule, a loss that falls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from eagle_jax.config import DecoderConfig
-from eagle_jax.models.decoder import Decoder
+from eagle_jax.models import Decoder
 from eagle_jax.training.initialisation import fresh_target
 from eagle_jax.training.pretrain import TrainState, next_token_loss, optimiser, train_step, warmup_stable_decay
 
@@ -28,7 +28,7 @@ def rows():
     return jnp.asarray(np.random.default_rng(0).integers(0, 17, (4, 2, 9)), jnp.int32)
 
 
-def test_the_fast_gradient_is_the_gradient(params, rows):
+def test_hand_written_gradients_equal_those_of_jax(params, rows):
     def plain(params):
         logits = Decoder(CONFIG).apply({"params": params}, rows[0][:, :-1], method="all_logits")
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, rows[0][:, 1:]))
@@ -42,7 +42,7 @@ def test_the_fast_gradient_is_the_gradient(params, rows):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), grads, wanted_grads)
 
 
-def test_micro_batches_make_the_step_of_the_whole_batch_and_learn(params, rows):
+def test_micro_batches_give_the_step_of_the_whole_batch(params, rows):
     tx = optimiser()
     step = jax.jit(functools.partial(train_step, CONFIG, tx))
     state = TrainState(params, jax.jit(tx.init)(params), jnp.int32(0))

@@ -1,12 +1,13 @@
-"""Every reply is the target's: killed and resumed, with a head and without, by one process and two."""
+"""Checks that `train.regenerate` writes the target's replies: resumed, with a head, by two processes."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import itertools
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,15 +16,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import eagle_jax
 import train.regenerate as program
-from eagle_jax.checkpoints import CheckpointError, save_head_checkpoint, save_target_checkpoint
+from eagle_jax.checkpoints import save_head_checkpoint, save_target_checkpoint
 from eagle_jax.config import TreeConfig
 from eagle_jax.data.corpus.sources import Source, build_corpus
 from tests.data.chats import TEMPLATES, tokenizer_with
 from tests.models import tiny_head, tiny_target
-from tests.training.runs import free_port
-from train.loop import dialogues
-from train.loop.dialogues import _keys
+from tests.training.common import finished, free_port, report_of
 from train.loop.places import LOCK
 
 VOCAB = 272  # the tokenizer has 263
@@ -32,14 +32,14 @@ SYSTEM = {"role": "system", "content": "s" * 232}  # all prompts fall into one b
 OLD = {"role": "assistant", "content": "never used"}
 
 
-def asking(*questions: str) -> dict:
+def row_of(*questions: str) -> dict:
     return {"messages": [SYSTEM, *(turn for text in questions for turn in ({"role": "user", "content": text}, OLD))]}
 
 
 ROWS = [
-    asking("one"), asking("one", "two"), {"text": "plain"}, asking("2"), asking("a", "b"), asking("x" * 200),
-    asking("three"), asking("four"), {"messages": [OLD]}, asking("five", "x" * 200),
-    {"messages": [SYSTEM, {"role": "user", "content": "six"}]}, asking("q", "r", "s"), asking("seven"),
+    row_of("one"), row_of("one", "two"), {"text": "plain"}, row_of("2"), row_of("a", "b"), row_of("x" * 200),
+    row_of("three"), row_of("four"), {"messages": [OLD]}, row_of("five", "x" * 200),
+    {"messages": [SYSTEM, {"role": "user", "content": "six"}]}, row_of("q", "r", "s"), row_of("seven"),
 ]  # fmt: skip
 PLAIN, ALONE, LONG = 2, 8, 5  # rows that give nothing
 SHORT, PROMPT = 9, 10  # one that ends early, one whose last turn has no reply
@@ -82,29 +82,26 @@ def whole(folder) -> Path:
     return folder / "whole"
 
 
-def test_every_reply_is_the_targets_and_taught_once(folder, whole):
+def test_every_reply_is_written_and_supervised_once(folder, whole):
     tokenizer = tokenizer_with(TEMPLATES["chatml"])
     shards = [f"shard-0000{number}.json{end}" for number in range(3) for end in ("", "l")]
     assert sorted(written(whole)) == ["settings.json", *shards]
-    texts = texts_of(whole)
-    replies: dict[int, int] = {}
+    texts, replies = texts_of(whole), collections.Counter()
     for text in texts:
-        row = ROWS[text["row"]]
-        assert text["source"] == str(folder / ("a.jsonl" if text["row"] < 8 else "b.jsonl"))
-        assert text["temperature"] == text["row"] % 2
-        assert [turn for turn in text["messages"] if turn["role"] != "assistant"] == [
-            turn for turn in row["messages"][: len(text["messages"])] if turn["role"] != "assistant"
-        ]
-        for start, end in text["supervised"]:
-            replies[text["row"]] = replies.get(text["row"], 0) + 1
-            assert 0 < end - start <= 8
-            assert end - start == 8 or text["tokens"][end - 1] in STOPS
-            assert not set(text["tokens"][start : end - 1]) & set(STOPS)
-        shown = tokenizer.decode(text["tokens"][: text["supervised"][0][0]])
-        assert shown.endswith("<|im_start|>assistant\n")
-        last = text["tokens"][slice(*text["supervised"][-1])]
-        said = tokenizer.decode(last[:-1] if last[-1] in STOPS else last)
-        assert text["messages"][-1] == {"role": "assistant", "content": said}
+        row, tokens, spans = text["row"], text["tokens"], text["supervised"]
+        assert text["source"] == str(folder / ("a.jsonl" if row < 8 else "b.jsonl"))
+        assert text["temperature"] == row % 2
+        both = text["messages"], ROWS[row]["messages"][: len(text["messages"])]
+        questions = [[turn for turn in turns if turn["role"] != "assistant"] for turns in both]
+        assert questions[0] == questions[1]
+        replies[row] += len(spans)
+        for start, end in spans:
+            assert end - start == 8 or (0 < end - start < 8 and tokens[end - 1] in STOPS)
+            assert not set(tokens[start : end - 1]) & set(STOPS)
+        assert tokenizer.decode(tokens[: spans[0][0]]).endswith("<|im_start|>assistant\n")
+        last = tokens[slice(*spans[-1])]
+        reply = tokenizer.decode(last[:-1] if last[-1] in STOPS else last)
+        assert text["messages"][-1] == {"role": "assistant", "content": reply}
     turns = {i: sum(turn == OLD for turn in row.get("messages", [])) for i, row in enumerate(ROWS)}
     wanted = {**turns, SHORT: 1, PROMPT: 1}
     assert replies == {i: count for i, count in wanted.items() if i not in (PLAIN, ALONE, LONG)}
@@ -113,59 +110,56 @@ def test_every_reply_is_the_targets_and_taught_once(folder, whole):
     assert skipped == {}
 
 
-def test_the_report_counts_what_was_written(folder, whole, capsys):
+def test_the_report_counts_texts_and_replies(folder, whole, capsys):
     before = written(whole)
     program.main(args_of(folder, whole))  # all shards exist: nothing is generated
     assert written(whole) == before
-    report = json.loads(capsys.readouterr().out.splitlines()[-1])
     texts = texts_of(whole)
-    spans = [(text["tokens"], start, end) for text in texts for start, end in text["supervised"]]
-    cut = sum(tokens[end - 1] not in STOPS for tokens, _, end in spans)
-    assert 0 < cut < len(spans)
+    replies = [text["tokens"][start:end] for text in texts for start, end in text["supervised"]]
+    cut = sum(reply[-1] not in STOPS for reply in replies)
+    assert 0 < cut < len(replies)
     too_long = {"prompt longer than --max-prompt 384": 1}
     skipped = {"plain text, which has no replies": 1, "no turn of a user to answer": 1, **too_long}
-    assert report == {
-        "rows": 13, "shards": 3, "texts": len(texts), "replies": len(spans), "cut": cut, "skipped": skipped,
-        "reply_tokens": sum(end - start for _, start, end in spans), "shortened": too_long, "out": str(whole),
+    assert report_of(capsys) == {
+        "rows": 13, "shards": 3, "texts": len(texts), "replies": len(replies), "cut": cut, "skipped": skipped,
+        "reply_tokens": sum(map(len, replies)), "shortened": too_long, "out": str(whole),
     }  # fmt: skip
 
 
-def test_killed_and_resumed_it_writes_the_same(folder, whole, tmp_path, monkeypatch):
-    """Killed between the turns of a batch, and a line torn off (test_shards tears everywhere)."""
-    out, generate, calls = tmp_path / "out", dialogues.generate, itertools.count(1)
+def test_a_killed_and_resumed_run_writes_the_same(folder, whole, tmp_path, monkeypatch):
+    """The kill comes between the turns of a batch and tears a line (test_shards tears it everywhere)."""
+    out, generate, calls = tmp_path / "out", eagle_jax.generate, itertools.count(1)
 
     def killing(*args, **options):
         if next(calls) == 6:
             raise KeyboardInterrupt
         return generate(*args, **options)
 
-    monkeypatch.setattr(dialogues, "generate", killing)
+    monkeypatch.setattr(eagle_jax, "generate", killing)
     with pytest.raises(KeyboardInterrupt):
         program.main(args_of(folder, out))
     monkeypatch.undo()
     assert (out / "shard-00000.jsonl").exists()
     (partial,) = out.glob("*.partial")
-    done = partial.read_bytes()
-    last = done.splitlines()[-1]
-    partial.write_bytes(done + last[: len(last) // 2])
+    with partial.open("ab") as journal:
+        journal.write(partial.read_bytes().splitlines()[-1][:50])
     program.main(args_of(folder, out))
     assert written(out) == written(whole)
 
 
-def test_a_head_changes_nothing_but_the_time(folder, whole, tmp_path, capsys):
-    """Nor do the sizes of batches and shards, which put rows into other places: every row has its own key."""
+def test_a_head_changes_no_reply(folder, whole, tmp_path, capsys):
+    """The sizes of batches and shards change no reply either: every row has its own key."""
     changes = dict(head=str(folder / "head"), tree="2,2,4", batch=8, shard_rows=13)
     program.main(args_of(folder, tmp_path / "out", **changes))
-    found = {(text["row"], tuple(text["tokens"])): text for text in texts_of(tmp_path / "out")}
-    assert found == {(text["row"], tuple(text["tokens"])): text for text in texts_of(whole)}
-    report = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert report["tau"] > 1
+    drafted, plain = (sorted(texts_of(out), key=json.dumps) for out in (tmp_path / "out", whole))
+    assert drafted == plain
+    assert report_of(capsys)["tau"] > 1
 
 
-def test_keys_differ_by_row_and_by_turn_and_not_by_place():
+def test_keys_depend_on_seed_row_and_turn_and_not_on_place():
     rows = jnp.asarray([5, 9, 5, 0], jnp.uint32)
     given = [(0, 0), (0, 1), (1, 0)]
-    keys = [jax.random.key_data(_keys(jax.random.key(seed), rows, turn)).tolist() for seed, turn in given]
+    keys = [jax.random.key_data(program._keys(jax.random.key(seed), rows, turn)).tolist() for seed, turn in given]
     assert all(found[0] == found[2] for found in keys)
     assert len({tuple(key) for found in keys for key in found[1:]}) == 9
 
@@ -175,31 +169,24 @@ def test_two_processes_share_the_shards(folder, whole, tmp_path):
     given = dataclasses.asdict(args_of(folder, tmp_path / "out"))
     code = f"import train.regenerate as program\nfrom pathlib import PosixPath\nprogram.main(program.Args(**{given!r}))"
     names = {**os.environ, "JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}", "JAX_NUM_PROCESSES": "2"}
-    both = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                         env={**names, "JAX_PROCESS_ID": str(index)})
-        for index in range(2)
-    ]  # fmt: skip
-    outputs = [each.communicate(timeout=600) for each in both]
-    assert [each.returncode for each in both] == [0, 0], outputs
+    start = functools.partial(subprocess.Popen, [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    outputs = finished(*(start(env={**names, "JAX_PROCESS_ID": str(index)}) for index in range(2)))
     assert written(tmp_path / "out") == written(whole)
-    report = json.loads(outputs[0][0].splitlines()[-1])
+    report = json.loads(outputs[0].splitlines()[-1])
     assert (report["rows"], report["shards"], report["texts"]) == (13, 3, len(texts_of(whole)))
-    assert '"rows"' not in outputs[1][0]  # one process prints
+    assert '"rows"' not in outputs[1]  # one process prints
 
 
-def test_cut_replies_may_be_left_out(folder, whole, tmp_path, capsys):
+def test_no_keep_cut_leaves_out_cut_replies(folder, whole, tmp_path, capsys):
     program.main(args_of(folder, tmp_path / "out", keep_cut=False))
     texts = texts_of(tmp_path / "out")
     ends = [text["tokens"][end - 1] for text in texts for _, end in text["supervised"]]
-    assert ends
-    assert set(ends) <= set(STOPS)
-    report = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert report["skipped"]["reply cut by --max-new-tokens 8"] > 0
+    assert ends and set(ends) <= set(STOPS)
+    assert report_of(capsys)["skipped"]["reply cut by --max-new-tokens 8"] > 0
     assert {text["row"] for text in texts} < {text["row"] for text in texts_of(whole)}
 
 
-def test_a_limit_draws_rows_and_a_larger_one_more_of_them(folder, tmp_path, monkeypatch):
+def test_a_larger_limit_draws_a_superset_of_rows(folder, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(program, "write", lambda writer, sources, rows: drawn.append(rows.tolist()))
     for limit, seed in ((4, 3), (8, 3), (4, 5), (20, 3)):
@@ -209,9 +196,9 @@ def test_a_limit_draws_rows_and_a_larger_one_more_of_them(folder, tmp_path, monk
     assert few == sorted(few) != other and everything == list(range(13))
 
 
-def test_other_settings_are_refused(folder, whole, tmp_path):
+def test_a_resumed_run_raises_if_settings_changed(folder, whole, tmp_path, monkeypatch):
     before = written(whole)
-    (tmp_path / "c.jsonl").write_text(json.dumps(asking("other")) + "\n")
+    (tmp_path / "c.jsonl").write_text(json.dumps(row_of("other")) + "\n")
     (tmp_path / "other.jinja").write_text(TEMPLATES["marked"])
     for changes, message in (
         ({"seed": 1}, r"whole was begun with other settings \(seed was 0 and is now 1\)\. Choose"),
@@ -220,44 +207,14 @@ def test_other_settings_are_refused(folder, whole, tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             program.main(args_of(folder, whole, **changes))
-    stops = folder / "target" / "generation_config.json"
-    said = stops.read_text() if stops.exists() else None
-    stops.write_text(json.dumps({"eos_token_id": [3]}))
-    try:
-        with pytest.raises(ValueError, match=r"stop tokens was \[60, .* 79, 262\] and is now \[3, 262\]"):
-            program.main(args_of(folder, whole))
-    finally:
-        stops.unlink() if said is None else stops.write_text(said)
+    monkeypatch.setattr(program, "stop_ids", lambda *_: (3, 262))
+    with pytest.raises(ValueError, match=r"stop tokens was \[60, .* 79, 262\] and is now \[3, 262\]"):
+        program.main(args_of(folder, whole))
     assert written(whole) == before
 
 
-@pytest.mark.parametrize(
-    ("rows", "changes", "message"),
-    [
-        ([ROWS[ALONE]], {}, "--data must hold a row with a reply to write, got none: 1 x no turn of a user to answer"),
-        ([asking("a", "b")], {"template": "{{ messages[-1]['content'] }}"}, "1 x the chat template drops a turn"),
-        ([asking("a")], {"template": ""}, "the tokenizer must have a chat template"),
-        ([asking("a")], {"vocab": 262}, "must have at most the target's 262 tokens, got 263"),
-    ],
-)
-def test_rows_and_tokenizers_that_do_not_fit_are_named(rows, changes, message, folder, tmp_path, monkeypatch):
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = {"data": (str(tmp_path / "rows.jsonl"),)}
-    if "template" in changes:
-        tokenizer_with(changes["template"]).save_pretrained(tmp_path / "other")
-        given["tokenizer"] = str(tmp_path / "other")
-    if "vocab" in changes:
-        target = tiny_target(changes["vocab"])
-        save_target_checkpoint(target.config, target.params, tmp_path / "small", "float32")
-        given |= {"target": str(tmp_path / "small"), "tokenizer": str(folder / "target")}
-    monkeypatch.setattr("train.loop.dialogues.generate", lambda *_, **__: pytest.fail("generated"))
-    with pytest.raises((ValueError, CheckpointError), match=re.escape(message)):
-        program.main(args_of(folder, tmp_path / "out", **given))
-    assert not (tmp_path / "out").exists()
-
-
-def test_rows_whose_prompts_are_all_too_long_are_counted(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("train.loop.dialogues.generate", lambda *_, **__: pytest.fail("generated"))
-    (tmp_path / "rows.jsonl").write_text(json.dumps(asking("x" * 200)) + "\n")
+def test_rows_with_only_too_long_prompts_raise(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(eagle_jax, "generate", lambda *_, **__: pytest.fail("generated"))
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row_of("x" * 200)) + "\n")
     with pytest.raises(ValueError, match="--data must get a reply, got none: 1 x prompt longer than --max-prompt 384"):
         program.main(args_of(folder, tmp_path / "out", data=(str(tmp_path / "rows.jsonl"),)))
