@@ -60,8 +60,8 @@ class Args(Places):
     top_ks: str = "1,2,3,4,6,10"  # values of top_k in the grid of trees
     nodes: str = "2,3,4,5,6,7,8,10,12,15,20,31,45,59"  # numbers of nodes in the grid; impossible ones are left out
     candidates: int = 4  # number of trees to measure, the best predicted
-    repeats: int = 7  # of all measurements, at least five
-    seed: int = 0  # of sampled draws
+    repeats: int = 7  # repetitions of every measurement, at least five
+    seed: int = 0  # seed of sampled draws
     out: Path = Path("profile.yaml")  # the profile that is written; NAME_report.json beside it has all measurements
     check: Path | None = None  # a profile to measure, instead of writing a new one
 

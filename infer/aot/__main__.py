@@ -67,24 +67,25 @@ class Args:
 
     program: Literal["generate", "train"] = "generate"  # train is one update of a draft head
     model: str = "llama-3.1-8b"  # name of a published model
-    # of generation, a label as in infer.bench (eagle3@8x10x59, sps@chain5/block): eagle3, medusa (5 heads), hydra
-    # (Hydra++, 4 heads), sps, pld or lookahead; a rule for sampled drafts is compiled at temperature > 0
+    # method of generation, a label as in infer.bench (eagle3@8x10x59, sps@chain5/block): eagle3, medusa (5 heads),
+    # hydra (Hydra++, 4 heads), sps, pld or lookahead; a rule for sampled drafts is compiled at temperature > 0
     method: str = "eagle3"
-    draft_model: str = "llama-3.2-1b"  # of sps, name of a published model with the target's vocabulary
+    draft_model: str = "llama-3.2-1b"  # small model of sps, a published model with the target's vocabulary
     topology: str = "v6e:1x1"  # chip and shape of the slice, such as v6e:1x1, v5e:2x2, v5p:2x2x1, v5p:2x2x4
     batch: int | None = None  # rows over all devices; None is one per slice of the "data" axis
     prompt: int = 1024  # tokens of every prompt
     max_new_tokens: int = 1024  # longest reply
-    temperature: float = 0.0  # 0 is greedy; above it sampling is compiled, and drafting with the noise in view
-    top_p: float = 1.0  # of the sampled law; below 1 the program looks for its edge in every distribution
+    temperature: float = 0.0  # 0 is greedy; above it sampling is compiled
+    top_p: float = 1.0  # of the sampled distribution; below 1 a search for its limit is compiled
     plain: bool = True  # also compile plain decoding, to compare with
-    rows: int | None = None  # of training, per update, over all devices; None is one per device along "data" and "fsdp"
-    micro_batches: int = 1  # of training, parts of an update that are computed one after the other
-    length: int = 2048  # of training, tokens per row
-    unroll: int = 7  # of training, steps of the head on its own outputs
-    fsdp: int | None = None  # of training, size of the "fsdp" axis; None is all devices that "tensor" leaves
-    # size of the "tensor" axis; None is for generation the widest that gives every device whole key-value heads, for
-    # training 4 on more than 16 devices and else 1
+    # training: rows per update over all devices; None is one per device along "data" and "fsdp"
+    rows: int | None = None
+    micro_batches: int = 1  # training: parts of an update that are computed one after the other
+    length: int = 2048  # training: tokens per row
+    unroll: int = 7  # training: steps of the head on its own outputs
+    fsdp: int | None = None  # training: size of the "fsdp" axis; None is all devices that "tensor" leaves
+    # size of the "tensor" axis; None is, for generation, the widest that gives every device whole key-value heads, and
+    # for training 4 on more than 16 devices, else 1
     tensor: int | None = None
     layers: int | None = None  # number of layers to compile, instead of all
 

@@ -16,10 +16,10 @@ from jax.sharding import PartitionSpec as P
 from eagle_jax import BoundDrafter, DraftHead, Medusa, SmallModel, Target, TreeConfig, lookahead, prompt_lookup
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, DecoderConfig, HeadConfig, MedusaConfig
 from eagle_jax.core import Engine, Params, Sampling, prefill, step
-from eagle_jax.drafters.vanilla import vanilla_drafter
+from eagle_jax.drafters import vanilla_drafter
 from eagle_jax.models import eagle3_head, init_head_params, init_medusa_params, init_params
 from eagle_jax.packed import PackedTokens
-from eagle_jax.parallel import DATA, ROWS, TENSOR, param_shardings, row_groups, shard_drafter
+from eagle_jax.parallel import ROWS, TENSOR, param_shardings, row_groups, shard_drafter
 from eagle_jax.runtime.drafters import DEFAULT_CHAIN
 from eagle_jax.runtime.generation import generate_program
 from eagle_jax.runtime.request import prepare
@@ -86,7 +86,7 @@ def generation(
         loop="jit(generate)/while",
         resident={"weights": params, "cache": cache},
         mesh=mesh,
-        cache=(batch // mesh.shape[DATA], config.num_kv_heads // mesh.shape[TENSOR], sizes.slots, config.head_dim),
+        cache=cache[0][0].sharding.shard_shape(cache[0][0].shape),
         model_flops=flops,
         flops=flops,
     )
@@ -110,7 +110,8 @@ def make_drafter(text: str, target: Target, small: DecoderConfig, mesh: Mesh) ->
         return DraftHead.from_params(head, _params(init_head_params, head, mesh), target, tree)
     if label.method in ("medusa", "hydra"):
         layer = config.one_layer(tie_word_embeddings=False) if label.method == "hydra" else None
-        heads = MedusaConfig(label.method, config.hidden_size, config.vocab_size, 4 if layer else 5, 1, layer)
+        kind: Any = label.method
+        heads = MedusaConfig(kind, config.hidden_size, config.vocab_size, 4 if layer else 5, 1, layer)
         tree = label.tree(TreeConfig(heads.num_heads), medusa_parents(heads.num_heads))
         return Medusa.from_params(heads, _params(init_medusa_params, heads, mesh), target, tree)
     if label.method == "sps":
@@ -160,9 +161,9 @@ def training(
     target = _params(init_params, config, mesh)
     constants = jnp.zeros(head.draft_vocab_size, jnp.int32), jnp.zeros(len(head.taps) * head.target_hidden_size)
     frozen = Frozen(target, *_abstract(constants, mesh, P()))
-    numbers, flags = (
-        jax.ShapeDtypeStruct((micro_batches, rows // micro_batches, length), kind) for kind in (jnp.int32, jnp.bool_)
-    )
+    shape = micro_batches, rows // micro_batches, length
+    numbers: Any = jax.ShapeDtypeStruct(shape, jnp.int32)
+    flags: Any = jax.ShapeDtypeStruct(shape, jnp.bool_)
     texts = _abstract(PackedTokens(numbers, flags, numbers, numbers), mesh, P(None, ROWS))
 
     def update(objective: Objective, **options: Any) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ one; the drafts below them were not recorded and count as rejected.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -105,7 +106,8 @@ def cycles_of(
     on the numbers in it.
     """
     params, batch, sampling, engine, sizes = request_of(target, drafter, eos_ids=(), **arguments(prompts, setting))
-    state = jax.eval_shape(lambda *arrays: prefill(*arrays, engine, sizes), params, batch, sampling)
+    start = functools.partial(prefill, engine=engine, sizes=sizes)
+    state = jax.eval_shape(start, params, batch, sampling)
     state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state._replace(keys=None))
     state = state._replace(cache=state.cache._replace(length=batch.lengths), keys=batch.keys)
     return Part(lambda params, state: step(params, state, sampling, engine)[0], params, state).repeat(TURNS)
