@@ -127,9 +127,9 @@ DRAFTERS: dict[str, Callable[[Target], BoundDrafter]] = {
     "lookahead-of-two": functools.partial(eagle_jax.lookahead, ngram=2, window=3, guesses=2),
     "lookahead-default": eagle_jax.lookahead,
 }
-"""Every method, as `name -> (target) -> drafter`, for tiny targets: whoever adds a method adds it here."""
+"""Every method, as `name -> (target) -> drafter`, for tiny targets: add a new method here."""
 DRAWN = {name for name in DRAFTERS if name.partition("-")[2] in SAMPLED}
-"""Those whose text at temperature > 0 depends on their drafts (its law does not)."""
+"""Drafters whose text at temperature > 0 depends on the drafts; its law does not."""
 
 
 def _noisy(params: dict, scale: float, seed: int) -> dict:

@@ -84,7 +84,7 @@ TARGET = TargetFn(
 
 @functools.cache
 def table_drafter(tree: TreeConfig, vocab: int, draft_vocab: int | None = None) -> Drafter:
-    """Drafts trees of a table, and checks every run of confirmed tokens that it is given."""
+    """Drafts trees from a table, and checks every run of confirmed tokens."""
     return watched(small_model_drafter(TARGET, tree, vocab, draft_vocab or vocab))
 
 
@@ -159,14 +159,14 @@ def log_probs_of(state: GenerateState) -> list[np.ndarray]:
 def run(
     params: dict[str, Any], batch: Batch, sampling: Any, drafter: Drafter, sizes: Sizes, **options: Any
 ) -> GenerateState:
-    """Generates, and checks what holds for every run: drafter and cache hold the prompt and the emitted text."""
+    """Generates, and checks that drafter and cache hold the prompt and the emitted text."""
     state = generate_jit(params, batch, sampling, engine=Engine(TARGET, drafter, **options), sizes=sizes)
     check(state, batch)
     return state
 
 
 def check(state: GenerateState, batch: Batch) -> None:
-    """Checks drafter, cache and histogram of a state that a drafter of `table_drafter` may have led to."""
+    """Checks drafter, cache and histogram of a state."""
     if isinstance(state.drafter, Watch):
         assert state.drafter.sound.all()
     for row, text in enumerate(texts_of(state)):
@@ -180,7 +180,7 @@ def check(state: GenerateState, batch: Batch) -> None:
 
 
 def slow_texts(table: np.ndarray, batch: Batch, max_tokens: int, **settings: float) -> list[list[int]]:
-    """What plain decoding emits, token by token in NumPy, with the noise that the engine draws with."""
+    """Tokens of plain decoding, one by one in NumPy, with the engine's noise."""
     return slow_run(table, batch, max_tokens, **settings)[0]
 
 

@@ -153,7 +153,7 @@ def tree_drafter(
 def read_confirmed(
     state: DraftState, verified: Verified, run: Callable[[Array, Array], tuple[Array, NewKV]]
 ) -> DraftState:
-    """Runs a draft model over the confirmed tokens, commits their keys and values, and keeps the last state.
+    """Runs a draft model over confirmed tokens, commits their keys and values, and keeps the last state.
 
     Args:
       run: `(positions [B, T], mask [T, T]) -> (states [B, T, H], NewKV)`, one causal pass.

@@ -40,7 +40,7 @@ PROMPTS = random_prompts([5, 11, 1, 7, 8, 3], VOCAB)
 BATCH = batch_of(PROMPTS, [24, 7, 20, 1, 99, 12], [[3], [5, 2], [], [1], [0, 9], [4]], CHUNK)
 ORDER = np.array([4, 2, 2, 0, 4, 0])
 OTHER = jax.tree.map(lambda rows: rows[ORDER], BATCH)
-"""Some of these rows beside others."""
+"""The same rows in another order, some of them twice."""
 LAWS = {
     "greedy": {},
     "sampled": dict(temperature=1.0),
@@ -84,7 +84,7 @@ def test_plain_decoding_is_the_slow_loop(law):
 
 
 def test_log_probs_of_accepted_paths():
-    """Those of the target at temperature 1, whatever is sampled; those of the law see test_plain_decoding."""
+    """The target's at temperature 1, whatever is sampled. The plain decoding test checks those of the sampled law."""
     drafter = table_drafter(TREES["k3n12"], VOCAB)
     state = run(PARAMS, BATCH, make_sampling(**LAWS["cut"]), drafter, SIZES, log_probs="target")
     for prompt, got, text in zip(PROMPTS, log_probs_of(state), wanted("cut"), strict=True):
@@ -96,7 +96,7 @@ def test_log_probs_of_accepted_paths():
 
 @pytest.mark.parametrize("rule", [pytest.param(n, marks=() if n == "traversal" else pytest.mark.slow) for n in SAMPLED])
 def test_sampled_drafts_obey_stops_budgets_and_keys(rule):
-    """Their text has the same law (test_law), not the same tokens."""
+    """Sampled drafts change the tokens of a key, not their law (`test_law.py`)."""
     drafter, sampling = table_drafter(SAMPLED[rule], VOCAB), make_sampling(1.0)
     state = run(PARAMS, BATCH, sampling, drafter, SIZES)
     assert np.asarray(state.accepted)[:, 2:].sum() > 0
@@ -109,7 +109,7 @@ def test_sampled_drafts_obey_stops_budgets_and_keys(rule):
 
 
 def test_a_row_does_not_depend_on_the_others():
-    """Nor on one whose prompt already has no finite logits: that one gives no token."""
+    """A row whose prompt has no finite logits emits no token, and the other rows do not change."""
     sampling, drafter = make_sampling(**LAWS["cut"]), table_drafter(TREES["k3n12"], VOCAB)
     assert texts_of(run(PARAMS, OTHER, sampling, drafter, SIZES)) == [wanted("cut")[row] for row in ORDER]
     table = TABLE.copy()
@@ -149,7 +149,7 @@ def test_steps_by_hand_are_the_loop():
 
 
 def test_extending_a_text_is_reading_it_anew():
-    """Two replies: the second prompt goes on where the first reply ended."""
+    """Two replies: the second prompt continues the first reply."""
     drafter, sampling = table_drafter(TREES["k3n12"], VOCAB), make_sampling(1.0)
     engine, sizes = Engine(TARGET, drafter), SIZES._replace(slots=80)
     first = run(PARAMS, BATCH, sampling, drafter, sizes)
@@ -192,7 +192,7 @@ def random_tree(rng, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize(("law", "tree"), itertools.product(("cut", "sampled"), ("chain4", "static")))
 def test_a_drafter_that_knows_the_targets_law_has_every_draw(law, tree):
-    """The whole path in every cycle; ranked by "law", not."""
+    """Ranking by "draw" accepts the whole path in every cycle; ranking by "law" does not."""
     params, shares = parameters(TABLE, likeness=1.0), {}
     for ranking in ("draw", "law"):
         drafter = table_drafter(dataclasses.replace(TREES[tree], sampled_ranking=ranking), VOCAB)

@@ -46,7 +46,7 @@ TREES = {
     "narrow": TreeConfig.chain(2, "rejection"),
 }
 DRAFT_VOCAB = {"narrow": VOCAB - 1}
-"""Of a draft model that knows fewer tokens than the target."""
+"""Vocabulary of a draft model with fewer tokens than the target."""
 
 
 def tables(seed: int) -> dict:
@@ -149,7 +149,7 @@ def verify(rule, temperature, parents=(-1, 0), depth=2, drafts_known=True):
 
 
 @pytest.mark.parametrize("rule", [rejection, block, traversal])
-def test_greedy_they_do_what_the_engine_does(rule):
+def test_rules_are_deterministic_at_temperature_0(rule):
     for left, right in zip(verify(rule, 0.0), verify(deterministic, 0.0), strict=True):
         np.testing.assert_array_equal(left, right)
     with pytest.raises(ValueError, match=r"draft_log_probs .*got None.*TreeConfig\(verification=\.\.\.\)"):

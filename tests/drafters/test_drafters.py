@@ -93,7 +93,7 @@ def test_dynamic_trees_are_those_of_the_slow_version(kind, name):
 
 
 def test_a_full_vocabulary_head_may_permute_its_ids():
-    """`d2t` counts even where draft and target vocabulary have the same size."""
+    """`d2t` applies even if draft and target vocabulary have the same size."""
     head = tiny_head("eagle3", TreeConfig.chain(1))
     turned = dict(head.params, d2t=jnp.asarray((np.arange(12) + 5) % 12 - np.arange(12), jnp.int32))
     other = eagle_jax.DraftHead.from_params(head.config, turned, tiny_target(), head.tree)

@@ -134,7 +134,7 @@ def test_a_draft_model_with_fewer_positions_than_its_target_warns():
 
 @pytest.mark.parametrize(("tree", "temperature"), [(TreeConfig.chain(4), 0.0), (TreeConfig.chain(4, "rejection"), 0.7)])
 def test_a_draft_model_that_is_the_target_is_always_right(tree, temperature):
-    """So its cache, positions and masks are those of the text; rows of one token and of many."""
+    """Every draft is accepted only if cache, positions and masks are those of the text."""
     target = tiny_target()
     head = SmallModel.bind(target, target, tree)
     run = dict(max_new_tokens=33, temperature=temperature, key=3, eos_ids=())
@@ -155,7 +155,7 @@ def test_a_draft_model_scores_its_tree_as_plain_passes_do():
     ("sizes", "rule"), [((12, 16), "deterministic"), pytest.param((16, 12), "rejection", marks=pytest.mark.slow)]
 )
 def test_a_draft_model_may_pad_its_vocabulary(sizes, rule):
-    """Checkpoints of one family do: 151,936 rows here, 152,064 there."""
+    """Embeddings of one family may differ in rows, such as 151,936 and 152,064."""
     target, model = (tiny_target(vocab=size, layers=1 if size == 16 else 2, seed=2) for size in sizes)
     prompts = random_prompts([4, 7], sizes[0])
     plain = eagle_jax.generate(target, None, prompts, max_new_tokens=16)
@@ -167,7 +167,7 @@ def test_a_draft_model_may_pad_its_vocabulary(sizes, rule):
 
 @pytest.mark.parametrize(("kind", "tree"), [("medusa", "static"), ("hydra", "k3n12"), ("hydra++", "static")])
 def test_medusa_and_hydra_heads_read_what_they_should(kind, tree):
-    """Head i after a path: the state before the root, the root's embedding, those of the path."""
+    """Head i reads the state before the root, the root's embedding and the embeddings of the path."""
     target, prompt = tiny_target(), random_prompts([9], 12, seed=5)[0]
     embedding, head = np.asarray(target.params["embed_tokens"]["embedding"]), tiny_medusa(kind, TREES[tree])
     state, scored = prefilled(head, prompt)

@@ -33,7 +33,7 @@ PUBLISHED = {
     "Medusa": (medusa_parents(), {"": 10, "0": 10, "1": 7, "2": 3, "3": 2} | dict.fromkeys("456789", 1)
                | {"00": 10, "01": 3, "02": 2, "10": 2, "20": 1, "000": 2} | {f"0{rank}": 1 for rank in range(3, 8)}),
 }  # fmt: skip
-"""Both are called mc_sim_7b_63 by their authors; here by the number of children of every node that has some."""
+"""Parents, and the number of children of every inner node. Both trees are called mc_sim_7b_63 by their authors."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -143,6 +143,6 @@ def both_processes(attempts: int = 3) -> list[str]:
 
 
 def test_two_processes_have_their_rows_in_order():
-    """Also if JAX lists devices in another order than by process; no matrix is split over processes."""
+    """Rows are in order even if JAX lists devices in another order; no matrix is split over processes."""
     for out in both_processes():
         assert "raised: tensor=4 must divide the 2 devices of a process" in out
