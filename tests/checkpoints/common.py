@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import warnings
 
@@ -34,7 +33,7 @@ QWEN3 = {"architectures": ["Qwen3ForCausalLM"], **FAMILY}
 
 
 def random_params(config=CONFIG, seed=0, dtype=None):
-    """Random weights of a decoder or a head; a head's d2t names distinct target ids in order."""
+    """Returns random weights of a decoder or a head; a head's d2t names distinct target ids in order."""
     rng = np.random.default_rng(seed)
     init = init_params if isinstance(config, DecoderConfig) else init_head_params
     shapes = jax.eval_shape(lambda: init(config, jax.random.key(0)))
@@ -63,9 +62,6 @@ def assert_same(ours, theirs):
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
-@contextlib.contextmanager
 def quiet():
-    """Turns every warning into an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
+    """Returns a context in which every warning is an error."""
+    return warnings.catch_warnings(action="error")

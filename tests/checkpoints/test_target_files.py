@@ -1,4 +1,4 @@
-"""Tests targets on disk: safetensors and torch files, errors, stop tokens, saving over other files."""
+"""Tests targets on disk: safetensors and torch files, tied weights, errors, stop tokens, saving."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ import eagle_jax
 from eagle_jax.checkpoints import CheckpointError, load_target_checkpoint, save_target_checkpoint
 from eagle_jax.checkpoints.files.staging import replacing, sweep, write_whole
 from eagle_jax.config import RopeConfig
-from tests.checkpoints.common import CONFIG, GPT2, assert_same, edit_json, edit_tensors, random_params
+from tests.checkpoints.common import CONFIG, GPT2, assert_same, edit_json, edit_tensors, quiet, random_params
 
 INDEX = "model.safetensors.index.json"
+UNTIED = r"tie_word_embeddings is true and model\.safetensors holds an lm_head\.weight that differs"
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_a_damaged_file_is_an_error(saved):
         with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated or corrupt"):
             load_target_checkpoint(saved)
     weights.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is a Git LFS pointer, .*Run `git lfs pull`"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors must hold weights, got a Git LFS pointer\. Run"):
         load_target_checkpoint(saved)
     weights.unlink()
     with pytest.raises(CheckpointError, match=r"must hold model\.safetensors or .*\.json, got none"):
@@ -150,6 +151,58 @@ def test_stop_tokens_come_from_the_generation_config_or_else_the_config(saved):
     (saved / "generation_config.json").unlink()
     edit_json(saved / "config.json", eos_token_id=None)
     assert load_target_checkpoint(saved)[0].eos_ids == ()
+
+
+@pytest.fixture(params=[CONFIG, GPT2], ids=["llama", "gpt2"])
+def tied(request, tmp_path):
+    """A directory whose config.json says tied, its embedding's name and its parameters."""
+    config = dataclasses.replace(request.param, tie_word_embeddings=True)
+    params = random_params(config)
+    save_target_checkpoint(config, params, tmp_path / "model", "float32")
+    name = "transformer.wte.weight" if config.block == "gpt2" else "model.embed_tokens.weight"
+    return tmp_path / "model", name, params
+
+
+def add_lm_head(path, change):
+    edit_tensors(path / "model.safetensors", lambda tensors: tensors.update({"lm_head.weight": change(tensors)}))
+
+
+def test_an_lm_head_that_differs_is_loaded(tied):
+    path, _, params = tied
+    own = np.random.default_rng(1).standard_normal(params["embed_tokens"]["embedding"].shape).astype(np.float32)
+    add_lm_head(path, lambda tensors: own)
+    for layers in (True, False):
+        with pytest.warns(UserWarning, match=UNTIED):
+            config, loaded = load_target_checkpoint(path, layers=layers)
+        assert not config.tie_word_embeddings and ("layers_0" in loaded) == layers
+        np.testing.assert_array_equal(loaded["lm_head"]["kernel"], own.T)
+
+
+def test_an_lm_head_that_is_equal_in_the_loaded_dtype_is_tied(tied):
+    """`transformers` compares loaded weights: rounding alone does not untie."""
+    path, embedding, params = tied
+    add_lm_head(path, lambda tensors: tensors[embedding])
+    with quiet():
+        assert_same(load_target_checkpoint(path)[1], params)
+    add_lm_head(path, lambda tensors: tensors[embedding] * np.float32(1 + 1e-6))
+    with pytest.warns(UserWarning, match=UNTIED):
+        load_target_checkpoint(path)
+    with quiet():
+        load_target_checkpoint(path, "bfloat16")
+
+
+def test_an_lm_head_that_is_missing_or_of_another_size_is_an_error(tied):
+    path, embedding, _ = tied
+    add_lm_head(path, lambda tensors: tensors[embedding][:-1])
+    with (
+        pytest.warns(UserWarning, match=UNTIED),
+        pytest.raises(CheckpointError, match=r"lm_head\.weight is \[\d+, \d+\], expected"),
+    ):
+        load_target_checkpoint(path)
+    edit_tensors(path / "model.safetensors", lambda tensors: tensors.pop("lm_head.weight"))
+    edit_json(path / "config.json", tie_word_embeddings=False)
+    with pytest.raises(CheckpointError, match=r"missing \(1\): lm_head\.weight"):
+        load_target_checkpoint(path)
 
 
 @pytest.fixture

@@ -36,6 +36,9 @@ def kind_of(values: Mapping[str, Any], names: Collection[str] = (), where: objec
     Args:
       names: of the tensors as stored. Without them, EAGLE-1/2 heads are not detected: their config.json is that of
         a model.
+
+    Raises:
+      CheckpointError: architectures is no list of strings.
     """
     for heads in MEDUSAS:
         # A model that was trained together with such heads names them in its own config.json.

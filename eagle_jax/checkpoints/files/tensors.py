@@ -17,7 +17,6 @@ from eagle_jax.checkpoints.files.fields import CheckpointError, shown
 FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 """Dtypes a weight may be stored in; anything else is a quantised checkpoint."""
 
-_TORCH = (".bin", ".pt")
 _SAFETENSORS_DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
@@ -62,22 +61,23 @@ class TensorReader:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._sources.clear()
         self._stack.close()
 
     def read(self, name: str) -> np.ndarray:
         """Reads a tensor as stored; bfloat16 arrives in JAX's dtype for it."""
         source = self._sources[name]
-        if isinstance(source, dict):
-            return _torch_to_numpy(source[name])
-        return source.get_tensor(name)
+        return _torch_to_numpy(source[name]) if isinstance(source, dict) else source.get_tensor(name)
 
     def _open_all(self, stem: str | None) -> None:
         for file in _weight_files(self.directory, stem):
             path = self.directory / file
             if not path.is_file():
                 raise CheckpointError(f"{path} must exist, as the index names it, got no such file. Fetch it.")
-            opened = _read_torch(path) if file.endswith(_TORCH) else self._stack.enter_context(_open_safetensors(path))
+            with path.open("rb") as start:
+                if start.read(32).startswith(b"version https://git-lfs"):
+                    raise CheckpointError(f"{path} must hold weights, got a Git LFS pointer. Run `git lfs pull` there.")
+            is_torch = path.suffix in (".bin", ".pt")
+            opened = _read_torch(path) if is_torch else self._stack.enter_context(_open_safetensors(path))
             for name in opened.keys():  # noqa: SIM118 (a safetensors file is no mapping)
                 if name in self.infos:
                     raise CheckpointError(
@@ -113,14 +113,7 @@ def _open_safetensors(path: Path) -> Any:
     try:
         return safetensors.safe_open(path, framework="np")
     except Exception as error:
-        _check_no_lfs_pointer(path)
         raise CheckpointError(f"{path}: truncated or corrupt ({error}). Fetch or save it again.") from error
-
-
-def _check_no_lfs_pointer(path: Path) -> None:
-    with path.open("rb") as file:
-        if file.read(32).startswith(b"version https://git-lfs"):
-            raise CheckpointError(f"{path} is a Git LFS pointer, not weights. Run `git lfs pull` in its repository.")
 
 
 def _describe(opened: Any, name: str) -> tuple[tuple[int, ...], str]:
@@ -144,7 +137,6 @@ def _read_torch(path: Path) -> dict[str, Any]:
         # Files of torch before 1.6 are no zip archives and cannot be mapped.
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:
-        _check_no_lfs_pointer(path)
         first = next(iter(str(error).strip().splitlines()), repr(error))
         raise CheckpointError(
             f"{path}: torch.load(weights_only=True) failed ({first}): the file is corrupt or holds more than tensors. "
@@ -162,6 +154,12 @@ def _torch_to_numpy(tensor: Any) -> np.ndarray:
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
     return tensor.numpy()
+
+
+def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Casts an array, rounded to nearest even; values beyond the dtype become infinite."""
+    with np.errstate(over="ignore"):
+        return array.astype(dtype, copy=False)
 
 
 def read_json(path: Path) -> dict[str, Any]:

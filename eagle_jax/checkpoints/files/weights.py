@@ -18,15 +18,14 @@ from flax.traverse_util import unflatten_dict
 from eagle_jax.checkpoints.files.fields import CheckpointError
 from eagle_jax.checkpoints.files.mapping import Table, check_dtype
 from eagle_jax.checkpoints.files.staging import write_json
-from eagle_jax.checkpoints.files.tensors import FLOAT_DTYPES, TensorReader
+from eagle_jax.checkpoints.files.tensors import FLOAT_DTYPES, TensorReader, cast
 from eagle_jax.core.types import Params
 from eagle_jax.devices import loading_errors
 
 Place = Callable[[str, np.ndarray], jax.Array]
 """`(path, host array) -> device array`. A sharded load passes a function that places each parameter on its devices."""
 
-MAX_SHARD_BYTES = 5 << 30
-"""Weights beyond this are written as shards with an index, as `transformers` does."""
+_MAX_SHARD_BYTES = 5 << 30  # weights beyond this are written as shards with an index, as `transformers` does
 _DIVERGED = "Take weights from before training diverged, or write a dtype of a wider range."
 _FETCH_AGAIN = "Fetch the checkpoint again, take one from before training diverged, or load a dtype of a wider range."
 _CHUNK = 1 << 18  # elements: a chunk stays in the CPU cache
@@ -78,7 +77,11 @@ def plan(
 def read_planned(
     reader: TensorReader, chosen: Mapping[str, tuple[str, bool]], dtype: str, place: Place | None
 ) -> Params:
-    """Reads, converts and places tensors one by one; one error names all that are not finite."""
+    """Reads, converts and places tensors one by one.
+
+    Raises:
+      CheckpointError: tensors hold NaN or infinity; the message names all of them.
+    """
     loaded = check_dtype(dtype)
     spoiled: dict[str, int] = {}
     size = loaded.itemsize * sum(math.prod(reader.infos[name].shape) for name, _ in chosen.values())
@@ -134,12 +137,6 @@ def raise_not_finite(counts: Mapping[str, int], subject: str, remedy: str) -> No
         raise CheckpointError(f"{subject}: {', '.join(named[:_NAMED])}{more} (NaN or infinity). {remedy}")
 
 
-def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Casts an array, rounded to nearest even; values beyond the dtype become infinite."""
-    with np.errstate(over="ignore"):
-        return array.astype(dtype, copy=False)
-
-
 def check_params(flat: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]], subject: str) -> None:
     """Checks names and shapes of parameters in memory; raises one error that names all that do not fit."""
     problems = TensorProblems()
@@ -160,14 +157,14 @@ def write_weights(
     *,
     stem: str = "model",
     extra: Mapping[str, np.ndarray] | None = None,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
+    max_shard_bytes: int | None = None,
 ) -> None:
     """Writes parameters to safetensors files; only one shard is on the host at a time.
 
     Args:
       staging: directory to write to. flat: {path: array}. dtype: of the file. stem: file name without its suffix.
       extra: further tensors, written as they are into the first file.
-      max_shard_bytes: size from which the weights are split into shards with an index.
+      max_shard_bytes: size from which the weights are split into shards with an index; None is 5 GiB.
 
     Raises:
       CheckpointError: values are not finite in `dtype`, or the disk is full.
@@ -177,7 +174,7 @@ def write_weights(
         {name: flat[path] for name, path in names.items()},
         get_storage_size=lambda leaf: math.prod(np.shape(leaf)) * dtype.itemsize,
         filename_pattern=stem + "{suffix}.safetensors",
-        max_shard_size=max_shard_bytes,
+        max_shard_size=max_shard_bytes or _MAX_SHARD_BYTES,
     )
     weight_map: dict[str, str] = {}
     spoiled: dict[str, int] = {}

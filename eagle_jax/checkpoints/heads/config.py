@@ -18,14 +18,18 @@ SWITCHES = ("fc_norm", "norm_before_fc", "norm_output", "norm_before_residual")
 
 
 def flat_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Flattens a config.json to official keys: speculators nests the layer's, others the switches."""
+    """Flattens a config.json to official keys: speculators nests the layer's, others the switches.
+
+    Raises:
+      CheckpointError: another algorithm of speculators, or a nested value is no object.
+    """
     fields = Fields(values, where)
     nested = fields.mapping("eagle_config").values
     switches = {name: nested[name] for name in SWITCHES if name in nested}
     if not fields.given("speculators_model_type"):
         return {**switches, **values}
     if values["speculators_model_type"] != "eagle3":
-        fields.fail("speculators_model_type", "'eagle3'", "Other speculators are not supported.")
+        fields.fail("speculators_model_type", "'eagle3'", "Load another head: others are not supported.")
     layer = fields.mapping("transformer_layer_config").values
     rest = {key: value for key, value in values.items() if key != "transformer_layer_config"}
     return {"norm_before_residual": True, **switches, **layer, **rest}
@@ -79,7 +83,7 @@ def head_config(
     )
     named = fields.names_of("architectures")
     if named and not any(re.match("(?!peagle).*(eagle|llama|mistral|qwen)", name, re.IGNORECASE) for name in named):
-        fields.fail("architectures", "an EAGLE head with a Llama-like layer", "Other heads are not supported.")
+        fields.fail("architectures", "an EAGLE head with a Llama-like layer", "Load another head.")
     kind: Literal["eagle1", "eagle3"] = "eagle3" if kind_of(values, stored, where) == "eagle3" else "eagle1"
     rows = stored["lm_head.weight"].shape[:1] if {"lm_head.weight", "d2t"} <= stored.keys() else ()
     # EAGLE-1/2 heads draft through the target's lm_head, whatever the key says.
@@ -138,7 +142,7 @@ def _check_window(fields: Fields, target: DecoderConfig) -> None:
     window = fields.integer("sliding_window", LARGEST, null=True, least=0)
     kind = next(iter(fields.names_of("layer_types")), None)
     if kind not in (None, "full_attention", "sliding_attention"):
-        fields.fail("layer_types", "full_attention or sliding_attention", "Other kinds of layers are not supported.")
+        fields.fail("layer_types", "full_attention or sliding_attention", "Load another head.")
     slides = fields.flag("use_sliding_window", kind == "sliding_attention", null=True) and kind != "full_attention"
     if window >= target.max_position:
         return
@@ -204,7 +208,7 @@ def _named_taps(fields: Fields) -> tuple[int, ...]:
     shifted = tuple(layer + 1 for layer in outputs_of)
     if shifted and entering and shifted != entering:
         raise CheckpointError(
-            f"{fields.where}: its two lists of layer ids must name the same hidden states, got {shifted} and "
+            f"{fields.where}: eagle_config and the other keys must name the same hidden states, got {shifted} and "
             f"{entering} (numbered as in transformers). Pass taps=... to choose."
         )
     return shifted or entering

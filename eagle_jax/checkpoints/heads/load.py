@@ -17,8 +17,8 @@ from eagle_jax.checkpoints.files.fields import CheckpointError, notice
 from eagle_jax.checkpoints.files.hub import Hub, checkpoint_directory
 from eagle_jax.checkpoints.files.kinds import EAGLES, check_kind
 from eagle_jax.checkpoints.files.mapping import LM_HEAD, canonical_name, check_dtype, expected_shapes, head_table
-from eagle_jax.checkpoints.files.tensors import TensorReader, read_json
-from eagle_jax.checkpoints.files.weights import Place, TensorProblems, cast, plan, read_planned
+from eagle_jax.checkpoints.files.tensors import TensorReader, cast, read_json
+from eagle_jax.checkpoints.files.weights import Place, TensorProblems, plan, read_planned
 from eagle_jax.checkpoints.heads.config import flat_config, head_config
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
 from eagle_jax.core.types import Params

@@ -58,8 +58,8 @@ def load_medusa_checkpoint(
     if kind is None:
         check_kind(directory, MEDUSAS, values)
         raise CheckpointError(
-            f"{where}: must hold medusa_num_heads or hydra_num_heads. Load an EAGLE head with load_drafter, a model "
-            "with load_target."
+            f"{where} must hold medusa_num_heads or hydra_num_heads, got neither. Load an EAGLE head with "
+            "load_drafter, a model with load_target."
         )
     fields = Fields(values, where)
     check_supported(fields, {})
@@ -79,7 +79,7 @@ def load_medusa_checkpoint(
         if kind == "hydra":
             arch = "prefix-mlp" if prefixed else "mlp"
             if fields.text("hydra_head_arch", arch, null=True) not in ("mlp", "prefix-mlp"):
-                fields.fail("hydra_head_arch", "mlp or prefix-mlp", "Other heads of Hydra are not supported.")
+                fields.fail("hydra_head_arch", "mlp or prefix-mlp", "Load another head: these are not supported.")
             fields.contradict("hydra_head_arch", "the file has", arch)
         prefix = target.one_layer(tie_word_embeddings=False) if prefixed else None
         config = MedusaConfig(kind, target.hidden_size, target.vocab_size, heads, layers, prefix)

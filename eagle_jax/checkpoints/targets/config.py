@@ -43,6 +43,7 @@ _HARMLESS = {
     "layer_norm_epsilon", "scale_attn_weights", "scale_attn_by_inverse_layer_idx",
 }  # fmt: skip
 """Read elsewhere, or without effect on the logits."""
+_ANOTHER = "Load another checkpoint: other values are not supported."
 
 
 def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int | None = None) -> DecoderConfig:
@@ -124,17 +125,17 @@ def check_supported(fields: Fields, only: Mapping[str, tuple[Any, ...]], known: 
     for key, (default, *others) in only.items():
         read = fields.text if isinstance(default, str) else fields.flag
         if read(key, default) not in (default, *others):
-            fields.fail(key, f"{str(default).lower()} or absent", "Other values are not supported.")
+            fields.fail(key, f"{str(default).lower()} or absent", _ANOTHER)
     unknown = []
     for key, value in fields.values.items():
         if key in _QUANTISED and value:
             fields.fail(key, "absent", "Load the original checkpoint: quantised weights are not supported.")
         if key in _ALWAYS_ON and value is not True:
-            fields.fail(key, "true or absent", "This feature is not supported.")
+            fields.fail(key, "true or absent", _ANOTHER)
         scale = key in _SCALES
         on = value is not None if key == "ptd_token_id" else value
         if key in _UNSUPPORTED and on and not (scale and value == 1 and value is not True):
-            fields.fail(key, "1 or absent" if scale else "absent", "This feature is not supported.")
+            fields.fail(key, "1 or absent" if scale else "absent", _ANOTHER)
         if value and _SUSPECT.search(key) and key not in _ALWAYS_ON | _UNSUPPORTED | _HARMLESS | {*only, *known}:
             unknown.append(f"{fields.inside}{key}={shown(value)}")
     if unknown:

@@ -14,17 +14,8 @@ from eagle_jax.checkpoints.files.hub import Hub, checkpoint_directory
 from eagle_jax.checkpoints.files.kinds import MODELS, check_kind
 from eagle_jax.checkpoints.files.mapping import EMBEDDING, LM_HEAD, Rule, Table, check_dtype, expected_shapes, flatten
 from eagle_jax.checkpoints.files.staging import replacing, write_json
-from eagle_jax.checkpoints.files.tensors import FLOAT_DTYPES, TensorReader, read_json
-from eagle_jax.checkpoints.files.weights import (
-    MAX_SHARD_BYTES,
-    Place,
-    TensorProblems,
-    cast,
-    check_params,
-    plan,
-    read_planned,
-    write_weights,
-)
+from eagle_jax.checkpoints.files.tensors import FLOAT_DTYPES, TensorReader, cast, read_json
+from eagle_jax.checkpoints.files.weights import Place, TensorProblems, check_params, plan, read_planned, write_weights
 from eagle_jax.checkpoints.targets.config import config_values, decoder_config
 from eagle_jax.checkpoints.targets.families import FAMILIES
 from eagle_jax.config import DecoderConfig
@@ -131,7 +122,7 @@ def save_target_checkpoint(
     directory: str | os.PathLike[str],
     dtype: str = "bfloat16",
     *,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
+    max_shard_bytes: int | None = None,
 ) -> None:
     """Writes a target so that `transformers` loads it unchanged: config, generation config, safetensors.
 
@@ -140,7 +131,7 @@ def save_target_checkpoint(
     Args:
       params: nested dict as `load_target_checkpoint` returns it.
       dtype: float32, bfloat16 or float16.
-      max_shard_bytes: size from which the weights are split.
+      max_shard_bytes: size from which the weights are split; None is 5 GiB.
 
     Raises:
       CheckpointError: the parameters do not fit `config` or hold values that are not finite, or the directory holds

@@ -26,12 +26,12 @@ def rope_config(fields: Fields) -> RopeConfig:
     given.contradict("type", "rope_type is", kind)
     if any(isinstance(value, Mapping) for value in given.values.values()) or kind not in _KINDS:
         raise CheckpointError(
-            f"{fields.where}: RoPE must be one of {', '.join(_KINDS)}, got {kind!r} with {sorted(given.values)}. "
-            "Other kinds are not supported."
+            f"{fields.where}: rope_type must be one of {', '.join(_KINDS)}, got {kind!r} with {sorted(given.values)}. "
+            "Load another model."
         )
     for part in (given, fields):
         if part.number("partial_rotary_factor", 1.0, null=True) != 1:
-            part.fail("partial_rotary_factor", "1 or absent", "Partial rotation is not supported.")
+            part.fail("partial_rotary_factor", "1 or absent", "Load another model: partial rotation is not supported.")
     length = fields.integer(*_LENGTH)
     theta = (given if "rope_theta" in given.values else fields).number("rope_theta", RopeConfig.theta)
     fields.contradict(
