@@ -92,7 +92,7 @@ MUTANTS = (
            "& integer(exponent)) > exponent", "tests/checkpoints/test_finite.py"),
     Mutant("an lm_head that differs counts as tied", "checkpoints/targets/files.py",
            "return dataclasses.replace(config, tie_word_embeddings=False), table", "return config, table",
-           "tests/checkpoints/test_tied.py"),
+           "tests/checkpoints/test_target_files.py -k lm_head"),
     Mutant("the loss mask is one token off", "training/losses.py",
            "return ahead(texts.supervised, by) & same", "return ahead(texts.supervised, by + 1) & same",
            "tests/training/test_objective.py -k literal_version"),
