@@ -156,7 +156,7 @@ class _LogLines(io.TextIOBase):
 
 
 def progress_bar(total: int, done: int, unit: str) -> tqdm[Any]:
-    """Returns a bar over `total` units, `done` of them by an earlier call; log lines if stderr is no terminal."""
+    """Returns a bar over `total` units, or log lines without a terminal; an earlier call did `done` units."""
     if done:
         logging.info("%d of %d %s exist already", done, total, unit)
     options: dict[str, Any] = {"total": total, "initial": done, "unit": f" {unit}"}

@@ -72,7 +72,7 @@ def head_config(args: HeadArgs, target: DecoderConfig) -> HeadConfig:
 
 
 def check_initial(init: str | None, given: Any, wanted: Any) -> None:
-    """Raises a `ConfigError` with the fields in which the initial weights' configuration differs from the run's."""
+    """Raises a `ConfigError` if initial weights do not fit; it has the fields that differ from the run's."""
     theirs, ours = (flatten_dict(dataclasses.asdict(config)) for config in (given, wanted))
     pairs = [(path[-1], theirs.get(path), ours.get(path)) for path in theirs | ours]
     if other := "; ".join(f"{name} is {a} there and {b} here" for name, a, b in pairs if a != b):
