@@ -116,7 +116,8 @@ def unroll(
 def _attend(query: Array, keys: Array, values: Array, bias: Bias, own_keys: Own, own_values: Own) -> Array:
     """Attends from queries [B, G, R, T, hd] to keys [B, G, S, hd], and from each row to its own keys.
 
-    The result has the shape of the queries. The own keys are n dot products per row, without a [T, n T] score matrix. Scores and softmax are float32.
+    The result has the shape of the queries. The own keys are n dot products per row, without a [T, n T] score matrix.
+    Scores and softmax are float32.
     """
     return _forward(query, keys, values, bias, own_keys, own_values)[0]
 
