@@ -1,4 +1,4 @@
-"""Runs models. Not installed: run one by `python -m infer.<name> [--config FILE] ...`."""
+"""Holds the programs that run models: `python -m infer.<name> [--config FILE] ...`. Not installed."""
 
 import signal
 import sys

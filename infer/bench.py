@@ -86,7 +86,10 @@ def main(args: Args) -> dict[str, Any]:
         current.save()
         write_whole(args.out / "table.md", markdown(current.result))
     print(f"\n{markdown(current.result)}\n\nWritten: {current.path}, with every number of every question")
-    print(json.dumps(report := {"result": str(current.path)} | without_questions(current.result)))
+    report = {"result": str(current.path)} | msgspec.to_builtins(current.result)
+    for one in report["cells"]:
+        del one["by_question"], one["draft"], one["accepted"]  # the last line stays short
+    print(json.dumps(report))
     return report
 
 
@@ -115,15 +118,6 @@ def measure(current: Run[Result], methods: Mapping[str, Method], group: Group, a
         print(f"{group}: {left_out} turns are too long for the model's {current.target.config.max_position} positions "
               "and left out")  # fmt: skip
     return found
-
-
-def without_questions(result: Result) -> dict[str, Any]:
-    """Returns a result for the last line, without the numbers of every question and drafts."""
-    whole = msgspec.to_builtins(result)
-    for one in whole["cells"]:
-        for name in ("by_question", "draft", "accepted"):
-            del one[name]
-    return whole
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ class Chat:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets the conversation."""
+        """Drops the conversation and its caches."""
         self.conversation = Conversation(self.tokenizer, self.args.system)
         self.session = Session(self.target, self.drafter, context=self.args.context)
 

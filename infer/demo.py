@@ -16,7 +16,7 @@ import itertools
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import eagle_jax
@@ -60,7 +60,11 @@ def main(args: Args) -> None:
     stream("eagle")  # raises on bad arguments before any thread compiles
     print(f"Compiling for {machine()} ...", flush=True)
     calls = {path: functools.partial(complete, path) for path in drafters}
-    run_at_once([*calls.values(), *(functools.partial(deque, itertools.islice(stream(path), 2)) for path in drafters)])
+    jobs: list[Callable[[], object]] = [*calls.values()]
+    jobs += [functools.partial(deque, itertools.islice(stream(path), 2)) for path in drafters]
+    pool = concurrent.futures.ThreadPoolExecutor()  # XLA compiles a program on one core
+    for future in [pool.submit(job) for job in jobs]:
+        future.result()
     print(f"Ready after {time.perf_counter() - started:.0f} s.\n\n> {args.prompt}\n")
 
     name = args.head.replace("eagle", "EAGLE-")
@@ -94,20 +98,6 @@ def main(args: Args) -> None:
         f"{'are identical' if result['identical'] else 'DIFFER'}.\n"
     )
     print(json.dumps(result))
-
-
-def run_at_once(calls: Sequence[Callable[[], object]]) -> None:
-    """Makes every call in a thread of its own, because XLA compiles a program on one core.
-
-    Raises:
-      Exception: the first exception of a call.
-    """
-    pool = concurrent.futures.ThreadPoolExecutor(len(calls))
-    futures = [pool.submit(call) for call in calls]
-    while concurrent.futures.wait(futures, timeout=0.1).not_done:
-        pass  # a wait without a timeout would delay Ctrl-C
-    for future in futures:
-        future.result()
 
 
 if __name__ == "__main__":

@@ -27,8 +27,7 @@ from typing import Any, get_args
 
 import eagle_jax
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig, Verification
-from eagle_jax.drafters.lookahead_decoding import lookahead_drafter
-from eagle_jax.drafters.pld import prompt_lookup_drafter
+from eagle_jax.drafters import lookahead_drafter, prompt_lookup_drafter
 from eagle_jax.runtime.drafters import DEFAULT_CHAIN
 
 PLAIN = "vanilla"
@@ -174,7 +173,7 @@ def own_function(method: str) -> Callable[[eagle_jax.Target], Any]:
     try:
         inspect.signature(made).bind(None)  # type: ignore[arg-type]
     except TypeError as error:
-        raise ValueError(f"{method!r} must take one argument, the target, got {made} ({error}). Mend it.") from error
+        raise ValueError(f"{method!r} must take one argument, the target, got {made} ({error}). Correct it.") from error
     return made  # type: ignore[return-value]
 
 
@@ -188,5 +187,5 @@ def own_drafter(method: str, target: eagle_jax.Target) -> eagle_jax.BoundDrafter
     if isinstance(made, eagle_jax.BoundDrafter):
         return made
     if not isinstance(made, eagle_jax.Drafter):
-        raise ValueError(f"{method!r} must return a Drafter or BoundDrafter, got {type(made).__name__}. Mend it.")
+        raise ValueError(f"{method!r} must return a Drafter or BoundDrafter, got {type(made).__name__}. Correct it.")
     return eagle_jax.BoundDrafter.of(made, target, name=method)

@@ -67,7 +67,8 @@ def run(
     for chatty in ("jax", "datasets", "httpx"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
-    warnings.showwarning = _show_warning
+    # Prints the text without the line of code that it comes from.
+    warnings.showwarning = lambda text, *_, **__: print(f"warning: {text}", file=sys.stderr, flush=True)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a log file has every line at once
     try:
@@ -96,11 +97,6 @@ def of_error(error: Exception) -> str | None:
             "bfloat16, or spread the model over a mesh"
         )
     return device_message(error)
-
-
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Prints the text without the line of code that it comes from."""
-    print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def _sentence(error: OSError) -> str:

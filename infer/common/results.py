@@ -99,7 +99,7 @@ class Measured(msgspec.Struct, kw_only=True):
 
     @property
     def method(self) -> str:
-        """Returns the name of the papers."""
+        """Returns the name of the method, without its setting."""
         return self.label.partition("@")[0]
 
     @property
@@ -126,7 +126,7 @@ class Cell(Measured, kw_only=True):
 
     @property
     def group(self) -> Group:
-        """Returns the setting that it shares with the cells measured in turns with it."""
+        """Returns the setting of the cell; cells of one setting were measured in turns."""
         return Group(self.task, self.temperature, self.batch)
 
     @property

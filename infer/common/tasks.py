@@ -209,7 +209,7 @@ def _question(entry: Any, where: str) -> Question:
     turns = [value] if column != "turns" and isinstance(value, str) else value
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
         kind = "a non-empty list of non-empty strings" + ("" if column == "turns" else ", or one string")
-        raise ValueError(f"{where}: {column} must be {kind}, got {str(value)[:60]!r}. Mend the row.")
+        raise ValueError(f"{where}: {column} must be {kind}, got {str(value)[:60]!r}. Correct the row.")
     read = {column, *REPLIES, "text"}  # Alpaca's text is the rest of the row, rendered
     if column == "instruction" and entry.get("input"):
         turns, read = [f"{turns[0]}\n\n{entry['input']}", *turns[1:]], {*read, "input"}

@@ -13,7 +13,7 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.core.types import Params
-from eagle_jax.runtime.generation import first_tokens
+from eagle_jax.runtime.generation import request_of, run_request
 from infer.common.results import Cell, Draft, Group, TimedQuestions
 
 K = TypeVar("K", bound=Hashable)
@@ -83,7 +83,9 @@ def engine(
         return Answer(out.tokens, out.cycles.tolist(), out.accepted.tolist())
 
     def prefill(prompts: list[list[int]], keys: jax.Array) -> Answer:
-        return Answer(first_tokens(target, drafter, prompts, key=keys, **options).tokens)
+        request = request_of(target, drafter, prompts, key=keys, **options)
+        budget = jax.numpy.ones_like(request.batch.budget)  # one token per row: the prefill alone
+        return Answer(run_request(request._replace(batch=request.batch._replace(budget=budget))).tokens)
 
     return Method(answer, prefill)
 

@@ -21,7 +21,7 @@ from eagle_jax.checkpoints.files.staging import write_whole
 from infer.common.programs import can_write, run
 from infer.common.tables import table
 from infer.papers import drafting, figures, speed
-from infer.papers.sources import Section, Sources, gather
+from infer.papers.sources import gather
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,13 @@ def main(args: Args) -> dict[str, Any]:
     rows = [[str(path), file.machine, file.revision or "-"] for path, file in sources.files.items()]
     parts = ["# Report", table(["file", "machine", "revision"], rows, left=3)]
     titles, pictures = [], []
-    for section in sections(sources):
+    every = [drafting.label_rows(sources), *speed.speeds(sources), *speed.taus(sources)]
+    every += [speed.ablation(sources), speed.batches(sources), speed.temperatures(sources)]
+    every += [drafting.positions(sources), drafting.calibration(sources)]
+    every += [drafting.n_alpha(sources), drafting.expected(sources)]
+    for section in every:
+        if not section.tables:
+            continue
         titles.append(section.title)
         parts += [f"## {section.title}", section.text, *section.tables]
         for name, draw in section.figures.items():
@@ -50,15 +56,6 @@ def main(args: Args) -> dict[str, Any]:
     report = {"report": str(args.out / "report.md"), "figures": sorted(pictures), "sections": titles}
     print(json.dumps(report))
     return report
-
-
-def sections(sources: Sources) -> list[Section]:
-    """Returns the sections of the report for which the files have data, in the order of the papers."""
-    every = [drafting.label_rows(sources), *speed.speeds(sources), *speed.taus(sources)]
-    every += [speed.ablation(sources), speed.batches(sources), speed.temperatures(sources)]
-    every += [drafting.positions(sources), drafting.calibration(sources)]
-    every += [drafting.n_alpha(sources), drafting.expected(sources)]
-    return [section for section in every if section.tables]
 
 
 if __name__ == "__main__":

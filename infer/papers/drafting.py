@@ -139,17 +139,12 @@ def expected(sources: Sources) -> Section:
 def pooled_chains(cells: Sequence[Recording]) -> dict[tuple[str, float], list[Chain]]:
     """Pools chains over tasks by label and temperature, shortest first; equal chains count once."""
     found: dict[tuple[str, float], list[Chain]] = {}
+    counts = "tokens", "cycles", "tested", "accepted"
     for temperature, every in grouped([cell for cell in cells if cell.chains], "temperature").items():
         for label, own in grouped(every, "label").items():
             by_length = grouped([chain for cell in own for chain in cell.chains], "length")
             chains = [
-                Chain(
-                    length,
-                    sum(chain.tokens for chain in each),
-                    sum(chain.cycles for chain in each),
-                    np.sum([chain.tested for chain in each], axis=0).tolist(),
-                    np.sum([chain.accepted for chain in each], axis=0).tolist(),
-                )
+                Chain(length, *(np.sum([getattr(chain, name) for chain in each], axis=0).tolist() for name in counts))
                 for length, each in sorted(by_length.items())
                 if len(each) == len(own)  # recorded on every task
             ]

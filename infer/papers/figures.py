@@ -1,4 +1,4 @@
-"""Draws the figures of `infer.papers` and `infer.bench`. A method has one colour and mark in a figure."""
+"""Draws the figures of `infer.papers`. A method has one colour and mark in a figure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle_jax.viz import COLOURS, diagonal, legend_below, name_axes, panels, plot_calibration, style
+from eagle_jax.viz import COLOURS, legend_below, name_axes, panels, plot_calibration, style
 
 Curves = Mapping[str, Mapping[Any, float | None]]
 """Points of every line by its name: y by x. None leaves a point out."""
@@ -80,7 +80,6 @@ def calibration(shown: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray, n
     figure, every = panels(len(shown), share=True)
     names = list(dict.fromkeys(name for curves in shown.values() for name in curves))
     for axes, (heading, curves) in zip(every, shown.items(), strict=True):
-        diagonal(axes)
         for name, curve in curves.items():
             plot_calibration(axes, *curve, name, names.index(name))
         axes.set_title(heading, fontsize="medium")

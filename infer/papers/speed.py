@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,10 +92,8 @@ def batches(sources: Sources) -> Section:
     """Returns throughput against batch size (the papers' tables 3 and 5)."""
     tables, pictures = [], {}
     for temperature, every in grouped(sources.timed, "temperature").items():
-        sizes_of: dict[Any, set[int]] = {}
-        for cell in every:
-            sizes_of.setdefault((cell.label, cell.task), set()).add(cell.batch)
-        cells = [cell for cell in every if len(sizes_of[cell.label, cell.task]) > 1]
+        sizes_of = Counter((cell.label, cell.task) for cell in every)
+        cells = [cell for cell in every if sizes_of[cell.label, cell.task] > 1]
         if not cells:
             continue
         sizes = sorted(grouped(cells, "batch"))

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 
-import jax
 import pytest
 
 import eagle_jax
-from eagle_jax.config import DecoderConfig, HeadConfig, TreeConfig
-from eagle_jax.models.decoder import init_params
-from eagle_jax.models.heads import init_head_params
+from eagle_jax.config import TreeConfig
 from infer import acceptance, bench, chat, cycle, demo
 from infer.common import results
 from infer.common.methods import NOTHING
-
-SHAPE = {
-    "vocab_size": 258, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8,
-}  # fmt: skip
-TAPS = {"eagle1": (2,), "hass": (2,), "eagle3": (0, 1, 2)}
+from tests.models import tiny_head, tiny_target
 
 
 class ByteTokenizer:
-    """A token is a byte."""
+    """Encodes a byte as a token."""
 
     chat_template = None
 
@@ -38,22 +30,6 @@ class ByteTokenizer:
         return bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
 
 
-@functools.cache
-def small_target() -> eagle_jax.Target:
-    config = DecoderConfig(num_layers=2, **SHAPE)
-    return eagle_jax.Target.from_params(config, init_params(config, jax.random.key(0)))
-
-
-@functools.cache
-def small_head(name: str) -> eagle_jax.DraftHead:
-    kind, layer = "eagle3" if name == "eagle3" else "eagle1", DecoderConfig(num_layers=1, **SHAPE)
-    config = HeadConfig(
-        kind, layer, draft_vocab_size=258, target_hidden_size=32, taps=TAPS[name], fc_bias=kind == "eagle1"
-    )
-    params = init_head_params(config, jax.random.key(1))
-    return eagle_jax.DraftHead.from_params(config, params, small_target(), TreeConfig(depth=2, top_k=2, num_nodes=4))
-
-
 @pytest.fixture
 def pair(monkeypatch):
     """Makes `eagle_jax.load_demo` return the small pair, and the programs use no compilation cache.
@@ -63,18 +39,21 @@ def pair(monkeypatch):
     for program in (acceptance, bench, chat, cycle, demo):
         monkeypatch.setattr(program, "use_compilation_cache", lambda: None)
 
+    target = tiny_target(258)
+
     def load_demo(head="hass", dtype="float32"):
         if dtype != "float32":
             raise ValueError(f"the small pair is float32, not {dtype}")
-        return small_target(), small_head(head), ByteTokenizer()
+        kind = "eagle3" if head == "eagle3" else "eagle1"
+        return target, tiny_head(kind, TreeConfig(2, 2, 4), 258, seed=2 if head == "hass" else 1), ByteTokenizer()
 
     monkeypatch.setattr(eagle_jax, "load_demo", load_demo, raising=False)
-    return small_target()
+    return target
 
 
 @pytest.fixture
 def tasks(tmp_path):
-    """A folder with a task of two conversations, and one whose prompt is too long for the small pair."""
+    """Returns a folder with a task of two conversations, and a task too long for the small pair."""
     folder = tmp_path / "tasks"
     folder.mkdir()
     lines = [{"question_id": 1, "turns": ["abc", "again"]}, {"question_id": 2, "turns": ["de"]}]
@@ -102,7 +81,7 @@ def two(target, other):
 
 @pytest.fixture
 def own_module(tmp_path, monkeypatch):
-    """The name of an importable module with methods of the user's own; each test has another name."""
+    """Returns the name of an importable module with methods of the user's own, another one for each test."""
     (tmp_path / f"mine_{tmp_path.name}.py").write_text(OWN_MODULE, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     return f"mine_{tmp_path.name}"
@@ -120,7 +99,7 @@ def draft_of(label: str) -> results.Draft:
 
 
 def bench_cell(label: str, task: str, speedup: float, tau: float | None, noise=EVEN, **own) -> results.Cell:
-    """A cell of five questions, alike but for `noise`, which is added to the tau and the speedup of each."""
+    """Returns a cell of five questions; `noise` is added to the tau and the speedup of each."""
     tokens = [round(1600 * ((tau or 1.0) + extra)) + 1 for extra in noise]
     by_question = results.TimedQuestions(
         question=QUESTIONS, call=list(range(5)), replies=[1] * 5, tokens=tokens,
@@ -138,7 +117,7 @@ def bench_cell(label: str, task: str, speedup: float, tau: float | None, noise=E
 
 
 def recording(label: str, task: str, tau: float = 2.5, noise=EVEN, **own) -> results.Recording:
-    """A recording of five questions, alike but for `noise` in tau."""
+    """Returns a recording of five questions; `noise` is added to the tau of each."""
     tokens = [round(1600 * (tau + extra)) for extra in noise]
     values = dict(
         label=label, task=task, temperature=0.0, questions=5, replies=5,

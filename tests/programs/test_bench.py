@@ -1,35 +1,44 @@
-"""The benchmark, on a pair small enough to run it in seconds."""
+"""Checks whole runs of the benchmark and of the recording of drafts, on a small random pair."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
+from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 
+import eagle_jax
 from eagle_jax.checkpoints import save_medusa_checkpoint, save_target_checkpoint
-from eagle_jax.config import MedusaConfig
-from eagle_jax.models.medusa import init_medusa_params
-from infer import bench
+from eagle_jax.config import EAGLE1_PARENTS, MedusaConfig, TreeConfig
+from eagle_jax.evaluate import Cycles
+from eagle_jax.models import init_medusa_params
+from infer import acceptance, bench
 from infer.common.methods import Places, load_pair
-from infer.common.results import Group, Result, read
+from infer.common.results import Calibration, CountedQuestions, Group, Recorded, Result, read
+from infer.common.tasks import keys_of
+from infer.papers import __main__ as papers
 
 
 @pytest.fixture
 def quick(pair, tasks, tmp_path):
-    """Returns arguments of a quick run into an empty folder; nothing beside the engine is measured."""
+    """Returns arguments of a quick run of a program into an empty folder."""
 
-    def quick(**given):
-        defaults = {"max_new_tokens": 6, "repeats": 1, "transformers": False, "out": tmp_path / "out"}
-        return bench.Args(**(defaults | {"data": tasks, "tasks": "talk"} | given))
+    def quick(program, **given):
+        own = {"repeats": 1, "transformers": False} if program is bench else {"chains": "1,2"}
+        options = {"max_new_tokens": 6, "temperatures": "0", "data": tasks, "tasks": "talk", "out": tmp_path / "out"}
+        return program.Args(**(options | own | given))
 
     return quick
 
 
-def test_report(quick, capsys, tmp_path, own_module):
-    """Heads, a chain, batches, a method of the user's own, a turn that is too long: all in one run."""
+def test_a_run_writes_and_prints_every_cell(quick, capsys, tmp_path, own_module):
+    """The run has a chain, a method of the user's own, and a turn that is too long for the model."""
     own = f"own:{own_module}:lookup"
-    report = bench.main(quick(tasks="talk,long", methods=f"eagle3@chain2,{own}", repeats=2))
+    report = bench.main(quick(bench, tasks="talk,long", methods=f"eagle3@chain2,{own}", repeats=2))
     printed = capsys.readouterr().out
     assert json.loads(printed.splitlines()[-1]) == report
     assert report["settings"]["limit"] == 10 and "out" not in report["settings"]
@@ -55,14 +64,14 @@ def test_report(quick, capsys, tmp_path, own_module):
 
 
 @pytest.mark.slow
-def test_every_method_is_measured_by_its_name(quick, tmp_path):
+def test_every_method_runs_by_its_name(quick, tmp_path):
     target = load_pair(Places())[0]
     save_target_checkpoint(target.config, target.params, tmp_path / "small", "float32")
     names, given = ["sps", "pld@4", "lookahead@3x2x2", "medusa", "hydra@chain2"], {"draft_model": tmp_path / "small"}
     for kind in ("medusa", "hydra"):
-        config, given[kind] = MedusaConfig(kind, 32, 258, num_heads=2), tmp_path / kind
+        config, given[kind] = MedusaConfig(kind, 16, 258, num_heads=2), tmp_path / kind
         save_medusa_checkpoint(config, init_medusa_params(config, jax.random.key(1)), tmp_path / kind, "float32")
-    bench.main(quick(methods=",".join(names), limit=1, **{name: str(path) for name, path in given.items()}))
+    bench.main(quick(bench, methods=",".join(names), limit=1, **{name: str(path) for name, path in given.items()}))
     cells = read(tmp_path / "out" / "result.json", Result).cells
     assert [cell.label for cell in cells] == ["vanilla", *names]
     assert [cell.method for cell in cells] == ["vanilla", "sps", "pld", "lookahead", "medusa", "hydra"]
@@ -70,7 +79,7 @@ def test_every_method_is_measured_by_its_name(quick, tmp_path):
     assert cells[1].tau > 2  # it is the target itself
 
 
-def test_a_killed_run_goes_on_and_gives_the_same(quick, tmp_path, monkeypatch):
+def test_a_resumed_run_equals_an_uninterrupted_run(quick, tmp_path, monkeypatch):
     options = {"methods": "pld@2", "batches": "1,2"}
     measure, groups = bench.measure, []
 
@@ -82,22 +91,22 @@ def test_a_killed_run_goes_on_and_gives_the_same(quick, tmp_path, monkeypatch):
 
     monkeypatch.setattr(bench, "measure", measured)
     with pytest.raises(KeyboardInterrupt):
-        bench.main(quick(**options))
+        bench.main(quick(bench, **options))
     path = tmp_path / "out" / "result.json"
     kept = read(path, Result)
     assert {cell.group for cell in kept.cells} == {Group("talk", 0.0, 1)}
     with pytest.raises(ValueError, match=r"--out must be a folder without a result\.json"):
-        bench.main(quick(**options))
+        bench.main(quick(bench, **options))
     with pytest.raises(ValueError, match=r"--resume must have the settings of .*: methods was"):
-        bench.main(quick(**options | {"methods": "pld@3"}, resume=True))
-    bench.main(quick(**options, resume=True))
+        bench.main(quick(bench, **options | {"methods": "pld@3"}, resume=True))
+    bench.main(quick(bench, **options, resume=True))
     assert groups == [Group("talk", 0.0, 1), Group("talk", 0.0, 2), Group("talk", 0.0, 2)]
     found = read(path, Result)
     one, _, two, _ = found.cells
     assert (one.tokens, one.cycles) == (two.tokens, two.cycles)
     assert two.passes < one.passes == one.cycles  # rows of a batch share their passes
     assert found.cells[:2] == kept.cells
-    bench.main(quick(**options, out=tmp_path / "whole"))
+    bench.main(quick(bench, **options, out=tmp_path / "whole"))
     untimed = ("task", "temperature", "batch", "label", "replies", "tokens", "passes", "cycles", "tau", "accepted")
     whole = read(tmp_path / "whole" / "result.json", Result)
     assert [[getattr(cell, name) for name in untimed] for cell in found.cells] == [
@@ -105,21 +114,95 @@ def test_a_killed_run_goes_on_and_gives_the_same(quick, tmp_path, monkeypatch):
     ]
 
 
+def test_a_recording_counts_tokens_and_cycles_by_question(quick, capsys, tmp_path):
+    args = quick(acceptance, methods="pld@2x1", batch=2)
+    report = acceptance.main(args)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
+    (cell,) = read(args.out / "result.json", Recorded).cells
+    assert (cell.method, cell.label, cell.questions, cell.replies) == ("pld", "pld@2x1", 2, 3)
+    assert cell.tokens == 3 * 5  # the first of six tokens comes from the prompt's pass
+    assert cell.tau == pytest.approx(cell.tokens / cell.cycles, abs=1e-4)
+    columns = cell.by_question
+    assert [name.split(":")[0] for name in columns.question] == ["1", "2"]
+    assert columns.tokens == [10, 5] and sum(columns.cycles) == cell.cycles
+    assert cell.calibration is None and cell.chains == []
+    made = papers.main(papers.Args(files=(args.out / "result.json",), out=tmp_path / "report"))
+    assert made["sections"] == ["What each label is", "Tau of recorded trees at temperature 0"]
+    again = dataclasses.replace(args, resume=True, methods="pld@2x1,vanilla")
+    assert acceptance.main(again) == report  # all is there: nothing is recorded again
+    with pytest.raises(ValueError, match="max_new_tokens was 6 and is 8"):
+        acceptance.main(dataclasses.replace(again, max_new_tokens=8))
+
+
+def test_calibration_and_counts_follow_from_cycles():
+    """A chain of two is drafted twice: the target accepts all of it, then its first token, which ends the reply."""
+    chain, scores = [-1, 0, 1], [0.0, math.log(0.5), math.log(0.25)]
+    cycles = Cycles(
+        np.array([2, 1], np.int32), np.zeros((2, 3), np.int32), np.array([chain] * 2, np.int32),
+        np.array([scores] * 2, np.float32), np.array([[True, True, True], [True, True, False]]),
+        np.array([[False, True, True], [False, True, False]]), np.array([3, 1], np.int32),
+    )  # fmt: skip
+    count, confidence = [0] * 4 + [3] + [0] * 5, [None] * 4 + [0.5] + [None] * 5
+    assert acceptance.calibration_of(cycles, sampled=False) == Calibration(count, confidence, count)
+    assert acceptance.calibration_of(cycles, sampled=True) is None
+    assert acceptance.calibration_of(cycles._replace(reached=np.zeros((2, 3), bool)), sampled=False) is None
+    found = acceptance.by_question(cycles, ["a", "b", "a", "c"])
+    assert found == CountedQuestions(["a", "b", "c"], [3, 1, 0], [1, 1, 0])
+    assert acceptance.follow(None, SimpleNamespace(), [1, 2], {}) == []
+
+
+@pytest.mark.slow
+def test_a_report_reads_the_recording_of_a_head(quick, tmp_path):
+    args = quick(acceptance, methods="eagle3")
+    acceptance.main(args)
+    (cell,) = read(args.out / "result.json", Recorded).cells
+    assert sum(cell.positions.drafted[0]) == 2 * cell.cycles  # two children of the root in every cycle
+    assert cell.calibration.count
+    assert [(chain.length, chain.tokens) for chain in cell.chains] == [(1, 15), (2, 15)]
+    made = papers.main(papers.Args(files=(args.out / "result.json",), out=tmp_path / "report"))
+    assert {"n_alpha.png", "positions_t0.png", "calibration.png", "expected.png"} <= set(made["figures"])
+
+
+@pytest.mark.slow
+def test_recorded_cycles_equal_those_of_generate(quick):
+    """Earlier replies of a conversation are plain decoding's text."""
+    args = quick(acceptance, methods="eagle2@chain3,eagle2@static", temperatures="0.7", batch=2, chains="")
+    acceptance.main(args)
+    chain, static = read(args.out / "result.json", Recorded).cells
+    target, head, tokenizer = eagle_jax.load_demo("eagle1")
+    options = {"max_new_tokens": 6, "temperature": 0.7}
+    names = chain.by_question.question
+    keys = [keys_of(0, names, 0), keys_of(0, names[:1], 1)]
+    first = [tokenizer.encode("abc"), tokenizer.encode("de")]
+    reply = tokenizer.decode(eagle_jax.generate(target, None, first, key=keys[0], **options).tokens[0])
+    batches = [first, [tokenizer.encode(f"abc\n\n{reply}\n\nagain")]]
+    for cell, tree in ((chain, TreeConfig.chain(3)), (static, TreeConfig.static(EAGLE1_PARENTS))):
+        outs = [
+            eagle_jax.generate(target, head.with_tree(tree), prompts, key=key, **options)
+            for prompts, key in zip(batches, keys, strict=True)
+        ]
+        assert cell.cycles == sum(int(out.cycles.sum()) for out in outs)
+
+
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("program", "given", "message"),
     [
-        ({"limit": 0}, "--limit"),
-        ({"seed": -1}, "--seed"),
-        ({"max_new_tokens": 10**6}, r"--max-new-tokens must be below the model's \d+ positions, got 1000000"),
-        ({"tasks": "chats"}, "task must be bundled .* got 'chats'"),
-        ({"methods": "hydra", "target": "a/b"}, "--hydra must be given for hydra with --target"),
-        ({"dtype": "bfloat16"}, "the small pair is float32, not bfloat16"),
-        ({"temperatures": "nan"}, "--temperatures"),
-        ({"batches": "0"}, "--batches"),
-        ({"batches": "1,4"}, "--batches must be at most the 2 questions of talk, got 4"),
+        (bench, {"limit": 0}, "--limit"),
+        (bench, {"seed": -1}, "--seed"),
+        (bench, {"max_new_tokens": 10**6}, r"--max-new-tokens must be below the model's \d+ positions, got 1000000"),
+        (bench, {"tasks": "chats"}, "task must be bundled .* got 'chats'"),
+        (bench, {"methods": "hydra", "target": "a/b"}, "--hydra must be given for hydra with --target"),
+        (bench, {"dtype": "bfloat16"}, "the small pair is float32, not bfloat16"),
+        (bench, {"temperatures": "nan"}, "--temperatures"),
+        (bench, {"batches": "0"}, "--batches"),
+        (bench, {"batches": "1,4"}, "--batches must be at most the 2 questions of talk, got 4"),
+        (acceptance, {"methods": "vanilla"}, "--methods must name a method that drafts"),
+        (acceptance, {"chains": "0,1"}, "--chains must be whole numbers of at least 1"),
+        (acceptance, {"batch": 0}, "--batch"),
+        (acceptance, {"tasks": "long"}, r"--tasks must have prompts that fit the model's \d+ positions, got none in l"),
     ],
 )
-def test_what_is_refused(quick, tmp_path, given, message):
+def test_a_bad_option_is_an_error_before_the_run(quick, tmp_path, program, given, message):
     with pytest.raises(ValueError, match=message):
-        bench.main(quick(**given))
+        program.main(quick(program, **given))
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""The chat: its lines, its replies against `generate`, Ctrl-C, and what it refuses."""
+"""Checks the chat: commands, replies against `generate`, Ctrl-C and errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.programs.conftest import ByteTokenizer
 
 
 class Templated(ByteTokenizer):
-    """Turns between marks, as chat templates write them."""
+    """Writes marks before turns, as chat templates do."""
 
     chat_template = "marks"
 
@@ -31,7 +31,7 @@ class Templated(ByteTokenizer):
 
 
 class TextOnly(Templated):
-    """Tokens are letters, so that the text of every reply gives the same tokens again."""
+    """Has letters as tokens, so that the text of a reply encodes to the same tokens."""
 
     def decode(self, tokens, *, skip_special_tokens=True):
         return "".join(chr(token) for token in tokens)
@@ -56,7 +56,7 @@ def said(talk, line: str) -> str:
     return talk.console.file.getvalue().rstrip("\n").rpartition("\n")[2]
 
 
-def test_every_reply_is_the_targets_own_to_the_whole_conversation(make_chat, pair, monkeypatch):
+def test_every_reply_equals_plain_decoding_of_the_whole_conversation(make_chat, pair, monkeypatch):
     prompts, texts = [], []
     real = Session.stream
 
@@ -81,8 +81,8 @@ def test_every_reply_is_the_targets_own_to_the_whole_conversation(make_chat, pai
     assert texts == [[*prompt, *reply] for prompt, reply in zip(prompts, expected.tokens, strict=True)]
 
 
-def test_only_new_tokens_are_read(make_chat):
-    """Also after plain replies, from the target's cache; the drafter then reads the replies it missed."""
+def test_a_turn_prefills_new_tokens_only(make_chat):
+    """After plain replies the drafter also reads the replies that it missed."""
     talk = make_chat(TextOnly())
     first, new = len("<u>hello\n<a>"), len("\n<u>why\n<a>")
     assert f"{first} of {first} prompt tokens read" in said(talk, "hello")
@@ -100,8 +100,8 @@ class Trims(TextOnly):
         return super().apply_chat_template(short, **options)
 
 
-def test_the_text_is_read_from_its_first_change(make_chat):
-    """The head's cache has no place yet for the third letter of the reply."""
+def test_a_changed_text_is_prefilled_from_the_change(make_chat):
+    """The caches do not hold the third letter of the reply yet."""
     talk = make_chat(Trims())
     talk.line("abc")
     new, count = len("3\n<u>def\n<a>"), len("<u>abc\n<a>123\n<u>def\n<a>")
@@ -131,7 +131,7 @@ def test_an_error_in_a_turn_does_not_end_the_chat(make_chat, monkeypatch):
     assert said(talk, "x").endswith("prompt tokens read, cut at --max-new-tokens]")
 
 
-def test_commands(make_chat):
+def test_commands_answer_with_a_message(make_chat):
     talk = make_chat()
     wrong = "/temp must be a number of at least 0, such as /temp 0.7: "
     for line, words in (
@@ -162,7 +162,7 @@ def test_accepted_drafts_are_green():
     for options, text in (({}, "abc\nbc\n\n"), (colours, "a\x1b[32mbc\x1b[0m\n\x1b[32mbc\x1b[0m\n\n")):
         console = Console(file=io.StringIO(), force_interactive=False, **options)
         with ReplyView(console, ByteTokenizer()) as view:
-            view.show("no row outside a terminal")
+            view.show("no status outside a terminal")
             for chunk in CHUNKS[:3]:
                 view.push(chunk)
         assert console.file.getvalue() == text
@@ -170,7 +170,7 @@ def test_accepted_drafts_are_green():
 
 @pytest.mark.parametrize("above", [0, 3, 30])
 def test_the_last_row_shows_tau_and_speed_while_a_reply_runs(make_chat, monkeypatch, above):
-    """The text is the same as without the row. Speed is that after the second chunk."""
+    """The row does not change the text. Speed counts from the third chunk."""
     talk = make_chat()
     clock = iter((10, 30, *(30.5 + 0.5 * n for n in range(40))))
     monkeypatch.setattr(chat.time, "perf_counter_ns", lambda: int(next(clock) * 1e9))
@@ -200,7 +200,7 @@ def test_the_last_row_shows_tau_and_speed_while_a_reply_runs(make_chat, monkeypa
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_never_ends_the_chat(times, pair, monkeypatch, capsys):
-    """One stops the reply and keeps its text, two interrupt the turn; at the prompt one has no effect."""
+    """One stops the reply and keeps its text, two drop the turn. At the prompt a hint is printed."""
     lines = iter(["hello", KeyboardInterrupt(), "again", EOFError()])
     talks, real = [], Session.stream
 
@@ -248,7 +248,7 @@ def test_ctrl_c_never_ends_the_chat(times, pair, monkeypatch, capsys):
         ("--eagle3 /nope --method pld", "--eagle3 must belong to --method pld, got another method's. Leave it out, or"),
     ],
 )
-def test_bad_options_are_one_error(options, message, pair, monkeypatch):
+def test_a_bad_option_is_an_error_of_one_line(options, message, pair, monkeypatch):
     monkeypatch.setattr(chat, "load_pair", lambda sources: (pair, Templated()))
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
         chat.main(arguments(chat.Args, None, options.split()))

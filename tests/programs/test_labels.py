@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 
@@ -20,12 +21,8 @@ from tests.data.chats import TEMPLATES
 from tests.programs.conftest import recorded_file, recording
 
 DEFAULT = TreeConfig(depth=2, top_k=2, num_nodes=4)
-TREE = TreeConfig(depth=4, top_k=2, num_nodes=7)
+with_fields = functools.partial(TreeConfig, depth=4, top_k=2, num_nodes=7)
 STATIC = TreeConfig.static(EAGLE1_PARENTS)
-
-
-def with_fields(**fields) -> TreeConfig:
-    return TreeConfig(depth=4, top_k=2, num_nodes=7, **fields)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +39,7 @@ def with_fields(**fields) -> TreeConfig:
         ("eagle3@untempered", TreeConfig(2, 2, 4, sampled_ranking="untempered")),
         ("sps@chain5/block", TreeConfig.chain(5, "block")),
         ("sps@chain4", TreeConfig.chain(4, "rejection")),
-        ("sps@4x2x7", TREE),
+        ("sps@4x2x7", with_fields()),
         ("eagle1", STATIC),
         ("eagle1@rejection", TreeConfig.static(EAGLE1_PARENTS, "rejection")),
         ("eagle1@chain3", TreeConfig.chain(3)),
@@ -92,19 +89,19 @@ def test_methods_without_weights_have_numbers(text, fields):
         ("medusa@choices", "--choices must be given for medusa@choices"),
     ],
 )
-def test_what_is_no_label_is_refused_before_anything_is_loaded(text, message):
+def test_a_bad_label_is_an_error_before_weights_are_loaded(text, message):
     with pytest.raises((ValueError, ConfigError), match=message):
         check_methods([text], Places())
 
 
-def test_plain_decoding_comes_first_and_each_once():
+def test_plain_decoding_comes_first_and_every_label_once():
     found = check_methods(["eagle3", "vanilla", "eagle3@chain3", "eagle3"], Places())
     assert found == ["vanilla", "eagle3", "eagle3@chain3"]
 
 
 @pytest.fixture
 def loads(pair, monkeypatch):
-    """Names of the bundled weights that were loaded."""
+    """Returns the names of the bundled weights that were loaded."""
     found, load_demo = [], eagle_jax.load_demo
     monkeypatch.setattr(eagle_jax, "load_demo", lambda head, **rest: found.append(head) or load_demo(head, **rest))
     return found
@@ -127,7 +124,7 @@ def test_settings_of_a_method_share_its_weights(pair, loads):
 
 
 @pytest.mark.parametrize(("method", "held"), [("eagle2", "eagle3"), ("hydra", "medusa")])
-def test_heads_of_another_method_are_not_measured_under_its_name(method, held):
+def test_heads_of_another_method_are_an_error(method, held):
     target, _, _ = eagle_jax.load_demo()
     load = Loader(target, Places(**{method: str(bundled(held))}))
     with pytest.raises(ValueError, match=rf"--{method} must have heads of {method}, got .* heads of {held}\. Give it"):
@@ -155,7 +152,7 @@ RANKED = "deterministic, ranked by draw"
         ("lookahead@3x2x2", "ngram 3, window 2, guesses 2", "deterministic", 8, None),
     ],
 )  # fmt: skip
-def test_what_a_label_drafts(pair, text, tree, rule, rows, weights):
+def test_the_record_of_a_label(pair, text, tree, rule, rows, weights):
     found = Loader(pair, Places()).draft(text)
     assert (found.tree, found.rule, found.rows) == (tree, rule, rows)
     assert found.weights == (weights and f"bundled {weights}")
@@ -163,7 +160,7 @@ def test_what_a_label_drafts(pair, text, tree, rule, rows, weights):
 
 
 def recorded(folder, method="medusa"):
-    """Rates 0.8, 0.5 at the first level and 0.6, 0 at the second where greedy, in tasks of two widths."""
+    """Writes greedy rates 0.8, 0.5 at the first level and 0.6, 0 at the second, in tasks of two widths."""
     tables = [([[10, 10], [8, 8]], [[8, 5], [5, 0]]), ([[10], [2]], [[8], [1]])]
     cells = []
     for temperature in (0.0, 1.0):
@@ -174,9 +171,9 @@ def recorded(folder, method="medusa"):
     return str(recorded_file(folder / "positions.json", *cells))
 
 
-def test_the_best_static_tree_is_that_of_the_recorded_rates(pair, tmp_path):
+def test_recorded_rates_give_the_best_static_tree(pair, tmp_path):
     path = recorded(tmp_path)
-    # Worth 0.8; 0.5; 0.8 * 0.6; 0.5 * 0.6; and nothing below.
+    # The values of nodes are 0.8; 0.5; 0.8 * 0.6; 0.5 * 0.6; and 0 below.
     assert best_static(Label.parse("medusa@best3"), path) == (-1, -1, 0)
     assert best_static(Label.parse("medusa@best4"), path) == (-1, -1, 0, 1)
     assert best_static(Label.parse("medusa@best2"), path, deepest=1) == (-1, -1)
@@ -188,8 +185,8 @@ def test_the_best_static_tree_is_that_of_the_recorded_rates(pair, tmp_path):
     assert load("eagle3@best3").tree == TreeConfig.static([-1, -1, 0])
 
 
-def test_a_method_drafts_the_static_tree_it_is_given(pair, tmp_path):
-    """In any order of paths."""
+def test_a_file_of_paths_gives_a_static_tree(pair, tmp_path):
+    """The paths may come in any order."""
     path = tmp_path / "tree.json"
     path.write_text("[[1], [0], [0, 0], [0, 0, 0], [1, 0]]")
     sources = Places(choices=str(path))
@@ -198,7 +195,7 @@ def test_a_method_drafts_the_static_tree_it_is_given(pair, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["[[0], [2]]", "[]", "[0, 1]", "[[0.5]]", None])
-def test_paths_that_are_no_tree_are_refused(tmp_path, text):
+def test_paths_that_are_no_tree_are_an_error(tmp_path, text):
     path = tmp_path / "tree.json"
     if text is not None:
         path.write_text(text)
@@ -207,7 +204,7 @@ def test_paths_that_are_no_tree_are_refused(tmp_path, text):
 
 
 @pytest.mark.parametrize("option", ["choices", "positions"])
-def test_a_file_that_no_method_uses_is_refused(option):
+def test_a_file_that_no_method_uses_is_an_error(option):
     with pytest.raises(ValueError, match=f"--{option} must be read by a method, got /some/file. Leave it out, or"):
         check_methods(["medusa@static", "eagle3"], Places(**{option: "/some/file"}))
 

@@ -1,4 +1,4 @@
-"""Calls that are timed, keys of questions, names of machine and code."""
+"""Checks timed calls, keys of questions, and the names of machine and code."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_the_prefill_compiles_nothing_of_its_own(temperature, drafted):
     assert [sum(row) for row in whole.accepted] == whole.cycles
 
 
-def test_every_question_and_turn_has_draws_of_its_own():
-    """Or questions would not be independent; and a batch would change their texts."""
+def test_a_key_depends_on_seed_question_and_turn_alone():
+    """Equal draws would make questions dependent, and draws by row would change texts with the batch."""
     together = jax.random.key_data(keys_of(0, ["a", "b", "a:1"], 0)).tolist()
     assert len({tuple(key) for key in together}) == 3
     assert jax.random.key_data(keys_of(0, ["b"], 0)).tolist() == together[1:2]
@@ -44,7 +44,7 @@ def test_every_question_and_turn_has_draws_of_its_own():
         assert jax.random.key_data(keys_of(seed, ["b"], turn)).tolist() != together[1:2]
 
 
-def test_timing_takes_turns(monkeypatch):
+def test_timed_calls_take_turns(monkeypatch):
     order = []
     seconds = time_repetitions({name: lambda name=name: order.append(name) for name in ("one", "two")}, 3)
     assert order == ["one", "two", "two", "one", "one", "two"]
@@ -55,7 +55,7 @@ def test_timing_takes_turns(monkeypatch):
 
 
 def test_the_compilation_cache_is_written(tmp_path):
-    """In a process of its own: JAX does not give a cache up again."""
+    """Runs in a process of its own, because JAX keeps the first cache directory."""
     code = (
         "import jax, jax.numpy as jnp; jax.jit(jnp.cos)(jnp.ones(3));"  # a cache may come later
         "from eagle_jax import use_compilation_cache; use_compilation_cache();"
@@ -67,16 +67,14 @@ def test_the_compilation_cache_is_written(tmp_path):
     assert any((tmp_path / ".jax_cache").iterdir())
 
 
-@pytest.mark.parametrize(
-    ("cpuinfo", "name"),
-    [
+def test_the_machine_has_a_name(tmp_path):
+    path = tmp_path / "cpuinfo"
+    for cpuinfo, name in (
         ("cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n", "AMD EPYC (family 26, model 2)"),
         ("cpu family\t: 6\nmodel\t\t: 85\nmodel name\t: Intel(R)  Xeon(R) @ 2.80GHz\n", "Intel(R) Xeon(R) @ 2.80GHz"),
-    ],
-)
-def test_the_machine_has_a_name(cpuinfo, name, tmp_path):
-    (tmp_path / "cpuinfo").write_text(cpuinfo, encoding="utf-8")
-    assert compilation._processor(tmp_path / "cpuinfo") == name
+    ):
+        path.write_text(cpuinfo, encoding="utf-8")
+        assert compilation._processor(path) == name
     assert compilation._processor(tmp_path / "absent")
     assert "cores" in machine() and "jax" in machine()
 
@@ -93,8 +91,8 @@ def test_the_code_has_a_name(tmp_path):
     assert revision(tmp_path) == f"{commit}-dirty"
 
 
-def test_programs_are_forgotten_where_there_are_many(monkeypatch):
-    """The many compiled programs of a long benchmark would end the process: each has memory maps."""
+def test_many_compiled_programs_are_dropped(monkeypatch):
+    """Every compiled program has memory maps, whose number Linux limits."""
     if not Path("/proc/self/maps").exists():
         pytest.skip("only Linux counts memory maps")
     double = jax.jit(lambda x: 2 * x)

@@ -1,4 +1,4 @@
-"""The report of result files."""
+"""Checks the report of result files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_section_without_data_is_left_out(tmp_path):
 
 
 def test_files_merge(tmp_path):
-    """Plain decoding is of the file with most sizes of it; of two equal recordings the one with chains."""
+    """Plain decoding comes from the file with most batch sizes, and a recording from the file that has its chains."""
     small = bench_file(tmp_path / "1.json", *TIMED)
     large = [bench_cell("vanilla", "gsm8k", 1.0, 1.0, batch=batch, tok_s=70.0) for batch in (1, 2)]
     sources = gather([small, bench_file(tmp_path / "2.json", *large)])
@@ -74,6 +74,6 @@ def test_files_merge(tmp_path):
         (bench_cell("eagle3", "nq", 2.0, 4.0, draft=draft_of("eagle2")), {}, "draft of eagle3 must be the same"),
     ],
 )  # fmt: skip
-def test_files_that_do_not_belong_together_are_refused(other, options, message, tmp_path):
+def test_files_of_different_settings_are_an_error(other, options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         gather([bench_file(tmp_path / "1.json", *TIMED), bench_file(tmp_path / "2.json", other, **options)])

@@ -1,4 +1,4 @@
-"""Profiles: read strictly, bound to their target, and followed by drafter="auto", same tokens."""
+"""Checks profiles: strict reading, their target, and the choice and tokens of drafter="auto"."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENTRIES = (
 
 @pytest.fixture
 def loads(monkeypatch):
-    """Counts how often weights are read; they are a tiny head's."""
+    """Returns the paths of the weights that were loaded, and loads a tiny head instead."""
     found = []
     monkeypatch.setattr(profiles, "load_drafter", lambda path, target: found.append(path) or tiny_head("eagle3", TREE))
     return found
@@ -77,7 +77,7 @@ def test_the_entry_is_chosen_by_batch_temperature_and_length(batch, temperature,
 
 
 @pytest.mark.parametrize(("rows", "temperature"), [(1, 1.0), (4, 0.0)])
-def test_auto_is_the_choice_and_writes_the_text_of_plain_decoding(path, loads, rows, temperature):
+def test_auto_follows_the_profile_and_keeps_the_text(path, loads, rows, temperature):
     target, prompts = tiny_target(), random_prompts([5, 7, 4, 6][:rows], 12)
     profile = load_profile(path, target)
     assert loads == ["some/head"]  # once for both trees
@@ -111,7 +111,7 @@ def test_a_path_is_loaded_once_until_it_changes(path, loads):
     assert len(loads) == 3
 
 
-def test_fingerprints_tell_targets_apart():
+def test_different_targets_have_different_fingerprints():
     target = tiny_target()
     assert fingerprint(target) == fingerprint(Target.from_params(target.config, target.params, "elsewhere"))
     changed = jax.tree.map(lambda leaf: leaf + 0.01, target.params)
@@ -119,7 +119,7 @@ def test_fingerprints_tell_targets_apart():
     assert len({fingerprint(one) for one in [target, *others]}) == 4
 
 
-def test_another_target_dtype_or_machine(path, loads, monkeypatch):
+def test_another_target_or_dtype_is_an_error_and_another_machine_a_warning(path, loads, monkeypatch):
     target, other = tiny_target(), tiny_target(seed=3)
     half = Target.from_params(target.config, jax.tree.map(lambda leaf: leaf.astype("bfloat16"), target.params))
     for wrong in (other, half):
@@ -159,14 +159,14 @@ HEADS = PLACE | {"method": "eagle3", "weights": "x"}
         ),
     ],
 )
-def test_an_invalid_file_is_refused(path, change, message):
+def test_an_invalid_profile_is_an_error(path, change, message):
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | change))
     with pytest.raises(ConfigError, match=message) as caught:
         load_profile(path, tiny_target())
     assert str(path) in str(caught.value)
 
 
-def test_what_is_no_profile_is_refused(path, tmp_path):
+def test_an_argument_that_is_no_profile_is_an_error(path, tmp_path):
     target = tiny_target()
     for drafter, wrong, message in (
         ("auto", None, 'load_profile with drafter="auto", got None'),
@@ -181,7 +181,7 @@ def test_what_is_no_profile_is_refused(path, tmp_path):
         load_profile(path, target)
 
 
-def test_missing_weights_are_named_by_their_entry(path, tmp_path):
+def test_an_error_about_missing_weights_names_the_entry(path, tmp_path):
     path.write_text(content(Entry(1, 0.0), Entry(1, 1.0, "eagle3", str(tmp_path / "nothere"), TREE)).to_yaml())
     with pytest.raises(ValueError, match=r"profile\.yaml, entries\[1\], eagle3: .*nothere"):
         load_profile(path, tiny_target())

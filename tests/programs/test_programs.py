@@ -1,24 +1,30 @@
-"""What every program begins and ends with: arguments, configuration files, errors, logs."""
+"""Checks what all programs share: arguments, configuration files, errors, logs and Ctrl-C."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
 import logging
+import os
 import re
+import signal
+import subprocess
 import sys
+import time
 import types
 import warnings
+from pathlib import Path
 
 import pytest
 
 from eagle_jax.config import ConfigError, TreeConfig
+from infer.common import interrupts
 from infer.common.programs import arguments, can_write, listed, naming, parse_tree, run
 
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """Of a program.
+    """Options of a program.
 
     Attributes:
       size: how large.
@@ -30,13 +36,13 @@ class Args:
 
 
 @pytest.mark.parametrize("words", ["--config FILE --size 7", "--size 7 --config FILE", "--size 7 --config=FILE"])
-def test_a_file_gives_defaults_wherever_it_is_named(words, tmp_path):
+def test_a_configuration_file_gives_defaults(words, tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("size: 5\nname: b\n")
     assert arguments(Args, None, words.replace("FILE", str(path)).split()) == Args(7, "b")
 
 
-def test_a_file_that_does_not_fit_is_an_error(tmp_path, capsys):
+def test_a_wrong_configuration_file_is_an_error(tmp_path, capsys):
     (tmp_path / "c.yaml").write_text("sise: 5\n")
     for name, message in (
         ("c", "key must be .*, got 'sise'. Did you mean 'size'"),
@@ -88,7 +94,7 @@ def call(monkeypatch):
     ],
     ids=str,
 )
-def test_a_program_ends_with_a_status_or_a_sentence(outcome, code, call):
+def test_a_program_ends_with_a_status_or_an_error_message(outcome, code, call):
     def main(args):
         assert args == Args()
         if isinstance(outcome, Exception):
@@ -110,15 +116,15 @@ def test_a_warning_is_one_line(call, capsys):
 
 
 @pytest.mark.parametrize(("log", "line"), [("plain", r"begun\n"), ("timed", r"[\d-]+ [\d:,]+ begun\n")])
-def test_a_program_logs_although_a_library_was_first(log, line, call, capsys):
-    """Orbax brings absl, whose handler on the root logger would keep the program's away."""
+def test_a_program_logs_despite_earlier_handlers(log, line, call, capsys):
+    """Orbax imports absl, which puts a handler on the root logger."""
     logging.getLogger().addHandler(logging.NullHandler())
     call(lambda args: logging.info("begun"), log=log)
     assert re.fullmatch(line, capsys.readouterr().err)
 
 
-def test_a_line_is_in_the_file_when_it_is_printed(call, monkeypatch):
-    """Python would buffer it: what kills the program next would take the line with it."""
+def test_a_printed_line_is_written_at_once(call, monkeypatch):
+    """A buffered line would be lost if the program were killed."""
     file = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(file))
 
@@ -143,7 +149,7 @@ def test_errors_name_their_option_once(tmp_path):
         path.read_text()
 
 
-def test_trees():
+def test_a_tree_is_parsed():
     assert parse_tree("2,2,6") == TreeConfig(2, 2, 6)
     with pytest.raises(ValueError, match="--tree must be depth,top_k,num_nodes, got '6x10'"):
         parse_tree("6x10")
@@ -151,7 +157,7 @@ def test_trees():
         parse_tree("2,2,7")
 
 
-def test_lists():
+def test_a_list_is_split_at_commas():
     assert listed(Args(name=" b, a,b"), "name") == ["b", "a"]
     assert listed(Args(name="1,0.5"), "name", float, 0) == [1.0, 0.5]
     for text, kind, least, message in [
@@ -165,7 +171,7 @@ def test_lists():
             listed(Args(name=text), "name", kind, least)
 
 
-def test_a_place_that_cannot_be_written_is_an_error_before_the_work(tmp_path):
+def test_an_output_that_cannot_be_written_is_an_error(tmp_path):
     can_write(tmp_path / "new" / "folder")
     can_write(tmp_path / "profile.yaml", folder=False)
     assert list(tmp_path.iterdir()) == []
@@ -178,3 +184,115 @@ def test_a_place_that_cannot_be_written_is_an_error_before_the_work(tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             can_write(path, folder=folder)
+
+
+BUSY = """
+import dataclasses, signal, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for a suite in the background
+import jax
+from infer.common import programs
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    pass
+
+def main(args):
+    def billion(_, x):
+        return jax.lax.fori_loop(0, 10**9, lambda i, x: x * 0.999 + 0.5, x)
+
+    endless = jax.jit(lambda x: jax.lax.fori_loop(0, 10**9, billion, x)).lower(1.0).compile()
+    print("begun", flush=True)
+    if PLACE == "thread":
+        threading.Thread(target=lambda: endless(1.0).block_until_ready(), daemon=True).start()
+        time.sleep(600)
+    endless(1.0).block_until_ready()
+
+programs.run(main, Args, None)
+"""
+
+
+@pytest.mark.parametrize("place", ["main", "thread"])
+def test_a_program_ends_while_xla_is_busy(place, repository):
+    """The first Ctrl-C ends it if XLA runs in a thread, the second one if in the main thread; two at once are one."""
+    command = [sys.executable, "-c", f"PLACE = {place!r}\n{BUSY}"]
+    with subprocess.Popen(command, cwd=repository, text=True, stdout=-1, stderr=-1) as process:
+        try:
+            assert process.stdout.readline() == "begun\n"
+            time.sleep(0.5)  # until it runs
+            process.send_signal(signal.SIGINT)
+            if place == "main":
+                time.sleep(0.2)
+                process.send_signal(signal.SIGINT)
+                lines = [process.stderr.readline(), process.stderr.readline()]
+                assert lines[0] == "\n" and "Press Ctrl-C once more to end the program." in lines[1]
+                time.sleep(0.3)
+                assert process.poll() is None
+                process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert (out, err) == (("", "\nInterrupted.\n") if place == "main" else ("\nInterrupted.\n", ""))
+
+
+@pytest.mark.parametrize("program", ["infer.demo", "train.head"])
+def test_ctrl_c_while_importing_ends_a_program_silently(repository, program):
+    # A shell ignores SIGINT for a suite in the background, and child processes would inherit that.
+    start = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+        f"os.execv(sys.executable, [sys.executable, '-m', '{program}'])"
+    )
+    with subprocess.Popen([sys.executable, "-c", start], cwd=repository, stderr=subprocess.PIPE) as process:
+        maps, begun = Path(f"/proc/{process.pid}/maps"), time.monotonic()
+        if not maps.exists():
+            time.sleep(0.7)
+        while maps.exists() and b"numpy" not in maps.read_bytes():  # until the program's own imports run
+            assert time.monotonic() - begun < 60, "the program did not import NumPy"
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert err == b""
+
+
+@pytest.fixture
+def default_handler():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+    signal.set_wakeup_fd(-1)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_without_a_wait_prints_nothing(times, default_handler, capfd, monkeypatch):
+    """Python may handle two signals as one."""
+    monkeypatch.setattr(interrupts, "PATIENCE", 0.3)
+    interrupts.handle_interrupts()
+
+    def wait():
+        for _ in range(times):
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+
+    with pytest.raises(KeyboardInterrupt):
+        wait()
+    time.sleep(0.5)
+    assert capfd.readouterr().err == ""
+
+
+def test_an_ignored_signal_stays_ignored(default_handler):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interrupts.handle_interrupts()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_an_interrupt_in_a_garbage_collector_callback_is_repeated(default_handler):
+    """Python drops an exception that is raised inside JAX's callback."""
+
+    def _xla_gc_callback():
+        interrupts.interrupt(signal.SIGINT, sys._getframe())
+
+    signal.signal(signal.SIGINT, interrupts.interrupt)
+    _xla_gc_callback()
+    with pytest.raises(KeyboardInterrupt):
+        time.sleep(5)

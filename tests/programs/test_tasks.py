@@ -1,4 +1,4 @@
-"""Tasks: files, names, folders laid out like datasets of the hub; a bad row is named by its number."""
+"""Checks tasks: files, names and datasets of the hub; an error names the bad row by its number."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write(tmp_path):
     return write
 
 
-def test_questions(write):
+def test_questions_are_read_from_lines(write):
     path = write(LINE, "", json.dumps({"question_id": "b", "turns": ["Über?"]}, ensure_ascii=False))
     assert read_questions(path) == [READ, ("b", ("Über?",))]
     assert read_questions(path, limit=1) == [READ]
@@ -57,30 +57,23 @@ def test_a_broken_line_is_named_by_its_number(write, broken, message):
     path = write(LINE, "", broken)
     with pytest.raises(ValueError, match=rf"question\.jsonl, {message}"):
         read_questions(path)
-    assert len(read_questions(path, limit=1)) == 1  # never reached
-
-
-def test_compressed_files_have_names_too(tmp_path):
-    (tmp_path / "talk").mkdir()
-    (tmp_path / "talk" / "question.jsonl.gz").write_bytes(gzip.compress(json.dumps(LINE).encode()))
-    assert load_task("talk", tmp_path) == ("talk", (READ,))
-    assert load_task(str(tmp_path / "talk" / "question.jsonl.gz"), "nowhere") == ("talk", (READ,))
+    assert len(read_questions(path, limit=1)) == 1  # the bad line is not read
 
 
 def test_a_task_is_a_name_or_a_path(tmp_path):
-    (tmp_path / "gsm8k.jsonl").touch()
-    (tmp_path / "mt_bench").mkdir()
-    (tmp_path / "mt_bench" / "question.jsonl").touch()
-    assert find_task("gsm8k", tmp_path) == tmp_path / "gsm8k.jsonl"
-    assert find_task("mt_bench", tmp_path) == tmp_path / "mt_bench" / "question.jsonl"
-    assert find_task(str(tmp_path / "gsm8k.jsonl"), "nowhere") == tmp_path / "gsm8k.jsonl"
-    for folder, has in ((tmp_path, "gsm8k, mt_bench"), (tmp_path / "absent", "none there")):
+    line, folder, packed = tmp_path / "gsm8k.jsonl", tmp_path / "talk", tmp_path / "talk" / "question.jsonl.gz"
+    line.write_text(json.dumps(LINE))
+    folder.mkdir()
+    packed.write_bytes(gzip.compress(json.dumps(LINE).encode()))
+    for name, path in (("gsm8k", line), ("talk", packed)):
+        assert load_task(name, tmp_path) == load_task(str(path), "nowhere") == (name, (READ,))
+    for folder, has in ((tmp_path, "gsm8k, talk"), (tmp_path / "absent", "none there")):
         with pytest.raises(ValueError, match=rf"task must be bundled .* \({has}\), .*got 'alpaca'"):
             find_task("alpaca", folder)
 
 
 def test_questions_come_with_the_package(tmp_path, monkeypatch):
-    """What programs ask where nothing is said, wherever they run: a clone has no files of the papers."""
+    """They are the default in every working directory."""
     monkeypatch.delenv("EAGLE_JAX_TASKS", raising=False)
     monkeypatch.chdir(tmp_path)
     found = {task.name: task.questions for task in load_tasks(BUNDLED.split(","), task_folder())}
@@ -88,7 +81,7 @@ def test_questions_come_with_the_package(tmp_path, monkeypatch):
     assert {len(question.turns) for question in found["chat"]} == {2}
     monkeypatch.setenv("EAGLE_JAX_TASKS", str(tmp_path))
     assert len(load_task("chat", task_folder()).questions) == 10
-    (tmp_path / "chat.jsonl").write_text(json.dumps(LINE), encoding="utf-8")  # one's own of that name comes first
+    (tmp_path / "chat.jsonl").write_text(json.dumps(LINE), encoding="utf-8")  # a file in the folder comes first
     assert len(load_task("chat", task_folder()).questions) == 1
     with pytest.raises(ValueError, match="--tasks must have different names, got chat twice"):
         load_tasks(["chat", str(task_folder() / "chat.jsonl")], task_folder())
@@ -108,14 +101,14 @@ def test_the_tasks_beside_the_checkout_are_readable(shared):
         ({"instruction": "Add.", "input": "1 2"}, ("3", ("Add.\n\n1 2",))),
         ({"article": "News.", "id": "x"}, ("x", ("Summarize: News.",))),
         ({"turns": ["a"], "prompt": "a", "answer": "b", "score": 1}, ("3", ("a",))),
-        ({"turns": None, "prompt": "b"}, ("3", ("b",))),  # Parquet has a null where a row says nothing
+        ({"turns": None, "prompt": "b"}, ("3", ("b",))),  # Parquet has a null where a row has no value
     ],
 )
 def test_columns_of_other_datasets(write, row, question):
     assert read_questions(write(LINE, "", row))[1] == question
 
 
-def test_names_of_the_papers(tmp_path):
+def test_names_of_the_papers_have_aliases(tmp_path):
     for name in ("qa", "sum"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(LINE))
     assert load_task("nq", tmp_path).name == "nq"
@@ -124,8 +117,8 @@ def test_names_of_the_papers(tmp_path):
     assert load_task("nq", tmp_path).questions[0].turns == ("own",)
 
 
-def test_keys_and_names_of_questions(tmp_path):
-    """The same in every file and place; another text under the same id is another question."""
+def test_names_of_questions_are_the_same_in_every_file(tmp_path):
+    """They depend on id and text, and not on the file or the position."""
     (tmp_path / "a.jsonl").write_text("\n".join([json.dumps(LINE)] * 2))
     first, both = load_task("a", tmp_path, 1), load_task("a", tmp_path)
     assert first.key == load_task(str(tmp_path / "a.jsonl"), ".", 1).key != both.key
@@ -136,7 +129,7 @@ def test_keys_and_names_of_questions(tmp_path):
     assert names_of([Question("1", ("a",))]) == names[:1]
 
 
-def test_tasks_of_the_hub(monkeypatch):
+def test_tasks_are_read_from_the_hub(monkeypatch):
     loaded = []
 
     def rows(name, part):
