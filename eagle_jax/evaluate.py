@@ -13,8 +13,8 @@ from typing import NamedTuple, Unpack
 import numpy as np
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.core.types import PADDING, ROOT
-from eagle_jax.parallel.processes import to_host
+from eagle_jax.core import PADDING, ROOT
+from eagle_jax.parallel import to_host
 from eagle_jax.runtime.drafters import BoundDrafter, TreeDrafter
 from eagle_jax.runtime.errors import check_finite, memory_errors
 from eagle_jax.runtime.generation import Options, prefill_program, request_of, step_program
@@ -64,32 +64,30 @@ class Cycles(NamedTuple):
 def record_cycles(
     target: Target, drafter: BoundDrafter | None, prompts: Sequence[Sequence[int]], **options: Unpack[Options]
 ) -> Cycles:
-    """Generates from a batch of prompts as `eagle_jax.generate` does, with its options, and returns every tree.
+    """Generates from prompts as `eagle_jax.generate` does, with its options, and returns every tree.
 
     Raises:
       ValueError, NotFiniteError, MemoryError: as `eagle_jax.generate`.
     """
     request = request_of(target, drafter, prompts, **options)
-    found: list[tuple[np.ndarray, ...]] = []
+    width = request.engine.drafter.num_nodes + 1
+    cycles = []
     with memory_errors(request):
         state = prefill_program(*request)
         while not to_host(state.done).all():
             state, info = step_program(request.params, state, request.sampling, request.engine)
             tree, walk = info.tree, info.acceptance
-            found.append(to_host((tree.tokens, tree.parents, tree.scores, walk.path, walk.count, info.emitted)))
+            found = (tree.tokens, tree.parents, tree.scores, walk.path, walk.count, info.emitted)
+            tokens, parents, scores, path, count, emitted = to_host(found)
+            for row in np.flatnonzero(emitted):
+                walked = path[row, : min(int(count[row]), int(emitted[row])) + 1]
+                accepted = np.isin(np.arange(width), walked)
+                # The target's choice after the last token of a reply does not count.
+                tested = walked if emitted[row] > count[row] else walked[:-1]
+                reached = np.isin(parents[row], tested)
+                reached[walked[1:]] = True  # lookahead's branches may share tokens: a path may cross several of them
+                cycles.append((row, tokens[row], parents[row], scores[row], accepted, reached, emitted[row]))
         check_finite(*to_host((state.not_finite, state.bad_drafts)))
-    width = request.engine.drafter.num_nodes + 1
-    cycles = []
-    for tokens, parents, scores, path, count, emitted in found:
-        for row in np.flatnonzero(emitted):
-            walked = path[row, : min(int(count[row]), int(emitted[row])) + 1]
-            accepted = np.zeros(width, bool)
-            accepted[walked] = True
-            # The target's choice after the last token of a reply does not count.
-            tested = walked if emitted[row] > count[row] else walked[:-1]
-            reached = np.isin(parents[row], tested)
-            reached[walked[1:]] = True  # lookahead's branches may share tokens: a path may cross several of them
-            cycles.append((row, tokens[row], parents[row], scores[row], accepted, reached, emitted[row]))
     if not cycles:  # every reply ended with its first token
         ids, flags, none = np.zeros((0, width), int), np.zeros((0, width), bool), np.zeros(0, int)
         return Cycles(none, ids, ids, ids.astype(float), flags, flags, none)
@@ -239,7 +237,8 @@ def calibrate(cycles: Cycles) -> Calibration:
     # The margin covers rounding of float32 sums of log-probabilities.
     if (len(scores) and not scores.any()) or np.any(gains > 1e-4) or not np.all(np.isfinite(gains)):
         raise ValueError(
-            "scores of cycles must be cumulative log-probabilities. This drafter has no probabilities to calibrate."
+            "scores of cycles must be cumulative log-probabilities, got other numbers. Record a drafter with "
+            "probabilities, such as an EAGLE head."
         )
     confidence = np.exp(np.minimum(gains, 0.0))
     place = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)

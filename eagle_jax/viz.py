@@ -14,15 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eagle_jax.core.types import PADDING, ROOT
+from eagle_jax.core import PADDING, ROOT
 from eagle_jax.data.chat.decode import TextStream
 from eagle_jax.evaluate import Calibration, Cycles
 from eagle_jax.runtime.generation import GenerateOutput, StreamChunk
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
 """Colours that colour-blind readers can distinguish (Okabe and Ito)."""
-MARKS = "osD^vP*X"
-LINES = ("-", "--", "-.", ":")
 
 
 class Tree(NamedTuple):
@@ -189,7 +187,6 @@ def calibration_figure(found: Mapping[str, Calibration]) -> Any:
       ValueError: matplotlib is not installed.
     """
     figure, (axes,) = panels(1)
-    diagonal(axes)
     for place, (name, one) in enumerate(found.items()):
         full = one.count > 0
         plot_calibration(axes, one.confidence[full], one.accepted[full] / one.count[full], one.count[full], name, place)
@@ -199,7 +196,9 @@ def calibration_figure(found: Mapping[str, Calibration]) -> Any:
 def plot_calibration(
     axes: Any, confidence: np.ndarray, rate: np.ndarray, count: np.ndarray, name: str, place: int
 ) -> None:
-    """Draws one line of acceptance over mean confidence of each bin; larger marks have more nodes."""
+    """Draws acceptance over each bin's mean confidence, and the diagonal; larger marks have more nodes."""
+    if not axes.lines:
+        axes.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":", label="calibrated")
     look = style(place)
     sizes = 12 + 90 * count / max(1, int(count.max(initial=1)))
     axes.plot(confidence, rate, color=look["color"], linestyle=look["linestyle"], linewidth=1.2)
@@ -207,11 +206,6 @@ def plot_calibration(
     axes.plot([], [], **look, label=name)  # legend: colours and marks repeat, line styles do not
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     name_axes(axes, "confidence of the draft", "accepted of reached nodes")
-
-
-def diagonal(axes: Any) -> None:
-    """Draws the diagonal: confidence equals acceptance."""
-    axes.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":", label="calibrated")
 
 
 def panels(
@@ -251,8 +245,9 @@ def panels(
 
 def style(place: int) -> dict[str, Any]:
     """Returns colour, mark and line style of the method at `place`; the first eight differ in colour."""
-    look = {"color": COLOURS[place % len(COLOURS)], "marker": MARKS[place % len(MARKS)], "markersize": 5}
-    return look | {"linestyle": LINES[place // len(COLOURS) % len(LINES)]}
+    turn, at = divmod(place, len(COLOURS))
+    line = ("-", "--", "-.", ":")[turn % 4]
+    return {"color": COLOURS[at], "marker": "osD^vP*X"[at], "markersize": 5, "linestyle": line}
 
 
 def name_axes(axes: Any, x: str, y: str) -> None:

@@ -12,13 +12,15 @@ import jax
 from jax.sharding import Mesh
 
 from eagle_jax.config import ConfigError, HeadConfig, MedusaConfig, TreeConfig
-from eagle_jax.core.types import Drafter, Params
-from eagle_jax.drafters.eagle import eagle_drafter
-from eagle_jax.drafters.lookahead_decoding import lookahead_drafter
-from eagle_jax.drafters.medusa import medusa_drafter
-from eagle_jax.drafters.pld import prompt_lookup_drafter
-from eagle_jax.drafters.small_model import small_model_drafter
-from eagle_jax.parallel.mesh import shard_drafter
+from eagle_jax.core import Drafter, Params
+from eagle_jax.drafters import (
+    eagle_drafter,
+    lookahead_drafter,
+    medusa_drafter,
+    prompt_lookup_drafter,
+    small_model_drafter,
+)
+from eagle_jax.parallel import shard_drafter
 from eagle_jax.runtime.target import Target, check_target, on_mesh, spread
 
 DEFAULT_CHAIN = TreeConfig.chain(5)
@@ -122,7 +124,7 @@ class DraftHead(TreeDrafter):
 
         `tree` None is the papers' tree for 7B and 8B models: 59 nodes, `top_k` 10, 6 levels (EAGLE-2) or 8 (EAGLE-3).
         """
-        dtype = _dtype(params["head"])
+        dtype = str(jax.tree.leaves(params["head"])[0].dtype)
         tree = tree or TreeConfig(depth=8 if config.kind == "eagle3" else 6)
         return cls.fill(
             lambda target, tree: eagle_drafter(config, tree, target.fn, dtype), tree, target, params, name, config
@@ -141,7 +143,7 @@ class Medusa(TreeDrafter):
         Raises:
           ConfigError: the heads have another width or vocabulary, or cannot draft `tree`.
         """
-        dtype = _dtype(params["heads"])
+        dtype = str(jax.tree.leaves(params["heads"])[0].dtype)
 
         def method(target: Target, tree: TreeConfig) -> Drafter:
             for key in ("hidden_size", "vocab_size"):
@@ -183,8 +185,7 @@ class SmallModel(TreeDrafter):
             )
 
         def method(target: Target, tree: TreeConfig) -> Drafter:
-            same = target.mesh == model.mesh
-            fn = model.fn if same else on_mesh(model.config, model.dtype, target.mesh)
+            fn = model.fn if target.mesh == model.mesh else on_mesh(model.config, model.dtype, target.mesh)
             return small_model_drafter(fn, tree, target.config.vocab_size, model.config.vocab_size)
 
         return cls.fill(method, tree, target, {"model": model.params}, model.name, model.config)
@@ -230,7 +231,3 @@ def lookahead(target: Target, *, ngram: int = 5, window: int = 7, guesses: int =
       ConfigError: a number is too small. ValueError: `target` is not a `Target`.
     """
     return BoundDrafter.of(lookahead_drafter(ngram, window, guesses, pool), target, name="lookahead")
-
-
-def _dtype(params: Params) -> str:
-    return str(jax.tree.leaves(params)[0].dtype)

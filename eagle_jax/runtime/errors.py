@@ -10,11 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from eagle_jax.core.types import FINITE
+from eagle_jax.core import FINITE
 from eagle_jax.devices import device_name, is_out_of_memory, memory_of, shortage
 from eagle_jax.runtime.request import Request, empty_caches
-
-_LISTED = 8  # rows
 
 
 class NotFiniteError(ValueError):
@@ -65,8 +63,8 @@ def _rows(found: np.ndarray) -> dict[int, int]:
 
 
 def _listed(rows: dict[int, int]) -> str:
-    named = [f"row {row}, generated token {position}" for row, position in list(rows.items())[:_LISTED]]
-    return "; ".join(named) + f" and {len(rows) - _LISTED} more rows" * (len(rows) > _LISTED)
+    named = [f"row {row}, generated token {position}" for row, position in list(rows.items())[:8]]
+    return "; ".join(named) + f" and {len(rows) - 8} more rows" * (len(rows) > 8)
 
 
 @contextlib.contextmanager
@@ -94,10 +92,19 @@ def check_fits(request: Request) -> None:
     """
     if (limit := _limit(request.params)) is None:
         return
-    rows, weights, caches = request.batch.prompts.shape[0], size_of(request.params), size_of(cache_shapes(request))
+    rows, weights = request.batch.prompts.shape[0], size_of(request.params)
+    shape = (request.engine, rows, request.sizes.slots)
+    if (caches := _CACHES.get(shape)) is None:  # tracing the caches takes as long as a target pass of a small model
+        if len(_CACHES) >= 1024:
+            _CACHES.clear()
+        caches = _CACHES[shape] = size_of(cache_shapes(request))
     if weights + caches > limit:
         fit = max(0, int((limit - weights) // (caches / rows)))
         raise MemoryError(memory_message(request, f", where {fit} of {rows} rows fit" if rows > 1 else ""))
+
+
+_CACHES: dict[Any, int] = {}
+"""Bytes of the caches by engine, rows and slots."""
 
 
 def cache_shapes(request: Request) -> Any:
@@ -128,8 +135,8 @@ def size_of(tree: Any) -> int:
 
 def _limit(params: Any) -> int | None:
     """Returns the memory of all devices that hold `params` in bytes, None if a device does not report it."""
-    arrays = [leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)]
-    devices: set[Any] = {one for leaf in arrays for one in leaf.sharding.device_set}
+    leaves = jax.tree.leaves(params)
+    devices: set[Any] = {one for leaf in leaves if isinstance(leaf, jax.Array) for one in leaf.sharding.device_set}
     own = [one for one in devices if one.process_index == jax.process_index()]  # only these report their memory
     limits = [limit for one in own if (limit := memory_of(one)) is not None]
     if not own or len(limits) < len(own):

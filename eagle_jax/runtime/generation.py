@@ -11,14 +11,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax import core
-from eagle_jax.core.sampling import LogProbs
-from eagle_jax.core.types import Engine, GenerateState
-from eagle_jax.drafters.vanilla import vanilla_drafter
-from eagle_jax.parallel.processes import to_host
+from eagle_jax.core import Engine, GenerateState, LogProbs
+from eagle_jax.drafters import vanilla_drafter
+from eagle_jax.parallel import to_host
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import check_finite, check_fits, memory_errors
 from eagle_jax.runtime.profile import Profile, bound_profile
@@ -121,16 +119,7 @@ def generate(
       ConfigError: `profile` cannot be read, or is for another target. CheckpointError: its weights do not load.
       MemoryError: the run does not fit in device memory.
     """
-    return _run(request_of(target, drafter, prompts, profile, **options))
-
-
-def first_tokens(
-    target: Target, drafter: BoundDrafter | None, prompts: Sequence[Sequence[int]], **options: Unpack[Options]
-) -> GenerateOutput:
-    """Runs the program of `generate` with a budget of one token per row: the prefill alone, for timing it."""
-    request = request_of(target, drafter, prompts, **options)
-    batch = request.batch._replace(budget=jnp.ones_like(request.batch.budget))
-    return _run(request._replace(batch=batch))
+    return run_request(request_of(target, drafter, prompts, profile, **options))
 
 
 def stream(
@@ -242,7 +231,12 @@ def _chosen(target: Target, drafter: Any, profile: Any, prompts: Any, temperatur
     return bound_profile(profile, target).choose(len(rows), float(temperature), longest)
 
 
-def _run(request: Request) -> GenerateOutput:
+def run_request(request: Request) -> GenerateOutput:
+    """Runs the program of `generate` and reads its result.
+
+    Raises:
+      NotFiniteError, MemoryError: as `generate`.
+    """
     with memory_errors(request):
         state = generate_program(*request)
         results = (state.tokens, state.num_tokens, state.cycles, state.accepted, state.log_probs)

@@ -23,7 +23,7 @@ from eagle_jax.checkpoints import (
 from eagle_jax.checkpoints.files.mapping import check_dtype
 from eagle_jax.config import TreeConfig
 from eagle_jax.devices import device_errors, unused_accelerator
-from eagle_jax.parallel.mesh import check_mesh, placer
+from eagle_jax.parallel import check_mesh, placer
 from eagle_jax.runtime.drafters import DEFAULT_CHAIN, DraftHead, Medusa, SmallModel, TreeDrafter
 from eagle_jax.runtime.target import Target, check_target, on_mesh
 from eagle_jax.shapes import medusa_parents
@@ -32,8 +32,7 @@ Bundled = Literal["eagle1", "eagle2", "hass", "eagle3", "medusa", "hydra", "smal
 """The bundled drafters. `eagle1` and `eagle2` are the same head; `small` is a distilled draft model."""
 
 DEMO_TREE_CPU = TreeConfig(depth=4, top_k=2, num_nodes=7)
-"""A small tree that we chose for two CPU cores; it is not always the fastest. `python -m infer.tune` finds the fastest
-method and tree by batch size and temperature."""
+"""A small tree, chosen for two CPU cores. `python -m infer.tune` finds the fastest method and tree of a machine."""
 
 
 def load_medusa(
@@ -53,8 +52,8 @@ def load_medusa(
     check_target(target)
     place = None if target.mesh is None else placer(target.mesh)
     config, params = load_medusa_checkpoint(path_or_hub_id, target.config, target.dtype, place=place, **hub)
-    shape = tree or TreeConfig.static(medusa_parents(config.num_heads))
-    return Medusa.from_params(config, params, target, shape, str(path_or_hub_id))
+    tree = tree or TreeConfig.static(medusa_parents(config.num_heads))
+    return Medusa.from_params(config, params, target, tree, str(path_or_hub_id))
 
 
 def load_draft_model(
@@ -194,11 +193,7 @@ def load_demo(
     if head not in get_args(Bundled):
         raise ValueError(f"head must be one of {', '.join(get_args(Bundled))}, got {head!r}.")
     target = load_target(bundled("target"), dtype)
-    small = DEMO_TREE_CPU if jax.default_backend() == "cpu" else None
-    drafter: TreeDrafter
-    if head == "small":
-        drafter = load_draft_model(bundled(head), target, tree or DEFAULT_CHAIN)
-    else:
-        load: Any = load_medusa if head in ("medusa", "hydra") else load_drafter
-        drafter = load(bundled(head), target, tree or small)
+    load: Any = {"small": load_draft_model, "medusa": load_medusa, "hydra": load_medusa}.get(head, load_drafter)
+    default = DEMO_TREE_CPU if jax.default_backend() == "cpu" else None
+    drafter = load(bundled(head), target, tree or (DEFAULT_CHAIN if head == "small" else default))
     return target, drafter, PreTrainedTokenizerFast.from_pretrained(bundled("target"))

@@ -21,8 +21,8 @@ import yaml
 from eagle_jax.assets import bundled
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.config import ConfigError, TreeConfig
-from eagle_jax.core.types import TargetFn
-from eagle_jax.parallel.processes import to_host
+from eagle_jax.core import TargetFn
+from eagle_jax.parallel import to_host
 from eagle_jax.runtime.compilation import machine
 from eagle_jax.runtime.drafters import BoundDrafter, lookahead, prompt_lookup
 from eagle_jax.runtime.loading import load_draft_model, load_drafter, load_medusa
@@ -75,11 +75,10 @@ class Entry:
                 raise ConfigError(f"{name} must be at least {least}, got {value}.")
         own, also = REQUIRED.get(self.method, ("weights", "tree")), OPTIONAL.get(self.method, ())
         for name in SETTINGS:
-            if name not in also and (getattr(self, name) is None) == (name in own):
+            value = getattr(self, name)
+            if name not in also and (value is None) == (name in own):
                 fields = ", ".join(own + also) or "none"
-                raise ConfigError(
-                    f"fields of method {self.method} must be {fields}, got {name} {getattr(self, name)!r}."
-                )
+                raise ConfigError(f"fields of method {self.method} must be {fields}, got {name} {value!r}.")
         if self.tree is not None and self.tree.verification != "deterministic":
             raise ConfigError(
                 f"verification must be deterministic in a profile, got {self.tree.verification!r}. Leave it out: the "
@@ -145,12 +144,10 @@ class ProfileFile:
 
     def to_yaml(self, comment: str = "") -> str:
         """Returns the file as YAML, an entry per line, with `comment` as its first lines."""
-        lines = [f"# {line}" for line in comment.splitlines()]
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        entries = fields.pop("entries")
-        lines.append(yaml.safe_dump(fields, sort_keys=False, width=1000).rstrip())
-        lines.append("entries:")
-        for entry in entries:
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[:-1]}
+        head = yaml.safe_dump(fields, sort_keys=False, width=1000).rstrip()
+        lines = [*(f"# {line}" for line in comment.splitlines()), head, "entries:"]
+        for entry in self.entries:
             text = yaml.safe_dump(_differing(entry), default_flow_style=True, sort_keys=False, width=1000)
             lines.append(f"- {text.rstrip()}")
         return "\n".join(lines) + "\n"

@@ -6,6 +6,7 @@ Traced code cannot raise on values, so every check is made here on the host, bef
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import numbers
 from collections.abc import Mapping, Sequence
@@ -16,10 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.config import DecoderConfig
-from eagle_jax.core.loop import required_slots
+from eagle_jax.core import Batch, Drafter, Engine, KVCache, Params, Sampling, Sizes, make_sampling, required_slots
 from eagle_jax.core.randomness import row_keys, threefry_keys
-from eagle_jax.core.sampling import make_sampling
-from eagle_jax.core.types import Batch, Drafter, Engine, KVCache, Params, Sampling, Sizes
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.target import Target
 
@@ -103,7 +102,7 @@ def check_drafter(drafter: Any, target: Target) -> None:
     if drafter is None:
         return
     if isinstance(drafter, Drafter):
-        raise ValueError("drafter must be bound to a target. Pass eagle_jax.BoundDrafter.of(drafter, target).")
+        raise ValueError("drafter must be bound to a target, got a Drafter. Pass BoundDrafter.of(drafter, target).")
     if not isinstance(drafter, BoundDrafter):
         raise ValueError(
             f'drafter must be a result of eagle_jax.load_drafter, None, or "auto" with profile=, got {drafter!r:.40}.'
@@ -115,7 +114,10 @@ def check_drafter(drafter: Any, target: Target) -> None:
         )
     layers = target.config.num_layers
     if wrong := [tap for tap in drafter.drafter.taps if not 0 <= tap <= layers]:
-        raise ValueError(f"the taps of drafter {drafter.name!r} must be hidden states 0 to {layers}, got {wrong}.")
+        raise ValueError(
+            f"the taps of drafter {drafter.name!r} must be hidden states 0 to {layers}, got {wrong}. Load a drafter of "
+            "this target."
+        )
 
 
 def _check_not_traced(**arguments: Any) -> None:
@@ -145,12 +147,7 @@ def sampling_of(**settings: Any) -> Sampling:
 
 def bucket(size: int) -> int:
     """Returns the next of 32, 48, 64, 96, 128, ...: one program each, above 32 at most 1/3 padding."""
-    power = 32
-    while power < size:
-        if size <= power + power // 2:
-            return power + power // 2
-        power *= 2
-    return power
+    return next(one for power in itertools.count(5) for one in (2**power, 3 * 2 ** (power - 1)) if one >= size)
 
 
 def round_up(size: int, multiple: int) -> int:

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, Unpack
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.core.loop import required_slots
-from eagle_jax.core.types import GenerateState
+from eagle_jax.core import GenerateState, required_slots
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.errors import NotFiniteError, check_finite, check_fits, memory_errors
 from eagle_jax.runtime.generation import Options, StreamChunk, extend_program, first_chunk, next_chunk, request_of

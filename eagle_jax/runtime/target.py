@@ -9,10 +9,10 @@ import jax
 from jax.sharding import Mesh
 
 from eagle_jax.config import DecoderConfig
-from eagle_jax.core.types import Params, TargetFn
+from eagle_jax.core import Params, TargetFn
 from eagle_jax.devices import loading_errors
-from eagle_jax.models.decoder import target_fn
-from eagle_jax.parallel.mesh import param_shardings, shard_target
+from eagle_jax.models import target_fn
+from eagle_jax.parallel import param_shardings, shard_target
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,10 +38,13 @@ class Target:
     def from_params(
         cls, config: DecoderConfig, params: Params, name: str = "target", mesh: Mesh | None = None
     ) -> Target:
-        """Makes a target of parameters in memory, such as a policy in training, and spreads them over `mesh`."""
+        """Makes a target of parameters in memory, such as a policy in training, and spreads them over `mesh`.
+
+        Raises:
+          ConfigError: the mesh does not divide the model. MemoryError: the parameters do not fit in device memory.
+        """
         dtype = str(jax.tree.leaves(params)[0].dtype)
-        fn = on_mesh(config, dtype, mesh)
-        return cls(config, spread(params, mesh), fn, name, dtype, mesh)
+        return cls(config, spread(params, mesh), on_mesh(config, dtype, mesh), name, dtype, mesh)
 
 
 def check_target(target: Target, name: str = "target") -> None:

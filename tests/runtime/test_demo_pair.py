@@ -1,4 +1,4 @@
-"""Checks that the bundled pair loads, and gives the text of plain decoding in the users' program."""
+"""Checks that the bundled pair loads, and gives the text of plain decoding at full optimisation."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ print("identical")
 
 @pytest.mark.slow
 def test_text_is_that_of_plain_decoding_at_full_optimisation(repository):
-    """The other tests lower the compiler's effort; this one runs what users run, in a process of its own."""
+    """Runs in a process of its own, because the other tests lower the compiler's effort."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     command = [sys.executable, "-c", PROGRAM]
     run = subprocess.run(command, capture_output=True, text=True, cwd=repository, env=environment, check=False)

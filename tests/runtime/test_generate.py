@@ -1,4 +1,4 @@
-"""Checks that `generate` and `stream` give the tokens of plain decoding with every drafter and tree.
+"""Checks the text of `generate` and `stream` with every drafter and tree, and their compiled programs.
 
 Tabular targets prove the engine (tests/core/test_engine.py): stops, budgets, batches, chunks, laws. Models add the
 states of every method, the host wrapper and half precision.
@@ -15,7 +15,10 @@ import pytest
 from scipy import stats
 
 import eagle_jax
-from eagle_jax.runtime import request
+from eagle_jax.core import generate, prefill
+from eagle_jax.runtime import generation, request
+from eagle_jax.runtime.generation import request_of
+from infer.aot.costs import Program
 from tests import oracles
 from tests.models import DRAFTERS, DRAWN, TREES, random_prompts, tiny_head, tiny_target
 
@@ -69,10 +72,8 @@ EVERY = [pytest.param(name, marks=() if kind == "eagle3" else pytest.mark.slow) 
 def test_fewer_rows_and_smaller_chunks_change_no_text(name, plain, monkeypatch):
     monkeypatch.setattr(request, "PREFILL_CHUNK", 16)
     run = {name: values[:3] for name, values in RUN.items()}
-    assert (
-        eagle_jax.generate(tiny_target(), DRAFTERS[name](tiny_target()), PROMPTS[:3], **run).tokens
-        == (plain[0.0].tokens[:3])
-    )
+    drafter = DRAFTERS[name](tiny_target())
+    assert eagle_jax.generate(tiny_target(), drafter, PROMPTS[:3], **run).tokens == plain[0.0].tokens[:3]
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -104,12 +105,17 @@ def test_the_users_settings_of_jax_change_no_text(switch):
         assert eagle_jax.generate(tiny_target(), head, PROMPTS[:2], **options).tokens == wanted
 
 
-def test_bfloat16_agrees_except_at_rounding_ties():
-    """bfloat16 text is that of plain bfloat16 decoding up to the first tie of the two best logits within rounding."""
+def half_pair():
+    """Returns the tiny target and its EAGLE-3 head in bfloat16."""
     head, half = tiny_head("eagle3", TREES["k2n6"]), lambda leaf: leaf.astype(jnp.bfloat16)
     low = eagle_jax.Target.from_params(tiny_target().config, jax.tree.map(half, tiny_target().params))
     params = {"head": jax.tree.map(half, head.params["head"]), "d2t": head.params["d2t"]}
-    low_head = eagle_jax.DraftHead.from_params(head.config, params, low, head.tree)
+    return low, eagle_jax.DraftHead.from_params(head.config, params, low, head.tree)
+
+
+def test_bfloat16_text_is_that_of_plain_decoding_except_at_rounding_ties():
+    """The texts are equal up to the first tie of the two best logits within rounding."""
+    low, low_head = half_pair()
     run = dict(max_new_tokens=24, eos_ids=())
     plain = eagle_jax.generate(low, None, PROMPTS, **run)
     fast = eagle_jax.generate(low, low_head, PROMPTS, **run)
@@ -149,3 +155,76 @@ def test_joint_law_of_two_tokens_is_the_targets(name):
     wanted = law[big] / law[big].sum() * counts[big].sum()
     assert stats.chisquare(counts[big], wanted).pvalue > 1e-3
     assert 0.5 * np.abs(counts / rows - law).sum() < 0.02
+
+
+def test_a_step_writes_into_the_donated_caches():
+    request = request_of(tiny_target(), tiny_head("eagle3", TREES["k2n6"]), PROMPTS[:2], max_new_tokens=16)
+    state = jax.eval_shape(lambda: prefill(*request))
+    lowered = generation.step_program.lower(request.params, state, request.sampling, request.engine)
+    memory = lowered.compile().memory_analysis()
+    caches = (state.cache, state.drafter.cache)
+    assert memory.alias_size_in_bytes >= sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(caches))
+
+
+def test_prefill_computes_logits_of_the_last_prompt_position_only():
+    """The prefill computes no array of (chunk positions) x (vocabulary)."""
+    vocab = 41  # no other size of the model
+    head = tiny_head("eagle3", TREES["k2n6"], vocab)
+    request = request_of(tiny_target(vocab), head, PROMPTS[:2], max_new_tokens=16)
+    jaxpr = jax.make_jaxpr(lambda *arrays: prefill(*arrays, request.engine, request.sizes))(*request[:3])
+    shapes = [var.aval.shape for eqn in _equations(jaxpr.jaxpr) for var in eqn.outvars]
+    assert (2, vocab) in shapes
+    assert not [shape for shape in shapes if len(shape) > 2 and shape[-1] == vocab and shape[0] == 2]
+
+
+def test_half_precision_weights_keep_float32_scores():
+    """With bfloat16 weights every exponential, logarithm, root and ranking in the program is of float32 values."""
+    target, head = half_pair()
+    request = request_of(target, head, PROMPTS[:2], max_new_tokens=8, temperature=1.0, top_p=0.9, key=0)
+    jaxpr = jax.make_jaxpr(lambda *arrays: generate(*arrays, request.engine, request.sizes))(*request[:3])
+    seen = set()
+    for eqn in _equations(jaxpr.jaxpr):
+        if eqn.primitive.name in ("exp", "log", "log1p", "rsqrt", "top_k", "sort", "cos", "sin", "argmax"):
+            kinds = {str(var.aval.dtype) for var in eqn.invars if jnp.issubdtype(var.aval.dtype, jnp.floating)}
+            seen.add(eqn.primitive.name)
+            assert kinds <= {"float32"}, eqn
+    assert {"exp", "rsqrt", "top_k", "argmax"} <= seen
+    hidden = jax.random.normal(jax.random.key(0), (4, 16), jnp.bfloat16)
+    logits = target.fn.logits(target.params, hidden)
+    assert (logits != logits.astype(jnp.bfloat16).astype(jnp.float32)).any(), "logits were rounded to bfloat16"
+
+
+def _equations(jaxpr):
+    """Yields all equations, also of nested programs."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for value in eqn.params.values():
+            for closed in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(closed, "jaxpr", closed)
+                if hasattr(inner, "eqns"):
+                    yield from _equations(inner)
+
+
+def test_prompts_of_a_bucket_share_one_compilation():
+    """Budgets, stop tokens and sampling values do not compile a program; another bucket does."""
+    count, prompts = generation.generate_program._cache_size, random_prompts([20, 9, 32, 1, 33], 12)
+    eagle_jax.generate(tiny_target(), None, prompts[:2], max_new_tokens=20, temperature=0.7, top_p=0.9, key=1)
+    before = count()
+    run = dict(max_new_tokens=[31, 3], eos_ids=[1, 2], temperature=1.3, top_p=0.5, key=1)
+    eagle_jax.generate(tiny_target(), None, prompts[2:4], **run)
+    assert count() == before
+    eagle_jax.generate(tiny_target(), None, prompts[3:], **run)
+    assert count() == before + 1
+
+
+def test_the_program_holds_no_host_call_and_no_weight():
+    request = request_of(tiny_target(), tiny_head("eagle3", TREES["k2n6"]), PROMPTS[:2], max_new_tokens=16)
+    lowered = generation.generate_program.lower(*request)
+    text = lowered.as_text()
+    assert Program(lowered.compile().as_text()).host_transfers() == []  # tests/programs/test_aot.py finds one
+    largest = min(leaf.size for leaf in jax.tree.leaves(request.params) if leaf.ndim == 2)
+    for line in text.splitlines():
+        if "stablehlo.constant dense" in line and "tensor<" in line:
+            shape = line.rsplit("tensor<", 1)[1].split(">")[0].split("x")[:-1]
+            assert np.prod([int(size) for size in shape], initial=1) < largest, line[:200]
+    assert text.count("stablehlo.while") >= 1

@@ -30,15 +30,15 @@ def with_nan(token, value=np.nan):
 
 
 def fault():
-    """(a token that the first row emits and nothing else holds, its place in that row, both rows' right texts)."""
+    """Returns a token that only the first row emits, its place in that row, and the right texts of both rows."""
     texts = eagle_jax.generate(tiny_target(VOCAB), None, PROMPTS, max_new_tokens=30).tokens
     for at, token in enumerate(texts[0]):
         if token not in texts[1] + PROMPTS[0] + PROMPTS[1] and token not in texts[0][:at] and at > 1:
             return token, at, texts
-    raise AssertionError("no token fits: take other prompts")
+    raise AssertionError("no token fits: choose other prompts")
 
 
-def test_a_row_ends_before_the_fault_and_the_others_keep_their_text():
+def test_a_row_ends_before_the_fault_and_other_rows_keep_their_text():
     token, at, texts = fault()
     target = with_nan(token)
     head = DRAFTERS["eagle3-k3n12"](tiny_target(VOCAB)).on(target)
@@ -55,7 +55,7 @@ def test_a_row_ends_before_the_fault_and_the_others_keep_their_text():
         assert seen == texts[0][: at + 1]
     prompt = [*PROMPTS[0], PROMPTS[0][0]]
     list(session.stream(prompt, max_new_tokens=1, plain=True))
-    assert session.read == len(prompt)  # the caches may hold what was made of the token without finite logits
+    assert session.read == len(prompt)  # the caches may hold NaN: the session emptied them
 
 
 def test_a_nan_in_the_padding_token_changes_nothing():
@@ -68,7 +68,7 @@ def test_a_nan_in_the_padding_token_changes_nothing():
     assert eagle_jax.generate(bad, head.on(bad), prompts, max_new_tokens=2).tokens == texts
 
 
-def test_a_row_that_stopped_before_is_no_fault():
+def test_a_row_that_stops_before_the_fault_raises_no_error():
     token, at, texts = fault()
     target = with_nan(token)
     assert eagle_jax.generate(target, None, PROMPTS, max_new_tokens=[at + 1, 30]).tokens[0] == texts[0][: at + 1]
@@ -76,7 +76,7 @@ def test_a_row_that_stopped_before_is_no_fault():
     assert stopped == [texts[0][: at + 1]]
 
 
-def test_drafts_that_are_nan_leave_the_text_and_are_named():
+def test_nan_drafts_raise_an_error_and_change_no_text():
     target = tiny_target(VOCAB)
     head = DRAFTERS["eagle3-k3n12"](target)
     params = jax.tree.map(lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.integer) else leaf * jnp.nan, head.params)
