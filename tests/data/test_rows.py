@@ -41,7 +41,7 @@ THE_ROW, A_MESSAGE = "the row has the key ", "a message has the key "
         ({"messages": ["hi"]}, "a message is not an object"),
         ({"messages": [{"role": "narrator", "content": "a"}]}, "unknown speaker 'narrator'"),
         ({"messages": [{"role": "user", "content": None}]}, "a message without text"),
-        ({"messages": [{"role": "user", "content": "a\ud83d"}, REPLY]}, "no Unicode text"),
+        ({"messages": [{"role": "user", "content": "a\ud83d"}, REPLY]}, "not valid Unicode"),
         (talk(REPLY, images=["a.png"]), THE_ROW + "'images', which is not read"),
         (talk(REPLY, prompt="Another?"), THE_ROW + "'prompt'"),
         (talk(REPLY, tokens=[1]), THE_ROW + "'tokens'"),
@@ -63,7 +63,7 @@ THE_ROW, A_MESSAGE = "the row has the key ", "a message has the key "
         (talk(calling("{")), "a tool call with arguments that is not JSON"),
         (talk(calling("[1]")), "a tool call whose arguments are not an object"),
         (talk(calling("{}", parameters={"a": 1})), "a tool call has the key 'parameters'"),
-        (talk(calling({"a": "\ud83d"})), "no Unicode text"),
+        (talk(calling({"a": "\ud83d"})), "not valid Unicode"),
         ({"conversations": [SHAREGPT[0], {"from": "function_call", "value": "f()"}]}, "a tool call that is not JSON"),
         # Text under a name that often holds none.
         ({"task": "Translate to French", "input": "hello", "output": "bonjour"}, "'task'"),
@@ -76,7 +76,7 @@ THE_ROW, A_MESSAGE = "the row has the key ", "a message has the key "
         (talk(REPLY, has_image=True), "'has_image'"),
         ({"messages": [{**ASK, "title": "Read this"}, REPLY]}, "'title'"),
         ({"messages": [{**ASK, "type": "image"}, REPLY]}, "'image'"),
-        ({"prompt": "q", "response": "<think>a</think>r", "reasoning": "because"}, "thoughts in its text and beside"),
+        ({"prompt": "q", "response": "<think>a</think>r", "reasoning": "because"}, "thoughts both in its text and"),
     ],
 )  # fmt: skip
 def test_rows_with_unknown_keys_or_forms_are_skipped(row, reason):

@@ -57,7 +57,7 @@ def chat_text(tokenizer: Any, messages: Sequence[Any], **template_args: Any) -> 
     check_template_arguments(tokenizer, template_args)
     if chat_template(tokenizer, tools=given.get("tools") is not None) is None:
         if given:
-            raise ValueError(f"{min(given)} must be left out for a tokenizer without chat template. Load it with one.")
+            raise ValueError(f"{min(given)} must come with a chat template, got a tokenizer without. Load it with one.")
         return "\n\n".join(message["content"] for message in messages)
     return str(render(tokenizer, list(messages), tokenize=False, add_generation_prompt=True, **given, **template_args))
 

@@ -106,7 +106,7 @@ def check_unicode(*values: Any) -> None:
         try:
             (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)).encode()
         except UnicodeEncodeError:
-            raise SkippedRow("a message that is no Unicode text") from None
+            raise SkippedRow("a message that is not valid Unicode") from None
 
 
 def check_keys(given: Mapping[str, Any], read: Collection[str], where: str, *, labels: bool = False) -> None:

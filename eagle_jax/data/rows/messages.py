@@ -80,7 +80,7 @@ def _thoughts_and_calls(given: Mapping[str, Any], speaker: str) -> Message:
     if reasoning is not None and not isinstance(reasoning, str):
         raise SkippedRow("reasoning that is not text")
     if reasoning is not None and "</think>" in str(given.get("content", given.get("value"))):
-        raise SkippedRow("a reply with thoughts in its text and beside it")
+        raise SkippedRow("a reply with thoughts both in its text and in another column")
     found = {"reasoning_content": reasoning, "tool_calls": _calls(given, speaker)}
     return {key: value for key, value in found.items() if not is_absent(value)}
 
