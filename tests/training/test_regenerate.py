@@ -105,7 +105,7 @@ def test_every_reply_is_written_and_supervised_once(folder, whole):
     turns = {i: sum(turn == OLD for turn in row.get("messages", [])) for i, row in enumerate(ROWS)}
     wanted = {**turns, SHORT: 1, PROMPT: 1}
     assert replies == {i: count for i, count in wanted.items() if i not in (PLAIN, ALONE, LONG)}
-    corpus, skipped = build_corpus([Source(str(whole / "*.jsonl"))], tokenizer, progress=False)
+    corpus, skipped = build_corpus([Source(str(whole / "*.jsonl"))], tokenizer)
     assert [corpus[i].tokens.tolist() for i in range(len(corpus))] == [text["tokens"] for text in texts]
     assert skipped == {}
 
