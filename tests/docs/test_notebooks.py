@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -14,11 +13,6 @@ from eagle_jax.assets import bundled
 from notebooks import execute
 
 pytestmark = pytest.mark.slow
-
-
-def sources(path: Path) -> list[str]:
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
 @pytest.mark.parametrize("name", ["01", "02", "03"])
@@ -42,7 +36,8 @@ def test_the_cell_that_downloads_runs(model, monkeypatch, capsys):
         return bundled("eagle3" if repo_id.endswith("_eagle3") else "target")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    code = sources(execute.chosen(("01",))[0])
+    cells = json.loads(execute.chosen(("01",))[0].read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     names: dict[str, object] = {"display": shown.append}
     exec(code[1].replace("from IPython.display import HTML, Markdown, display", "HTML = str"), names)
     exec(next(source for source in code if source.startswith("questions = [")).partition("prompts =")[0], names)
