@@ -114,8 +114,10 @@ def test_joint_law_of_three_tokens_is_the_targets(tree, rounds):
         tokens, accepted = drawn(tree, SETTINGS[name], seed, rounds=rounds)
         assert accepted[2:].sum() > 0.05 * accepted.sum(), "too little is accepted to test acceptance"
         pvalue, variation = compare(tokens, exact(tables(seed), SETTINGS[name]))
-        assert pvalue > 0.01
-        assert rounds == 1 or variation < 0.01
+        if rounds == 1:
+            assert pvalue > 0.01
+        else:
+            assert pvalue > 0.001 and variation < 0.01
 
 
 def test_what_a_rule_accepts_is_what_theory_predicts():
