@@ -154,7 +154,7 @@ def _tree(shape: str | None) -> TreeConfig | str | None:
 
 
 def is_own(method: str) -> bool:
-    """Returns whether a method is a function of the user: `own:module:function`, such as own:my_drafter:make."""
+    """Returns whether a method is a function of the user: own:module:function, as own:my_drafter:make."""
     return method.startswith("own:")
 
 

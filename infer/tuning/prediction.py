@@ -1,4 +1,4 @@
-"""Predicts the speed of a draft tree: measures the cost of a cycle, and counts cycles on recorded drafts.
+"""Predicts the speed of a draft tree from the cost of a cycle and the cycles on recorded drafts.
 
 Drafts do not persist: the state of a drafter depends on the confirmed text alone. So one run that accepts no draft
 gives plain decoding's text and a wide tree at every position. Where the cycles of a smaller tree would begin and end
@@ -185,7 +185,7 @@ class Drafts:
         self.on_text &= np.isfinite(self.scores)
 
     def cycles(self, tree: TreeConfig | None) -> list[int]:
-        """Returns [R] cycles of every reply after the prefill with a chain or dynamic tree; None is plain decoding."""
+        """Returns [R] cycles of every reply after prefill, with a chain or dynamic tree; None: plain decoding."""
         if tree is None:
             return [len(rows) for rows in self.rows]
         offered = np.isfinite(self.scores) & (self.ranks < tree.top_k) & (self.depths <= tree.depth)

@@ -31,7 +31,7 @@ class Grid(NamedTuple):
     nodes: Sequence[int]
 
     def trees(self, deepest: int | None) -> dict[str, TreeConfig]:
-        """Returns every possible tree by its part of a label, chains first; a chain has as many nodes as levels."""
+        """Returns every possible tree by its part of a label, chains first; a chain has a node per level."""
         depths = [depth for depth in self.depths if deepest is None or depth <= deepest]
         found = {f"chain{depth}": TreeConfig.chain(depth) for depth in depths if 1 in self.top_ks}
         for depth in depths:

@@ -115,7 +115,7 @@ def save_medusa_checkpoint(
 
 
 def _table(config: MedusaConfig) -> Table:
-    """Returns the rules of Medusa's names, of Hydra's, or of Hydra++'s, where a dropout takes an index in sequences."""
+    """Returns rules of the names of Medusa, Hydra or Hydra++; a dropout takes an index in sequences."""
     medusa, prefixed = config.kind == "medusa", config.prefix is not None
     blocks, end = "{i}", f"{{i}}.{config.num_layers}"
     if not medusa:
