@@ -4,9 +4,7 @@ from eagle_jax import viz
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, RopeConfig, TreeConfig
 from eagle_jax.core.types import Drafter, DraftTree, KVCache, Sampling, TargetFn
-from eagle_jax.data.chat.decode import TextStream, decode_stream
-from eagle_jax.data.chat.stops import stop_ids
-from eagle_jax.data.chat.tokenize import chat_ids
+from eagle_jax.data.chat import TextStream, chat_ids, decode_stream, load_tokenizer, stop_ids
 from eagle_jax.devices import DeviceError
 from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.runtime.drafters import BoundDrafter, DraftHead, Medusa, SmallModel, lookahead, prompt_lookup, shard
@@ -51,6 +49,7 @@ __all__ = [
     "load_medusa",
     "load_profile",
     "load_target",
+    "load_tokenizer",
     "lookahead",
     "prompt_lookup",
     "shard",

@@ -18,9 +18,9 @@ import train.features
 import train.head
 import train.loop.run
 import train.loop.training
+from eagle_jax import load_tokenizer
 from eagle_jax.checkpoints import CheckpointError, read_target_config
 from eagle_jax.config import TreeConfig
-from eagle_jax.data.chat.tokenizers import load_tokenizer
 from eagle_jax.parallel import make_mesh
 from tests.training.common import args_of, check_lossless, head_of, logged, losses, replaced, report_of, same
 from train.loop.setup import held_prompts

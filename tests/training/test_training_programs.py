@@ -16,9 +16,9 @@ import train.features
 import train.head
 import train.regenerate
 import train.target
+from eagle_jax import load_tokenizer
 from eagle_jax.checkpoints import save_head_checkpoint, save_target_checkpoint
 from eagle_jax.config import TreeConfig
-from eagle_jax.data.chat.tokenizers import load_tokenizer
 from eagle_jax.data.corpus.features import Layout
 from eagle_jax.data.corpus.sources import Source
 from tests.data.chats import TEMPLATES, tokenizer_with
