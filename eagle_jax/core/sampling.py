@@ -108,8 +108,7 @@ def _weighted_rank(
         digit = jnp.argmax(above < limit, axis=-1, keepdims=True).astype(jnp.uint32)
         return found | (digit << shift)
 
-    with jax.named_scope("rank"):  # `infer.aot.costs` finds this loop by the name
-        return jax.lax.fori_loop(0, 8, place, jnp.zeros((*bits.shape[:-1], 1), jnp.uint32))
+    return jax.lax.fori_loop(0, 8, place, jnp.zeros((*bits.shape[:-1], 1), jnp.uint32))
 
 
 LogProbs = Literal["target", "law"]
