@@ -127,7 +127,8 @@ def test_a_recording_counts_tokens_and_cycles_by_question(quick, capsys, tmp_pat
     assert columns.tokens == [10, 5] and sum(columns.cycles) == cell.cycles
     assert cell.calibration is None and cell.chains == []
     made = papers.main(papers.Args(files=(args.out / "result.json",), out=tmp_path / "report"))
-    assert made["sections"] == ["What each label is", "Tau of recorded trees at temperature 0"]
+    titles = ["What each label is", "Tau of recorded trees at temperature 0", "Acceptance by tree position"]
+    assert made["sections"] == titles
     again = dataclasses.replace(args, resume=True, methods="pld@2x1,vanilla")
     assert acceptance.main(again) == report  # all is there: nothing is recorded again
     with pytest.raises(ValueError, match="max_new_tokens was 6 and is 8"):
