@@ -15,7 +15,7 @@ import safetensors.numpy
 
 import eagle_jax
 from eagle_jax.checkpoints import CheckpointError, load_target_checkpoint, save_target_checkpoint
-from eagle_jax.checkpoints.files.staging import replacing, sweep, write_whole
+from eagle_jax.checkpoints.files.staging import TEMPORARY, replacing, sweep, write_whole
 from eagle_jax.config import RopeConfig
 from tests.checkpoints.common import CONFIG, GPT2, assert_same, edit_json, edit_tensors, quiet, random_params
 
@@ -328,9 +328,18 @@ def interrupt(*_):
     raise KeyboardInterrupt
 
 
-def test_sweep_removes_only_what_killed_processes_left(tmp_path, monkeypatch):
-    (tmp_path / "head").mkdir()
-    for name in ("head/config.json", "figure.png", ".lock", ".gitignore"):
+def test_sweep_removes_only_temporary_files_of_this_library(tmp_path, monkeypatch):
+    names = (
+        "head/config.json",
+        ".cfg.settings/a",
+        "figure.png",
+        ".lock",
+        ".env.template",
+        ".bashrc.original",
+        "a.partial",
+    )
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("old")
     whole = sorted(tmp_path.rglob("*"))
     killed = replacing(tmp_path / "head")
@@ -338,9 +347,9 @@ def test_sweep_removes_only_what_killed_processes_left(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
         write_whole(tmp_path / "figure.png", b"new")
-    (tmp_path / "figure.png.0123abcd.partial").touch()  # of a killed `write_whole`
-    (tmp_path / "corpus-0.17091.partial").mkdir()  # of eagle_jax.data.corpus.documents
-    assert len(list(tmp_path.iterdir())) == 4 + 3
+    (tmp_path / f"{TEMPORARY}figure.png.0123abcd").touch()  # of a killed `write_whole`
+    (tmp_path / f"{TEMPORARY}corpus-0.17091").mkdir()  # of eagle_jax.data.corpus.documents
+    assert len(list(tmp_path.iterdir())) == len(names) + 3
     sweep(tmp_path, tmp_path / "nowhere")
     assert sorted(tmp_path.rglob("*")) == whole
     assert (tmp_path / "figure.png").read_text() == (tmp_path / "head" / "config.json").read_text() == "old"

@@ -51,7 +51,7 @@ def test_data_holds_out_two_percent_of_every_source(prepared):
         folders = (prepared / "data", prepared / "data" / "heldout")
         kept, held = ({json.dumps(row) for row in Source(str(at / f"{name}.jsonl")).rows()} for at in folders)
         assert 0 < len(held) < len(kept) / 10 and not kept & held
-    assert not list((prepared / "data").rglob("*.partial"))
+    assert not list((prepared / "data").rglob(".eagle_jax-tmp-*"))
 
 
 def test_packed_rows_join_documents_at_the_shares_of_their_sources(prepared):
@@ -136,7 +136,7 @@ def test_features_raise_if_the_disk_is_too_small(tmp_path, monkeypatch):
     layout = Layout("", "", "", "", "", (1, 1, 1), 64, "bfloat16", 64, (0, 1))
     usage = train.features.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(train.features.shutil, "disk_usage", lambda _: usage._replace(free=0))
-    (tmp_path / "features-00000.npy.partial").touch()
+    (tmp_path / ".eagle_jax-tmp-features-00000.npy").touch()
     with pytest.raises(ValueError, match=r"must have 0.00 GB free, got 0.00 GB in .*. Choose --stored float8"):
         train.features.check_space(layout, 10, tmp_path)
     assert not list(tmp_path.iterdir())  # it removed the partial shard of a killed run

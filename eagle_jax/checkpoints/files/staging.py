@@ -14,18 +14,20 @@ from typing import Any
 from eagle_jax.checkpoints.files.fields import CheckpointError
 from eagle_jax.checkpoints.files.hub import CONFIGS
 
+TEMPORARY = ".eagle_jax-tmp-"
+"""First part of the names of temporary files and directories; `sweep` removes only these."""
 _WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes a JSON object, indented."""
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    """Writes a JSON object, indented, as `write_whole`."""
+    write_whole(path, json.dumps(values, indent=2) + "\n")
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
     """Replaces a file atomically, and makes its directory; several processes may write the same file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")
+    partial = path.with_name(f"{TEMPORARY}{path.name}.{os.urandom(4).hex()}")
     try:
         with named_errors(path), partial.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
@@ -38,10 +40,10 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 @contextlib.contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Adds the path to an OSError without one, such as that of a full disk; a context manager.
+    """Sets the filename of an OSError that has none, such as that of a full disk; a context manager.
 
     Raises:
-      OSError: that of the block.
+      OSError: the block raised it.
     """
     try:
         yield
@@ -55,7 +57,7 @@ def named_errors(path: Path) -> Iterator[None]:
 def replacing(directory: Path) -> Iterator[Path]:
     """Yields a temporary directory that replaces `directory` if the block succeeds; a context manager.
 
-    Files of an existing directory that are no part of a checkpoint come along; weights of an older one do not.
+    Files of an existing directory that are no part of a checkpoint are copied; weights of an older one are not.
 
     Raises:
       CheckpointError: `directory` is a file, or has subdirectories.
@@ -68,13 +70,13 @@ def replacing(directory: Path) -> Iterator[Path]:
             raise CheckpointError(f"{directory} must be a directory without subdirectories. Save to another path.")
         kept = [path for path in inside if path.name not in CONFIGS and not path.name.endswith(_WEIGHTS)]
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as temporary:
+    with tempfile.TemporaryDirectory(prefix=f"{TEMPORARY}{directory.name}.", dir=directory.parent) as temporary:
         staging, old = Path(temporary) / "new", Path(temporary) / "old"
         staging.mkdir()
         yield staging
         for path in kept:
             shutil.copy2(path, staging / path.name)
-        for weights in staging.glob("*.safetensors"):  # safetensors writes private files
+        for weights in staging.glob("*.safetensors"):  # safetensors writes files with mode 0600
             weights.chmod(staging.stat().st_mode & 0o666)
         try:
             if directory.exists():
@@ -89,7 +91,7 @@ def replacing(directory: Path) -> Iterator[Path]:
 def sweep(*folders: Path) -> None:
     """Removes temporary files of killed processes from directories that no other process writes to."""
     for folder in folders:
-        for path in [*folder.glob(".*.????????"), *folder.glob("*.partial")]:  # of mkdtemp; of write_whole, of corpora
+        for path in folder.glob(f"{TEMPORARY}*"):
             if path.is_dir():
                 shutil.rmtree(path)
             else:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from eagle_jax.checkpoints.files.staging import named_errors
+from eagle_jax.checkpoints.files.staging import TEMPORARY, named_errors
 from eagle_jax.config import ConfigError
 from eagle_jax.data.chat.encoding import Encoded
 from eagle_jax.packed import PackedTokens
@@ -59,7 +59,7 @@ class Corpus:
 
     def save(self, path: Path, notes: Mapping[str, str] | None = None) -> None:
         """Writes the directory `path` atomically, with further text files by name, `notes`."""
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        partial = path.with_name(f"{TEMPORARY}{path.name}.{os.getpid()}")
         try:
             with named_errors(path):
                 partial.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
-from eagle_jax.checkpoints.files.staging import write_whole
+from eagle_jax.checkpoints.files.staging import TEMPORARY, write_whole
 from eagle_jax.data.corpus.documents import Corpus
 
 Stored = Literal["bfloat16", "float16", "float8", "float32"]
@@ -107,7 +107,7 @@ def write_shard(layout: Layout, directory: Path, index: int, rows: int, fill: Ca
     path = layout.path(directory, index)
     if path.exists():
         return
-    partial = path.with_name(f"{path.name}.partial")
+    partial = path.with_name(f"{TEMPORARY}{path.name}")
     try:
         table = np.lib.format.open_memmap(partial, "w+", np.uint8, (rows, layout.token_bytes))
         if hasattr(os, "posix_fallocate"):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.checkpoints.files.staging import named_errors, write_whole
+from eagle_jax.checkpoints.files.staging import TEMPORARY, named_errors, write_whole
 
 Report = dict[str, Any]
 """Counts by name, and dicts of counts by reason."""
@@ -58,7 +58,7 @@ class Shard:
         self.path = directory / f"shard-{number:05d}.jsonl"
         self._journal = self.path.with_name(self.path.name + ".partial")
         self._report = self.path.with_suffix(".json")
-        leftovers = directory.glob(f"{self.path.stem}.json*.????????.partial")  # of `write_whole`
+        leftovers = directory.glob(f"{TEMPORARY}{self.path.stem}.json*")  # of `write_whole`
         for leftover in [*leftovers, *[self._journal] * self.whole]:
             leftover.unlink(missing_ok=True)
         self.done = {row for entry in self._entries() for row in entry["rows"]}
