@@ -13,7 +13,7 @@ import eagle_jax
 from eagle_jax import viz
 from eagle_jax.checkpoints.files.staging import write_whole
 from eagle_jax.data.chat import chat_ids
-from eagle_jax.evaluate import Cycles, calibrate, record_cycles
+from eagle_jax.evaluate import calibrate, record_cycles
 from eagle_jax.runtime.compilation import use_compilation_cache
 from infer.common.programs import run
 
@@ -46,13 +46,13 @@ def main(args: Args) -> None:
     prompts = [chat_ids(tokenizer, [{"role": "user", "content": text}]) for text in QUESTIONS]
     trees, outputs, calibrated = {}, {}, {}
     for name, (_, drafter, _) in pairs.items():
-        wide = drafter.on(target).with_tree(TREE)
+        wide = drafter.rebind(target).with_tree(TREE)
         outputs[name] = eagle_jax.generate(target, wide, prompts, max_new_tokens=96)
         trees[name] = record_cycles(target, wide, prompts, max_new_tokens=96)
         calibrated[name] = calibrate(trees[name])
-    chunks = eagle_jax.stream(target, pairs["HASS"][1].on(target), prompts[2], max_new_tokens=80)
+    chunks = eagle_jax.stream(target, pairs["HASS"][1].rebind(target), prompts[2], max_new_tokens=80)
     figures: dict[str, Callable[[], Any]] = {
-        "tree": lambda: viz.tree_figure(viz.drafted_tree(trees["HASS"], instructive(trees["HASS"]), tokenizer)),
+        "tree": lambda: viz.tree_figure(viz.drafted_tree(trees["HASS"], 0, tokenizer)),
         "accepted": lambda: viz.accepted_figure(outputs),
         "calibration": lambda: viz.calibration_figure(calibrated),
         "text": lambda: text_figure(viz.pieces(chunks, tokenizer)),
@@ -86,18 +86,6 @@ def text_figure(pieces: Iterable[viz.Piece], columns: int = 84) -> Any:
         axes.text(place + 0.5, at + 0.72, letter, family="monospace", fontsize=9, ha="center", color="black")
     figure.patch.set_facecolor("white")
     return figure
-
-
-def instructive(cycles: Cycles) -> int:
-    """Chooses a cycle whose accepted path leaves the likeliest branch, if possible before a leaf; then the longest."""
-
-    def worth(number: int) -> tuple[bool, bool, int]:
-        tree = viz.drafted_tree(cycles, number)
-        path = [row for row, taken in enumerate(tree.accepted) if taken]
-        leaves = any(row != tree.children(tree.parents[row])[0] for row in path[1:])
-        return leaves and len(path) >= 3, bool(tree.children(path[-1])), len(path)
-
-    return max(range(len(cycles.tokens)), key=worth)
 
 
 def svg(figure: Any) -> bytes:

@@ -120,9 +120,9 @@ class Chat:
             try:
                 self.reply(text)
             except (ValueError, MemoryError) as error:  # the template raises, or the device is full: the chat continues
-                self.say(f"{error}; this turn is forgotten")
+                self.say(f"{error}; this turn was dropped")
             except KeyboardInterrupt:
-                self.say("interrupted: this turn is forgotten")
+                self.say("interrupted: this turn was dropped")
         return True
 
     def command(self, name: str, value: str) -> str:

@@ -1,7 +1,7 @@
 """Shows a trained draft head at work: the same text in fewer passes of the model.
 
     python -m infer.demo                                     # what `make demo` runs
-    python -m infer.demo --prompt "Write ..." --temperature 1 --head eagle3
+    python -m infer.demo --prompt "Write ..." --temperature 1 --drafter eagle3
 
 It streams a completion with accepted drafts in green, decodes the same prompt without a drafter, and times both on
 compiled programs. The last line is one JSON object.
@@ -33,7 +33,7 @@ class Args:
     """Options of the demo."""
 
     prompt: str = "Write a Python function that computes the factorial of n."  # message of the user
-    head: Bundled = "hass"  # which of the bundled drafters
+    drafter: Bundled = "hass"  # which of the bundled drafters
     max_new_tokens: int = 128  # length of the completion
     temperature: float = 0.0  # 0 is greedy; above 0 the text depends on `seed` but not on the drafter
     seed: int = 0  # of the sampled draws
@@ -46,10 +46,10 @@ def main(args: Args) -> None:
     started = time.perf_counter()
     use_compilation_cache()
     console = stdout_console(status=False)
-    target, drafter, tokenizer = eagle_jax.load_demo(args.head)
+    target, drafter, tokenizer = eagle_jax.load_demo(args.drafter)
     prompt = chat_ids(tokenizer, [{"role": "user", "content": args.prompt}])
     options: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "key": args.seed}
-    drafters = {"eagle": drafter, "vanilla": None}
+    drafters = {"drafted": drafter, "vanilla": None}
 
     def complete(path: str) -> eagle_jax.GenerateOutput:
         return eagle_jax.generate(target, drafters[path], [prompt], **options)
@@ -57,7 +57,7 @@ def main(args: Args) -> None:
     def stream(path: str) -> Iterator[eagle_jax.StreamChunk]:
         return eagle_jax.stream(target, drafters[path], prompt, **options)
 
-    stream("eagle")  # raises on bad arguments before any thread compiles
+    stream("drafted")  # raises on bad arguments before any thread compiles
     print(f"Compiling for {machine()} ...", flush=True)
     calls = {path: functools.partial(complete, path) for path in drafters}
     jobs: list[Callable[[], object]] = [*calls.values()]
@@ -67,10 +67,10 @@ def main(args: Args) -> None:
         future.result()
     print(f"Ready after {time.perf_counter() - started:.0f} s.\n\n> {args.prompt}\n")
 
-    name = args.head.replace("eagle", "EAGLE-")
+    name = args.drafter.replace("drafted", "EAGLE-")
     legend = f"{name}: accepted drafts are green" if console.color_system and not console.no_color else name
     shown: list[list[int]] = []
-    for path, title in (("eagle", legend), ("vanilla", "Plain decoding")):
+    for path, title in (("drafted", legend), ("vanilla", "Plain decoding")):
         console.out(f"--- {title}", style="dim", highlight=False)
         with ReplyView(console, tokenizer) as view:
             shown.append([])
@@ -83,17 +83,17 @@ def main(args: Args) -> None:
     seconds = time_interleaved(calls, args.repetitions)
     rates = {path: len(output.tokens[0]) / seconds[path] for path, output in outputs.items()}
     result = {
-        "identical": outputs["eagle"].tokens == outputs["vanilla"].tokens == shown[:1] == shown[1:],
-        "tau": round(outputs["eagle"].tau, 3),
-        "speedup": round(rates["eagle"] / rates["vanilla"], 3),
-        "eagle_tok_s": round(rates["eagle"], 1),
+        "identical": outputs["drafted"].tokens == outputs["vanilla"].tokens == shown[:1] == shown[1:],
+        "tau": round(outputs["drafted"].tau, 3),
+        "speedup": round(rates["drafted"] / rates["vanilla"], 3),
+        "drafted_tok_s": round(rates["drafted"], 1),
         "vanilla_tok_s": round(rates["vanilla"], 1),
         "machine": machine(),
     }
-    knows = "knows this prompt by heart and answers others" if args.prompt == Args.prompt else "may answer"
+    knows = "has memorised this prompt and answers others" if args.prompt == Args.prompt else "may answer"
     print(f"A model of 11 million parameters {knows} with nonsense; what counts is that both texts are the same.")
     print(
-        f"{name} {rates['eagle']:.0f} tokens/s, plain {rates['vanilla']:.0f} tokens/s: {result['speedup']:.2f}x; "
+        f"{name} {rates['drafted']:.0f} tokens/s, plain {rates['vanilla']:.0f} tokens/s: {result['speedup']:.2f}x; "
         f"tau = {result['tau']:.2f} tokens per target pass; the texts "
         f"{'are identical' if result['identical'] else 'DIFFER'}.\n"
     )

@@ -35,7 +35,7 @@ from infer.common.programs import at_least_one, can_write, check_seed, listed, n
 from infer.common.tables import number, table
 from infer.common.tasks import BUNDLED, Conversation, keys_of, load_tasks, names_of, task_folder
 from infer.tuning.search import Grid, Recorded, find_candidates, record_drafts, tune_request
-from infer.tuning.trials import LEAST, SLOWER, Prompt, Samples, Setting, batches, compete
+from infer.tuning.trials import LEAST, SLOWER, Prompt, Samples, Setting, batches, time_against_plain
 
 AUTO = "auto"
 
@@ -147,7 +147,7 @@ def check(args: Args, path: Path, settings: Sequence[Setting]) -> int:
     profile = eagle_jax.load_profile(str(path), target)
     rows: list[dict[str, Any]] = []
     for setting in settings:
-        scores, identical = compete(target, {AUTO: AUTO}, samples, setting, args.repeats, profile=profile)
+        scores, identical = time_against_plain(target, {AUTO: AUTO}, samples, setting, args.repeats, profile=profile)
         score = scores[AUTO]
         rows.append({
             "batch": setting.batch,

@@ -45,7 +45,9 @@ class Chip(NamedTuple):
     """Holds the numbers of one TPU chip, from the vendor's data sheet.
 
     Attributes:
-      hbm: bytes. bandwidth: of the HBM, bytes per second. flops: bfloat16 operations per second.
+      hbm: bytes.
+      bandwidth: of the HBM, bytes per second.
+      flops: bfloat16 operations per second.
     """
 
     hbm: float
@@ -68,7 +70,7 @@ class Args:
     program: Literal["generate", "train"] = "generate"  # train is one update of a draft head
     model: str = "llama-3.1-8b"  # name of a published model
     # method of generation, a label as in infer.bench (eagle3@8x10x59, sps@chain5/block): eagle3, medusa (5 heads),
-    # hydra (Hydra++, 4 heads), sps, pld or lookahead; a rule for sampled drafts is compiled at temperature > 0
+    # hydra (Hydra++, 4 heads), sps, pld, lookahead or vanilla; a rule for sampled drafts is compiled at temperature > 0
     method: str = "eagle3"
     draft_model: str = "llama-3.2-1b"  # small model of sps, a published model with the target's vocabulary
     topology: str = "v6e:1x1"  # chip and shape of the slice, such as v6e:1x1, v5e:2x2, v5p:2x2x1, v5p:2x2x4

@@ -26,7 +26,9 @@ class Buffer(NamedTuple):
     """Holds an array of an instruction's result.
 
     Attributes:
-      size: bytes, without the padding of its tiles. hbm: of them those in HBM, all or none.
+      dims: shape.
+      size: bytes, without the padding of its tiles.
+      hbm: of them those in HBM, all or none.
     """
 
     dims: tuple[int, ...]
@@ -61,7 +63,8 @@ class Program:
       text: as the compiler writes it out.
 
     Attributes:
-      computations: instructions by name, by name of the computation. entry: where the program starts.
+      computations: instructions by name, by name of the computation.
+      entry: name of the computation where the program starts.
     """
 
     def __init__(self, text: str) -> None:

@@ -33,13 +33,16 @@ DTYPE = "bfloat16"
 
 
 class Workload(NamedTuple):
-    """Holds a program that is ready to compile, and the subjects of its report.
+    """Holds a program that is ready to compile, and the values for its report.
 
     Attributes:
+      lowered: the program.
       loop: name of the loop in the HLO whose body is one unit of work; None is the whole program.
-      resident: abstract arrays that stay in memory, by name. mesh: where they live.
-      cache: sizes of the values of one layer on one device, of which no copy should be made.
-      model_flops, flops: of the matrix products of one unit, on all devices; `flops` includes recomputation.
+      resident: abstract arrays that stay in memory, by name.
+      mesh: their mesh.
+      cache: shape of one layer's keys or values on one device; a copy of this size is reported.
+      model_flops: of the matrix products of one unit, on all devices, without recomputation.
+      flops: `model_flops` and recomputation.
     """
 
     lowered: jax.stages.Lowered
@@ -65,9 +68,13 @@ def generation(
     """Lowers the program that `eagle_jax.generate` would run; the unit of work is a cycle.
 
     Args:
-      method: a label as in infer.bench. small: the small model of sps.
-      batch: rows over all devices. prompt, max_tokens: tokens of a prompt and of a reply.
-      sampling: which of its settings are on decides the program, their values do not.
+      config: the target.
+      method: a label as in infer.bench.
+      small: the small model of sps.
+      batch: rows over all devices.
+      prompt: tokens of every prompt.
+      max_tokens: most tokens of a reply.
+      sampling: the program depends on which settings are on, not on their values.
 
     Raises:
       ValueError: another method, or more tokens than the model's positions.
@@ -100,7 +107,7 @@ def make_drafter(text: str, target: Target, small: DecoderConfig, mesh: Mesh) ->
     """
     label, config = Label.parse(text), target.config
     if label.method == PLAIN:
-        return BoundDrafter.of(vanilla_drafter(), target)
+        return BoundDrafter.bind(vanilla_drafter(), target)
     if label.method == "pld":
         return prompt_lookup(target, **label.fields)
     if label.method == "lookahead":
@@ -115,12 +122,13 @@ def make_drafter(text: str, target: Target, small: DecoderConfig, mesh: Mesh) ->
         tree = label.tree(TreeConfig(heads.num_heads), medusa_parents(heads.num_heads))
         return Medusa.from_params(heads, _params(init_medusa_params, heads, mesh), target, tree)
     if label.method == "sps":
-        return SmallModel.bind(target, _target(small, mesh), label.tree(DEFAULT_CHAIN, EAGLE1_PARENTS))
-    raise ValueError(f"--method must be one of eagle3, medusa, hydra, sps, pld and lookahead, got {text}. Choose one.")
+        return SmallModel.from_model(target, _target(small, mesh), label.tree(DEFAULT_CHAIN, EAGLE1_PARENTS))
+    known = "eagle3, medusa, hydra, sps, pld, lookahead and vanilla"
+    raise ValueError(f"--method must be one of {known}, got {text}. Choose one.")
 
 
 def _target(config: DecoderConfig, mesh: Mesh) -> Target:
-    """Returns a target with abstract parameters; its own mesh is None, since only arrays can be moved."""
+    """Returns a target with abstract parameters; its mesh is None: abstract arrays cannot be placed."""
     return Target(config, _params(init_params, config, mesh), on_mesh(config, DTYPE, mesh), "model", DTYPE)
 
 
@@ -137,7 +145,8 @@ def training(
     """Lowers one update of an EAGLE head on its frozen target, its state donated, as the trainer runs it.
 
     Args:
-      rows: per update, over all devices. micro_batches: parts of an update that are computed one after the other.
+      rows: per update, over all devices.
+      micro_batches: parts of an update that are computed one after the other.
       length: tokens per row.
 
     Raises:
@@ -147,7 +156,7 @@ def training(
     if rows % (micro_batches * groups):
         raise ConfigError(
             f"--rows must be a multiple of --micro-batches {micro_batches} x data x fsdp {groups}, got {rows}. "
-            "Every device needs as many rows."
+            "Each device must get the same number of rows."
         )
     if config.num_kv_heads % tensor:
         raise ConfigError(f"--tensor must divide the {config.num_kv_heads} key-value heads, got {tensor}. Lower it.")
@@ -169,8 +178,8 @@ def training(
     def update(objective: Objective, **options: Any) -> Callable[..., Any]:
         return functools.partial(head_train_step, config, head, objective, optimiser, DTYPE, **options)
 
-    homes = jax.tree.map(lambda leaf: leaf.sharding, state)
-    program = jax.jit(update(objective, mesh=mesh), donate_argnums=0, out_shardings=(homes, NamedSharding(mesh, P())))
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state), NamedSharding(mesh, P())
+    program = jax.jit(update(objective, mesh=mesh), donate_argnums=0, out_shardings=shardings)
     once = update(dataclasses.replace(objective, remat=False))
     return Workload(
         lowered=program.lower(state, frozen, texts),
@@ -192,15 +201,17 @@ def _abstract(tree: Any, mesh: Mesh, spec: P | None = None, dtype: str | None = 
     """Returns arrays without values, on a mesh.
 
     Args:
-      spec: of all arrays; None is by the rules of `eagle_jax.parallel.mesh`. dtype: of floats; None is their own.
+      spec: of all arrays; None is by the rules of `eagle_jax.parallel.mesh`.
+      dtype: of floats; None is their own.
     """
-    homes = param_shardings(tree, mesh) if spec is None else jax.tree.map(lambda leaf: NamedSharding(mesh, spec), tree)
+    own = None if spec is None else NamedSharding(mesh, spec)
+    shardings = param_shardings(tree, mesh) if own is None else jax.tree.map(lambda _: own, tree)
 
-    def place(leaf: Any, home: NamedSharding) -> jax.ShapeDtypeStruct:
+    def abstract(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
         kind = dtype if dtype and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype
-        return jax.ShapeDtypeStruct(leaf.shape, kind, sharding=home)
+        return jax.ShapeDtypeStruct(leaf.shape, kind, sharding=sharding)
 
-    return jax.tree.map(place, tree, homes)
+    return jax.tree.map(abstract, tree, shardings)
 
 
 def local_bytes(arrays: Any) -> float:

@@ -4,10 +4,10 @@ A label is `name[@setting]`; parts of a setting are separated by "/":
 
     eagle3@6x10x59            dynamic tree: depth, top_k, nodes     eagle2@static           the published static tree
     eagle3@chain3             a chain                               sps@chain5/block        and its acceptance rule
-    eagle2@4x2x7/confidence   frontier by confidence, not value     eagle2@4x2x7/norerank   frontiers as they are
+    eagle2@4x2x7/confidence   frontier by confidence, not value     eagle2@4x2x7/norerank   keeps frontiers: no rerank
     eagle1                    EAGLE, with its static tree           hass                    HASS, with eagle2's tree
     eagle3@untempered         ranking at temperature > 0            eagle3@4x4x12/top_p0.9  children by probability
-    eagle3@noise_scale0.5     the noise that the ranking assumes between the head and the target, at temperature > 0
+    eagle3@noise_scale0.5     assumed scale of the head-target difference, for ranking at temperature > 0
     pld@10, pld@10x3          drafted tokens (x longest n-gram)     lookahead@5x7x7         N, W and G
     pld@10x3/shortest2        no n-gram below 2 tokens              pld@10x3/latest         the last place, not first
     medusa@best31             static tree of 31 nodes that is best for the acceptance recorded in --positions
@@ -33,12 +33,12 @@ from eagle_jax.runtime.drafters import DEFAULT_CHAIN
 PLAIN = "vanilla"
 METHODS = (PLAIN, "sps", "pld", "lookahead", "medusa", "hydra", "eagle1", "hass", "eagle2", "eagle3")
 """Plain decoding, standard speculative sampling, prompt lookup, lookahead, Medusa-1, Hydra or Hydra++, EAGLE heads:
-`eagle1`, `hass` and `eagle2` load heads of one kind, which differ in training and in the tree they fill."""
+`eagle1`, `hass` and `eagle2` load heads of one kind, which differ in training and in their default tree."""
 NUMBERS: dict[str, dict[str, int]] = {
     "pld": {"length": 10, "ngram": 3},
     "lookahead": {"ngram": 5, "window": 7, "guesses": 7},
 }
-"""The numbers of methods without weights, as in the papers."""
+"""The numbers of methods without weights, as in the READMEs of their authors' code."""
 WORDS: dict[str, tuple[str, Any]] = {
     "value": ("rank_by", "value"),
     "confidence": ("rank_by", "confidence"),
@@ -49,12 +49,15 @@ WORDS: dict[str, tuple[str, Any]] = {
     "untempered": ("sampled_ranking", "untempered"),
 } | {rule: ("verification", rule) for rule in get_args(Verification)}
 """Words of a setting, and the field of `TreeConfig` that each gives."""
-TREES = "a tree (6x10x59, chain3, static, best31 or choices), top_p0.9, noise_scale0.5 or " + ", ".join(WORDS)
-FORMS = {"pld": "pld@10x3/shortest2/latest", "lookahead": "lookahead@5x7x7", PLAIN: PLAIN}
+FORMS = {
+    "pld": ("LENGTHxNGRAM, shortestN or latest", "10x3/shortest2"),
+    "lookahead": ("NGRAMxWINDOWxGUESSES", "5x7x7"),
+}
+"""The form of a setting and an example, of methods whose drafts have no `TreeConfig`."""
+TREE_FORM = ("DEPTHxTOP_KxNODES, chainN or a word of infer/common/labels.py", "4x2x7/untempered")
 PATTERNS = {
     "pld": r"(?P<length>\d+)(x(?P<ngram>\d+))?|shortest(?P<shortest>\d+)|(?P<latest>latest)",
     "lookahead": r"(?P<ngram>\d+)x(?P<window>\d+)x(?P<guesses>\d+)",
-    PLAIN: "(?!)",
 }
 """The parts of a setting by method, as regular expressions whose groups are fields."""
 TREE_PATTERN = (
@@ -93,12 +96,16 @@ class Label:
         if method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)} or own:module:function, got {method!r}. "
                              "Settings follow an @, as in eagle3@6x10x59.")  # fmt: skip
+        if method == PLAIN and at:
+            raise ValueError(f"{PLAIN} must have no setting, got {setting!r}. Write {PLAIN}.")
         given: dict[str, Any] = {}
         for word in setting.split("/") if at else ():
             found = _fields(method, word)
-            if not found or found.keys() & given.keys():
-                raise ValueError(f"setting of {text!r} must be {FORMS.get(method, TREES)}, each once, got {word!r}. "
-                                 "Separate several by /.")  # fmt: skip
+            if found.keys() & given.keys():
+                raise ValueError(f"settings of {text!r} must be given once, got {word!r} again. Leave one out.")
+            if not found:
+                form, example = FORMS.get(method, TREE_FORM)
+                raise ValueError(f"setting of {method} must be {form}, got {word!r}. Write {method}@{example}.")
             given |= found
         shape = given.pop("shape", "static" if method == "eagle1" else None)
         with named(text):
@@ -162,13 +169,13 @@ def own_function(method: str) -> Callable[[eagle_jax.Target], Any]:
     """Imports the function that takes a target and returns a `Drafter` or `BoundDrafter`.
 
     Raises:
-      ValueError: no such module, also inside it, or no such function of one argument.
+      ValueError: the module, or one that it imports, is missing; or it has no such function of one argument.
     """
     _, module, function = method.split(":")
     try:
         made = getattr(importlib.import_module(module), function, None)
     except ModuleNotFoundError as error:
-        raise ValueError(f"module of {method!r} must be importable, got: {error}. "
+        raise ValueError(f"module of {method!r} must be importable ({error}). "
                          "Run in its folder, or add that to PYTHONPATH.") from error  # fmt: skip
     try:
         inspect.signature(made).bind(None)  # type: ignore[arg-type]
@@ -188,4 +195,4 @@ def own_drafter(method: str, target: eagle_jax.Target) -> eagle_jax.BoundDrafter
         return made
     if not isinstance(made, eagle_jax.Drafter):
         raise ValueError(f"{method!r} must return a Drafter or BoundDrafter, got {type(made).__name__}. Correct it.")
-    return eagle_jax.BoundDrafter.of(made, target, name=method)
+    return eagle_jax.BoundDrafter.bind(made, target, name=method)

@@ -104,7 +104,7 @@ def static_parents(
         try:
             paths = msgspec.json.decode(Path(str(sources.choices)).read_bytes(), type=Paths)
         except msgspec.DecodeError as error:
-            raise ValueError(f"must be a list of paths of ranks, got: {error}. Write [[0], [0, 0], [1]].") from error
+            raise ValueError(f"must be a list of paths of ranks ({error}). Write [[0], [0, 0], [1]].") from error
         return parents_of_paths(paths)
 
 
@@ -174,7 +174,7 @@ class Loader:
         bound = self._weights[key]
         static = medusa_parents(bound.config.num_heads) if isinstance(bound, Medusa) else EAGLE1_PARENTS
         if isinstance(label.shape, str):
-            static = static_parents(label, self.sources, static, bound.deepest)
+            static = static_parents(label, self.sources, static, bound.max_depth)
         tree = label.tree(bound.tree, static)
         with named(text):
             return bound.with_tree(tree)

@@ -32,13 +32,15 @@ def arguments(cls: type[T], description: str | None, argv: Sequence[str] | None 
     """Parses the command line into a `cls`; `--config FILE.yaml` gives defaults that options override.
 
     Args:
-      cls: a dataclass. description: the program's docstring. argv: words after the program; None takes `sys.argv`.
+      cls: a dataclass.
+      description: the program's docstring.
+      argv: words after the program; None takes `sys.argv`.
 
     Raises:
       ConfigError: the file is missing, or has a key that `cls` has not.
     """
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    prog = None if spec is None else f"python -m {spec.name}"
+    prog = None if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
     finder = argparse.ArgumentParser(prog, add_help=False, allow_abbrev=False)
     finder.add_argument("--config")
     found, words = finder.parse_known_args(argv)

@@ -64,7 +64,8 @@ def prepare(args: Any, kind: type[FileType], free: Sequence[str]) -> Run[FileTyp
     """Checks the options of a program, loads tasks and models, and returns the run.
 
     Args:
-      args: a `RunArgs` with `out`. kind: of the result file.
+      args: a `RunArgs` with `out`.
+      kind: of the result file.
       free: options that may differ between a run and the one that continues it, because no cell depends on them.
 
     Raises:

@@ -50,7 +50,8 @@ class Question(NamedTuple):
     """Holds an entry of a `question.jsonl` (the format of MT-bench, EAGLE and Spec-Bench).
 
     Attributes:
-      id: as in the file. turns: the user's messages, turn by turn.
+      id: as in the file.
+      turns: the user's messages, turn by turn.
     """
 
     id: str

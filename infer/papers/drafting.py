@@ -12,7 +12,7 @@ from eagle_jax import evaluate as counted
 from infer.common.results import Chain, Recording
 from infer.common.tables import number, share, table
 from infer.papers import figures
-from infer.papers.sources import NAMES, Section, Sources, foremost, grouped, in_order, title
+from infer.papers.sources import NAMES, Section, Sources, drawn_labels, grouped, in_order, title
 
 RANKS = 4
 """Siblings that tables and figures show."""
@@ -45,7 +45,7 @@ def positions(sources: Sources) -> Section:
                 continue
             first = [share(int(a), int(r)) for a, r in zip(accepted[0], reached[0], strict=True)]
             rows.append([title(label), *first[:RANKS], *["-"] * (RANKS - len(first))])
-            if label in foremost(found):
+            if label in drawn_labels(found):
                 rates = np.divide(accepted, reached, out=np.full(reached.shape, np.nan), where=reached > 0)
                 curves = [dict(enumerate(column, 1)) for column in rates.T[:RANKS]]
                 shown[title(label)] = {f"sibling {rank}": curve for rank, curve in enumerate(curves, 1)}
@@ -76,7 +76,7 @@ def calibration(sources: Sources) -> Section:
             total = np.sum([np.nan_to_num(np.array(one.confidence, float)) * one.count for one in bins], axis=0)
             full = count > 0
             mean = np.divide(total, count, out=np.full(len(count), np.nan), where=full)
-            if label in foremost(found):
+            if label in drawn_labels(found):
                 curve = mean[full], accepted[full] / count[full], count[full]
                 shown.setdefault(f"temperature {temperature:g}", {})[title(label)] = curve
             error = counted.Calibration(count, mean, accepted).error

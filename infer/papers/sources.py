@@ -100,7 +100,7 @@ def title(label: str) -> str:
     return NAMES.get(name, name) + (f", {setting.replace('/', ' ')}" if setting else "")
 
 
-def foremost(labels: Iterable[str]) -> list[str]:
+def drawn_labels(labels: Iterable[str]) -> list[str]:
     """Returns the labels that figures draw: those with no setting but a tree, else all."""
     labels = list(labels)
     return [label for label in labels if "/" not in label] or labels

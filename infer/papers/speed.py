@@ -10,7 +10,7 @@ from typing import Any
 
 from infer.common.tables import difference, number, questions_of, speedup, table, tau, with_interval
 from infer.papers import figures
-from infer.papers.sources import Section, Sources, foremost, grouped, title
+from infer.papers.sources import Section, Sources, drawn_labels, grouped, title
 
 ABLATION = {
     "": "value and rerank (EAGLE-2)",
@@ -27,7 +27,7 @@ def speeds(sources: Sources) -> list[Section]:
     for temperature, every in grouped(sources.timed, "temperature").items():
         cells = _smallest(every)
         by_label = grouped(cells, "label")
-        drawn = foremost([label for label in by_label if label != "vanilla"] or by_label)
+        drawn = drawn_labels([label for label in by_label if label != "vanilla"] or by_label)
         tasks, rows = sorted(grouped(cells, "task")), []
         for label, own in by_label.items():
             found = {cell.task: f"{number(cell.speedup, 'x')}, {number(cell.tau)}" for cell in own}

@@ -25,7 +25,7 @@ from eagle_jax.evaluate import Cycles, record_cycles
 from eagle_jax.runtime.compilation import forget_programs
 from eagle_jax.runtime.generation import request_of
 from infer.common.timing import Part, time_repetitions
-from infer.tuning.trials import Prompt, Setting, arguments, note
+from infer.tuning.trials import Prompt, Setting, arguments, show_progress
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows of measured target passes; of those between, the seconds are interpolated."""
@@ -37,7 +37,8 @@ class Costs(NamedTuple):
     """Holds seconds of a cycle of a whole batch at one setting.
 
     Attributes:
-      rows: of a target pass, ascending from 1, plain decoding. passes: seconds of a cycle without drafting.
+      rows: of a target pass, ascending from 1, plain decoding.
+      passes: seconds of a cycle without drafting.
       drafts: seconds that a method adds to the pass of some trees: (depth, top_k, seconds), for drafting, updating its
         state and committing longer paths.
     """
@@ -68,18 +69,19 @@ def measure_costs(
     """Measures cycles of some widths and of the extreme trees of every method; the least times count.
 
     Args:
-      drafters: of every method, by tree. prompts: of one batch.
+      drafters: of every method, by tree.
+      prompts: of one batch.
     """
     widest = max((tree.num_nodes + 1 for trees in drafters.values() for tree in trees), default=1)
     rows = sorted({*(width for width in WIDTHS if width < widest), widest})
-    made: dict[Any, Any] = {width: eagle_jax.BoundDrafter.of(blank(width), target) for width in rows[1:]}
+    made: dict[Any, Any] = {width: eagle_jax.BoundDrafter.bind(blank(width), target) for width in rows[1:]}
     made[1] = None
     for method, trees in drafters.items():
         made |= {(method, tree): trees[tree] for tree in extremes(trees)}
     forget_programs()
     calls: dict[Any, Callable[[], Any]] = {}
     for name, drafter in made.items():
-        note(f"compiling cycle {len(calls) + 1} of {len(made)}")
+        show_progress(f"compiling cycle {len(calls) + 1} of {len(made)}")
         calls[name] = cycles_of(target, drafter, prompts, setting)
         calls[name]()
     seconds = {name: min(values) / TURNS for name, values in time_repetitions(calls, repeats).items()}
@@ -157,11 +159,14 @@ class Drafts:
     """Holds the drafts of a wide tree at every position of some replies.
 
     Args:
-      cycles: P cycles without accepted tokens, in order. replies: their number R; a reply of one token has no cycle.
+      cycles: P cycles without accepted tokens, in order.
+      replies: their number R; a reply of one token has no cycle.
 
     Attributes:
-      depths: [P, N+1] level of every node; 0 is the root. ranks: largest rank among siblings on the path to a node.
-      on_text: whether the reply goes through the node. scores: as in `DraftTree`; -inf where there is no node.
+      depths: [P, N+1] level of every node; 0 is the root.
+      ranks: largest rank among siblings on the path to a node.
+      on_text: whether the reply goes through the node.
+      scores: as in `DraftTree`; -inf where there is no node.
     """
 
     def __init__(self, cycles: Cycles, replies: int) -> None:
@@ -190,9 +195,8 @@ class Drafts:
             return [len(rows) for rows in self.rows]
         offered = np.isfinite(self.scores) & (self.ranks < tree.top_k) & (self.depths <= tree.depth)
         best = np.argsort(np.where(offered, -self.scores, np.inf), axis=1, kind="stable")[:, : tree.num_nodes]
-        accepted = np.take_along_axis(offered & self.on_text, best, axis=1).sum(
-            axis=1
-        )  # [P] of a cycle that begins here
+        # [P] of a cycle that begins here
+        accepted = np.take_along_axis(offered & self.on_text, best, axis=1).sum(axis=1)
         found = []
         for rows in self.rows:
             at = count = 0

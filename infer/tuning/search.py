@@ -15,7 +15,7 @@ from eagle_jax.runtime.profile import Entry
 from infer.common.labels import PLAIN, Label, is_own, named
 from infer.common.methods import OPTIONS, Loader, Places
 from infer.tuning.prediction import Costs, Drafts, measure_costs, record
-from infer.tuning.trials import TOLERATED, Samples, Score, Setting, batches, compete, note
+from infer.tuning.trials import TOLERATED, Samples, Score, Setting, batches, show_progress, time_against_plain
 
 RECORDED = 8
 """Most replies that are recorded at a time."""
@@ -80,7 +80,7 @@ def find_candidates(
         elif searched:
             head: Any = load(f"{method}@deterministic")
             rule = "/deterministic" if method == "sps" else ""
-            trees = {f"{method}@{shape}{rule}": tree for shape, tree in grid.trees(head.deepest).items()}
+            trees = {f"{method}@{shape}{rule}": tree for shape, tree in grid.trees(head.max_depth).items()}
         for label, tree in trees.items():
             drafter: Any = load(label)
             found[label] = Candidate(drafter, _entry(label, drafter, sources), tree)
@@ -124,7 +124,7 @@ def record_drafts(
             drafter = drafter.with_tree(TreeConfig(depth, top_k, most))
         found[method] = {}
         for task, prompts in samples.items():
-            note(f"{task}: recording the drafts of {method} at temperature {setting.temperature:g}")
+            show_progress(f"{task}: recording the drafts of {method} at temperature {setting.temperature:g}")
             found[method][task] = [record(target, drafter, part, setting) for part in batches(prompts, RECORDED)]
     return found
 
@@ -181,7 +181,7 @@ def tune_request(
     costs = measure_costs(target, families(candidates), middle, setting, repeats)
     predicted = predict(candidates, recorded, costs, setting.batch)
     names = [*shortlist(predicted, measured), *(label for label, one in candidates.items() if one.tree is None)]
-    scores, identical = compete(
+    scores, identical = time_against_plain(
         target, {label: candidates[label].drafter for label in names}, samples, setting, repeats
     )
     safe = {label: score.mean for label, score in scores.items() if score.safe}

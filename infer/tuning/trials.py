@@ -96,7 +96,7 @@ def _median_less_spread(values: Sequence[float]) -> float:
     return middle - 2 * 1.2533 * 1.4826 * deviation / len(values) ** 0.5
 
 
-def compete(
+def time_against_plain(
     target: eagle_jax.Target,
     methods: Mapping[str, Any],
     samples: Samples,
@@ -107,7 +107,8 @@ def compete(
     """Times whole calls of every method in turns with plain decoding, batch by batch.
 
     Args:
-      methods: drafters by label. options: of their calls, such as `profile` for "auto".
+      methods: drafters by label.
+      options: of their calls, such as `profile` for "auto".
 
     Returns:
       the scores by label, and how many replies equal plain decoding's, such as "8/8".
@@ -117,7 +118,7 @@ def compete(
     for task, prompts in samples.items():
         seconds = {label: np.zeros(repeats) for label in (PLAIN, *methods)}
         for number, part in enumerate(batches(prompts, setting.batch), 1):
-            note(f"{task}, batch {number}: {len(methods)} methods in turns with plain decoding")
+            show_progress(f"{task}, batch {number}: {len(methods)} methods in turns with plain decoding")
             forget_programs()
             given = arguments(part, setting)
             calls = {PLAIN: partial(eagle_jax.generate, target, None, **given)}
@@ -134,7 +135,7 @@ def compete(
     return {label: Score(by_task) for label, by_task in ratios.items()}, f"{identical}/{compared}"
 
 
-def note(text: str) -> None:
+def show_progress(text: str) -> None:
     """Shows the progress in one row of a terminal."""
     if sys.stderr.isatty():
         print(f"{text:<100}", end="\r", file=sys.stderr, flush=True)

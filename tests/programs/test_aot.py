@@ -282,7 +282,7 @@ def test_an_update_of_a_tiny_head(repository):
     [
         ("--model llama-3.1-8b --topology v5e:2x2 --layers 2", 3.8233 / 4),
         ("--model llama-3.3-70b --topology v5p:2x2x4 --layers 2 --batch 2", 10.4314 / 8),
-        ("--model llama-3.1-8b --topology v6e:1x1", 16.91),  # as in README; minutes
+        ("--model llama-3.1-8b --topology v6e:1x1", 16.91),  # as in docs/measurements.md; minutes
     ],
 )
 def test_generation_on_slices(repository, options, weights):

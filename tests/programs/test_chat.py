@@ -76,7 +76,8 @@ def test_every_reply_equals_plain_decoding_of_the_whole_conversation(make_chat, 
         messages.append({"role": "assistant", "content": Templated().decode(texts[-1][len(prompts[-1]) :])})
         assert talk.conversation.messages == messages
     fold_in = jax.random.fold_in
-    keys = [fold_in(fold_in(jax.random.key(5), turn), 0) for turn in (1, 2)]  # of the first row of a call of its own
+    # `generate` folds row index 0 into a single key.
+    keys = [fold_in(fold_in(jax.random.key(5), turn), 0) for turn in (1, 2)]
     expected = eagle_jax.generate(pair, None, prompts, max_new_tokens=12, temperature=0.9, key=jax.numpy.stack(keys))
     assert texts == [[*prompt, *reply] for prompt, reply in zip(prompts, expected.tokens, strict=True)]
 
@@ -95,13 +96,15 @@ def test_a_turn_prefills_new_tokens_only(make_chat):
 
 
 class Trims(TextOnly):
+    """Cuts every message to three letters, as templates that drop thoughts rewrite earlier turns."""
+
     def apply_chat_template(self, messages, **options):
         short = [{**message, "content": message["content"][:3]} for message in messages]
         return super().apply_chat_template(short, **options)
 
 
 def test_a_changed_text_is_prefilled_from_the_change(make_chat):
-    """The caches do not hold the third letter of the reply yet."""
+    """The template cuts replies to three letters, so the cache is stale from there."""
     talk = make_chat(Trims())
     talk.line("abc")
     new, count = len("3\n<u>def\n<a>"), len("<u>abc\n<a>123\n<u>def\n<a>")
@@ -119,11 +122,11 @@ def test_an_error_in_a_turn_does_not_end_the_chat(make_chat, monkeypatch):
         raise MemoryError("out of memory on a TPU")
 
     talk = make_chat(Strict(), context=60, max_new_tokens=50)
-    assert re.search(r"roles must alternate.*; this turn is forgotten", said(talk, "no"))
+    assert re.search(r"roles must alternate.*; this turn was dropped", said(talk, "no"))
     assert "--context must leave room for a reply, got 60 for 67 tokens so far. Type /reset" in said(talk, "x" * 60)
     with monkeypatch.context() as patch:
         patch.setattr(Session, "stream", full)
-        assert said(talk, "yes") == "[out of memory on a TPU; this turn is forgotten]"
+        assert said(talk, "yes") == "[out of memory on a TPU; this turn was dropped]"
     assert talk.conversation.messages == []
     assert said(talk, "x" * 10).endswith(", cut: the context is full]")
     assert "must leave room" in said(talk, "more")
@@ -200,7 +203,7 @@ def test_the_last_row_shows_tau_and_speed_while_a_reply_runs(make_chat, monkeypa
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_never_ends_the_chat(times, pair, monkeypatch, capsys):
-    """One stops the reply and keeps its text, two drop the turn. At the prompt a hint is printed."""
+    """One Ctrl-C stops the reply and keeps its text, two drop the turn. At the prompt a hint is printed."""
     lines = iter(["hello", KeyboardInterrupt(), "again", EOFError()])
     talks, real = [], Session.stream
 
@@ -230,7 +233,7 @@ def test_ctrl_c_never_ends_the_chat(times, pair, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "[Ctrl-D or /quit ends the chat]" in out
     assert ("prompt tokens read, stopped]" in out) == (times == 1)
-    assert ("[interrupted: this turn is forgotten]" in out) == (times == 2)
+    assert ("[interrupted: this turn was dropped]" in out) == (times == 2)
     assert Templated().decode(talks[-1].text).count("<u>") == (2 if times == 1 else 1)
 
 

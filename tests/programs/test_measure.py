@@ -23,7 +23,7 @@ from tests.programs.conftest import ByteTokenizer
 
 @pytest.mark.parametrize(("temperature", "drafted"), [(0.0, False), (1.0, True)])
 def test_the_prefill_compiles_nothing_of_its_own(temperature, drafted):
-    head = tiny_head("eagle3", TreeConfig.chain(2), draft_vocab=10).on(tiny_target()) if drafted else None
+    head = tiny_head("eagle3", TreeConfig.chain(2), draft_vocab=10).rebind(tiny_target()) if drafted else None
     method = engine(tiny_target(), head, 8, temperature)
     prompts, keys = random_prompts([5, 3], 12), keys_of(7, ["a", "b"], 0)
     whole = method.answer(prompts, keys)
@@ -36,7 +36,7 @@ def test_the_prefill_compiles_nothing_of_its_own(temperature, drafted):
 
 
 def test_a_key_depends_on_seed_question_and_turn_alone():
-    """Equal draws would make questions dependent, and draws by row would change texts with the batch."""
+    """Equal keys would correlate questions; keys by batch index would change texts with the batch size."""
     together = jax.random.key_data(keys_of(0, ["a", "b", "a:1"], 0)).tolist()
     assert len({tuple(key) for key in together}) == 3
     assert jax.random.key_data(keys_of(0, ["b"], 0)).tolist() == together[1:2]
@@ -44,7 +44,7 @@ def test_a_key_depends_on_seed_question_and_turn_alone():
         assert jax.random.key_data(keys_of(seed, ["b"], turn)).tolist() != together[1:2]
 
 
-def test_timed_calls_take_turns(monkeypatch):
+def test_timed_calls_alternate_order(monkeypatch):
     order = []
     seconds = time_repetitions({name: lambda name=name: order.append(name) for name in ("one", "two")}, 3)
     assert order == ["one", "two", "two", "one", "one", "two"]
@@ -56,8 +56,9 @@ def test_timed_calls_take_turns(monkeypatch):
 
 def test_the_compilation_cache_is_written(tmp_path):
     """Runs in a process of its own, because JAX keeps the first cache directory."""
+    # The cache may be enabled after the first compilation.
     code = (
-        "import jax, jax.numpy as jnp; jax.jit(jnp.cos)(jnp.ones(3));"  # a cache may come later
+        "import jax, jax.numpy as jnp; jax.jit(jnp.cos)(jnp.ones(3));"
         "from eagle_jax import use_compilation_cache; use_compilation_cache();"
         "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0); jax.jit(jnp.sin)(jnp.ones(3))"
     )
@@ -79,7 +80,7 @@ def test_the_machine_has_a_name(tmp_path):
     assert "cores" in machine() and "jax" in machine()
 
 
-def test_the_code_has_a_name(tmp_path):
+def test_revision_is_the_git_commit(tmp_path):
     assert revision(tmp_path) is None  # no checkout
     author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
     (tmp_path / "file").write_text("1")

@@ -145,14 +145,14 @@ def measured(monkeypatch):
     speedups: dict[str, dict[str, float]] = {}
     lengths: list[dict] = []
 
-    def compete(target, methods, samples, setting, repeats, **options):
+    def time_against_plain(target, methods, samples, setting, repeats, **options):
         lengths.append({task: [len(prompt.tokens) for prompt in prompts] for task, prompts in samples.items()})
         return {
             label: Score({task: [value] * 5 for task, value in speedups[label].items()}) for label in methods
         }, "1/1"
 
-    monkeypatch.setattr(search, "compete", compete)
-    monkeypatch.setattr(tune, "compete", compete)
+    monkeypatch.setattr(search, "time_against_plain", time_against_plain)
+    monkeypatch.setattr(tune, "time_against_plain", time_against_plain)
     monkeypatch.setattr(search, "measure_costs", lambda *args: Costs([1, 3], [0.01, 0.02], {"eagle3": [(1, 2, 0.0)]}))
     return speedups, lengths
 
