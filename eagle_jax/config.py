@@ -25,7 +25,9 @@ def check_fields(config: Any, *sizes: str) -> None:
     for name, hint in get_type_hints(cls).items():
         value, choices = getattr(config, name), get_args(hint)
         if get_origin(hint) is Literal and value not in choices:
-            raise ConfigError(f"{cls.__name__}.{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+            raise ConfigError(
+                f"{cls.__name__}.{name} must be one of {', '.join(map(repr, choices))}, got {value!r}. Choose one."
+            )
     for name in sizes:
         check_integer(f"{cls.__name__}.{name}", getattr(config, name))
 
@@ -37,7 +39,7 @@ def check_integer(name: str, value: Any, least: int = 1) -> None:
       ConfigError: `value` is not an integer of at least `least`.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}.")
+        raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}. Give such an integer.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +121,8 @@ class DecoderConfig:
         )  # fmt: skip
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
-                f"num_attention_heads must be a multiple of num_key_value_heads={self.num_kv_heads}, got "
-                f"{self.num_heads}."
+                f"DecoderConfig.num_heads must be a multiple of num_kv_heads={self.num_kv_heads}, got "
+                f"{self.num_heads}. Change one (num_attention_heads or num_key_value_heads of a config.json)."
             )
         if self.head_dim % 2:
             raise ConfigError(f"head_dim must be even, got {self.head_dim}. RoPE rotates pairs of dimensions.")
@@ -197,10 +199,10 @@ class HeadConfig:
         if self.draft_vocab_size > self.layer.vocab_size:
             raise ConfigError(
                 f"HeadConfig.draft_vocab_size must be at most the target's vocabulary of {self.layer.vocab_size} "
-                f"tokens, got {self.draft_vocab_size}."
+                f"tokens, got {self.draft_vocab_size}. Lower it."
             )
         if not self.taps or min(self.taps) < 0:
-            raise ConfigError(f"HeadConfig.taps must be one or more hidden states of the target, got {self.taps}.")
+            raise ConfigError(f"HeadConfig.taps must be one or more states, got {self.taps}. Number them from 0.")
 
 
 Verification = Literal["deterministic", "rejection", "block", "traversal"]
@@ -259,7 +261,7 @@ class TreeConfig:
         for name, low, high in (("top_p", 0.0, 1.0), ("noise_scale", 0.01, 100.0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, numbers.Real) or not low < float(value) <= high:
-                raise ConfigError(f"TreeConfig.{name} must lie in ({low:g}, {high:g}], got {value!r}.")
+                raise ConfigError(f"TreeConfig.{name} must lie in ({low:g}, {high:g}], got {value!r}. Choose another.")
         dynamic, rule = self.parents is None, self.verification
         if self.parents is not None:
             self._derive_from_parents(tuple(map(_as_int, self.parents)))
@@ -273,13 +275,13 @@ class TreeConfig:
             (rule == "block" and self.top_k > 1,
              "verification must not be 'block' for a tree. Use 'traversal', or a chain."),
             (rule != "deterministic" and self.top_p != 1,
-             f"top_p must be 1 for verification={rule!r}, which samples children, got {self.top_p}."),
+             f"top_p must be 1 for verification={rule!r}, which samples children, got {self.top_p}. Leave it out."),
             (dynamic and self.num_nodes > self.pool_size,
              f"num_nodes must be at most {self.pool_size}, the candidates of depth={self.depth} and "
-             f"top_k={self.top_k} ({formula}), got {self.num_nodes}."),
+             f"top_k={self.top_k} ({formula}), got {self.num_nodes}. Lower it."),
             (dynamic and self.num_nodes < self.depth,
-             f"num_nodes must be at least depth={self.depth}, got {self.num_nodes}. With fewer nodes no node of the "
-             "last level can be kept with its ancestors."),
+             f"num_nodes must be at least depth={self.depth}, got {self.num_nodes}. Raise it: with fewer nodes no "
+             "node of the last level can be kept with its ancestors."),
         ):  # fmt: skip
             if wrong:
                 raise ConfigError(f"TreeConfig.{message}")
@@ -329,12 +331,14 @@ def static_depths(parents: Sequence[int]) -> tuple[int, ...]:
       ConfigError: there is no node, or a parent does not precede its child.
     """
     if not parents:
-        raise ConfigError("TreeConfig.parents must have at least one node, got an empty list.")
+        raise ConfigError("TreeConfig.parents must have at least one node, got none. Add -1, a child of the root.")
     depths: list[int] = []
     for node, parent in enumerate(parents):
         if not isinstance(parent, int) or isinstance(parent, bool) or not -1 <= parent < node:
             earlier = f" or an earlier node, 0 to {node - 1}" if node else ""
-            raise ConfigError(f"TreeConfig.parents[{node}] must be -1 (the root){earlier}, got {parent!r}.")
+            raise ConfigError(
+                f"TreeConfig.parents[{node}] must be -1 (the root){earlier}, got {parent!r}. List parents first."
+            )
         depths.append(1 if parent == -1 else depths[parent] + 1)
     return tuple(depths)
 

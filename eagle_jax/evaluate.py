@@ -95,7 +95,7 @@ def record_cycles(
 
 
 def measure_n_alpha(
-    target: Target, head: TreeDrafter, prompts: Sequence[Sequence[int]], **options: Unpack[Options]
+    target: Target, drafter: TreeDrafter, prompts: Sequence[Sequence[int]], **options: Unpack[Options]
 ) -> NAlpha:
     """Measures n-alpha (arXiv:2401.15077): acceptance of a draft after n accepted drafts of a chain.
 
@@ -103,21 +103,21 @@ def measure_n_alpha(
     chains would bias the result against long ones.
 
     Args:
-      head: its tree is replaced by a chain of 6 tokens, or of one for each of fewer Medusa heads.
+      drafter: its tree is replaced by a chain of 6 tokens, or of one for each of fewer Medusa heads.
       options: as in `eagle_jax.generate`.
 
     Raises:
       ValueError: as `eagle_jax.generate`; also if the acceptance rule decides about whole paths ("block", "traversal").
       NotFiniteError, MemoryError: as `eagle_jax.generate`.
     """
-    if (rule := head.tree.verification) in ("block", "traversal"):
+    if (rule := drafter.tree.verification) in ("block", "traversal"):
         raise ValueError(
             f"verification must be 'deterministic' or 'rejection', got {rule!r}, which accepts whole paths. "
-            "Give head.with_tree(TreeConfig.chain(n))."
+            "Give drafter.with_tree(TreeConfig.chain(n))."
         )
-    chain = TreeConfig.chain(min(CHAIN_LENGTH, head.deepest or CHAIN_LENGTH), rule)
-    drafter = head.with_tree(dataclasses.replace(chain, sampled_ranking=head.tree.sampled_ranking))
-    return n_alpha(record_cycles(target, drafter, prompts, **options))
+    chain = TreeConfig.chain(min(CHAIN_LENGTH, drafter.max_depth or CHAIN_LENGTH), rule)
+    chained = drafter.with_tree(dataclasses.replace(chain, sampled_ranking=drafter.tree.sampled_ranking))
+    return n_alpha(record_cycles(target, chained, prompts, **options))
 
 
 def n_alpha(cycles: Cycles) -> NAlpha:

@@ -49,12 +49,12 @@ def _fit(hint: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         if value in arms:
             return value
-        raise ConfigError(f"{where} must be one of {', '.join(map(repr, arms))}, got {value!r}.")
+        raise ConfigError(f"{where} must be one of {', '.join(map(repr, arms))}, got {value!r}. Choose one.")
     if origin is tuple and isinstance(value, list | tuple):  # here always `tuple[X, ...]`
         return tuple(_fit(arms[0], entry, f"{where}[{index}]") for index, entry in enumerate(value))
     if origin is tuple:
-        example = "" if value is None else f" Write [{value}]."
-        raise ConfigError(f"{where} must be a list, got {value!r}.{example}")
+        example = "Leave it out." if value is None else f"Write [{value}]."
+        raise ConfigError(f"{where} must be a list, got {value!r}. {example}")
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return from_mapping(hint, value, where=where)  # type: ignore[arg-type]
     if hint is Path and isinstance(value, str):
@@ -68,8 +68,9 @@ def _fit(hint: Any, value: Any, where: str) -> Any:
     ):
         return value
     expected = hint.__name__ if isinstance(hint, type) else str(hint)
-    remedy = "" if hint is not str or isinstance(value, Mapping | list | None) else " Put it in quotes."
-    raise ConfigError(f"{where} must be {expected}, got {value!r} ({type(value).__name__}).{remedy}")
+    quoted = hint is str and not isinstance(value, Mapping | list | None)
+    remedy = "Put it in quotes." if quoted else "Give a value of this type."
+    raise ConfigError(f"{where} must be {expected}, got {value!r} ({type(value).__name__}). {remedy}")
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -99,5 +100,5 @@ def load_yaml(cls: type[T], path: str | Path) -> T:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{path}: {' '.join(reason.split())}") from error
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{path}: must be a mapping of keys to values, got a {type(values).__name__}.")
+        raise ConfigError(f"{path} must be a mapping of keys to values, got a {type(values).__name__}. Use keys.")
     return from_mapping(cls, values, where=str(path))

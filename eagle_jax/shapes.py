@@ -30,7 +30,7 @@ def parents_of_paths(paths: Sequence[Sequence[int]]) -> tuple[int, ...]:
     row = {path: number for number, path in enumerate(order)}
     for path in order:
         if not path or min(path) < 0:
-            raise ConfigError(f"a path must list a rank from 0 up for every level, got {list(path)}.")
+            raise ConfigError(f"a path must list a rank from 0 up for every level, got {list(path)}. Remove it.")
         if path[:-1] and path[:-1] not in row:
             raise ConfigError(f"paths must hold the parent {list(path[:-1])} of {list(path)}. Add it.")
         if path[-1] and (*path[:-1], path[-1] - 1) not in row:
@@ -49,9 +49,9 @@ def best_parents(accuracies: Sequence[Sequence[float]], num_nodes: int) -> tuple
       ConfigError: accuracies are missing or outside 0 to 1, or there are fewer paths than `num_nodes`.
     """
     if not accuracies or not all(accuracies):
-        raise ConfigError(f"accuracies must have one or more values for every depth, got {accuracies!r}.")
+        raise ConfigError(f"accuracies must have one or more values for every depth, got {accuracies!r}. Add them.")
     if not all(0 <= value <= 1 for level in accuracies for value in level):
-        raise ConfigError(f"accuracies must lie in 0 to 1, got {accuracies!r}.")
+        raise ConfigError(f"accuracies must lie in 0 to 1, got {accuracies!r}. Give shares.")
     # A later rank is added after its earlier siblings, so it is never worth more than they are.
     levels = [list(itertools.accumulate(level, min)) for level in accuracies]
     chosen: list[tuple[int, ...]] = []
@@ -66,5 +66,5 @@ def best_parents(accuracies: Sequence[Sequence[float]], num_nodes: int) -> tuple
         if depth < len(levels):
             heapq.heappush(waiting, (worth * levels[depth][0], (*path, 0)))
     if len(chosen) < num_nodes:
-        raise ConfigError(f"num_nodes must be at most the {len(chosen)} paths of the accuracies, got {num_nodes}.")
+        raise ConfigError(f"num_nodes must be at most the {len(chosen)} paths given, got {num_nodes}. Lower it.")
     return parents_of_paths(chosen)

@@ -161,7 +161,7 @@ def follow(record: Recorder, method: BoundDrafter, lengths: Sequence[int], done:
     if own not in done:  # labels of the same weights differ in the tree, and the chains are the same
         done[own] = []
         for length in lengths:
-            if length > (method.deepest or length):
+            if length > (method.max_depth or length):
                 continue
             chain = TreeConfig.chain(length, method.tree.verification)
             cycles = record(method.with_tree(dataclasses.replace(chain, sampled_ranking=method.tree.sampled_ranking)))

@@ -47,7 +47,8 @@ def tiny_head(
 
 def near_model(target: Target, tree: TreeConfig, distance: float = 0.03) -> SmallModel:
     """A draft model that often agrees with a tiny target: the target itself with noise on its weights."""
-    return SmallModel.bind(target, Target.from_params(target.config, _noisy(target.params, distance, 4), "near"), tree)
+    near = Target.from_params(target.config, _noisy(target.params, distance, 4), "near")
+    return SmallModel.from_model(target, near, tree)
 
 
 # Chain, static, dynamic; K 1..10, nodes 1..128; the ablations of EAGLE-2.
@@ -79,7 +80,7 @@ def _head(kind: str, tree: TreeConfig) -> Callable[[Target], BoundDrafter]:
 
     def bind(target: Target) -> BoundDrafter:
         vocab = target.config.vocab_size
-        return tiny_head(kind, tree, vocab, min(10, vocab), seed=seed).on(target)
+        return tiny_head(kind, tree, vocab, min(10, vocab), seed=seed).rebind(target)
 
     return bind
 
@@ -101,7 +102,7 @@ def tiny_medusa(kind: str, tree: TreeConfig, vocab: int = 12) -> Medusa:
 
 
 def _medusa(kind: str, tree: TreeConfig) -> Callable[[Target], BoundDrafter]:
-    return lambda target: tiny_medusa(kind, tree, target.config.vocab_size).on(target)
+    return lambda target: tiny_medusa(kind, tree, target.config.vocab_size).rebind(target)
 
 
 DRAFTERS: dict[str, Callable[[Target], BoundDrafter]] = {

@@ -87,11 +87,11 @@ def test_a_static_tree_follows_from_its_parents(data):
         )),
         *((lambda name=name: dataclasses.replace(DECODER, **{name: 0}), rf"DecoderConfig\.{name} must be .* got 0")
           for name in ("vocab_size", "max_position")),
-        (lambda: dataclasses.replace(DECODER, num_kv_heads=3), "must be a multiple of num_key_value_heads=3, got 4"),
+        (lambda: dataclasses.replace(DECODER, num_kv_heads=3), "num_heads must be a multiple of num_kv_heads=3, got 4"),
         (lambda: dataclasses.replace(DECODER, head_dim=7), "head_dim must be even, got 7"),
         (lambda: dataclasses.replace(DECODER, block="bert"), "block must be one of 'llama', 'gpt2', got 'bert'"),
         (lambda: dataclasses.replace(HEAD, draft_vocab_size=65), "at most the target's vocabulary of 64 .*, got 65"),
-        (lambda: dataclasses.replace(HEAD, taps=()), r"taps must be one or more hidden states .*, got \(\)"),
+        (lambda: dataclasses.replace(HEAD, taps=()), r"taps must be one or more states, got \(\)"),
         (lambda: dataclasses.replace(HEAD, kind="medusa"), "kind must be one of 'eagle1', 'eagle3', got 'medusa'"),
     ],
 )  # fmt: skip
@@ -182,7 +182,7 @@ def test_a_file_of_configs(path, monkeypatch):
     args = load_yaml(program.Args, path)
     if isinstance(args, RunArgs) and args.data:
         monkeypatch.setattr(Source, "check", lambda source: None)  # another command of the file makes the rows
-        program.check(args)
+        program.check_run(args)
     for line in re.findall(r"^# python -m (.*?)(?:\s+\(.*)?$", text, flags=re.MULTILINE):
         module, *words = shlex.split(line)
         made = arguments(importlib.import_module(module).Args, None, words)

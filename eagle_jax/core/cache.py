@@ -61,8 +61,7 @@ def _write_after_read_on_cpu(place: Int[Array, " B"], result: Float[Array, "B T2
 
     Without it XLA's CPU compiler copies the whole cache in every cycle, to write before the pass has read. The
     comparison makes XLA finish the read first. On TPU the dependency would cost a copy of a layer of a sharded cache.
-    `pytest tests/core/test_cache.py -k copies` fails if a loop copies a cache. Without the copies a plain step behind
-    500 tokens took 20% less time on two cores (`git show 2f18e26:docs/results.md`).
+    `pytest tests/core/test_cache.py -k copies` fails if a loop copies a cache.
     """
     return jax.lax.platform_dependent(
         place,

@@ -40,7 +40,8 @@ from eagle_jax.core.verify import deterministic
 
 
 def required_slots(prompt_width: int, max_tokens: int, depth: int, chunk: int) -> int:
-    """Returns the cache slots of a run: a chunk or a whole path must fit after the committed tokens."""
+    """Returns the number of cache slots that a run needs."""
+    # After the committed tokens, a chunk or a whole path must fit.
     return prompt_width + max(chunk, max_tokens + depth + 1)
 
 
@@ -50,7 +51,8 @@ def prefill(params: Params, batch: Batch, sampling: Sampling, engine: Engine, si
     The lm_head runs for the last position of a prompt only. Chunks beyond the longest prompt are not computed.
 
     Raises:
-      ValueError: an argument has another type or shape, the chunk does not divide P, or the slots are too few.
+      ValueError: an argument has another type or shape, the chunk does not divide P, the slots are too few, or the
+        drafter's `update` returns a state of another structure, shape or dtype.
     """
     _check(params, batch, sampling, engine, sizes)
     rows, width = batch.prompts.shape
@@ -73,7 +75,7 @@ def extend(
       batch: the prompts continue that text; the first token of each is the last emitted one, not yet committed.
 
     Raises:
-      ValueError: the chunk does not divide P.
+      ValueError: the chunk does not divide P, or `update` returns another state, as in `prefill`.
     """
     target, drafter, chunk = engine.target, engine.drafter, sizes.chunk
     prompts, lengths = batch.prompts, batch.lengths
@@ -91,7 +93,7 @@ def extend(
         next_tokens = jax.lax.dynamic_slice_in_dim(following, start, chunk, axis=1)
         positions = base[:, None] + start + jnp.arange(chunk)[None]
         out = target.forward(params["target"], tokens, positions, causal, cache, drafter.taps)
-        # A row's last prompt position has no next token yet: the update after the loop adds it.
+        # A row's last prompt position has no next token yet: the update after the loop adds this position.
         pairs = jnp.clip(lengths - 1 - start, 0, chunk)
         verified = Verified(tokens, next_tokens, out.features, base + start, pairs)
         state = _update(drafter, params, state, verified)
@@ -141,13 +143,14 @@ def extend(
 def step(params: Params, state: GenerateState, sampling: Sampling, engine: Engine) -> tuple[GenerateState, StepInfo]:
     """Runs one cycle for every row of the batch; a finished row changes nothing and emits nothing.
 
-    The token of generated position i of a row is drawn with `fold_in(state.keys[row], i)`.
+    With the default acceptance rule, token i of a row is drawn with `fold_in(state.keys[row], i)`.
 
     Returns:
       the next state, and the cycle's tree, acceptance and tokens.
 
     Raises:
-      ValueError: only one of this engine and the engine of `prefill` keeps log-probabilities.
+      ValueError: only one of this engine and the engine of `prefill` keeps log-probabilities; the drafter's tree has
+        not `num_nodes` nodes; or `draft` or `update` returns another state, as in `prefill`.
     """
     target, drafter = engine.target, engine.drafter
     if (engine.log_probs is None) != (state.log_probs is None):
@@ -215,7 +218,7 @@ def generate(params: Params, batch: Batch, sampling: Sampling, engine: Engine, s
       the last state; `emitted_tokens` and `emitted_log_probs` read it.
 
     Raises:
-      ValueError: as `prefill`.
+      ValueError: as `prefill` and `step`.
     """
     state = prefill(params, batch, sampling, engine, sizes)
     return jax.lax.while_loop(
@@ -279,7 +282,7 @@ def _take(values: Array, row: Int[Array, " B"]) -> Array:
 
 
 def _check(params: Params, batch: Batch, sampling: Any, engine: Engine, sizes: Sizes) -> None:
-    """Checks types and shapes of the arguments, before tracing fails inside the program."""
+    """Checks types and shapes, so that the error is not a tracing error."""
     for name, value, kind, remedy in (
         ("batch", batch, Batch, "eagle_jax.core.Batch(prompts, lengths, budget, eos_ids, keys)"),
         ("engine", engine, Engine, "eagle_jax.core.Engine(target, drafter)"),
@@ -321,7 +324,8 @@ def _draft(
         rows = getattr(tree, name)
         if rows.shape != shape or not jnp.issubdtype(rows.dtype, jnp.integer):
             raise ValueError(
-                f"{name} of the drafter's tree must be int32{list(shape)} (the root and num_nodes), got {_form(rows)}."
+                f"{name} of the drafter's tree must be integers of shape {list(shape)} (the root and num_nodes), got "
+                f"{_form(rows)}. Return such an array."
             )
     return tree, _same_form(state.drafter, after, "draft")
 
@@ -336,11 +340,12 @@ def _update(drafter: Drafter, params: Params, state: Any, verified: Verified) ->
 
 
 def _same_form(before: Any, after: Any, function: str) -> Any:
+    """Returns `after`, checked to have the structure, shapes and dtypes of `before`."""
     old, new = jax.tree.map(_form, before), jax.tree.map(_form, after)
-    structures: list[Any] = [jax.tree.structure(before), jax.tree.structure(after)]  # its stubs have no ==
+    structures: list[Any] = [jax.tree.structure(before), jax.tree.structure(after)]  # typed stubs have no ==
     if structures[0] != structures[1] or old != new:
         raise ValueError(
-            f"the drafter's {function} must return a state of the same form, got {new} for {old}. Keep it."
+            f"the drafter's {function} must return a state like {old}, got {new}. Keep structure, shapes and dtypes."
         )
     return after
 

@@ -35,7 +35,8 @@ class DraftTree(NamedTuple):
     Attributes:
       tokens: [B, N+1] int32, target token ids.
       parents: [B, N+1] int32, row of the parent; `ROOT` in row 0, `PADDING` in rows that are not nodes.
-      scores: [B, N+1] float32, cumulative log-probabilities of acceptance, which rank the nodes; or zeros.
+      scores: [B, N+1] float32, cumulative log-probabilities by the draft's ranking law (the draft's own when sampled);
+        0 where a method has none, -inf at padding.
       draft_log_probs: [B, N+1, V] float32, the law from which the children of a row were drawn; None if not sampled.
     """
 
@@ -51,10 +52,10 @@ class DraftTree(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """Keys and values of the committed tokens, an array per layer: on CPU a slice of a stack is a copy.
+    """Keys and values of the committed tokens: an array per layer, so that no layer is sliced out of a stack.
 
     Attributes:
-      keys: L arrays [B, G, head_dim, S], transposed: the product with the queries reads memory in order.
+      keys: L arrays [B, G, head_dim, S], transposed: the scores of a query lie along S.
       values: L arrays [B, G, S, head_dim].
       length: [B] int32, committed tokens of every row; attention masks the slots from `length` on.
     """
@@ -206,7 +207,8 @@ class GenerateState(NamedTuple):
       budget: [B] int32, most tokens the row may emit. eos_ids: [B, E] int32, stop tokens, padded with -1.
       done: [B] bool. cycles: [B] int32, target passes after prefill while the row was running.
       accepted: [B, D+1] int32, histogram of accepted drafted tokens per cycle.
-      keys: [B] one PRNG key per row; the draw at generated position i uses `fold_in(keys[row], i)`.
+      keys: [B] one PRNG key per row; with the default acceptance rule, token i of a row is drawn with
+        `fold_in(keys[row], i)`.
       not_finite: [B] int32, generated position without finite logits of the target, where the row ended; or `FINITE`.
       bad_drafts: [B] int32, generated position of the first cycle whose drafts had NaN scores; or `FINITE`.
       log_probs: [B, M] float32, of the emitted tokens, under the law that `Engine.log_probs` names; or None.

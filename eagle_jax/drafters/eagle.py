@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from eagle_jax.config import ConfigError, HeadConfig, TreeConfig
-from eagle_jax.core.types import Drafter, KVCache, NewKV, Params, TargetFn, Verified, empty_cache
+from eagle_jax.core import Drafter, KVCache, NewKV, Params, TargetFn, Verified, empty_cache
 from eagle_jax.drafters.tree_growth import DraftState, Expander, read_confirmed, tree_drafter
 from eagle_jax.models import EagleHead
 
@@ -87,7 +87,9 @@ def eagle_drafter(config: HeadConfig, tree: TreeConfig, target: TargetFn, dtype:
     """
     vocab = config.layer.vocab_size if config.kind == "eagle1" else config.draft_vocab_size
     if tree.top_k > vocab:
-        raise ConfigError(f"TreeConfig.top_k must be at most {vocab}, the head's draft vocabulary, got {tree.top_k}.")
+        raise ConfigError(
+            f"TreeConfig.top_k must be at most the draft vocabulary, {vocab}, got {tree.top_k}. Lower it."
+        )
     head, layer = HeadFns(config, target), config.layer
 
     def init(params: Params, batch: int, slots: int) -> DraftState:

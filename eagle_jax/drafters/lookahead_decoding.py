@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from eagle_jax.config import ConfigError, check_integer
-from eagle_jax.core.types import PADDING, ROOT, Drafter, DraftTree, Params, RowRandomness, Sampling, Verified
+from eagle_jax.core import PADDING, ROOT, Drafter, DraftTree, Params, RowRandomness, Sampling, Verified
 
 
 class LookaheadState(NamedTuple):
@@ -63,7 +63,7 @@ def lookahead_drafter(ngram: int = 5, window: int = 7, guesses: int = 7, pool: i
         )
 
     def update(params: Params, state: LookaheadState, verified: Verified) -> LookaheadState:
-        with jax.named_scope("head_update"):
+        with jax.named_scope("drafter_update"):
             if verified.choices is None:
                 return _seed(state, verified)
             fresh = verified.choices[:, last : last + window]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from eagle_jax.config import ConfigError, MedusaConfig, TreeConfig
-from eagle_jax.core.types import Drafter, KVCache, NewKV, Params, TargetFn, Verified, empty_cache
+from eagle_jax.core import Drafter, KVCache, NewKV, Params, TargetFn, Verified, empty_cache
 from eagle_jax.drafters.tree_growth import DraftState, Expander, read_confirmed, tree_drafter
 from eagle_jax.models import MedusaHeads
 
@@ -35,9 +35,11 @@ def medusa_drafter(
       ConfigError: the tree is deeper than there are heads, or wider than the vocabulary.
     """
     if tree.depth > config.num_heads:
-        raise ConfigError(f"TreeConfig.depth must be at most {config.num_heads}, a level per head, got {tree.depth}.")
+        raise ConfigError(f"TreeConfig.depth must be at most {config.num_heads} (heads), got {tree.depth}. Lower it.")
     if tree.top_k > config.vocab_size:
-        raise ConfigError(f"TreeConfig.top_k must be at most {config.vocab_size}, the vocabulary, got {tree.top_k}.")
+        raise ConfigError(
+            f"TreeConfig.top_k must be at most {config.vocab_size} (vocabulary), got {tree.top_k}. Lower it."
+        )
     model, width, hydra = MedusaHeads(config), config.hidden_size, config.kind == "hydra"
 
     def run(params: Params, *args: object, method: str = "__call__") -> Any:

@@ -15,14 +15,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from eagle_jax.config import ConfigError, check_integer
-from eagle_jax.core.types import PADDING, ROOT, Drafter, DraftTree, Params, RowRandomness, Sampling, Verified
+from eagle_jax.core import PADDING, ROOT, Drafter, DraftTree, Params, RowRandomness, Sampling, Verified
 
 
 class LookupState(NamedTuple):
     """The confirmed text.
 
     Attributes:
-      tokens: [B, S] int32, undefined beyond `length`. length: [B] int32; the root is not included yet.
+      tokens: [B, S] int32, undefined beyond `length`.
+      length: [B] int32; the root is not included yet.
     """
 
     tokens: Int[Array, "B S"]
@@ -45,7 +46,7 @@ def prompt_lookup_drafter(ngram: int = 3, length: int = 10, latest: bool = False
         return LookupState(jnp.zeros((batch, slots), jnp.int32), jnp.zeros((batch,), jnp.int32))
 
     def update(params: Params, state: LookupState, verified: Verified) -> LookupState:
-        with jax.named_scope("head_update"):
+        with jax.named_scope("drafter_update"):
             put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
             tokens = put(state.tokens, verified.tokens, verified.start)
             # A finished row keeps its length, so tokens written beyond it are never read.
@@ -53,7 +54,7 @@ def prompt_lookup_drafter(ngram: int = 3, length: int = 10, latest: bool = False
             return LookupState(tokens, end)
 
     def follow(text: Int[Array, " S"], end: Int[Array, ""], root: Int[Array, ""]) -> tuple[Array, Array]:
-        """Returns the tokens after an earlier occurrence of a text's last tokens, and which are in the text."""
+        """Returns `length` draft tokens and a mask of those inside the text."""
         at = jnp.arange(text.shape[0])
         text = jnp.where(at == end, root, text)  # the last token is the root
         start, known = jnp.int32(0), jnp.bool_(False)

@@ -18,11 +18,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from eagle_jax.core.randomness import gumbel, uniform, verify_key
-from eagle_jax.core.sampling import process_logits
-from eagle_jax.core.tree import ancestor_mask
-from eagle_jax.core.types import Acceptance, DraftTree, Sampling
-from eagle_jax.core.verify import VerifyFn, deterministic, walk
+from eagle_jax import core
+from eagle_jax.core import Acceptance, DraftTree, Sampling, VerifyFn, ancestor_mask, deterministic, process_logits, walk
 
 Rows = Float[Array, "B N1 V"]
 """A law, or logits, after every row of the trees."""
@@ -42,7 +39,7 @@ def _sampled_drafts(rule: Callable[..., Acceptance]) -> VerifyFn:
                 "draft_log_probs of the tree must be the law of sampled drafts, got None. Choose the rule by "
                 "TreeConfig(verification=...), or take verify.deterministic."
             )
-        own = jax.vmap(verify_key)(keys, index)
+        own = jax.vmap(core.verify_key)(keys, index)
         return rule(tree, tree.draft_log_probs, logits, own, sampling, depth)
 
     verify.__doc__ = rule.__doc__
@@ -70,7 +67,7 @@ def rejection(tree: DraftTree, laws: Rows, logits: Rows, keys: Keys, sampling: S
                 untried, _, target, draft = trial
                 child = jnp.argmax(untried).astype(jnp.int32)
                 token = tree.tokens[child]
-                accepted = uniform(jax.random.fold_in(own, child), jnp.int32(0)) * draft[token] < target[token]
+                accepted = core.uniform(jax.random.fold_in(own, child), jnp.int32(0)) * draft[token] < target[token]
                 left = jnp.where(accepted, jax.nn.one_hot(token, target.size), _residual(target, draft))
                 return untried.at[child].set(False), accepted, left, _without(draft, token)
 
@@ -109,7 +106,7 @@ def block(tree: DraftTree, laws: Rows, logits: Rows, keys: Keys, sampling: Sampl
         reach = jnp.concatenate([jnp.ones((1,)), reach])
         left = jnp.maximum(reach[:, None] * target - draft, 0.0)
         mass = jnp.sum(left, axis=-1)
-        kept = uniform(jax.random.fold_in(key, depth), jnp.arange(depth + 1)) < mass / (mass + 1 - reach)
+        kept = core.uniform(jax.random.fold_in(key, depth), jnp.arange(depth + 1)) < mass / (mass + 1 - reach)
         steps = jnp.arange(depth + 1)
         count = jnp.max(jnp.where(kept | (steps == 0), steps, 0)).astype(jnp.int32)
         spare = jnp.where(mass[count] > 0, left[count], target[count])
@@ -139,7 +136,7 @@ def traversal(tree: DraftTree, laws: Rows, logits: Rows, keys: Keys, sampling: S
         inner = jnp.any(children)
         token = tree.tokens[child]
         below = jnp.minimum(reach[node] * target[node, token] / draft[node, token], 1.0)
-        accepted = uniform(jax.random.fold_in(key, node), jnp.int32(0)) < reach[node]
+        accepted = core.uniform(jax.random.fold_in(key, node), jnp.int32(0)) < reach[node]
         # The root's reach is 1: the root is accepted when no other node is.
         ended = done | (~inner & (accepted | (node == 0)))
         rejected = ~inner & ~ended
@@ -204,4 +201,4 @@ def _without(draft: Float[Array, " V"], token: Int[Array, ""]) -> Float[Array, "
 
 
 def _draw(law: Float[Array, " V"], key: Key[Array, ""]) -> Int[Array, ""]:
-    return jnp.argmax(jnp.log(law) + gumbel(key, jnp.arange(law.size))).astype(jnp.int32)
+    return jnp.argmax(jnp.log(law) + core.gumbel(key, jnp.arange(law.size))).astype(jnp.int32)

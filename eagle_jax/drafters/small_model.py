@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from eagle_jax.config import ConfigError, TreeConfig
-from eagle_jax.core.cache import commit
-from eagle_jax.core.types import Drafter, NewKV, Params, TargetFn, Verified
+from eagle_jax.core import Drafter, NewKV, Params, TargetFn, Verified, commit
 from eagle_jax.drafters.tree_growth import DraftState, Expander, last_state, tree_drafter
 
 SPARE = 32
@@ -35,7 +34,7 @@ def small_model_drafter(fn: TargetFn, tree: TreeConfig, vocab: int, draft_vocab:
     """
     shared = min(vocab, draft_vocab)
     if tree.top_k > shared:
-        raise ConfigError(f"TreeConfig.top_k must be at most {shared}, the tokens of both models, got {tree.top_k}.")
+        raise ConfigError(f"TreeConfig.top_k must be at most {shared}, the common tokens, got {tree.top_k}. Lower it.")
 
     def known(tokens: Array) -> Array:
         return jnp.minimum(tokens, draft_vocab - 1)  # larger ids are vocabulary padding, which no text has
@@ -48,7 +47,7 @@ def small_model_drafter(fn: TargetFn, tree: TreeConfig, vocab: int, draft_vocab:
 
     def update(params: Params, state: DraftState, verified: Verified) -> DraftState:
         """Runs the model over the next tokens; at the beginning of a text, over its first token as well."""
-        with jax.named_scope("head_update"):
+        with jax.named_scope("drafter_update"):
             width = verified.tokens.shape[1]
             first = verified.start == 0
             tokens = known(jnp.concatenate([verified.tokens[:, :1], verified.next_tokens], axis=1))

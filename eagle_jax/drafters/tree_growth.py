@@ -19,11 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from eagle_jax import core
 from eagle_jax.config import TreeConfig, sibling_ranks, static_depths
-from eagle_jax.core.cache import commit
-from eagle_jax.core.randomness import RowRandomness, gumbel
-from eagle_jax.core.sampling import noise, process_logits
-from eagle_jax.core.types import PADDING, ROOT, Drafter, DraftTree, KVCache, NewKV, Params, Sampling, Verified
+from eagle_jax.core import PADDING, ROOT, Drafter, DraftTree, KVCache, NewKV, Params, RowRandomness, Sampling, Verified
 from eagle_jax.drafters.rules import RULES
 
 
@@ -162,7 +160,7 @@ def read_confirmed(
         width = verified.tokens.shape[1]
         positions = verified.start[:, None] + jnp.arange(width)[None]
         states, new = run(positions, jnp.tril(jnp.ones((width, width), bool)))
-        cache = commit(state.cache, new, verified.count, result=states)
+        cache = core.commit(state.cache, new, verified.count, result=states)
         return DraftState(cache, last_state(state.hidden, states, verified.count))
 
 
@@ -211,8 +209,8 @@ def confidence(
     if tree.sampled_ranking == "law":
         return jax.nn.log_softmax(logits / sampling.temperature, axis=-1)
     ids = model.to_target(jnp.arange(logits.shape[-1]))
-    drawn = jax.vmap(lambda key, index: noise(key, index + level - 1, ids))(*randomness)
-    return jax.nn.log_softmax((process_logits(logits, sampling) + drawn[:, None]) / tree.noise_scale, axis=-1)
+    drawn = jax.vmap(lambda key, index: core.noise(key, index + level - 1, ids))(*randomness)
+    return jax.nn.log_softmax((core.process_logits(logits, sampling) + drawn[:, None]) / tree.noise_scale, axis=-1)
 
 
 def _best_children(
@@ -241,11 +239,11 @@ def _draw_children(
 
     (Gumbel top-k: Kool, van Hoof and Welling, arXiv:1903.06059.)
     """
-    law = process_logits(model.logits(states, level), sampling)
+    law = core.process_logits(model.logits(states, level), sampling)
     law = jnp.broadcast_to(law, (*states.shape[:2], law.shape[-1]))  # every node has its own draws
     keys = jax.vmap(lambda key: jax.random.fold_in(key, level))(randomness.own_keys())
     numbers = jnp.arange(law[0].size).reshape(law.shape[1:])
-    fresh = jax.vmap(lambda key: gumbel(key, numbers))(keys)
+    fresh = jax.vmap(lambda key: core.gumbel(key, numbers))(keys)
     _, ids = jax.lax.top_k(law + fresh, count)
     whole = jnp.full((*law.shape[:-1], model.vocab), -jnp.inf, jnp.float32)
     whole = whole.at[..., model.to_target(jnp.arange(law.shape[-1]))].set(law)

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxtyping import Array
 
-from eagle_jax.core.types import Drafter, DraftTree, Params, RowRandomness, Sampling, Verified, empty_tree
+from eagle_jax.core import Drafter, DraftTree, Params, RowRandomness, Sampling, Verified, empty_tree
 
 
 @functools.cache

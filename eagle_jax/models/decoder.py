@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import DecoderConfig
-from eagle_jax.core.types import KVCache, NewKV, Params, TargetFn, TargetOutput, empty_cache
+from eagle_jax.core import KVCache, NewKV, Params, TargetFn, TargetOutput, empty_cache
 from eagle_jax.models.layers import MLP, Attention, Linear, norm_of
 from eagle_jax.models.rope import rope_angles
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import HeadConfig
-from eagle_jax.core.types import Params
+from eagle_jax.core import Params
 from eagle_jax.models.layers import MLP, Attention, LayerOutput, Linear, Norm, attend
 from eagle_jax.models.rope import rope_angles
 

@@ -1,7 +1,7 @@
 """Defines the layers of decoders and heads: linear, norm, attention over cache and new tokens, MLP.
 
-All modules are stateless. Weights may be float32, bfloat16 or float16. Activations have the dtype of the weights;
-norms, attention scores and softmax are always float32.
+All modules are stateless. Weights may be float32, bfloat16 or float16. Activations have the dtype of the weights.
+Norms, attention scores and softmax are computed in float32; their results have the activations' dtype.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Linear(nn.Module):
     Attributes:
       features: size of the last axis of the result.
       use_bias: adds a bias [out].
-      dtype: of the result; None takes that of `x`. Products are summed in float32 either way.
+      dtype: of the result; None takes that of `x`.
     """
 
     features: int
@@ -198,7 +198,7 @@ class Attention(nn.Module):
 
         def heads(name: str, count: int) -> Array:
             projected = Linear(count * config.head_dim, config.qkv_bias, name=name)(x)
-            if added is not None:  # XLA for CPU would add again at every use of the sum
+            if added is not None:  # keeps one sum: XLA for CPU would repeat it in every use
                 projected = jax.lax.optimization_barrier(projected + added[name])
             return projected.reshape(batch, new, count, config.head_dim)
 

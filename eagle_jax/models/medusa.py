@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import MedusaConfig
-from eagle_jax.core.types import Params
+from eagle_jax.core import Params
 from eagle_jax.models.decoder import DecoderLayer
 from eagle_jax.models.layers import LayerOutput, Linear, Norm
 from eagle_jax.models.rope import rope_angles

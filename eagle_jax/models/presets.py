@@ -57,7 +57,7 @@ def model(name: str, num_layers: int | None = None) -> DecoderConfig:
       ConfigError: the name is unknown.
     """
     if name not in MODELS:
-        raise ConfigError(f"model must be one of {', '.join(MODELS)}, got {name!r}.")
+        raise ConfigError(f"model must be one of {', '.join(MODELS)}, got {name!r}. Choose one.")
     return MODELS[name] if num_layers is None else replace(MODELS[name], num_layers=num_layers)
 
 

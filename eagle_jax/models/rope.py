@@ -84,7 +84,7 @@ def rope_angles(
         angles = at * jnp.asarray(inverse_frequencies(config, head_dim)).reshape(lead)
     scale = attention_factor(config)
     cos, sin = jnp.cos(angles) * scale, jnp.sin(angles) * scale
-    # Both halves are stored: otherwise XLA for CPU computes the cosines again in every layer.
+    # Both halves are stored, so that XLA for CPU does not repeat the cosines in every layer.
     return jnp.stack([cos, cos], axis=-2), jnp.stack([-sin, sin], axis=-2)
 
 
@@ -93,5 +93,5 @@ def rotate(
 ) -> Float[Array, "B T A hd"]:
     """Rotates dimension i against i + head_dim / 2, the pairing of the Hugging Face checkpoints."""
     halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, x.shape[-1] // 2)
-    # Reversed, not concatenated: XLA for CPU vectorises only the reversal.
+    # A reversal of the halves, not a concatenation: the rotation stays one elementwise loop.
     return (halves * cos[:, :, None] + halves[..., ::-1, :] * sin[:, :, None]).reshape(x.shape).astype(x.dtype)

@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Shaped
 
 from eagle_jax.config import ConfigError
-from eagle_jax.core.types import Drafter, DraftTree, KVCache, NewKV, Params, TargetFn, TargetOutput
+from eagle_jax.core import Drafter, DraftTree, KVCache, NewKV, Params, TargetFn, TargetOutput
 
 DATA, FSDP, TENSOR = AXES = ("data", "fsdp", "tensor")
 ROWS = (DATA, FSDP)
@@ -224,8 +224,8 @@ def place_cache(cache: KVCache, mesh: Mesh) -> KVCache:
         )
     if batch % data:
         raise ConfigError(
-            f"the number of prompts must be a multiple of data={data}, got {batch}. Add {data - batch % data} prompts, "
-            "or choose a 'data' axis that divides it."
+            f"the number of prompts must be a multiple of data x fsdp = {data}, got {batch}. Add "
+            f"{data - batch % data} prompts, or choose smaller axes."
         )
     return KVCache(_heads(cache.keys, mesh), _heads(cache.values, mesh), _split(cache.length, mesh, ROWS))
 

@@ -40,7 +40,9 @@ def initialise(environment: Mapping[str, str] = os.environ) -> bool:
         if not all(given):
             raise ConfigError(f"{', '.join(VARIABLES)} must be set together. Set all three or none.")
         if not number.isdecimal() or not index.isdecimal() or int(index) >= int(number):
-            raise ConfigError(f"{VARIABLES[2]} must be a number below {VARIABLES[1]}={number}, got {index}.")
+            raise ConfigError(
+                f"{VARIABLES[2]} must be a number below {VARIABLES[1]}={number}, got {index}. Count from 0."
+            )
         jax.distributed.initialize(address, int(number), int(index))
     elif _is_cluster(environment):
         jax.distributed.initialize()

@@ -31,9 +31,11 @@ class BoundDrafter:
     """A drafting method with its parameters, bound to a target; an argument of `generate`.
 
     Attributes:
-      drafter: the method's functions, with shardings for the target's mesh. plain: without them.
+      drafter: the method's functions, with shardings for the target's mesh.
+      plain: the same functions without shardings.
       params: parameters of the method, `params["drafter"]` of the engine.
-      target: as given. name: for messages.
+      target: as given.
+      name: for messages.
     """
 
     drafter: Drafter = field(repr=False)
@@ -43,7 +45,7 @@ class BoundDrafter:
     name: str
 
     @classmethod
-    def of(
+    def bind(
         cls, drafter: Drafter, target: Target, params: Params | None = None, name: str = "drafter", **own: Any
     ) -> Self:
         """Binds a method to `target`, on the target's mesh; `own` are a subclass's fields.
@@ -59,13 +61,17 @@ class BoundDrafter:
         sharded = drafter if target.mesh is None else shard_drafter(drafter, target.mesh)
         return cls(sharded, drafter, spread(params or {}, target.mesh), target, name, **own)
 
-    def on(self, target: Target) -> BoundDrafter:
+    def rebind(self, target: Target) -> BoundDrafter:
         """Binds the same method and parameters to another copy of the target, for example on another mesh."""
-        return BoundDrafter.of(self.plain, target, self.params, self.name)
+        return BoundDrafter.bind(self.plain, target, self.params, self.name)
 
     def with_tree(self, tree: TreeConfig) -> Self:
-        """Raises a ConfigError: only a `TreeDrafter` has a tree."""
-        raise ConfigError(f"drafter must draft trees, got {self.name}, which has none. Bind it anew with new settings.")
+        """Rejects the tree: only a `TreeDrafter` has one.
+
+        Raises:
+          ConfigError: always.
+        """
+        raise ConfigError(f"drafter must have a tree, got {self.name}. Pass the settings to the method itself.")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,18 +82,18 @@ class TreeDrafter(BoundDrafter):
       tree: shape of the drafts and acceptance rule.
       method: `(target, tree) -> Drafter`, the functions that draft a tree.
       config: of the draft model.
-      deepest: most levels it can draft; None is unlimited.
+      max_depth: most levels it can draft; None is unlimited.
     """
 
     tree: TreeConfig = field(kw_only=True)
     method: Callable[[Target, TreeConfig], Drafter] = field(kw_only=True, repr=False)
     config: Any = field(kw_only=True, repr=False)
-    deepest: int | None = field(default=None, kw_only=True, repr=False)
+    max_depth: int | None = field(default=None, kw_only=True, repr=False)
 
     @classmethod
-    def fill(
+    def bind_tree(
         cls, method: Callable[[Target, TreeConfig], Drafter], tree: TreeConfig, target: Target, params: Params,
-        name: str, config: Any, deepest: int | None = None,
+        name: str, config: Any, max_depth: int | None = None,
     ) -> Self:  # fmt: skip
         """Binds a method with a first tree to `target`; the arguments are fields.
 
@@ -97,12 +103,12 @@ class TreeDrafter(BoundDrafter):
         check_target(target)
         if not isinstance(tree, TreeConfig):
             raise ConfigError(f"tree must be an eagle_jax.TreeConfig, got {tree!r}. Example: TreeConfig.chain(4).")
-        own: dict[str, Any] = {"tree": tree, "method": method, "config": config, "deepest": deepest}
-        return cls.of(method(target, tree), target, params, name, **own)
+        own: dict[str, Any] = {"tree": tree, "method": method, "config": config, "max_depth": max_depth}
+        return cls.bind(method(target, tree), target, params, name, **own)
 
-    def on(self, target: Target) -> Self:
+    def rebind(self, target: Target) -> Self:
         """Binds the same method, tree and parameters to another copy of the target."""
-        return self.fill(self.method, self.tree, target, self.params, self.name, self.config, self.deepest)
+        return self.bind_tree(self.method, self.tree, target, self.params, self.name, self.config, self.max_depth)
 
     def with_tree(self, tree: TreeConfig) -> Self:
         """Returns the drafter with another tree and the same weights, without a copy.
@@ -110,7 +116,7 @@ class TreeDrafter(BoundDrafter):
         Raises:
           ConfigError: the method cannot draft `tree`.
         """
-        return self.fill(self.method, tree, self.target, self.params, self.name, self.config, self.deepest)
+        return self.bind_tree(self.method, tree, self.target, self.params, self.name, self.config, self.max_depth)
 
 
 class DraftHead(TreeDrafter):
@@ -123,10 +129,13 @@ class DraftHead(TreeDrafter):
         """Binds parameters in memory to `target`, and spreads them over its mesh.
 
         `tree` None is the papers' tree for 7B and 8B models: 59 nodes, `top_k` 10, 6 levels (EAGLE-2) or 8 (EAGLE-3).
+
+        Raises:
+          ConfigError: `top_k` of the tree exceeds the draft vocabulary. ValueError: `target` is not a `Target`.
         """
         dtype = str(jax.tree.leaves(params["head"])[0].dtype)
         tree = tree or TreeConfig(depth=8 if config.kind == "eagle3" else 6)
-        return cls.fill(
+        return cls.bind_tree(
             lambda target, tree: eagle_drafter(config, tree, target.fn, dtype), tree, target, params, name, config
         )
 
@@ -155,7 +164,7 @@ class Medusa(TreeDrafter):
                     )
             return medusa_drafter(config, tree, target.fn, target.config.num_layers, dtype)
 
-        return cls.fill(method, tree, target, params, name, config, config.num_heads)
+        return cls.bind_tree(method, tree, target, params, name, config, config.num_heads)
 
 
 class SmallModel(TreeDrafter):
@@ -165,7 +174,7 @@ class SmallModel(TreeDrafter):
     """
 
     @classmethod
-    def bind(cls, target: Target, model: Target, tree: TreeConfig = DEFAULT_CHAIN) -> Self:
+    def from_model(cls, target: Target, model: Target, tree: TreeConfig = DEFAULT_CHAIN) -> Self:
         """Binds a model in memory to `target`, on the target's mesh; tokenizers are not compared.
 
         Warns:
@@ -188,46 +197,49 @@ class SmallModel(TreeDrafter):
             fn = model.fn if target.mesh == model.mesh else on_mesh(model.config, model.dtype, target.mesh)
             return small_model_drafter(fn, tree, target.config.vocab_size, model.config.vocab_size)
 
-        return cls.fill(method, tree, target, {"model": model.params}, model.name, model.config)
+        return cls.bind_tree(method, tree, target, {"model": model.params}, model.name, model.config)
 
 
 def shard(target: Target, drafter: BoundDrafter | None, mesh: Mesh) -> tuple[Target, BoundDrafter | None]:
     """Spreads target and drafter over a ("data", "fsdp", "tensor") mesh, whose devices `generate` uses.
 
-    "tensor" splits weights and caches and must divide the key-value heads; "data" splits the rows of a batch. For a
-    model that does not fit on one device use `load_target(path, mesh=mesh)` instead.
+    "tensor" splits weights and caches and must divide the key-value heads; "data" and "fsdp" split the rows of a batch.
+    For a model that does not fit on one device use `load_target(path, mesh=mesh)` instead.
 
     Raises:
       ConfigError: the mesh does not divide a parameter or the heads.
     """
     resharded = Target.from_params(target.config, target.params, target.name, mesh)
     target = dataclasses.replace(resharded, source=target.source)
-    return target, None if drafter is None else drafter.on(target)
+    return target, None if drafter is None else drafter.rebind(target)
 
 
 def prompt_lookup(
     target: Target, *, ngram: int = 3, length: int = 10, latest: bool = False, shortest: int = 1
 ) -> BoundDrafter:
-    """Drafts the tokens that followed an earlier occurrence of the last n-gram, without weights.
+    """Returns a drafter without weights: it proposes what followed an earlier copy of the last n-gram.
 
     Args:
       ngram: longest n-gram to look up; without a match, shorter ones down to `shortest` are tried.
-      length: most tokens to draft. latest: use the last of several matches, not the first.
+      length: most tokens to draft.
+      latest: use the last of several matches, not the first.
 
     Raises:
       ConfigError: a number is below 1, or `shortest` exceeds `ngram`. ValueError: `target` is not a `Target`.
     """
-    return BoundDrafter.of(prompt_lookup_drafter(ngram, length, latest, shortest), target, name="prompt lookup")
+    return BoundDrafter.bind(prompt_lookup_drafter(ngram, length, latest, shortest), target, name="prompt lookup")
 
 
 def lookahead(target: Target, *, ngram: int = 5, window: int = 7, guesses: int = 7, pool: int = 512) -> BoundDrafter:
-    """Drafts the target's own n-grams of a Jacobi window (lookahead, arXiv:2402.02057), without weights.
+    """Returns a drafter without weights: it proposes n-grams of a Jacobi window (arXiv:2402.02057).
 
     Args:
-      ngram: N, tokens of an n-gram. window: W, positions ahead. guesses: G, n-grams verified per pass; a target pass
-        reads (N - 1) * (W + G) tokens. pool: latest n-grams to keep per prompt.
+      ngram: N, tokens of an n-gram.
+      window: W, positions ahead.
+      guesses: G, n-grams verified per pass; a target pass reads (N - 1) * (W + G) tokens.
+      pool: latest n-grams to keep per prompt.
 
     Raises:
       ConfigError: a number is too small. ValueError: `target` is not a `Target`.
     """
-    return BoundDrafter.of(lookahead_drafter(ngram, window, guesses, pool), target, name="lookahead")
+    return BoundDrafter.bind(lookahead_drafter(ngram, window, guesses, pool), target, name="lookahead")

@@ -28,7 +28,8 @@ generate_program = jax.jit(core.generate, static_argnames=STATIC)
 prefill_program = jax.jit(core.prefill, static_argnames=STATIC)
 extend_program = jax.jit(core.extend, static_argnames=STATIC, donate_argnums=(1, 2))
 step_program = jax.jit(core.step, static_argnames="engine", donate_argnums=(1,))
-"""Shared by `generate`, `stream`, sessions and measuring programs: a process compiles once per shape."""
+"""Shared by `generate`, `stream`, sessions and measuring programs: a process compiles once per
+engine, shape and set of sampling processors."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +117,8 @@ def generate(
     Raises:
       ValueError: an argument breaks its rule; raised before anything is compiled.
       NotFiniteError: logits are NaN or infinite; it names rows and positions and holds the output of all rows.
-      ConfigError: `profile` cannot be read, or is for another target. CheckpointError: its weights do not load.
+      ConfigError: `profile` cannot be read, or is for another target; or the mesh does not divide the rows.
+      CheckpointError: weights of `profile` do not load.
       MemoryError: the run does not fit in device memory.
     """
     return run_request(request_of(target, drafter, prompts, profile, **options))
@@ -132,7 +134,7 @@ def stream(
 ) -> Iterator[StreamChunk]:
     """Yields the tokens of one prompt, cycle by cycle; arguments as in `generate`.
 
-    On a mesh the "data" axis must have size 1, since there is one row.
+    On a mesh "data" and "fsdp" must have size 1, since there is one row.
     Arguments are checked at the call, not at the first `next`.
 
     Raises:

@@ -81,7 +81,7 @@ def load_draft_model(
     model = load_target(path_or_hub_id, target.dtype, mesh=target.mesh, **hub)
     if assumption is not None:
         warnings.warn(assumption, stacklevel=2)
-    return SmallModel.bind(target, model, tree)
+    return SmallModel.from_model(target, model, tree)
 
 
 def load_target(
@@ -96,7 +96,7 @@ def load_target(
 
     Args:
       dtype: "float32", "bfloat16" or "float16" (or JAX's types) of weights, activations and cache. Scores, softmax
-        and norms are float32.
+        and norms are computed in float32.
       max_position: caps the context length, for example at a sliding window; the window itself is not supported.
       mesh: a ("data", "fsdp", "tensor") mesh; every tensor goes straight to its devices. Drafters use
         their target's mesh.
@@ -104,7 +104,7 @@ def load_target(
 
     Raises:
       CheckpointError: the model is missing, its architecture is unknown, a value of config.json has another type, or
-        tensors do not fit or hold NaN or infinity. The message names all of them.
+        tensors do not fit or hold NaN or infinity (the message names all of them); or `dtype` is unknown.
       ConfigError: the mesh does not divide the model. MemoryError: the weights do not fit in device memory.
       DeviceError: the device of JAX_PLATFORMS is missing or busy.
 
@@ -169,12 +169,12 @@ def load_drafter(
 
 
 def load_demo(
-    head: Bundled = "hass", tree: TreeConfig | None = None, *, dtype: DTypeLike = "float32"
+    name: Bundled = "hass", tree: TreeConfig | None = None, *, dtype: DTypeLike = "float32"
 ) -> tuple[Target, TreeDrafter, Any]:
     """Loads the bundled target, a small trained chat model, its tokenizer and a drafter; no network.
 
     Args:
-      head: name of the drafter. "hass" is an EAGLE-1/2 head trained on its own outputs; "eagle1"/"eagle2" was trained
+      name: of the drafter. "hass" is an EAGLE-1/2 head trained on its own outputs; "eagle1"/"eagle2" was trained
         on the target's features alone.
       tree: None is `DEMO_TREE_CPU` on CPU, else the default of the method; for "small" a chain of 5.
       dtype: as in `load_target`; the files hold bfloat16.
@@ -183,17 +183,17 @@ def load_demo(
       target, drafter, tokenizer (of `transformers`, with a chat template).
 
     Raises:
-      ValueError: `head` is unknown. ConfigError: the drafter cannot draft `tree`.
-      MemoryError, DeviceError: as `load_target`.
+      ValueError: `name` is unknown. ConfigError: the drafter cannot draft `tree`.
+      CheckpointError: `dtype` is unknown. MemoryError, DeviceError: as `load_target`.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # about torch, which is not needed
     # Not AutoTokenizer: it imports torch if installed, which takes seconds.
     from transformers import PreTrainedTokenizerFast
 
-    if head not in get_args(Bundled):
-        raise ValueError(f"head must be one of {', '.join(get_args(Bundled))}, got {head!r}.")
+    if name not in get_args(Bundled):
+        raise ValueError(f"name must be one of {', '.join(get_args(Bundled))}, got {name!r}. Choose one.")
     target = load_target(bundled("target"), dtype)
-    load: Any = {"small": load_draft_model, "medusa": load_medusa, "hydra": load_medusa}.get(head, load_drafter)
+    load: Any = {"small": load_draft_model, "medusa": load_medusa, "hydra": load_medusa}.get(name, load_drafter)
     default = DEMO_TREE_CPU if jax.default_backend() == "cpu" else None
-    drafter = load(bundled(head), target, tree or (DEFAULT_CHAIN if head == "small" else default))
+    drafter = load(bundled(name), target, tree or (DEFAULT_CHAIN if name == "small" else default))
     return target, drafter, PreTrainedTokenizerFast.from_pretrained(bundled("target"))

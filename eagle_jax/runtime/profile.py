@@ -72,13 +72,13 @@ class Entry:
         for name, least in (("batch", 1), ("temperature", 0), ("prompt", 1)):
             value = getattr(self, name)
             if value is not None and not least <= value < float("inf"):
-                raise ConfigError(f"{name} must be at least {least}, got {value}.")
+                raise ConfigError(f"{name} must be at least {least}, got {value}. Give a larger number.")
         own, also = REQUIRED.get(self.method, ("weights", "tree")), OPTIONAL.get(self.method, ())
         for name in SETTINGS:
             value = getattr(self, name)
             if name not in also and (value is None) == (name in own):
                 fields = ", ".join(own + also) or "none"
-                raise ConfigError(f"fields of method {self.method} must be {fields}, got {name} {value!r}.")
+                raise ConfigError(f"fields of method {self.method} must be {fields}, got {name} {value!r}. Give these.")
         if self.tree is not None and self.tree.verification != "deterministic":
             raise ConfigError(
                 f"verification must be deterministic in a profile, got {self.tree.verification!r}. Leave it out: the "

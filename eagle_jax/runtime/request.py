@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.config import DecoderConfig
+from eagle_jax import core
+from eagle_jax.config import DecoderConfig, check_integer
 from eagle_jax.core import Batch, Drafter, Engine, KVCache, Params, Sampling, Sizes, make_sampling, required_slots
-from eagle_jax.core.randomness import row_keys, threefry_keys
 from eagle_jax.runtime.drafters import BoundDrafter
 from eagle_jax.runtime.target import Target
 
@@ -73,8 +73,8 @@ def empty_caches(params: Params, engine: Engine, rows: int, slots: int) -> tuple
 
 
 # Jitted: an eager `vmap` costs milliseconds of host time per call.
-_row_keys = jax.jit(lambda key, batch: row_keys(key, jnp.arange(batch)), static_argnames="batch")
-_threefry_keys = jax.jit(threefry_keys)
+_row_keys = jax.jit(lambda key, batch: core.row_keys(key, jnp.arange(batch)), static_argnames="batch")
+_threefry_keys = jax.jit(core.threefry_keys)
 
 
 def _keys(key: jax.Array | int | None, batch: int) -> jax.Array:
@@ -94,18 +94,23 @@ def _keys(key: jax.Array | int | None, batch: int) -> jax.Array:
             f"key must be one key, an array of {batch} keys (one per prompt) or an integer seed, got an array of "
             f"{key.dtype}{list(key.shape)}. Pass jax.random.key(seed); every row derives its own key."
         )
-    raise ValueError(f"key must be jax.random.key(seed) or an integer seed, got {key!r}.")
+    raise ValueError(f"key must be jax.random.key(seed) or an integer seed, got {key!r}. Pass one.")
 
 
 def check_drafter(drafter: Any, target: Target) -> None:
-    """Raises a ValueError if `drafter` is neither None nor a drafter bound to `target`."""
+    """Checks that `drafter` is None or bound to `target`.
+
+    Raises:
+      ValueError: it has another type, is bound to another target, or reads hidden states that the target lacks.
+    """
     if drafter is None:
         return
     if isinstance(drafter, Drafter):
-        raise ValueError("drafter must be bound to a target, got a Drafter. Pass BoundDrafter.of(drafter, target).")
+        raise ValueError("drafter must be bound to a target, got a Drafter. Pass BoundDrafter.bind(drafter, target).")
     if not isinstance(drafter, BoundDrafter):
         raise ValueError(
-            f'drafter must be a result of eagle_jax.load_drafter, None, or "auto" with profile=, got {drafter!r:.40}.'
+            f'drafter must be a result of eagle_jax.load_drafter, None, or "auto" with profile=, got {drafter!r:.40}. '
+            "Choose one."
         )
     if drafter.target.fn is not target.fn:
         raise ValueError(
@@ -141,7 +146,7 @@ def sampling_of(**settings: Any) -> Sampling:
     for name, value in settings.items():
         number = isinstance(value, numbers.Real) or (isinstance(value, jax.Array | np.ndarray) and value.ndim == 0)
         if isinstance(value, bool) or not number:
-            raise ValueError(f"{name} must be a number, got {value!r}.")
+            raise ValueError(f"{name} must be a number, got {value!r}. Pass a number or a scalar array.")
     return make_sampling(**settings)
 
 
@@ -173,27 +178,26 @@ def _check_prompts(prompts: Any, name: str, config: DecoderConfig) -> list[np.nd
 
 
 def _quoted(value: Any) -> str:
-    """Returns the beginning of a value that is no prompt, and a remedy for the usual mistakes."""
-    remedy = ""
+    """Returns the beginning of a value that is no prompt, and a remedy."""
+    remedy = "Pass the ids that the target's tokenizer returns."
     if isinstance(value, Mapping):  # such as BatchEncoding
-        remedy = " Pass its ['input_ids']."
+        remedy = "Pass its ['input_ids']."
     elif isinstance(value, str):
-        remedy = " Tokenize the text first: tokenizer.encode(text)."
+        remedy = "Tokenize the text first: tokenizer.encode(text)."
     elif isinstance(value, numbers.Integral) or (isinstance(value, Sequence) and any(map(_is_list, value))):
-        remedy = " generate takes a list of prompts, and stream takes one prompt."
-    return f"{value!r:.40}.{remedy}"
+        remedy = "generate takes a list of prompts, and stream takes one prompt."
+    return f"{value!r:.40}. {remedy}"
 
 
 def _check_budgets(max_new_tokens: int | Sequence[int], rows: list[np.ndarray], config: DecoderConfig) -> list[int]:
     given: Any = max_new_tokens.tolist() if isinstance(max_new_tokens, np.ndarray | jax.Array) else max_new_tokens
     several = isinstance(given, Sequence) and not isinstance(given, str)
     budgets: list[Any] = list(given) if several else [given] * len(rows)
+    budgets = [int(budget) if isinstance(budget, np.integer) else budget for budget in budgets]
     if len(budgets) != len(rows):
-        raise ValueError(f"max_new_tokens must be one number or one per prompt ({len(rows)}), got {len(budgets)}.")
+        raise ValueError(f"max_new_tokens must have a number per prompt ({len(rows)}), got {len(budgets)}. Give one.")
     for index, (budget, row) in enumerate(zip(budgets, rows, strict=True)):
-        if isinstance(budget, bool) or not isinstance(budget, int | np.integer) or budget < 1:
-            where = f"[{index}]" if several else ""
-            raise ValueError(f"max_new_tokens{where} must be an integer of at least 1, got {budget!r}.")
+        check_integer(f"max_new_tokens[{index}]" if several else "max_new_tokens", budget)
         room = config.max_position - len(row)
         if budget > room:
             lower = f" or lower max_new_tokens to at most {room}" if room > 0 else ""
@@ -201,7 +205,7 @@ def _check_budgets(max_new_tokens: int | Sequence[int], rows: list[np.ndarray], 
                 f"row {index}: prompt and max_new_tokens must fit in the model's {config.max_position} positions, got "
                 f"{len(row)} + {budget}. Shorten the prompt{lower}."
             )
-    return [int(budget) for budget in budgets]
+    return budgets
 
 
 def _integers(values: Any) -> np.ndarray | None:
@@ -224,14 +228,14 @@ def _stop_table(eos_ids: StopTokens, batch: int, config: DecoderConfig) -> np.nd
     given: Any = eos_ids
     rows = list(given) if _is_list(given) and any(map(_is_list, given)) else [given] * batch
     if len(rows) != batch:
-        raise ValueError(f"eos_ids must be one flat list or one list per prompt ({batch}), got {len(rows)} lists.")
+        raise ValueError(f"eos_ids must have a list per prompt ({batch}), got {len(rows)} lists. Give one flat list.")
     sets = []
     for row in rows:
         ids = _integers(row)
         if ids is None or ids.ndim > 1:
-            raise ValueError(f"eos_ids must be a token id, a list of ids, or one list per prompt, got {eos_ids!r}.")
+            raise ValueError(f"eos_ids must be a token id, a list, or a list per prompt, got {eos_ids!r}. Give ids.")
         if bad := [token for token in ids.flat if not 0 <= token < config.vocab_size]:
-            raise ValueError(f"eos_ids must be 0 to {config.vocab_size - 1}, got {bad[0]}.")
+            raise ValueError(f"eos_ids must be 0 to {config.vocab_size - 1}, got {bad[0]}. Use the target's tokenizer.")
         sets.append(ids.reshape(-1))
     table = np.full((batch, round_up(max(1, *map(len, sets)), 4)), -1, np.int32)
     for index, ids in enumerate(sets):

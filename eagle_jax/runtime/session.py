@@ -31,7 +31,8 @@ class Session:
         positions, at most 4096.
 
     Attributes:
-      context: as given. text: tokens in the target's cache, including the last reply.
+      context: as given.
+      text: tokens of the last prompt and its reply; the cache holds all but the last one.
       read: how many tokens of the last prompt were not in the caches.
 
     Raises:
@@ -44,7 +45,7 @@ class Session:
         most = target.config.max_position
         self.context = min(most, 4096) if context is None else context
         if isinstance(self.context, bool) or not isinstance(self.context, int) or not 2 <= self.context <= most:
-            raise ValueError(f"context must be an integer from 2 to the target's {most} positions, got {context!r}.")
+            raise ValueError(f"context must be an integer from 2 to the target's {most}, got {context!r}. Omit it.")
         self.target, self.drafter = target, drafter
         self.reset()
 
@@ -67,10 +68,11 @@ class Session:
 
         Raises:
           ValueError, MemoryError: as `eagle_jax.stream`, at the call; also if prompt and reply exceed the context.
+          ValueError: during iteration, if another prompt was streamed before the end of this reply.
           NotFiniteError: as `eagle_jax.stream`; the caches are emptied.
         """
         if not isinstance(plain, bool):
-            raise ValueError(f"plain must be True or False, got {plain!r}.")
+            raise ValueError(f"plain must be True or False, got {plain!r}. Choose one.")
         request = request_of(self.target, None if plain else self.drafter, [prompt], None, "prompt", **options)
         budget = int(request.batch.budget[0])
         if len(prompt) + budget > self.context:
@@ -81,7 +83,7 @@ class Session:
         return self._stream(list(map(int, prompt)), request, plain and self.drafter is not None)
 
     def _stream(self, prompt: list[int], request: Request, plain: bool) -> Iterator[StreamChunk]:
-        # Behind the context a last chunk, or the path of a tree, must have room.
+        # After the context a last chunk, or the path of a tree, must have room.
         usual = request.engine.drafter if self.drafter is None else self.drafter.drafter
         slots = round_up(required_slots(self.context, 1, usual.depth, PREFILL_CHUNK), 128)
         request = request._replace(sizes=request.sizes._replace(slots=slots))

@@ -48,7 +48,11 @@ class Target:
 
 
 def check_target(target: Target, name: str = "target") -> None:
-    """Raises a ValueError if an argument is no `Target`."""
+    """Checks that the argument `name` is a `Target`.
+
+    Raises:
+      ValueError: it has another type.
+    """
     if not isinstance(target, Target):
         raise ValueError(
             f"{name} must be a Target, got a {type(target).__name__}. Pass the result of eagle_jax.load_target."

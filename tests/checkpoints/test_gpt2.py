@@ -49,7 +49,7 @@ def test_text_equals_plain_decoding_up_to_the_last_position(kind, temperature):
     short = dataclasses.replace(GPT2, max_position=24, num_layers=1)
     target, tree = model(short, 0), TreeConfig(depth=3, top_k=2, num_nodes=6)
     if kind == "small":
-        drafter = eagle_jax.SmallModel.bind(target, model(short, 5), tree)
+        drafter = eagle_jax.SmallModel.from_model(target, model(short, 5), tree)
     else:
         config = HeadConfig("eagle3", GPT2.one_layer(tie_word_embeddings=False), 12, 16, (0, 1, 1))
         head = init_head_params(config, jax.random.key(7))

@@ -89,7 +89,7 @@ def test_lookahead_is_jacobi_iteration_with_a_pool_of_n_grams(size):
     ngram, window, guesses = 4, 3, 2
     target, prompt = tiny_target(), random_prompts([9], 12, seed=5)[0]
     drafter = lookahead_drafter(ngram, window, guesses, size)
-    head = BoundDrafter.of(drafter, target)
+    head = BoundDrafter.bind(drafter, target)
     request = request_of(target, head, [prompt], max_new_tokens=24, eos_ids=())
     state = generation.prefill_program(*request)
     rows, text, pool = [prompt[:3], prompt[3:6], [prompt[6], prompt[7], prompt[0]]], prompt, []
@@ -126,17 +126,17 @@ def test_a_draft_model_with_fewer_positions_than_its_target_warns():
     target, model = tiny_target(), tiny_target(layers=1, seed=3)
     short = eagle_jax.Target.from_params(dataclasses.replace(model.config, max_position=64), model.params, "short")
     with pytest.warns(UserWarning, match="draft model 'short' has 64 positions and the target .* beyond position 64"):
-        SmallModel.bind(target, short)
+        SmallModel.from_model(target, short)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        SmallModel.bind(target, model)
+        SmallModel.from_model(target, model)
 
 
 @pytest.mark.parametrize(("tree", "temperature"), [(TreeConfig.chain(4), 0.0), (TreeConfig.chain(4, "rejection"), 0.7)])
 def test_a_draft_model_that_is_the_target_is_always_right(tree, temperature):
     """Every draft is accepted only if cache, positions and masks are those of the text."""
     target = tiny_target()
-    head = SmallModel.bind(target, target, tree)
+    head = SmallModel.from_model(target, target, tree)
     run = dict(max_new_tokens=33, temperature=temperature, key=3, eos_ids=())
     out = eagle_jax.generate(target, head, random_prompts([1, 9, 20], 12), **run)
     assert out.accepted[:, :-1].sum() == 0
@@ -144,7 +144,7 @@ def test_a_draft_model_that_is_the_target_is_always_right(tree, temperature):
 
 def test_a_draft_model_scores_its_tree_as_plain_passes_do():
     target, prompt = tiny_target(), random_prompts([9], 12, seed=5)[0]
-    state, scored = prefilled(SmallModel.bind(target, target, TREES["k3n12"]), prompt)
+    state, scored = prefilled(SmallModel.from_model(target, target, TREES["k3n12"]), prompt)
     for path, score in scored:
         texts = [[*prompt, int(state.root[0]), *path[:depth]] for depth in range(len(path))]
         law = oracles.log_softmax(target.fn.logits(target.params, jnp.asarray(states_of(target, texts))))
@@ -159,10 +159,10 @@ def test_a_draft_model_may_pad_its_vocabulary(sizes, rule):
     target, model = (tiny_target(vocab=size, layers=1 if size == 16 else 2, seed=2) for size in sizes)
     prompts = random_prompts([4, 7], sizes[0])
     plain = eagle_jax.generate(target, None, prompts, max_new_tokens=16)
-    drafter = SmallModel.bind(target, model, TreeConfig.chain(3, rule))
+    drafter = SmallModel.from_model(target, model, TreeConfig.chain(3, rule))
     assert eagle_jax.generate(target, drafter, prompts, max_new_tokens=16).tokens == plain.tokens
-    with pytest.raises(ConfigError, match="top_k must be at most 12, the tokens of both models, got 13"):
-        SmallModel.bind(target, model, TreeConfig(depth=1, top_k=13, num_nodes=13))
+    with pytest.raises(ConfigError, match="top_k must be at most 12, the common tokens, got 13"):
+        SmallModel.from_model(target, model, TreeConfig(depth=1, top_k=13, num_nodes=13))
 
 
 @pytest.mark.parametrize(("kind", "tree"), [("medusa", "static"), ("hydra", "k3n12"), ("hydra++", "static")])
@@ -195,8 +195,8 @@ def test_medusa_and_hydra_heads_read_what_they_should(kind, tree):
 def test_heads_of_another_model_raise():
     head = tiny_medusa("medusa", TREES["static"])
     with pytest.raises(ConfigError, match="heads: hidden_size must be the target's, 18, got 16"):
-        head.on(Target.from_params(dataclasses.replace(tiny_target().config, hidden_size=18), tiny_target().params))
-    with pytest.raises(ConfigError, match=r"TreeConfig\.depth must be at most 4, a level per head, got 5"):
+        head.rebind(Target.from_params(dataclasses.replace(tiny_target().config, hidden_size=18), tiny_target().params))
+    with pytest.raises(ConfigError, match=r"TreeConfig\.depth must be at most 4 \(heads\), got 5"):
         tiny_medusa("medusa", TreeConfig.chain(5))
 
 

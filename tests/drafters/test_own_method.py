@@ -46,22 +46,22 @@ def updated(state: Any) -> dict[str, Any]:
         (drafted(lambda batch, state: (state, state)), r"draft must return \(DraftTree, state\), got \w+, \w+"),
         (
             drafted(lambda batch, state: (drafts(batch, 2), state)),
-            r"tokens .*must be int32\[2, 4\] .*\[2, 3\]",
+            r"tokens .*must be integers of shape \[2, 4\] .*\[2, 3\]",
         ),
         (
             drafted(lambda batch, state: (drafts(batch)._replace(parents=jnp.zeros((2, 4))), state)),
-            r"parents .*must be int32\[2, 4\] .*, got float32\[2, 4\]",
+            r"parents .*must be integers of shape \[2, 4\] .*, got float32\[2, 4\]",
         ),
         (
             drafted(lambda batch, state: (drafts(batch), state[:1])),
-            r"draft must return a state of the same form, got int32\[1\] for int32\[2\]",
+            r"draft must return a state like int32\[2\], got int32\[1\]",
         ),
-        (updated(lambda state: state + 0.5), r"update must return .* same form, got float32\[2\] for int32\[2\]"),
-        (updated(lambda state: None), r"update must return .* same form, got None for int32\[2\]"),
+        (updated(lambda state: state + 0.5), r"update must return .* like int32\[2\], got float32\[2\]"),
+        (updated(lambda state: None), r"update must return .* like int32\[2\], got None"),
     ],
 )
 def test_a_method_that_breaks_the_interface_raises(own, message):
     target = tiny_target()
-    bound = eagle_jax.BoundDrafter.of(method(**own), target, name="own")
+    bound = eagle_jax.BoundDrafter.bind(method(**own), target, name="own")
     with pytest.raises(ValueError, match=message):
         eagle_jax.generate(target, bound, [[1, 2, 3], [4]], max_new_tokens=4)

@@ -136,7 +136,7 @@ def other_axes() -> Mesh:
         (lambda: eagle_jax.shard(with_two_heads(), None, make_mesh(1, 4)),
          "num_kv_heads must be a multiple of tensor=4, got 2"),
         (lambda: eagle_jax.generate(*eagle_jax.shard(*pair(), make_mesh(2, 2)), [[1, 2]] * 3, max_new_tokens=4),
-         "number of prompts must be a multiple of data=2, got 3. Add 1 prompts"),
+         "number of prompts must be a multiple of data x fsdp = 2, got 3. Add 1 prompts"),
         (lambda: eagle_jax.shard(*pair(), other_axes()), r"got axes \('model',\).*Make it with .*parallel.make_mesh"),
         (lambda: eagle_jax.load_target("nowhere", mesh="x"), "mesh must be a jax.sharding.Mesh .*, got a str"),
         (lambda: make_mesh(3, 2), "data=3 times fsdp=1 times tensor=2 must be 1 to 4, the number of devices"),

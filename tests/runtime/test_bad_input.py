@@ -72,11 +72,11 @@ def test_invalid_prompts_raise_errors(prompts, message):
         (dict(max_new_tokens=510), "must fit in the model's 512 positions, got 3 \\+ 510.*at most 509"),
         (dict(log_probs="draft"), "log_probs must be 'target', 'law' or None, got 'draft'"),
         (dict(max_new_tokens=0), "max_new_tokens must be .*at least 1, got 0"),
-        (dict(max_new_tokens=[3, 3]), r"one per prompt \(1\), got 2"),
+        (dict(max_new_tokens=[3, 3]), r"a number per prompt \(1\), got 2"),
         (dict(temperature=-1.0), "temperature must be .*, got -1.0"),
         (dict(temperature=1.0), "Pass key="),
         (dict(eos_ids=[12]), "eos_ids must be 0 to 11, got 12"),
-        (dict(eos_ids=[[1], [2]]), r"one list per prompt \(1\), got 2 lists"),
+        (dict(eos_ids=[[1], [2]]), r"a list per prompt \(1\), got 2 lists"),
         (dict(eos_ids=3.5), "eos_ids must be a token id, a list .*, got 3.5"),
         (dict(eos_ids=[None]), r"eos_ids must be .*, got \[None\]"),
         (dict(eos_ids="2"), "eos_ids must be .*, got '2'"),
@@ -111,8 +111,8 @@ def test_objects_of_another_type_or_target_raise_errors():
         (lambda: generate(target, head.drafter), r"must be bound to a target, got a Drafter\. Pass BoundDrafter"),
         (lambda: generate(tiny_target(vocab=13), head), r"got one for another target"),
         (lambda: head.with_tree(59), r"tree must be an eagle_jax\.TreeConfig, .*got 59"),
-        (lambda: head.with_tree(TreeConfig(2, 13, 20)), "at most 12, the head's draft vocabulary, got 13"),
-        (lambda: eagle_jax.prompt_lookup(target).with_tree(head.tree), "drafter must draft trees, got prompt lookup"),
+        (lambda: head.with_tree(TreeConfig(2, 13, 20)), "at most the draft vocabulary, 12, got 13"),
+        (lambda: eagle_jax.prompt_lookup(target).with_tree(head.tree), "drafter must have a tree, got prompt lookup"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -41,7 +41,7 @@ def fault():
 def test_a_row_ends_before_the_fault_and_other_rows_keep_their_text():
     token, at, texts = fault()
     target = with_nan(token)
-    head = DRAFTERS["eagle3-k3n12"](tiny_target(VOCAB)).on(target)
+    head = DRAFTERS["eagle3-k3n12"](tiny_target(VOCAB)).rebind(target)
     with pytest.raises(eagle_jax.NotFiniteError, match=f"row 0, generated token {at + 1}") as caught:
         eagle_jax.generate(target, head, PROMPTS, max_new_tokens=30)
     assert caught.value.positions == {0: at + 1}
@@ -65,7 +65,7 @@ def test_a_nan_in_the_padding_token_changes_nothing():
     head = DRAFTERS["eagle3-k3n12"](clean)
     texts = eagle_jax.generate(clean, head, prompts, max_new_tokens=2).tokens
     assert not any(0 in row for row in texts)
-    assert eagle_jax.generate(bad, head.on(bad), prompts, max_new_tokens=2).tokens == texts
+    assert eagle_jax.generate(bad, head.rebind(bad), prompts, max_new_tokens=2).tokens == texts
 
 
 def test_a_row_that_stops_before_the_fault_raises_no_error():
@@ -100,7 +100,7 @@ def test_a_conversation_ends_where_the_target_has_no_finite_logits(monkeypatch):
     args = regenerate.Args(target="demo", data=(), out=Path(), max_new_tokens=9, max_prompt=99)
     writer = regenerate.Writer(args, tiny_target(VOCAB), None, tokenizer, (reply[-1],), lanes=2)
     asked = Dialogue.begin(parse_row({"prompt": "hi"}))
-    found = writer.converse([regenerate.Row(number, "a", asked, 1.0) for number in range(2)])
+    found = writer.generate_replies([regenerate.Row(number, "a", asked, 1.0) for number in range(2)])
     assert found[0][1]["skipped"] == {"the target's logits are not finite": 1}
     assert not found[0][0].texts
     assert found[1][0].texts[0].messages[-1]["content"] == "Hello."

@@ -29,7 +29,7 @@ def one_bucket(monkeypatch):
 def begin(name: str | None = HEAD, **changes) -> Session:
     drafter = None if name is None else DRAFTERS[name](tiny_target())
     if changes:
-        drafter = eagle_jax.BoundDrafter.of(drafter.drafter._replace(**changes), tiny_target(), drafter.params)
+        drafter = eagle_jax.BoundDrafter.bind(drafter.drafter._replace(**changes), tiny_target(), drafter.params)
     return Session(tiny_target(), drafter, context=200)
 
 
