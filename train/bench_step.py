@@ -1,4 +1,4 @@
-"""Times a training step of an EAGLE-3 head on this machine, and its share of the peak.
+"""Times a training step of an EAGLE-3 head, and computes its model-flops utilisation.
 
     python -m train.bench_step
     python -m train.bench_step --size demo --dtype bfloat16
@@ -31,12 +31,12 @@ from infer.common.programs import at_least_one, run
 class Args:
     """Options of the benchmark."""
 
-    # small (hidden 512, 4 layers, 8192 tokens, 2048 of them drafted), demo (the bundled pair's shape) or tiny
+    # small (hidden 512, 4 layers, vocabulary 8192, draft vocabulary 2048), demo (the bundled pair's shape) or tiny
     size: Literal["small", "demo", "tiny"] = "small"
     rows: int = 1  # texts per step
     length: int = 512  # tokens per text
     unroll: int = 7  # steps of the head on its own outputs
-    # of products and activations; trained weights, scores and losses are float32
+    # dtype of products and activations; trained weights, scores and losses are float32
     dtype: Literal["float32", "bfloat16"] = "float32"
     repeats: int = 7  # timed steps, after two that are not timed
 

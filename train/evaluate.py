@@ -47,9 +47,9 @@ class Args(TargetArgs):
     # how candidates are ranked at temperature > 0 (TreeConfig)
     sampled_ranking: Literal["draw", "law", "untempered"] = "draw"
     temperatures: tuple[float, ...] = (0.0, 1.0)  # measured one after the other
-    seed: int = 0  # of the draws
+    seed: int = 0  # seed of the draws
     compare: bool = True  # count replies that are identical to plain decoding
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of weights and activations
+    dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of weights and activations
 
 
 def main(args: Args) -> None:

@@ -18,7 +18,6 @@ from typing import Literal
 from eagle_jax.assets import DEMO
 from eagle_jax.checkpoints import (
     carries_embedding,
-    check_unoccupied,
     checkpoint_directory,
     config_directory,
     export_head,
@@ -44,7 +43,7 @@ class Args:
     # name of the target in a speculators config; default --target (a directory by its full path)
     verifier: str | None = None
     speculative_tokens: int = 5  # length of the chain that vLLM drafts with a speculators config
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None  # of the weights; default as stored
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None  # dtype of the weights; default as stored
     # whose RoPE is written if head and target differ; "head" drafts as this library does
     rope: Literal["head", "target"] | None = None
     # include the target's embedding; EAGLE-1/2 and speculators files always have it, others need none
@@ -65,12 +64,13 @@ def main(args: Args) -> None:
             "takes its vocabulary, RoPE and context length."
         )
     target = target_path(named)
-    if not args.overwrite:
-        check_unoccupied(args.out)
+    out = args.out.expanduser()
+    if not args.overwrite and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"--out must be missing or an empty directory, got {out}. Give another, or pass --overwrite.")
     with naming("--target", target):
         target_directory = config_directory(target)
         target_config = read_target_config(target_directory)
-    if args.out.expanduser().resolve() == target_directory.resolve():
+    if out.resolve() == target_directory.resolve():
         raise ValueError(f"--out must not be the target's directory, got {args.out}. Choose another.")
     with naming("--head", args.head):
         head_directory = checkpoint_directory(head)
@@ -88,7 +88,7 @@ def main(args: Args) -> None:
         config, params, target_config, args.out, args.to, dtype, rope=args.rope, verifier=args.verifier or full_name,
         speculative_tokens=args.speculative_tokens, embedding=embedding if wanted else None,
     )  # fmt: skip
-    weights = sum(path.stat().st_size for path in args.out.expanduser().glob("*.safetensors"))
+    weights = sum(path.stat().st_size for path in out.glob("*.safetensors"))
     print(json.dumps({"out": str(args.out), "to": args.to, "head": head, "dtype": dtype, "bytes": weights}))
 
 

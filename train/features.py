@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 import eagle_jax
-from eagle_jax.checkpoints.files.staging import sweep
+from eagle_jax.checkpoints import sweep
 from eagle_jax.data.corpus import Corpus, Layout, Stored, build_corpus, corpus_key, shard_bounds, write_shard
 from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel import make_mesh, processes
@@ -46,7 +46,7 @@ class Args(CorpusArgs):
     length: int = 2048  # longest document; longer ones are cut
     shard_tokens: int = 1_000_000  # approximate tokens per file
     rows: int = 8  # documents per batch
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of the target's weights
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # dtype of the target's weights
     tensor: int = 1  # devices that the target is spread over
 
 

@@ -54,11 +54,11 @@ class Args(CorpusArgs):
     max_prompt: int = 1024  # longest prompt; a conversation ends before a longer one
     # keep replies that --max-new-tokens cut off; otherwise the conversation ends before such a reply
     keep_cut: bool = True
-    temperatures: tuple[float, ...] = (0.0, 1.0)  # of the replies; rows take turns
-    top_k: int = 0  # of sampling; 0 is off
-    top_p: float = 1.0  # of sampling
-    seed: int = 0  # of sampling and of --limit
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of weights and activations; bfloat16 is faster on accelerators
+    temperatures: tuple[float, ...] = (0.0, 1.0)  # temperatures of the replies; rows take turns
+    top_k: int = 0  # likeliest tokens to sample from; 0 is off
+    top_p: float = 1.0  # least probability mass to sample from
+    seed: int = 0  # seed of sampling and of --limit
+    dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of weights and activations; use bfloat16 on accelerators
     tensor: int = 1  # devices that the target is split over; the other devices of a process split the batch
     shard_rows: int = 1024  # source rows per shard
 
@@ -79,7 +79,7 @@ class Writer:
     args: Args
     target: eagle_jax.Target
     head: eagle_jax.BoundDrafter | None
-    tokenizer: Any  # of `transformers`, with a chat template
+    tokenizer: Any  # tokenizer of `transformers`, with a chat template
     stops: tuple[int, ...]  # tokens that end a reply
     lanes: int  # conversations at once; every batch has this size, so that all share one compilation
 
@@ -89,7 +89,7 @@ class Writer:
         groups = [list(group) for _, group in itertools.groupby(ordered, lambda row: row.temperature)]
         return [group[at : at + self.lanes] for group in groups for at in range(0, len(group), self.lanes)]
 
-    def converse(self, batch: Sequence[Row]) -> list[tuple[Dialogue, Report]]:
+    def generate_replies(self, batch: Sequence[Row]) -> list[tuple[Dialogue, Report]]:
         """Answers one of `batches`, turn by turn; returns every conversation with its report.
 
         A conversation ends where the target's logits are not finite; the others continue.
@@ -284,7 +284,7 @@ def write_shard(writer: Writer, shard: Shard, given: Sequence[tuple[int, str, di
     for batch in writer.batches(rows):
         if {row.number for row in batch} <= shard.done:
             continue
-        found = [(row, *answer) for row, answer in zip(batch, writer.converse(batch), strict=True)]
+        found = [(row, *answer) for row, answer in zip(batch, writer.generate_replies(batch), strict=True)]
         new = [entry for entry in found if entry[0].number not in shard.done]  # all, unless --batch has changed
         texts = [
             {"row": row.number, "source": row.source, **text.as_row(), "temperature": row.temperature}

@@ -27,8 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from transformers import AutoTokenizer
 
-from eagle_jax.checkpoints import save_target_checkpoint
-from eagle_jax.checkpoints.files.staging import write_whole
+from eagle_jax.checkpoints import save_target_checkpoint, write_whole
 from eagle_jax.config import DecoderConfig
 from eagle_jax.data.corpus import Corpus, Source, build_corpus
 from eagle_jax.runtime.compilation import use_compilation_cache
@@ -55,7 +54,7 @@ class Args:
     warmup: int = 30  # steps of warm-up
     decay: float = 0.25  # share of the run in which the rate falls
     steps: int = 1000  # updates
-    seed: int = 0  # of weights and order
+    seed: int = 0  # seed of weights and order
     save_every: int = 100  # steps per checkpoint and held-out loss
     log_every: int = 10  # steps per log line
     held_rows: int = 32  # held-out rows per measurement

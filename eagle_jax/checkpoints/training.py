@@ -143,8 +143,8 @@ class TrainingCheckpoints:
         except (ValueError, KeyError, TypeError) as error:
             reason = str(error).strip().splitlines()[0]
             raise CheckpointError(
-                f"the checkpoint of step {step} in {self.directory} is of another configuration ({reason}). Resume "
-                "with the one it was begun with, or choose another --out."
+                f"the checkpoint of step {step} in {self.directory} must hold the arrays of this run, got others "
+                f"({reason}). Resume with the configuration that it was begun with, or choose another directory."
             ) from error
         place = manager.directory / str(step)
         _check_finite(found["state"], str(place), "Remove this directory to resume from an earlier checkpoint.")

@@ -4,7 +4,7 @@ from eagle_jax.training.draft_models import Divergence, distillation_loss, medus
 from eagle_jax.training.hardware import PEAK, compiler_options, keep_freed_memory, peak_flops, product_flops
 from eagle_jax.training.initialisation import fresh_draft_model, fresh_head, fresh_medusa, fresh_target
 from eagle_jax.training.losses import count_rows
-from eagle_jax.training.objective import PRESETS, Objective, Signals
+from eagle_jax.training.objective import PRESETS, Objective, TargetOutputs
 from eagle_jax.training.train_steps import (
     Frozen,
     HeadTrainState,
@@ -21,8 +21,8 @@ from eagle_jax.training.train_steps import (
 )
 
 __all__ = [
-    "PEAK", "PRESETS", "Divergence", "Frozen", "HeadTrainState", "MicroBatch", "Objective", "Signals", "UpdateReport",
-    "compiler_options", "count_rows", "distillation_loss", "feature_scale", "fold_scale",
+    "PEAK", "PRESETS", "Divergence", "Frozen", "HeadTrainState", "MicroBatch", "Objective", "TargetOutputs",
+    "UpdateReport", "compiler_options", "count_rows", "distillation_loss", "feature_scale", "fold_scale",
     "fresh_draft_model", "fresh_head", "fresh_medusa", "fresh_target", "head_loss", "head_optimiser", "head_train_step",
     "keep_freed_memory", "medusa_loss", "observe", "peak_flops", "product_flops", "read_target", "train_step",
 ]  # fmt: skip

@@ -22,14 +22,14 @@ from eagle_jax.training.losses import (
     soft_cross_entropy,
     supervised_ahead,
 )
-from eagle_jax.training.objective import Logits, Signals, StepMetrics
+from eagle_jax.training.objective import Logits, StepMetrics, TargetOutputs
 from eagle_jax.training.unrolling import causal_mask
 
 
 def medusa_loss(
     config: MedusaConfig,
     heads: Params,
-    signals: Signals,
+    target_outputs: TargetOutputs,
     texts: PackedTokens,
     target_logits: Logits,
     *,
@@ -46,7 +46,7 @@ def medusa_loss(
 
     Args:
       heads: `params["heads"]`.
-      signals: `hidden`, and for Hydra `embeds`, of the target; they get no gradient.
+      target_outputs: `hidden`, and for Hydra `embeds`, of the target; they get no gradient.
       target_logits: the target's lm_head, [..., H] -> [..., V].
       dtype: of the heads' products and activations; losses are float32.
       decay: base of the weights (Medusa, section 2.2.1: 0.8).
@@ -56,7 +56,7 @@ def medusa_loss(
     """
     model = MedusaHeads(config)
     heads = jax.tree.map(lambda leaf: leaf.astype(dtype), heads)
-    hidden = jax.lax.stop_gradient(signals.hidden).astype(dtype)
+    hidden = jax.lax.stop_gradient(target_outputs.hidden).astype(dtype)
     with nn.intercept_methods(dense_gradients):
         states = hidden
         if config.prefix is not None:
@@ -66,8 +66,8 @@ def medusa_loss(
         def terms(head: int) -> StepMetrics:
             inputs = [states]
             if config.kind == "hydra":
-                assert signals.embeds is not None, "Hydra heads read embeddings"
-                embeds = jax.lax.stop_gradient(signals.embeds).astype(states.dtype)
+                assert target_outputs.embeds is not None, "Hydra heads read embeddings"
+                embeds = jax.lax.stop_gradient(target_outputs.embeds).astype(states.dtype)
                 inputs += [ahead(embeds, step + 1) for step in range(head + 1)]
             counted = supervised_ahead(texts, head + 2)
 

@@ -34,7 +34,8 @@ _MMAP_MAX, _TRIM_THRESHOLD, _ARENA_MAX = -4, -1, -8  # names of malloc.h
 def product_flops(fn: Callable[..., Any], *args: Any) -> float:
     """Counts the floating-point operations of all matrix products of `fn(*args)`, without running it.
 
-    Counts every turn of a loop; the compiler's own count takes a loop body once.
+    Counts every turn of a loop of known length (`scan`); the compiler's own count takes a loop body once. The body of a
+    `while_loop` counts once here as well.
 
     Args:
       args: arrays or `ShapeDtypeStruct`s.

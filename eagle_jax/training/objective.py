@@ -49,18 +49,18 @@ class Objective:
     token_loss: Literal["ce", "lk", "lk_blend"] = "ce"
     eta: float = 3.0
     token_weight: float = 1.0
-    feature_weight: float = 0.0  # of SmoothL1 between the head's state and the target's final-normed state
-    best_weight: float = 0.0  # of HASS's loss over the target's `best_count` likeliest tokens
+    feature_weight: float = 0.0  # weight of SmoothL1 between the head's state and the target's final-normed state
+    best_weight: float = 0.0  # weight of HASS's loss over the target's `best_count` likeliest tokens
     best_count: int = 10
     noise: float = 0.0  # bound of the uniform noise on the target's features
     detach: bool = False  # no gradient flows from a step into the step before it (HASS)
-    chunk: int = 256  # rows of a text whose logits exist at once
+    chunk: int = 256  # positions of a text whose logits exist at once
     remat: bool = True  # recomputes steps and chunks for the gradient; False keeps all logits in memory
 
     def __post_init__(self) -> None:
         check_fields(self, "steps", "best_count", "chunk")
         if self.token_weight == self.feature_weight == self.best_weight == 0:
-            raise ConfigError("Objective must have a token_weight, feature_weight or best_weight above 0, got only 0.")
+            raise ConfigError("token_weight, feature_weight or best_weight must be above 0, got only 0. Raise one.")
 
 
 PRESETS: dict[str, Objective] = {
@@ -76,20 +76,23 @@ PRESETS: dict[str, Objective] = {
 """The papers' objectives by name."""
 
 
-class Signals(NamedTuple):
+class TargetOutputs(NamedTuple):
     """Outputs of the frozen target for a batch of texts."""
 
     features: Float[Array, "B T F"]  # tapped states
     hidden: Float[Array, "B T H"]  # final-normed states, the input of the lm_head
-    embeds: Float[Array, "B T E"] | None = None  # of the tokens; None if they are looked up later
+    embeds: Float[Array, "B T E"] | None = None  # input embeddings; None if they are looked up later
 
 
 class StepMetrics(NamedTuple):
     """Metrics per unrolled step (or head)."""
 
-    # Mean token loss over supervised rows inside the draft vocabulary, plus mean feature loss over supervised rows.
+    # Of an EAGLE head, the weighted sum of means that `Objective` names: token loss (and HASS's best tokens) over
+    # supervised rows inside the draft vocabulary, feature loss over all supervised rows.
     loss: Float[Array, " steps"]
-    # Share of supervised rows where head and target have the same likeliest token; never outside the draft vocabulary.
+    # Share of supervised rows where head and target have the same likeliest token. A row whose target argmax is outside
+    # the draft vocabulary counts as wrong. `medusa_loss(teacher=False)` compares with the text's token instead, and
+    # `distillation_loss` returns the mean alpha.
     accuracy: Float[Array, " steps"]
     counted: Float[Array, " steps"]  # number of supervised rows
 
@@ -101,7 +104,7 @@ def unrolled_loss(
     config: HeadConfig,
     objective: Objective,
     head: Params,
-    signals: Signals,
+    target_outputs: TargetOutputs,
     texts: PackedTokens,
     target_logits: Logits,
     kept: Int[Array, " Vd"] | None,
@@ -118,18 +121,19 @@ def unrolled_loss(
       target_logits: the target's lm_head, [.., H] -> [.., V]; EAGLE-1/2 heads use it, too.
       kept: target ids of the draft vocabulary, ascending; None is all of V.
       key: of the noise.
-      mesh: every group of devices with its own rows uses a copy of the head (`mesh.copies`). It divides the rows.
-      shares: weight of every step's mean: the share of a micro-batch in the rows of that step.
+      mesh: divides the rows over groups of devices, each with a copy of the head; None does not divide.
+      shares: factor of every step's mean: the micro-batch's share of all supervised rows of that step.
     """
     if objective.noise > 0:
-        noise = jax.random.uniform(key, signals.features.shape, jnp.float32, -objective.noise, objective.noise)
-        signals = signals._replace(features=signals.features + noise.astype(signals.features.dtype))
+        features = target_outputs.features
+        noise = jax.random.uniform(key, features.shape, jnp.float32, -objective.noise, objective.noise)
+        target_outputs = target_outputs._replace(features=features + noise.astype(features.dtype))
     sums_of, groups = functools.partial(_sums, config, objective, target_logits, kept), row_groups(mesh)
     if mesh is None or groups == 1:
-        sums = sums_of(head, signals, texts)
+        sums = sums_of(head, target_outputs, texts)
     else:
         grouped = lambda x: by_rows(x.reshape(groups, -1, *x.shape[1:]), mesh)  # noqa: E731
-        parts = jax.tree.map(grouped, (signals, texts))
+        parts = jax.tree.map(grouped, (target_outputs, texts))
         sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.vmap(sums_of)(copies(head, mesh), *parts))
     loss = sums.loss / jnp.maximum(sums.inside, 1)
     if objective.feature_weight > 0:
@@ -150,11 +154,11 @@ class _Sums(NamedTuple):
 
 def _sums(
     config: HeadConfig, objective: Objective, target_logits: Logits, kept: Int[Array, " Vd"] | None, head: Params,
-    signals: Signals, texts: PackedTokens,
+    target_outputs: TargetOutputs, texts: PackedTokens,
 ) -> _Sums:  # fmt: skip
-    assert signals.embeds is not None, "head_loss looks up embeddings"
+    assert target_outputs.embeds is not None, "embeds must be set, got None"
     states = unroll(
-        config, head, signals.features, signals.embeds, texts, objective.steps, detach=objective.detach,
+        config, head, target_outputs.features, target_outputs.embeds, texts, objective.steps, detach=objective.detach,
         remat=objective.remat,
     )  # fmt: skip
     head_logits = target_logits
@@ -171,7 +175,7 @@ def _sums(
             logits = head_logits(states)
             used = labelled & inside
             loss = jnp.where(used, _token_loss(objective, logits, law), 0.0)
-            # Not argmax, which XLA for CPU does not vectorise. The loss needs the maximum anyway.
+            # Compares with the maximum, which the loss needs anyway: XLA for CPU does not vectorise argmax.
             hits = used & (jnp.take_along_axis(logits, best[..., None], -1)[..., 0] >= jnp.max(logits, axis=-1))
             feature = jnp.zeros(())
             if objective.feature_weight > 0:
@@ -180,7 +184,7 @@ def _sums(
             found.append(_Sums(*(jnp.sum(x, dtype=jnp.float32) for x in (loss, used, hits, labelled, feature))))
         return jax.tree.map(lambda *steps: jnp.stack(steps), *found)
 
-    rows = (predicted, signals.hidden, supervised)
+    rows = (predicted, target_outputs.hidden, supervised)
     return by_chunks(sums_of, rows, (2, 1, 2), objective.chunk, remat=objective.remat)
 
 
@@ -208,7 +212,7 @@ def _token_loss(objective: Objective, logits: Float[Array, "*b V"], p: Float[Arr
 def target_law(
     logits: Float[Array, "*b V"], kept: Int[Array, " Vd"] | None
 ) -> tuple[Float[Array, "*b Vd"], Int[Array, "*b"], Bool[Array, "*b"]]:
-    """Returns the target's law over the draft vocabulary, its argmax, and whether it is the argmax of V."""
+    """Returns the target's distribution over the draft vocabulary, its argmax, and whether V has that argmax."""
     if kept is None:
         best = jnp.argmax(logits, axis=-1)
         return jax.nn.softmax(logits, axis=-1), best, jnp.ones(best.shape, bool)

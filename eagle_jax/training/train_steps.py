@@ -20,7 +20,7 @@ from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel import by_rows, embeds_by_rows, gathered
 from eagle_jax.training.hardware import dense_gradients
 from eagle_jax.training.losses import count_rows
-from eagle_jax.training.objective import Logits, Objective, Signals, StepMetrics, unrolled_loss
+from eagle_jax.training.objective import Logits, Objective, StepMetrics, TargetOutputs, unrolled_loss
 from eagle_jax.training.unrolling import causal_mask
 
 
@@ -40,7 +40,7 @@ class HeadTrainState(NamedTuple):
     head: Params  # trained parameters, float32 (an EAGLE head without `d2t`)
     opt_state: optax.OptState
     step: Int[Array, ""]  # number of updates
-    key: Array  # of the noise
+    key: Array  # random key of the noise
 
 
 class UpdateReport(NamedTuple):
@@ -53,12 +53,12 @@ class UpdateReport(NamedTuple):
 
 def observe(
     target: DecoderConfig, params: Params, texts: PackedTokens, taps: tuple[int, ...], mesh: Mesh | None = None
-) -> Signals:
+) -> TargetOutputs:
     """Runs the frozen target over packed texts, without logits. `mesh`: as in `head_loss`."""
     fn, params = target_fn(target), gathered(params, mesh)
     with nn.intercept_methods(embeds_by_rows(mesh)):
         out = fn.forward(params, texts.tokens, texts.positions, causal_mask(texts.segments), None, taps)
-        return jax.lax.stop_gradient(Signals(out.features, out.hidden, fn.embed(params, texts.tokens)))
+        return jax.lax.stop_gradient(TargetOutputs(out.features, out.hidden, fn.embed(params, texts.tokens)))
 
 
 def head_loss(
@@ -70,7 +70,7 @@ def head_loss(
     texts: PackedTokens,
     key: Array,
     dtype: str = "float32",
-    signals: Signals | None = None,
+    target_outputs: TargetOutputs | None = None,
     mesh: Mesh | None = None,
     shares: Float[Array, " steps"] | float = 1.0,
 ) -> tuple[Float[Array, ""], StepMetrics]:
@@ -78,43 +78,43 @@ def head_loss(
 
     Args:
       dtype: of the head's products and activations; scores, norms and losses are always float32.
-      signals: stored outputs of the target, with or without embeddings; None runs the target.
+      target_outputs: stored outputs of the target, with or without embeddings; None runs the target.
       mesh: shards parameters (by the rules of `eagle_jax.parallel.mesh`) and rows; None leaves the layout to the
         compiler.
       shares: as in `unrolled_loss`.
     """
-    texts, signals, target_logits = read_target(target, frozen.target, texts, signals, mesh, config.taps)
-    features = signals.features
+    texts, target_outputs, target_logits = read_target(target, frozen.target, texts, target_outputs, mesh, config.taps)
+    features = target_outputs.features
     if frozen.feature_scale is not None:
         features = features / frozen.feature_scale[None, None]
     head = jax.tree.map(lambda leaf: leaf.astype(dtype), head)
-    embeds = signals.embeds
+    embeds = target_outputs.embeds
     if config.own_embedding:
         embeds = by_rows(jax.lax.stop_gradient(head["embed_tokens"]["embedding"][texts.tokens]), mesh)
     assert embeds is not None, "read_target looks up embeddings"
-    signals = Signals(features.astype(dtype), signals.hidden, embeds.astype(dtype))
+    target_outputs = TargetOutputs(features.astype(dtype), target_outputs.hidden, embeds.astype(dtype))
     kept = None if frozen.d2t is None else frozen.d2t + jnp.arange(frozen.d2t.shape[0], dtype=frozen.d2t.dtype)
     with nn.intercept_methods(dense_gradients):
-        return unrolled_loss(config, objective, head, signals, texts, target_logits, kept, key, mesh, shares)
+        return unrolled_loss(config, objective, head, target_outputs, texts, target_logits, kept, key, mesh, shares)
 
 
 def read_target(
     target: DecoderConfig,
     params: Params,
     texts: PackedTokens,
-    signals: Signals | None,
+    target_outputs: TargetOutputs | None,
     mesh: Mesh | None,
     taps: tuple[int, ...] = (),
-) -> tuple[PackedTokens, Signals, Logits]:
+) -> tuple[PackedTokens, TargetOutputs, Logits]:
     """Returns sharded texts, the target's outputs (computed if None) with embeddings, and its lm_head."""
     fn, texts = target_fn(target), jax.tree.map(lambda leaf: by_rows(leaf, mesh), texts)
-    if signals is None:
-        signals = observe(target, params, texts, taps, mesh)
-    elif signals.embeds is None:
-        signals = signals._replace(embeds=by_rows(fn.embed(params, texts.tokens), mesh))
+    if target_outputs is None:
+        target_outputs = observe(target, params, texts, taps, mesh)
+    elif target_outputs.embeds is None:
+        target_outputs = target_outputs._replace(embeds=by_rows(fn.embed(params, texts.tokens), mesh))
     # Gathered once: every turn of the loop over chunks reads the whole lm_head.
     whole = gathered(params, mesh, embedding=target.tie_word_embeddings)
-    return texts, signals, lambda hidden: fn.logits(whole, hidden)
+    return texts, target_outputs, lambda hidden: fn.logits(whole, hidden)
 
 
 def feature_scale(features: Float[Array, "B T F"], texts: PackedTokens) -> Float[Array, " F"]:
@@ -143,8 +143,8 @@ class MicroBatch(NamedTuple):
     """Texts of an update that are computed together; an update stacks M of them on a leading axis."""
 
     texts: PackedTokens
-    signals: Signals | None  # stored outputs of the target
-    key: Array  # of the noise
+    target_outputs: TargetOutputs | None  # stored outputs of the target
+    key: Array  # random key of the noise
     shares: Float[Array, " n"]  # weight of each of the loss's n means: the micro-batch's share in the supervised rows
 
 
@@ -166,8 +166,8 @@ def head_train_step(
     """Updates an EAGLE head once: `train_step` with `head_loss`."""
 
     def loss_fn(head: Params, batch: MicroBatch) -> Any:
-        texts, signals, key, shares = batch
-        return head_loss(target, config, objective, head, frozen, texts, key, dtype, signals, mesh, shares)
+        texts, target_outputs, key, shares = batch
+        return head_loss(target, config, objective, head, frozen, texts, key, dtype, target_outputs, mesh, shares)
 
     return train_step(loss_fn, lambda texts: count_rows(texts, objective.steps), tx, state, texts)
 
@@ -178,7 +178,7 @@ def train_step(
     tx: optax.GradientTransformation,
     state: HeadTrainState,
     texts: PackedTokens,
-    signals: Signals | None = None,
+    target_outputs: TargetOutputs | None = None,
 ) -> tuple[HeadTrainState, UpdateReport]:
     """Updates the trained parameters once. The target and its embeddings do not change.
 
@@ -190,7 +190,7 @@ def train_step(
       loss_fn: loss of a micro-batch, a sum of n means (of steps or heads).
       rows_of: counts the supervised rows of each mean.
       texts: [M, B, T] with a leading axis of micro-batches.
-      signals: stored outputs of the target with the same leading axis, or None.
+      target_outputs: stored outputs of the target with the same leading axis, or None.
     """
     micro, rows = texts.tokens.shape[0], jax.vmap(rows_of)(texts)
     shares = rows / jnp.maximum(jnp.sum(rows, axis=0, keepdims=True), 1)
@@ -201,7 +201,7 @@ def train_step(
         (loss, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.head, batch)
         return grads, loss, metrics.loss * batch.shares, metrics.accuracy * batch.shares, metrics.counted
 
-    batches = MicroBatch(texts, signals, keys, shares)
+    batches = MicroBatch(texts, target_outputs, keys, shares)
     first = jax.tree.map(lambda x: x[0], batches)
     zero = jax.tree.map(jnp.zeros_like, jax.eval_shape(terms, first))
     add = lambda total, batch: (jax.tree.map(jnp.add, total, terms(batch)), None)  # noqa: E731

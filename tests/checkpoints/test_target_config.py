@@ -97,7 +97,7 @@ REFUSED = [
     (LLAMA, {"vocab_size": ...}, "vocab_size must be an integer from 1 to 2147483647, got no value"),
     (LLAMA, {"num_hidden_layers": 10**6}, "num_hidden_layers must be an integer from 1 to 1024, got 1000000"),
     (LLAMA, {"hidden_size": 66}, "hidden_size must be a multiple of num_attention_heads=4, got 66"),
-    (LLAMA, {"num_key_value_heads": 3}, "num_attention_heads must be a multiple of num_key_value_heads=3, got 4"),
+    (LLAMA, {"num_key_value_heads": 3}, "num_heads must be a multiple of num_kv_heads=3, got 4"),
     (LLAMA, {"eos_token_id": [2, "</s>"]}, "eos_token_id must be an integer or a list of integers"),
     (LLAMA, {"architectures": "LlamaForCausalLM"}, "architectures must be a list of strings, got 'LlamaForCausalLM'"),
     (LLAMA, {"tie_word_embeddings": "true"}, "tie_word_embeddings must be true or false, got 'true'"),

@@ -78,7 +78,7 @@ def test_the_best_head_stays_until_a_better_one_or_forget_best(checkpoints, tmp_
 
 def test_a_state_of_another_configuration_is_an_error(checkpoints):
     checkpoints.save(4, state(), {})
-    with pytest.raises(CheckpointError, match=r"the checkpoint of step 4 in .* is of another configuration"):
+    with pytest.raises(CheckpointError, match=r"the checkpoint of step 4 in .* must hold the arrays of this run"):
         checkpoints.restore(state(12))
 
 

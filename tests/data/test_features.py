@@ -44,7 +44,7 @@ def test_states_are_read_as_they_were_written(corpus, dtype, error, tmp_path):
     largest = np.abs(written).max(axis=-1)[..., None]
     assert (np.abs(found[:3].reshape(written.shape) - written) <= error * largest).all()
     assert not found[3].any()
-    with pytest.raises(ValueError, match=r"must be of weights others, as this run, got whole\. Write them again"):
+    with pytest.raises(ValueError, match=r"fingerprint of the target of .* must be others, .* got whole\. Write"):
         Features(tmp_path, corpus, {**fields, "weights": "others"}, CUT)
 
 
@@ -53,18 +53,18 @@ def test_a_layout_is_written_and_read(corpus, tmp_path):
     first.save(tmp_path)
     assert Layout.load(tmp_path) == first
     path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "ends"}))
-    with pytest.raises(ValueError, match=r"layout.json .*missing required field `ends`.*Write the features again"):
+    with pytest.raises(ValueError, match=r"layout.json .*missing required field `ends`.*Write them again"):
         Layout.load(tmp_path)
-    with pytest.raises(ValueError, match=r"no features in .*\. Write them with python -m train\.features"):
+    with pytest.raises(ValueError, match=r"must hold features, got none\. Run python -m train\.features"):
         Layout.load(tmp_path / "nowhere")
 
 
-NOT_FINITE = r"hidden states must be finite, got NaN or infinity\. Run with --dtype float32"
+NOT_FINITE = r"hidden states must be finite, got NaN or infinity\. Run the target in float32"
 
 
 @pytest.mark.parametrize(("dtype", "value", "message"), [
     *((dtype, value, NOT_FINITE) for dtype in KINDS for value in (np.inf, np.nan)),
-    ("float16", -70000.0, r"states must fit float16, got 70000\. Use --stored bfloat16 and"),
+    ("float16", -70000.0, r"states must fit float16, got 70000\. Store bfloat16 in"),
 ])  # fmt: skip
 def test_states_that_cannot_be_stored_are_an_error(corpus, dtype, value, message, tmp_path):
     def fill(put):

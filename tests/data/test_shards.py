@@ -110,7 +110,7 @@ def test_other_settings_of_a_directory_are_an_error(tmp_path):
     out = tmp_path / "out"
     remember(out, {"seed": 1, "data": ("a", "b")})
     remember(out, {"seed": 1, "data": ("a", "b")})
-    with pytest.raises(ValueError, match=r"out was begun with other settings \(seed was 1 and is now 2\)\. Choose"):
+    with pytest.raises(ValueError, match=r"must be those of .*out, got others \(seed was 1 and is now 2\)\. Choose"):
         remember(out, {"seed": 2, "data": ("a", "b")})
     with pytest.raises(ValueError, match=r"data was \['a', 'b'\] and is now \['a'\]; new was None and is now 0"):
         remember(out, {"seed": 1, "data": ("a",), "new": 0})

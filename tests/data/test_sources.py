@@ -161,10 +161,10 @@ def test_a_missing_source_is_an_error(tokenizer, tmp_path, monkeypatch):
         build_corpus([Source("no/such")], tokenizer)
     monkeypatch.setattr(sources, "hub_rows", lambda *_: pytest.fail("went to the hub"))
     for name in ("chat.jsonl", "chat*s.json", "a/b/chats", "owner/b.jsonl.gz"):
-        with pytest.raises(ValueError, match="no file ") as caught:
+        with pytest.raises(ValueError, match="got no file ") as caught:
             build_corpus([Source(name)], tokenizer)
-        assert str(caught.value).endswith(f"{name}. Correct the path.")
-    with pytest.raises(ValueError, match=r"^no file empty/\*\.jsonl, \.json or \.parquet"):
+        assert str(caught.value).endswith(f"{name}. Correct it.")
+    with pytest.raises(ValueError, match=r"got no file empty/\*\.jsonl, \.json or \.parquet"):
         corpus_key([Source("empty")], tokenizer)
 
 

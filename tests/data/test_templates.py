@@ -136,7 +136,7 @@ def test_keys_depend_on_every_setting_of_the_tokenizer(change, tmp_path):
     CHANGES[change](one)
     assert corpus_key(sources, one) != corpus_key(sources, same)
     changed = [name for name, value in tokenizer_settings(one).items() if value != settings.get(name)]
-    with pytest.raises(ValueError, match=rf"begun with other settings .*\b{changed[0]} was .* and is now "):
+    with pytest.raises(ValueError, match=rf"must be those of .*, got others .*\b{changed[0]} was .* and is now "):
         remember(tmp_path / "replies", tokenizer_settings(one))
 
 

@@ -46,9 +46,9 @@ def test_the_target_has_at_least_the_tokens_of_the_tokenizer(tmp_path):
 
 
 def test_a_missing_tokenizer_or_package_is_named(tmp_path, monkeypatch):
-    with pytest.raises(CheckpointError, match=r"no tokenizer in .*tokenizer\.json.*\. Pass the directory"):
+    with pytest.raises(CheckpointError, match=r"must hold a tokenizer \(.*tokenizer\.json.*\), got none\. Pass"):
         load_tokenizer(tmp_path, CONFIG)
-    with pytest.raises(CheckpointError, match=r"no such directory: .*nowhere"):
+    with pytest.raises(CheckpointError, match=r"path_or_id must be .*, got .*nowhere"):
         load_tokenizer(tmp_path / "nowhere", CONFIG)
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
     (tmp_path / "tokenizer.model").write_bytes(b"x")

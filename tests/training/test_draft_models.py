@@ -12,7 +12,7 @@ import pytest
 
 from eagle_jax.config import DecoderConfig, MedusaConfig
 from eagle_jax.models import MedusaHeads, init_medusa_params, init_params, target_fn
-from eagle_jax.training import Signals, count_rows, distillation_loss, medusa_loss
+from eagle_jax.training import TargetOutputs, count_rows, distillation_loss, medusa_loss
 from tests.training.common import packed_texts, random_params
 
 T, V, H, HEADS = 11, 13, 8, 3
@@ -41,7 +41,7 @@ def hidden_of(config, params):
 def target():
     params = random_params(init_params, TARGET, 1)
     hidden = hidden_of(TARGET, params)
-    return params, Signals(hidden, hidden, target_fn(TARGET).embed(params, TEXTS.tokens))
+    return params, TargetOutputs(hidden, hidden, target_fn(TARGET).embed(params, TEXTS.tokens))
 
 
 def judge(hidden):

@@ -115,13 +115,13 @@ def test_held_out_prompts_end_where_a_reply_begins(place):
 def test_a_batch_with_nan_loss_stops_the_run_and_the_error_names_its_rows(place, tmp_path, monkeypatch):
     """The run finishes a checkpoint in progress and saves nothing after it."""
     out, seen = tmp_path / "run", []
-    judge = train.loop.training.judge
+    check = train.loop.training.check_update
 
     def poisoned(this, step, report, documents):
         seen.append({int(document) for document in documents[documents >= 0]})
-        return judge(this, step, report._replace(loss=report.loss + float("nan")) if step == 3 else report, documents)
+        return check(this, step, report._replace(loss=report.loss + float("nan")) if step == 3 else report, documents)
 
-    monkeypatch.setattr(train.loop.training, "judge", poisoned)
+    monkeypatch.setattr(train.loop.training, "check_update", poisoned)
     rows = (place / "train.jsonl").read_text()
     unusable = '{"tokens": [7, 8, 9], "supervised": []}\n'  # left out: the numbers of documents are not those of rows
     (place / "gaps.jsonl").write_text(2 * unusable + rows)
@@ -163,7 +163,7 @@ def test_stored_features_give_the_same_training(place, whole, tmp_path, capsys, 
     with pytest.raises(ValueError, match=r"must be of taps \(0, 1, 1\), as this run, got \(0, 1, 2\)"):
         train.head.main(dataclasses.replace(args, taps=(0, 1, 1)))
     shards[1].unlink()
-    with pytest.raises(ValueError, match=r"1 of \d+ shards are missing in .*features\. Run train\.features to its end"):
+    with pytest.raises(ValueError, match=r"features must hold all shards, got \d+ of \d+\. Run train\.features"):
         train.head.main(args)
     with pytest.raises(ValueError, match="--out must hold features of this call's data"):
         write(stored="float16")

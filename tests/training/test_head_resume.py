@@ -53,7 +53,7 @@ def test_init_raises_on_a_head_of_another_shape(place, whole, tmp_path):
             train.head.main(args_of(place, tmp_path / "other", init=head, **changes))
     with pytest.raises(ValueError, match=r"(?s)--init demo: .*hidden size is 256, the target's 16"):
         train.head.main(args_of(place, tmp_path / "other", init="demo"))
-    with pytest.raises(ValueError, match=r"--init .*target holds a whole model"):
+    with pytest.raises(ValueError, match=r"--init .*target must hold an EAGLE.*, got a whole model"):
         train.head.main(args_of(place, tmp_path / "other", init=str(place / "target")))
     assert not (tmp_path / "other").exists()
 

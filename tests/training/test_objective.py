@@ -15,7 +15,7 @@ import pytest
 from eagle_jax import training
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
 from eagle_jax.models import EagleHead, init_head_params, init_params, layers
-from eagle_jax.training import PRESETS, Frozen, HeadTrainState, Objective, Signals
+from eagle_jax.training import PRESETS, Frozen, HeadTrainState, Objective, TargetOutputs
 from eagle_jax.training.losses import ahead, count_rows
 from eagle_jax.training.objective import unrolled_loss
 from tests.training.common import packed_texts, random_params
@@ -49,11 +49,11 @@ def target_logits(hidden):
     return hidden @ LM_HEAD
 
 
-def random_signals(config: HeadConfig) -> Signals:
+def random_signals(config: HeadConfig) -> TargetOutputs:
     rng = np.random.default_rng(3)
     hidden = jnp.asarray(rng.normal(size=(B, T, H)), jnp.float32)
     features = hidden if config.kind == "eagle1" else jnp.asarray(rng.normal(size=(B, T, 3 * H)), jnp.float32)
-    return Signals(features, hidden, jnp.asarray(rng.normal(size=(B, T, H)), jnp.float32))
+    return TargetOutputs(features, hidden, jnp.asarray(rng.normal(size=(B, T, H)), jnp.float32))
 
 
 @dataclasses.dataclass
@@ -62,7 +62,7 @@ class Slow:
 
     config: HeadConfig
     objective: Objective
-    signals: Signals
+    signals: TargetOutputs
 
     def states(self, head):
         module, signals, segments = EagleHead(self.config), self.signals, np.asarray(TEXTS.segments)
@@ -221,7 +221,7 @@ def test_fold_scale_does_not_change_the_loss():
         frozen, key = Frozen(params, d2t, scale), jax.random.key(0)
         signals = given._replace(embeds=None) if stored else None
         objective = Objective(steps=2, remat=False)
-        return training.head_loss(TARGET, config, objective, head, frozen, TEXTS, key, signals=signals)[0]
+        return training.head_loss(TARGET, config, objective, head, frozen, TEXTS, key, target_outputs=signals)[0]
 
     scaled = loss(head, scale, False)
     np.testing.assert_allclose(scaled, loss(training.fold_scale(head, scale), None, False), rtol=1e-5)

@@ -75,8 +75,8 @@ def folder(place, tmp_path_factory):
         ("eagle3", dict(taps=None), "--taps must be given for a target of 2 layers, got none"),
         ("hass", dict(), "--taps must come with --method eagle3, got hass"),
         ("medusa", dict(unroll=3), "--unroll must come with --method eagle3, eagle1 or hass, got medusa"),
-        ("eagle3", dict(target="./other/no"), "--target ./other/no: no such directory"),
-        ("eagle3", dict(init="."), "--init .: no config.json in"),
+        ("eagle3", dict(target="./other/no"), "--target ./other/no: path_or_id must be .*, got other/no"),
+        ("eagle3", dict(init="."), "--init . must hold config.json, got none"),
         ("eagle3", dict(heldout=("train.jsonl",)), "--heldout must be apart from --data, got .*train.jsonl in both"),
         ("eagle3", dict(data=("t*n.jsonl",), heldout=("other/../train.jsonl",)), "--heldout must be .*jsonl in both"),
         ("eagle3", dict(heldout=("empty.jsonl",)), "empty.jsonl must have a prompt of at most 24 .* \\(--length 32"),
@@ -89,7 +89,7 @@ def folder(place, tmp_path_factory):
         ("distill", dict(init="demo", target_layers=(0,)), "--init must come without --target-layers"),
         ("distill", dict(init="other"), "draft model .*must have .*tokenizer"),
         ("distill", dict(init="short"), "--length must be .* 16 pos.* 32"),
-        ("distill", dict(num_heads=3), "the sizes of the draft model must fit together: num_attention_heads must"),
+        ("distill", dict(num_heads=3), "the sizes of the draft model must fit together: DecoderConfig.num_heads must"),
         ("regenerate", dict(data=("empty.jsonl",)), "empty.jsonl, which is empty"),
         ("regenerate", dict(data=("plain.jsonl", "mute.jsonl")), "got none: 1 x plain text.*; 1 x neither messages"),
         ("regenerate", dict(data=()), "--data must name at least one source, got none"),
@@ -97,7 +97,7 @@ def folder(place, tmp_path_factory):
         ("regenerate", dict(temperatures=()), "--temperatures must be at least one number, got none"),
         ("regenerate", dict(top_p=2.0), "--top-p must be above 0 and at most 1, got 2.0"),
         ("regenerate", dict(tensor=3, data=("asked.jsonl",)), "--tensor must divide the 4 devices of a process, got 3"),
-        ("regenerate", dict(head="no/such/one"), "--head no/such/one: no such directory"),
+        ("regenerate", dict(head="no/such/one"), "--head no/such/one: path_or_id must be .*, got no/such/one"),
         ("evaluate", dict(heldout=("plain.jsonl",)), "plain.jsonl must have a prompt of at most"),
         ("bench_step", dict(length=2), r"--length must be at least --unroll \+ 2 = 9, got 2"),
         ("demo.data", dict(data=Path("nowhere")), "without nowhere/gsm8k/train.jsonl and nowhere/gpteacher"),
@@ -166,15 +166,15 @@ def test_errors_of_sources_and_tokenizers_name_their_option(tmp_path):
     (tmp_path / "rows.jsonl").touch()
     names = [str(tmp_path / "rows.jsonl"), "a/b"]
     assert [one.path for one in places.sources_of(names)] == names
-    with pytest.raises(ValueError, match=r"^--heldout \./no\.jsonl: no file \./no\.jsonl"):
+    with pytest.raises(ValueError, match=r"^--heldout \./no\.jsonl: source must be .* got no file \./no\.jsonl"):
         places.sources_of(["./no.jsonl"], "--heldout")
     config = places.target_config("demo")
     for options, message in (
-        ({"tokenizer": str(tmp_path)}, f"^--tokenizer {re.escape(str(tmp_path))}: no tokenizer in"),
+        ({"tokenizer": str(tmp_path)}, f"^--tokenizer {re.escape(str(tmp_path))} must hold a tokenizer"),
         ({"chat_template": str(tmp_path / "no.jinja")}, r"^--chat-template .* must be a Jinja file, got .*no\.jinja"),
         ({"template_args": ("a=1",)}, r"^--template-args a=1: template arguments must be .* reads \(none\), got a"),
         ({"template_args": ("a",)}, "^--template-args must be NAME=VALUE, got 'a'"),
-        ({"target": "/nope"}, r"^--target /nope: no such directory: /nope"),
+        ({"target": "/nope"}, r"^--target /nope: path_or_id must be .*, got /nope"),
     ):
         with pytest.raises((ValueError, CheckpointError), match=message):
             places.tokenizer_of(TargetArgs(**{"target": "demo", **options}), config)

@@ -201,7 +201,7 @@ def test_a_resumed_run_raises_if_settings_changed(folder, whole, tmp_path, monke
     (tmp_path / "c.jsonl").write_text(json.dumps(row_of("other")) + "\n")
     (tmp_path / "other.jinja").write_text(TEMPLATES["marked"])
     for changes, message in (
-        ({"seed": 1}, r"whole was begun with other settings \(seed was 0 and is now 1\)\. Choose"),
+        ({"seed": 1}, r"settings must be those of .*whole, got others \(seed was 0 and is now 1\)\. Choose"),
         ({"data": (str(tmp_path / "c.jsonl"),)}, r"data was .* and is now .*; contents of data was "),
         ({"chat_template": str(tmp_path / "other.jinja")}, r"chat template was '\w{16}' and is now '\w{16}'"),
     ):

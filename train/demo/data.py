@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from eagle_jax.checkpoints.files.staging import write_whole
+from eagle_jax.checkpoints import write_whole
 from infer.common.programs import at_least_one, run
 
 SOURCES = ("code", "completion", "gsm8k", "instruct")

@@ -21,6 +21,7 @@ from jaxtyping import Array
 import eagle_jax
 from eagle_jax import training
 from eagle_jax.checkpoints import (
+    TOKENIZER,
     check_same_tokens,
     config_directory,
     load_head_checkpoint,
@@ -32,7 +33,6 @@ from eagle_jax.checkpoints import (
     save_target_checkpoint,
     tokenizer_directory,
 )
-from eagle_jax.checkpoints.files.hub import TOKENIZER
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
 from eagle_jax.core.types import Params
 from eagle_jax.packed import PackedTokens
@@ -63,7 +63,7 @@ class Learner(abc.ABC):
     folder = "head"  # directory of the result in the run's directory
     part = "head"  # name of the parameters in the engine
     rate: float = 5e-4  # default peak learning rate
-    terms: int = 1  # of the loss; term k judges the prediction of a token `ahead` + k places ahead
+    terms: int = 1  # means in the loss; term k is on the prediction of a token `ahead` + k places ahead
     ahead: int = 2
     taps: tuple[int, ...] = ()  # hidden states of the target that it reads besides the last
     scaled: bool = False  # training divides taps by their root mean square per channel; finished weights include it
@@ -84,7 +84,7 @@ class Learner(abc.ABC):
     def loss(self, frozen: Frozen, mesh: Mesh | None, remat: bool, trained: Params, batch: MicroBatch) -> Any:
         """Returns loss and metrics of a micro-batch on a mesh."""
 
-    def judged(self, texts: PackedTokens) -> Array:
+    def count_rows(self, texts: PackedTokens) -> Array:
         """Counts the rows of every term of the loss."""
         return training.count_rows(texts, self.terms, self.ahead)
 
@@ -147,9 +147,9 @@ class EagleLearner(Learner):
         return training.fresh_head(self.config, key, target, d2t)
 
     def loss(self, frozen: Frozen, mesh: Mesh | None, remat: bool, trained: Params, batch: MicroBatch) -> Any:
-        objective, (texts, signals, key, shares) = dataclasses.replace(self.objective, remat=remat), batch
+        objective, (texts, target_outputs, key, shares) = dataclasses.replace(self.objective, remat=remat), batch
         configs, dtype = (self.target.config, self.config), self.args.dtype
-        return training.head_loss(*configs, objective, trained, frozen, texts, key, dtype, signals, mesh, shares)
+        return training.head_loss(*configs, objective, trained, frozen, texts, key, dtype, target_outputs, mesh, shares)
 
     def finished(self, trained: Params, frozen: Frozen) -> Params:
         scale, d2t = frozen.feature_scale, frozen.d2t
@@ -207,9 +207,11 @@ class MedusaLearner(Learner):
 
     def loss(self, frozen: Frozen, mesh: Mesh | None, remat: bool, trained: Params, batch: MicroBatch) -> Any:
         args = self.args
-        texts, signals, logits = training.read_target(self.target, frozen.target, batch.texts, batch.signals, mesh)
+        texts, outputs, logits = training.read_target(
+            self.target, frozen.target, batch.texts, batch.target_outputs, mesh
+        )
         return training.medusa_loss(
-            self.config, trained, signals, texts, logits, decay=0.8 if args.decay is None else args.decay,
+            self.config, trained, outputs, texts, logits, decay=0.8 if args.decay is None else args.decay,
             teacher=args.method == "hydra++" if args.teacher is None else args.teacher, chunk=args.chunk or 256,
             dtype=args.dtype, remat=remat, shares=batch.shares,
         )  # fmt: skip
@@ -271,15 +273,17 @@ class SmallModelLearner(Learner):
 
     def loss(self, frozen: Frozen, mesh: Mesh | None, remat: bool, trained: Params, batch: MicroBatch) -> Any:
         args = self.args
-        texts, signals, logits = training.read_target(self.target, frozen.target, batch.texts, batch.signals, mesh)
+        texts, outputs, logits = training.read_target(
+            self.target, frozen.target, batch.texts, batch.target_outputs, mesh
+        )
         return training.distillation_loss(
-            self.config, trained, texts, signals.hidden, logits, dtype=args.dtype, divergence=args.divergence,
+            self.config, trained, texts, outputs.hidden, logits, dtype=args.dtype, divergence=args.divergence,
             chunk=args.chunk or 256, remat=remat, shares=batch.shares,
         )  # fmt: skip
 
     def bind(self, params: Params, target: eagle_jax.Target) -> TreeDrafter:
         model = eagle_jax.Target.from_params(self.config, params["model"], "draft model", target.mesh)
-        return eagle_jax.SmallModel.bind(target, model, self.tree)
+        return eagle_jax.SmallModel.from_model(target, model, self.tree)
 
     def write(self, params: Params, directory: Path) -> None:
         if jax.process_index() > 0:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from eagle_jax.checkpoints.files.staging import write_whole
+from eagle_jax.checkpoints import write_whole
 from eagle_jax.training import peak_flops
 from train.loop.run import Run
 
@@ -27,28 +27,28 @@ COVERED = 0.9
 class RunLog:
     """Logs a run while it trains. Only the first process writes."""
 
-    def __init__(self, this: Run) -> None:
-        self.args = this.args
+    def __init__(self, run: Run) -> None:
+        self.args = run.args
         self.leads = jax.process_index() == 0
-        self.path = this.args.out / "log.jsonl"
-        self.flops, self.peak = this.flops(), peak_flops(this.args.dtype)
+        self.path = run.args.out / "log.jsonl"
+        self.flops, self.peak = run.flops(), peak_flops(run.args.dtype)
         self.paused = 0.0
         # Training time and step at the first update of this call, whose own time is compilation, and at the last line.
         self.first: tuple[float, int] | None = None
         self.last: tuple[float, int] | None = None
-        self.record: dict[str, Any] = {}  # of the last checked update, which an earlier call may have made
+        self.record: dict[str, Any] = {}  # losses of the last checked update, which an earlier call may have made
         self.board: Any = None
         if not self.leads:
             return
-        kept = [line for line in read(self.path) if line["step"] <= this.step]  # a killed run logged more
+        kept = [line for line in read(self.path) if line["step"] <= run.step]  # a killed run logged more
         write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept))
         if updates := [line for line in kept if "loss" in line]:
             self.record = {name: updates[-1][name] for name in ("loss", "accuracy", "losses", "gradient")}
         if self.args.tensorboard:
             from tensorboardX import SummaryWriter
 
-            self.board = SummaryWriter(str(self.args.out / "tensorboard"), purge_step=this.step + 1)
-        log_beginning(this, self.peak)
+            self.board = SummaryWriter(str(self.args.out / "tensorboard"), purge_step=run.step + 1)
+        log_beginning(run, self.peak)
 
     def updated(self, step: int, record: dict[str, Any]) -> None:
         """Counts a checked update; logs every `--log-every` of them."""
@@ -116,11 +116,11 @@ class RunLog:
         self.board.flush()  # a killed run would lose minutes
 
 
-def log_beginning(this: Run, peak: float) -> None:
+def log_beginning(run: Run, peak: float) -> None:
     """Logs the data and the parameters of a run, and warns of lost data."""
-    args, corpus = this.args, this.corpus
+    args, corpus = run.args, run.corpus
     documents = {name: corpus.of(name) for name in corpus.names}
-    drawn = this.weights or {name: len(found) for name, found in documents.items()}
+    drawn = run.weights or {name: len(found) for name, found in documents.items()}
     for name, found in documents.items() if len(documents) > 1 else ():
         logging.info(
             "%s: %d documents, %d tokens, %.1f%% of what is drawn",
@@ -130,14 +130,14 @@ def log_beginning(this: Run, peak: float) -> None:
         logging.info("%d of %d documents are longer than --length %d and end there", cut, len(corpus), args.length)
     if late := int(np.sum(~corpus.has_loss_within(args.length))):
         logging.info("%d of them hold no supervised token before that and are left out", late)
-    if this.coverage < COVERED:
+    if run.coverage < COVERED:
         logging.warning("the draft vocabulary holds only %.1f%% of the supervised tokens. Raise --draft-vocab.",
-                        100 * this.coverage)  # fmt: skip
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(this.state.head))
+                        100 * run.coverage)  # fmt: skip
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(run.state.head))
     logging.info(
         "%.1fM parameters; draft vocabulary covers %.1f%% of the supervised tokens; %d documents, %d tokens per "
         "update; from step %d of %d; the peak for mfu is %.0f GFLOP/s",
-        parameters / 1e6, 100 * this.coverage, len(corpus), args.rows * args.length, this.step, args.steps, peak / 1e9,
+        parameters / 1e6, 100 * run.coverage, len(corpus), args.rows * args.length, run.step, args.steps, peak / 1e9,
     )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ class RunArgs(CorpusArgs):
     features: Path | None = None  # directory of `train.features`, to read instead of running the target
     init: str | None = None  # trained weights to start from (path, hub id; demo is a bundled head)
     steps: int = 1000  # updates
-    # peak learning rate; eagle1 and hass 3e-5, medusa 1e-3, hydra and hydra++ 5e-4, small models 5e-4, else 1e-4
+    # peak learning rate (method default: eagle3 1e-4, eagle1 and hass 3e-5, medusa 1e-3, the others 5e-4)
     rate: float | None = None
     warmup: int = 100  # updates until the peak
     clip: float = 0.5  # largest norm of a gradient
@@ -45,20 +45,20 @@ class RunArgs(CorpusArgs):
     rows: int = 8  # packed rows per update, over all processes
     micro_batches: int = 1  # parts of an update that are computed one after the other
     length: int = 2048  # tokens per row
-    chunk: int | None = None  # rows of a text whose logits exist at once; 256
-    remat: bool | None = None  # recompute chunks (and unrolled steps) for their gradient; True
-    # of the target, and of products and activations; trained weights and optimiser state are float32
+    chunk: int | None = None  # positions of a packed row whose logits exist at once (method default: 256)
+    remat: bool | None = None  # recompute chunks and unrolled steps for their gradient (method default: True)
+    # dtype of the target, of products and of activations; trained weights and optimiser state are float32
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     data_axis: int = 0  # devices along "data"; 0 takes all that the other two axes leave
     fsdp: int = 1  # devices along "fsdp"
     tensor: int = 1  # devices along "tensor"
-    seed: int = 0  # of initial weights, data order and noise
+    seed: int = 0  # seed of initial weights, data order and noise
     log_every: int = 10  # updates per line of the log
     save_every: int = 200  # updates per checkpoint
     eval_every: int = 0  # updates per measurement of tau; 0 measures at the end only
     eval_prompts: int = 16  # held-out prompts per measurement
     eval_tokens: int = 128  # tokens per reply of a measurement
-    # depth,top_k,num_nodes of its drafts; EAGLE heads 6,10,59, small models chains of 5, else Medusa's tree
+    # depth,top_k,num_nodes of measured drafts (method default: EAGLE 6,10,59, small models a chain of 5, else Medusa's)
     eval_tree: str | None = None
     tensorboard: bool = True  # write `tensorboard/`
 
@@ -68,38 +68,41 @@ class HeadArgs(RunArgs):
     """Options of `train.head`; None takes the method's default."""
 
     method: Literal["eagle3", "eagle1", "hass", "medusa", "hydra", "hydra++"] = "eagle3"  # objective and kind of head
-    unroll: int | None = None  # steps of an EAGLE head on its own outputs; eagle3 7, hass 3, eagle1 1
-    # weight of each step (Medusa: each head) relative to the one before; eagle3, medusa and hydra 0.8, else 1
+    unroll: int | None = None  # steps of an EAGLE head on its own outputs (method default: eagle3 7, hass 3, eagle1 1)
+    # weight of each step (Medusa: each head) relative to the one before (method default: hass 1, the others 0.8)
     decay: float | None = None
-    token_loss: Literal["ce", "lk", "lk_blend"] | None = None  # ce (all methods), lk (-log acceptance) or lk_blend
-    # of lk_blend; a larger value gives the total variation more weight at the same acceptance; 3
+    token_loss: Literal["ce", "lk", "lk_blend"] | None = (
+        None  # ce, lk (-log acceptance) or lk_blend (method default: ce)
+    )
+    # rate of lk_blend: a larger one gives the total variation more weight at the same acceptance (method default: 3)
     eta: float | None = None
-    token_weight: float | None = None  # of the token loss; eagle3 1, else 0.1
-    feature_weight: float | None = None  # of the feature loss; eagle3 0, else 1
-    noise: float | None = None  # bound of the uniform noise on features; eagle3 0, else 0.1
-    # the target's hidden states that are fused, numbered as `hidden_states` of transformers; for L layers 2, L/2 and
-    # L-3
+    token_weight: float | None = None  # weight of the token loss (method default: eagle3 1, others 0.1)
+    feature_weight: float | None = None  # weight of the feature loss (method default: eagle3 0, others 1)
+    noise: float | None = None  # bound of the uniform noise on features (method default: eagle3 0, others 0.1)
+    # the target's hidden states to fuse, numbered as transformers' `hidden_states` (method default: 2, L/2, L-3 of L)
     taps: tuple[int, ...] | None = None
     fc_norm: bool = False  # a norm per tap before the projection (EAGLE-3.1)
     norm_output: bool = False  # feed the normed state back (EAGLE-3.1)
-    # size of EAGLE-3's draft vocabulary; 0 is the target's, None 32000 or the target's if smaller. A head given by
-    # --init keeps its own, and its taps and width
+    # size of EAGLE-3's draft vocabulary; 0 is the target's (method default: 32000 or, if smaller, 0). A head given by
+    # --init keeps its own size, taps and width
     draft_vocab: int | None = None
     head_intermediate: int = 0  # width of an EAGLE head's MLP; 0 is the target's
     heads: int | None = None  # number of heads of medusa (5), hydra and hydra++ (4), one per drafted level
-    # residual blocks of each, 1. The authors' Hydra++ has four. Their programs cannot read more than one block (Medusa)
-    # or two (Hydra) of this library
+    # residual blocks per head (method default: 1; the authors' Hydra++ has 4, the last three with shared weights). The
+    # authors' code reads at most 1 (Medusa) or 2 (Hydra)
     head_layers: int | None = None
-    teacher: bool | None = None  # labels are the target's distribution instead of the text's tokens; hydra++ True
+    teacher: bool | None = (
+        None  # labels are the target's distribution instead of the text's tokens (method default: True for hydra++)
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillArgs(RunArgs):
-    """Options of `train.distill`; None takes the target's size."""
+    """Options of `train.distill`; sizes that are None are the target's."""
 
     # kl, tv (rejection rate of standard speculative sampling) or lk (-log of its acceptance rate)
     divergence: Divergence = "kl"
-    layers: int = 2  # of a fresh model
+    layers: int = 2  # number of layers of a fresh model
     # layers of the target (from 0) that initialise the model, with its embedding and lm_head
     target_layers: tuple[int, ...] = ()
     hidden: int | None = None  # width of a fresh model

@@ -13,8 +13,7 @@ from typing import Any
 import jax
 
 from eagle_jax.assets import DEMO, bundled
-from eagle_jax.checkpoints import config_directory, read_target_config
-from eagle_jax.checkpoints.files.staging import write_whole
+from eagle_jax.checkpoints import config_directory, read_target_config, write_whole
 from eagle_jax.config import ConfigError, DecoderConfig
 from eagle_jax.data.chat import load_tokenizer
 from eagle_jax.data.corpus import Source

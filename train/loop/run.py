@@ -170,16 +170,16 @@ class Run:
         options: Any = {"out_shardings": (shardings, replicated), "compiler_options": training.compiler_options()}
         self.update = jax.jit(update, donate_argnums=0, **options)
 
-    def _scale(self, target: Params, texts: PackedTokens, signals: training.Signals | None) -> jax.Array:
+    def _scale(self, target: Params, texts: PackedTokens, target_outputs: training.TargetOutputs | None) -> jax.Array:
         """Returns the scale per channel of the features of the first micro-batch."""
-        texts, signals = jax.tree.map(lambda x: x[0], (texts, signals))
-        seen = signals or training.observe(self.target.config, target, texts, self.learner.taps)
+        texts, target_outputs = jax.tree.map(lambda x: x[0], (texts, target_outputs))
+        seen = target_outputs or training.observe(self.target.config, target, texts, self.learner.taps)
         return training.feature_scale(seen.features, texts)
 
     def _update(self, mesh: Any, remat: bool, state: Any, frozen: training.Frozen, *batch: Any) -> Any:
         """Returns the next state and the report, as `training.train_step`; `batch` is that of `_batch`."""
         loss = functools.partial(self.learner.loss, frozen, mesh, remat)
-        return training.train_step(loss, self.learner.judged, self.tx, state, *batch)
+        return training.train_step(loss, self.learner.count_rows, self.tx, state, *batch)
 
     def _fresh(self, target: Params) -> training.HeadTrainState:
         key = jax.random.key(self.args.seed)
@@ -187,15 +187,15 @@ class Run:
         head = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), head)
         return training.HeadTrainState(head, self.tx.init(head), jnp.int32(0), key)
 
-    def _batch(self) -> tuple[PackedTokens, training.Signals | None]:
+    def _batch(self) -> tuple[PackedTokens, training.TargetOutputs | None]:
         """Returns the next micro-batches, [M, B, T] over all processes, and their stored features."""
-        texts, signals = next(self.batches), None
+        texts, target_outputs = next(self.batches), None
         if self.features is not None:
             rows: Any = (self.batches.documents, texts.positions, texts.segments)
             stored: Any = self.features.take(*rows)
-            signals = training.Signals(*stored)
+            target_outputs = training.TargetOutputs(*stored)
         parts = self.args.micro_batches
-        local = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), (texts, signals))
+        local = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), (texts, target_outputs))
         return processes.global_rows(self.mesh, local, axis=1)
 
     def advance(self) -> training.UpdateReport:

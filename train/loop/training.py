@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from eagle_jax.checkpoints.files.staging import sweep
+from eagle_jax.checkpoints import sweep
 from eagle_jax.parallel import processes
 from eagle_jax.training import UpdateReport, keep_freed_memory
 from infer.common.interrupts import mark_handled
@@ -56,7 +56,7 @@ def stop_signals() -> Iterator[Callable[[int], int]]:
             signal.signal(number, handler)
 
 
-def judge(this: Run, step: int, report: UpdateReport, documents: np.ndarray) -> dict[str, Any]:
+def check_update(run: Run, step: int, report: UpdateReport, documents: np.ndarray) -> dict[str, Any]:
     """Waits for an update, checks it and returns its record.
 
     Raises:
@@ -64,58 +64,58 @@ def judge(this: Run, step: int, report: UpdateReport, documents: np.ndarray) -> 
     """
     found = processes.to_host(report)
     loss, gradient = float(found.loss), float(found.gradient)
-    if not math.isfinite(loss) or not gradient <= this.args.max_gradient:
-        rows = "; ".join(part for part in processes.gather_values(this.rows_of(documents)) if part)
-        this.checkpoints.wait()  # a checkpoint that is still being written is kept as well
-        last = this.checkpoints.step
+    if not math.isfinite(loss) or not gradient <= run.args.max_gradient:
+        rows = "; ".join(part for part in processes.gather_values(run.rows_of(documents)) if part)
+        run.checkpoints.wait()  # a checkpoint that is still being written is kept as well
+        last = run.checkpoints.step
         kept = "No checkpoint had been saved" if last is None else f"The checkpoint of step {last} is kept"
         raise ValueError(
-            f"loss and gradient norm must be finite, at most --max-gradient {this.args.max_gradient:g}, got {loss:.4g} "
+            f"loss and gradient norm must be finite, at most --max-gradient {run.args.max_gradient:g}, got {loss:.4g} "
             f"and {gradient:.4g} at step {step}. {kept}. Lower --rate, or remove rows (from 0): {rows}."
         )
     return {"loss": loss, "accuracy": found.metrics.accuracy.tolist(), "losses": found.metrics.loss.tolist(),
             "gradient": gradient}  # fmt: skip
 
 
-def train_until_stopped(this: Run, log: RunLog, received: Callable[[int], int]) -> int:
+def train_until_stopped(run: Run, log: RunLog, received: Callable[[int], int]) -> int:
     """Trains until `--steps` or a signal; returns the signal, or 0.
 
     Raises:
-      ValueError: see `judge`.
+      ValueError: see `check_update`.
     """
-    args = this.args
+    args = run.args
     pending: tuple[int, UpdateReport, np.ndarray] | None = None
 
     def settle() -> None:
         nonlocal pending
         if pending is not None:
-            log.updated(pending[0], judge(this, *pending))
+            log.updated(pending[0], check_update(run, *pending))
             pending = None
 
     def is_due() -> bool:
-        ends = this.step in (0, args.steps) or (args.eval_every > 0 and this.step % args.eval_every == 0)
+        ends = run.step in (0, args.steps) or (args.eval_every > 0 and run.step % args.eval_every == 0)
         # Weights that were trained before are measured at step 0 as well.
-        return bool(args.heldout) and ends and (this.step > 0 or args.init is not None)
+        return bool(args.heldout) and ends and (run.step > 0 or args.init is not None)
 
     def measure() -> None:
-        logging.info("measuring tau on %d prompts ...", len(this.prompts))
+        logging.info("measuring tau on %d prompts ...", len(run.prompts))
         with log.pause():
-            tau, n_alpha = this.evaluate()
-        log.evaluated(this.step, tau, n_alpha)
+            tau, n_alpha = run.evaluate()
+        log.evaluated(run.step, tau, n_alpha)
 
-    measured = any(processes.gather_values(log.has_tau(this.step))) and this.checkpoints.best_tau is not None
+    measured = any(processes.gather_values(log.has_tau(run.step))) and run.checkpoints.best_tau is not None
     if is_due() and not measured:
         measure()  # a kill came between save and measurement, or tau is measured in another way from now on
-    while this.step < args.steps:
-        report = this.advance()
+    while run.step < args.steps:
+        report = run.advance()
         settle()  # the update before, while the device computes this one
-        pending = (this.step, report, this.batches.documents)
-        number = received(this.step)
-        last = this.step == args.steps
-        if is_due() or last or number or this.step % args.save_every == 0:
+        pending = (run.step, report, run.batches.documents)
+        number = received(run.step)
+        last = run.step == args.steps
+        if is_due() or last or number or run.step % args.save_every == 0:
             settle()  # only checked updates are saved or measured
             with log.pause():
-                this.save()  # before the measurement, which takes long and can be repeated
+                run.save()  # before the measurement, which takes long and can be repeated
         if number and not last:
             return number
         if is_due():
@@ -137,23 +137,23 @@ def start(args: RunArgs, learner: Learner) -> int:
     with alone_in(args.out, ("latest", "best", "data"), f"a run of train.{learner.program}"):
         if jax.process_index() == 0:
             sweep(args.out, args.out / "data")
-        this = Run(args, learner)
-        this.prepare()
-        log = RunLog(this)
-        begin, begun = time.perf_counter(), this.step
+        run = Run(args, learner)
+        run.prepare()
+        log = RunLog(run)
+        begin, begun = time.perf_counter(), run.step
         with contextlib.ExitStack() as ends:
-            ends.callback(this.checkpoints.wait)  # otherwise the process would end in the middle of a save
+            ends.callback(run.checkpoints.wait)  # otherwise the process would end in the middle of a save
             ends.callback(log.close)
-            number = train_until_stopped(this, log, ends.enter_context(stop_signals()))
+            number = train_until_stopped(run, log, ends.enter_context(stop_signals()))
         if number:
-            logging.info("stopped at step %d and saved; the same command continues from there", this.step)
+            logging.info("stopped at step %d and saved; the same command continues from there", run.step)
             return 128 + number
-        path, step = this.export()
-        this.checkpoints.close()
+        path, step = run.export()
+        run.checkpoints.close()
         if jax.process_index() == 0:
-            best = {} if this.checkpoints.best_tau is None else {"tau": round(this.checkpoints.best_tau, 3)}
-            report = {"steps": this.step, **log.record, **best, "head": str(path), "head_step": step,
-                      "coverage": round(this.coverage, 4), "seconds": round(time.perf_counter() - begin, 1),
-                      "updates_here": this.step - begun, **log.speed}  # fmt: skip
+            best = {} if run.checkpoints.best_tau is None else {"tau": round(run.checkpoints.best_tau, 3)}
+            report = {"steps": run.step, **log.record, **best, "head": str(path), "head_step": step,
+                      "coverage": round(run.coverage, 4), "seconds": round(time.perf_counter() - begin, 1),
+                      "updates_here": run.step - begun, **log.speed}  # fmt: skip
             print(json.dumps(report))
         return 0

@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 
 LARGEST = 2**31 - 1
 """Largest size or token id: both are int32 on the device."""
-_LARGEST_FLOAT = 3.4028234663852886e38  # of float32
+_LARGEST_FLOAT = 3.4028234663852886e38  # largest float32
 _SHOWN = 80  # characters of a wrong value in a message
-_REMEDY = "Correct the value, or fetch the file again from where the weights came from."
+_REMEDY = "Correct the value, or download the file again from where the weights came from."
 
 
 class CheckpointError(ValueError):

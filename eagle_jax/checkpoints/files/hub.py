@@ -102,7 +102,7 @@ def _existing_directory(path_or_id: str | os.PathLike[str]) -> Path | None:
     if path.exists():
         raise CheckpointError(f"path_or_id must be a directory or a hub id, got the file {path}. Give its directory.")
     if isinstance(path_or_id, Path) or not _HUB_ID.fullmatch(str(path_or_id)):
-        raise CheckpointError(f"no such directory: {path}. Correct the path, or give a hub id 'owner/name'.")
+        raise CheckpointError(f"path_or_id must be a directory or a hub id 'owner/name', got {path}. Correct the path.")
     return None
 
 

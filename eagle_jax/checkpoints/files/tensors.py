@@ -72,7 +72,7 @@ class TensorReader:
         for file in _weight_files(self.directory, stem):
             path = self.directory / file
             if not path.is_file():
-                raise CheckpointError(f"{path} must exist, as the index names it, got no such file. Fetch it.")
+                raise CheckpointError(f"{path} must exist, as the index names it, got no such file. Download it.")
             with path.open("rb") as start:
                 if start.read(32).startswith(b"version https://git-lfs"):
                     raise CheckpointError(f"{path} must hold weights, got a Git LFS pointer. Run `git lfs pull` there.")
@@ -104,7 +104,7 @@ def _weight_files(directory: Path, stem: str | None) -> list[str]:
         if not isinstance(file, str) or Path(file).name != file or not file.endswith((".safetensors", ".bin")):
             raise CheckpointError(
                 f"{directory / first}: weight_map must map tensors to .safetensors or .bin files of this directory, "
-                f"got {shown(file)}. Fetch the file again."
+                f"got {shown(file)}. Download the file again."
             )
     return sorted(set(files))
 
@@ -113,7 +113,7 @@ def _open_safetensors(path: Path) -> Any:
     try:
         return safetensors.safe_open(path, framework="np")
     except Exception as error:
-        raise CheckpointError(f"{path}: truncated or corrupt ({error}). Fetch or save it again.") from error
+        raise CheckpointError(f"{path}: truncated or corrupt ({error}). Download or save it again.") from error
 
 
 def _describe(opened: Any, name: str) -> tuple[tuple[int, ...], str]:
@@ -171,9 +171,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise CheckpointError(f"no {path.name} in {path.parent}. Give the directory that holds it.") from error
+        raise CheckpointError(f"{path.parent} must hold {path.name}, got none. Give its directory.") from error
     except (ValueError, OSError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON ({error}). Fetch the file again.") from error
+        raise CheckpointError(f"{path}: cannot be read as JSON ({error}). Download the file again.") from error
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, got {type(values).__name__}. Fetch the file again.")
+        raise CheckpointError(f"{path} must hold a JSON object, got {type(values).__name__}. Download the file again.")
     return values

@@ -112,15 +112,6 @@ def export_head(
     return config
 
 
-def check_unoccupied(directory: str | os.PathLike[str]) -> None:
-    """Raises `CheckpointError` unless a directory is missing or empty."""
-    path = Path(directory).expanduser()
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise CheckpointError(
-            f"{path} must be missing or an empty directory, got one in use. Choose another, or pass --overwrite."
-        )
-
-
 def stored_dtype(directory: Path) -> str:
     """Returns the dtype that holds every weight of a checkpoint without loss.
 
@@ -146,7 +137,7 @@ def _write(
     values: Mapping[str, Any],
     embedding: Any | None,
 ) -> None:
-    """Writes a head's tensors under the names of a layout, beside their config.json."""
+    """Writes a head's tensors under the names of a layout, with their config.json."""
     file_dtype = check_dtype(dtype)
     flat, expected = flatten({"d2t": params.get("d2t"), **params["head"]}), dict(expected_shapes(config))
     if embedding is not None and not config.own_embedding:
@@ -206,7 +197,7 @@ def check_expressible(config: HeadConfig, d2t: Any | None, target: DecoderConfig
     else:
         lacks |= {
             "biases of only some attention projections": layer.qkv_bias != layer.out_bias,
-            "MLP biases beside norms of queries and keys": layer.mlp_bias and layer.qk_norm,
+            "MLP biases together with norms of queries and keys": layer.mlp_bias and layer.qk_norm,
             "norm_before_fc together with fc_norm": config.norm_before_fc and config.fc_norm,
             "a d2t that permutes the whole vocabulary": (
                 config.draft_vocab_size == layer.vocab_size and d2t is not None and bool(np.any(d2t))
@@ -214,7 +205,8 @@ def check_expressible(config: HeadConfig, d2t: Any | None, target: DecoderConfig
         }
     found = [name for name, lacking in lacks.items() if lacking]
     if found:
-        raise CheckpointError(f"the {layout} layout cannot hold {', '.join(found)}. Choose another layout.")
+        named = ", ".join(found)
+        raise CheckpointError(f"layout must hold the head, got {layout!r}, which cannot hold {named}. Choose another.")
 
 
 def official_values(config: HeadConfig, dtype: str, architecture: str = "LlamaForCausalLM") -> dict[str, Any]:
@@ -243,7 +235,7 @@ def speculators_values(
     """Returns config.json of the speculators layout.
 
     Args:
-      verifier: hub id or path of the target, which vLLM loads beside the head.
+      verifier: hub id or path of the target, which vLLM loads together with the head.
       speculative_tokens: length of the chain that vLLM drafts by default.
     """
     layer = config.layer

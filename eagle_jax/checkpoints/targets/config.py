@@ -191,7 +191,7 @@ def config_values(config: DecoderConfig, dtype: str) -> dict[str, Any]:
     lost = [name for name in _CHECKED if getattr(again, name) != getattr(config, name)]
     if lost:
         stated = ", ".join(f"{name}={getattr(config, name)}" for name in lost)
-        raise CheckpointError(f"{config.architecture} cannot express {stated}. Choose another architecture.")
+        raise CheckpointError(f"architecture must express {stated}, got {config.architecture}. Choose another.")
     return values
 
 

@@ -18,7 +18,7 @@ from eagle_jax.checkpoints.files.tensors import TensorReader
 from eagle_jax.config import RopeConfig
 
 _PROJECTIONS = ("q", "k", "v")
-_PREFIX = "transformer."  # of the names in files that `transformers` writes; the first files of OpenAI have none
+_PREFIX = "transformer."  # prefix of names in files that `transformers` writes; the first files of OpenAI have none
 _LINEAR = {
     "h.{i}.attn.c_proj": "layers_{i}/self_attn/o_proj",
     "h.{i}.attn.c_attn/{name}": "layers_{i}/self_attn/{name}_proj",  # as `Gpt2Reader` names the thirds

@@ -23,6 +23,7 @@ from eagle_jax.data.rows.messages import REASONING, Message
 from eagle_jax.data.rows.parse import ARGUMENTS, MESSAGES, STORED, TOOLS, Conversation, parse_row
 
 NOT_STORED = "tokens that are not token ids, or supervised that is not [start, end) ranges of them in order"
+_LOAD_TEMPLATE = "Load it with chat_template= (--chat-template of programs)"
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
 
@@ -88,7 +89,7 @@ def encode(tokenizer: Any, row: Conversation | str) -> Encoded:
         raise SkippedRow("no assistant turn to train on" if turns else "no assistant turn")
     template = chat_template(tokenizer, tools=row.tools is not None)
     if template is None:
-        raise ValueError("the tokenizer must have a chat template, got none. Pass --chat-template, or plain text rows.")
+        raise ValueError(f"the tokenizer must have a chat template, got none. {_LOAD_TEMPLATE}, or give plain texts.")
     messages, draw = fit(tokenizer, row), _render_of(tokenizer, row)
     text = draw(messages, tokenize=False)
     has_mask = GENERATION.search(template) is not None
@@ -117,7 +118,7 @@ def prompt_ids(tokenizer: Any, row: Conversation) -> list[int]:
       ValueError: there is no template.
     """
     if chat_template(tokenizer, tools=row.tools is not None) is None:
-        raise ValueError("the tokenizer must have a chat template to generate replies, got none. Pass --chat-template.")
+        raise ValueError(f"the tokenizer must have a chat template to generate replies, got none. {_LOAD_TEMPLATE}.")
     messages = fit(tokenizer, row, add_generation_prompt=True)
     text = _render_of(tokenizer, row)(messages, tokenize=False, add_generation_prompt=True)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])

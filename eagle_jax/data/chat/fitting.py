@@ -106,7 +106,7 @@ def _dropped(draw: Render, messages: list[Message], marks: dict[str, str], has_m
     """Names the first part that the template drops; None if there is none.
 
     Args:
-      marks: name of the part behind each mark in `messages`.
+      marks: mark -> name of the part of `messages` that holds it.
       has_mask: whether the template has `generation` blocks, which must hold all tool calls.
     """
     shown = draw(messages, tokenize=False)

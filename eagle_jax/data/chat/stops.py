@@ -67,9 +67,9 @@ def turn_end(tokenizer: Any) -> tuple[int | None, str]:
     """Returns the first special token that the chat template writes after a reply, or None and the reason."""
     talk = [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "REPLYMARK"}]
     try:
-        closing, prompted = (_behind_reply(tokenizer, talk, add_generation_prompt=flag) for flag in (False, True))
+        closing, prompted = (_after_reply(tokenizer, talk, add_generation_prompt=flag) for flag in (False, True))
         if closing == prompted:  # the template always adds its prompt: only tokens before any next turn end this one
-            pairs = zip(closing, _behind_reply(tokenizer, [*talk, *talk[:1]]), strict=False)
+            pairs = zip(closing, _after_reply(tokenizer, [*talk, *talk[:1]]), strict=False)
             closing = [one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
     except SkippedRow as error:
         return None, str(error)
@@ -82,8 +82,8 @@ def turn_end(tokenizer: Any) -> tuple[int | None, str]:
     return None, f"the chat template ends an assistant's turn with {how}"
 
 
-def _behind_reply(tokenizer: Any, talk: list[dict[str, str]], **options: bool) -> list[int]:
-    _, found, behind = render(tokenizer, talk, tokenize=False, **options).partition("REPLYMARK")
+def _after_reply(tokenizer: Any, talk: list[dict[str, str]], **options: bool) -> list[int]:
+    _, found, after = render(tokenizer, talk, tokenize=False, **options).partition("REPLYMARK")
     if not found:
         raise SkippedRow("the chat template shows no assistant's turn")
-    return list(tokenizer(behind, add_special_tokens=False)["input_ids"])
+    return list(tokenizer(after, add_special_tokens=False)["input_ids"])

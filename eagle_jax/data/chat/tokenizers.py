@@ -12,9 +12,7 @@ from typing import Any, Unpack
 import msgspec
 
 from eagle_jax.assets import DEMO, bundled
-from eagle_jax.checkpoints import CheckpointError, tokenizer_directory
-from eagle_jax.checkpoints.files.hub import Hub
-from eagle_jax.checkpoints.files.tensors import read_json
+from eagle_jax.checkpoints import CheckpointError, Hub, read_json, tokenizer_directory
 from eagle_jax.config import DecoderConfig
 from eagle_jax.data.chat import tokenize
 from eagle_jax.data.chat.encoding import prompt_ids
@@ -79,7 +77,7 @@ def load_tokenizer(
         path_or_id = bundled("target")
     directory = tokenizer_directory(path_or_id, **hub)
     if not any((directory / name).is_file() for name in FILES):
-        raise CheckpointError(f"no tokenizer in {directory} ({', '.join(FILES)}). Pass the directory that holds it.")
+        raise CheckpointError(f"{directory} must hold a tokenizer ({', '.join(FILES)}), got none. Pass its directory.")
     tokenizer = _read(directory)
     size = max(tokenizer.get_vocab().values(), default=-1) + 1
     if size > config.vocab_size:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from eagle_jax.checkpoints.files.staging import TEMPORARY, named_errors
+from eagle_jax.checkpoints import TEMPORARY, named_errors
 from eagle_jax.config import ConfigError
 from eagle_jax.data.chat.encoding import Encoded
 from eagle_jax.packed import PackedTokens
@@ -189,7 +189,7 @@ class Batches:
             if len(documents) < processes:
                 raise ValueError(
                     f"{name} must have a document for each of {processes} process(es), got {len(documents)} documents "
-                    f"with a supervised token in their first {length} tokens. Add data, or raise --length."
+                    f"with a supervised token in their first {length} tokens. Add data, or raise length."
                 )
 
         def cut(document: int) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
-from eagle_jax.checkpoints.files.staging import TEMPORARY, write_whole
+from eagle_jax.checkpoints import TEMPORARY, write_whole
 from eagle_jax.data.corpus.documents import Corpus
 
 Stored = Literal["bfloat16", "float16", "float8", "float32"]
@@ -82,10 +82,10 @@ class Layout(msgspec.Struct, frozen=True):
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except FileNotFoundError:
-            raise ValueError(f"no features in {directory}. Write them with python -m train.features.") from None
+            raise ValueError(f"{directory} must hold features, got none. Run python -m train.features.") from None
         except msgspec.DecodeError as error:
             raise ValueError(
-                f"{path} cannot be read ({error}). Write the features again, into another --out."
+                f"{path} must be a layout of features, got another ({error}). Write them again, to another directory."
             ) from error
 
 
@@ -129,8 +129,8 @@ def _reserve(path: Path) -> None:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise ValueError(
-                f"{path.parent} must have room for {size / 1e9:.2f} GB more ({error.strerror}). Make room and give the "
-                "same command again, or use another --out with --stored float8 or fewer --data."
+                f"{path.parent} must have room for {size / 1e9:.2f} GB more ({error.strerror}). Make room and run "
+                "again, or store them as float8, or of fewer texts, in another directory."
             ) from error
 
 
@@ -144,9 +144,9 @@ def _pack(layout: Layout, states: np.ndarray) -> np.ndarray:
         stored = (states / scale if scales else states).astype(KINDS[layout.dtype])
     if not np.isfinite(stored).all():
         if not np.isfinite(states).all():
-            raise ValueError("hidden states must be finite, got NaN or infinity. Run with --dtype float32.")
+            raise ValueError("hidden states must be finite, got NaN or infinity. Run the target in float32.")
         most = np.abs(states).max()
-        raise ValueError(f"states must fit {layout.dtype}, got {most:.6g}. Use --stored bfloat16 and another --out.")
+        raise ValueError(f"states must fit {layout.dtype}, got {most:.6g}. Store bfloat16 in another directory.")
     parts = [part.reshape(len(states), -1).view(np.uint8) for part in (*scales, stored)]
     return np.concatenate(parts, axis=1)
 
@@ -168,23 +168,23 @@ class Features:
       expected: fields of the layout that this run needs: corpus, target, weights (or ends, without layers), taps.
 
     Raises:
-      ValueError: shards are missing, or of another corpus, target or head.
+      ValueError: shards are missing, of another corpus, target or head, or of documents cut below `length`.
     """
 
     def __init__(self, directory: Path, corpus: Corpus, expected: Mapping[str, Any], length: int):
         self.layout = layout = Layout.load(directory)
         for name, ours in expected.items():
-            if getattr(layout, name) != ours:
+            if (theirs := getattr(layout, name)) != ours:
+                label = {"weights": "fingerprint of the target", "ends": "fingerprint of embedding, norm and lm_head"}
                 raise ValueError(
-                    f"the features in {directory} must be of {name} {ours}, as this run, got {getattr(layout, name)}. "
-                    "Write them again with train.features."
+                    f"the {label.get(name, name)} of the features in {directory} must be {ours}, as in this run, got "
+                    f"{theirs}. Write them again with train.features."
                 )
         if layout.length < length:
-            raise ValueError(f"--length must be at most {layout.length}, that of {directory}, got {length}. Lower it.")
+            raise ValueError(f"length must be at most {layout.length}, that of {directory}, got {length}. Lower it.")
         if missing := [i for i in range(layout.shards) if not layout.path(directory, i).is_file()]:
-            raise ValueError(
-                f"{len(missing)} of {layout.shards} shards are missing in {directory}. Run train.features to its end."
-            )
+            found = f"{layout.shards - len(missing)} of {layout.shards}"
+            raise ValueError(f"{directory} must hold all shards, got {found}. Run train.features to its end.")
         self._starts = corpus.starts_within(layout.length)
         self._firsts = self._starts[list(layout.bounds)]
         self._shards = [np.load(layout.path(directory, i), mmap_mode="r") for i in range(layout.shards)]

@@ -17,11 +17,11 @@ CODECS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, 
 """Functions that open a compressed file, by the last suffix of its name; pyarrow opens `.zst`."""
 KINDS = (".jsonl", ".json", ".parquet")
 ENDINGS = (*KINDS, *(kind + codec for kind in KINDS[:2] for codec in CODECS))
-"""Endings of the names of files of rows."""
+"""File suffixes of row files."""
 
 
 def holds_rows(path: Path) -> bool:
-    """Returns whether a file holds rows; JSON files of settings, for example, hold no array."""
+    """Returns whether a file has such a suffix and, if `.json`, holds an array; files of settings do not."""
     if not path.name.endswith(ENDINGS):
         return False
     kind = path.with_suffix("").suffix if path.suffix in CODECS else path.suffix
@@ -72,7 +72,7 @@ def _opened(path: Path) -> Iterator[Any]:
     """Opens the decompressed bytes of a file as a buffered stream.
 
     Raises:
-      ValueError: they are damaged, or the package that reads them is missing.
+      ValueError: the file is damaged, or the package that reads it is missing.
     """
     opener = _zstd if path.suffix == ".zst" else CODECS.get(path.suffix, open)
     try:
@@ -81,7 +81,7 @@ def _opened(path: Path) -> Iterator[Any]:
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         if opener is open:
             raise
-        raise ValueError(f"{path} cannot be decompressed: {error}. Fetch it again.") from error
+        raise ValueError(f"{path} cannot be decompressed: {error}. Download the file again.") from error
 
 
 def _zstd(path: Path, _: str) -> Any:
@@ -97,7 +97,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
         rows = (row for batch in parquet.ParquetFile(path).iter_batches() for row in batch.to_pylist())
         yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
     except pyarrow.ArrowException as error:
-        raise ValueError(f"{path} cannot be read as Parquet: {error}. Fetch it again.") from error
+        raise ValueError(f"{path} cannot be read as Parquet: {error}. Download the file again.") from error
 
 
 def _pyarrow(path: Path) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.checkpoints.files.staging import TEMPORARY, named_errors, write_whole
+from eagle_jax.checkpoints import TEMPORARY, named_errors, write_whole
 
 Report = dict[str, Any]
 """Counts by name, and dicts of counts by reason."""
@@ -44,7 +44,7 @@ def remember(directory: Path, settings: Mapping[str, Any]) -> None:
     found = json.loads(path.read_text(encoding="utf-8"))
     if names := [name for name in {**found, **current} if found.get(name) != current.get(name)]:
         changed = "; ".join(f"{name} was {found.get(name)!r} and is now {current.get(name)!r}" for name in names)
-        raise ValueError(f"{directory} was begun with other settings ({changed}). Choose another directory.")
+        raise ValueError(f"settings must be those of {directory}, got others ({changed}). Choose another directory.")
 
 
 class Shard:
@@ -58,7 +58,7 @@ class Shard:
         self.path = directory / f"shard-{number:05d}.jsonl"
         self._journal = self.path.with_name(self.path.name + ".partial")
         self._report = self.path.with_suffix(".json")
-        leftovers = directory.glob(f"{TEMPORARY}{self.path.stem}.json*")  # of `write_whole`
+        leftovers = directory.glob(f"{TEMPORARY}{self.path.stem}.json*")  # left by a killed `write_whole`
         for leftover in [*leftovers, *[self._journal] * self.whole]:
             leftover.unlink(missing_ok=True)
         self.done = {row for entry in self._entries() for row in entry["rows"]}

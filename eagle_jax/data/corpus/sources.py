@@ -85,7 +85,7 @@ class Source:
         """
         if not self.files and (Path(self.path).is_dir() or not is_dataset_name(self.path)):
             kinds = "/*.jsonl, .json or .parquet" * Path(self.path).is_dir()
-            raise ValueError(f"no file {self.path}{kinds}. Correct the path.")
+            raise ValueError(f"source must be a file or a hub dataset, got no file {self.path}{kinds}. Correct it.")
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yields every row.

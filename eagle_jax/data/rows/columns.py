@@ -130,7 +130,7 @@ def check_keys(given: Mapping[str, Any], read: Collection[str], where: str, *, l
 def _holds_no_text(key: str, value: Any, labels: bool) -> bool:
     if _matches(MEDIA, key):
         return value is False or value == 0
-    if key == "header":  # of WildChat's requests, an object
+    if key == "header":  # HTTP headers of WildChat's requests, an object
         return isinstance(value, Mapping)
     if key == "custom_instruction":  # OpenHermes: whether there was one
         return isinstance(value, bool)
