@@ -329,15 +329,7 @@ def interrupt(*_):
 
 
 def test_sweep_removes_only_temporary_files_of_this_library(tmp_path, monkeypatch):
-    names = (
-        "head/config.json",
-        ".cfg.settings/a",
-        "figure.png",
-        ".lock",
-        ".env.template",
-        ".bashrc.original",
-        "a.partial",
-    )
+    names = ("head/config.json", ".cfg.settings/a", "figure.png", ".lock", ".env.template", "big.partial")
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("old")

@@ -22,7 +22,7 @@ from eagle_jax.data.rows.parse import Conversation
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 """Files of which a tokenizer has at least one."""
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
-"""Files of settings beside them, which may be missing."""
+"""Settings files of a tokenizer, which may be missing."""
 QUESTION = Conversation([{"role": "user", "content": "Hello?"}])
 TOKENIZER_KEY = "tokenizer_key"
 """Name of the tokenizer's key in the settings.json of `train.regenerate`."""

@@ -170,7 +170,7 @@ def _arguments(row: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _repeats(key: str, value: Any, conversation: Conversation) -> bool:
-    """Returns whether a column repeats the conversation, as `prompt` does beside `messages`."""
+    """Returns whether a column repeats the conversation, as `prompt` does next to `messages`."""
     messages = conversation.messages
     if isinstance(value, str):
         if key == "text":  # the whole conversation, rendered
