@@ -128,14 +128,6 @@ def test_no_module_shares_a_name_with_a_public_function():
         assert not functions & {name.rpartition(".")[2] for name in modules}
 
 
-def test_first_lines_of_docstrings_are_short():
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef
-    for name, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            first = (ast.get_docstring(node) or "").partition("\n")[0] if isinstance(node, documented) else ""
-            assert len(first) <= 100, f"{name}: {first}"
-
-
 def test_import_is_light():
     """`import eagle_jax` imports none of these: they are slow or optional. `eagle_jax.viz` needs no import."""
     code = """
