@@ -9,7 +9,7 @@ import pytest
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
-from infer import acceptance, bench, chat, cycle, demo
+from infer import acceptance, bench, chat, cycle, demo, tune
 from infer.common import results
 from infer.common.methods import NOTHING
 from tests.models import tiny_head, tiny_target
@@ -36,7 +36,7 @@ def pair(monkeypatch):
 
     JAX would go on writing to it after the test, whatever its configuration says by then.
     """
-    for program in (acceptance, bench, chat, cycle, demo):
+    for program in (acceptance, bench, chat, cycle, demo, tune):
         monkeypatch.setattr(program, "use_compilation_cache", lambda: None)
 
     target = tiny_target(258)

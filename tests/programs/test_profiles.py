@@ -76,17 +76,15 @@ def test_the_entry_is_chosen_by_batch_temperature_and_length(batch, temperature,
     assert found == (None if entry is None else ENTRIES[entry])
 
 
-@pytest.mark.parametrize(("rows", "temperature"), [(1, 1.0), (4, 0.0)])
-def test_auto_follows_the_profile_and_keeps_the_text(path, loads, rows, temperature):
-    target, prompts = tiny_target(), random_prompts([5, 7, 4, 6][:rows], 12)
+def test_auto_follows_the_profile_and_keeps_the_text(path, loads):
+    target, prompts = tiny_target(), random_prompts([5, 6], 12)
     profile = load_profile(path, target)
     assert loads == ["some/head"]  # once for both trees
-    chosen = profile.choose(rows, temperature, max(map(len, prompts)))
+    assert profile.choose(2, 0.0, 6).drafter.depth == LOOKUP["length"]
     assert profile.choose(64, 0.0, 9) is profile.choose(4, 1.0, 9) is None
-    options = {"max_new_tokens": 12, "temperature": temperature, "key": 2}
-    auto = eagle_jax.generate(target, "auto", prompts, profile=path, **options)
-    assert auto.tokens == eagle_jax.generate(target, None, prompts, **options).tokens
-    assert auto.accepted.shape[1] == chosen.drafter.depth + 1
+    auto = eagle_jax.generate(target, "auto", prompts, profile=path, max_new_tokens=12)
+    assert auto.tokens == eagle_jax.generate(target, None, prompts, max_new_tokens=12).tokens
+    assert auto.accepted.shape[1] == LOOKUP["length"] + 1
 
 
 def test_settings_and_bundled_weights_are_bound(loads):
@@ -137,6 +135,7 @@ def test_another_target_or_dtype_is_an_error_and_another_machine_a_warning(path,
 
 PLACE = {"batch": 1, "temperature": 0.0}
 HEADS = PLACE | {"method": "eagle3", "weights": "x"}
+NODE = {"depth": 1, "top_k": 1, "num_nodes": 1}
 
 
 @pytest.mark.parametrize(
@@ -147,16 +146,10 @@ HEADS = PLACE | {"method": "eagle3", "weights": "x"}
         ({"entries": [{"batch": 1}]}, r"entries\[0\]: the keys temperature must be given"),
         ({"entries": [PLACE | {"batch": 0}]}, "batch must be at least 1, got 0"),
         ({"entries": [PLACE | {"prompt": 9}] * 2}, "entries must have one of each"),
-        (
-            {"entries": [PLACE | {"method": "eagle2"}]},
-            "fields of method eagle2 must be weights, tree, got weights None",
-        ),
+        ({"entries": [PLACE | {"method": "eagle2"}]}, "eagle2 must be weights, tree, got weights None"),
         ({"entries": [PLACE | {"ngram": 2}]}, "fields of method vanilla must be none, got ngram 2"),
         ({"entries": [HEADS | {"tree": {"depth": 9, "top_k": 2, "num_nodes": 4}}]}, r"entries\[0\]: tree: .*num_nodes"),
-        (
-            {"entries": [HEADS | {"tree": {"depth": 1, "top_k": 1, "num_nodes": 1, "verification": "block"}}]},
-            "verification must be deterministic in a profile, got 'block'",
-        ),
+        ({"entries": [HEADS | {"tree": NODE | {"verification": "block"}}]}, "must be deterministic in a profile, got"),
     ],
 )
 def test_an_invalid_profile_is_an_error(path, change, message):

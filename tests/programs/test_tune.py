@@ -6,24 +6,26 @@ import json
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 import yaml
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
+from eagle_jax.evaluate import Cycles
 from eagle_jax.runtime.profile import Entry
 from infer import tune
 from infer.tuning import search
-from infer.tuning.prediction import Costs, extremes, record
+from infer.tuning.prediction import Costs, Drafts, extremes, record
 from infer.tuning.trials import Prompt, Score, Setting, arguments
 from tests.models import random_prompts, tiny_head, tiny_target
 
-WIDE = TreeConfig(depth=4, top_k=3, num_nodes=30)  # every candidate is a node
+WIDE = TreeConfig(depth=2, top_k=3, num_nodes=12)  # every candidate is a node
 KEYS = jax.random.split(jax.random.key(3), 4)
 PROMPTS = [Prompt(tokens, key) for tokens, key in zip(random_prompts([5, 9, 3, 7], 12), KEYS, strict=True)]
 
 
-@pytest.mark.parametrize(("temperature", "tree"), [(0.0, TreeConfig(4, 3, 6)), (1.0, TreeConfig.chain(2))])
+@pytest.mark.parametrize(("temperature", "tree"), [(0.0, TreeConfig(2, 3, 4)), (1.0, TreeConfig.chain(2))])
 def test_replayed_cycles_are_those_of_the_engine(temperature, tree):
     setting, target = Setting(4, temperature, 24), tiny_target()
     drafts = record(target, tiny_head("eagle1", WIDE), PROMPTS, setting)
@@ -39,9 +41,13 @@ def test_lookups_are_replayed_from_the_longest():
     long, short = (eagle_jax.prompt_lookup(target, length=length) for length in (6, 2))
     cycles = eagle_jax.generate(target, short, **arguments(prompts, setting)).cycles.tolist()
     assert max(cycles) < 23
-    for tokens, expected in ((24, cycles), (1, [0, 0])):
-        drafts = record(target, long, prompts, setting._replace(max_new_tokens=tokens))
-        assert drafts.cycles(TreeConfig.chain(2)) == expected
+    assert record(target, long, prompts, setting).cycles(TreeConfig.chain(2)) == cycles
+
+
+def test_replies_of_one_token_have_no_cycle():
+    none = np.zeros((0, 3), int)
+    drafts = Drafts(Cycles(none[:, 0], none, none, none, none, none, none[:, 0]), 2)
+    assert drafts.cycles(TreeConfig.chain(2)) == [0, 0]
 
 
 def test_costs_between_what_was_measured():
@@ -88,18 +94,11 @@ def test_the_best_of_every_method_that_may_win_is_measured_first():
 
 
 @pytest.fixture
-def quick(pair, monkeypatch, tmp_path):
-    """Arguments of a short run on the small pair, which a profile takes for the bundled one too."""
-    monkeypatch.setattr(tune, "use_compilation_cache", lambda: None)
-    demo = eagle_jax.load_demo
-    monkeypatch.setattr(
-        "eagle_jax.runtime.profile.load_drafter", lambda path, target: demo(str(path).split("/")[-1])[1]
-    )
-    for name, texts in {"talk": ["abc", "de"], "sums": ["1+1=2 1+1="], "long": ["x" * 3000]}.items():
-        lines = [json.dumps({"question_id": number, "turns": [text]}) for number, text in enumerate(texts)]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+def quick(pair, tasks, tmp_path):
+    """Returns arguments of a short run on the small pair."""
+    (tasks / "sums.jsonl").write_text(json.dumps({"question_id": 1, "turns": ["1+1=2 1+1="]}), encoding="utf-8")
     return dict(
-        methods="eagle3", tasks="talk", data=tmp_path, limit=2, max_new_tokens=6, temperatures="0", depths="1",
+        methods="pld", tasks="talk", data=tasks, limit=2, max_new_tokens=6, temperatures="0", depths="1",
         top_ks="1", nodes="2", candidates=1, repeats=5, out=tmp_path / "p.yaml",
     )  # fmt: skip
 
@@ -113,8 +112,8 @@ def test_tune_and_check(quick, capsys):
     (choice,) = last(capsys)["choices"]
     (row,) = json.loads(quick["out"].with_name("p_report.json").read_text())["settings"]
     assert (row["chosen"], row["identical"]) == (choice["chosen"], "2/2")
-    found = row["candidates"]["eagle3@chain1"]
-    assert found["measured"] > 0 and row["predicted"] == {"eagle3@chain1": found["predicted"]}
+    found = row["candidates"]["pld@1"]
+    assert found["measured"] > 0 and row["predicted"] == {"pld@1": found["predicted"]}
     assert row["pass_over_plain"].keys() == {"1", "2"}
     (entry,) = yaml.safe_load(quick["out"].read_text())["entries"]
     assert (entry["batch"], entry["temperature"], entry["method"]) == (1, 0.0, choice["method"])
@@ -147,31 +146,31 @@ def measured(monkeypatch):
 
     def time_against_plain(target, methods, samples, setting, repeats, **options):
         lengths.append({task: [len(prompt.tokens) for prompt in prompts] for task, prompts in samples.items()})
-        return {
-            label: Score({task: [value] * 5 for task, value in speedups[label].items()}) for label in methods
-        }, "1/1"
+        values = {label: {task: [value] * 5 for task, value in speedups[label].items()} for label in methods}
+        return {label: Score(by_task) for label, by_task in values.items()}, "1/1"
 
     monkeypatch.setattr(search, "time_against_plain", time_against_plain)
     monkeypatch.setattr(tune, "time_against_plain", time_against_plain)
-    monkeypatch.setattr(search, "measure_costs", lambda *args: Costs([1, 3], [0.01, 0.02], {"eagle3": [(1, 2, 0.0)]}))
+    monkeypatch.setattr(search, "measure_costs", lambda *args: Costs([1, 3], [0.01, 0.02], {"pld": [(1, 1, 0.0)]}))
     return speedups, lengths
 
 
 def test_the_choice_is_the_best_of_what_was_measured(pair, measured):
-    """Whatever the machine: a trial in which one tree is fast and another only on some tasks."""
+    """Whatever the machine: a trial in which one setting is fast and another only on some tasks."""
     fast = measured[0]
-    fast |= {"eagle3@1x2x2": {"a": 1.5, "b": 1.2}, "eagle3@2x2x2": {"a": 2.5, "b": 0.9}}
+    fast |= {"pld@1": {"a": 1.5, "b": 1.2}, "pld@2": {"a": 2.5, "b": 0.9}}
     setting, samples = Setting(2, 0.0, 6), {"a": PROMPTS[:1]}
-    found = search.find_candidates(["eagle3"], pair, tune.Args(), search.Grid([1, 2], [2], [2]))
+    found = search.find_candidates(["pld"], pair, tune.Args(), search.Grid([1, 2], [2], [2]))
     assert found.keys() == fast.keys()
     recorded = search.record_drafts(pair, found, samples, setting)
-    (part,) = recorded["eagle3"]["a"]
+    (part,) = recorded["pld"]["a"]
     entry, report = search.tune_request(pair, found, recorded, samples, setting, measured=2, repeats=5)
-    tree, guess = TreeConfig(1, 2, 2), report["predicted"]["eagle3@1x2x2"]
-    assert guess == round(part.cycles(None)[0] / part.cycles(tree)[0] / 2, 3)  # three rows cost two plain passes
-    assert entry == Entry(2, 0.0, "eagle3", "bundled", tree, predicted=guess, measured=1.35, worst=1.2)
+    guess = report["predicted"]
+    # Three rows cost two plain passes.
+    assert guess["pld@2"] == round(part.cycles(None)[0] / part.cycles(TreeConfig.chain(2))[0] / 2, 3)
+    assert entry == Entry(2, 0.0, "pld", length=1, ngram=3, predicted=guess["pld@1"], measured=1.35, worst=1.2)
     assert report["pass_over_plain"] == {1: 1.0, 3: 2.0}
-    fast["eagle3@1x2x2"] = {"a": 0.8, "b": 0.9}
+    fast["pld@1"] = {"a": 0.8, "b": 0.9}
     entry, _ = search.tune_request(pair, found, recorded, samples, setting, measured=2, repeats=5)
     assert entry == Entry(2, 0.0)
 
@@ -204,9 +203,8 @@ def test_short_and_long_prompts_are_tuned_apart_and_checked(quick, measured, cap
         ({"batches": "1,3"}, "--batches must be at most --limit 2, got 3"),
         ({"repeats": 4}, "--repeats must be at least 5, got 4"),
         ({"methods": "sps", "target": "a/b"}, "--draft-model must be given for sps"),
-        ({"methods": "vanilla"}, "must leave a choice, got none"),
         ({"methods": "own:json:loads"}, "must name methods of the library, got own:json:loads"),
-        ({"top_ks": "2", "nodes": "50"}, "must leave a choice, got none"),
+        ({"methods": "eagle3", "top_ks": "2", "nodes": "50"}, "must leave a choice, got none"),
         ({"methods": "eagle3@chain2/rejection"}, "eagle3@chain2/rejection: verification must be deterministic"),
         ({"tasks": "long"}, "must have prompts of at most .* got none in long"),
         ({"tasks": "talk,sums", "prompts": "2,20"}, r"got none beyond the last\. The sample has prompts of 2 to 10"),
