@@ -121,7 +121,7 @@ def test_an_error_in_a_turn_does_not_end_the_chat(make_chat, monkeypatch):
     def full(*args, **options):
         raise MemoryError("out of memory on a TPU")
 
-    talk = make_chat(Strict(), context=60, max_new_tokens=50)
+    talk = make_chat(Strict(), method="vanilla", context=60, max_new_tokens=50)
     assert re.search(r"roles must alternate.*; this turn was dropped", said(talk, "no"))
     assert "--context must leave room for a reply, got 60 for 67 tokens so far. Type /reset" in said(talk, "x" * 60)
     with monkeypatch.context() as patch:
@@ -171,7 +171,7 @@ def test_accepted_drafts_are_green():
         assert console.file.getvalue() == text
 
 
-@pytest.mark.parametrize("above", [0, 3, 30])
+@pytest.mark.parametrize("above", [3, 30])
 def test_the_last_row_shows_tau_and_speed_while_a_reply_runs(make_chat, monkeypatch, above):
     """The row does not change the text. Speed counts from the third chunk."""
     talk = make_chat()
@@ -241,7 +241,6 @@ def test_ctrl_c_never_ends_the_chat(times, pair, monkeypatch, capsys):
     ("options", "message"),
     [
         ("--method eagle9", "got 'eagle9'"),
-        ("--temperature -1", "temperature"),
         ("--top-p 2", "top_p"),
         ("--max-new-tokens 0", "--max-new-tokens must be at least 1, got 0"),
         ("--seed 4294967296", "--seed must be from 0 to 2**32 - 1, got 4294967296"),

@@ -12,9 +12,8 @@ from eagle_jax.assets import bundled
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig
 from eagle_jax.data.chat.tokenize import chat_text
-from infer import acceptance, bench, chat, tune
 from infer.common.labels import Label
-from infer.common.methods import NOTHING, OPTIONS, Loader, Places, best_static, check_methods, load_pair
+from infer.common.methods import BUNDLED, NOTHING, OPTIONS, Loader, Places, best_static, check_methods, load_pair
 from infer.common.programs import arguments
 from infer.common.results import Positions
 from tests.data.chats import TEMPLATES
@@ -29,14 +28,13 @@ STATIC = TreeConfig.static(EAGLE1_PARENTS)
     ("text", "tree"),
     [
         ("eagle3", DEFAULT),
+        ("eagle3@untempered", TreeConfig(2, 2, 4, sampled_ranking="untempered")),
         ("eagle3@6x10x59", TreeConfig(6, 10, 59)),
         ("eagle3@chain3", TreeConfig.chain(3)),
         ("eagle2@static", STATIC),
         ("eagle2@4x2x7/confidence/norerank", with_fields(rank_by="confidence", rerank=False)),
-        ("eagle3@4x2x7/untempered", with_fields(sampled_ranking="untempered")),
         ("eagle3@4x2x7/top_p0.9", with_fields(top_p=0.9)),
         ("eagle3@4x2x7/noise_scale0.5", with_fields(noise_scale=0.5)),
-        ("eagle3@untempered", TreeConfig(2, 2, 4, sampled_ranking="untempered")),
         ("sps@chain5/block", TreeConfig.chain(5, "block")),
         ("sps@chain4", TreeConfig.chain(4, "rejection")),
         ("sps@4x2x7", with_fields()),
@@ -52,30 +50,13 @@ def test_a_label_names_a_tree(text, tree):
 
 
 @pytest.mark.parametrize(
-    ("text", "fields"),
-    [
-        ("pld", {"length": 10, "ngram": 3}),
-        ("pld@12", {"length": 12, "ngram": 3}),
-        ("pld@12x4/shortest2/latest", {"length": 12, "ngram": 4, "shortest": 2, "latest": True}),
-        ("pld@latest", {"length": 10, "ngram": 3, "latest": True}),
-        ("lookahead", {"ngram": 5, "window": 7, "guesses": 7}),
-        ("lookahead@3x4x5", {"ngram": 3, "window": 4, "guesses": 5}),
-    ],
-)
-def test_methods_without_weights_have_numbers(text, fields):
-    assert Label.parse(text).fields == fields
-
-
-@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("typical", "method must be one of vanilla, sps, pld, .* got 'typical'. Settings follow an @"),
-        ("eagle3/chain3", "got 'eagle3/chain3'. Settings follow an @"),
         ("eagle3@", "setting of eagle3 must be DEPTHxTOP_KxNODES, .* got ''. Write eagle3@4x2x7/untempered"),
         ("vanilla@chain3", "vanilla must have no setting, got 'chain3'. Write vanilla"),
         ("eagle3@chian3", "must be DEPTHxTOP_KxNODES, chainN or a word .* got 'chian3'"),
         ("eagle3@4x2x7/chain3", "settings of 'eagle3@4x2x7/chain3' must be given once, got 'chain3' again"),
-        ("eagle3@law/draw", "must be given once, got 'draw' again"),
         ("pld@chain3", "setting of pld must be LENGTHxNGRAM, .* got 'chain3'. Write pld@10x3/shortest2"),
         ("lookahead@5x7x7/latest", "must be NGRAMxWINDOWxGUESSES, got 'latest'. Write lookahead@5x7x7"),
         ("eagle3@2x2x99", "eagle3@2x2x99: .*num_nodes"),
@@ -99,15 +80,9 @@ def test_plain_decoding_comes_first_and_every_label_once():
     assert found == ["vanilla", "eagle3", "eagle3@chain3"]
 
 
-@pytest.fixture
-def loads(pair, monkeypatch):
-    """Returns the names of the bundled weights that were loaded."""
-    found, load_demo = [], eagle_jax.load_demo
-    monkeypatch.setattr(eagle_jax, "load_demo", lambda head, **rest: found.append(head) or load_demo(head, **rest))
-    return found
-
-
-def test_settings_of_a_method_share_its_weights(pair, loads):
+def test_settings_of_a_method_share_its_weights(pair, monkeypatch):
+    loads, load_demo = [], eagle_jax.load_demo
+    monkeypatch.setattr(eagle_jax, "load_demo", lambda head, **rest: loads.append(head) or load_demo(head, **rest))
     load = Loader(pair, Places())
     chain, ranked, default = load("eagle3@chain2"), load("eagle3@2x2x3/untempered"), load("eagle3")
     assert chain.params is ranked.params is default.params
@@ -123,14 +98,20 @@ def test_settings_of_a_method_share_its_weights(pair, loads):
         load("eagle3@2x300x400")
 
 
-@pytest.mark.parametrize(("method", "held"), [("eagle2", "eagle3"), ("hydra", "medusa")])
-def test_heads_of_another_method_are_an_error(method, held):
-    target, _, _ = eagle_jax.load_demo()
-    load = Loader(target, Places(**{method: str(bundled(held))}))
-    with pytest.raises(ValueError, match=rf"--{method} must have heads of {method}, got .* heads of {held}\. Give it"):
-        load(method)
-    found = Loader(target, Places(**{held: str(bundled(held))}))
-    assert found(held) is not None and found.weights(held) == str(bundled(held))
+@pytest.fixture(scope="module")
+def loaded():
+    return eagle_jax.load_demo()
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+def test_weights_are_read_from_a_path(method, loaded):
+    """EAGLE heads are of one kind, whatever their training; heads of another method are an error."""
+    path = str(bundled(BUNDLED[method]))
+    load = Loader(loaded[0], Places(**{OPTIONS[method]: path}))
+    assert load(method) is not None and load.weights(method) == path
+    for other in {"eagle3": ["eagle2"], "medusa": ["hydra"]}.get(method, []):
+        with pytest.raises(ValueError, match=rf"--{other} must have heads of {other}, got .* heads of {method}\. Give"):
+            Loader(loaded[0], Places(**{other: path}))(other)
 
 
 RANKED = "deterministic, ranked by draw"
@@ -143,12 +124,14 @@ RANKED = "deterministic, ranked by draw"
         ("eagle2", "dynamic, depth 2, top 2, 4 nodes", RANKED, 5, "eagle1"),
         ("hass@2x2x3/confidence/norerank/top_p0.9", "dynamic, depth 2, top 2, 3 nodes by confidence, no rerank, top-p "
          "0.9", RANKED, 4, "hass"),
-        ("eagle2@2x2x4/untempered", "dynamic, depth 2, top 2, 4 nodes", "deterministic, ranked by untempered", 5,
+        ("eagle2@chain3/law/noise_scale0.5", "chain of 3", "deterministic, ranked by law, noise scale 0.5", 4,
          "eagle1"),
-        ("eagle2@chain3/noise_scale0.5", "chain of 3", "deterministic, ranked by draw, noise scale 0.5", 4, "eagle1"),
         ("eagle2@chain3/rejection", "chain of 3", "rejection", 4, "eagle1"),
         ("eagle1", "static, 25 nodes: 4+8+8+3+2", RANKED, 26, "eagle1"),
-        ("pld@4x3/shortest2/latest", "length 4, ngram 3, shortest 2, latest True", "deterministic", 5, None),
+        ("pld", "length 10, ngram 3", "deterministic", 11, None),
+        ("pld@4/latest", "length 4, ngram 3, latest True", "deterministic", 5, None),
+        ("pld@4x2/shortest2/latest", "length 4, ngram 2, shortest 2, latest True", "deterministic", 5, None),
+        ("lookahead", "ngram 5, window 7, guesses 7", "deterministic", 56, None),
         ("lookahead@3x2x2", "ngram 3, window 2, guesses 2", "deterministic", 8, None),
     ],
 )  # fmt: skip
@@ -219,34 +202,28 @@ def test_a_function_of_the_user_returns_a_drafter(pair, own_module):
         load(f"own:{own_module}:two")
 
 
-@pytest.fixture(scope="module")
-def loaded():
-    return eagle_jax.load_demo()
-
-
 def test_an_error_about_a_path_names_its_option(loaded, tmp_path):
-    with pytest.raises(CheckpointError, match=r"^--target /nope: no such directory: /nope"):
+    with pytest.raises(CheckpointError, match=r"^--target /nope: path_or_id must be .*, got /nope"):
         load_pair(Places(target="/nope"))
     for method, field in OPTIONS.items():
         option = f"--{field.replace('_', '-')}"
-        with pytest.raises(CheckpointError, match=f"^{option} /nope: no such directory: /nope"):
+        with pytest.raises(CheckpointError, match=f"^{option} /nope: path_or_id must be .*, got /nope"):
             Loader(loaded[0], Places(**{field: "/nope"}))(method)
     with pytest.raises(ValueError, match=r"^--positions /nope: No such file or directory$"):
         best_static(Label.parse("medusa@best31"), "/nope")
-    with pytest.raises(CheckpointError, match=r"^--eagle3 [^ ]*medusa holds Medusa heads\. Load them with load_medusa"):
+    with pytest.raises(CheckpointError, match=r"^--eagle3 [^ ]*medusa must hold an EAGLE.*, got Medusa heads"):
         Loader(loaded[0], Places(eagle3=str(bundled("medusa"))))("eagle3")
 
 
-@pytest.mark.parametrize("program", [acceptance, bench, chat, tune])
-def test_every_program_takes_a_template_and_its_arguments(program, loaded, monkeypatch, tmp_path):
+def test_a_template_and_its_arguments_are_options(loaded, monkeypatch, tmp_path):
     (tmp_path / "own.jinja").write_text("{{ messages[0].content }} {{ effort }}" + TEMPLATES["chatml"])
     given = ["--chat-template", str(tmp_path / "own.jinja"), "--template-args", "effort=low"]
     monkeypatch.setattr(eagle_jax, "load_demo", lambda **_: (*loaded[:2], copy.deepcopy(loaded[2])))
-    _, tokenizer = load_pair(arguments(program.Args, None, given))
+    _, tokenizer = load_pair(arguments(Places, None, given))
     assert chat_text(tokenizer, [{"role": "user", "content": "Hi"}]).startswith("Hi low")
     for wrong, message in (
         ("effrt=low", r"--template-args effrt=low: template arguments must be .* reads \(effort\)"),
         ("effort", "--template-args must be NAME=VALUE"),
     ):
         with pytest.raises(ValueError, match=f"^{message}"):
-            load_pair(arguments(program.Args, None, [*given[:-1], wrong]))
+            load_pair(arguments(Places, None, [*given[:-1], wrong]))

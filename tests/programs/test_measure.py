@@ -23,7 +23,7 @@ from tests.programs.conftest import ByteTokenizer
 
 @pytest.mark.parametrize(("temperature", "drafted"), [(0.0, False), (1.0, True)])
 def test_the_prefill_compiles_nothing_of_its_own(temperature, drafted):
-    head = tiny_head("eagle3", TreeConfig.chain(2), draft_vocab=10).rebind(tiny_target()) if drafted else None
+    head = tiny_head("eagle1", TreeConfig.chain(1)).rebind(tiny_target()) if drafted else None
     method = engine(tiny_target(), head, 8, temperature)
     prompts, keys = random_prompts([5, 3], 12), keys_of(7, ["a", "b"], 0)
     whole = method.answer(prompts, keys)

@@ -49,8 +49,12 @@ def test_the_report_has_every_section(tmp_path, capsys):
 
 
 def test_a_section_without_data_is_left_out(tmp_path):
-    report = papers.main(papers.Args(files=(bench_file(tmp_path / "b.json", *TIMED),), out=tmp_path / "out"))
-    assert report["sections"] == ["What each label is", "Speedup and tau at temperature 0"]
+    bare = recorded_file(tmp_path / "r.json", recording("pld", "gsm8k", calibration=None, chains=[]))
+    timed = "Speedup and tau at temperature 0"
+    recorded = ["Tau of recorded trees at temperature 0", "Acceptance by tree position"]
+    for file, titles in ((bench_file(tmp_path / "b.json", *TIMED), [timed]), (bare, recorded)):
+        report = papers.main(papers.Args(files=(file,), out=tmp_path / "out"))
+        assert report["sections"] == ["What each label is", *titles]
 
 
 def test_files_merge(tmp_path):

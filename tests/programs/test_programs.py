@@ -24,15 +24,10 @@ from infer.common.programs import arguments, can_write, listed, naming, parse_tr
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """Options of a program.
+    """Options of a program."""
 
-    Attributes:
-      size: how large.
-      name: how called.
-    """
-
-    size: int = 3
-    name: str = "a"
+    size: int = 3  # how large
+    name: str = "a"  # how called
 
 
 @pytest.mark.parametrize("words", ["--config FILE --size 7", "--size 7 --config FILE", "--size 7 --config=FILE"])
@@ -44,10 +39,7 @@ def test_a_configuration_file_gives_defaults(words, tmp_path):
 
 def test_a_wrong_configuration_file_is_an_error(tmp_path, capsys):
     (tmp_path / "c.yaml").write_text("sise: 5\n")
-    for name, message in (
-        ("c", "key must be .*, got 'sise'. Did you mean 'size'"),
-        ("d", "No such file or directory$"),
-    ):
+    for name, message in (("c", "key must be .*, got 'sise'. Did you mean"), ("d", "No such file or directory$")):
         with pytest.raises(ConfigError, match=rf"^--config \S*{name}\.yaml: {message}"):
             arguments(Args, None, ["--config", str(tmp_path / f"{name}.yaml")])
     with pytest.raises(SystemExit):
@@ -85,7 +77,6 @@ def call(monkeypatch):
     ("outcome", "code"),
     [
         (None, 0),
-        (0, 0),
         (1, 1),
         ({"a": 1}, 0),
         (ValueError("size is wrong"), "error: size is wrong"),
@@ -263,15 +254,14 @@ def default_handler():
     signal.set_wakeup_fd(-1)
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_without_a_wait_prints_nothing(times, default_handler, capfd, monkeypatch):
+def test_ctrl_c_without_a_wait_prints_nothing(default_handler, capfd, monkeypatch):
     """Python may handle two signals as one."""
     monkeypatch.setattr(interrupts, "PATIENCE", 0.3)
     interrupts.handle_interrupts()
 
     def wait():
-        for _ in range(times):
-            os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
         time.sleep(5)
 
     with pytest.raises(KeyboardInterrupt):

@@ -119,10 +119,7 @@ def test_replies_of_one_token_have_no_decoding_speed():
 
 
 def test_the_printed_table():
-    cells = [
-        cell("vanilla", GROUP, PLAIN, PLAIN, NOTHING),
-        cell("eagle3@chain2", GROUP, DRAFTED, PLAIN, NOTHING),
-    ]
+    cells = [cell("vanilla", GROUP, PLAIN, PLAIN, NOTHING), cell("eagle3@chain2", GROUP, DRAFTED, PLAIN, NOTHING)]
     text = markdown(Result("a machine", None, {}, cells))
     assert "| 0 | 2 | talk | eagle3@chain2 | 4 | 2.23x (1.67 to 2.80) | 2.97x | 1.75 | 458.33 | 2/3 |" in text
     assert "| 0 | 2 | eagle3@chain2 | 2.23 | - | 1.75 | " in text  # both questions are of one call: no interval
