@@ -24,6 +24,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 def test_an_optimised_program_writes_the_same_text(monkeypatch):
     options = {"xla_backend_optimization_level": 3}
     program = jax.jit(core.generate, static_argnames=generation.STATIC, compiler_options=options)

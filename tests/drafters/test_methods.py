@@ -132,7 +132,10 @@ def test_a_draft_model_with_fewer_positions_than_its_target_warns():
         SmallModel.from_model(target, model)
 
 
-@pytest.mark.parametrize(("tree", "temperature"), [(TreeConfig.chain(4), 0.0), (TreeConfig.chain(4, "rejection"), 0.7)])
+SAMPLED = pytest.param(TreeConfig.chain(4, "rejection"), 0.7, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("tree", "temperature"), [(TreeConfig.chain(4), 0.0), SAMPLED])
 def test_a_draft_model_that_is_the_target_is_always_right(tree, temperature):
     """Every draft is accepted only if cache, positions and masks are those of the text."""
     target = tiny_target()
@@ -151,9 +154,8 @@ def test_a_draft_model_scores_its_tree_as_plain_passes_do():
         assert score == pytest.approx(law[np.arange(len(path)), path].sum(), abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "rule"), [((12, 16), "deterministic"), pytest.param((16, 12), "rejection", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("sizes", "rule"), [((12, 16), "deterministic"), ((16, 12), "rejection")])
 def test_a_draft_model_may_pad_its_vocabulary(sizes, rule):
     """Embeddings of one family may differ in rows, such as 151,936 and 152,064."""
     target, model = (tiny_target(vocab=size, layers=1 if size == 16 else 2, seed=2) for size in sizes)

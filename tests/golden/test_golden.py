@@ -24,7 +24,7 @@ def target():
     return eagle_jax.load_target(GOLDEN / "target")
 
 
-FAST = ("eagle3_total24_depth4_topk6", "eagle1_total26_depth4_topk6")
+FAST = ("eagle3_total24_depth4_topk6",)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in RUNS])

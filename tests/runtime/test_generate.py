@@ -93,9 +93,8 @@ def test_streams_yield_the_tokens_of_generate(name, plain):
     assert texts == [plain[0.0].tokens[row] for row in rows]
 
 
-@pytest.mark.parametrize(
-    "switch", [jax.enable_x64(True), pytest.param(jax.numpy_dtype_promotion("strict"), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("switch", [jax.enable_x64(True), jax.numpy_dtype_promotion("strict")])
 def test_the_users_settings_of_jax_change_no_text(switch):
     """Python integers are 64 bits wide under the one, and mixed dtypes an error under the other."""
     head = tiny_head("eagle3", TREES["k2n6"])

@@ -75,6 +75,7 @@ def test_replies_equal_those_of_generate(name):
     assert name is None or drafted, "no draft was accepted"
 
 
+@pytest.mark.slow
 def test_log_probs_are_those_of_generate():
     talk, text = begin(), random_prompts([9], 12)[0]
     options = dict(max_new_tokens=12, temperature=0.8, key=jax.random.key(0)[None], log_probs="law")

@@ -43,6 +43,7 @@ def test_peak_flops_measures_unknown_devices(monkeypatch):
     peak_flops.cache_clear()
 
 
+@pytest.mark.slow
 def test_bench_step_prints_its_report(capsys):
     args = bench_step.Args(size="tiny", rows=2, length=24, unroll=2, repeats=2)
     report = bench_step.main(args)

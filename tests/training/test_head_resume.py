@@ -88,6 +88,7 @@ def test_a_run_killed_while_it_measures_ends_with_the_same_best_head(place, tmp_
         assert same(head_of(out), head_of(calm))
 
 
+@pytest.mark.slow
 def test_a_finished_run_measures_prompts_that_are_given_later(place, whole, tmp_path, capsys):
     out = shutil.copytree(whole, tmp_path / "run")
     options = dict(heldout=(str(place / "held.jsonl"),), data_axis=1)

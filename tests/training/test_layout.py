@@ -42,7 +42,7 @@ def run(mesh, head, frozen, texts):
     return loss(head, frozen, texts)
 
 
-@pytest.mark.parametrize(("data", "fsdp", "tensor"), [(1, 2, 2), (2, 2, 1)])
+@pytest.mark.parametrize(("data", "fsdp", "tensor"), [(1, 2, 2), pytest.param(2, 2, 1, marks=pytest.mark.slow)])
 def test_a_mesh_does_not_change_loss_and_gradients(data, fsdp, tensor):
     head, frozen, texts = parts()
     mesh = make_mesh(data, tensor, fsdp)

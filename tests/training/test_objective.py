@@ -154,7 +154,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("config", "objective"), CASES.values(), ids=CASES)
+SLOW = ("lk-blend", "eagle1")  # the others have their parts
+
+
+@pytest.mark.parametrize(
+    ("config", "objective"),
+    [pytest.param(*case, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, case in CASES.items()],
+)
 def test_loss_and_gradients_are_those_of_the_literal_version(config, objective):
     head, signals = random_head(config), random_signals(config)
     (loss, metrics), grads = jax.jit(jax.value_and_grad(fast(config, objective, signals), has_aux=True))(head)

@@ -52,7 +52,7 @@ def features(place):
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("kind", [slow("medusa"), slow("hydra"), "hydra++", slow("distill"), "gpt2"])
+@pytest.mark.parametrize("kind", [slow("medusa"), slow("hydra"), slow("hydra++"), slow("distill"), "gpt2"])
 def test_a_run_writes_a_lossless_drafter_and_a_log(place, tmp_path, kind, capsys):
     """Hydra++ has all parts of Medusa and Hydra. A small GPT-2 for a larger one is the textbook pair."""
     params = jax.tree.map(lambda x: x * 6 if x.ndim == 2 else x, init_params(GPT2, jax.random.key(0)))
@@ -83,6 +83,7 @@ def test_meshes_micro_batches_and_remat_do_not_change_the_losses(place, tmp_path
         np.testing.assert_allclose(losses(tmp_path / str(number)), losses(tmp_path / "whole"), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_stored_features_of_other_taps_give_the_same_training(place, features, tmp_path, monkeypatch):
     assert main(arguments("hydra++", place, tmp_path / "hydra")) == 0
     monkeypatch.setattr(eagle_jax, "load_target", lambda *_, **__: pytest.fail("loaded the layers of the target"))

@@ -147,6 +147,7 @@ def test_a_killed_and_resumed_run_writes_the_same(folder, whole, tmp_path, monke
     assert written(out) == written(whole)
 
 
+@pytest.mark.slow
 def test_a_head_changes_no_reply(folder, whole, tmp_path, capsys):
     """The sizes of batches and shards change no reply either: every row has its own key."""
     changes = dict(head=str(folder / "head"), tree="2,2,4", batch=8, shard_rows=13)
