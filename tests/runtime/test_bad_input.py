@@ -77,7 +77,7 @@ def test_invalid_prompts_raise_errors(prompts, message):
         (dict(temperature=1.0), "Pass key="),
         (dict(eos_ids=[12]), "eos_ids must be 0 to 11, got 12"),
         (dict(eos_ids=[[1], [2]]), r"a list per prompt \(1\), got 2 lists"),
-        (dict(eos_ids=3.5), "eos_ids must be a token id, a list .*, got 3.5"),
+        (dict(eos_ids=3.5), "eos_ids must be a token id, a list, .*, got 3.5"),
         (dict(eos_ids=[None]), r"eos_ids must be .*, got \[None\]"),
         (dict(eos_ids="2"), "eos_ids must be .*, got '2'"),
         (dict(temperature=1.0, key=2**70), "JAX keeps 32 bits of a seed"),
