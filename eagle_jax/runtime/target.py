@@ -44,7 +44,8 @@ class Target:
           ConfigError: the mesh does not divide the model. MemoryError: the parameters do not fit in device memory.
         """
         dtype = str(jax.tree.leaves(params)[0].dtype)
-        return cls(config, spread(params, mesh), on_mesh(config, dtype, mesh), name, dtype, mesh)
+        fn = on_mesh(config, dtype, mesh)  # first: it checks the axes of the mesh
+        return cls(config, spread(params, mesh), fn, name, dtype, mesh)
 
 
 def check_target(target: Target, name: str = "target") -> None:
