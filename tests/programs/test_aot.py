@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import pytest
@@ -20,88 +21,7 @@ needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="compiling for TPU needs libtpu (pip install libtpu)"
 )
 
-TEXT = """HloModule toy
-
-%update (p0: bf16[8,64,128], p1: bf16[8,1,128]) -> bf16[8,64,128] {
-  %p0 = bf16[8,64,128]{2,1,0:T(8,128)(2,1)} parameter(0)
-  %p1 = bf16[8,1,128]{2,1,0} parameter(1)
-  %zero = s32[] constant(0)
-  ROOT %updated = bf16[8,64,128]{2,1,0:T(8,128)(2,1)} dynamic-update-slice(%p0, %p1, %zero, %zero, %zero)
-}
-
-%cut (whole: bf16[8,4,16], at: s32[]) -> bf16[1,4,16] {
-  %whole = bf16[8,4,16]{2,1,0} parameter(0)
-  %at = s32[] parameter(1)
-  ROOT %part = bf16[1,4,16]{2,1,0:S(1)} dynamic-slice(%whole, %at, %at, %at), dynamic_slice_sizes={1,4,16}
-}
-
-%scatter (input: f32[64,32]) -> f32[16,32] {
-  %input = f32[64,32]{1,0} parameter(0)
-  %sum = f32[64,32]{1,0} all-reduce(%input), replica_groups={{0,1,2,3}}, to_apply=%add
-  %index = u32[] partition-id()
-  ROOT %own = f32[16,32]{1,0} dynamic-slice(%sum, %index, %index), dynamic_slice_sizes={16,32}
-}
-
-%below (state: (s32[], bf16[8,64,128])) -> pred[] {
-  %state.c = (s32[], bf16[8,64,128]{2,1,0}, bf16[8,1,128]{2,1,0}, bf16[8,4,16]{2,1,0}) parameter(0)
-  %turn = s32[] get-tuple-element(%state.c), index=0
-  %bound = s32[]{:T(128)} constant(3)
-  ROOT %less = pred[] compare(%turn, %bound), direction=LT
-}
-
-%body (state: (s32[], bf16[8,64,128])) -> (s32[], bf16[8,64,128]) {
-  %state = (s32[], bf16[8,64,128]{2,1,0}, bf16[8,1,128]{2,1,0}, bf16[8,4,16]{2,1,0}) parameter(0)
-  %turn.b = s32[]{:S(2)} get-tuple-element(%state), index=0
-  %cache = bf16[8,64,128]{2,1,0} get-tuple-element(%state), index=1
-  %new = bf16[8,1,128]{2,1,0} get-tuple-element(%state), index=2
-  %rows.b = bf16[8,4,16]{2,1,0} get-tuple-element(%state), index=3
-  %in.place = bf16[8,64,128]{2,1,0} fusion(%cache, %new), kind=kLoop, calls=%update
-  %sum.b = bf16[8,1,128]{2,1,0:S(1)} all-reduce(%new), replica_groups={{0,1}}, to_apply=%add
-  %copied = bf16[8,64,128]{1,2,0} copy(%in.place)
-  %fetch = ((bf16[8,4,16], s32[]), bf16[1,4,16]{2,1,0:S(1)}, s32[]{:S(2)}) async-start(%rows.b, %turn.b), calls=%cut
-  ROOT %next = (s32[], bf16[8,64,128], bf16[8,1,128], bf16[8,4,16]) tuple(%turn.b, %copied, %new, %rows.b)
-}
-
-%begin (part: bf16[16,32]) -> (bf16[16,32], bf16[64,32], u32[]) {
-  %part = bf16[16,32]{1,0} parameter(0)
-  %all.1 = bf16[64,32]{1,0} all-gather(%part), channel_id=7, frontend_attributes={chain_id="3"}
-  ROOT %started = (bf16[16,32], bf16[64,32], u32[]) custom-call(%all.1), custom_call_target="AsyncCollectiveStart"
-}
-
-%beside (part: bf16[16,32], whole: bf16[64,32], rows: bf16[8,16]) -> (bf16[8,16], bf16[64,32]) {
-  %part.2 = bf16[16,32]{1,0} parameter(0)
-  %whole.2 = bf16[64,32]{1,0} parameter(1)
-  %rows = bf16[8,16]{1,0} parameter(2)
-  %all.2 = bf16[64,32]{1,0} all-gather(%part.2), channel_id=7, frontend_attributes={chain_id="3"}
-  %product = bf16[8,16]{1,0} negate(%rows)
-  ROOT %out = (bf16[8,16]{1,0}, bf16[64,32]{1,0}, bf16[64,32]{1,0}) tuple(%product, %whole.2, %all.2)
-}
-
-%end (part: bf16[16,32], whole: bf16[64,32]) -> bf16[64,32] {
-  %part.3 = bf16[16,32]{1,0} parameter(0)
-  %whole.3 = bf16[64,32]{1,0} parameter(1)
-  %all.3 = bf16[64,32]{1,0} all-gather(%part.3), channel_id=7, frontend_attributes={chain_id="3"}
-  ROOT %ended = bf16[64,32]{1,0} custom-call(%whole.3, %all.3), custom_call_target="AsyncCollectiveDone"
-}
-
-%chain (part: bf16[16,32], rows: bf16[8,16]) -> bf16[64,32] {
-  %part.m = bf16[16,32]{1,0} parameter(0)
-  %rows.m = bf16[8,16]{1,0} parameter(1)
-  %start = (bf16[16,32]{1,0}, bf16[64,32]{1,0}, u32[]) fusion(%part.m), kind=kCustom, calls=%begin
-  %source = bf16[16,32]{1,0} get-tuple-element(%start), index=0
-  %target = bf16[64,32]{1,0} get-tuple-element(%start), index=1
-  %both = (bf16[8,16]{1,0}, bf16[64,32]{1,0}, bf16[64,32]{1,0}) fusion(%source, %target, %rows.m), calls=%beside
-  %filled = bf16[64,32]{1,0} get-tuple-element(%both), index=1
-  ROOT %done = bf16[64,32]{1,0} fusion(%source, %filled), kind=kCustom, calls=%end
-}
-
-ENTRY %main (grads: f32[64,32], state: (s32[], bf16[8,64,128])) -> f32[16,32] {
-  %grads = f32[64,32]{1,0} parameter(0)
-  %state.m = (s32[], bf16[8,64,128]{2,1,0}, bf16[8,1,128]{2,1,0}, bf16[8,4,16]{2,1,0}) parameter(1)
-  %loop = (s32[], bf16[8,64,128]) while(%state.m), condition=%below, body=%body, metadata={op_name="jit(f)/walk/while"}
-  ROOT %reduced = f32[16,32]{1,0} fusion(%grads), kind=kCustom, calls=%scatter
-}
-"""
+TEXT = (Path(__file__).parent / "toy.hlo").read_text(encoding="utf-8")  # by hand, after dumps of a v5e:2x2
 
 
 def test_costs_of_a_loop():
