@@ -30,6 +30,7 @@ def wheel(repository, tmp_path_factory):
     return zipfile.ZipFile(next(out.glob("*.whl")))
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_package_and_its_assets(wheel, repository):
     package = repository / "eagle_jax"
     expected = {

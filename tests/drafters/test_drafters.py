@@ -77,7 +77,7 @@ FAST = ("eagle2", "confidence", "top-p")
 CASES = [pytest.param("eagle3", name, marks=() if name in FAST else pytest.mark.slow) for name in SWITCHES]
 
 
-@pytest.mark.parametrize(("kind", "name"), [("eagle1", "eagle2"), *CASES])
+@pytest.mark.parametrize(("kind", "name"), [pytest.param("eagle1", "eagle2", marks=pytest.mark.slow), *CASES])
 def test_dynamic_trees_are_those_of_the_slow_version(kind, name):
     nodes = 16 if name == "no-rerank" else 28
     head = tiny_head(kind, TreeConfig(**SHAPE, num_nodes=nodes, **SWITCHES[name]), draft_vocab=10)

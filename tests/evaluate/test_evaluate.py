@@ -28,7 +28,8 @@ def pair():
     return stopping, DraftHead.from_params(head.config, head.params, stopping, head.tree)
 
 
-@pytest.mark.parametrize("rule", ["deterministic", pytest.param("rejection", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["deterministic", "rejection"])
 def test_n_alpha_counts_the_drafts_inside_the_reply(pair, rule):
     """The expected counts are those of the chunks of `stream`. Sampled drafts use the drafter's own rule."""
     target, head = pair

@@ -39,6 +39,7 @@ def cycles() -> Cycles:
     )
 
 
+@pytest.mark.slow
 def test_drafted_tree_holds_a_recorded_cycle(cycles):
     seen = 0
     for number in range(len(cycles.tokens)):

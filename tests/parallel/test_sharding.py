@@ -71,6 +71,7 @@ def test_sharded_text_is_the_same(name):
     np.testing.assert_array_equal(together.accepted, alone.accepted)
 
 
+@pytest.mark.slow
 def test_sharded_sampling_and_plain_decoding_are_the_same():
     target, head = pair()
     spread, spread_head = eagle_jax.shard(target, head, make_mesh(2, 2))

@@ -82,6 +82,7 @@ def test_every_reply_equals_plain_decoding_of_the_whole_conversation(make_chat, 
     assert texts == [[*prompt, *reply] for prompt, reply in zip(prompts, expected.tokens, strict=True)]
 
 
+@pytest.mark.slow
 def test_a_turn_prefills_new_tokens_only(make_chat):
     """After plain replies the drafter also reads the replies that it missed."""
     talk = make_chat(TextOnly())

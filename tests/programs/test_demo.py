@@ -24,6 +24,7 @@ def test_the_demo_ends_with_one_json_object(pair, capsys, monkeypatch):
     assert result["speedup"] == pytest.approx(result["drafted_tok_s"] / result["vanilla_tok_s"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_cycle(pair, capsys):
     cycle.main(cycle.Args(method="hass@chain1", context=8, turns=2, repeats=1, temperature=1.0))
     result = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -21,7 +21,7 @@ from tests.models import random_prompts, tiny_head, tiny_target
 from tests.programs.conftest import ByteTokenizer
 
 
-@pytest.mark.parametrize(("temperature", "drafted"), [(0.0, False), (1.0, True)])
+@pytest.mark.parametrize(("temperature", "drafted"), [(0.0, False), pytest.param(1.0, True, marks=pytest.mark.slow)])
 def test_the_prefill_compiles_nothing_of_its_own(temperature, drafted):
     head = tiny_head("eagle1", TreeConfig.chain(1)).rebind(tiny_target()) if drafted else None
     method = engine(tiny_target(), head, 8, temperature)

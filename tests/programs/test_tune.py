@@ -25,7 +25,10 @@ KEYS = jax.random.split(jax.random.key(3), 4)
 PROMPTS = [Prompt(tokens, key) for tokens, key in zip(random_prompts([5, 9, 3, 7], 12), KEYS, strict=True)]
 
 
-@pytest.mark.parametrize(("temperature", "tree"), [(0.0, TreeConfig(2, 3, 4)), (1.0, TreeConfig.chain(2))])
+@pytest.mark.parametrize(
+    ("temperature", "tree"),
+    [(0.0, TreeConfig(2, 3, 4)), pytest.param(1.0, TreeConfig.chain(2), marks=pytest.mark.slow)],
+)
 def test_replayed_cycles_are_those_of_the_engine(temperature, tree):
     setting, target = Setting(4, temperature, 24), tiny_target()
     drafts = record(target, tiny_head("eagle1", WIDE), PROMPTS, setting)
@@ -35,6 +38,7 @@ def test_replayed_cycles_are_those_of_the_engine(temperature, tree):
     assert sum(cycles) < 4 * 23  # something was accepted
 
 
+@pytest.mark.slow
 def test_lookups_are_replayed_from_the_longest():
     target, setting = tiny_target(vocab=4), Setting(2, 0.0, 24)
     prompts = [Prompt(tokens, key) for tokens, key in zip(random_prompts([20, 30], 4), KEYS, strict=False)]

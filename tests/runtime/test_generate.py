@@ -112,6 +112,7 @@ def half_pair():
     return low, eagle_jax.DraftHead.from_params(head.config, params, low, head.tree)
 
 
+@pytest.mark.slow
 def test_bfloat16_text_is_that_of_plain_decoding_except_at_rounding_ties():
     """The texts are equal up to the first tie of the two best logits within rounding."""
     low, low_head = half_pair()

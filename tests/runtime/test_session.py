@@ -86,6 +86,7 @@ def test_log_probs_are_those_of_generate():
     np.testing.assert_allclose(found, expected.log_probs[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_long_turn_is_read_in_chunks_up_to_the_end_of_the_context(monkeypatch):
     """A path of the tree or a chunk is written behind the last token of the context."""
     monkeypatch.setattr(sessions, "PREFILL_CHUNK", 32)

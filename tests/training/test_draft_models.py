@@ -101,7 +101,9 @@ def test_medusa_loss_equals_a_loop_over_rows(kind, teacher):
         assert float(loss) == pytest.approx(sum(0.5**head * mean for head, (mean, _) in enumerate(wanted)), rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["medusa", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("hydra", "hydra++"))]
+)
 def test_chunks_do_not_change_gradients_and_the_target_has_none(kind):
     (config, params), (weights, signals) = heads(kind), target()
 

@@ -112,6 +112,7 @@ def test_held_out_prompts_end_where_a_reply_begins(place):
     assert prompts == [held[0], tokenizer.encode(text, add_special_tokens=False), held[1]]
 
 
+@pytest.mark.slow
 def test_a_batch_with_nan_loss_stops_the_run_and_the_error_names_its_rows(place, tmp_path, monkeypatch):
     """The run finishes a checkpoint in progress and saves nothing after it."""
     out, seen = tmp_path / "run", []

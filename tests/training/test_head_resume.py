@@ -121,6 +121,7 @@ def test_the_log_has_shares_of_sources_and_warns_of_a_small_draft_vocabulary(pla
         assert text in caplog.text
 
 
+@pytest.mark.slow
 def test_the_initial_head_stays_the_best_if_training_makes_it_worse(place, whole, tmp_path, capsys):
     options = dict(data_axis=1, init=str(whole), heldout=(str(place / "held.jsonl"),), steps=2, rate=10.0, warmup=1)
     assert train.head.main(args_of(place, tmp_path / "more", **options)) == 0
@@ -128,6 +129,7 @@ def test_the_initial_head_stays_the_best_if_training_makes_it_worse(place, whole
     assert list(taus) == [0, 2] and report_of(capsys)["head_step"] == max(taus, key=taus.get)
 
 
+@pytest.mark.slow
 def test_a_run_resumed_after_kill_9_ends_with_the_same_bits(place, tmp_path, capsys):
     """The kill comes during updates, saves and a measurement. No partial file stays."""
     options = dict(data_axis=1, steps=24, save_every=2, eval_every=8, heldout=(str(place / "held.jsonl"),))

@@ -54,6 +54,7 @@ def test_data_holds_out_two_percent_of_every_source(prepared):
     assert not list((prepared / "data").rglob(".eagle_jax-tmp-*"))
 
 
+@pytest.mark.slow
 def test_packed_rows_join_documents_at_the_shares_of_their_sources(prepared):
     tokenizer = load_tokenizer(prepared / "data" / "tokenizer", tiny_target(300).config)
     corpus = train.target.read(prepared / "data", tokenizer)
