@@ -29,7 +29,7 @@ from eagle_jax.packed import PackedTokens
 
 VOCAB = 512
 OPTIONS = dict(
-    unroll=3, taps=(0, 1, 2), draft_vocab=64, rate=3e-3, warmup=2, steps=6, rows=8, length=32, dtype="float32",
+    unroll=2, taps=(0, 1, 2), draft_vocab=64, rate=3e-3, warmup=2, steps=6, rows=8, length=32, dtype="float32",
     log_every=1, save_every=2, eval_prompts=2, eval_tokens=8, eval_tree="2,2,3", tensorboard=False, remat=False,
 )  # fmt: skip
 EAGLE = ("unroll", "taps", "draft_vocab", "eval_tree")
