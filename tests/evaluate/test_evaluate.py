@@ -164,6 +164,7 @@ def slow_counts(cycles: Cycles) -> dict[tuple[int, int], list[int]]:
     return found
 
 
+@pytest.mark.slow
 def test_counts_equal_those_of_a_walk_up_every_tree():
     """Siblings stand in the order of their rank: none is likelier than the one before it."""
     target, head = tiny_target(4), tiny_head("eagle1", TreeConfig(2, 2, 4), 4, seed=17)

@@ -30,6 +30,7 @@ def quick(pair, tasks, tmp_path):
     return quick
 
 
+@pytest.mark.slow
 def test_a_run_writes_and_prints_every_cell(quick, capsys, tmp_path, own_module):
     """The run has a chain, a method of the user's own, and a turn that is too long for the model."""
     own = f"own:{own_module}:lookup"

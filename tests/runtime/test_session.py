@@ -121,6 +121,7 @@ def test_a_prompt_that_differs_is_read_from_there(name):
     check(talk, first, 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_a_drafter_reads_the_tokens_of_plain_replies_later(name):
     """After plain replies the drafter has the state of a new session."""

@@ -88,7 +88,7 @@ def slow(kind, teacher):
     return found
 
 
-@pytest.mark.parametrize("teacher", [True, False])
+@pytest.mark.parametrize("teacher", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_medusa_loss_equals_a_loop_over_rows(kind, teacher):
     (config, params), (_, signals) = heads(kind), target()

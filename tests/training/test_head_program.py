@@ -139,6 +139,7 @@ def test_a_batch_with_nan_loss_stops_the_run_and_the_error_names_its_rows(place,
         train.head.main(dataclasses.replace(args, out=tmp_path / "limit", max_gradient=1e-6))
 
 
+@pytest.mark.slow
 def test_stored_features_give_the_same_training(place, whole, tmp_path, capsys, monkeypatch):
     out = tmp_path / "features"
     options = dict(

@@ -49,10 +49,8 @@ def features(place):
     return place / "features"
 
 
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("kind", [slow("medusa"), slow("hydra"), slow("hydra++"), slow("distill"), slow("gpt2")])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "hydra++", "distill", "gpt2"])
 def test_a_run_writes_a_lossless_drafter_and_a_log(place, tmp_path, kind, capsys):
     """Hydra++ has all parts of Medusa and Hydra. A small GPT-2 for a larger one is the textbook pair."""
     params = jax.tree.map(lambda x: x * 6 if x.ndim == 2 else x, init_params(GPT2, jax.random.key(0)))
