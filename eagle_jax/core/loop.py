@@ -149,8 +149,8 @@ def step(params: Params, state: GenerateState, sampling: Sampling, engine: Engin
       the next state, and the cycle's tree, acceptance and tokens.
 
     Raises:
-      ValueError: only one of this engine and the engine of `prefill` keeps log-probabilities; the drafter's tree has
-        not `num_nodes` nodes; or `draft` or `update` returns another state, as in `prefill`.
+      ValueError: only one of this engine and the engine of `prefill` keeps log-probabilities; the drafter's tree does
+        not have `num_nodes` nodes; or `draft` or `update` returns another state, as in `prefill`.
     """
     target, drafter = engine.target, engine.drafter
     if (engine.log_probs is None) != (state.log_probs is None):
@@ -312,7 +312,7 @@ def _draft(
     """Returns the tree of `drafter.draft` and the drafter's next state; checks both while tracing.
 
     Raises:
-      ValueError: the result is not (tree, state), the tree has not `num_nodes` nodes, or the state has another form.
+      ValueError: the result is not (tree, state), the tree does not have `num_nodes` nodes, or the state has another form.
     """
     result = drafter.draft(params, state.drafter, state.root, randomness, sampling)
     if not (type(result) is tuple and len(result) == 2 and isinstance(result[0], DraftTree)):
