@@ -312,7 +312,7 @@ def _draft(
     """Returns the tree of `drafter.draft` and the drafter's next state; checks both while tracing.
 
     Raises:
-      ValueError: the result is not (tree, state), the tree does not have `num_nodes` nodes, or the state has another form.
+      ValueError: the result is not (tree, state), the tree lacks nodes, or the state has another form.
     """
     result = drafter.draft(params, state.drafter, state.root, randomness, sampling)
     if not (type(result) is tuple and len(result) == 2 and isinstance(result[0], DraftTree)):
