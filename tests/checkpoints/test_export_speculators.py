@@ -91,7 +91,7 @@ def load(package, directory):
     return package.SpeculatorModel.from_pretrained(str(directory), config=config)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "residual")) for n in VARIANTS])
 def test_the_package_computes_the_same_logits(name, package, tmp_path):
     config = VARIANTS[name]
     params, target = random_weights(config), random_weights(TARGET)

@@ -43,7 +43,8 @@ def model(config, seed):
     return Target.from_params(config, jax.tree.map(lambda leaf, more: 3 * leaf + 0.3 * more, fresh, noise))
 
 
-@pytest.mark.parametrize(("kind", "temperature"), [("small", 0.0), pytest.param("eagle3", 1.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "temperature"), [("small", 0.0), ("eagle3", 1.0)])
 def test_text_equals_plain_decoding_up_to_the_last_position(kind, temperature):
     """Drafted tokens beyond the learned positions do not change the text."""
     short = dataclasses.replace(GPT2, max_position=24, num_layers=1)

@@ -109,6 +109,7 @@ def test_the_programs_make_a_pair_from_raw_data(prepared, method, tmp_path, caps
     check_lossless(loaded, eagle_jax.load_drafter(head, loaded, tree=TreeConfig.chain(2)))
 
 
+@pytest.mark.slow
 def test_evaluate_reports_tau_of_every_source(tmp_path, capsys):
     target, head = tiny_target(272), tiny_head("eagle1", TreeConfig.chain(2), 272)
     save_target_checkpoint(target.config, target.params, tmp_path / "target", "float32")
