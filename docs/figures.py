@@ -11,7 +11,7 @@ from typing import Any
 
 import eagle_jax
 from eagle_jax import viz
-from eagle_jax.checkpoints.files.staging import write_whole
+from eagle_jax.checkpoints import write_whole
 from eagle_jax.data.chat import chat_ids
 from eagle_jax.evaluate import calibrate, record_cycles
 from eagle_jax.runtime.compilation import use_compilation_cache

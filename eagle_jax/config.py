@@ -6,6 +6,7 @@ A configuration is hashable and comparable, so it can be a static argument of `j
 from __future__ import annotations
 
 import dataclasses
+import functools
 import numbers
 from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -15,6 +16,9 @@ class ConfigError(ValueError):
     """A configuration is invalid; the message names the field, its rule and the remedy."""
 
 
+_hints = functools.cache(get_type_hints)  # evaluates every annotation, at each call
+
+
 def check_fields(config: Any, *sizes: str) -> None:
     """Checks every `Literal` field of a dataclass, and that the fields `sizes` are positive integers.
 
@@ -22,7 +26,7 @@ def check_fields(config: Any, *sizes: str) -> None:
       ConfigError: naming the field.
     """
     cls: Any = type(config)
-    for name, hint in get_type_hints(cls).items():
+    for name, hint in _hints(cls).items():
         value, choices = getattr(config, name), get_args(hint)
         if get_origin(hint) is Literal and value not in choices:
             raise ConfigError(
@@ -312,7 +316,8 @@ class TreeConfig:
         cls, parents: Sequence[int], verification: Verification = "deterministic", *, top_p: float = 1.0
     ) -> TreeConfig:
         """Returns a static tree with these `parents`; EAGLE-1's are `EAGLE1_PARENTS`."""
-        return cls(parents=tuple(parents), verification=verification, top_p=top_p)
+        given: Any = () if parents is None else parents  # None would be a dynamic tree
+        return cls(parents=given, verification=verification, top_p=top_p)
 
 
 EAGLE1_PARENTS = (*[-1] * 4, 0, 0, 0, 1, 1, 2, 2, 3, 4, 4, 4, 5, 5, 6, 6, 7, 12, 12, 12, 20, 20)

@@ -29,7 +29,7 @@ from typing import Any
 
 import msgspec
 
-from eagle_jax.checkpoints.files.staging import write_whole
+from eagle_jax.checkpoints import write_whole
 from eagle_jax.runtime.compilation import forget_programs, use_compilation_cache
 from infer.common.labels import PLAIN
 from infer.common.methods import NOTHING

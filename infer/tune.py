@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import eagle_jax
-from eagle_jax.checkpoints.files.staging import write_whole
+from eagle_jax.checkpoints import write_whole
 from eagle_jax.runtime.compilation import machine, revision, use_compilation_cache
 from eagle_jax.runtime.profile import Entry, ProfileFile, fingerprint
 from eagle_jax.settings import load_yaml

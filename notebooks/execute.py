@@ -14,7 +14,7 @@ from typing import Any
 
 import tyro
 
-from eagle_jax.checkpoints.files.staging import write_whole
+from eagle_jax.checkpoints import write_whole
 from infer.common.programs import run
 
 FOLDER = Path(__file__).parent

@@ -92,7 +92,10 @@ def lookahead_drafter(ngram: int = 5, window: int = 7, guesses: int = 7, pool: i
             return tree, state._replace(window=moved)
 
     depth, nodes = max(window + levels - 2, levels), levels * (window + guesses) - 1
-    rewind = lambda state, length: state  # n-grams of discarded text stay useful  # noqa: E731
+
+    def rewind(state: LookaheadState, length: Array) -> LookaheadState:
+        return state  # n-grams of discarded text stay useful
+
     return Drafter(init, draft, update, taps=(), depth=depth, num_nodes=nodes, reads_choices=True, rewind=rewind)
 
 

@@ -80,5 +80,7 @@ def prompt_lookup_drafter(ngram: int = 3, length: int = 10, latest: bool = False
             scores = jnp.where(found, 0.0, -jnp.inf)  # no probabilities are known
             return DraftTree(tokens, jnp.where(found, rows, PADDING), scores), state
 
-    rewind = lambda state, known: state._replace(length=known)  # noqa: E731
+    def rewind(state: LookupState, known: Array) -> LookupState:
+        return state._replace(length=known)
+
     return Drafter(init, draft, update, taps=(), depth=length, num_nodes=length, rewind=rewind)

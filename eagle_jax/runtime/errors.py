@@ -14,6 +14,8 @@ from eagle_jax.core import FINITE
 from eagle_jax.devices import device_name, is_out_of_memory, memory_of, shortage
 from eagle_jax.runtime.request import Request, empty_caches
 
+_LISTED = 8  # rows in a message
+
 
 class NotFiniteError(ValueError):
     """The target's logits, or the scores of a drafter, were NaN or infinite.
@@ -63,8 +65,8 @@ def _rows(found: np.ndarray) -> dict[int, int]:
 
 
 def _listed(rows: dict[int, int]) -> str:
-    named = [f"row {row}, generated token {position}" for row, position in list(rows.items())[:8]]
-    return "; ".join(named) + f" and {len(rows) - 8} more rows" * (len(rows) > 8)
+    named = [f"row {row}, generated token {position}" for row, position in list(rows.items())[:_LISTED]]
+    return "; ".join(named) + f" and {len(rows) - _LISTED} more rows" * (len(rows) > _LISTED)
 
 
 @contextlib.contextmanager

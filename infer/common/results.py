@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from eagle_jax.checkpoints.files.staging import write_whole
+from eagle_jax.checkpoints import write_whole
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from eagle_jax.checkpoints.files.staging import write_whole
+from eagle_jax.checkpoints import write_whole
 from infer.common.programs import can_write, run
 from infer.common.tables import table
 from infer.papers import drafting, figures, speed

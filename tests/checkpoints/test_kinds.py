@@ -7,7 +7,7 @@ import pytest
 import eagle_jax
 from eagle_jax.assets import bundled
 from eagle_jax.checkpoints import CheckpointError
-from eagle_jax.checkpoints.files.kinds import BELONGS, kind_of
+from eagle_jax.checkpoints.files.kinds import DESCRIPTIONS, kind_of
 
 HEADS, MEDUSAS = ("eagle2", "eagle3"), ("medusa", "hydra")
 
@@ -28,7 +28,7 @@ def test_a_loader_names_the_loader_of_another_kind(load, wrong, recwarn):
         with pytest.raises(CheckpointError) as caught:
             getattr(eagle_jax, load)(place, *more)
         wanted, found = str(caught.value).split(", got ")
-        assert wanted.startswith(f"{place} must hold ") and found == BELONGS[kind]
+        assert wanted.startswith(f"{place} must hold ") and found == ". ".join(DESCRIPTIONS[kind])
     assert not recwarn.list  # such as of tokenizers, which heads do not have
 
 

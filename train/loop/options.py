@@ -98,7 +98,7 @@ class HeadArgs(RunArgs):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillArgs(RunArgs):
-    """Options of `train.distill`; sizes that are None are the target's."""
+    """Options of `train.distill`. A size of None is that of the target."""
 
     # kl, tv (rejection rate of standard speculative sampling) or lk (-log of its acceptance rate)
     divergence: Divergence = "kl"

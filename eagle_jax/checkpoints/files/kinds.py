@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
@@ -11,20 +10,20 @@ from eagle_jax.checkpoints.files.mapping import canonical_name
 
 Kind = Literal["model", "eagle2", "eagle3", "medusa", "hydra", "other"]
 
-BELONGS: dict[Kind, str] = {
-    "model": "a whole model and no draft head. Load it with load_target (--target), or as a small draft model with "
-    "load_draft_model (--draft-model of infer.*, --kind draft_model of train.evaluate).",
-    "eagle2": "an EAGLE-1/2 head and no model. Load it with load_drafter (--eagle2 of infer.*, --head of train.*), "
-    "together with the model it was trained for.",
-    "eagle3": "an EAGLE-3 head and no model. Load it with load_drafter (--eagle3 of infer.*, --head of train.*), "
-    "together with the model it was trained for.",
-    "medusa": "Medusa heads. Load them with load_medusa (--medusa of infer.*, --kind medusa of train.evaluate), "
-    "together with the model they were trained for.",
-    "hydra": "Hydra heads. Load them with load_medusa (--hydra of infer.*, --kind medusa of train.evaluate), "
-    "together with the model they were trained for.",
-    "other": "a draft head of a kind that is not read here. Give the model it was trained for.",
-}
-"""Description of each kind, with the function and the options that load it."""
+DESCRIPTIONS: dict[Kind, tuple[str, str]] = {
+    "model": ("a whole model", "Load it with load_target (--target), or as a small draft model with load_draft_model "
+              "(--draft-model of infer.*, --kind draft_model of train.evaluate)."),
+    "eagle2": ("an EAGLE-1/2 head", "Load it with load_drafter (--eagle2 of infer.*, --head of train.*), together with "
+               "the model it was trained for."),
+    "eagle3": ("an EAGLE-3 head", "Load it with load_drafter (--eagle3 of infer.*, --head of train.*), together with "
+               "the model it was trained for."),
+    "medusa": ("Medusa heads", "Load them with load_medusa (--medusa of infer.*, --kind medusa of train.evaluate), "
+               "together with the model they were trained for."),
+    "hydra": ("Hydra heads", "Load them with load_medusa (--hydra of infer.*, --kind medusa of train.evaluate), "
+              "together with the model they were trained for."),
+    "other": ("a draft head of a kind that is not read here", "Give the model it was trained for."),
+}  # fmt: skip
+"""Name of each kind, and the function and the options that load it."""
 MODELS: tuple[Kind, ...] = ("model",)
 EAGLES: tuple[Kind, ...] = ("eagle2", "eagle3", "other")
 MEDUSAS: tuple[Literal["medusa", "hydra"], ...] = ("medusa", "hydra")
@@ -67,5 +66,6 @@ def check_kind(
     """
     kind = kind_of(values, names, f"{where}/config.json")
     if kind is not None and kind not in accepted:
-        wanted = " or ".join(re.split(r"\.| and no ", BELONGS[one])[0] for one in accepted if one != "other")
-        raise CheckpointError(f"{where} must hold {wanted}, got {BELONGS[kind]}")
+        wanted = " or ".join(DESCRIPTIONS[one][0] for one in accepted if one != "other")
+        found, remedy = DESCRIPTIONS[kind]
+        raise CheckpointError(f"{where} must hold {wanted}, got {found}. {remedy}")
