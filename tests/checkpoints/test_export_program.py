@@ -108,7 +108,7 @@ def test_the_weights_of_a_hub_target_are_fetched_only_for_their_embedding(target
         ({"target": None}, "was trained for, got none. Give it: the exported config takes"),
         ({"verifier": "a/b"}, "--verifier must come with --to speculators"),
         ({"speculative_tokens": 0}, "--speculative-tokens"),
-        ({"target": "{head}"}, "must hold a whole model, got an EAGLE-3 head and no model"),
+        ({"target": "{head}"}, "must hold a whole model, got an EAGLE-3 head. Load it with load_drafter"),
         ({"out": "{target}", "overwrite": True}, "--out must not be the target's directory"),
         ({"out": "{head}", "target": "some/body"}, "must be missing or an empty dir"),  # before anything is fetched
     ],
