@@ -92,9 +92,10 @@ def load_target(
     mesh: Mesh | None = None,
     **hub: Unpack[Hub],
 ) -> Target:
-    """Loads a Llama-like model from a local directory or the Hugging Face hub.
+    """Loads a Llama-like model from a local directory, a GGUF file or the Hugging Face hub.
 
     Args:
+      path_or_hub_id: a directory with config.json and weights, a GGUF file or a directory with one, or a hub id.
       dtype: "float32", "bfloat16" or "float16" (or JAX's types) of weights, activations and cache. Scores, softmax
         and norms are computed in float32.
       max_position: caps the context length, for example at a sliding window; the window itself is not supported.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import struct
@@ -49,16 +50,15 @@ class GgufFile:
         self.tensors: dict[str, StoredTensor] = {}
         try:
             self._data = memoryview(np.memmap(path, np.uint8, "r"))
-            magic, version = bytes(self._data[:4]), int.from_bytes(self._data[4:8], "little")
-            if magic == b"GGUF" and version in (2, 3):
-                self._parse()
+            if (magic := struct.unpack_from("<4sI", self._data)) not in ((b"GGUF", 2), (b"GGUF", 3)):
+                raise ValueError(f"magic and version are {magic}")
+            self._parse()
         except Exception as error:
-            raise CheckpointError(f"{path}: truncated or corrupt ({error}). Download the file again.") from error
-        if magic != b"GGUF" or version not in (2, 3):
             raise CheckpointError(
-                f"{path} must begin with GGUF and version 2 or 3, got {magic!r} and {version}. Convert the model again."
-            )
-        if (parts := self.metadata.get("split.count", 1)) > 1:
+                f"{path} must be a whole GGUF file of version 2 or 3, got one that is truncated or of another kind "
+                f"({error}). Download it again."
+            ) from error
+        if (parts := self.metadata.get("split.count", 1)) not in (0, 1):
             raise CheckpointError(
                 f"{path} must hold a whole model, got one of {parts} parts. Join them with llama-gguf-split --merge."
             )
@@ -69,35 +69,36 @@ class GgufFile:
         Raises:
           CheckpointError: the package gguf is missing, the file is truncated, or a quantisation cannot be read.
         """
-        checked = set()
-        for name, (shape, quantisation, _) in self.tensors.items():
-            rows = self._rows(name)
-            if quantisation not in checked and rows.size:
-                _dequantise(rows.reshape(-1, rows.shape[-1])[:1], quantisation, f"{self.path}: {name}{list(shape)}")
-            checked.add(quantisation)
+        for name in self.tensors:
+            self._rows(name)
 
     def read(self, name: str) -> np.ndarray:
         """Reads a tensor in float32."""
         shape, quantisation, _ = self.tensors[name]
-        return _dequantise(self._rows(name), quantisation, f"{self.path}: {name}").reshape(shape)
+        return _dequantise(self._rows(name), quantisation).reshape(shape)
 
     def _rows(self, name: str) -> np.ndarray:
         """Returns a tensor as bytes [..., bytes of a row], a view of the file."""
-        gguf, (shape, number, offset) = _package(self.path), self.tensors[name]
+        shape, quantisation, offset = self.tensors[name]
         try:
-            per_block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(number)]
-        except (ValueError, KeyError):
+            import gguf  # noqa: F401
+        except ImportError as error:
             raise CheckpointError(
-                f"{self.path}: {name} must have a quantisation that the package gguf reads, got type {number}. "
-                "Upgrade gguf, or load another file."
-            ) from None
-        width, rest = divmod(shape[-1] if shape else 1, per_block)
-        start = self._start + offset
-        size = math.prod(shape[:-1]) * width * block_bytes
+                f"the package gguf must be installed to read {self.path}. Run pip install -e '.[gguf]'."
+            ) from error
+        try:
+            block, block_bytes = _block_sizes(quantisation)
+        except (ValueError, NotImplementedError) as error:
+            raise CheckpointError(
+                f"{self.path}: {name} must have a quantisation that the package gguf reads, got type {quantisation} "
+                f"({error}). Upgrade gguf, or load another file."
+            ) from error
+        width, rest = divmod(shape[-1] if shape else 1, block)
+        start, size = self._start + offset, math.prod(shape[:-1]) * width * block_bytes
         if rest or start + size > len(self._data):
             raise CheckpointError(
-                f"{self.path}: truncated or corrupt: {name} {list(shape)} must fit in {len(self._data)} bytes, got an "
-                f"end at {start + size}. Download the file again."
+                f"{self.path} must hold all of {name} {list(shape)}, got a file of {len(self._data)} bytes, which is "
+                "truncated or corrupt. Download it again."
             )
         return np.frombuffer(self._data, np.uint8, size, start).reshape(*shape[:-1], width * block_bytes)
 
@@ -135,22 +136,17 @@ class GgufFile:
         return [self._value(kind) for _ in range(count)]
 
 
-def _package(path: Path) -> Any:
-    try:
-        import gguf
-    except ImportError as error:
-        raise CheckpointError(f"gguf must be installed to read {path}. Run pip install 'eagle-jax[gguf]'.") from error
-    return gguf
+@functools.cache
+def _block_sizes(number: int) -> tuple[int, int]:
+    """Returns how many values and bytes a block of a quantisation has; raises if it cannot be dequantised."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    values, size = GGML_QUANT_SIZES[GGMLQuantizationType(number)]
+    _dequantise(np.zeros((1, size), np.uint8), number)
+    return values, size
 
 
-def _dequantise(rows: np.ndarray, number: int, subject: str) -> np.ndarray:
+def _dequantise(rows: np.ndarray, number: int) -> np.ndarray:
     from gguf import GGMLQuantizationType, quants
 
-    quantisation = GGMLQuantizationType(number)
-    try:
-        return quants.dequantize(rows, quantisation)
-    except NotImplementedError as error:
-        raise CheckpointError(
-            f"{subject} must have a quantisation that the package gguf reads, got {quantisation.name}. Upgrade gguf, or "
-            "load another file."
-        ) from error
+    return quants.dequantize(rows, GGMLQuantizationType(number))

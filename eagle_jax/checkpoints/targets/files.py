@@ -70,7 +70,10 @@ def load_target_checkpoint(
 
 
 def read_target_config(directory: Path, *, max_position: int | None = None) -> DecoderConfig:
-    """Reads the configuration of a directory or GGUF file alone; stop tokens come from generation_config.json, or else config.json.
+    """Reads the configuration alone; stop tokens come from generation_config.json, or else config.json.
+
+    Args:
+      directory: a GGUF file instead is both.
 
     Raises:
       CheckpointError: as `load_target_checkpoint`.

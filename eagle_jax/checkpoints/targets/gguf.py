@@ -155,6 +155,6 @@ def _rope_scaling(file: GgufFile, own: Mapping[str, Any], fields: Fields) -> dic
     expected = inverse_frequencies(RopeConfig(theta), head_dim) / inverse_frequencies(found, head_dim)
     if given or factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
         raise CheckpointError(
-            f"{file.path}: {_FACTORS} must hold the factors of Llama 3.1, got others. Load another model."
+            f"{file.path}: {_FACTORS} must hold the factors of Llama 3.1 to 3.3, got others. Load another model."
         )
     return rope_scaling(found)

@@ -175,6 +175,7 @@ def _read(directory: Path) -> Any:
 def _read_gguf(path: Path) -> Any:
     """Builds the tokenizer of a GGUF file as AutoTokenizer does, which needs torch."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
     try:
@@ -194,6 +195,11 @@ def _read_gguf(path: Path) -> Any:
             if (number := parts.get(f"{name}_token_id")) is not None:
                 options[f"{name}_token"] = parts["tokens"][number]
         backend, others = convert_gguf_tokenizer(metadata["general.architecture"], parts)
+        if backend.get_vocab_size() > len(parts["tokens"]):
+            # transformers adds GPT-2's unknown token behind a vocabulary without it, such as that of Llama 3.
+            state = json.loads(backend.to_str())
+            state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < len(parts["tokens"])]
+            backend = Tokenizer.from_str(json.dumps(state))
         return PreTrainedTokenizerFast(tokenizer_object=backend, **options | others)
     except Exception as error:  # of transformers and tokenizers, for a kind that they do not convert
         raise CheckpointError(
