@@ -122,8 +122,11 @@ class GgufFile:
 
     def _text(self) -> str:
         (size,) = self._take("Q")
-        (raw,) = self._take(f"{size}s")
-        return raw.decode()
+        raw = self._data[self._at : self._at + size]
+        if len(raw) < size:
+            raise ValueError(f"a string of {size} bytes at the end")
+        self._at += size
+        return str(raw, "utf-8")
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:

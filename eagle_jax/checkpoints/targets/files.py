@@ -58,12 +58,12 @@ def load_target_checkpoint(
     config = read_target_config(directory, max_position=max_position)
     family = FAMILIES[config.architecture]
     with GgufReader(directory) if is_gguf(directory) else family.reader(directory) as reader:
-        values, source = _config_of(directory)
-        check_kind(directory, MODELS, values, reader.infos)
+        if not isinstance(reader, GgufReader):  # these hold models alone
+            check_kind(directory, MODELS, read_json(directory / "config.json"), reader.infos)
         problems = TensorProblems()
         config, table = _settle_tie(config, reader, family.table, loaded_dtype)
         chosen = plan(reader, table, expected_shapes(config), problems)
-        problems.raise_if_any(f"{directory}: the tensors do not fit the {config.architecture} of {source.name}:")
+        problems.raise_if_any(f"{directory}: the tensors do not fit the {config.architecture} of its configuration:")
         if not layers:
             chosen = {path: tensor for path, tensor in chosen.items() if not path.startswith("layers_")}
         return config, read_planned(reader, chosen, dtype, place)

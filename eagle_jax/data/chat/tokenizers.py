@@ -180,7 +180,7 @@ def _read_gguf(path: Path) -> Any:
 
     try:
         from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
-    except ImportError:  # before 5.24
+    except ImportError:  # older versions
         from transformers.integrations.ggml import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
 
     metadata = GgufFile(path).metadata
