@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 import msgspec
 
-from eagle_jax.assets import DEMO, bundled
+from eagle_jax.assets import DEMO, SMOLLM2, bundled, smollm2_target
 from eagle_jax.checkpoints import CheckpointError, GgufFile, Hub, is_gguf, read_json, tokenizer_directory
 from eagle_jax.config import DecoderConfig
 from eagle_jax.data.chat import tokenize
@@ -63,7 +63,7 @@ def load_tokenizer(
     """Loads the `transformers` tokenizer of a checkpoint.
 
     Args:
-      path_or_id: "demo" (the bundled pair), a directory, a GGUF file, or a hub id.
+      path_or_id: "demo" (the bundled pair), "smollm2", a directory, a GGUF file, or a hub id.
       config: of the target that will read the tokens. Its vocabulary may be larger: many are padded.
       chat_template: a Jinja file that replaces the tokenizer's template, or the name of one of its templates.
       template_args: values of the template's arguments, such as `{"enable_thinking": False}`, for every rendering.
@@ -75,6 +75,8 @@ def load_tokenizer(
     """
     if str(path_or_id) == DEMO:
         path_or_id = bundled("target")
+    elif str(path_or_id) == SMOLLM2:
+        path_or_id = smollm2_target()
     directory = tokenizer_directory(path_or_id, **hub)
     if is_gguf(directory):
         tokenizer = _read_gguf(directory)
