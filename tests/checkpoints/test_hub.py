@@ -73,7 +73,7 @@ def test_a_local_path_needs_no_network(hub, golden, monkeypatch):
     [
         *((path, "must be a directory") for path in ("/no/such", "./nothing", "../nothing", "a/b/c", "~/nothing")),
         ("", "path_or_id must be a directory or a hub id, got ''"),
-        ("file", "must be a directory or a hub id, got the file file"),
+        ("file", "must be a directory, a GGUF file or a hub id, got the file file"),
     ],
 )
 def test_a_path_without_a_directory_is_an_error(path, message, hub, monkeypatch, tmp_path):

@@ -52,7 +52,7 @@ def test_all_drafters_belong_to_the_target():
     assert (medusa.kind, medusa.num_heads, medusa.prefix) == ("medusa", 5, None)
     assert (hydra.kind, hydra.num_heads) == ("hydra", 4) and hydra.prefix is not None
     assert eagle_jax.load_demo("small", eagle_jax.TreeConfig.chain(2))[1].drafter.depth == 2
-    with pytest.raises(ValueError, match=r"name must be one of eagle1, .*, small, got 'eagle'"):
+    with pytest.raises(ValueError, match=r"name must be one of eagle1, .*, smollm2, got 'eagle'"):
         eagle_jax.load_demo("eagle")
 
 

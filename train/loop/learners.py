@@ -24,6 +24,7 @@ from eagle_jax.checkpoints import (
     TOKENIZER,
     check_same_tokens,
     config_directory,
+    is_gguf,
     load_head_checkpoint,
     load_medusa_checkpoint,
     load_target_checkpoint,
@@ -289,7 +290,11 @@ class SmallModelLearner(Learner):
         if jax.process_index() > 0:
             return
         directory.mkdir(parents=True, exist_ok=True)
-        for pattern in TOKENIZER:
-            for file in tokenizer_directory(self.place).glob(pattern):
-                shutil.copy(file, directory)  # before the weights: they make the directory a model
+        place = tokenizer_directory(self.place)  # written before the weights: they make the directory a model
+        if is_gguf(place):
+            eagle_jax.load_tokenizer(place, self.target).save_pretrained(directory)
+        else:
+            for pattern in TOKENIZER:
+                for file in place.glob(pattern):
+                    shutil.copy(file, directory)
         save_target_checkpoint(self.config, params["model"], directory, "bfloat16")

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from eagle_jax.assets import DEMO, bundled
+from eagle_jax.assets import DEMO, SMOLLM2, bundled, smollm2_head, smollm2_target
 from eagle_jax.checkpoints import config_directory, read_target_config, write_whole
 from eagle_jax.config import ConfigError, DecoderConfig
 from eagle_jax.data.chat import load_tokenizer
@@ -24,7 +24,9 @@ LOCK, RUN = ".lock", "run.json"
 
 
 def target_path(text: str) -> str:
-    """Returns a path or hub id; "demo" becomes the path of the bundled target."""
+    """Returns a path or hub id; "demo" becomes the path of the bundled target, "smollm2" that of SmolLM2's file."""
+    if text == SMOLLM2:
+        return str(smollm2_target())
     return str(bundled("target")) if text == DEMO else text
 
 
@@ -39,13 +41,17 @@ def target_config(text: str) -> DecoderConfig:
 
 
 def head_path(text: str, option: str = "--head", part: str = "hass") -> str:
-    """Returns the path or hub id of a head; "demo" is the bundled `part`, a run's directory its head.
+    """Returns the path or hub id of a head; "demo" is the bundled `part`, "smollm2" the head for SmolLM2.
+
+    Of a run's directory it is the head that was written there.
 
     Raises:
       ValueError: the run has no head yet. CheckpointError: there is no checkpoint.
     """
     if text == DEMO:
         return str(bundled(part))
+    if text == SMOLLM2:
+        return str(smollm2_head())
     run = Path(text).expanduser()
     if (run / "log.jsonl").is_file() and not (run / "config.json").is_file():
         made = [run / folder for folder in ("head", "model") if (run / folder / "config.json").is_file()]

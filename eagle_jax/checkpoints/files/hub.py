@@ -1,4 +1,4 @@
-"""Resolves a path or a Hugging Face hub id to a local directory; downloads missing files."""
+"""Resolves a path or a Hugging Face hub id to a local directory or GGUF file; downloads missing files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import huggingface_hub
 from huggingface_hub import errors as hub_errors
 
 from eagle_jax.checkpoints.files.fields import CheckpointError
+from eagle_jax.checkpoints.files.gguf import SUFFIX, is_gguf
 
 CONFIGS = ("config.json", "generation_config.json")
 SAFETENSORS = ("model*.safetensors", "model.safetensors.index.json")
@@ -20,6 +21,7 @@ TORCH_BINS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 HEADS = ("medusa_lm_head*", "hydra_lm_head*")
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*")
 
+_WEIGHTS = (".safetensors", ".bin", ".pt")
 _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 
 
@@ -36,7 +38,7 @@ class Hub(TypedDict, total=False):
 
 
 def checkpoint_directory(path_or_id: str | os.PathLike[str], **hub: Unpack[Hub]) -> Path:
-    """Returns the directory with the configuration and weights of a checkpoint; downloads a hub id.
+    """Returns the directory with the configuration and weights of a checkpoint, or its GGUF file; downloads a hub id.
 
     Of a hub repository only the configuration and the safetensors weights are fetched, and the `.bin` weights where it
     has no safetensors. An existing directory is taken as it is, without network.
@@ -45,14 +47,15 @@ def checkpoint_directory(path_or_id: str | os.PathLike[str], **hub: Unpack[Hub])
       CheckpointError: no such directory, no such repository or revision, no access, or no network.
     """
     directory = files_directory(path_or_id, CONFIGS + SAFETENSORS, **hub)
-    if _existing_directory(path_or_id) is not None:
+    if _existing_place(path_or_id) is not None:
         return directory
     if not any(directory.glob("*.safetensors")):
         directory = files_directory(path_or_id, CONFIGS + TORCH_BINS, **hub)
     if not (directory / "config.json").is_file():
         raise CheckpointError(
             f"the hub repository {str(path_or_id)!r} must hold config.json and safetensors or .bin files, got no "
-            "config.json. Choose one in the format of transformers (no GGUF, no adapter)."
+            "config.json. Choose one in the format of transformers (no adapter), or download one GGUF file of it and "
+            "give its path."
         )
     return directory
 
@@ -65,12 +68,12 @@ def files_directory(
     token: str | bool | None = None,
     cache_dir: str | Path | None = None,
 ) -> Path:
-    """Returns the directory with files of some patterns; downloads them from a hub id.
+    """Returns the directory with files of some patterns, or a GGUF file; downloads them from a hub id.
 
     Raises:
       CheckpointError: as `checkpoint_directory`.
     """
-    local = _existing_directory(path_or_id)
+    local = _existing_place(path_or_id)
     if local is not None:
         return local
     repo_id = str(path_or_id)
@@ -92,18 +95,35 @@ head_directory = functools.partial(files_directory, patterns=CONFIGS + HEADS)
 """Returns the directory of Medusa or Hydra heads."""
 
 
-def _existing_directory(path_or_id: str | os.PathLike[str]) -> Path | None:
-    """Returns an existing directory, None for a hub id; raises for anything else."""
+def _existing_place(path_or_id: str | os.PathLike[str]) -> Path | None:
+    """Returns an existing directory or GGUF file, None for a hub id; raises for anything else."""
     if not isinstance(path_or_id, str | os.PathLike) or not str(path_or_id):
         raise CheckpointError(f"path_or_id must be a directory or a hub id, got {path_or_id!r}. Pass one.")
     path = Path(path_or_id).expanduser()
     if path.is_dir():
+        return _gguf_in(path) or path
+    if is_gguf(path):
+        if not path.is_file():
+            raise CheckpointError(f"path_or_id must be an existing GGUF file, got {path}. Correct the path.")
         return path
     if path.exists():
-        raise CheckpointError(f"path_or_id must be a directory or a hub id, got the file {path}. Give its directory.")
+        raise CheckpointError(
+            f"path_or_id must be a directory, a GGUF file or a hub id, got the file {path}. Give its directory."
+        )
     if isinstance(path_or_id, Path) or not _HUB_ID.fullmatch(str(path_or_id)):
         raise CheckpointError(f"path_or_id must be a directory or a hub id 'owner/name', got {path}. Correct the path.")
     return None
+
+
+def _gguf_in(directory: Path) -> Path | None:
+    """Returns the GGUF file of a directory without other weights, None if it has none."""
+    found = sorted(directory.glob(f"*{SUFFIX}"))
+    if not found or any(file.suffix in _WEIGHTS for file in directory.iterdir()):
+        return None
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found)
+        raise CheckpointError(f"{directory} must hold one GGUF file, got {names}. Give the path of one.")
+    return found[0]
 
 
 def _explain(error: Exception, repo_id: str) -> str:

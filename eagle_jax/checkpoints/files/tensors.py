@@ -172,6 +172,9 @@ def read_json(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path.parent} must hold {path.name}, got none. Give its directory.") from error
+    except NotADirectoryError as error:
+        remedy = "Load a GGUF file with load_target or load_draft_model."
+        raise CheckpointError(f"{path.parent} must be a directory with {path.name}, got a file. {remedy}") from error
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON ({error}). Download the file again.") from error
     if not isinstance(values, dict):

@@ -1,15 +1,16 @@
-"""Loads and saves a target language model: a Hugging Face directory as `transformers` reads it."""
+"""Loads and saves a target language model: a Hugging Face directory as `transformers` reads it, or a GGUF file."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
 from eagle_jax.checkpoints.files.fields import Fields, notice
+from eagle_jax.checkpoints.files.gguf import is_gguf
 from eagle_jax.checkpoints.files.hub import Hub, checkpoint_directory
 from eagle_jax.checkpoints.files.kinds import MODELS, check_kind
 from eagle_jax.checkpoints.files.mapping import EMBEDDING, LM_HEAD, Rule, Table, check_dtype, expected_shapes, flatten
@@ -18,6 +19,7 @@ from eagle_jax.checkpoints.files.tensors import FLOAT_DTYPES, TensorReader, cast
 from eagle_jax.checkpoints.files.weights import Place, TensorProblems, check_params, plan, read_planned, write_weights
 from eagle_jax.checkpoints.targets.config import config_values, decoder_config
 from eagle_jax.checkpoints.targets.families import FAMILIES
+from eagle_jax.checkpoints.targets.gguf import GgufReader
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core.types import Params
 
@@ -34,7 +36,7 @@ def load_target_checkpoint(
     """Loads configuration and parameters of a language model.
 
     Args:
-      path_or_id: a directory with config.json and weights, or a hub id.
+      path_or_id: a directory with config.json and weights, a GGUF file or a directory with one, or a hub id.
       dtype: float32, bfloat16 or float16; weights are converted one by one as they are read.
       max_position: caps the context length, e.g. to stay inside a sliding window.
       place: `(path, host array) -> device array` for a sharded load; default is the default device.
@@ -55,12 +57,13 @@ def load_target_checkpoint(
     directory = checkpoint_directory(path_or_id, **hub)
     config = read_target_config(directory, max_position=max_position)
     family = FAMILIES[config.architecture]
-    with family.reader(directory) as reader:
-        check_kind(directory, MODELS, read_json(directory / "config.json"), reader.infos)
+    with GgufReader(directory) if is_gguf(directory) else family.reader(directory) as reader:
+        if not isinstance(reader, GgufReader):  # these hold models alone
+            check_kind(directory, MODELS, read_json(directory / "config.json"), reader.infos)
         problems = TensorProblems()
         config, table = _settle_tie(config, reader, family.table, loaded_dtype)
         chosen = plan(reader, table, expected_shapes(config), problems)
-        problems.raise_if_any(f"{directory}: the tensors do not fit the {config.architecture} of its config.json:")
+        problems.raise_if_any(f"{directory}: the tensors do not fit the {config.architecture} of its configuration:")
         if not layers:
             chosen = {path: tensor for path, tensor in chosen.items() if not path.startswith("layers_")}
         return config, read_planned(reader, chosen, dtype, place)
@@ -69,14 +72,16 @@ def load_target_checkpoint(
 def read_target_config(directory: Path, *, max_position: int | None = None) -> DecoderConfig:
     """Reads the configuration alone; stop tokens come from generation_config.json, or else config.json.
 
+    Args:
+      directory: a GGUF file instead is both.
+
     Raises:
       CheckpointError: as `load_target_checkpoint`.
 
     Warns:
       UserWarning: generation_config.json lacks a stop token of config.json, or one is outside the vocabulary.
     """
-    path = directory / "config.json"
-    values = read_json(path)
+    values, path = _config_of(directory)
     check_kind(directory, MODELS, values)  # checked first: heads name no architecture
     config = decoder_config(values, str(path), max_position=max_position)
     generation = directory / "generation_config.json"
@@ -88,6 +93,14 @@ def read_target_config(directory: Path, *, max_position: int | None = None) -> D
     known = tuple(token for token in stops if 0 <= token < config.vocab_size)  # no others occur
     Fields({}, path).contradict("eos_token_id", f"the vocabulary of {config.vocab_size} tokens has", known, stops)
     return dataclasses.replace(config, eos_ids=known)
+
+
+def _config_of(directory: Path) -> tuple[dict[str, Any], Path]:
+    """Returns the values of config.json and its path; those of a GGUF file and the path of the latter."""
+    if is_gguf(directory):
+        with GgufReader(directory) as reader:
+            return reader.values, directory
+    return read_json(directory / "config.json"), directory / "config.json"
 
 
 def _settle_tie(

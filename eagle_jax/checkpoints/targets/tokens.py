@@ -9,10 +9,12 @@ from typing import Unpack
 from tokenizers import Tokenizer
 
 from eagle_jax.checkpoints.files.fields import CheckpointError
+from eagle_jax.checkpoints.files.gguf import GgufFile, is_gguf
 from eagle_jax.checkpoints.files.hub import Hub, tokenizer_directory
 
 _FEW = 0.01  # largest share of ids that one tokenizer may lack, such as special tokens of the larger model's chats
 _REMEDY = "Choose a draft model that was trained with this tokenizer."
+_UNUSED = 5  # llama.cpp's type of the tokens that fill up a vocabulary
 _TABLE, _OTHERS = "tokenizer.json", ("tokenizer.model", "vocab.json")
 
 
@@ -38,8 +40,9 @@ def check_same_tokens(
         ours_at = tokenizer_directory(draft, **hub)
         hub["revision"] = None
         places = (ours_at, tokenizer_directory(target, **hub))
-        if all((place / _TABLE).is_file() for place in places):
-            ours, theirs = (_tokens(place / _TABLE) for place in places)
+        tables = [place if is_gguf(place) else place / _TABLE for place in places]
+        if all(table.is_file() for table in tables):
+            ours, theirs = (_tokens(table) for table in tables)
             for number in sorted(ours.keys() & theirs.keys()):
                 if ours[number] != theirs[number]:
                     got = f"{ours[number]!r} for {theirs[number]!r} (token {number})"
@@ -64,7 +67,12 @@ def check_same_tokens(
 
 
 def _tokens(path: Path) -> dict[int, str]:
-    """Returns {id: token} of a tokenizer.json."""
+    """Returns {id: token} of a tokenizer.json or a GGUF file."""
+    if is_gguf(path):
+        metadata = GgufFile(path).metadata
+        tokens, kinds = (metadata.get(f"tokenizer.ggml.{name}", []) for name in ("tokens", "token_type"))
+        unused = {number for number, kind in enumerate(kinds) if kind == _UNUSED}
+        return {number: token for number, token in enumerate(tokens) if number not in unused}
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises no subclass

