@@ -126,9 +126,9 @@ def _config_values(file: GgufFile, name: str) -> dict[str, Any]:
         "attention_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": list(dict.fromkeys(token for token in stops if token is not None)),
+        "eos_token_id": list(dict.fromkeys(token for token in stops if isinstance(token, int))),
     }
-    if embedding is not None:
+    if embedding is not None and embedding.shape:
         values["vocab_size"] = embedding.shape[0]
     fields = Fields(values, file.path)
     heads = fields.integer("num_attention_heads")
@@ -146,12 +146,12 @@ def _rope_scaling(file: GgufFile, own: Mapping[str, Any], fields: Fields) -> dic
         known = key in _SCALING or key in _KEYS or key == "rope.scaling.finetuned"
         if key.startswith("rope.") and not known and (key, value) != ("rope.dimension_count", head_dim):
             Fields(own, file.path).fail(key, "absent", "Load another model: other rotary embeddings are not supported.")
-    if given.get("rope_type", "none") == "none":
+    if given and given.setdefault("rope_type", "linear") == "none":  # linear is the default of llama.cpp
         given = {}
     if _FACTORS not in file.tensors:
         return given or None
     factors = file.read(_FACTORS)
-    found = RopeConfig(theta, "llama3", float(factors.max()), **_LLAMA3)
+    found = RopeConfig(theta, "llama3", float(np.max(factors, initial=1.0)), **_LLAMA3)
     expected = inverse_frequencies(RopeConfig(theta), head_dim) / inverse_frequencies(found, head_dim)
     if given or factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
         raise CheckpointError(
