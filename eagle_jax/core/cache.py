@@ -20,6 +20,7 @@ def commit(
     new: NewKV,
     count: Int[Array, " B"],
     rows: Int[Array, "B M"] | None = None,
+    result: Float[Array, "B T2 H"] | None = None,
 ) -> KVCache:
     """Appends `count[b]` of the new tokens to row b.
 
@@ -27,11 +28,13 @@ def commit(
       new: keys and values of T new tokens.
       count: tokens to append, 0 to M.
       rows: which new tokens, in order, e.g. the accepted path; None takes all T as they come (M = T).
+      result: output of the pass that read the cache; see `_write_after_read_on_cpu`.
 
     All M entries are written at `length`. Those past `count` are zeros that the next commit overwrites: attention gives
     them the weight 0, but 0 * NaN would be NaN. The caller keeps `length + M <= S`: XLA would move a slice beyond the
     end back, onto committed tokens.
     """
+    start = cache.length if result is None else _write_after_read_on_cpu(cache.length, result)
 
     def pick(fresh: Float[Array, "B G T hd"]) -> Float[Array, "B G M hd"]:
         picked = fresh if rows is None else jnp.take_along_axis(fresh, rows[:, None, :, None], axis=2)
@@ -40,14 +43,28 @@ def commit(
 
     def append_keys(buffer: Float[Array, "B G hd S"], fresh: Float[Array, "B G T hd"]) -> Float[Array, "B G hd S"]:
         columns = pick(fresh).astype(buffer.dtype).swapaxes(2, 3)
-        return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=2))(buffer, columns, cache.length)
+        return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=2))(buffer, columns, start)
 
     def append_values(buffer: Float[Array, "B G S hd"], fresh: Float[Array, "B G T hd"]) -> Float[Array, "B G S hd"]:
         lines = pick(fresh).astype(buffer.dtype)
-        return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1))(buffer, lines, cache.length)
+        return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1))(buffer, lines, start)
 
     return KVCache(
         keys=tuple(map(append_keys, cache.keys, new.keys)),
         values=tuple(map(append_values, cache.values, new.values)),
         length=cache.length + count,
+    )
+
+
+def _write_after_read_on_cpu(place: Int[Array, " B"], result: Float[Array, "B T2 H"]) -> Int[Array, " B"]:
+    """Returns `place`, on CPU dependent on `result`: the engine's one workaround for a compiler.
+
+    Without it XLA's CPU compiler copies the whole cache in every cycle, to write before the pass has read. The
+    comparison makes XLA finish the read first. On TPU the dependency would cost a copy of a layer of a sharded cache.
+    `pytest tests/core/test_cache.py -k copies` fails if a loop copies a cache.
+    """
+    return jax.lax.platform_dependent(
+        place,
+        cpu=lambda place: place + jnp.isnan(result[:, 0, 0]).astype(place.dtype),
+        default=lambda place: place,
     )

@@ -160,7 +160,7 @@ def read_confirmed(
         width = verified.tokens.shape[1]
         positions = verified.start[:, None] + jnp.arange(width)[None]
         states, new = run(positions, jnp.tril(jnp.ones((width, width), bool)))
-        cache = core.commit(state.cache, new, verified.count)
+        cache = core.commit(state.cache, new, verified.count, result=states)
         return DraftState(cache, last_state(state.hidden, states, verified.count))
 
 

@@ -1,14 +1,19 @@
-"""Checks that commits are plain concatenation."""
+"""Checks that commits are plain concatenation, and that no compiled loop copies a cache."""
+
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_jax.core.cache import commit
 from eagle_jax.core.types import NewKV, empty_cache
+from eagle_jax.runtime.generation import generate_program, request_of
 from tests import oracles
+from tests.models import DRAFTERS, random_prompts, tiny_target
 
 BATCH, GROUPS, SLOTS, WIDTH, NEW = 3, 2, 40, 4, 6
 
@@ -39,3 +44,27 @@ def test_commit_is_the_naive_concatenation(history, seed):
             (cache.values[0], -expected[b]), (cache.values[1], expected[b] + 1),
         ]:  # fmt: skip
             np.testing.assert_array_equal(np.asarray(got)[b, :, :length], want)
+
+
+SLOW = ("plain", "eagle1-chain4", "small-chain", "hydra++-k3n12", "lookup")
+
+
+@pytest.mark.parametrize("method", ["eagle3-k3n12", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_no_loop_copies_a_cache(method):
+    """Prefill and cycles: a cache that XLA thinks is written before it is read is copied there, all of it.
+
+    Fails for every method without `result` in `commit`.
+    """
+    target = tiny_target()
+    drafter = None if method == "plain" else DRAFTERS[method](target)
+    request = request_of(target, drafter, random_prompts([300, 290], 12), max_new_tokens=8)
+    lowered = generate_program.lower(*request)
+    computations = re.split(r"\n(?=(?:%|ENTRY)[^\n]*\{\n)", lowered.compile().as_text())
+    loops = [text for text in computations if not text.startswith(("ENTRY", "%fused", "HloModule"))]
+    slots = request.sizes.slots
+    of_two = re.compile(r"(f32\[2,[\d,]+\])\S* (?:get-tuple-element|parameter)\(")
+    held = {name for text in loops for name in of_two.findall(text)}
+    caches = {name for name in held if max(map(int, re.findall(r"\d+", name)[1:])) >= slots}
+    assert caches
+    copied = [name for text in loops for name in re.findall(r"= (f32\[[\d,]+\])\S* copy\(", text) if name in caches]
+    assert not copied
