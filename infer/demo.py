@@ -69,7 +69,7 @@ def main(args: Args) -> None:
         future.result()
     print(f"Ready after {time.perf_counter() - started:.0f} s.\n\n> {args.prompt}\n")
 
-    name = args.drafter.replace("drafted", "EAGLE-")
+    name = args.drafter.replace("eagle", "EAGLE-").replace(SMOLLM2, "EAGLE-3")
     legend = f"{name}: accepted drafts are green" if console.color_system and not console.no_color else name
     shown: list[list[int]] = []
     for path, title in (("drafted", legend), ("vanilla", "Plain decoding")):

