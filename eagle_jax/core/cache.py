@@ -61,7 +61,7 @@ def _write_after_read_on_cpu(place: Int[Array, " B"], result: Float[Array, "B T2
 
     Without it XLA's CPU compiler copies the whole cache in every cycle, to write before the pass has read. The
     comparison makes XLA finish the read first. Worth on two cores: 3 to 8% of a cycle with 4,096 slots, for the bundled
-    pair and SmolLM2; nothing measurable with 768. On TPU the dependency would cost a copy of a layer of a sharded cache.
+    pair and SmolLM2; nothing measurable with 768. On TPU it would cost a copy of a layer of a sharded cache.
     `pytest tests/core/test_cache.py -k copies` fails if a loop copies a cache.
     """
     return jax.lax.platform_dependent(
