@@ -49,7 +49,7 @@ class GgufFile:
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, StoredTensor] = {}
         try:
-            self._data = memoryview(np.memmap(path, np.uint8, "r"))
+            self._data = np.memmap(path, np.uint8, "r").data
             if (magic := struct.unpack_from("<4sI", self._data)) not in ((b"GGUF", 2), (b"GGUF", 3)):
                 raise ValueError(f"magic and version are {magic}")
             self._parse()
