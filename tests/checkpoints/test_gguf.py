@@ -37,8 +37,8 @@ CASES = {
     "llama_tied": ("Llama", "Q4_0", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     "qwen2": ("Qwen2", "Q8_0", {"head_dim": None}),
     "qwen2_tied": ("Qwen2", "F16", {"head_dim": None, "tie_word_embeddings": True}),
-    "qwen3": ("Qwen3", "Q4_1", {}),
-    "qwen3_bf16": ("Qwen3", "BF16", {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}),
+    "qwen3": ("Qwen3", "Q4_1", {"head_dim": 128}),  # transformers reads no other
+    "qwen3_bf16": ("Qwen3", "BF16", {"head_dim": 128, "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}),
 }
 # What the converter of llama.cpp writes for these and `transformers` does not read: compared with the original.
 ORIGINALS = {
