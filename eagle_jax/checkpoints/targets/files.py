@@ -57,7 +57,8 @@ def load_target_checkpoint(
     directory = checkpoint_directory(path_or_id, **hub)
     config = read_target_config(directory, max_position=max_position)
     family = FAMILIES[config.architecture]
-    with GgufReader(directory) if is_gguf(directory) else family.reader(directory) as reader:
+    reader: TensorReader = GgufReader(directory) if is_gguf(directory) else family.reader(directory)
+    with reader:
         if not isinstance(reader, GgufReader):  # these hold models alone
             check_kind(directory, MODELS, read_json(directory / "config.json"), reader.infos)
         problems = TensorProblems()
@@ -98,8 +99,7 @@ def read_target_config(directory: Path, *, max_position: int | None = None) -> D
 def _config_of(directory: Path) -> tuple[dict[str, Any], Path]:
     """Returns the values of config.json and its path; those of a GGUF file and the path of the latter."""
     if is_gguf(directory):
-        with (reader := GgufReader(directory)):
-            return reader.values, directory
+        return GgufReader(directory).values, directory
     return read_json(directory / "config.json"), directory / "config.json"
 
 

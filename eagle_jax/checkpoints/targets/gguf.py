@@ -151,7 +151,7 @@ def _rope_scaling(file: GgufFile, own: Mapping[str, Any], fields: Fields) -> dic
     if _FACTORS not in file.tensors:
         return given or None
     factors = file.read(_FACTORS)
-    found = RopeConfig(theta, "llama3", float(np.max(factors, initial=1.0)), **_LLAMA3)
+    found = RopeConfig(theta, "llama3", round(float(np.max(factors, initial=1.0)), 3), **_LLAMA3)
     expected = inverse_frequencies(RopeConfig(theta), head_dim) / inverse_frequencies(found, head_dim)
     if given or factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
         raise CheckpointError(

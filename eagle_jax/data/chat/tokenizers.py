@@ -182,14 +182,13 @@ def _read_gguf(path: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     try:
-        conversion: Any = importlib.import_module("transformers.integrations.gguf")
+        converter = importlib.import_module("transformers.integrations.gguf")
     except ImportError:  # older versions
-        conversion = importlib.import_module("transformers.integrations.ggml")
-
-    metadata = GgufFile(path).metadata
+        converter = importlib.import_module("transformers.integrations.ggml")
+    mapping, metadata = converter.GGUF_TOKENIZER_MAPPING, GgufFile(path).metadata
     parts, options = (
         {name: metadata[f"tokenizer.{key}"] for key, name in names.items() if f"tokenizer.{key}" in metadata}
-        for names in (conversion.GGUF_TOKENIZER_MAPPING[part] for part in ("tokenizer", "tokenizer_config"))
+        for names in (mapping["tokenizer"], mapping["tokenizer_config"])
     )
     try:
         if parts.get("tokenizer_type") == "llama":
@@ -197,7 +196,7 @@ def _read_gguf(path: Path) -> Any:
         for name in ("bos", "eos", "unk", "pad"):
             if (number := parts.get(f"{name}_token_id")) is not None:
                 options[f"{name}_token"] = parts["tokens"][number]
-        backend, others = conversion.convert_gguf_tokenizer(metadata["general.architecture"], parts)
+        backend, others = converter.convert_gguf_tokenizer(metadata["general.architecture"], parts)
         if backend.get_vocab_size() > len(parts["tokens"]):
             # transformers adds GPT-2's unknown token behind a vocabulary without it, such as that of Llama 3.
             state = json.loads(backend.to_str())
