@@ -134,7 +134,7 @@ def extend(
         cycles=zero,
         accepted=jnp.zeros((rows, drafter.depth + 1), jnp.int32),
         keys=keys,
-        not_finite=jnp.where(finite, FINITE, 0),
+        not_finite=jnp.where(finite, FINITE, zero),  # not 0: a weak type would compile `step` twice
         bad_drafts=jnp.full_like(zero, FINITE),
         log_probs=log_probs,
     )

@@ -185,6 +185,7 @@ def test_two_replies_at_once_raise_an_error():
 
 def test_later_turns_compile_no_program():
     talk, text, before = begin(), [], None
+    first = generation.step_program._cache_size()
     for turn in range(4):
         prompt = [*text, *random_prompts([10 + turn], 12, seed=turn)[0]]
         tokens_of(talk.stream(prompt, max_new_tokens=12, eos_ids=()))
@@ -192,6 +193,7 @@ def test_later_turns_compile_no_program():
         sizes = generation.extend_program._cache_size(), generation.step_program._cache_size()
         assert turn == 0 or sizes == before
         before = sizes
+    assert before[1] <= first + 1  # the first cycle's state has the types of all later ones
 
 
 def test_invalid_arguments_raise_errors():
