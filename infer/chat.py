@@ -1,6 +1,7 @@
 """Runs a chat in the terminal: accepted drafts are green, and the caches are kept between turns.
 
     python -m infer.chat                                       # the bundled pair, which answers with nonsense
+    python -m infer.chat --pair smollm2                        # SmolLM2-135M-Instruct, after `make smollm`
     python -m infer.chat --target Qwen/Qwen3-1.7B --eagle3 AngelSlim/Qwen3-1.7B_eagle3 --dtype bfloat16
 
 Ctrl-C stops a reply and keeps its text so far; Ctrl-D or /quit ends the chat. A row below the reply shows tau and
