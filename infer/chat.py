@@ -5,8 +5,8 @@
     python -m infer.chat --target Qwen/Qwen3-1.7B --eagle3 AngelSlim/Qwen3-1.7B_eagle3 --dtype bfloat16
 
 Ctrl-C stops a reply and keeps its text so far; Ctrl-D or /quit ends the chat. A row below the reply shows tau and
-speed. The line after a reply also counts the prompt tokens that were read (prefilled), after the cached text. If a
-template rewrites earlier turns (Qwen3's drops thoughts), the prefill begins at the first change.
+speed. The line after a reply also counts the prefilled prompt tokens, those after the cached text. If a template
+rewrites earlier turns (Qwen3's drops thoughts), the prefill begins at the first change.
 Commands: /reset forgets the conversation, /temp 0.7 sets the temperature, /plain switches drafting off and on (the
 drafter then reads what it missed), /stats sums up, /help lists these.
 """
@@ -18,6 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -55,7 +56,10 @@ class Args(Places):
 
 
 def summary(tally: Counter[str]) -> str:
-    """Returns tau and speed from the third chunk of replies on; the first two read the prompt and compile."""
+    """Returns tau, and the speed from the third chunk on.
+
+    The first chunk reads the prompt. `step` compiles at its first call, for the second chunk.
+    """
     tau = f"{(tally['tokens'] - tally['replies']) / tally['passes']:.2f}" if tally["passes"] else "-"
     return f"tau {tau}" + (f", {1e9 * tally['timed'] / tally['ns']:.0f} tokens/s" if tally["timed"] else "")
 
@@ -135,8 +139,8 @@ class Chat:
             case "/temp", _:
                 try:
                     make_sampling(float(value))
-                except ValueError as error:
-                    return f"/temp must be a number of at least 0, such as /temp 0.7: {error}"
+                except ValueError:
+                    return f"/temp must be a number of at least 0, got {value!r}. Type /temp 0.7."
                 self.temperature = float(value)
                 return f"temperature {self.temperature:g}"
             case "/plain", "" if self.drafter is None:
@@ -145,7 +149,8 @@ class Chat:
                 self.plain = not self.plain
                 return "plain decoding" if self.plain else f"drafting with {self.args.method}"
             case "/stats", "":
-                parts = [f"temperature {self.temperature:g}, {len(self.session.text)} of {self.session.context} tokens"]
+                used = f"{len(self.session.text)} of {self.session.context} tokens"
+                parts = [f"temperature {self.temperature:g}; context: {used}"]
                 for kind, tally in self.tallies.items():
                     if tally["replies"]:
                         parts.append(f"{kind}: replies {tally['replies']}, tokens {tally['tokens']}, {summary(tally)}")
@@ -194,7 +199,7 @@ class Chat:
         end = ", stopped" if stop.is_set() else ""
         if len(reply) == room and reply[-1] not in stops:
             end += ", cut: the context is full" if room < args.max_new_tokens else ", cut at --max-new-tokens"
-        self.say(f"{summary(tally)}, {self.session.read} of {len(prompt)} prompt tokens read{end}")
+        self.say(f"{summary(tally)}, prefilled {self.session.read} of {len(prompt)} prompt tokens{end}")
 
     def say(self, words: str) -> None:
         """Prints a message of the program."""
@@ -235,7 +240,8 @@ def main(args: Args) -> None:
         print(f"warning: {text}", file=sys.stderr)
     with naming("--context", args.context):
         chat = Chat(args, target, drafter, tokenizer, stdout_console())
-    print(f"{args.target or 'the bundled pair'}, {args.method}. {HELP}. The first reply compiles.")
+    name = args.target or "the bundled pair"
+    print(f"{Path(name).name if Path(name).is_file() else name} with {args.method}. The first reply compiles.\n{HELP}")
     if sys.stdin.isatty():
         import readline  # noqa: F401 (gives `input` a history)
     while True:

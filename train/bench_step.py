@@ -4,8 +4,8 @@
     python -m train.bench_step --size demo --dtype bfloat16
 
 A step is the target's forward pass, the unrolled head, its gradient, clipping and AdamW, without recomputation. Weights
-and texts are random. The last line of output is one JSON object; `mfu` is model-flops utilisation: the products of a
-step over the peak of the devices (on a CPU: the speed of a large product).
+and texts are random. The last line of output is one JSON object; `mfu` is model-flops utilisation: matrix-product flops
+per second divided by the devices' peak (on a CPU: the measured speed of a large matrix product).
 """
 
 from __future__ import annotations

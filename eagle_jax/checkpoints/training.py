@@ -1,4 +1,4 @@
-"""Saves training runs by Orbax in the background, and restores them onto any mesh."""
+"""Saves training runs with Orbax in the background, and restores them onto any mesh."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from eagle_jax.checkpoints.files.weights import raise_not_finite
 from eagle_jax.core.types import Params
 
 _FULL = "|".join(re.escape(os.strerror(number)) for number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
-_COMMON: dict[str, Any] = {"create": True, "cleanup_tmp_directories": True}  # left half written by killed processes
+# `cleanup_tmp_directories` removes partial writes of killed processes.
+_COMMON: dict[str, Any] = {"create": True, "cleanup_tmp_directories": True}
 
 
 class Saved(NamedTuple):
@@ -37,7 +38,7 @@ class Saved(NamedTuple):
 class TrainingCheckpoints:
     """Latest checkpoints of a run in `directory/latest`, and the head with the highest tau in `best`.
 
-    Every process of a run makes one and calls it alike; the directory is one that all of them see.
+    Every process creates one, with the same calls and a shared directory.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -62,7 +63,7 @@ class TrainingCheckpoints:
         return _notes(self._latest, self.step)
 
     def save(self, step: int, state: Any, notes: dict[str, Any]) -> None:
-        """Begins to write; training goes on meanwhile.
+        """Starts an asynchronous save.
 
         Raises:
           CheckpointError: the state is not finite, or this or the previous one could not be written (a full disk).
@@ -78,7 +79,7 @@ class TrainingCheckpoints:
         if self.best_tau is not None and tau <= self.best_tau:
             return False
         self._save(self._best, step, head, notes, {"tau": tau})
-        self._written(self._best.wait_until_finished)
+        self._run_write(self._best.wait_until_finished)
         self.best_tau = tau
         return True
 
@@ -99,7 +100,7 @@ class TrainingCheckpoints:
           like: arrays or `ShapeDtypeStruct`s with the shardings to restore to.
 
         Raises:
-          CheckpointError: it holds other arrays, or values that are not finite.
+          CheckpointError: the checkpoint holds other arrays, or values that are not finite.
         """
         return self._read(self._latest, self.step, like)
 
@@ -109,19 +110,19 @@ class TrainingCheckpoints:
 
     def wait(self) -> None:
         """Waits until everything is on disk; raises `CheckpointError` if something could not be written."""
-        self._written(self._latest.wait_until_finished)
+        self._run_write(self._latest.wait_until_finished)
 
     def close(self) -> None:
         """Waits as `wait`, and ends the background threads."""
         for manager in (self._latest, self._best):
-            self._written(manager.close)
+            self._run_write(manager.close)
 
     def _save(self, manager: Any, step: int, state: Any, notes: dict[str, Any], metrics: Any = None) -> None:
         _check_finite(state, f"step {step} is not saved in {self.directory}", "Resume with a lower learning rate.")
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), notes=ocp.args.JsonSave(notes))
-        self._written(lambda: manager.save(step, args=items, metrics=metrics, force=True))
+        self._run_write(lambda: manager.save(step, args=items, metrics=metrics, force=True))
 
-    def _written(self, write: Callable[[], Any]) -> None:
+    def _run_write(self, write: Callable[[], Any]) -> None:
         try:
             write()
         except (OSError, ValueError) as error:  # which of them depends on the thread that meets a full disk
@@ -129,8 +130,8 @@ class TrainingCheckpoints:
             if reason is None:
                 raise
             raise CheckpointError(
-                f"a checkpoint could not be written to {self.directory} ({reason.group(0).lower()}). Make room and "
-                "resume from the last whole one."
+                f"a checkpoint could not be written to {self.directory} ({reason.group(0).lower()}). Free disk "
+                "space and resume."
             ) from error
 
     def _read(self, manager: Any, step: int | None, like: Any) -> Saved | None:
@@ -144,7 +145,7 @@ class TrainingCheckpoints:
             reason = str(error).strip().splitlines()[0]
             raise CheckpointError(
                 f"the checkpoint of step {step} in {self.directory} must hold the arrays of this run, got others "
-                f"({reason}). Resume with the configuration that it was begun with, or choose another directory."
+                f"({reason}). Resume with the run's original configuration, or choose another directory."
             ) from error
         place = manager.directory / str(step)
         _check_finite(found["state"], str(place), "Remove this directory to resume from an earlier checkpoint.")

@@ -52,7 +52,9 @@ class DraftTree(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """Keys and values of the committed tokens: an array per layer, so that no layer is sliced out of a stack.
+    """Keys and values of the committed tokens, one array per layer.
+
+    A stack of layers would have to be sliced by every layer.
 
     Attributes:
       keys: L arrays [B, G, head_dim, S], transposed: the scores of a query lie along S.

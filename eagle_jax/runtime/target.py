@@ -22,7 +22,7 @@ class Target:
     Attributes:
       config: sizes and stop tokens. params: nested dict of arrays. fn: the functions that the engine calls.
       name: its path or hub id. dtype: of weights and cache.
-      mesh: the ("data", "fsdp", "tensor") mesh of parameters and caches; None is one device.
+      mesh: the ("data", "fsdp", "tensor") mesh of parameters and caches; None: a single device.
       source: directory or hub id with its tokenizer; None for a target made from parameters.
     """
 
@@ -38,7 +38,7 @@ class Target:
     def from_params(
         cls, config: DecoderConfig, params: Params, name: str = "target", mesh: Mesh | None = None
     ) -> Target:
-        """Makes a target of parameters in memory, such as a policy in training, and spreads them over `mesh`.
+        """Makes a target from parameters, such as a policy in training, and spreads them over `mesh`.
 
         Raises:
           ConfigError: the mesh does not divide the model. MemoryError: the parameters do not fit in device memory.

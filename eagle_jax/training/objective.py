@@ -212,7 +212,7 @@ def _token_loss(objective: Objective, logits: Float[Array, "*b V"], p: Float[Arr
 def target_law(
     logits: Float[Array, "*b V"], kept: Int[Array, " Vd"] | None
 ) -> tuple[Float[Array, "*b Vd"], Int[Array, "*b"], Bool[Array, "*b"]]:
-    """Returns the target's distribution over the draft vocabulary, its argmax, and whether V has that argmax."""
+    """Returns the target's distribution over draft tokens, its argmax, and whether V has the same argmax."""
     if kept is None:
         best = jnp.argmax(logits, axis=-1)
         return jax.nn.softmax(logits, axis=-1), best, jnp.ones(best.shape, bool)

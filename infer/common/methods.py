@@ -21,7 +21,7 @@ from eagle_jax.runtime.drafters import Medusa, TreeDrafter
 from eagle_jax.runtime.loading import smollm2_tree
 from eagle_jax.shapes import best_parents, medusa_parents, parents_of_paths
 from infer.common.labels import NUMBERS, PLAIN, Label, is_own, named, own_drafter, own_function
-from infer.common.programs import naming, option_of, use_template
+from infer.common.programs import OptionError, naming, option_of, use_template
 from infer.common.results import Draft, Recorded, read
 
 BUNDLED = {
@@ -42,7 +42,11 @@ NOTHING = Draft("nothing", "deterministic", 1)
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Options of every program: paths and hub ids of the target and of the methods' weights."""
+    """Options of every program: paths and hub ids of the target and of the methods' weights.
+
+    Raises:
+      OptionError: the package of `pair` is missing, or `target` is another model.
+    """
 
     target: str | None = None  # path or hub id of the model; default is that of the pair
     # bundled models: demo is a tiny target with drafters of every kind, smollm2 is SmolLM2-135M-Instruct (make smollm
@@ -66,11 +70,16 @@ class Places:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of all weights
 
     def __post_init__(self) -> None:
-        if self.pair == SMOLLM2 and self.target is None:
-            object.__setattr__(self, "target", str(smollm2_target()))
-            object.__setattr__(self, "eagle3", self.eagle3 or str(smollm2_head()))
-        elif self.pair == SMOLLM2 and self.target != str(smollm2_target()):
-            raise ValueError(f"--pair smollm2 must come without --target, got {self.target}. Leave one out.")
+        if self.pair != SMOLLM2:
+            return
+        try:
+            target = str(smollm2_target())
+        except ValueError as error:
+            raise OptionError(str(error)) from error
+        if self.target not in (None, target):
+            raise OptionError(f"--pair smollm2 must come without --target, got {self.target}. Leave one out.")
+        object.__setattr__(self, "target", target)
+        object.__setattr__(self, "eagle3", self.eagle3 or str(smollm2_head()))
 
 
 def check_methods(labels: Sequence[str], sources: Places) -> list[str]:

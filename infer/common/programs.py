@@ -28,6 +28,13 @@ PYTHON = {"True": "true", "False": "false", "None": "null", "yes": "true", "on":
 """Python's constants as JSON: as strings all of them would be true."""
 
 
+class OptionError(Exception):
+    """Options contradict each other or cannot be used; raised by a dataclass of options.
+
+    Not a `ValueError`, which `tyro` prints in a box.
+    """
+
+
 def arguments(cls: type[T], description: str | None, argv: Sequence[str] | None = None) -> T:
     """Parses the command line into a `cls`; `--config FILE.yaml` gives defaults that options override.
 
@@ -37,7 +44,7 @@ def arguments(cls: type[T], description: str | None, argv: Sequence[str] | None 
       argv: words after the program; None takes `sys.argv`.
 
     Raises:
-      ConfigError: the file is missing, or has a key that `cls` has not.
+      ConfigError: the file is missing, or has a key that `cls` has not. OptionError: as the constructor of `cls`.
     """
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     prog = None if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
@@ -57,8 +64,8 @@ def run(
 ) -> NoReturn:
     """Runs a program and exits: 0 or the int of `main`, 1 after an error of the user, 130 after Ctrl-C.
 
-    A `ValueError` or `OSError` is printed as one sentence. Any other exception is a bug and keeps its traceback. A
-    warning is one line. With `log`, log records go to stderr, each with the time if "timed".
+    A `ValueError`, `OSError` or `OptionError` is printed as one sentence. Any other exception is a bug and keeps its
+    traceback. A warning is one line. With `log`, log records go to stderr, each with the time if "timed".
     """
     if log is not None:
         stamp = "%(asctime)s " if log == "timed" else ""
@@ -90,7 +97,7 @@ def of_error(error: Exception) -> str | None:
     """Returns a sentence for an error that a user can act on; None for a bug."""
     if isinstance(error, OSError):
         return _sentence(error)
-    if isinstance(error, (ValueError, MemoryError, DeviceError)):
+    if isinstance(error, (ValueError, MemoryError, DeviceError, OptionError)):
         return str(error)
     if is_out_of_memory(error):
         return (

@@ -1,8 +1,7 @@
 """Estimates tau and speedup with 95% intervals from SciPy, and writes Markdown tables.
 
-A number of a method is the mean over tasks of ratios of sums over questions. To first order its error is linear in what
-each question adds to the sums (the delta method). Questions of one call (a batch) count as one. Tasks have variances of
-their own, so the degrees of freedom are Welch's.
+A method's number is the mean over tasks of a ratio of sums over questions. The interval uses the delta method, with
+Welch's degrees of freedom because the variances of tasks differ. Questions of one call (a batch) count as one.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Estimate(NamedTuple):
         return float(stats.t.ppf((1 + LEVEL) / 2, freedom) * math.sqrt(variance))
 
     def interval(self) -> str:
-        """Returns the interval as text, "1.05 to 1.21"; a dash where there is none."""
+        """Returns the interval as text, "1.05 to 1.21"; '-' if there is none."""
         half = self.half_width()
         return "-" if half is None else f"{self.value - half:.2f} to {self.value + half:.2f}"
 
@@ -104,7 +103,7 @@ def tau(cells: Sequence[Any], questions: Collection[tuple[str, str]] | None = No
 
 
 def speedup(cells: Sequence[Any], questions: Collection[tuple[str, str]] | None = None) -> Estimate | None:
-    """Estimates the mean over tasks of the speed over plain decoding's: the median of repetitions.
+    """Estimates the mean speedup over tasks; each is the median over repetitions.
 
     Arguments as of `tau`; all cells are of one batch size.
     """
@@ -124,7 +123,10 @@ def speedup(cells: Sequence[Any], questions: Collection[tuple[str, str]] | None 
 
 
 def share(accepted: int, tried: int) -> str:
-    """Returns a share, its 95% Wilson interval and count: "0.44 (0.41 to 0.47) of 1016"; a dash of none."""
+    """Returns a share, its 95% Wilson interval and count; '-' if `tried` is 0.
+
+    For example "0.44 (0.41 to 0.47) of 1016".
+    """
     if not tried:
         return "-"
     found = stats.binomtest(accepted, tried).proportion_ci(LEVEL, method="wilson")
@@ -144,7 +146,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> 
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """Formats with two digits; an unknown value is a dash."""
+    """Formats with two decimals; an unknown value is '-'."""
     return "-" if value is None else f"{value:.2f}{unit}"
 
 

@@ -18,9 +18,9 @@ from infer.tuning.prediction import Costs, Drafts, measure_costs, record
 from infer.tuning.trials import TOLERATED, Samples, Score, Setting, batches, show_progress, time_against_plain
 
 RECORDED = 8
-"""Most replies that are recorded at a time."""
+"""Maximum replies recorded at a time."""
 POOL = 64
-"""Least nodes of a recorded tree."""
+"""Minimum nodes of a recorded tree."""
 
 
 class Grid(NamedTuple):
@@ -31,7 +31,10 @@ class Grid(NamedTuple):
     nodes: Sequence[int]
 
     def trees(self, deepest: int | None) -> dict[str, TreeConfig]:
-        """Returns every possible tree by its part of a label, chains first; a chain has a node per level."""
+        """Returns all possible trees, chains first, keyed by the setting in their labels.
+
+        A chain has one node per level.
+        """
         depths = [depth for depth in self.depths if deepest is None or depth <= deepest]
         found = {f"chain{depth}": TreeConfig.chain(depth) for depth in depths if 1 in self.top_ks}
         for depth in depths:
@@ -46,8 +49,8 @@ class Candidate(NamedTuple):
     """Holds a method with one setting.
 
     Attributes:
-      entry: of a profile; its batch size and temperature do not count.
-      tree: of the grid, a chain for a lookup; recorded drafts predict its speed. None has no prediction.
+      entry: profile entry; its batch size and temperature are placeholders.
+      tree: predicted from recorded drafts, a chain for a lookup; None: not predicted, always measured.
     """
 
     drafter: BoundDrafter
@@ -62,7 +65,9 @@ Recorded = Mapping[str, Mapping[str, Sequence[Drafts]]]
 def find_candidates(
     methods: Sequence[str], target: eagle_jax.Target, sources: Places, grid: Grid
 ) -> dict[str, Candidate]:
-    """Returns all candidates by label: the grid of a method without a setting, else the setting alone.
+    """Returns all candidates by label.
+
+    A method without a setting gives the whole grid; a label with a setting gives one candidate.
 
     Raises:
       ValueError: a method that a profile cannot hold, or no candidate.
@@ -113,7 +118,7 @@ def families(candidates: Mapping[str, Candidate]) -> dict[str, dict[TreeConfig, 
 def record_drafts(
     target: eagle_jax.Target, candidates: Mapping[str, Candidate], samples: Samples, setting: Setting
 ) -> Recorded:
-    """Records the drafts of every searched method along the replies, with a tree that holds its others."""
+    """Records every method's drafts along the replies, with one tree that contains all searched trees."""
     found: dict[str, dict[str, list[Drafts]]] = {}
     for method, trees in families(candidates).items():
         depth, top_k = max(tree.depth for tree in trees), max(tree.top_k for tree in trees)
@@ -130,7 +135,7 @@ def record_drafts(
 
 
 def predict(candidates: Mapping[str, Candidate], recorded: Recorded, costs: Costs, batch: int) -> dict[str, Score]:
-    """Predicts the speed of decoding over plain decoding per label and task; the prefill does not count."""
+    """Predicts the speedup over plain decoding per label and task; the prefill does not count."""
     found = {}
     for label, one in candidates.items():
         if one.tree is not None:
@@ -149,9 +154,9 @@ def passes(parts: Sequence[Drafts], tree: TreeConfig | None, batch: int) -> int:
 
 
 def shortlist(predicted: Mapping[str, Score], count: int) -> list[str]:
-    """Returns what is measured: the best of every method within 10% of the best of all, then the others.
+    """Returns the labels to measure: every method's best within 10% of the best of all, then the others.
 
-    What is predicted to lose too much on a task comes last, since it would not be chosen.
+    Settings predicted to be too slow on a task come last, since they would not be chosen.
     """
     order = sorted(predicted, key=lambda label: (predicted[label].worst < 1 - TOLERATED, -predicted[label].mean))
     close = [label for label in order if predicted[label].mean > 0.9 * predicted[order[0]].mean]
@@ -171,7 +176,8 @@ def tune_request(
 ) -> tuple[Entry, dict[str, Any]]:
     """Chooses for one setting: the safe method with the largest mean; plain decoding if none is safe.
 
-    Measures the `measured` best predicted settings, and those without a prediction.
+    A safe method beats plain decoding in the mean over tasks and loses at most `TOLERATED` on any task, both by more
+    than the spread (`Score.safe`). The `measured` best predicted settings are measured, and those without a prediction.
 
     Returns:
       the entry of a profile, and a report of all measurements.

@@ -120,7 +120,7 @@ def test_a_damaged_shard_or_index_is_an_error(sharded):
     with pytest.raises(CheckpointError, match=shard.name):
         load_target_checkpoint(sharded)
     shard.unlink()
-    with pytest.raises(CheckpointError, match=f"{shard.name} must exist, as the index names it"):
+    with pytest.raises(CheckpointError, match=f"{shard.name} must exist because the index names it"):
         load_target_checkpoint(sharded)
     values = json.loads((sharded / INDEX).read_text())
     for file, message in (

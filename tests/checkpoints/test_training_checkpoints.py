@@ -92,7 +92,7 @@ def test_a_full_disk_is_an_error_and_keeps_the_previous_checkpoint(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
     try:
         opened.save(2, state(5000), {})  # in the background
-        with pytest.raises(CheckpointError, match=r"could not be written to .* \(file too large\)\. Make room"):
+        with pytest.raises(CheckpointError, match=r"could not be written to .* \(file too large\)\. Free disk"):
             opened.wait()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -65,7 +65,7 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path, kind, content, codec):
     [
         (b'[{"a": 1}, {"a": }]', r"a\.json: not JSON \(Expecting value: line 1 column 18 .*\)\. Write one object"),
         (b'[{"a": 1}, {"a": 2}', r"a\.json: not JSON \(Expecting ',' delimiter: line 1"),
-        (b'[{"a": 1}, 5]', r"element 2: a row must be a JSON object, got int\. Correct it"),
+        (b'[{"a": 1}, 5]', r"element 2: a row must be a JSON object, got int\. Write an object, such as"),
         (b'[{"a": 1}]\n[{"a": 1}]', r"not JSON \(Extra data: line 2 column 1"),
         (b'[{"a": 1}, {"a": "\xe9"}]', r"a\.json: the text must be UTF-8"),
         (b'[{"a": ' + b"[" * 100_000, r"a\.json: not JSON \(maximum recursion depth"),

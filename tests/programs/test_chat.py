@@ -87,13 +87,13 @@ def test_a_turn_prefills_new_tokens_only(make_chat):
     """After plain replies the drafter also reads the replies that it missed."""
     talk = make_chat(TextOnly())
     first, new = len("<u>hello\n<a>"), len("\n<u>why\n<a>")
-    assert f"{first} of {first} prompt tokens read" in said(talk, "hello")
+    assert f"prefilled {first} of {first} prompt tokens" in said(talk, "hello")
     # The last token of a reply is in no cache yet.
-    assert f"{new + 1} of {first + 12 + new} prompt tokens read" in said(talk, "why")
+    assert f"prefilled {new + 1} of {first + 12 + new} prompt tokens" in said(talk, "why")
     assert said(talk, "/plain") == "[plain decoding]"
-    assert re.search(rf"tau 1\.00, .*, {new + 1} of ", said(talk, "why"))
+    assert re.search(rf"tau 1\.00, .*, prefilled {new + 1} of ", said(talk, "why"))
     assert said(talk, "/plain") == "[drafting with hass]"
-    assert f", {2 * (new + 1) + 12 - 1} of " in said(talk, "why")
+    assert f", prefilled {2 * (new + 1) + 12 - 1} of " in said(talk, "why")
 
 
 class Trims(TextOnly):
@@ -109,7 +109,7 @@ def test_a_changed_text_is_prefilled_from_the_change(make_chat):
     talk = make_chat(Trims())
     talk.line("abc")
     new, count = len("3\n<u>def\n<a>"), len("<u>abc\n<a>123\n<u>def\n<a>")
-    assert f"{new} of {count} prompt tokens read" in said(talk, "def")
+    assert f"prefilled {new} of {count} prompt tokens" in said(talk, "def")
 
 
 def test_an_error_in_a_turn_does_not_end_the_chat(make_chat, monkeypatch):
@@ -132,22 +132,22 @@ def test_an_error_in_a_turn_does_not_end_the_chat(make_chat, monkeypatch):
     assert said(talk, "x" * 10).endswith(", cut: the context is full]")
     assert "must leave room" in said(talk, "more")
     talk.line("/reset")
-    assert said(talk, "x").endswith("prompt tokens read, cut at --max-new-tokens]")
+    assert said(talk, "x").endswith("prompt tokens, cut at --max-new-tokens]")
 
 
 def test_commands_answer_with_a_message(make_chat):
     talk = make_chat()
-    wrong = "/temp must be a number of at least 0, such as /temp 0.7: "
+    wrong = r"/temp must be a number of at least 0, got '{}'\. Type /temp 0\.7\.\]$"
     for line, words in (
-        ("/stats", r"temperature 0, 0 of 400 tokens\]"),
-        ("hello", r"tau \d\.\d\d, \d+ tokens/s, 12 of 12 prompt tokens read"),
+        ("/stats", r"temperature 0; context: 0 of 400 tokens\]"),
+        ("hello", r"tau \d\.\d\d, \d+ tokens/s, prefilled 12 of 12 prompt tokens"),
         ("/temp 0.7", r"^\[temperature 0\.7\]$"),
-        ("/temp hot", wrong),
-        ("/temp nan", wrong),
+        ("/temp hot", wrong.format("hot")),
+        ("/temp nan", wrong.format("nan")),
         ("/plain off", "unknown command /plain off: /reset"),
         ("/plain", "plain decoding"),
         ("again", r"tau 1\.00"),
-        ("/stats", r"temperature 0\.7, .*; drafted: replies 1, tokens 12, .*; plain: replies 1, tokens 12, tau 1\.00"),
+        ("/stats", r"temperature 0\.7; .*; drafted: replies 1, tokens 12, .*; plain: replies 1, tokens 12, tau 1\.00"),
         ("/reset", "forgotten"),
         ("/help", "/quit; Ctrl-C"),
     ):
@@ -232,8 +232,9 @@ def test_ctrl_c_never_ends_the_chat(times, pair, monkeypatch, capsys):
     finally:
         signal.signal(signal.SIGINT, before)
     out = capsys.readouterr().out
+    assert out.startswith("the bundled pair with vanilla. The first reply compiles.\n/reset  /temp NUMBER")
     assert "[Ctrl-D or /quit ends the chat]" in out
-    assert ("prompt tokens read, stopped]" in out) == (times == 1)
+    assert ("prompt tokens, stopped]" in out) == (times == 1)
     assert ("[interrupted: this turn was dropped]" in out) == (times == 2)
     assert Templated().decode(talks[-1].text).count("<u>") == (2 if times == 1 else 1)
 

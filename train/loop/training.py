@@ -29,10 +29,10 @@ from train.loop.run import Run
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[Callable[[int], int]]:
-    """Yields a function of the step that returns the signal to stop at, or 0.
+    """Yields a function that returns, for a step, the signal to stop at, or 0.
 
-    A first SIGTERM or Ctrl-C is recorded, a second one ends the run at once. Several processes agree on a step by JAX's
-    pre-emption notice.
+    A first SIGTERM or Ctrl-C is recorded, a second one ends the run at once. With several processes, JAX's pre-emption
+    sync point chooses a common step.
     """
     found: list[int] = []
 
@@ -60,7 +60,7 @@ def check_update(run: Run, step: int, report: UpdateReport, documents: np.ndarra
     """Waits for an update, checks it and returns its record.
 
     Raises:
-      ValueError: the loss or gradient is not finite, or the gradient exploded. Nothing of it is saved.
+      ValueError: the loss or gradient is not finite, or the gradient exploded. That update is not saved.
     """
     found = processes.to_host(report)
     loss, gradient = float(found.loss), float(found.gradient)
@@ -70,8 +70,9 @@ def check_update(run: Run, step: int, report: UpdateReport, documents: np.ndarra
         last = run.checkpoints.step
         kept = "No checkpoint had been saved" if last is None else f"The checkpoint of step {last} is kept"
         raise ValueError(
-            f"loss and gradient norm must be finite, at most --max-gradient {run.args.max_gradient:g}, got {loss:.4g} "
-            f"and {gradient:.4g} at step {step}. {kept}. Lower --rate, or remove rows (from 0): {rows}."
+            f"The loss must be finite and the gradient norm at most --max-gradient {run.args.max_gradient:g}, got "
+            f"{loss:.4g} and {gradient:.4g} at step {step}. {kept}. Lower --rate, or remove these rows (numbered from "
+            f"0): {rows}."
         )
     return {"loss": loss, "accuracy": found.metrics.accuracy.tolist(), "losses": found.metrics.loss.tolist(),
             "gradient": gradient}  # fmt: skip
@@ -105,7 +106,8 @@ def train_until_stopped(run: Run, log: RunLog, received: Callable[[int], int]) -
 
     measured = any(processes.gather_values(log.has_tau(run.step))) and run.checkpoints.best_tau is not None
     if is_due() and not measured:
-        measure()  # a kill came between save and measurement, or tau is measured in another way from now on
+        # The run was killed between save and measurement, or the way of measuring tau changed.
+        measure()
     while run.step < args.steps:
         report = run.advance()
         settle()  # the update before, while the device computes this one
@@ -140,7 +142,7 @@ def start(args: RunArgs, learner: Learner) -> int:
         run = Run(args, learner)
         run.prepare()
         log = RunLog(run)
-        begin, begun = time.perf_counter(), run.step
+        start_time, start_step = time.perf_counter(), run.step
         with contextlib.ExitStack() as ends:
             ends.callback(run.checkpoints.wait)  # otherwise the process would end in the middle of a save
             ends.callback(log.close)
@@ -153,7 +155,7 @@ def start(args: RunArgs, learner: Learner) -> int:
         if jax.process_index() == 0:
             best = {} if run.checkpoints.best_tau is None else {"tau": round(run.checkpoints.best_tau, 3)}
             report = {"steps": run.step, **log.record, **best, "head": str(path), "head_step": step,
-                      "coverage": round(run.coverage, 4), "seconds": round(time.perf_counter() - begin, 1),
-                      "updates_here": run.step - begun, **log.speed}  # fmt: skip
+                      "coverage": round(run.coverage, 4), "seconds": round(time.perf_counter() - start_time, 1),
+                      "updates_here": run.step - start_step, **log.speed}  # fmt: skip
             print(json.dumps(report))
         return 0

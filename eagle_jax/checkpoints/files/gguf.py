@@ -25,7 +25,11 @@ def is_gguf(place: str | os.PathLike[str]) -> bool:
 
 
 class StoredTensor(NamedTuple):
-    """A tensor as the header lists it: shape in PyTorch's order, number of its quantisation, offset in the data."""
+    """A tensor as the header lists it.
+
+    Attributes:
+      shape: in PyTorch's order. quantisation: its number in GGML. offset: of its bytes in the data.
+    """
 
     shape: tuple[int, ...]
     quantisation: int
@@ -95,10 +99,13 @@ class GgufFile:
             ) from error
         width, rest = divmod(shape[-1] if shape else 1, block)
         start, size = self._start + offset, math.prod(shape[:-1]) * width * block_bytes
-        if rest or start + size > len(self._data):
+        if rest:
             raise CheckpointError(
-                f"{self.path} must hold all of {name} {list(shape)}, got a file of {len(self._data)} bytes, which is "
-                "truncated or corrupt. Download it again."
+                f"{self.path}: rows of {name} must be a multiple of {block}, got {shape[-1]}. Download it again."
+            )
+        if start + size > len(self._data):
+            raise CheckpointError(
+                f"{self.path} must be a whole file, got {len(self._data)} bytes ({name} is cut). Download it again."
             )
         return np.frombuffer(self._data, np.uint8, size, start).reshape(*shape[:-1], width * block_bytes)
 

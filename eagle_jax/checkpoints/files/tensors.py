@@ -37,7 +37,7 @@ class TensorReader:
     Names, shapes and dtypes are read first, so that a checkpoint that does not fit fails before any weight is read.
 
     Args:
-      stem: file name without suffix, for files other than a model's.
+      stem: file name without suffix; None: a model's usual names.
 
     Attributes:
       directory: the checkpoint directory. infos: name -> `TensorInfo` of every stored tensor.
@@ -64,7 +64,7 @@ class TensorReader:
         self._stack.close()
 
     def read(self, name: str) -> np.ndarray:
-        """Reads a tensor as stored; bfloat16 arrives in JAX's dtype for it."""
+        """Reads a tensor as stored; bfloat16 becomes `jnp.bfloat16`."""
         source = self._sources[name]
         return _torch_to_numpy(source[name]) if isinstance(source, dict) else source.get_tensor(name)
 
@@ -72,7 +72,7 @@ class TensorReader:
         for file in _weight_files(self.directory, stem):
             path = self.directory / file
             if not path.is_file():
-                raise CheckpointError(f"{path} must exist, as the index names it, got no such file. Download it.")
+                raise CheckpointError(f"{path} must exist because the index names it, but is missing. Download it.")
             with path.open("rb") as start:
                 if start.read(32).startswith(b"version https://git-lfs"):
                     raise CheckpointError(f"{path} must hold weights, got a Git LFS pointer. Run `git lfs pull` there.")
@@ -95,7 +95,9 @@ def _weight_files(directory: Path, stem: str | None) -> list[str]:
         names = [f"{stem}.safetensors", f"{stem}.pt"]
     first = next((name for name in names if (directory / name).is_file()), None)
     if first is None:
-        raise CheckpointError(f"{directory} must hold {' or '.join(names)}, got none. Give the weights' directory.")
+        raise CheckpointError(
+            f"{directory} must hold {' or '.join(names)}, got none. Pass the directory that holds one."
+        )
     if not first.endswith(".json"):
         return [first]
     weight_map = read_json(directory / first).get("weight_map")
@@ -171,7 +173,8 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path.parent} must hold {path.name}, got none. Give its directory.") from error
+        remedy = "Pass the directory that holds it."
+        raise CheckpointError(f"{path.parent} must hold {path.name}, got none. {remedy}") from error
     except NotADirectoryError as error:
         remedy = "Load a GGUF file with load_target or load_draft_model."
         raise CheckpointError(f"{path.parent} must be a directory with {path.name}, got a file. {remedy}") from error

@@ -1,4 +1,4 @@
-"""Loads EAGLE-1/2 and EAGLE-3 heads, in the official layout, its variants and that of speculators."""
+"""Loads EAGLE-1/2 and EAGLE-3 heads, in the official layout, its variants and the speculators layout."""
 
 from __future__ import annotations
 
@@ -46,9 +46,8 @@ def load_head_checkpoint(
       dtype: float32, bfloat16 or float16.
       rope_theta: replaces the head's own; some published heads draft better at 10000 than at their config's value.
       taps: replaces the hidden states that the config names, in `transformers` numbering.
-      embedding: [V, H], the target's embedding. Where the file's is a copy of it, as EAGLE-1/2 files carry one, the
-        head shares the target's instead of holding it twice; where it differs, the head uses its own.
-      lm_head: [H, V], the target's lm_head, for a warning: EAGLE-1/2 heads draft through it, whatever their file has.
+      embedding: the target's embedding, [V, H]. If the file holds a copy, the head shares the target's array.
+      lm_head: the target's lm_head, [H, V]; used only to warn: EAGLE-1/2 heads always draft through it.
       place: `(path, host array) -> device array` for a sharded load.
       hub: revision, token and cache_dir of a hub id, as in `huggingface_hub`.
 
@@ -83,7 +82,9 @@ def load_head_checkpoint(
             raise CheckpointError(f"{where}: {error}") from error
         if rope_theta is not None:
             if isinstance(rope_theta, bool | str) or not 0 < rope_theta < math.inf:
-                raise CheckpointError(f"rope_theta must be a positive number, got {rope_theta!r}. Correct it.")
+                raise CheckpointError(
+                    f"rope_theta must be a positive number, got {rope_theta!r}. Pass 10000, or None for the head's own."
+                )
             rope = dataclasses.replace(config.layer.rope, theta=float(rope_theta))
             config = dataclasses.replace(config, layer=dataclasses.replace(config.layer, rope=rope))
         expected = dict(expected_shapes(config))
@@ -106,11 +107,11 @@ def load_head_checkpoint(
 
 
 def _is_copy(reader: TensorReader, name: str | None, theirs: jax.Array | np.ndarray | None, dtype: str) -> bool:
-    """Returns whether a tensor of the file equals the target's, in either's dtype."""
+    """Returns whether a tensor of the file equals the target's, up to rounding to either dtype."""
     if theirs is None or name is None or reader.infos[name].shape != theirs.shape:
         return False
     loaded, stored = check_dtype(dtype), reader.read(name)
-    # A copy that was rounded when it was saved is still one.
+    # A copy rounded on saving still counts as a copy.
     ours = np.asarray(theirs).astype(loaded).astype(stored.dtype)
     return np.array_equal(cast(stored, loaded).astype(stored.dtype), ours)
 

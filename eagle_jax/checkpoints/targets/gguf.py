@@ -139,7 +139,7 @@ def _config_values(file: GgufFile, name: str) -> dict[str, Any]:
 
 
 def _rope_scaling(file: GgufFile, own: Mapping[str, Any], fields: Fields) -> dict[str, Any] | None:
-    """Returns the rope_scaling of a config.json from the keys of the architecture and the tensor of factors."""
+    """Returns rope_scaling as in config.json, from the architecture's keys and the tensor of factors."""
     theta, head_dim = fields.number("rope_theta", RopeConfig.theta), fields.integer("head_dim")
     given = {_SCALING[key]: value for key, value in own.items() if key in _SCALING}
     for key, value in own.items():

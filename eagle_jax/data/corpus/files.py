@@ -21,7 +21,10 @@ ENDINGS = (*KINDS, *(kind + codec for kind in KINDS[:2] for codec in CODECS))
 
 
 def holds_rows(path: Path) -> bool:
-    """Returns whether a file has such a suffix and, if `.json`, holds an array; files of settings do not."""
+    """Returns whether a file holds rows: by its suffix, and for `.json` by starting with an array.
+
+    Settings files do not start with an array.
+    """
     if not path.name.endswith(ENDINGS):
         return False
     kind = path.with_suffix("").suffix if path.suffix in CODECS else path.suffix
@@ -49,7 +52,10 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             entries = ((f"line {number}", _parsed(line, f"{path}, line {number}")) for number, line in lines)
         for place, row in entries:
             if not isinstance(row, dict):
-                raise ValueError(f"{path}, {place}: a row must be a JSON object, got {type(row).__name__}. Correct it.")
+                raise ValueError(
+                    f"{path}, {place}: a row must be a JSON object, got {type(row).__name__}. "
+                    'Write an object, such as {"messages": [...]}.'
+                )
             yield place, row
 
 

@@ -30,7 +30,7 @@ ROLES = {
 """Names of speakers in the usual datasets; `function_call` and `tool_call` hold a call in JSON."""
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Names of the thoughts before a reply, in rows and in chat templates."""
+"""Keys that hold the reasoning before a reply."""
 LOSS_KEYS = ("weight", "train", "training", "trainable", "loss", "loss_mask")
 """Keys of a message whose value, 0 or 1, decides whether the loss includes it."""
 
@@ -61,7 +61,7 @@ def parse_message(entry: Any) -> Parsed:
         message |= _thoughts_and_calls(given, str(speaker).lower())
         read |= {"tool_calls", "function_call", *REASONING}
     if given.get("type") not in (None, "text", "message"):
-        raise SkippedRow(f"a message of the type {given['type']!r}, which is not read")
+        raise SkippedRow(f"unsupported message type {given['type']!r}")
     check_keys(given, read, "a message has")
     content = "" if str(speaker).lower().endswith("_call") else _text(given)
     if isinstance(content, str):
@@ -94,7 +94,7 @@ def _is_supervised(given: Mapping[str, Any]) -> bool:
 
 
 def _text(given: Mapping[str, Any]) -> Any:
-    """Returns the text of a message, OpenAI's parts joined; None without text."""
+    """Returns the text of a message, joining OpenAI's content parts; None without text."""
     content = only(given, ("content", "value"))
     if content is None:
         return given.get("content", given.get("value"))  # perhaps an empty text
@@ -160,7 +160,7 @@ def parse_tools(value: Any) -> list[dict[str, Any]] | None:
 
 
 def _function(entry: Any, what: str) -> Mapping[str, Any]:
-    """Returns the object with the name of a tool or a tool call."""
+    """Returns the object that holds the function's name, from a tool or a tool call."""
     inner = entry.get("function", entry) if isinstance(entry, Mapping) else None
     if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str) or not inner["name"]:
         raise SkippedRow(f"{what} without the name of a function")
