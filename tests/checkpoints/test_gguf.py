@@ -46,6 +46,7 @@ ORIGINALS = {
     "llama_llama3": ("Llama", "F32", {"rope_parameters": LLAMA3, "max_position_embeddings": 16384}),
     "llama_linear": ("Llama", "F32", {"rope_parameters": {"rope_theta": 500.0, "rope_type": "linear", "factor": 2.5}}),
 }
+SLOW = ("llama", "qwen2_tied", "qwen3_bf16", "llama_linear")  # kinds that the other cases cover in parts
 
 
 def permuted(array, heads):
@@ -101,7 +102,9 @@ def write_model(path, model, quantisation="F32", metadata=(), tensors=()):
     return write(path, arch, ids | own | dict(metadata), tensors)
 
 
-@pytest.mark.parametrize("case", [*CASES, *ORIGINALS])
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES | ORIGINALS]
+)
 def test_logits_are_those_of_transformers_on_the_same_file(case, tmp_path):
     family, quantisation, changes = (CASES | ORIGINALS)[case]
     model, tokens = tiny_model(family, **SIZES | {"num_key_value_heads": 2} | changes), random_tokens(40)

@@ -18,7 +18,8 @@ from tests.training.common import packed_texts, random_params
 T, V, H, HEADS = 11, 13, 8, 3
 TARGET = DecoderConfig(V, H, 12, 2, num_heads=4, num_kv_heads=2, head_dim=6)
 SMALL = DecoderConfig(V, H, 12, 1, num_heads=2, num_kv_heads=1, head_dim=4)
-KINDS = ["medusa", pytest.param("hydra", marks=pytest.mark.slow), "hydra++"]  # Hydra is Hydra++ without a layer
+# Hydra is Hydra++ without a layer.
+KINDS = [*(pytest.param(name, marks=pytest.mark.slow) for name in ("medusa", "hydra")), "hydra++"]
 TEXTS = packed_texts(((6, 4), (T,)), T, V)
 
 

@@ -88,6 +88,7 @@ def test_stored_features_of_other_taps_give_the_same_training(place, features, t
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(tmp_path / "hydra"), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_draft_model_of_all_target_layers_starts_as_the_target(place, features, tmp_path):
     """Stored features do not prevent it: the run loads these layers."""
     begun = dict(target_layers=(0, 1), hidden=None, intermediate=None, rate=1e-9, steps=1)
