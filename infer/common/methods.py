@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 
@@ -21,7 +21,7 @@ from eagle_jax.runtime.drafters import Medusa, TreeDrafter
 from eagle_jax.runtime.loading import smollm2_tree
 from eagle_jax.shapes import best_parents, medusa_parents, parents_of_paths
 from infer.common.labels import NUMBERS, PLAIN, Label, is_own, named, own_drafter, own_function
-from infer.common.programs import OptionError, naming, option_of, use_template
+from infer.common.programs import naming, option_of, use_template
 from infer.common.results import Draft, Recorded, read
 
 BUNDLED = {
@@ -42,11 +42,7 @@ NOTHING = Draft("nothing", "deterministic", 1)
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Options of every program: paths and hub ids of the target and of the methods' weights.
-
-    Raises:
-      OptionError: the package of `pair` is missing, or `target` is another model.
-    """
+    """Options of every program: paths and hub ids of the target and of the methods' weights."""
 
     target: str | None = None  # path or hub id of the model; default is that of the pair
     # bundled models: demo is a tiny target with drafters of every kind, smollm2 is SmolLM2-135M-Instruct (make smollm
@@ -69,17 +65,18 @@ class Places:
     choices: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of all weights
 
-    def __post_init__(self) -> None:
+    def resolved(self) -> Self:
+        """Returns the options with the paths of the pair.
+
+        Raises:
+          ValueError: the package of the pair is missing, or `target` is given too.
+        """
         if self.pair != SMOLLM2:
-            return
-        try:
-            target = str(smollm2_target())
-        except ValueError as error:
-            raise OptionError(str(error)) from error
-        if self.target not in (None, target):
-            raise OptionError(f"--pair smollm2 must come without --target, got {self.target}. Leave one out.")
-        object.__setattr__(self, "target", target)
-        object.__setattr__(self, "eagle3", self.eagle3 or str(smollm2_head()))
+            return self
+        if self.target is not None:
+            raise ValueError(f"--pair smollm2 must come without --target, got {self.target}. Leave one out.")
+        eagle3 = self.eagle3 or str(smollm2_head())
+        return dataclasses.replace(self, target=str(smollm2_target()), eagle3=eagle3)
 
 
 def check_methods(labels: Sequence[str], sources: Places) -> list[str]:

@@ -28,15 +28,10 @@ PYTHON = {"True": "true", "False": "false", "None": "null", "yes": "true", "on":
 """Python's constants as JSON: as strings all of them would be true."""
 
 
-class OptionError(Exception):
-    """Options contradict each other or cannot be used; raised by a dataclass of options.
-
-    Not a `ValueError`, which `tyro` prints in a box.
-    """
-
-
 def arguments(cls: type[T], description: str | None, argv: Sequence[str] | None = None) -> T:
     """Parses the command line into a `cls`; `--config FILE.yaml` gives defaults that options override.
+
+    If `cls` has a method `resolved`, its result is returned: options that follow from others.
 
     Args:
       cls: a dataclass.
@@ -44,7 +39,7 @@ def arguments(cls: type[T], description: str | None, argv: Sequence[str] | None 
       argv: words after the program; None takes `sys.argv`.
 
     Raises:
-      ConfigError: the file is missing, or has a key that `cls` has not. OptionError: as the constructor of `cls`.
+      ConfigError: the file is missing, or has a key that `cls` has not. ValueError: as `cls.resolved`.
     """
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     prog = None if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
@@ -56,7 +51,8 @@ def arguments(cls: type[T], description: str | None, argv: Sequence[str] | None 
     if found.config is not None:
         with naming("--config", found.config):
             options["default"] = load_yaml(cls, found.config)
-    return tyro.cli(cls, **options)
+    parsed: Any = tyro.cli(cls, **options)
+    return parsed.resolved() if hasattr(cls, "resolved") else parsed
 
 
 def run(
@@ -64,8 +60,8 @@ def run(
 ) -> NoReturn:
     """Runs a program and exits: 0 or the int of `main`, 1 after an error of the user, 130 after Ctrl-C.
 
-    A `ValueError`, `OSError` or `OptionError` is printed as one sentence. Any other exception is a bug and keeps its
-    traceback. A warning is one line. With `log`, log records go to stderr, each with the time if "timed".
+    A `ValueError` or `OSError` is printed as one sentence. Any other exception is a bug and keeps its traceback. A
+    warning is one line. With `log`, log records go to stderr, each with the time if "timed".
     """
     if log is not None:
         stamp = "%(asctime)s " if log == "timed" else ""
@@ -97,7 +93,7 @@ def of_error(error: Exception) -> str | None:
     """Returns a sentence for an error that a user can act on; None for a bug."""
     if isinstance(error, OSError):
         return _sentence(error)
-    if isinstance(error, (ValueError, MemoryError, DeviceError, OptionError)):
+    if isinstance(error, (ValueError, MemoryError, DeviceError)):
         return str(error)
     if is_out_of_memory(error):
         return (

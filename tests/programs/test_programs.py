@@ -19,7 +19,7 @@ import pytest
 
 from eagle_jax.config import ConfigError, TreeConfig
 from infer.common import interrupts
-from infer.common.programs import OptionError, arguments, can_write, listed, naming, parse_tree, run
+from infer.common.programs import arguments, can_write, listed, naming, parse_tree, run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,6 @@ def call(monkeypatch):
         (ValueError("size is wrong"), "error: size is wrong"),
         (FileNotFoundError(2, "No such file or directory", "x.json"), "error: x.json: No such file or directory"),
         (OSError("disk full"), "error: disk full"),
-        (OptionError("leave one out"), "error: leave one out"),
     ],
     ids=str,
 )

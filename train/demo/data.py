@@ -115,23 +115,29 @@ def completions(text: str, limit: int) -> Iterator[Document]:
             yield Document("completion", COMPLETE + head + "\n", body)
 
 
+def chat_turns(data: Path) -> Iterator[tuple[str, str, str]]:
+    """Yields source, prompt and reply: GSM8K's questions, then GPTeacher's instructions by file."""
+    with (data / "gsm8k" / "train.jsonl").open(encoding="utf-8") as rows:
+        for row in map(json.loads, rows):
+            yield "gsm8k", row["question"].strip(), row["answer"].strip()
+    for path in sorted((data / "gpteacher").glob("*.json")):
+        for row in json.loads(path.read_text(encoding="utf-8")):
+            parts = row["instruction"].strip(), row.get("input", "").strip()
+            yield path.stem, "\n\n".join(filter(None, parts)), row["response"].strip()
+
+
 def documents(data: Path, limit: int) -> Iterator[Document]:
     """Yields the documents of the mix: no chat turn above `limit` characters or with much non-ASCII."""
     for text in standard_library():
         for piece in code_pieces(text):
             yield Document("code", piece)
         yield from completions(text, limit)
-    with (data / "gsm8k" / "train.jsonl").open(encoding="utf-8") as rows:
-        for row in map(json.loads, rows):
-            yield Document("gsm8k", row["question"].strip(), row["answer"].strip())
-    for path in sorted((data / "gpteacher").glob("*.json")):
-        for row in json.loads(path.read_text(encoding="utf-8")):
-            prompt, reply = row["instruction"].strip(), row["response"].strip()
-            if row.get("input", "").strip():
-                prompt += "\n\n" + row["input"].strip()
-            odd = sum(ord(c) > 127 for c in prompt + reply)
-            if prompt and reply and len(prompt) + len(reply) <= limit and odd * 50 <= len(prompt) + len(reply):
-                yield Document("instruct", prompt, reply)
+    for source, prompt, reply in chat_turns(data):
+        odd = sum(ord(c) > 127 for c in prompt + reply)
+        if source == "gsm8k":
+            yield Document(source, prompt, reply)
+        elif prompt and reply and len(prompt) + len(reply) <= limit and odd * 50 <= len(prompt) + len(reply):
+            yield Document("instruct", prompt, reply)
 
 
 def train_tokenizer(mix: list[Document], vocab_size: int) -> Tokenizer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import json
 import logging
 import math
 import re
@@ -25,7 +24,7 @@ from eagle_jax.drafters import vanilla_drafter
 from eagle_jax.runtime.generation import prefill_program
 from eagle_jax.runtime.request import round_up
 from infer.common.tasks import HUB, find_task, read_questions
-from train.demo.data import COMPLETE
+from train.demo.data import COMPLETE, chat_turns
 
 GRAM = 13
 """Tokens in a row that a prompt must not share with a benchmark question."""
@@ -50,16 +49,12 @@ class Prompt(NamedTuple):
 
 def read_messages(data: Path) -> Iterator[tuple[str, str]]:
     """Yields source and text of every user's message: questions, instructions, functions to complete."""
-    with (data / "gsm8k" / "train.jsonl").open(encoding="utf-8") as lines:
-        yield from (("gsm8k", json.loads(line)["question"].strip()) for line in lines)
-    for path in sorted((data / "gpteacher").glob("*.json")):
-        for row in json.loads(path.read_text(encoding="utf-8")):
-            instruction = row["instruction"].strip()
-            yield path.stem, "\n\n".join(filter(None, (instruction, row.get("input", "").strip())))
-            head = FUNCTION.search(row["response"])
-            if head is not None and row["response"].count("def ") <= 3:
-                quoted = instruction.replace('"""', "")
-                yield "completion", f'{COMPLETE}{head[0]}    """{quoted}\n    """\n'
+    for source, prompt, reply in chat_turns(data):
+        yield source, prompt
+        head = None if source == "gsm8k" else FUNCTION.search(reply)
+        if head is not None and reply.count("def ") <= 3:
+            quoted = prompt.replace('"""', "")
+            yield "completion", f'{COMPLETE}{head[0]}    """{quoted}\n    """\n'
 
 
 class Prompts:

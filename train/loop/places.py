@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from eagle_jax.assets import DEMO, SMOLLM2, bundled, smollm2_head, smollm2_target
+from eagle_jax.assets import PAIRS, pair_head, pair_target
 from eagle_jax.checkpoints import config_directory, read_target_config, write_whole
 from eagle_jax.config import ConfigError, DecoderConfig
 from eagle_jax.data.chat import load_tokenizer
@@ -25,9 +25,7 @@ LOCK, RUN = ".lock", "run.json"
 
 def target_path(text: str) -> str:
     """Returns a path or hub id; "demo" and "smollm2" become the paths of these targets."""
-    if text == SMOLLM2:
-        return str(smollm2_target())
-    return str(bundled("target")) if text == DEMO else text
+    return str(pair_target(text)) if text in PAIRS else text
 
 
 def target_config(text: str) -> DecoderConfig:
@@ -48,10 +46,8 @@ def head_path(text: str, option: str = "--head", part: str = "hass") -> str:
     Raises:
       ValueError: the run has no head yet. CheckpointError: there is no checkpoint.
     """
-    if text == DEMO:
-        return str(bundled(part))
-    if text == SMOLLM2:
-        return str(smollm2_head())
+    if text in PAIRS:
+        return str(pair_head(text, part))
     run = Path(text).expanduser()
     if (run / "log.jsonl").is_file() and not (run / "config.json").is_file():
         made = [run / folder for folder in ("head", "model") if (run / folder / "config.json").is_file()]

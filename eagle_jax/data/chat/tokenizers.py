@@ -12,7 +12,7 @@ from typing import Any, Unpack
 
 import msgspec
 
-from eagle_jax.assets import DEMO, SMOLLM2, bundled, smollm2_target
+from eagle_jax.assets import PAIRS, pair_target
 from eagle_jax.checkpoints import CheckpointError, GgufFile, Hub, is_gguf, read_json, tokenizer_directory
 from eagle_jax.config import DecoderConfig
 from eagle_jax.data.chat import tokenize
@@ -74,10 +74,8 @@ def load_tokenizer(
       CheckpointError: the tokenizer or template is missing, cannot be read, or has more tokens than the target.
       ValueError: the template does not read an argument, or raises an error for its value.
     """
-    if str(path_or_id) == DEMO:
-        path_or_id = bundled("target")
-    elif str(path_or_id) == SMOLLM2:
-        path_or_id = smollm2_target()
+    if str(path_or_id) in PAIRS:
+        path_or_id = pair_target(str(path_or_id))
     directory = tokenizer_directory(path_or_id, **hub)
     if is_gguf(directory):
         tokenizer = _read_gguf(directory)
