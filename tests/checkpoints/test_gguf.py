@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import struct
 import sys
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def write_model(path, model, quantisation="F32", metadata=(), tensors=()):
         "rope.freq_base": float(rope["rope_theta"]),
     }  # fmt: skip
     if rope["rope_type"] == "linear":
-        own |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
+        own |= {"rope.scaling.factor": rope["factor"]}  # the type is linear by default
     if rope["rope_type"] == "llama3":
         plain = rope["rope_theta"] ** -(np.arange(0, head_dim, 2) / head_dim)
         tensors["rope_freqs.weight"] = (plain / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
@@ -210,6 +211,11 @@ def test_files_that_cannot_be_read_raise(tmp_path, monkeypatch):
         ({}, {"output.weight": (np.zeros((89, 292), np.uint8), gguf.GGMLQuantizationType.Q8_K)}, "Q8_K.*Upgrade gguf"),
     ):
         refused(message, write_model(tmp_path / "other.gguf", model, metadata=values, tensors=tensors))
+    odd = write(tmp_path / "odd.gguf", tensors={"x": (np.zeros((2, 34), np.uint8), gguf.GGMLQuantizationType.Q8_0)})
+    header = [struct.pack("<QcIQ", 1, b"x", 2, width) for width in (32, 33)]  # 33 is no multiple of a block
+    odd.write_bytes(odd.read_bytes().replace(*header))
+    refused(r"must be a whole file, got .* \(x does not fit\)", odd, lambda place: GgufFile(place).check_tensors())
+    odd.unlink()
     gemma = write(tmp_path / "other.gguf", "gemma2")
     refused("general.architecture must be one of llama, qwen2, qwen3, got 'gemma2'. Load a model of a sup", gemma)
     refused("must hold one GGUF file, got model.gguf, other.gguf. Give the path of one", tmp_path)

@@ -17,8 +17,10 @@ from tests.programs.conftest import ByteTokenizer
 def test_the_demo_ends_with_one_json_object(pair, capsys, monkeypatch):
     loaded = pair, eagle_jax.prompt_lookup(pair, length=2), ByteTokenizer()
     monkeypatch.setattr(eagle_jax, "load_demo", lambda name: loaded)
-    demo.main(demo.Args(prompt="def f(", max_new_tokens=12, repetitions=1))
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    demo.main(demo.Args(prompt="def f(", drafter="eagle3", max_new_tokens=12, repetitions=1))
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("--- EAGLE-3") for line in lines)
+    result = json.loads(lines[-1])
     assert set(result) == {"identical", "tau", "speedup", "drafted_tok_s", "vanilla_tok_s", "machine"}
     assert result["identical"] is True and result["tau"] >= 1
     assert result["speedup"] == pytest.approx(result["drafted_tok_s"] / result["vanilla_tok_s"], rel=0.01)

