@@ -41,7 +41,7 @@ def test_replies_of_a_shrinking_batch_are_those_of_generate(monkeypatch):
 def test_a_run_writes_replies_and_lossless_heads(tmp_path, capsys):
     target = tiny_target(VOCAB, layers=6)
     save_target(dataclasses.replace(target.config, max_position=128), target.params, tmp_path / "target")
-    questions = [{"question": text} for text in (KNOWN, *(f"What is {i} + {i}?" for i in range(40)))]
+    questions = [{"question": text, "answer": "4"} for text in (KNOWN, *(f"What is {i} + {i}?" for i in range(40)))]
     code = {"instruction": "Add.", "input": "", "response": "def add(x, y):\n    return x + y\n"}
     write_whole(tmp_path / "gsm8k" / "train.jsonl", "\n".join(map(json.dumps, questions)))
     write_whole(tmp_path / "gpteacher" / "code.json", json.dumps([code]))
