@@ -94,10 +94,10 @@ def tiny_medusa(kind: str, tree: TreeConfig, vocab: int = 12) -> Medusa:
     config = MedusaConfig(form, 16, vocab, num_heads=4, num_layers=2, prefix=prefix)
     params = _noisy(init_medusa_params(config, jax.random.key(8)), 0.1, 9)
     for head in range(config.num_heads):
-        params["heads"][f"heads_{head}_lm_head"]["kernel"] += target.params["lm_head"]["kernel"]
+        params["heads"][f"heads_{head}_lm_head"]["weight"] += target.params["lm_head"]["weight"]
         if kind != "medusa":  # the state goes through as it is
             wide = params["heads"][f"heads_{head}_blocks_0"]["res_connection"]
-            wide["kernel"] = wide["kernel"].at[:16].add(jnp.eye(16))
+            wide["weight"] = wide["weight"].at[:, :16].add(jnp.eye(16))
     return Medusa.from_params(config, params, target, tree)
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core import KVCache, NewKV, Params, TargetFn, TargetOutput, empty_cache
-from eagle_jax.models.layers import MLP, Attention, Linear, norm_of
+from eagle_jax.models.layers import MLP, Attention, Linear, norm_of, product
 from eagle_jax.models.rope import rope_angles
 
 
@@ -101,7 +101,7 @@ class Decoder(nn.Module):
     def logits(self, hidden: Float[Array, "*b H"]) -> Float[Array, "*b V"]:
         """Returns next-token logits of final-normed states, float32."""
         if self.config.tie_word_embeddings:
-            return jnp.dot(hidden, self.embed_tokens.embedding.T, preferred_element_type=jnp.float32)
+            return product(hidden, self.embed_tokens.embedding, "float32")
         return self.lm_head(hidden)
 
     def all_logits(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:

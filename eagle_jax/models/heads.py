@@ -121,14 +121,14 @@ def split_embeddings(
 
     Returns:
       products of the embeddings with `q_proj`, `k_proj` and `v_proj`, [B, T, out] each; and the head's parameters
-      without the rows of the kernels that were used.
+      without the columns of the weights that were used.
     """
     normed = Norm(config.layer.rms_norm_eps).apply({"params": head["input_layernorm"]}, embeds)
     width, shares, attention = embeds.shape[-1], {}, dict(head["self_attn"])
     for name in ("q_proj", "k_proj", "v_proj"):
-        kernel = attention[name]["kernel"]
-        shares[name] = Linear(kernel.shape[1]).apply({"params": {"kernel": kernel[:width]}}, normed)
-        attention[name] = {**attention[name], "kernel": kernel[width:]}
+        weight = attention[name]["weight"]
+        shares[name] = Linear(weight.shape[0]).apply({"params": {"weight": weight[:, :width]}}, normed)
+        attention[name] = {**attention[name], "weight": weight[:, width:]}
     return shares, {**head, "self_attn": attention}
 
 

@@ -34,13 +34,13 @@ ROWS = (DATA, FSDP)
 
 RULES: tuple[tuple[str, P], ...] = (
     (r"embed_(tokens|positions)/embedding", P(TENSOR, FSDP)),
-    (r"\w*lm_head/kernel", P(FSDP, TENSOR)),
+    (r"\w*lm_head/weight", P(TENSOR, FSDP)),
     (r"\w*lm_head/bias", P(TENSOR)),
-    (r"(q|k|v|gate|up)_proj/kernel", P(FSDP, TENSOR)),
+    (r"(q|k|v|gate|up)_proj/weight", P(TENSOR, FSDP)),
     (r"(q|k|v|gate|up)_proj/bias", P(TENSOR)),
-    (r"(o|down)_proj/kernel", P(TENSOR, FSDP)),
-    # Features are whole on every device, so a split by rows costs one all-reduce, as for o_proj and down_proj.
-    (r"(fc|linear|res_connection)/kernel", P(TENSOR, FSDP)),
+    (r"(o|down)_proj/weight", P(FSDP, TENSOR)),
+    # Features are whole on every device, so a split of the inputs costs one all-reduce, as for o_proj and down_proj.
+    (r"(fc|linear|res_connection)/weight", P(FSDP, TENSOR)),
     (r"(o_proj|down_proj|fc|linear|res_connection)/bias", P(None)),
     (r"(\w*norm\w*)/(scale|bias)", P(None)),
     (r"d2t", P(None)),
@@ -49,7 +49,7 @@ RULES: tuple[tuple[str, P], ...] = (
 
 
 def param_sharding(path: str, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of the parameter at `path` ("layers_0/self_attn/q_proj/kernel").
+    """Returns the sharding of the parameter at `path` ("layers_0/self_attn/q_proj/weight").
 
     Raises:
       ConfigError: no rule matches, or the mesh does not divide an axis.

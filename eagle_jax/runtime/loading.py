@@ -172,7 +172,7 @@ def load_drafter(
         rope_theta=rope_theta,
         taps=taps,
         embedding=target.params["embed_tokens"]["embedding"],  # shared if the file holds a copy of it
-        lm_head=None if target.config.tie_word_embeddings else target.params["lm_head"]["kernel"],
+        lm_head=None if target.config.tie_word_embeddings else target.params["lm_head"]["weight"],
         place=None if target.mesh is None else placer(target.mesh),
         **hub,
     )

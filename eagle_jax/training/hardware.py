@@ -2,7 +2,7 @@
 
 CPUs get compiler options, an allocator that keeps memory, and own gradients of products and norms. These gradients have
 the same numbers as JAX's own. With JAX's own, XLA for CPU fuses an activation's derivative into a transposing copy,
-column by column. It also recomputes the input of a product for the gradient of the kernel.
+column by column. It also recomputes the input of a product for the gradient of the weight.
 """
 
 from __future__ import annotations
@@ -93,24 +93,24 @@ def keep_freed_memory() -> None:
 
 
 @jax.custom_vjp
-def _product(x: Array, kernel: Array) -> Array:
-    """Returns `x @ kernel`."""
-    return jnp.dot(x, kernel)
+def _product(x: Array, weight: Array) -> Array:
+    """Returns `x @ weight.T`."""
+    return jnp.dot(x, weight.T)
 
 
-def _product_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    # Without the barrier `x` is computed twice, here and for the kernel's gradient.
+def _product_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
+    # Without the barrier `x` is computed twice, here and for the weight's gradient.
     x = jax.lax.optimization_barrier(x)
-    return jnp.dot(x, kernel), (x, kernel)
+    return jnp.dot(x, weight.T), (x, weight)
 
 
 def _product_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
-    x, kernel = saved
+    x, weight = saved
     grad = jax.lax.optimization_barrier(grad)
-    # The input is transposed beforehand: products whose first factor is transposed are slower. The factor behind a
+    # The gradient is transposed beforehand: products whose first factor is transposed are slower. The factor behind a
     # barrier makes XLA transpose in a separate pass.
-    transposed = x.reshape(-1, x.shape[-1]).T * jax.lax.optimization_barrier(jnp.ones((), x.dtype))
-    return jnp.dot(grad, kernel.T), jnp.dot(transposed, grad.reshape(-1, grad.shape[-1]))
+    transposed = grad.reshape(-1, grad.shape[-1]).T * jax.lax.optimization_barrier(jnp.ones((), grad.dtype))
+    return jnp.dot(grad, weight), jnp.dot(transposed, x.reshape(-1, x.shape[-1]))
 
 
 _product.defvjp(_product_forward, _product_backward)
@@ -146,5 +146,5 @@ def dense_gradients(call: Callable, args: tuple, kwargs: dict, context: nn.modul
         if isinstance(module, Norm) and not module.centred:
             return _normed(args[0], module.get_variable("params", "scale"), module.eps)
         if isinstance(module, Linear) and not module.use_bias:
-            return _product(args[0], module.get_variable("params", "kernel"))
+            return _product(args[0], module.get_variable("params", "weight"))
     return call(*args, **kwargs)

@@ -12,7 +12,7 @@ from eagle_jax.models import init_head_params, init_medusa_params, init_params
 
 
 def fresh_target(config: DecoderConfig, key: Array) -> Params:
-    """Draws a target: kernels N(0, 1/fan_in), over sqrt(2 L) if they write to the residual stream (GPT-2)."""
+    """Draws a target: weights N(0, 1/fan_in), over sqrt(2 L) if they write to the residual stream (GPT-2)."""
     return _scaled(init_params(config, key), 2 * config.num_layers, skipped=("lm_head",))
 
 
@@ -26,7 +26,7 @@ def fresh_head(config: HeadConfig, key: Array, target: Params, d2t: Int[Array, "
     if config.kind == "eagle3" and d2t is not None and config.layer.hidden_size == config.target_hidden_size:
         kept = d2t + jnp.arange(d2t.shape[0], dtype=d2t.dtype)
         norm = {"scale": jnp.array(target["norm"]["scale"])}
-        head = {**head, "lm_head": {"kernel": lm_head_of(target)[:, kept]}, "norm": norm}
+        head = {**head, "lm_head": {"weight": lm_head_of(target)[kept]}, "norm": norm}
     return head
 
 
@@ -38,7 +38,7 @@ def fresh_medusa(config: MedusaConfig, key: Array, target: Params) -> Params:
     """
     heads = init_medusa_params(config, key)["heads"]
     lm_head = lm_head_of(target)
-    found = {name: {**leaf, "kernel": lm_head} if name.endswith("lm_head") else leaf for name, leaf in heads.items()}
+    found = {name: {**leaf, "weight": lm_head} if name.endswith("lm_head") else leaf for name, leaf in heads.items()}
     if config.prefix is not None:
         found["prefix_layer"] = _scaled(found["prefix_layer"], 2, skipped=())
         found["prefix_norm"] = {"scale": jnp.array(target["norm"]["scale"])}
@@ -58,17 +58,17 @@ def fresh_draft_model(config: DecoderConfig, key: Array, target: Params, layers:
     return {**ends, **{f"layers_{place}": target[f"layers_{layer}"] for place, layer in enumerate(layers)}}
 
 
-def lm_head_of(target: Params) -> Float[Array, "H V"]:
-    """Returns the target's lm_head, or its transposed embedding."""
-    return target["lm_head"]["kernel"] if "lm_head" in target else target["embed_tokens"]["embedding"].T
+def lm_head_of(target: Params) -> Float[Array, "V H"]:
+    """Returns the target's lm_head, or its embedding."""
+    return target["lm_head"]["weight"] if "lm_head" in target else target["embed_tokens"]["embedding"]
 
 
 def _scaled(params: Params, residual_writes: int, skipped: tuple[str, ...]) -> Params:
     def rescale(path: tuple, leaf: Array) -> Array:
         names = [part.key for part in path]
-        if names[-1] != "kernel" or names[0] in skipped:
+        if names[-1] != "weight" or names[0] in skipped:
             return leaf
         writes = residual_writes if names[-2] in ("o_proj", "down_proj") else 1
-        return leaf / jnp.std(leaf) * (leaf.shape[0] * writes) ** -0.5
+        return leaf / jnp.std(leaf) * (leaf.shape[1] * writes) ** -0.5
 
     return jax.tree_util.tree_map_with_path(rescale, params)

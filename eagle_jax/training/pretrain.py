@@ -40,8 +40,8 @@ def optimiser() -> optax.GradientTransformation:
 
     def matrices(tree: Params) -> Params:
         def spec(path: tuple, leaf: Array) -> optax.contrib.MuonDimensionNumbers | None:
-            is_matrix = path[-1].key == "kernel" and path[0].key != "lm_head"
-            return optax.contrib.MuonDimensionNumbers() if is_matrix else None
+            is_matrix = path[-1].key == "weight" and path[0].key != "lm_head"
+            return optax.contrib.MuonDimensionNumbers(1, 0) if is_matrix else None
 
         return jax.tree_util.tree_map_with_path(spec, tree)
 

@@ -130,7 +130,7 @@ def fold_scale(head: Params, scale: Float[Array, " F"]) -> Params:
 
     `1 / scale` reverses it. Exact only for a head without `fc_norm` and `norm_before_fc`, which need no scale.
     """
-    return {**head, "fc": {**head["fc"], "kernel": head["fc"]["kernel"] / scale[:, None]}}
+    return {**head, "fc": {**head["fc"], "weight": head["fc"]["weight"] / scale[None]}}
 
 
 def head_optimiser(rate: float, warmup: int, total: int, clip: float = 0.5) -> optax.GradientTransformation:

@@ -175,7 +175,7 @@ def test_an_lm_head_that_differs_is_loaded(tied):
         with pytest.warns(UserWarning, match=UNTIED):
             config, loaded = load_target_checkpoint(path, layers=layers)
         assert not config.tie_word_embeddings and ("layers_0" in loaded) == layers
-        np.testing.assert_array_equal(loaded["lm_head"]["kernel"], own.T)
+        np.testing.assert_array_equal(loaded["lm_head"]["weight"], own)
 
 
 def test_an_lm_head_that_is_equal_in_the_loaded_dtype_is_tied(tied):
@@ -281,10 +281,10 @@ class TestSaving:
         params = random_params()
         del params["norm"]
         params["extra"] = {"scale": jnp.zeros(3)}
-        params["lm_head"]["kernel"] = jnp.zeros((12, 30))
+        params["lm_head"]["weight"] = jnp.zeros((12, 30))
         with pytest.raises(CheckpointError) as caught:
             save_target_checkpoint(CONFIG, params, tmp_path / "model")
-        for part in ("missing (1): norm/scale", "unexpected (1): extra/scale", "lm_head/kernel is [12, 30]"):
+        for part in ("missing (1): norm/scale", "unexpected (1): extra/scale", "lm_head/weight is [12, 30]"):
             assert part in str(caught.value)
         assert not list(tmp_path.iterdir())
 

@@ -28,7 +28,7 @@ class State(NamedTuple):
 
 
 def state(size: int = 8, seed: int = 0) -> State:
-    head = {"norm": {"scale": jnp.ones(4)}, "fc": {"kernel": jax.random.normal(jax.random.key(seed), (size, 4))}}
+    head = {"norm": {"scale": jnp.ones(4)}, "fc": {"weight": jax.random.normal(jax.random.key(seed), (size, 4))}}
     return State(head, optax.adamw(1e-3).init(head), jax.random.key(3))
 
 
@@ -46,7 +46,7 @@ def checkpoints(tmp_path):
 def test_a_saved_state_is_restored_on_another_mesh(checkpoints, tmp_path):
     mesh = make_mesh(1, 2, 2)
     wide = jax.device_put(state(), param_shardings(state(), mesh))
-    assert wide.opt_state[0].mu["fc"]["kernel"].sharding == NamedSharding(mesh, P("tensor", "fsdp"))
+    assert wide.opt_state[0].mu["fc"]["weight"].sharding == NamedSharding(mesh, P("fsdp", "tensor"))
     assert checkpoints.step is None and checkpoints.notes() is None and checkpoints.restore(state()) is None
     for step in (1, 2, 3):
         checkpoints.save(step, wide, {"at": [step, {"x": None}]})
@@ -69,7 +69,7 @@ def test_the_best_head_stays_until_a_better_one_or_forget_best(checkpoints, tmp_
         assert (again.best_tau, again.best_notes()) == (2.5, {"at": 1})
         found = again.restore_best(state().head)
         assert found.step == 1
-        np.testing.assert_array_equal(found.state["fc"]["kernel"], state(seed=1).head["fc"]["kernel"])
+        np.testing.assert_array_equal(found.state["fc"]["weight"], state(seed=1).head["fc"]["weight"])
         assert not again.save_best(9, state().head, {}, 2.5)
         again.forget_best()
         assert again.best_tau is None and again.best_notes() is None
@@ -100,7 +100,7 @@ def test_a_full_disk_is_an_error_and_keeps_the_previous_checkpoint(tmp_path):
     with contextlib.closing(TrainingCheckpoints(tmp_path)) as again:
         found = again.restore(state(seed=1))
         assert found.step == 1
-        np.testing.assert_array_equal(found.state.head["fc"]["kernel"], state().head["fc"]["kernel"])
+        np.testing.assert_array_equal(found.state.head["fc"]["weight"], state().head["fc"]["weight"])
 
 
 def test_an_incomplete_checkpoint_is_ignored_and_removed(checkpoints, tmp_path):

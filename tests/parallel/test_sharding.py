@@ -61,8 +61,8 @@ def test_sharded_text_is_the_same(name):
     target = pair()[0]
     drafter = METHODS[name](target)
     spread, spread_drafter = eagle_jax.shard(target, drafter, make_mesh(4 // tensor, tensor))
-    kernel = spread.params["layers_1"]["mlp"]["down_proj"]["kernel"]
-    assert kernel.addressable_shards[0].data.shape == (24 // tensor, 16)
+    weight = spread.params["layers_1"]["mlp"]["down_proj"]["weight"]
+    assert weight.addressable_shards[0].data.shape == (16, 24 // tensor)
     prompts = random_prompts([5, 9, 3, 7], 16)
     options = {"max_new_tokens": [12, 20, 20, 17], "eos_ids": (3,)}
     alone = eagle_jax.generate(target, drafter, prompts, **options)
@@ -108,14 +108,14 @@ def test_rules():
         for leaf, sharding in zip(jax.tree.leaves(params), jax.tree.leaves(shardings), strict=True):
             assert leaf.ndim == 1 or "tensor" in sharding.spec
     for path, spec in (
-        ("target/layers_3/self_attn/q_proj/kernel", P("fsdp", "tensor")),
-        ("layers_3/mlp/down_proj/kernel", P("tensor", "fsdp")),
+        ("target/layers_3/self_attn/q_proj/weight", P("tensor", "fsdp")),
+        ("layers_3/mlp/down_proj/weight", P("fsdp", "tensor")),
         ("embed_tokens/embedding", P("tensor", "fsdp")),
         ("head/fc_norm_2/scale", P(None)),
     ):
         assert param_sharding(path, (8,) * len(spec), make_mesh()).spec == spec
-    array = placer(make_mesh(2, 2))("layers_0/mlp/up_proj/kernel", np.ones((4, 6), np.float32))
-    assert {shard.data.shape for shard in array.addressable_shards} == {(4, 3)}
+    array = placer(make_mesh(2, 2))("layers_0/mlp/up_proj/weight", np.ones((4, 6), np.float32))
+    assert {shard.data.shape for shard in array.addressable_shards} == {(2, 6)}
 
 
 def with_two_heads() -> Target:
@@ -130,10 +130,10 @@ def other_axes() -> Mesh:
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (lambda: param_sharding("head/router/kernel", (8, 8), make_mesh()),
-         r"'head/router/kernel' of .* must match a sharding rule"),
-        (lambda: placer(make_mesh(2, 2))("d/up_proj/kernel", np.ones((4, 5), np.float32)),
-         r"'d/up_proj/kernel' of shape \[4, 5\]: 5 must be a multiple of tensor=2"),
+        (lambda: param_sharding("head/router/weight", (8, 8), make_mesh()),
+         r"'head/router/weight' of .* must match a sharding rule"),
+        (lambda: placer(make_mesh(2, 2))("d/up_proj/weight", np.ones((5, 4), np.float32)),
+         r"'d/up_proj/weight' of shape \[5, 4\]: 5 must be a multiple of tensor=2"),
         (lambda: eagle_jax.shard(with_two_heads(), None, make_mesh(1, 4)),
          "num_kv_heads must be a multiple of tensor=4, got 2"),
         (lambda: eagle_jax.generate(*eagle_jax.shard(*pair(), make_mesh(2, 2)), [[1, 2]] * 3, max_new_tokens=4),
@@ -153,9 +153,9 @@ def test_meshes_that_do_not_fit_raise(run, message):
 def test_files_load_straight_onto_the_mesh(golden):
     """The drafter takes the mesh of its target, and shares the sharded embedding."""
     target = eagle_jax.load_target(golden / "target", mesh=make_mesh(2, 2))
-    assert target.params["layers_0"]["mlp"]["up_proj"]["kernel"].sharding.spec == P("fsdp", "tensor")
+    assert target.params["layers_0"]["mlp"]["up_proj"]["weight"].sharding.spec == P("tensor", "fsdp")
     for name in ("eagle3", "eagle1"):
         head = eagle_jax.load_drafter(golden / name, target, TREE)
         assert head.target is target
-        assert head.params["head"]["fc"]["kernel"].sharding.spec == P("tensor", "fsdp")
+        assert head.params["head"]["fc"]["weight"].sharding.spec == P("fsdp", "tensor")
         assert not head.config.own_embedding

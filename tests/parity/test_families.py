@@ -128,5 +128,5 @@ def test_half_precision_weights_are_converted_as_torch_does(stored, dtype, tmp_p
     model.save_pretrained(tmp_path)
     _, params = load_target_checkpoint(tmp_path, dtype)
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {dtype}
-    expected = model.state_dict()["lm_head.weight"].to(getattr(torch, dtype)).float().numpy().T
-    np.testing.assert_array_equal(np.asarray(params["lm_head"]["kernel"], np.float32), expected)
+    expected = model.state_dict()["lm_head.weight"].to(getattr(torch, dtype)).float().numpy()
+    np.testing.assert_array_equal(np.asarray(params["lm_head"]["weight"], np.float32), expected)

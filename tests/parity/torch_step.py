@@ -2,7 +2,7 @@
 
 Row p, step k: the head reads the embedding of token p+1+k and the target's fused states at p (k = 0) or its own state
 of step k-1 at p. It attends to the keys of step 0 at rows <= p and of steps 1..k at row p. Its target is the
-distribution of token p+2+k. Weights are a flat dict of tensors, kernels [out, in].
+distribution of token p+2+k. Weights are a flat dict of tensors, weights [out, in].
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Weights = Mapping[str, torch.Tensor]
 
 
 def tensors(params: Any, prefix: str = "") -> dict[str, torch.Tensor]:
-    """Flattens nested arrays to tensors by name, `a.b.kernel`; kernels [in, out] become [out, in]."""
+    """Flattens nested arrays to tensors by name, `a.b.weight`."""
     found: dict[str, torch.Tensor] = {}
     for name, value in params.items():
         if hasattr(value, "items"):
             found |= tensors(value, f"{prefix}{name}.")
         else:
             array = np.asarray(value, np.float32)
-            found[prefix + name] = torch.from_numpy(np.array(array.T if name == "kernel" else array, order="C"))
+            found[prefix + name] = torch.from_numpy(array.copy())
     return found
 
 
 def linear(weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
-    return F.linear(x, weights[name + ".kernel"])
+    return F.linear(x, weights[name + ".weight"])
 
 
 def norm(weights: Weights, name: str, x: torch.Tensor, eps: float) -> torch.Tensor:

@@ -145,8 +145,8 @@ def test_distillation_loss_ignores_padding_of_vocabularies():
         return jnp.concatenate([logits, jnp.full((*logits.shape[:-1], 3), 5.0)], axis=-1)
 
     embedding = jnp.pad(small["embed_tokens"]["embedding"], ((0, 2), (0, 0)))
-    kernel = jnp.pad(small["lm_head"]["kernel"], ((0, 0), (0, 2)), constant_values=4.0)
-    more = {**small, "embed_tokens": {"embedding": embedding}, "lm_head": {"kernel": kernel}}
+    weight = jnp.pad(small["lm_head"]["weight"], ((0, 2), (0, 0)), constant_values=4.0)
+    more = {**small, "embed_tokens": {"embedding": embedding}, "lm_head": {"weight": weight}}
     larger = dataclasses.replace(SMALL, vocab_size=V + 2)
     expected, _ = distillation_loss(SMALL, small, TEXTS, signals.hidden, judge)
     for config, params, teacher in ((SMALL, small, padded), (larger, more, judge)):

@@ -69,9 +69,9 @@ def test_generation_mesh_has_no_fsdp_and_respread_keeps_values():
     assert dict(generation_mesh(fsdp, target_of(3)).shape) == {"data": 4, "fsdp": 1, "tensor": 1}
     assert dict(generation_mesh(fsdp, target_of(8, vocab=17)).shape) == {"data": 4, "fsdp": 1, "tensor": 1}
     assert dict(generation_mesh(fsdp, target_of(8, vocab=18)).shape) == {"data": 2, "fsdp": 1, "tensor": 2}
-    params = {"q_proj": {"kernel": jnp.arange(32.0).reshape(4, 8)}, "norm": {"scale": jnp.ones(4)}}
+    params = {"q_proj": {"weight": jnp.arange(32.0).reshape(4, 8)}, "norm": {"scale": jnp.ones(4)}}
     spread = jax.device_put(params, param_shardings(params, mesh))
     found = respread(spread, other)
-    assert "fsdp" in str(spread["q_proj"]["kernel"].sharding.spec)
-    assert found["q_proj"]["kernel"].sharding == param_shardings(params, other)["q_proj"]["kernel"]
+    assert "fsdp" in str(spread["q_proj"]["weight"].sharding.spec)
+    assert found["q_proj"]["weight"].sharding == param_shardings(params, other)["q_proj"]["weight"]
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found, params))

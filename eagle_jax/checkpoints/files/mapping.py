@@ -33,7 +33,7 @@ class Rule(NamedTuple):
     Attributes:
       name: of the tensor in the file; `{i}` stands for a number, `{name}` for a word.
       path: of the parameter, keys joined by "/".
-      transpose: PyTorch stores linear weights [out, in], we [in, out].
+      transpose: the file stores the weight [in, out], as GPT-2's do.
     """
 
     name: str
@@ -96,9 +96,9 @@ def _pattern(template: str) -> re.Pattern[str]:
     )
 
 
-def linear_rules(name: str, path: str, *, transpose: bool = True) -> tuple[Rule, Rule]:
+def linear_rules(name: str, path: str, *, transpose: bool = False) -> tuple[Rule, Rule]:
     """Returns the rules of the weight and the bias of a linear layer."""
-    return Rule(f"{name}.weight", f"{path}/kernel", transpose), Rule(f"{name}.bias", f"{path}/bias")
+    return Rule(f"{name}.weight", f"{path}/weight", transpose), Rule(f"{name}.bias", f"{path}/bias")
 
 
 def layer_rules(name: str, path: str) -> tuple[Rule, ...]:
@@ -116,7 +116,7 @@ DECODER = Table(
         Rule("model.embed_tokens.weight", EMBEDDING),
         *layer_rules("model.layers.{i}.", "layers_{i}/"),
         Rule("model.norm.weight", "norm/scale"),
-        Rule(LM_HEAD, "lm_head/kernel", True),
+        Rule(LM_HEAD, "lm_head/weight"),
     ),
 )
 
@@ -132,7 +132,7 @@ def head_table(prefix: str) -> Table:
             *layer_rules(prefix, ""),
             Rule(f"{prefix}hidden_norm.weight", "hidden_norm/scale"),
             Rule("norm.weight", "norm/scale"),
-            Rule(LM_HEAD, "lm_head/kernel", True),
+            Rule(LM_HEAD, "lm_head/weight"),
         ),
         canonical=lambda name: name.removeprefix("model."),
     )

@@ -47,7 +47,7 @@ def load_head_checkpoint(
       rope_theta: replaces the head's own; some published heads draft better at 10000 than at their config's value.
       taps: replaces the hidden states that the config names, in `transformers` numbering.
       embedding: the target's embedding, [V, H]. If the file holds a copy, the head shares the target's array.
-      lm_head: the target's lm_head, [H, V]; used only to warn: EAGLE-1/2 heads always draft through it.
+      lm_head: the target's lm_head, [V, H]; used only to warn: EAGLE-1/2 heads always draft through it.
       place: `(path, host array) -> device array` for a sharded load.
       hub: revision, token and cache_dir of a hub id, as in `huggingface_hub`.
 
@@ -96,7 +96,7 @@ def load_head_checkpoint(
         else:
             table = table.ignoring(LM_HEAD)  # some published files hold a copy of the target's, which the head reads
             own = names.get(LM_HEAD)
-            if own and lm_head is not None and not _is_copy(reader, own, np.asarray(lm_head).T, dtype):
+            if own and lm_head is not None and not _is_copy(reader, own, lm_head, dtype):
                 notice(f"{directory}: {own} differs from the target's lm_head, and EAGLE-1/2 drafts through the latter")
         chosen = plan(reader, table, expected, problems)
         problems.raise_if_any(f"{directory}: not a usable {config.kind} head for this target:")

@@ -35,11 +35,10 @@ GPT2 = Table(
     rules=(
         Rule(f"{_PREFIX}wte.weight", EMBEDDING),
         Rule(f"{_PREFIX}wpe.weight", "embed_positions/embedding"),
-        # GPT-2 stores linear weights [in, out], as we do.
-        *(rule for name, path in _LINEAR.items() for rule in linear_rules(_PREFIX + name, path, transpose=False)),
+        *(rule for name, path in _LINEAR.items() for rule in linear_rules(_PREFIX + name, path, transpose=True)),
         *(Rule(f"{_PREFIX}{name}.weight", f"{path}/scale") for name, path in _NORMS.items()),
         *(Rule(f"{_PREFIX}{name}.bias", f"{path}/bias") for name, path in _NORMS.items()),
-        Rule(LM_HEAD, "lm_head/kernel", True),  # tied in every published model
+        Rule(LM_HEAD, "lm_head/weight"),  # tied in every published model
     ),
     ignored=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),  # causal masks
     canonical=lambda name: name if name.startswith((_PREFIX, "lm_head.")) else _PREFIX + name,
@@ -72,7 +71,7 @@ def join_projections(flat: Mapping[str, Any]) -> dict[str, Any]:
         layer, found, leaf = path.partition("/q_proj/")
         if found:
             parts = [np.asarray(out.pop(f"{layer}/{projection}_proj/{leaf}")) for projection in _PROJECTIONS]
-            out[f"{layer}/qkv/{leaf}"] = np.concatenate(parts, axis=-1)
+            out[f"{layer}/qkv/{leaf}"] = np.concatenate(parts)
     return out
 
 
