@@ -130,6 +130,86 @@ def by_query_blocks(
     return mixed.reshape(mixed.shape[0], -1, mixed.shape[-1])[:, :length]
 
 
+CACHE_BLOCK = 256
+"""Slots of the cache that a step of the loop on CPU reads."""
+
+
+class SoftmaxPart(NamedTuple):
+    """Attention over some of the tokens, before the division by the sum of all weights; float32.
+
+    Attributes:
+      top: maximum of the scores. total: sum of exp(score - top). mixed: sum of exp(score - top) * value.
+    """
+
+    top: Float[Array, "B G M 1"]
+    total: Float[Array, "B G M 1"]
+    mixed: Float[Array, "B G M hd"]
+
+    def join(self, other: SoftmaxPart) -> SoftmaxPart:
+        """Returns attention over the tokens of both."""
+        top = jnp.maximum(self.top, other.top)
+        ours, theirs = jnp.exp(self.top - top), jnp.exp(other.top - top)
+        return SoftmaxPart(top, ours * self.total + theirs * other.total, ours * self.mixed + theirs * other.mixed)
+
+
+def _attend_part(
+    query: Float[Array, "B G M hd"],
+    keys: Float[Array, "B G hd S"],
+    values: Float[Array, "B G S hd"],
+    visible: Bool[Array, "#B #G #M S"],
+) -> SoftmaxPart:
+    # The scale applies to the float32 scores, not to a half-precision query.
+    scores = jnp.einsum("bgmd,bgds->bgms", query, keys, preferred_element_type=jnp.float32) * query.shape[-1] ** -0.5
+    scores = jnp.where(visible, scores, jnp.finfo(jnp.float32).min)
+    # The softmax does not depend on the subtracted maximum, so the maximum needs no gradient.
+    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+    weights = jnp.exp(scores - top)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    weights = weights.astype(values.dtype)
+    return SoftmaxPart(top, total, jnp.einsum("bgms,bgsd->bgmd", weights, values, preferred_element_type=jnp.float32))
+
+
+def _attend_cache(
+    query: Float[Array, "B G M hd"],
+    keys: Float[Array, "B G hd S"],
+    values: Float[Array, "B G S hd"],
+    length: Int[Array, " B"],
+) -> SoftmaxPart:
+    """Attends to the first `length` slots of every row."""
+    committed = jnp.arange(keys.shape[3])[None, :] < length[:, None]
+    return _attend_part(query, keys, values, committed[:, None, None, :])
+
+
+def _attend_cache_by_blocks(
+    query: Float[Array, "B G M hd"],
+    keys: Float[Array, "B G hd S"],
+    values: Float[Array, "B G S hd"],
+    length: Int[Array, " B"],
+) -> SoftmaxPart:
+    """Does the same, but reads no block of slots beyond the longest row."""
+    slots = keys.shape[3]
+    if slots <= CACHE_BLOCK:
+        return _attend_cache(query, keys, values, length)
+    end = jnp.max(length)
+
+    def add_block(carry: tuple[Array, SoftmaxPart]) -> tuple[Array, SoftmaxPart]:
+        start, part = carry
+        first = jnp.minimum(start, slots - CACHE_BLOCK)  # the last block may begin in the one before it
+        at = first + jnp.arange(CACHE_BLOCK)[None, :]
+        visible = (at >= start) & (at < length[:, None])
+        block = _attend_part(
+            query,
+            jax.lax.dynamic_slice_in_dim(keys, first, CACHE_BLOCK, axis=3),
+            jax.lax.dynamic_slice_in_dim(values, first, CACHE_BLOCK, axis=2),
+            visible[:, None, None, :],
+        )
+        return start + CACHE_BLOCK, part.join(block)
+
+    zeros = jnp.zeros((*query.shape[:3], 1), jnp.float32)
+    empty = SoftmaxPart(zeros + jnp.finfo(jnp.float32).min, zeros, jnp.zeros(query.shape, jnp.float32))
+    return jax.lax.while_loop(lambda carry: carry[0] < end, add_block, (jnp.zeros_like(end), empty))[1]
+
+
 def attend(
     query: Float[Array, "B T A hd"],
     new_keys: Float[Array, "B G T2 hd"],
@@ -152,36 +232,22 @@ def attend(
     # [B, G, R*T, hd]: all query heads of a group are rows of one matrix product with that group's keys.
     grouped = query.reshape(batch, new, groups, heads // groups, head_dim).transpose(0, 2, 3, 1, 4)
     grouped = grouped.reshape(batch, groups, -1, head_dim)
-    scale = head_dim**-0.5  # applied to the float32 scores, not to a half-precision query
-    lowest = jnp.finfo(jnp.float32).min
-
     visible = mask[None, None, None] if mask.ndim == 2 else mask[:, None, None]
-    fresh = jnp.einsum("bgmd,bgtd->bgmt", grouped, new_keys, preferred_element_type=jnp.float32) * scale
-    fresh = fresh.reshape(batch, groups, heads // groups, new, -1)
-    fresh = jnp.where(visible, fresh, lowest).reshape(batch, groups, -1, fresh.shape[-1])
-    # The softmax does not depend on the subtracted maximum, so the maximum needs no gradient.
-    top = jax.lax.stop_gradient(jnp.max(fresh, axis=-1, keepdims=True))
+    visible = jnp.broadcast_to(visible, (batch, groups, heads // groups, *mask.shape[-2:]))
+    visible = visible.reshape(batch, groups, -1, mask.shape[-1])
     if cached_keys is None or cached_values is None or length is None:
-        weights = jnp.exp(fresh - top)
-        total = jnp.sum(weights, axis=-1, keepdims=True)
-        mixed = _weigh(weights, new_values)
+        part = _attend_part(grouped, new_keys.swapaxes(2, 3), new_values, visible)
     else:
-        old = jnp.einsum("bgmd,bgds->bgms", grouped, cached_keys, preferred_element_type=jnp.float32) * scale
-        committed = jnp.arange(cached_keys.shape[3])[None, :] < length[:, None]
-        old = jnp.where(committed[:, None, None, :], old, lowest)
-        top = jnp.maximum(top, jax.lax.stop_gradient(jnp.max(old, axis=-1, keepdims=True)))
-        weights, old_weights = jnp.exp(fresh - top), jnp.exp(old - top)
-        total = jnp.sum(weights, axis=-1, keepdims=True) + jnp.sum(old_weights, axis=-1, keepdims=True)
         # A masked node has weight 0, but 0 * NaN is NaN: its NaN values would reach other nodes. Its scores stay NaN.
         finite_values = jnp.where(jnp.isfinite(new_values), new_values, 0)
-        mixed = _weigh(weights, finite_values) + _weigh(old_weights, cached_values)
-    mixed = (mixed / total).astype(query.dtype)
+        fresh = _attend_part(grouped, new_keys.swapaxes(2, 3), finite_values, visible)
+        old = jax.lax.platform_dependent(
+            grouped, cached_keys, cached_values, length, cpu=_attend_cache_by_blocks, default=_attend_cache
+        )
+        part = fresh.join(old)
+    mixed = (part.mixed / part.total).astype(query.dtype)
     mixed = mixed.reshape(batch, groups, heads // groups, new, head_dim).transpose(0, 3, 1, 2, 4)
     return mixed.reshape(batch, new, heads * head_dim)
-
-
-def _weigh(weights: Float[Array, "B G M S"], values: Float[Array, "B G S hd"]) -> Float[Array, "B G M hd"]:
-    return jnp.einsum("bgms,bgsd->bgmd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
 
 
 class Attention(nn.Module):
