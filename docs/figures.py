@@ -1,4 +1,7 @@
-"""Draws docs/figures/*.svg from replies of the bundled pair: `python -m docs.figures`."""
+"""Draws docs/figures/*.svg from replies: `python -m docs.figures`, after `make smollm`.
+
+The reply with its accepted drafts is of SmolLM2-135M-Instruct, all others of the bundled pair.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +53,14 @@ def main(args: Args) -> None:
         outputs[name] = eagle_jax.generate(target, wide, prompts, max_new_tokens=96)
         trees[name] = record_cycles(target, wide, prompts, max_new_tokens=96)
         calibrated[name] = calibrate(trees[name])
-    chunks = eagle_jax.stream(target, pairs["HASS"][1].rebind(target), prompts[2], max_new_tokens=80)
+    real, head, words = eagle_jax.load_demo("smollm2")
+    asked = chat_ids(words, [{"role": "user", "content": QUESTIONS[0]}])
+    chunks = eagle_jax.stream(real, head, asked, max_new_tokens=96, eos_ids=eagle_jax.stop_ids(real, words))
     figures: dict[str, Callable[[], Any]] = {
         "tree": lambda: viz.tree_figure(viz.drafted_tree(trees["HASS"], 0, tokenizer)),
         "accepted": lambda: viz.accepted_figure(outputs),
         "calibration": lambda: viz.calibration_figure(calibrated),
-        "text": lambda: text_figure(viz.pieces(chunks, tokenizer)),
+        "text": lambda: text_figure(viz.pieces(chunks, words)),
     }
     for name, draw in figures.items():
         write_whole(args.out / f"{name}.svg", svg(draw()))

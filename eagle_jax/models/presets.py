@@ -23,6 +23,10 @@ _VICUNA_7B = DecoderConfig(
     vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_layers=32, num_heads=32, num_kv_heads=32,
     head_dim=128, rms_norm_eps=1e-6,
 )  # fmt: skip
+_SMOLLM2 = DecoderConfig(
+    vocab_size=49152, hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9, num_kv_heads=3, head_dim=64,
+    rms_norm_eps=1e-5, rope=RopeConfig(theta=100000.0), max_position=8192, tie_word_embeddings=True,
+)  # fmt: skip
 _GPT2 = DecoderConfig(
     vocab_size=50257, hidden_size=768, intermediate_size=3072, num_layers=12, num_heads=12, num_kv_heads=12,
     head_dim=64, rope=RopeConfig(kind="none"), max_position=1024, block="gpt2", qkv_bias=True, out_bias=True,
@@ -42,6 +46,7 @@ MODELS: dict[str, DecoderConfig] = {
         _VICUNA_7B, hidden_size=5120, intermediate_size=13824, num_layers=40, num_heads=40, num_kv_heads=40,
         rms_norm_eps=1e-5,
     ),
+    "smollm2-135m": _SMOLLM2,
     "gpt2": _GPT2,
     "gpt2-medium": replace(
         _GPT2, hidden_size=1024, intermediate_size=4096, num_layers=24, num_heads=16, num_kv_heads=16

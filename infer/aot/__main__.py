@@ -73,6 +73,7 @@ class Args:
     # hydra (Hydra++, 4 heads), sps, pld, lookahead or vanilla; a rule for sampled drafts is compiled at temperature > 0
     method: str = "eagle3"
     draft_model: str = "llama-3.2-1b"  # small model of sps, a published model with the target's vocabulary
+    draft_vocab: int = 32000  # size of the draft vocabulary of eagle3
     topology: str = "v6e:1x1"  # chip and shape of the slice, such as v6e:1x1, v5e:2x2, v5p:2x2x1, v5p:2x2x4
     batch: int | None = None  # rows over all devices; None is one per slice of the "data" axis
     prompt: int = 1024  # tokens of every prompt
@@ -94,7 +95,7 @@ class Args:
 
 def main(args: Args) -> int:
     """Compiles and reports; the exit status is 0 if everything compiles and fits."""
-    at_least_one(args, "batch", "prompt", "max_new_tokens", "layers", "tensor", "fsdp")
+    at_least_one(args, "batch", "prompt", "max_new_tokens", "layers", "tensor", "fsdp", "draft_vocab")
     at_least_one(args, "rows", "micro_batches", "length", "unroll")
     config = model(args.model, args.layers)
     chip, devices = chip_and_devices(args.topology)
@@ -109,13 +110,18 @@ def main(args: Args) -> int:
     if args.program == "train":
         rows = args.rows or row_groups(mesh) * args.micro_batches
         sizes: dict[str, Any] = {"rows": rows, "micro_batches": args.micro_batches, "length": args.length}
-        works = {"update": training(config, eagle3_head(config), mesh, Objective(steps=args.unroll), **sizes)}
+        works = {
+            "update": training(
+                config, eagle3_head(config, args.draft_vocab), mesh, Objective(steps=args.unroll), **sizes
+            )
+        }
     else:
         sizes = {"batch": args.batch or row_groups(mesh), "prompt": args.prompt, "max_tokens": args.max_new_tokens}
         law, small = make_sampling(args.temperature, top_p=args.top_p), model(args.draft_model)
         methods = {"cycle": args.method} | ({"step": PLAIN} if args.plain else {})
         works = {
-            name: generation(config, method, small, mesh, sampling=law, **sizes) for name, method in methods.items()
+            name: generation(config, method, small, mesh, sampling=law, draft_vocab=args.draft_vocab, **sizes)
+            for name, method in methods.items()
         }
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     print(f"{args.program}: {args.model}, {config.num_layers} layers, on {args.topology}: {axes}", flush=True)

@@ -64,6 +64,7 @@ def generation(
     prompt: int,
     max_tokens: int,
     sampling: Sampling,
+    draft_vocab: int = 32000,
 ) -> Workload:
     """Lowers the program that `eagle_jax.generate` would run; the unit of work is a cycle.
 
@@ -80,7 +81,7 @@ def generation(
       ValueError: another method, or more tokens than the model's positions.
     """
     target = _target(config, mesh)
-    bound = make_drafter(method, target, small, mesh)
+    bound = make_drafter(method, target, small, mesh, draft_vocab)
     engine = Engine(target.fn, shard_drafter(bound.plain, mesh))
     rows, sizes = prepare([[0] * prompt] * batch, max_tokens, (), 0, "", config, engine.drafter.depth)
     params = {"target": target.params, "drafter": bound.params}
@@ -99,7 +100,7 @@ def generation(
     )
 
 
-def make_drafter(text: str, target: Target, small: DecoderConfig, mesh: Mesh) -> BoundDrafter:
+def make_drafter(text: str, target: Target, small: DecoderConfig, mesh: Mesh, draft_vocab: int) -> BoundDrafter:
     """Returns a method with abstract parameters by its label.
 
     Raises:
@@ -113,7 +114,7 @@ def make_drafter(text: str, target: Target, small: DecoderConfig, mesh: Mesh) ->
     if label.method == "lookahead":
         return lookahead(target, **label.fields)
     if label.method == "eagle3":
-        head, tree = eagle3_head(config), label.tree(TreeConfig(8), EAGLE1_PARENTS)
+        head, tree = eagle3_head(config, draft_vocab), label.tree(TreeConfig(8), EAGLE1_PARENTS)
         return DraftHead.from_params(head, _params(init_head_params, head, mesh), target, tree)
     if label.method in ("medusa", "hydra"):
         layer = config.one_layer(tie_word_embeddings=False) if label.method == "hydra" else None
