@@ -81,8 +81,9 @@ class Places:
         default = getattr(type(self), "methods", None)  # a field of some programs
         if default is None or vars(found)["methods"] != default:
             return found
-        own = [label for label in default.split(",") if not _lacks_weights(label, found)]
-        return dataclasses.replace(found, methods=",".join(own))
+        own = ",".join(label for label in default.split(",") if not _lacks_weights(label, found))
+        fields: dict[str, Any] = {"methods": own}
+        return dataclasses.replace(found, **fields)
 
 
 def check_methods(labels: Sequence[str], sources: Places) -> list[str]:
