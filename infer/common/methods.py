@@ -68,6 +68,8 @@ class Places:
     def resolved(self) -> Self:
         """Returns the options with the paths of the pair.
 
+        A program's default methods become those that have weights. Other methods without weights are an error later.
+
         Raises:
           ValueError: the package of the pair is missing, or `target` is given too.
         """
@@ -75,8 +77,13 @@ class Places:
             return self
         if self.target is not None:
             raise ValueError(f"--pair smollm2 must come without --target, got {self.target}. Leave one out.")
-        eagle3 = self.eagle3 or str(smollm2_head())
-        return dataclasses.replace(self, target=str(smollm2_target()), eagle3=eagle3)
+        found = dataclasses.replace(self, target=str(smollm2_target()), eagle3=self.eagle3 or str(smollm2_head()))
+        default = getattr(type(self), "methods", None)  # a field of some programs
+        if default is None or vars(found)["methods"] != default:
+            return found
+        own = ",".join(label for label in default.split(",") if not _lacks_weights(label, found))
+        fields: dict[str, Any] = {"methods": own}
+        return dataclasses.replace(found, **fields)
 
 
 def check_methods(labels: Sequence[str], sources: Places) -> list[str]:
@@ -99,11 +106,26 @@ def check_methods(labels: Sequence[str], sources: Places) -> list[str]:
             static_parents(label, sources, EAGLE1_PARENTS)
         if is_own(label.method):
             own_function(label.method)
-        needed = OPTIONS.get(label.method)
-        if needed and sources.target is not None and getattr(sources, needed) is None:
-            raise ValueError(f"{option_of(needed)} must be given for {label.method} with --target. "
-                             "Methods without weights are pld and lookahead.")  # fmt: skip
+        if sources.target is not None and _lacks_weights(label.method, sources):
+            smollm2 = sources.pair == SMOLLM2
+            remedy = "That pair has eagle3, pld and lookahead." if smollm2 else "pld and lookahead need no weights."
+            raise ValueError(f"{option_of(OPTIONS[label.method])} must be given for {label.method} with "
+                             f"{'--pair smollm2' if smollm2 else '--target'}, got none. {remedy}")  # fmt: skip
     return list(dict.fromkeys([PLAIN, *labels]))
+
+
+def _lacks_weights(method: str, sources: Places) -> bool:
+    return method in OPTIONS and getattr(sources, OPTIONS[method]) is None
+
+
+def source_name(sources: Places, option: str) -> str | None:
+    """Returns the path or hub id of an option for result files; "smollm2" for files of that pair.
+
+    Their place depends on the machine, and files of several machines belong in one report.
+    """
+    path = getattr(sources, option)
+    own = {"target": smollm2_target, "eagle3": smollm2_head} if sources.pair == SMOLLM2 else {}
+    return SMOLLM2 if option in own and path == str(own[option]()) else path
 
 
 def static_parents(
@@ -199,7 +221,8 @@ class Loader:
 
     def weights(self, method: str) -> str:
         """Returns the source of a method's weights: a path, a hub id, or the name of the bundled weights."""
-        return getattr(self.sources, OPTIONS[method]) or f"bundled {BUNDLED[method]}"
+        path, found = getattr(self.sources, OPTIONS[method]), source_name(self.sources, OPTIONS[method])
+        return path if path is not None and path == found else f"bundled {found or BUNDLED[method]}"
 
     def draft(self, text: str) -> Draft:
         """Returns the record of a label's drafts for result files."""

@@ -14,7 +14,7 @@ import eagle_jax
 from eagle_jax.data.chat import tokenizer_settings
 from eagle_jax.runtime.compilation import machine, revision
 from infer import REPOSITORY
-from infer.common.methods import Loader, Places, check_methods, load_pair
+from infer.common.methods import Loader, Places, check_methods, load_pair, source_name
 from infer.common.programs import at_least_one, can_write, check_seed, listed
 from infer.common.results import FileType, continued, write
 from infer.common.tasks import BUNDLED, Conversation, Question, Task, keys_of, load_tasks, names_of, task_folder
@@ -90,6 +90,7 @@ def prepare(args: Any, kind: type[FileType], free: Sequence[str]) -> Run[FileTyp
     for name in ("out", "resume", "data"):
         del settings[name]
     settings |= {"methods": sorted(labels), "template_args": list(args.template_args)}  # as in JSON
+    settings |= {name: source_name(args, name) for name in ("target", "eagle3")}
     settings |= {f"questions of {task.name}": task.key for task in tasks}
     settings |= tokenizer_settings(tokenizer) | {"stop tokens": list(target.config.eos_ids)}
     result = continued(kind(machine(), revision(REPOSITORY), settings, []), path, ("tasks", "temperatures", *free))

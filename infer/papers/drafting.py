@@ -16,6 +16,8 @@ from infer.papers.sources import NAMES, Section, Sources, drawn_labels, grouped,
 
 RANKS = 4
 """Siblings that tables and figures show."""
+FEWEST = 20
+"""Reached nodes of a position below which the figure leaves it out: a rate of fewer is noise."""
 
 
 def label_rows(sources: Sources) -> Section:
@@ -46,9 +48,8 @@ def positions(sources: Sources) -> Section:
             first = [share(int(a), int(r)) for a, r in zip(accepted[0], reached[0], strict=True)]
             rows.append([title(label), *first[:RANKS], *["-"] * (RANKS - len(first))])
             if label in drawn_labels(found):
-                rates = np.divide(accepted, reached, out=np.full(reached.shape, np.nan), where=reached > 0)
-                curves = [dict(enumerate(column, 1)) for column in rates.T[:RANKS]]
-                shown[title(label)] = {f"sibling {rank}": curve for rank, curve in enumerate(curves, 1)}
+                shown[title(label)] = {f"sibling {rank + 1}": _rates(accepted[:, rank], reached[:, rank])
+                                       for rank in range(min(RANKS, reached.shape[1]))}  # fmt: skip
         if rows:
             head = [f"temperature {temperature:g}, depth 1", *(f"sibling {rank + 1}" for rank in range(RANKS))]
             tables.append(table(head, rows))
@@ -56,10 +57,15 @@ def positions(sources: Sources) -> Section:
             pictures[f"positions_t{temperature:g}.png"] = draw
     text = (
         "Of the nodes that the target reached (their parent was accepted), the share that it accepted, with the 95% "
-        "Wilson interval. The figure has the other depths. A dynamic tree fills a position only where the draft was "
-        "confident of it."
+        f"Wilson interval. The figure has the other depths, where at least {FEWEST} nodes were reached. A dynamic tree "
+        "fills a position only where the draft was confident of it."
     )
     return Section("Acceptance by tree position", text, tables, pictures)
+
+
+def _rates(accepted: np.ndarray, reached: np.ndarray) -> dict[int, float]:
+    counts = zip(accepted, reached, strict=True)
+    return {depth: hits / tries for depth, (hits, tries) in enumerate(counts, 1) if tries >= FEWEST}
 
 
 def calibration(sources: Sources) -> Section:

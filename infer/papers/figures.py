@@ -69,9 +69,10 @@ def lines(shown: Mapping[str, Curves], x: str, y: str | Sequence[str], *, log: b
         if log:
             axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.set_ylim(bottom=0)
         axes.set_title(heading, fontsize="medium")
         name_axes(axes, x, what)
+    for axes in every:  # a limit ends the automatic scale, which panels of one y axis share
+        axes.set_ylim(bottom=0)
     return legend_below(figure, *every)
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from infer.common.results import Positions
 from infer.papers import __main__ as papers
+from infer.papers import drafting, figures
 from infer.papers.sources import gather, title
 from tests.programs.conftest import NOISE, bench_cell, bench_file, draft_of, recorded_file, recording
 
@@ -81,3 +83,18 @@ def test_files_merge(tmp_path):
 def test_files_of_different_settings_are_an_error(other, options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         gather([bench_file(tmp_path / "1.json", *TIMED), bench_file(tmp_path / "2.json", other, **options)])
+
+
+def test_a_figure_shows_all_of_every_panel():
+    """Panels of one y axis have one scale, whichever has the largest number."""
+    figure = figures.lines({"one": {"a": {1: 0.2, 2: 0.3}}, "two": {"a": {1: 0.4, 2: 0.9}}}, "x", "y")
+    assert all(axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > 0.9 for axes in figure.axes)
+
+
+def test_a_position_of_few_nodes_is_not_drawn(tmp_path):
+    """One accepted of two nodes would be drawn as a rate of a half."""
+    tables = Positions([[30, 30], [30, 2]], [[30, 30], [30, 2]], [[15, 3], [6, 1]])
+    file = recorded_file(tmp_path / "r.json", recording("eagle3", "gsm8k", positions=tables))
+    (draw,) = drafting.positions(gather([file])).figures.values()
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in draw().axes[0].lines}
+    assert drawn == {"sibling 1": [[1, 0.5], [2, 0.2]], "sibling 2": [[1, 0.1]]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +12,11 @@ import eagle_jax
 from eagle_jax.assets import smollm2_head, smollm2_target
 from eagle_jax.checkpoints import load_head_checkpoint
 from eagle_jax.config import DecoderConfig, RopeConfig
-from infer.common.methods import Loader, Places, load_pair
+from infer import acceptance, bench, tune
+from infer.common.methods import Loader, Places, check_methods, load_pair, source_name
 from infer.common.programs import arguments
+from infer.common.results import Recorded
+from infer.common.runs import prepare
 from train.loop.places import head_path, target_path
 
 CONFIG = DecoderConfig(
@@ -65,6 +69,40 @@ def test_an_option_overrides_the_pair_of_a_config_file(tmp_path):
     file = tmp_path / "args.yaml"
     file.write_text("pair: smollm2\n")
     assert arguments(Places, None, ["--config", str(file), "--pair", "demo"]) == Places()
+
+
+@pytest.fixture
+def smollm2(monkeypatch, tmp_path):
+    """Puts an absent file in the place of the target's: the package need not be installed."""
+    monkeypatch.setattr("infer.common.methods.smollm2_target", lambda: tmp_path / "target.gguf")
+    return tmp_path / "target.gguf"
+
+
+@pytest.mark.parametrize(
+    ("program", "default"), [(acceptance, "eagle3"), (bench, "vanilla,eagle3"), (tune, "eagle3,pld")]
+)
+def test_the_default_methods_are_those_of_the_pair(program, default, smollm2):
+    assert arguments(program.Args, None, ["--pair", "smollm2"]).methods == default
+    found = arguments(program.Args, None, ["--pair", "smollm2", "--eagle2", "mine"]).methods
+    assert found == default.replace("eagle3", "eagle2,eagle3")
+    assert arguments(program.Args, None, []).methods == program.Args.methods
+    with pytest.raises(ValueError, match=r"--hass must be given for hass with --pair smollm2, got none\. That"):
+        check_methods(["hass"], Places(pair="smollm2").resolved())
+
+
+def test_result_files_of_two_machines_name_the_pair_alike(smollm2, monkeypatch, tmp_path):
+    """Each has its own place of the package and of the checkout, and one report takes files of both."""
+    target = SimpleNamespace(config=CONFIG)
+    monkeypatch.setattr("infer.common.runs.load_pair", lambda args: (target, SimpleNamespace()))
+    monkeypatch.setattr("infer.common.runs.tokenizer_settings", lambda tokenizer: {})
+    args = arguments(acceptance.Args, None, ["--pair", "smollm2", "--out", str(tmp_path / "out")])
+    settings = prepare(args, Recorded, []).result.settings
+    assert (settings["target"], settings["eagle3"]) == ("smollm2", "smollm2")
+    places = Places(pair="smollm2", eagle2="mine").resolved()
+    assert [source_name(places, name) for name in ("target", "eagle3", "eagle2")] == ["smollm2", "smollm2", "mine"]
+    load = Loader(None, places)
+    assert [load.weights(name) for name in ("eagle3", "eagle2")] == ["bundled smollm2", "mine"]
+    assert source_name(Places(target=str(smollm2)), "target") == str(smollm2)
 
 
 @needs_package
