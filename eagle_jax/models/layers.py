@@ -49,6 +49,11 @@ def product(x: Float[Array, "*b I"], weight: Float[Array, "O I"], dtype: str | N
     return jax.lax.platform_dependent(x, weight, cpu=by_weight_rows, default=lambda x, weight: plain(x, weight.T))
 
 
+def _draw_weight(key: Array, shape: tuple[int, int]) -> Float[Array, "O I"]:
+    # Drawn as [in, out]: a seed gives the weights that it gave when weights had this layout.
+    return nn.initializers.normal(0.02)(key, shape[::-1]).T
+
+
 class Linear(nn.Module):
     """Returns `x @ weight.T (+ bias)`; weight is [out, in], as in checkpoints.
 
@@ -64,7 +69,7 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*b I"]) -> Float[Array, "*b O"]:
-        y = product(x, self.param("weight", nn.initializers.normal(0.02), (self.features, x.shape[-1])), self.dtype)
+        y = product(x, self.param("weight", _draw_weight, (self.features, x.shape[-1])), self.dtype)
         if self.use_bias:
             y = y + jnp.broadcast_to(self.param("bias", nn.initializers.zeros, (self.features,)), y.shape)
         return y

@@ -63,9 +63,9 @@ def test_an_eagle1_head_drafts_through_the_embedding_and_lm_head_of_its_target(t
     own = np.random.default_rng(3).standard_normal((53, 24)).astype(np.float32)
     tensors["lm_head.weight"] = own
     with quiet():
-        assert_same(load(tmp_path, config, tensors, lm_head=own.T)[1], expected)
+        assert_same(load(tmp_path, config, tensors, lm_head=own)[1], expected)
     with pytest.warns(UserWarning, match=r"lm_head\.weight differs from the target's lm_head, and EAGLE-1/2 drafts"):
-        assert_same(load(tmp_path, config, tensors, lm_head=own.T + 1)[1], expected)
+        assert_same(load(tmp_path, config, tensors, lm_head=own + 1)[1], expected)
     del tensors["embed_tokens.weight"]
     assert not load(tmp_path, config, tensors)[0].own_embedding
 
