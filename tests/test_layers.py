@@ -10,7 +10,7 @@ import pytest
 from eagle_jax.models import layers
 
 
-@pytest.mark.parametrize("shape", [(1,), (2,), (3, 7), (63,), (64,)])
+@pytest.mark.parametrize("shape", [(1,), (2,), (3, 7), (11,), (63,), (64,)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_product_and_its_gradients_are_those_of_any_number_of_rows(shape, dtype):
     rng = np.random.default_rng(len(shape))
@@ -31,11 +31,12 @@ def test_a_product_and_its_gradients_are_those_of_any_number_of_rows(shape, dtyp
                      one, other)  # fmt: skip
 
 
-def test_on_cpu_the_weight_is_the_first_factor_of_few_rows():
+@pytest.mark.parametrize(("rows", "padded"), [(3, 4), (8, 8), (11, 16)])
+def test_on_cpu_the_weight_is_the_first_factor_of_few_rows(rows, padded):
     """XLA packs the second factor in every call; it would swap the factors back without a barrier."""
-    sizes = [jax.ShapeDtypeStruct(size, "float32") for size in ((8, 32), (48, 32))]
+    sizes = [jax.ShapeDtypeStruct(size, "float32") for size in ((rows, 32), (48, 32))]
     text = jax.jit(layers.product).lower(*sizes).compile().as_text()
-    assert re.findall(r"= (f32\[[0-9,]*\])\S* dot\(", text) == ["f32[48,8]"]
+    assert re.findall(r"= (f32\[[0-9,]*\])\S* dot\(", text) == [f"f32[48,{padded}]"]
 
 
 def naive(query, keys, values, mask):

@@ -39,10 +39,14 @@ def product(x: Float[Array, "*b I"], weight: Float[Array, "O I"], dtype: str | N
     if not 1 < rows < FEW_ROWS:
         return plain(x, weight.T)
 
+    def padded(x: Float[Array, "M I"]) -> Float[Array, "M2 I"]:
+        # 12 rows cost more than 16: the library computes blocks of four and eight, and single rows for the rest.
+        return jnp.pad(x, ((0, -rows % (4 if rows <= 4 else 8)), (0, 0)))
+
     def by_weight_rows(x: Float[Array, "*b I"], weight: Float[Array, "O I"]) -> Float[Array, "*b O"]:
         # Without the barrier XLA would swap the factors back.
-        columns = jax.lax.optimization_barrier(plain(weight, x.reshape(rows, -1).T))
-        return columns.T.reshape(*x.shape[:-1], -1)
+        columns = jax.lax.optimization_barrier(plain(weight, padded(x.reshape(rows, -1)).T))
+        return columns.T[:rows].reshape(*x.shape[:-1], -1)
 
     # On CPU, XLA's library repacks the second factor in every call. That costs more than reading the weight, and the
     # weight once as long: 8 rows cost 1.5 times one row this way, 3.5 times the other (SmolLM2's sizes, two cores).
