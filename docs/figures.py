@@ -72,15 +72,18 @@ def text_figure(pieces: Iterable[viz.Piece], columns: int = 84) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
+    letters = [(letter, piece.drafted) for piece in pieces for letter in piece.text]
+    text = "".join(letter for letter, _ in letters)
     cells: list[tuple[int, int, str, bool]] = []
     row = column = 0
-    for piece in pieces:
-        for letter in piece.text:
-            if letter == "\n" or column == columns:
-                row, column = row + 1, 0
-            if letter != "\n":
-                cells.append((row, column, letter, piece.drafted))
-                column += 1
+    for at, (letter, drafted) in enumerate(letters):
+        starts_word = not text[at - 1 : at].strip()
+        word = re.match(r"\S*", text[at:])
+        if letter == "\n" or column == columns or (starts_word and word and column + word.end() > columns):
+            row, column = row + 1, 0
+        if letter != "\n":
+            cells.append((row, column, letter, drafted))
+            column += 1
     figure = Figure(figsize=(columns * 0.082, (row + 1) * 0.2))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, columns), ylim=(row + 1, 0))
