@@ -78,8 +78,8 @@ def text_figure(pieces: Iterable[viz.Piece], columns: int = 84) -> Any:
     row = column = 0
     for at, (letter, drafted) in enumerate(letters):
         starts_word = not text[at - 1 : at].strip()
-        word = re.match(r"\S*", text[at:])
-        if letter == "\n" or column == columns or (starts_word and word and column + word.end() > columns):
+        length = len(text[at:].split(maxsplit=1)[0]) if letter.strip() else 0
+        if letter == "\n" or column == columns or (starts_word and column + length > columns):
             row, column = row + 1, 0
         if letter != "\n":
             cells.append((row, column, letter, drafted))

@@ -28,9 +28,10 @@ from eagle_jax.runtime.compilation import forget_programs, use_compilation_cache
 from eagle_jax.runtime.drafters import BoundDrafter, TreeDrafter
 from eagle_jax.runtime.target import Target
 from infer.common.labels import PLAIN
+from infer.common.methods import choose_methods
 from infer.common.programs import at_least_one, listed, run
 from infer.common.results import Calibration, Chain, CountedQuestions, Draft, Positions, Recorded, Recording
-from infer.common.runs import Run, RunArgs, Turn, prepare, turns
+from infer.common.runs import USUAL, Run, RunArgs, Turn, prepare, turns
 from infer.common.tasks import Task
 
 
@@ -38,7 +39,6 @@ from infer.common.tasks import Task
 class Args(RunArgs):
     """Options of the recording. Plain decoding has no drafts and is left out."""
 
-    methods: str = "eagle2,eagle3"  # as in infer.bench
     temperatures: str = "0,1"  # separated by commas
     chains: str = "1,2,3,4,5,6,7,8"  # lengths of chains, separated by commas; empty for none. n-alpha is of the longest
     batch: int = 4  # replies that are written at a time; no text depends on it
@@ -49,7 +49,7 @@ def main(args: Args) -> dict[str, Any]:
     """Records all cells that the result file lacks; returns the text that it prints last."""
     at_least_one(args, "batch")
     lengths = sorted(listed(args, "chains", int, 1)) if args.chains.strip() else []
-    if listed(args, "methods") == [PLAIN]:
+    if choose_methods(args, USUAL) == [PLAIN]:
         raise ValueError(f"--methods must name a method that drafts, got {PLAIN}. Add one, such as eagle3.")
     current = prepare(args, Recorded, free=["methods"])
     use_compilation_cache()

@@ -30,7 +30,7 @@ from eagle_jax.runtime.profile import Entry, ProfileFile, fingerprint
 from eagle_jax.settings import load_yaml
 from infer import REPOSITORY
 from infer.common.labels import PLAIN
-from infer.common.methods import Places, check_methods, load_pair
+from infer.common.methods import Places, choose_methods, load_pair
 from infer.common.programs import at_least_one, can_write, check_seed, listed, naming, not_negative, run
 from infer.common.tables import number, table
 from infer.common.tasks import BUNDLED, Conversation, keys_of, load_tasks, names_of, task_folder
@@ -38,6 +38,8 @@ from infer.tuning.search import Grid, Recorded, find_candidates, record_drafts, 
 from infer.tuning.trials import LEAST, SLOWER, Prompt, Samples, Setting, batches, time_against_plain
 
 AUTO = "auto"
+USUAL = ("hass", "eagle2", "eagle3", "pld")
+"""Methods that are tuned without --methods."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +47,8 @@ class Args(Places):
     """Holds the arguments of the program."""
 
     # as in infer.bench, separated by commas; of a method without a setting the whole grid is searched, and a method
-    # with one (eagle3@6x10x59) is one candidate
-    methods: str = "hass,eagle2,eagle3,pld"
+    # with one (eagle3@6x10x59) is one candidate; None is those of hass, eagle2, eagle3 and pld that have weights
+    methods: str | None = None
     tasks: str = BUNDLED  # as in infer.bench; their first turns are the sample prompts
     data: Path = dataclasses.field(default_factory=task_folder)  # of tasks; EAGLE_JAX_TASKS, or the bundled questions
     limit: int = 4  # prompts per task
@@ -85,7 +87,7 @@ def main(args: Args) -> int:
     report = args.out.with_name(f"{args.out.stem}_report.json")
     for place in (args.out, report):
         can_write(place, folder=False)
-    labels = [label for label in check_methods(listed(args, "methods"), args) if label != PLAIN]
+    labels = [label for label in choose_methods(args, USUAL) if label != PLAIN]
     target, whole = load(args)
     candidates = find_candidates(labels, target, args, grid)
     about = {"machine": machine(), "revision": revision(REPOSITORY), "arguments": dataclasses.asdict(args)}

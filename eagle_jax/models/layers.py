@@ -39,18 +39,16 @@ def product(x: Float[Array, "*b I"], weight: Float[Array, "O I"], dtype: str | N
     if not 1 < rows < FEW_ROWS:
         return plain(x, weight.T)
 
-    def padded(x: Float[Array, "M I"]) -> Float[Array, "M2 I"]:
+    def weight_first(x: Float[Array, "*b I"], weight: Float[Array, "O I"]) -> Float[Array, "*b O"]:
         # 12 rows cost more than 16: the library computes blocks of four and eight, and single rows for the rest.
-        return jnp.pad(x, ((0, -rows % (4 if rows <= 4 else 8)), (0, 0)))
-
-    def by_weight_rows(x: Float[Array, "*b I"], weight: Float[Array, "O I"]) -> Float[Array, "*b O"]:
+        padded = jnp.pad(x.reshape(rows, -1), ((0, -rows % (4 if rows <= 4 else 8)), (0, 0)))
         # Without the barrier XLA would swap the factors back.
-        columns = jax.lax.optimization_barrier(plain(weight, padded(x.reshape(rows, -1)).T))
+        columns = jax.lax.optimization_barrier(plain(weight, padded.T))
         return columns.T[:rows].reshape(*x.shape[:-1], -1)
 
-    # On CPU, XLA's library repacks the second factor in every call. That costs more than reading the weight, and the
-    # weight once as long: 8 rows cost 1.5 times one row this way, 3.5 times the other (SmolLM2's sizes, two cores).
-    return jax.lax.platform_dependent(x, weight, cpu=by_weight_rows, default=lambda x, weight: plain(x, weight.T))
+    # On CPU, XLA's library packs the second factor in every call, which costs more than reading a weight. Eight rows
+    # cost 1.5 times one row with the weight first, 3.5 times with the weight second (SmolLM2's sizes, two cores).
+    return jax.lax.platform_dependent(x, weight, cpu=weight_first, default=lambda x, weight: plain(x, weight.T))
 
 
 def _draw_weight(key: Array, shape: tuple[int, int]) -> Float[Array, "O I"]:
@@ -140,7 +138,7 @@ def by_query_blocks(
 
 
 CACHE_BLOCK = 256
-"""Slots of the cache that a step of the loop on CPU reads."""
+"""Slots of a block of the cache on CPU."""
 
 
 class SoftmaxPart(NamedTuple):
@@ -183,36 +181,23 @@ def _attend_cache(
     keys: Float[Array, "B G hd S"],
     values: Float[Array, "B G S hd"],
     length: Int[Array, " B"],
+    block: int,
 ) -> SoftmaxPart:
-    """Attends to the first `length` slots of every row."""
-    committed = jnp.arange(keys.shape[3])[None, :] < length[:, None]
-    return _attend_part(query, keys, values, committed[:, None, None, :])
-
-
-def _attend_cache_by_blocks(
-    query: Float[Array, "B G M hd"],
-    keys: Float[Array, "B G hd S"],
-    values: Float[Array, "B G S hd"],
-    length: Int[Array, " B"],
-) -> SoftmaxPart:
-    """Does the same, but reads no block of slots beyond the longest row."""
+    """Attends to the first `length` slots of every row; reads no block of slots beyond the longest row."""
     slots = keys.shape[3]
-    if slots <= CACHE_BLOCK:
-        return _attend_cache(query, keys, values, length)
+    if slots <= block:
+        committed = jnp.arange(slots)[None, :] < length[:, None]
+        return _attend_part(query, keys, values, committed[:, None, None, :])
     end = jnp.max(length)
 
     def add_block(carry: tuple[Array, SoftmaxPart]) -> tuple[Array, SoftmaxPart]:
         start, part = carry
-        first = jnp.minimum(start, slots - CACHE_BLOCK)  # the last block may begin in the one before it
-        at = first + jnp.arange(CACHE_BLOCK)[None, :]
-        visible = (at >= start) & (at < length[:, None])
-        block = _attend_part(
-            query,
-            jax.lax.dynamic_slice_in_dim(keys, first, CACHE_BLOCK, axis=3),
-            jax.lax.dynamic_slice_in_dim(values, first, CACHE_BLOCK, axis=2),
-            visible[:, None, None, :],
-        )
-        return start + CACHE_BLOCK, part.join(block)
+        first = jnp.minimum(start, slots - block)  # the last block may begin in the one before it
+        at = first + jnp.arange(block)[None, :]
+        committed = (at >= start) & (at < length[:, None])
+        block_keys = jax.lax.dynamic_slice_in_dim(keys, first, block, axis=3)
+        block_values = jax.lax.dynamic_slice_in_dim(values, first, block, axis=2)
+        return start + block, part.join(_attend_part(query, block_keys, block_values, committed[:, None, None, :]))
 
     zeros = jnp.zeros((*query.shape[:3], 1), jnp.float32)
     empty = SoftmaxPart(zeros + jnp.finfo(jnp.float32).min, zeros, jnp.zeros(query.shape, jnp.float32))
@@ -250,9 +235,11 @@ def attend(
         # A masked node has weight 0, but 0 * NaN is NaN: its NaN values would reach other nodes. Its scores stay NaN.
         finite_values = jnp.where(jnp.isfinite(new_values), new_values, 0)
         fresh = _attend_part(grouped, new_keys.swapaxes(2, 3), finite_values, visible)
-        old = jax.lax.platform_dependent(
-            grouped, cached_keys, cached_values, length, cpu=_attend_cache_by_blocks, default=_attend_cache
+        # On CPU the loop over blocks makes a large cache cost what it holds. Elsewhere one block is the whole cache.
+        by_blocks, whole = (
+            functools.partial(_attend_cache, block=block) for block in (CACHE_BLOCK, cached_keys.shape[3])
         )
+        old = jax.lax.platform_dependent(grouped, cached_keys, cached_values, length, cpu=by_blocks, default=whole)
         part = fresh.join(old)
     mixed = (part.mixed / part.total).astype(query.dtype)
     mixed = mixed.reshape(batch, groups, heads // groups, new, head_dim).transpose(0, 3, 1, 2, 4)

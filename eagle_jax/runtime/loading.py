@@ -37,7 +37,7 @@ DEMO_TREE_CPU = TreeConfig(depth=4, top_k=2, num_nodes=7)
 """A small tree, chosen for two CPU cores. `python -m infer.tune` finds the fastest method and tree of a machine."""
 
 SMOLLM2_TREE_CPU = TreeConfig(depth=5, top_k=2, num_nodes=7)
-"""A small tree for two CPU cores: at least as fast there as 4 levels of 5, or 6 levels of 10 or 15 nodes."""
+"""A small tree for two CPU cores: faster there than 6 levels of 15 nodes (docs/results.md)."""
 
 
 def smollm2_tree() -> TreeConfig | None:

@@ -64,7 +64,7 @@ def generation(
     prompt: int,
     max_tokens: int,
     sampling: Sampling,
-    draft_vocab: int = 32000,
+    draft_vocab: int,
 ) -> Workload:
     """Lowers the program that `eagle_jax.generate` would run; the unit of work is a cycle.
 

@@ -21,7 +21,7 @@ from eagle_jax.runtime.drafters import Medusa, TreeDrafter
 from eagle_jax.runtime.loading import smollm2_tree
 from eagle_jax.shapes import best_parents, medusa_parents, parents_of_paths
 from infer.common.labels import NUMBERS, PLAIN, Label, is_own, named, own_drafter, own_function
-from infer.common.programs import naming, option_of, use_template
+from infer.common.programs import listed, naming, option_of, use_template
 from infer.common.results import Draft, Recorded, read
 
 BUNDLED = {
@@ -68,8 +68,6 @@ class Places:
     def resolved(self) -> Self:
         """Returns the options with the paths of the pair.
 
-        A program's default methods become those that have weights. Other methods without weights are an error later.
-
         Raises:
           ValueError: the package of the pair is missing, or `target` is given too.
         """
@@ -77,13 +75,21 @@ class Places:
             return self
         if self.target is not None:
             raise ValueError(f"--pair smollm2 must come without --target, got {self.target}. Leave one out.")
-        found = dataclasses.replace(self, target=str(smollm2_target()), eagle3=self.eagle3 or str(smollm2_head()))
-        default = getattr(type(self), "methods", None)  # a field of some programs
-        if default is None or vars(found)["methods"] != default:
-            return found
-        own = ",".join(label for label in default.split(",") if not _lacks_weights(label, found))
-        fields: dict[str, Any] = {"methods": own}
-        return dataclasses.replace(found, **fields)
+        return dataclasses.replace(self, target=str(smollm2_target()), eagle3=self.eagle3 or str(smollm2_head()))
+
+
+def choose_methods(args: Any, usual: Sequence[str]) -> list[str]:
+    """Returns the labels of `--methods`, plain decoding first; without the option those of `usual` with weights.
+
+    Args:
+      args: a `Places` with `methods`.
+
+    Raises:
+      ValueError, ConfigError: as `check_methods`, also where no method of `usual` has weights.
+    """
+    if args.methods is not None:
+        return check_methods(listed(args, "methods"), args)
+    return check_methods([label for label in usual if not _lacks_weights(label, args)] or usual, args)
 
 
 def check_methods(labels: Sequence[str], sources: Places) -> list[str]:
@@ -106,7 +112,7 @@ def check_methods(labels: Sequence[str], sources: Places) -> list[str]:
             static_parents(label, sources, EAGLE1_PARENTS)
         if is_own(label.method):
             own_function(label.method)
-        if sources.target is not None and _lacks_weights(label.method, sources):
+        if _lacks_weights(label.method, sources):
             smollm2 = sources.pair == SMOLLM2
             remedy = "That pair has eagle3, pld and lookahead." if smollm2 else "pld and lookahead need no weights."
             raise ValueError(f"{option_of(OPTIONS[label.method])} must be given for {label.method} with "
@@ -115,7 +121,8 @@ def check_methods(labels: Sequence[str], sources: Places) -> list[str]:
 
 
 def _lacks_weights(method: str, sources: Places) -> bool:
-    return method in OPTIONS and getattr(sources, OPTIONS[method]) is None
+    """Returns whether a method needs weights and neither an option nor the bundled pair has them."""
+    return method in OPTIONS and sources.target is not None and getattr(sources, OPTIONS[method]) is None
 
 
 def source_name(sources: Places, option: str) -> str | None:
@@ -221,8 +228,8 @@ class Loader:
 
     def weights(self, method: str) -> str:
         """Returns the source of a method's weights: a path, a hub id, or the name of the bundled weights."""
-        path, found = getattr(self.sources, OPTIONS[method]), source_name(self.sources, OPTIONS[method])
-        return path if path is not None and path == found else f"bundled {found or BUNDLED[method]}"
+        found = source_name(self.sources, OPTIONS[method])
+        return f"bundled {found or BUNDLED[method]}" if found in (None, SMOLLM2) else str(found)
 
     def draft(self, text: str) -> Draft:
         """Returns the record of a label's drafts for result files."""

@@ -14,10 +14,13 @@ import eagle_jax
 from eagle_jax.data.chat import tokenizer_settings
 from eagle_jax.runtime.compilation import machine, revision
 from infer import REPOSITORY
-from infer.common.methods import Loader, Places, check_methods, load_pair, source_name
+from infer.common.methods import Loader, Places, choose_methods, load_pair, source_name
 from infer.common.programs import at_least_one, can_write, check_seed, listed
 from infer.common.results import FileType, continued, write
 from infer.common.tasks import BUNDLED, Conversation, Question, Task, keys_of, load_tasks, names_of, task_folder
+
+USUAL = ("eagle2", "eagle3")
+"""Methods of a run without --methods."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +30,8 @@ class RunArgs(Places):
     # of vanilla, sps (a small model), pld (prompt lookup), lookahead, medusa, hydra, eagle1 (a static tree), hass,
     # eagle2, eagle3, each with a setting if wanted: eagle3@6x10x59, eagle3@chain3, eagle2@static, sps@chain5/block,
     # eagle2@4x2x7/norerank, eagle3@untempered, pld@10, lookahead@5x7x7. Your own method is own:module:function, a
-    # function of the target that returns a Drafter or BoundDrafter.
-    methods: str = "vanilla,eagle2,eagle3"
+    # function of the target that returns a Drafter or BoundDrafter. None is those of eagle2 and eagle3 with weights.
+    methods: str | None = None
     # names in the data folder, paths of question files, or owner/dataset[:part] on the hub, separated by commas; of the
     # papers mt_bench, humaneval, gsm8k, alpaca, cnn_dm, nq (hub:gsm8k takes one from the hub). chat, math and code are
     # bundled, ten questions each.
@@ -74,7 +77,7 @@ def prepare(args: Any, kind: type[FileType], free: Sequence[str]) -> Run[FileTyp
     at_least_one(args, "limit", "max_new_tokens")
     check_seed(args)
     temperatures = listed(args, "temperatures", float, 0)
-    labels = check_methods(listed(args, "methods"), args)
+    labels = choose_methods(args, USUAL)
     tasks = load_tasks(listed(args, "tasks"), args.data, args.limit)
     can_write(args.out)
     path = args.out / "result.json"

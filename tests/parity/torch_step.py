@@ -2,7 +2,7 @@
 
 Row p, step k: the head reads the embedding of token p+1+k and the target's fused states at p (k = 0) or its own state
 of step k-1 at p. It attends to the keys of step 0 at rows <= p and of steps 1..k at row p. Its target is the
-distribution of token p+2+k. Weights are a flat dict of tensors, weights [out, in].
+distribution of token p+2+k. Weights are a flat dict of tensors; those of linear layers are [out, in].
 """
 
 from __future__ import annotations

@@ -9,11 +9,10 @@ The argument is JSON, or the path of a JSON file, with these fields:
     prompts     token ids of every prompt
     max_tokens  new tokens per prompt
     stop        ids of stop tokens (default: none; the model's own are ignored)
-    runs        batch sizes; each generates from all prompts in batches of this size, and is timed (default: one batch)
     logprobs    number of log-probabilities per token to return (default: none)
 
-The last line of output is one JSON object: the version, and for each run the seconds, the tokens, the log-probabilities
-and the accepted drafts of every cycle. Of a speculative engine `engine` also has per_request_spec_decode_metrics.
+The last line of output is one JSON object: for each prompt the tokens, the log-probabilities, and the numbers of
+accepted and drafted tokens of every cycle, which need per_request_spec_decode_metrics in `engine`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import json
 import os
 import re
 import sys
-import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -50,15 +48,7 @@ def main(text: str) -> None:
         temperature=0.0, max_tokens=request["max_tokens"], ignore_eos=True, stop_token_ids=stop,
         logprobs=request.get("logprobs"), detokenize=False,
     )  # fmt: skip
-    result = {"version": vllm.__version__, "runs": []}
-    for size in request.get("runs", [len(prompts)]):
-        outputs, seconds = [], []
-        for at in range(0, len(prompts), size):
-            begin = time.perf_counter()
-            outputs += llm.generate(prompts[at : at + size], params, use_tqdm=False)
-            seconds.append(time.perf_counter() - begin)
-        result["runs"].append({"batch": size, "seconds": seconds, **texts(outputs)})
-    print(json.dumps(result), flush=True)
+    print(json.dumps(texts(llm.generate(prompts, params, use_tqdm=False))), flush=True)
 
 
 def requirements() -> list[str]:

@@ -131,7 +131,8 @@ for temperature, methods in (
 ):
     for method in methods:
         law = make_sampling(temperature)
-        work = generation(target, method, small, mesh, batch=2, prompt=128, max_tokens=128, sampling=law)
+        sizes = {"batch": 2, "prompt": 128, "max_tokens": 128, "draft_vocab": 1024}
+        work = generation(target, method, small, mesh, sampling=law, **sizes)
         print(json.dumps(measure(work, chip, "cycle")), flush=True)
 """
 

@@ -12,8 +12,9 @@ import eagle_jax
 from eagle_jax.assets import smollm2_head, smollm2_target
 from eagle_jax.checkpoints import load_head_checkpoint
 from eagle_jax.config import DecoderConfig, RopeConfig
-from infer import acceptance, bench, tune
-from infer.common.methods import Loader, Places, check_methods, load_pair, source_name
+from infer import acceptance, tune
+from infer.common import runs
+from infer.common.methods import Loader, Places, choose_methods, load_pair, source_name
 from infer.common.programs import arguments
 from infer.common.results import Recorded
 from infer.common.runs import prepare
@@ -79,15 +80,21 @@ def smollm2(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("program", "default"), [(acceptance, "eagle3"), (bench, "vanilla,eagle3"), (tune, "eagle3,pld")]
+    ("program", "usual", "pair"), [(acceptance, runs.USUAL, "eagle3"), (tune, tune.USUAL, "eagle3,pld")]
 )
-def test_the_default_methods_are_those_of_the_pair(program, default, smollm2):
-    assert arguments(program.Args, None, ["--pair", "smollm2"]).methods == default
-    found = arguments(program.Args, None, ["--pair", "smollm2", "--eagle2", "mine"]).methods
-    assert found == default.replace("eagle3", "eagle2,eagle3")
-    assert arguments(program.Args, None, []).methods == program.Args.methods
-    with pytest.raises(ValueError, match=r"--hass must be given for hass with --pair smollm2, got none\. That"):
-        check_methods(["hass"], Places(pair="smollm2").resolved())
+def test_the_methods_of_a_pair_are_those_with_weights(program, usual, pair, smollm2):
+    def chosen(*words):
+        return ",".join(choose_methods(arguments(program.Args, None, words), usual))
+
+    assert chosen("--pair", "smollm2") == f"vanilla,{pair}"
+    assert chosen("--pair", "smollm2", "--eagle2", "mine") == f"vanilla,eagle2,{pair}"
+    assert chosen("--target", "mine", "--eagle3", "mine") == f"vanilla,{pair}"
+    assert chosen() == ",".join(["vanilla", *usual])
+    for words in (["--methods", "hass"], ["--methods", ",".join(["hass", *usual])]):  # what is named is not left out
+        with pytest.raises(ValueError, match=r"--hass must be given for hass with --pair smollm2, got none\. That"):
+            chosen("--pair", "smollm2", *words)
+    with pytest.raises(ValueError, match="--eagle2 must be given for eagle2 with --target, got none"):
+        choose_methods(arguments(acceptance.Args, None, ["--target", "mine"]), runs.USUAL)
 
 
 def test_result_files_of_two_machines_name_the_pair_alike(smollm2, monkeypatch, tmp_path):
