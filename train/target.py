@@ -117,7 +117,7 @@ def main(args: Args) -> None:
     shares = list(SHARES.values())
     rows = packed_rows(read(args.data, tokenizer), shares, args.length + 1, args.seed)
     held = packed_rows(read(args.data / "heldout", tokenizer), shares, args.length + 1, args.seed, args.held_rows)
-    tx = pretrain.optimiser()
+    tx = training.target_optimiser()
     params = fresh_target(config, jax.random.key(args.seed))
     state = pretrain.TrainState(params, jax.jit(tx.init)(params), jnp.int32(0))
     args.out.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from eagle_jax.training.hardware import PEAK, compiler_options, keep_freed_memor
 from eagle_jax.training.initialisation import fresh_draft_model, fresh_head, fresh_medusa, fresh_target
 from eagle_jax.training.losses import count_rows
 from eagle_jax.training.objective import PRESETS, Objective, TargetOutputs
+from eagle_jax.training.optimisers import OptimiserKind, head_optimiser, target_optimiser
 from eagle_jax.training.train_steps import (
     Frozen,
     HeadTrainState,
@@ -13,7 +14,6 @@ from eagle_jax.training.train_steps import (
     feature_scale,
     fold_scale,
     head_loss,
-    head_optimiser,
     head_train_step,
     observe,
     read_target,
@@ -21,8 +21,10 @@ from eagle_jax.training.train_steps import (
 )
 
 __all__ = [
-    "PEAK", "PRESETS", "Divergence", "Frozen", "HeadTrainState", "MicroBatch", "Objective", "TargetOutputs",
+    "PEAK", "PRESETS", "Divergence", "Frozen", "HeadTrainState", "MicroBatch", "Objective", "OptimiserKind",
+    "TargetOutputs",
     "UpdateReport", "compiler_options", "count_rows", "distillation_loss", "feature_scale", "fold_scale",
     "fresh_draft_model", "fresh_head", "fresh_medusa", "fresh_target", "head_loss", "head_optimiser", "head_train_step",
-    "keep_freed_memory", "medusa_loss", "observe", "peak_flops", "product_flops", "read_target", "train_step",
+    "keep_freed_memory", "medusa_loss", "observe", "peak_flops", "product_flops", "read_target", "target_optimiser",
+    "train_step",
 ]  # fmt: skip

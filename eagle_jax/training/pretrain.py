@@ -31,26 +31,6 @@ def next_token_loss(config: DecoderConfig, params: Params, rows: Int[Array, "B T
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, rows[:, 1:]))
 
 
-def optimiser() -> optax.GradientTransformation:
-    """Returns Muon for the layers' matrices and AdamW for the rest; gradients are clipped to norm 1.
-
-    Muon's updates have the root mean square of AdamW's (arXiv:2502.16982), so both use one learning rate. It is 1 here;
-    `train_step` multiplies updates by the rate.
-    """
-
-    def matrices(tree: Params) -> Params:
-        def spec(path: tuple, leaf: Array) -> optax.contrib.MuonDimensionNumbers | None:
-            is_matrix = path[-1].key == "weight" and path[0].key != "lm_head"
-            return optax.contrib.MuonDimensionNumbers(1, 0) if is_matrix else None
-
-        return jax.tree_util.tree_map_with_path(spec, tree)
-
-    muon = optax.contrib.muon(
-        1.0, weight_decay=0.1, adam_b2=0.95, consistent_rms=0.2, muon_weight_dimension_numbers=matrices
-    )
-    return optax.chain(optax.clip_by_global_norm(1.0), muon)
-
-
 def warmup_stable_decay(step: int, peak: float, warmup: int, decay_from: int, decay_steps: int) -> float:
     """Returns the learning rate: linear rise, constant, linear decay to 0 from step `decay_from`."""
     fall = 1.0 - max(0, step - decay_from) / decay_steps

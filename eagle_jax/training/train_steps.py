@@ -133,12 +133,6 @@ def fold_scale(head: Params, scale: Float[Array, " F"]) -> Params:
     return {**head, "fc": {**head["fc"], "weight": head["fc"]["weight"] / scale[None]}}
 
 
-def head_optimiser(rate: float, warmup: int, total: int, clip: float = 0.5) -> optax.GradientTransformation:
-    """Returns Adam (0.9, 0.95) on clipped gradients, with linear warm-up and cosine decay to 1% of `rate`."""
-    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, warmup, max(total, warmup + 1), rate * 0.01)
-    return optax.chain(optax.clip_by_global_norm(clip), optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=0.0))
-
-
 class MicroBatch(NamedTuple):
     """Texts of an update that are computed together; an update stacks M of them on a leading axis."""
 

@@ -12,8 +12,9 @@ import pytest
 
 from eagle_jax.config import DecoderConfig
 from eagle_jax.models import Decoder
+from eagle_jax.training import target_optimiser
 from eagle_jax.training.initialisation import fresh_target
-from eagle_jax.training.pretrain import TrainState, next_token_loss, optimiser, train_step, warmup_stable_decay
+from eagle_jax.training.pretrain import TrainState, next_token_loss, train_step, warmup_stable_decay
 
 CONFIG = DecoderConfig(17, 16, 24, 1, num_heads=2, num_kv_heads=1, head_dim=8)
 
@@ -47,7 +48,7 @@ def test_hand_written_gradients_equal_those_of_jax(params, rows):
 
 
 def test_micro_batches_give_the_step_of_the_whole_batch(params, rows):
-    tx = optimiser()
+    tx = target_optimiser()
     step = jax.jit(functools.partial(train_step, CONFIG, tx))
     state = TrainState(params, jax.jit(tx.init)(params), jnp.int32(0))
     split, split_loss = step(state, rows, jnp.float32(0.01))

@@ -12,8 +12,11 @@ With jax 0.11.2 on an H200, Triton GEMM raised CUDA_ERROR_ILLEGAL_INSTRUCTION. T
 
 `--out` gets `replies.jsonl` and `heldout.jsonl` (rows as of `train.regenerate`), `head/` (official layout) and
 `log.jsonl`. With `replies.jsonl` there, or in `--replies`, the run begins with training. The last line of output is one
-JSON object. The bundled head was made in nine minutes by an earlier form of this program with a decoding loop of its
-own: replies have the same distribution, weights differ.
+JSON object.
+
+The bundled head was made in nine minutes by an earlier form of this program with a decoding loop of its own: replies
+have the same distribution, weights differ. It had `--optimiser adam --rows 16 --updates 1984 --no-norms`. The defaults
+are what was better since, on one H100 with 192 updates each: `eagle_jax/assets/smollm2/README.md`.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ from eagle_jax.data.chat.encoding import encode_row
 from eagle_jax.data.corpus import Batches, Corpus, coverage, draft_vocabulary, read_rows
 from eagle_jax.packed import PackedTokens
 from eagle_jax.runtime.compilation import use_compilation_cache
-from eagle_jax.training import Frozen, HeadTrainState, MicroBatch, TargetOutputs
+from eagle_jax.training import Frozen, HeadTrainState, MicroBatch, OptimiserKind, TargetOutputs
 from infer.common.programs import at_least_one, can_write, check_seed, naming, run
 from train.demo.replies import Decoder, Prompts, schedule, write_replies
 from train.loop.learners import EagleLearner
@@ -50,8 +53,9 @@ from train.loop.options import HeadArgs
 from train.loop.places import target_path
 
 REPLIES, HELD_OUT = "replies.jsonl", "heldout.jsonl"
-RATES = {"eagle3": 4e-3, "eagle1": 2e-3, "hass": 2e-3}
-"""Peak learning rates by method. 1e-3 and 2e-3 were worse for EAGLE-3 after 256 updates."""
+RATES = {"eagle3": {"muon": 1e-2, "adam": 4e-3}, "eagle1": {"muon": 5e-3, "adam": 2e-3}}
+"""Peak learning rates by head and optimiser. For EAGLE-3 half and twice as large ones were worse. Those of EAGLE-1's
+head were not tuned."""
 MEASURED = 2
 """Batches of held-out rows in a validation."""
 
@@ -75,9 +79,12 @@ class Args:
     shards: int | None = None  # train on the first shards only; None is as many as the replies fill
     shard_rows: int = 1024  # rows per shard; a call of the device makes a pass over one shard
     length: int = 1024  # tokens per row
-    rows: int = 16  # rows per update
-    updates: int = 1984  # updates of the head
-    rate: float | None = None  # peak learning rate (method default: eagle3 4e-3, the others 2e-3)
+    rows: int = 8  # rows per update
+    updates: int = 3968  # updates of the head
+    optimiser: OptimiserKind = "muon"  # as in train.head
+    # peak learning rate (method default: eagle3 1e-2 and with adam 4e-3, the others half of it)
+    rate: float | None = None
+    norms: bool = True  # EAGLE-3.1: a norm per tap before the projection, and the normed state is fed back
     warmup: int = 50  # updates until the peak
     eval_every: int = 512  # updates between two validations; each writes the head
     dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of the target and of products
@@ -135,7 +142,7 @@ def learner_of(args: Args, target: eagle_jax.Target, noise: float | None = None)
     """Returns the head of a method with its objective; `noise` None is that of the method."""
     learner = EagleLearner(
         HeadArgs(target=args.target, data=(), out=args.out, method=args.method, draft_vocab=args.draft_vocab,
-                 dtype=args.dtype, noise=noise)
+                 dtype=args.dtype, noise=noise, fc_norm=args.norms, norm_output=args.norms)
     )  # fmt: skip
     learner.begin(target)
     return learner
@@ -191,7 +198,8 @@ def train_head(args: Args, target: eagle_jax.Target, corpus: Corpus, held_out: C
     measured = jax.tree.map(lambda leaf: leaf[: MEASURED * args.rows], shards_of(held_out, 1)[0])
     scale = jax.jit(training.feature_scale)(shards[0].outputs.features, shards[0].texts) if learner.scaled else None
     frozen = Frozen(params, d2t, scale)
-    tx = training.head_optimiser(args.rate or RATES[args.method], args.warmup, args.updates)
+    rate = args.rate or RATES["eagle3" if args.method == "eagle3" else "eagle1"][args.optimiser]
+    tx = training.head_optimiser(rate, args.warmup, args.updates, kind=args.optimiser)
     fresh = jax.jit(learner.fresh)(jax.random.key(args.seed), params, d2t)
     head = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), fresh)
     state = HeadTrainState(head, tx.init(head), jnp.int32(0), jax.random.key(args.seed))

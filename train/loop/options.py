@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-from eagle_jax.training import Divergence
+from eagle_jax.training import Divergence, OptimiserKind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,9 @@ class RunArgs(CorpusArgs):
     steps: int = 1000  # updates
     # peak learning rate (method default: eagle3 1e-4, eagle1 and hass 3e-5, medusa 1e-3, the others 5e-4)
     rate: float | None = None
+    # adam, as in the papers, or muon for the matrices of layers and adam for the rest. muon learns faster, and its best
+    # rate is higher (docs/training.md)
+    optimiser: OptimiserKind = "adam"
     warmup: int = 100  # updates until the peak
     clip: float = 0.5  # largest norm of a gradient
     max_gradient: float = 1e4  # a gradient above this norm (before clipping) stops the run

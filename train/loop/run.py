@@ -81,7 +81,8 @@ class Run:
             with naming("--features", args.features):
                 self.features = Features(args.features, self.corpus, wanted, args.length)
         self.d2t, self.coverage = self._vocabulary()
-        self.tx = training.head_optimiser(args.rate or learner.rate, args.warmup, args.steps, clip=args.clip)
+        rate = args.rate or learner.rate
+        self.tx = training.head_optimiser(rate, args.warmup, args.steps, args.clip, args.optimiser)
         self.settings = self._settings(tokenizer)
         self.measured = {name: getattr(args, name) for name in MEASURED} | {"heldout": list(args.heldout)}
         if args.heldout:
