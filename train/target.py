@@ -31,7 +31,7 @@ from eagle_jax.checkpoints import save_target_checkpoint, write_whole
 from eagle_jax.config import DecoderConfig
 from eagle_jax.data.corpus import Corpus, Source, build_corpus
 from eagle_jax.runtime.compilation import use_compilation_cache
-from eagle_jax.training import compiler_options, fresh_target, pretrain
+from eagle_jax.training import compiler_options, fresh_target, pretrain, target_optimiser
 from infer.common.programs import at_least_one, run
 
 
@@ -117,7 +117,7 @@ def main(args: Args) -> None:
     shares = list(SHARES.values())
     rows = packed_rows(read(args.data, tokenizer), shares, args.length + 1, args.seed)
     held = packed_rows(read(args.data / "heldout", tokenizer), shares, args.length + 1, args.seed, args.held_rows)
-    tx = training.target_optimiser()
+    tx = target_optimiser()
     params = fresh_target(config, jax.random.key(args.seed))
     state = pretrain.TrainState(params, jax.jit(tx.init)(params), jnp.int32(0))
     args.out.mkdir(parents=True, exist_ok=True)
