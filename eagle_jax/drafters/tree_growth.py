@@ -255,14 +255,19 @@ def _grow_dynamic(
 ) -> DraftTree:
     """Expands and reranks (EAGLE-2, sections 4.1 and 4.2): K children per frontier node, the best K go on.
 
-    One loop body serves all levels, with buffers of the final size: the program does not grow with the depth.
+    One loop body serves all levels, with buffers of the final size: the program does not grow with the depth. The loop
+    ends early where no descendant of any row's frontier can be among the best N: the tree is that of all levels.
     """
     batch, width, levels = root.shape[0], tree.top_k, tree.depth - 1
     begin = propose(model.root[:, None], 1, width)
     tokens, scores = begin.tokens[:, 0], begin.gains[:, 0]
     first = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (batch, width))
-    pool = Pool(tokens, jnp.full_like(tokens, ROOT), scores)
-    pool = Pool(*(jnp.pad(part, ((0, 0), (0, levels * width * width))) for part in pool))
+    room = ((0, 0), (0, levels * width * width))
+    pool = Pool(
+        tokens=jnp.pad(tokens, room),
+        parents=jnp.pad(jnp.full_like(tokens, ROOT), room),
+        scores=jnp.pad(scores, room, constant_values=-jnp.inf),
+    )
     frontiers = jnp.pad(first, ((0, 0), (0, levels * width)))
     front = Frontier(
         tokens=tokens,
@@ -273,10 +278,18 @@ def _grow_dynamic(
     )
     own = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))
 
-    def expand(level: Array, carry: tuple[Pool, Array, Frontier, NewKV]) -> tuple:
-        """Adds level `level` (2 to D) below the frontier."""
-        pool, frontiers, front, drafted = carry
-        done = (level - 2) * width  # entries of `drafted` that earlier levels have filled
+    def turns(count: Array | int, pool: Pool, front: Frontier) -> Array:
+        """Returns `count`, or the last turn's if a further level would not change the tree."""
+        if not tree.rerank:
+            return jnp.asarray(count)
+        # A descendant scores at most what its best ancestor on the frontier scores; ties go to the earlier candidate.
+        ahead = pool.scores >= jnp.max(front.scores, axis=1, keepdims=True)
+        return jnp.where(jnp.all(jnp.sum(ahead, axis=1) >= tree.num_nodes), levels, count)
+
+    def expand(carry: tuple[Array, Pool, Array, Frontier, NewKV]) -> tuple:
+        """Adds a level below the frontier: level 2 in turn 0."""
+        turn, pool, frontiers, front, drafted = carry
+        level, done = turn + 2, turn * width  # entries of `drafted` that earlier levels have filled
         mask = jnp.concatenate([front.mask, own], axis=-1)
         states, new = model.extend(front.tokens, front.states, level, mask, drafted)
         drafted = jax.tree.map(lambda whole, part: _put(whole, part, done, 2), drafted, new)
@@ -298,10 +311,12 @@ def _grow_dynamic(
             pool=(offset + best).astype(jnp.int32),
             mask=_put(mask, jax.nn.one_hot(parent, width, dtype=bool), done, 2),
         )
-        return pool, _put(frontiers, front.pool, done + width, 1), front, drafted
+        return turns(turn + 1, pool, front), pool, _put(frontiers, front.pool, done + width, 1), front, drafted
 
-    carry = (pool, frontiers, front, blank_entries(model.cache, levels * width))
-    pool, frontiers, _, _ = jax.lax.fori_loop(2, tree.depth + 1, expand, carry) if levels else carry
+    carry = (turns(0, pool, front), pool, frontiers, front, blank_entries(model.cache, levels * width))
+    if levels:
+        carry = jax.lax.while_loop(lambda carry: carry[0] < levels, expand, carry)
+    _, pool, frontiers, _, _ = carry
     if tree.rerank:
         return _mask_zero_probability(gather_tree(root, pool, select_best(pool, tree.num_nodes)))
     # Levels keep their order. Within a level the best nodes come first, so the cut at num_nodes drops the worst.

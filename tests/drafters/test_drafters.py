@@ -11,10 +11,10 @@ import pytest
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
-from eagle_jax.core import RowRandomness
+from eagle_jax.core import KVCache, RowRandomness, make_sampling
 from eagle_jax.core.randomness import gumbel
 from eagle_jax.drafters.eagle import HeadFns
-from eagle_jax.drafters.tree_growth import blank_entries
+from eagle_jax.drafters.tree_growth import Expander, blank_entries, grow
 from eagle_jax.runtime import generation
 from eagle_jax.runtime.generation import request_of
 from tests import oracles
@@ -94,6 +94,39 @@ def test_dynamic_trees_are_those_of_the_slow_version(kind, name):
         matters |= set(expected) != set(grown())
     # Those of the ranking change the law that the slow version reads.
     assert matters == (name not in ("eagle2", "law", "untempered")), "an ignored switch would not show"
+
+
+@pytest.mark.parametrize(("rows", "passes"), [(["sure"], 5), (["unsure"], 2), (["sure", "unsure"], 5)])
+def test_a_dynamic_tree_stops_when_no_further_level_can_enter_it(rows, passes):
+    """The best six of an unsure model are those of two levels: the third shows it, and there is no fourth."""
+    laws = {"sure": [0.9, 0.06, 0.04], "unsure": [0.4, 0.35, 0.25]}
+    logits = jnp.log(jnp.array([laws[name] for name in rows]))
+    levels, roots, keys = [], jnp.zeros((len(rows),), jnp.int32), jax.random.split(jax.random.key(0), len(rows))
+
+    def extend(tokens, states, level, mask, earlier):
+        levels.append(int(level))
+        return states, earlier
+
+    def draft(rerank, nodes):
+        levels.clear()
+        model = Expander(
+            root=jnp.zeros((len(rows), 1)), extend=extend, logits=lambda states, level: logits[:, None],
+            to_target=lambda ids: ids, vocab=3, cache=KVCache((), (), roots),
+        )  # fmt: skip
+        tree = TreeConfig(depth=6, top_k=2, num_nodes=nodes, rerank=rerank)
+        with jax.disable_jit():  # the loop runs in Python, and passes can be counted
+            return grow(model, tree, roots, RowRandomness(keys, roots), make_sampling(0.0))
+
+    tree = draft(rerank=True, nodes=6)
+    assert levels == list(range(2, 2 + passes))
+    # Scores of the best six of all levels: 1, 2, ... times the sure token, or the unsure model's first two levels.
+    for row, name in enumerate(rows):
+        first, second = np.log(laws[name][:2])
+        sure = [first * n for n in range(1, 7)]
+        unsure = [first, second, 2 * first, first + second, first + second, 2 * second]
+        np.testing.assert_allclose(sorted(tree.scores[row, 1:]), sorted(sure if name == "sure" else unsure), rtol=1e-5)
+    draft(rerank=False, nodes=12)
+    assert levels == list(range(2, 7))
 
 
 def test_a_full_vocabulary_head_may_permute_its_ids():
