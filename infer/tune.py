@@ -1,24 +1,26 @@
 """Finds the fastest method and tree for a target on this machine, and writes a profile for `generate`.
 
     python -m infer.tune --methods eagle2,eagle3,pld --temperatures 0,1 --out profile.yaml
+    python -m infer.tune --pair smollm2
     python -m infer.tune --target PATH --eagle3 PATH --methods eagle3 --batches 1,8 --dtype bfloat16
     python -m infer.tune --check profile.yaml --skip 4
 
-The program measures the cost of a cycle by the rows of the target's pass and the shape of the drafts. It records the
-drafts of every method along the target's own replies. Both predict the speed of every tree of the grid. The trees with
+The program records the drafts of every method along the target's own replies. It measures the cost of a target pass by
+its rows and the cost of drafting by depth and top_k. Both predict the speed of every tree of the grid. The trees with
 the best predictions are measured in turns with plain decoding. A method must beat plain decoding in the mean and lose
 at most 3% on any task, both by more than the spread. The fastest such method is chosen, or else plain decoding.
 
-It prints a table per batch size and temperature and, last, one JSON object with the choices. A report next to the
-profile has all measurements. `--prompts 256` chooses once for prompts of at most 256 tokens and once for longer ones.
-`--check` measures "auto" with a profile against plain decoding instead; the exit status is 1 if a task is more than 5%
-slower. See docs/tuning.md.
+It prints its progress to stderr, a table per batch size and temperature and, last, one JSON object with the choices. A
+report next to the profile has all measurements. `--prompts 256` chooses once for prompts of at most 256 tokens and once
+for longer ones. `--check` measures "auto" with a profile against plain decoding instead; the exit status is 1 if a task
+is more than 5% slower. See docs/tuning.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ from infer.common.programs import at_least_one, can_write, check_seed, listed, n
 from infer.common.tables import number, table
 from infer.common.tasks import BUNDLED, Conversation, keys_of, load_tasks, names_of, task_folder
 from infer.tuning.search import Grid, Recorded, find_candidates, record_drafts, tune_request
-from infer.tuning.trials import LEAST, SLOWER, Prompt, Samples, Setting, batches, time_against_plain
+from infer.tuning.trials import LEAST, SLOWER, Prompt, Samples, Setting, batches, show_progress, time_against_plain
 
 AUTO = "auto"
 USUAL = ("hass", "eagle2", "eagle3", "pld")
@@ -55,14 +57,15 @@ class Args(Places):
     skip: int = 0  # questions at the head of every task that are left out, such as those tuned on
     max_new_tokens: int = 64  # longest reply
     batches: str = "1"  # prompts at a time, separated by commas
-    temperatures: str = "0,1"  # 0 is greedy
+    temperatures: str = "0"  # 0 is greedy; several separated by commas
     # lengths, in tokens, between which the choice may differ, separated by commas; empty is one choice for all
     prompts: str = ""
     depths: str = "1,2,3,4,5,6,8"  # depths in the grid of trees, and lengths of prompt lookup
     top_ks: str = "1,2,3,4,6,10"  # values of top_k in the grid of trees
     nodes: str = "2,3,4,5,6,7,8,10,12,15,20,31,45,59"  # numbers of nodes in the grid; impossible ones are left out
-    candidates: int = 4  # number of trees to measure, the best predicted
-    repeats: int = 7  # repetitions of every measurement, at least five
+    candidates: int = 3  # number of trees to measure, the best predicted
+    repeats: int = 5  # repetitions of every measurement, at least five
+    minutes: float = 4  # to measure whole replies, per setting; a slow machine measures fewer prompts of every task
     seed: int = 0  # seed of sampled draws
     out: Path = Path("profile.yaml")  # the profile that is written; NAME_report.json beside it has all measurements
     check: Path | None = None  # a profile to measure, instead of writing a new one
@@ -93,19 +96,28 @@ def main(args: Args) -> int:
     about = {"machine": machine(), "revision": revision(REPOSITORY), "arguments": dataclasses.asdict(args)}
     entries: list[Entry] = []
     found: list[dict[str, Any]] = []
-    for bound, samples in by_length(whole, bounds).items():
-        recorded: dict[float, Recorded] = {}
-        for setting in (each._replace(prompt=bound) for each in settings):
-            if setting.temperature not in recorded:
-                recorded[setting.temperature] = record_drafts(target, candidates, samples, setting)
-            given = target, candidates, recorded[setting.temperature], samples, setting
-            entry, row = tune_request(*given, measured=args.candidates, repeats=args.repeats)
-            show(row, samples)
-            entries.append(entry)
-            found.append(row)
-            # An interrupted run keeps its results.
-            write_whole(args.out, profile_text(args, target, entries))
-            write_whole(report, json.dumps(about | {"settings": found}, indent=1, default=str) + "\n")
+    groups = by_length(whole, bounds)
+    total = len(groups) * len(settings)
+    try:
+        for bound, samples in groups.items():
+            recorded: dict[float, Recorded] = {}
+            for setting in (each._replace(prompt=bound) for each in settings):
+                show_progress(f"setting {len(entries) + 1} of {total}: batch {setting.batch}, "
+                              f"temperature {setting.temperature:g}, prompts to {bound or 'any length'}")  # fmt: skip
+                if setting.temperature not in recorded:
+                    recorded[setting.temperature] = record_drafts(target, candidates, samples, setting)
+                given = target, candidates, recorded[setting.temperature], samples, setting
+                entry, row = tune_request(*given, args.candidates, args.repeats, args.minutes)
+                show(row, samples)
+                entries.append(entry)
+                found.append(row)
+                # An interrupted run keeps its results.
+                write_whole(args.out, profile_text(args, target, entries))
+                write_whole(report, json.dumps(about | {"settings": found}, indent=1, default=str) + "\n")
+    except KeyboardInterrupt:
+        state = f"has {len(entries)} of {total} settings" if entries else "is unchanged"
+        print(f"\n{args.out} {state}. Compiled programs stay in the compilation cache.", file=sys.stderr)
+        raise
     print(f"\nWritten: {args.out} and {report}. Machine: {machine()}")
     choices = [dataclasses.asdict(entry) | {"chosen": row["chosen"]} for entry, row in zip(entries, found, strict=True)]
     print(json.dumps(about | {"report": report, "choices": choices}, default=str))

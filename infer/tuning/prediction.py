@@ -1,15 +1,16 @@
 """Predicts the speed of a draft tree from the cost of a cycle and the cycles on recorded drafts.
 
-Drafts do not persist: the state of a drafter depends on the confirmed text alone. So one run that accepts no draft
-gives plain decoding's text and a wide tree at every position. Where the cycles of a smaller tree would begin and end
-follows from that. The count is exact for trees of the recorded width. A narrower tree opens other nodes than the wide
-one; the drafts below them were not recorded and count as rejected.
+Drafts do not persist: the state of a drafter depends on the confirmed text alone. So one run of plain decoding gives a
+wide tree at every position. Where the cycles of a smaller tree would begin and end follows from that. The count is
+exact for trees of the recorded width. A narrower tree opens other nodes than the wide one; the drafts below them were
+not recorded and count as rejected.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,18 +20,25 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
-from eagle_jax.core import ROOT, Acceptance, Drafter, DraftTree, Params, RowRandomness, Sampling, prefill, step
-from eagle_jax.core.verify import deterministic
-from eagle_jax.evaluate import Cycles, record_cycles
+from eagle_jax.core import ROOT, Drafter, DraftTree, Params, RowRandomness, Verified, empty_tree
+from eagle_jax.core.loop import prefill, step
+from eagle_jax.drafters import vanilla_drafter
+from eagle_jax.evaluate import depths_and_ranks
+from eagle_jax.parallel import to_host
 from eagle_jax.runtime.compilation import forget_programs
-from eagle_jax.runtime.generation import request_of
+from eagle_jax.runtime.errors import check_finite
+from eagle_jax.runtime.generation import prefill_program, request_of, step_program
+from eagle_jax.runtime.request import empty_caches
+from infer.common.methods import tree_words
 from infer.common.timing import Part, time_repetitions
-from infer.tuning.trials import Prompt, Setting, arguments, show_progress
+from infer.tuning.trials import Prompt, Setting, arguments, request_at_width, show_progress
 
-WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+WIDTHS = tuple(2**power for power in range(9))
 """Rows of measured target passes; of those between, the seconds are interpolated."""
-TURNS = 8
+TURNS = 4
 """Cycles in one compiled loop."""
+RECORDED = 16
+"""Maximum replies recorded at a time."""
 
 
 class Costs(NamedTuple):
@@ -39,8 +47,7 @@ class Costs(NamedTuple):
     Attributes:
       rows: of a target pass, ascending from 1, plain decoding.
       passes: seconds of a cycle without drafting.
-      drafts: seconds that a method adds to the pass of some trees: (depth, top_k, seconds), for drafting, updating its
-        state and committing longer paths.
+      drafts: seconds of some trees of a method: (depth, top_k, seconds), for drafting and updating its state.
     """
 
     rows: list[int]
@@ -66,7 +73,7 @@ def measure_costs(
     setting: Setting,
     repeats: int,
 ) -> Costs:
-    """Measures cycles of some widths and of the extreme trees of every method; the least times count.
+    """Measures passes of some widths, and drafting of the extreme trees of every method; the least times count.
 
     Args:
       drafters: of every method, by tree.
@@ -74,21 +81,19 @@ def measure_costs(
     """
     widest = max((tree.num_nodes + 1 for trees in drafters.values() for tree in trees), default=1)
     rows = sorted({*(width for width in WIDTHS if width < widest), widest})
-    made: dict[Any, Any] = {width: eagle_jax.BoundDrafter.bind(blank(width), target) for width in rows[1:]}
-    made[1] = None
-    for method, trees in drafters.items():
-        made |= {(method, tree): trees[tree] for tree in extremes(trees)}
     forget_programs()
-    calls: dict[Any, Callable[[], Any]] = {}
-    for name, drafter in made.items():
-        show_progress(f"compiling cycle {len(calls) + 1} of {len(made)}")
-        calls[name] = cycles_of(target, drafter, prompts, setting)
-        calls[name]()
+    calls: dict[Any, Callable[[], Any]] = passes_of(target, rows, prompts, setting)
+    ends = {(method, tree): trees[tree] for method, trees in drafters.items() for tree in extremes(trees)}
+    calls |= {name: drafting_of(target, drafter, prompts, setting) for name, drafter in ends.items()}
+    for number, (name, call) in enumerate(calls.items(), 1):
+        what = f"drafts of {name[0]}, {tree_words(name[1])}" if name in ends else f"a target pass of {name} rows"
+        show_progress(f"costs: compiling {number} of {len(calls)}, {what}")
+        call()
+    show_progress(f"costs: measuring, {repeats} repetitions")
     seconds = {name: min(values) / TURNS for name, values in time_repetitions(calls, repeats).items()}
     costs = Costs(rows, [seconds[width] for width in rows], {method: [] for method in drafters})
-    for method, tree in (name for name in made if isinstance(name, tuple)):
-        added = seconds[method, tree] - costs.at_rows(tree.num_nodes + 1)
-        costs.drafts[method].append((tree.depth, tree.top_k, added))
+    for method, tree in ends:
+        costs.drafts[method].append((tree.depth, tree.top_k, seconds[method, tree]))
     return costs
 
 
@@ -99,68 +104,112 @@ def extremes(trees: Iterable[TreeConfig]) -> list[TreeConfig]:
     return list(dict.fromkeys(tree for alike in ends for tree in (alike[0], alike[-1])))
 
 
-def cycles_of(
-    target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter | None, prompts: Sequence[Prompt], setting: Setting
-) -> Callable[[], Any]:
-    """Returns a call that runs `TURNS` cycles after these prompts.
+def passes_of(
+    target: eagle_jax.Target, widths: Iterable[int], prompts: Sequence[Prompt], setting: Setting
+) -> dict[Any, Callable[[], Any]]:
+    """Returns calls by width that run `TURNS` cycles of so many rows, without drafting, after these prompts.
 
     The state is an empty cache with the right lengths: no prefill is compiled, and the work of a cycle does not depend
     on the numbers in it.
     """
+    drafter = eagle_jax.BoundDrafter.bind(blank(1), target)
     params, batch, sampling, engine, sizes = request_of(target, drafter, eos_ids=(), **arguments(prompts, setting))
     start = functools.partial(prefill, engine=engine, sizes=sizes)
     state = jax.eval_shape(start, params, batch, sampling)
     state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state._replace(keys=None))
     state = state._replace(cache=state.cache._replace(length=batch.lengths), keys=batch.keys)
-    return Part(lambda params, state: step(params, state, sampling, engine)[0], params, state).repeat(TURNS)
+
+    def repeated(width: int) -> Callable[[], Any]:
+        wide = engine._replace(drafter=blank(width))
+        return Part(lambda params, state: step(params, state, sampling, wide)[0], params, state).repeat(TURNS)
+
+    return {width: repeated(width) for width in widths}
+
+
+def drafting_of(
+    target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter, prompts: Sequence[Prompt], setting: Setting
+) -> Callable[[], Any]:
+    """Returns a call that drafts `TURNS` times and confirms a whole path each time, without the target."""
+    params, batch, sampling, engine, sizes = request_of(target, drafter, **arguments(prompts, setting))
+    method = engine.drafter
+    _, state = empty_caches(params, engine, len(prompts), sizes.slots)
+    randomness = RowRandomness(batch.keys, batch.lengths)
+    shape = len(prompts), method.depth + 1, len(method.taps) * target.config.hidden_size
+
+    def cycle(params: Params, carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
+        state, root = carry
+        tree, state = method.draft(params, state, root, randomness, sampling)
+        path = tree.tokens[:, : method.depth + 1]
+        features = jnp.broadcast_to(root[:, None, None].astype(target.dtype), shape)  # not a constant of the loop
+        verified = Verified(path, path, features, batch.lengths, jnp.ones_like(root))
+        return method.update(params, state, verified), path[:, -1]
+
+    return Part(cycle, params, (state, batch.prompts[:, 0])).repeat(TURNS)
 
 
 def blank(rows: int) -> Drafter:
     """Returns a drafter of trees without cost: a root and copies of it, `rows` in all."""
 
-    def draft(
-        params: Params, state: tuple[()], root: jax.Array, randomness: RowRandomness, sampling: Sampling
-    ) -> tuple[DraftTree, tuple[()]]:
+    def draft(params: Params, state: Any, root: jax.Array, *rest: Any) -> tuple[DraftTree, Any]:
         tokens = jnp.broadcast_to(root[:, None], (root.shape[0], rows))
         parents = jnp.zeros_like(tokens).at[:, 0].set(ROOT)
         return DraftTree(tokens, parents, jnp.zeros(tokens.shape, jnp.float32)), state
 
-    return Drafter(
-        init=lambda params, batch, slots: (),
-        draft=draft,
-        update=lambda params, state, verified: state,
-        taps=(),
-        depth=1,
-        num_nodes=rows - 1,
-    )
+    return vanilla_drafter()._replace(draft=draft, depth=1, num_nodes=rows - 1)
 
 
 def record(
     target: eagle_jax.Target, drafter: eagle_jax.BoundDrafter, prompts: Sequence[Prompt], setting: Setting
 ) -> Drafts:
-    """Decodes a batch of prompts plainly and records what `drafter` drafts at every position.
+    """Decodes prompts plainly and records what `drafter` drafts at every position.
 
     Raises:
-      ValueError: as `eagle_jax.generate`.
+      ValueError, NotFiniteError: as `eagle_jax.generate`.
     """
-    shadow = dataclasses.replace(drafter, drafter=drafter.drafter._replace(verify=accept_none))
-    return Drafts(record_cycles(target, shadow, **arguments(prompts, setting)), len(prompts))
+    shadow = dataclasses.replace(drafter, drafter=unverified(drafter.drafter))
+    found = []
+    for start in range(0, len(prompts), RECORDED):
+        part = prompts[start : start + RECORDED]
+        request = request_at_width(target, shadow, part, prompts, setting)
+        state, running = prefill_program(*request), np.zeros(len(part), bool)
+        for position in itertools.count(1):
+            tree = to_host(state.drafter[1])
+            rows = np.flatnonzero(running)
+            found.append((start + rows, tree.tokens[rows], tree.parents[rows], tree.scores[rows]))
+            running = ~to_host(state.done)
+            if not running.any():
+                break
+            if position % 16 == 0:
+                show_progress(f"recording: token {position} of at most {setting.max_new_tokens}, {len(part)} replies")
+            state, _ = step_program(request.params, state, request.sampling, request.engine)
+        check_finite(*to_host((state.not_finite, state.bad_drafts)))
+    return Drafts(len(prompts), *map(np.concatenate, zip(*found, strict=True)))
 
 
-def accept_none(
-    tree: DraftTree, logits: jax.Array, keys: jax.Array, index: jax.Array, sampling: Sampling, depth: int
-) -> Acceptance:
-    """Draws the target's token after the root and accepts no draft."""
-    found = deterministic(tree, logits, keys, index, sampling, 0)
-    return found._replace(path=jnp.zeros((len(found.count), depth + 1), jnp.int32))
+def unverified(drafter: Drafter) -> Drafter:
+    """Returns a drafter whose trees stay in its state: the target runs over the root alone."""
+
+    def init(params: Params, rows: int, slots: int) -> tuple[Any, DraftTree]:
+        ids = jnp.zeros((rows, drafter.num_nodes + 1), jnp.int32)
+        return drafter.init(params, rows, slots), DraftTree(ids, ids, ids.astype(jnp.float32))
+
+    def draft(params: Params, state: Any, root: jax.Array, *rest: Any) -> tuple[DraftTree, Any]:
+        tree, own = drafter.draft(params, state[0], root, *rest)
+        return empty_tree(root), (own, tree)
+
+    def update(params: Params, state: Any, verified: Verified) -> Any:
+        return drafter.update(params, state[0], verified), state[1]
+
+    return Drafter(init, draft, update, drafter.taps, depth=0, num_nodes=0)
 
 
 class Drafts:
     """Holds the drafts of a wide tree at every position of some replies.
 
     Args:
-      cycles: P cycles without accepted tokens, in order.
-      replies: their number R; a reply of one token has no cycle.
+      replies: their number R; a reply of one token has no position.
+      prompt: [P] row of the prompt; the positions of a reply are in order.
+      tokens, parents, scores: [P, N+1] of the tree that was drafted there, as in `DraftTree`.
 
     Attributes:
       depths: [P, N+1] level of every node; 0 is the root.
@@ -169,24 +218,24 @@ class Drafts:
       scores: as in `DraftTree`; -inf where there is no node.
     """
 
-    def __init__(self, cycles: Cycles, replies: int) -> None:
-        tokens, parents = cycles.tokens, cycles.parents
-        self.rows = [np.flatnonzero(cycles.prompt == reply) for reply in range(replies)]
+    def __init__(
+        self, replies: int, prompt: np.ndarray, tokens: np.ndarray, parents: np.ndarray, scores: np.ndarray
+    ) -> None:
+        self.rows = [np.flatnonzero(prompt == reply) for reply in range(replies)]
         positions, width = np.arange(len(tokens)), tokens.shape[1]
         text = np.full(tokens.shape, -1)  # column d: the reply's token d positions after the root
         for rows in self.rows:
             for ahead in range(min(width, len(rows))):
                 text[rows[: len(rows) - ahead], ahead] = tokens[rows[ahead:], 0]
-        self.depths, self.ranks = np.zeros((2, *tokens.shape), int)
+        self.depths, self.ranks = depths_and_ranks(parents)
         self.on_text = np.zeros(tokens.shape, bool)
         self.on_text[:, 0] = True
         for node in range(1, width):
             parent = np.maximum(parents[:, node], 0)
-            self.depths[:, node] = depth = self.depths[positions, parent] + 1
-            rank = np.sum(parents[:, 1:node] == parents[:, node, None], axis=1)
-            self.ranks[:, node] = np.maximum(rank, self.ranks[positions, parent])
-            self.on_text[:, node] = self.on_text[positions, parent] & (tokens[:, node] == text[positions, depth])
-        self.scores = np.where(parents >= 0, cycles.scores, -np.inf)
+            self.ranks[:, node] = np.maximum(self.ranks[:, node], self.ranks[positions, parent])
+            follows = tokens[:, node] == text[positions, self.depths[:, node]]
+            self.on_text[:, node] = self.on_text[positions, parent] & follows
+        self.scores = np.where(parents >= 0, scores, -np.inf)
         self.on_text &= np.isfinite(self.scores)
 
     def cycles(self, tree: TreeConfig | None) -> list[int]:

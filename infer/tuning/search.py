@@ -17,8 +17,6 @@ from infer.common.methods import OPTIONS, Loader, Places
 from infer.tuning.prediction import Costs, Drafts, measure_costs, record
 from infer.tuning.trials import TOLERATED, Samples, Score, Setting, batches, show_progress, time_against_plain
 
-RECORDED = 8
-"""Maximum replies recorded at a time."""
 POOL = 64
 """Minimum nodes of a recorded tree."""
 
@@ -58,8 +56,8 @@ class Candidate(NamedTuple):
     tree: TreeConfig | None
 
 
-Recorded = Mapping[str, Mapping[str, Sequence[Drafts]]]
-"""Recorded drafts by method and task."""
+Recorded = Mapping[str, Drafts]
+"""Recorded drafts by method; their replies are those of all tasks, in order."""
 
 
 def find_candidates(
@@ -119,7 +117,8 @@ def record_drafts(
     target: eagle_jax.Target, candidates: Mapping[str, Candidate], samples: Samples, setting: Setting
 ) -> Recorded:
     """Records every method's drafts along the replies, with one tree that contains all searched trees."""
-    found: dict[str, dict[str, list[Drafts]]] = {}
+    found: dict[str, Drafts] = {}
+    prompts = list(itertools.chain(*samples.values()))
     for method, trees in families(candidates).items():
         depth, top_k = max(tree.depth for tree in trees), max(tree.top_k for tree in trees)
         drafter = next(drafter for tree, drafter in trees.items() if tree.depth == depth)
@@ -127,30 +126,35 @@ def record_drafts(
             pool = TreeConfig(depth, top_k, depth).pool_size
             most = min(pool, max(POOL, *(tree.num_nodes for tree in trees)))
             drafter = drafter.with_tree(TreeConfig(depth, top_k, most))
-        found[method] = {}
-        for task, prompts in samples.items():
-            show_progress(f"{task}: recording the drafts of {method} at temperature {setting.temperature:g}")
-            found[method][task] = [record(target, drafter, part, setting) for part in batches(prompts, RECORDED)]
+        show_progress(f"recording: compiling {method} for {len(prompts)} replies")
+        found[method] = record(target, drafter, prompts, setting)
     return found
 
 
-def predict(candidates: Mapping[str, Candidate], recorded: Recorded, costs: Costs, batch: int) -> dict[str, Score]:
+def predict(
+    candidates: Mapping[str, Candidate], recorded: Recorded, costs: Costs, samples: Samples, batch: int
+) -> dict[str, Score]:
     """Predicts the speedup over plain decoding per label and task; the prefill does not count."""
     found = {}
     for label, one in candidates.items():
         if one.tree is not None:
+            drafts = recorded[one.entry.method]
             cycle = costs.cycle(one.entry.method, one.tree) / costs.at_rows(1)
-            found[label] = Score({
-                task: [passes(parts, None, batch) / (cycle * passes(parts, one.tree, batch))]
-                for task, parts in recorded[one.entry.method].items()
-            })  # fmt: skip
+            plain, own = (passes(drafts, tree, samples, batch) for tree in (None, one.tree))
+            found[label] = Score({task: [plain[task] / (cycle * own[task])] for task in samples})
     return found
 
 
-def passes(parts: Sequence[Drafts], tree: TreeConfig | None, batch: int) -> int:
-    """Returns the target passes of all replies in batches, at least one, by the longest row of each batch."""
-    cycles = [count for part in parts for count in part.cycles(tree)]
-    return max(1, sum(max(cycles[at : at + batch]) for at in range(0, len(cycles), batch)))
+def passes(drafts: Drafts, tree: TreeConfig | None, samples: Samples, batch: int) -> dict[str, int]:
+    """Returns the target passes of every task in batches, at least one, by the longest row of each batch."""
+    cycles = iter(drafts.cycles(tree))
+    counts = {task: list(itertools.islice(cycles, len(prompts))) for task, prompts in samples.items()}
+    return {task: max(1, sum(max(part) for part in batches(own, batch))) for task, own in counts.items()}
+
+
+def affordable(samples: Samples, batch: int, share: float) -> Samples:
+    """Returns about `share` of the prompts of every task, the first ones, in whole batches; at least one batch."""
+    return {task: prompts[: max(1, round(share * len(prompts) / batch)) * batch] for task, prompts in samples.items()}
 
 
 def shortlist(predicted: Mapping[str, Score], count: int) -> list[str]:
@@ -170,14 +174,15 @@ def tune_request(
     recorded: Recorded,
     samples: Samples,
     setting: Setting,
-    *,
     measured: int,
     repeats: int,
+    minutes: float,
 ) -> tuple[Entry, dict[str, Any]]:
     """Chooses for one setting: the safe method with the largest mean; plain decoding if none is safe.
 
     A safe method beats plain decoding in the mean over tasks and loses at most `TOLERATED` on any task, both by more
-    than the spread (`Score.safe`). The `measured` best predicted settings are measured, and those without a prediction.
+    than the spread (`Score.safe`). The `measured` best predicted settings are measured, and those without a prediction,
+    on as many prompts as take `minutes` by the prediction.
 
     Returns:
       the entry of a profile, and a report of all measurements.
@@ -185,10 +190,14 @@ def tune_request(
     every = sorted(itertools.chain(*samples.values()), key=lambda prompt: len(prompt.tokens))
     middle = every[max(0, (len(every) - setting.batch) // 2) :][: setting.batch]
     costs = measure_costs(target, families(candidates), middle, setting, repeats)
-    predicted = predict(candidates, recorded, costs, setting.batch)
+    predicted = predict(candidates, recorded, costs, samples, setting.batch)
     names = [*shortlist(predicted, measured), *(label for label, one in candidates.items() if one.tree is None)]
+    tokens = len(every) * setting.max_new_tokens / setting.batch
+    once = costs.at_rows(1) * tokens * (1 + sum(1 / predicted[name].mean if name in predicted else 1 for name in names))
+    part = affordable(samples, setting.batch, 60 * minutes / (once * repeats))
+    show_progress(f"{len(predicted)} settings are predicted. The best are measured: {', '.join(names)}")
     scores, identical = time_against_plain(
-        target, {label: candidates[label].drafter for label in names}, samples, setting, repeats
+        target, {label: candidates[label].drafter for label in names}, part, setting, repeats
     )
     safe = {label: score.mean for label, score in scores.items() if score.safe}
     chosen = max(safe, key=safe.__getitem__, default=PLAIN)
@@ -206,5 +215,6 @@ def tune_request(
         "pass_over_plain": {rows: round(costs.at_rows(rows) / plain, 3) for rows in costs.rows},
         "predicted": {label: round(score.mean, 3) for label, score in predicted.items()},
         "candidates": {label: row | {"safe": scores[label].safe} for label, row in rows.items()},
+        "measured_prompts": sum(map(len, part.values())),
         "identical": identical,
     }

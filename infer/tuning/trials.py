@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +15,14 @@ import numpy as np
 
 import eagle_jax
 from eagle_jax.runtime.compilation import forget_programs
+from eagle_jax.runtime.generation import request_of, run_request
+from eagle_jax.runtime.profile import Profile
+from eagle_jax.runtime.request import Request
 from infer.common.labels import PLAIN
 from infer.common.timing import time_repetitions
 
+T = TypeVar("T")
+START = time.monotonic()
 TOLERATED = 0.03
 """Largest loss of a choice to plain decoding on a tuned task; a limit that we set, below `SLOWER`."""
 SLOWER = 0.05
@@ -44,8 +51,8 @@ class Setting(NamedTuple):
     prompt: int | None = None
 
 
-def batches(prompts: Sequence[Prompt], size: int) -> list[Sequence[Prompt]]:
-    """Splits prompts in order; the last batch may be smaller."""
+def batches(prompts: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Splits prompts, or values of prompts, in order; the last batch may be smaller."""
     return [prompts[at : at + size] for at in range(0, len(prompts), size)]
 
 
@@ -57,6 +64,15 @@ def arguments(prompts: Sequence[Prompt], setting: Setting) -> dict[str, Any]:
         "temperature": setting.temperature,
         "key": jnp.stack([prompt.key for prompt in prompts]),
     }
+
+
+def request_at_width(
+    target: eagle_jax.Target, drafter: Any, prompts: Sequence[Prompt], every: Sequence[Prompt], setting: Setting
+) -> Request:
+    """Returns the request of some prompts, padded like the longest of `every`: one program serves all batches."""
+    longest = max(every, key=lambda prompt: len(prompt.tokens))
+    request = request_of(target, drafter, **arguments([*prompts, longest], setting))
+    return request._replace(batch=jax.tree.map(lambda rows: rows[: len(prompts)], request.batch))
 
 
 class Score(NamedTuple):
@@ -102,40 +118,56 @@ def time_against_plain(
     samples: Samples,
     setting: Setting,
     repeats: int,
-    **options: Any,
+    profile: Profile | None = None,
 ) -> tuple[dict[str, Score], str]:
     """Times whole calls of every method in turns with plain decoding, batch by batch.
 
     Args:
-      methods: drafters by label.
-      options: of their calls, such as `profile` for "auto".
+      methods: drafters by label, or "auto".
+      profile: for "auto", which chooses by the length of a batch; without it all batches have one width.
 
     Returns:
       the scores by label, and how many replies equal plain decoding's, such as "8/8".
     """
     ratios: dict[str, dict[str, list[float]]] = {label: {} for label in methods}
+    every = list(itertools.chain(*samples.values()))
+    replies: dict[str, list[list[int]]] = {}
     identical = compared = 0
+
+    def run(label: str, request: Request) -> None:
+        replies[label] = run_request(request).tokens
+
     for task, prompts in samples.items():
         seconds = {label: np.zeros(repeats) for label in (PLAIN, *methods)}
-        for number, part in enumerate(batches(prompts, setting.batch), 1):
-            show_progress(f"{task}, batch {number}: {len(methods)} methods in turns with plain decoding")
+        parts = batches(prompts, setting.batch)
+        for number, part in enumerate(parts, 1):
+            place = f"measuring {task}, batch {number} of {len(parts)}"
             forget_programs()
-            given = arguments(part, setting)
-            calls = {PLAIN: partial(eagle_jax.generate, target, None, **given)}
-            for label, drafter in methods.items():
-                calls[label] = partial(eagle_jax.generate, target, drafter, **given, **options)
-            replies = {label: call().tokens for label, call in calls.items()}
+            calls: dict[str, Callable[[], None]] = {}
+            for label, drafter in {PLAIN: None, **methods}.items():
+                if profile is None:
+                    request = request_at_width(target, drafter, part, every, setting)
+                else:
+                    request = request_of(target, drafter, profile=drafter and profile, **arguments(part, setting))
+                if number == 1 and (profile is not None or not any(ratios.values())):
+                    show_progress(f"{place}: compiling {label}")
+                one = jnp.ones_like(request.batch.budget)  # one token per row: the same program ends after the prefill
+                run(label, request._replace(batch=request.batch._replace(budget=one)))
+                calls[label] = partial(run, label, request)
+            show_progress(f"{place}: {len(calls)} methods in turns, {repeats} repetitions")
+            for label, times in time_repetitions(calls, repeats).items():
+                seconds[label] += times
             for label in methods:
                 identical += sum(a == b for a, b in zip(replies[label], replies[PLAIN], strict=True))
                 compared += len(part)
-            for label, times in time_repetitions(calls, repeats).items():
-                seconds[label] += times
         for label in methods:
             ratios[label][task] = (seconds[PLAIN] / seconds[label]).tolist()
+        speeds = ", ".join(f"{label} {Score(found).speedups[task]:.2f}x" for label, found in ratios.items())
+        show_progress(f"measured {task}: {speeds}")
     return {label: Score(by_task) for label, by_task in ratios.items()}, f"{identical}/{compared}"
 
 
 def show_progress(text: str) -> None:
-    """Shows the progress in one row of a terminal."""
-    if sys.stderr.isatty():
-        print(f"{text:<100}", end="\r", file=sys.stderr, flush=True)
+    """Prints a line to stderr, after the minutes and seconds since the start."""
+    minutes, seconds = divmod(int(time.monotonic() - START), 60)
+    print(f"{minutes:3d}:{seconds:02d}  {text}", file=sys.stderr, flush=True)

@@ -12,12 +12,12 @@ import yaml
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
-from eagle_jax.evaluate import Cycles
+from eagle_jax.runtime import generation
 from eagle_jax.runtime.profile import Entry
 from infer import tune
 from infer.tuning import search
-from infer.tuning.prediction import Costs, Drafts, extremes, record
-from infer.tuning.trials import Prompt, Score, Setting, arguments
+from infer.tuning.prediction import Costs, Drafts, extremes, record, unverified
+from infer.tuning.trials import Prompt, Score, Setting, arguments, time_against_plain
 from tests.models import random_prompts, tiny_head, tiny_target
 
 WIDE = TreeConfig(depth=2, top_k=3, num_nodes=12)  # every candidate is a node
@@ -50,7 +50,7 @@ def test_lookups_are_replayed_from_the_longest():
 
 def test_replies_of_one_token_have_no_cycle():
     none = np.zeros((0, 3), int)
-    drafts = Drafts(Cycles(none[:, 0], none, none, none, none, none, none[:, 0]), 2)
+    drafts = Drafts(2, none[:, 0], none, none, none)
     assert drafts.cycles(TreeConfig.chain(2)) == [0, 0]
 
 
@@ -97,6 +97,56 @@ def test_the_best_of_every_method_that_may_win_is_measured_first():
     assert search.shortlist(scores, 9) == ["a@3", "b@1", "a@2", "c@1", "a@1"]
 
 
+def test_all_prompts_share_one_program():
+    """Compiling takes most of the time: prompts of several buckets are padded alike, and recorded with one root."""
+    target, setting = tiny_target(), Setting(1, 0.0, 6)
+    short, long = (Prompt(tokens, key) for tokens, key in zip(random_prompts([5, 50], 12), KEYS, strict=False))
+    head = tiny_head("eagle1", WIDE)
+    programs = generation.generate_program._cache_size(), generation.step_program._cache_size()
+    scores, identical = time_against_plain(target, {"eagle1": head}, {"a": [short], "b": [long]}, setting, 5)
+    assert identical == "2/2" and scores["eagle1"].ratios.keys() == {"a", "b"}
+    record(target, head, [short, long], setting)
+    assert generation.generate_program._cache_size() == programs[0] + 2
+    assert generation.step_program._cache_size() == programs[1] + 1
+
+
+def test_the_target_does_not_verify_recorded_drafts():
+    """Its pass over a wide tree would take most of the time of a recording."""
+    shadow = unverified(tiny_head("eagle1", WIDE).drafter)
+    assert (shadow.depth, shadow.num_nodes) == (0, 0)
+
+
+def test_fewer_prompts_are_measured_where_time_is_short():
+    samples = {"a": PROMPTS, "b": PROMPTS[:1]}
+    found = {share: search.affordable(samples, 2, share) for share in (9, 0.5, 0)}
+    lengths = {share: [len(prompts) for prompts in part.values()] for share, part in found.items()}
+    assert lengths == {9: [4, 1], 0.5: [2, 1], 0: [2, 1]}
+
+
+def test_ctrl_c_tells_what_is_written(quick, pair, monkeypatch, capsys):
+    answers = [(Entry(1, 0.0), {}), KeyboardInterrupt, KeyboardInterrupt]
+
+    def tune_request(*args):
+        answer = answers.pop(0)
+        if answer is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        return answer
+
+    monkeypatch.setattr(tune, "tune_request", tune_request)
+    monkeypatch.setattr(tune, "record_drafts", lambda *args: {})
+    monkeypatch.setattr(tune, "show", lambda *args: None)
+    given = tune.Args(**quick | {"temperatures": "0,1"})
+    with pytest.raises(KeyboardInterrupt):
+        tune.main(given)
+    assert f"{quick['out']} has 1 of 2 settings" in capsys.readouterr().err
+    before = quick["out"].read_text()
+    assert len(yaml.safe_load(before)["entries"]) == 1
+    with pytest.raises(KeyboardInterrupt):
+        tune.main(given)
+    assert f"{quick['out']} is unchanged" in capsys.readouterr().err
+    assert quick["out"].read_text() == before
+
+
 @pytest.fixture
 def quick(pair, tasks, tmp_path):
     """Returns arguments of a short run on the small pair."""
@@ -113,7 +163,17 @@ def last(capsys) -> dict:
 
 def test_tune_and_check(quick, capsys):
     assert tune.main(tune.Args(**quick)) == 0
-    (choice,) = last(capsys)["choices"]
+    printed = capsys.readouterr()
+    (choice,) = json.loads(printed.out.splitlines()[-1])["choices"]
+    steps = (
+        "setting 1 of 1",
+        "recording: compiling pld",
+        "costs: compiling 2 of 3",
+        "talk, batch 2 of 2",
+        "measured talk",
+    )
+    for step in steps:
+        assert step in printed.err and step not in printed.out
     (row,) = json.loads(quick["out"].with_name("p_report.json").read_text())["settings"]
     assert (row["chosen"], row["identical"]) == (choice["chosen"], "2/2")
     found = row["candidates"]["pld@1"]
@@ -167,15 +227,15 @@ def test_the_choice_is_the_best_of_what_was_measured(pair, measured):
     found = search.find_candidates(["pld"], pair, tune.Args(), search.Grid([1, 2], [2], [2]))
     assert found.keys() == fast.keys()
     recorded = search.record_drafts(pair, found, samples, setting)
-    (part,) = recorded["pld"]["a"]
-    entry, report = search.tune_request(pair, found, recorded, samples, setting, measured=2, repeats=5)
+    part = recorded["pld"]
+    entry, report = search.tune_request(pair, found, recorded, samples, setting, 2, 5, 1.0)
     guess = report["predicted"]
     # Three rows cost two plain passes.
     assert guess["pld@2"] == round(part.cycles(None)[0] / part.cycles(TreeConfig.chain(2))[0] / 2, 3)
     assert entry == Entry(2, 0.0, "pld", length=1, ngram=3, predicted=guess["pld@1"], measured=1.35, worst=1.2)
     assert report["pass_over_plain"] == {1: 1.0, 3: 2.0}
     fast["pld@1"] = {"a": 0.8, "b": 0.9}
-    entry, _ = search.tune_request(pair, found, recorded, samples, setting, measured=2, repeats=5)
+    entry, _ = search.tune_request(pair, found, recorded, samples, setting, 2, 5, 1.0)
     assert entry == Entry(2, 0.0)
 
 
