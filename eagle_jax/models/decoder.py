@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core import KVCache, NewKV, Params, TargetFn, TargetOutput, empty_cache
-from eagle_jax.models.layers import MLP, Attention, Linear, norm_of, product
+from eagle_jax.models.layers import MLP, Attention, Linear, norm_of, product, within_window
 from eagle_jax.models.rope import rope_angles
 
 
@@ -29,7 +29,7 @@ class DecoderLayer(nn.Module):
         cos: Float[Array, "B T 2 hd2"],
         sin: Float[Array, "B T 2 hd2"],
         mask: Bool[Array, "*b T T2"],
-        cached: tuple[Array, Array, Array] | None,
+        cached: tuple[Array | None, ...] | None,
         earlier: tuple[Array, Array] | None = None,
     ) -> tuple[Float[Array, "B T H"], Array, Array]:
         config = self.config
@@ -71,7 +71,8 @@ class Decoder(nn.Module):
         """Runs T new tokens against the committed cache; without a cache, by themselves.
 
         Args:
-          positions: position of every token in its text. They do not change the mask.
+          positions: position of every token in its text. Only in a layer with a window do they decide which committed
+            tokens it sees.
           mask: True where a new token (row) sees a new or earlier token (column); includes the token itself.
           taps: hidden states to return as features, numbered as `hidden_states` of `transformers`.
           earlier: keys and values of T2 - T uncommitted tokens of earlier passes; their columns come first in `mask`.
@@ -82,10 +83,13 @@ class Decoder(nn.Module):
         if config.block == "gpt2":  # positions of padding may exceed the table
             x = x + self.embed_positions(jnp.clip(positions, 0, config.max_position - 1))
         states, new_keys, new_values = {0: x}, [], []
-        for index, layer in enumerate(self.layers):
-            cached = None if cache is None else (cache.keys[index], cache.values[index], cache.length)
+        windows = config.windows or (0,) * config.num_layers
+        seen = {w: (within_window(mask, w), positions - w + 1) if w else (mask, None) for w in set(windows)}
+        for index, (layer, window) in enumerate(zip(self.layers, windows, strict=True)):
+            visible, first = seen[window]
+            cached = None if cache is None else (cache.keys[index], cache.values[index], cache.length, first)
             before = None if earlier is None else (earlier.keys[index], earlier.values[index])
-            x, keys, values = layer(x, cos, sin, mask, cached, before)
+            x, keys, values = layer(x, cos, sin, visible, cached, before)
             new_keys.append(keys)
             new_values.append(values)
             states[index + 1] = x

@@ -137,6 +137,17 @@ def by_query_blocks(
     return mixed.reshape(mixed.shape[0], -1, mixed.shape[-1])[:, :length]
 
 
+def within_window(mask: Bool[Array, "*b T T2"], window: int) -> Bool[Array, "*b T T2"]:
+    """Returns the mask by which a token sees at most the last `window` tokens that it sees by `mask`.
+
+    A row of `mask` sees the ancestors of its token in the order of their positions, so the distance of two tokens is
+    the number of visible columns between them. In a tree it is their difference in depth.
+    """
+    if window >= mask.shape[-1]:
+        return mask
+    return mask & (jax.lax.cumsum(mask.astype(jnp.int32), axis=mask.ndim - 1, reverse=True) <= window)
+
+
 CACHE_BLOCK = 256
 """Slots of a block of the cache on CPU."""
 
@@ -181,23 +192,30 @@ def _attend_cache(
     keys: Float[Array, "B G hd S"],
     values: Float[Array, "B G S hd"],
     length: Int[Array, " B"],
+    first: Int[Array, "B M"] | None,
     block: int,
 ) -> SoftmaxPart:
-    """Attends to the first `length` slots of every row; reads no block of slots beyond the longest row."""
+    """Attends to the committed tokens of every row, from position `first` on; reads no block that holds none."""
     slots = keys.shape[3]
+
+    def visible(at: Int[Array, "1 S2"]) -> Bool[Array, "B 1 #M S2"]:
+        committed = at < length[:, None]
+        if first is None:
+            return committed[:, None, None]
+        return (committed[:, None] & (at[None] >= first[:, :, None]))[:, None]
+
     if slots <= block:
-        committed = jnp.arange(slots)[None, :] < length[:, None]
-        return _attend_part(query, keys, values, committed[:, None, None, :])
+        return _attend_part(query, keys, values, visible(jnp.arange(slots)[None, :]))
     end = jnp.max(length)
 
     def add_block(carry: tuple[Array, SoftmaxPart]) -> tuple[Array, SoftmaxPart]:
         start, part = carry
-        first = jnp.minimum(start, slots - block)  # the last block may begin in the one before it
-        at = first + jnp.arange(block)[None, :]
-        committed = (at >= start) & (at < length[:, None])
-        block_keys = jax.lax.dynamic_slice_in_dim(keys, first, block, axis=3)
-        block_values = jax.lax.dynamic_slice_in_dim(values, first, block, axis=2)
-        return start + block, part.join(_attend_part(query, block_keys, block_values, committed[:, None, None, :]))
+        begin = jnp.minimum(start, slots - block)  # the last block may begin in the one before it
+        at = begin + jnp.arange(block)[None, :]
+        seen = visible(at) & (at >= start)[None, None]
+        block_keys = jax.lax.dynamic_slice_in_dim(keys, begin, block, axis=3)
+        block_values = jax.lax.dynamic_slice_in_dim(values, begin, block, axis=2)
+        return start + block, part.join(_attend_part(query, block_keys, block_values, seen))
 
     zeros = jnp.zeros((*query.shape[:3], 1), jnp.float32)
     empty = SoftmaxPart(zeros + jnp.finfo(jnp.float32).min, zeros, jnp.zeros(query.shape, jnp.float32))
@@ -212,11 +230,12 @@ def attend(
     cached_keys: Float[Array, "B G hd S"] | None = None,
     cached_values: Float[Array, "B G S hd"] | None = None,
     length: Int[Array, " B"] | None = None,
+    first: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T A*hd"]:
     """Computes grouped-query attention over committed and new tokens, joined in one float32 softmax.
 
-    A query sees the first `length` cache slots of its row, and the new tokens where `mask` ([T, T2] or [B, T, T2]) is
-    True. No [B, T, S] mask is built. The cache is only read.
+    A query sees the `length` committed tokens of its row, those before position `first` excepted, and the new tokens
+    where `mask` ([T, T2] or [B, T, T2]) is True. The cache is only read.
     """
     batch, new, heads, head_dim = query.shape
     if cached_keys is None and new > QUERY_BLOCK:
@@ -239,7 +258,9 @@ def attend(
         by_blocks, whole = (
             functools.partial(_attend_cache, block=block) for block in (CACHE_BLOCK, cached_keys.shape[3])
         )
-        old = jax.lax.platform_dependent(grouped, cached_keys, cached_values, length, cpu=by_blocks, default=whole)
+        firsts = None if first is None else jnp.tile(first, (1, heads // groups))
+        committed = (grouped, cached_keys, cached_values, length, firsts)
+        old = jax.lax.platform_dependent(*committed, cpu=by_blocks, default=whole)
         part = fresh.join(old)
     mixed = (part.mixed / part.total).astype(query.dtype)
     mixed = mixed.reshape(batch, groups, heads // groups, new, head_dim).transpose(0, 3, 1, 2, 4)
@@ -258,7 +279,7 @@ class Attention(nn.Module):
         cos: Float[Array, "B T 2 hd2"],
         sin: Float[Array, "B T 2 hd2"],
         mask: Bool[Array, "*b T T2"],
-        cached: tuple[Array, Array, Array] | None,
+        cached: tuple[Array | None, ...] | None,
         earlier: tuple[Array, Array] | None = None,
         mixer: Callable[..., Array] = attend,
         added: Mapping[str, Array] | None = None,
@@ -268,7 +289,8 @@ class Attention(nn.Module):
         Args:
           x: input of the layer; I may differ from H (2H in EAGLE-3).
           mask: [T, T2] or [B, T, T2]; columns are the tokens of `earlier`, then the T new ones.
-          cached: committed (keys [B, G, hd, S], values [B, G, S, hd], length [B]) or None.
+          cached: committed (keys [B, G, hd, S], values [B, G, S, hd], length [B]) or None; with a window, also the
+            first position that every token sees, [B, T].
           earlier: uncommitted keys and values [B, G, T2 - T, hd] of earlier passes (drafted levels) or None.
           mixer: attention function with the signature of `attend`. Training-time test has its own.
           added: [B, T, out] per name of a projection, added to its output before norms and rotation: products of

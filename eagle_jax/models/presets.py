@@ -63,7 +63,7 @@ def model(name: str, num_layers: int | None = None) -> DecoderConfig:
     """
     if name not in MODELS:
         raise ConfigError(f"model must be one of {', '.join(MODELS)}, got {name!r}. Choose one.")
-    return MODELS[name] if num_layers is None else replace(MODELS[name], num_layers=num_layers)
+    return MODELS[name] if num_layers is None else MODELS[name].with_layers(num_layers)
 
 
 def eagle3_head(target: DecoderConfig, draft_vocab_size: int = 32000) -> HeadConfig:

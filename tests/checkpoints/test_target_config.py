@@ -77,8 +77,27 @@ def test_neutral_values_cause_no_warning(values):
         read(values)
 
 
-def test_max_position_shortens_the_context_to_a_window():
-    assert read(MISTRAL | {"sliding_window": 4096}, max_position=4096).max_position == 4096
+WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
+
+
+@pytest.mark.parametrize(
+    ("values", "windows"),
+    [
+        (MISTRAL | {"sliding_window": 4096}, (4096,) * 3),
+        (MISTRAL | {"sliding_window": ...}, (4096,) * 3),  # as transformers assumes
+        *((base | WINDOW | {"max_window_layers": 2}, (0, 0, 4096)) for base in (QWEN2, QWEN3)),
+        *((base | WINDOW | {"layer_types": TYPES}, (0, 4096, 0)) for base in (QWEN2, QWEN3)),
+        (QWEN2 | WINDOW | {"sliding_window": None}, ()),
+    ],
+)
+def test_windows_of_the_layers(values, windows):
+    config = read(values)
+    assert config.windows == windows
+    assert read(config_values(config, "float32")) == config
+    assert read(values, max_position=4096).windows == ()  # no window hides a token
+
+
+def test_a_context_length_must_be_within_the_models():
     for cap in (0, 8193, True):
         with pytest.raises(CheckpointError, match=rf"max_position must be an integer from 1 to 8192, .* got {cap}\."):
             read(LLAMA, max_position=cap)
@@ -86,7 +105,6 @@ def test_max_position_shortens_the_context_to_a_window():
         read(GPT2, max_position=20)
 
 
-WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
 REFUSED = [
     (LLAMA, {"architectures": ["GemmaForCausalLM"]}, "architectures must name one of .*LlamaForCausalLM.*, got Gemma"),
     (FAMILY, {"model_type": "phi3"}, "architectures must name one of .*, got phi3"),
@@ -123,10 +141,7 @@ REFUSED = [
         (base, {"is_causal": off}, f"is_causal must be true or absent, got {off!r}")
         for base, off in ((MISTRAL, False), (GPT2, False), (LLAMA, None), (LLAMA, 0))
     ),
-    (MISTRAL, {"sliding_window": 4096}, "sliding_window must be at least .*, got 4096. Load with max_position=4096"),
-    (MISTRAL, {"sliding_window": ...}, "sliding_window must be at least the c"),  # `transformers` then assumes 4096
-    *((base, WINDOW | {"max_window_layers": 2}, "sliding_window must be at least the c") for base in (QWEN2, QWEN3)),
-    *((base, WINDOW | {"layer_types": TYPES}, "sliding_window must be at least the c") for base in (QWEN2, QWEN3)),
+    (MISTRAL, {"sliding_window": 0}, "sliding_window must be an integer from 1 to .*, got 0"),
     (QWEN2, {"layer_types": ["linear_attention"]}, "layer_types must be a list of full_attention or sliding_attention"),
     (QWEN2, {"layer_types": ["full_attention"]}, "layer_types must be a list of .* for each of the 3 layers"),
     (QWEN2, {"layer_types": TYPES}, "layer_types must be without sliding_attention where use_sliding_window is false"),

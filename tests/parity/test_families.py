@@ -27,6 +27,8 @@ ROPE = {
     "yarn_mscale": YARN | {"factor": 8.0, "mscale": 0.7, "mscale_all_dim": 1.3},
 }  # fmt: skip
 
+WINDOW = {"use_sliding_window": True, "sliding_window": 12}
+
 CASES = {
     "llama": ("Llama", {}),
     "llama_plain_heads": ("Llama", {"head_dim": None, "num_key_value_heads": None, "hidden_size": 48}),
@@ -34,7 +36,10 @@ CASES = {
     "llama_biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-2}),
     **{f"llama_{name}": ("Llama", {"rope_parameters": rope}) for name, rope in ROPE.items()},
     "mistral": ("Mistral", {"sliding_window": None, "num_key_value_heads": 1}),
+    "mistral_window": ("Mistral", {"sliding_window": 7}),
     "qwen2": ("Qwen2", {"head_dim": None, "hidden_size": 48}),
+    "qwen2_window": ("Qwen2", {"head_dim": None, "hidden_size": 48, **WINDOW, "max_window_layers": 1}),
+    "qwen3_window": ("Qwen3", {**WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
     "qwen2_tied_yarn": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": ROPE["yarn"]}),
     "qwen3": ("Qwen3", {}),
     "gpt2": ("GPT2", {"hidden_size": 48, "n_inner": 50, "tie_word_embeddings": True}),
@@ -97,7 +102,8 @@ def test_dynamic_rope_is_that_of_decoding_token_by_token(tmp_path):
 
 
 @pytest.mark.parametrize("case", ["llama", "llama_tied", "llama_biases", "llama_llama3", "llama_yarn_given", "mistral",
-                                  "qwen2_tied_yarn", "qwen3", "gpt2"])  # fmt: skip
+                                  "mistral_window", "qwen2_tied_yarn", "qwen2_window", "qwen3", "qwen3_window",
+                                  "gpt2"])  # fmt: skip
 def test_transformers_loads_what_we_save(case, tmp_path):
     from transformers import AutoModelForCausalLM
 
