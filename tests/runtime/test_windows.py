@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax.models import layers
+from eagle_jax.config import RopeConfig
+from eagle_jax.models import init_params, layers
 from tests.models import DRAFTERS, random_prompts, tiny_target
 
 PROMPTS = random_prompts([5, 31, 1, 17, 8, 3], 12)
@@ -58,6 +61,24 @@ def test_text_is_that_of_plain_decoding(name, windows):
     out = eagle_jax.generate(target, drafter, PROMPTS, **RUN)
     assert out.tokens == plain.tokens
     assert out.tau > plain.tau, "nothing was ever accepted: the test would not see a wrong acceptance"
+
+
+GEMMA = dataclasses.replace(
+    tiny_target().config, block="gemma3", windows=(4, 0), local_rope=RopeConfig(300.0), query_scalar=10, qk_norm=True,
+    rope=RopeConfig(5000.0, "linear", factor=4.0), tie_word_embeddings=True,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_text_of_gemma_is_that_of_plain_decoding(name):
+    params = init_params(GEMMA, jax.random.key(3))
+    target = eagle_jax.Target.from_params(
+        GEMMA, jax.tree.map(lambda leaf: leaf * 4 if leaf.ndim == 2 else leaf, params)
+    )
+    plain = eagle_jax.generate(target, None, PROMPTS, **RUN)
+    out = eagle_jax.generate(target, DRAFTERS[name](target), PROMPTS, **RUN)
+    assert out.tokens == plain.tokens
+    assert out.tau > plain.tau
 
 
 def test_a_window_counts_the_depth_of_a_tree():

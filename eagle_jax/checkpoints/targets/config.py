@@ -8,13 +8,25 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from eagle_jax.checkpoints.files.fields import CheckpointError, Fields, notice, shown
+from eagle_jax.checkpoints.targets import gemma3
 from eagle_jax.checkpoints.targets.families import FAMILIES, family_of
 from eagle_jax.checkpoints.targets.rope import context_length, rope_config, rope_scaling, unstretched_length
 from eagle_jax.checkpoints.targets.windows import read_windows, window_keys
 from eagle_jax.config import ConfigError, DecoderConfig
 
 _MOST_LAYERS = 1024  # a wrong number would make loading build as many layers before it finds them missing
-_CHECKED = ("block", "num_kv_heads", "head_dim", "qkv_bias", "out_bias", "mlp_bias", "qk_norm", "windows")
+_CHECKED = (
+    "block",
+    "num_kv_heads",
+    "head_dim",
+    "qkv_bias",
+    "out_bias",
+    "mlp_bias",
+    "qk_norm",
+    "windows",
+    "local_rope",
+    "query_scalar",
+)
 """Fields of `DecoderConfig` that a family may be unable to express."""
 # Null, false, zero and an empty list turn all of these off; one is neutral for a scale. Experts are left out: their
 # tensors are reported as unexpected. The scales are of Granite, Cohere, MiniCPM, Falcon-H1 and of draft heads.
@@ -54,14 +66,16 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
       CheckpointError: an unknown architecture, a value of another type, quantised weights, or any feature
         that the decoder does not have.
     """
+    values = gemma3.text_values(values, where)
     family = family_of(values, where)
+    values = family.flat(values, where)
     own = {key: value for key, value in values.items() if key not in family.absent}
     for key, name in family.names.items():
         if key in own and name in own and own[key] != own[name]:
             Fields(own, where).fail(key, f"{name}={shown(own[name])}, which is the same size", "Remove one of them.")
     renamed = {name: own[key] for key, name in family.names.items() if key in own}  # as transformers does
     fields = Fields({**family.defaults, **renamed, **own}, where, names=family.names)
-    check_supported(fields, family.only)
+    check_supported(fields, family.only, family.reads)
     switched = {name: fields.flag(key) for key, names in family.switches.items() for name in names}
     config = layer_sizes(
         fields,
@@ -71,6 +85,7 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
         architecture=family.architecture,
         **family.fixed,
         **switched,
+        **family.own_fields(fields),
     )
     if max_position is not None:
         least = config.max_position if config.rope.kind == "none" else 1  # learned positions are loaded as a whole
@@ -105,7 +120,7 @@ def layer_sizes(fields: Fields, *, inner: int | None = None, **decided: Any) -> 
             head_dim=fields.integer("head_dim", hidden // heads, null=True),
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
             rope=rope,
-            max_position=context_length(fields, rope),
+            max_position=decided.pop("max_position", None) or context_length(fields, rope),
             eos_ids=fields.ids("eos_token_id"),
             bos_id=next(iter(fields.ids("bos_token_id")), None),
             **decided,
@@ -118,7 +133,8 @@ def check_supported(fields: Fields, only: Mapping[str, tuple[Any, ...]], known: 
     """Checks that no unsupported feature is on; warns of unknown keys that look like one.
 
     Args:
-      only: key -> its supported values, of which the first is the default. known: further keys that the caller reads.
+      only: key -> its supported values, of which the first is the default. known: further keys that the caller reads,
+        which are supported.
 
     Raises:
       CheckpointError: a feature is on, a value is not supported, or the weights are quantised.
@@ -135,7 +151,7 @@ def check_supported(fields: Fields, only: Mapping[str, tuple[Any, ...]], known: 
             fields.fail(key, "true or absent", _ANOTHER)
         scale = key in _SCALES
         on = value is not None if key == "ptd_token_id" else value
-        if key in _UNSUPPORTED and on and not (scale and value == 1 and value is not True):
+        if key in _UNSUPPORTED.difference(known) and on and not (scale and value == 1 and value is not True):
             fields.fail(key, "1 or absent" if scale else "absent", _ANOTHER)
         if value and _SUSPECT.search(key) and key not in _ALWAYS_ON | _UNSUPPORTED | _HARMLESS | {*only, *known}:
             unknown.append(f"{fields.inside}{key}={shown(value)}")
@@ -162,6 +178,7 @@ def config_values(config: DecoderConfig, dtype: str) -> dict[str, Any]:
     values |= {"tie_word_embeddings": config.tie_word_embeddings, **window_keys(config, family.window)}
     values |= {key: supported[0] for key, supported in family.only.items()}
     values |= {key: getattr(config, names[0]) for key, names in family.switches.items()}
+    values |= family.own_keys(config)
     again = decoder_config(values, "config.json")
     lost = [name for name in _CHECKED if getattr(again, name) != getattr(config, name)]
     if lost:

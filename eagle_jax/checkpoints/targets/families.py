@@ -15,8 +15,9 @@ import numpy as np
 from eagle_jax.checkpoints.files.fields import CheckpointError, Fields
 from eagle_jax.checkpoints.files.mapping import DECODER, EMBEDDING, LM_HEAD, Rule, Table, linear_rules
 from eagle_jax.checkpoints.files.tensors import TensorReader
+from eagle_jax.checkpoints.targets import gemma3
 from eagle_jax.checkpoints.targets.windows import WindowKind
-from eagle_jax.config import RopeConfig
+from eagle_jax.config import DecoderConfig, RopeConfig
 
 _PROJECTIONS = ("q", "k", "v")
 _PREFIX = "transformer."  # prefix of names in files that `transformers` writes; the first files of OpenAI have none
@@ -92,6 +93,8 @@ class Family:
       inner: default of `intermediate_size` as a multiple of `hidden_size`; None for a size that must be given.
       reader: opens the files. table: which tensor is which parameter.
       joined: the parameters as the files hold them.
+      reads: further keys that are read. flat: `(values, where) -> values` in the keys that are read.
+      own_fields: fields of `DecoderConfig` that only this family has. own_keys: their keys in config.json.
     """
 
     model_type: str
@@ -107,6 +110,10 @@ class Family:
     reader: type[TensorReader] = TensorReader
     table: Table = DECODER
     joined: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    reads: tuple[str, ...] = ()
+    flat: Callable[[Mapping[str, Any], str], Mapping[str, Any]] = lambda values, where: values
+    own_fields: Callable[[Fields], dict[str, Any]] = lambda fields: {}
+    own_keys: Callable[[DecoderConfig], dict[str, Any]] = lambda config: {}
 
 
 _ATTENTION = {"attention_bias": ("qkv_bias", "out_bias")}
@@ -131,6 +138,13 @@ _ALL = (
         "qwen3", "Qwen3ForCausalLM",
         {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096, "head_dim": 128},
         fixed={"qk_norm": True}, switches=_ATTENTION, window="switched",
+    ),
+    Family(
+        "gemma3_text", "Gemma3ForCausalLM", gemma3.DEFAULTS, fixed={"block": "gemma3", "qk_norm": True},
+        switches=_ATTENTION, window="pattern",
+        only={"hidden_activation": ("gelu_pytorch_tanh",), "use_bidirectional_attention": (False,)},
+        reads=gemma3.READS, flat=gemma3.flat_rope, own_fields=gemma3.own_fields, own_keys=gemma3.own_keys,
+        table=gemma3.TABLE, absent=("hidden_act",),
     ),
     Family(
         "gpt2", "GPT2LMHeadModel",
