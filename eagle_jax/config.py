@@ -88,8 +88,13 @@ class DecoderConfig:
       max_position: longest context in tokens.
       qkv_bias, out_bias, mlp_bias: biases of those projections (Qwen2 has only the first).
       qk_norm: RMSNorm over head_dim on queries and keys before RoPE (Qwen3).
-      block: "llama" (RMSNorm, gated MLP with SiLU, RoPE) or "gpt2" (LayerNorm, plain MLP with GELU, one learned
-        embedding per position, `rope.kind` "none").
+      windows: per layer, how many tokens a token sees, itself included (`sliding_window` of `transformers`); 0 is all.
+        () is 0 in every layer.
+      local_rope: rotary embedding of the layers with a window; None is `rope`.
+      query_scalar: scores are divided by its square root; None is head_dim.
+      block: "llama" (RMSNorm, gated MLP with SiLU, RoPE), "gpt2" (LayerNorm, plain MLP with GELU, one learned embedding
+        per position, `rope.kind` "none") or "gemma3" (RMSNorm by 1 + weight, also after attention and MLP, gated MLP
+        with tanh GELU, embeddings times sqrt(H)).
       tie_word_embeddings: the lm_head is the transposed embedding.
       eos_ids: stop tokens of the checkpoint. bos_id: first token of a prompt, if the checkpoint has one.
       architecture: Hugging Face class name, for error messages and exports.
@@ -112,7 +117,10 @@ class DecoderConfig:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    block: Literal["llama", "gpt2"] = "llama"
+    windows: tuple[int, ...] = ()
+    local_rope: RopeConfig | None = None
+    query_scalar: int | None = None
+    block: Literal["llama", "gpt2", "gemma3"] = "llama"
     tie_word_embeddings: bool = False
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
@@ -130,13 +138,28 @@ class DecoderConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"head_dim must be even, got {self.head_dim}. RoPE rotates pairs of dimensions.")
+        if len(self.windows) not in (0, self.num_layers):
+            raise ConfigError(
+                f"DecoderConfig.windows must have a window for each of the {self.num_layers} layers, got "
+                f"{len(self.windows)}. Give 0 for a layer that sees all tokens."
+            )
+        if self.query_scalar is not None:
+            check_fields(self, "query_scalar")
+        for index, window in enumerate(self.windows):
+            check_integer(f"DecoderConfig.windows[{index}]", window, least=0)
 
     def one_layer(self, **changes: Any) -> DecoderConfig:
         """Returns the config of one "llama" layer for a draft head of this model, with `changes` to fields."""
+        plain: dict[str, Any] = {
+            "num_layers": 1, "windows": (), "local_rope": None, "query_scalar": None, "block": "llama"
+        }  # fmt: skip
         if self.block == "gpt2":
-            plain = {"block": "llama", "rope": RopeConfig(), "qkv_bias": False, "out_bias": False, "mlp_bias": False}
-            changes = plain | changes
-        return dataclasses.replace(self, num_layers=1, **changes)
+            plain |= {"rope": RopeConfig(), "qkv_bias": False, "out_bias": False, "mlp_bias": False}
+        return dataclasses.replace(self, **plain | changes)
+
+    def with_layers(self, num_layers: int) -> DecoderConfig:
+        """Returns the config with only the first `num_layers` layers."""
+        return dataclasses.replace(self, num_layers=num_layers, windows=self.windows[:num_layers])
 
 
 @dataclasses.dataclass(frozen=True)

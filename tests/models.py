@@ -18,11 +18,13 @@ from eagle_jax.runtime.target import Target
 
 
 @functools.cache
-def tiny_target(vocab: int = 12, layers: int = 2, seed: int = 0, sharpness: float = 6.0) -> Target:
+def tiny_target(
+    vocab: int = 12, layers: int = 2, seed: int = 0, sharpness: float = 6.0, windows: tuple[int, ...] = ()
+) -> Target:
     """A random target; with few tokens in the vocabulary a random head is right often enough to test acceptance."""
     config = DecoderConfig(
         vocab_size=vocab, hidden_size=16, intermediate_size=24, num_layers=layers, num_heads=4, num_kv_heads=2,
-        head_dim=6, max_position=512,
+        head_dim=6, max_position=512, windows=windows,
     )  # fmt: skip
     return Target.from_params(config, _sharpen(init_params(config, jax.random.key(seed)), sharpness))
 

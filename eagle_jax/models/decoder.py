@@ -1,4 +1,4 @@
-"""Defines one decoder for Llama-like families and GPT-2; a family is a `DecoderConfig`."""
+"""Defines one decoder for Llama-like families, Gemma 3 and GPT-2; a family is a `DecoderConfig`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core import KVCache, NewKV, Params, TargetFn, TargetOutput, empty_cache
-from eagle_jax.models.layers import MLP, Attention, Linear, norm_of, product
+from eagle_jax.models.layers import MLP, Attention, Linear, norm_of, product, within_window
 from eagle_jax.models.rope import rope_angles
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and MLP with residual connections."""
+    """Pre-norm attention and MLP with residual connections; Gemma normalises their results as well."""
 
     config: DecoderConfig
 
@@ -29,17 +29,18 @@ class DecoderLayer(nn.Module):
         cos: Float[Array, "B T 2 hd2"],
         sin: Float[Array, "B T 2 hd2"],
         mask: Bool[Array, "*b T T2"],
-        cached: tuple[Array, Array, Array] | None,
+        cached: tuple[Array | None, ...] | None,
         earlier: tuple[Array, Array] | None = None,
     ) -> tuple[Float[Array, "B T H"], Array, Array]:
-        config = self.config
+        config, gemma = self.config, self.config.block == "gemma3"
         with jax.named_scope("attention"):
             normed = norm_of(config, "input_layernorm")(x)
             mixed, keys, values = Attention(config, name="self_attn")(normed, cos, sin, mask, cached, earlier)
-            x = x + mixed
+            x = x + (norm_of(config, "post_attention_layernorm")(mixed) if gemma else mixed)
         with jax.named_scope("mlp"):
-            normed = norm_of(config, "post_attention_layernorm")(x)
-            return x + MLP(config, name="mlp")(normed), keys, values
+            normed = norm_of(config, "pre_feedforward_layernorm" if gemma else "post_attention_layernorm")(x)
+            mixed = MLP(config, name="mlp")(normed)
+            return x + (norm_of(config, "post_feedforward_layernorm")(mixed) if gemma else mixed), keys, values
 
 
 class Decoder(nn.Module):
@@ -71,21 +72,28 @@ class Decoder(nn.Module):
         """Runs T new tokens against the committed cache; without a cache, by themselves.
 
         Args:
-          positions: position of every token in its text. They do not change the mask.
+          positions: position of every token in its text. Only in a layer with a window do they decide which committed
+            tokens it sees.
           mask: True where a new token (row) sees a new or earlier token (column); includes the token itself.
           taps: hidden states to return as features, numbered as `hidden_states` of `transformers`.
           earlier: keys and values of T2 - T uncommitted tokens of earlier passes; their columns come first in `mask`.
         """
         config = self.config
-        cos, sin = rope_angles(config.rope, config.head_dim, positions)
         x = self.embed(tokens)
+        if config.block == "gemma3":
+            x = x * jnp.asarray(config.hidden_size**0.5, x.dtype)
         if config.block == "gpt2":  # positions of padding may exceed the table
             x = x + self.embed_positions(jnp.clip(positions, 0, config.max_position - 1))
         states, new_keys, new_values = {0: x}, [], []
-        for index, layer in enumerate(self.layers):
-            cached = None if cache is None else (cache.keys[index], cache.values[index], cache.length)
+        windows = config.windows or (0,) * config.num_layers
+        seen = {w: (within_window(mask, w), positions - w + 1) if w else (mask, None) for w in set(windows)}
+        ropes = [config.local_rope if w and config.local_rope else config.rope for w in windows]
+        angles = {rope: rope_angles(rope, config.head_dim, positions) for rope in set(ropes)}
+        for index, (layer, window) in enumerate(zip(self.layers, windows, strict=True)):
+            (visible, first), (cos, sin) = seen[window], angles[ropes[index]]
+            cached = None if cache is None else (cache.keys[index], cache.values[index], cache.length, first)
             before = None if earlier is None else (earlier.keys[index], earlier.values[index])
-            x, keys, values = layer(x, cos, sin, mask, cached, before)
+            x, keys, values = layer(x, cos, sin, visible, cached, before)
             new_keys.append(keys)
             new_values.append(values)
             states[index + 1] = x
@@ -95,7 +103,7 @@ class Decoder(nn.Module):
         return TargetOutput(hidden, features, NewKV(tuple(new_keys), tuple(new_values)))
 
     def embed(self, tokens: Int[Array, "*b"]) -> Float[Array, "*b H"]:
-        """Returns token embeddings."""
+        """Returns token embeddings, as stored: heads that share them do not scale them."""
         return self.embed_tokens(tokens)
 
     def logits(self, hidden: Float[Array, "*b H"]) -> Float[Array, "*b V"]:

@@ -83,18 +83,23 @@ class Norm(nn.Module):
     Attributes:
       eps: added to the mean square, or to the variance.
       centred: subtracts the mean and adds a bias (layer normalisation).
+      plus_one: multiplies by 1 + scale, in float32 (Gemma).
     """
 
     eps: float
     centred: bool = False
+    plus_one: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "*b H"]) -> Float[Array, "*b H"]:
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        initial = nn.initializers.zeros if self.plus_one else nn.initializers.ones
+        scale = self.param("scale", initial, (x.shape[-1],))
         wide = x.astype(jnp.float32)
         if self.centred:
             wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
+        if self.plus_one:
+            return (wide * jnp.broadcast_to(1.0 + scale.astype(jnp.float32), x.shape)).astype(x.dtype)
         y = wide.astype(x.dtype) * jnp.broadcast_to(scale, x.shape)
         if self.centred:
             y = y + jnp.broadcast_to(self.param("bias", nn.initializers.zeros, (x.shape[-1],)), x.shape)
@@ -103,7 +108,7 @@ class Norm(nn.Module):
 
 def norm_of(config: DecoderConfig, name: str | None = None) -> Norm:
     """Returns the norm of a model family."""
-    return Norm(config.rms_norm_eps, centred=config.block == "gpt2", name=name)
+    return Norm(config.rms_norm_eps, config.block == "gpt2", config.block == "gemma3", name=name)
 
 
 QUERY_BLOCK = 512
@@ -137,6 +142,17 @@ def by_query_blocks(
     return mixed.reshape(mixed.shape[0], -1, mixed.shape[-1])[:, :length]
 
 
+def within_window(mask: Bool[Array, "*b T T2"], window: int) -> Bool[Array, "*b T T2"]:
+    """Returns the mask by which a token sees at most the last `window` tokens that it sees by `mask`.
+
+    A row of `mask` sees the ancestors of its token in the order of their positions, so the distance of two tokens is
+    the number of visible columns between them. In a tree it is their difference in depth.
+    """
+    if window >= mask.shape[-1]:
+        return mask
+    return mask & (jax.lax.cumsum(mask.astype(jnp.int32), axis=mask.ndim - 1, reverse=True) <= window)
+
+
 CACHE_BLOCK = 256
 """Slots of a block of the cache on CPU."""
 
@@ -164,9 +180,10 @@ def _attend_part(
     keys: Float[Array, "B G hd S"],
     values: Float[Array, "B G S hd"],
     visible: Bool[Array, "#B #G #M S"],
+    scale: float,
 ) -> SoftmaxPart:
     # The scale applies to the float32 scores, not to a half-precision query.
-    scores = jnp.einsum("bgmd,bgds->bgms", query, keys, preferred_element_type=jnp.float32) * query.shape[-1] ** -0.5
+    scores = jnp.einsum("bgmd,bgds->bgms", query, keys, preferred_element_type=jnp.float32) * scale
     scores = jnp.where(visible, scores, jnp.finfo(jnp.float32).min)
     # The softmax does not depend on the subtracted maximum, so the maximum needs no gradient.
     top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
@@ -181,23 +198,31 @@ def _attend_cache(
     keys: Float[Array, "B G hd S"],
     values: Float[Array, "B G S hd"],
     length: Int[Array, " B"],
+    first: Int[Array, "B M"] | None,
     block: int,
+    scale: float,
 ) -> SoftmaxPart:
-    """Attends to the first `length` slots of every row; reads no block of slots beyond the longest row."""
+    """Attends to the committed tokens of every row, from position `first` on; reads no block that holds none."""
     slots = keys.shape[3]
+
+    def visible(at: Int[Array, "1 S2"]) -> Bool[Array, "B 1 #M S2"]:
+        committed = at < length[:, None]
+        if first is None:
+            return committed[:, None, None]
+        return (committed[:, None] & (at[None] >= first[:, :, None]))[:, None]
+
     if slots <= block:
-        committed = jnp.arange(slots)[None, :] < length[:, None]
-        return _attend_part(query, keys, values, committed[:, None, None, :])
+        return _attend_part(query, keys, values, visible(jnp.arange(slots)[None, :]), scale)
     end = jnp.max(length)
 
     def add_block(carry: tuple[Array, SoftmaxPart]) -> tuple[Array, SoftmaxPart]:
         start, part = carry
-        first = jnp.minimum(start, slots - block)  # the last block may begin in the one before it
-        at = first + jnp.arange(block)[None, :]
-        committed = (at >= start) & (at < length[:, None])
-        block_keys = jax.lax.dynamic_slice_in_dim(keys, first, block, axis=3)
-        block_values = jax.lax.dynamic_slice_in_dim(values, first, block, axis=2)
-        return start + block, part.join(_attend_part(query, block_keys, block_values, committed[:, None, None, :]))
+        begin = jnp.minimum(start, slots - block)  # the last block may begin in the one before it
+        at = begin + jnp.arange(block)[None, :]
+        seen = visible(at) & (at >= start)[None, None]
+        block_keys = jax.lax.dynamic_slice_in_dim(keys, begin, block, axis=3)
+        block_values = jax.lax.dynamic_slice_in_dim(values, begin, block, axis=2)
+        return start + block, part.join(_attend_part(query, block_keys, block_values, seen, scale))
 
     zeros = jnp.zeros((*query.shape[:3], 1), jnp.float32)
     empty = SoftmaxPart(zeros + jnp.finfo(jnp.float32).min, zeros, jnp.zeros(query.shape, jnp.float32))
@@ -212,16 +237,21 @@ def attend(
     cached_keys: Float[Array, "B G hd S"] | None = None,
     cached_values: Float[Array, "B G S hd"] | None = None,
     length: Int[Array, " B"] | None = None,
+    first: Int[Array, "B T"] | None = None,
+    scale: float | None = None,
 ) -> Float[Array, "B T A*hd"]:
     """Computes grouped-query attention over committed and new tokens, joined in one float32 softmax.
 
-    A query sees the first `length` cache slots of its row, and the new tokens where `mask` ([T, T2] or [B, T, T2]) is
-    True. No [B, T, S] mask is built. The cache is only read.
+    A query sees the `length` committed tokens of its row, those before position `first` excepted, and the new tokens
+    where `mask` ([T, T2] or [B, T, T2]) is True. The cache is only read. `scale` multiplies the scores; None is
+    head_dim ** -0.5.
     """
     batch, new, heads, head_dim = query.shape
+    scale = head_dim**-0.5 if scale is None else scale
     if cached_keys is None and new > QUERY_BLOCK:
         mask = jnp.broadcast_to(mask, (batch, *mask.shape[-2:]))
-        return by_query_blocks(lambda rows: attend(rows[0], new_keys, new_values, rows[1]), (query, mask), (1, 1))
+        part = functools.partial(attend, scale=scale)
+        return by_query_blocks(lambda rows: part(rows[0], new_keys, new_values, rows[1]), (query, mask), (1, 1))
     groups = new_keys.shape[1]
     # [B, G, R*T, hd]: all query heads of a group are rows of one matrix product with that group's keys.
     grouped = query.reshape(batch, new, groups, heads // groups, head_dim).transpose(0, 2, 3, 1, 4)
@@ -230,16 +260,18 @@ def attend(
     visible = jnp.broadcast_to(visible, (batch, groups, heads // groups, *mask.shape[-2:]))
     visible = visible.reshape(batch, groups, -1, mask.shape[-1])
     if cached_keys is None or cached_values is None or length is None:
-        part = _attend_part(grouped, new_keys.swapaxes(2, 3), new_values, visible)
+        part = _attend_part(grouped, new_keys.swapaxes(2, 3), new_values, visible, scale)
     else:
         # A masked node has weight 0, but 0 * NaN is NaN: its NaN values would reach other nodes. Its scores stay NaN.
         finite_values = jnp.where(jnp.isfinite(new_values), new_values, 0)
-        fresh = _attend_part(grouped, new_keys.swapaxes(2, 3), finite_values, visible)
+        fresh = _attend_part(grouped, new_keys.swapaxes(2, 3), finite_values, visible, scale)
         # On CPU the loop over blocks makes a large cache cost what it holds. Elsewhere one block is the whole cache.
         by_blocks, whole = (
-            functools.partial(_attend_cache, block=block) for block in (CACHE_BLOCK, cached_keys.shape[3])
+            functools.partial(_attend_cache, block=block, scale=scale) for block in (CACHE_BLOCK, cached_keys.shape[3])
         )
-        old = jax.lax.platform_dependent(grouped, cached_keys, cached_values, length, cpu=by_blocks, default=whole)
+        firsts = None if first is None else jnp.tile(first, (1, heads // groups))
+        committed = (grouped, cached_keys, cached_values, length, firsts)
+        old = jax.lax.platform_dependent(*committed, cpu=by_blocks, default=whole)
         part = fresh.join(old)
     mixed = (part.mixed / part.total).astype(query.dtype)
     mixed = mixed.reshape(batch, groups, heads // groups, new, head_dim).transpose(0, 3, 1, 2, 4)
@@ -258,7 +290,7 @@ class Attention(nn.Module):
         cos: Float[Array, "B T 2 hd2"],
         sin: Float[Array, "B T 2 hd2"],
         mask: Bool[Array, "*b T T2"],
-        cached: tuple[Array, Array, Array] | None,
+        cached: tuple[Array | None, ...] | None,
         earlier: tuple[Array, Array] | None = None,
         mixer: Callable[..., Array] = attend,
         added: Mapping[str, Array] | None = None,
@@ -268,7 +300,8 @@ class Attention(nn.Module):
         Args:
           x: input of the layer; I may differ from H (2H in EAGLE-3).
           mask: [T, T2] or [B, T, T2]; columns are the tokens of `earlier`, then the T new ones.
-          cached: committed (keys [B, G, hd, S], values [B, G, S, hd], length [B]) or None.
+          cached: committed (keys [B, G, hd, S], values [B, G, S, hd], length [B]) or None; with a window, also the
+            first position that every token sees, [B, T].
           earlier: uncommitted keys and values [B, G, T2 - T, hd] of earlier passes (drafted levels) or None.
           mixer: attention function with the signature of `attend`. Training-time test has its own.
           added: [B, T, out] per name of a projection, added to its output before norms and rotation: products of
@@ -290,20 +323,21 @@ class Attention(nn.Module):
         keys = heads("k_proj", config.num_kv_heads)
         values = heads("v_proj", config.num_kv_heads)
         if config.qk_norm:
-            query = Norm(config.rms_norm_eps, name="q_norm")(query)
-            keys = Norm(config.rms_norm_eps, name="k_norm")(keys)
+            query, keys = norm_of(config, "q_norm")(query), norm_of(config, "k_norm")(keys)
         query, keys = rotate(query, cos, sin), rotate(keys, cos, sin)
         keys, values = keys.transpose(0, 2, 1, 3), values.transpose(0, 2, 1, 3)
         all_keys, all_values = keys, values
         if earlier is not None:
             all_keys = jnp.concatenate([earlier[0], keys], axis=2)
             all_values = jnp.concatenate([earlier[1], values], axis=2)
+        if config.query_scalar is not None:
+            mixer = functools.partial(mixer, scale=config.query_scalar**-0.5)
         mixed = mixer(query, all_keys, all_values, mask, *(cached or (None, None, None)))
         return Linear(config.hidden_size, config.out_bias, name="o_proj")(mixed), keys, values
 
 
 class MLP(nn.Module):
-    """Feed-forward block: `down(silu(gate(x)) * up(x))`, or for GPT-2 `down(gelu(up(x)))` with tanh GELU."""
+    """Feed-forward block: `down(silu(gate(x)) * up(x))`, with tanh GELU for Gemma; `down(gelu(up(x)))` for GPT-2."""
 
     config: DecoderConfig
 
@@ -314,5 +348,6 @@ class MLP(nn.Module):
         if config.block == "gpt2":
             inner = nn.gelu(up, approximate=True)
         else:
-            inner = nn.silu(Linear(config.intermediate_size, config.mlp_bias, name="gate_proj")(x)) * up
+            activation = functools.partial(nn.gelu, approximate=True) if config.block == "gemma3" else nn.silu
+            inner = activation(Linear(config.intermediate_size, config.mlp_bias, name="gate_proj")(x)) * up
         return Linear(config.hidden_size, config.mlp_bias, name="down_proj")(inner)

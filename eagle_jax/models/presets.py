@@ -33,6 +33,24 @@ _GPT2 = DecoderConfig(
     mlp_bias=True, tie_word_embeddings=True, architecture="GPT2LMHeadModel",
 )  # fmt: skip
 
+
+_GEMMA3 = DecoderConfig(
+    vocab_size=262208, hidden_size=2560, intermediate_size=10240, num_layers=34, num_heads=8, num_kv_heads=4,
+    head_dim=256, rms_norm_eps=1e-6, rope=RopeConfig(1000000.0, "linear", factor=8.0), local_rope=RopeConfig(10000.0),
+    query_scalar=256, max_position=131072, qk_norm=True, block="gemma3", tie_word_embeddings=True,
+    architecture="Gemma3ForCausalLM",
+)  # fmt: skip
+_GEMMA3_1B = replace(
+    _GEMMA3, vocab_size=262144, hidden_size=1152, intermediate_size=6912, num_layers=26, num_heads=4, num_kv_heads=1,
+    rope=RopeConfig(1000000.0), max_position=32768,
+)  # fmt: skip
+
+
+def _with_windows(config: DecoderConfig, window: int) -> DecoderConfig:
+    """Returns the config with a window in five of six layers (Gemma 3)."""
+    return replace(config, windows=tuple(window * ((i + 1) % 6 > 0) for i in range(config.num_layers)))
+
+
 MODELS: dict[str, DecoderConfig] = {
     "llama-3.2-1b": _LLAMA_1B,
     "llama-3.2-3b": replace(_LLAMA_1B, hidden_size=3072, num_layers=28, num_heads=24, head_dim=128),
@@ -47,6 +65,16 @@ MODELS: dict[str, DecoderConfig] = {
         rms_norm_eps=1e-5,
     ),
     "smollm2-135m": _SMOLLM2,
+    "gemma-3-270m": _with_windows(replace(_GEMMA3_1B, hidden_size=640, intermediate_size=2048, num_layers=18), 512),
+    "gemma-3-1b": _with_windows(_GEMMA3_1B, 512),
+    "gemma-3-4b": _with_windows(_GEMMA3, 1024),
+    "gemma-3-12b": _with_windows(replace(
+        _GEMMA3, hidden_size=3840, intermediate_size=15360, num_layers=48, num_heads=16, num_kv_heads=8
+    ), 1024),
+    "gemma-3-27b": _with_windows(replace(
+        _GEMMA3, hidden_size=5376, intermediate_size=21504, num_layers=62, num_heads=32, num_kv_heads=16, head_dim=128,
+        query_scalar=168,
+    ), 1024),
     "gpt2": _GPT2,
     "gpt2-medium": replace(
         _GPT2, hidden_size=1024, intermediate_size=4096, num_layers=24, num_heads=16, num_kv_heads=16
@@ -63,7 +91,7 @@ def model(name: str, num_layers: int | None = None) -> DecoderConfig:
     """
     if name not in MODELS:
         raise ConfigError(f"model must be one of {', '.join(MODELS)}, got {name!r}. Choose one.")
-    return MODELS[name] if num_layers is None else replace(MODELS[name], num_layers=num_layers)
+    return MODELS[name] if num_layers is None else MODELS[name].with_layers(num_layers)
 
 
 def eagle3_head(target: DecoderConfig, draft_vocab_size: int = 32000) -> HeadConfig:

@@ -108,7 +108,7 @@ def load_target(
       path_or_hub_id: a directory with config.json and weights, a GGUF file or a directory with one, or a hub id.
       dtype: "float32", "bfloat16" or "float16" (or JAX's types) of weights, activations and cache. Scores, softmax
         and norms are computed in float32.
-      max_position: caps the context length, for example at a sliding window; the window itself is not supported.
+      max_position: caps the context length, and with it the caches of a session.
       mesh: a ("data", "fsdp", "tensor") mesh; every tensor goes straight to its devices. Drafters use
         their target's mesh.
       hub: `revision`, `token` and `cache_dir` of `huggingface_hub`; ignored for a local path.
@@ -157,7 +157,7 @@ def load_drafter(
 
     Raises:
       CheckpointError: tensors are missing, unexpected, misshaped or not finite; the head is for another target; or an
-        option that changes drafts is not supported, such as an active sliding window.
+        option that changes drafts is not supported.
       ConfigError: the head cannot draft `tree`. ValueError: `target` is not a `Target`.
       MemoryError: the weights do not fit in device memory.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from eagle_jax.checkpoints import CheckpointError, read_target_config
 from eagle_jax.checkpoints.targets.config import config_values, decoder_config
 from eagle_jax.config import RopeConfig
+from eagle_jax.models import presets
 from tests.checkpoints.common import FAMILY, LLAMA, MISTRAL, QWEN2, QWEN3, quiet
 
 NAN, INF = float("nan"), float("inf")
@@ -77,8 +79,57 @@ def test_neutral_values_cause_no_warning(values):
         read(values)
 
 
-def test_max_position_shortens_the_context_to_a_window():
-    assert read(MISTRAL | {"sliding_window": 4096}, max_position=4096).max_position == 4096
+WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
+
+
+@pytest.mark.parametrize(
+    ("values", "windows"),
+    [
+        (MISTRAL | {"sliding_window": 4096}, (4096,) * 3),
+        (MISTRAL | {"sliding_window": ...}, (4096,) * 3),  # as transformers assumes
+        *((base | WINDOW | {"max_window_layers": 2}, (0, 0, 4096)) for base in (QWEN2, QWEN3)),
+        *((base | WINDOW | {"layer_types": TYPES}, (0, 4096, 0)) for base in (QWEN2, QWEN3)),
+        (QWEN2 | WINDOW | {"sliding_window": None}, ()),
+    ],
+)
+def test_windows_of_the_layers(values, windows):
+    config = read(values)
+    assert config.windows == windows
+    assert read(config_values(config, "float32")) == config
+    assert read(values, max_position=4096).windows == ()  # no window hides a token
+
+
+GEMMA = {
+    "architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": None, "bos_token_id": 2, "eos_token_id": [1, 106],
+    "final_logit_softcapping": None, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152,
+    "intermediate_size": 6912, "max_position_embeddings": 32768, "model_type": "gemma3_text", "num_attention_heads": 4,
+    "num_hidden_layers": 26, "num_key_value_heads": 1, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512,
+    "sliding_window_pattern": 6, "vocab_size": 262144, "attention_bias": False, "cache_implementation": "hybrid",
+}  # fmt: skip
+"""config.json of google/gemma-3-1b-it, without the keys of training."""
+GEMMA_12B = {
+    "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "image_token_index": 262144,
+    "mm_tokens_per_image": 256, "model_type": "gemma3", "vision_config": {"hidden_size": 1152},
+    "text_config": {
+        "hidden_size": 3840, "intermediate_size": 15360, "model_type": "gemma3_text", "num_attention_heads": 16,
+        "num_hidden_layers": 48, "num_key_value_heads": 8, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+}  # fmt: skip
+"""config.json of google/gemma-3-12b-it: the text model's keys are nested, and defaults are left out."""
+
+
+@pytest.mark.parametrize(("values", "name"), [(GEMMA, "gemma-3-1b"), (GEMMA_12B, "gemma-3-12b")])
+def test_configs_of_gemma_are_the_presets(values, name):
+    with quiet():
+        config = read(values)
+    assert config == dataclasses.replace(presets.model(name), eos_ids=(1, 106), bos_id=2)
+    assert read(config_values(config, "float32")) == config
+    assert read(values, max_position=512).windows == config.windows  # these layers keep their rotary embedding
+
+
+def test_a_context_length_must_be_within_the_models():
     for cap in (0, 8193, True):
         with pytest.raises(CheckpointError, match=rf"max_position must be an integer from 1 to 8192, .* got {cap}\."):
             read(LLAMA, max_position=cap)
@@ -86,7 +137,6 @@ def test_max_position_shortens_the_context_to_a_window():
         read(GPT2, max_position=20)
 
 
-WINDOW = {"use_sliding_window": True, "sliding_window": 4096}
 REFUSED = [
     (LLAMA, {"architectures": ["GemmaForCausalLM"]}, "architectures must name one of .*LlamaForCausalLM.*, got Gemma"),
     (FAMILY, {"model_type": "phi3"}, "architectures must name one of .*, got phi3"),
@@ -123,10 +173,13 @@ REFUSED = [
         (base, {"is_causal": off}, f"is_causal must be true or absent, got {off!r}")
         for base, off in ((MISTRAL, False), (GPT2, False), (LLAMA, None), (LLAMA, 0))
     ),
-    (MISTRAL, {"sliding_window": 4096}, "sliding_window must be at least .*, got 4096. Load with max_position=4096"),
-    (MISTRAL, {"sliding_window": ...}, "sliding_window must be at least the c"),  # `transformers` then assumes 4096
-    *((base, WINDOW | {"max_window_layers": 2}, "sliding_window must be at least the c") for base in (QWEN2, QWEN3)),
-    *((base, WINDOW | {"layer_types": TYPES}, "sliding_window must be at least the c") for base in (QWEN2, QWEN3)),
+    (GEMMA, {"use_bidirectional_attention": True}, "use_bidirectional_attention must be false or absent, got True"),
+    (GEMMA, {"final_logit_softcapping": 30.0}, r"final_logit_softcapping must be absent, got 30\.0"),
+    (GEMMA, {"hidden_activation": "silu"}, "hidden_activation must be gelu_pytorch_tanh or absent, got 'silu'"),
+    (GEMMA, {"rope_parameters": {"sliding_attention": LINEAR}}, r"sliding_attention\.rope_type must be default or abs"),
+    (GEMMA, {"sliding_window_pattern": 0}, "sliding_window_pattern must be an integer from 1"),
+    (LLAMA, {"query_pre_attn_scalar": 256}, "query_pre_attn_scalar must be absent, got 256"),
+    (MISTRAL, {"sliding_window": 0}, "sliding_window must be an integer from 1 to .*, got 0"),
     (QWEN2, {"layer_types": ["linear_attention"]}, "layer_types must be a list of full_attention or sliding_attention"),
     (QWEN2, {"layer_types": ["full_attention"]}, "layer_types must be a list of .* for each of the 3 layers"),
     (QWEN2, {"layer_types": TYPES}, "layer_types must be without sliding_attention where use_sliding_window is false"),

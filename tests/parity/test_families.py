@@ -9,9 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install eagle-jax[test]")
 
+import transformers  # noqa: E402
+
 from eagle_jax.checkpoints import load_target_checkpoint, save_target_checkpoint  # noqa: E402
 from eagle_jax.models import target_fn  # noqa: E402
-from tests.parity.tiny import random_tokens, save, tiny_model, torch_outputs  # noqa: E402
+from tests.parity.tiny import SIZES, random_tokens, randomise, save, tiny_model, torch_outputs  # noqa: E402
 
 TOLERANCE = 1e-4
 
@@ -27,6 +29,9 @@ ROPE = {
     "yarn_mscale": YARN | {"factor": 8.0, "mscale": 0.7, "mscale_all_dim": 1.3},
 }  # fmt: skip
 
+GEMMA = {"sliding_window": 9, "query_pre_attn_scalar": 25, "tie_word_embeddings": True}
+WINDOW = {"use_sliding_window": True, "sliding_window": 12}
+
 CASES = {
     "llama": ("Llama", {}),
     "llama_plain_heads": ("Llama", {"head_dim": None, "num_key_value_heads": None, "hidden_size": 48}),
@@ -34,9 +39,26 @@ CASES = {
     "llama_biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-2}),
     **{f"llama_{name}": ("Llama", {"rope_parameters": rope}) for name, rope in ROPE.items()},
     "mistral": ("Mistral", {"sliding_window": None, "num_key_value_heads": 1}),
+    "mistral_window": ("Mistral", {"sliding_window": 7}),
     "qwen2": ("Qwen2", {"head_dim": None, "hidden_size": 48}),
+    "qwen2_window": ("Qwen2", {"head_dim": None, "hidden_size": 48, **WINDOW, "max_window_layers": 1}),
+    "qwen3_window": ("Qwen3", {**WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
     "qwen2_tied_yarn": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": ROPE["yarn"]}),
     "qwen3": ("Qwen3", {}),
+    "gemma3": ("Gemma3", GEMMA | {"num_hidden_layers": 4, "sliding_window_pattern": 3}),
+    "gemma3_untied": (
+        "Gemma3",
+        GEMMA
+        | {
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 3000.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
+    ),
     "gpt2": ("GPT2", {"hidden_size": 48, "n_inner": 50, "tie_word_embeddings": True}),
     "gpt2_wide": ("GPT2", {"hidden_size": 36, "layer_norm_epsilon": 1e-2, "tie_word_embeddings": True}),
     "qwen3_biases": ("Qwen3", {"attention_bias": True, "head_dim": 16, "rope_parameters": {"rope_theta": 1e6}}),
@@ -78,6 +100,21 @@ def test_logits_and_hidden_states(case, tmp_path):
         close(ours, theirs)
 
 
+def test_the_text_model_of_a_model_of_images(tmp_path):
+    """Its tensors have a prefix, and the image tower is not read."""
+    text = {**SIZES, **GEMMA, "pad_token_id": 0}
+    vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "image_size": 28, "patch_size": 14}  # fmt: skip
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    config._attn_implementation = "eager"
+    model = randomise(transformers.Gemma3ForConditionalGeneration(config).eval(), 0)
+    save(model, tmp_path)
+    config, params = load_target_checkpoint(tmp_path)
+    tokens = random_tokens(60)
+    close(jax_outputs(config, params, tokens)[0], torch_outputs(model, tokens)[0])
+    assert config.architecture == "Gemma3ForCausalLM"
+
+
 def test_dynamic_rope_is_that_of_decoding_token_by_token(tmp_path):
     """Beyond the original length the base grows with every token, and each key keeps the base it was made with."""
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
@@ -97,7 +134,8 @@ def test_dynamic_rope_is_that_of_decoding_token_by_token(tmp_path):
 
 
 @pytest.mark.parametrize("case", ["llama", "llama_tied", "llama_biases", "llama_llama3", "llama_yarn_given", "mistral",
-                                  "qwen2_tied_yarn", "qwen3", "gpt2"])  # fmt: skip
+                                  "mistral_window", "qwen2_tied_yarn", "qwen2_window", "qwen3", "qwen3_window",
+                                  "gemma3", "gemma3_untied", "gpt2"])  # fmt: skip
 def test_transformers_loads_what_we_save(case, tmp_path):
     from transformers import AutoModelForCausalLM
 

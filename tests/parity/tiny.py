@@ -22,10 +22,14 @@ def tiny_model(family: str, seed: int = 0, **changes: Any) -> transformers.PreTr
     sizes = SIZES | changes
     if sizes["head_dim"] is None:
         del sizes["head_dim"]  # Qwen2 knows no head_dim of None
-    config = getattr(transformers, f"{family}Config")(**sizes)
+    config = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")(**sizes)
     config._attn_implementation = "eager"
     kind = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
-    model = getattr(transformers, kind)(config).eval()
+    return randomise(getattr(transformers, kind)(config).eval(), seed)
+
+
+def randomise(model: transformers.PreTrainedModel, seed: int) -> transformers.PreTrainedModel:
+    """Draws weights that are large enough for every part to matter."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -7,13 +7,26 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from eagle_jax.checkpoints.files.fields import LARGEST, CheckpointError, Fields, notice, shown
-from eagle_jax.checkpoints.targets.families import FAMILIES, Family, family_of
+from eagle_jax.checkpoints.files.fields import CheckpointError, Fields, notice, shown
+from eagle_jax.checkpoints.targets import gemma3
+from eagle_jax.checkpoints.targets.families import FAMILIES, family_of
 from eagle_jax.checkpoints.targets.rope import context_length, rope_config, rope_scaling, unstretched_length
+from eagle_jax.checkpoints.targets.windows import read_windows, window_keys
 from eagle_jax.config import ConfigError, DecoderConfig
 
 _MOST_LAYERS = 1024  # a wrong number would make loading build as many layers before it finds them missing
-_CHECKED = ("block", "num_kv_heads", "head_dim", "qkv_bias", "out_bias", "mlp_bias", "qk_norm")
+_CHECKED = (
+    "block",
+    "num_kv_heads",
+    "head_dim",
+    "qkv_bias",
+    "out_bias",
+    "mlp_bias",
+    "qk_norm",
+    "windows",
+    "local_rope",
+    "query_scalar",
+)
 """Fields of `DecoderConfig` that a family may be unable to express."""
 # Null, false, zero and an empty list turn all of these off; one is neutral for a scale. Experts are left out: their
 # tensors are reported as unexpected. The scales are of Granite, Cohere, MiniCPM, Falcon-H1 and of draft heads.
@@ -50,17 +63,19 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
     """Builds the `DecoderConfig` of a config.json; arguments of `read_target_config`.
 
     Raises:
-      CheckpointError: an unknown architecture, a value of another type, quantised weights, an active sliding window, or
-        any feature that the decoder does not have.
+      CheckpointError: an unknown architecture, a value of another type, quantised weights, or any feature
+        that the decoder does not have.
     """
+    values = gemma3.text_values(values, where)
     family = family_of(values, where)
+    values = family.flat(values, where)
     own = {key: value for key, value in values.items() if key not in family.absent}
     for key, name in family.names.items():
         if key in own and name in own and own[key] != own[name]:
             Fields(own, where).fail(key, f"{name}={shown(own[name])}, which is the same size", "Remove one of them.")
     renamed = {name: own[key] for key, name in family.names.items() if key in own}  # as transformers does
     fields = Fields({**family.defaults, **renamed, **own}, where, names=family.names)
-    check_supported(fields, family.only)
+    check_supported(fields, family.only, family.reads)
     switched = {name: fields.flag(key) for key, names in family.switches.items() for name in names}
     config = layer_sizes(
         fields,
@@ -70,6 +85,7 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
         architecture=family.architecture,
         **family.fixed,
         **switched,
+        **family.own_fields(fields),
     )
     if max_position is not None:
         least = config.max_position if config.rope.kind == "none" else 1  # learned positions are loaded as a whole
@@ -79,8 +95,8 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
                 f"{where}, got {max_position!r}. Leave it out for the whole length."
             )
         config = dataclasses.replace(config, max_position=max_position)
-    _check_sliding_window(fields, family, config)
-    return config
+    windows = read_windows(fields, family.window, family.architecture, config.num_layers, config.max_position)
+    return dataclasses.replace(config, windows=windows)
 
 
 def layer_sizes(fields: Fields, *, inner: int | None = None, **decided: Any) -> DecoderConfig:
@@ -104,7 +120,7 @@ def layer_sizes(fields: Fields, *, inner: int | None = None, **decided: Any) -> 
             head_dim=fields.integer("head_dim", hidden // heads, null=True),
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
             rope=rope,
-            max_position=context_length(fields, rope),
+            max_position=decided.pop("max_position", None) or context_length(fields, rope),
             eos_ids=fields.ids("eos_token_id"),
             bos_id=next(iter(fields.ids("bos_token_id")), None),
             **decided,
@@ -117,7 +133,8 @@ def check_supported(fields: Fields, only: Mapping[str, tuple[Any, ...]], known: 
     """Checks that no unsupported feature is on; warns of unknown keys that look like one.
 
     Args:
-      only: key -> its supported values, of which the first is the default. known: further keys that the caller reads.
+      only: key -> its supported values, of which the first is the default. known: further keys that the caller reads,
+        which are supported.
 
     Raises:
       CheckpointError: a feature is on, a value is not supported, or the weights are quantised.
@@ -134,38 +151,12 @@ def check_supported(fields: Fields, only: Mapping[str, tuple[Any, ...]], known: 
             fields.fail(key, "true or absent", _ANOTHER)
         scale = key in _SCALES
         on = value is not None if key == "ptd_token_id" else value
-        if key in _UNSUPPORTED and on and not (scale and value == 1 and value is not True):
+        if key in _UNSUPPORTED.difference(known) and on and not (scale and value == 1 and value is not True):
             fields.fail(key, "1 or absent" if scale else "absent", _ANOTHER)
         if value and _SUSPECT.search(key) and key not in _ALWAYS_ON | _UNSUPPORTED | _HARMLESS | {*only, *known}:
             unknown.append(f"{fields.inside}{key}={shown(value)}")
     if unknown:
         notice(f"{fields.where}: {', '.join(unknown)}: unknown and ignored")
-
-
-def _check_sliding_window(fields: Fields, family: Family, config: DecoderConfig) -> None:
-    """Checks that no window hides tokens of the context."""
-    kinds = fields.names_of("layer_types")
-    if not set(kinds) <= {"full_attention", "sliding_attention"} or len(kinds) not in (0, config.num_layers):
-        rule = f"a list of full_attention or sliding_attention for each of the {config.num_layers} layers"
-        fields.fail("layer_types", rule)
-    window = fields.integer("sliding_window", LARGEST, null=True, least=0)
-    active, slides = window < config.max_position, "sliding_attention" in kinds
-    if active and family.window == "never":
-        if fields.flag("use_sliding_window", True, null=True):
-            fields.contradict("sliding_window", f"{family.architecture} has", "no window", window)
-        active = False
-    elif family.window == "switched":
-        switched = fields.flag("use_sliding_window")
-        if slides and not switched:
-            fields.fail("layer_types", "without sliding_attention where use_sliding_window is false")
-        active &= switched
-        if active:
-            active = slides if kinds else fields.integer("max_window_layers", 28, least=0) < config.num_layers
-    if active:
-        raise CheckpointError(
-            f"{fields.where}: sliding_window must be at least the context length {config.max_position}, got {window}. "
-            f"Load with max_position={window} to stay inside the window."
-        )
 
 
 def config_values(config: DecoderConfig, dtype: str) -> dict[str, Any]:
@@ -184,9 +175,10 @@ def config_values(config: DecoderConfig, dtype: str) -> dict[str, Any]:
     for key, value in common.items():
         if key in family.names or key not in family.absent:
             values[family.names.get(key, key)] = value
-    values |= {"tie_word_embeddings": config.tie_word_embeddings, **family.written}
+    values |= {"tie_word_embeddings": config.tie_word_embeddings, **window_keys(config, family.window)}
     values |= {key: supported[0] for key, supported in family.only.items()}
     values |= {key: getattr(config, names[0]) for key, names in family.switches.items()}
+    values |= family.own_keys(config)
     again = decoder_config(values, "config.json")
     lost = [name for name in _CHECKED if getattr(again, name) != getattr(config, name)]
     if lost:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from eagle_jax.checkpoints.files.fields import CheckpointError, Fields
 from eagle_jax.checkpoints.files.mapping import DECODER, EMBEDDING, LM_HEAD, Rule, Table, linear_rules
 from eagle_jax.checkpoints.files.tensors import TensorReader
-from eagle_jax.config import RopeConfig
+from eagle_jax.checkpoints.targets import gemma3
+from eagle_jax.checkpoints.targets.windows import WindowKind
+from eagle_jax.config import DecoderConfig, RopeConfig
 
 _PROJECTIONS = ("q", "k", "v")
 _PREFIX = "transformer."  # prefix of names in files that `transformers` writes; the first files of OpenAI have none
@@ -85,13 +87,14 @@ class Family:
       fixed: fields of `DecoderConfig` that are the same in every model of the family.
       switches: key of config.json -> the fields of `DecoderConfig` that it switches.
       only: key -> the values that the decoder supports; the first is written.
-      window: whether layers attend within `sliding_window`: never, always, or by `use_sliding_window`.
-      written: further keys of a config.json that is written.
+      window: which layers attend within `sliding_window`.
       names: common key -> the family's own name of it.
       absent: common keys that the family does not have.
       inner: default of `intermediate_size` as a multiple of `hidden_size`; None for a size that must be given.
       reader: opens the files. table: which tensor is which parameter.
       joined: the parameters as the files hold them.
+      reads: further keys that are read. flat: `(values, where) -> values` in the keys that are read.
+      own_fields: fields of `DecoderConfig` that only this family has. own_keys: their keys in config.json.
     """
 
     model_type: str
@@ -100,14 +103,17 @@ class Family:
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     switches: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     only: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=lambda: {"hidden_act": ("silu", "swish")})
-    window: Literal["never", "always", "switched"] = "never"
-    written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    window: WindowKind = "never"
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     absent: tuple[str, ...] = ()
     inner: int | None = None
     reader: type[TensorReader] = TensorReader
     table: Table = DECODER
     joined: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    reads: tuple[str, ...] = ()
+    flat: Callable[[Mapping[str, Any], str], Mapping[str, Any]] = lambda values, where: values
+    own_fields: Callable[[Fields], dict[str, Any]] = lambda fields: {}
+    own_keys: Callable[[DecoderConfig], dict[str, Any]] = lambda config: {}
 
 
 _ATTENTION = {"attention_bias": ("qkv_bias", "out_bias")}
@@ -121,17 +127,24 @@ _ALL = (
     Family(
         "mistral", "MistralForCausalLM",
         {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
-        window="always", written={"sliding_window": None},
+        window="always",
     ),
     Family(
         "qwen2", "Qwen2ForCausalLM",
         {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096},
-        fixed={"qkv_bias": True}, window="switched", written={"use_sliding_window": False},
+        fixed={"qkv_bias": True}, window="switched",
     ),
     Family(
         "qwen3", "Qwen3ForCausalLM",
         {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096, "head_dim": 128},
-        fixed={"qk_norm": True}, switches=_ATTENTION, window="switched", written={"use_sliding_window": False},
+        fixed={"qk_norm": True}, switches=_ATTENTION, window="switched",
+    ),
+    Family(
+        "gemma3_text", "Gemma3ForCausalLM", gemma3.DEFAULTS, fixed={"block": "gemma3", "qk_norm": True},
+        switches=_ATTENTION, window="pattern",
+        only={"hidden_activation": ("gelu_pytorch_tanh",), "use_bidirectional_attention": (False,)},
+        reads=gemma3.READS, flat=gemma3.flat_rope, own_fields=gemma3.own_fields, own_keys=gemma3.own_keys,
+        table=gemma3.TABLE, absent=("hidden_act",),
     ),
     Family(
         "gpt2", "GPT2LMHeadModel",

@@ -1,0 +1,94 @@
+"""Checks sliding windows: text is that of plain decoding, and plain text that of passes over the whole text."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eagle_jax
+from eagle_jax.config import RopeConfig
+from eagle_jax.models import init_params, layers
+from tests.models import DRAFTERS, random_prompts, tiny_target
+
+PROMPTS = random_prompts([5, 31, 1, 17, 8, 3], 12)
+RUN = dict(max_new_tokens=[30, 7, 25, 1, 32, 12], eos_ids=[[3], [5], [], [1, 2], [0, 7, 9, 11, 10], [4]])
+WINDOWS = [(3, 0), (0, 9), (5, 5), (1, 2)]
+"""Below the depth of the trees, between, and above; some layers or all."""
+FAST = "eagle3-k3n12"
+SLOW = ["eagle1-static", "medusa-static", "hydra++-static", "small-dynamic", "small-chain", "lookup", "lookahead",
+        "eagle3-k10n59"]  # fmt: skip
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+def test_plain_text_is_that_of_passes_over_the_whole_text(windows):
+    """The mask of these passes is made here, from positions."""
+    target = tiny_target(windows=windows)
+    out = eagle_jax.generate(target, None, PROMPTS[:3], max_new_tokens=20, eos_ids=()).tokens
+    everything = eagle_jax.generate(tiny_target(), None, PROMPTS[:3], max_new_tokens=20, eos_ids=()).tokens
+    assert out != everything, "the windows hid nothing: the test would not see a wrong one"
+    whole = np.zeros((3, 51), np.int32)
+    for row, (prompt, tokens) in enumerate(zip(PROMPTS, out, strict=False)):
+        whole[row, : len(prompt) + 20] = prompt + tokens
+    logits = np.asarray(jax.jit(lambda params, tokens: naive_logits(target, params, tokens))(target.params, whole))
+    for row, (prompt, tokens) in enumerate(zip(PROMPTS, out, strict=False)):
+        assert logits[row, len(prompt) - 1 :][:20].argmax(-1).tolist() == tokens
+
+
+def naive_logits(target, params, tokens):
+    """Runs a layer at a time, each with a mask of its window."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
+    distance = positions[0][:, None] - positions[0][None]
+    config, x = target.config, target.fn.embed(params, tokens)
+    cos, sin = eagle_jax.models.rope.rope_angles(config.rope, config.head_dim, positions)
+    for index, window in enumerate(config.windows):
+        mask = (distance >= 0) & (distance < (window or tokens.shape[1]))
+        layer = eagle_jax.models.decoder.DecoderLayer(config)
+        x = layer.apply({"params": params[f"layers_{index}"]}, x, cos, sin, mask, None)[0]
+    norm = layers.Norm(config.rms_norm_eps).apply({"params": params["norm"]}, x)
+    return target.fn.logits(params, norm)
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("name", [FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_text_is_that_of_plain_decoding(name, windows):
+    target = tiny_target(windows=windows)
+    drafter = DRAFTERS[name](target)
+    plain = eagle_jax.generate(target, None, PROMPTS, **RUN)
+    out = eagle_jax.generate(target, drafter, PROMPTS, **RUN)
+    assert out.tokens == plain.tokens
+    assert out.tau > plain.tau, "nothing was ever accepted: the test would not see a wrong acceptance"
+
+
+GEMMA = dataclasses.replace(
+    tiny_target().config, block="gemma3", windows=(4, 0), local_rope=RopeConfig(300.0), query_scalar=10, qk_norm=True,
+    rope=RopeConfig(5000.0, "linear", factor=4.0), tie_word_embeddings=True,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_text_of_gemma_is_that_of_plain_decoding(name):
+    params = init_params(GEMMA, jax.random.key(3))
+    target = eagle_jax.Target.from_params(
+        GEMMA, jax.tree.map(lambda leaf: leaf * 4 if leaf.ndim == 2 else leaf, params)
+    )
+    plain = eagle_jax.generate(target, None, PROMPTS, **RUN)
+    out = eagle_jax.generate(target, DRAFTERS[name](target), PROMPTS, **RUN)
+    assert out.tokens == plain.tokens
+    assert out.tau > plain.tau
+
+
+def test_a_window_counts_the_depth_of_a_tree():
+    """Of a tree with two branches, a token sees the last three of its own branch."""
+    tree = np.zeros((6, 6), bool)
+    for node, seen in enumerate([[0], [0, 1], [0, 2], [0, 1, 3], [0, 2, 4], [0, 1, 3, 5]]):
+        tree[node, seen] = True
+    found = np.asarray(layers.within_window(jnp.asarray(tree), 3))
+    tree[5, 0] = False
+    np.testing.assert_array_equal(found, tree)
+    columns = np.concatenate([np.ones((6, 2), bool), tree], axis=1)  # two earlier tokens that all see
+    found = np.asarray(layers.within_window(jnp.asarray(columns)[None], 2))[0]
+    assert [np.flatnonzero(row).tolist() for row in found] == [[1, 2], [2, 3], [2, 4], [3, 5], [4, 6], [5, 7]]
