@@ -73,7 +73,8 @@ class Linear(nn.Module):
     def __call__(self, x: Float[Array, "*b I"]) -> Float[Array, "*b O"]:
         y = product(x, self.param("weight", _draw_weight, (self.features, x.shape[-1])), self.dtype)
         if self.use_bias:
-            y = y + jnp.broadcast_to(self.param("bias", nn.initializers.zeros, (self.features,)), y.shape)
+            bias = self.param("bias", nn.initializers.zeros, (self.features,))
+            y = y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
         return y
 
 

@@ -29,6 +29,7 @@ ROPE = {
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 12}
 
+EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 14}
 CASES = {
     "llama": ("Llama", {}),
     "llama_plain_heads": ("Llama", {"head_dim": None, "num_key_value_heads": None, "hidden_size": 48}),
@@ -42,6 +43,11 @@ CASES = {
     "qwen3_window": ("Qwen3", {**WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
     "qwen2_tied_yarn": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": ROPE["yarn"]}),
     "qwen3": ("Qwen3", {}),
+    "qwen3_moe": ("Qwen3Moe", EXPERTS | {"norm_topk_prob": True}),
+    "qwen3_moe_mixed": (
+        "Qwen3Moe",
+        EXPERTS | {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3], "attention_bias": True},
+    ),
     "gpt2": ("GPT2", {"hidden_size": 48, "n_inner": 50, "tie_word_embeddings": True}),
     "gpt2_wide": ("GPT2", {"hidden_size": 36, "layer_norm_epsilon": 1e-2, "tie_word_embeddings": True}),
     "qwen3_biases": ("Qwen3", {"attention_bias": True, "head_dim": 16, "rope_parameters": {"rope_theta": 1e6}}),
@@ -103,7 +109,7 @@ def test_dynamic_rope_is_that_of_decoding_token_by_token(tmp_path):
 
 @pytest.mark.parametrize("case", ["llama", "llama_tied", "llama_biases", "llama_llama3", "llama_yarn_given", "mistral",
                                   "mistral_window", "qwen2_tied_yarn", "qwen2_window", "qwen3", "qwen3_window",
-                                  "gpt2"])  # fmt: skip
+                                  "qwen3_moe_mixed", "gpt2"])  # fmt: skip
 def test_transformers_loads_what_we_save(case, tmp_path):
     from transformers import AutoModelForCausalLM
 
@@ -113,7 +119,11 @@ def test_transformers_loads_what_we_save(case, tmp_path):
     save_target_checkpoint(config, params, tmp_path / "ours", "float32", max_shard_bytes=40_000)
     assert len(list((tmp_path / "ours").glob("*.safetensors"))) > 1
     again, report = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "ours", dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        tmp_path / "ours",
+        dtype=torch.float32,
+        attn_implementation="eager",
+        experts_implementation="eager",
+        output_loading_info=True,
     )
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]

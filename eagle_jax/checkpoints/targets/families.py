@@ -15,8 +15,15 @@ import numpy as np
 from eagle_jax.checkpoints.files.fields import CheckpointError, Fields
 from eagle_jax.checkpoints.files.mapping import DECODER, EMBEDDING, LM_HEAD, Rule, Table, linear_rules
 from eagle_jax.checkpoints.files.tensors import TensorReader
+from eagle_jax.checkpoints.targets.experts import (
+    QWEN3_MOE,
+    StackReader,
+    qwen3_expert_keys,
+    qwen3_experts,
+    split_experts,
+)
 from eagle_jax.checkpoints.targets.windows import WindowKind
-from eagle_jax.config import RopeConfig
+from eagle_jax.config import DecoderConfig, RopeConfig
 
 _PROJECTIONS = ("q", "k", "v")
 _PREFIX = "transformer."  # prefix of names in files that `transformers` writes; the first files of OpenAI have none
@@ -90,6 +97,7 @@ class Family:
       names: common key -> the family's own name of it.
       absent: common keys that the family does not have.
       inner: default of `intermediate_size` as a multiple of `hidden_size`; None for a size that must be given.
+      read: reads keys of this family alone, as fields of `DecoderConfig`. keys: writes them.
       reader: opens the files. table: which tensor is which parameter.
       joined: the parameters as the files hold them.
     """
@@ -104,6 +112,8 @@ class Family:
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     absent: tuple[str, ...] = ()
     inner: int | None = None
+    read: Callable[[Fields], Mapping[str, Any]] = lambda fields: {}
+    keys: Callable[[DecoderConfig], Mapping[str, Any]] = lambda config: {}
     reader: type[TensorReader] = TensorReader
     table: Table = DECODER
     joined: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
@@ -131,6 +141,17 @@ _ALL = (
         "qwen3", "Qwen3ForCausalLM",
         {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096, "head_dim": 128},
         fixed={"qk_norm": True}, switches=_ATTENTION, window="switched",
+    ),
+    Family(
+        "qwen3_moe", "Qwen3MoeForCausalLM",
+        {
+            "num_key_value_heads": 4, "max_position_embeddings": 32768, "num_local_experts": 128,
+            "num_experts_per_tok": 8,
+        },
+        fixed={"qk_norm": True}, switches=_ATTENTION,
+        only={"hidden_act": ("silu", "swish"), "use_sliding_window": (False,)},
+        names={"num_experts": "num_local_experts"}, read=qwen3_experts, keys=qwen3_expert_keys,
+        reader=StackReader, table=QWEN3_MOE, joined=split_experts,
     ),
     Family(
         "gpt2", "GPT2LMHeadModel",
