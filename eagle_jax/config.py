@@ -125,6 +125,7 @@ class DecoderConfig:
       qk_norm: RMSNorm over head_dim on queries and keys before RoPE (Qwen3).
       windows: per layer, how many tokens a token sees, itself included (`sliding_window` of `transformers`); 0 is all.
         () is 0 in every layer.
+      sinks: every head has a score that takes part in the softmax of its attention and adds nothing (gpt-oss).
       experts: mixture of experts in the place of the MLP (Qwen3-MoE, gpt-oss); None without one.
       block: "llama" (RMSNorm, gated MLP with SiLU, RoPE) or "gpt2" (LayerNorm, plain MLP with GELU, one learned
         embedding per position, `rope.kind` "none").
@@ -151,6 +152,7 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     windows: tuple[int, ...] = ()
+    sinks: bool = False
     experts: ExpertsConfig | None = None
     block: Literal["llama", "gpt2"] = "llama"
     tie_word_embeddings: bool = False
@@ -183,7 +185,7 @@ class DecoderConfig:
         if self.block == "gpt2":
             plain = {"block": "llama", "rope": RopeConfig(), "qkv_bias": False, "out_bias": False, "mlp_bias": False}
             changes = plain | changes
-        return dataclasses.replace(self, **{"num_layers": 1, "windows": (), "experts": None, **changes})
+        return dataclasses.replace(self, **{"num_layers": 1, "windows": (), "sinks": False, "experts": None, **changes})
 
     def with_layers(self, num_layers: int) -> DecoderConfig:
         """Returns the config with only the first `num_layers` layers."""

@@ -232,16 +232,20 @@ def attend(
     cached_values: Float[Array, "B G S hd"] | None = None,
     length: Int[Array, " B"] | None = None,
     first: Int[Array, "B T"] | None = None,
+    sinks: Float[Array, " A"] | None = None,
 ) -> Float[Array, "B T A*hd"]:
     """Computes grouped-query attention over committed and new tokens, joined in one float32 softmax.
 
     A query sees the `length` committed tokens of its row, those before position `first` excepted, and the new tokens
-    where `mask` ([T, T2] or [B, T, T2]) is True. The cache is only read.
+    where `mask` ([T, T2] or [B, T, T2]) is True. The cache is only read. `sinks` are scores that take part in the
+    softmax and add nothing.
     """
     batch, new, heads, head_dim = query.shape
     if cached_keys is None and new > QUERY_BLOCK:
         mask = jnp.broadcast_to(mask, (batch, *mask.shape[-2:]))
-        return by_query_blocks(lambda rows: attend(rows[0], new_keys, new_values, rows[1]), (query, mask), (1, 1))
+        return by_query_blocks(
+            lambda rows: attend(rows[0], new_keys, new_values, rows[1], sinks=sinks), (query, mask), (1, 1)
+        )
     groups = new_keys.shape[1]
     # [B, G, R*T, hd]: all query heads of a group are rows of one matrix product with that group's keys.
     grouped = query.reshape(batch, new, groups, heads // groups, head_dim).transpose(0, 2, 3, 1, 4)
@@ -263,6 +267,10 @@ def attend(
         committed = (grouped, cached_keys, cached_values, length, firsts)
         old = jax.lax.platform_dependent(*committed, cpu=by_blocks, default=whole)
         part = fresh.join(old)
+    if sinks is not None:
+        top = sinks.astype(jnp.float32).reshape(1, groups, -1, 1, 1)
+        top = jnp.broadcast_to(top, (batch, *top.shape[1:3], new, 1)).reshape(part.top.shape)
+        part = part.join(SoftmaxPart(top, jnp.ones_like(top), jnp.zeros_like(part.mixed)))
     mixed = (part.mixed / part.total).astype(query.dtype)
     mixed = mixed.reshape(batch, groups, heads // groups, new, head_dim).transpose(0, 3, 1, 2, 4)
     return mixed.reshape(batch, new, heads * head_dim)
@@ -321,6 +329,10 @@ class Attention(nn.Module):
         if earlier is not None:
             all_keys = jnp.concatenate([earlier[0], keys], axis=2)
             all_values = jnp.concatenate([earlier[1], values], axis=2)
+        if config.sinks:
+            mixer = functools.partial(
+                mixer, sinks=self.param("sinks", nn.initializers.normal(0.02), (config.num_heads,))
+            )
         mixed = mixer(query, all_keys, all_values, mask, *(cached or (None, None, None)))
         return Linear(config.hidden_size, config.out_bias, name="o_proj")(mixed), keys, values
 

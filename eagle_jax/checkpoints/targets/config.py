@@ -15,7 +15,7 @@ from eagle_jax.config import ConfigError, DecoderConfig
 
 _MOST_LAYERS = 1024  # a wrong number would make loading build as many layers before it finds them missing
 _CHECKED = (
-    "block", "num_kv_heads", "head_dim", "qkv_bias", "out_bias", "mlp_bias", "qk_norm", "windows", "experts",
+    "block", "num_kv_heads", "head_dim", "qkv_bias", "out_bias", "mlp_bias", "qk_norm", "windows", "sinks", "experts",
 )  # fmt: skip
 """Fields of `DecoderConfig` that a family may be unable to express."""
 # Null, false, zero and an empty list turn all of these off; one is neutral for a scale. Experts are left out: their
@@ -57,11 +57,13 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
         that the decoder does not have.
     """
     family = family_of(values, where)
-    own = {key: value for key, value in values.items() if key not in family.absent}
+    own = {key: value for key, value in values.items() if key not in family.absent and not family.reads(key, value)}
     for key, name in family.names.items():
         if key in own and name in own and own[key] != own[name]:
             Fields(own, where).fail(key, f"{name}={shown(own[name])}, which is the same size", "Remove one of them.")
     renamed = {name: own[key] for key, name in family.names.items() if key in own}  # as transformers does
+    if family.rope and not own.get("rope_scaling") and not own.get("rope_parameters"):
+        own["rope_parameters"] = family.rope
     fields = Fields({**family.defaults, **renamed, **own}, where, names=family.names)
     check_supported(fields, family.only)
     switched = {name: fields.flag(key) for key, names in family.switches.items() for name in names}

@@ -35,7 +35,7 @@ def qwen3_experts(fields: Fields) -> dict[str, Any]:
     """
     layers, step = fields.integer("num_hidden_layers"), fields.integer("decoder_sparse_step", 1)
     plain = fields.ids("mlp_only_layers")
-    return _experts(
+    return read_experts(
         fields,
         intermediate_size=fields.integer("moe_intermediate_size", 768),
         normalise=fields.flag("norm_topk_prob"),
@@ -43,7 +43,8 @@ def qwen3_experts(fields: Fields) -> dict[str, Any]:
     )
 
 
-def _experts(fields: Fields, **others: Any) -> dict[str, Any]:
+def read_experts(fields: Fields, **others: Any) -> dict[str, Any]:
+    """Returns the field `experts` of `DecoderConfig` with the keys that families share; `others` holds the rest."""
     count, top_k = fields.integer("num_experts"), fields.integer("num_experts_per_tok")
     try:
         return {"experts": ExpertsConfig(num_experts=count, top_k=top_k, **others)}

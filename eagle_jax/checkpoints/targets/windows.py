@@ -7,8 +7,9 @@ from typing import Any, Literal
 from eagle_jax.checkpoints.files.fields import LARGEST, Fields
 from eagle_jax.config import DecoderConfig
 
-WindowKind = Literal["never", "always", "switched"]
-"""Whether layers attend within `sliding_window`: in no model, in every layer, or by `use_sliding_window`."""
+WindowKind = Literal["never", "always", "switched", "alternating"]
+"""Which layers attend within `sliding_window`: none, all, those that `use_sliding_window` switches, or those that
+`layer_types` names, else the first and every second layer."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
@@ -34,6 +35,8 @@ def read_windows(
             fields.fail("layer_types", f"without {_SLIDING} where use_sliding_window is false")
         full = fields.integer("max_window_layers", 28, least=0) if switched else layers
         slides = [kind == _SLIDING for kind in types] or [index >= full for index in range(layers)]
+    elif kind == "alternating":
+        slides = [own == _SLIDING for own in types] or [index % 2 == 0 for index in range(layers)]
     else:
         slides = [True] * layers
     return tuple(window * slide for slide in slides) if window < max_position and any(slides) else ()
@@ -43,9 +46,11 @@ def window_keys(config: DecoderConfig, kind: WindowKind) -> dict[str, Any]:
     """Returns the keys of a config.json that state `config.windows`, as far as the kind can."""
     window = max(config.windows, default=0)
     keys: dict[str, Any] = {} if kind == "never" else {"sliding_window": window or None}
+    types = [_SLIDING if own else _FULL for own in config.windows or (0,) * config.num_layers]
+    if kind == "alternating":
+        keys["layer_types"] = types
     if kind == "switched":
         keys |= {"use_sliding_window": window > 0}
         if window:
-            types = [_SLIDING if own else _FULL for own in config.windows]
             keys |= {"layer_types": types, "max_window_layers": types.index(_SLIDING)}  # the latter for old versions
     return keys
