@@ -2,7 +2,7 @@
 
 from eagle_jax import viz
 from eagle_jax.checkpoints import CheckpointError
-from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, RopeConfig, TreeConfig
+from eagle_jax.config import ConfigError, DecoderConfig, ExpertsConfig, HeadConfig, RopeConfig, TreeConfig
 from eagle_jax.core import Drafter, DraftTree, KVCache, Sampling, TargetFn
 from eagle_jax.data.chat import TextStream, chat_ids, decode_stream, load_tokenizer, stop_ids
 from eagle_jax.devices import DeviceError
@@ -26,6 +26,7 @@ __all__ = [
     "DraftHead",
     "DraftTree",
     "Drafter",
+    "ExpertsConfig",
     "GenerateOutput",
     "HeadConfig",
     "KVCache",

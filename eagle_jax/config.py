@@ -78,6 +78,41 @@ class RopeConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ExpertsConfig:
+    """A mixture of experts in the place of an MLP: a router chooses `top_k` of `num_experts` for every token.
+
+    Attributes:
+      num_experts: E. top_k: experts per token. intermediate_size: width of one expert.
+      normalise: the weights of the chosen experts are a softmax over these (`norm_topk_prob`); False keeps their
+        probabilities of the softmax over all experts.
+      dense_layers: layers that have an MLP of `DecoderConfig.intermediate_size` instead.
+      bias: router and experts have biases (gpt-oss).
+      limit: largest gate, and largest magnitude of the up projection, for gpt-oss's
+        `gate * sigmoid(alpha * gate) * (up + 1)`; None is `silu(gate) * up`.
+      alpha: see `limit`.
+
+    Raises:
+      ConfigError: naming the field and its rule.
+    """
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    normalise: bool = True
+    dense_layers: tuple[int, ...] = ()
+    bias: bool = False
+    limit: float | None = None
+    alpha: float = 1.702
+
+    def __post_init__(self) -> None:
+        check_fields(self, "num_experts", "top_k", "intermediate_size")
+        if self.top_k > self.num_experts:
+            raise ConfigError(
+                f"ExpertsConfig.top_k must be at most num_experts={self.num_experts}, got {self.top_k}. Lower it."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class DecoderConfig:
     """Sizes and options of a decoder. Model families differ only in these fields.
 
@@ -90,6 +125,8 @@ class DecoderConfig:
       qk_norm: RMSNorm over head_dim on queries and keys before RoPE (Qwen3).
       windows: per layer, how many tokens a token sees, itself included (`sliding_window` of `transformers`); 0 is all.
         () is 0 in every layer.
+      sinks: every head has a score that takes part in the softmax of its attention and adds nothing (gpt-oss).
+      experts: mixture of experts in the place of the MLP (Qwen3-MoE, gpt-oss); None without one.
       local_rope: rotary embedding of the layers with a window; None is `rope`.
       query_scalar: scores are divided by its square root; None is head_dim.
       block: "llama" (RMSNorm, gated MLP with SiLU, RoPE), "gpt2" (LayerNorm, plain MLP with GELU, one learned embedding
@@ -118,6 +155,8 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     windows: tuple[int, ...] = ()
+    sinks: bool = False
+    experts: ExpertsConfig | None = None
     local_rope: RopeConfig | None = None
     query_scalar: int | None = None
     block: Literal["llama", "gpt2", "gemma3"] = "llama"
@@ -151,7 +190,8 @@ class DecoderConfig:
     def one_layer(self, **changes: Any) -> DecoderConfig:
         """Returns the config of one "llama" layer for a draft head of this model, with `changes` to fields."""
         plain: dict[str, Any] = {
-            "num_layers": 1, "windows": (), "local_rope": None, "query_scalar": None, "block": "llama"
+            "num_layers": 1, "windows": (), "local_rope": None, "query_scalar": None, "sinks": False, "experts": None,
+            "block": "llama",
         }  # fmt: skip
         if self.block == "gpt2":
             plain |= {"rope": RopeConfig(), "qkv_bias": False, "out_bias": False, "mlp_bias": False}

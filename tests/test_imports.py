@@ -23,7 +23,7 @@ ROOMS: dict[str, set[str]] = {
     **{leaf: {"config"} for leaf in LEAVES},
     "models": {"core", "config"},
     "drafters": {"core", "config", "models"},
-    "parallel": {"core", "config"},
+    "parallel": {"core", "config", "models"},
     "checkpoints": {"core", "models"} | LEAVES,
     "data": {"core", "checkpoints"} | LEAVES,
     "training": {"core", "packed", "config", "models", "parallel"},

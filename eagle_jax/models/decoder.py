@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +14,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core import KVCache, NewKV, Params, TargetFn, TargetOutput, empty_cache
+from eagle_jax.models.experts import MoE
 from eagle_jax.models.layers import MLP, Attention, Linear, norm_of, product, within_window
 from eagle_jax.models.rope import rope_angles
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and MLP with residual connections; Gemma normalises their results as well."""
+    """Pre-norm attention and MLP, or experts, with residual connections; Gemma normalises their results as well."""
 
     config: DecoderConfig
 
@@ -39,7 +41,7 @@ class DecoderLayer(nn.Module):
             x = x + (norm_of(config, "post_attention_layernorm")(mixed) if gemma else mixed)
         with jax.named_scope("mlp"):
             normed = norm_of(config, "pre_feedforward_layernorm" if gemma else "post_attention_layernorm")(x)
-            mixed = MLP(config, name="mlp")(normed)
+            mixed = (MLP if config.experts is None else MoE)(config, name="mlp")(normed)
             return x + (norm_of(config, "post_feedforward_layernorm")(mixed) if gemma else mixed), keys, values
 
 
@@ -51,7 +53,9 @@ class Decoder(nn.Module):
     def setup(self) -> None:
         config = self.config
         self.embed_tokens = nn.Embed(config.vocab_size, config.hidden_size, embedding_init=nn.initializers.normal(0.02))
-        self.layers = [DecoderLayer(config) for _ in range(config.num_layers)]
+        dense = config.experts.dense_layers if config.experts else ()
+        plain = dataclasses.replace(config, experts=None)
+        self.layers = [DecoderLayer(plain if index in dense else config) for index in range(config.num_layers)]
         self.norm = norm_of(config)
         if config.block == "gpt2":
             self.embed_positions = nn.Embed(

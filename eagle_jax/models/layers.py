@@ -73,7 +73,8 @@ class Linear(nn.Module):
     def __call__(self, x: Float[Array, "*b I"]) -> Float[Array, "*b O"]:
         y = product(x, self.param("weight", _draw_weight, (self.features, x.shape[-1])), self.dtype)
         if self.use_bias:
-            y = y + jnp.broadcast_to(self.param("bias", nn.initializers.zeros, (self.features,)), y.shape)
+            bias = self.param("bias", nn.initializers.zeros, (self.features,))
+            y = y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
         return y
 
 
@@ -239,18 +240,19 @@ def attend(
     length: Int[Array, " B"] | None = None,
     first: Int[Array, "B T"] | None = None,
     scale: float | None = None,
+    sinks: Float[Array, " A"] | None = None,
 ) -> Float[Array, "B T A*hd"]:
     """Computes grouped-query attention over committed and new tokens, joined in one float32 softmax.
 
     A query sees the `length` committed tokens of its row, those before position `first` excepted, and the new tokens
     where `mask` ([T, T2] or [B, T, T2]) is True. The cache is only read. `scale` multiplies the scores; None is
-    head_dim ** -0.5.
+    head_dim ** -0.5. `sinks` are scores that take part in the softmax and add nothing.
     """
     batch, new, heads, head_dim = query.shape
     scale = head_dim**-0.5 if scale is None else scale
     if cached_keys is None and new > QUERY_BLOCK:
         mask = jnp.broadcast_to(mask, (batch, *mask.shape[-2:]))
-        part = functools.partial(attend, scale=scale)
+        part = functools.partial(attend, scale=scale, sinks=sinks)
         return by_query_blocks(lambda rows: part(rows[0], new_keys, new_values, rows[1]), (query, mask), (1, 1))
     groups = new_keys.shape[1]
     # [B, G, R*T, hd]: all query heads of a group are rows of one matrix product with that group's keys.
@@ -273,6 +275,10 @@ def attend(
         committed = (grouped, cached_keys, cached_values, length, firsts)
         old = jax.lax.platform_dependent(*committed, cpu=by_blocks, default=whole)
         part = fresh.join(old)
+    if sinks is not None:
+        top = sinks.astype(jnp.float32).reshape(1, groups, -1, 1, 1)
+        top = jnp.broadcast_to(top, (batch, *top.shape[1:3], new, 1)).reshape(part.top.shape)
+        part = part.join(SoftmaxPart(top, jnp.ones_like(top), jnp.zeros_like(part.mixed)))
     mixed = (part.mixed / part.total).astype(query.dtype)
     mixed = mixed.reshape(batch, groups, heads // groups, new, head_dim).transpose(0, 3, 1, 2, 4)
     return mixed.reshape(batch, new, heads * head_dim)
@@ -332,6 +338,9 @@ class Attention(nn.Module):
             all_values = jnp.concatenate([earlier[1], values], axis=2)
         if config.query_scalar is not None:
             mixer = functools.partial(mixer, scale=config.query_scalar**-0.5)
+        if config.sinks:
+            sinks = self.param("sinks", nn.initializers.normal(0.02), (config.num_heads,))
+            mixer = functools.partial(mixer, sinks=sinks)
         mixed = mixer(query, all_keys, all_values, mask, *(cached or (None, None, None)))
         return Linear(config.hidden_size, config.out_bias, name="o_proj")(mixed), keys, values
 

@@ -9,6 +9,7 @@ from eagle_jax.parallel.mesh import (
     check_mesh,
     copies,
     embeds_by_rows,
+    experts_by_device,
     gathered,
     make_mesh,
     param_shardings,
@@ -20,6 +21,6 @@ from eagle_jax.parallel.mesh import (
 from eagle_jax.parallel.processes import to_host
 
 __all__ = [
-    "FSDP", "ROWS", "TENSOR", "by_rows", "check_mesh", "copies", "embeds_by_rows", "gathered", "make_mesh",
-    "param_shardings", "placer", "processes", "row_groups", "shard_drafter", "shard_target", "to_host",
+    "FSDP", "ROWS", "TENSOR", "by_rows", "check_mesh", "copies", "embeds_by_rows", "experts_by_device", "gathered",
+    "make_mesh", "param_shardings", "placer", "processes", "row_groups", "shard_drafter", "shard_target", "to_host",
 ]  # fmt: skip

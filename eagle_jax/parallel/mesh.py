@@ -7,7 +7,8 @@ The mesh has three axes:
 - "fsdp" also splits the other axis of every matrix, which is gathered before use (ZeRO-3, arXiv:1910.02054). It is for
   training, where optimiser states and gradients need more memory than weights.
 
-The embedding is split by vocabulary rows, lm_heads by vocabulary columns, caches by key-value heads.
+The embedding is split by vocabulary rows, lm_heads by vocabulary columns, caches by key-value heads, and mixtures of
+experts by experts over "tensor".
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from jaxtyping import Array, Shaped
 
 from eagle_jax.config import ConfigError
 from eagle_jax.core import Drafter, DraftTree, KVCache, NewKV, Params, TargetFn, TargetOutput
+from eagle_jax.models.experts import Experts
 
 DATA, FSDP, TENSOR = AXES = ("data", "fsdp", "tensor")
 ROWS = (DATA, FSDP)
@@ -36,6 +38,12 @@ RULES: tuple[tuple[str, P], ...] = (
     (r"embed_(tokens|positions)/embedding", P(TENSOR, FSDP)),
     (r"\w*lm_head/weight", P(TENSOR, FSDP)),
     (r"\w*lm_head/bias", P(TENSOR)),
+    (r"experts/(gate|up)_proj/weight", P(TENSOR, None, FSDP)),
+    (r"experts/down_proj/weight", P(TENSOR, FSDP, None)),
+    (r"experts/(gate|up|down)_proj/bias", P(TENSOR, None)),
+    (r"router/weight", P(None, None)),
+    (r"router/bias", P(None)),
+    (r"sinks", P(TENSOR)),
     (r"(q|k|v|gate|up)_proj/weight", P(TENSOR, FSDP)),
     (r"(q|k|v|gate|up)_proj/bias", P(TENSOR)),
     (r"(o|down)_proj/weight", P(FSDP, TENSOR)),
@@ -158,6 +166,30 @@ def by_rows(x: Shaped[Array, "B ..."], mesh: Mesh | None) -> Shaped[Array, "B ..
     return x if mesh is None else _split(x, mesh, ROWS, *[None] * (x.ndim - 1))
 
 
+def experts_by_device(mesh: Mesh | None) -> Callable[..., Any]:
+    """Returns a Linen interceptor by which every device runs the experts that it holds, and devices add the results.
+
+    Every device of a "tensor" group has the rows of the group, so no row and no weight moves: a layer needs one
+    all-reduce, as an MLP does.
+    """
+
+    def call(run: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
+        if mesh is None or not isinstance(context.module, Experts) or context.method_name != "mix":
+            return run(*args, **kwargs)
+
+        def mix_held(x: Array, chosen: Array, weights: Array, stacks: Any) -> Array:
+            first = jax.lax.axis_index(TENSOR) * stacks["gate"].weight.shape[0]
+            return jax.lax.psum(run(x, chosen - first, weights, stacks), TENSOR)
+
+        rows = P(ROWS)
+        spread = jax.shard_map(
+            mix_held, mesh=mesh, in_specs=(rows, rows, rows, P(TENSOR)), out_specs=rows, check_vma=False
+        )
+        return spread(*args)
+
+    return call
+
+
 def placer(mesh: Mesh) -> Callable[[str, np.ndarray], Array]:
     """Returns `place(path, host array)` for loaders; all processes pass the same array."""
 
@@ -250,7 +282,8 @@ def shard_target(fn: TargetFn, mesh: Mesh) -> TargetFn:
     jax.eval_shape(lambda: place_cache(fn.init_cache(row_groups(mesh), 1), mesh))  # raises before anything is compiled
 
     def forward(params: Params, tokens: Array, positions: Array, *others: Any) -> TargetOutput:
-        out = fn.forward(params, by_rows(tokens, mesh), by_rows(positions, mesh), *others)
+        with nn.intercept_methods(experts_by_device(mesh)):
+            out = fn.forward(params, by_rows(tokens, mesh), by_rows(positions, mesh), *others)
         new = NewKV(_heads(out.new.keys, mesh), _heads(out.new.values, mesh))
         return TargetOutput(by_rows(out.hidden, mesh), by_rows(out.features, mesh), new)
 

@@ -130,8 +130,8 @@ def other_axes() -> Mesh:
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (lambda: param_sharding("head/router/weight", (8, 8), make_mesh()),
-         r"'head/router/weight' of .* must match a sharding rule"),
+        (lambda: param_sharding("head/mixer/weight", (8, 8), make_mesh()),
+         r"'head/mixer/weight' of .* must match a sharding rule"),
         (lambda: placer(make_mesh(2, 2))("d/up_proj/weight", np.ones((5, 4), np.float32)),
          r"'d/up_proj/weight' of shape \[5, 4\]: 5 must be a multiple of tensor=2"),
         (lambda: eagle_jax.shard(with_two_heads(), None, make_mesh(1, 4)),

@@ -32,6 +32,9 @@ ROPE = {
 GEMMA = {"sliding_window": 9, "query_pre_attn_scalar": 25, "tie_word_embeddings": True}
 WINDOW = {"use_sliding_window": True, "sliding_window": 12}
 
+EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 14}
+OSS = {"num_local_experts": 7, "num_experts_per_tok": 3, "sliding_window": 9, "swiglu_limit": 1.5,
+       "rope_parameters": YARN | {"truncate": False, "rope_theta": 1500.0}}  # fmt: skip
 CASES = {
     "llama": ("Llama", {}),
     "llama_plain_heads": ("Llama", {"head_dim": None, "num_key_value_heads": None, "hidden_size": 48}),
@@ -57,6 +60,23 @@ CASES = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
             },
             "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
+    ),
+    "qwen3_moe": ("Qwen3Moe", EXPERTS | {"norm_topk_prob": True}),
+    "qwen3_moe_mixed": (
+        "Qwen3Moe",
+        EXPERTS | {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3], "attention_bias": True},
+    ),
+    "gpt_oss": ("GptOss", OSS),
+    "gpt_oss_other": (
+        "GptOss",
+        OSS
+        | {
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 700.0},
+            "attention_bias": False,
+            "swiglu_limit": 0.4,
+            "swiglu_alpha": 1.1,
         },
     ),
     "gpt2": ("GPT2", {"hidden_size": 48, "n_inner": 50, "tie_word_embeddings": True}),
@@ -135,7 +155,7 @@ def test_dynamic_rope_is_that_of_decoding_token_by_token(tmp_path):
 
 @pytest.mark.parametrize("case", ["llama", "llama_tied", "llama_biases", "llama_llama3", "llama_yarn_given", "mistral",
                                   "mistral_window", "qwen2_tied_yarn", "qwen2_window", "qwen3", "qwen3_window",
-                                  "gemma3", "gemma3_untied", "gpt2"])  # fmt: skip
+                                  "gemma3", "gemma3_untied", "qwen3_moe_mixed", "gpt_oss", "gpt2"])  # fmt: skip
 def test_transformers_loads_what_we_save(case, tmp_path):
     from transformers import AutoModelForCausalLM
 
@@ -145,7 +165,11 @@ def test_transformers_loads_what_we_save(case, tmp_path):
     save_target_checkpoint(config, params, tmp_path / "ours", "float32", max_shard_bytes=40_000)
     assert len(list((tmp_path / "ours").glob("*.safetensors"))) > 1
     again, report = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "ours", dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        tmp_path / "ours",
+        dtype=torch.float32,
+        attn_implementation="eager",
+        experts_implementation="eager",
+        output_loading_info=True,
     )
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]

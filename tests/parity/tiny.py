@@ -24,6 +24,7 @@ def tiny_model(family: str, seed: int = 0, **changes: Any) -> transformers.PreTr
         del sizes["head_dim"]  # Qwen2 knows no head_dim of None
     config = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")(**sizes)
     config._attn_implementation = "eager"
+    config._experts_implementation = "eager"  # the default needs strides of 16 bytes
     kind = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
     return randomise(getattr(transformers, kind)(config).eval(), seed)
 
@@ -33,7 +34,7 @@ def randomise(model: transformers.PreTrainedModel, seed: int) -> transformers.Pr
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            scale = 0.15 if weight.ndim == 2 else 0.3
+            scale = 0.15 if weight.ndim >= 2 else 0.3
             weight.copy_(
                 torch.randn(weight.shape, generator=generator) * scale
                 + (1.0 if "norm" in name or "ln_" in name else 0.0)

@@ -31,7 +31,7 @@ class Rule(NamedTuple):
     """The correspondence of a tensor name and a parameter path.
 
     Attributes:
-      name: of the tensor in the file; `{i}` stands for a number, `{name}` for a word.
+      name: of the tensor in the file; `{i}` and `{n}` stand for numbers, `{name}` for a word.
       path: of the parameter, keys joined by "/".
       transpose: the file stores the weight [in, out], as GPT-2's do.
     """
@@ -90,7 +90,7 @@ def _pattern(template: str) -> re.Pattern[str]:
     # re.split alternates literal text and captured field names.
     return re.compile(
         "".join(
-            re.escape(part) if place % 2 == 0 else f"(?P<{part}>{'[0-9]+' if part == 'i' else '[A-Za-z_]+'})"
+            re.escape(part) if place % 2 == 0 else f"(?P<{part}>{'[0-9]+' if part in ('i', 'n') else '[A-Za-z_]+'})"
             for place, part in enumerate(parts)
         )
     )

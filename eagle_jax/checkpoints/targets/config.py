@@ -16,17 +16,9 @@ from eagle_jax.config import ConfigError, DecoderConfig
 
 _MOST_LAYERS = 1024  # a wrong number would make loading build as many layers before it finds them missing
 _CHECKED = (
-    "block",
-    "num_kv_heads",
-    "head_dim",
-    "qkv_bias",
-    "out_bias",
-    "mlp_bias",
-    "qk_norm",
-    "windows",
-    "local_rope",
-    "query_scalar",
-)
+    "block", "num_kv_heads", "head_dim", "qkv_bias", "out_bias", "mlp_bias", "qk_norm", "windows", "local_rope",
+    "query_scalar", "sinks", "experts",
+)  # fmt: skip
 """Fields of `DecoderConfig` that a family may be unable to express."""
 # Null, false, zero and an empty list turn all of these off; one is neutral for a scale. Experts are left out: their
 # tensors are reported as unexpected. The scales are of Granite, Cohere, MiniCPM, Falcon-H1 and of draft heads.
@@ -52,7 +44,7 @@ _SUSPECT = re.compile(r"^use_|^fc|norm|scal(e|ing)|multiplier|soft_?cap|sink|win
 _HARMLESS = {
     "use_cache", "use_bfloat16", "use_return_dict", "use_mems", "use_flash_attn", "use_flash_attention",
     "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
-    "sliding_window", "use_sliding_window", "max_window_layers", "tie_last_hidden_states",
+    "norm_topk_prob", "sliding_window", "use_sliding_window", "max_window_layers", "tie_last_hidden_states",
     "layer_norm_epsilon", "scale_attn_weights", "scale_attn_by_inverse_layer_idx",
 }  # fmt: skip
 """Read elsewhere, or without effect on the logits."""
@@ -69,11 +61,14 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
     values = gemma3.text_values(values, where)
     family = family_of(values, where)
     values = family.flat(values, where)
-    own = {key: value for key, value in values.items() if key not in family.absent}
+    absent = lambda key, value: key in family.absent or family.dequantises(key, value)  # noqa: E731
+    own = {key: value for key, value in values.items() if not absent(key, value)}
     for key, name in family.names.items():
         if key in own and name in own and own[key] != own[name]:
             Fields(own, where).fail(key, f"{name}={shown(own[name])}, which is the same size", "Remove one of them.")
     renamed = {name: own[key] for key, name in family.names.items() if key in own}  # as transformers does
+    if family.rope and not own.get("rope_scaling") and not own.get("rope_parameters"):
+        own["rope_parameters"] = family.rope
     fields = Fields({**family.defaults, **renamed, **own}, where, names=family.names)
     check_supported(fields, family.only, family.reads)
     switched = {name: fields.flag(key) for key, names in family.switches.items() for name in names}
@@ -85,7 +80,7 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
         architecture=family.architecture,
         **family.fixed,
         **switched,
-        **family.own_fields(fields),
+        **family.read(fields),
     )
     if max_position is not None:
         least = config.max_position if config.rope.kind == "none" else 1  # learned positions are loaded as a whole
@@ -178,7 +173,7 @@ def config_values(config: DecoderConfig, dtype: str) -> dict[str, Any]:
     values |= {"tie_word_embeddings": config.tie_word_embeddings, **window_keys(config, family.window)}
     values |= {key: supported[0] for key, supported in family.only.items()}
     values |= {key: getattr(config, names[0]) for key, names in family.switches.items()}
-    values |= family.own_keys(config)
+    values |= family.keys(config)
     again = decoder_config(values, "config.json")
     lost = [name for name in _CHECKED if getattr(again, name) != getattr(config, name)]
     if lost:

@@ -16,6 +16,21 @@ from eagle_jax.checkpoints.files.fields import CheckpointError, Fields
 from eagle_jax.checkpoints.files.mapping import DECODER, EMBEDDING, LM_HEAD, Rule, Table, linear_rules
 from eagle_jax.checkpoints.files.tensors import TensorReader
 from eagle_jax.checkpoints.targets import gemma3
+from eagle_jax.checkpoints.targets.experts import (
+    QWEN3_MOE,
+    StackReader,
+    qwen3_expert_keys,
+    qwen3_experts,
+    split_experts,
+)
+from eagle_jax.checkpoints.targets.gpt_oss import (
+    GPT_OSS,
+    ROPE,
+    GptOssReader,
+    gpt_oss_fields,
+    gpt_oss_keys,
+    join_gpt_oss,
+)
 from eagle_jax.checkpoints.targets.windows import WindowKind
 from eagle_jax.config import DecoderConfig, RopeConfig
 
@@ -91,10 +106,11 @@ class Family:
       names: common key -> the family's own name of it.
       absent: common keys that the family does not have.
       inner: default of `intermediate_size` as a multiple of `hidden_size`; None for a size that must be given.
+      rope: RoPE parameters of a config.json without any. quantised: `quant_method` that the reader dequantises.
+      read: reads keys of this family alone, as fields of `DecoderConfig`. keys: writes them.
       reader: opens the files. table: which tensor is which parameter.
       joined: the parameters as the files hold them.
       reads: further keys that are read. flat: `(values, where) -> values` in the keys that are read.
-      own_fields: fields of `DecoderConfig` that only this family has. own_keys: their keys in config.json.
     """
 
     model_type: str
@@ -107,13 +123,20 @@ class Family:
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     absent: tuple[str, ...] = ()
     inner: int | None = None
+    rope: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    quantised: str | None = None
+    read: Callable[[Fields], Mapping[str, Any]] = lambda fields: {}
+    keys: Callable[[DecoderConfig], Mapping[str, Any]] = lambda config: {}
     reader: type[TensorReader] = TensorReader
     table: Table = DECODER
     joined: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     reads: tuple[str, ...] = ()
     flat: Callable[[Mapping[str, Any], str], Mapping[str, Any]] = lambda values, where: values
-    own_fields: Callable[[Fields], dict[str, Any]] = lambda fields: {}
-    own_keys: Callable[[DecoderConfig], dict[str, Any]] = lambda config: {}
+
+    def dequantises(self, key: str, value: Any) -> bool:
+        """Returns whether a key of config.json states the quantisation that the reader removes."""
+        is_method = isinstance(value, Mapping) and value.get("quant_method") == self.quantised
+        return key == "quantization_config" and self.quantised is not None and is_method
 
 
 _ATTENTION = {"attention_bias": ("qkv_bias", "out_bias")}
@@ -143,8 +166,29 @@ _ALL = (
         "gemma3_text", "Gemma3ForCausalLM", gemma3.DEFAULTS, fixed={"block": "gemma3", "qk_norm": True},
         switches=_ATTENTION, window="pattern",
         only={"hidden_activation": ("gelu_pytorch_tanh",), "use_bidirectional_attention": (False,)},
-        reads=gemma3.READS, flat=gemma3.flat_rope, own_fields=gemma3.own_fields, own_keys=gemma3.own_keys,
+        reads=gemma3.READS, flat=gemma3.flat_rope, read=gemma3.own_fields, keys=gemma3.own_keys,
         table=gemma3.TABLE, absent=("hidden_act",),
+    ),
+    Family(
+        "qwen3_moe", "Qwen3MoeForCausalLM",
+        {
+            "num_key_value_heads": 4, "max_position_embeddings": 32768, "num_local_experts": 128,
+            "num_experts_per_tok": 8,
+        },
+        fixed={"qk_norm": True}, switches=_ATTENTION,
+        only={"hidden_act": ("silu", "swish"), "use_sliding_window": (False,)},
+        names={"num_experts": "num_local_experts"}, read=qwen3_experts, keys=qwen3_expert_keys,
+        reader=StackReader, table=QWEN3_MOE, joined=split_experts,
+    ),
+    Family(
+        "gpt_oss", "GptOssForCausalLM",
+        {
+            "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+            "sliding_window": 128, "sliding_window_pattern": 2, "num_local_experts": 128, "num_experts_per_tok": 4, "attention_bias": True,
+        },
+        fixed={"sinks": True}, switches=_ATTENTION, window="pattern", names={"num_experts": "num_local_experts"},
+        rope=ROPE, quantised="mxfp4", read=gpt_oss_fields, keys=gpt_oss_keys, reader=GptOssReader, table=GPT_OSS,
+        joined=join_gpt_oss,
     ),
     Family(
         "gpt2", "GPT2LMHeadModel",

@@ -51,7 +51,7 @@ def window_keys(config: DecoderConfig, kind: WindowKind) -> dict[str, Any]:
     """Returns the keys of a config.json that state `config.windows`, as far as the kind can."""
     window = max(config.windows, default=0)
     keys: dict[str, Any] = {} if kind == "never" else {"sliding_window": window or None}
-    types = [_SLIDING if own else _FULL for own in config.windows]
+    types = [_SLIDING if own else _FULL for own in config.windows or (0,) * config.num_layers]
     if kind == "pattern":
         keys |= {"layer_types": types}
     if kind == "switched":
