@@ -252,8 +252,8 @@ def attend(
     scale = head_dim**-0.5 if scale is None else scale
     if cached_keys is None and new > QUERY_BLOCK:
         mask = jnp.broadcast_to(mask, (batch, *mask.shape[-2:]))
-        part = functools.partial(attend, scale=scale, sinks=sinks)
-        return by_query_blocks(lambda rows: part(rows[0], new_keys, new_values, rows[1]), (query, mask), (1, 1))
+        block = functools.partial(attend, scale=scale, sinks=sinks)
+        return by_query_blocks(lambda rows: block(rows[0], new_keys, new_values, rows[1]), (query, mask), (1, 1))
     groups = new_keys.shape[1]
     # [B, G, R*T, hd]: all query heads of a group are rows of one matrix product with that group's keys.
     grouped = query.reshape(batch, new, groups, heads // groups, head_dim).transpose(0, 2, 3, 1, 4)
