@@ -53,18 +53,24 @@ class RopeConfig:
     Attributes:
       theta: base of the geometric sequence of frequencies.
       kind: "default", "linear" (divides positions by `factor`), "dynamic" (NTK: the base grows with the context),
-        "llama3" (divides by frequency), "yarn" (arXiv:2309.00071) or "none" (no rotation).
+        "llama3" (divides by frequency), "yarn" (arXiv:2309.00071), "longrope" (arXiv:2402.13753: divides every
+        frequency by a factor of its own) or "none" (no rotation).
       factor: ratio of the extended to the original context length.
       original_max_position: context length before scaling, in tokens.
       low_freq_factor, high_freq_factor: llama3 only, original context length divided by a wavelength.
       beta_fast, beta_slow: yarn only, rotations at which interpolation starts and ends.
-      attention_factor: yarn only, multiplies cos and sin; None takes the paper's value for `factor`.
+      attention_factor: yarn and longrope, multiplies cos and sin; None takes the paper's value for `factor`.
       mscale, mscale_all_dim: yarn only, DeepSeek's parameters of the attention factor.
       truncate: yarn only, rounds the correction range to whole dimensions.
+      short_factor, long_factor: longrope only, one divisor per frequency, for contexts of at most
+        `original_max_position` tokens and for longer ones.
+      is_long: longrope only, every position takes `long_factor`. The loaded context length decides, so that a key
+        keeps its angle while a text grows.
+      partial: share of each head's dimensions that rotates, the first ones (Phi-4-mini: 0.75).
     """
 
     theta: float = 10000.0
-    kind: Literal["none", "default", "linear", "dynamic", "llama3", "yarn"] = "default"
+    kind: Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
     factor: float = 1.0
     original_max_position: int = 2048
     low_freq_factor: float = 1.0
@@ -75,6 +81,14 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    is_long: bool = False
+    partial: float = 1.0
+
+    def rotated(self, head_dim: int) -> int:
+        """Returns the number of rotated dimensions of a head, as `transformers` rounds it."""
+        return int(head_dim * self.partial)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +102,7 @@ class DecoderConfig:
       max_position: longest context in tokens.
       qkv_bias, out_bias, mlp_bias: biases of those projections (Qwen2 has only the first).
       qk_norm: RMSNorm over head_dim on queries and keys before RoPE (Qwen3).
+      nope_layers: layers without rotary embedding, ascending (SmolLM3: every fourth; arXiv:2501.18795).
       block: "llama" (RMSNorm, gated MLP with SiLU, RoPE) or "gpt2" (LayerNorm, plain MLP with GELU, one learned
         embedding per position, `rope.kind` "none").
       tie_word_embeddings: the lm_head is the transposed embedding.
@@ -112,6 +127,7 @@ class DecoderConfig:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    nope_layers: tuple[int, ...] = ()
     block: Literal["llama", "gpt2"] = "llama"
     tie_word_embeddings: bool = False
     eos_ids: tuple[int, ...] = ()
@@ -128,15 +144,37 @@ class DecoderConfig:
                 f"DecoderConfig.num_heads must be a multiple of num_kv_heads={self.num_kv_heads}, got "
                 f"{self.num_heads}. Change one (num_attention_heads or num_key_value_heads of a config.json)."
             )
-        if self.head_dim % 2:
-            raise ConfigError(f"head_dim must be even, got {self.head_dim}. RoPE rotates pairs of dimensions.")
+        rope, rotated = self.rope, self.rope.rotated(self.head_dim)
+        for name, size in (("head_dim", self.head_dim), (f"head_dim * rope.partial ({rope.partial:g})", rotated)):
+            if size % 2 or size < 2:
+                raise ConfigError(f"{name} must be even, got {size}. RoPE rotates pairs of dimensions.")
+        if rope.kind == "longrope" and {len(rope.short_factor), len(rope.long_factor)} != {rotated // 2}:
+            raise ConfigError(
+                f"RopeConfig.short_factor and long_factor must hold {rotated // 2} numbers each, one per rotated pair, "
+                f"got {len(rope.short_factor)} and {len(rope.long_factor)}. Correct them."
+            )
+        if not set(self.nope_layers) <= set(range(self.num_layers)):
+            raise ConfigError(
+                f"DecoderConfig.nope_layers must be layers 0 to {self.num_layers - 1}, got {self.nope_layers}. "
+                "Leave others out."
+            )
 
     def one_layer(self, **changes: Any) -> DecoderConfig:
-        """Returns the config of one "llama" layer for a draft head of this model, with `changes` to fields."""
+        """Returns the config of one "llama" layer for a draft head of this model, with `changes` to fields.
+
+        It has what engines read in a head: no partial rotation, no factors of longrope, no layer without RoPE.
+        """
+        plain: dict[str, Any] = {"nope_layers": ()}
         if self.block == "gpt2":
-            plain = {"block": "llama", "rope": RopeConfig(), "qkv_bias": False, "out_bias": False, "mlp_bias": False}
-            changes = plain | changes
-        return dataclasses.replace(self, num_layers=1, **changes)
+            plain |= {"block": "llama", "rope": RopeConfig(), "qkv_bias": False, "out_bias": False, "mlp_bias": False}
+        elif self.rope.kind == "longrope" or self.rope.partial != 1:
+            plain["rope"] = RopeConfig(self.rope.theta)
+        return dataclasses.replace(self, num_layers=1, **(plain | changes))
+
+    def with_layers(self, num_layers: int) -> DecoderConfig:
+        """Returns the config with only the first `num_layers` layers."""
+        nope_layers = tuple(layer for layer in self.nope_layers if layer < num_layers)
+        return dataclasses.replace(self, num_layers=num_layers, nope_layers=nope_layers)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from eagle_jax.config import DecoderConfig
+from eagle_jax.config import DecoderConfig, RopeConfig
 from eagle_jax.core import KVCache, NewKV, Params, TargetFn, TargetOutput, empty_cache
 from eagle_jax.models.layers import MLP, Attention, Linear, norm_of, product
 from eagle_jax.models.rope import rope_angles
@@ -77,7 +77,8 @@ class Decoder(nn.Module):
           earlier: keys and values of T2 - T uncommitted tokens of earlier passes; their columns come first in `mask`.
         """
         config = self.config
-        cos, sin = rope_angles(config.rope, config.head_dim, positions)
+        angles = rope_angles(config.rope, config.head_dim, positions)
+        still = rope_angles(RopeConfig(kind="none"), config.head_dim, positions)
         x = self.embed(tokens)
         if config.block == "gpt2":  # positions of padding may exceed the table
             x = x + self.embed_positions(jnp.clip(positions, 0, config.max_position - 1))
@@ -85,6 +86,7 @@ class Decoder(nn.Module):
         for index, layer in enumerate(self.layers):
             cached = None if cache is None else (cache.keys[index], cache.values[index], cache.length)
             before = None if earlier is None else (earlier.keys[index], earlier.values[index])
+            cos, sin = still if index in config.nope_layers else angles
             x, keys, values = layer(x, cos, sin, mask, cached, before)
             new_keys.append(keys)
             new_values.append(values)

@@ -9,11 +9,11 @@ from typing import Any
 
 from eagle_jax.checkpoints.files.fields import LARGEST, CheckpointError, Fields, notice, shown
 from eagle_jax.checkpoints.targets.families import FAMILIES, Family, family_of
-from eagle_jax.checkpoints.targets.rope import context_length, rope_config, rope_scaling, unstretched_length
+from eagle_jax.checkpoints.targets.rope import context_length, length_keys, rope_config, rope_scaling
 from eagle_jax.config import ConfigError, DecoderConfig
 
 _MOST_LAYERS = 1024  # a wrong number would make loading build as many layers before it finds them missing
-_CHECKED = ("block", "num_kv_heads", "head_dim", "qkv_bias", "out_bias", "mlp_bias", "qk_norm")
+_CHECKED = ("block", "num_kv_heads", "head_dim", "qkv_bias", "out_bias", "mlp_bias", "qk_norm", "nope_layers")
 """Fields of `DecoderConfig` that a family may be unable to express."""
 # Null, false, zero and an empty list turn all of these off; one is neutral for a scale. Experts are left out: their
 # tensors are reported as unexpected. The scales are of Granite, Cohere, MiniCPM, Falcon-H1 and of draft heads.
@@ -60,17 +60,32 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
             Fields(own, where).fail(key, f"{name}={shown(own[name])}, which is the same size", "Remove one of them.")
     renamed = {name: own[key] for key, name in family.names.items() if key in own}  # as transformers does
     fields = Fields({**family.defaults, **renamed, **own}, where, names=family.names)
-    check_supported(fields, family.only)
+    check_supported(fields, family.only, _NOPE if family.nope else ())
+    layers = fields.integer("num_hidden_layers", most=_MOST_LAYERS)
+    nope_layers = _nope_layers(fields, layers) if family.nope else ()
+    if nope_layers and not fields.given("layer_types") and fields.flag("use_sliding_window"):
+        kinds = ["sliding_attention" if layer in nope_layers else "full_attention" for layer in range(layers)]
+        fields = dataclasses.replace(fields, values={**fields.values, "layer_types": kinds})  # as transformers does
     switched = {name: fields.flag(key) for key, names in family.switches.items() for name in names}
+    rope = family.fixed.get("rope") or rope_config(
+        fields, theta=family.theta, partial=family.partial_rotary, context=max_position
+    )
     config = layer_sizes(
         fields,
-        num_layers=fields.integer("num_hidden_layers", most=_MOST_LAYERS),
+        num_layers=layers,
         inner=family.inner,
+        nope_layers=nope_layers,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         architecture=family.architecture,
-        **family.fixed,
+        **{**family.fixed, "rope": rope},
         **switched,
     )
+    longest = fields.integer("max_position_embeddings", config.max_position)
+    if max_position is None and rope.kind == "longrope" and longest > config.max_position:
+        notice(
+            f"{where}: the context length is {config.max_position}, within which longrope takes short_factor. Pass "
+            f"max_position={longest} to take long_factor for every position of longer texts."
+        )
     if max_position is not None:
         least = config.max_position if config.rope.kind == "none" else 1  # learned positions are loaded as a whole
         if type(max_position) is not int or not least <= max_position <= config.max_position:
@@ -113,6 +128,18 @@ def layer_sizes(fields: Fields, *, inner: int | None = None, **decided: Any) -> 
         raise CheckpointError(f"{fields.where}: {error}") from error
 
 
+_NOPE = ("no_rope_layers", "no_rope_layer_interval")
+
+
+def _nope_layers(fields: Fields, layers: int) -> tuple[int, ...]:
+    """Returns the layers without RoPE of SmolLM3: a list with 0 for each, or else every fourth."""
+    every = fields.integer("no_rope_layer_interval", 4)
+    rotates = fields.ids("no_rope_layers") or tuple(int((layer + 1) % every != 0) for layer in range(layers))
+    if len(rotates) < layers or not set(rotates) <= {0, 1}:
+        fields.fail("no_rope_layers", f"a list of 0 (no RoPE) or 1 for each of the {layers} layers")
+    return tuple(layer for layer, on in enumerate(rotates[:layers]) if not on)
+
+
 def check_supported(fields: Fields, only: Mapping[str, tuple[Any, ...]], known: Collection[str] = ()) -> None:
     """Checks that no unsupported feature is on; warns of unknown keys that look like one.
 
@@ -134,7 +161,7 @@ def check_supported(fields: Fields, only: Mapping[str, tuple[Any, ...]], known: 
             fields.fail(key, "true or absent", _ANOTHER)
         scale = key in _SCALES
         on = value is not None if key == "ptd_token_id" else value
-        if key in _UNSUPPORTED and on and not (scale and value == 1 and value is not True):
+        if key in _UNSUPPORTED and key not in known and on and not (scale and value == 1 and value is not True):
             fields.fail(key, "1 or absent" if scale else "absent", _ANOTHER)
         if value and _SUSPECT.search(key) and key not in _ALWAYS_ON | _UNSUPPORTED | _HARMLESS | {*only, *known}:
             unknown.append(f"{fields.inside}{key}={shown(value)}")
@@ -187,7 +214,10 @@ def config_values(config: DecoderConfig, dtype: str) -> dict[str, Any]:
     values |= {"tie_word_embeddings": config.tie_word_embeddings, **family.written}
     values |= {key: supported[0] for key, supported in family.only.items()}
     values |= {key: getattr(config, names[0]) for key, names in family.switches.items()}
-    again = decoder_config(values, "config.json")
+    if family.nope:
+        values["no_rope_layers"] = [int(layer not in config.nope_layers) for layer in range(config.num_layers)]
+    within = config.max_position if config.rope.kind == "longrope" else None  # decides between its factors
+    again = decoder_config(values, "config.json", max_position=within)
     lost = [name for name in _CHECKED if getattr(again, name) != getattr(config, name)]
     if lost:
         stated = ", ".join(f"{name}={getattr(config, name)}" for name in lost)
@@ -207,7 +237,7 @@ def common_keys(config: DecoderConfig, dtype: str) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": config.rms_norm_eps,
-        "max_position_embeddings": unstretched_length(config.max_position, config.rope),
+        **length_keys(config.max_position, config.rope),
         "rope_theta": config.rope.theta,
         "rope_scaling": rope_scaling(config.rope),
         "bos_token_id": config.bos_id,

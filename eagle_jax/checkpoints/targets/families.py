@@ -1,28 +1,25 @@
 """Lists the families of models: what is particular in the config.json and the tensors of each.
 
-A further family is a row of `_ALL`. GPT-2 has tensors of its own: its files hold queries, keys and values side by side.
+A further family is a row of `_ALL`. The files of GPT-2 and Phi-3/4 hold several projections side by side: see `fused`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Literal
-
-import numpy as np
 
 from eagle_jax.checkpoints.files.fields import CheckpointError, Fields
 from eagle_jax.checkpoints.files.mapping import DECODER, EMBEDDING, LM_HEAD, Rule, Table, linear_rules
-from eagle_jax.checkpoints.files.tensors import TensorReader
+from eagle_jax.checkpoints.targets.fused import Fused
 from eagle_jax.config import RopeConfig
 
-_PROJECTIONS = ("q", "k", "v")
+_QKV = ("q_proj", "k_proj", "v_proj")
 _PREFIX = "transformer."  # prefix of names in files that `transformers` writes; the first files of OpenAI have none
 _LINEAR = {
     "h.{i}.attn.c_proj": "layers_{i}/self_attn/o_proj",
-    "h.{i}.attn.c_attn/{name}": "layers_{i}/self_attn/{name}_proj",  # as `Gpt2Reader` names the thirds
-    "h.{i}.attn.c_attn": "layers_{i}/self_attn/qkv",  # only where a file is written, see `join_projections`
+    "h.{i}.attn.c_attn/{name}": "layers_{i}/self_attn/{name}",  # as `FusedReader` names the thirds
+    "h.{i}.attn.c_attn": "layers_{i}/self_attn/c_attn",  # only where a file is written, see `join_projections`
     "h.{i}.mlp.c_fc": "layers_{i}/mlp/up_proj",
     "h.{i}.mlp.c_proj": "layers_{i}/mlp/down_proj",
 }
@@ -44,35 +41,17 @@ GPT2 = Table(
     canonical=lambda name: name if name.startswith((_PREFIX, "lm_head.")) else _PREFIX + name,
 )
 
-
-class Gpt2Reader(TensorReader):
-    """Reads each `c_attn` as three tensors, named `c_attn/q`, `c_attn/k` and `c_attn/v`."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        for name in [name for name in self.infos if "attn.c_attn." in name]:
-            info = self.infos.pop(name)
-            part = info._replace(shape=(*info.shape[:-1], info.shape[-1] // len(_PROJECTIONS)))
-            self.infos |= {name.replace("c_attn", f"c_attn/{projection}"): part for projection in _PROJECTIONS}
-
-    def read(self, name: str) -> np.ndarray:
-        """Reads a tensor as stored, or a third of `c_attn`."""
-        before, third, after = name.partition("/")
-        if not third:
-            return super().read(name)
-        whole = super().read(before + after[1:])
-        return np.split(whole, len(_PROJECTIONS), axis=-1)[_PROJECTIONS.index(after[0])]
-
-
-def join_projections(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Joins the projections of queries, keys and values to one tensor, as files hold them."""
-    out = dict(flat)
-    for path in flat:
-        layer, found, leaf = path.partition("/q_proj/")
-        if found:
-            parts = [np.asarray(out.pop(f"{layer}/{projection}_proj/{leaf}")) for projection in _PROJECTIONS]
-            out[f"{layer}/qkv/{leaf}"] = np.concatenate(parts)
-    return out
+_PHI3 = {"self_attn": Fused("qkv_proj", _QKV), "mlp": Fused("gate_up_proj", ("gate_proj", "up_proj"))}
+PHI3 = DECODER._replace(
+    rules=(
+        *(
+            Rule(f"model.layers.{{i}}.{block}.{fused.name}/{part}.weight", f"layers_{{i}}/{block}/{part}/weight")
+            for block, fused in _PHI3.items()
+            for part in fused.parts
+        ),
+        *DECODER.rules,  # name the joined projections where a file is written
+    )
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +69,9 @@ class Family:
       names: common key -> the family's own name of it.
       absent: common keys that the family does not have.
       inner: default of `intermediate_size` as a multiple of `hidden_size`; None for a size that must be given.
-      reader: opens the files. table: which tensor is which parameter.
-      joined: the parameters as the files hold them.
+      theta: base of RoPE if the config names none. partial_rotary: the family reads `partial_rotary_factor`.
+      nope: the family reads `no_rope_layers`.
+      fused: tensors of the files that hold several projections. table: which tensor is which parameter.
     """
 
     model_type: str
@@ -105,11 +85,14 @@ class Family:
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     absent: tuple[str, ...] = ()
     inner: int | None = None
-    reader: type[TensorReader] = TensorReader
+    theta: float = RopeConfig.theta
+    partial_rotary: bool = False
+    nope: bool = False
+    fused: tuple[Fused, ...] = ()
     table: Table = DECODER
-    joined: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
 
 
+_NO_PAD = {"pad_token_id": None}  # the default is a token, which a small vocabulary does not have
 _ATTENTION = {"attention_bias": ("qkv_bias", "out_bias")}
 
 # Llama 2/3.x, Vicuna and DeepSeek-R1-Distill-Llama are all LlamaForCausalLM.
@@ -153,7 +136,19 @@ _ALL = (
             "intermediate_size", "rms_norm_eps", "num_key_value_heads", "head_dim", "hidden_act", "rope_theta",
             "rope_scaling",
         ),
-        inner=4, reader=Gpt2Reader, table=GPT2, joined=join_projections,
+        inner=4, fused=(Fused("c_attn", _QKV, axis=-1),), table=GPT2,
+    ),
+    Family(  # Phi-3, 3.5 and 4, dense
+        "phi3", "Phi3ForCausalLM",
+        {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+        window="always", written={"sliding_window": None, **_NO_PAD}, partial_rotary=True,
+        fused=tuple(_PHI3.values()), table=PHI3,
+    ),
+    Family(
+        "smollm3", "SmolLM3ForCausalLM",
+        {"num_key_value_heads": 4, "max_position_embeddings": 32768, "tie_word_embeddings": True},
+        switches={**_ATTENTION, "mlp_bias": ("mlp_bias",)}, window="switched",
+        written={"use_sliding_window": False, **_NO_PAD}, theta=2e6, nope=True,
     ),
 )  # fmt: skip
 
