@@ -53,8 +53,8 @@ class RopeConfig:
     Attributes:
       theta: base of the geometric sequence of frequencies.
       kind: "default", "linear" (divides positions by `factor`), "dynamic" (NTK: the base grows with the context),
-        "llama3" (divides by frequency), "yarn" (arXiv:2309.00071), "longrope" (arXiv:2402.13753: divides every
-        frequency by a factor of its own) or "none" (no rotation).
+        "llama3" (divides by frequency), "yarn" (arXiv:2309.00071), "longrope" (arXiv:2402.13753) or "none" (no
+        rotation).
       factor: ratio of the extended to the original context length.
       original_max_position: context length before scaling, in tokens.
       low_freq_factor, high_freq_factor: llama3 only, original context length divided by a wavelength.
@@ -62,10 +62,9 @@ class RopeConfig:
       attention_factor: yarn and longrope, multiplies cos and sin; None takes the paper's value for `factor`.
       mscale, mscale_all_dim: yarn only, DeepSeek's parameters of the attention factor.
       truncate: yarn only, rounds the correction range to whole dimensions.
-      short_factor, long_factor: longrope only, one divisor per frequency, for contexts of at most
-        `original_max_position` tokens and for longer ones.
-      is_long: longrope only, every position takes `long_factor`. The loaded context length decides, so that a key
-        keeps its angle while a text grows.
+      short_factor, long_factor: longrope only, one divisor per frequency.
+      is_long: longrope only, every position takes `long_factor`. The loaded context length decides, not the text: a key
+        keeps its angle while the text grows.
       partial: share of each head's dimensions that rotates, the first ones (Phi-4-mini: 0.75).
     """
 
@@ -162,7 +161,7 @@ class DecoderConfig:
     def one_layer(self, **changes: Any) -> DecoderConfig:
         """Returns the config of one "llama" layer for a draft head of this model, with `changes` to fields.
 
-        It has what engines read in a head: no partial rotation, no factors of longrope, no layer without RoPE.
+        The layer rotates whole heads, without factors of longrope: engines read no others in a head.
         """
         plain: dict[str, Any] = {"nope_layers": ()}
         if self.block == "gpt2":
@@ -216,7 +215,7 @@ class HeadConfig:
         i = input of layer i, L = after the final norm). EAGLE-1/2 read (L,).
       own_embedding: the head has its own `embed_tokens` instead of the target's.
       fc_bias: bias of the fusing projection (EAGLE-1/2).
-      fc_norm: an RMSNorm per tap before `fc`. norm_before_fc: one RMSNorm over all taps before `fc`.
+      fc_norm: an RMSNorm per tap before `fc`. norm_before_fc: instead, one RMSNorm over all taps.
       norm_output: the next step and the lm_head read the state after the final norm.
       norm_before_residual: the residual branch starts from the normalised feature.
 
@@ -245,6 +244,11 @@ class HeadConfig:
             )
         if not self.taps or min(self.taps) < 0:
             raise ConfigError(f"HeadConfig.taps must be one or more states, got {self.taps}. Number them from 0.")
+        if self.fc_norm and self.norm_before_fc:
+            raise ConfigError(
+                "HeadConfig.fc_norm and norm_before_fc must not both be on, got two norms before fc. Choose one: "
+                "engines apply the two in different orders."
+            )
 
 
 Verification = Literal["deterministic", "rejection", "block", "traversal"]

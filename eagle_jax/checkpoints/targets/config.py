@@ -34,6 +34,8 @@ _ALWAYS_ON = {
     "is_causal", "use_causal_mask", "use_rope", "use_rotary", "use_rotary_embeddings",
     "use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm",
 }  # fmt: skip
+CHECKED = frozenset(_UNSUPPORTED | _ALWAYS_ON | _QUANTISED)
+"""Keys that `check_supported` checks in every config."""
 # Names that look as if they changed what a model computes: unknown ones cause a warning.
 _SUSPECT = re.compile(r"^use_|^fc|norm|scal(e|ing)|multiplier|soft_?cap|sink|window|rotary|rope|alibi|clip")
 _HARMLESS = {
@@ -60,7 +62,7 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
             Fields(own, where).fail(key, f"{name}={shown(own[name])}, which is the same size", "Remove one of them.")
     renamed = {name: own[key] for key, name in family.names.items() if key in own}  # as transformers does
     fields = Fields({**family.defaults, **renamed, **own}, where, names=family.names)
-    check_supported(fields, family.only, _NOPE if family.nope else ())
+    check_supported(fields, family.only, has=_NOPE if family.nope else ())
     layers = fields.integer("num_hidden_layers", most=_MOST_LAYERS)
     nope_layers = _nope_layers(fields, layers) if family.nope else ()
     if nope_layers and not fields.given("layer_types") and fields.flag("use_sliding_window"):
@@ -140,11 +142,14 @@ def _nope_layers(fields: Fields, layers: int) -> tuple[int, ...]:
     return tuple(layer for layer, on in enumerate(rotates[:layers]) if not on)
 
 
-def check_supported(fields: Fields, only: Mapping[str, tuple[Any, ...]], known: Collection[str] = ()) -> None:
+def check_supported(
+    fields: Fields, only: Mapping[str, tuple[Any, ...]], known: Collection[str] = (), has: Collection[str] = ()
+) -> None:
     """Checks that no unsupported feature is on; warns of unknown keys that look like one.
 
     Args:
-      only: key -> its supported values, of which the first is the default. known: further keys that the caller reads.
+      only: key -> its supported values, of which the first is the default. known: keys that cause no warning.
+      has: keys that most decoders do not support and the caller does.
 
     Raises:
       CheckpointError: a feature is on, a value is not supported, or the weights are quantised.
@@ -161,9 +166,9 @@ def check_supported(fields: Fields, only: Mapping[str, tuple[Any, ...]], known: 
             fields.fail(key, "true or absent", _ANOTHER)
         scale = key in _SCALES
         on = value is not None if key == "ptd_token_id" else value
-        if key in _UNSUPPORTED and key not in known and on and not (scale and value == 1 and value is not True):
+        if key in _UNSUPPORTED and key not in has and on and not (scale and value == 1 and value is not True):
             fields.fail(key, "1 or absent" if scale else "absent", _ANOTHER)
-        if value and _SUSPECT.search(key) and key not in _ALWAYS_ON | _UNSUPPORTED | _HARMLESS | {*only, *known}:
+        if value and _SUSPECT.search(key) and key not in CHECKED | _HARMLESS | {*only, *known, *has}:
             unknown.append(f"{fields.inside}{key}={shown(value)}")
     if unknown:
         notice(f"{fields.where}: {', '.join(unknown)}: unknown and ignored")

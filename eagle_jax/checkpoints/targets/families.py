@@ -18,8 +18,8 @@ _QKV = ("q_proj", "k_proj", "v_proj")
 _PREFIX = "transformer."  # prefix of names in files that `transformers` writes; the first files of OpenAI have none
 _LINEAR = {
     "h.{i}.attn.c_proj": "layers_{i}/self_attn/o_proj",
-    "h.{i}.attn.c_attn/{name}": "layers_{i}/self_attn/{name}",  # as `FusedReader` names the thirds
     "h.{i}.attn.c_attn": "layers_{i}/self_attn/c_attn",  # only where a file is written, see `join_projections`
+    "h.{i}.attn.c_attn/{name}": "layers_{i}/self_attn/{name}",  # as `FusedReader` names the thirds
     "h.{i}.mlp.c_fc": "layers_{i}/mlp/up_proj",
     "h.{i}.mlp.c_proj": "layers_{i}/mlp/down_proj",
 }
