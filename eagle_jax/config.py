@@ -53,18 +53,23 @@ class RopeConfig:
     Attributes:
       theta: base of the geometric sequence of frequencies.
       kind: "default", "linear" (divides positions by `factor`), "dynamic" (NTK: the base grows with the context),
-        "llama3" (divides by frequency), "yarn" (arXiv:2309.00071) or "none" (no rotation).
+        "llama3" (divides by frequency), "yarn" (arXiv:2309.00071), "longrope" (arXiv:2402.13753) or "none" (no
+        rotation).
       factor: ratio of the extended to the original context length.
       original_max_position: context length before scaling, in tokens.
       low_freq_factor, high_freq_factor: llama3 only, original context length divided by a wavelength.
       beta_fast, beta_slow: yarn only, rotations at which interpolation starts and ends.
-      attention_factor: yarn only, multiplies cos and sin; None takes the paper's value for `factor`.
+      attention_factor: yarn and longrope, multiplies cos and sin; None takes the paper's value for `factor`.
       mscale, mscale_all_dim: yarn only, DeepSeek's parameters of the attention factor.
       truncate: yarn only, rounds the correction range to whole dimensions.
+      short_factor, long_factor: longrope only, one divisor per frequency.
+      is_long: longrope only, every position takes `long_factor`. The loaded context length decides, not the text: a key
+        keeps its angle while the text grows.
+      partial: share of each head's dimensions that rotates, the first ones (Phi-4-mini: 0.75).
     """
 
     theta: float = 10000.0
-    kind: Literal["none", "default", "linear", "dynamic", "llama3", "yarn"] = "default"
+    kind: Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
     factor: float = 1.0
     original_max_position: int = 2048
     low_freq_factor: float = 1.0
@@ -75,6 +80,14 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    is_long: bool = False
+    partial: float = 1.0
+
+    def rotated(self, head_dim: int) -> int:
+        """Returns the number of rotated dimensions of a head, as `transformers` rounds it."""
+        return int(head_dim * self.partial)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +142,7 @@ class DecoderConfig:
       experts: mixture of experts in the place of the MLP (Qwen3-MoE, gpt-oss); None without one.
       local_rope: rotary embedding of the layers with a window; None is `rope`.
       query_scalar: scores are divided by its square root; None is head_dim.
+      nope_layers: layers without rotary embedding, ascending (SmolLM3: every fourth; arXiv:2501.18795).
       block: "llama" (RMSNorm, gated MLP with SiLU, RoPE), "gpt2" (LayerNorm, plain MLP with GELU, one learned embedding
         per position, `rope.kind` "none") or "gemma3" (RMSNorm by 1 + weight, also after attention and MLP, gated MLP
         with tanh GELU, embeddings times sqrt(H)).
@@ -159,6 +173,7 @@ class DecoderConfig:
     experts: ExpertsConfig | None = None
     local_rope: RopeConfig | None = None
     query_scalar: int | None = None
+    nope_layers: tuple[int, ...] = ()
     block: Literal["llama", "gpt2", "gemma3"] = "llama"
     tie_word_embeddings: bool = False
     eos_ids: tuple[int, ...] = ()
@@ -175,8 +190,20 @@ class DecoderConfig:
                 f"DecoderConfig.num_heads must be a multiple of num_kv_heads={self.num_kv_heads}, got "
                 f"{self.num_heads}. Change one (num_attention_heads or num_key_value_heads of a config.json)."
             )
-        if self.head_dim % 2:
-            raise ConfigError(f"head_dim must be even, got {self.head_dim}. RoPE rotates pairs of dimensions.")
+        rope, rotated = self.rope, self.rope.rotated(self.head_dim)
+        for name, size in (("head_dim", self.head_dim), (f"head_dim * rope.partial ({rope.partial:g})", rotated)):
+            if size % 2 or size < 2:
+                raise ConfigError(f"{name} must be even, got {size}. RoPE rotates pairs of dimensions.")
+        if rope.kind == "longrope" and {len(rope.short_factor), len(rope.long_factor)} != {rotated // 2}:
+            raise ConfigError(
+                f"RopeConfig.short_factor and long_factor must hold {rotated // 2} numbers each, one per rotated pair, "
+                f"got {len(rope.short_factor)} and {len(rope.long_factor)}. Correct them."
+            )
+        if not set(self.nope_layers) <= set(range(self.num_layers)):
+            raise ConfigError(
+                f"DecoderConfig.nope_layers must be layers 0 to {self.num_layers - 1}, got {self.nope_layers}. "
+                "Leave others out."
+            )
         if len(self.windows) not in (0, self.num_layers):
             raise ConfigError(
                 f"DecoderConfig.windows must have a window for each of the {self.num_layers} layers, got "
@@ -188,18 +215,26 @@ class DecoderConfig:
             check_integer(f"DecoderConfig.windows[{index}]", window, least=0)
 
     def one_layer(self, **changes: Any) -> DecoderConfig:
-        """Returns the config of one "llama" layer for a draft head of this model, with `changes` to fields."""
+        """Returns the config of one "llama" layer for a draft head of this model, with `changes` to fields.
+
+        It has what engines read in a head: no window, no experts, no partial rotation, no factors of longrope, no layer
+        without RoPE.
+        """
         plain: dict[str, Any] = {
             "num_layers": 1, "windows": (), "local_rope": None, "query_scalar": None, "sinks": False, "experts": None,
-            "block": "llama",
+            "nope_layers": (), "block": "llama",
         }  # fmt: skip
         if self.block == "gpt2":
             plain |= {"rope": RopeConfig(), "qkv_bias": False, "out_bias": False, "mlp_bias": False}
+        elif self.rope.kind == "longrope" or self.rope.partial != 1:
+            plain["rope"] = RopeConfig(self.rope.theta)
         return dataclasses.replace(self, **plain | changes)
 
     def with_layers(self, num_layers: int) -> DecoderConfig:
         """Returns the config with only the first `num_layers` layers."""
-        return dataclasses.replace(self, num_layers=num_layers, windows=self.windows[:num_layers])
+        nope_layers = tuple(layer for layer in self.nope_layers if layer < num_layers)
+        windows = self.windows[:num_layers]
+        return dataclasses.replace(self, num_layers=num_layers, windows=windows, nope_layers=nope_layers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +276,7 @@ class HeadConfig:
         i = input of layer i, L = after the final norm). EAGLE-1/2 read (L,).
       own_embedding: the head has its own `embed_tokens` instead of the target's.
       fc_bias: bias of the fusing projection (EAGLE-1/2).
-      fc_norm: an RMSNorm per tap before `fc`. norm_before_fc: one RMSNorm over all taps before `fc`.
+      fc_norm: an RMSNorm per tap before `fc`. norm_before_fc: instead, one RMSNorm over all taps.
       norm_output: the next step and the lm_head read the state after the final norm.
       norm_before_residual: the residual branch starts from the normalised feature.
 
@@ -270,6 +305,11 @@ class HeadConfig:
             )
         if not self.taps or min(self.taps) < 0:
             raise ConfigError(f"HeadConfig.taps must be one or more states, got {self.taps}. Number them from 0.")
+        if self.fc_norm and self.norm_before_fc:
+            raise ConfigError(
+                "HeadConfig.fc_norm and norm_before_fc must not both be on, got two norms before fc. Choose one: "
+                "engines apply the two in different orders."
+            )
 
 
 Verification = Literal["deterministic", "rejection", "block", "traversal"]

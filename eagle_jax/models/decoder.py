@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from eagle_jax.config import DecoderConfig
+from eagle_jax.config import DecoderConfig, RopeConfig
 from eagle_jax.core import KVCache, NewKV, Params, TargetFn, TargetOutput, empty_cache
 from eagle_jax.models.experts import MoE
 from eagle_jax.models.layers import MLP, Attention, Linear, norm_of, product, within_window
@@ -92,6 +92,7 @@ class Decoder(nn.Module):
         windows = config.windows or (0,) * config.num_layers
         seen = {w: (within_window(mask, w), positions - w + 1) if w else (mask, None) for w in set(windows)}
         ropes = [config.local_rope if w and config.local_rope else config.rope for w in windows]
+        ropes = [RopeConfig(kind="none") if i in config.nope_layers else rope for i, rope in enumerate(ropes)]
         angles = {rope: rope_angles(rope, config.head_dim, positions) for rope in set(ropes)}
         for index, (layer, window) in enumerate(zip(self.layers, windows, strict=True)):
             (visible, first), (cos, sin) = seen[window], angles[ropes[index]]

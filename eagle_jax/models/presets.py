@@ -27,6 +27,16 @@ _SMOLLM2 = DecoderConfig(
     vocab_size=49152, hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9, num_kv_heads=3, head_dim=64,
     rms_norm_eps=1e-5, rope=RopeConfig(theta=100000.0), max_position=8192, tie_word_embeddings=True,
 )  # fmt: skip
+_PHI4 = DecoderConfig(
+    vocab_size=100352, hidden_size=5120, intermediate_size=17920, num_layers=40, num_heads=40, num_kv_heads=10,
+    head_dim=128, rms_norm_eps=1e-5, rope=RopeConfig(theta=250000.0), max_position=16384,
+    architecture="Phi3ForCausalLM",
+)  # fmt: skip
+_SMOLLM3 = DecoderConfig(
+    vocab_size=128256, hidden_size=2048, intermediate_size=11008, num_layers=36, num_heads=16, num_kv_heads=4,
+    head_dim=128, rms_norm_eps=1e-6, rope=RopeConfig(theta=5000000.0), max_position=65536,
+    nope_layers=tuple(range(3, 36, 4)), tie_word_embeddings=True, architecture="SmolLM3ForCausalLM",
+)  # fmt: skip
 _GPT2 = DecoderConfig(
     vocab_size=50257, hidden_size=768, intermediate_size=3072, num_layers=12, num_heads=12, num_kv_heads=12,
     head_dim=64, rope=RopeConfig(kind="none"), max_position=1024, block="gpt2", qkv_bias=True, out_bias=True,
@@ -75,6 +85,8 @@ MODELS: dict[str, DecoderConfig] = {
         _GEMMA3, hidden_size=5376, intermediate_size=21504, num_layers=62, num_heads=32, num_kv_heads=16, head_dim=128,
         query_scalar=168,
     ), 1024),
+    "smollm3-3b": _SMOLLM3,
+    "phi-4": _PHI4,
     "gpt2": _GPT2,
     "gpt2-medium": replace(
         _GPT2, hidden_size=1024, intermediate_size=4096, num_layers=24, num_heads=16, num_kv_heads=16

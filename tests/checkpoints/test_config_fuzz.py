@@ -17,7 +17,7 @@ from eagle_jax.checkpoints.files.weights import TensorProblems
 from eagle_jax.checkpoints.heads.config import flat_config, head_config
 from eagle_jax.checkpoints.targets.config import decoder_config
 from eagle_jax.config import DecoderConfig, HeadConfig
-from tests.checkpoints.common import LLAMA, MISTRAL, QWEN2, QWEN3
+from tests.checkpoints.common import FAMILY, LLAMA, MISTRAL, QWEN2, QWEN3
 from tests.checkpoints.random_heads import TARGET, eagle1, eagle3
 
 INF = float("inf")
@@ -50,6 +50,15 @@ GPT2: dict[str, Any] = {
     "eos_token_id": 1, "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False, "tie_word_embeddings": True, "hidden_size": 24, "num_hidden_layers": 2,
 }  # fmt: skip
+
+PHI3 = FAMILY | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "rope_scaling": {
+    "type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2] * 8,
+}}  # fmt: skip
+SMOLLM3 = FAMILY | {
+    "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "no_rope_layers": [1, 1, 0],
+    "no_rope_layer_interval": 4,
+}  # fmt: skip
+TARGETS = [LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, SMOLLM3, GPT2]
 
 leaves = st.one_of(
     st.none(), st.booleans(), st.integers(), st.sampled_from([0, -1, 1, 2**31, 2**63, 10**400, -(10**400)]),
@@ -96,7 +105,11 @@ def read(function, *args):
 
 
 @FUZZ
-@given(st.sampled_from([LLAMA, MISTRAL, QWEN2, QWEN3, GPT2]).flatmap(lambda family: mutated(COMMON | family)))
+@given(
+    st.sampled_from([LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, SMOLLM3, GPT2]).flatmap(
+        lambda family: mutated(COMMON | family)
+    )
+)
 @example(LLAMA | {"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 2.0}})
 @example(LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 1e38}, "max_position_embeddings": 2**31 - 1})
 def test_a_random_target_config_loads_or_names_its_file(config):

@@ -164,7 +164,6 @@ WITH_LLAMA3 = {"target": dataclasses.replace(TARGET, rope=LLAMA3)}
         ("sglang", head({"qk_norm": True}), {}, "norms of queries and keys"),
         ("sglang", head({"mlp_bias": True}), {}, "biases of the layer"),
         ("speculators", head(fc_bias=True), {}, "a bias of fc"),
-        ("speculators", head(fc_norm=True, norm_before_fc=True), {}, "norm_before_fc together with fc_norm"),
         ("speculators", head({"qkv_bias": True}), {}, "only some attention projections"),
         ("sglang", head(taps=(4, 2, 6)), {}, r"taps \(4, 2, 6\) \(they must ascend, from 1 to 8\)"),
         ("speculators", head(taps=(2, 4, 9)), {}, r"taps \(2, 4, 9\)"),  # 9 is behind the final norm

@@ -203,7 +203,7 @@ def test_files_that_cannot_be_read_raise(tmp_path, monkeypatch):
     path.write_bytes(whole)
     for values, tensors, message in (
         ({"split.count": 3}, {}, "got one of 3 parts. Join them with llama-gguf-split --merge"),
-        ({"qwen2.rope.scaling.type": "longrope"}, {}, "rope_type must be one of .*, got 'longrope'"),
+        ({"qwen2.rope.scaling.type": "longrope"}, {}, r"rope\.scaling\.type must be none, .*, got 'longrope'"),
         ({"qwen2.rope.scaling.attn_factor": 0.5}, {}, "rope.scaling.attn_factor must be absent, got 0.5. Load an"),
         ({"qwen2.rope.dimension_count": 8}, {}, "rope.dimension_count must be absent, got 8"),
         ({}, {"rope_freqs.weight": np.full(8, 2.0, np.float32)}, "must hold the factors of Llama 3.1 to 3.3, got"),

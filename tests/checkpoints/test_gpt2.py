@@ -33,7 +33,7 @@ def test_the_first_files_of_openai_load(tmp_path):
     assert config == GPT2
     assert_same(loaded, params)
     edit_tensors(tmp_path / "model.safetensors", lambda tensors: tensors.pop("h.1.attn.c_attn.weight"))
-    with pytest.raises(CheckpointError, match=r"missing \(3\): transformer\.h\.1\.attn\.c_attn/k\.weight"):
+    with pytest.raises(CheckpointError, match=r"missing \(3\): transformer\.h\.1\.attn\.c_attn/k_proj\.weight"):
         load_target_checkpoint(tmp_path)
 
 

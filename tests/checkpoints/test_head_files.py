@@ -125,14 +125,17 @@ def test_a_head_of_another_width_needs_an_embedding(tmp_path):
         (eagle3, {"embedding_multiplier": 12.0}, r"embedding_multiplier must be 1 or absent, got 12\.0"),
         (eagle3, {"eagle_config": {"use_last_layernorm": False}}, r"eagle_config\.use_last_layernorm must be true or"),
         (eagle3, {"eagle_config": {"use_aux_hidden_state": False}}, r"use_aux_hidden_state must be true or absent"),
-        (eagle3, {"eagle_config": {"block_size": 16}}, r"eagle_config\.block_size must be absent, got 16"),
+        (eagle3, {"eagle_config": {"block_size": 16}}, "must be an EAGLE head .*, got block_size: a DFlash or DSpark"),
         (eagle3, {"ptd_token_id": 0}, "ptd_token_id must be absent, got 0"),
         (eagle3, {"num_hidden_layers": "1"}, "num_hidden_layers must be an integer from 1 to .*, got '1'"),
         (eagle3, {"num_aux_hidden_states": 4}, "num_aux_hidden_states is 4, and there are 3 taps"),
-        *((eagle3, {"architectures": [name]}, f"architectures must be an EAGLE head .*, got .*{name}")
-          for name in ("PEagleDraftModel", "GemmaForCausalLM")),
+        (eagle3, {"architectures": ["GemmaForCausalLM"]}, "architectures must be an EAGLE head .*, got .*GemmaFor"),
+        (eagle3, {"use_fancy_gate": True}, "use_fancy_gate must be absent, got True. Remove it from config.json if"),
+        (eagle3, {"eagle_config": {"logit_scaling": 0.5}}, r"eagle_config\.logit_scaling must be absent, got 0\.5"),
+        (eagle3, {"fc_norm": True, "norm_before_fc": True}, "norm_before_fc must be false where fc_norm is on"),
+        (eagle3, {"sliding_window": 64, "model_type": "mistral"}, "sliding_window must be at least .*, got 64"),
         (eagle3, {"parallel_draft_step": 4}, "parallel_draft_step must be 1 or absent, got 4"),
-        (eagle3, {"speculators_model_type": "eagle"}, "speculators_model_type must be 'eagle3', got 'eagle'"),
+        (eagle3, {"speculators_model_type": "eagle"}, "speculators_model_type must be 'eagle3', got 'eagle'. Load"),
         (eagle3, {"draft_vocab_size": 60}, "draft_vocab_size must be at most the target.s vocabulary of 53"),
         (eagle1, {"is_causal": False}, "is_causal must be true or absent, got False"),
     ],
@@ -154,8 +157,10 @@ def test_an_option_that_changes_the_drafts_is_an_error(make, changes, message, t
             {"speculators_config": {"verifier": {"architectures": ["X"]}}},
             r"verifier\.architectures is \['X'\], but",
         ),
-        ({"use_fancy_gate": True, "logit_scaling": 0.5}, r"use_fancy_gate=True, logit_scaling=0\.5: unknown"),
-        ({"eagle_config": {"use_fancy_gate": 1}}, r"eagle_config\.use_fancy_gate=1: unknown"),
+        (
+            {"license": "mit", "eagle_config": {"trained_by": "us"}},
+            "license='mit', eagle_config.trained_by='us': unknown",
+        ),
     ],
 )
 def test_an_option_without_effect_causes_a_warning(changes, message, tmp_path):
@@ -187,12 +192,15 @@ def test_the_keys_of_published_heads_cause_no_warning(tmp_path):
 def test_switches_come_from_eagle_config_or_from_tensors(tmp_path):
     loaded = config_of(tmp_path, eagle3(eagle_config={"norm_output": True, "norm_before_residual": True}))
     assert loaded.norm_output and loaded.norm_before_residual
-    config, tensors = eagle3(fc_norm=True, norm_before_fc=True, attention_bias=True, qk_norm_tensors=True)
-    for key in ("fc_norm", "norm_before_fc", "attention_bias"):
+    config, tensors = eagle3(fc_norm=True, attention_bias=True, qk_norm_tensors=True)
+    for key in ("fc_norm", "attention_bias"):
         del config[key]
     loaded = config_of(tmp_path, (config, tensors))
     layer = loaded.layer
-    assert loaded.fc_norm and loaded.norm_before_fc and layer.qkv_bias and layer.out_bias and layer.qk_norm
+    assert loaded.fc_norm and layer.qkv_bias and layer.out_bias and layer.qk_norm
+    config, tensors = eagle3(norm_before_fc=True)
+    del config["norm_before_fc"]
+    assert config_of(tmp_path, (config, tensors)).norm_before_fc
 
 
 def test_norm_before_residual_is_on_by_default_in_speculators_files(tmp_path):

@@ -13,6 +13,9 @@ from eagle_jax.config import RopeConfig
 from eagle_jax.models import presets
 from tests.checkpoints.common import FAMILY, LLAMA, MISTRAL, QWEN2, QWEN3, quiet
 
+PHI3 = {"architectures": ["Phi3ForCausalLM"], **FAMILY, "sliding_window": 262144}
+SMOLLM3 = {"architectures": ["SmolLM3ForCausalLM"], **FAMILY}
+SU = {"type": "su", "short_factor": [1.0] * 6, "long_factor": [2] * 6}  # of the first files of Phi-3
 NAN, INF = float("nan"), float("inf")
 GPT2 = {
     "architectures": ["GPT2LMHeadModel"], "vocab_size": 53, "n_embd": 24, "n_head": 4, "n_layer": 2, "n_positions": 64,
@@ -35,6 +38,28 @@ def test_a_missing_key_takes_the_default_of_its_family():
     assert (read(QWEN3).head_dim, read(QWEN3 | {"head_dim": 32}).head_dim) == (128, 32)
     assert read(FAMILY | {"model_type": "qwen2"}).architecture == "Qwen2ForCausalLM"
     assert (read(GPT2).intermediate_size, read(GPT2).rms_norm_eps, read(GPT2).tie_word_embeddings) == (96, 1e-5, True)
+
+
+def test_layers_without_rope_are_those_with_zero_or_every_fourth():
+    assert read(SMOLLM3 | {"no_rope_layers": [0, 1, 0, 1]}).nope_layers == (0, 2)  # one more than layers
+    assert read(SMOLLM3 | {"num_hidden_layers": 9}).nope_layers == (3, 7)
+    assert read(SMOLLM3 | {"no_rope_layers": [], "no_rope_layer_interval": 2}).nope_layers == (1,)
+    assert (read(SMOLLM3).rope.theta, read(SMOLLM3 | {"rope_theta": 5e6}).rope.theta) == (2e6, 5e6)
+    with quiet():
+        assert read(SMOLLM3 | {"rope_parameters": {"rope_theta": 5e6}}).rope.theta == 5e6
+
+
+def test_phi_rotates_a_part_by_factors_of_the_context_length():
+    phi = PHI3 | {"partial_rotary_factor": 0.75, "rope_scaling": SU}
+    with pytest.warns(UserWarning, match="the context length is 4096, .* Pass max_position=8192"):
+        short = read(phi)
+    assert (short.max_position, short.rope.is_long, short.rope.rotated(16)) == (4096, False, 12)
+    with quiet():
+        for cap in (8192, 4097, 4096, 100):
+            long = read(phi, max_position=cap)
+            assert (long.max_position, long.rope.is_long) == (cap, cap > 4096)
+            assert read(config_values(long, "float32"), max_position=cap) == long
+    assert list(config_values(short, "float32")["rope_scaling"]) == ["type", "short_factor", "long_factor"]
 
 
 @pytest.mark.parametrize("key", ["num_key_value_heads", "head_dim", "rope_parameters", "eos_token_id", "layer_types"])
@@ -139,7 +164,7 @@ def test_a_context_length_must_be_within_the_models():
 
 REFUSED = [
     (LLAMA, {"architectures": ["GemmaForCausalLM"]}, "architectures must name one of .*LlamaForCausalLM.*, got Gemma"),
-    (FAMILY, {"model_type": "phi3"}, "architectures must name one of .*, got phi3"),
+    (FAMILY, {"model_type": "gemma"}, "architectures must name one of .*, got gemma"),
     (LLAMA, {"rms_norm_eps": "1e-5"}, "rms_norm_eps must be a positive number, got '1e-5'"),
     (LLAMA, {"rms_norm_eps": NAN}, "rms_norm_eps must be a positive number, got nan"),
     (LLAMA, {"max_position_embeddings": 4096.0}, r"max_position_embeddings must be an integer .*, got 4096\.0"),
@@ -160,9 +185,19 @@ REFUSED = [
     (LLAMA, {"rope_scaling": {"type": "linear"}}, r"rope_scaling\.factor must be a positive number, got no value"),
     (
         LLAMA,
-        {"rope_scaling": {"rope_type": "longrope"}},
-        "rope_type must be one of default, .*, got 'longrope'",
+        {"rope_scaling": {"rope_type": "longrope", "short_factor": [1, 0]}},
+        r"rope_scaling\.short_factor must be a list of positive numbers, got \[1, 0\]",
     ),
+    (LLAMA, {"rope_scaling": {"rope_type": "proportional"}}, "rope_type must be one of default, .*, got 'propor"),
+    (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1 or absent, got 0.5"),
+    (PHI3, {"partial_rotary_factor": 1.5}, "partial_rotary_factor must be at most 1, got 1.5"),
+    (PHI3, {"partial_rotary_factor": 0.2}, r"head_dim \* rope.partial \(0.2\) must be even, got 3"),
+    (PHI3, {"rope_scaling": SU}, r"must hold 8 numbers each, one per rotated pair, got 6 and 6"),
+    (PHI3, {"rope_scaling": SU, "original_max_position_embeddings": 1}, "original_max_position_embeddings must be an"),
+    (LLAMA, {"no_rope_layers": [1, 1, 1]}, r"no_rope_layers must be absent, got \[1, 1, 1\]"),
+    (SMOLLM3, {"no_rope_layers": [1, 0]}, r"no_rope_layers must be a list of 0 \(no RoPE\) or 1 for each of the 3"),
+    (SMOLLM3, {"no_rope_layers": [1, 2, 0]}, r"no_rope_layers must be a list of 0 .*, got \[1, 2, 0\]"),
+    (SMOLLM3, {"no_rope_layer_interval": 0}, "no_rope_layer_interval must be an integer from 1"),
     (LLAMA, {"rope_scaling": {"type": "llama3", "factor": 8.0}}, "low_freq_factor must be a positive number"),
     (LLAMA, {"rope_scaling": {"full_attention": {"rope_type": "default"}}}, "rope_type must be one of"),
     (LLAMA, {"rope_scaling": LINEAR | {"partial_rotary_factor": 0.5}}, "partial_rotary_factor must be 1 or absent"),

@@ -18,6 +18,8 @@ from tests.parity.tiny import SIZES, random_tokens, randomise, save, tiny_model,
 TOLERANCE = 1e-4
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.1, 1.3, 1.6],
+            "long_factor": [2.0, 4.0, 7.0, 9.0]}  # fmt: skip
 ROPE = {
     "llama3": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
                "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
@@ -28,6 +30,9 @@ ROPE = {
                           "attention_factor": 0.9, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False},
     "yarn_mscale": YARN | {"factor": 8.0, "mscale": 0.7, "mscale_all_dim": 1.3},
 }  # fmt: skip
+PARTIAL = {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 0.65}  # int(6.5) of 10 dimensions
+SMOLLM3 = {"no_rope_layer_interval": 2, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+PHI3 = {"head_dim": None, "hidden_size": 48}
 
 GEMMA = {"sliding_window": 9, "query_pre_attn_scalar": 25, "tie_word_embeddings": True}
 WINDOW = {"use_sliding_window": True, "sliding_window": 12}
@@ -81,8 +86,13 @@ CASES = {
     ),
     "gpt2": ("GPT2", {"hidden_size": 48, "n_inner": 50, "tie_word_embeddings": True}),
     "gpt2_wide": ("GPT2", {"hidden_size": 36, "layer_norm_epsilon": 1e-2, "tie_word_embeddings": True}),
+    "phi3": ("Phi3", PHI3),
+    "phi4_mini": ("Phi3", {"num_key_value_heads": 3, "tie_word_embeddings": True, "rope_parameters": PARTIAL}),
+    "phi3_longrope": ("Phi3", PHI3 | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [0, 1, 0, 1], "rope_parameters": {"rope_theta": 5e6}}),
+    "smollm3_interval": ("SmolLM3", SMOLLM3),
     "qwen3_biases": ("Qwen3", {"attention_bias": True, "head_dim": 16, "rope_parameters": {"rope_theta": 1e6}}),
-}
+}  # fmt: skip
 
 
 def jax_outputs(config, params, tokens):
@@ -153,9 +163,25 @@ def test_dynamic_rope_is_that_of_decoding_token_by_token(tmp_path):
     close(ours, np.concatenate(rows, axis=1))
 
 
+def test_longrope_takes_the_factors_of_the_loaded_context_length(tmp_path):
+    """`transformers` takes the long factors for every position as soon as one is beyond the original length."""
+    model = tiny_model("Phi3", **PHI3, rope_parameters=dict(LONGROPE), original_max_position_embeddings=32)
+    save(model, tmp_path)
+    tokens = random_tokens(60)
+    for cap in (256, 100):
+        config, params = load_target_checkpoint(tmp_path, max_position=cap)
+        assert config.max_position == cap and config.rope.is_long
+        close(jax_outputs(config, params, tokens)[0], torch_outputs(model, tokens)[0])
+    with pytest.warns(UserWarning, match="the context length is 32, within which longrope .* Pass max_position=256"):
+        config, params = load_target_checkpoint(tmp_path)
+    assert config.max_position == 32 and not config.rope.is_long
+    close(jax_outputs(config, params, tokens[:, :32])[0], torch_outputs(model, tokens[:, :32])[0])
+
+
 @pytest.mark.parametrize("case", ["llama", "llama_tied", "llama_biases", "llama_llama3", "llama_yarn_given", "mistral",
                                   "mistral_window", "qwen2_tied_yarn", "qwen2_window", "qwen3", "qwen3_window",
-                                  "gemma3", "gemma3_untied", "qwen3_moe_mixed", "gpt_oss", "gpt2"])  # fmt: skip
+                                  "gemma3", "gemma3_untied", "qwen3_moe_mixed", "gpt_oss", "gpt2", "phi4_mini",
+                                  "phi3_longrope", "smollm3"])  # fmt: skip
 def test_transformers_loads_what_we_save(case, tmp_path):
     from transformers import AutoModelForCausalLM
 

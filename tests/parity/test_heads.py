@@ -25,7 +25,7 @@ CASES = {
     "eagle3_norm_before_fc": eagle3(norm_before_fc=True),
     "eagle3_norm_output": eagle3(norm_output=True),
     "eagle3_norm_before_residual": eagle3(norm_before_residual=True),
-    "eagle3_all_norms": eagle3(fc_norm=True, norm_before_fc=True, norm_output=True, norm_before_residual=True),
+    "eagle3_all_norms": eagle3(fc_norm=True, norm_output=True, norm_before_residual=True),
     "eagle3_other_width": eagle3(**WIDE, fc_norm=True),
     "eagle3_five_taps": eagle3(taps=5, eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 2, 4, 6, 7]}),
     "eagle3_head_dim": eagle3(head_dim=10),

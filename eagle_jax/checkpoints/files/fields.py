@@ -73,6 +73,14 @@ class Fields:
         )  # fmt: skip
         return tuple(_listed(value))
 
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """Reads a list of positive numbers."""
+        listed = self._read(
+            key, None, False, "a list of positive numbers",
+            lambda value: isinstance(value, list | tuple) and all(map(_is_positive, value)),
+        )  # fmt: skip
+        return tuple(map(float, listed))
+
     def names_of(self, key: str) -> tuple[str, ...]:
         """Reads a list of strings; empty if the key is missing or null."""
         return tuple(

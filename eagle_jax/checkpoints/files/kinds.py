@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
@@ -48,6 +49,10 @@ def kind_of(values: Mapping[str, Any], names: Collection[str] = (), where: objec
         return "eagle3" if algorithm == "eagle3" else "other"
     stored = {canonical_name(name.removeprefix("transformer.")) for name in names}
     named = " ".join(Fields(values, where).names_of("architectures")).lower()
+    if re.search(r"peagle|dflash|dspark|mtp|nextn|assistant", named):
+        return "other"
+    if "medusa" in named:
+        return "medusa"
     if "eagle3" in named or values.get("draft_vocab_size") or "layers.0.hidden_norm.weight" in stored:
         return "eagle3"
     if "eagle" in named or "fc.weight" in stored:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from eagle_jax.checkpoints.files.fields import LARGEST, CheckpointError, Fields, notice
+from eagle_jax.checkpoints.files.fields import LARGEST, CheckpointError, Fields, notice, shown
 from eagle_jax.checkpoints.files.kinds import kind_of
 from eagle_jax.checkpoints.files.tensors import TensorInfo
 from eagle_jax.checkpoints.files.weights import TensorProblems
-from eagle_jax.checkpoints.targets.config import check_supported, layer_sizes
+from eagle_jax.checkpoints.heads.supported import SWITCHES, check_claim, check_head, refuse
+from eagle_jax.checkpoints.targets.config import layer_sizes
+from eagle_jax.checkpoints.targets.rope import rope_config
 from eagle_jax.config import DecoderConfig, HeadConfig
-
-SWITCHES = ("fc_norm", "norm_before_fc", "norm_output", "norm_before_residual")
-"""Fields of `HeadConfig` in which EAGLE-3 heads differ, and their keys in every layout."""
 
 
 def flat_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -26,10 +24,16 @@ def flat_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     fields = Fields(values, where)
     nested = fields.mapping("eagle_config").values
     switches = {name: nested[name] for name in SWITCHES if name in nested}
+    for name, value in switches.items():
+        if bool(values.get(name, value)) != bool(value):
+            fields.mapping("eagle_config").fail(name, f"{shown(values[name])}, as outside of eagle_config")
     if not fields.given("speculators_model_type"):
         return {**switches, **values}
     if values["speculators_model_type"] != "eagle3":
-        fields.fail("speculators_model_type", "'eagle3'", "Load another head: others are not supported.")
+        refuse(f"{where}: speculators_model_type", "'eagle3'", shown(values["speculators_model_type"]))
+    algorithm = fields.mapping("speculators_config").text("algorithm", "eagle3", null=True)
+    if algorithm != "eagle3":
+        refuse(f"{where}: speculators_config.algorithm", "'eagle3'", shown(algorithm))
     layer = fields.mapping("transformer_layer_config").values
     rest = {key: value for key, value in values.items() if key != "transformer_layer_config"}
     return {"norm_before_residual": True, **switches, **layer, **rest}
@@ -57,15 +61,15 @@ def head_config(
       CheckpointError: a value of another type, an option or `taps` that is not supported, or quantised weights.
     """
     fields = Fields(values, where)
-    check_supported(fields, {"hidden_act": ("silu", "swish")}, SWITCHES)
-    check_supported(fields.mapping("eagle_config"), {}, SWITCHES)
+    check_head(fields, stored)
     _check_window(fields, target)
     # Families are compared, not names of directories.
     verifier = fields.mapping("speculators_config").mapping("verifier")
     verified = verifier.names_of("architectures")
     if verified and target.architecture not in verified:
         verifier.contradict("architectures", "the target is a", target.architecture)
-    if fields.text("target_model_type", "", null=True) not in target.architecture.lower():
+    family = fields.text("target_model_type", "", null=True).removesuffix("_text").replace("_", "")
+    if family not in target.architecture.lower():
         fields.contradict("target_model_type", "the target is a", target.architecture)
     fields.contradict("num_hidden_layers", "an EAGLE head has", 1, fields.integer("num_hidden_layers", 1, null=True))
 
@@ -76,15 +80,14 @@ def head_config(
     layer = layer_sizes(
         fields,
         num_layers=1,
+        rope=rope_config(fields, context=target.max_position),
         qkv_bias=has_bias or fields.flag("attention_bias", null=True),
         out_bias="layers.0.self_attn.o_proj.bias" in stored,
         mlp_bias=switch("mlp_bias", "layers.0.mlp.gate_proj.bias"),
         qk_norm="layers.0.self_attn.q_norm.weight" in stored,
     )
-    named = fields.names_of("architectures")
-    if named and not any(re.match("(?!peagle).*(eagle|llama|mistral|qwen)", name, re.IGNORECASE) for name in named):
-        fields.fail("architectures", "an EAGLE head with a Llama-like layer", "Load another head.")
     kind: Literal["eagle1", "eagle3"] = "eagle3" if kind_of(values, stored, where) == "eagle3" else "eagle1"
+    check_claim(fields, kind, stored)
     rows = stored["lm_head.weight"].shape[:1] if {"lm_head.weight", "d2t"} <= stored.keys() else ()
     # EAGLE-1/2 heads draft through the target's lm_head, whatever the key says.
     if fields.flag("tie_word_embeddings", null=True) and kind == "eagle3" and "lm_head.weight" in stored:
@@ -100,6 +103,15 @@ def head_config(
             )
         fc_bias = fields.flag("bias", True)  # on unless the config has "bias": false
         return HeadConfig(kind, layer, layer.vocab_size, layer.hidden_size, final, own_embedding, fc_bias)
+    switches = {
+        "fc_norm": switch("fc_norm", "fc_norm.0.weight"),
+        "norm_before_fc": switch("norm_before_fc", "input_norm.weight"),
+        "norm_output": fields.flag("norm_output", null=True),
+        "norm_before_residual": fields.flag("norm_before_residual", null=True),
+    }
+    if switches["fc_norm"] and switches["norm_before_fc"]:
+        rule = "false where fc_norm is on: engines apply the two norms in different orders"
+        fields.fail("norm_before_fc", rule, "Load another head.")
     return HeadConfig(
         kind,
         layer,
@@ -108,10 +120,7 @@ def head_config(
         taps=_tapped_states(fields, stored, target, reads, problems, taps),
         own_embedding=own_embedding,
         fc_bias="fc.bias" in stored,
-        fc_norm=switch("fc_norm", "fc_norm.0.weight"),
-        norm_before_fc=switch("norm_before_fc", "input_norm.weight"),
-        norm_output=fields.flag("norm_output", null=True),
-        norm_before_residual=fields.flag("norm_before_residual", null=True),
+        **switches,
     )
 
 
@@ -143,7 +152,9 @@ def _check_window(fields: Fields, target: DecoderConfig) -> None:
     kind = next(iter(fields.names_of("layer_types")), None)
     if kind not in (None, "full_attention", "sliding_attention"):
         fields.fail("layer_types", "full_attention or sliding_attention", "Load another head.")
-    slides = fields.flag("use_sliding_window", kind == "sliding_attention", null=True) and kind != "full_attention"
+    # Layers of Mistral slide in every model that has a window.
+    default = kind == "sliding_attention" or (kind is None and fields.text("model_type", "", null=True) == "mistral")
+    slides = fields.flag("use_sliding_window", default, null=True) and kind != "full_attention"
     if window >= target.max_position:
         return
     if slides:
@@ -175,7 +186,7 @@ def _tapped_states(
         taps = tuple(override)
     else:
         layers = target.num_layers
-        taps = _named_taps(fields) or (2, layers // 2, layers - 3)  # the default of EAGLE-3: low, middle, high
+        taps = _named_taps(fields, layers) or (2, layers // 2, layers - 3)  # the default of EAGLE-3: low, middle, high
     fc = stored.get("fc.weight")
     found = problems.found["other"]
     if fc is not None and len(fc.shape) == 2 and fc.shape[1] != len(taps) * reads:
@@ -196,11 +207,12 @@ def _tapped_states(
     return tuple(min(max(tap, 0), target.num_layers) for tap in taps)
 
 
-def _named_taps(fields: Fields) -> tuple[int, ...]:
+def _named_taps(fields: Fields, layers: int) -> tuple[int, ...]:
     """Returns the taps that config.json names, empty if it names none.
 
     Projects number layers in two ways. Inside `eagle_config` (SGLang, NVIDIA) an id is a layer whose OUTPUT is taken.
-    At the top level (vLLM, speculators) it is the layer that the state ENTERS, as in `transformers`.
+    At the top level (vLLM, speculators) it is the layer that the state ENTERS, as in `transformers`. Files of this
+    library hold both. vLLM also takes the ids of `eagle_config` for entering: one below what those heads trained on.
     """
     keys = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
     parts = (fields.mapping("eagle_config"), fields)
@@ -211,4 +223,12 @@ def _named_taps(fields: Fields) -> tuple[int, ...]:
             f"{fields.where}: eagle_config and the other keys must name the same hidden states, got {shifted} and "
             f"{entering} (numbered as in transformers). Pass taps=... to choose."
         )
-    return shifted or entering
+    named, last = shifted or entering, max(shifted + entering, default=0)
+    if last == layers and not (shifted and entering):
+        where = "eagle_config" if shifted else "config.json"
+        raise CheckpointError(
+            f"{fields.where}: aux hidden state layer ids must be of states that enter a layer, got the output of the "
+            f"last layer ({layers - 1}) in {where}. Engines take it before the final norm, this library after it: pass "
+            f"taps={named} if the head was trained on the normalised state."
+        )
+    return named

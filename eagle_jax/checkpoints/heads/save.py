@@ -20,7 +20,7 @@ from eagle_jax.checkpoints.files.mapping import DTYPES, EMBEDDING, check_dtype, 
 from eagle_jax.checkpoints.files.staging import replacing, write_json
 from eagle_jax.checkpoints.files.tensors import FLOAT_DTYPES, TensorReader
 from eagle_jax.checkpoints.files.weights import check_params, write_weights
-from eagle_jax.checkpoints.heads.config import SWITCHES
+from eagle_jax.checkpoints.heads.supported import SWITCHES
 from eagle_jax.checkpoints.targets.config import common_keys
 from eagle_jax.config import DecoderConfig, HeadConfig
 from eagle_jax.core.types import Params
@@ -198,7 +198,6 @@ def check_expressible(config: HeadConfig, d2t: Any | None, target: DecoderConfig
         lacks |= {
             "biases of only some attention projections": layer.qkv_bias != layer.out_bias,
             "MLP biases together with norms of queries and keys": layer.mlp_bias and layer.qk_norm,
-            "norm_before_fc together with fc_norm": config.norm_before_fc and config.fc_norm,
             "a d2t that permutes the whole vocabulary": (
                 config.draft_vocab_size == layer.vocab_size and d2t is not None and bool(np.any(d2t))
             ),

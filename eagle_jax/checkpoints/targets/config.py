@@ -10,14 +10,14 @@ from typing import Any
 from eagle_jax.checkpoints.files.fields import CheckpointError, Fields, notice, shown
 from eagle_jax.checkpoints.targets import gemma3
 from eagle_jax.checkpoints.targets.families import FAMILIES, family_of
-from eagle_jax.checkpoints.targets.rope import context_length, rope_config, rope_scaling, unstretched_length
+from eagle_jax.checkpoints.targets.rope import context_length, length_keys, rope_config, rope_scaling
 from eagle_jax.checkpoints.targets.windows import read_windows, window_keys
 from eagle_jax.config import ConfigError, DecoderConfig
 
 _MOST_LAYERS = 1024  # a wrong number would make loading build as many layers before it finds them missing
 _CHECKED = (
     "block", "num_kv_heads", "head_dim", "qkv_bias", "out_bias", "mlp_bias", "qk_norm", "windows", "local_rope",
-    "query_scalar", "sinks", "experts",
+    "query_scalar", "sinks", "experts", "nope_layers",
 )  # fmt: skip
 """Fields of `DecoderConfig` that a family may be unable to express."""
 # Null, false, zero and an empty list turn all of these off; one is neutral for a scale. Experts are left out: their
@@ -39,6 +39,8 @@ _ALWAYS_ON = {
     "is_causal", "use_causal_mask", "use_rope", "use_rotary", "use_rotary_embeddings",
     "use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm",
 }  # fmt: skip
+CHECKED = frozenset(_UNSUPPORTED | _ALWAYS_ON | _QUANTISED)
+"""Keys that `check_supported` checks in every config."""
 # Names that look as if they changed what a model computes: unknown ones cause a warning.
 _SUSPECT = re.compile(r"^use_|^fc|norm|scal(e|ing)|multiplier|soft_?cap|sink|window|rotary|rope|alibi|clip")
 _HARMLESS = {
@@ -70,18 +72,33 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
     if family.rope and not own.get("rope_scaling") and not own.get("rope_parameters"):
         own["rope_parameters"] = family.rope
     fields = Fields({**family.defaults, **renamed, **own}, where, names=family.names)
-    check_supported(fields, family.only, family.reads)
+    check_supported(fields, family.only, has=(*family.reads, *(_NOPE if family.nope else ())))
+    layers = fields.integer("num_hidden_layers", most=_MOST_LAYERS)
+    nope_layers = _nope_layers(fields, layers) if family.nope else ()
+    if nope_layers and not fields.given("layer_types") and fields.flag("use_sliding_window"):
+        kinds = ["sliding_attention" if layer in nope_layers else "full_attention" for layer in range(layers)]
+        fields = dataclasses.replace(fields, values={**fields.values, "layer_types": kinds})  # as transformers does
     switched = {name: fields.flag(key) for key, names in family.switches.items() for name in names}
+    rope = family.fixed.get("rope") or rope_config(
+        fields, theta=family.theta, partial=family.partial_rotary, context=max_position
+    )
     config = layer_sizes(
         fields,
-        num_layers=fields.integer("num_hidden_layers", most=_MOST_LAYERS),
+        num_layers=layers,
         inner=family.inner,
+        nope_layers=nope_layers,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         architecture=family.architecture,
-        **family.fixed,
+        **{**family.fixed, "rope": rope},
         **switched,
         **family.read(fields),
     )
+    longest = fields.integer("max_position_embeddings", config.max_position)
+    if max_position is None and rope.kind == "longrope" and longest > config.max_position:
+        notice(
+            f"{where}: the context length is {config.max_position}, within which longrope takes short_factor. Pass "
+            f"max_position={longest} to take long_factor for every position of longer texts."
+        )
     if max_position is not None:
         least = config.max_position if config.rope.kind == "none" else 1  # learned positions are loaded as a whole
         if type(max_position) is not int or not least <= max_position <= config.max_position:
@@ -124,12 +141,26 @@ def layer_sizes(fields: Fields, *, inner: int | None = None, **decided: Any) -> 
         raise CheckpointError(f"{fields.where}: {error}") from error
 
 
-def check_supported(fields: Fields, only: Mapping[str, tuple[Any, ...]], known: Collection[str] = ()) -> None:
+_NOPE = ("no_rope_layers", "no_rope_layer_interval")
+
+
+def _nope_layers(fields: Fields, layers: int) -> tuple[int, ...]:
+    """Returns the layers without RoPE of SmolLM3: a list with 0 for each, or else every fourth."""
+    every = fields.integer("no_rope_layer_interval", 4)
+    rotates = fields.ids("no_rope_layers") or tuple(int((layer + 1) % every != 0) for layer in range(layers))
+    if len(rotates) < layers or not set(rotates) <= {0, 1}:
+        fields.fail("no_rope_layers", f"a list of 0 (no RoPE) or 1 for each of the {layers} layers")
+    return tuple(layer for layer, on in enumerate(rotates[:layers]) if not on)
+
+
+def check_supported(
+    fields: Fields, only: Mapping[str, tuple[Any, ...]], known: Collection[str] = (), has: Collection[str] = ()
+) -> None:
     """Checks that no unsupported feature is on; warns of unknown keys that look like one.
 
     Args:
-      only: key -> its supported values, of which the first is the default. known: further keys that the caller reads,
-        which are supported.
+      only: key -> its supported values, of which the first is the default. known: keys that cause no warning.
+      has: keys that most decoders do not support and the caller does.
 
     Raises:
       CheckpointError: a feature is on, a value is not supported, or the weights are quantised.
@@ -146,9 +177,9 @@ def check_supported(fields: Fields, only: Mapping[str, tuple[Any, ...]], known: 
             fields.fail(key, "true or absent", _ANOTHER)
         scale = key in _SCALES
         on = value is not None if key == "ptd_token_id" else value
-        if key in _UNSUPPORTED.difference(known) and on and not (scale and value == 1 and value is not True):
+        if key in _UNSUPPORTED and key not in has and on and not (scale and value == 1 and value is not True):
             fields.fail(key, "1 or absent" if scale else "absent", _ANOTHER)
-        if value and _SUSPECT.search(key) and key not in _ALWAYS_ON | _UNSUPPORTED | _HARMLESS | {*only, *known}:
+        if value and _SUSPECT.search(key) and key not in CHECKED | _HARMLESS | {*only, *known, *has}:
             unknown.append(f"{fields.inside}{key}={shown(value)}")
     if unknown:
         notice(f"{fields.where}: {', '.join(unknown)}: unknown and ignored")
@@ -174,7 +205,10 @@ def config_values(config: DecoderConfig, dtype: str) -> dict[str, Any]:
     values |= {key: supported[0] for key, supported in family.only.items()}
     values |= {key: getattr(config, names[0]) for key, names in family.switches.items()}
     values |= family.keys(config)
-    again = decoder_config(values, "config.json")
+    if family.nope:
+        values["no_rope_layers"] = [int(layer not in config.nope_layers) for layer in range(config.num_layers)]
+    within = config.max_position if config.rope.kind == "longrope" else None  # decides between its factors
+    again = decoder_config(values, "config.json", max_position=within)
     lost = [name for name in _CHECKED if getattr(again, name) != getattr(config, name)]
     if lost:
         stated = ", ".join(f"{name}={getattr(config, name)}" for name in lost)
@@ -194,7 +228,7 @@ def common_keys(config: DecoderConfig, dtype: str) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": config.rms_norm_eps,
-        "max_position_embeddings": unstretched_length(config.max_position, config.rope),
+        **length_keys(config.max_position, config.rope),
         "rope_theta": config.rope.theta,
         "rope_scaling": rope_scaling(config.rope),
         "bos_token_id": config.bos_id,

@@ -1,16 +1,13 @@
 """Lists the families of models: what is particular in the config.json and the tensors of each.
 
-A further family is a row of `_ALL`. GPT-2 has tensors of its own: its files hold queries, keys and values side by side.
+A further family is a row of `_ALL`. The files of GPT-2 and Phi-3/4 hold several projections side by side: see `fused`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from eagle_jax.checkpoints.files.fields import CheckpointError, Fields
 from eagle_jax.checkpoints.files.mapping import DECODER, EMBEDDING, LM_HEAD, Rule, Table, linear_rules
@@ -23,6 +20,7 @@ from eagle_jax.checkpoints.targets.experts import (
     qwen3_experts,
     split_experts,
 )
+from eagle_jax.checkpoints.targets.fused import Fused
 from eagle_jax.checkpoints.targets.gpt_oss import (
     GPT_OSS,
     ROPE,
@@ -34,12 +32,12 @@ from eagle_jax.checkpoints.targets.gpt_oss import (
 from eagle_jax.checkpoints.targets.windows import WindowKind
 from eagle_jax.config import DecoderConfig, RopeConfig
 
-_PROJECTIONS = ("q", "k", "v")
+_QKV = ("q_proj", "k_proj", "v_proj")
 _PREFIX = "transformer."  # prefix of names in files that `transformers` writes; the first files of OpenAI have none
 _LINEAR = {
     "h.{i}.attn.c_proj": "layers_{i}/self_attn/o_proj",
-    "h.{i}.attn.c_attn/{name}": "layers_{i}/self_attn/{name}_proj",  # as `Gpt2Reader` names the thirds
-    "h.{i}.attn.c_attn": "layers_{i}/self_attn/qkv",  # only where a file is written, see `join_projections`
+    "h.{i}.attn.c_attn": "layers_{i}/self_attn/c_attn",  # only where a file is written, see `join_projections`
+    "h.{i}.attn.c_attn/{name}": "layers_{i}/self_attn/{name}",  # as `FusedReader` names the thirds
     "h.{i}.mlp.c_fc": "layers_{i}/mlp/up_proj",
     "h.{i}.mlp.c_proj": "layers_{i}/mlp/down_proj",
 }
@@ -61,35 +59,17 @@ GPT2 = Table(
     canonical=lambda name: name if name.startswith((_PREFIX, "lm_head.")) else _PREFIX + name,
 )
 
-
-class Gpt2Reader(TensorReader):
-    """Reads each `c_attn` as three tensors, named `c_attn/q`, `c_attn/k` and `c_attn/v`."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        for name in [name for name in self.infos if "attn.c_attn." in name]:
-            info = self.infos.pop(name)
-            part = info._replace(shape=(*info.shape[:-1], info.shape[-1] // len(_PROJECTIONS)))
-            self.infos |= {name.replace("c_attn", f"c_attn/{projection}"): part for projection in _PROJECTIONS}
-
-    def read(self, name: str) -> np.ndarray:
-        """Reads a tensor as stored, or a third of `c_attn`."""
-        before, third, after = name.partition("/")
-        if not third:
-            return super().read(name)
-        whole = super().read(before + after[1:])
-        return np.split(whole, len(_PROJECTIONS), axis=-1)[_PROJECTIONS.index(after[0])]
-
-
-def join_projections(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Joins the projections of queries, keys and values to one tensor, as files hold them."""
-    out = dict(flat)
-    for path in flat:
-        layer, found, leaf = path.partition("/q_proj/")
-        if found:
-            parts = [np.asarray(out.pop(f"{layer}/{projection}_proj/{leaf}")) for projection in _PROJECTIONS]
-            out[f"{layer}/qkv/{leaf}"] = np.concatenate(parts)
-    return out
+_PHI3 = {"self_attn": Fused("qkv_proj", _QKV), "mlp": Fused("gate_up_proj", ("gate_proj", "up_proj"))}
+PHI3 = DECODER._replace(
+    rules=(
+        *(
+            Rule(f"model.layers.{{i}}.{block}.{fused.name}/{part}.weight", f"layers_{{i}}/{block}/{part}/weight")
+            for block, fused in _PHI3.items()
+            for part in fused.parts
+        ),
+        *DECODER.rules,  # name the joined projections where a file is written
+    )
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +91,9 @@ class Family:
       reader: opens the files. table: which tensor is which parameter.
       joined: the parameters as the files hold them.
       reads: further keys that are read. flat: `(values, where) -> values` in the keys that are read.
+      theta: base of RoPE if the config names none. partial_rotary: the family reads `partial_rotary_factor`.
+      nope: the family reads `no_rope_layers`.
+      fused: tensors of the files that hold several projections.
     """
 
     model_type: str
@@ -127,6 +110,10 @@ class Family:
     quantised: str | None = None
     read: Callable[[Fields], Mapping[str, Any]] = lambda fields: {}
     keys: Callable[[DecoderConfig], Mapping[str, Any]] = lambda config: {}
+    theta: float = RopeConfig.theta
+    partial_rotary: bool = False
+    nope: bool = False
+    fused: tuple[Fused, ...] = ()
     reader: type[TensorReader] = TensorReader
     table: Table = DECODER
     joined: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
@@ -137,6 +124,10 @@ class Family:
         """Returns whether a key of config.json states the quantisation that the reader removes."""
         is_method = isinstance(value, Mapping) and value.get("quant_method") == self.quantised
         return key == "quantization_config" and self.quantised is not None and is_method
+
+
+def _no_pad(config: DecoderConfig) -> Mapping[str, Any]:
+    return {"pad_token_id": None}  # the default is a token, which a small vocabulary does not have
 
 
 _ATTENTION = {"attention_bias": ("qkv_bias", "out_bias")}
@@ -211,7 +202,18 @@ _ALL = (
             "intermediate_size", "rms_norm_eps", "num_key_value_heads", "head_dim", "hidden_act", "rope_theta",
             "rope_scaling",
         ),
-        inner=4, reader=Gpt2Reader, table=GPT2, joined=join_projections,
+        inner=4, fused=(Fused("c_attn", _QKV, axis=-1),), table=GPT2,
+    ),
+    Family(  # Phi-3, 3.5 and 4, dense
+        "phi3", "Phi3ForCausalLM",
+        {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+        window="always", keys=_no_pad, partial_rotary=True,
+        fused=tuple(_PHI3.values()), table=PHI3,
+    ),
+    Family(
+        "smollm3", "SmolLM3ForCausalLM",
+        {"num_key_value_heads": 4, "max_position_embeddings": 32768, "tie_word_embeddings": True},
+        switches={**_ATTENTION, "mlp_bias": ("mlp_bias",)}, window="switched", keys=_no_pad, theta=2e6, nope=True,
     ),
 )  # fmt: skip
 

@@ -19,6 +19,7 @@ from eagle_jax.checkpoints.files.tensors import FLOAT_DTYPES, TensorReader, cast
 from eagle_jax.checkpoints.files.weights import Place, TensorProblems, check_params, plan, read_planned, write_weights
 from eagle_jax.checkpoints.targets.config import config_values, decoder_config
 from eagle_jax.checkpoints.targets.families import FAMILIES
+from eagle_jax.checkpoints.targets.fused import FusedReader, join_projections
 from eagle_jax.checkpoints.targets.gguf import GgufReader
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core.types import Params
@@ -57,8 +58,7 @@ def load_target_checkpoint(
     directory = checkpoint_directory(path_or_id, **hub)
     config = read_target_config(directory, max_position=max_position)
     family = FAMILIES[config.architecture]
-    reader: TensorReader = GgufReader(directory) if is_gguf(directory) else family.reader(directory)
-    with reader:
+    with _open(directory, config) as reader:
         if not isinstance(reader, GgufReader):  # these hold models alone
             check_kind(directory, MODELS, read_json(directory / "config.json"), reader.infos)
         problems = TensorProblems()
@@ -94,6 +94,14 @@ def read_target_config(directory: Path, *, max_position: int | None = None) -> D
     known = tuple(token for token in stops if 0 <= token < config.vocab_size)  # no others occur
     Fields({}, path).contradict("eos_token_id", f"the vocabulary of {config.vocab_size} tokens has", known, stops)
     return dataclasses.replace(config, eos_ids=known)
+
+
+def _open(directory: Path, config: DecoderConfig) -> TensorReader:
+    """Opens the weights: those of a GGUF file, or of a directory, with fused tensors as their parts."""
+    if is_gguf(directory):
+        return GgufReader(directory)
+    family = FAMILIES[config.architecture]
+    return FusedReader(directory, family.fused, config) if family.fused else family.reader(directory)
 
 
 def _config_of(directory: Path) -> tuple[dict[str, Any], Path]:
@@ -159,4 +167,5 @@ def save_target_checkpoint(
     with replacing(Path(directory)) as staging:
         write_json(staging / "config.json", values)
         write_json(staging / "generation_config.json", {k: v for k, v in generation.items() if v is not None})
-        write_weights(staging, family.joined(flat), family.table, file_dtype, max_shard_bytes=max_shard_bytes)
+        joined = family.joined(join_projections(flat, family.fused))
+        write_weights(staging, joined, family.table, file_dtype, max_shard_bytes=max_shard_bytes)

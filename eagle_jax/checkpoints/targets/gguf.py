@@ -148,6 +148,8 @@ def _rope_scaling(file: GgufFile, own: Mapping[str, Any], fields: Fields) -> dic
             Fields(own, file.path).fail(key, "absent", "Load another model: other rotary embeddings are not supported.")
     if given and given.setdefault("rope_type", "linear") == "none":  # linear is the default of llama.cpp
         given = {}
+    if given.get("rope_type") == "longrope":  # its factors are tensors
+        Fields(own, file.path).fail("rope.scaling.type", "none, linear or yarn", "Load the original checkpoint.")
     if _FACTORS not in file.tensors:
         return given or None
     factors = file.read(_FACTORS)

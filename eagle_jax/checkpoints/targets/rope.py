@@ -8,12 +8,21 @@ from typing import Any
 from eagle_jax.checkpoints.files.fields import CheckpointError, Fields
 from eagle_jax.config import RopeConfig
 
-_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+_ORIGINAL = "original_max_position_embeddings"
+_LISTS = ("short_factor", "long_factor")
 _LENGTH = ("max_position_embeddings", 2048)  # key and default
 
 
-def rope_config(fields: Fields) -> RopeConfig:
+def rope_config(
+    fields: Fields, *, theta: float = RopeConfig.theta, partial: bool = False, context: int | None = None
+) -> RopeConfig:
     """Reads RoPE from `rope_theta` + `rope_scaling` (up to transformers 4) or `rope_parameters` (from 5).
+
+    Args:
+      theta: the base if the config names none. partial: the family reads `partial_rotary_factor`.
+      context: the context length that is to be used. For longrope it decides between the two lists of factors; None
+        stays within the original length, where `transformers` uses the short factors.
 
     Raises:
       CheckpointError: the kind is not supported, or a value breaks its rule.
@@ -24,40 +33,48 @@ def rope_config(fields: Fields) -> RopeConfig:
     given = given if given.values else newer
     kind = given.text("rope_type") if "rope_type" in given.values else given.text("type", "default")
     given.contradict("type", "rope_type is", kind)
+    if kind == "su" or (kind == "yarn" and given.given("short_factor")):
+        kind = "longrope"  # its names in the first files of Phi-3
     if any(isinstance(value, Mapping) for value in given.values.values()) or kind not in _KINDS:
         raise CheckpointError(
             f"{fields.where}: rope_type must be one of {', '.join(_KINDS)}, got {kind!r} with {sorted(given.values)}. "
             "Load another model."
         )
-    for part in (given, fields):
-        if part.number("partial_rotary_factor", 1.0, null=True) != 1:
-            part.fail("partial_rotary_factor", "1 or absent", "Load another model: partial rotation is not supported.")
+    share = given if given.given("partial_rotary_factor") else fields
+    rotated = share.number("partial_rotary_factor", 1.0, null=True)
+    if rotated != 1 and not (partial and rotated < 1):
+        rule = "at most 1" if partial else "1 or absent"
+        share.fail("partial_rotary_factor", rule, "Load another checkpoint: only Phi-3/4 rotate a part of each head.")
     length = fields.integer(*_LENGTH)
-    theta = (given if "rope_theta" in given.values else fields).number("rope_theta", RopeConfig.theta)
+    theta = (given if "rope_theta" in given.values else fields).number("rope_theta", theta)
     fields.contradict(
         "rope_theta", f"{given.inside}rope_theta is", theta, fields.number("rope_theta", theta, null=True)
     )
     if kind == "yarn" and theta <= 1:
         given.fail("rope_theta", "above 1 for yarn, which divides by its logarithm")
     if kind == "default":
-        return RopeConfig(theta=theta)
+        return RopeConfig(theta=theta, partial=rotated)
     # "dynamic" stretches the configured context, "linear" needs none, the others may name the one trained on.
     original = RopeConfig.original_max_position if kind == "linear" else length
-    if kind in ("llama3", "yarn"):
-        name = "original_max_position_embeddings"
-        original = (fields if name in fields.values else given).integer(name, length)
+    if kind in ("llama3", "yarn", "longrope"):
+        least = 2 if kind == "longrope" else 1  # divides by its logarithm
+        original = (fields if _ORIGINAL in fields.values else given).integer(_ORIGINAL, length, least=least)
     needed = ("low_freq_factor", "high_freq_factor") if kind == "llama3" else ()
     stated = ("low_freq_factor", "high_freq_factor", "attention_factor")
     numbers = [key for key in stated if key in needed or given.given(key)]
     # `transformers` reads a zero of these as the default.
     numbers += [key for key in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim") if given.values.get(key)]
+    read: dict[str, Any] = {key: given.number(key) for key in numbers}
+    read |= {key: given.numbers(key) for key in _LISTS} if kind == "longrope" else {}
     return RopeConfig(
         theta=theta,
         kind=kind,  # type: ignore[arg-type]
-        factor=given.number("factor", length / original if kind == "yarn" else None, null=True),
+        factor=given.number("factor", length / original if kind in ("yarn", "longrope") else None, null=True),
         original_max_position=original,
         truncate=given.values.get("truncate", True) is not None and given.flag("truncate", True),
-        **{key: given.number(key) for key in numbers},
+        partial=rotated,
+        **read,
+        is_long=kind == "longrope" and (context or 0) > original,
     )
 
 
@@ -72,24 +89,30 @@ def context_length(fields: Fields, rope: RopeConfig) -> int:
     """Returns the context length: `max_position_embeddings`, stretched by scalings it does not include.
 
     "linear" and "dynamic" stretch it by their factor (Vicuna-16k has 4096 and 4). yarn does if the config has the
-    original length (Qwen2.5 has 32768 and 4). A llama3 config has the stretched length.
+    original length (Qwen2.5 has 32768 and 4). A llama3 config has the stretched length. longrope with its short factors
+    ends at the original length.
     """
     length = fields.integer(*_LENGTH)
     if rope.kind in ("linear", "dynamic"):
         return int(length * rope.factor)
+    if rope.kind == "longrope" and not rope.is_long:
+        return min(length, rope.original_max_position)
     return max(length, int(rope.original_max_position * rope.factor)) if rope.kind == "yarn" else length
 
 
-def unstretched_length(length: int, rope: RopeConfig) -> int:
+def _unstretched(length: int, rope: RopeConfig) -> int:
     """Returns `max_position_embeddings` of a context length; the inverse of `context_length`."""
     if rope.kind == "dynamic":
         return rope.original_max_position
+    if rope.kind == "longrope":
+        return max(length, round(rope.original_max_position * rope.factor))
     return int(length / rope.factor) if rope.kind == "linear" else length
 
 
 _SCALING = {
     "llama3": ("low_freq_factor", "high_freq_factor"),
     "yarn": ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"),
+    "longrope": (*_LISTS, "attention_factor"),
 }
 
 
@@ -98,7 +121,18 @@ def rope_scaling(rope: RopeConfig) -> dict[str, Any] | None:
     if rope.kind in ("none", "default"):
         return None
     values: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
-    if rope.kind in _SCALING:
-        values["original_max_position_embeddings"] = rope.original_max_position
+    if rope.kind == "longrope":  # transformers 4 reads no other keys; `length_keys` gives the lengths
+        values = {"type": rope.kind}
+    elif rope.kind in _SCALING:
+        values[_ORIGINAL] = rope.original_max_position
     stated = {name: getattr(rope, name) for name in _SCALING.get(rope.kind, ())}
+    stated = {name: list(value) if isinstance(value, tuple) else value for name, value in stated.items()}
     return values | {name: value for name, value in stated.items() if value is not None}
+
+
+def length_keys(length: int, rope: RopeConfig) -> dict[str, Any]:
+    """Returns the keys of config.json beside `rope_scaling` that a context length and a RoPE need."""
+    values: dict[str, Any] = {"max_position_embeddings": _unstretched(length, rope)}
+    if rope.kind == "longrope":
+        values[_ORIGINAL] = rope.original_max_position
+    return values | ({"partial_rotary_factor": rope.partial} if rope.partial != 1 else {})
