@@ -12,12 +12,13 @@ import pytest
 import eagle_jax
 from eagle_jax.config import RopeConfig
 from eagle_jax.models import init_params, layers
+from eagle_jax.runtime import request
 from tests.models import DRAFTERS, random_prompts, tiny_target
 
 PROMPTS = random_prompts([5, 31, 1, 17, 8, 3], 12)
 RUN = dict(max_new_tokens=[30, 7, 25, 1, 32, 12], eos_ids=[[3], [5], [], [1, 2], [0, 7, 9, 11, 10], [4]])
-WINDOWS = [(3, 0), (0, 9), (5, 5), (1, 2)]
-"""Below the depth of the trees, between, and above; some layers or all."""
+WINDOWS = [(3, 0), (0, 9), (5, 5), (1, 2), (20, 33)]
+"""Below and above the depth of the trees, and the chunk of a prompt; some layers or all. The texts wrap all rings."""
 FAST = "eagle3-k3n12"
 SLOW = ["eagle1-static", "medusa-static", "hydra++-static", "small-dynamic", "small-chain", "lookup", "lookahead",
         "eagle3-k10n59"]  # fmt: skip
@@ -29,7 +30,7 @@ def test_plain_text_is_that_of_passes_over_the_whole_text(windows):
     target = tiny_target(windows=windows)
     out = eagle_jax.generate(target, None, PROMPTS[:3], max_new_tokens=20, eos_ids=()).tokens
     everything = eagle_jax.generate(tiny_target(), None, PROMPTS[:3], max_new_tokens=20, eos_ids=()).tokens
-    assert out != everything, "the windows hid nothing: the test would not see a wrong one"
+    assert out != everything or windows == WINDOWS[-1], "the windows hid nothing: the test would not see a wrong one"
     whole = np.zeros((3, 51), np.int32)
     for row, (prompt, tokens) in enumerate(zip(PROMPTS, out, strict=False)):
         whole[row, : len(prompt) + 20] = prompt + tokens
@@ -79,6 +80,36 @@ def test_text_of_gemma_is_that_of_plain_decoding(name):
     out = eagle_jax.generate(target, DRAFTERS[name](target), PROMPTS, **RUN)
     assert out.tokens == plain.tokens
     assert out.tau > plain.tau
+
+
+def test_streams_yield_the_tokens_of_generate():
+    target = tiny_target(windows=(9, 5))
+    head = DRAFTERS[FAST](target)
+    wanted = eagle_jax.generate(target, None, PROMPTS[1:2], max_new_tokens=24, eos_ids=()).tokens[0]
+    chunks = list(eagle_jax.stream(target, head, PROMPTS[1], max_new_tokens=24, eos_ids=()))
+    assert [token for chunk in chunks for token in chunk.tokens] == wanted
+
+
+@pytest.mark.parametrize("name", [None, FAST, pytest.param("small-chain", marks=pytest.mark.slow)])
+def test_a_session_reads_an_edited_text_anew_once_it_is_longer_than_a_window(name, monkeypatch):
+    monkeypatch.setattr(request, "bucket", lambda size: 64)  # prompts of all lengths share a program
+    target = tiny_target(windows=(12, 0))
+    talk = eagle_jax.Session(target, None if name is None else DRAFTERS[name](target), context=120)
+
+    def check(prompt, read):
+        chunks = talk.stream(prompt, max_new_tokens=4, eos_ids=())
+        reply = [token for chunk in chunks for token in chunk.tokens]
+        assert reply == eagle_jax.generate(target, None, [prompt], max_new_tokens=4, eos_ids=()).tokens[0]
+        assert talk.read == read
+        return prompt + reply
+
+    text = check([3, 1, 4], 3)
+    edited = text[:5] + [7]
+    text = check(edited, 2 if name != "small-chain" else 6)  # the ring still holds all
+    text = check(text + [2, 5, 8], 4)
+    text = check(text + [1] * 10, 11)  # the ring wraps
+    text = check(text + [3], 2)
+    check(text[:20] + [9], 21)
 
 
 def test_a_window_counts_the_depth_of_a_tree():
