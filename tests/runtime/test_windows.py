@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax.config import RopeConfig
+from eagle_jax.config import RopeConfig, TreeConfig
+from eagle_jax.core import RowRandomness
+from eagle_jax.drafters.eagle import HeadFns
 from eagle_jax.models import init_params, layers
 from eagle_jax.runtime import request
-from tests.models import DRAFTERS, random_prompts, tiny_target
+from eagle_jax.runtime.generation import prefill_program, request_of
+from tests.models import DRAFTERS, random_prompts, tiny_head, tiny_target
 
 PROMPTS = random_prompts([5, 31, 1, 17, 8, 3], 12)
 RUN = dict(max_new_tokens=[30, 7, 25, 1, 32, 12], eos_ids=[[3], [5], [], [1, 2], [0, 7, 9, 11, 10], [4]])
@@ -80,6 +83,45 @@ def test_text_of_gemma_is_that_of_plain_decoding(name):
     out = eagle_jax.generate(target, DRAFTERS[name](target), PROMPTS, **RUN)
     assert out.tokens == plain.tokens
     assert out.tau > plain.tau
+
+
+@pytest.mark.parametrize("window", [2, 4])
+def test_a_head_with_a_window_drafts_by_the_last_tokens(window):
+    """Its chain is that of a head without a window that reads only these: a key depends on one token."""
+    target, tree = tiny_target(), TreeConfig.chain(5)
+    without = tiny_head("eagle3", tree, draft_vocab=10, seed=9)
+    layer = dataclasses.replace(without.config.layer, windows=(window,))
+    config = dataclasses.replace(without.config, layer=layer)
+    head = eagle_jax.DraftHead.from_params(config, without.params, target, tree)
+    plain = eagle_jax.generate(target, None, PROMPTS, **RUN)
+    assert eagle_jax.generate(target, head, PROMPTS, **RUN).tokens == plain.tokens
+    assert head.drafter.rewind is None
+
+    arguments = request_of(target, head, [PROMPTS[1]], max_new_tokens=8, eos_ids=(), key=0)
+    state = prefill_program(*arguments)
+    assert state.drafter.cache.slots == window
+    randomness = RowRandomness(state.keys, state.num_tokens)
+    draft = jax.jit(head.drafter.draft)
+    found = draft(arguments.params, state.drafter, state.root, randomness, arguments.sampling)[0]
+
+    tokens = jnp.asarray([PROMPTS[1]])
+    length = tokens.shape[1]
+    mask, positions = jnp.tril(jnp.ones((length, length), bool)), jnp.arange(length)[None]
+    features = target.fn.forward(target.params, tokens, positions, mask, None, config.taps).features
+    fns = HeadFns(without.config, target.fn)
+    states = list(jnp.moveaxis(fns.apply(arguments.params, features, method="fuse"), 1, 0))
+    following, score = [*PROMPTS[1][1:], int(state.root[0])], 0.0
+    for node in range(1, 6):
+        embeds = target.fn.embed(target.params, jnp.asarray([following[-window:]]))
+        at = jnp.arange(len(states) - window, len(states))[None]
+        causal = jnp.tril(jnp.ones((window, window), bool))
+        out = fns.apply(arguments.params, embeds, jnp.stack(states[-window:], axis=1), at, causal)
+        law = jax.nn.log_softmax(fns.logits(arguments.params, out.states[:, -1]))[0]
+        score += float(law.max())
+        following.append(int(fns.to_target(arguments.params, law.argmax())))
+        states.append(out.states[:, -1])
+        assert int(found.tokens[0, node]) == following[-1]
+        np.testing.assert_allclose(found.scores[0, node], score, rtol=1e-4)
 
 
 def test_streams_yield_the_tokens_of_generate():
