@@ -72,3 +72,27 @@ def test_attention_over_a_cache_is_that_of_the_formula(slots, lengths):
         visible = np.concatenate([np.broadcast_to(np.arange(slots) < length, (new, slots)), mask[row]], axis=1)
         wanted = naive(query[row], keys[row], values[row], visible)
         np.testing.assert_allclose(found[row], wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(("slots", "lengths"), [(7, (0, 3, 7, 8, 13, 50)), (600, (599, 600, 601, 900, 1300, 0))])
+def test_attention_over_a_ring_is_that_of_the_formula(slots, lengths):
+    """Token p is in slot p modulo the slots; every query has its own first position."""
+    rng = np.random.default_rng(slots)
+    batch, new, heads, groups, width, longest = len(lengths), 5, 6, 2, 8, max(lengths)
+    query = rng.normal(size=(batch, new, heads, width)).astype(np.float32)
+    keys, values = (rng.normal(size=(batch, groups, longest + new, width)).astype(np.float32) for _ in range(2))
+    mask = np.tril(np.ones((new, new), bool))
+    cached_keys, cached_values = (np.zeros((batch, groups, slots, width), np.float32) for _ in range(2))
+    for row, length in enumerate(lengths):
+        held = np.arange(max(0, length - slots), length)
+        cached_keys[row][:, held % slots] = keys[row][:, held]
+        cached_values[row][:, held % slots] = values[row][:, held]
+    first = np.array(lengths)[:, None] + np.arange(new)[None] - slots + 1
+    found = jax.jit(layers.attend)(
+        query, keys[:, :, longest:], values[:, :, longest:], mask, cached_keys.swapaxes(2, 3), cached_values,
+        jnp.array(lengths), jnp.asarray(first, jnp.int32),
+    )  # fmt: skip
+    for row, length in enumerate(lengths):
+        at = np.arange(longest)
+        seen = np.concatenate([(at < length) & (at >= first[row][:, None]), mask], axis=1)
+        np.testing.assert_allclose(found[row], naive(query[row], keys[row], values[row], seen), rtol=2e-5, atol=2e-5)

@@ -97,7 +97,7 @@ def extend(
         pairs = jnp.clip(lengths - 1 - start, 0, chunk)
         verified = Verified(tokens, next_tokens, out.features, base + start, pairs)
         state = _update(drafter, params, state, verified)
-        cache = commit(cache, out.new, jnp.clip(lengths - start, 0, chunk), result=out.hidden)
+        cache = commit(cache, out.new, jnp.clip(lengths - start, 0, chunk), result=out.hidden, windows=target.windows)
         is_here = (lengths - 1 >= start) & (lengths - 1 < start + chunk)
         row = jnp.clip(lengths - 1 - start, 0, chunk - 1)
         found = (_take(out.hidden, row), _take(out.features, row))
@@ -193,7 +193,7 @@ def step(params: Params, state: GenerateState, sampling: Sampling, engine: Engin
         failed = running & ~stopped & (emitted == num_finite)  # the next token would have no finite logits
         has_nan_scores = running & jnp.any(jnp.isnan(tree.scores), axis=1) & (state.bad_drafts == FINITE)
         new_state = GenerateState(
-            cache=commit(cache, out.new, emitted, path, out.hidden),
+            cache=commit(cache, out.new, emitted, path, out.hidden, target.windows),
             drafter=drafter_state,
             root=jnp.where(emitted > 0, last, state.root),
             tokens=_append(state.tokens, tokens, state.num_tokens),

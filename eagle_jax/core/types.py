@@ -60,6 +60,8 @@ class KVCache(NamedTuple):
       keys: L arrays [B, G, head_dim, S], transposed: the scores of a query lie along S.
       values: L arrays [B, G, S, head_dim].
       length: [B] int32, committed tokens of every row; attention masks the slots from `length` on.
+
+    A layer with a window of W tokens has a ring of min(S, W) slots. Position p is in slot p modulo their number.
     """
 
     keys: tuple[Float[Array, "B G hd S"], ...]
@@ -68,8 +70,8 @@ class KVCache(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """S, the capacity in tokens."""
-        return self.values[0].shape[2]
+        """S, the capacity in tokens of the layers without a window."""
+        return max(layer.shape[2] for layer in self.values)
 
 
 class NewKV(NamedTuple):
@@ -103,12 +105,14 @@ class TargetFn(NamedTuple):
       logits: `(params, hidden [..., H]) -> [..., V] float32`.
       embed: `(params, tokens [...]) -> [..., H]`.
       init_cache: `(batch, slots) -> KVCache`, empty.
+      windows: per layer, how many tokens a token sees, itself included; 0 is all. () is 0 in every layer.
     """
 
     forward: Callable[..., TargetOutput]
     logits: Callable[[Params, Array], Array]
     embed: Callable[[Params, Array], Array]
     init_cache: Callable[[int, int], KVCache]
+    windows: tuple[int, ...] = ()
 
 
 class Verified(NamedTuple):
@@ -300,10 +304,13 @@ def empty_tree(root: Int[Array, " B"]) -> DraftTree:
     return DraftTree(tokens, jnp.full_like(tokens, ROOT), jnp.zeros(tokens.shape, jnp.float32))
 
 
-def empty_cache(layers: int, batch: int, heads: int, slots: int, head_dim: int, dtype: str) -> KVCache:
-    """Returns an empty cache of `slots` tokens per row."""
+def empty_cache(
+    layers: int, batch: int, heads: int, slots: int, head_dim: int, dtype: str, windows: tuple[int, ...] = ()
+) -> KVCache:
+    """Returns an empty cache of `slots` tokens per row; `windows` as in `TargetFn`."""
+    sizes = [min(slots, window or slots) for window in windows or (0,) * layers]
     return KVCache(
-        keys=tuple(jnp.zeros((batch, heads, head_dim, slots), dtype) for _ in range(layers)),
-        values=tuple(jnp.zeros((batch, heads, slots, head_dim), dtype) for _ in range(layers)),
+        keys=tuple(jnp.zeros((batch, heads, head_dim, size), dtype) for size in sizes),
+        values=tuple(jnp.zeros((batch, heads, size, head_dim), dtype) for size in sizes),
         length=jnp.zeros((batch,), jnp.int32),
     )

@@ -93,7 +93,7 @@ def eagle_drafter(config: HeadConfig, tree: TreeConfig, target: TargetFn, dtype:
     head, layer = HeadFns(config, target), config.layer
 
     def init(params: Params, batch: int, slots: int) -> DraftState:
-        cache = empty_cache(1, batch, layer.num_kv_heads, slots, layer.head_dim, dtype)
+        cache = empty_cache(1, batch, layer.num_kv_heads, slots, layer.head_dim, dtype, layer.windows)
         return DraftState(cache, jnp.zeros((batch, layer.hidden_size), dtype))
 
     def update(params: Params, state: DraftState, verified: Verified) -> DraftState:
@@ -101,6 +101,6 @@ def eagle_drafter(config: HeadConfig, tree: TreeConfig, target: TargetFn, dtype:
             states = head.apply(params, verified.features, method="fuse")
             return head.run(params, verified.next_tokens, states, positions, mask, state.cache)
 
-        return read_confirmed(state, verified, run)
+        return read_confirmed(state, verified, run, layer.windows)
 
-    return tree_drafter(init, update, head.expander, tree, config.taps)
+    return tree_drafter(init, update, head.expander, tree, config.taps, windows=layer.windows)

@@ -59,7 +59,7 @@ def small_model_drafter(fn: TargetFn, tree: TreeConfig, vocab: int, draft_vocab:
             out = fn.forward(params["drafter"]["model"], tokens, positions, mask, state.cache)
             rows = jnp.minimum(jnp.arange(width + 1)[None] + jnp.where(first, 0, 1)[:, None], width)
             count = jnp.where(verified.count > 0, verified.count + first.astype(jnp.int32), 0)
-            cache = commit(state.cache, out.new, count, rows, out.hidden)
+            cache = commit(state.cache, out.new, count, rows, out.hidden, fn.windows)
             return DraftState(cache, last_state(state.hidden, out.hidden[:, 1:], verified.count))
 
     def expander(params: Params, state: DraftState, root: Array) -> Expander:
@@ -79,4 +79,4 @@ def small_model_drafter(fn: TargetFn, tree: TreeConfig, vocab: int, draft_vocab:
             cache=state.cache,
         )
 
-    return tree_drafter(init, update, expander, tree, ahead=1)  # the root is in the cache
+    return tree_drafter(init, update, expander, tree, ahead=1, windows=fn.windows)  # the root is in the cache

@@ -127,12 +127,13 @@ def gather_tree(root: Int[Array, " B"], pool: Pool, kept: Int[Array, "B N"]) -> 
 def tree_drafter(
     init: Callable[[Params, int, int], DraftState], update: Callable[[Params, DraftState, Verified], DraftState],
     expander: Callable[[Params, DraftState, Array], Expander], tree: TreeConfig, taps: tuple[int, ...] = (),
-    ahead: int = 0,
+    ahead: int = 0, windows: tuple[int, ...] = (),
 ) -> Drafter:  # fmt: skip
     """Builds the drafter that grows `tree` from `expander(params, state, root)`, with the rule of `tree`.
 
     Args:
-      ahead: tokens that the drafter's cache holds beyond the confirmed ones.
+      ahead: tokens that the drafter's cache holds beyond the confirmed ones. windows: of its layers; a ring has lost
+        the tokens to which `rewind` would return.
     """
 
     def draft(
@@ -145,22 +146,24 @@ def tree_drafter(
         return state._replace(cache=state.cache._replace(length=length + ahead))
 
     rule = RULES[tree.verification]
-    return Drafter(init, draft, update, taps, tree.depth, tree.num_nodes, rule, rewind=rewind)
+    return Drafter(init, draft, update, taps, tree.depth, tree.num_nodes, rule, rewind=None if any(windows) else rewind)
 
 
 def read_confirmed(
-    state: DraftState, verified: Verified, run: Callable[[Array, Array], tuple[Array, NewKV]]
-) -> DraftState:
+    state: DraftState, verified: Verified, run: Callable[[Array, Array], tuple[Array, NewKV]],
+    windows: tuple[int, ...] = (),
+) -> DraftState:  # fmt: skip
     """Runs a draft model over confirmed tokens, commits their keys and values, and keeps the last state.
 
     Args:
       run: `(positions [B, T], mask [T, T]) -> (states [B, T, H], NewKV)`, one causal pass.
+      windows: of the model's layers, as in `TargetFn`.
     """
     with jax.named_scope("head_update"):
         width = verified.tokens.shape[1]
         positions = verified.start[:, None] + jnp.arange(width)[None]
         states, new = run(positions, jnp.tril(jnp.ones((width, width), bool)))
-        cache = core.commit(state.cache, new, verified.count, result=states)
+        cache = core.commit(state.cache, new, verified.count, result=states, windows=windows)
         return DraftState(cache, last_state(state.hidden, states, verified.count))
 
 

@@ -143,6 +143,7 @@ def target_fn(config: DecoderConfig, dtype: str = "float32") -> TargetFn:
         return lambda params, *inputs: model.apply({"params": params}, *inputs, method=method)
 
     def init_cache(batch: int, slots: int) -> KVCache:
-        return empty_cache(config.num_layers, batch, config.num_kv_heads, slots, config.head_dim, dtype)
+        sizes = batch, config.num_kv_heads, slots, config.head_dim
+        return empty_cache(config.num_layers, *sizes, dtype, config.windows)
 
-    return TargetFn(run("__call__"), run("logits"), run("embed"), init_cache)
+    return TargetFn(run("__call__"), run("logits"), run("embed"), init_cache, config.windows)

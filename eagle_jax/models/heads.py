@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import HeadConfig
 from eagle_jax.core import Params
-from eagle_jax.models.layers import MLP, Attention, LayerOutput, Linear, Norm, attend
+from eagle_jax.models.layers import MLP, Attention, LayerOutput, Linear, Norm, attend, within_window
 from eagle_jax.models.rope import rope_angles
 
 
@@ -71,7 +71,7 @@ class EagleHead(nn.Module):
         states: Float[Array, "B T H"],
         positions: Int[Array, "B T"],
         mask: Bool[Array, "*b T T2"],
-        cached: tuple[Array, Array, Array] | None = None,
+        cached: tuple[Array | None, ...] | None = None,
         earlier: tuple[Array, Array] | None = None,
         mixer: Callable[..., Array] = attend,
         added: Mapping[str, Array] | None = None,
@@ -82,9 +82,12 @@ class EagleHead(nn.Module):
           embeds: embeddings of the tokens at t + 1. None: `added` holds their share of the projections, and the
             parameters are those of `split_embeddings` (EAGLE-3 only).
           states: fused features or own states at t.
-          mask, cached, earlier, mixer, added: as in `Attention`.
+          mask, cached, earlier, mixer, added: as in `Attention`, without the head's window, which is added here.
         """
         config = self.config
+        if window := max(config.layer.windows, default=0):
+            mask = within_window(mask, window)
+            cached = None if cached is None else (*cached, positions - window + 1)
         cos, sin = rope_angles(config.layer.rope, config.layer.head_dim, positions)
         if config.kind == "eagle1":
             assert embeds is not None, "only EAGLE-3 heads have split embeddings"

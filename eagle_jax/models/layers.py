@@ -207,14 +207,15 @@ def _attend_cache(
     slots = keys.shape[3]
 
     def visible(at: Int[Array, "1 S2"]) -> Bool[Array, "B 1 #M S2"]:
-        committed = at < length[:, None]
         if first is None:
-            return committed[:, None, None]
-        return (committed[:, None] & (at[None] >= first[:, :, None]))[:, None]
+            return (at < length[:, None])[:, None, None]
+        last = length[:, None] - 1
+        positions = last - (last - at) % slots  # in a ring; negative in an empty slot
+        return (positions[:, None] >= jnp.maximum(first, 0)[:, :, None])[:, None]
 
     if slots <= block:
         return _attend_part(query, keys, values, visible(jnp.arange(slots)[None, :]), scale)
-    end = jnp.max(length)
+    end = jnp.minimum(jnp.max(length), slots)
 
     def add_block(carry: tuple[Array, SoftmaxPart]) -> tuple[Array, SoftmaxPart]:
         start, part = carry
@@ -252,8 +253,8 @@ def attend(
     scale = head_dim**-0.5 if scale is None else scale
     if cached_keys is None and new > QUERY_BLOCK:
         mask = jnp.broadcast_to(mask, (batch, *mask.shape[-2:]))
-        block = functools.partial(attend, scale=scale, sinks=sinks)
-        return by_query_blocks(lambda rows: block(rows[0], new_keys, new_values, rows[1]), (query, mask), (1, 1))
+        block = functools.partial(attend, new_keys=new_keys, new_values=new_values, scale=scale, sinks=sinks)
+        return by_query_blocks(lambda rows: block(rows[0], mask=rows[1]), (query, mask), (1, 1))
     groups = new_keys.shape[1]
     # [B, G, R*T, hd]: all query heads of a group are rows of one matrix product with that group's keys.
     grouped = query.reshape(batch, new, groups, heads // groups, head_dim).transpose(0, 2, 3, 1, 4)

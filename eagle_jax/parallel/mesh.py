@@ -293,7 +293,7 @@ def shard_target(fn: TargetFn, mesh: Mesh) -> TargetFn:
     def init_cache(batch: int, slots: int) -> KVCache:
         return place_cache(fn.init_cache(batch, slots), mesh)
 
-    return TargetFn(forward, logits, fn.embed, init_cache)
+    return TargetFn(forward, logits, fn.embed, init_cache, fn.windows)
 
 
 @functools.lru_cache(maxsize=256)

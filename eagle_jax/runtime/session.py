@@ -22,8 +22,9 @@ class Session:
 
     `stream` yields the same chunks as `eagle_jax.stream` for the same prompt, key and settings. The session keeps the
     longest prefix that the new prompt shares with the text so far, and reads the prompt from there on. A drafter
-    without `rewind` reads an edited text from its beginning. A reply with `plain=True` extends the target's cache only;
-    the drafter reads the missed tokens later.
+    without `rewind` reads an edited text from its beginning; so does a target with windows, once the text is longer
+    than one of them. A reply with `plain=True` extends the target's cache only; the drafter reads the missed tokens
+    later.
 
     Args:
       drafter: None is plain decoding.
@@ -95,6 +96,9 @@ class Session:
         # At least one prompt token runs through the target, for the logits of the next.
         shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(prompt, self.text, strict=False))
         known = min(there, len(list(shared)) - 1, len(prompt) - 1)
+        if before is not None and known < there:
+            ring = min(layer.shape[2] for layer in before.cache.values)
+            known = known if there <= ring else 0  # a ring has lost the tokens before those that are dropped
         if drafted.length > known:
             longer, drafted = drafted.state, _Drafted()
             if usual.rewind is not None and known >= 1:

@@ -5,7 +5,8 @@ The scheme covers training-time test of EAGLE-3 (arXiv:2503.01840, section 3.2),
 (arXiv:2401.15077, section 4.2). Row p, step k:
 
     input    embedding of token p+1+k, with the target's features at p (k = 0) or the head's state of step k-1 at p
-    sees     keys of step 0 at rows <= p of the same document, keys of steps 1..k at row p; RoPE position + k
+    sees     keys of step 0 at rows <= p of the same document, keys of steps 1..k at row p; RoPE position + k;
+             the last ones of these in a head with a window
     output   a state for token p+1+k, which predicts token p+2+k
 
 Attention has a hand-written gradient. It computes the scores again from the log of the softmax's divisor
@@ -23,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import HeadConfig
 from eagle_jax.core.types import Params
-from eagle_jax.models import EagleHead, LayerOutput, by_query_blocks, split_embeddings
+from eagle_jax.models import EagleHead, LayerOutput, by_query_blocks, split_embeddings, within_window
 from eagle_jax.packed import PackedTokens
 from eagle_jax.training.losses import ahead
 
@@ -46,14 +47,15 @@ def causal_mask(segments: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
     return same & jnp.tril(jnp.ones((length, length), bool))[None]
 
 
-def _mixer(bias: Bias, earlier: list[tuple[Array, Array]]) -> Callable[..., Array]:
+def _mixer(bias: Bias, earlier: list[tuple[Array, Array]], window: int) -> Callable[..., Array]:
     """Returns a function with the signature of `attend`; `earlier` holds keys and values of steps 0..k-1.
 
-    A row sees the keys of step 0 causally, and its own k keys of later steps.
+    A row sees the keys of step 0 causally, and its own k keys of later steps; in a window, the last ones of these.
     """
 
     def mix(query: Array, keys: Array, values: Array, mask: Array, *cache: None) -> Array:
         first, *own = *earlier, (keys, values)
+        own = own[-window:]  # all, for 0
         heads, groups = query.shape[2], keys.shape[1]
 
         def block(rows: tuple[Array, ...]) -> Array:
@@ -82,9 +84,16 @@ def unroll(
 ) -> list[Float[Array, "B T H"]]:
     """Returns the head's states of every step; `detach` and `remat` are those of `Objective`."""
     module = EagleHead(config)
-    mask = causal_mask(texts.segments)
-    summands = jnp.where(mask, 0.0, UNSEEN)
-    bias = jax.lax.optimization_barrier((summands, summands.transpose(0, 2, 1)))  # once for all steps
+    mask, window = causal_mask(texts.segments), max(config.layer.windows, default=0)
+
+    def bias_of(mask: Array) -> Bias:
+        summands = jnp.where(mask, 0.0, UNSEEN)
+        return jax.lax.optimization_barrier((summands, summands.transpose(0, 2, 1)))
+
+    if window:  # the k keys of later steps come after those of step 0
+        biases = [bias_of(within_window(mask, max(window - k, 0))) for k in range(steps)]
+    else:
+        biases = [bias_of(mask)] * steps
 
     def fuse(head: Params, features: Array) -> Array:
         return module.apply({"params": head}, features, method="fuse")
@@ -96,7 +105,8 @@ def unroll(
         by = 1 + len(kept)
         shifted = None if shares else ahead(embeds, by)
         added = {name: ahead(share, by) for name, share in shares.items()} if shares else None
-        return module.apply({"params": layer}, shifted, states, positions, mask, mixer=_mixer(bias, kept), added=added)
+        mixer = _mixer(biases[len(kept)], kept, window)
+        return module.apply({"params": layer}, shifted, states, positions, mask, mixer=mixer, added=added)
 
     if remat:
         fuse, step = jax.checkpoint(fuse), jax.checkpoint(step)

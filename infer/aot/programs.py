@@ -40,7 +40,8 @@ class Workload(NamedTuple):
       loop: name of the loop in the HLO whose body is one unit of work; None is the whole program.
       resident: abstract arrays that stay in memory, by name.
       mesh: their mesh.
-      cache: shape of one layer's keys or values on one device; a copy of this size is reported.
+      cache: shape of one layer's keys or values on one device, a layer without a window if there is one; a copy of this
+        size is reported.
       model_flops: of the matrix products of one unit, on all devices, without recomputation.
       flops: `model_flops` and recomputation.
     """
@@ -88,13 +89,14 @@ def generation(
     arguments = params, _abstract(rows, mesh, P(ROWS)), _abstract(sampling, mesh, P())
     state = jax.eval_shape(functools.partial(prefill, engine=engine, sizes=sizes), *arguments)
     cache = _abstract((state.cache.keys, state.cache.values), mesh, P(ROWS, TENSOR))
+    largest = max(cache[0], key=lambda layer: layer.size)  # a layer without a window
     flops = product_flops(functools.partial(step, engine=engine), params, state, arguments[2])
     return Workload(
         lowered=generate_program.lower(*arguments, engine=engine, sizes=sizes),
         loop="jit(generate)/while",
         resident={"weights": params, "cache": cache},
         mesh=mesh,
-        cache=cache[0][0].sharding.shard_shape(cache[0][0].shape),
+        cache=largest.sharding.shard_shape(largest.shape),
         model_flops=flops,
         flops=flops,
     )

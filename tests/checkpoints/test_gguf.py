@@ -45,6 +45,7 @@ CASES = {
 ORIGINALS = {
     "llama_biases": ("Llama", "F32", {"attention_bias": True, "mlp_bias": True}),
     "llama_llama3": ("Llama", "F32", {"rope_parameters": LLAMA3, "max_position_embeddings": 16384}),
+    "gemma3": ("Gemma3", "F32", {"query_pre_attn_scalar": 24, "sliding_window": 9, "tie_word_embeddings": True}),
     "llama_linear": ("Llama", "F32", {"rope_parameters": {"rope_theta": 500.0, "rope_type": "linear", "factor": 2.5}}),
 }
 SLOW = ("llama", "qwen2_tied", "qwen3_bf16", "llama_linear")  # kinds that the other cases cover in parts
@@ -73,18 +74,21 @@ def write(path, arch="llama", metadata=(), tensors=()):
 def write_model(path, model, quantisation="F32", metadata=(), tensors=()):
     """Writes a model as llama.cpp's converter does: queries and keys of Llama with neighbouring rows of a pair."""
     config = model.config
-    arch, heads = config.model_type, (config.num_attention_heads, config.num_key_value_heads)
+    arch, heads = config.model_type.removesuffix("_text"), (config.num_attention_heads, config.num_key_value_heads)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config.num_hidden_layers)
     kind, tensors = gguf.GGMLQuantizationType[quantisation], dict(tensors)
     for name, weight in model.state_dict().items():
         array, (stem, leaf) = weight.numpy(), name.rsplit(".", 1)
+        if arch == "gemma3" and stem.endswith("norm"):
+            array = array + 1
         if arch == "llama" and stem.endswith(("q_proj", "k_proj")):
             array = permuted(array, heads[stem.endswith("k_proj")])
         if name != "lm_head.weight" or not config.tie_word_embeddings:
             plain = array.ndim == 1 or quantisation == "F32"
             stored = array if plain else (gguf.quantize(array, kind), kind)
             tensors.setdefault(f"{names.get_name(stem)}.{leaf}", stored)
-    rope, head_dim = config.rope_parameters, getattr(config, "head_dim", None) or config.hidden_size // heads[0]
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads[0]
     own = {
         "vocab_size": config.vocab_size, "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size, "block_count": config.num_hidden_layers,
@@ -93,6 +97,8 @@ def write_model(path, model, quantisation="F32", metadata=(), tensors=()):
         "attention.value_length": head_dim, "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.freq_base": float(rope["rope_theta"]),
     }  # fmt: skip
+    if arch == "gemma3":
+        own |= {"attention.sliding_window": config.sliding_window}
     if rope["rope_type"] == "linear":
         own |= {"rope.scaling.factor": rope["factor"]}  # the type is linear by default
     if rope["rope_type"] == "llama3":

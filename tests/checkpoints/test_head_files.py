@@ -119,8 +119,7 @@ def test_a_head_of_another_width_needs_an_embedding(tmp_path):
     ("make", "changes", "message"),
     [
         (eagle1, {"hidden_act": "relu"}, "hidden_act must be silu or absent, got 'relu'"),
-        (eagle3, {"sliding_window": 64, "use_sliding_window": True}, "sliding_window must be at least .*, got 64"),
-        (eagle3, SLIDING, "sliding_window must be at least .*, got 64"),
+        (eagle3, SLIDING | {"sliding_window": 0}, "sliding_window must be an integer from 1 to .*, got 0"),
         (eagle3, {"layer_types": ["linear_attention"]}, "layer_types must be full_attention or sliding_attention"),
         (eagle3, {"embedding_multiplier": 12.0}, r"embedding_multiplier must be 1 or absent, got 12\.0"),
         (eagle3, {"eagle_config": {"use_last_layernorm": False}}, r"eagle_config\.use_last_layernorm must be true or"),
@@ -144,6 +143,13 @@ def test_an_option_that_changes_the_drafts_is_an_error(make, changes, message, t
     config, tensors = make()
     with pytest.raises(CheckpointError, match=message):
         config_of(tmp_path, (config | changes, tensors))
+
+
+@pytest.mark.parametrize("changes", [{"sliding_window": 64, "use_sliding_window": True}, SLIDING])
+def test_a_window_that_is_on_is_the_heads(changes, tmp_path):
+    config, tensors = eagle3()
+    config = config | changes
+    assert config_of(tmp_path, (config, tensors)).layer.windows == (64,)
 
 
 @pytest.mark.parametrize(

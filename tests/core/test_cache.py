@@ -1,5 +1,6 @@
 """Checks that commits are plain concatenation, and that no compiled loop copies a cache."""
 
+import functools
 import re
 
 import jax
@@ -46,22 +47,50 @@ def test_commit_is_the_naive_concatenation(history, seed):
             np.testing.assert_array_equal(np.asarray(got)[b, :, :length], want)
 
 
+@given(histories(), st.integers(0, 100), st.integers(1, 12), st.integers(0, 12))
+def test_a_ring_holds_the_last_tokens(history, seed, window, done):
+    """Windows below, at and above the five tokens of a commit; texts of which `done` tokens are already in the ring."""
+    rng = np.random.default_rng(seed)
+    start = np.stack([np.arange(GROUPS * done * WIDTH).reshape(GROUPS, done, WIDTH) for _ in range(BATCH)])
+    start = start.astype(np.float32)
+    cache = empty_cache(2, BATCH, GROUPS, SLOTS, WIDTH, "float32", (window, 0))
+    assert [layer.shape[2] for layer in cache.values] == [window, SLOTS]
+    committing = jax.jit(functools.partial(commit, windows=(window, 0)))
+    old = NewKV((jnp.asarray(start),) * 2, (jnp.asarray(-start),) * 2)
+    cache = committing(cache, old, jnp.full(BATCH, done)) if done else cache
+    expected = list(start)
+    for picks in history:
+        fresh = rng.normal(size=(BATCH, GROUPS, NEW, WIDTH)).astype(np.float32)
+        rows = np.array([(pick + [0] * 5)[:5] for pick in picks], np.int32)
+        new = NewKV((jnp.asarray(fresh),) * 2, (jnp.asarray(-fresh),) * 2)
+        cache = committing(cache, new, jnp.array([len(pick) for pick in picks]), jnp.asarray(rows))
+        expected = oracles.naive_commit(expected, fresh, [list(pick) for pick in picks])
+    for b in range(BATCH):
+        length = expected[b].shape[1]
+        held = np.arange(max(0, length - window), length)
+        np.testing.assert_array_equal(np.asarray(cache.keys[0])[b][..., held % window].swapaxes(1, 2),
+                                      expected[b][:, held])  # fmt: skip
+        np.testing.assert_array_equal(np.asarray(cache.values[0])[b][:, held % window], -expected[b][:, held])
+        np.testing.assert_array_equal(np.asarray(cache.values[1])[b][:, :length], -expected[b])
+
+
 SLOW = ("plain", "eagle1-chain4", "small-chain", "hydra++-k3n12", "lookup")
 
 
+@pytest.mark.parametrize("windows", [(), (280, 0)])
 @pytest.mark.parametrize("method", ["eagle3-k3n12", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
-def test_no_loop_copies_a_cache(method):
+def test_no_loop_copies_a_cache(method, windows):
     """Prefill and cycles: a cache that XLA thinks is written before it is read is copied there, all of it.
 
     Fails for every method without `result` in `commit`.
     """
-    target = tiny_target()
+    target = tiny_target(windows=windows)
     drafter = None if method == "plain" else DRAFTERS[method](target)
     request = request_of(target, drafter, random_prompts([300, 290], 12), max_new_tokens=8)
     lowered = generate_program.lower(*request)
     computations = re.split(r"\n(?=(?:%|ENTRY)[^\n]*\{\n)", lowered.compile().as_text())
     loops = [text for text in computations if not text.startswith(("ENTRY", "%fused", "HloModule"))]
-    slots = request.sizes.slots
+    slots = max(windows, default=request.sizes.slots)
     of_two = re.compile(r"(f32\[2,[\d,]+\])\S* (?:get-tuple-element|parameter)\(")
     held = {name for text in loops for name in of_two.findall(text)}
     caches = {name for name in held if max(map(int, re.findall(r"\d+", name)[1:])) >= slots}

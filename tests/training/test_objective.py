@@ -33,6 +33,10 @@ def head_config(kind: str = "eagle3", **switches) -> HeadConfig:
     return HeadConfig("eagle3", layer, VD, H, (1, 2, 3), **switches)
 
 
+def with_window(config: HeadConfig, window: int) -> HeadConfig:
+    return dataclasses.replace(config, layer=dataclasses.replace(config.layer, windows=(window,)))
+
+
 def random_head(config: HeadConfig):
     return random_params(init_head_params, config)["head"]
 
@@ -149,6 +153,7 @@ CASES = {
     "eagle3-switches": (head_config(**SWITCHES), Objective(steps=2, chunk=9)),
     "lk": (head_config(), Objective(steps=2, token_loss="lk", chunk=5)),
     "lk-blend": (head_config(), Objective(steps=2, token_loss="lk_blend", chunk=20)),
+    "window": (with_window(head_config(), 3), Objective(steps=5, chunk=4, remat=False)),
     "eagle1": (head_config("eagle1"), dataclasses.replace(PRESETS["eagle1"], noise=0.0)),
     "hass": (head_config("eagle1"), dataclasses.replace(PRESETS["hass"], noise=0.0, best_count=3, chunk=4)),
 }

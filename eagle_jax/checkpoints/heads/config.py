@@ -62,7 +62,7 @@ def head_config(
     """
     fields = Fields(values, where)
     check_head(fields, stored)
-    _check_window(fields, target)
+    windows = _window(fields, target)
     # Families are compared, not names of directories.
     verifier = fields.mapping("speculators_config").mapping("verifier")
     verified = verifier.names_of("architectures")
@@ -85,6 +85,7 @@ def head_config(
         out_bias="layers.0.self_attn.o_proj.bias" in stored,
         mlp_bias=switch("mlp_bias", "layers.0.mlp.gate_proj.bias"),
         qk_norm="layers.0.self_attn.q_norm.weight" in stored,
+        windows=windows,
     )
     kind: Literal["eagle1", "eagle3"] = "eagle3" if kind_of(values, stored, where) == "eagle3" else "eagle1"
     check_claim(fields, kind, stored)
@@ -143,12 +144,12 @@ def _compare_sizes(
         problems.found["missing"].append("embed_tokens.weight (the head's hidden_size is not the target's)")
 
 
-def _check_window(fields: Fields, target: DecoderConfig) -> None:
-    """Checks that no sliding window of the head hides tokens of the target's context.
+def _window(fields: Fields, target: DecoderConfig) -> tuple[int, ...]:
+    """Returns `windows` of the head's layer; () if its window hides no token of the target's context.
 
     A window of which the config does not say whether it is on causes a warning: engines treat it differently.
     """
-    window = fields.integer("sliding_window", LARGEST, null=True, least=0)
+    window = fields.integer("sliding_window", LARGEST, null=True)
     kind = next(iter(fields.names_of("layer_types")), None)
     if kind not in (None, "full_attention", "sliding_attention"):
         fields.fail("layer_types", "full_attention or sliding_attention", "Load another head.")
@@ -156,17 +157,15 @@ def _check_window(fields: Fields, target: DecoderConfig) -> None:
     default = kind == "sliding_attention" or (kind is None and fields.text("model_type", "", null=True) == "mistral")
     slides = fields.flag("use_sliding_window", default, null=True) and kind != "full_attention"
     if window >= target.max_position:
-        return
+        return ()
     if slides:
-        raise CheckpointError(
-            f"{fields.where}: sliding_window must be at least the target's context length {target.max_position}, got "
-            f"{window}. Load the target with max_position={window}."
-        )
+        return (window,)
     if kind is None and not fields.given("use_sliding_window"):
         notice(
             f"{fields.where}: sliding_window={window} has no effect here: the head attends to all tokens, and drafts "
             "differ from those of an engine that applies it. Set use_sliding_window in config.json."
         )
+    return ()
 
 
 def _tapped_states(

@@ -181,6 +181,7 @@ def check_expressible(config: HeadConfig, d2t: Any | None, target: DecoderConfig
     ascending = list(taps) == sorted(set(taps)) and taps[0] >= 1 and taps[-1] < target.num_layers
     lacks = {
         "a bias of fc": config.fc_bias,
+        "a sliding window": any(layer.windows),
         f"taps {taps} (they must ascend, from 1 to {target.num_layers - 1})": not ascending,
     }
     if layout == "sglang":
@@ -274,4 +275,7 @@ def speculators_values(
 
 def _layer_values(layer: DecoderConfig, dtype: str) -> dict[str, Any]:
     common = common_keys(layer, dtype)
-    return {"model_type": "llama", **common, "num_hidden_layers": 1, "tie_word_embeddings": False}
+    values = {"model_type": "llama", **common, "num_hidden_layers": 1, "tie_word_embeddings": False}
+    if any(layer.windows):
+        values |= {"sliding_window": layer.windows[0], "use_sliding_window": True, "layer_types": ["sliding_attention"]}
+    return values

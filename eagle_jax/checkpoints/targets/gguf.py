@@ -16,7 +16,9 @@ from eagle_jax.checkpoints.targets.rope import rope_scaling
 from eagle_jax.config import RopeConfig
 from eagle_jax.models.rope import inverse_frequencies
 
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "gemma3": "Gemma3ForCausalLM"
+}  # fmt: skip
 _KEYS = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -28,6 +30,8 @@ _KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attention.sliding_window": "sliding_window",
     "rope.freq_base": "rope_theta",
+    "rope.freq_base_swa": "rope_local_base_freq",
+    "attention.sliding_window_pattern": "sliding_window_pattern",
 }
 _SCALING = {
     "rope.scaling.type": "rope_type",
@@ -53,6 +57,13 @@ _TENSORS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GEMMA = _TENSORS | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GEMMA_27B = 62
+"""Layers of the only Gemma 3 whose scores are not divided by sqrt(head_dim); a file does not say it."""
 _FACTORS = "rope_freqs.weight"  # what the frequencies of llama3's RoPE are divided by
 _LLAMA3: dict[str, Any] = {"original_max_position": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """The numbers of Llama 3.1 to 3.3, which differ in the factor alone; a file holds only their result."""
@@ -86,6 +97,8 @@ class GgufReader(TensorReader):
     def read(self, name: str) -> np.ndarray:
         """Dequantises a tensor to float32."""
         array = self._file.read(self._sources[name])
+        if self.values["model_type"] == "gemma3_text" and name.endswith("norm.weight"):
+            return array - np.float32(1)  # llama.cpp's files hold 1 + weight
         heads = {".q_proj.": "num_attention_heads", ".k_proj.": "num_key_value_heads"}
         key = next((key for part, key in heads.items() if part in name), None)
         if key is None or self.values["model_type"] != "llama":
@@ -94,19 +107,21 @@ class GgufReader(TensorReader):
         return array.reshape(self.values[key], -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
     def _open_all(self, stem: str | None) -> None:
+        tensors = _GEMMA if self._file.metadata["general.architecture"] == "gemma3" else _TENSORS
         for name, tensor in self._file.tensors.items():
             if name != _FACTORS:
-                self.infos[_renamed(name)] = TensorInfo(tensor.shape, "float32", self.directory.name)
-                self._sources[_renamed(name)] = name
+                renamed = _renamed(name, tensors)
+                self.infos[renamed] = TensorInfo(tensor.shape, "float32", self.directory.name)
+                self._sources[renamed] = name
 
 
-def _renamed(name: str) -> str:
+def _renamed(name: str, tensors: Mapping[str, str]) -> str:
     """Returns the Hugging Face name of a tensor; an unknown name as it is."""
     match = re.fullmatch(r"(?:blk\.(?P<i>[0-9]+)\.)?(?P<stem>\w+)\.(?P<leaf>weight|bias)", name)
-    if match is None or match["stem"] not in _TENSORS:
+    if match is None or match["stem"] not in tensors:
         return name
     layer = "" if match["i"] is None else f"model.layers.{match['i']}."
-    return f"{layer}{_TENSORS[match['stem']]}.{match['leaf']}"
+    return f"{layer}{tensors[match['stem']]}.{match['leaf']}"
 
 
 def _config_values(file: GgufFile, name: str) -> dict[str, Any]:
@@ -134,6 +149,11 @@ def _config_values(file: GgufFile, name: str) -> dict[str, Any]:
     heads = fields.integer("num_attention_heads")
     values.setdefault("num_key_value_heads", heads)
     values.setdefault("head_dim", fields.integer("hidden_size") // heads)
+    if name == "gemma3":
+        whole = fields.integer("num_hidden_layers") == _GEMMA_27B
+        scalar = fields.integer("hidden_size") // heads if whole else fields.integer("head_dim")
+        values |= {"model_type": "gemma3_text", "query_pre_attn_scalar": scalar}
+        values.setdefault("rope_theta", 1e6)  # as llama.cpp
     values["rope_scaling"] = _rope_scaling(file, own, fields)
     return values
 
