@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,8 @@ import eagle_jax
 from eagle_jax import DecoderConfig, DraftHead, ExpertsConfig, HeadConfig, RopeConfig, Target
 from eagle_jax.models import init_head_params, init_params
 from eagle_jax.models.experts import MoE, Stack, by_blocks, grouped_product, project_by
-from tests.models import TREES, random_prompts
+from eagle_jax.runtime.routing import routing_changes
+from tests.models import TREES, random_prompts, tiny_target
 
 QWEN3_MOE = DecoderConfig(
     vocab_size=12, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=6,
@@ -116,3 +118,26 @@ def test_streams_and_sessions_yield_the_tokens_of_generate(name):
     again = words(talk.stream(history, **options))
     assert talk.read < len(history)
     assert again == eagle_jax.generate(target, None, [history], **options).tokens[0]
+
+
+def test_float32_routes_a_token_alike_in_every_pass():
+    """One token at a time and 60 at once. In bfloat16 rounding changes a few choices."""
+    config = dataclasses.replace(QWEN3_MOE, experts=dataclasses.replace(QWEN3_MOE.experts, dense_layers=()))
+    texts = np.random.default_rng(0).integers(0, 12, (8, 100))
+    rates = {}
+    for dtype in ("float32", "bfloat16"):
+        params = scaled(init_params(config, jax.random.key(0)), 6.0)
+        target = Target.from_params(config, jax.tree.map(operator.methodcaller("astype", dtype), params))
+        changed = routing_changes(target, texts)
+        assert changed.shape == (2, 8, 60)
+        rates[dtype] = changed.mean()
+    print("choices that differ between passes of 1 and of 60 tokens:", rates)
+    assert rates["float32"] == 0
+    assert 0 < rates["bfloat16"] < 0.1
+
+
+def test_routing_of_a_target_without_experts_is_an_error():
+    with pytest.raises(ValueError, match="target must have experts, got LlamaForCausalLM"):
+        routing_changes(tiny_target(), np.zeros((1, 9), int))
+    with pytest.raises(ValueError, match=r"width must be from 1 to 8, .* got 60"):
+        routing_changes(pair("gpt_oss")[0], np.zeros((1, 9), int))

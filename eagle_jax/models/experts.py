@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -177,3 +178,18 @@ class MoE(nn.Module):
         if config.normalise:
             return chosen, jax.nn.softmax(best)
         return chosen, jnp.exp(best - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
+
+
+@contextlib.contextmanager
+def recorded_routes() -> Iterator[list[Int[Array, "B T K"]]]:
+    """Yields a list to which every layer appends its chosen experts while a model is traced; a context manager."""
+    chosen: list[Array] = []
+
+    def call(run: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
+        out = run(*args, **kwargs)
+        if isinstance(context.module, MoE) and context.method_name == "route":
+            chosen.append(out[0])
+        return out
+
+    with nn.intercept_methods(call):
+        yield chosen

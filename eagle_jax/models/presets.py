@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, RopeConfig
+from eagle_jax.config import ConfigError, DecoderConfig, ExpertsConfig, HeadConfig, RopeConfig
 
 _LLAMA_8B = DecoderConfig(
     vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32, num_kv_heads=8,
@@ -18,6 +18,19 @@ _QWEN_8B = DecoderConfig(
     vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_layers=36, num_heads=32, num_kv_heads=8,
     head_dim=128, rms_norm_eps=1e-6, rope=RopeConfig(1000000.0), max_position=40960, qk_norm=True,
     architecture="Qwen3ForCausalLM",
+)  # fmt: skip
+_QWEN_EXPERTS = ExpertsConfig(num_experts=128, top_k=8, intermediate_size=768)
+_QWEN_30B_MOE = replace(
+    _QWEN_8B, hidden_size=2048, intermediate_size=6144, num_layers=48, num_kv_heads=4,
+    experts=_QWEN_EXPERTS, architecture="Qwen3MoeForCausalLM",
+)  # fmt: skip
+_GPT_OSS_EXPERTS = ExpertsConfig(num_experts=32, top_k=4, intermediate_size=2880, bias=True, limit=7.0)
+_GPT_OSS_20B = DecoderConfig(
+    vocab_size=201088, hidden_size=2880, intermediate_size=2880, num_layers=24, num_heads=64, num_kv_heads=8,
+    head_dim=64, rope=RopeConfig(150000.0, "yarn", factor=32.0, original_max_position=4096, truncate=False),
+    max_position=131072, qkv_bias=True, out_bias=True, sinks=True, windows=(128, 0) * 12,
+    experts=_GPT_OSS_EXPERTS,
+    architecture="GptOssForCausalLM",
 )  # fmt: skip
 _VICUNA_7B = DecoderConfig(
     vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_layers=32, num_heads=32, num_kv_heads=32,
@@ -69,6 +82,16 @@ MODELS: dict[str, DecoderConfig] = {
     "llama-3.3-70b": replace(_LLAMA_8B, hidden_size=8192, intermediate_size=28672, num_layers=80, num_heads=64),
     "qwen3-8b": _QWEN_8B,
     "qwen3-32b": replace(_QWEN_8B, hidden_size=5120, intermediate_size=25600, num_layers=64, num_heads=64),
+    "qwen3-30b-a3b": _QWEN_30B_MOE,
+    "qwen3-coder-30b-a3b": replace(_QWEN_30B_MOE, rope=RopeConfig(10000000.0), max_position=262144),
+    "qwen3-235b-a22b": replace(
+        _QWEN_30B_MOE, hidden_size=4096, intermediate_size=12288, num_layers=94, num_heads=64,
+        experts=replace(_QWEN_EXPERTS, intermediate_size=1536),
+    ),
+    "gpt-oss-20b": _GPT_OSS_20B,
+    "gpt-oss-120b": replace(
+        _GPT_OSS_20B, num_layers=36, windows=(128, 0) * 18, experts=replace(_GPT_OSS_EXPERTS, num_experts=128)
+    ),
     "vicuna-7b": _VICUNA_7B,
     "vicuna-13b": replace(
         _VICUNA_7B, hidden_size=5120, intermediate_size=13824, num_layers=40, num_heads=40, num_kv_heads=40,
@@ -113,5 +136,8 @@ def eagle3_head(target: DecoderConfig, draft_vocab_size: int = 32000) -> HeadCon
     """
     layers = target.num_layers
     taps = (min(2, layers - 1), layers // 2, max(layers - 3, 0))
-    layer = target.one_layer(tie_word_embeddings=False, qk_norm=False, architecture="LlamaForCausalLM")
+    plain = {"tie_word_embeddings": False, "qk_norm": False, "architecture": "LlamaForCausalLM"}
+    if target.experts is not None:  # SpecForge's heads for Qwen3-MoE and gpt-oss
+        plain |= {"intermediate_size": 6 * target.hidden_size, "qkv_bias": False, "out_bias": False}
+    layer = target.one_layer(**plain)
     return HeadConfig("eagle3", layer, min(draft_vocab_size, target.vocab_size), target.hidden_size, taps)

@@ -34,8 +34,8 @@ _MMAP_MAX, _TRIM_THRESHOLD, _ARENA_MAX = -4, -1, -8  # names of malloc.h
 def product_flops(fn: Callable[..., Any], *args: Any) -> float:
     """Counts the floating-point operations of all matrix products of `fn(*args)`, without running it.
 
-    Counts every turn of a loop of known length (`scan`); the compiler's own count takes a loop body once. The body of a
-    `while_loop` counts once here as well.
+    Counts every turn of a loop of known length (`scan`), and of code by platform that of accelerators. The compiler's
+    own count takes a loop body once. The body of a `while_loop` counts once here as well.
 
     Args:
       args: arrays or `ShapeDtypeStruct`s.
@@ -46,12 +46,17 @@ def product_flops(fn: Callable[..., Any], *args: Any) -> float:
 def _flops(jaxpr: Any) -> float:
     total = 0.0
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "dot_general":
-            (contracted, _), _ = eqn.params["dimension_numbers"]
+        numbers = eqn.params.get("dimension_numbers")
+        if grouped := eqn.params.get("ragged_dot_dimension_numbers"):  # every row has one expert
+            numbers = grouped.dot_dimension_numbers
+        if eqn.primitive.name in ("dot_general", "ragged_dot_general"):
+            (contracted, _), _ = numbers
             shape = eqn.invars[0].aval.shape
             total += 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(shape[axis] for axis in contracted)
         turns = eqn.params["length"] if eqn.primitive.name == "scan" else 1
         inner = [_flops(leaf) for leaf in jax.tree.leaves(eqn.params) if hasattr(leaf, "eqns")]
+        if eqn.params.get("branches_platforms"):  # `platform_dependent`; the last is that of accelerators
+            inner = inner[-1:]
         total += turns * (max(inner, default=0.0) if eqn.primitive.name == "cond" else sum(inner))
     return total
 

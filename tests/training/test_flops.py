@@ -15,6 +15,7 @@ from tests.training.common import report_of
 from train import bench_step
 
 A, B, SQUARE = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((2, 3, 5), (2, 5, 7), (4, 4)))
+GROUPS = jax.ShapeDtypeStruct((2, 4, 5), jnp.float32)
 LOOP = jax.jit(lambda x: jax.lax.scan(lambda c, _: (c @ c, None), x, length=6)[0])
 
 
@@ -27,8 +28,10 @@ LOOP = jax.jit(lambda x: jax.lax.scan(lambda c, _: (c @ c, None), x, length=6)[0
         (jax.grad(lambda x: jnp.sum(LOOP(x))), (SQUARE,), 3 * 6 * 4**3),
         (jax.grad(jax.checkpoint(lambda x: jnp.sum(jnp.sin(x @ x)))), (SQUARE,), 4 * 4**3),
         (lambda x: jax.lax.cond(x[0, 0] > 0, lambda y: y @ y, lambda y: y, x), (SQUARE,), 4**3),
+        (lambda x: jax.lax.platform_dependent(x, cpu=lambda y: y @ y @ y, default=lambda y: y @ y), (SQUARE,), 4**3),
+        (lambda x, w: jax.lax.ragged_dot(x, w, jnp.array([1, 3])), (SQUARE, GROUPS), 4 * 4 * 5),
     ],
-    ids=["product", "sum", "loop", "gradient", "recomputed", "branch"],
+    ids=["product", "sum", "loop", "gradient", "recomputed", "branch", "platform", "grouped"],
 )
 def test_product_flops_counts_loops_and_the_longer_branch(fn, args, products):
     assert product_flops(fn, *args) == 2 * products
