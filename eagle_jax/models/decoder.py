@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core import KVCache, NewKV, Params, TargetFn, TargetOutput, empty_cache
-from eagle_jax.models.layers import MLP, Attention, Linear, norm_of, product
+from eagle_jax.models.layers import MLP, Attention, Linear, embed, norm_of, product
 from eagle_jax.models.rope import rope_angles
 
 
@@ -96,7 +96,7 @@ class Decoder(nn.Module):
 
     def embed(self, tokens: Int[Array, "*b"]) -> Float[Array, "*b H"]:
         """Returns token embeddings."""
-        return self.embed_tokens(tokens)
+        return embed(self.embed_tokens, tokens)
 
     def logits(self, hidden: Float[Array, "*b H"]) -> Float[Array, "*b V"]:
         """Returns next-token logits of final-normed states, float32."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from eagle_jax.checkpoints.files.fields import LARGEST, CheckpointError, Fields, notice, shown
 from eagle_jax.checkpoints.targets.families import FAMILIES, Family, family_of
+from eagle_jax.checkpoints.targets.quantisation import KEYS, quantisation_of
 from eagle_jax.checkpoints.targets.rope import context_length, rope_config, rope_scaling, unstretched_length
 from eagle_jax.config import ConfigError, DecoderConfig
 
@@ -28,7 +29,6 @@ _UNSUPPORTED = _SCALES | {
     "rope_interleaved", "rope_local_base_freq", "use_parallel_residual", "parallel_attn", "alibi",
     "parallel_drafting", "ptd_token_id", "block_size", "num_nextn_predict_layers", "use_mtp_layernorm",
 }  # fmt: skip
-_QUANTISED = {"quantization_config", "compression_config"}
 # Switches that every decoder and head has on. Null, false and zero turn them off: transformers reads `is_causal` so.
 _ALWAYS_ON = {
     "is_causal", "use_causal_mask", "use_rope", "use_rotary", "use_rotary_embeddings",
@@ -50,8 +50,8 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
     """Builds the `DecoderConfig` of a config.json; arguments of `read_target_config`.
 
     Raises:
-      CheckpointError: an unknown architecture, a value of another type, quantised weights, an active sliding window, or
-        any feature that the decoder does not have.
+      CheckpointError: an unknown architecture, a value of another type, an unknown kind of quantised weights, an active
+        sliding window, or any feature that the decoder does not have.
     """
     family = family_of(values, where)
     own = {key: value for key, value in values.items() if key not in family.absent}
@@ -60,7 +60,9 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
             Fields(own, where).fail(key, f"{name}={shown(own[name])}, which is the same size", "Remove one of them.")
     renamed = {name: own[key] for key, name in family.names.items() if key in own}  # as transformers does
     fields = Fields({**family.defaults, **renamed, **own}, where, names=family.names)
-    check_supported(fields, family.only)
+    if quantisation_of(fields) is not None and family.joined is not dict:
+        fields.fail(next(key for key in KEYS if fields.values.get(key)), "absent", f"Load a float {family.model_type}.")
+    check_supported(fields, family.only, KEYS)
     switched = {name: fields.flag(key) for key, names in family.switches.items() for name in names}
     config = layer_sizes(
         fields,
@@ -128,8 +130,8 @@ def check_supported(fields: Fields, only: Mapping[str, tuple[Any, ...]], known: 
             fields.fail(key, f"{str(default).lower()} or absent", _ANOTHER)
     unknown = []
     for key, value in fields.values.items():
-        if key in _QUANTISED and value:
-            fields.fail(key, "absent", "Load the original checkpoint: quantised weights are not supported.")
+        if key in KEYS and value and key not in known:
+            fields.fail(key, "absent", "Load the original checkpoint, with weights= to quantise it here.")
         if key in _ALWAYS_ON and value is not True:
             fields.fail(key, "true or absent", _ANOTHER)
         scale = key in _SCALES
