@@ -89,7 +89,7 @@ def quantise_params(params: Params, scheme: Scheme | None, dtype: Any, prefix: s
     return {name: convert(name, node) for name, node in params.items()}
 
 
-def scaled(weight: Mapping[str, Array], dtype: Any = None) -> Array:
+def scaled(weight: Mapping[str, Any], dtype: Any = None) -> Any:
     """Returns the values of a quantised weight in `dtype` (None: that of its scale), in the shape of `q`."""
     kind = weight["scale"].dtype if dtype is None else dtype
     values = weight["q"].astype(kind)
@@ -105,7 +105,10 @@ def dequantise(weight: Any) -> Any:
 
 def look_up(weight: Mapping[str, Array], rows: Int[Array, "*b"]) -> Float[Array, "*b I"]:
     """Returns rows of a quantised weight, in the dtype of its scale."""
-    return scaled({name: part[rows] for name, part in weight.items()}).reshape(*rows.shape, -1)
+    # XLA makes a slice of a look-up of one row, and on TPU copies the whole table of small values for it.
+    flat = jnp.pad(rows.reshape(-1), (0, max(0, 2 - rows.size)))
+    found = scaled({name: part[flat] for name, part in weight.items()}).reshape(len(flat), -1)
+    return found[: rows.size].reshape(*rows.shape, -1)
 
 
 def activation_dtype(params: Params) -> str:

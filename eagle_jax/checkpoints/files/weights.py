@@ -90,9 +90,16 @@ def read_planned(
       weights: scheme to quantise matrices by; those that are stored as quantised stay as they are.
 
     Raises:
-      CheckpointError: tensors hold NaN or infinity; the message names all of them.
+      CheckpointError: tensors hold NaN or infinity; the message names all of them. Or `weights` is given and the model
+        has weights that are no matrices, such as stacked experts.
     """
     loaded = check_dtype(dtype)
+    for path, (name, _) in chosen.items():
+        if scheme_of(path, weights) and len(reader.infos[name].shape) != 2:
+            shape = list(reader.infos[name].shape)
+            raise CheckpointError(
+                f"weights must be None for a model with experts, got {weights!r}, and {name} is {shape}. Leave it out."
+            )
     spoiled: dict[str, int] = {}
     size = loaded.itemsize * sum(math.prod(reader.infos[name].shape) for name, _ in chosen.values())
     flat = {}
@@ -113,7 +120,7 @@ def _convert(
 ) -> tuple[dict[str, np.ndarray], int]:
     """Returns the arrays of a parameter by path, and how many of its values are not finite."""
     scheme = scheme_of(path, weights)
-    if isinstance(stored, np.ndarray) and (scheme is None or stored.ndim != 2):
+    if isinstance(stored, np.ndarray) and scheme is None:
         host = cast(stored, loaded)
         # A copy in either case: the array may be a view of the file, which jnp.asarray would keep.
         return {path: transposed(host) if transpose else np.array(host)}, count_not_finite(host)
