@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import textwrap
@@ -106,6 +107,21 @@ def memory_of(one: Any) -> int | None:
         if sizes := re.findall(r"^(?:MemTotal|SwapTotal):\s+(\d+) kB", text, flags=re.MULTILINE):
             limits.append(1024 * sum(map(int, sizes)))
     return min(limits, default=None)
+
+
+def bits_of(dtype: Any) -> int:
+    """Returns the bits of a value of a dtype; NumPy's `itemsize` counts a byte for an int4."""
+    return 4 if dtype.name in ("int4", "uint4") else 8 * dtype.itemsize
+
+
+def size_of(tree: Any) -> int:
+    """Returns the bytes of all arrays of a tree, or of their shapes. A CPU holds an int4 in a byte."""
+
+    def bits(leaf: Any) -> int:
+        devices = getattr(leaf.sharding, "device_set", ()) if isinstance(leaf, jax.Array) else ()
+        return 8 * leaf.dtype.itemsize if any(one.platform == "cpu" for one in devices) else bits_of(leaf.dtype)
+
+    return sum(math.prod(leaf.shape) * bits(leaf) // 8 for leaf in jax.tree.leaves(tree))
 
 
 def device_message(error: BaseException) -> str | None:

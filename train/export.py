@@ -26,6 +26,7 @@ from eagle_jax.checkpoints import (
     read_target_config,
     stored_dtype,
 )
+from eagle_jax.models.quantised import dequantise
 from infer.common.programs import at_least_one, naming, run
 from train.loop.places import head_path, target_of_head, target_path
 
@@ -81,7 +82,7 @@ def main(args: Args) -> None:
     embedding = None
     # Reads the target's weights, possibly a long download, only if the embedding is needed.
     if (wanted and not config.own_embedding) or (args.to == "sglang" and config.own_embedding and same_width):
-        embedding = load_target_checkpoint(target, dtype, layers=False)[1]["embed_tokens"]["embedding"]
+        embedding = dequantise(load_target_checkpoint(target, dtype, layers=False)[1]["embed_tokens"]["embedding"])
         config, params = load_head_checkpoint(head_directory, target_config, dtype, embedding=embedding)
     full_name = str(target_directory.resolve()) if Path(target).expanduser().exists() else target
     export_head(

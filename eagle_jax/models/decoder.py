@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from eagle_jax.config import DecoderConfig, RopeConfig
 from eagle_jax.core import KVCache, NewKV, Params, TargetFn, TargetOutput, empty_cache
 from eagle_jax.models.experts import MoE
-from eagle_jax.models.layers import MLP, Attention, Linear, norm_of, product, within_window
+from eagle_jax.models.layers import MLP, Attention, Linear, embed, norm_of, product, within_window
 from eagle_jax.models.rope import rope_angles
 
 
@@ -109,7 +109,7 @@ class Decoder(nn.Module):
 
     def embed(self, tokens: Int[Array, "*b"]) -> Float[Array, "*b H"]:
         """Returns token embeddings, as stored: heads that share them do not scale them."""
-        return self.embed_tokens(tokens)
+        return embed(self.embed_tokens, tokens)
 
     def logits(self, hidden: Float[Array, "*b H"]) -> Float[Array, "*b V"]:
         """Returns next-token logits of final-normed states, float32."""

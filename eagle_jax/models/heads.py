@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import HeadConfig
 from eagle_jax.core import Params
-from eagle_jax.models.layers import MLP, Attention, LayerOutput, Linear, Norm, attend, within_window
+from eagle_jax.models.layers import MLP, Attention, LayerOutput, Linear, Norm, attend, embed, within_window
 from eagle_jax.models.rope import rope_angles
 
 
@@ -63,7 +63,7 @@ class EagleHead(nn.Module):
 
     def embed(self, tokens: Int[Array, "*b"]) -> Float[Array, "*b H"]:
         """Returns embeddings of a head with `own_embedding`."""
-        return self.embed_tokens(tokens)
+        return embed(self.embed_tokens, tokens)
 
     def __call__(
         self,

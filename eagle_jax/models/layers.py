@@ -1,6 +1,7 @@
 """Defines the layers of decoders and heads: linear, norm, attention over cache and new tokens, MLP.
 
-All modules are stateless. Weights may be float32, bfloat16 or float16. Activations have the dtype of the weights.
+All modules are stateless. Weights may be float32, bfloat16 or float16, or quantised. Activations have the dtype of the
+weights, or of the scales of quantised weights.
 Norms, attention scores and softmax are computed in float32; their results have the activations' dtype.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from eagle_jax.config import DecoderConfig
+from eagle_jax.models.quantised import Weight, is_quantised, look_up, scaled
 from eagle_jax.models.rope import rotate
 
 
@@ -32,23 +34,40 @@ FEW_ROWS = 64
 """Rows below which a product on CPU has the weight as its first factor."""
 
 
-def product(x: Float[Array, "*b I"], weight: Float[Array, "O I"], dtype: str | None = None) -> Float[Array, "*b O"]:
-    """Returns `x @ weight.T` in `dtype`; None is that of `x`."""
+def product(x: Float[Array, "*b I"], weight: Weight, dtype: str | None = None) -> Float[Array, "*b O"]:
+    """Returns `x @ weight.T` in `dtype`; None is that of `x`. A quantised weight is read in its small type."""
+    if not isinstance(weight, Mapping):
+        return _product(x, weight, dtype)
+    if weight["q"].ndim == 3 or "zero" in weight:
+        return _product(x, scaled(weight, x.dtype), dtype)
+    # One scale per output may follow the sum, and the product reads nothing but `q`.
+    columns = _product(x, weight["q"].astype(x.dtype), "float32")
+    return (columns * jnp.broadcast_to(weight["scale"], columns.shape)).astype(dtype or x.dtype)
+
+
+def _product(x: Float[Array, "*b I"], weight: Float[Array, "O *I"], dtype: str | None) -> Float[Array, "*b O"]:
+    """Computes a product with a weight [O, I], or [O, I / g, g] with its inputs in groups."""
     rows = math.prod(x.shape[:-1])
     plain = functools.partial(jnp.dot, preferred_element_type=dtype)
-    if not 1 < rows < FEW_ROWS:
-        return plain(x, weight.T)
 
-    def weight_first(x: Float[Array, "*b I"], weight: Float[Array, "O I"]) -> Float[Array, "*b O"]:
+    def weight_last(x: Float[Array, "*b I"], weight: Float[Array, "O *I"]) -> Float[Array, "*b O"]:
+        if weight.ndim == 2:
+            return plain(x, weight.T)
+        groups = x.reshape(*x.shape[:-1], *weight.shape[1:])
+        return jnp.einsum("...gi,ogi->...o", groups, weight, preferred_element_type=dtype)
+
+    def weight_first(x: Float[Array, "*b I"], weight: Float[Array, "O *I"]) -> Float[Array, "*b O"]:
         # 12 rows cost more than 16: the library computes blocks of four and eight, and single rows for the rest.
         padded = jnp.pad(x.reshape(rows, -1), ((0, -rows % (4 if rows <= 4 else 8)), (0, 0)))
         # Without the barrier XLA would swap the factors back.
-        columns = jax.lax.optimization_barrier(plain(weight, padded.T))
+        columns = jax.lax.optimization_barrier(plain(weight.reshape(len(weight), -1), padded.T))
         return columns.T[:rows].reshape(*x.shape[:-1], -1)
 
+    if not 1 < rows < FEW_ROWS:
+        return weight_last(x, weight)
     # On CPU, XLA's library packs the second factor in every call, which costs more than reading a weight. Eight rows
     # cost 1.5 times one row with the weight first, 3.5 times with the weight second (SmolLM2's sizes, two cores).
-    return jax.lax.platform_dependent(x, weight, cpu=weight_first, default=lambda x, weight: plain(x, weight.T))
+    return jax.lax.platform_dependent(x, weight, cpu=weight_first, default=weight_last)
 
 
 def _draw_weight(key: Array, shape: tuple[int, int]) -> Float[Array, "O I"]:
@@ -56,8 +75,19 @@ def _draw_weight(key: Array, shape: tuple[int, int]) -> Float[Array, "O I"]:
     return nn.initializers.normal(0.02)(key, shape[::-1]).T
 
 
+def parameter(module: nn.Module, name: str, init: Callable[..., Array], shape: tuple[int, int]) -> Any:
+    """Returns a weight of a module, which may be quantised: Flax would compare `q` with the shape of the weight."""
+    stored = module.get_variable("params", name)
+    return stored if is_quantised(stored) else module.param(name, init, shape)
+
+
+def embed(table: nn.Embed, tokens: Int[Array, "*b"]) -> Float[Array, "*b H"]:
+    """Looks up rows of a table [V, H], which may be quantised by rows."""
+    return look_up(table.embedding, tokens) if is_quantised(table.embedding) else table(tokens)
+
+
 class Linear(nn.Module):
-    """Returns `x @ weight.T (+ bias)`; weight is [out, in], as in checkpoints.
+    """Returns `x @ weight.T (+ bias)`; weight is [out, in], as in checkpoints, and may be quantised.
 
     Attributes:
       features: size of the last axis of the result.
@@ -71,7 +101,7 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*b I"]) -> Float[Array, "*b O"]:
-        y = product(x, self.param("weight", _draw_weight, (self.features, x.shape[-1])), self.dtype)
+        y = product(x, parameter(self, "weight", _draw_weight, (self.features, x.shape[-1])), self.dtype)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, (self.features,))
             y = y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)

@@ -54,7 +54,8 @@ RULES: tuple[tuple[str, P], ...] = (
     (r"d2t", P(None)),
     (r"ns_coeffs", P(None)),  # of Muon
 )
-"""(pattern for the end of a parameter's path, split of its axes); the first match applies."""
+"""(pattern for the end of a parameter's path, split of its axes); the first match applies. The parts of a quantised
+weight are split as the weight."""
 
 
 def param_sharding(path: str, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
@@ -65,7 +66,12 @@ def param_sharding(path: str, shape: tuple[int, ...], mesh: Mesh) -> NamedShardi
     """
     if not shape:  # counts and keys of an optimiser's state
         return NamedSharding(mesh, P())
-    found = (spec for pattern, spec in RULES if re.search(rf"(^|/){pattern}$", path) and len(spec) == len(shape))
+    owner = path.rpartition("/")[0]
+    is_part = owner.endswith(("weight", "embedding"))  # of a quantised weight
+    # Groups are split as the inputs, and the inputs of a group are not.
+    specs = ((pattern, P(*(*spec, None)[: len(shape)]) if is_part else spec) for pattern, spec in RULES)
+    name = owner if is_part else path
+    found = (spec for pattern, spec in specs if re.search(rf"(^|/){pattern}$", name) and len(spec) == len(shape))
     if (spec := next(found, None)) is None:
         raise ConfigError(
             f"parameter {path!r} of shape {list(shape)} must match a sharding rule. Add one to "

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import field
 from typing import Any, Self
 
-import jax
 from jax.sharding import Mesh
 
 from eagle_jax.config import ConfigError, HeadConfig, MedusaConfig, TreeConfig
@@ -20,6 +19,7 @@ from eagle_jax.drafters import (
     prompt_lookup_drafter,
     small_model_drafter,
 )
+from eagle_jax.models.quantised import activation_dtype
 from eagle_jax.parallel import shard_drafter
 from eagle_jax.runtime.target import Target, check_target, on_mesh, spread
 
@@ -133,7 +133,7 @@ class DraftHead(TreeDrafter):
         Raises:
           ConfigError: `top_k` of the tree exceeds the draft vocabulary. ValueError: `target` is not a `Target`.
         """
-        dtype = str(jax.tree.leaves(params["head"])[0].dtype)
+        dtype = activation_dtype(params["head"])
         tree = tree or TreeConfig(depth=8 if config.kind == "eagle3" else 6)
         return cls.bind_tree(
             lambda target, tree: eagle_drafter(config, tree, target.fn, dtype), tree, target, params, name, config
@@ -152,7 +152,7 @@ class Medusa(TreeDrafter):
         Raises:
           ConfigError: the heads have another width or vocabulary, or cannot draft `tree`.
         """
-        dtype = str(jax.tree.leaves(params["heads"])[0].dtype)
+        dtype = activation_dtype(params["heads"])
 
         def method(target: Target, tree: TreeConfig) -> Drafter:
             for key in ("hidden_size", "vocab_size"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import jax
 import numpy as np
 
 from eagle_jax.core import FINITE
-from eagle_jax.devices import device_name, is_out_of_memory, memory_of, shortage
+from eagle_jax.devices import device_name, is_out_of_memory, memory_of, shortage, size_of
 from eagle_jax.runtime.request import Request, empty_caches
 
 _LISTED = 8  # rows in a message
@@ -126,13 +125,8 @@ def memory_message(request: Request, detail: str = "") -> str:
         f"out of memory on {device_name()}{detail}: weights {weights:.2f} GB, caches of {rows} row{'s' * (rows > 1)} "
         f"and {slots} slots {caches:.2f} GB, {weights + caches:.2f} GB {together} without activations and logits. "
         "Lower the number of prompts, max_new_tokens, a session's context or the tree's num_nodes, load the models in "
-        f"bfloat16, or {spread}."
+        f'bfloat16 or with weights="int8", or {spread}.'
     )
-
-
-def size_of(tree: Any) -> int:
-    """Returns the bytes of all arrays of a tree, or of their shapes."""
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _limit(params: Any) -> int | None:

@@ -10,8 +10,9 @@ from jax.sharding import Mesh
 
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core import Params, TargetFn
-from eagle_jax.devices import loading_errors
+from eagle_jax.devices import loading_errors, size_of
 from eagle_jax.models import target_fn
+from eagle_jax.models.quantised import activation_dtype
 from eagle_jax.parallel import param_shardings, shard_target
 
 
@@ -20,8 +21,9 @@ class Target:
     """A loaded target model.
 
     Attributes:
-      config: sizes and stop tokens. params: nested dict of arrays. fn: the functions that the engine calls.
-      name: its path or hub id. dtype: of weights and cache.
+      config: sizes and stop tokens. params: nested dict of arrays, where weights may be quantised (see
+        `eagle_jax.models.quantised`). fn: the functions that the engine calls.
+      name: its path or hub id. dtype: of activations, cache and weights that are not quantised.
       mesh: the ("data", "fsdp", "tensor") mesh of parameters and caches; None: a single device.
       source: directory or hub id with its tokenizer; None for a target made from parameters.
     """
@@ -43,7 +45,7 @@ class Target:
         Raises:
           ConfigError: the mesh does not divide the model. MemoryError: the parameters do not fit in device memory.
         """
-        dtype = str(jax.tree.leaves(params)[0].dtype)
+        dtype = activation_dtype(params)
         fn = on_mesh(config, dtype, mesh)  # first: it checks the axes of the mesh
         return cls(config, spread(params, mesh), fn, name, dtype, mesh)
 
@@ -78,5 +80,5 @@ def spread(params: Params, mesh: Mesh | None) -> Params:
     """
     if mesh is None:
         return params
-    with loading_errors("a model", sum(leaf.nbytes for leaf in jax.tree.leaves(params))):
+    with loading_errors("a model", size_of(params)):
         return jax.block_until_ready(jax.device_put(params, param_shardings(params, mesh)))

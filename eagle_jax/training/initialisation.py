@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 from eagle_jax.config import DecoderConfig, HeadConfig, MedusaConfig
 from eagle_jax.core.types import Params
 from eagle_jax.models import init_head_params, init_medusa_params, init_params
+from eagle_jax.models.quantised import dequantise
 
 
 def fresh_target(config: DecoderConfig, key: Array) -> Params:
@@ -59,8 +60,8 @@ def fresh_draft_model(config: DecoderConfig, key: Array, target: Params, layers:
 
 
 def lm_head_of(target: Params) -> Float[Array, "V H"]:
-    """Returns the target's lm_head, or its embedding."""
-    return target["lm_head"]["weight"] if "lm_head" in target else target["embed_tokens"]["embedding"]
+    """Returns the target's lm_head, or its embedding; dequantised."""
+    return dequantise(target["lm_head"]["weight"] if "lm_head" in target else target["embed_tokens"]["embedding"])
 
 
 def _scaled(params: Params, residual_writes: int, skipped: tuple[str, ...]) -> Params:

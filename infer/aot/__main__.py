@@ -4,6 +4,7 @@
     python -m infer.aot --model llama-3.3-70b --topology v5p:2x2x1 --batch 4
     python -m infer.aot --model qwen3-8b --topology v5e:2x2 --layers 2   # a quick look at two layers
     python -m infer.aot --model llama-3.1-8b --topology v5e:2x2 --method sps@chain5 --draft-model llama-3.2-1b
+    python -m infer.aot --model llama-3.1-8b --topology v5e:1x1 --weights int8   # fits a chip of 16 GB
     python -m infer.aot --program train --model llama-3.1-8b --topology v5e:4x4 --rows 16
 
 Needs libtpu (`pip install libtpu`) and no TPU. The whole program is compiled, with abstract weights: prefill and loop,
@@ -74,6 +75,7 @@ class Args:
     method: str = "eagle3"
     draft_model: str = "llama-3.2-1b"  # small model of sps, a published model with the target's vocabulary
     draft_vocab: int = 32000  # size of the draft vocabulary of eagle3
+    weights: Literal["int8", "int4", "fp8"] | None = None  # quantised weights of target and drafter; None is bfloat16
     topology: str = "v6e:1x1"  # chip and shape of the slice, such as v6e:1x1, v5e:2x2, v5p:2x2x1, v5p:2x2x4
     batch: int | None = None  # rows over all devices; None is one per slice of the "data" axis
     prompt: int = 1024  # tokens of every prompt
@@ -118,11 +120,9 @@ def main(args: Args) -> int:
     else:
         sizes = {"batch": args.batch or row_groups(mesh), "prompt": args.prompt, "max_tokens": args.max_new_tokens}
         law, small = make_sampling(args.temperature, top_p=args.top_p), model(args.draft_model)
+        common: dict[str, Any] = {"sampling": law, "draft_vocab": args.draft_vocab, "weights": args.weights, **sizes}
         methods = {"cycle": args.method} | ({"step": PLAIN} if args.plain else {})
-        works = {
-            name: generation(config, method, small, mesh, sampling=law, draft_vocab=args.draft_vocab, **sizes)
-            for name, method in methods.items()
-        }
+        works = {name: generation(config, method, small, mesh, **common) for name, method in methods.items()}
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     print(f"{args.program}: {args.model}, {config.num_layers} layers, on {args.topology}: {axes}", flush=True)
     result = dataclasses.asdict(args) | sizes | {"layers": config.num_layers, "mesh": dict(mesh.shape)}

@@ -16,8 +16,10 @@ from jax.sharding import PartitionSpec as P
 from eagle_jax import BoundDrafter, DraftHead, Medusa, SmallModel, Target, TreeConfig, lookahead, prompt_lookup
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, DecoderConfig, HeadConfig, MedusaConfig
 from eagle_jax.core import Engine, Params, Sampling, prefill, step
+from eagle_jax.devices import bits_of
 from eagle_jax.drafters import vanilla_drafter
 from eagle_jax.models import eagle3_head, init_head_params, init_medusa_params, init_params
+from eagle_jax.models.quantised import Scheme, quantise_params
 from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel import ROWS, TENSOR, param_shardings, row_groups, shard_drafter
 from eagle_jax.runtime.drafters import DEFAULT_CHAIN
@@ -66,6 +68,7 @@ def generation(
     max_tokens: int,
     sampling: Sampling,
     draft_vocab: int,
+    weights: Scheme | None = None,
 ) -> Workload:
     """Lowers the program that `eagle_jax.generate` would run; the unit of work is a cycle.
 
@@ -77,12 +80,13 @@ def generation(
       prompt: tokens of every prompt.
       max_tokens: most tokens of a reply.
       sampling: the program depends on which settings are on, not on their values.
+      weights: scheme of quantised weights of target and drafter; None is `DTYPE`.
 
     Raises:
       ValueError: another method, or more tokens than the model's positions.
     """
-    target = _target(config, mesh)
-    bound = make_drafter(method, target, small, mesh, draft_vocab)
+    target = _target(config, mesh, weights)
+    bound = make_drafter(method, target, small, mesh, draft_vocab, weights)
     engine = Engine(target.fn, shard_drafter(bound.plain, mesh))
     rows, sizes = prepare([[0] * prompt] * batch, max_tokens, (), 0, "", config, engine.drafter.depth)
     params = {"target": target.params, "drafter": bound.params}
@@ -102,7 +106,9 @@ def generation(
     )
 
 
-def make_drafter(text: str, target: Target, small: DecoderConfig, mesh: Mesh, draft_vocab: int) -> BoundDrafter:
+def make_drafter(
+    text: str, target: Target, small: DecoderConfig, mesh: Mesh, draft_vocab: int, weights: Scheme | None = None
+) -> BoundDrafter:
     """Returns a method with abstract parameters by its label.
 
     Raises:
@@ -117,22 +123,22 @@ def make_drafter(text: str, target: Target, small: DecoderConfig, mesh: Mesh, dr
         return lookahead(target, **label.fields)
     if label.method == "eagle3":
         head, tree = eagle3_head(config, draft_vocab), label.tree(TreeConfig(8), EAGLE1_PARENTS)
-        return DraftHead.from_params(head, _params(init_head_params, head, mesh), target, tree)
+        return DraftHead.from_params(head, _params(init_head_params, head, mesh, weights), target, tree)
     if label.method in ("medusa", "hydra"):
         layer = config.one_layer(tie_word_embeddings=False) if label.method == "hydra" else None
         kind: Any = label.method
         heads = MedusaConfig(kind, config.hidden_size, config.vocab_size, 4 if layer else 5, 1, layer)
         tree = label.tree(TreeConfig(heads.num_heads), medusa_parents(heads.num_heads))
-        return Medusa.from_params(heads, _params(init_medusa_params, heads, mesh), target, tree)
+        return Medusa.from_params(heads, _params(init_medusa_params, heads, mesh, weights), target, tree)
     if label.method == "sps":
-        return SmallModel.from_model(target, _target(small, mesh), label.tree(DEFAULT_CHAIN, EAGLE1_PARENTS))
+        return SmallModel.from_model(target, _target(small, mesh, weights), label.tree(DEFAULT_CHAIN, EAGLE1_PARENTS))
     known = "eagle3, medusa, hydra, sps, pld, lookahead and vanilla"
     raise ValueError(f"--method must be one of {known}, got {text}. Choose one.")
 
 
-def _target(config: DecoderConfig, mesh: Mesh) -> Target:
+def _target(config: DecoderConfig, mesh: Mesh, weights: Scheme | None = None) -> Target:
     """Returns a target with abstract parameters; its mesh is None: abstract arrays cannot be placed."""
-    return Target(config, _params(init_params, config, mesh), on_mesh(config, DTYPE, mesh), "model", DTYPE)
+    return Target(config, _params(init_params, config, mesh, weights), on_mesh(config, DTYPE, mesh), "model", DTYPE)
 
 
 def training(
@@ -195,9 +201,10 @@ def training(
     )
 
 
-def _params(init: Callable[..., Params], config: Any, mesh: Mesh) -> Params:
-    """Returns the abstract parameters of a model."""
-    return _abstract(jax.eval_shape(functools.partial(init, config), jax.random.key(0)), mesh, dtype=DTYPE)
+def _params(init: Callable[..., Params], config: Any, mesh: Mesh, weights: Scheme | None = None) -> Params:
+    """Returns the abstract parameters of a model, quantised by a scheme."""
+    make = lambda key: quantise_params(init(config, key), weights, DTYPE)  # noqa: E731
+    return _abstract(jax.eval_shape(make, jax.random.key(0)), mesh, dtype=DTYPE)
 
 
 def _abstract(tree: Any, mesh: Mesh, spec: P | None = None, dtype: str | None = None) -> Any:
@@ -211,7 +218,8 @@ def _abstract(tree: Any, mesh: Mesh, spec: P | None = None, dtype: str | None = 
     shardings = param_shardings(tree, mesh) if own is None else jax.tree.map(lambda _: own, tree)
 
     def abstract(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-        kind = dtype if dtype and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize > 1  # fp8 is a quantised value
+        kind = dtype if dtype and is_float else leaf.dtype
         return jax.ShapeDtypeStruct(leaf.shape, kind, sharding=sharding)
 
     return jax.tree.map(abstract, tree, shardings)
@@ -220,4 +228,4 @@ def _abstract(tree: Any, mesh: Mesh, spec: P | None = None, dtype: str | None = 
 def local_bytes(arrays: Any) -> float:
     """Returns the bytes that abstract arrays take on one device, by their shardings."""
     leaves = jax.tree.leaves(arrays)
-    return float(sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves))
+    return float(sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * bits_of(leaf.dtype) / 8 for leaf in leaves))

@@ -179,7 +179,7 @@ REFUSED = [
     (LLAMA, {"attention_bias": None}, "attention_bias must be true or false, got None"),
     (LLAMA, {"hidden_act": ["silu"]}, r"hidden_act must be a string, got \['silu'\]"),
     (LLAMA, {"hidden_act": "gelu"}, "hidden_act must be silu or absent, got 'gelu'"),
-    (LLAMA, {"quantization_config": {"quant_method": "gptq"}}, r"quantization_config must be absent, got \{'quant_m"),
+    (LLAMA, {"quantization_config": {"quant_method": "hqq"}}, r"quant_method must be one of awq, .*, got .hqq"),
     (LLAMA, {"rope_scaling": "linear"}, "rope_scaling must be an object of keys and values, got 'linear'"),
     (LLAMA, {"rope_scaling": LINEAR | {"factor": "2"}}, r"rope_scaling\.factor must be a positive number, got '2'"),
     (LLAMA, {"rope_scaling": {"type": "linear"}}, r"rope_scaling\.factor must be a positive number, got no value"),

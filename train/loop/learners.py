@@ -36,6 +36,7 @@ from eagle_jax.checkpoints import (
 )
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig, MedusaConfig, TreeConfig
 from eagle_jax.core.types import Params
+from eagle_jax.models.quantised import dequantise
 from eagle_jax.packed import PackedTokens
 from eagle_jax.parallel import processes
 from eagle_jax.runtime.drafters import TreeDrafter
@@ -130,7 +131,7 @@ class EagleLearner(Learner):
         Taps, draft vocabulary and width are those of the head unless an option sets them. The rest must be the run's.
         """
         args, target = self.args, self.target
-        embedding = processes.to_host(target.params["embed_tokens"]["embedding"])
+        embedding = jax.tree.map(processes.to_host, target.params["embed_tokens"]["embedding"])
         with naming("--init", str(args.init)):
             given, params = load_head_checkpoint(self.init, target.config, "float32", embedding=embedding)
         changes: dict[str, Any] = {"head_intermediate": args.head_intermediate or given.layer.intermediate_size}
@@ -161,7 +162,7 @@ class EagleLearner(Learner):
         return eagle_jax.DraftHead.from_params(self.config, params, target, self.tree)
 
     def write(self, params: Params, directory: Path) -> None:
-        table = self.target.params["embed_tokens"]["embedding"] if self.config.kind == "eagle1" else None
+        table = dequantise(self.target.params["embed_tokens"]["embedding"]) if self.config.kind == "eagle1" else None
         embedding = processes.to_host(table)
         if jax.process_index() == 0:
             save_head_checkpoint(self.config, params, directory, embedding=embedding)

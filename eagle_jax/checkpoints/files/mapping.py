@@ -10,7 +10,7 @@ import functools
 import re
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from eagle_jax.checkpoints.files.fields import CheckpointError
 from eagle_jax.config import DecoderConfig, HeadConfig, MedusaConfig
 from eagle_jax.core.types import Params
 from eagle_jax.models import init_head_params, init_medusa_params, init_params
+from eagle_jax.models.quantised import Scheme
 
 LM_HEAD = "lm_head.weight"
 EMBEDDING = "embed_tokens/embedding"
@@ -174,3 +175,16 @@ def check_dtype(dtype: Any) -> np.dtype:
         return DTYPES[np.dtype(dtype).name]
     except (TypeError, KeyError):
         raise CheckpointError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}. Choose one.") from None
+
+
+def check_scheme(weights: str | None) -> Scheme | None:
+    """Returns the scheme of quantised weights of a name.
+
+    Raises:
+      CheckpointError: it is not int8, int4, fp8 or None.
+    """
+    for scheme in (None, *get_args(Scheme)):
+        if weights == scheme:
+            return scheme
+    known = ", ".join(get_args(Scheme))
+    raise CheckpointError(f"weights must be one of {known} or None, got {weights!r}. Choose one.")

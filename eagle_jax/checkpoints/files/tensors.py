@@ -17,9 +17,13 @@ from eagle_jax.checkpoints.files.fields import CheckpointError, shown
 FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 """Dtypes a weight may be stored in; anything else is a quantised checkpoint."""
 
+QUANTISED = "quantised"
+"""Dtype of a `TensorInfo` for a layer of several tensors, which a reader of quantised checkpoints shows as one."""
+
 _SAFETENSORS_DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn",
 }  # fmt: skip
 
 
@@ -50,6 +54,7 @@ class TensorReader:
         self.directory = directory
         self.infos: dict[str, TensorInfo] = {}
         self._sources: dict[str, Any] = {}  # tensor name -> the open file that holds it
+        self._paths: dict[str, Path] = {}
         self._stack = contextlib.ExitStack()
         try:
             self._open_all(stem)
@@ -66,7 +71,11 @@ class TensorReader:
     def read(self, name: str) -> np.ndarray:
         """Reads a tensor as stored; bfloat16 becomes `jnp.bfloat16`."""
         source = self._sources[name]
-        return _torch_to_numpy(source[name]) if isinstance(source, dict) else source.get_tensor(name)
+        if isinstance(source, dict):
+            return _torch_to_numpy(source[name])
+        if _describe(source, name)[1] == "float8_e4m3fn":
+            return _read_fp8(self._paths[name], name)
+        return source.get_tensor(name)
 
     def _open_all(self, stem: str | None) -> None:
         for file in _weight_files(self.directory, stem):
@@ -85,7 +94,7 @@ class TensorReader:
                         "Save the model again."
                     )
                 self.infos[name] = TensorInfo(*_describe(opened, name), file)
-                self._sources[name] = opened
+                self._sources[name], self._paths[name] = opened, path
 
 
 def _weight_files(directory: Path, stem: str | None) -> list[str]:
@@ -116,6 +125,16 @@ def _open_safetensors(path: Path) -> Any:
         return safetensors.safe_open(path, framework="np")
     except Exception as error:
         raise CheckpointError(f"{path}: truncated or corrupt ({error}). Download or save it again.") from error
+
+
+def _read_fp8(path: Path, name: str) -> np.ndarray:
+    """Reads a tensor of 8-bit floats, for which safetensors looks in NumPy, which has no such dtype."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        info = json.loads(file.read(length))[name]
+    start, end = info["data_offsets"]
+    raw = np.fromfile(path, jnp.float8_e4m3fn, end - start, offset=8 + length + start)
+    return raw.reshape(info["shape"])
 
 
 def _describe(opened: Any, name: str) -> tuple[tuple[int, ...], str]:

@@ -18,9 +18,10 @@ from flax.traverse_util import unflatten_dict
 from eagle_jax.checkpoints.files.fields import CheckpointError
 from eagle_jax.checkpoints.files.mapping import Table, check_dtype
 from eagle_jax.checkpoints.files.staging import write_json
-from eagle_jax.checkpoints.files.tensors import FLOAT_DTYPES, TensorReader, cast
+from eagle_jax.checkpoints.files.tensors import FLOAT_DTYPES, QUANTISED, TensorReader, cast
 from eagle_jax.core.types import Params
 from eagle_jax.devices import loading_errors
+from eagle_jax.models.quantised import Scheme, quantise, scheme_of
 
 Place = Callable[[str, np.ndarray], jax.Array]
 """`(path, host array) -> device array`. A sharded load passes a function that places each parameter on its devices."""
@@ -31,8 +32,10 @@ _FETCH_AGAIN = "Fetch the checkpoint again, take one from before training diverg
 _CHUNK = 1 << 18  # elements: a chunk stays in the CPU cache
 _NAMED = 10  # tensors in a message
 # dtype -> (integers of its size, the bits of its exponent). All of the exponent's bits are set in NaN and infinity.
+# e4m3 has no infinity; all bits but the sign are set in its NaN.
 _BITS: dict[str, tuple[Any, int]] = {
     "float32": (np.uint32, 0x7F800000), "bfloat16": (np.uint16, 0x7F80), "float16": (np.uint16, 0x7C00),
+    "float8_e4m3fn": (np.uint8, 0x7F),
 }  # fmt: skip
 
 
@@ -68,36 +71,66 @@ def plan(
         shape = expected[path][::-1] if transpose else expected[path]
         if info.shape != shape:
             problems.found["misshaped"].append(f"{name} is {list(info.shape)}, expected {list(shape)}")
-        elif info.dtype not in FLOAT_DTYPES:
-            problems.found["other"].append(f"{name} is stored as {info.dtype}: quantised weights are not supported")
+        elif info.dtype not in (*FLOAT_DTYPES, QUANTISED):
+            problems.found["other"].append(f"{name} is stored as {info.dtype}, which config.json does not explain")
     problems.found["missing"].extend(table.name_of(path)[0] for path in expected if path not in chosen)
     return chosen
 
 
 def read_planned(
-    reader: TensorReader, chosen: Mapping[str, tuple[str, bool]], dtype: str, place: Place | None
+    reader: TensorReader,
+    chosen: Mapping[str, tuple[str, bool]],
+    dtype: str,
+    place: Place | None,
+    weights: Scheme | None = None,
 ) -> Params:
     """Reads, converts and places tensors one by one.
 
+    Args:
+      weights: scheme to quantise matrices by; those that are stored as quantised stay as they are.
+
     Raises:
-      CheckpointError: tensors hold NaN or infinity; the message names all of them.
+      CheckpointError: tensors hold NaN or infinity; the message names all of them. Or `weights` is given and the model
+        has weights that are no matrices, such as stacked experts.
     """
     loaded = check_dtype(dtype)
+    for path, (name, _) in chosen.items():
+        if scheme_of(path, weights) and len(reader.infos[name].shape) != 2:
+            shape = list(reader.infos[name].shape)
+            raise CheckpointError(
+                f"weights must be None for a model with experts, got {weights!r}, and {name} is {shape}. Leave it out."
+            )
     spoiled: dict[str, int] = {}
     size = loaded.itemsize * sum(math.prod(reader.infos[name].shape) for name, _ in chosen.values())
-    flat = {}
+    flat: dict[str, Any] = {}
     for path, (name, transpose) in chosen.items():
-        host = cast(reader.read(name), loaded)
-        if count := count_not_finite(host):
+        parts, count = _convert(reader.read(name), path, transpose, loaded, weights)
+        if count:
             spoiled[name] = count
         if spoiled:  # only counted from here on
             continue
-        # A copy in either case: the array may be a view of the file, which jnp.asarray would keep.
-        host = transposed(host) if transpose else np.array(host)
         with loading_errors(str(reader.directory), size):
-            flat[path] = jnp.asarray(host) if place is None else place(path, host)
+            flat |= {key: jnp.asarray(host) if place is None else place(key, host) for key, host in parts.items()}
     raise_not_finite(spoiled, str(reader.directory), _FETCH_AGAIN)
     return unflatten_dict(flat, sep="/")
+
+
+def _convert(
+    stored: Any, path: str, transpose: bool, loaded: np.dtype, weights: Scheme | None
+) -> tuple[dict[str, np.ndarray], int]:
+    """Returns the arrays of a parameter by path, and how many of its values are not finite."""
+    scheme = scheme_of(path, weights)
+    if isinstance(stored, np.ndarray) and scheme is None:
+        host = cast(stored, loaded)
+        # A copy in either case: the array may be a view of the file, which jnp.asarray would keep.
+        return {path: transposed(host) if transpose else np.array(host)}, count_not_finite(host)
+    count = 0
+    if isinstance(stored, np.ndarray) and scheme is not None:
+        wide = cast(stored, np.dtype(np.float32))
+        count = count_not_finite(wide)
+        stored = {} if count else quantise(wide.T if transpose else wide, scheme, loaded)
+    parts = {f"{path}/{name}": cast(part, loaded) if name == "scale" else part for name, part in stored.items()}
+    return parts, count + sum(map(count_not_finite, parts.values()))
 
 
 def transposed(array: np.ndarray) -> np.ndarray:
@@ -110,7 +143,7 @@ def transposed(array: np.ndarray) -> np.ndarray:
 
 
 def count_not_finite(array: np.ndarray) -> int:
-    """Counts NaN and infinite values of an array; 0 for dtypes other than float32, bfloat16, float16.
+    """Counts NaN and infinite values of an array; 0 for integers.
 
     By the bits: `np.isfinite` takes six times as long on bfloat16.
     """
@@ -139,6 +172,11 @@ def raise_not_finite(counts: Mapping[str, int], subject: str, remedy: str) -> No
 
 def check_params(flat: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]], subject: str) -> None:
     """Checks names and shapes of parameters in memory; raises one error that names all that do not fit."""
+    if quantised := [path.removesuffix("/q") for path in flat if path.endswith(("weight/q", "embedding/q"))]:
+        raise CheckpointError(
+            f"{subject} weights must be floats to be written, got quantised ones in {quantised[0]} and "
+            f"{len(quantised) - 1} more. Load the model without weights=, or keep the checkpoint that it came from."
+        )
     problems = TensorProblems()
     problems.found["missing"] = [path for path in expected if path not in flat]
     for path, leaf in flat.items():

@@ -7,21 +7,28 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.checkpoints.files.fields import CheckpointError, notice
 from eagle_jax.checkpoints.files.hub import Hub, checkpoint_directory
 from eagle_jax.checkpoints.files.kinds import EAGLES, check_kind
-from eagle_jax.checkpoints.files.mapping import LM_HEAD, canonical_name, check_dtype, expected_shapes, head_table
-from eagle_jax.checkpoints.files.tensors import TensorReader, cast, read_json
+from eagle_jax.checkpoints.files.mapping import (
+    LM_HEAD,
+    canonical_name,
+    check_dtype,
+    check_scheme,
+    expected_shapes,
+    head_table,
+)
+from eagle_jax.checkpoints.files.tensors import FLOAT_DTYPES, TensorReader, cast, read_json
 from eagle_jax.checkpoints.files.weights import Place, TensorProblems, plan, read_planned
 from eagle_jax.checkpoints.heads.config import flat_config, head_config
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
 from eagle_jax.core.types import Params
+from eagle_jax.models.quantised import is_quantised, quantise
 
 _EMBEDDING = "embed_tokens.weight"
 
@@ -33,9 +40,10 @@ def load_head_checkpoint(
     *,
     rope_theta: float | int | None = None,
     taps: Sequence[int] | None = None,
-    embedding: jax.Array | np.ndarray | None = None,
-    lm_head: jax.Array | np.ndarray | None = None,
+    embedding: Any | None = None,
+    lm_head: Any | None = None,
     place: Place | None = None,
+    weights: str | None = None,
     **hub: Unpack[Hub],
 ) -> tuple[HeadConfig, Params]:
     """Loads configuration and parameters of a draft head for `target`.
@@ -46,9 +54,11 @@ def load_head_checkpoint(
       dtype: float32, bfloat16 or float16.
       rope_theta: replaces the head's own; some published heads draft better at 10000 than at their config's value.
       taps: replaces the hidden states that the config names, in `transformers` numbering.
-      embedding: the target's embedding, [V, H]. If the file holds a copy, the head shares the target's array.
+      embedding: the target's embedding, [V, H], which may be quantised. If the file holds a copy, the head shares the
+        target's array.
       lm_head: the target's lm_head, [V, H]; used only to warn: EAGLE-1/2 heads always draft through it.
       place: `(path, host array) -> device array` for a sharded load.
+      weights: scheme to quantise the head's matrices by.
       hub: revision, token and cache_dir of a hub id, as in `huggingface_hub`.
 
     Returns:
@@ -62,6 +72,7 @@ def load_head_checkpoint(
       UserWarning: an option or an lm_head is unknown or has no effect, or contradicts the tensors or the target.
     """
     check_dtype(dtype)
+    scheme = check_scheme(weights)
     directory = checkpoint_directory(path_or_id, **hub)
     where = str(directory / "config.json")
     written = read_json(directory / "config.json")
@@ -100,20 +111,30 @@ def load_head_checkpoint(
                 notice(f"{directory}: {own} differs from the target's lm_head, and EAGLE-1/2 drafts through the latter")
         chosen = plan(reader, table, expected, problems)
         problems.raise_if_any(f"{directory}: not a usable {config.kind} head for this target:")
-        params = {"head": read_planned(reader, chosen, dtype, place)}
+        params = {"head": read_planned(reader, chosen, dtype, place, scheme)}
         if d2t is not None:
             params["d2t"] = jnp.asarray(d2t) if place is None else place("d2t", d2t)
         return config, params
 
 
-def _is_copy(reader: TensorReader, name: str | None, theirs: jax.Array | np.ndarray | None, dtype: str) -> bool:
-    """Returns whether a tensor of the file equals the target's, up to rounding to either dtype."""
-    if theirs is None or name is None or reader.infos[name].shape != theirs.shape:
+def _is_copy(reader: TensorReader, name: str | None, theirs: Any | None, dtype: str) -> bool:
+    """Returns whether a tensor of the file equals the target's, up to rounding to either dtype.
+
+    A quantised weight of the target is compared with the tensor quantised in the same way.
+    """
+    if theirs is None or name is None or reader.infos[name].dtype not in FLOAT_DTYPES:
         return False
     loaded, stored = check_dtype(dtype), reader.read(name)
+    if is_quantised(theirs):
+        schemes = {"int8": "int8", "int4": "int4", "float8_e4m3fn": "fp8"}
+        theirs_scheme: Any = schemes[theirs["q"].dtype.name]
+        if "zero" in theirs or math.prod(theirs["q"].shape) != stored.size:
+            return False
+        ours = quantise(cast(stored, np.dtype(np.float32)), theirs_scheme, loaded)
+        return all(np.array_equal(ours[key], np.asarray(theirs[key])) for key in ours)
     # A copy rounded on saving still counts as a copy.
-    ours = np.asarray(theirs).astype(loaded).astype(stored.dtype)
-    return np.array_equal(cast(stored, loaded).astype(stored.dtype), ours)
+    rounded = np.asarray(theirs).astype(loaded).astype(stored.dtype)
+    return stored.shape == theirs.shape and np.array_equal(cast(stored, loaded).astype(stored.dtype), rounded)
 
 
 def _read_d2t(

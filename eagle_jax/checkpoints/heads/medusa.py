@@ -15,6 +15,7 @@ from eagle_jax.checkpoints.files.mapping import (
     Rule,
     Table,
     check_dtype,
+    check_scheme,
     expected_shapes,
     flatten,
     layer_rules,
@@ -36,12 +37,13 @@ def load_medusa_checkpoint(
     dtype: str = "float32",
     *,
     place: Place | None = None,
+    weights: str | None = None,
     **hub: Unpack[Hub],
 ) -> tuple[MedusaConfig, Params]:
     """Loads configuration and parameters of Medusa or Hydra heads; the file decides their number.
 
     Args:
-      target: the model that the heads are for. place, hub: as in `load_target_checkpoint`.
+      target: the model that the heads are for. place, weights, hub: as in `load_target_checkpoint`.
 
     Raises:
       CheckpointError: no such heads, heads of another width, vocabulary, architecture or model, or values that are not
@@ -51,6 +53,7 @@ def load_medusa_checkpoint(
       UserWarning: config.json contradicts the file.
     """
     check_dtype(dtype)
+    scheme = check_scheme(weights)
     directory = head_directory(path_or_id, **hub)
     where = directory / "config.json"
     values = read_json(where)
@@ -89,7 +92,7 @@ def load_medusa_checkpoint(
             f"{directory}: not the {kind} heads of a model that is {target.hidden_size} wide with "
             f"{target.vocab_size} tokens; take heads that were trained for this target, or load their own target:"
         )
-        return config, {"heads": read_planned(reader, chosen, dtype, place)}
+        return config, {"heads": read_planned(reader, chosen, dtype, place, scheme)}
 
 
 def save_medusa_checkpoint(

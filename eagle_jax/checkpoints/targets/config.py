@@ -10,6 +10,7 @@ from typing import Any
 from eagle_jax.checkpoints.files.fields import CheckpointError, Fields, notice, shown
 from eagle_jax.checkpoints.targets import gemma3
 from eagle_jax.checkpoints.targets.families import FAMILIES, family_of
+from eagle_jax.checkpoints.targets.quantisation import KEYS, quantisation_of
 from eagle_jax.checkpoints.targets.rope import context_length, length_keys, rope_config, rope_scaling
 from eagle_jax.checkpoints.targets.windows import read_windows, window_keys
 from eagle_jax.config import ConfigError, DecoderConfig
@@ -33,13 +34,12 @@ _UNSUPPORTED = _SCALES | {
     "rope_interleaved", "rope_local_base_freq", "use_parallel_residual", "parallel_attn", "alibi",
     "parallel_drafting", "ptd_token_id", "block_size", "num_nextn_predict_layers", "use_mtp_layernorm",
 }  # fmt: skip
-_QUANTISED = {"quantization_config", "compression_config"}
 # Switches that every decoder and head has on. Null, false and zero turn them off: transformers reads `is_causal` so.
 _ALWAYS_ON = {
     "is_causal", "use_causal_mask", "use_rope", "use_rotary", "use_rotary_embeddings",
     "use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm",
 }  # fmt: skip
-CHECKED = frozenset(_UNSUPPORTED | _ALWAYS_ON | _QUANTISED)
+CHECKED = frozenset(_UNSUPPORTED | _ALWAYS_ON | set(KEYS))
 """Keys that `check_supported` checks in every config."""
 # Names that look as if they changed what a model computes: unknown ones cause a warning.
 _SUSPECT = re.compile(r"^use_|^fc|norm|scal(e|ing)|multiplier|soft_?cap|sink|window|rotary|rope|alibi|clip")
@@ -57,8 +57,8 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
     """Builds the `DecoderConfig` of a config.json; arguments of `read_target_config`.
 
     Raises:
-      CheckpointError: an unknown architecture, a value of another type, quantised weights, or any feature
-        that the decoder does not have.
+      CheckpointError: an unknown architecture, a value of another type, an unknown kind of quantised weights, or any
+        feature that the decoder does not have.
     """
     values = gemma3.text_values(values, where)
     family = family_of(values, where)
@@ -72,7 +72,9 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
     if family.rope and not own.get("rope_scaling") and not own.get("rope_parameters"):
         own["rope_parameters"] = family.rope
     fields = Fields({**family.defaults, **renamed, **own}, where, names=family.names)
-    check_supported(fields, family.only, has=(*family.reads, *(_NOPE if family.nope else ())))
+    if quantisation_of(fields) is not None and (family.joined is not dict or family.fused):
+        fields.fail(next(key for key in KEYS if fields.values.get(key)), "absent", f"Load a float {family.model_type}.")
+    check_supported(fields, family.only, has=(*KEYS, *family.reads, *(_NOPE if family.nope else ())))
     layers = fields.integer("num_hidden_layers", most=_MOST_LAYERS)
     nope_layers = _nope_layers(fields, layers) if family.nope else ()
     if nope_layers and not fields.given("layer_types") and fields.flag("use_sliding_window"):
@@ -171,8 +173,8 @@ def check_supported(
             fields.fail(key, f"{str(default).lower()} or absent", _ANOTHER)
     unknown = []
     for key, value in fields.values.items():
-        if key in _QUANTISED and value:
-            fields.fail(key, "absent", "Load the original checkpoint: quantised weights are not supported.")
+        if key in KEYS and value and key not in has:
+            fields.fail(key, "absent", "Load the original checkpoint, with weights= to quantise it here.")
         if key in _ALWAYS_ON and value is not True:
             fields.fail(key, "true or absent", _ANOTHER)
         scale = key in _SCALES

@@ -13,7 +13,16 @@ from eagle_jax.checkpoints.files.fields import Fields, notice
 from eagle_jax.checkpoints.files.gguf import is_gguf
 from eagle_jax.checkpoints.files.hub import Hub, checkpoint_directory
 from eagle_jax.checkpoints.files.kinds import MODELS, check_kind
-from eagle_jax.checkpoints.files.mapping import EMBEDDING, LM_HEAD, Rule, Table, check_dtype, expected_shapes, flatten
+from eagle_jax.checkpoints.files.mapping import (
+    EMBEDDING,
+    LM_HEAD,
+    Rule,
+    Table,
+    check_dtype,
+    check_scheme,
+    expected_shapes,
+    flatten,
+)
 from eagle_jax.checkpoints.files.staging import replacing, write_json
 from eagle_jax.checkpoints.files.tensors import FLOAT_DTYPES, TensorReader, cast, read_json
 from eagle_jax.checkpoints.files.weights import Place, TensorProblems, check_params, plan, read_planned, write_weights
@@ -21,6 +30,8 @@ from eagle_jax.checkpoints.targets.config import config_values, decoder_config
 from eagle_jax.checkpoints.targets.families import FAMILIES
 from eagle_jax.checkpoints.targets.fused import FusedReader, join_projections
 from eagle_jax.checkpoints.targets.gguf import GgufReader
+from eagle_jax.checkpoints.targets.quantisation import quantisation_of
+from eagle_jax.checkpoints.targets.quantised import QuantisedReader
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core.types import Params
 
@@ -32,6 +43,7 @@ def load_target_checkpoint(
     max_position: int | None = None,
     place: Place | None = None,
     layers: bool = True,
+    weights: str | None = None,
     **hub: Unpack[Hub],
 ) -> tuple[DecoderConfig, Params]:
     """Loads configuration and parameters of a language model.
@@ -42,6 +54,7 @@ def load_target_checkpoint(
       max_position: caps the context length, e.g. to stay inside a sliding window.
       place: `(path, host array) -> device array` for a sharded load; default is the default device.
       layers: False reads only embedding, final norm and lm_head, for training on stored features.
+      weights: scheme to quantise matrices by. Quantised matrices of a file keep their own.
       hub: revision, token and cache_dir of a hub id, as in `huggingface_hub`.
 
     Returns:
@@ -55,19 +68,44 @@ def load_target_checkpoint(
         differ: the model is loaded untied.
     """
     loaded_dtype = check_dtype(dtype)
+    scheme = check_scheme(weights)
     directory = checkpoint_directory(path_or_id, **hub)
     config = read_target_config(directory, max_position=max_position)
     family = FAMILIES[config.architecture]
-    with _open(directory, config) as reader:
+    with _reader_of(directory, config) as reader:
         if not isinstance(reader, GgufReader):  # these hold models alone
             check_kind(directory, MODELS, read_json(directory / "config.json"), reader.infos)
         problems = TensorProblems()
         config, table = _settle_tie(config, reader, family.table, loaded_dtype)
+        if isinstance(reader, QuantisedReader):
+            needed = expected_shapes(config)
+            extra = [name for name in reader.zero_biases() if (table.path_of(name) or ("",))[0] not in needed]
+            table = table.ignoring(*extra)
         chosen = plan(reader, table, expected_shapes(config), problems)
         problems.raise_if_any(f"{directory}: the tensors do not fit the {config.architecture} of its configuration:")
         if not layers:
             chosen = {path: tensor for path, tensor in chosen.items() if not path.startswith("layers_")}
-        return config, read_planned(reader, chosen, dtype, place)
+        params = read_planned(reader, chosen, dtype, place, scheme)
+        if isinstance(reader, QuantisedReader) and reader.dequantised:
+            notice(
+                f"{directory}: the groups of {reader.dequantised[0]} and {len(reader.dequantised) - 1} more are not "
+                f"neighbouring inputs (desc_act or actorder): their weights were dequantised to {dtype}"
+            )
+        return config, params
+
+
+def _reader_of(directory: Path, config: DecoderConfig) -> TensorReader:
+    """Opens the files of a model; fused tensors appear as their parts."""
+    if is_gguf(directory):
+        return GgufReader(directory)
+    where = directory / "config.json"
+    quantisation = quantisation_of(Fields(read_json(where), where))
+    if quantisation is None:
+        family = FAMILIES[config.architecture]
+        return FusedReader(directory, family.fused, config) if family.fused else family.reader(directory)
+    for note in quantisation.notes:
+        notice(note)
+    return QuantisedReader(directory, quantisation)
 
 
 def read_target_config(directory: Path, *, max_position: int | None = None) -> DecoderConfig:
@@ -94,14 +132,6 @@ def read_target_config(directory: Path, *, max_position: int | None = None) -> D
     known = tuple(token for token in stops if 0 <= token < config.vocab_size)  # no others occur
     Fields({}, path).contradict("eos_token_id", f"the vocabulary of {config.vocab_size} tokens has", known, stops)
     return dataclasses.replace(config, eos_ids=known)
-
-
-def _open(directory: Path, config: DecoderConfig) -> TensorReader:
-    """Opens the weights: those of a GGUF file, or of a directory, with fused tensors as their parts."""
-    if is_gguf(directory):
-        return GgufReader(directory)
-    family = FAMILIES[config.architecture]
-    return FusedReader(directory, family.fused, config) if family.fused else family.reader(directory)
 
 
 def _config_of(directory: Path) -> tuple[dict[str, Any], Path]:
