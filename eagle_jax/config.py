@@ -228,6 +228,11 @@ class MedusaConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "hidden_size", "vocab_size", "num_heads", "num_layers")
+        if self.prefix is not None and any(self.prefix.windows):
+            raise ConfigError(
+                f"MedusaConfig.prefix must be a layer without a window, got {max(self.prefix.windows)}. Use "
+                "DecoderConfig.one_layer."
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -130,6 +130,19 @@ def test_logits_are_those_of_transformers_on_the_same_file(case, tmp_path):
         close(ours, torch_outputs(theirs, tokens)[0])
 
 
+@pytest.mark.parametrize(("layers", "scalar"), [(48, 24), (62, 16)])
+def test_scores_of_gemma_are_divided_as_llama_cpp_does(layers, scalar, tmp_path):
+    """By sqrt(head_dim), or in 27B by sqrt(hidden_size / heads); a file does not say which."""
+    own = {"context_length": 64, "embedding_length": 64, "block_count": layers, "feed_forward_length": 96,
+           "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 24,
+           "attention.layer_norm_rms_epsilon": 1e-6, "attention.sliding_window": 9}  # fmt: skip
+    metadata = {f"gemma3.{key}": value for key, value in own.items()}
+    tensors = {"token_embd.weight": np.zeros((5, 64), np.float32)}
+    config = read_target_config(write(tmp_path / "model.gguf", "gemma3", metadata, tensors))
+    assert config.query_scalar == scalar and config.rope == RopeConfig(1e6) and config.local_rope == RopeConfig(1e4)
+    assert config.windows == tuple(9 * ((i + 1) % 6 > 0) for i in range(layers))
+
+
 def test_every_quantisation_of_the_package_is_read(tmp_path):
     rng, tensors = np.random.default_rng(0), {}
     for kind in map(gguf.GGMLQuantizationType, gguf.quants._type_traits):

@@ -16,7 +16,7 @@ from eagle_jax.drafters.eagle import HeadFns
 from eagle_jax.models import init_params, layers
 from eagle_jax.runtime import request
 from eagle_jax.runtime.generation import prefill_program, request_of
-from tests.models import DRAFTERS, random_prompts, tiny_head, tiny_target
+from tests.models import DRAFTERS, TREES, random_prompts, tiny_head, tiny_target
 
 PROMPTS = random_prompts([5, 31, 1, 17, 8, 3], 12)
 RUN = dict(max_new_tokens=[30, 7, 25, 1, 32, 12], eos_ids=[[3], [5], [], [1, 2], [0, 7, 9, 11, 10], [4]])
@@ -152,6 +152,15 @@ def test_a_session_reads_an_edited_text_anew_once_it_is_longer_than_a_window(nam
     text = check(text + [1] * 10, 11)  # the ring wraps
     text = check(text + [3], 2)
     check(text[:20] + [9], 21)
+
+
+def test_text_on_a_mesh_is_that_of_one_device():
+    target = tiny_target(windows=(9, 0))
+    mesh = eagle_jax.parallel.make_mesh(2, 2)
+    spread = eagle_jax.Target.from_params(target.config, target.params, mesh=mesh)
+    head = tiny_head("eagle3", TREES["k2n6"], draft_vocab=10, seed=9)
+    wanted = eagle_jax.generate(target, None, PROMPTS, **RUN).tokens
+    assert eagle_jax.generate(spread, head.rebind(spread), PROMPTS, **RUN).tokens == wanted
 
 
 def test_a_window_counts_the_depth_of_a_tree():
