@@ -51,6 +51,14 @@ GPT2: dict[str, Any] = {
     "add_cross_attention": False, "tie_word_embeddings": True, "hidden_size": 24, "num_hidden_layers": 2,
 }  # fmt: skip
 
+EXPERTS: dict[str, Any] = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "norm_topk_prob": True,
+    "decoder_sparse_step": 2, "mlp_only_layers": [1], "swiglu_limit": 7.0, "swiglu_alpha": 1.702,
+    "experts_per_token": 2,
+}  # fmt: skip
+QWEN3_MOE = QWEN3 | EXPERTS | {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
+GPT_OSS = QWEN3 | EXPERTS | {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]}
+
 leaves = st.one_of(
     st.none(), st.booleans(), st.integers(), st.sampled_from([0, -1, 1, 2**31, 2**63, 10**400, -(10**400)]),
     st.floats(), st.sampled_from([float("nan"), INF, -INF, 0.0, 1e-320, 1e308, 4096.0]), st.text(max_size=4),
@@ -96,7 +104,11 @@ def read(function, *args):
 
 
 @FUZZ
-@given(st.sampled_from([LLAMA, MISTRAL, QWEN2, QWEN3, GPT2]).flatmap(lambda family: mutated(COMMON | family)))
+@given(
+    st.sampled_from([LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE, GPT_OSS, GPT2]).flatmap(
+        lambda family: mutated(COMMON | family)
+    )
+)
 @example(LLAMA | {"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 2.0}})
 @example(LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 1e38}, "max_position_embeddings": 2**31 - 1})
 def test_a_random_target_config_loads_or_names_its_file(config):
