@@ -36,9 +36,10 @@ def routing_changes(target: Target, tokens: np.ndarray, width: int = 60) -> np.n
         raise ValueError(f"width must be from 1 to {length - 1}, the texts' length less one, got {width}. Change it.")
     start = length - width
 
-    def run(params: Params, cache: KVCache, new: Array) -> tuple[TargetOutput, Array]:
+    def run(params: Params, cache: KVCache | None, new: Array) -> tuple[TargetOutput, Array]:
         size = new.shape[1]
-        positions = cache.length[:, None] + jnp.arange(size)[None]
+        first = jnp.zeros(rows, jnp.int32) if cache is None else cache.length
+        positions = first[:, None] + jnp.arange(size)[None]
         with recorded_routes() as chosen:
             out = target.fn.forward(params, new, positions, jnp.tril(jnp.ones((size, size), bool)), cache)
         return out, jnp.sort(jnp.stack(chosen), axis=-1)
@@ -46,7 +47,8 @@ def routing_changes(target: Target, tokens: np.ndarray, width: int = 60) -> np.n
     @jax.jit
     def compare(params: Params, texts: Array) -> Array:
         cache = target.fn.init_cache(rows, length)
-        cache = commit(cache, run(params, cache, texts[:, :start])[0].new, jnp.full(rows, start, jnp.int32))
+        # Without the empty cache, which XLA would compute with while it compiles.
+        cache = commit(cache, run(params, None, texts[:, :start])[0].new, jnp.full(rows, start, jnp.int32))
 
         def one(cache: KVCache, token: Array) -> tuple[KVCache, Array]:
             out, chosen = run(params, cache, token[:, None])

@@ -58,7 +58,14 @@ SMOLLM3 = FAMILY | {
     "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "no_rope_layers": [1, 1, 0],
     "no_rope_layer_interval": 4,
 }  # fmt: skip
-TARGETS = [LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, SMOLLM3, GPT2]
+EXPERTS: dict[str, Any] = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "norm_topk_prob": True,
+    "decoder_sparse_step": 2, "mlp_only_layers": [1], "swiglu_limit": 7.0, "swiglu_alpha": 1.702,
+    "experts_per_token": 2,
+}  # fmt: skip
+QWEN3_MOE = QWEN3 | EXPERTS | {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
+GPT_OSS = QWEN3 | EXPERTS | {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]}
+TARGETS = [LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE, GPT_OSS, PHI3, SMOLLM3, GPT2]
 
 leaves = st.one_of(
     st.none(), st.booleans(), st.integers(), st.sampled_from([0, -1, 1, 2**31, 2**63, 10**400, -(10**400)]),
@@ -105,11 +112,7 @@ def read(function, *args):
 
 
 @FUZZ
-@given(
-    st.sampled_from([LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, SMOLLM3, GPT2]).flatmap(
-        lambda family: mutated(COMMON | family)
-    )
-)
+@given(st.sampled_from(TARGETS).flatmap(lambda family: mutated(COMMON | family)))
 @example(LLAMA | {"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 2.0}})
 @example(LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 1e38}, "max_position_embeddings": 2**31 - 1})
 def test_a_random_target_config_loads_or_names_its_file(config):
