@@ -125,7 +125,7 @@ def _convert(
         # A copy in either case: the array may be a view of the file, which jnp.asarray would keep.
         return {path: transposed(host) if transpose else np.array(host)}, count_not_finite(host)
     count = 0
-    if isinstance(stored, np.ndarray) and scheme is not None:
+    if scheme is not None and isinstance(stored, np.ndarray):
         wide = cast(stored, np.dtype(np.float32))
         count = count_not_finite(wide)
         stored = {} if count else quantise(wide.T if transpose else wide, scheme, loaded)

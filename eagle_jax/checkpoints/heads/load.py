@@ -130,8 +130,8 @@ def _is_copy(reader: TensorReader, name: str | None, theirs: Any | None, dtype: 
         theirs_scheme: Any = schemes[theirs["q"].dtype.name]
         if "zero" in theirs or math.prod(theirs["q"].shape) != stored.size:
             return False
-        ours = quantise(cast(stored, np.dtype(np.float32)), theirs_scheme, loaded)
-        return all(np.array_equal(ours[key], np.asarray(theirs[key])) for key in ours)
+        again = quantise(cast(stored, np.dtype(np.float32)), theirs_scheme, loaded)
+        return all(np.array_equal(again[key], np.asarray(theirs[key])) for key in again)
     # A copy rounded on saving still counts as a copy.
     rounded = np.asarray(theirs).astype(loaded).astype(stored.dtype)
     return stored.shape == theirs.shape and np.array_equal(cast(stored, loaded).astype(stored.dtype), rounded)

@@ -98,10 +98,10 @@ def _reader_of(directory: Path, config: DecoderConfig) -> TensorReader:
     """Opens the files of a model; fused tensors appear as their parts."""
     if is_gguf(directory):
         return GgufReader(directory)
-    where = directory / "config.json"
-    quantisation = quantisation_of(Fields(read_json(where), where))
+    where, family = directory / "config.json", FAMILIES[config.architecture]
+    values = {key: value for key, value in read_json(where).items() if not family.dequantises(key, value)}
+    quantisation = quantisation_of(Fields(values, where))
     if quantisation is None:
-        family = FAMILIES[config.architecture]
         return FusedReader(directory, family.fused, config) if family.fused else family.reader(directory)
     for note in quantisation.notes:
         notice(note)
