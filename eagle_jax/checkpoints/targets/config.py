@@ -72,8 +72,10 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
     if family.rope and not own.get("rope_scaling") and not own.get("rope_parameters"):
         own["rope_parameters"] = family.rope
     fields = Fields({**family.defaults, **renamed, **own}, where, names=family.names)
-    if quantisation_of(fields) is not None and (family.joined is not dict or family.fused):
-        fields.fail(next(key for key in KEYS if fields.values.get(key)), "absent", f"Load a float {family.model_type}.")
+    quantised = next((key for key in KEYS if fields.values.get(key)), None)
+    if quantised is not None and (family.joined is not dict or family.fused):
+        fields.fail(quantised, "absent", f"Load a float {family.model_type}.")
+    quantisation_of(fields)  # an unknown kind is an error
     check_supported(fields, family.only, has=(*KEYS, *family.reads, *(_NOPE if family.nope else ())))
     layers = fields.integer("num_hidden_layers", most=_MOST_LAYERS)
     nope_layers = _nope_layers(fields, layers) if family.nope else ()

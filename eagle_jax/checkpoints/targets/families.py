@@ -175,10 +175,9 @@ _ALL = (
         "gpt_oss", "GptOssForCausalLM",
         {
             "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
-            "sliding_window": 128, "sliding_window_pattern": 2, "num_local_experts": 128, "num_experts_per_tok": 4,
-            "attention_bias": True,
+            "sliding_window": 128, "num_local_experts": 128, "num_experts_per_tok": 4, "attention_bias": True,
         },
-        fixed={"sinks": True}, switches=_ATTENTION, window="pattern", names={"num_experts": "num_local_experts"},
+        fixed={"sinks": True}, switches=_ATTENTION, window="alternating", names={"num_experts": "num_local_experts"},
         rope=ROPE, quantised="mxfp4", read=gpt_oss_fields, keys=gpt_oss_keys, reader=GptOssReader, table=GPT_OSS,
         joined=join_gpt_oss,
     ),

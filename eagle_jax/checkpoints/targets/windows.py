@@ -7,11 +7,11 @@ from typing import Any, Literal
 from eagle_jax.checkpoints.files.fields import LARGEST, Fields
 from eagle_jax.config import DecoderConfig
 
-WindowKind = Literal["never", "always", "switched", "pattern"]
+WindowKind = Literal["never", "always", "switched", "alternating", "pattern"]
 """Which layers attend within `sliding_window`.
 
-"never": none. "always": all. "switched": by `use_sliding_window`. "pattern": by `layer_types`, or else all but every
-`sliding_window_pattern`-th.
+"never": none. "always": all. "switched": by `use_sliding_window`. "alternating": by `layer_types`, or else the first and
+every second layer. "pattern": by `layer_types`, or else all but every `sliding_window_pattern`-th.
 """
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
@@ -42,6 +42,8 @@ def read_windows(
         period = fields.integer("sliding_window_pattern")
         slides = [kind == _SLIDING for kind in types] or [(index + 1) % period > 0 for index in range(layers)]
         return tuple(window * slide for slide in slides)  # these layers may have a rotary embedding of their own
+    elif kind == "alternating":
+        slides = [own == _SLIDING for own in types] or [index % 2 == 0 for index in range(layers)]
     else:
         slides = [True] * layers
     return tuple(window * slide for slide in slides) if window < max_position and any(slides) else ()
@@ -52,7 +54,7 @@ def window_keys(config: DecoderConfig, kind: WindowKind) -> dict[str, Any]:
     window = max(config.windows, default=0)
     keys: dict[str, Any] = {} if kind == "never" else {"sliding_window": window or None}
     types = [_SLIDING if own else _FULL for own in config.windows or (0,) * config.num_layers]
-    if kind == "pattern":
+    if kind in ("alternating", "pattern"):
         keys |= {"layer_types": types}
     if kind == "switched":
         keys |= {"use_sliding_window": window > 0}
