@@ -16,11 +16,11 @@ import eagle_jax
 from eagle_jax.core.types import empty_tree
 
 ROOT = Path(eagle_jax.__file__).parent.parent
-LEAVES = {"packed", "checks", "config", "settings", "shapes", "devices", "assets"}
+LEAVES = {"packed", "checks", "rotary", "config", "settings", "shapes", "devices", "assets"}
 # Room of eagle_jax -> the rooms that it may import. `__init__` may import every room.
 ROOMS: dict[str, set[str]] = {
     "core": set(),
-    **{leaf: {"checks", "config"} for leaf in LEAVES},
+    **{leaf: {"checks", "rotary", "config"} for leaf in LEAVES},
     "models": {"core", "config"},
     "drafters": {"core", "config", "models"},
     "parallel": {"core", "config", "models"},

@@ -83,7 +83,8 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
         kinds = ["sliding_attention" if layer in nope_layers else "full_attention" for layer in range(layers)]
         fields = dataclasses.replace(fields, values={**fields.values, "layer_types": kinds})  # as transformers does
     switched = {name: fields.flag(key) for key, names in family.switches.items() for name in names}
-    rope = family.fixed.get("rope") or rope_config(
+    fixed = {**family.fixed, **family.read(fields)}
+    rope = fixed.get("rope") or rope_config(
         fields, theta=family.theta, partial=family.partial_rotary, context=max_position
     )
     config = layer_sizes(
@@ -93,9 +94,8 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
         nope_layers=nope_layers,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         architecture=family.architecture,
-        **{**family.fixed, "rope": rope},
+        **{**fixed, "rope": rope},
         **switched,
-        **family.read(fields),
     )
     longest = fields.integer("max_position_embeddings", config.max_position)
     if max_position is None and rope.kind == "longrope" and longest > config.max_position:

@@ -10,8 +10,8 @@ from eagle_jax.config import DecoderConfig
 WindowKind = Literal["never", "always", "switched", "alternating", "pattern"]
 """Which layers attend within `sliding_window`.
 
-"never": none. "always": all. "switched": by `use_sliding_window`. "alternating": by `layer_types`, or else the first and
-every second layer. "pattern": by `layer_types`, or else all but every `sliding_window_pattern`-th.
+"never": none. "always": all. "switched": by `use_sliding_window`. "alternating": by `layer_types`, or else the first
+and every second layer. "pattern": by `layer_types`, or else all but every `sliding_window_pattern`-th.
 """
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
