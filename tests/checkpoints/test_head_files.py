@@ -132,7 +132,6 @@ def test_a_head_of_another_width_needs_an_embedding(tmp_path):
         (eagle3, {"use_fancy_gate": True}, "use_fancy_gate must be absent, got True. Remove it from config.json if"),
         (eagle3, {"eagle_config": {"logit_scaling": 0.5}}, r"eagle_config\.logit_scaling must be absent, got 0\.5"),
         (eagle3, {"fc_norm": True, "norm_before_fc": True}, "norm_before_fc must be false where fc_norm is on"),
-        (eagle3, {"sliding_window": 64, "model_type": "mistral"}, "sliding_window must be at least .*, got 64"),
         (eagle3, {"parallel_draft_step": 4}, "parallel_draft_step must be 1 or absent, got 4"),
         (eagle3, {"speculators_model_type": "eagle"}, "speculators_model_type must be 'eagle3', got 'eagle'. Load"),
         (eagle3, {"draft_vocab_size": 60}, "draft_vocab_size must be at most the target.s vocabulary of 53"),
