@@ -236,7 +236,7 @@ def test_files_that_cannot_be_read_raise(tmp_path, monkeypatch):
     refused(r"must be a whole file, got .* \(x does not fit\)", odd, lambda place: GgufFile(place).check_tensors())
     odd.unlink()
     gemma = write(tmp_path / "other.gguf", "gemma2")
-    refused("general.architecture must be one of llama, qwen2, qwen3, gemma3, got 'gemma2'. Load a model of a sup", gemma)
+    refused("general.architecture must be one of llama, qwen2, qwen3, gemma3, got 'gemma2'. Load a model", gemma)
     refused("must hold one GGUF file, got model.gguf, other.gguf. Give the path of one", tmp_path)
     refused("must be an existing GGUF file, got .*absent.gguf", str(tmp_path / "absent.gguf"))
     refused("must be a directory .* got a file", path, lambda place: load_head_checkpoint(place, CONFIG))
