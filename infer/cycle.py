@@ -140,7 +140,9 @@ def parts(target: eagle_jax.Target, head: eagle_jax.DraftHead, args: Args) -> di
         "draft": Part(draft, params, state.drafter),
         "target pass": Part(verify, params, tree.tokens),
         "head update": Part(extend, params, state.drafter),
-        "commit": Part(lambda _, cache: commit(cache, out.new, one, path), params, state.cache),
+        "commit": Part(
+            lambda _, cache: commit(cache, out.new, one, path, windows=target.fn.windows), params, state.cache
+        ),
         **({} if sampling.greedy else draws),
     }
 

@@ -136,6 +136,11 @@ def test_float32_routes_a_token_alike_in_every_pass():
     assert 0 < rates["bfloat16"] < 0.1
 
 
+def test_float32_routes_alike_where_windows_have_wrapped():
+    changed = routing_changes(pair("gpt_oss")[0], np.random.default_rng(0).integers(0, 12, (2, 40)), width=12)
+    assert changed.size and not changed.any()
+
+
 def test_routing_of_a_target_without_experts_is_an_error():
     with pytest.raises(ValueError, match="target must have experts, got LlamaForCausalLM"):
         routing_changes(tiny_target(), np.zeros((1, 9), int))

@@ -48,11 +48,13 @@ def routing_changes(target: Target, tokens: np.ndarray, width: int = 60) -> np.n
     def compare(params: Params, texts: Array) -> Array:
         cache = target.fn.init_cache(rows, length)
         # Without the empty cache, which XLA would compute with while it compiles.
-        cache = commit(cache, run(params, None, texts[:, :start])[0].new, jnp.full(rows, start, jnp.int32))
+        new, count = run(params, None, texts[:, :start])[0].new, jnp.full(rows, start, jnp.int32)
+        cache = commit(cache, new, count, windows=target.fn.windows)
 
         def one(cache: KVCache, token: Array) -> tuple[KVCache, Array]:
             out, chosen = run(params, cache, token[:, None])
-            return commit(cache, out.new, jnp.ones(rows, jnp.int32)), chosen[:, :, 0]
+            cache = commit(cache, out.new, jnp.ones(rows, jnp.int32), windows=target.fn.windows)
+            return cache, chosen[:, :, 0]
 
         together = run(params, cache, texts[:, start:])[1]
         alone = jnp.moveaxis(jax.lax.scan(one, cache, texts[:, start:].T)[1], 0, 2)

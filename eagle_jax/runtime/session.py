@@ -96,15 +96,15 @@ class Session:
         # At least one prompt token runs through the target, for the logits of the next.
         shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(prompt, self.text, strict=False))
         known = min(there, len(list(shared)) - 1, len(prompt) - 1)
-        if before is not None and known < there:
-            ring = min(layer.shape[2] for layer in before.cache.values)
-            known = known if there <= ring else 0  # a ring has lost the tokens before those that are dropped
         if drafted.length > known:
             longer, drafted = drafted.state, _Drafted()
             if usual.rewind is not None and known >= 1:
                 drafted = _Drafted(usual.rewind(longer, jnp.array([known], jnp.int32)), known)
         if not plain:
             known = min(known, drafted.length)
+        if before is not None and known < there:
+            ring = min(layer.shape[2] for layer in before.cache.values)
+            known = known if there <= ring else 0  # a ring has lost the tokens before those that are dropped
         if before is None or known < 1:
             check_fits(request)  # with the slots of the whole context
             with memory_errors(request):

@@ -132,6 +132,20 @@ def test_streams_yield_the_tokens_of_generate():
     assert [token for chunk in chunks for token in chunk.tokens] == wanted
 
 
+def test_a_session_reads_the_text_anew_where_its_drafter_missed_a_wrapped_ring():
+    """After a plain reply the drafter lacks it, and the target's ring no longer holds what comes before."""
+    target = tiny_target(windows=(8, 0), seed=2, sharpness=9.0)
+    session = eagle_jax.Session(
+        target, tiny_head("eagle3", TREES["chain4"], 12, 10, seed=9).rebind(target), context=256
+    )
+    text = random_prompts([30], 12)[0]
+    for plain in (False, True, False, True, False):
+        expected = eagle_jax.generate(target, None, [text], max_new_tokens=24).tokens[0]
+        reply = [token for chunk in session.stream(text, plain=plain, max_new_tokens=24) for token in chunk.tokens]
+        assert reply == expected
+        text = text + reply + [1, 5, 2]
+
+
 @pytest.mark.parametrize("name", [None, FAST, pytest.param("small-chain", marks=pytest.mark.slow)])
 def test_a_session_reads_an_edited_text_anew_once_it_is_longer_than_a_window(name, monkeypatch):
     monkeypatch.setattr(request, "bucket", lambda size: 64)  # prompts of all lengths share a program
