@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -185,6 +186,17 @@ def check_params(flat: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]
         elif np.shape(leaf) != expected[path]:
             problems.found["misshaped"].append(f"{path} is {list(np.shape(leaf))}, expected {list(expected[path])}")
     problems.raise_if_any(subject)
+
+
+@dataclasses.dataclass(frozen=True)
+class Deferred:
+    """An array that `make` returns, and that exists on the host only while it is written."""
+
+    shape: tuple[int, ...]
+    make: Callable[[], Any]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.make(), dtype)
 
 
 def write_weights(

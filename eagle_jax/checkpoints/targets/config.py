@@ -63,25 +63,18 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
     values = gemma3.text_values(values, where)
     family = family_of(values, where)
     values = family.flat(values, where)
-    absent = lambda key, value: key in family.absent or family.dequantises(key, value)  # noqa: E731
-    own = {key: value for key, value in values.items() if not absent(key, value)}
+    own = {key: value for key, value in values.items() if key not in family.absent}
     for key, name in family.names.items():
         if key in own and name in own and own[key] != own[name]:
             Fields(own, where).fail(key, f"{name}={shown(own[name])}, which is the same size", "Remove one of them.")
     renamed = {name: own[key] for key, name in family.names.items() if key in own}  # as transformers does
-    if family.rope and not own.get("rope_scaling") and not own.get("rope_parameters"):
-        own["rope_parameters"] = family.rope
     fields = Fields({**family.defaults, **renamed, **own}, where, names=family.names)
     quantised = next((key for key in KEYS if fields.values.get(key)), None)
-    if quantised is not None and (family.joined is not dict or family.fused):
+    if quantised is not None and family.joined is not dict:
         fields.fail(quantised, "absent", f"Load a float {family.model_type}.")
     quantisation_of(fields)  # an unknown kind is an error
-    check_supported(fields, family.only, has=(*KEYS, *family.reads, *(_NOPE if family.nope else ())))
+    check_supported(fields, family.only, has=(*KEYS, *family.reads))
     layers = fields.integer("num_hidden_layers", most=_MOST_LAYERS)
-    nope_layers = _nope_layers(fields, layers) if family.nope else ()
-    if nope_layers and not fields.given("layer_types") and fields.flag("use_sliding_window"):
-        kinds = ["sliding_attention" if layer in nope_layers else "full_attention" for layer in range(layers)]
-        fields = dataclasses.replace(fields, values={**fields.values, "layer_types": kinds})  # as transformers does
     switched = {name: fields.flag(key) for key, names in family.switches.items() for name in names}
     fixed = {**family.fixed, **family.read(fields)}
     rope = fixed.get("rope") or rope_config(
@@ -91,7 +84,6 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
         fields,
         num_layers=layers,
         inner=family.inner,
-        nope_layers=nope_layers,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         architecture=family.architecture,
         **{**fixed, "rope": rope},
@@ -111,8 +103,7 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
                 f"{where}, got {max_position!r}. Leave it out for the whole length."
             )
         config = dataclasses.replace(config, max_position=max_position)
-    windows = read_windows(fields, family.window, family.architecture, config.num_layers, config.max_position)
-    return dataclasses.replace(config, windows=windows)
+    return dataclasses.replace(config, windows=read_windows(fields, family.window, config))
 
 
 def layer_sizes(fields: Fields, *, inner: int | None = None, **decided: Any) -> DecoderConfig:
@@ -143,18 +134,6 @@ def layer_sizes(fields: Fields, *, inner: int | None = None, **decided: Any) -> 
         )
     except ConfigError as error:
         raise CheckpointError(f"{fields.where}: {error}") from error
-
-
-_NOPE = ("no_rope_layers", "no_rope_layer_interval")
-
-
-def _nope_layers(fields: Fields, layers: int) -> tuple[int, ...]:
-    """Returns the layers without RoPE of SmolLM3: a list with 0 for each, or else every fourth."""
-    every = fields.integer("no_rope_layer_interval", 4)
-    rotates = fields.ids("no_rope_layers") or tuple(int((layer + 1) % every != 0) for layer in range(layers))
-    if len(rotates) < layers or not set(rotates) <= {0, 1}:
-        fields.fail("no_rope_layers", f"a list of 0 (no RoPE) or 1 for each of the {layers} layers")
-    return tuple(layer for layer, on in enumerate(rotates[:layers]) if not on)
 
 
 def check_supported(
@@ -209,8 +188,6 @@ def config_values(config: DecoderConfig, dtype: str) -> dict[str, Any]:
     values |= {key: supported[0] for key, supported in family.only.items()}
     values |= {key: getattr(config, names[0]) for key, names in family.switches.items()}
     values |= family.keys(config)
-    if family.nope:
-        values["no_rope_layers"] = [int(layer not in config.nope_layers) for layer in range(config.num_layers)]
     within = config.max_position if config.rope.kind == "longrope" else None  # decides between its factors
     again = decoder_config(values, "config.json", max_position=within)
     lost = [name for name in _CHECKED if getattr(again, name) != getattr(config, name)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+import operator
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from eagle_jax.checkpoints.files.fields import CheckpointError, Fields
 from eagle_jax.checkpoints.files.mapping import DECODER, Rule, linear_rules
 from eagle_jax.checkpoints.files.tensors import TensorInfo, TensorReader
+from eagle_jax.checkpoints.files.weights import Deferred
 from eagle_jax.config import ConfigError, DecoderConfig, ExpertsConfig
 
 _LAYER, _PATH = "model.layers.{i}.mlp.", "layers_{i}/mlp/"
@@ -101,26 +103,15 @@ class StackReader(TensorReader):
         return np.stack([super(StackReader, self).read(member) for member in self._members[name]])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Slice:
-    """One expert of a stack on the device; NumPy copies it only when it is written."""
-
-    stack: Any
-    index: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.stack.shape[1:])
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        return np.asarray(self.stack[self.index], dtype)
-
-
 def split_experts(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Splits the stacks into tensors of single experts, as files hold them."""
     out: dict[str, Any] = {}
     for path, leaf in flat.items():
         before, found, after = path.partition("/experts/")
-        parts = {f"{before}/experts/{index}/{after}": _Slice(leaf, index) for index in range(len(leaf) * bool(found))}
-        out |= parts or {path: leaf}
+        if not found:
+            out[path] = leaf
+            continue
+        for index in range(len(leaf)):
+            one = Deferred(tuple(leaf.shape[1:]), functools.partial(operator.getitem, leaf, index))
+            out[f"{before}/experts/{index}/{after}"] = one
     return out

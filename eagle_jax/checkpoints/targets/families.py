@@ -6,13 +6,15 @@ A further family is a row of `_ALL`. The files of GPT-2 and Phi-3/4 hold several
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from eagle_jax.checkpoints.files.fields import CheckpointError, Fields
 from eagle_jax.checkpoints.files.mapping import DECODER, EMBEDDING, LM_HEAD, Rule, Table, linear_rules
 from eagle_jax.checkpoints.files.tensors import TensorReader
-from eagle_jax.checkpoints.targets import gemma3
+from eagle_jax.checkpoints.targets import gemma3, smollm3
 from eagle_jax.checkpoints.targets.experts import (
     QWEN3_MOE,
     StackReader,
@@ -20,11 +22,11 @@ from eagle_jax.checkpoints.targets.experts import (
     qwen3_experts,
     split_experts,
 )
-from eagle_jax.checkpoints.targets.fused import Fused
+from eagle_jax.checkpoints.targets.fused import Fused, FusedReader, join_projections
 from eagle_jax.checkpoints.targets.gpt_oss import (
     GPT_OSS,
-    ROPE,
     GptOssReader,
+    flat_gpt_oss,
     gpt_oss_fields,
     gpt_oss_keys,
     join_gpt_oss,
@@ -86,14 +88,11 @@ class Family:
       names: common key -> the family's own name of it.
       absent: common keys that the family does not have.
       inner: default of `intermediate_size` as a multiple of `hidden_size`; None for a size that must be given.
-      rope: RoPE parameters of a config.json without any. quantised: `quant_method` that the reader dequantises.
-      read: reads keys of this family alone, as fields of `DecoderConfig`. keys: writes them.
-      reader: opens the files. table: which tensor is which parameter.
-      joined: the parameters as the files hold them.
-      reads: further keys that are read. flat: `(values, where) -> values` in the keys that are read.
       theta: base of RoPE if the config names none. partial_rotary: the family reads `partial_rotary_factor`.
-      nope: the family reads `no_rope_layers`.
-      fused: tensors of the files that hold several projections.
+      flat: `(values, where) -> values` of config.json in the keys that are read. reads: keys of this family alone.
+      read: returns those as fields of `DecoderConfig`. keys: writes them.
+      reader: `(directory, config)` opens the files. table: which tensor is which parameter.
+      joined: the parameters as the files hold them.
     """
 
     model_type: str
@@ -106,28 +105,21 @@ class Family:
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     absent: tuple[str, ...] = ()
     inner: int | None = None
-    rope: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    quantised: str | None = None
-    read: Callable[[Fields], Mapping[str, Any]] = lambda fields: {}
-    keys: Callable[[DecoderConfig], Mapping[str, Any]] = lambda config: {}
     theta: float = RopeConfig.theta
     partial_rotary: bool = False
-    nope: bool = False
-    fused: tuple[Fused, ...] = ()
-    reader: type[TensorReader] = TensorReader
+    flat: Callable[[Mapping[str, Any], str], Mapping[str, Any]] = lambda values, where: values
+    reads: tuple[str, ...] = ()
+    read: Callable[[Fields], Mapping[str, Any]] = lambda fields: {}
+    keys: Callable[[DecoderConfig], Mapping[str, Any]] = lambda config: {}
+    reader: Callable[[Path, DecoderConfig], TensorReader] = lambda directory, config: TensorReader(directory)
     table: Table = DECODER
     joined: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
-    reads: tuple[str, ...] = ()
-    flat: Callable[[Mapping[str, Any], str], Mapping[str, Any]] = lambda values, where: values
-
-    def dequantises(self, key: str, value: Any) -> bool:
-        """Returns whether a key of config.json states the quantisation that the reader removes."""
-        is_method = isinstance(value, Mapping) and value.get("quant_method") == self.quantised
-        return key == "quantization_config" and self.quantised is not None and is_method
 
 
-def _no_pad(config: DecoderConfig) -> Mapping[str, Any]:
-    return {"pad_token_id": None}  # the default is a token, which a small vocabulary does not have
+def _with_fused(*fused: Fused) -> dict[str, Any]:
+    """Returns how files are read and written whose tensors hold several projections."""
+    reader, joined = (functools.partial(one, fused=fused) for one in (FusedReader, join_projections))
+    return {"reader": reader, "joined": joined}
 
 
 _ATTENTION = {"attention_bias": ("qkv_bias", "out_bias")}
@@ -169,7 +161,7 @@ _ALL = (
         fixed={"qk_norm": True}, switches=_ATTENTION,
         only={"hidden_act": ("silu", "swish"), "use_sliding_window": (False,)},
         names={"num_experts": "num_local_experts"}, read=qwen3_experts, keys=qwen3_expert_keys,
-        reader=StackReader, table=QWEN3_MOE, joined=split_experts,
+        reader=lambda directory, config: StackReader(directory), table=QWEN3_MOE, joined=split_experts,
     ),
     Family(
         "gpt_oss", "GptOssForCausalLM",
@@ -178,8 +170,8 @@ _ALL = (
             "sliding_window": 128, "num_local_experts": 128, "num_experts_per_tok": 4, "attention_bias": True,
         },
         fixed={"sinks": True}, switches=_ATTENTION, window="alternating", names={"num_experts": "num_local_experts"},
-        rope=ROPE, quantised="mxfp4", read=gpt_oss_fields, keys=gpt_oss_keys, reader=GptOssReader, table=GPT_OSS,
-        joined=join_gpt_oss,
+        flat=flat_gpt_oss, read=gpt_oss_fields, keys=gpt_oss_keys, table=GPT_OSS, joined=join_gpt_oss,
+        reader=lambda directory, config: GptOssReader(directory),
     ),
     Family(
         "gpt2", "GPT2LMHeadModel",
@@ -201,18 +193,19 @@ _ALL = (
             "intermediate_size", "rms_norm_eps", "num_key_value_heads", "head_dim", "hidden_act", "rope_theta",
             "rope_scaling",
         ),
-        inner=4, fused=(Fused("c_attn", _QKV, axis=-1),), table=GPT2,
+        inner=4, **_with_fused(Fused("c_attn", _QKV, axis=-1)), table=GPT2,
     ),
     Family(  # Phi-3, 3.5 and 4, dense
         "phi3", "Phi3ForCausalLM",
         {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-        window="always", keys=_no_pad, partial_rotary=True,
-        fused=tuple(_PHI3.values()), table=PHI3,
+        window="always", partial_rotary=True, **_with_fused(*_PHI3.values()), table=PHI3,
+        keys=lambda config: {"pad_token_id": None},  # the default is a token, which a small vocabulary does not have
     ),
     Family(
         "smollm3", "SmolLM3ForCausalLM",
         {"num_key_value_heads": 4, "max_position_embeddings": 32768, "tie_word_embeddings": True},
-        switches={**_ATTENTION, "mlp_bias": ("mlp_bias",)}, window="switched", keys=_no_pad, theta=2e6, nope=True,
+        switches={**_ATTENTION, "mlp_bias": ("mlp_bias",)}, window="nope", theta=2e6,
+        reads=smollm3.READS, read=smollm3.own_fields, keys=smollm3.own_keys,
     ),
 )  # fmt: skip
 

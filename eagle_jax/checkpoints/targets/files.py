@@ -28,7 +28,6 @@ from eagle_jax.checkpoints.files.tensors import FLOAT_DTYPES, TensorReader, cast
 from eagle_jax.checkpoints.files.weights import Place, TensorProblems, check_params, plan, read_planned, write_weights
 from eagle_jax.checkpoints.targets.config import config_values, decoder_config
 from eagle_jax.checkpoints.targets.families import FAMILIES
-from eagle_jax.checkpoints.targets.fused import FusedReader, join_projections
 from eagle_jax.checkpoints.targets.gguf import GgufReader
 from eagle_jax.checkpoints.targets.quantisation import quantisation_of
 from eagle_jax.checkpoints.targets.quantised import QuantisedReader
@@ -99,10 +98,9 @@ def _reader_of(directory: Path, config: DecoderConfig) -> TensorReader:
     if is_gguf(directory):
         return GgufReader(directory)
     where, family = directory / "config.json", FAMILIES[config.architecture]
-    values = {key: value for key, value in read_json(where).items() if not family.dequantises(key, value)}
-    quantisation = quantisation_of(Fields(values, where))
+    quantisation = quantisation_of(Fields(family.flat(read_json(where), str(where)), where))
     if quantisation is None:
-        return FusedReader(directory, family.fused, config) if family.fused else family.reader(directory)
+        return family.reader(directory, config)
     for note in quantisation.notes:
         notice(note)
     return QuantisedReader(directory, quantisation)
@@ -197,5 +195,4 @@ def save_target_checkpoint(
     with replacing(Path(directory)) as staging:
         write_json(staging / "config.json", values)
         write_json(staging / "generation_config.json", {k: v for k, v in generation.items() if v is not None})
-        joined = family.joined(join_projections(flat, family.fused))
-        write_weights(staging, joined, family.table, file_dtype, max_shard_bytes=max_shard_bytes)
+        write_weights(staging, family.joined(flat), family.table, file_dtype, max_shard_bytes=max_shard_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from eagle_jax.checkpoints.files.tensors import TensorReader
+from eagle_jax.checkpoints.files.weights import Deferred
 from eagle_jax.config import DecoderConfig
 
 
@@ -30,10 +32,10 @@ class FusedReader(TensorReader):
     """Reads each fused tensor as its parts, named such as `self_attn.qkv_proj/q_proj.weight`.
 
     Args:
-      directory: with the weights. fused: the fused tensors. config: gives the sizes of the parts.
+      directory: with the weights. config: gives the sizes of the parts. fused: the fused tensors.
     """
 
-    def __init__(self, directory: Path, fused: Sequence[Fused], config: DecoderConfig) -> None:
+    def __init__(self, directory: Path, config: DecoderConfig, fused: Sequence[Fused]) -> None:
         super().__init__(directory)
         self._parts: dict[str, tuple[str, int, slice]] = {}
         outputs = _outputs(config)
@@ -66,16 +68,8 @@ def _outputs(config: DecoderConfig) -> dict[str, int]:
     }  # fmt: skip
 
 
-class _Joined:
-    """Parts as one array along the first axis, which exists on the host only while it is written."""
-
-    def __init__(self, parts: Sequence[Any]) -> None:
-        self._parts = parts
-        rows = sum(part.shape[0] for part in parts)
-        self.shape = (rows, *parts[0].shape[1:])
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.concatenate([np.asarray(part) for part in self._parts]).astype(dtype, copy=False)
+def _side_by_side(parts: Sequence[Any]) -> np.ndarray:
+    return np.concatenate([np.asarray(part) for part in parts])
 
 
 def join_projections(flat: Mapping[str, Any], fused: Sequence[Fused]) -> dict[str, Any]:
@@ -84,5 +78,7 @@ def join_projections(flat: Mapping[str, Any], fused: Sequence[Fused]) -> dict[st
     for path, (module, parts, _) in itertools.product(flat, fused):
         layer, found, leaf = path.partition(f"/{parts[0]}/")
         if found:
-            out[f"{layer}/{module}/{leaf}"] = _Joined([out.pop(f"{layer}/{part}/{leaf}") for part in parts])
+            arrays = [out.pop(f"{layer}/{part}/{leaf}") for part in parts]
+            shape = (sum(array.shape[0] for array in arrays), *arrays[0].shape[1:])
+            out[f"{layer}/{module}/{leaf}"] = Deferred(shape, functools.partial(_side_by_side, arrays))
     return out

@@ -9,6 +9,7 @@ from typing import Any
 from eagle_jax.checkpoints.files.fields import Fields
 from eagle_jax.checkpoints.files.mapping import DECODER, Table
 from eagle_jax.checkpoints.targets.rope import rope_config
+from eagle_jax.checkpoints.targets.windows import FULL, SLIDING
 from eagle_jax.config import DecoderConfig, RopeConfig
 
 DEFAULTS: dict[str, Any] = {
@@ -19,7 +20,6 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 """Values of `Gemma3TextConfig`: the files of 4B to 27B leave most of them out."""
 READS = ("query_pre_attn_scalar", "rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern")
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 # The image tower and its projection; a text does not read them.
 TABLE = Table(
     DECODER.rules,
@@ -46,9 +46,9 @@ def flat_rope(values: Mapping[str, Any], where: str) -> dict[str, Any]:
       CheckpointError: layers with a window have a scaling.
     """
     given = Fields(values, where).mapping("rope_parameters")
-    if not {_FULL, _SLIDING} & given.values.keys():
+    if not {FULL, SLIDING} & given.values.keys():
         return dict(values)
-    full, local = given.mapping(_FULL), given.mapping(_SLIDING)
+    full, local = given.mapping(FULL), given.mapping(SLIDING)
     if local.text("rope_type", "default") != "default":
         local.fail("rope_type", "default or absent", "Load another model: a scaling in these layers is not supported.")
     flat = {key: value for key, value in values.items() if key != "rope_parameters"}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from eagle_jax.checkpoints.files.fields import Fields
 from eagle_jax.checkpoints.files.mapping import DECODER, Rule, linear_rules
 from eagle_jax.checkpoints.files.tensors import TensorInfo, TensorReader
+from eagle_jax.checkpoints.files.weights import Deferred
 from eagle_jax.checkpoints.targets.experts import read_experts
 from eagle_jax.config import DecoderConfig
 
@@ -29,7 +30,7 @@ GPT_OSS = DECODER._replace(
         *DECODER.rules,
     )
 )
-ROPE = {
+_ROPE = {
     "rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
     "truncate": False, "original_max_position_embeddings": 4096,
 }  # fmt: skip
@@ -38,6 +39,15 @@ _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 _FP4 = np.concatenate([_FP4, -_FP4])
 _PAIRS = np.stack([_FP4[np.arange(256) % 16], _FP4[np.arange(256) // 16]], axis=1)
 """The two values of a byte; the lower four bits come first."""
+
+
+def flat_gpt_oss(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns config.json with RoPE parameters, and without MXFP4, which `GptOssReader` dequantises."""
+    given = Fields(values, where)
+    mxfp4 = given.mapping("quantization_config").values.get("quant_method") == "mxfp4"
+    flat = {key: value for key, value in values.items() if not (mxfp4 and key == "quantization_config")}
+    stated = given.mapping("rope_scaling").values or given.mapping("rope_parameters").values
+    return flat if stated else flat | {"rope_parameters": _ROPE}
 
 
 def gpt_oss_fields(fields: Fields) -> dict[str, Any]:
@@ -127,20 +137,10 @@ class GptOssReader(TensorReader):
         return np.ascontiguousarray((whole if stored.endswith("_bias") else whole.swapaxes(1, 2))[:, rows])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Joined:
-    """Alternating rows of projections on the device; NumPy copies them only when they are written."""
-
-    parts: tuple[Any, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        experts, rows, *inputs = self.parts[0].shape
-        return (experts, *inputs, rows * len(self.parts))
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        rows = np.stack([np.asarray(part, dtype) for part in self.parts], axis=2)
-        return np.moveaxis(rows.reshape(len(rows), -1, *rows.shape[3:]), 1, -1)
+def _interleaved(parts: Sequence[Any]) -> np.ndarray:
+    """Returns projections [E, out, in] (or [E, out]) as alternating rows of one, [E, in, out] (or [E, out])."""
+    rows = np.stack([np.asarray(part) for part in parts], axis=2)
+    return np.moveaxis(rows.reshape(len(rows), -1, *rows.shape[3:]), 1, -1)
 
 
 def join_gpt_oss(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,5 +154,7 @@ def join_gpt_oss(flat: Mapping[str, Any]) -> dict[str, Any]:
             kind = "" if after.endswith("weight") else "_bias"
             both = after.startswith("gate")
             parts = (leaf, flat[path.replace("gate_proj", "up_proj")]) if both else (leaf,)
-            out[f"{before}/experts/stored/{'gate_up' if both else 'down'}_proj{kind}"] = _Joined(parts)
+            experts, rows, *inputs = leaf.shape
+            whole = Deferred((experts, *inputs, rows * len(parts)), functools.partial(_interleaved, parts))
+            out[f"{before}/experts/stored/{'gate_up' if both else 'down'}_proj{kind}"] = whole
     return out

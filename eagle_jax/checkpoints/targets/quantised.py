@@ -205,7 +205,7 @@ def to_leaf(weight: Unpacked) -> dict[str, np.ndarray] | np.ndarray:
     outputs, inputs = weight.values.shape
     count, order = weight.scale.shape[1], np.arange(inputs) // weight.size
     groups = order if weight.groups is None else weight.groups
-    zero = None if weight.zero is None or not weight.zero.any() else weight.zero
+    zero = None if weight.zero is None or not weight.zero.any() else np.broadcast_to(weight.zero, weight.scale.shape)
     if inputs != count * weight.size or not np.array_equal(groups, order):
         values = weight.values.astype(np.float32) - (0 if zero is None else zero[:, groups])
         return values * weight.scale.astype(np.float32)[:, groups]
