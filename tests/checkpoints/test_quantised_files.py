@@ -91,6 +91,13 @@ def int8(shape, per_tensor=False):
     return values * scale.astype(np.float32), {"weight": values, "weight_scale": scale, "input_scale": scale[:1].copy()}
 
 
+def int8_shifted(shape):
+    """One scale and one zero point for a whole tensor."""
+    floats, parts = int8(shape, True)
+    shift = parts["weight_scale"].astype(np.float32) * 5
+    return floats - shift, parts | {"weight_zero_point": np.array([5], np.int8)}
+
+
 def fp8(shape, block=None):
     """Per output channel, or per block, whose last row and column may be cut."""
     values = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(torch.float8_e4m3fn)
@@ -129,6 +136,7 @@ CASES = {
     "packed-int8": (compressed(8), lambda s: packed(s, 8), "int8", None),
     "int8": (compressed(8, strategy="channel", activations=DYNAMIC), int8, "int8", "activations are not quantised"),
     "int8-tensor": (compressed(8, strategy="tensor"), lambda s: int8(s, True), "int8", None),
+    "int8-tensor-asymmetric": (compressed(8, strategy="tensor"), int8_shifted, "int8", None),
     "fp8-channel": (compressed(8, "float", "channel"), fp8, "float8_e4m3fn", None),
     "fp8-blocks": (BLOCKS, lambda s: fp8(s, (8, 16)), "float8_e4m3fn", "activations are not quantised"),
 }  # fmt: skip
@@ -166,7 +174,7 @@ def test_a_quantised_checkpoint_is_read_exactly(case, tmp_path):
     weight = params["layers_0"]["mlp"]["down_proj"]["weight"]
     assert (weight["q"].dtype.name if is_quantised(weight) else None) == dtype
     assert (is_quantised(weight) and "zero" in weight) == (
-        case in ("awq", "gptq-asymmetric", "gptq-v2", "packed-asymmetric")
+        case in ("awq", "gptq-asymmetric", "gptq-v2", "packed-asymmetric", "int8-tensor-asymmetric")
     )
     ours = jax.tree.map(dequantise, params, is_leaf=is_quantised)
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6), ours, expected)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+import transformers
 
 from eagle_jax.checkpoints import CheckpointError, read_target_config
 from eagle_jax.checkpoints.targets.config import config_values, decoder_config
@@ -47,6 +48,20 @@ def test_layers_without_rope_are_those_with_zero_or_every_fourth():
     assert (read(SMOLLM3).rope.theta, read(SMOLLM3 | {"rope_theta": 5e6}).rope.theta) == (2e6, 5e6)
     with quiet():
         assert read(SMOLLM3 | {"rope_parameters": {"rope_theta": 5e6}}).rope.theta == 5e6
+
+
+def test_layers_without_rope_have_the_window():
+    """`max_window_layers` has no effect, as in `transformers`."""
+    windowed = SMOLLM3 | {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+    for rotates in ([1, 1, 1], [0, 1, 0], [1, 0, 1]):
+        ours = read(windowed | {"no_rope_layers": rotates})
+        named = transformers.SmolLM3Config(**windowed | {"no_rope_layers": rotates}).layer_types[: ours.num_layers]
+        assert [window > 0 for window in ours.windows] == [kind != "full_attention" for kind in named] * bool(
+            ours.windows
+        )
+        assert bool(ours.windows) == (0 in rotates[: ours.num_layers])
+        assert read(config_values(ours, "float32")) == ours
+    assert read(SMOLLM3 | {"sliding_window": 16, "no_rope_layers": [0, 0, 0]}).windows == ()
 
 
 def test_phi_rotates_a_part_by_factors_of_the_context_length():

@@ -27,6 +27,7 @@ from eagle_jax.models.quantised import (
 )
 from eagle_jax.parallel import make_mesh
 from eagle_jax.parallel.mesh import param_shardings
+from eagle_jax.training import fresh_draft_model
 from tests.models import TREES, random_prompts, tiny_head, tiny_target
 
 SCHEMES = ("int8", "int4", "fp8")
@@ -72,6 +73,14 @@ def test_a_product_equals_that_with_the_dequantised_weight(scheme, rows):
     np.testing.assert_array_equal(look_up(leaf, jnp.asarray([[3, 1]])), dequantise(leaf)[jnp.asarray([[3, 1]])])
 
 
+def test_a_small_model_starts_with_the_values_of_quantised_layers():
+    target = quantised_target("int8")
+    small = fresh_draft_model(target.config.with_layers(1), jax.random.key(0), target.params, (1,))
+    assert all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(small))
+    ours, theirs = (layer["mlp"]["up_proj"]["weight"] for layer in (small["layers_0"], target.params["layers_1"]))
+    np.testing.assert_array_equal(ours, dequantise(theirs))
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_quantised_decoder_computes_as_the_dequantised_one(scheme, tied):
@@ -88,8 +97,12 @@ def test_a_quantised_decoder_computes_as_the_dequantised_one(scheme, tied):
     np.testing.assert_allclose(run({"params": params}, tokens), run({"params": floats}, tokens), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+FAST = {("eagle3", "int8"), ("eagle1", "int4")}
+CASES = [pytest.param(kind, scheme, marks=() if (kind, scheme) in FAST else pytest.mark.slow)
+         for kind in ("eagle1", "eagle3") for scheme in SCHEMES]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "scheme"), CASES)
 def test_text_is_that_of_the_quantised_target(scheme, kind):
     """Lossless means equal to the quantised target, whatever the tree, the batch and the weights of the head."""
     target = quantised_target(scheme)

@@ -1,4 +1,4 @@
-"""Reads how config.json says that the weights are quantised, and refuses what is not supported by name."""
+"""Reads from config.json how weights are quantised. Methods and keys without support are errors that name them."""
 
 from __future__ import annotations
 

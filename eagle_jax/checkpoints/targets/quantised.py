@@ -162,8 +162,7 @@ class QuantisedReader(TensorReader):
             if self._quantisation.block is not None and scale.ndim == 2 and scale.shape != (outputs, 1):
                 rows, columns = self._quantisation.block
                 return Unpacked(values, bits, np.repeat(scale, rows, axis=0)[:outputs], None, None, columns)
-            scale = scale.reshape(1, 1) if scale.size == 1 else scale.reshape(outputs, -1)
-            scale = np.broadcast_to(scale, (outputs, scale.shape[1]))
+            scale, zero = (None if part is None else _by_row(part, outputs) for part in (scale, zero))
         size = self._quantisation.group or inputs
         return Unpacked(values, bits, scale, zero, groups, size if scale.shape[1] > 1 else inputs)
 
@@ -180,6 +179,12 @@ class QuantisedReader(TensorReader):
         zero = signed(zeros.T, offset)
         size = self._quantisation.group or inputs
         return Unpacked(signed(values.T, offset), bits, scale, zero, parts.get("g_idx"), size)
+
+
+def _by_row(part: np.ndarray, outputs: int) -> np.ndarray:
+    """Returns scales or zero points, of which a tensor may have one for all rows, as [O, groups]."""
+    rows = part.reshape(1, 1) if part.size == 1 else part.reshape(outputs, -1)
+    return np.broadcast_to(rows, (outputs, rows.shape[1]))
 
 
 def unpack(packed: np.ndarray, bits: int, axis: int, places: tuple[int, ...] | None = None) -> np.ndarray:
@@ -205,7 +210,7 @@ def to_leaf(weight: Unpacked) -> dict[str, np.ndarray] | np.ndarray:
     outputs, inputs = weight.values.shape
     count, order = weight.scale.shape[1], np.arange(inputs) // weight.size
     groups = order if weight.groups is None else weight.groups
-    zero = None if weight.zero is None or not weight.zero.any() else np.broadcast_to(weight.zero, weight.scale.shape)
+    zero = None if weight.zero is None or not weight.zero.any() else weight.zero
     if inputs != count * weight.size or not np.array_equal(groups, order):
         values = weight.values.astype(np.float32) - (0 if zero is None else zero[:, groups])
         return values * weight.scale.astype(np.float32)[:, groups]
