@@ -162,7 +162,7 @@ class QuantisedReader(TensorReader):
             if self._quantisation.block is not None and scale.ndim == 2 and scale.shape != (outputs, 1):
                 rows, columns = self._quantisation.block
                 return Unpacked(values, bits, np.repeat(scale, rows, axis=0)[:outputs], None, None, columns)
-            scale, zero = (None if part is None else _by_row(part, outputs) for part in (scale, zero))
+            scale, zero = _by_row(scale, outputs), None if zero is None else _by_row(zero, outputs)
         size = self._quantisation.group or inputs
         return Unpacked(values, bits, scale, zero, groups, size if scale.shape[1] > 1 else inputs)
 
