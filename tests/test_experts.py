@@ -86,6 +86,15 @@ def test_no_other_row_changes_a_row(name):
         np.testing.assert_array_equal(run(x[:, part], chosen[:, part], weights[:, part]), whole[:, part])
 
 
+def test_the_router_multiplies_in_float32_whatever_the_default_precision():
+    moe, x = MoE(QWEN3_MOE), jnp.ones((1, 3, 16))
+    variables = moe.init(jax.random.key(0), x)
+    with jax.default_matmul_precision("bfloat16"):
+        program = str(jax.make_jaxpr(lambda x: moe.apply(variables, x, method="route"))(x))
+    products = program.count("dot_general[")
+    assert products and program.count("Precision.HIGHEST") == 2 * products, program
+
+
 PROMPTS = random_prompts([5, 31, 1, 17], 12)
 RUN = dict(max_new_tokens=[30, 7, 25, 32], eos_ids=[[3], [5], [], [7, 9]])
 

@@ -50,10 +50,11 @@ def load_target_checkpoint(
     Args:
       path_or_id: a directory with config.json and weights, a GGUF file or a directory with one, or a hub id.
       dtype: float32, bfloat16 or float16; weights are converted one by one as they are read.
-      max_position: caps the context length, e.g. to stay inside a sliding window.
+      max_position: caps the context length. For longrope it also decides between the two lists of factors.
       place: `(path, host array) -> device array` for a sharded load; default is the default device.
       layers: False reads only embedding, final norm and lm_head, for training on stored features.
-      weights: scheme to quantise matrices by. Quantised matrices of a file keep their own.
+      weights: scheme to quantise matrices by. Quantised matrices of a file keep their small values, and
+        their scales are converted to `dtype`.
       hub: revision, token and cache_dir of a hub id, as in `huggingface_hub`.
 
     Returns:
