@@ -80,7 +80,7 @@ def test_a_ring_holds_the_last_tokens(history, seed, window, done):
 SLOW = ("plain", "eagle1-chain4", "small-chain", "hydra++-k3n12", "lookup")
 
 
-@pytest.mark.parametrize("windows", [(), (280, 0)])
+@pytest.mark.parametrize("windows", [pytest.param((), marks=pytest.mark.slow), (280, 0)])
 @pytest.mark.parametrize("method", ["eagle3-k3n12", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_no_loop_copies_a_cache(method, windows):
     """Prefill and cycles: a cache that XLA thinks is written before it is read is copied there, all of it.

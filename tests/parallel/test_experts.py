@@ -20,7 +20,8 @@ PROMPTS = random_prompts([5, 9, 3, 7], 12)
 OPTIONS = {"max_new_tokens": [12, 20, 20, 17], "eos_ids": (3,)}
 
 
-@pytest.mark.parametrize("name", [pytest.param("qwen3_moe", marks=pytest.mark.slow), "gpt_oss"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
 def test_sharded_text_is_the_same(name):
     target, head = pair(name)
     spread, spread_head = eagle_jax.shard(target, head, make_mesh(2, 2))

@@ -116,7 +116,18 @@ def close(ours, theirs):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = (
+    "gemma3_untied",
+    "gpt_oss_other",
+    "phi4_mini",
+    "qwen2_tied_yarn",
+    "qwen3_biases",
+    "qwen3_moe_mixed",
+    "smollm3_interval",
+)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])
 def test_logits_and_hidden_states(case, tmp_path):
     family, changes = CASES[case]
     model = tiny_model(family, **changes)
