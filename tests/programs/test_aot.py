@@ -189,6 +189,33 @@ def test_a_pass_reads_the_small_type_and_writes_no_dequantised_copy(repository, 
     assert dequantised_first["traffic_gb"] > 2 * read  # what the bounds would see
 
 
+EXPERTS = """
+from dataclasses import replace
+from eagle_jax.models.presets import model
+
+target = replace(model("qwen3-30b-a3b", 1), vocab_size=32768)
+chip, devices = chip_and_devices("v5e:1x1")
+sizes = {"batch": 1, "prompt": 128, "max_tokens": 128, "draft_vocab": 1024}
+for method in ("vanilla", "pld@59"):
+    mesh, law = make_mesh(devices=devices), make_sampling(0.0)
+    work = generation(target, method, target, mesh, sampling=law, weights=WEIGHTS, **sizes)
+    print(json.dumps(measure(work, chip, "cycle")), flush=True)
+"""
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("weights", ["int8", "fp8"])
+def test_experts_are_read_in_the_small_type(repository, weights):
+    hidden, inner, count, vocabulary = 2048, 768, 128, 32768
+    experts, attention = 3 * count * inner * hidden, 2 * hidden * (32 + 4) * 128
+    read = (experts + attention + hidden * vocabulary + 2 * hidden * count) / 1e9  # the router is bfloat16
+    for found in on_tpu(repository, "-c", IMPORTS + EXPERTS.replace("WEIGHTS", repr(weights))):
+        assert read < found["traffic_gb"] < 1.1 * read
+        assert found["temporaries_gb"] * 1e9 < experts / 3  # no stack of experts in any type
+
+
 UPDATE = """
 target = DecoderConfig(16384, 256, 512, 3, num_heads=4, num_kv_heads=2, head_dim=64)
 chip, devices = chip_and_devices("v5e:2x2")
