@@ -9,7 +9,7 @@ A method may have a setting, `name[@setting]`: see `infer/common/labels.py`. Pla
 baseline. For every task, temperature and batch size, all methods first run a prompt untimed, which compiles and gives
 the compared text. Then they run it `repeats` times in turns. The speedup is the median of the ratios within a
 repetition. The prefill is also timed alone, with the same program. A conversation continues with the replies of plain
-decoding. If torch is installed, `transformers` is measured on the same weights.
+decoding. If torch is installed, `transformers` is measured on the same weights; `--weights` leaves it out.
 
 The program writes result.json and table.md to `out` after every measurement, and `--resume` continues a stopped run. It
 prints the tables and, last, one JSON object (fields: `infer/common/results.py`). `infer.papers` draws the figures.
@@ -65,7 +65,9 @@ def main(args: Args) -> dict[str, Any]:
     makers: dict[str, Callable[[int, float], Method]] = {
         label: functools.partial(engine, current.target, drafter) for label, drafter in drafters.items()
     }
-    if args.transformers and find_spec("torch"):
+    if args.transformers and args.weights is not None:
+        print(f"transformers would run on float weights: it is not measured beside --weights {args.weights}")
+    elif args.transformers and find_spec("torch"):
         makers["transformers"], drafts["transformers"] = hugging_face(current.target), NOTHING
     elif args.transformers:
         print("torch is not installed (pip install -e '.[test]'): transformers is not measured beside the engine")

@@ -23,6 +23,7 @@ from typing import Any
 import eagle_jax
 from eagle_jax.assets import SMOLLM2
 from eagle_jax.data.chat import chat_ids
+from eagle_jax.models.quantised import Scheme
 from eagle_jax.runtime.compilation import machine, use_compilation_cache
 from eagle_jax.runtime.loading import Bundled
 from infer.common.programs import at_least_one, run
@@ -40,6 +41,7 @@ class Args:
     temperature: float = 0.0  # 0 is greedy; above 0 the text depends on `seed` but not on the drafter
     seed: int = 0  # of the sampled draws
     repetitions: int = 3  # timed runs of each path, of which the median counts
+    weights: Scheme | None = None  # quantises the target when it is loaded (docs/own_model.md)
 
 
 def main(args: Args) -> None:
@@ -48,7 +50,7 @@ def main(args: Args) -> None:
     started = time.perf_counter()
     use_compilation_cache()
     console = stdout_console(status=False)
-    target, drafter, tokenizer = eagle_jax.load_demo(args.drafter)
+    target, drafter, tokenizer = eagle_jax.load_demo(args.drafter, weights=args.weights)
     prompt = chat_ids(tokenizer, [{"role": "user", "content": args.prompt}])
     options: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "key": args.seed}
     drafters = {"drafted": drafter, "vanilla": None}

@@ -128,7 +128,9 @@ def profile_text(args: Args, target: eagle_jax.Target, entries: Sequence[Entry])
     """Returns the contents of a profile."""
     name = "bundled" if args.target is None else args.target
     file = ProfileFile("eagle_jax.profile/1", name, fingerprint(target), args.dtype, machine(), tuple(entries))
+    quantised = "" if args.weights is None else f"The target was loaded with weights={args.weights!r}.\n"
     return file.to_yaml(
+        f"{quantised}"
         'Made by python -m infer.tune; eagle_jax.generate(target, "auto", prompts, profile=THIS FILE) follows it.\n'
         "Speedups over the tasks: predicted (of decoding alone) and measured in the mean, measured on the worst task.\n"
         f"These are {args.tasks}: at most {args.limit} questions each, after the first {args.skip}."

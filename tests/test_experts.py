@@ -13,8 +13,10 @@ import pytest
 
 import eagle_jax
 from eagle_jax import DecoderConfig, DraftHead, ExpertsConfig, HeadConfig, RopeConfig, Target
-from eagle_jax.models import init_head_params, init_params
+from eagle_jax.models import Decoder, init_head_params, init_params
 from eagle_jax.models.experts import MoE, Stack, by_blocks, grouped_product, project_by
+from eagle_jax.models.quantised import dequantise_params, is_quantised, quantise, quantise_params
+from eagle_jax.models.quantised import scaled as values_of
 from eagle_jax.runtime.routing import routing_changes
 from tests.models import TREES, random_prompts, tiny_target
 
@@ -37,10 +39,11 @@ def scaled(params: dict, factor: float) -> dict:
 
 
 @functools.cache
-def pair(name: str) -> tuple[Target, DraftHead]:
+def pair(name: str, scheme: str | None = None) -> tuple[Target, DraftHead]:
     """A random target of a family, and an EAGLE-3 head that is right often enough."""
     config = CONFIGS[name]
-    target = Target.from_params(config, scaled(init_params(config, jax.random.key(0)), 6.0))
+    params = scaled(init_params(config, jax.random.key(0)), 6.0)
+    target = Target.from_params(config, quantise_params(params, scheme, "float32"))
     layer = config.one_layer(qk_norm=False, qkv_bias=False, out_bias=False, architecture="LlamaForCausalLM")
     head = HeadConfig("eagle3", layer, 10, config.hidden_size, (0, 1, config.num_layers))
     params = init_head_params(head, jax.random.key(9))
@@ -52,14 +55,15 @@ def pair(name: str) -> tuple[Target, DraftHead]:
 @pytest.mark.parametrize(
     "sizes", [(5, 0, 9, 1), (0, 0, 0, 3), (1, 1, 1, 1), (8, 16, 0, 0), (0, 33, 7, 40), (2, 0, 0, 0)], ids=str
 )
-@pytest.mark.parametrize("unused", [0, 3])
-def test_a_grouped_product_is_that_of_a_loop(sizes, unused):
+@pytest.mark.parametrize(("unused", "scheme"), [(0, None), (3, None), (3, "int8"), (0, "fp8")])
+def test_a_grouped_product_is_that_of_a_loop(sizes, unused, scheme):
     rng = np.random.default_rng(sum(sizes))
     x, weight, bias = (
         rng.normal(size=shape).astype(np.float32)
         for shape in ((sum(sizes) + unused, 6), (len(sizes), 5, 6), (len(sizes), 5))
     )
-    stack = Stack(jnp.array(weight), jnp.array(bias))
+    stored = jnp.array(weight) if scheme is None else quantise(jnp.array(weight), scheme, "float32")
+    stack, weight = Stack(stored, jnp.array(bias)), weight if scheme is None else np.array(values_of(stored))
 
     @jax.jit
     def run(x, sizes):
@@ -72,13 +76,33 @@ def test_a_grouped_product_is_that_of_a_loop(sizes, unused):
         np.testing.assert_allclose(found[: len(expert)], wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("scheme", ["int8", "fp8"])
+def test_quantised_experts_compute_as_the_dequantised_ones(scheme):
+    target, _ = pair("gpt_oss", scheme)
+    experts = target.params["layers_0"]["mlp"]["experts"]
+    assert all(is_quantised(experts[f"{name}_proj"]["weight"]) for name in ("gate", "up", "down"))
+    assert not is_quantised(target.params["layers_0"]["mlp"]["router"]["weight"])
+    floats, tokens = dequantise_params(target.params), jnp.arange(12)[None]
+    run = jax.jit(functools.partial(Decoder(target.config).apply, method="all_logits"))
+    found, wanted = run({"params": target.params}, tokens), run({"params": floats}, tokens)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    assert floats["layers_0"]["mlp"]["experts"]["up_proj"]["weight"].shape == (6, 10, 16)
+
+
+def test_experts_in_int4_are_an_error():
+    with pytest.raises(eagle_jax.ConfigError, match=r"must be int8 or fp8 for a model with experts, got 'int4'\."):
+        pair("qwen3_moe", "int4")
+
+
+@pytest.mark.parametrize("scheme", [None, "int8"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_no_other_row_changes_a_row(name):
+def test_no_other_row_changes_a_row(name, scheme):
     """On CPU the outputs are equal to the bit, for fewer and for more rows than `layers.FEW_ROWS`."""
     moe = MoE(CONFIGS[name])
     x, key = jax.random.normal(jax.random.key(3), (1, 70, 16)), jax.random.key(2)
     shapes = jax.eval_shape(moe.init, key, x)
     variables = jax.tree.map(lambda leaf: 8 * jax.random.normal(key, leaf.shape), shapes)
+    variables = {"params": quantise_params(variables["params"], scheme, "float32")}
     chosen, weights = moe.apply(variables, x, method="route")
     run = jax.jit(lambda *rows: moe.bind(variables).experts(*rows))
     whole = run(x, chosen, weights)
@@ -100,17 +124,17 @@ RUN = dict(max_new_tokens=[30, 7, 25, 32], eos_ids=[[3], [5], [], [7, 9]])
 
 
 @functools.cache
-def plain_text(name: str) -> list[list[int]]:
-    return eagle_jax.generate(pair(name)[0], None, PROMPTS, **RUN).tokens
+def plain_text(name: str, scheme: str | None = None) -> list[list[int]]:
+    return eagle_jax.generate(pair(name, scheme)[0], None, PROMPTS, **RUN).tokens
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("tree", ["k3n12", pytest.param("k10n59", marks=pytest.mark.slow),
-                                  pytest.param("chain4", marks=pytest.mark.slow)])  # fmt: skip
-def test_text_is_that_of_plain_decoding(name, tree):
-    target, head = pair(name)
+@pytest.mark.parametrize(("tree", "scheme"), [("k3n12", None), *(pytest.param(*case, marks=pytest.mark.slow) for case in
+    (("k10n59", None), ("chain4", None), ("k3n12", "int8"), ("k3n12", "fp8")))])  # fmt: skip
+def test_text_is_that_of_plain_decoding(name, tree, scheme):
+    target, head = pair(name, scheme)
     out = eagle_jax.generate(target, head.with_tree(TREES[tree]), PROMPTS, **RUN)
-    assert out.tokens == plain_text(name)
+    assert out.tokens == plain_text(name, scheme)
     assert out.accepted[:, 2:].sum() > 0, "no path beyond one node was ever accepted"
 
 

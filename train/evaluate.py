@@ -30,7 +30,7 @@ from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.runtime.drafters import TreeDrafter
 from infer.common.programs import at_least_one, check_seed, naming, not_negative, parse_tree, run
 from train.loop.options import TargetArgs
-from train.loop.places import head_path, sources_of, target_config, target_path, tokenizer_of
+from train.loop.places import head_path, read_target, sources_of, target_config, tokenizer_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,8 +68,7 @@ def main(args: Args) -> None:
     sources_of(args.heldout, "--heldout")  # raises if a file is missing
     tokenizer = tokenizer_of(args, config)
     prompts_of = prompts_by_source(args.heldout, tokenizer, args.prompts, args.max_prompt)
-    with naming("--target", args.target):
-        target = with_stop_ids(eagle_jax.load_target(target_path(args.target), args.dtype), tokenizer)
+    target = with_stop_ids(read_target(args), tokenizer)
     with naming("--head", args.head):
         head: TreeDrafter = load(head_at, target, tree)
     results: list[dict[str, Any]] = []
@@ -81,8 +80,8 @@ def main(args: Args) -> None:
             logging.info("%s: %d prompts at temperature %g ...", name, len(prompts), temperature)
             results.append({"prompts": Path(name).stem, **measure(args, target, head, prompts, temperature)})
             logging.info("%s", json.dumps(results[-1]))
-    report = {"head": args.head, "tree": args.tree, "sampled_ranking": args.sampled_ranking, "results": results}
-    print(json.dumps(report))
+    settings = {name: getattr(args, name) for name in ("head", "weights", "tree", "sampled_ranking")}
+    print(json.dumps(settings | {"results": results}))
 
 
 def measure(

@@ -29,10 +29,10 @@ from eagle_jax.parallel import make_mesh, processes
 from eagle_jax.runtime.compilation import use_compilation_cache
 from eagle_jax.runtime.request import bucket
 from eagle_jax.training import observe
-from infer.common.programs import at_least_one, naming, run
+from infer.common.programs import at_least_one, run
 from train.loop.log import progress_bar
 from train.loop.options import CorpusArgs
-from train.loop.places import alone_in, sources_of, target_path, tokenizer_of
+from train.loop.places import alone_in, read_target, sources_of, tokenizer_of
 from train.loop.setup import taps_of
 
 
@@ -78,8 +78,7 @@ def main(args: Args) -> None:
     mesh = make_mesh(1, args.tensor) if args.tensor > 1 else None
     sources = sources_of(args.data)
     with alone_in(args.out, ("data", "layout.json"), "a directory of train.features"):
-        with naming("--target", args.target):
-            target = eagle_jax.load_target(target_path(args.target), args.dtype, mesh=mesh)
+        target = read_target(args, mesh)
         taps = taps_of(args.taps, target.config.num_layers)
         tokenizer = tokenizer_of(args, target.config)
         key = corpus_key(sources, tokenizer)

@@ -35,7 +35,7 @@ from eagle_jax.runtime.compilation import use_compilation_cache
 from infer.common.programs import at_least_one, check_seed, naming, not_negative, parse_tree, run
 from train.loop.log import progress_bar
 from train.loop.options import CorpusArgs
-from train.loop.places import alone_in, head_path, sources_of, target_config, target_path, tokenizer_of
+from train.loop.places import alone_in, head_path, read_target, sources_of, target_config, tokenizer_of
 
 MAY_CHANGE = ("out", "head", "tree", "batch", "tensor", "chat_template")
 """Options that may differ when a run resumes: the output is the same. The template's text is compared, not its path."""
@@ -179,7 +179,7 @@ def main(args: Args) -> None:
         writer = load(args, tree, config, tokenizer, len(rows))
         settings = {name: value for name, value in dataclasses.asdict(args).items() if name not in MAY_CHANGE}
         contents = {"contents of data": corpus_key(sources, tokenizer), **tokenizer_settings(tokenizer)}
-        weights = processes.fingerprint(writer.target.params)
+        weights = processes.fingerprint(writer.target.params)  # replaces the scheme, on which it depends
         remember(args.out, {**settings, **contents, "stop tokens": writer.stops, "weights": weights})
         write(writer, sources, rows)
 
@@ -246,8 +246,7 @@ def load(args: Args, tree: TreeConfig, config: DecoderConfig, tokenizer: Any, ro
         raise ConfigError(f"--tensor must divide the {len(devices)} devices of a process, got {args.tensor}. Lower it.")
     data = len(devices) // args.tensor
     mesh = make_mesh(data, args.tensor, devices=devices) if len(devices) > 1 else None
-    with naming("--target", args.target):
-        target = eagle_jax.load_target(target_path(args.target), args.dtype, mesh=mesh)
+    target = read_target(args, mesh)
     head = None
     if args.head is not None:
         with naming("--head", args.head):

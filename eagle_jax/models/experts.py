@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from eagle_jax.config import DecoderConfig, ExpertsConfig
-from eagle_jax.models.layers import Linear, product
+from eagle_jax.models.layers import Linear, parameter, product
 
 CPU_ROWS = 8
 """Rows of one product on CPU. With one size, the result of a row does not depend on how many rows a pass has."""
@@ -25,11 +25,16 @@ class Stack(NamedTuple):
     """Holds one projection of all experts.
 
     Attributes:
-      weight: as in checkpoints. bias: None without one.
+      weight: as in checkpoints, or quantised: q [E, O, I] and scale [E, O]. bias: None without one.
     """
 
-    weight: Float[Array, "E O I"]
+    weight: Float[Array, "E O I"] | Mapping[str, Array]
     bias: Float[Array, "E O"] | None
+
+    @property
+    def num_experts(self) -> int:
+        """Returns E."""
+        return len(self.weight["q"] if isinstance(self.weight, Mapping) else self.weight)
 
 
 def grouped_product(x: Float[Array, "M I"], stack: Stack, sizes: Int[Array, " E"], dtype: str) -> Float[Array, "M O"]:
@@ -37,12 +42,18 @@ def grouped_product(x: Float[Array, "M I"], stack: Stack, sizes: Int[Array, " E"
 
     Rows beyond the sum of `sizes` have undefined values. On CPU this costs as if every expert had all rows.
     """
-    # Contracts the last axis of the weights: on TPU a transpose would be a copy of all experts.
-    y = jax.lax.ragged_dot_general(x, stack.weight, sizes, _DIMENSIONS, preferred_element_type=jnp.dtype(dtype))
-    if stack.bias is None:
-        return y
+    # Contracts the last axis of the weights: on TPU a transpose would be a copy of all experts, as would a conversion
+    # of quantised ones. The product takes two types.
+    weight, scale = stack.weight, None
+    if isinstance(weight, Mapping):
+        weight, scale = weight["q"], weight["scale"]
+    kind = jnp.dtype(dtype if scale is None else "float32")
+    y = jax.lax.ragged_dot_general(x, weight, sizes, _DIMENSIONS, preferred_element_type=kind)
     expert = jnp.sum(jnp.cumsum(sizes)[None] <= jnp.arange(len(x))[:, None], axis=1)
-    return y + stack.bias[jnp.minimum(expert, len(sizes) - 1)].astype(dtype)
+    expert = jnp.minimum(expert, len(sizes) - 1)
+    if scale is not None:
+        y = (y * scale[expert]).astype(dtype)
+    return y if stack.bias is None else y + stack.bias[expert].astype(dtype)
 
 
 def by_blocks(
@@ -76,7 +87,7 @@ def by_blocks(
 
 def project_by(stack: Stack, expert: Int[Array, ""], x: Float[Array, "M I"], dtype: str) -> Float[Array, "M O"]:
     """Multiplies all rows by one expert."""
-    y = product(x, stack.weight[expert], dtype)
+    y = product(x, jax.tree.map(lambda part: part[expert], stack.weight), dtype)
     return y if stack.bias is None else y + jnp.broadcast_to(stack.bias[expert].astype(dtype), y.shape)
 
 
@@ -88,7 +99,7 @@ class StackedLinear(nn.Module):
 
     @nn.compact
     def __call__(self) -> Stack:
-        weight = self.param("weight", nn.initializers.normal(0.02), self.shape)
+        weight = parameter(self, "weight", nn.initializers.normal(0.02), self.shape)
         return Stack(weight, self.param("bias", nn.initializers.zeros, self.shape[:2]) if self.use_bias else None)
 
 
@@ -129,7 +140,7 @@ class Experts(nn.Module):
         Args:
           chosen: places in `stacks`. A place outside of them adds nothing: another device holds that expert.
         """
-        count, top_k = stacks["gate"].weight.shape[0], chosen.shape[-1]
+        count, top_k = stacks["gate"].num_experts, chosen.shape[-1]
         held = (chosen >= 0) & (chosen < count)
         expert = jnp.where(held, chosen, count).reshape(-1)
         order = jnp.argsort(expert, stable=True)

@@ -75,7 +75,7 @@ def _draw_weight(key: Array, shape: tuple[int, int]) -> Float[Array, "O I"]:
     return nn.initializers.normal(0.02)(key, shape[::-1]).T
 
 
-def parameter(module: nn.Module, name: str, init: Callable[..., Array], shape: tuple[int, int]) -> Any:
+def parameter(module: nn.Module, name: str, init: Callable[..., Array], shape: tuple[int, ...]) -> Any:
     """Returns a weight of a module, which may be quantised: Flax would compare `q` with the shape of the weight."""
     stored = module.get_variable("params", name)
     return stored if is_quantised(stored) else module.param(name, init, shape)

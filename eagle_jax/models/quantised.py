@@ -6,8 +6,9 @@ A quantised weight [O, I] is a dict in the place of the array:
     scale  q's shape without its last axis, in the dtype of the activations
     zero   int8, like `scale`; only in files that have zero points
 
-The weight is `(q - zero) * scale`. Groups are an axis of `q`, because XLA for TPU then converts and scales inside the
-product. With groups of a flat [O, I] it writes the whole weight to memory (`python -m infer.aot --weights int4`).
+The weight is `(q - zero) * scale`. The weights of experts are stacks: q [E, O, I], scale [E, O]. Groups are an axis
+of `q`, because XLA for TPU then converts and scales inside the product. With groups of a flat [O, I] it writes the
+whole weight to memory (`python -m infer.aot --weights int4`).
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from eagle_jax.config import ConfigError
 from eagle_jax.core import Params
 
 Scheme = Literal["int8", "int4", "fp8"]
@@ -40,7 +43,7 @@ def is_quantised(leaf: Any) -> bool:
 
 
 def quantise(weight: Any, scheme: Scheme, dtype: Any) -> dict[str, Any]:
-    """Rounds a weight [O, I] to the nearest values of a scheme (NumPy in, NumPy out; also traced).
+    """Rounds a weight [O, I], or [E, O, I] of experts, to the nearest values of a scheme (NumPy in, NumPy out; traced).
 
     The largest magnitude of a channel or group is the end of the range, as in `compressed-tensors`. Groups are the
     largest divisor of I up to 128.
@@ -67,9 +70,14 @@ def scheme_of(path: str, scheme: Scheme | None) -> Scheme | None:
 
     Matrices are quantised; norms, biases, learned positions and routers of experts are not. An embedding or lm_head
     of an int4 model has int8: its rows are words, whose scores are compared with one another.
+
+    Raises:
+      ConfigError: int4 for the weights of experts.
     """
     *parents, leaf = path.split("/")
     owner = parents[-1] if parents else ""
+    if scheme == "int4" and "experts" in parents:
+        raise ConfigError("weights must be int8 or fp8 for a model with experts, got 'int4'. Choose one.")
     if scheme is None or leaf not in ("weight", "embedding") or owner == "embed_positions" or "router" in owner:
         return None
     is_table = leaf == "embedding" or owner.endswith("lm_head")
@@ -84,7 +92,7 @@ def quantise_params(params: Params, scheme: Scheme | None, dtype: Any, prefix: s
         if isinstance(node, Mapping):
             return node if is_quantised(node) else quantise_params(node, scheme, dtype, f"{path}/")
         how = scheme_of(path, scheme)
-        return node if how is None or node.ndim != 2 else quantise(node, how, dtype)
+        return node if how is None else quantise(node, how, dtype)
 
     return {name: convert(name, node) for name, node in params.items()}
 
@@ -101,6 +109,16 @@ def scaled(weight: Mapping[str, Any], dtype: Any = None) -> Any:
 def dequantise(weight: Any) -> Any:
     """Returns a weight [O, I] as one array, in the dtype of its scale."""
     return scaled(weight).reshape(len(weight["q"]), -1) if is_quantised(weight) else weight
+
+
+def dequantise_params(params: Params) -> dict[str, Any]:
+    """Returns a tree of parameters with floats in the place of quantised weights."""
+
+    def convert(path: tuple[Any, ...], node: Any) -> Any:
+        is_stack = any(part.key == "experts" for part in path)  # looks like a matrix with groups
+        return scaled(node) if is_stack and is_quantised(node) else dequantise(node)
+
+    return jax.tree_util.tree_map_with_path(convert, params, is_leaf=is_quantised)
 
 
 def look_up(weight: Mapping[str, Array], rows: Int[Array, "*b"]) -> Float[Array, "*b I"]:

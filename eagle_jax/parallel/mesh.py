@@ -184,7 +184,7 @@ def experts_by_device(mesh: Mesh | None) -> Callable[..., Any]:
             return run(*args, **kwargs)
 
         def mix_held(x: Array, chosen: Array, weights: Array, stacks: Any) -> Array:
-            first = jax.lax.axis_index(TENSOR) * stacks["gate"].weight.shape[0]
+            first = jax.lax.axis_index(TENSOR) * stacks["gate"].num_experts
             return jax.lax.psum(run(x, chosen - first, weights, stacks), TENSOR)
 
         rows = P(ROWS)

@@ -129,8 +129,9 @@ def load_target(
       dtype: "float32", "bfloat16" or "float16" (or JAX's types) of weights, activations and cache. Scores, softmax
         and norms are computed in float32.
       weights: quantises the matrices on loading, rounded to nearest: "int8" or "fp8" (e4m3) with a scale per output
-        channel, or "int4" with a scale per group of at most 128 inputs, and int8 for embedding and lm_head. Activations
-        keep `dtype`. Matrices that the files hold quantised keep their small values. None quantises nothing.
+        channel, or "int4" with a scale per group of at most 128 inputs, and int8 for embedding and lm_head. Experts are
+        never int4. Activations keep `dtype`. Matrices that the files hold quantised keep their small values. None
+        quantises nothing.
       max_position: caps the context length, and with it the caches of a session.
       mesh: a ("data", "fsdp", "tensor") mesh; every tensor goes straight to its devices. Drafters use
         their target's mesh.
@@ -139,7 +140,8 @@ def load_target(
     Raises:
       CheckpointError: the model is missing, its architecture is unknown, a value of config.json has another type, or
         tensors do not fit or hold NaN or infinity (the message names all of them); `dtype`, `weights` or the kind
-        of quantised weights is unknown; or the weights are rotated (QuaRot, SpinQuant).
+        of quantised weights is unknown; `weights` is int4 and the model has experts; or the weights are rotated
+        (QuaRot, SpinQuant).
       ConfigError: the mesh does not divide the model. MemoryError: the weights do not fit in device memory.
       DeviceError: the device of JAX_PLATFORMS is missing or busy.
 

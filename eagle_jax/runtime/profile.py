@@ -187,7 +187,7 @@ def load_profile(path: str | os.PathLike[str], target: Target) -> Profile:
     if tuned != found:
         raise ConfigError(
             f"target must be the one that {path} was tuned for, {file.target!r} {tuned}, got {target.name!r} {found}. "
-            "Load that one, or run python -m infer.tune for this one."
+            "Load that one, with its dtype and weights=, or run python -m infer.tune for this one."
         )
     if file.machine != (here := machine()):
         warnings.warn(

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from eagle_jax.config import DecoderConfig, HeadConfig, MedusaConfig
 from eagle_jax.core.types import Params
 from eagle_jax.models import init_head_params, init_medusa_params, init_params
-from eagle_jax.models.quantised import dequantise, is_quantised
+from eagle_jax.models.quantised import dequantise, dequantise_params
 
 
 def fresh_target(config: DecoderConfig, key: Array) -> Params:
@@ -55,7 +55,7 @@ def fresh_draft_model(config: DecoderConfig, key: Array, target: Params, layers:
     """
     if not layers:
         return fresh_target(config, key)
-    target = jax.tree.map(dequantise, target, is_leaf=is_quantised)
+    target = dequantise_params(target)
     ends = {name: leaf for name, leaf in target.items() if not name.startswith("layers_")}
     return {**ends, **{f"layers_{place}": target[f"layers_{layer}"] for place, layer in enumerate(layers)}}
 

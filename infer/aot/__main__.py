@@ -34,6 +34,7 @@ from jax.experimental import topologies
 from eagle_jax.config import ConfigError
 from eagle_jax.core import make_sampling
 from eagle_jax.models.presets import eagle3_head, model
+from eagle_jax.models.quantised import Scheme
 from eagle_jax.parallel import make_mesh, row_groups
 from eagle_jax.training import PEAK, Objective
 from infer.aot.costs import Program
@@ -75,7 +76,7 @@ class Args:
     method: str = "eagle3"
     draft_model: str = "llama-3.2-1b"  # small model of sps, a published model with the target's vocabulary
     draft_vocab: int = 32000  # size of the draft vocabulary of eagle3
-    weights: Literal["int8", "int4", "fp8"] | None = None  # quantised weights of target and drafter; None is bfloat16
+    weights: Scheme | None = None  # quantised weights of target and drafter; None is bfloat16
     topology: str = "v6e:1x1"  # chip and shape of the slice, such as v6e:1x1, v5e:2x2, v5p:2x2x1, v5p:2x2x4
     batch: int | None = None  # rows over all devices; None is one per slice of the "data" axis
     prompt: int = 1024  # tokens of every prompt

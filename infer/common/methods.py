@@ -17,6 +17,7 @@ from eagle_jax.config import EAGLE1_PARENTS, TreeConfig, static_depths
 from eagle_jax.core import verify
 from eagle_jax.data.chat import load_tokenizer, with_stop_ids
 from eagle_jax.evaluate import pooled
+from eagle_jax.models.quantised import Scheme
 from eagle_jax.runtime.drafters import Medusa, TreeDrafter
 from eagle_jax.runtime.loading import smollm2_tree
 from eagle_jax.shapes import best_parents, medusa_parents, parents_of_paths
@@ -63,7 +64,9 @@ class Places:
     # a JSON file with the paths of a static tree (medusa@choices), as Medusa's are published: [[0], [0, 0], [1]] is a
     # first child with one child, and a second child
     choices: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of all weights
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of activations, cache and all float weights
+    # quantises the target when it is loaded (docs/own_model.md); drafters keep dtype
+    weights: Scheme | None = None
 
     def resolved(self) -> Self:
         """Returns the options with the paths of the pair.
@@ -183,14 +186,15 @@ def best_static(label: Label, path: str | Path, deepest: int | None = None) -> t
 def load_pair(sources: Places) -> tuple[eagle_jax.Target, Any]:
     """Loads the target, with the stop tokens of its chat template, and its tokenizer."""
     if sources.target is None:
-        target, _, tokenizer = eagle_jax.load_demo(dtype=sources.dtype)
+        target, _, tokenizer = eagle_jax.load_demo(dtype=sources.dtype, weights=sources.weights)
         use_template(tokenizer, sources)
         return with_stop_ids(target, tokenizer), tokenizer
     with naming("--target", sources.target):
         tokenizer = load_tokenizer(sources.target, read_target_config(config_directory(sources.target)))
     use_template(tokenizer, sources)  # raises before weights are read
     with naming("--target", sources.target):
-        return with_stop_ids(eagle_jax.load_target(sources.target, sources.dtype), tokenizer), tokenizer
+        target = eagle_jax.load_target(sources.target, sources.dtype, weights=sources.weights)
+        return with_stop_ids(target, tokenizer), tokenizer
 
 
 class Loader:
@@ -254,7 +258,7 @@ class Loader:
         path = getattr(self.sources, OPTIONS[method])
         if path is None:
             head: Any = BUNDLED[method]
-            return eagle_jax.load_demo(head, dtype=self.sources.dtype)[1]
+            return eagle_jax.load_demo(head, dtype=self.sources.dtype, weights=self.sources.weights)[1]
         load: Any = {"sps": eagle_jax.load_draft_model, "medusa": eagle_jax.load_medusa, "hydra": eagle_jax.load_medusa}
         with naming(option_of(OPTIONS[method]), path):
             heads = load.get(method, eagle_jax.load_drafter)(path, self.target)

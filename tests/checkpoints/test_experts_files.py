@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from eagle_jax import ConfigError, ExpertsConfig, RopeConfig
 from eagle_jax.checkpoints import CheckpointError, load_target_checkpoint, save_target_checkpoint
 from eagle_jax.checkpoints.targets.config import config_values, decoder_config
 from eagle_jax.checkpoints.targets.gpt_oss import dequantise_mxfp4
+from eagle_jax.models.quantised import quantise_params
 from tests.checkpoints.common import CONFIG, FAMILY, assert_same, edit_json, edit_tensors, quiet, random_params
 
 QWEN3_MOE = dataclasses.replace(
@@ -41,6 +43,18 @@ def test_a_saved_target_loads_as_the_same_target(config, shard_bytes, tmp_path):
         loaded_config, loaded = load_target_checkpoint(tmp_path)
     assert loaded_config == config
     assert_same(loaded, params)
+
+
+@pytest.mark.parametrize("config", [QWEN3_MOE, GPT_OSS], ids=["qwen3_moe", "gpt_oss"])
+def test_stacks_of_experts_are_quantised_when_they_are_loaded(config, tmp_path):
+    params = random_params(config)
+    save_target_checkpoint(config, params, tmp_path, "float32")
+    with quiet():
+        _, loaded = load_target_checkpoint(tmp_path, weights="int8")
+    # JAX divides in another way than NumPy, and the ends of the range are ties.
+    assert_same(loaded, quantise_params(jax.tree.map(np.asarray, params), "int8", "float32"))
+    with pytest.raises(CheckpointError, match=rf"^{tmp_path}: weights must be int8 or fp8 for a model with experts, "):
+        load_target_checkpoint(tmp_path, weights="int4")
 
 
 @pytest.mark.parametrize(

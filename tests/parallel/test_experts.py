@@ -21,9 +21,9 @@ OPTIONS = {"max_new_tokens": [12, 20, 20, 17], "eos_ids": (3,)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
-def test_sharded_text_is_the_same(name):
-    target, head = pair(name)
+@pytest.mark.parametrize(("name", "scheme"), [("qwen3_moe", None), ("gpt_oss", None), ("gpt_oss", "int8")])
+def test_sharded_text_is_the_same(name, scheme):
+    target, head = pair(name, scheme)
     spread, spread_head = eagle_jax.shard(target, head, make_mesh(2, 2))
     alone = eagle_jax.generate(target, head, PROMPTS, **OPTIONS)
     together = eagle_jax.generate(spread, spread_head, PROMPTS, **OPTIONS)
@@ -31,12 +31,13 @@ def test_sharded_text_is_the_same(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("axes", [(2, 2, 1), (1, 2, 2)])
-def test_every_device_runs_the_experts_that_it_holds(name, axes):
+@pytest.mark.parametrize(("axes", "scheme"), [((2, 2, 1), None), ((1, 2, 2), None), ((1, 2, 2), "int8")])
+def test_every_device_runs_the_experts_that_it_holds(name, axes, scheme):
     """A pass over the mesh is that of one device, and its program gathers no stack of experts over "tensor"."""
-    target, _ = pair(name)
+    target, _ = pair(name, scheme)
     spread, _ = eagle_jax.shard(target, None, make_mesh(*axes))
-    stack = spread.params["layers_1"]["mlp"]["experts"]["up_proj"]["weight"]
+    weight = spread.params["layers_1"]["mlp"]["experts"]["up_proj"]["weight"]
+    stack = weight if scheme is None else weight["q"]
     experts, inner, hidden = stack.shape
     assert stack.addressable_shards[0].data.shape == (experts // 2, inner, hidden // axes[2])
     tokens = jnp.asarray(random_prompts([7, 7, 7, 7], 12))

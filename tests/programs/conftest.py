@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 import eagle_jax
 from eagle_jax.config import TreeConfig
+from eagle_jax.models.quantised import quantise_params
 from infer import acceptance, bench, chat, cycle, demo, tune
 from infer.common import results
 from infer.common.methods import NOTHING
@@ -41,11 +43,13 @@ def pair(monkeypatch):
 
     target = tiny_target(258)
 
-    def load_demo(head="hass", dtype="float32"):
+    def load_demo(head="hass", dtype="float32", weights=None):
         if dtype != "float32":
             raise ValueError(f"the small pair is float32, not {dtype}")
         kind = "eagle3" if head == "eagle3" else "eagle1"
-        return target, tiny_head(kind, TreeConfig(2, 2, 4), 258, seed=2 if head == "hass" else 1), ByteTokenizer()
+        params = quantise_params(target.params, weights, dtype)
+        own = target if weights is None else dataclasses.replace(target, params=params)
+        return own, tiny_head(kind, TreeConfig(2, 2, 4), 258, seed=2 if head == "hass" else 1), ByteTokenizer()
 
     monkeypatch.setattr(eagle_jax, "load_demo", load_demo, raising=False)
     return target

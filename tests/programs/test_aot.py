@@ -115,6 +115,7 @@ def on_tpu(repository, *words: str) -> list[dict]:
 IMPORTS = """
 import json
 from infer.aot.__main__ import chip_and_devices, measure  # sets the environment of libtpu
+import jax
 from infer.aot.programs import generation, training
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core.sampling import make_sampling
@@ -145,6 +146,75 @@ for temperature, methods in (
 def test_every_method_is_one_program_without_the_host_or_a_copied_cache(repository):
     found = on_tpu(repository, "-c", IMPORTS + METHODS)
     assert [(one["host_transfers"], one["cache_copies"]) for one in found] == [(0, [])] * 8
+
+
+QUANTISED = """
+from eagle_jax.models import layers
+from eagle_jax.models.quantised import dequantise
+
+target = DecoderConfig(32768, 4096, 14336, 2, num_heads=32, num_kv_heads=8, head_dim=128)  # a layer of Llama-3.1-8B
+sizes = {"batch": 1, "prompt": 128, "max_tokens": 128, "draft_vocab": 1024}
+product = layers.product
+
+
+def dequantised_first(x, weight, dtype=None):
+    return product(x, jax.lax.optimization_barrier(dequantise(weight)), dtype)
+
+
+def compile_for(topology, weights, *methods):
+    chip, devices = chip_and_devices(topology)
+    for method in methods:
+        mesh, law = make_mesh(devices=devices), make_sampling(0.0)
+        work = generation(target, method, target, mesh, sampling=law, weights=weights, **sizes)
+        print(json.dumps(measure(work, chip, "cycle")), flush=True)
+
+
+compile_for("v5e:1x1", WEIGHTS, "vanilla", "pld@59")  # passes of 1 and of 60 rows
+layers.product = dequantised_first
+compile_for("v5e:1x1", WEIGHTS, "vanilla")
+"""
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("weights", "bits"), [("int8", 8), ("int4", 4), ("fp8", 8)])
+def test_a_pass_reads_the_small_type_and_writes_no_dequantised_copy(repository, weights, bits):
+    *passes, dequantised_first = on_tpu(repository, "-c", IMPORTS + QUANTISED.replace("WEIGHTS", repr(weights)))
+    hidden, middle, vocabulary = 4096, 14336, 32768
+    layer = 3 * hidden * middle + 2 * hidden * (32 + 8) * 128
+    read = (2 * layer * bits / 8 + hidden * vocabulary) / 1e9  # lm_head is int8; scales and the cache come on top
+    for found in passes:
+        assert read < found["traffic_gb"] < 1.1 * read
+        assert found["temporaries_gb"] * 1e9 < 2 * hidden * hidden  # no matrix in bfloat16
+    assert dequantised_first["traffic_gb"] > 2 * read  # what the bounds would see
+
+
+EXPERTS = """
+from dataclasses import replace
+from eagle_jax.models.presets import model
+
+target = replace(model("qwen3-30b-a3b", 1), vocab_size=32768)
+chip, devices = chip_and_devices("v5e:1x1")
+sizes = {"batch": 1, "prompt": 128, "max_tokens": 128, "draft_vocab": 1024}
+for method in ("vanilla", "pld@59"):
+    mesh, law = make_mesh(devices=devices), make_sampling(0.0)
+    work = generation(target, method, target, mesh, sampling=law, weights=WEIGHTS, **sizes)
+    print(json.dumps(measure(work, chip, "cycle")), flush=True)
+"""
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("weights", ["int8", "fp8"])
+def test_experts_are_read_in_the_small_type(repository, weights):
+    hidden, inner, count, vocabulary = 2048, 768, 128, 32768
+    experts, attention = 3 * count * inner * hidden, 2 * hidden * (32 + 4) * 128
+    read = (experts + attention + hidden * vocabulary + 2 * hidden * count) / 1e9  # the router is bfloat16
+    for found in on_tpu(repository, "-c", IMPORTS + EXPERTS.replace("WEIGHTS", repr(weights))):
+        assert read < found["traffic_gb"] < 1.1 * read
+        assert found["temporaries_gb"] * 1e9 < experts / 3  # no stack of experts in any type
 
 
 UPDATE = """

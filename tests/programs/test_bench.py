@@ -95,10 +95,12 @@ def test_a_resumed_run_equals_an_uninterrupted_run(quick, tmp_path, monkeypatch)
 
 
 def test_a_recording_counts_tokens_and_cycles_by_question(quick, capsys):
-    args = quick(acceptance, methods="pld@2x1", batch=2)
+    args = quick(acceptance, methods="pld@2x1", batch=2, weights="int8")
     report = acceptance.main(args)
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == report
-    (cell,) = read(args.out / "result.json", Recorded).cells
+    found = read(args.out / "result.json", Recorded)
+    (cell,) = found.cells
+    assert found.settings["weights"] == "int8"
     assert (cell.method, cell.label, cell.questions, cell.replies) == ("pld", "pld@2x1", 2, 3)
     assert cell.tokens == 3 * 5  # the first of six tokens comes from the prompt's pass
     assert cell.tau == pytest.approx(cell.tokens / cell.cycles, abs=1e-4)
@@ -108,8 +110,8 @@ def test_a_recording_counts_tokens_and_cycles_by_question(quick, capsys):
     assert cell.calibration is None and cell.chains == []
     again = dataclasses.replace(args, resume=True, methods="pld@2x1,vanilla")
     assert acceptance.main(again) == report  # all is there: nothing is recorded again
-    with pytest.raises(ValueError, match="max_new_tokens was 6 and is 8"):
-        acceptance.main(dataclasses.replace(again, max_new_tokens=8))
+    with pytest.raises(ValueError, match="weights was 'int8' and is None; max_new_tokens was 6 and is 8"):
+        acceptance.main(dataclasses.replace(again, max_new_tokens=8, weights=None))
 
 
 def test_calibration_and_counts_follow_from_cycles():

@@ -16,8 +16,10 @@ from tests.programs.conftest import ByteTokenizer
 
 def test_the_demo_ends_with_one_json_object(pair, capsys, monkeypatch):
     loaded = pair, eagle_jax.prompt_lookup(pair, length=2), ByteTokenizer()
-    monkeypatch.setattr(eagle_jax, "load_demo", lambda name: loaded)
-    demo.main(demo.Args(prompt="def f(", drafter="eagle3", max_new_tokens=12, repetitions=1))
+    asked = []
+    monkeypatch.setattr(eagle_jax, "load_demo", lambda *given, **options: asked.append((given, options)) or loaded)
+    demo.main(demo.Args(prompt="def f(", drafter="eagle3", max_new_tokens=12, repetitions=1, weights="fp8"))
+    assert asked == [(("eagle3",), {"weights": "fp8"})]
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("--- EAGLE-3") for line in lines)
     result = json.loads(lines[-1])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 
+import jax
 import pytest
 
 import eagle_jax
@@ -12,6 +14,7 @@ from eagle_jax.assets import bundled
 from eagle_jax.checkpoints import CheckpointError
 from eagle_jax.config import EAGLE1_PARENTS, ConfigError, TreeConfig
 from eagle_jax.data.chat.tokenize import chat_text
+from eagle_jax.models.quantised import is_quantised
 from infer.common.labels import Label
 from infer.common.methods import BUNDLED, NOTHING, OPTIONS, Loader, Places, best_static, check_methods, load_pair
 from infer.common.programs import arguments
@@ -213,6 +216,15 @@ def test_an_error_about_a_path_names_its_option(loaded, tmp_path):
         best_static(Label.parse("medusa@best31"), "/nope")
     with pytest.raises(CheckpointError, match=r"^--eagle3 [^ ]*medusa must hold an EAGLE.*, got Medusa heads"):
         Loader(loaded[0], Places(eagle3=str(bundled("medusa"))))("eagle3")
+
+
+@pytest.mark.parametrize("path", [None, str(bundled("target"))], ids=["bundled", "path"])
+def test_the_target_is_quantised_and_drafters_are_not(path):
+    sources = Places(target=path, weights="int4")
+    target, _ = load_pair(sources)
+    assert target.params["layers_0"]["mlp"]["up_proj"]["weight"]["q"].dtype == "int4"
+    head = Loader(target, dataclasses.replace(sources, eagle3=path and str(bundled("eagle3"))))("eagle3")
+    assert not any(is_quantised(node) for node in jax.tree.leaves(head.params, is_leaf=is_quantised))
 
 
 def test_a_template_and_its_arguments_are_options(loaded, monkeypatch, tmp_path):

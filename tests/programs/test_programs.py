@@ -12,14 +12,33 @@ import subprocess
 import sys
 import time
 import types
+import typing
 import warnings
 from pathlib import Path
 
 import pytest
 
+import train.bench_step
+import train.distill
+import train.evaluate
+import train.export
+import train.features
+import train.head
+import train.regenerate
+import train.target
 from eagle_jax.config import ConfigError, TreeConfig
+from eagle_jax.models.quantised import Scheme
+from infer import acceptance, bench, chat, cycle, demo, tune
+from infer.aot import __main__ as aot
 from infer.common import interrupts
 from infer.common.programs import arguments, can_write, listed, naming, parse_tree, run
+from infer.papers import __main__ as papers
+
+TARGETS = (
+    acceptance, aot, bench, chat, cycle, demo, tune, train.distill, train.evaluate, train.features, train.head,
+    train.regenerate,
+)  # fmt: skip
+"""Programs that load a target, or compile one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +157,19 @@ def test_errors_name_their_option_once(tmp_path):
             raise inner
     with pytest.raises(ValueError, match=f"^--head {path}: No such file or directory$"), naming("--head", path):
         path.read_text()
+
+
+@pytest.mark.parametrize("program", TARGETS, ids=lambda program: program.__name__)
+def test_every_program_that_loads_a_target_quantises_it_by_one_option(program, capsys):
+    assert typing.get_type_hints(program.Args)["weights"] == Scheme | None
+    with pytest.raises(SystemExit):
+        arguments(program.Args, None, ["--weights", "int2"])
+    assert "--weights" in (error := capsys.readouterr().err) and "int8" in error and "int2" in error
+
+
+def test_a_program_without_a_frozen_target_lacks_the_option():
+    for program in (papers, train.bench_step, train.export, train.target):
+        assert "weights" not in typing.get_type_hints(program.Args), program
 
 
 def test_a_tree_is_parsed():

@@ -76,8 +76,8 @@ def test_packed_rows_join_documents_at_the_shares_of_their_sources(prepared):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["eagle3", "eagle1"])
-def test_the_programs_make_a_pair_from_raw_data(prepared, method, tmp_path, capsys):
+@pytest.mark.parametrize(("method", "weights"), [("eagle3", None), ("eagle1", "int8"), ("eagle3", "int4")])
+def test_the_programs_make_a_pair_from_raw_data(prepared, method, weights, tmp_path, capsys):
     args = train.target.Args(
         data=prepared / "data", out=tmp_path / "run", layers=6, hidden=32, intermediate=48, heads=2, kv_heads=1,
         head_dim=16, length=32, micro_rows=4, micro_batches=2, steps=4, held_rows=4, warmup=2,
@@ -90,7 +90,7 @@ def test_the_programs_make_a_pair_from_raw_data(prepared, method, tmp_path, caps
     train.regenerate.main(
         train.regenerate.Args(
             target=str(target), data=(str(data / "gsm8k.jsonl"), str(data / "instruct.jsonl")), limit=8, batch=4,
-            max_new_tokens=8, max_prompt=64, out=tmp_path / "replies",
+            max_new_tokens=8, max_prompt=64, out=tmp_path / "replies", weights=weights,
         )
     )  # fmt: skip
     train.head.main(
@@ -98,14 +98,14 @@ def test_the_programs_make_a_pair_from_raw_data(prepared, method, tmp_path, caps
             target=str(target), data=(str(tmp_path / "replies" / "*.jsonl"),), out=tmp_path / "head", method=method,
             draft_vocab=64, steps=2, rows=4, length=32, unroll=2 if method == "eagle3" else None, warmup=1,
             dtype="float32", heldout=(str(data / "heldout" / "gsm8k.jsonl"),), eval_prompts=4, eval_tokens=8,
-            eval_tree="2,2,4",
+            eval_tree="2,2,4", weights=weights,
         )
     )  # fmt: skip
     assert "loss" in report_of(capsys)
     head = tmp_path / "head" / "head"
     with safetensors.safe_open(head / "model.safetensors", framework="np") as stored:
         assert ("embed_tokens.weight" in stored.keys()) == (method == "eagle1")  # noqa: SIM118
-    loaded = eagle_jax.load_target(target)
+    loaded = eagle_jax.load_target(target, weights=weights)
     check_lossless(loaded, eagle_jax.load_drafter(head, loaded, tree=TreeConfig.chain(2)))
 
 
@@ -123,12 +123,15 @@ def test_evaluate_reports_tau_of_every_source(tmp_path, capsys):
     train.evaluate.main(
         train.evaluate.Args(
             target=str(tmp_path / "target"), head=str(tmp_path / "head"), heldout=(str(tmp_path / "*.jsonl"),),
-            prompts=3, max_new_tokens=9, tree="2,2,4", temperatures=(0.0,),
+            prompts=3, max_new_tokens=9, tree="2,2,4", temperatures=(0.0,), weights="int4",
         )
     )  # fmt: skip
-    found = report_of(capsys)["results"]
+    report = report_of(capsys)
+    found = report["results"]
+    assert report["weights"] == "int4"
     assert [(entry["prompts"], entry["replies"]) for entry in found] == [("a", 3), ("b", 3)]
     prompts = [eagle_jax.chat_ids(tokenizer, turns(f"{i}")[:1]) for i in range(3)]
+    target = eagle_jax.load_target(tmp_path / "target", weights="int4")
     out = eagle_jax.generate(target, head.with_tree(TreeConfig(2, 2, 4)), prompts, max_new_tokens=9)
     wanted = {"tau": round(out.tau, 3), "tokens": 27, "cycles": int(out.cycles.sum()), "identical": "3/3"}
     assert found[0] | wanted == found[0] and len(found[0]["n_alpha"]) == 6

@@ -6,14 +6,17 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
+from eagle_jax.models.quantised import Scheme
 from eagle_jax.training import Divergence, OptimiserKind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TargetArgs:
-    """Options of programs that render conversations for a target."""
+    """Options of programs that load a target and render conversations for it."""
 
     target: str  # path or hub id of the model; demo is the bundled one
+    # quantises the target when it is loaded (docs/own_model.md): replies and states are those of the quantised target
+    weights: Scheme | None = None
     tokenizer: str | None = None  # path or hub id, if the target's directory has none
     # Jinja file for a tokenizer without a template (Vicuna), or the name of one of the tokenizer's own
     chat_template: str | None = None

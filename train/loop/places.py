@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+import eagle_jax
 from eagle_jax.assets import PAIRS, pair_head, pair_target
 from eagle_jax.checkpoints import config_directory, read_target_config, write_whole
 from eagle_jax.config import ConfigError, DecoderConfig
@@ -36,6 +37,19 @@ def target_config(text: str) -> DecoderConfig:
     """
     with naming("--target", text):
         return read_target_config(config_directory(target_path(text)))
+
+
+def read_target(args: Any, mesh: jax.sharding.Mesh | None = None) -> eagle_jax.Target:
+    """Loads `--target` with `--dtype` and `--weights`.
+
+    Args:
+      args: a `TargetArgs` with `dtype`.
+
+    Raises:
+      CheckpointError, ConfigError, MemoryError: as `eagle_jax.load_target`; the message names the option.
+    """
+    with naming("--target", args.target):
+        return eagle_jax.load_target(target_path(args.target), args.dtype, weights=args.weights, mesh=mesh)
 
 
 def head_path(text: str, option: str = "--head", part: str = "hass") -> str:

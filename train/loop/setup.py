@@ -109,8 +109,8 @@ def load_target(path: str | Path, args: RunArgs, mesh: jax.sharding.Mesh, *, lay
     if args.length > room:
         raise ConfigError(f"--length must be at most the target's context of {room}, got {args.length}. Lower it.")
     if layers or args.features is None or args.heldout:
-        return eagle_jax.load_target(path, args.dtype, mesh=mesh)
-    config, params = load_target_checkpoint(path, args.dtype, place=placer(mesh), layers=False)
+        return eagle_jax.load_target(path, args.dtype, weights=args.weights, mesh=mesh)
+    config, params = load_target_checkpoint(path, args.dtype, place=placer(mesh), layers=False, weights=args.weights)
     return eagle_jax.Target.from_params(config, params, str(path), mesh)
 
 

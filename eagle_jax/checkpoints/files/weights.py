@@ -20,6 +20,7 @@ from eagle_jax.checkpoints.files.fields import CheckpointError
 from eagle_jax.checkpoints.files.mapping import Table, check_dtype
 from eagle_jax.checkpoints.files.staging import write_json
 from eagle_jax.checkpoints.files.tensors import FLOAT_DTYPES, QUANTISED, TensorReader, cast
+from eagle_jax.config import ConfigError
 from eagle_jax.core.types import Params
 from eagle_jax.devices import loading_errors
 from eagle_jax.models.quantised import Scheme, quantise, scheme_of
@@ -91,21 +92,19 @@ def read_planned(
       weights: scheme to quantise matrices by; those that are stored as quantised stay as they are.
 
     Raises:
-      CheckpointError: tensors hold NaN or infinity; the message names all of them. Or `weights` is given and the model
-        has weights that are no matrices, such as stacked experts.
+      CheckpointError: tensors hold NaN or infinity; the message names all of them. Or `weights` is int4 and the model
+        has experts.
     """
     loaded = check_dtype(dtype)
-    for path, (name, _) in chosen.items():
-        if scheme_of(path, weights) and len(reader.infos[name].shape) != 2:
-            shape = list(reader.infos[name].shape)
-            raise CheckpointError(
-                f"weights must be None for a model with experts, got {weights!r}, and {name} is {shape}. Leave it out."
-            )
+    try:
+        schemes = {path: scheme_of(path, weights) for path in chosen}
+    except ConfigError as error:
+        raise CheckpointError(f"{reader.directory}: {error}") from None
     spoiled: dict[str, int] = {}
     size = loaded.itemsize * sum(math.prod(reader.infos[name].shape) for name, _ in chosen.values())
     flat: dict[str, Any] = {}
     for path, (name, transpose) in chosen.items():
-        parts, count = _convert(reader.read(name), path, transpose, loaded, weights)
+        parts, count = _convert(reader.read(name), path, transpose, loaded, schemes[path])
         if count:
             spoiled[name] = count
         if spoiled:  # only counted from here on
@@ -117,10 +116,9 @@ def read_planned(
 
 
 def _convert(
-    stored: Any, path: str, transpose: bool, loaded: np.dtype, weights: Scheme | None
+    stored: Any, path: str, transpose: bool, loaded: np.dtype, scheme: Scheme | None
 ) -> tuple[dict[str, np.ndarray], int]:
     """Returns the arrays of a parameter by path, and how many of its values are not finite."""
-    scheme = scheme_of(path, weights)
     if isinstance(stored, np.ndarray) and scheme is None:
         host = cast(stored, loaded)
         # A copy in either case: the array may be a view of the file, which jnp.asarray would keep.
