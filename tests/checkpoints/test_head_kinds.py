@@ -314,12 +314,14 @@ KEYS = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=3, max_size=18)
 @example("attention_temperature", 0.5, False)
 @example("logit_bias", True, True)
 @example("hidden_size", 48, True)
+@example("short_mscale", 1.2, True)
 def test_an_unknown_key_never_passes_in_silence(key, value, inside):
-    values = QWEN | ({"eagle_config": {key: value}} if inside else {key: value})
+    places = ("eagle_config", "rope_scaling", "rope_parameters", "speculators_config") if inside else (None,)
     if key in QWEN and not inside:
         return
-    found = read(values)
-    assert found is None or found != PLAIN or key in NO_EFFECT
+    for place in places:
+        found = read(QWEN | ({key: value} if place is None else {place: {key: value}}))
+        assert found is None or found != PLAIN or key in NO_EFFECT
 
 
 OTHER_VALUES: dict[str, Any] = {

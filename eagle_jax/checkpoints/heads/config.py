@@ -83,7 +83,7 @@ def head_config(
     layer = layer_sizes(
         fields,
         num_layers=1,
-        rope=rope_config(fields, context=target.max_position),
+        rope=rope_config(fields, context=target.max_position, strict=True),
         qkv_bias=has_bias or fields.flag("attention_bias", null=True),
         out_bias="layers.0.self_attn.o_proj.bias" in stored,
         mlp_bias=switch("mlp_bias", "layers.0.mlp.gate_proj.bias"),
@@ -168,6 +168,9 @@ def _window(fields: Fields, target: DecoderConfig) -> tuple[int, ...]:
         slides = fields.text("model_type", "", null=True) == "mistral"
         if not slides:
             fields.fail("use_sliding_window", f"true or false where sliding_window is {window}", _AS_TRAINED)
+    # Qwen counts layers without a window.
+    if slides and fields.given("use_sliding_window") and fields.integer("max_window_layers", 0, null=True):
+        fields.fail("max_window_layers", "0 or absent where use_sliding_window is true", _AS_TRAINED)
     return (window,) if slides and window < target.max_position else ()
 
 

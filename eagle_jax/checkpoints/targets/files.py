@@ -87,10 +87,13 @@ def load_target_checkpoint(
             chosen = {path: tensor for path, tensor in chosen.items() if not path.startswith("layers_")}
         params = read_planned(reader, chosen, dtype, place, scheme)
         if isinstance(reader, QuantisedReader) and reader.dequantised:
+            others = len(reader.dequantised) - 1
             notice(
-                f"{directory}: the groups of {reader.dequantised[0]} and {len(reader.dequantised) - 1} more are not "
-                f"neighbouring inputs (desc_act or actorder): their weights were dequantised to {dtype}"
+                f"{directory}: the groups of {reader.dequantised[0]} and {others} more are not equal runs of "
+                "neighbouring inputs (desc_act, actorder, or a shorter last group): their weights were dequantised"
             )
+        if isinstance(reader, QuantisedReader) and not reader.layers:
+            notice(f"{directory}: config.json describes quantised weights, and the tensors are floats")
         return config, params
 
 
