@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from eagle_jax.models import Linear, Norm
+from eagle_jax.models.quantised import is_quantised
 from eagle_jax.training.losses import rowwise_dot
 
 PEAK = {
@@ -145,11 +146,12 @@ _normed.defvjp(_normed_forward, _normed_backward)
 
 
 def dense_gradients(call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
-    """Intercepts Linen calls: bias-free float32 `Linear` and float32 RMSNorm get the gradients above."""
+    """Intercepts Linen calls: `Linear` of floats without bias and RMSNorm, in float32, get the gradients above."""
     module = context.module
     if isinstance(module, Norm | Linear) and args[0].dtype == jnp.float32 and not module.is_initializing():
         if isinstance(module, Norm) and not module.centred:
             return _normed(args[0], module.get_variable("params", "scale"), module.eps)
-        if isinstance(module, Linear) and not module.use_bias:
-            return _product(args[0], module.get_variable("params", "weight"))
+        weight = module.get_variable("params", "weight")
+        if isinstance(module, Linear) and not module.use_bias and not is_quantised(weight):
+            return _product(args[0], weight)
     return call(*args, **kwargs)

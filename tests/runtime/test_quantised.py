@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +16,7 @@ from eagle_jax import DecoderConfig, Target, generate, load_demo, load_drafter, 
 from eagle_jax.assets import bundled
 from eagle_jax.devices import size_of
 from eagle_jax.models import Decoder, init_params
-from eagle_jax.models.layers import product
+from eagle_jax.models.layers import Linear, product
 from eagle_jax.models.quantised import (
     activation_dtype,
     dequantise,
@@ -28,6 +29,7 @@ from eagle_jax.models.quantised import (
 from eagle_jax.parallel import make_mesh
 from eagle_jax.parallel.mesh import param_shardings
 from eagle_jax.training import fresh_draft_model
+from eagle_jax.training.hardware import dense_gradients
 from tests.models import TREES, random_prompts, tiny_head, tiny_target
 
 SCHEMES = ("int8", "int4", "fp8")
@@ -71,6 +73,17 @@ def test_a_product_equals_that_with_the_dequantised_weight(scheme, rows):
     assert product(x.astype(jnp.bfloat16), leaf).dtype == jnp.bfloat16
     assert product(x.astype(jnp.bfloat16), leaf, "float32").dtype == jnp.float32
     np.testing.assert_array_equal(look_up(leaf, jnp.asarray([[3, 1]])), dequantise(leaf)[jnp.asarray([[3, 1]])])
+
+
+def test_gradients_for_cpu_leave_quantised_layers_alone():
+    """A frozen target may be quantised while a head of float weights is trained."""
+    leaf = {
+        name: jnp.asarray(part) for name, part in quantise(np.eye(6, 16, dtype=np.float32), "int8", "float32").items()
+    }
+    x = jnp.ones((2, 16))
+    with nn.intercept_methods(dense_gradients):
+        found = Linear(6).apply({"params": {"weight": leaf}}, x)
+    np.testing.assert_array_equal(found, product(x, leaf))
 
 
 def test_a_small_model_starts_with_the_values_of_quantised_layers():
