@@ -142,7 +142,8 @@ def words(chunks) -> list[int]:
     return [token for chunk in chunks for token in chunk.tokens]
 
 
-@pytest.mark.parametrize("name", [pytest.param("qwen3_moe", marks=pytest.mark.slow), "gpt_oss"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
 def test_streams_and_sessions_yield_the_tokens_of_generate(name):
     target, head = pair(name)
     assert words(eagle_jax.stream(target, head, PROMPTS[0], max_new_tokens=30, eos_ids=[3])) == plain_text(name)[0]
