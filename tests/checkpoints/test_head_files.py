@@ -88,7 +88,7 @@ ZEROS = np.zeros(24, np.float32)
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"d2t": ...}, ("missing (1): d2t",)),
+        ({"d2t": ...}, ("missing (1): d2t", "Load a head of this target.")),
         ({"d2t": np.append(D2T, 0)}, ("misshaped (1): d2t is int64 [18], expected integers [17]",)),
         ({"d2t": D2T + np.arange(17)}, ("d2t",)),  # target ids instead of differences
         ({"d2t": D2T.astype(np.float32)}, ("d2t is float32 [17], expected integers [17]",)),

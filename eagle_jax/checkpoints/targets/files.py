@@ -82,7 +82,10 @@ def load_target_checkpoint(
             extra = [name for name in reader.zero_biases() if (table.path_of(name) or ("",))[0] not in needed]
             table = table.ignoring(*extra)
         chosen = plan(reader, table, expected_shapes(config), problems)
-        problems.raise_if_any(f"{directory}: the tensors do not fit the {config.architecture} of its configuration:")
+        problems.raise_if_any(
+            f"{directory}: the tensors do not fit the {config.architecture} of its configuration:",
+            "Correct config.json, or download the files again.",
+        )
         if not layers:
             chosen = {path: tensor for path, tensor in chosen.items() if not path.startswith("layers_")}
         params = read_planned(reader, chosen, dtype, place, scheme)
