@@ -63,6 +63,7 @@ class DecoderConfig:
       windows: per layer, how many tokens a token sees, itself included (`sliding_window` of `transformers`); 0 is all.
         () is 0 in every layer.
       sinks: every head has a score that takes part in the softmax of its attention and adds nothing (gpt-oss).
+        Norms then multiply by their weights in float32.
       experts: mixture of experts in the place of the MLP (Qwen3-MoE, gpt-oss); None without one.
       local_rope: rotary embedding of the layers with a window; None is `rope`.
       query_scalar: scores are divided by its square root; None is head_dim.

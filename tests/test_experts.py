@@ -110,6 +110,15 @@ def test_no_other_row_changes_a_row(name, scheme):
         np.testing.assert_array_equal(run(x[:, part], chosen[:, part], weights[:, part]), whole[:, part])
 
 
+def test_the_router_multiplies_in_float32_whatever_the_default_precision():
+    moe, x = MoE(QWEN3_MOE), jnp.ones((1, 3, 16))
+    variables = moe.init(jax.random.key(0), x)
+    with jax.default_matmul_precision("bfloat16"):
+        program = str(jax.make_jaxpr(lambda x: moe.apply(variables, x, method="route"))(x))
+    products = program.count("dot_general[")
+    assert products and program.count("Precision.HIGHEST") == 2 * products, program
+
+
 PROMPTS = random_prompts([5, 31, 1, 17], 12)
 RUN = dict(max_new_tokens=[30, 7, 25, 32], eos_ids=[[3], [5], [], [7, 9]])
 
@@ -133,7 +142,8 @@ def words(chunks) -> list[int]:
     return [token for chunk in chunks for token in chunk.tokens]
 
 
-@pytest.mark.parametrize("name", [pytest.param("qwen3_moe", marks=pytest.mark.slow), "gpt_oss"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
 def test_streams_and_sessions_yield_the_tokens_of_generate(name):
     target, head = pair(name)
     assert words(eagle_jax.stream(target, head, PROMPTS[0], max_new_tokens=30, eos_ids=[3])) == plain_text(name)[0]

@@ -70,7 +70,7 @@ class KVCache(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """S, the capacity in tokens of the layers without a window."""
+        """Slots of the largest layer: S, the capacity in tokens, unless every layer has a window of fewer."""
         return max(layer.shape[2] for layer in self.values)
 
 
@@ -100,8 +100,9 @@ class TargetFn(NamedTuple):
 
     Attributes:
       forward: `(params, tokens [B,T], positions [B,T], mask [T,T] or [B,T,T] bool, cache, taps) -> TargetOutput`. Token
-        i sees every committed token and those new tokens j with mask[i, j]. The cache is read, never written. A draft
-        model takes one more argument, `earlier`: a `NewKV` of uncommitted tokens, whose mask columns come first.
+        i sees every committed token and those new tokens j with mask[i, j]; in a layer with a window, the last of them.
+        The cache is read, never written. A draft model takes one more argument, `earlier`: a `NewKV` of uncommitted
+        tokens, whose mask columns come first.
       logits: `(params, hidden [..., H]) -> [..., V] float32`.
       embed: `(params, tokens [...]) -> [..., H]`.
       init_cache: `(batch, slots) -> KVCache`, empty.

@@ -1,4 +1,4 @@
-"""Defines one decoder for Llama-like families, Gemma 3 and GPT-2; a family is a `DecoderConfig`."""
+"""Defines the decoder of all families, from GPT-2 to gpt-oss; a family is a `DecoderConfig`."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ class Experts(nn.Module):
 
 
 class MoE(nn.Module):
-    """Mixture of experts in the place of an MLP; the router computes in float32."""
+    """Mixture of experts in the place of an MLP; the router computes in float32, whatever the default precision."""
 
     config: DecoderConfig
 
@@ -182,7 +182,8 @@ class MoE(nn.Module):
     def route(self, x: Float[Array, "B T H"]) -> tuple[Int[Array, "B T K"], Float[Array, "B T K"]]:
         """Returns the chosen experts of every token, best first, and their float32 weights."""
         config: ExpertsConfig = self.config.experts  # type: ignore[assignment]
-        logits = self.router(x)
+        with jax.default_matmul_precision("highest"):  # TPUs round the factors of float32 products by default
+            logits = self.router(x)
         # Softmax keeps the order, so the best logits are the best probabilities. `top_k` is exact: the choice for a
         # token is the same in a pass of one token and in a tree.
         best, chosen = jax.lax.top_k(logits, config.top_k)

@@ -114,12 +114,14 @@ class Norm(nn.Module):
     Attributes:
       eps: added to the mean square, or to the variance.
       centred: subtracts the mean and adds a bias (layer normalisation).
-      plus_one: multiplies by 1 + scale, in float32 (Gemma).
+      plus_one: multiplies by 1 + scale (Gemma).
+      wide: multiplies in float32 (Gemma, gpt-oss), not in the dtype of the input.
     """
 
     eps: float
     centred: bool = False
     plus_one: bool = False
+    wide: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "*b H"]) -> Float[Array, "*b H"]:
@@ -129,8 +131,9 @@ class Norm(nn.Module):
         if self.centred:
             wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        if self.plus_one:
-            return (wide * jnp.broadcast_to(1.0 + scale.astype(jnp.float32), x.shape)).astype(x.dtype)
+        if self.wide:
+            factor = scale.astype(jnp.float32) + float(self.plus_one)
+            return (wide * jnp.broadcast_to(factor, x.shape)).astype(x.dtype)
         y = wide.astype(x.dtype) * jnp.broadcast_to(scale, x.shape)
         if self.centred:
             y = y + jnp.broadcast_to(self.param("bias", nn.initializers.zeros, (x.shape[-1],)), x.shape)
@@ -139,7 +142,9 @@ class Norm(nn.Module):
 
 def norm_of(config: DecoderConfig, name: str | None = None) -> Norm:
     """Returns the norm of a model family."""
-    return Norm(config.rms_norm_eps, config.block == "gpt2", config.block == "gemma3", name=name)
+    gemma = config.block == "gemma3"
+    wide = gemma or config.sinks  # only gpt-oss has sinks
+    return Norm(config.rms_norm_eps, config.block == "gpt2", gemma, wide, name=name)
 
 
 QUERY_BLOCK = 512

@@ -19,6 +19,15 @@ _QWEN_8B = DecoderConfig(
     head_dim=128, rms_norm_eps=1e-6, rope=RopeConfig(1000000.0), max_position=40960, qk_norm=True,
     architecture="Qwen3ForCausalLM",
 )  # fmt: skip
+_QWEN2_7B = DecoderConfig(
+    vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_layers=28, num_heads=28, num_kv_heads=4,
+    head_dim=128, rms_norm_eps=1e-6, rope=RopeConfig(1000000.0), max_position=32768, qkv_bias=True,
+    architecture="Qwen2ForCausalLM",
+)  # fmt: skip
+_MISTRAL_7B = DecoderConfig(
+    vocab_size=32000, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32, num_kv_heads=8,
+    head_dim=128, max_position=32768, windows=(4096,) * 32, architecture="MistralForCausalLM",
+)  # fmt: skip
 _QWEN_EXPERTS = ExpertsConfig(num_experts=128, top_k=8, intermediate_size=768)
 _QWEN_30B_MOE = replace(
     _QWEN_8B, hidden_size=2048, intermediate_size=6144, num_layers=48, num_kv_heads=4,
@@ -80,6 +89,8 @@ MODELS: dict[str, DecoderConfig] = {
     "llama-3.1-8b": _LLAMA_8B,
     "deepseek-r1-distill-llama-8b": _LLAMA_8B,
     "llama-3.3-70b": replace(_LLAMA_8B, hidden_size=8192, intermediate_size=28672, num_layers=80, num_heads=64),
+    "mistral-7b-v0.1": _MISTRAL_7B,
+    "qwen2.5-7b": _QWEN2_7B,
     "qwen3-8b": _QWEN_8B,
     "qwen3-32b": replace(_QWEN_8B, hidden_size=5120, intermediate_size=25600, num_layers=64, num_heads=64),
     "qwen3-30b-a3b": _QWEN_30B_MOE,

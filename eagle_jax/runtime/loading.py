@@ -120,8 +120,9 @@ def load_target(
 ) -> Target:
     """Loads a language model from a local directory, a GGUF file or the Hugging Face hub.
 
-    Reads quantised checkpoints of compressed-tensors, GPTQ (4 and 8 bits), AWQ and fp8; activations are never
-    quantised. Decoding with a quantised target is lossless in the sense that its text is that of this quantised target.
+    Reads quantised checkpoints of compressed-tensors, GPTQ (4 and 8 bits), AWQ and fp8. Their scales are converted to
+    `dtype`: bfloat16 rounds them. Activations are never quantised. Decoding with a quantised target is lossless in the
+    sense that its text is that of this quantised target, with these scales.
 
     Args:
       path_or_hub_id: a directory with config.json and weights, a GGUF file or a directory with one, or a hub id.
@@ -129,8 +130,8 @@ def load_target(
         and norms are computed in float32.
       weights: quantises the matrices on loading, rounded to nearest: "int8" or "fp8" (e4m3) with a scale per output
         channel, or "int4" with a scale per group of at most 128 inputs, and int8 for embedding and lm_head. Experts are
-        never int4. Activations keep `dtype`. Matrices that the files hold quantised stay as they are. None quantises
-        nothing.
+        never int4. Activations keep `dtype`. Matrices that the files hold quantised keep their small values. None
+        quantises nothing.
       max_position: caps the context length, and with it the caches of a session.
       mesh: a ("data", "fsdp", "tensor") mesh; every tensor goes straight to its devices. Drafters use
         their target's mesh.

@@ -51,7 +51,7 @@ GPT2: dict[str, Any] = {
     "add_cross_attention": False, "tie_word_embeddings": True, "hidden_size": 24, "num_hidden_layers": 2,
 }  # fmt: skip
 
-PHI3 = FAMILY | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "rope_scaling": {
+PHI3 = FAMILY | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "sliding_window": None, "rope_scaling": {
     "type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2] * 8,
 }}  # fmt: skip
 SMOLLM3 = FAMILY | {

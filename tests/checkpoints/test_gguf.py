@@ -46,6 +46,7 @@ ORIGINALS = {
     "llama_biases": ("Llama", "F32", {"attention_bias": True, "mlp_bias": True}),
     "llama_llama3": ("Llama", "F32", {"rope_parameters": LLAMA3, "max_position_embeddings": 16384}),
     "gemma3": ("Gemma3", "F32", {"query_pre_attn_scalar": 24, "sliding_window": 9, "tie_word_embeddings": True}),
+    "mistral": ("Mistral", "F32", {"sliding_window": 7}),
     "llama_linear": ("Llama", "F32", {"rope_parameters": {"rope_theta": 500.0, "rope_type": "linear", "factor": 2.5}}),
 }
 SLOW = ("llama", "qwen2_tied", "qwen3_bf16", "llama_linear")  # kinds that the other cases cover in parts
@@ -74,7 +75,8 @@ def write(path, arch="llama", metadata=(), tensors=()):
 def write_model(path, model, quantisation="F32", metadata=(), tensors=()):
     """Writes a model as llama.cpp's converter does: queries and keys of Llama with neighbouring rows of a pair."""
     config = model.config
-    arch, heads = config.model_type.removesuffix("_text"), (config.num_attention_heads, config.num_key_value_heads)
+    arch = {"mistral": "llama"}.get(config.model_type, config.model_type.removesuffix("_text"))
+    heads = (config.num_attention_heads, config.num_key_value_heads)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config.num_hidden_layers)
     kind, tensors = gguf.GGMLQuantizationType[quantisation], dict(tensors)
     for name, weight in model.state_dict().items():
@@ -97,7 +99,7 @@ def write_model(path, model, quantisation="F32", metadata=(), tensors=()):
         "attention.value_length": head_dim, "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.freq_base": float(rope["rope_theta"]),
     }  # fmt: skip
-    if arch == "gemma3":
+    if config.model_type in ("gemma3_text", "mistral"):
         own |= {"attention.sliding_window": config.sliding_window}
     if rope["rope_type"] == "linear":
         own |= {"rope.scaling.factor": rope["factor"]}  # the type is linear by default
@@ -235,8 +237,9 @@ def test_files_that_cannot_be_read_raise(tmp_path, monkeypatch):
     odd.write_bytes(odd.read_bytes().replace(*header))
     refused(r"must be a whole file, got .* \(x does not fit\)", odd, lambda place: GgufFile(place).check_tensors())
     odd.unlink()
-    gemma = write(tmp_path / "other.gguf", "gemma2")
-    refused("general.architecture must be one of llama, qwen2, qwen3, gemma3, got 'gemma2'. Load a model", gemma)
+    for name in ("gemma2", "phi3"):
+        message = f"must be one of llama, qwen2, qwen3, gemma3, got '{name}'. Load the original check"
+        refused(message, write(tmp_path / "other.gguf", name))
     refused("must hold one GGUF file, got model.gguf, other.gguf. Give the path of one", tmp_path)
     refused("must be an existing GGUF file, got .*absent.gguf", str(tmp_path / "absent.gguf"))
     refused("must be a directory .* got a file", path, lambda place: load_head_checkpoint(place, CONFIG))

@@ -16,6 +16,7 @@ from tests.checkpoints.random_heads import EAGLE1, TARGET, eagle1, eagle3, write
 
 IDS = {"eagle_aux_hidden_state_layer_ids": [0, 3, 7]}
 SLIDING = {"sliding_window": 64, "layer_types": ["sliding_attention"]}
+MIXED = ["full_attention", "sliding_attention"]
 
 
 def load(directory, config, tensors, target=TARGET, **kwargs):
@@ -87,7 +88,7 @@ ZEROS = np.zeros(24, np.float32)
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"d2t": ...}, ("missing (1): d2t",)),
+        ({"d2t": ...}, ("missing (1): d2t", "Load a head of this target.")),
         ({"d2t": np.append(D2T, 0)}, ("misshaped (1): d2t is int64 [18], expected integers [17]",)),
         ({"d2t": D2T + np.arange(17)}, ("d2t",)),  # target ids instead of differences
         ({"d2t": D2T.astype(np.float32)}, ("d2t is float32 [17], expected integers [17]",)),
@@ -121,6 +122,14 @@ def test_a_head_of_another_width_needs_an_embedding(tmp_path):
         (eagle1, {"hidden_act": "relu"}, "hidden_act must be silu or absent, got 'relu'"),
         (eagle3, SLIDING | {"sliding_window": 0}, "sliding_window must be an integer from 1 to .*, got 0"),
         (eagle3, {"layer_types": ["linear_attention"]}, "layer_types must be full_attention or sliding_attention"),
+        (eagle3, SLIDING | {"layer_types": MIXED}, "layer_types must be .*, the type of the head's one layer, got"),
+        (eagle3, {"sliding_window": 64}, "use_sliding_window must be true or false where sliding_window is 64, got no"),
+        (eagle3, SLIDING | {"use_sliding_window": False}, "use_sliding_window must be true where layer_types is slidi"),
+        (eagle3, SLIDING | {"sliding_window": None}, "sliding_window must be a size where .* layer_types turns it on"),
+        (eagle3, {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 28},
+         "max_window_layers must be 0 or absent where use_sliding_window is true, got 28"),
+        (eagle3, {"rope_scaling": {"factor": 8.0}}, r"rope_scaling.factor must be absent where rope_type is default"),
+        (eagle3, {"use_sliding_window": True}, "sliding_window must be a size where use_sliding_window or .*, got no"),
         (eagle3, {"embedding_multiplier": 12.0}, r"embedding_multiplier must be 1 or absent, got 12\.0"),
         (eagle3, {"eagle_config": {"use_last_layernorm": False}}, r"eagle_config\.use_last_layernorm must be true or"),
         (eagle3, {"eagle_config": {"use_aux_hidden_state": False}}, r"use_aux_hidden_state must be true or absent"),
@@ -144,17 +153,27 @@ def test_an_option_that_changes_the_drafts_is_an_error(make, changes, message, t
         config_of(tmp_path, (config | changes, tensors))
 
 
-@pytest.mark.parametrize("changes", [{"sliding_window": 64, "use_sliding_window": True}, SLIDING])
-def test_a_window_that_is_on_is_the_heads(changes, tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"sliding_window": 64, "use_sliding_window": True}, (64,)),
+        (SLIDING, (64,)),
+        (SLIDING | {"layer_types": ["sliding_attention"] * 36}, (64,)),  # those of the target's layers
+        ({"sliding_window": 64, "model_type": "mistral"}, (64,)),
+        ({"sliding_window": 64, "use_sliding_window": True, "layer_types": ["full_attention"]}, ()),
+        ({"sliding_window": 128}, ()),  # as long as the context
+        (SLIDING | {"sliding_window": 128}, ()),
+    ],
+)
+def test_a_window_that_is_on_is_the_heads(changes, windows, tmp_path):
     config, tensors = eagle3()
-    config = config | changes
-    assert config_of(tmp_path, (config, tensors)).layer.windows == (64,)
+    with quiet():
+        assert config_of(tmp_path, (config | changes, tensors)).layer.windows == windows
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sliding_window": 64}, "sliding_window=64 has no effect here"),
         ({"num_hidden_layers": 32}, "num_hidden_layers is 32, but an EAGLE head has 1"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings is True, but the file has 'an lm_head of its own'"),
         ({"target_model_type": "gemma3_text"}, "target_model_type is 'gemma3_text', but the target is a 'Llama"),

@@ -22,6 +22,7 @@ from eagle_jax.checkpoints.files.weights import TensorProblems
 from eagle_jax.checkpoints.heads.config import flat_config, head_config
 from eagle_jax.checkpoints.heads.supported import NO_EFFECT
 from eagle_jax.config import ConfigError, RopeConfig
+from eagle_jax.models import presets
 from tests.checkpoints.common import quiet
 from tests.checkpoints.random_heads import TARGET, eagle1, eagle3, write
 
@@ -81,6 +82,16 @@ MODELOPT = QWEN | {
         "parallel_draft_step": 1, "parallel_draft_heads_num_layers": 1,
     },
 }  # fmt: skip
+GEMMA3_1B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLMEagle3"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 2,
+    "eos_token_id": 1, "pad_token_id": 0, "head_dim": 256, "hidden_act": "silu", "hidden_size": 1152,
+    "initializer_range": 0.02, "intermediate_size": 6912, "max_position_embeddings": 32768, "model_type": "llama",
+    "num_attention_heads": 4, "num_hidden_layers": 1, "num_key_value_heads": 1, "rms_norm_eps": 1e-06,
+    "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "transformers_version": "4.50.0", "use_cache": True, "use_sliding_window": False,
+    "vocab_size": 262144, "draft_vocab_size": 32000, "target_model_type": "gemma3_text",
+}  # fmt: skip
+"""SpecForge's configs/gemma3-1b-eagle3.json, since pull request 537."""
 IDS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 7], "use_aux_hidden_state": True}}
 
 # name -> (config.json, what `HeadConfig` must hold, what its layer must hold)
@@ -102,7 +113,10 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         SPECFORGE | IDS | {"model_type": "gpt_oss", "num_local_experts": 16, "experts_per_token": 4, "head_dim": 8},
         {"taps": (2, 4, 8)}, {"rope": RopeConfig(10000.0)},
     ),
-    "SpecForge Gemma3-1B": (QWEN | {"sliding_window": 16, "target_model_type": "llama_text"}, {}, {}),  # switched off
+    "SpecForge Gemma3-1B": (
+        GEMMA3_1B | SIZES | {"head_dim": 10, "sliding_window": 16, "target_model_type": "llama_text"}, {},
+        {"windows": ()},  # switched off
+    ),
     "SpecForge MiniCPM4": (
         SPECFORGE | {"rope_scaling": LONGROPE, "head_dim": 6}, {},
         {"rope": RopeConfig(10000.0, "longrope", 1.0, 2048, short_factor=(1.0, 1.5, 3.0), long_factor=(1.0, 1.5, 3.0))},
@@ -266,19 +280,32 @@ STORED = {
 }  # fmt: skip
 
 
-def read(values):
+def read(values, stored=STORED, target=TARGET):
     """Returns the head, problems and warnings of a config.json; None where it is refused."""
     problems = TensorProblems()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            config = head_config(flat_config(values, "config.json"), STORED, TARGET, "config.json", problems)
+            config = head_config(flat_config(values, "config.json"), stored, target, "config.json", problems)
         except (CheckpointError, ConfigError):
             return None
     return config, problems.found, [str(warning.message) for warning in caught]
 
 
 PLAIN = read(QWEN)
+
+
+def test_the_config_of_gemma3_1b_fits_its_target():
+    """Before its correction it had the vocabulary of a private model, whose embedding SpecForge copies for training."""
+    target = presets.model("gemma-3-1b")
+    stored = STORED | {"fc.weight": TensorInfo((1152, 3 * 1152), "bfloat16", "f")}
+    config, problems, warned = read(GEMMA3_1B, stored, target)
+    assert config == presets.eagle3_head(dataclasses.replace(target, rms_norm_eps=1e-6, eos_ids=(1,), bos_id=2))
+    assert not any(problems.values()) and not warned
+    problems = read(GEMMA3_1B | {"vocab_size": 262145}, stored, target)[1]
+    assert problems["other"] == ["vocab_size is 262145, the target's 262144: a head for another target"]
+
+
 KEYS = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=3, max_size=18)
 
 
@@ -287,12 +314,14 @@ KEYS = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=3, max_size=18)
 @example("attention_temperature", 0.5, False)
 @example("logit_bias", True, True)
 @example("hidden_size", 48, True)
+@example("short_mscale", 1.2, True)
 def test_an_unknown_key_never_passes_in_silence(key, value, inside):
-    values = QWEN | ({"eagle_config": {key: value}} if inside else {key: value})
+    places = ("eagle_config", "rope_scaling", "rope_parameters", "speculators_config") if inside else (None,)
     if key in QWEN and not inside:
         return
-    found = read(values)
-    assert found is None or found != PLAIN or key in NO_EFFECT
+    for place in places:
+        found = read(QWEN | ({key: value} if place is None else {place: {key: value}}))
+        assert found is None or found != PLAIN or key in NO_EFFECT
 
 
 OTHER_VALUES: dict[str, Any] = {

@@ -15,8 +15,6 @@ from safetensors.torch import save_file
 from eagle_jax import load_target
 from eagle_jax.checkpoints import CheckpointError, load_target_checkpoint, save_target_checkpoint
 from eagle_jax.checkpoints.files.mapping import flatten
-from eagle_jax.checkpoints.files.tensors import TensorReader
-from eagle_jax.checkpoints.files.weights import read_planned
 from eagle_jax.checkpoints.targets.config import decoder_config
 from eagle_jax.config import DecoderConfig
 from eagle_jax.models.quantised import dequantise, is_quantised
@@ -118,7 +116,6 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": Fals
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
 BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [8, 16]}
 DYNAMIC = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
-SHUFFLED = np.random.default_rng(9).permutation(np.arange(32) // GROUP)
 # name: (quantization_config, how a weight of a shape is stored, dtype of q or None where it is dequantised, warning)
 CASES = {
     "gptq": (GPTQ, gptq, "int4", None),
@@ -127,7 +124,8 @@ CASES = {
     "gptq-v2": (GPTQ | {"checkpoint_format": "gptq_v2"}, lambda s: gptq(s, plus=1, symmetric=False), "int4", None),
     "gptq-act-order": (
         GPTQ | {"desc_act": True},
-        lambda s: gptq(s, order=np.resize(SHUFFLED, s[1])), None, "not neighbouring inputs",
+        lambda s: gptq(s, order=np.random.default_rng(9).permutation(np.arange(s[1]) // GROUP)),
+        None, "not equal runs of neighbouring inputs",
     ),
     "awq": (AWQ, awq, "int4", None),
     "packed-int4": (compressed(format="pack-quantized"), packed, "int4", None),
@@ -216,6 +214,44 @@ def test_a_damaged_quantised_checkpoint_is_an_error(tmp_path):
             load_target_checkpoint(tmp_path)
 
 
+MISFITS = {
+    "awq-whole": (AWQ | {"group_size": -1}, awq, r"scales of \S+ must be \[\d+, 1\] by the groups"),
+    "awq-small": (AWQ | {"group_size": 8}, awq, r"scales of \S+ must be \[\d+, 6\]"),
+    "gptq": (GPTQ | {"group_size": 32}, gptq, r"scales of .*got \[\d+, \d\]\. Correct quantization_config"),
+    "packed": (compressed(strategy="channel"), packed, r"scales of \S+ must be \[\d+, 1\]"),
+    "block-rows": (BLOCKS | {"weight_block_size": [16, 16]}, lambda s: fp8(s, (8, 16)), r"rows of scales of .* got "),
+    "block-columns": (BLOCKS | {"weight_block_size": [8, 8]}, lambda s: fp8(s, (8, 16)), r"scales of \S+ must be \["),
+    "no-block": (BLOCKS | {"weight_block_size": None}, lambda s: fp8(s, (8, 16)), r"rows of scales .* must be 1 or "),
+    "g-idx": (GPTQ, lambda s: (gptq(s)[0], shifted(gptq(s)[1])), "g_idx of .* must be below "),
+}  # fmt: skip
+
+
+def shifted(parts):
+    return parts | {"g_idx": parts["g_idx"] + 1}
+
+
+@pytest.mark.filterwarnings("ignore:.*activations are not quantised")
+@pytest.mark.parametrize("case", MISFITS)
+def test_groups_that_the_scales_do_not_have_are_an_error(case, tmp_path):
+    settings, store, message = MISFITS[case]
+    write(tmp_path, settings, store)
+    with pytest.raises(CheckpointError, match=message):
+        load_target_checkpoint(tmp_path)
+
+
+def test_names_of_llm_awq_state_the_group(tmp_path):
+    write(tmp_path, {"quant_method": "awq", "w_bit": 4, "q_group_size": GROUP, "zero_point": True}, awq)
+    _, params = load_target_checkpoint(tmp_path)
+    assert params["layers_0"]["mlp"]["up_proj"]["weight"]["q"].shape[-1] == GROUP
+
+
+def test_floats_under_a_quantised_config_are_said(tmp_path):
+    save_target_checkpoint(CONFIG, random_params(CONFIG), tmp_path, "float32")
+    edit_json(tmp_path / "config.json", quantization_config=GPTQ)
+    with pytest.warns(UserWarning, match="describes quantised weights, and the tensors are floats"):
+        load_target_checkpoint(tmp_path)
+
+
 ROTATION = {"R1": {"type": "hadamard", "apply": []}}
 REFUSED = [
     ({"quant_method": "bitsandbytes"}, r"quantization_config\.quant_method must be one of awq, .* got 'bitsandbytes'"),
@@ -252,16 +288,6 @@ def test_more_refusals():
     decoder_config(QWEN2 | {"compression_config": compressed()}, "config.json")  # the old name of the key
     with pytest.raises(CheckpointError, match="weights must be one of int8, int4, fp8 or None, got 'int3'"):
         load_target("anywhere", weights="int3")
-
-
-def test_stacked_experts_are_not_quantised(tmp_path):
-    params = random_params(CONFIG)
-    save_target_checkpoint(CONFIG, params, tmp_path, "float32")
-    with TensorReader(tmp_path) as reader:
-        name = "model.layers.0.mlp.up_proj.weight"
-        reader.infos[name] = reader.infos[name]._replace(shape=(2, 24, 32))
-        with pytest.raises(CheckpointError, match=rf"weights must be None .*, got 'int8', and {name} is \[2, 24, 32\]"):
-            read_planned(reader, {"layers_0/mlp/up_proj/weight": (name, False)}, "float32", None, "int8")
 
 
 GPT2_VALUES = {

@@ -15,6 +15,7 @@ from eagle_jax.models import presets
 from tests.checkpoints.common import FAMILY, LLAMA, MISTRAL, QWEN2, QWEN3, quiet
 
 PHI3 = {"architectures": ["Phi3ForCausalLM"], **FAMILY, "sliding_window": 262144}
+QWEN3_MOE = {"architectures": ["Qwen3MoeForCausalLM"], **FAMILY}
 SMOLLM3 = {"architectures": ["SmolLM3ForCausalLM"], **FAMILY}
 SU = {"type": "su", "short_factor": [1.0] * 6, "long_factor": [2] * 6}  # of the first files of Phi-3
 NAN, INF = float("nan"), float("inf")
@@ -109,6 +110,10 @@ def test_rope_scaling_stretches_the_context_length(rope, base, length):
         LLAMA | {"attention_sinks": None, "no_rope_layers": []},
         LLAMA | {"rope_scaling": LINEAR, "rope_parameters": LINEAR | {"type": "linear", "rope_theta": 1e4}},
         LLAMA | {"model_type": "llama", "rope_theta": 7.0, "rope_parameters": {"rope_type": "default"}},
+        LLAMA | {"sliding_window": 0, "layer_types": ["full_attention"] * 3},
+        MISTRAL | {"layer_types": ["full_attention"] * 3},
+        MISTRAL | {"sliding_window": 64, "layer_types": ["sliding_attention"] * 3},
+        *(QWEN3_MOE | {"use_sliding_window": switch, "sliding_window": 64} for switch in (..., False)),
         GPT2 | {"hidden_size": 24, "n_inner": None, "num_hidden_layers": 2},
     ],
 )
@@ -158,13 +163,53 @@ GEMMA_12B = {
 """config.json of google/gemma-3-12b-it: the text model's keys are nested, and defaults are left out."""
 
 
-@pytest.mark.parametrize(("values", "name"), [(GEMMA, "gemma-3-1b"), (GEMMA_12B, "gemma-3-12b")])
-def test_configs_of_gemma_are_the_presets(values, name):
+MISTRAL_7B = {
+    "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+    "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mistral",
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False, "vocab_size": 32000,
+}  # fmt: skip
+"""config.json of mistralai/Mistral-7B-v0.1."""
+QWEN2_7B = {
+    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645,
+    "hidden_act": "silu", "hidden_size": 3584, "intermediate_size": 18944, "max_position_embeddings": 32768,
+    "max_window_layers": 28, "model_type": "qwen2", "num_attention_heads": 28, "num_hidden_layers": 28,
+    "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 131072,
+    "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 152064,
+}  # fmt: skip
+"""config.json of Qwen/Qwen2.5-7B-Instruct."""
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "stops"),
+    [
+        (GEMMA, "gemma-3-1b", (1, 106)),
+        (GEMMA_12B, "gemma-3-12b", (1, 106)),
+        (MISTRAL_7B, "mistral-7b-v0.1", (2,)),
+        (QWEN2_7B, "qwen2.5-7b", (151645,)),
+    ],
+)
+def test_published_configs_are_the_presets(values, name, stops):
     with quiet():
         config = read(values)
-    assert config == dataclasses.replace(presets.model(name), eos_ids=(1, 106), bos_id=2)
+    assert config == dataclasses.replace(presets.model(name), eos_ids=stops, bos_id=values.get("bos_token_id", 2))
     assert read(config_values(config, "float32")) == config
-    assert read(values, max_position=512).windows == config.windows  # these layers keep their rotary embedding
+
+
+def test_layers_of_gemma_keep_their_rotary_embedding_within_the_window():
+    assert read(GEMMA, max_position=512).windows == read(GEMMA).windows
+
+
+def test_either_name_of_the_pattern_of_gemma_is_read():
+    """`transformers` writes the name with an underscore, beside the types of the layers."""
+    plain = GEMMA | {"num_hidden_layers": 6, "sliding_window_pattern": ...}
+    types = ["full_attention", *["sliding_attention"] * 5]
+    for name in ("sliding_window_pattern", "_sliding_window_pattern"):
+        assert read(plain | {name: 3}).windows == (512, 512, 0) * 2
+    with quiet():
+        assert read(plain | {"_sliding_window_pattern": 6, "layer_types": types}).windows == (0, *(512,) * 5)
+    with pytest.warns(UserWarning, match=r"sliding_window_pattern is 3, but layer_types is .*: uses the latter"):
+        assert read(plain | {"sliding_window_pattern": 3, "layer_types": types}).windows == (0, *(512,) * 5)
 
 
 def test_a_context_length_must_be_within_the_models():
@@ -230,6 +275,12 @@ REFUSED = [
     (MISTRAL, {"sliding_window": 0}, "sliding_window must be an integer from 1 to .*, got 0"),
     (QWEN2, {"layer_types": ["linear_attention"]}, "layer_types must be a list of full_attention or sliding_attention"),
     (QWEN2, {"layer_types": ["full_attention"]}, "layer_types must be a list of .* for each of the 3 layers"),
+    (LLAMA, {"layer_types": TYPES}, "layer_types must be without sliding_attention where a Llama.* has no w"),
+    (MISTRAL, {"layer_types": TYPES}, "must be without sliding_attention where sliding_window is null, got"),
+    *(
+        (base, {"sliding_window": 64, "layer_types": TYPES}, "layer_types must be without full_attention in a .*,")
+        for base in (MISTRAL, PHI3)
+    ),
     (QWEN2, {"layer_types": TYPES}, "layer_types must be without sliding_attention where use_sliding_window is false"),
     (GPT2, {"hidden_size": 18}, "hidden_size must be n_embd=24, which is the same size, got 18"),
     (GPT2, {"activation_function": "relu"}, "activation_function must be gelu_new or absent, got 'relu'"),

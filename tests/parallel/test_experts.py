@@ -20,10 +20,8 @@ PROMPTS = random_prompts([5, 9, 3, 7], 12)
 OPTIONS = {"max_new_tokens": [12, 20, 20, 17], "eos_ids": (3,)}
 
 
-@pytest.mark.parametrize(("name", "scheme"), [
-    pytest.param("qwen3_moe", None, marks=pytest.mark.slow), ("gpt_oss", None),
-    pytest.param("gpt_oss", "int8", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "scheme"), [("qwen3_moe", None), ("gpt_oss", None), ("gpt_oss", "int8")])
 def test_sharded_text_is_the_same(name, scheme):
     target, head = pair(name, scheme)
     spread, spread_head = eagle_jax.shard(target, head, make_mesh(2, 2))

@@ -13,6 +13,7 @@ import transformers  # noqa: E402
 
 from eagle_jax.checkpoints import load_target_checkpoint, save_target_checkpoint  # noqa: E402
 from eagle_jax.models import target_fn  # noqa: E402
+from eagle_jax.models.layers import norm_of  # noqa: E402
 from tests.parity.tiny import SIZES, random_tokens, randomise, save, tiny_model, torch_outputs  # noqa: E402
 
 TOLERANCE = 1e-4
@@ -115,7 +116,18 @@ def close(ours, theirs):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = (
+    "gemma3_untied",
+    "gpt_oss_other",
+    "phi4_mini",
+    "qwen2_tied_yarn",
+    "qwen3_biases",
+    "qwen3_moe_mixed",
+    "smollm3_interval",
+)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])
 def test_logits_and_hidden_states(case, tmp_path):
     family, changes = CASES[case]
     model = tiny_model(family, **changes)
@@ -128,6 +140,19 @@ def test_logits_and_hidden_states(case, tmp_path):
     assert len(states) == len(our_states) == config.num_layers + 1
     for ours, theirs in zip(our_states, states, strict=True):
         close(ours, theirs)
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma3", "gpt_oss"])
+def test_a_norm_rounds_where_that_of_its_family_does(case, tmp_path):
+    """Before the product with the weight or after it; in float32 the two are the same."""
+    family, changes = CASES[case]
+    model = tiny_model(family, **changes).to(torch.bfloat16)
+    config, params = load_target_checkpoint(save(model, tmp_path), "bfloat16")
+    x = torch.randn(20, 42, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    with torch.no_grad():
+        theirs = model.model.norm(x).float().numpy()
+    ours = norm_of(config).apply({"params": params["norm"]}, jnp.asarray(x.float().numpy(), "bfloat16"))
+    np.testing.assert_array_equal(np.asarray(ours, np.float32), theirs)
 
 
 def test_the_text_model_of_a_model_of_images(tmp_path):

@@ -57,7 +57,8 @@ def test_parameter_counts():
     """The presets have the sizes their names promise."""
     sizes = {"llama-3.1-8b": 8.03, "llama-3.3-70b": 70.55, "qwen3-8b": 8.19, "vicuna-13b": 13.02, "gpt2": 0.1244,
              "smollm2-135m": 0.1345, "smollm3-3b": 3.075, "phi-4": 14.66, "qwen3-30b-a3b": 30.53,
-             "qwen3-235b-a22b": 235.1, "gpt-oss-20b": 20.91, "gpt-oss-120b": 116.83}  # fmt: skip
+             "qwen3-235b-a22b": 235.1, "gpt-oss-20b": 20.91, "gpt-oss-120b": 116.83,
+             "mistral-7b-v0.1": 7.242, "qwen2.5-7b": 7.616}  # fmt: skip
     for name, billions in sizes.items():
         shapes = jax.eval_shape(lambda key, name=name: init_params(presets.model(name, 1), key), jax.random.key(0))
         whole, layer = (sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(part))

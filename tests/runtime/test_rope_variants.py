@@ -59,7 +59,8 @@ def test_text_is_that_of_plain_decoding(name, variant):
     assert out.tau > plain.tau, "nothing was ever accepted: the test would not see a wrong acceptance"
 
 
-@pytest.mark.parametrize("variant", ["phi", pytest.param("smollm3", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["phi", "smollm3"])
 def test_streams_and_sessions_give_the_same_text(variant):
     target, options = target_of(variant), dict(max_new_tokens=8, eos_ids=())
     drafter, text = DRAFTERS[FAST](target), PROMPTS[1]

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import train.head
 import train.loop.run
@@ -41,6 +42,7 @@ def test_muon_updates_matrices_of_layers_orthogonally_and_the_rest_as_adam():
     assert np.vdot(update, matrix) < 0
 
 
+@pytest.mark.slow
 def test_a_run_with_muon_continues_on_another_mesh(place, tmp_path, monkeypatch):
     options = dict(optimiser="muon", rate=1e-2)
     assert train.head.main(args_of(place, tmp_path / "whole", data_axis=1, **options)) == 0

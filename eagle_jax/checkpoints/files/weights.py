@@ -47,11 +47,11 @@ class TensorProblems:
     def __init__(self) -> None:
         self.found: dict[str, list[str]] = {"missing": [], "unexpected": [], "misshaped": [], "other": []}
 
-    def raise_if_any(self, subject: str) -> None:
-        """Raises one `CheckpointError` with all problems, below the line `subject`."""
+    def raise_if_any(self, subject: str, remedy: str) -> None:
+        """Raises one `CheckpointError` with all problems, between the lines `subject` and `remedy`."""
         lines = [f"  {kind} ({len(entries)}): {', '.join(entries)}" for kind, entries in self.found.items() if entries]
         if lines:
-            raise CheckpointError("\n".join([subject, *lines]))
+            raise CheckpointError("\n".join([subject, *lines, remedy]))
 
 
 def plan(
@@ -183,7 +183,7 @@ def check_params(flat: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]
             problems.found["unexpected"].append(path)
         elif np.shape(leaf) != expected[path]:
             problems.found["misshaped"].append(f"{path} is {list(np.shape(leaf))}, expected {list(expected[path])}")
-    problems.raise_if_any(subject)
+    problems.raise_if_any(subject, "Pass the parameters with the configuration that they were made for.")
 
 
 @dataclasses.dataclass(frozen=True)

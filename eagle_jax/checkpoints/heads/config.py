@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from eagle_jax.checkpoints.files.fields import LARGEST, CheckpointError, Fields, notice, shown
+from eagle_jax.checkpoints.files.fields import LARGEST, CheckpointError, Fields, shown
 from eagle_jax.checkpoints.files.kinds import kind_of
 from eagle_jax.checkpoints.files.tensors import TensorInfo
 from eagle_jax.checkpoints.files.weights import TensorProblems
 from eagle_jax.checkpoints.heads.supported import SWITCHES, check_claim, check_head, refuse
 from eagle_jax.checkpoints.targets.config import layer_sizes
 from eagle_jax.checkpoints.targets.rope import rope_config
+from eagle_jax.checkpoints.targets.windows import FULL, SLIDING
 from eagle_jax.config import DecoderConfig, HeadConfig
+
+_AS_TRAINED = "Set the key in config.json to what the head was trained with."
 
 
 def flat_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -80,7 +83,7 @@ def head_config(
     layer = layer_sizes(
         fields,
         num_layers=1,
-        rope=rope_config(fields, context=target.max_position),
+        rope=rope_config(fields, context=target.max_position, strict=True),
         qkv_bias=has_bias or fields.flag("attention_bias", null=True),
         out_bias="layers.0.self_attn.o_proj.bias" in stored,
         mlp_bias=switch("mlp_bias", "layers.0.mlp.gate_proj.bias"),
@@ -147,25 +150,28 @@ def _compare_sizes(
 def _window(fields: Fields, target: DecoderConfig) -> tuple[int, ...]:
     """Returns `windows` of the head's layer; () if its window hides no token of the target's context.
 
-    A window of which the config does not say whether it is on causes a warning: engines treat it differently.
+    Raises:
+      CheckpointError: the keys contradict, or do not say whether the window is on. Engines then differ.
     """
     window = fields.integer("sliding_window", LARGEST, null=True)
-    kind = next(iter(fields.names_of("layer_types")), None)
-    if kind not in (None, "full_attention", "sliding_attention"):
-        fields.fail("layer_types", "full_attention or sliding_attention", "Load another head.")
-    # Layers of Mistral slide in every model that has a window.
-    default = kind == "sliding_attention" or (kind is None and fields.text("model_type", "", null=True) == "mistral")
-    slides = fields.flag("use_sliding_window", default, null=True) and kind != "full_attention"
-    if window >= target.max_position:
-        return ()
-    if slides:
-        return (window,)
-    if kind is None and not fields.given("use_sliding_window"):
-        notice(
-            f"{fields.where}: sliding_window={window} has no effect here: the head attends to all tokens, and drafts "
-            "differ from those of an engine that applies it. Set use_sliding_window in config.json."
-        )
-    return ()
+    kinds = set(fields.names_of("layer_types"))
+    if len(kinds) > 1 or not kinds <= {FULL, SLIDING}:
+        fields.fail("layer_types", f"{FULL} or {SLIDING}, the type of the head's one layer", "Load another head.")
+    slides = fields.flag("use_sliding_window", SLIDING in kinds, null=True)
+    if SLIDING in kinds and not slides:
+        fields.fail("use_sliding_window", f"true where layer_types is {SLIDING}", _AS_TRAINED)
+    slides = slides and FULL not in kinds
+    if slides and not fields.given("sliding_window"):
+        fields.fail("sliding_window", "a size where use_sliding_window or layer_types turns it on", _AS_TRAINED)
+    if not kinds and not fields.given("use_sliding_window") and window < target.max_position:
+        # Layers of Mistral slide in every model that has a window.
+        slides = fields.text("model_type", "", null=True) == "mistral"
+        if not slides:
+            fields.fail("use_sliding_window", f"true or false where sliding_window is {window}", _AS_TRAINED)
+    # Qwen counts layers without a window.
+    if slides and fields.given("use_sliding_window") and fields.integer("max_window_layers", 0, null=True):
+        fields.fail("max_window_layers", "0 or absent where use_sliding_window is true", _AS_TRAINED)
+    return (window,) if slides and window < target.max_position else ()
 
 
 def _tapped_states(

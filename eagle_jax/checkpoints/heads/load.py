@@ -110,7 +110,10 @@ def load_head_checkpoint(
             if own and lm_head is not None and not _is_copy(reader, own, lm_head, dtype):
                 notice(f"{directory}: {own} differs from the target's lm_head, and EAGLE-1/2 drafts through the latter")
         chosen = plan(reader, table, expected, problems)
-        problems.raise_if_any(f"{directory}: not a usable {config.kind} head for this target:")
+        problems.raise_if_any(
+            f"{directory}: not a usable {config.kind} head for this target:",
+            "Load a head of this target. If it is one, correct its config.json or download it again.",
+        )
         params = {"head": read_planned(reader, chosen, dtype, place, scheme)}
         if d2t is not None:
             params["d2t"] = jnp.asarray(d2t) if place is None else place("d2t", d2t)

@@ -90,7 +90,8 @@ def load_medusa_checkpoint(
         chosen = plan(reader, _table(config), expected_shapes(config), problems)
         problems.raise_if_any(
             f"{directory}: not the {kind} heads of a model that is {target.hidden_size} wide with "
-            f"{target.vocab_size} tokens; take heads that were trained for this target, or load their own target:"
+            f"{target.vocab_size} tokens:",
+            "Take heads that were trained for this target, or load their own target.",
         )
         return config, {"heads": read_planned(reader, chosen, dtype, place, scheme)}
 

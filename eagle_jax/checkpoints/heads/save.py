@@ -217,6 +217,8 @@ def official_values(config: HeadConfig, dtype: str, architecture: str = "LlamaFo
         values |= {"qkv_bias": True, "attention_bias": True}
     if layer.mlp_bias:
         values["mlp_bias"] = True
+    if any(layer.windows):  # the other layouts refuse a window
+        values |= {"sliding_window": layer.windows[0], "use_sliding_window": True, "layer_types": ["sliding_attention"]}
     if config.kind == "eagle1":
         return values | {"bias": config.fc_bias}
     values["draft_vocab_size"] = config.draft_vocab_size
@@ -274,8 +276,6 @@ def speculators_values(
 
 
 def _layer_values(layer: DecoderConfig, dtype: str) -> dict[str, Any]:
+    """Returns the keys of a layer without a window, which all layouts share."""
     common = common_keys(layer, dtype)
-    values = {"model_type": "llama", **common, "num_hidden_layers": 1, "tie_word_embeddings": False}
-    if any(layer.windows):
-        values |= {"sliding_window": layer.windows[0], "use_sliding_window": True, "layer_types": ["sliding_attention"]}
-    return values
+    return {"model_type": "llama", **common, "num_hidden_layers": 1, "tie_word_embeddings": False}

@@ -42,16 +42,18 @@ _READ = frozenset(SWITCHES) | {
     "hidden_act", "attention_bias", "qkv_bias", "mlp_bias", "bias", "bos_token_id", "eos_token_id",
     "tie_word_embeddings", "draft_vocab_size", "target_hidden_size", "target_model_type", "num_aux_hidden_states",
     "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "use_aux_hidden_state", "sliding_window",
-    "use_sliding_window", "layer_types", "eagle_config", "speculators_config", "speculators_model_type",
-    "transformer_layer_config", "quantization_config", "compression_config",
+    "use_sliding_window", "max_window_layers", "layer_types", "eagle_config", "speculators_config",
+    "speculators_model_type", "transformer_layer_config", "quantization_config", "compression_config",
 }  # fmt: skip
 _READ_INSIDE = {*SWITCHES, "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "use_aux_hidden_state"}
 """Keys that are read inside `eagle_config`."""
+_READ_OF_SPECULATORS = {"algorithm", "verifier", "proposal_methods", "default_proposal_method"}
+"""Keys inside `speculators_config`: of the method and the target, and how an engine may propose and accept."""
 NO_EFFECT = frozenset({
     # Of training and bookkeeping.
     "attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "initializer_range", "embed_requires_grad",
     "pretraining_tp", "torch_dtype", "dtype", "transformers_version", "speculators_version", "use_cache",
-    "_name_or_path", "name_or_path", "auto_map", "modal_type", "pad_token_id", "sep_token_id", "max_window_layers",
+    "_name_or_path", "name_or_path", "auto_map", "modal_type", "pad_token_id", "sep_token_id",
     "next_layer_regular", "id2label", "label2id", "problem_type", "task_specific_params", "finetuning_task",
     "is_decoder", "_commit_hash", "return_dict", "output_attentions", "output_hidden_states", "torchscript",
     "use_bfloat16", "use_return_dict", "chunk_size_feed_forward", "aux_loss_alpha",
@@ -97,7 +99,8 @@ def check_head(fields: Fields, stored: Collection[str]) -> None:
     check_supported(fields, only, fields.values)
     check_supported(inner, {}, inner.values)
     unknown = []
-    for part, read in ((fields, _READ | set(only)), (inner, _READ_INSIDE)):
+    speculators = fields.mapping("speculators_config")
+    for part, read in ((fields, _READ | set(only)), (inner, _READ_INSIDE), (speculators, _READ_OF_SPECULATORS)):
         known = read | NO_EFFECT | CHECKED
         for key, value in part.values.items():
             if not value or key in known:

@@ -21,18 +21,20 @@ _CHECKED = (
     "query_scalar", "sinks", "experts", "nope_layers",
 )  # fmt: skip
 """Fields of `DecoderConfig` that a family may be unable to express."""
-# Null, false, zero and an empty list turn all of these off; one is neutral for a scale. Experts are left out: their
-# tensors are reported as unexpected. The scales are of Granite, Cohere, MiniCPM, Falcon-H1 and of draft heads.
+# Null, false, zero and an empty list turn all of these off; one is neutral for a scale. Some families have one of them:
+# see `Family.reads`. Keys of experts are not listed: in a family without experts their tensors are unexpected.
+# The scales are of Granite, Cohere, MiniCPM, Falcon-H1 and of draft heads.
 _SCALES = {
     "embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale", "scale_emb", "lm_head_multiplier",
     "parallel_draft_step",
 }  # fmt: skip
-# Of Gemma, OLMo, Llama 4, SmolLM 3, GPT-NeoX and Falcon; and of draft heads that predict several tokens in one pass.
+# Of Gemma, OLMo, Llama 4, Qwen2.5-1M, SmolLM3, GPT-NeoX and Falcon; and of draft heads that predict several tokens in
+# one pass.
 _UNSUPPORTED = _SCALES | {
     "attention_multiplier", "scale_depth", "attn_logit_softcapping", "final_logit_softcapping",
     "query_pre_attn_scalar", "clip_qkv", "attention_sinks", "attention_chunk_size", "no_rope_layers",
-    "rope_interleaved", "rope_local_base_freq", "use_parallel_residual", "parallel_attn", "alibi",
-    "parallel_drafting", "ptd_token_id", "block_size", "num_nextn_predict_layers", "use_mtp_layernorm",
+    "rope_interleaved", "rope_local_base_freq", "dual_chunk_attention_config", "use_parallel_residual", "parallel_attn",
+    "alibi", "parallel_drafting", "ptd_token_id", "block_size", "num_nextn_predict_layers", "use_mtp_layernorm",
 }  # fmt: skip
 # Switches that every decoder and head has on. Null, false and zero turn them off: transformers reads `is_causal` so.
 _ALWAYS_ON = {

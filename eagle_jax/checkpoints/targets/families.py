@@ -150,13 +150,13 @@ _ALL = (
         switches=_ATTENTION, window="pattern",
         only={"hidden_activation": ("gelu_pytorch_tanh",), "use_bidirectional_attention": (False,)},
         reads=gemma3.READS, flat=gemma3.flat_rope, read=gemma3.own_fields, keys=gemma3.own_keys,
-        table=gemma3.TABLE, absent=("hidden_act",),
+        table=gemma3.TABLE, absent=("hidden_act",), names={"sliding_window_pattern": "_sliding_window_pattern"},
     ),
     Family(
         "qwen3_moe", "Qwen3MoeForCausalLM",
         {
             "num_key_value_heads": 4, "max_position_embeddings": 32768, "num_local_experts": 128,
-            "num_experts_per_tok": 8,
+            "num_experts_per_tok": 8, "use_sliding_window": False,
         },
         fixed={"qk_norm": True}, switches=_ATTENTION,
         only={"hidden_act": ("silu", "swish"), "use_sliding_window": (False,)},

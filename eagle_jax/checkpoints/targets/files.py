@@ -50,10 +50,11 @@ def load_target_checkpoint(
     Args:
       path_or_id: a directory with config.json and weights, a GGUF file or a directory with one, or a hub id.
       dtype: float32, bfloat16 or float16; weights are converted one by one as they are read.
-      max_position: caps the context length, e.g. to stay inside a sliding window.
+      max_position: caps the context length. For longrope it also decides between the two lists of factors.
       place: `(path, host array) -> device array` for a sharded load; default is the default device.
       layers: False reads only embedding, final norm and lm_head, for training on stored features.
-      weights: scheme to quantise matrices by. Quantised matrices of a file keep their own.
+      weights: scheme to quantise matrices by. Quantised matrices of a file keep their small values, and
+        their scales are converted to `dtype`.
       hub: revision, token and cache_dir of a hub id, as in `huggingface_hub`.
 
     Returns:
@@ -81,15 +82,21 @@ def load_target_checkpoint(
             extra = [name for name in reader.zero_biases() if (table.path_of(name) or ("",))[0] not in needed]
             table = table.ignoring(*extra)
         chosen = plan(reader, table, expected_shapes(config), problems)
-        problems.raise_if_any(f"{directory}: the tensors do not fit the {config.architecture} of its configuration:")
+        problems.raise_if_any(
+            f"{directory}: the tensors do not fit the {config.architecture} of its configuration:",
+            "Correct config.json, or download the files again.",
+        )
         if not layers:
             chosen = {path: tensor for path, tensor in chosen.items() if not path.startswith("layers_")}
         params = read_planned(reader, chosen, dtype, place, scheme)
         if isinstance(reader, QuantisedReader) and reader.dequantised:
+            others = len(reader.dequantised) - 1
             notice(
-                f"{directory}: the groups of {reader.dequantised[0]} and {len(reader.dequantised) - 1} more are not "
-                f"neighbouring inputs (desc_act or actorder): their weights were dequantised to {dtype}"
+                f"{directory}: the groups of {reader.dequantised[0]} and {others} more are not equal runs of "
+                "neighbouring inputs (desc_act, actorder, or a shorter last group): their weights were dequantised"
             )
+        if isinstance(reader, QuantisedReader) and not reader.layers:
+            notice(f"{directory}: config.json describes quantised weights, and the tensors are floats")
         return config, params
 
 

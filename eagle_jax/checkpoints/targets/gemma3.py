@@ -16,7 +16,7 @@ DEFAULTS: dict[str, Any] = {
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,
     "rope_theta": 1e6, "rope_local_base_freq": 1e4, "query_pre_attn_scalar": 256, "sliding_window": 4096,
-    "sliding_window_pattern": 6, "tie_word_embeddings": True, "eos_token_id": 1, "bos_token_id": 2,
+    "tie_word_embeddings": True, "eos_token_id": 1, "bos_token_id": 2,
 }  # fmt: skip
 """Values of `Gemma3TextConfig`: the files of 4B to 27B leave most of them out."""
 READS = ("query_pre_attn_scalar", "rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern")

@@ -87,8 +87,8 @@ class GgufReader(TensorReader):
         name = self._file.metadata.get("general.architecture")
         if name not in _ARCHITECTURES:
             raise CheckpointError(
-                f"{path}: general.architecture must be one of {', '.join(_ARCHITECTURES)}, got {shown(name)}. Load a "
-                "model of a supported family."
+                f"{path}: general.architecture must be one of {', '.join(_ARCHITECTURES)}, got {shown(name)}. Load "
+                "the original checkpoint, in safetensors."
             )
         self._file.check_tensors()
         super().__init__(path)
@@ -101,7 +101,7 @@ class GgufReader(TensorReader):
             return array - np.float32(1)  # llama.cpp's files hold 1 + weight
         heads = {".q_proj.": "num_attention_heads", ".k_proj.": "num_key_value_heads"}
         key = next((key for part, key in heads.items() if part in name), None)
-        if key is None or self.values["model_type"] != "llama":
+        if key is None or self._file.metadata["general.architecture"] != "llama":
             return array
         # In llama.cpp's files of Llama, RoPE rotates neighbouring rows; here row i and row i + head_dim / 2.
         return array.reshape(self.values[key], -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
@@ -145,6 +145,8 @@ def _config_values(file: GgufFile, name: str) -> dict[str, Any]:
     }
     if embedding is not None and embedding.shape:
         values["vocab_size"] = embedding.shape[0]
+    if name == "llama" and values.get("sliding_window"):  # 0 is none
+        values |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
     fields = Fields(values, file.path)
     heads = fields.integer("num_attention_heads")
     values.setdefault("num_key_value_heads", heads)

@@ -11,7 +11,7 @@ KEYS = ("quantization_config", "compression_config")
 """Names of the object in config.json; the second is of old compressed-tensors."""
 _METHODS = ("awq", "compressed-tensors", "fp8", "gptq")
 _FLOATS = "Load the original checkpoint, with weights= to quantise it here."
-_ROTATED = re.compile(r"rotat|hadamard|quarot|spin_?quant|transform_config", re.IGNORECASE)
+_ROTATED = re.compile(r"rotat|hadamard|quarot|spin_?quant|online_had|transform_config", re.IGNORECASE)
 # Keys without effect on what the tensors mean, of each method. The tensors themselves say which layers are quantised.
 _HARMLESS = {
     "gptq": {
@@ -23,7 +23,7 @@ _HARMLESS = {
     },
     "awq": {
         "modules_to_not_convert", "do_fuse", "modules_to_fuse", "fuse_max_seq_len", "exllama_config", "backend",
-        "desc_act", "sym", "q_group_size", "w_bit",
+        "desc_act", "sym",
     },
     "fp8": {"modules_to_not_convert", "ignored_layers", "dequantize"},
     "compressed-tensors": {"ignore", "quantization_status", "global_compression_ratio", "version"},
@@ -86,10 +86,10 @@ def _check_known(fields: Fields, *known: str, harmless: set[str]) -> None:
             fields.fail(key, "absent", f"It is unknown here. {_FLOATS}")
 
 
-def _group(fields: Fields, default: int | None = None) -> int | None:
-    if fields.values.get("group_size", default) in (-1, None):
+def _group(fields: Fields, default: int | None = None, key: str = "group_size") -> int | None:
+    if fields.values.get(key, default) in (-1, None):
         return None
-    return fields.integer("group_size", default)
+    return fields.integer(key, default)
 
 
 def _gptq(own: Fields) -> Quantisation:
@@ -107,15 +107,16 @@ def _gptq(own: Fields) -> Quantisation:
 
 
 def _awq(own: Fields) -> Quantisation:
-    _check_known(own, "bits", "group_size", "zero_point", "version", "format", harmless=_HARMLESS["awq"])
-    if own.integer("bits", 4) != 4:
-        own.fail("bits", "4", _FLOATS)
+    bits, group = ("w_bit", "q_group_size") if own.given("q_group_size") else ("bits", "group_size")  # of llm-awq
+    _check_known(own, bits, group, "zero_point", "version", "format", harmless=_HARMLESS["awq"])
+    if own.integer(bits, 4) != 4:
+        own.fail(bits, "4", _FLOATS)
     if not own.flag("zero_point", True):
         own.fail("zero_point", "true", _FLOATS)
     key = "version" if own.given("version") else "format"
     if own.text(key, "gemm", null=True).lower() != "gemm":
         own.fail(key, "gemm", _FLOATS)
-    return Quantisation("awq", 4, _group(own, 128))
+    return Quantisation("awq", 4, _group(own, 128, group))
 
 
 def _fp8(own: Fields) -> Quantisation:

@@ -76,7 +76,8 @@ class QuantisedReader(TensorReader):
       quantisation: what config.json says.
 
     Attributes:
-      dequantised: names that were read as float32, because their groups are not neighbouring inputs.
+      layers: NAME.weight -> {part: stored name}, of the quantised layers.
+      dequantised: names that were read as float32, because their groups are not equal runs of neighbouring inputs.
 
     Raises:
       CheckpointError: as `TensorReader`; or a layer lacks a tensor, or a tensor has another dtype.
@@ -85,7 +86,7 @@ class QuantisedReader(TensorReader):
     def __init__(self, directory: Path, quantisation: Quantisation) -> None:
         super().__init__(directory)
         self._quantisation = quantisation
-        self._layers: dict[str, dict[str, str]] = {}  # NAME.weight -> {part: stored name}
+        self.layers: dict[str, dict[str, str]] = {}
         self.dequantised: list[str] = []
         for name in [*self.infos]:
             layer, _, anchor = name.rpartition(".")
@@ -95,7 +96,7 @@ class QuantisedReader(TensorReader):
                 parts = {part: f"{layer}.{part}" for part in _PARTS if f"{layer}.{part}" in self.infos}
                 self._check(layer, anchor, parts)
                 shape = self._shape(parts)
-                self._layers[f"{layer}.weight"] = parts
+                self.layers[f"{layer}.weight"] = parts
                 stored = [self.infos.pop(part) for part in parts.values()]
                 self.infos[f"{layer}.weight"] = TensorInfo(shape, QUANTISED, stored[0].file)
             elif anchor in _UNREAD:
@@ -103,17 +104,17 @@ class QuantisedReader(TensorReader):
 
     def read(self, name: str) -> Any:
         """Reads a tensor as stored; a quantised weight as {q, scale} in NumPy, or dequantised to float32."""
-        if name not in self._layers:
+        if name not in self.layers:
             return super().read(name)
-        parts = {part: super(QuantisedReader, self).read(stored) for part, stored in self._layers[name].items()}
-        weight = to_leaf(self._unpack(parts, self.infos[name].shape))
+        parts = {part: super(QuantisedReader, self).read(stored) for part, stored in self.layers[name].items()}
+        weight = to_leaf(self._fitting(name, self._unpack(name, parts, self.infos[name].shape)))
         if not isinstance(weight, Mapping):
             self.dequantised.append(name)
         return weight
 
     def zero_biases(self) -> list[str]:
         """Returns the names of biases of quantised layers that are zero: GPTQ writes one where the model has none."""
-        biases = (name.removesuffix("weight") + "bias" for name in self._layers)
+        biases = (name.removesuffix("weight") + "bias" for name in self.layers)
         return [name for name in biases if name in self.infos and not self.read(name).any()]
 
     def _check(self, layer: str, anchor: str, parts: Mapping[str, str]) -> None:
@@ -144,7 +145,24 @@ class QuantisedReader(TensorReader):
             return tuple(int(size) for size in super().read(parts["weight_shape"]).reshape(-1))
         return self.infos[parts["weight"]].shape
 
-    def _unpack(self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Unpacked:
+    def _misfit(self, name: str, part: str, wanted: object, found: object) -> CheckpointError:
+        return CheckpointError(
+            f"{self.directory}: {part} of {name} must be {wanted} by the groups or blocks in config.json, got {found}. "
+            "Correct quantization_config."
+        )
+
+    def _fitting(self, name: str, weight: Unpacked) -> Unpacked:
+        """Checks that scales, zero points and groups have the sizes that config.json states."""
+        outputs, inputs = weight.values.shape
+        wanted = (outputs, -(-inputs // weight.size))
+        for part, array in (("scales", weight.scale), ("zero points", weight.zero)):
+            if array is not None and array.shape != wanted:
+                raise self._misfit(name, part, list(wanted), list(array.shape))
+        if weight.groups is not None and not 0 <= weight.groups.min() <= weight.groups.max() < wanted[1]:
+            raise self._misfit(name, "g_idx", f"below {wanted[1]}", weight.groups.max())
+        return weight
+
+    def _unpack(self, name: str, parts: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Unpacked:
         outputs, inputs = shape
         if "qweight" in parts:
             return self._unpack_transposed(parts, inputs)
@@ -161,7 +179,12 @@ class QuantisedReader(TensorReader):
             scale = parts["weight_scale_inv"] if "weight_scale_inv" in parts else parts["weight_scale"]
             if self._quantisation.block is not None and scale.ndim == 2 and scale.shape != (outputs, 1):
                 rows, columns = self._quantisation.block
+                if len(scale) != -(-outputs // rows):
+                    raise self._misfit(name, "rows of scales", -(-outputs // rows), len(scale))
                 return Unpacked(values, bits, np.repeat(scale, rows, axis=0)[:outputs], None, None, columns)
+            for part in (scale, zero):
+                if part is not None and part.size != 1 and len(part) != outputs:
+                    raise self._misfit(name, "rows of scales", f"1 or {outputs}", len(part))
             scale, zero = _by_row(scale, outputs), None if zero is None else _by_row(zero, outputs)
         size = self._quantisation.group or inputs
         return Unpacked(values, bits, scale, zero, groups, size if scale.shape[1] > 1 else inputs)

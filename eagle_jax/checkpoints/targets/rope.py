@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eagle_jax.checkpoints.files.fields import CheckpointError, Fields
+from eagle_jax.checkpoints.files.fields import CheckpointError, Fields, notice, shown
 from eagle_jax.config import RopeConfig
 
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
@@ -15,7 +15,12 @@ _LENGTH = ("max_position_embeddings", 2048)  # key and default
 
 
 def rope_config(
-    fields: Fields, *, theta: float = RopeConfig.theta, partial: bool = False, context: int | None = None
+    fields: Fields,
+    *,
+    theta: float = RopeConfig.theta,
+    partial: bool = False,
+    context: int | None = None,
+    strict: bool = False,
 ) -> RopeConfig:
     """Reads RoPE from `rope_theta` + `rope_scaling` (up to transformers 4) or `rope_parameters` (from 5).
 
@@ -23,9 +28,13 @@ def rope_config(
       theta: the base if the config names none. partial: the family reads `partial_rotary_factor`.
       context: the context length that is to be used. For longrope it decides between the two lists of factors; None
         stays within the original length, where `transformers` uses the short factors.
+      strict: a key that the kind does not read is an error, not a warning.
 
     Raises:
       CheckpointError: the kind is not supported, or a value breaks its rule.
+
+    Warns:
+      UserWarning: the kind does not read a key.
     """
     given, newer = fields.mapping("rope_scaling"), fields.mapping("rope_parameters")
     if given.values and newer.values:  # as in transformers, the older key counts where a file has both
@@ -40,6 +49,7 @@ def rope_config(
             f"{fields.where}: rope_type must be one of {', '.join(_KINDS)}, got {kind!r} with {sorted(given.values)}. "
             "Load another model."
         )
+    _check_read(given, kind, strict)
     share = given if given.given("partial_rotary_factor") else fields
     rotated = share.number("partial_rotary_factor", 1.0, null=True)
     if rotated != 1 and not (partial and rotated < 1):
@@ -76,6 +86,22 @@ def rope_config(
         **read,
         is_long=kind == "longrope" and (context or 0) > original,
     )
+
+
+def _check_read(given: Fields, kind: str, strict: bool) -> None:
+    """Refuses, or warns of, keys that the kind does not read."""
+    read = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned", _ORIGINAL, *_SCALING.get(kind, ())}
+    # A factor of one scales nothing.
+    unread = {
+        key: value for key, value in given.values.items()
+        if value and key not in read and not (key == "factor" and (kind != "default" or value == 1))
+    }  # fmt: skip
+    if unread and strict:
+        key = next(iter(unread))
+        given.fail(key, f"absent where rope_type is {kind}", "Remove it if the head was trained without it.")
+    if unread:
+        stated = ", ".join(f"{given.inside}{key}={shown(value)}" for key, value in unread.items())
+        notice(f"{given.where}: {stated}: not read where rope_type is {kind}")
 
 
 def _normalised(given: Fields, fields: Fields) -> dict[str, Any]:

@@ -21,14 +21,23 @@ def read_windows(fields: Fields, kind: WindowKind, config: DecoderConfig) -> tup
     """Returns `windows` of a `DecoderConfig` that lacks them; () if no window hides a token of the context.
 
     Raises:
-      CheckpointError: the layers' types are unknown or contradict a switch, or a value breaks its rule.
+      CheckpointError: the layers' types are unknown, or contradict the family, a switch or the lack of a window; or a
+        value breaks its rule.
+
+    Warns:
+      UserWarning: the types contradict `sliding_window_pattern`, or the family has no window.
     """
     types, layers, max_position = fields.names_of("layer_types"), config.num_layers, config.max_position
     if not set(types) <= {FULL, SLIDING} or len(types) not in (0, layers):
         fields.fail("layer_types", f"a list of {FULL} or {SLIDING} for each of the {layers} layers")
     window = fields.integer("sliding_window", LARGEST, null=True, least=int(kind != "never"))
+    if SLIDING in types and (kind == "never" or not fields.given("sliding_window")):
+        lacking = f"a {config.architecture} has no window" if kind == "never" else "sliding_window is null"
+        fields.fail("layer_types", f"without {SLIDING} where {lacking}")
+    if FULL in types and kind == "always" and window < max_position:
+        fields.fail("layer_types", f"without {FULL} in a {config.architecture}, whose sliding_window is of all layers")
     if kind == "never":
-        if window < max_position and fields.flag("use_sliding_window", True, null=True):
+        if 0 < window < max_position and fields.flag("use_sliding_window", True, null=True):
             fields.contradict("sliding_window", f"{config.architecture} has", "no window", window)
         return ()
     if kind in ("switched", "nope"):
@@ -39,8 +48,11 @@ def read_windows(fields: Fields, kind: WindowKind, config: DecoderConfig) -> tup
         others = config.nope_layers if kind == "nope" else range(first, layers)
         slides = [own == SLIDING for own in types] or [switched and index in others for index in range(layers)]
     elif kind == "pattern":
-        period = fields.integer("sliding_window_pattern")
-        slides = [own == SLIDING for own in types] or [(index + 1) % period > 0 for index in range(layers)]
+        period = fields.integer("sliding_window_pattern", 6)
+        regular = [(index + 1) % period > 0 for index in range(layers)]
+        slides = [own == SLIDING for own in types] or regular
+        if slides != regular:  # `transformers` writes the name with an underscore beside any layer_types
+            fields.contradict("sliding_window_pattern", "layer_types is", types)
         return tuple(window * slide for slide in slides)  # these layers may have a rotary embedding of their own
     elif kind == "alternating":
         slides = [own == SLIDING for own in types] or [index % 2 == 0 for index in range(layers)]
