@@ -63,7 +63,7 @@ class DecoderConfig:
       windows: per layer, how many tokens a token sees, itself included (`sliding_window` of `transformers`); 0 is all.
         () is 0 in every layer.
       sinks: every head has a score that takes part in the softmax of its attention and adds nothing (gpt-oss).
-        Norms then multiply by their weights in float32.
+      wide_norms: norms multiply by their weights in float32, not in the dtype of the activations (gpt-oss).
       experts: mixture of experts in the place of the MLP (Qwen3-MoE, gpt-oss); None without one.
       local_rope: rotary embedding of the layers with a window; None is `rope`.
       query_scalar: scores are divided by its square root; None is head_dim.
@@ -95,6 +95,7 @@ class DecoderConfig:
     qk_norm: bool = False
     windows: tuple[int, ...] = ()
     sinks: bool = False
+    wide_norms: bool = False
     experts: ExpertsConfig | None = None
     local_rope: RopeConfig | None = None
     query_scalar: int | None = None
@@ -146,8 +147,8 @@ class DecoderConfig:
         without RoPE.
         """
         plain: dict[str, Any] = {
-            "num_layers": 1, "windows": (), "local_rope": None, "query_scalar": None, "sinks": False, "experts": None,
-            "nope_layers": (), "block": "llama",
+            "num_layers": 1, "windows": (), "local_rope": None, "query_scalar": None, "sinks": False,
+            "wide_norms": False, "experts": None, "nope_layers": (), "block": "llama",
         }  # fmt: skip
         if self.block == "gpt2":
             plain |= {"rope": RopeConfig(), "qkv_bias": False, "out_bias": False, "mlp_bias": False}

@@ -26,8 +26,8 @@ QWEN3_MOE = DecoderConfig(
     experts=ExpertsConfig(num_experts=10, top_k=3, intermediate_size=10, dense_layers=(0,)),
 )  # fmt: skip
 GPT_OSS = dataclasses.replace(
-    QWEN3_MOE, qk_norm=False, qkv_bias=True, out_bias=True, sinks=True, windows=(5, 0), rms_norm_eps=1e-5,
-    experts=ExpertsConfig(num_experts=6, top_k=2, intermediate_size=10, bias=True, limit=1.5),
+    QWEN3_MOE, qk_norm=False, qkv_bias=True, out_bias=True, sinks=True, wide_norms=True, windows=(5, 0),
+    experts=ExpertsConfig(num_experts=6, top_k=2, intermediate_size=10, bias=True, limit=1.5), rms_norm_eps=1e-5,
     rope=RopeConfig(1500.0, "yarn", 4.0, 128, truncate=False), architecture="GptOssForCausalLM",
 )  # fmt: skip
 CONFIGS = {"qwen3_moe": QWEN3_MOE, "gpt_oss": GPT_OSS}

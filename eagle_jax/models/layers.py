@@ -114,8 +114,8 @@ class Norm(nn.Module):
     Attributes:
       eps: added to the mean square, or to the variance.
       centred: subtracts the mean and adds a bias (layer normalisation).
-      plus_one: multiplies by 1 + scale (Gemma).
-      wide: multiplies in float32 (Gemma, gpt-oss), not in the dtype of the input.
+      plus_one: multiplies by 1 + scale, in float32 (Gemma).
+      wide: multiplies in float32, not in the dtype of the input (gpt-oss).
     """
 
     eps: float
@@ -131,7 +131,7 @@ class Norm(nn.Module):
         if self.centred:
             wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        if self.wide:
+        if self.wide or self.plus_one:
             factor = scale.astype(jnp.float32) + float(self.plus_one)
             return (wide * jnp.broadcast_to(factor, x.shape)).astype(x.dtype)
         y = wide.astype(x.dtype) * jnp.broadcast_to(scale, x.shape)
@@ -142,9 +142,7 @@ class Norm(nn.Module):
 
 def norm_of(config: DecoderConfig, name: str | None = None) -> Norm:
     """Returns the norm of a model family."""
-    gemma = config.block == "gemma3"
-    wide = gemma or config.sinks  # only gpt-oss has sinks
-    return Norm(config.rms_norm_eps, config.block == "gpt2", gemma, wide, name=name)
+    return Norm(config.rms_norm_eps, config.block == "gpt2", config.block == "gemma3", config.wide_norms, name=name)
 
 
 QUERY_BLOCK = 512

@@ -37,9 +37,8 @@ _GPT_OSS_EXPERTS = ExpertsConfig(num_experts=32, top_k=4, intermediate_size=2880
 _GPT_OSS_20B = DecoderConfig(
     vocab_size=201088, hidden_size=2880, intermediate_size=2880, num_layers=24, num_heads=64, num_kv_heads=8,
     head_dim=64, rope=RopeConfig(150000.0, "yarn", factor=32.0, original_max_position=4096, truncate=False),
-    max_position=131072, qkv_bias=True, out_bias=True, sinks=True, windows=(128, 0) * 12,
-    experts=_GPT_OSS_EXPERTS,
-    architecture="GptOssForCausalLM",
+    max_position=131072, qkv_bias=True, out_bias=True, sinks=True, wide_norms=True, windows=(128, 0) * 12,
+    experts=_GPT_OSS_EXPERTS, architecture="GptOssForCausalLM",
 )  # fmt: skip
 _VICUNA_7B = DecoderConfig(
     vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_layers=32, num_heads=32, num_kv_heads=32,

@@ -55,9 +55,10 @@ def fresh_draft_model(config: DecoderConfig, key: Array, target: Params, layers:
     """
     if not layers:
         return fresh_target(config, key)
-    target = dequantise_params(target)
     ends = {name: leaf for name, leaf in target.items() if not name.startswith("layers_")}
-    return {**ends, **{f"layers_{place}": target[f"layers_{layer}"] for place, layer in enumerate(layers)}}
+    return dequantise_params(
+        ends | {f"layers_{place}": target[f"layers_{layer}"] for place, layer in enumerate(layers)}
+    )
 
 
 def lm_head_of(target: Params) -> Float[Array, "V H"]:

@@ -22,8 +22,8 @@ QWEN3_MOE = dataclasses.replace(
     experts=ExpertsConfig(num_experts=5, top_k=2, intermediate_size=10, normalise=False, dense_layers=(0,)),
 )  # fmt: skip
 GPT_OSS = dataclasses.replace(
-    CONFIG, hidden_size=64, intermediate_size=32, qkv_bias=True, out_bias=True, sinks=True, windows=(8, 0),
-    experts=ExpertsConfig(num_experts=3, top_k=2, intermediate_size=32, bias=True, limit=7.0),
+    CONFIG, hidden_size=64, intermediate_size=32, qkv_bias=True, out_bias=True, sinks=True, wide_norms=True,
+    experts=ExpertsConfig(num_experts=3, top_k=2, intermediate_size=32, bias=True, limit=7.0), windows=(8, 0),
     rope=RopeConfig(150000.0, "yarn", 4.0, 16, truncate=False), architecture="GptOssForCausalLM",
 )  # fmt: skip
 QWEN = {"architectures": ["Qwen3MoeForCausalLM"], **FAMILY, "num_experts": 6, "num_experts_per_tok": 2}
@@ -162,7 +162,7 @@ def test_dense_layers_are_those_of_both_keys():
 
 def test_a_layer_for_a_head_has_no_experts():
     layer = GPT_OSS.one_layer()
-    assert (layer.experts, layer.sinks, layer.windows) == (None, False, ())
+    assert (layer.experts, layer.sinks, layer.wide_norms, layer.windows) == (None, False, False, ())
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from eagle_jax.checkpoints.files.tensors import FLOAT_DTYPES, TensorReader
 from eagle_jax.checkpoints.files.weights import check_params, write_weights
 from eagle_jax.checkpoints.heads.supported import SWITCHES
 from eagle_jax.checkpoints.targets.config import common_keys
+from eagle_jax.checkpoints.targets.windows import SLIDING
 from eagle_jax.config import DecoderConfig, HeadConfig
 from eagle_jax.core.types import Params
 
@@ -218,7 +219,7 @@ def official_values(config: HeadConfig, dtype: str, architecture: str = "LlamaFo
     if layer.mlp_bias:
         values["mlp_bias"] = True
     if any(layer.windows):  # the other layouts refuse a window
-        values |= {"sliding_window": layer.windows[0], "use_sliding_window": True, "layer_types": ["sliding_attention"]}
+        values |= {"sliding_window": layer.windows[0], "use_sliding_window": True, "layer_types": [SLIDING]}
     if config.kind == "eagle1":
         return values | {"bias": config.fc_bias}
     values["draft_vocab_size"] = config.draft_vocab_size

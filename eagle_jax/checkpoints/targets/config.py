@@ -18,7 +18,7 @@ from eagle_jax.config import ConfigError, DecoderConfig
 _MOST_LAYERS = 1024  # a wrong number would make loading build as many layers before it finds them missing
 _CHECKED = (
     "block", "num_kv_heads", "head_dim", "qkv_bias", "out_bias", "mlp_bias", "qk_norm", "windows", "local_rope",
-    "query_scalar", "sinks", "experts", "nope_layers",
+    "query_scalar", "sinks", "wide_norms", "experts", "nope_layers",
 )  # fmt: skip
 """Fields of `DecoderConfig` that a family may be unable to express."""
 # Null, false, zero and an empty list turn all of these off; one is neutral for a scale. Some families have one of them:

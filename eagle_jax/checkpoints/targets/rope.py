@@ -91,11 +91,9 @@ def rope_config(
 def _check_read(given: Fields, kind: str, strict: bool) -> None:
     """Refuses, or warns of, keys that the kind does not read."""
     read = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned", _ORIGINAL, *_SCALING.get(kind, ())}
-    # A factor of one scales nothing.
-    unread = {
-        key: value for key, value in given.values.items()
-        if value and key not in read and not (key == "factor" and (kind != "default" or value == 1))
-    }  # fmt: skip
+    if kind != "default" or given.values.get("factor") == 1:
+        read.add("factor")
+    unread = {key: value for key, value in given.values.items() if value and key not in read}
     if unread and strict:
         key = next(iter(unread))
         given.fail(key, f"absent where rope_type is {kind}", "Remove it if the head was trained without it.")
