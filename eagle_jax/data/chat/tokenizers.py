@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import json
 import os
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -179,11 +181,8 @@ def _read_gguf(path: Path) -> Any:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    try:
-        converter = importlib.import_module("transformers.integrations.gguf")
-    except ImportError:  # older versions
-        converter = importlib.import_module("transformers.integrations.ggml")
-    mapping, metadata = converter.GGUF_TOKENIZER_MAPPING, GgufFile(path).metadata
+    converter, metadata = _gguf_converter(), GgufFile(path).metadata
+    mapping = converter.GGUF_TOKENIZER_MAPPING
     parts, options = (
         {name: metadata[f"tokenizer.{key}"] for key, name in names.items() if f"tokenizer.{key}" in metadata}
         for names in (mapping["tokenizer"], mapping["tokenizer_config"])
@@ -200,12 +199,25 @@ def _read_gguf(path: Path) -> Any:
             state = json.loads(backend.to_str())
             state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < len(parts["tokens"])]
             backend = Tokenizer.from_str(json.dumps(state))
-        return PreTrainedTokenizerFast(tokenizer_object=backend, **options | others)
+        return PreTrainedTokenizerFast(tokenizer_object=backend, **others | options)
     except Exception as error:  # of transformers and tokenizers, for a kind that they do not convert
         raise CheckpointError(
             f"the tokenizer in {path} cannot be read: {str(error) or repr(error):.300}. Pass a directory with the "
             "tokenizer of the original model."
         ) from error
+
+
+def _gguf_converter() -> Any:
+    """Returns the module of `transformers` that converts the tokenizers of GGUF files; versions differ in its place."""
+    for name in ("gguf.gguf_tokenizer_mapping", "gguf", "ggml"):
+        with contextlib.suppress(ImportError):
+            module = importlib.import_module(f"transformers.integrations.{name}")
+            if hasattr(module, "convert_gguf_tokenizer") and hasattr(module, "GGUF_TOKENIZER_MAPPING"):
+                return module
+    raise CheckpointError(
+        f"transformers {version('transformers')} does not convert tokenizers of GGUF files. Pass a directory with the "
+        "tokenizer of the original model."
+    )
 
 
 def tokenizer_key(tokenizer: Any) -> str:
