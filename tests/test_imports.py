@@ -21,7 +21,8 @@ LEAVES = {"packed", "checks", "rotary", "config", "settings", "shapes", "devices
 ROOMS: dict[str, set[str]] = {
     "core": set(),
     **{leaf: {"checks", "rotary", "config"} for leaf in LEAVES},
-    "models": {"core", "config"},
+    "kernels": set(),
+    "models": {"core", "config", "kernels"},
     "drafters": {"core", "config", "models"},
     "parallel": {"core", "config", "models"},
     "checkpoints": {"core", "models"} | LEAVES,

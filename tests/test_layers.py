@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax.models import layers
+from eagle_jax.models import attention, layers
 
 
 @pytest.mark.parametrize("shape", [(1,), (2,), (3, 7), (11,), (63,), (64,)])
@@ -62,10 +62,10 @@ def test_attention_over_a_cache_is_that_of_the_formula(slots, lengths):
     mask = rng.random((batch, new, new)) < 0.5
     mask |= np.eye(new, dtype=bool)
     cached_keys, cached_values = keys[:, :, :slots].swapaxes(2, 3).copy(), values[:, :, :slots].copy()
-    read = min(slots, -(-max(lengths) // layers.CACHE_BLOCK) * layers.CACHE_BLOCK)
-    if read < slots - layers.CACHE_BLOCK:  # the last block ends with the cache
+    read = min(slots, -(-max(lengths) // attention.CACHE_BLOCK) * attention.CACHE_BLOCK)
+    if read < slots - attention.CACHE_BLOCK:  # the last block ends with the cache
         cached_keys[..., read:], cached_values[:, :, read:] = np.nan, np.nan
-    found = jax.jit(layers.attend)(
+    found = jax.jit(attention.attend)(
         query, keys[:, :, slots:], values[:, :, slots:], mask, cached_keys, cached_values, jnp.array(lengths)
     )
     for row, length in enumerate(lengths):
@@ -88,7 +88,7 @@ def test_attention_over_a_ring_is_that_of_the_formula(slots, lengths):
         cached_keys[row][:, held % slots] = keys[row][:, held]
         cached_values[row][:, held % slots] = values[row][:, held]
     first = np.array(lengths)[:, None] + np.arange(new)[None] - slots + 1
-    found = jax.jit(layers.attend)(
+    found = jax.jit(attention.attend)(
         query, keys[:, :, longest:], values[:, :, longest:], mask, cached_keys.swapaxes(2, 3), cached_values,
         jnp.array(lengths), jnp.asarray(first, jnp.int32),
     )  # fmt: skip

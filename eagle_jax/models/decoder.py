@@ -14,8 +14,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import DecoderConfig, RopeConfig
 from eagle_jax.core import KVCache, NewKV, Params, TargetFn, TargetOutput, empty_cache
+from eagle_jax.models.attention import within_window
 from eagle_jax.models.experts import MoE
-from eagle_jax.models.layers import MLP, Attention, Linear, embed, norm_of, product, within_window
+from eagle_jax.models.layers import MLP, Attention, Linear, embed, norm_of, product
 from eagle_jax.models.rope import rope_angles
 
 

@@ -17,7 +17,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from eagle_jax.config import HeadConfig
 from eagle_jax.core import Params
-from eagle_jax.models.layers import MLP, Attention, LayerOutput, Linear, Norm, attend, embed, within_window
+from eagle_jax.models.attention import attend, within_window
+from eagle_jax.models.layers import MLP, Attention, LayerOutput, Linear, Norm, embed
 from eagle_jax.models.rope import rope_angles
 
 

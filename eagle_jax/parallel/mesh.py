@@ -29,6 +29,7 @@ from jaxtyping import Array, Shaped
 from eagle_jax.config import ConfigError
 from eagle_jax.core import Drafter, DraftTree, KVCache, NewKV, Params, TargetFn, TargetOutput
 from eagle_jax.models.experts import Experts
+from eagle_jax.models.layers import Attention
 
 DATA, FSDP, TENSOR = AXES = ("data", "fsdp", "tensor")
 ROWS = (DATA, FSDP)
@@ -172,28 +173,41 @@ def by_rows(x: Shaped[Array, "B ..."], mesh: Mesh | None) -> Shaped[Array, "B ..
     return x if mesh is None else _split(x, mesh, ROWS, *[None] * (x.ndim - 1))
 
 
-def experts_by_device(mesh: Mesh | None) -> Callable[..., Any]:
-    """Returns a Linen interceptor by which every device runs the experts that it holds, and devices add the results.
+def by_device(mesh: Mesh | None) -> Callable[..., Any]:
+    """Returns a Linen interceptor by which every device computes with the heads and the experts that it holds.
 
-    Every device of a "tensor" group has the rows of the group, so no row and no weight moves: a layer needs one
-    all-reduce, as an MLP does.
+    Every device of a "tensor" group has the rows of the group, so no row and no weight moves: results of experts need
+    one all-reduce a layer, as an MLP does, and those of attention none. The compiler cannot split a kernel by itself.
     """
 
     def call(run: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
-        if mesh is None or not isinstance(context.module, Experts) or context.method_name != "mix":
+        if mesh is None:
             return run(*args, **kwargs)
-
-        def mix_held(x: Array, chosen: Array, weights: Array, stacks: Any) -> Array:
-            first = jax.lax.axis_index(TENSOR) * stacks["gate"].num_experts
-            return jax.lax.psum(run(x, chosen - first, weights, stacks), TENSOR)
-
-        rows = P(ROWS)
-        spread = jax.shard_map(
-            mix_held, mesh=mesh, in_specs=(rows, rows, rows, P(TENSOR)), out_specs=rows, check_vma=False
-        )
-        return spread(*args)
+        if isinstance(context.module, Experts) and context.method_name == "mix":
+            return _experts_by_device(run, args, mesh)
+        if isinstance(context.module, Attention) and context.method_name == "mix":
+            return _attention_by_device(run, args, mesh)
+        return run(*args, **kwargs)
 
     return call
+
+
+def _experts_by_device(run: Callable, args: tuple, mesh: Mesh) -> Array:
+    def mix_held(x: Array, chosen: Array, weights: Array, stacks: Any) -> Array:
+        first = jax.lax.axis_index(TENSOR) * stacks["gate"].num_experts
+        return jax.lax.psum(run(x, chosen - first, weights, stacks), TENSOR)
+
+    rows = P(ROWS)
+    return jax.shard_map(mix_held, mesh=mesh, in_specs=(rows, rows, rows, P(TENSOR)), out_specs=rows, check_vma=False)(
+        *args
+    )
+
+
+def _attention_by_device(run: Callable, args: tuple, mesh: Mesh) -> Array:
+    rows, heads, query = P(ROWS), P(ROWS, TENSOR), P(ROWS, None, TENSOR)
+    mask = rows if args[3].ndim == 3 else P()
+    specs = (query, heads, heads, mask, P(TENSOR), heads, heads, rows, rows)[: len(args)]
+    return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=query, check_vma=False)(*args)
 
 
 def placer(mesh: Mesh) -> Callable[[str, np.ndarray], Array]:
@@ -288,7 +302,7 @@ def shard_target(fn: TargetFn, mesh: Mesh) -> TargetFn:
     jax.eval_shape(lambda: place_cache(fn.init_cache(row_groups(mesh), 1), mesh))  # raises before anything is compiled
 
     def forward(params: Params, tokens: Array, positions: Array, *others: Any) -> TargetOutput:
-        with nn.intercept_methods(experts_by_device(mesh)):
+        with nn.intercept_methods(by_device(mesh)):
             out = fn.forward(params, by_rows(tokens, mesh), by_rows(positions, mesh), *others)
         new = NewKV(_heads(out.new.keys, mesh), _heads(out.new.values, mesh))
         return TargetOutput(by_rows(out.hidden, mesh), by_rows(out.features, mesh), new)
@@ -314,10 +328,12 @@ def shard_drafter(drafter: Drafter, mesh: Mesh) -> Drafter:
         return shard_caches(drafter.init(*arguments))
 
     def draft(*arguments: Any) -> tuple[DraftTree, Any]:
-        tree, state = drafter.draft(*arguments)
+        with nn.intercept_methods(by_device(mesh)):
+            tree, state = drafter.draft(*arguments)
         return tree, shard_caches(state)
 
     def update(*arguments: Any) -> Any:
-        return shard_caches(drafter.update(*arguments))
+        with nn.intercept_methods(by_device(mesh)):
+            return shard_caches(drafter.update(*arguments))
 
     return drafter._replace(init=init, draft=draft, update=update)

@@ -17,7 +17,7 @@ from eagle_jax.config import DecoderConfig, HeadConfig
 from eagle_jax.core.types import Params
 from eagle_jax.models import target_fn
 from eagle_jax.packed import PackedTokens
-from eagle_jax.parallel import by_rows, embeds_by_rows, experts_by_device, gathered
+from eagle_jax.parallel import by_device, by_rows, embeds_by_rows, gathered
 from eagle_jax.training.hardware import dense_gradients
 from eagle_jax.training.losses import count_rows
 from eagle_jax.training.objective import Logits, Objective, StepMetrics, TargetOutputs, unrolled_loss
@@ -56,7 +56,7 @@ def observe(
 ) -> TargetOutputs:
     """Runs the frozen target over packed texts, without logits. `mesh`: as in `head_loss`."""
     fn, params = target_fn(target), gathered(params, mesh)
-    with nn.intercept_methods(embeds_by_rows(mesh)), nn.intercept_methods(experts_by_device(mesh)):
+    with nn.intercept_methods(embeds_by_rows(mesh)), nn.intercept_methods(by_device(mesh)):
         out = fn.forward(params, texts.tokens, texts.positions, causal_mask(texts.segments), None, taps)
         return jax.lax.stop_gradient(TargetOutputs(out.features, out.hidden, fn.embed(params, texts.tokens)))
 

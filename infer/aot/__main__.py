@@ -81,6 +81,8 @@ class Args:
     batch: int | None = None  # rows over all devices; None is one per slice of the "data" axis
     prompt: int = 1024  # tokens of every prompt
     max_new_tokens: int = 1024  # longest reply
+    # committed tokens per row, of which traffic is; the program is the same. None is as many as the cache has slots
+    context: int | None = None
     temperature: float = 0.0  # 0 is greedy; above it sampling is compiled
     top_p: float = 1.0  # of the sampled distribution; below 1 a search for its limit is compiled
     plain: bool = True  # also compile plain decoding, to compare with
@@ -98,7 +100,7 @@ class Args:
 
 def main(args: Args) -> int:
     """Compiles and reports; the exit status is 0 if everything compiles and fits."""
-    at_least_one(args, "batch", "prompt", "max_new_tokens", "layers", "tensor", "fsdp", "draft_vocab")
+    at_least_one(args, "batch", "prompt", "context", "max_new_tokens", "layers", "tensor", "fsdp", "draft_vocab")
     at_least_one(args, "rows", "micro_batches", "length", "unroll")
     config = model(args.model, args.layers)
     chip, devices = chip_and_devices(args.topology)
@@ -128,7 +130,7 @@ def main(args: Args) -> int:
     print(f"{args.program}: {args.model}, {config.num_layers} layers, on {args.topology}: {axes}", flush=True)
     result = dataclasses.asdict(args) | sizes | {"layers": config.num_layers, "mesh": dict(mesh.shape)}
     result |= {"jax": jax.__version__, "libtpu": version("libtpu")}
-    result |= {name: measure(work, chip, name) for name, work in works.items()}
+    result |= {name: measure(work, chip, name, args.context) for name, work in works.items()}
     if "step" in works and result["cycle"]["compiles"] and result["step"]["compiles"]:
         ratio = result["cycle_over_step"] = round(result["cycle"]["ms"] / result["step"]["ms"], 3)
         print(f"A cycle costs {ratio:.2f} plain steps by these bounds, and yields tau tokens.")
@@ -157,11 +159,12 @@ def chip_and_devices(topology: str) -> tuple[Chip, list[Any]]:
         ) from error
 
 
-def measure(work: Workload, chip: Chip, name: str) -> dict[str, Any]:
+def measure(work: Workload, chip: Chip, name: str, context: int | None = None) -> dict[str, Any]:
     """Compiles a program, prints and returns its costs on one device.
 
     Args:
       name: of the unit of work, a "cycle", plain "step" or "update", of which traffic and flops are.
+      context: committed tokens of every row; None is a full cache.
 
     The compiler itself writes the HLO out: what jaxlib reads back from libtpu fails for v5p, where the SparseCores
     gather the embedding asynchronously ("async-update instruction should have 1 operands").
@@ -177,7 +180,7 @@ def measure(work: Workload, chip: Chip, name: str) -> dict[str, Any]:
             print(f"{name}: does not compile: {reason}")
             return {"compiles": False, "fits": False, "reason": reason}
         (written,) = Path(dump).glob("module_*.jit_*after_optimizations.txt")  # the whole program is one module
-        program = Program(written.read_text(encoding="utf-8"))
+        program = Program(written.read_text(encoding="utf-8"), context)
     seconds = time.perf_counter() - started
     unit = program.entry if work.loop is None else program.loop_body(work.loop)
     memory: Any = compiled.memory_analysis()

@@ -2,7 +2,8 @@
 
 The compiler's own analysis counts the body of a loop once and adds on-chip traffic to `bytes accessed`. Here loops of
 known length are multiplied by their turns. Buffers that the layout places outside HBM (`S(1)` is VMEM) cost nothing, a
-slice costs the slice, an update in place costs the update. All numbers are those of one device.
+slice costs the slice, an update in place costs the update. The attention kernel reads the blocks of the cache that hold
+tokens, once per tile of queries. All numbers are those of one device.
 """
 
 from __future__ import annotations
@@ -12,10 +13,17 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from eagle_jax.kernels import blocks_read, tile_of
+
 FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id")
 """Instructions without memory traffic."""
 FREE_CALLS = ("ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "GatherScatterIndicesBitpacked")
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+KERNEL = "attend_cached"
+"""Name of `eagle_jax.kernels.attend_cached` in HLO."""
+KEYS, VALUES = 5, 6
+CACHES = {KEYS: 3, VALUES: 2}
+"""Its operands that are caches, and their axis of slots."""
 CALLING = ("fusion", "async-start")
 """Instructions whose cost is that of the computation they call."""
 LINE = re.compile(r"\s+(ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*?)\)(, \w+=.*)?$")
@@ -61,13 +69,15 @@ class Program:
 
     Args:
       text: as the compiler writes it out.
+      context: committed tokens of every row, which the attention kernel reads; None is the whole cache.
 
     Attributes:
       computations: instructions by name, by name of the computation.
       entry: name of the computation where the program starts.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, context: int | None = None) -> None:
+        self.context = context
         self.computations: dict[str, Computation] = {}
         self.entry, current = "", Computation()
         for line in text.splitlines():
@@ -189,8 +199,17 @@ class Program:
         for index, name in enumerate(one.operands):
             if name in body and name not in one.operands[:index]:
                 whole, share = math.fsum(buffer.hbm for buffer in body[name].buffers), self._share(one, index)
+                if one.name.startswith(KERNEL) and index in CACHES:
+                    read += whole * self._reads_of_cache(one, body, CACHES[index])
+                    continue
                 read += whole if share is None else min(whole, share)
         return read + self._written(one, body)
+
+    def _reads_of_cache(self, one: Instruction, body: Computation, axis: int) -> float:
+        """Returns how much of a cache the attention kernel reads, as a multiple of it; `axis` is that of the slots."""
+        _, _, repeat, rows, _ = body[one.operands[1]].buffers[0].dims
+        slots = body[one.operands[KEYS if axis == 3 else VALUES]].buffers[0].dims[axis]
+        return blocks_read(slots, self.context) / slots * (rows // tile_of(rows, repeat))
 
     def _root_target(self, one: Instruction) -> str:
         """Returns the custom-call target of the root of a called computation; "" without one."""

@@ -13,7 +13,7 @@ import eagle_jax
 from eagle_jax.config import RopeConfig, TreeConfig
 from eagle_jax.core import RowRandomness
 from eagle_jax.drafters.eagle import HeadFns
-from eagle_jax.models import init_params, layers
+from eagle_jax.models import attention, init_params, layers
 from eagle_jax.runtime import request
 from eagle_jax.runtime.generation import prefill_program, request_of
 from tests.models import DRAFTERS, TREES, random_prompts, tiny_head, tiny_target
@@ -184,9 +184,9 @@ def test_a_window_counts_the_depth_of_a_tree():
     tree = np.zeros((6, 6), bool)
     for node, seen in enumerate([[0], [0, 1], [0, 2], [0, 1, 3], [0, 2, 4], [0, 1, 3, 5]]):
         tree[node, seen] = True
-    found = np.asarray(layers.within_window(jnp.asarray(tree), 3))
+    found = np.asarray(attention.within_window(jnp.asarray(tree), 3))
     tree[5, 0] = False
     np.testing.assert_array_equal(found, tree)
     columns = np.concatenate([np.ones((6, 2), bool), tree], axis=1)  # two earlier tokens that all see
-    found = np.asarray(layers.within_window(jnp.asarray(columns)[None], 2))[0]
+    found = np.asarray(attention.within_window(jnp.asarray(columns)[None], 2))[0]
     assert [np.flatnonzero(row).tolist() for row in found] == [[1, 2], [2, 3], [2, 4], [3, 5], [4, 6], [5, 7]]

@@ -14,7 +14,7 @@ import pytest
 
 from eagle_jax import training
 from eagle_jax.config import ConfigError, DecoderConfig, HeadConfig
-from eagle_jax.models import EagleHead, init_head_params, init_params, layers
+from eagle_jax.models import EagleHead, attention, init_head_params, init_params
 from eagle_jax.training import PRESETS, Frozen, HeadTrainState, Objective, TargetOutputs
 from eagle_jax.training.losses import ahead, count_rows
 from eagle_jax.training.objective import unrolled_loss
@@ -186,7 +186,7 @@ def test_long_texts_attend_block_by_block(monkeypatch):
     head, signals = random_head(config), random_signals(config)
     run = lambda: jax.jit(jax.value_and_grad(fast(config, objective, signals), has_aux=True))(head)  # noqa: E731
     whole = run()
-    monkeypatch.setattr(layers, "QUERY_BLOCK", 4)
+    monkeypatch.setattr(attention, "QUERY_BLOCK", 4)
     np.testing.assert_allclose(*(part[0][0] for part in (run(), whole)), rtol=1e-6)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), run()[1], whole[1])
 

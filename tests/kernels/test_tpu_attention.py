@@ -1,0 +1,107 @@
+"""Checks the TPU kernel against the definition of attention, interpreted on CPU, and compiles it for TPUs."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle_jax.kernels import attend_cached, tpu_attention
+from eagle_jax.models import attention
+
+
+def operands(rng, lengths, *, new=5, columns=None, heads=6, groups=2, width=8, slots=40, window=None, sinks=False,
+             shared=False, dtype="float32"):  # fmt: skip
+    """Random arguments of attention with a cache; slots that hold no token are NaN where the kernel must not look."""
+    batch, columns = len(lengths), columns or new
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)  # noqa: E731
+    mask = rng.random((new, columns) if shared else (batch, new, columns)) < 0.5
+    mask[..., columns - new :] |= np.eye(new, dtype=bool)
+    first = None
+    if window is not None:
+        first = jnp.asarray(np.array(lengths)[:, None] + rng.integers(0, 4, (batch, new)) - window + 1, jnp.int32)
+    return (
+        draw(batch, new, heads, width), draw(batch, groups, columns, width), draw(batch, groups, columns, width),
+        jnp.asarray(mask), draw(batch, groups, width, slots), draw(batch, groups, slots, width),
+        jnp.asarray(lengths, jnp.int32), first, draw(heads) if sinks else None,
+    )  # fmt: skip
+
+
+def check(given, near=2e-5):
+    scale = given[0].shape[-1] ** -0.5
+    wanted = jax.jit(functools.partial(attention._attend, scale=scale))(*given)
+    found = jax.jit(functools.partial(attend_cached, scale=scale, interpret=True))(*given)
+    assert found.dtype == wanted.dtype
+    np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (found, wanted)), rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("lengths", "sizes"),
+    [
+        ((0, 1, 40), {}),
+        ((512, 513, 0), {"slots": 600}),  # the second block is not whole
+        ((1100, 511, 1), {"slots": 1100, "new": 1, "width": 64}),
+        ((7, 700), {"slots": 1024, "new": 3, "columns": 30, "heads": 4, "groups": 4}),  # drafted levels come first
+        ((3, 40), {"new": 300, "heads": 16, "groups": 2, "slots": 64, "shared": True}),  # several tiles of queries
+        ((0, 3, 7, 8, 13, 50), {"slots": 7, "window": 7}),  # a ring at every wrap
+        ((599, 600, 601, 900, 1300, 0), {"slots": 600, "window": 590, "heads": 4}),
+        ((9, 600), {"slots": 640, "sinks": True}),
+        ((9, 600), {"slots": 530, "window": 520, "sinks": True, "heads": 8, "groups": 1}),
+    ],
+)
+def test_the_kernel_equals_the_definition(lengths, sizes, dtype):
+    check(
+        operands(np.random.default_rng(len(lengths)), lengths, dtype=dtype, **sizes),
+        2e-5 if dtype == "float32" else 2e-2,
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_the_kernel_equals_the_definition_for_any_shape(data):
+    draw = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
+    groups, slots, new = draw(1, 4), draw(1, 1200), draw(1, 70)
+    window = data.draw(st.sampled_from([None, max(1, slots - 5)]))
+    longest = slots if window is None else 3 * slots
+    lengths = data.draw(st.lists(st.integers(0, longest), min_size=1, max_size=3))
+    check(operands(
+        np.random.default_rng(draw(0, 99)), lengths, new=new, columns=new + draw(0, 20), heads=groups * draw(1, 5),
+        groups=groups, width=draw(1, 5) * 8, slots=slots, window=window, sinks=data.draw(st.booleans()),
+        shared=data.draw(st.booleans()),
+    ))  # fmt: skip
+
+
+def test_blocks_beyond_a_row_are_not_read_and_groups_may_be_split(monkeypatch):
+    """NaN beyond the last block of a row, and in a masked node, does not reach the result."""
+    monkeypatch.setattr(tpu_attention, "BLOCK", 128)
+    monkeypatch.setattr(tpu_attention, "MEMORY", 1)
+    given = list(operands(np.random.default_rng(0), (0, 128, 129), slots=300, groups=3))
+    wanted = attention._attend(*given, scale=0.3)
+    for row, read in enumerate((128, 128, 256)):
+        given[4], given[5] = given[4].at[row, :, :, read:].set(np.nan), given[5].at[row, :, read:].set(np.nan)
+    found = attend_cached(*given, scale=0.3, interpret=True)
+    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
+    given[3] = given[3].at[:, :, 2].set(False).at[:, 2, 2].set(True)
+    given[2] = given[2].at[:, :, 2].set(np.nan)
+    others = np.asarray(attend_cached(*given, scale=0.3, interpret=True)).reshape(3, 5, -1)[:, [0, 1, 3, 4]]
+    assert np.isfinite(others).all()
+
+
+def test_gradients_are_those_of_the_definition(monkeypatch):
+    monkeypatch.setattr(attention, "attend_cached", functools.partial(attend_cached, interpret=True))
+    given = operands(np.random.default_rng(1), (3, 9), sinks=True, window=20)
+
+    def loss(mix, floats):
+        query, keys, values, sinks = floats
+        return jnp.sum(jnp.square(mix(query, keys, values, *given[3:8], sinks, scale=0.3)))
+
+    floats = (*given[:3], given[8])
+    found, wanted = (
+        jax.grad(functools.partial(loss, attention.BY_DEVICE[name]))(floats) for name in ("tpu", "default")
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, wanted)
