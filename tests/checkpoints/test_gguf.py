@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import struct
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,7 @@ from eagle_jax.checkpoints import (  # noqa: E402
 )
 from eagle_jax.checkpoints.files.gguf import GgufFile  # noqa: E402
 from eagle_jax.config import RopeConfig  # noqa: E402
+from eagle_jax.data.chat import tokenizers  # noqa: E402
 from tests.checkpoints.common import CONFIG  # noqa: E402
 from tests.parity.test_families import close, jax_outputs  # noqa: E402
 from tests.parity.tiny import random_tokens, tiny_model, torch_outputs  # noqa: E402
@@ -205,6 +208,38 @@ def test_the_tokenizer_is_that_of_transformers(kind, tmp_path):
     else:
         with pytest.raises(CheckpointError, match=r"must have the tokenizer of .*, got '<unk>' for '<\|bos\|>'"):
             check_same_tokens(path, bundled("target"), (1, 1))
+
+
+@pytest.mark.parametrize("place", ["gguf.gguf_tokenizer_mapping", "gguf", "ggml"])
+def test_the_converter_is_found_in_every_version_of_transformers(place, tmp_path, monkeypatch):
+    """It has moved, and some versions give a stop token of their own, which the file's must replace."""
+    path = write(tmp_path / "model.gguf", "llama", SENTENCEPIECE)
+    found = tokenizers._gguf_converter()
+
+    def convert(*arguments):
+        backend, options = found.convert_gguf_tokenizer(*arguments)
+        return backend, options | {"eos_token": "<s>"}
+
+    moved = types.SimpleNamespace(convert_gguf_tokenizer=convert, GGUF_TOKENIZER_MAPPING=found.GGUF_TOKENIZER_MAPPING)
+    modules = {f"transformers.integrations.{place}": moved}
+    if place == "ggml":  # the new package came before the converter moved into it
+        modules["transformers.integrations.gguf"] = types.SimpleNamespace()
+
+    import_module = importlib.import_module
+
+    def load(name, *package):
+        if not name.startswith("transformers.integrations."):
+            return import_module(name, *package)
+        if name not in modules:
+            raise ImportError(name)
+        return modules[name]
+
+    monkeypatch.setattr(tokenizers.importlib, "import_module", load)
+    tokenizer = eagle_jax.load_tokenizer(str(path), read_target_config(bundled("target")))
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "</s>")
+    modules.clear()
+    with pytest.raises(CheckpointError, match=r"transformers [\d.]+ does not convert .* Pass a directory with the"):
+        eagle_jax.load_tokenizer(str(path), read_target_config(bundled("target")))
 
 
 def test_files_that_cannot_be_read_raise(tmp_path, monkeypatch):
