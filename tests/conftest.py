@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib.util
 import itertools
 import mmap
@@ -16,7 +17,7 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", ""))
 # Tiny programs spend their time in the compiler, so its optimisations are off.
-# `tests/test_full_optimisation.py` runs some tests again with them.
+# `tests/test_repeated.py` runs some tests again with them.
 _quick = "--xla_backend_optimization_level=0"
 
 
@@ -59,7 +60,12 @@ install_import_hook(
     "beartype.beartype",
 )
 
+from eagle_jax.kernels import attend_cached
+from eagle_jax.models import attention
 from eagle_jax.runtime.compilation import forget_programs
+
+if "EAGLE_JAX_TESTS_KERNELS" in os.environ:  # `tests/test_repeated.py` runs some tests again with the TPU's attention
+    attention.BY_DEVICE["cpu"] = functools.partial(attend_cached, interpret=True)
 
 # Compilation makes the first example slow; the same examples every time, so that a red test stays red.
 hypothesis.settings.register_profile("eagle_jax", deadline=None, derandomize=True, max_examples=50)

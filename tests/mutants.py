@@ -23,6 +23,7 @@ ENGINE = "tests/core/test_engine.py"
 TEXTS = f"{ENGINE} -k of_a_slow_loop"
 STATIC = f"{TEXTS}[static-greedy]"
 LAW = "tests/core/test_law.py"
+KERNEL = "tests/kernels -k kernel_equals_the_definition"
 
 
 class Mutant(NamedTuple):
@@ -55,8 +56,18 @@ MUTANTS = (
            "out.new, emitted, None, out.hidden,", STATIC),
     Mutant("a window is one token wider in the cache", "models/decoder.py", "positions - w + 1)", "positions - w)",
            "tests/runtime/test_windows.py -k 'whole_text and windows0'"),
-    Mutant("a window is one node wider in a tree", "models/layers.py", "reverse=True) <= window)",
+    Mutant("a window is one node wider in a tree", "models/attention.py", "reverse=True) <= window)",
            "reverse=True) <= window + 1)", "tests/runtime/test_windows.py -k depth"),
+    Mutant("the kernel sees a slot too many", "kernels/tpu_attention.py", "visible = slot < filled",
+           "visible = slot <= filled", KERNEL),
+    Mutant("the kernel's ring begins at its first slot", "kernels/tpu_attention.py",
+           "position = last - jax.lax.rem(last, slots) + slot", "position = slot", KERNEL),
+    Mutant("the kernel reads beyond the cache", "kernels/tpu_attention.py", "if slots % block:", "if False:", KERNEL),
+    Mutant("the kernel forgets the sinks' share", "kernels/tpu_attention.py",
+           "total, mixed = kept * total + jnp.exp(sinks_ref[group] - top), kept * mixed",
+           "total, mixed = kept * total, kept * mixed", KERNEL),
+    Mutant("the kernel does not rescale", "kernels/tpu_attention.py",
+           "mixed_ref[group] = kept * mixed_ref[group] + added", "mixed_ref[group] = mixed_ref[group] + added", KERNEL),
     Mutant("the entry of a slot is the first that shares it", "core/cache.py",
            "entry = entry + (count - 1 - entry) // slots * slots", "entry = jnp.where(entry < count, entry, -1)",
            "tests/core/test_cache.py -k ring"),

@@ -46,6 +46,20 @@ def test_costs_of_a_loop():
         program.loop_body("absent/while")
 
 
+def test_the_attention_kernel_reads_the_blocks_that_hold_tokens():
+    """Blocks of 512 slots, once per tile of 256 tokens; the other operands once, the result once."""
+    cache, query, new = 2 * 8 * 128 * 2176 * 2, 2 * 8 * 4 * 512 * 128 * 2, 2 * 8 * 512 * 128 * 2
+    shapes = ["s32[2]", "bf16[2,8,4,512,128]", "bf16[2,8,512,128]", "bf16[2,8,512,128]", "bf16[1,512,512]",
+              "bf16[2,8,128,2176]", "bf16[2,8,2176,128]"]  # fmt: skip
+    lines = [f"  %p{index} = {shape} parameter({index})" for index, shape in enumerate(shapes)]
+    call = f"  ROOT %attend_cached.1 = {shapes[1]} custom-call({', '.join(f'%p{i}' for i in range(7))})"
+    text = "\n".join(["ENTRY %main () -> f32[] {", *lines, f'{call}, custom_call_target="tpu_custom_call"', "}"])
+    rest = 4 * 2 + 2 * query + 2 * new + 2 * 512 * 512
+    assert Program(text).traffic("main") == rest + 2 * 2 * cache
+    assert Program(text, 1).traffic("main") == rest + 2 * 2 * cache * 512 / 2176
+    assert Program(text, 513).traffic("main") == rest + 2 * 2 * cache * 1024 / 2176
+
+
 def test_a_gather_beside_products_counts_once():
     """The compiler splits it over the fusions that it runs beside; each of them passes the buffers on."""
     program = Program(TEXT)
@@ -146,6 +160,43 @@ for temperature, methods in (
 def test_every_method_is_one_program_without_the_host_or_a_copied_cache(repository):
     found = on_tpu(repository, "-c", IMPORTS + METHODS)
     assert [(one["host_transfers"], one["cache_copies"]) for one in found] == [(0, [])] * 8
+
+
+KERNELS = """
+import itertools
+from jax.sharding import SingleDeviceSharding
+from eagle_jax.models import attention
+
+shapes = {  # rows, tokens, columns, query heads, key heads, head size, slots, with a window, with sinks, dtype
+    "Llama-3.1-8B, verification": (8, 60, 60, 32, 8, 128, 2176, False, False, "bfloat16"),
+    "Llama-3.1-8B, plain step": (1, 1, 1, 32, 8, 128, 2176, False, False, "bfloat16"),
+    "Llama-3.1-8B, prefill": (4, 256, 256, 32, 8, 128, 2176, False, False, "bfloat16"),
+    "a level of a head": (8, 10, 80, 32, 8, 128, 2176, False, False, "bfloat16"),
+    "SmolLM2": (1, 8, 8, 9, 3, 64, 400, False, False, "bfloat16"),
+    "gpt-oss, ring": (2, 60, 60, 64, 8, 64, 192, True, True, "bfloat16"),
+    "Gemma 3, ring": (2, 60, 60, 8, 4, 256, 1088, True, False, "bfloat16"),
+    "float32": (2, 60, 60, 32, 8, 128, 700, False, False, "float32"),
+}
+for topology, (name, sizes) in itertools.product(("v5e:1x1", "v5p:1x1x1", "v6e:1x1"), shapes.items()):
+    batch, new, columns, heads, groups, width, slots, window, sinks, dtype = sizes
+    home = SingleDeviceSharding(chip_and_devices(topology)[1][0])
+    abstract = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=home)
+    keys, first = abstract(dtype, batch, groups, columns, width), abstract("int32", batch, new) if window else None
+    text = jax.jit(attention.attend).lower(
+        abstract(dtype, batch, new, heads, width), keys, keys, abstract("bool", batch, new, columns),
+        abstract(dtype, batch, groups, width, slots), abstract(dtype, batch, groups, slots, width),
+        abstract("int32", batch), first, None, abstract(dtype, heads) if sinks else None,
+    ).compile().as_text()
+    print(json.dumps({"name": name, "topology": topology, "kernels": text.count('"tpu_custom_call"')}), flush=True)
+"""
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_attention_to_a_cache_is_one_kernel(repository):
+    found = on_tpu(repository, "-c", IMPORTS + KERNELS)
+    assert [one["kernels"] for one in found] == [1] * 24
 
 
 QUANTISED = """

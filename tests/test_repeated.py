@@ -1,4 +1,4 @@
-"""Repeats proofs in programs compiled as users compile them: other tests lower the compiler's effort."""
+"""Repeats proofs in other programs: compiled as users compile them, or with the TPU's attention, interpreted."""
 
 from __future__ import annotations
 
@@ -18,12 +18,30 @@ CASES = {
 }
 
 
+KERNELS = {
+    "golden": "tests/golden -k test_every_run",
+    "windows": "tests/runtime/test_windows.py -k 'not mesh'",
+    "experts": "tests/test_experts.py -k 'text'",
+    "trees": CASES["trees"],
+    "sharded": CASES["sharded"],
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_proofs_hold_in_optimised_programs(name, repository):
     flags = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    environment = flags | {"EAGLE_JAX_TESTS_OPTIMISED": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *shlex.split(CASES[name])]
+    passes(CASES[name], repository, flags | {"EAGLE_JAX_TESTS_OPTIMISED": "1"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
+def test_proofs_hold_with_kernels(name, repository):
+    passes(KERNELS[name], repository, os.environ | {"EAGLE_JAX_TESTS_KERNELS": "1"})
+
+
+def passes(tests, repository, environment):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *shlex.split(tests)]
     run = subprocess.run(command, capture_output=True, text=True, cwd=repository, env=environment, check=False)
     assert run.returncode == 0, run.stdout
     assert " passed" in run.stdout.splitlines()[-1]
