@@ -236,6 +236,10 @@ def test_medusa_heads_name_their_loader(tmp_path):
         (SPECFORGE, EAGLE1 | {"bias": True}, "architectures must be that of EAGLE-1/2, whose tensors .* Set architec"),
         (OFFICIAL, EAGLE1 | {"bias": True}, "draft_vocab_size must be that of EAGLE-1/2, .* remove draft_vocab_size"),
         (
+            {"speculators_model_type": "eagle3", "transformer_layer_config": EAGLE1}, EAGLE1 | {"bias": True},
+            "speculators_model_type must be absent for EAGLE-1/2, whose tensors the file holds",
+        ),
+        (
             OFFICIAL | {"architectures": ["EagleLlamaForCausalLM"]}, OFFICIAL,
             "architectures must be that of EAGLE-3, whose tensors .* Set it to LlamaForCausalLMEagle3",
         ),
@@ -249,6 +253,33 @@ def test_a_claim_that_contradicts_the_tensors_is_refused(claimed, stored, messag
     """Engines that follow the claim accept almost nothing (sglang #21272)."""
     with pytest.raises(CheckpointError, match=message):
         load_head_checkpoint(write(tmp_path, claimed, tensors_of(stored)), TARGET)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"norm_before_residual": True}, "norm_before_residual"),
+        ({"norm_output": True}, "norm_output"),
+        ({"fc_norm": True}, "fc_norm"),
+        ({"eagle_config": {"norm_before_fc": True}}, "norm_before_fc"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}}, "eagle_aux_hidden_state_layer_ids"),
+        ({"aux_hidden_state_layer_ids": [2, 4, 6]}, "aux_hidden_state_layer_ids"),
+        ({"num_aux_hidden_states": 3}, "num_aux_hidden_states"),
+    ],
+)  # fmt: skip
+def test_options_of_eagle3_in_an_eagle1_head_are_refused(changes, key, tmp_path):
+    values = EAGLE1 | {"bias": True} | changes
+    with pytest.raises(CheckpointError, match=rf"{key} must be absent .*in an EAGLE-1/2 head"):
+        load_head_checkpoint(write(tmp_path, values, tensors_of(EAGLE1 | {"bias": True})), TARGET)
+    off = EAGLE1 | {"bias": True, "norm_output": False, "num_aux_hidden_states": None}
+    assert load_head_checkpoint(write(tmp_path, off, tensors_of(EAGLE1 | {"bias": True})), TARGET)[0].kind == "eagle1"
+
+
+def test_two_names_of_taps_must_agree(tmp_path):
+    both = {"eagle_aux_hidden_state_layer_ids": [1, 3, 5], "aux_hidden_state_layer_ids": [2, 4, 6]}
+    for changes in (both, {"eagle_config": both}):
+        with pytest.raises(CheckpointError, match=r"aux_hidden_state_layer_ids must be \[1, 3, 5\], as eagle_aux"):
+            load_head_checkpoint(write(tmp_path, QWEN | changes, tensors_of(QWEN)), TARGET)
 
 
 @pytest.mark.parametrize(

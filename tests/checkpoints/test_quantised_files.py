@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import jax
@@ -12,11 +13,12 @@ import safetensors.numpy
 import torch
 from safetensors.torch import save_file
 
-from eagle_jax import load_target
+from eagle_jax import generate, load_target
 from eagle_jax.checkpoints import CheckpointError, load_target_checkpoint, save_target_checkpoint
 from eagle_jax.checkpoints.files.mapping import flatten
 from eagle_jax.checkpoints.targets.config import decoder_config
 from eagle_jax.config import DecoderConfig
+from eagle_jax.models import presets
 from eagle_jax.models.quantised import dequantise, is_quantised
 from tests.checkpoints.common import GPT2, LLAMA, QWEN2, assert_same, edit_json, quiet, random_params
 
@@ -25,6 +27,10 @@ CONFIG = DecoderConfig(
     max_position=64,
 )  # fmt: skip
 GROUP = 16
+GEMMA = {
+    "vocab_size": 24, "hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
+    "head_dim": 8, "max_position": 64, "windows": (8, 0), "query_scalar": 8,
+}  # fmt: skip
 
 
 def pack(values: np.ndarray, bits: int, axis: int, places=None) -> np.ndarray:
@@ -187,6 +193,34 @@ def test_the_rest_of_a_quantised_checkpoint_can_be_quantised_on_loading(tmp_path
     assert params["norm"]["scale"].dtype == jnp.float32
 
 
+def test_an_embedding_in_groups_is_dequantised(tmp_path):
+    """A model looks up whole rows of it."""
+    write(tmp_path, compressed(), packed)
+    file = tmp_path / "model.safetensors"
+    tensors = {name: torch.from_numpy(array) for name, array in safetensors.numpy.load_file(file).items()}
+    floats, parts = packed(tuple(tensors.pop("model.embed_tokens.weight").shape))
+    tensors |= {f"model.embed_tokens.{part}": torch.as_tensor(array) for part, array in parts.items()}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+    target = load_target(tmp_path)
+    np.testing.assert_allclose(target.params["embed_tokens"]["embedding"], floats, rtol=1e-6)
+    assert len(generate(target, None, [[1, 2]], max_new_tokens=3, eos_ids=()).tokens[0]) == 3
+    assert load_target(tmp_path, weights="int4").params["embed_tokens"]["embedding"]["q"].dtype == jnp.int8
+
+
+def test_the_text_model_of_images_may_state_its_quantisation_inside(tmp_path):
+    whole, config = tmp_path / "whole", dataclasses.replace(presets.model("gemma-3-270m"), **GEMMA)
+    write(whole, compressed(), packed, config)
+    values = json.loads((whole / "config.json").read_text())
+    _, expected = load_target_checkpoint(whole)
+    outer = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}
+    for inside in (values, {key: value for key, value in values.items() if key != "quantization_config"}):
+        given = outer | {"text_config": inside}
+        if inside is not values:
+            given["quantization_config"] = values["quantization_config"]
+        (whole / "config.json").write_text(json.dumps(given))
+        assert_same(load_target_checkpoint(whole)[1], expected)
+
+
 def test_a_saved_target_has_float_weights(tmp_path):
     save_target_checkpoint(CONFIG, random_params(CONFIG), tmp_path / "floats", "float32")
     config, params = load_target_checkpoint(tmp_path / "floats", weights="int8")
@@ -268,6 +302,7 @@ REFUSED = [
     (compressed(2), r"config_groups\.group_0\.weights\.num_bits must be 4 or 8 of type int, .*got 2"),
     (compressed(4, "float"), "num_bits must be 4 or 8 of type int"),
     (compressed(strategy="tensor_group"), "strategy must be tensor, channel, group or block, got 'tensor_group'"),
+    (compressed(8, "float", "block"), "block_structure must be the rows and columns of a block, .* got no value"),
     (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "format must be dense, got 'sparse-24"),
     (compressed(new_thing=1), r"new_thing must be absent, got 1\. It is unknown here"),
     (compressed(transform_config=ROTATION), "transform_config must be absent.*without a rotation.*draft heads read"),

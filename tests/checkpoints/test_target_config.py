@@ -200,13 +200,15 @@ def test_layers_of_gemma_keep_their_rotary_embedding_within_the_window():
     assert read(GEMMA, max_position=512).windows == read(GEMMA).windows
 
 
-def test_either_name_of_the_pattern_of_gemma_is_read():
-    """`transformers` writes the name with an underscore, beside the types of the layers."""
+def test_layer_types_or_the_pattern_of_gemma_say_which_layers_slide():
+    """`transformers` writes the name with an underscore beside the types of the layers, and does not read it."""
     plain = GEMMA | {"num_hidden_layers": 6, "sliding_window_pattern": ...}
     types = ["full_attention", *["sliding_attention"] * 5]
-    for name in ("sliding_window_pattern", "_sliding_window_pattern"):
-        assert read(plain | {name: 3}).windows == (512, 512, 0) * 2
+    assert read(plain | {"sliding_window_pattern": 3}).windows == (512, 512, 0) * 2
+    with pytest.warns(UserWarning, match=r"_sliding_window_pattern is 3, but the period of windows is 6: uses the"):
+        assert read(plain | {"_sliding_window_pattern": 3}).windows == (*(512,) * 5, 0)
     with quiet():
+        assert read(plain | {"sliding_window_pattern": 2, "_sliding_window_pattern": 2}).windows == (512, 0) * 3
         assert read(plain | {"_sliding_window_pattern": 6, "layer_types": types}).windows == (0, *(512,) * 5)
     with pytest.warns(UserWarning, match=r"sliding_window_pattern is 3, but layer_types is .*: uses the latter"):
         assert read(plain | {"sliding_window_pattern": 3, "layer_types": types}).windows == (0, *(512,) * 5)
@@ -221,6 +223,11 @@ def test_a_context_length_must_be_within_the_models():
 
 
 REFUSED = [
+    (
+        GEMMA,
+        {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 5e5}},
+        "rope_parameters must be nested by full_attention and sliding_attention, got",
+    ),
     (LLAMA, {"architectures": ["GemmaForCausalLM"]}, "architectures must name one of .*LlamaForCausalLM.*, got Gemma"),
     (FAMILY, {"model_type": "gemma"}, "architectures must name one of .*, got gemma"),
     (LLAMA, {"rms_norm_eps": "1e-5"}, "rms_norm_eps must be a positive number, got '1e-5'"),

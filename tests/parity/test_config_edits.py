@@ -24,6 +24,7 @@ PLAIN = {"head_dim": None, "num_key_value_heads": None, "hidden_size": 48}
 GPT2 = {"hidden_size": 48, "n_inner": 50}
 YARN = {"rope_type": "yarn", "rope_theta": 700.0, "factor": 3.0, "original_max_position_embeddings": 40}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4}
+OSS_YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
 
 # name -> (family, sizes, keys of config.json to set, or `...` to remove)
 EDITS = {
@@ -46,6 +47,10 @@ EDITS = {
     "bias_unknown_to_family": ("Mistral", {"sliding_window": None}, {"attention_bias": None, "mlp_bias": True}),
     "another_architecture_named": ("Qwen3", {}, {"architectures": ["LlamaForCausalLM"]}),
     "no_architecture": ("Llama", {}, {"architectures": None}),
+    "gpt_oss_no_theta": ("GptOss", {}, {"rope_parameters": ..., "rope_scaling": OSS_YARN}),
+    "gpt_oss_theta_alone": ("GptOss", {}, {"rope_parameters": ..., "rope_theta": 500.0}),
+    "gpt_oss_no_rope": ("GptOss", {}, {"rope_parameters": ...}),
+    "gemma_pattern": ("Gemma3", {"head_dim": 24}, {"layer_types": ..., "_sliding_window_pattern": 1}),
     "gpt2_common_names": ("GPT2", GPT2, {"n_embd": ..., "hidden_size": 48, "n_layer": ..., "num_hidden_layers": 1}),
     "gpt2_inner_null": ("GPT2", {"hidden_size": 48}, {"n_inner": None, "n_ctx": 99, "reorder_and_upcast_attn": True}),
     "gpt2_untied": ("GPT2", GPT2 | {"tie_word_embeddings": False}, {}),
@@ -60,7 +65,8 @@ def edit(path, **changes):
 def theirs(path):
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **plain).eval()
 
 
 def check_same_logits(path):

@@ -23,7 +23,7 @@ from eagle_jax.checkpoints.files.tensors import FLOAT_DTYPES, QUANTISED, TensorR
 from eagle_jax.config import ConfigError
 from eagle_jax.core.types import Params
 from eagle_jax.devices import loading_errors
-from eagle_jax.models.quantised import Scheme, quantise, scheme_of
+from eagle_jax.models.quantised import Scheme, dequantise, quantise, scheme_of
 
 Place = Callable[[str, np.ndarray], jax.Array]
 """`(path, host array) -> device array`. A sharded load passes a function that places each parameter on its devices."""
@@ -118,7 +118,12 @@ def read_planned(
 def _convert(
     stored: Any, path: str, transpose: bool, loaded: np.dtype, scheme: Scheme | None
 ) -> tuple[dict[str, np.ndarray], int]:
-    """Returns the arrays of a parameter by path, and how many of its values are not finite."""
+    """Returns the arrays of a parameter by path, and how many of its values are not finite.
+
+    An embedding that is stored in groups is dequantised: the model looks up whole rows.
+    """
+    if path.endswith("embedding") and not isinstance(stored, np.ndarray) and stored["q"].ndim == 3:
+        stored = dequantise(stored | {"scale": stored["scale"].astype(np.float32)})
     if isinstance(stored, np.ndarray) and scheme is None:
         host = cast(stored, loaded)
         # A copy in either case: the array may be a view of the file, which jnp.asarray would keep.

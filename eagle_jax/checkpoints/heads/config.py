@@ -16,6 +16,8 @@ from eagle_jax.checkpoints.targets.windows import FULL, SLIDING
 from eagle_jax.config import DecoderConfig, HeadConfig
 
 _AS_TRAINED = "Set the key in config.json to what the head was trained with."
+_TAP_IDS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
+"""Names of the ids of tapped layers."""
 
 
 def flat_config(values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -100,6 +102,7 @@ def head_config(
     own_embedding = "embed_tokens.weight" in stored
     _compare_sizes(kind, layer, reads, own_embedding, target, problems)
     if kind == "eagle1":
+        _check_eagle1(fields)
         final = (target.num_layers,)
         if taps is not None and tuple(taps) != final:
             raise CheckpointError(
@@ -212,6 +215,32 @@ def _tapped_states(
     return tuple(min(max(tap, 0), target.num_layers) for tap in taps)
 
 
+def _check_eagle1(fields: Fields) -> None:
+    """Checks that config.json has no option of EAGLE-3 alone.
+
+    Raises:
+      CheckpointError: it has one; the message names it.
+    """
+    remedy = "Remove it if the head was trained without it; else load another head."
+    for key in SWITCHES:
+        if fields.flag(key, null=True):
+            fields.fail(key, "absent or false in an EAGLE-1/2 head, whose tensors the file holds", remedy)
+    for part in (fields, fields.mapping("eagle_config")):
+        for key in _TAP_IDS:
+            if part.ids(key):
+                part.fail(key, "absent in an EAGLE-1/2 head, which reads the last state alone", remedy)
+    if fields.integer("num_aux_hidden_states", 1, null=True) > 1:
+        fields.fail("num_aux_hidden_states", "absent in an EAGLE-1/2 head, which reads the last state alone", remedy)
+
+
+def _ids_of(part: Fields) -> tuple[int, ...]:
+    """Returns the ids of layers in a part of config.json, under either name; they must be equal."""
+    one, other = (part.ids(key) for key in _TAP_IDS)
+    if one and other and one != other:
+        part.fail(_TAP_IDS[1], f"{list(one)}, as {_TAP_IDS[0]}", "Remove the wrong one.")
+    return one or other
+
+
 def _named_taps(fields: Fields, layers: int) -> tuple[int, ...]:
     """Returns the taps that config.json names, empty if it names none.
 
@@ -219,9 +248,7 @@ def _named_taps(fields: Fields, layers: int) -> tuple[int, ...]:
     At the top level (vLLM, speculators) it is the layer that the state ENTERS, as in `transformers`. Files of this
     library hold both. vLLM also takes the ids of `eagle_config` for entering: one below what those heads trained on.
     """
-    keys = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
-    parts = (fields.mapping("eagle_config"), fields)
-    outputs_of, entering = (next((ids for key in keys if (ids := part.ids(key))), ()) for part in parts)
+    outputs_of, entering = _ids_of(fields.mapping("eagle_config")), _ids_of(fields)
     shifted = tuple(layer + 1 for layer in outputs_of)
     if shifted and entering and shifted != entering:
         raise CheckpointError(

@@ -142,6 +142,9 @@ def check_claim(fields: Fields, kind: Literal["eagle1", "eagle3"], stored: Colle
     named = " ".join(fields.names_of("architectures")).lower()
     norms = {"layers.0.hidden_norm.weight", "layers.0.input_layernorm.weight", "norm.weight"}
     if kind == "eagle3" and "fc.weight" in stored and not norms & set(stored):
+        if fields.given("speculators_model_type"):
+            rule = "absent for EAGLE-1/2, whose tensors the file holds: no hidden_norm and no norm"
+            fields.fail("speculators_model_type", rule, "Write config.json as the papers' repository does.")
         key = "architectures" if "eagle3" in named else "draft_vocab_size"
         fields.fail(
             key, "that of EAGLE-1/2, whose tensors the file holds: no hidden_norm and no norm",

@@ -150,7 +150,7 @@ _ALL = (
         switches=_ATTENTION, window="pattern",
         only={"hidden_activation": ("gelu_pytorch_tanh",), "use_bidirectional_attention": (False,)},
         reads=gemma3.READS, flat=gemma3.flat_rope, read=gemma3.own_fields, keys=gemma3.own_keys,
-        table=gemma3.TABLE, absent=("hidden_act",), names={"sliding_window_pattern": "_sliding_window_pattern"},
+        table=gemma3.TABLE, absent=("hidden_act",),
     ),
     Family(
         "qwen3_moe", "Qwen3MoeForCausalLM",
@@ -169,7 +169,7 @@ _ALL = (
             "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
             "sliding_window": 128, "num_local_experts": 128, "num_experts_per_tok": 4, "attention_bias": True,
         },
-        fixed={"sinks": True, "wide_norms": True}, switches=_ATTENTION, window="alternating",
+        fixed={"sinks": True, "wide_norms": True}, switches=_ATTENTION, window="alternating", theta=150000.0,
         names={"num_experts": "num_local_experts"},
         flat=flat_gpt_oss, read=gpt_oss_fields, keys=gpt_oss_keys, table=GPT_OSS, joined=join_gpt_oss,
         reader=lambda directory, config: GptOssReader(directory),

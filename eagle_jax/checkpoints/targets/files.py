@@ -28,6 +28,7 @@ from eagle_jax.checkpoints.files.tensors import FLOAT_DTYPES, TensorReader, cast
 from eagle_jax.checkpoints.files.weights import Place, TensorProblems, check_params, plan, read_planned, write_weights
 from eagle_jax.checkpoints.targets.config import config_values, decoder_config
 from eagle_jax.checkpoints.targets.families import FAMILIES
+from eagle_jax.checkpoints.targets.gemma3 import text_values
 from eagle_jax.checkpoints.targets.gguf import GgufReader
 from eagle_jax.checkpoints.targets.quantisation import quantisation_of
 from eagle_jax.checkpoints.targets.quantised import QuantisedReader
@@ -105,7 +106,8 @@ def _reader_of(directory: Path, config: DecoderConfig) -> TensorReader:
     if is_gguf(directory):
         return GgufReader(directory)
     where, family = directory / "config.json", FAMILIES[config.architecture]
-    quantisation = quantisation_of(Fields(family.flat(read_json(where), str(where)), where))
+    values = text_values(read_json(where), str(where))
+    quantisation = quantisation_of(Fields(family.flat(values, str(where)), where))
     if quantisation is None:
         return family.reader(directory, config)
     for note in quantisation.notes:

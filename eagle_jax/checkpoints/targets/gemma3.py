@@ -34,7 +34,8 @@ def text_values(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     fields = Fields(values, where)
     if fields.text("model_type", "", null=True) != "gemma3":
         return values
-    shared = {key: values[key] for key in ("eos_token_id", "bos_token_id", "tie_word_embeddings") if key in values}
+    names = "eos_token_id", "bos_token_id", "tie_word_embeddings", "quantization_config", "compression_config"
+    shared = {key: values[key] for key in names if key in values}
     text = fields.mapping("text_config").values
     return {**shared, **text, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
 
@@ -43,10 +44,15 @@ def flat_rope(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Returns the values with RoPE in the keys of `transformers` 4: those of version 5 are nested by kind of layer.
 
     Raises:
-      CheckpointError: layers with a window have a scaling.
+      CheckpointError: `rope_parameters` is not nested, or layers with a window have a scaling.
     """
     given = Fields(values, where).mapping("rope_parameters")
     if not {FULL, SLIDING} & given.values.keys():
+        if given.values:  # transformers reads nothing of it
+            rule = f"nested by {FULL} and {SLIDING}"
+            Fields(values, where).fail(
+                "rope_parameters", rule, "Or write rope_theta, rope_local_base_freq and rope_scaling."
+            )
         return dict(values)
     full, local = given.mapping(FULL), given.mapping(SLIDING)
     if local.text("rope_type", "default") != "default":

@@ -31,10 +31,10 @@ GPT_OSS = DECODER._replace(
     )
 )
 _ROPE = {
-    "rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
     "truncate": False, "original_max_position_embeddings": 4096,
 }  # fmt: skip
-"""What `transformers` assumes for a config.json without RoPE parameters."""
+"""What `transformers` assumes for a config.json without RoPE parameters, the base excepted."""
 _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 _FP4 = np.concatenate([_FP4, -_FP4])
 _PAIRS = np.stack([_FP4[np.arange(256) % 16], _FP4[np.arange(256) // 16]], axis=1)

@@ -165,8 +165,10 @@ def _compressed(own: Fields) -> Quantisation:
         if strategy == "group":
             sizes.add(weights.integer("group_size"))
         if strategy == "block":
-            rows, columns = weights.ids("block_structure")
-            blocks.add((rows, columns))
+            sides = weights.ids("block_structure")
+            if len(sides) != 2 or min(sides) < 1:
+                weights.fail("block_structure", "the rows and columns of a block, two positive numbers", _FLOATS)
+            blocks.add((sides[0], sides[1]))
         for key in ("input_activations", "output_activations"):
             if group.values.get(key):
                 notes.append(_weight_only(group, key, group.values[key]))

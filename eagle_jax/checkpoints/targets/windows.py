@@ -51,8 +51,10 @@ def read_windows(fields: Fields, kind: WindowKind, config: DecoderConfig) -> tup
         period = fields.integer("sliding_window_pattern", 6)
         regular = [(index + 1) % period > 0 for index in range(layers)]
         slides = [own == SLIDING for own in types] or regular
-        if slides != regular:  # `transformers` writes the name with an underscore beside any layer_types
+        if slides != regular:
             fields.contradict("sliding_window_pattern", "layer_types is", types)
+        if not types:  # `transformers` writes this name beside layer_types, and does not read it
+            fields.contradict("_sliding_window_pattern", "the period of windows is", period)
         return tuple(window * slide for slide in slides)  # these layers may have a rotary embedding of their own
     elif kind == "alternating":
         slides = [own == SLIDING for own in types] or [index % 2 == 0 for index in range(layers)]
