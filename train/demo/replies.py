@@ -170,16 +170,15 @@ class Decoder:
 def schedule(prompts: Sequence[Prompt], rows: int, rng: np.random.Generator) -> list[tuple[float, list[Prompt]]]:
     """Returns batches of one source, with their temperatures, in the order of decoding.
 
-    The first round is at temperature 0, two more are at 1. An invented prompt has one reply, at 1 or at 0.
+    A source's batches are at temperatures 0 and 1 in turns. A second round gives every prompt the other temperature.
     """
     ordered: list[tuple[float, list[Prompt]]] = []
-    for turn, usual in enumerate((0.0, 1.0, 1.0)):
+    for turn in range(2):
         batches: list[tuple[float, list[Prompt]]] = []
         for source in dict.fromkeys(prompt.source for prompt in prompts):
-            mine, temperature = [prompt for prompt in prompts if prompt.source == source], usual
-            if source in OWN:
-                mine, temperature = ([], usual) if turn > 1 else (mine[turn::2], 1.0 - turn)
-            batches += [(temperature, mine[at : at + rows]) for at in range(0, len(mine), rows)]
+            mine = [prompt for prompt in prompts if prompt.source == source]
+            parts = [mine[at : at + rows] for at in range(0, len(mine), rows)]
+            batches += [(float((turn + number) % 2), part) for number, part in enumerate(parts)]
         ordered += [batches[at] for at in rng.permutation(len(batches))]
     return ordered
 
