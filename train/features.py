@@ -86,7 +86,7 @@ def main(args: Args) -> None:
         layout = Layout(
             key, args.target, processes.fingerprint(target.params), processes.fingerprint(target.params, layers=False),
             args.dtype, taps, target.config.hidden_size, args.stored, args.length,
-            shard_bounds(corpus, args.length, args.shard_tokens),
+            shard_bounds(corpus, args.length, args.shard_tokens), args.weights,
         )  # fmt: skip
         begun = any(args.out.glob("features-*.npy"))
         if begun and not ((args.out / "layout.json").is_file() and Layout.load(args.out) == layout):

@@ -136,7 +136,7 @@ def gather_values(value: Any) -> list[Any]:
 def fingerprint(params: Mapping[str, Any], layers: bool = True) -> str:
     """Returns 16 hex digits that differ between models, from a few numbers of every array.
 
-    The result is the same for float32 and bfloat16 weights.
+    The result is the same for float32 and bfloat16 weights, unless they are quantised.
 
     Args:
       layers: False leaves out the layers, which are not loaded for training on stored features.

@@ -88,7 +88,7 @@ ZEROS = np.zeros(24, np.float32)
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"d2t": ...}, ("missing (1): d2t", "Load a head of this target.")),
+        ({"d2t": ...}, ("missing (1): d2t", "Load a head of this target, or")),
         ({"d2t": np.append(D2T, 0)}, ("misshaped (1): d2t is int64 [18], expected integers [17]",)),
         ({"d2t": D2T + np.arange(17)}, ("d2t",)),  # target ids instead of differences
         ({"d2t": D2T.astype(np.float32)}, ("d2t is float32 [17], expected integers [17]",)),
@@ -257,11 +257,11 @@ SHALLOW, OTHER_VOCAB, OTHER_WIDTH = (
     ("head", "target", "options", "message"),
     [
         (eagle3(**IDS, eagle_config=IDS), TARGET, {}, r"the same hidden states, got \(1, 4, 8\) and \(0, 3, 7\)"),
-        (eagle3(taps=4), TARGET, {}, "fc reads 96 features, which is 4 taps of hidden size 24, not 3 .*another target"),
+        (eagle3(taps=4), TARGET, {}, "fc reads 96 features, which is 4 taps of hidden size 24, not 3 .*; taps=... gives"),
         (eagle3(), SHALLOW, {}, r"taps \[-1\] do not exist, the target has hidden states 0 to 2"),
         (eagle1(), TARGET, {"taps": (2, 4, 6)}, r"taps must be \(9,\), the final state, for an EAGLE-1/2 head"),
-        (eagle1(), OTHER_VOCAB, {}, "vocab_size is 53, the target's 64: a head for another target"),
-        (eagle3(), OTHER_WIDTH, {}, "hidden size is 24, the target's 32: a head for another target"),
+        (eagle1(), OTHER_VOCAB, {}, "vocab_size is 53, the target's 64"),
+        (eagle3(), OTHER_WIDTH, {}, "hidden size is 24, the target's 32"),
         (eagle1(target_hidden_size=24, hidden_size=36), TARGET, {}, "hidden size is 24 and 36, the target's 24"),
         (eagle3(), TARGET, {"rope_theta": float("nan")}, "rope_theta must be a positive number, got nan"),
     ],

@@ -71,7 +71,7 @@ def test_a_local_path_needs_no_network(hub, golden, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        *((path, "must be a directory") for path in ("/no/such", "./nothing", "../nothing", "a/b/c", "~/nothing")),
+        *((path, "which does not exist") for path in ("/no/such", "./nothing", "../nothing", "a/b/c", "~/nothing")),
         ("", "path_or_id must be a directory or a hub id, got ''"),
         ("file", "must be a directory, a GGUF file or a hub id, got the file file"),
     ],

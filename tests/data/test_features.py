@@ -46,6 +46,11 @@ def test_states_are_read_as_they_were_written(corpus, dtype, error, tmp_path):
     assert not found[3].any()
     with pytest.raises(ValueError, match=r"fingerprint of the target of .* must be others, .* got whole\. Write"):
         Features(tmp_path, corpus, {**fields, "weights": "others"}, CUT)
+    wanted = {"scheme": "int4", "computed": "bfloat16", "ends": "others"}  # the names come before the hashes
+    with pytest.raises(ValueError, match=r"quantisation .* must be int4, .* got None\. Give --weights the value of"):
+        Features(tmp_path, corpus, wanted, CUT)
+    with pytest.raises(ValueError, match=r"dtype of the target .* must be bfloat16, .* got float32\. Give --dtype"):
+        Features(tmp_path, corpus, {**wanted, "scheme": None}, CUT)
 
 
 def test_a_layout_is_written_and_read(corpus, tmp_path):

@@ -74,7 +74,9 @@ class Run:
         self.features = None
         if args.features is not None:
             whole = "layers_0" in self.target.params
-            wanted: dict[str, Any] = {"corpus": self.key, "target": args.target}
+            wanted: dict[str, Any] = {"corpus": self.key, "target": args.target, "scheme": args.weights}
+            if args.weights is not None:  # scales are of the dtype
+                wanted["computed"] = args.dtype
             wanted["weights" if whole else "ends"] = processes.fingerprint(self.target.params, layers=whole)
             if learner.taps:  # a learner without taps accepts features of any taps
                 wanted["taps"] = learner.taps

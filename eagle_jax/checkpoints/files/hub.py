@@ -111,7 +111,10 @@ def _existing_place(path_or_id: str | os.PathLike[str]) -> Path | None:
             f"path_or_id must be a directory, a GGUF file or a hub id, got the file {path}. Give its directory."
         )
     if isinstance(path_or_id, Path) or not _HUB_ID.fullmatch(str(path_or_id)):
-        raise CheckpointError(f"path_or_id must be a directory or a hub id 'owner/name', got {path}. Correct the path.")
+        raise CheckpointError(
+            f"path_or_id must be an existing directory or a hub id 'owner/name', got {path}, which does not exist. "
+            "Correct the path."
+        )
     return None
 
 

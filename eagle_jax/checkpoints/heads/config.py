@@ -137,14 +137,13 @@ def _compare_sizes(
     """Compares vocabulary and hidden size with those of the target."""
     if layer.vocab_size != target.vocab_size:
         problems.found["other"].append(
-            f"vocab_size is {layer.vocab_size}, the target's {target.vocab_size}: a head for another target"
+            f"vocab_size is {layer.vocab_size}, the target's {target.vocab_size}"
         )
     # An EAGLE-1/2 head predicts in the target's feature space.
     sizes = {reads, layer.hidden_size} if kind == "eagle1" else {reads}
     if sizes != {target.hidden_size}:
         problems.found["other"].append(
-            f"hidden size is {' and '.join(map(str, sorted(sizes)))}, the target's {target.hidden_size}: "
-            f"a head for another target"
+            f"hidden size is {' and '.join(map(str, sorted(sizes)))}, the target's {target.hidden_size}"
         )
     elif layer.hidden_size != target.hidden_size and not own_embedding:
         problems.found["missing"].append("embed_tokens.weight (the head's hidden_size is not the target's)")
@@ -200,7 +199,7 @@ def _tapped_states(
     if fc is not None and len(fc.shape) == 2 and fc.shape[1] != len(taps) * reads:
         found.append(
             f"fc reads {fc.shape[1]} features, which is {fc.shape[1] / reads:g} taps of hidden size {reads}, not "
-            f"{len(taps)} (taps {taps}): a head for another target, or pass taps=..."
+            f"{len(taps)} (taps {taps}); taps=... gives others"
         )
     count = fields.integer("num_aux_hidden_states", len(taps), null=True)
     if count != len(taps):
@@ -208,8 +207,8 @@ def _tapped_states(
     outside = [tap for tap in taps if not 0 <= tap <= target.num_layers]
     if outside:
         found.append(
-            f"taps {outside} do not exist, the target has hidden states 0 to {target.num_layers}: "
-            f"a head for another target, or pass taps=..."
+            f"taps {outside} do not exist, the target has hidden states 0 to {target.num_layers}; taps=... "
+            "gives others"
         )
     # Clipped for the remaining checks: the caller raises what `problems` holds.
     return tuple(min(max(tap, 0), target.num_layers) for tap in taps)

@@ -112,7 +112,8 @@ def load_head_checkpoint(
         chosen = plan(reader, table, expected, problems)
         problems.raise_if_any(
             f"{directory}: not a usable {config.kind} head for this target:",
-            "Load a head of this target. If it is one, correct its config.json or download it again.",
+            "Load a head of this target, or the target of this head. If they belong together, correct config.json or "
+            "download it again.",
         )
         params = {"head": read_planned(reader, chosen, dtype, place, scheme)}
         if d2t is not None:

@@ -227,7 +227,7 @@ def family_of(values: Mapping[str, Any], where: object) -> Family:
     named = next((FAMILIES[name] for name in listed if name in FAMILIES), None if listed else by_type)
     if named is None:
         raise CheckpointError(
-            f"{where}: architectures must name one of {', '.join(sorted(FAMILIES))}, "
+            f"{where}: architectures must name one of {', '.join(sorted({*FAMILIES, *gemma3.WITH_IMAGES}))}, "
             f"got {', '.join(listed) or model_type or 'none'}. Load a model of a supported family."
         )
     if by_type is not None:  # counts where the two differ, as in transformers

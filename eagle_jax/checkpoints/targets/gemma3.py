@@ -19,6 +19,8 @@ DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": True, "eos_token_id": 1, "bos_token_id": 2,
 }  # fmt: skip
 """Values of `Gemma3TextConfig`: the files of 4B to 27B leave most of them out."""
+WITH_IMAGES = ("Gemma3ForConditionalGeneration",)
+"""Architectures of text and images, of which the text model is read."""
 READS = ("query_pre_attn_scalar", "rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern")
 # The image tower and its projection; a text does not read them.
 TABLE = Table(

@@ -84,7 +84,10 @@ def load_tokenizer(
     elif any((directory / name).is_file() for name in FILES):
         tokenizer = _read(directory)
     else:
-        raise CheckpointError(f"{directory} must hold a tokenizer ({', '.join(FILES)}), got none. Pass its directory.")
+        raise CheckpointError(
+            f"{directory} must hold a tokenizer ({', '.join(FILES)}), got none. Copy its files there, or load it from "
+            "the directory that has them."
+        )
     size = max(tokenizer.get_vocab().values(), default=-1) + 1
     if size > config.vocab_size:
         raise CheckpointError(

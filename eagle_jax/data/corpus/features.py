@@ -18,6 +18,7 @@ import numpy as np
 
 from eagle_jax.checkpoints import TEMPORARY, write_whole
 from eagle_jax.data.corpus.documents import Corpus
+from eagle_jax.models.quantised import Scheme
 
 Stored = Literal["bfloat16", "float16", "float8", "float32"]
 KINDS: dict[str, Any] = {
@@ -32,6 +33,7 @@ class Layout(msgspec.Struct, frozen=True):
     Attributes:
       corpus: key of the corpus. target: its name. weights: fingerprint of all weights. ends: fingerprint of the weights
         outside the layers, which training on stored features loads. computed: dtype of the target's pass.
+      scheme: quantisation of the target's weights when they were loaded.
       taps: hidden states, side by side. hidden: width of one. dtype: as stored. length: documents are cut there.
       bounds: documents of shard i are bounds[i] to bounds[i + 1].
     """
@@ -46,6 +48,7 @@ class Layout(msgspec.Struct, frozen=True):
     dtype: Stored
     length: int
     bounds: tuple[int, ...]
+    scheme: Scheme | None = None
 
     @property
     def parts(self) -> int:
@@ -161,11 +164,19 @@ def _unpack(layout: Layout, rows: np.ndarray) -> np.ndarray:
     return (stored * scale).astype(ml_dtypes.bfloat16)
 
 
+_LABELS = {
+    "weights": ("fingerprint of the target", ""), "ends": ("fingerprint of embedding, norm and lm_head", ""),
+    "scheme": ("quantisation of the target", "--weights"), "computed": ("dtype of the target", "--dtype"),
+}  # fmt: skip
+"""Fields of a layout in words, and the option that sets them."""
+
+
 class Features:
     """The memory-mapped features of a corpus.
 
     Args:
-      expected: fields of the layout that this run needs: corpus, target, weights (or ends, without layers), taps.
+      expected: fields of the layout that this run needs: corpus, target, scheme, computed, weights (or ends, without
+        layers), taps. The first that differs is named.
 
     Raises:
       ValueError: shards are missing, of another corpus, target or head, or of documents cut below `length`.
@@ -175,10 +186,11 @@ class Features:
         self.layout = layout = Layout.load(directory)
         for name, ours in expected.items():
             if (theirs := getattr(layout, name)) != ours:
-                label = {"weights": "fingerprint of the target", "ends": "fingerprint of embedding, norm and lm_head"}
+                label, option = _LABELS.get(name, (name, ""))
+                remedy = f"Give {option} the value of train.features, or write" if option else "Write"
                 raise ValueError(
-                    f"the {label.get(name, name)} of the features in {directory} must be {ours}, as in this run, got "
-                    f"{theirs}. Write them again with train.features."
+                    f"the {label} of the features in {directory} must be {ours}, as in this run, got {theirs}. "
+                    f"{remedy} them again with train.features."
                 )
         if layout.length < length:
             raise ValueError(f"length must be at most {layout.length}, that of {directory}, got {length}. Lower it.")
