@@ -257,7 +257,7 @@ SHALLOW, OTHER_VOCAB, OTHER_WIDTH = (
     ("head", "target", "options", "message"),
     [
         (eagle3(**IDS, eagle_config=IDS), TARGET, {}, r"the same hidden states, got \(1, 4, 8\) and \(0, 3, 7\)"),
-        (eagle3(taps=4), TARGET, {}, "fc reads 96 features, which is 4 taps of hidden size 24, not 3 .*; taps=... gives"),
+        (eagle3(taps=4), TARGET, {}, "fc reads 96 features, which is 4 taps of hidden size 24, not 3 .*; taps=..."),
         (eagle3(), SHALLOW, {}, r"taps \[-1\] do not exist, the target has hidden states 0 to 2"),
         (eagle1(), TARGET, {"taps": (2, 4, 6)}, r"taps must be \(9,\), the final state, for an EAGLE-1/2 head"),
         (eagle1(), OTHER_VOCAB, {}, "vocab_size is 53, the target's 64"),
