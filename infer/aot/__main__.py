@@ -77,6 +77,7 @@ class Args:
     draft_model: str = "llama-3.2-1b"  # small model of sps, a published model with the target's vocabulary
     draft_vocab: int = 32000  # size of the draft vocabulary of eagle3
     weights: Scheme | None = None  # quantised weights of target and drafter; None is bfloat16
+    drafter_weights: Scheme | None = None  # of the drafter, if other than --weights
     topology: str = "v6e:1x1"  # chip and shape of the slice, such as v6e:1x1, v5e:2x2, v5p:2x2x1, v5p:2x2x4
     batch: int | None = None  # rows over all devices; None is one per slice of the "data" axis
     prompt: int = 1024  # tokens of every prompt
@@ -123,7 +124,8 @@ def main(args: Args) -> int:
     else:
         sizes = {"batch": args.batch or row_groups(mesh), "prompt": args.prompt, "max_tokens": args.max_new_tokens}
         law, small = make_sampling(args.temperature, top_p=args.top_p), model(args.draft_model)
-        common: dict[str, Any] = {"sampling": law, "draft_vocab": args.draft_vocab, "weights": args.weights, **sizes}
+        common: dict[str, Any] = {"sampling": law, "draft_vocab": args.draft_vocab, "context": args.context, **sizes}
+        common |= {"weights": args.weights, "drafter_weights": args.drafter_weights or args.weights}
         methods = {"cycle": args.method} | ({"step": PLAIN} if args.plain else {})
         works = {name: generation(config, method, small, mesh, **common) for name, method in methods.items()}
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
@@ -198,6 +200,8 @@ def measure(work: Workload, chip: Chip, name: str, context: int | None = None) -
         "temporaries_gb": round(memory.temp_size_in_bytes / 1e9, 6),
         **{f"{what}_gb": round(local_bytes(arrays) / 1e9, 6) for what, arrays in work.resident.items()},
         "traffic_gb": round(traffic / 1e9, 6),
+        **({} if work.floor is None else {"floor_gb": round(work.floor / 1e9, 6)}),  # what must be read
+        **({} if work.floor is None else {"floor_share": round(work.floor / traffic, 4)}),
         "gflops": round(flops / 1e9, 3),
         "asked_gflops": round(model_flops / 1e9, 3),  # without recomputation
         "ms": round(least * 1e3, 4),  # a lower bound: of arithmetic or memory alone

@@ -46,6 +46,7 @@ class Workload(NamedTuple):
         size is reported.
       model_flops: of the matrix products of one unit, on all devices, without recomputation.
       flops: `model_flops` and recomputation.
+      floor: bytes that one unit must read on one device (`least_bytes`); None for training.
     """
 
     lowered: jax.stages.Lowered
@@ -55,6 +56,7 @@ class Workload(NamedTuple):
     cache: tuple[int, ...]
     model_flops: float
     flops: float
+    floor: float | None = None
 
 
 def generation(
@@ -69,6 +71,8 @@ def generation(
     sampling: Sampling,
     draft_vocab: int,
     weights: Scheme | None = None,
+    drafter_weights: Scheme | None = None,
+    context: int | None = None,
 ) -> Workload:
     """Lowers the program that `eagle_jax.generate` would run; the unit of work is a cycle.
 
@@ -80,13 +84,15 @@ def generation(
       prompt: tokens of every prompt.
       max_tokens: most tokens of a reply.
       sampling: the program depends on which settings are on, not on their values.
-      weights: scheme of quantised weights of target and drafter; None is `DTYPE`.
+      weights: scheme of quantised weights of the target; None is `DTYPE`.
+      drafter_weights: that of the drafter.
+      context: committed tokens of every row, for `Workload.floor`; None is a full cache.
 
     Raises:
       ValueError: another method, or more tokens than the model's positions.
     """
     target = _target(config, mesh, weights)
-    bound = make_drafter(method, target, small, mesh, draft_vocab, weights)
+    bound = make_drafter(method, target, small, mesh, draft_vocab, drafter_weights)
     engine = Engine(target.fn, shard_drafter(bound.plain, mesh))
     rows, sizes = prepare([[0] * prompt] * batch, max_tokens, (), 0, "", config, engine.drafter.depth)
     params = {"target": target.params, "drafter": bound.params}
@@ -103,7 +109,33 @@ def generation(
         cache=largest.sharding.shard_shape(largest.shape),
         model_flops=flops,
         flops=flops,
+        floor=least_bytes(config, params, cache, bound, batch, context),
     )
+
+
+def least_bytes(
+    config: DecoderConfig, params: Params, cache: Any, drafter: BoundDrafter, batch: int, context: int | None
+) -> float:
+    """Returns the bytes that a cycle must read on one device.
+
+    These are the target's weights and the committed part of its cache once, and the drafter's weights once per level of
+    the tree. Of an embedding only rows are read, of experts at most as many as the pass has choices.
+    """
+    target = params["target"]
+    read = {name: part for name, part in target.items() if name != "embed_tokens" or config.tie_word_embeddings}
+    weights = local_bytes(read)
+    if config.experts is not None:
+        experts = local_bytes(
+            [layer["mlp"]["experts"] for layer in target.values() if "experts" in layer.get("mlp", {})]
+        )
+        choices = batch * (drafter.drafter.num_nodes + 1) * config.experts.top_k
+        weights -= experts * (1 - min(1.0, choices / config.experts.num_experts))
+    keys, values = cache
+    slots = [layer.shape[2] for layer in values]
+    shares = [min(context or most, most) / most for most in slots]
+    committed = math.fsum(share * local_bytes(layer) for share, *layer in zip(shares, keys, values, strict=True))
+    passes = drafter.tree.depth if isinstance(drafter, DraftHead | SmallModel) else 1
+    return weights + committed + passes * local_bytes(drafter.params)
 
 
 def make_drafter(

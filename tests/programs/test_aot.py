@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import math
@@ -13,8 +14,11 @@ from pathlib import Path
 import jax
 import pytest
 
+from eagle_jax.core import make_sampling
 from eagle_jax.models import init_params, presets
+from eagle_jax.parallel import make_mesh
 from infer.aot import __main__ as aot
+from infer.aot import programs
 from infer.aot.costs import Program
 
 needs_libtpu = pytest.mark.skipif(
@@ -65,6 +69,24 @@ def test_a_gather_beside_products_counts_once():
     program = Program(TEXT)
     assert program.traffic("chain") == 2 * (16 * 32 + 64 * 32) + 2 * 2 * 8 * 16
     assert program.collectives("chain") == {"all-gather": {"times": 1, "mb": 4.096e-3, "largest": 4.096e-3}}
+
+
+def test_the_floor_of_a_cycle():
+    """Weights and committed tokens once, the head once per level; a window is read as a whole, an embedding is not."""
+    config = dataclasses.replace(presets.model("qwen3-30b-a3b", 2), windows=(64, 0))
+    mesh = make_mesh(1, 1, 1, devices=jax.devices("cpu")[:1])
+    work = programs.generation(
+        config, "eagle3@3x2x5", config, mesh, batch=2, prompt=128, max_tokens=64, sampling=make_sampling(0.0),
+        draft_vocab=256, drafter_weights="int8", context=100,
+    )  # fmt: skip
+    hidden, heads, groups, size, vocab = 2048, 32, 4, 128, config.vocab_size
+    attention = hidden * size * (2 * heads + 2 * groups) + 2 * size
+    expert, router, norms = 3 * hidden * config.experts.intermediate_size, hidden * 128, 2 * hidden
+    layer = attention + 2 * 6 * 8 * expert + router + norms  # 2 rows of 6 nodes with 8 choices each, of 128 experts
+    read = 2 * (2 * layer + hidden + vocab * hidden)
+    read += 2 * 2 * groups * size * 2 * (64 + 100)
+    once = programs.local_bytes(work.resident["weights"]["drafter"])
+    assert work.floor == pytest.approx(read + 3 * once, rel=1e-6)
 
 
 def test_parameter_counts():
@@ -329,6 +351,7 @@ def test_generation_on_slices(repository, options, weights):
     assert cycle["fits"] and plain["fits"]
     assert (cycle["host_transfers"], cycle["cache_copies"]) == (0, [])
     assert cycle["weights_gb"] == pytest.approx(weights, rel=0.01)
+    assert 0.6 < cycle["floor_share"] <= plain["floor_share"] <= 1.001
     # A plain step reads the layers and the lm_head once, a cycle reads these and the head for every level.
     target = presets.model(found["model"])
     read = plain["weights_gb"] - 2e-9 * target.vocab_size * target.hidden_size / found["mesh"]["tensor"]
