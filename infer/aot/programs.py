@@ -119,7 +119,8 @@ def least_bytes(
     """Returns the bytes that a cycle must read on one device.
 
     These are the target's weights and the committed part of its cache once, and the drafter's weights once per level of
-    the tree. Of an embedding only rows are read, of experts at most as many as the pass has choices.
+    the tree. Of an embedding only rows are read, of experts at most as many as the pass has choices. A program may read
+    less: the compiler keeps a matrix in VMEM over the levels if it has room.
     """
     target = params["target"]
     read = {name: part for name, part in target.items() if name != "embed_tokens" or config.tie_word_embeddings}
@@ -135,7 +136,8 @@ def least_bytes(
     shares = [min(context or most, most) / most for most in slots]
     committed = math.fsum(share * local_bytes(layer) for share, *layer in zip(shares, keys, values, strict=True))
     passes = drafter.tree.depth if isinstance(drafter, DraftHead | SmallModel) else 1
-    return weights + committed + passes * local_bytes(drafter.params)
+    fused = local_bytes(drafter.params.get("head", {}).get("fc", {}))  # read for committed tokens only
+    return weights + committed + passes * (local_bytes(drafter.params) - fused) + fused
 
 
 def make_drafter(

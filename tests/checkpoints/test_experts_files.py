@@ -172,8 +172,14 @@ def test_a_layer_for_a_head_has_no_experts():
         (QWEN | {"num_experts": 0}, "num_local_experts must be an integer from 1 .*, got 0"),
         (QWEN | {"use_sliding_window": True}, "use_sliding_window must be false or absent, got True"),
         (QWEN | {"norm_topk_prob": 1}, "norm_topk_prob must be true or false, got 1"),
-        (QWEN | {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config must be absent"),
-        (OSS | {"quantization_config": {"quant_method": "gptq"}}, "quantization_config must be absent"),
+        (
+            QWEN | {"quantization_config": {"quant_method": "mxfp4"}},
+            "quantised weights must not be of .* with weights=.int8. or .fp8.",
+        ),
+        (
+            OSS | {"quantization_config": {"quant_method": "gptq"}},
+            "quantised weights must not be of .* with weights=.int8. or .fp8.",
+        ),
         (OSS | {"swiglu_limit": -1.0}, r"swiglu_limit must be a positive number, got -1\.0"),
         (OSS | {"layer_types": ["sliding_attention"]}, "layer_types must be a list of .* for each of the 3 layers"),
         (OSS | {"hidden_act": "gelu"}, "hidden_act must be silu or absent"),

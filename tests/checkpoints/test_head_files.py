@@ -144,6 +144,12 @@ def test_a_head_of_another_width_needs_an_embedding(tmp_path):
         (eagle3, {"parallel_draft_step": 4}, "parallel_draft_step must be 1 or absent, got 4"),
         (eagle3, {"speculators_model_type": "eagle"}, "speculators_model_type must be 'eagle3', got 'eagle'. Load"),
         (eagle3, {"draft_vocab_size": 60}, "draft_vocab_size must be at most the target.s vocabulary of 53"),
+        (
+            eagle3,
+            {"sliding_window": 64, "use_sliding_window": True, "layer_types": ["full_attention"]},
+            "layer_types must be sliding_attention where use_sliding_window is true",
+        ),
+        (eagle3, {"softmax_power": 2}, "softmax_power must be absent"),
         (eagle1, {"is_causal": False}, "is_causal must be true or absent, got False"),
     ],
 )  # fmt: skip
@@ -160,7 +166,6 @@ def test_an_option_that_changes_the_drafts_is_an_error(make, changes, message, t
         (SLIDING, (64,)),
         (SLIDING | {"layer_types": ["sliding_attention"] * 36}, (64,)),  # those of the target's layers
         ({"sliding_window": 64, "model_type": "mistral"}, (64,)),
-        ({"sliding_window": 64, "use_sliding_window": True, "layer_types": ["full_attention"]}, ()),
         ({"sliding_window": 128}, ()),  # as long as the context
         (SLIDING | {"sliding_window": 128}, ()),
     ],
@@ -185,6 +190,7 @@ def test_a_window_that_is_on_is_the_heads(changes, windows, tmp_path):
             {"license": "mit", "eagle_config": {"trained_by": "us"}},
             "license='mit', eagle_config.trained_by='us': unknown",
         ),
+        ({"has_final_norm": False}, "has_final_norm=False: unknown"),
     ],
 )
 def test_an_option_without_effect_causes_a_warning(changes, message, tmp_path):

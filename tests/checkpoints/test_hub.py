@@ -117,5 +117,7 @@ def test_a_failed_download_is_one_line_without_the_clients_advice(error, message
 
 def test_the_real_client_fails_offline(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match=r"'some/model' is no directory .* Unset HF_HUB_OFFLINE to fetch it"):
+    with pytest.raises(
+        CheckpointError, match=r"'some/model' is no directory .* Correct the path, or unset HF_HUB_OFFLINE to fetch it"
+    ):
         load_target_checkpoint("some/model", cache_dir=tmp_path)

@@ -144,7 +144,7 @@ def test_an_error_names_tensors_that_do_not_fit(tmp_path):
         load_medusa_checkpoint(tmp_path, TARGET)
     edit_json(tmp_path / "config.json", medusa_num_heads=3)
     edit_tensors(weights, lambda tensors: tensors.update({"9.0.linear.weight": tensors.pop("2.0.linear.weight")}))
-    with pytest.raises(CheckpointError, match=r"missing .*: 2\.0\.linear\.weight, .*\n.*unexpected .*: 9\.0\.linear"):
+    with pytest.raises(CheckpointError, match=r"missing .*: 2\.0\.linear\.weight; .*\n.*unexpected .*: 9\.0\.linear"):
         load_medusa_checkpoint(tmp_path, TARGET)
     weights.unlink()
     with pytest.raises(CheckpointError, match=r"must hold medusa_lm_head\.safetensors or medusa_lm_head\.pt, got"):

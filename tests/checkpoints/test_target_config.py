@@ -283,7 +283,7 @@ REFUSED = [
     (QWEN2, {"layer_types": ["linear_attention"]}, "layer_types must be a list of full_attention or sliding_attention"),
     (QWEN2, {"layer_types": ["full_attention"]}, "layer_types must be a list of .* for each of the 3 layers"),
     (LLAMA, {"layer_types": TYPES}, "layer_types must be without sliding_attention where a Llama.* has no w"),
-    (MISTRAL, {"layer_types": TYPES}, "must be without sliding_attention where sliding_window is null, got"),
+    (MISTRAL, {"layer_types": TYPES}, "sliding_window must be a size where layer_types has sliding_attention, got"),
     *(
         (base, {"sliding_window": 64, "layer_types": TYPES}, "layer_types must be without full_attention in a .*,")
         for base in (MISTRAL, PHI3)

@@ -85,8 +85,9 @@ def test_the_floor_of_a_cycle():
     layer = attention + 2 * 6 * 8 * expert + router + norms  # 2 rows of 6 nodes with 8 choices each, of 128 experts
     read = 2 * (2 * layer + hidden + vocab * hidden)
     read += 2 * 2 * groups * size * 2 * (64 + 100)
-    once = programs.local_bytes(work.resident["weights"]["drafter"])
-    assert work.floor == pytest.approx(read + 3 * once, rel=1e-6)
+    drafter = work.resident["weights"]["drafter"]
+    once, fused = programs.local_bytes(drafter), programs.local_bytes(drafter["head"]["fc"])
+    assert work.floor == pytest.approx(read + 3 * (once - fused) + fused, rel=1e-6)
 
 
 def test_parameter_counts():
@@ -351,7 +352,7 @@ def test_generation_on_slices(repository, options, weights):
     assert cycle["fits"] and plain["fits"]
     assert (cycle["host_transfers"], cycle["cache_copies"]) == (0, [])
     assert cycle["weights_gb"] == pytest.approx(weights, rel=0.01)
-    assert 0.6 < cycle["floor_share"] <= plain["floor_share"] <= 1.001
+    assert 0.7 < cycle["floor_share"] < 1.1 and 0.9 < plain["floor_share"] < 1.001
     # A plain step reads the layers and the lm_head once, a cycle reads these and the head for every level.
     target = presets.model(found["model"])
     read = plain["weights_gb"] - 2e-9 * target.vocab_size * target.hidden_size / found["mesh"]["tensor"]

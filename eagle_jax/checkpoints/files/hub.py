@@ -142,7 +142,11 @@ def _explain(error: Exception, repo_id: str) -> str:
             "spelling, or pass token=... or set HF_TOKEN if it is private."
         )
     offline = huggingface_hub.constants.HF_HUB_OFFLINE
-    remedy = "Unset HF_HUB_OFFLINE to fetch it." if offline else "Check the spelling, the network and HF_TOKEN."
+    remedy = (
+        "Correct the path, or unset HF_HUB_OFFLINE to fetch it."
+        if offline
+        else "Check the spelling, the network and HF_TOKEN."
+    )
     # The client wraps the first error into advice of its own.
     cause = error.__cause__ if isinstance(error, hub_errors.LocalEntryNotFoundError) and error.__cause__ else error
     reason = " ".join(str(cause).split()) or type(cause).__name__

@@ -49,7 +49,7 @@ class TensorProblems:
 
     def raise_if_any(self, subject: str, remedy: str) -> None:
         """Raises one `CheckpointError` with all problems, between the lines `subject` and `remedy`."""
-        lines = [f"  {kind} ({len(entries)}): {', '.join(entries)}" for kind, entries in self.found.items() if entries]
+        lines = [f"  {kind} ({len(entries)}): {'; '.join(entries)}" for kind, entries in self.found.items() if entries]
         if lines:
             raise CheckpointError("\n".join([subject, *lines, remedy]))
 

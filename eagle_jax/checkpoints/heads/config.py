@@ -136,9 +136,7 @@ def _compare_sizes(
 ) -> None:
     """Compares vocabulary and hidden size with those of the target."""
     if layer.vocab_size != target.vocab_size:
-        problems.found["other"].append(
-            f"vocab_size is {layer.vocab_size}, the target's {target.vocab_size}"
-        )
+        problems.found["other"].append(f"vocab_size is {layer.vocab_size}, the target's {target.vocab_size}")
     # An EAGLE-1/2 head predicts in the target's feature space.
     sizes = {reads, layer.hidden_size} if kind == "eagle1" else {reads}
     if sizes != {target.hidden_size}:
@@ -162,6 +160,8 @@ def _window(fields: Fields, target: DecoderConfig) -> tuple[int, ...]:
     slides = fields.flag("use_sliding_window", SLIDING in kinds, null=True)
     if SLIDING in kinds and not slides:
         fields.fail("use_sliding_window", f"true where layer_types is {SLIDING}", _AS_TRAINED)
+    if slides and FULL in kinds and window < target.max_position:
+        fields.fail("layer_types", f"{SLIDING} where use_sliding_window is true", _AS_TRAINED)
     slides = slides and FULL not in kinds
     if slides and not fields.given("sliding_window"):
         fields.fail("sliding_window", "a size where use_sliding_window or layer_types turns it on", _AS_TRAINED)
@@ -207,8 +207,7 @@ def _tapped_states(
     outside = [tap for tap in taps if not 0 <= tap <= target.num_layers]
     if outside:
         found.append(
-            f"taps {outside} do not exist, the target has hidden states 0 to {target.num_layers}; taps=... "
-            "gives others"
+            f"taps {outside} do not exist, the target has hidden states 0 to {target.num_layers}; taps=... gives others"
         )
     # Clipped for the remaining checks: the caller raises what `problems` holds.
     return tuple(min(max(tap, 0), target.num_layers) for tap in taps)

@@ -55,7 +55,7 @@ NO_EFFECT = frozenset({
     "pretraining_tp", "torch_dtype", "dtype", "transformers_version", "speculators_version", "use_cache",
     "_name_or_path", "name_or_path", "auto_map", "modal_type", "pad_token_id", "sep_token_id",
     "next_layer_regular", "id2label", "label2id", "problem_type", "task_specific_params", "finetuning_task",
-    "is_decoder", "_commit_hash", "return_dict", "output_attentions", "output_hidden_states", "torchscript",
+    "is_decoder", "_commit_hash", "has_no_defaults_at_init", "return_dict", "output_attentions", "output_hidden_states", "torchscript",
     "use_bfloat16", "use_return_dict", "chunk_size_feed_forward", "aux_loss_alpha",
     "router_aux_loss_coef", "parallel_draft_heads_num_layers",
     # Of the target; a head's experts show in its tensors.
@@ -69,7 +69,7 @@ NO_EFFECT = frozenset({
 """Keys without effect on drafts, whatever their value."""
 _SUSPECT = re.compile(
     r"att(entio)?n|norm|fc|residual|embed|expert|moe|lora|draft|head|feature|hidden|layer|scal|multipl|cap|sink|window"
-    r"|rot|rope|alibi|clip|gate|conv|mask|causal|vocab|token|^use_|reuse"
+    r"|rot|rope|alibi|clip|gate|conv|mask|causal|vocab|token|logit|softmax|bias|^use_|reuse"
 )
 """Unknown keys that look as if they changed what a head computes."""
 
@@ -89,7 +89,7 @@ def check_head(fields: Fields, stored: Collection[str]) -> None:
       CheckpointError: another method or layer, or a key that changes drafts and is not supported.
 
     Warns:
-      UserWarning: an unknown key that does not look as if it changed drafts.
+      UserWarning: an unknown key that does not look as if it changed drafts, or is off.
     """
     _check_method(fields, stored)
     only: Mapping[str, tuple[str, ...]] = {
@@ -103,9 +103,9 @@ def check_head(fields: Fields, stored: Collection[str]) -> None:
     for part, read in ((fields, _READ | set(only)), (inner, _READ_INSIDE), (speculators, _READ_OF_SPECULATORS)):
         known = read | NO_EFFECT | CHECKED
         for key, value in part.values.items():
-            if not value or key in known:
+            if value in (None, "", [], {}) or key in known:
                 continue
-            if _SUSPECT.search(key):
+            if value and _SUSPECT.search(key):  # a switch that is off may be what every head of this layout lacks
                 part.fail(
                     key, "absent", "Remove it from config.json if the head was trained without it; else load another."
                 )

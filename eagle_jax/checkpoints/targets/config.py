@@ -73,7 +73,10 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
     fields = Fields({**family.defaults, **renamed, **own}, where, names=family.names)
     quantised = next((key for key in KEYS if fields.values.get(key)), None)
     if quantised is not None and family.joined is not dict:
-        fields.fail(quantised, "absent", f"Load a float {family.model_type}.")
+        raise CheckpointError(
+            f"{where}: quantised weights must not be of {family.model_type}, got {quantised}. Load the float "
+            'checkpoint, with weights="int8" or "fp8" to quantise it.'
+        )
     quantisation_of(fields)  # an unknown kind is an error
     check_supported(fields, family.only, has=(*KEYS, *family.reads))
     layers = fields.integer("num_hidden_layers", most=_MOST_LAYERS)

@@ -31,9 +31,10 @@ def read_windows(fields: Fields, kind: WindowKind, config: DecoderConfig) -> tup
     if not set(types) <= {FULL, SLIDING} or len(types) not in (0, layers):
         fields.fail("layer_types", f"a list of {FULL} or {SLIDING} for each of the {layers} layers")
     window = fields.integer("sliding_window", LARGEST, null=True, least=int(kind != "never"))
-    if SLIDING in types and (kind == "never" or not fields.given("sliding_window")):
-        lacking = f"a {config.architecture} has no window" if kind == "never" else "sliding_window is null"
-        fields.fail("layer_types", f"without {SLIDING} where {lacking}")
+    if SLIDING in types and kind == "never":
+        fields.fail("layer_types", f"without {SLIDING} where a {config.architecture} has no window")
+    if SLIDING in types and not fields.given("sliding_window"):
+        fields.fail("sliding_window", f"a size where layer_types has {SLIDING}", "Write the model's window.")
     if FULL in types and kind == "always" and window < max_position:
         fields.fail("layer_types", f"without {FULL} in a {config.architecture}, whose sliding_window is of all layers")
     if kind == "never":
