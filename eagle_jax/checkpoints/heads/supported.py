@@ -55,8 +55,8 @@ NO_EFFECT = frozenset({
     "pretraining_tp", "torch_dtype", "dtype", "transformers_version", "speculators_version", "use_cache",
     "_name_or_path", "name_or_path", "auto_map", "modal_type", "pad_token_id", "sep_token_id",
     "next_layer_regular", "id2label", "label2id", "problem_type", "task_specific_params", "finetuning_task",
-    "is_decoder", "_commit_hash", "has_no_defaults_at_init", "return_dict", "output_attentions", "output_hidden_states", "torchscript",
-    "use_bfloat16", "use_return_dict", "chunk_size_feed_forward", "aux_loss_alpha",
+    "is_decoder", "_commit_hash", "return_dict", "output_attentions", "output_hidden_states", "torchscript",
+    "use_bfloat16", "has_no_defaults_at_init", "use_return_dict", "chunk_size_feed_forward", "aux_loss_alpha",
     "router_aux_loss_coef", "parallel_draft_heads_num_layers",
     # Of the target; a head's experts show in its tensors.
     "num_local_experts", "experts_per_token", "num_experts", "num_experts_per_tok",
