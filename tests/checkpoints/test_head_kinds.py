@@ -117,6 +117,12 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         GEMMA3_1B | SIZES | {"head_dim": 10, "sliding_window": 16, "target_model_type": "llama_text"}, {},
         {"windows": ()},  # switched off
     ),
+    "SpecForge Phi-4": (SPECFORGE | {"rope_theta": 250000}, {}, {"rope": RopeConfig(250000.0)}),
+    "a layer of Mistral": (SPECFORGE | {"model_type": "mistral", "sliding_window": 16}, {}, {"windows": (16,)}),
+    "a window by layer_types": (
+        QWEN | {"sliding_window": 16, "use_sliding_window": True, "layer_types": ["sliding_attention"]}, {},
+        {"windows": (16,)},
+    ),
     "SpecForge MiniCPM4": (
         SPECFORGE | {"rope_scaling": LONGROPE, "head_dim": 6}, {},
         {"rope": RopeConfig(10000.0, "longrope", 1.0, 2048, short_factor=(1.0, 1.5, 3.0), long_factor=(1.0, 1.5, 3.0))},

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,7 @@ from eagle_jax import generate, load_target
 from eagle_jax.checkpoints import CheckpointError, load_target_checkpoint, save_target_checkpoint
 from eagle_jax.checkpoints.files.mapping import flatten
 from eagle_jax.checkpoints.targets.config import decoder_config
-from eagle_jax.config import DecoderConfig
+from eagle_jax.config import DecoderConfig, ExpertsConfig
 from eagle_jax.models import presets
 from eagle_jax.models.quantised import dequantise, is_quantised
 from tests.checkpoints.common import GPT2, LLAMA, QWEN2, assert_same, edit_json, quiet, random_params
@@ -182,6 +184,57 @@ def test_a_quantised_checkpoint_is_read_exactly(case, tmp_path):
     )
     ours = jax.tree.map(dequantise, params, is_leaf=is_quantised)
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6), ours, expected)
+
+
+FUSED = dataclasses.replace(CONFIG, architecture="Phi3ForCausalLM")
+MIXTURE = dataclasses.replace(
+    CONFIG, architecture="Qwen3MoeForCausalLM", num_layers=2, qk_norm=True,
+    experts=ExpertsConfig(num_experts=4, top_k=2, intermediate_size=32, normalise=True, dense_layers=(0,)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ["gptq", "gptq-act-order", "awq", "packed-asymmetric", "int8", "fp8-blocks"])
+@pytest.mark.parametrize("config", [FUSED, MIXTURE], ids=["phi3", "qwen3-moe"])
+def test_joined_projections_and_experts_are_read_quantised(config, case, tmp_path):
+    """Equal to the float checkpoint of the same values. Experts with one scale per output stay small."""
+    settings, store, dtype, _ = CASES[case]
+    save_target_checkpoint(config, random_params(config), tmp_path / "floats", "float32")
+    shutil.copytree(tmp_path / "floats", tmp_path / "small")
+    edit_json(tmp_path / "small" / "config.json", quantization_config=settings)
+    name = "model.safetensors"
+    floats = safetensors.numpy.load_file(tmp_path / "floats" / name)
+    small = {key: torch.from_numpy(array) for key, array in floats.items()}
+    for key in [key for key in floats if key.endswith("_proj.weight")]:
+        floats[key], parts = store(tuple(small.pop(key).shape))
+        small |= {f"{key.removesuffix('weight')}{part}": torch.as_tensor(array) for part, array in parts.items()}
+        if case == "gptq":
+            small[key.removesuffix("weight") + "bias"] = torch.zeros(len(floats[key]), dtype=torch.float16)
+    save_file({key: torch.as_tensor(array).float().contiguous() for key, array in floats.items()},
+              tmp_path / "floats" / name)  # fmt: skip
+    save_file({key: tensor.contiguous() for key, tensor in small.items()}, tmp_path / "small" / name)
+    expected = load_target_checkpoint(tmp_path / "floats")[1]
+    is_grouped = config is MIXTURE and case not in ("int8", "gptq-act-order")
+    with pytest.warns(UserWarning, match="experts are quantised in groups") if is_grouped else contextlib.nullcontext():
+        params = load_target_checkpoint(tmp_path / "small")[1]
+    mlp = params["layers_1"]["mlp"]["experts"] if config is MIXTURE else params["layers_0"]["mlp"]
+    for weight, kind in (
+        (params["layers_0"]["self_attn"]["k_proj"]["weight"], dtype),
+        (mlp["up_proj"]["weight"], None if is_grouped else dtype),
+    ):
+        assert (weight["q"].dtype.name if is_quantised(weight) else None) == kind
+    ours = jax.tree.map_with_path(
+        lambda path, leaf: (
+            leaf["q"] * leaf["scale"][..., None] if is_quantised(leaf) and "experts" in str(path) else dequantise(leaf)
+        ),
+        params, is_leaf=is_quantised,
+    )  # fmt: skip
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6), ours, expected)
+    if case == "int8":
+        out = generate(load_target(tmp_path / "small"), None, [[1, 2, 3]], max_new_tokens=4, eos_ids=())
+        assert (
+            out.tokens
+            == generate(load_target(tmp_path / "floats"), None, [[1, 2, 3]], max_new_tokens=4, eos_ids=()).tokens
+        )
 
 
 def test_the_rest_of_a_quantised_checkpoint_can_be_quantised_on_loading(tmp_path):

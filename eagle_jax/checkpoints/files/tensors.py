@@ -97,6 +97,20 @@ class TensorReader:
                 self._sources[name], self._paths[name] = opened, path
 
 
+class TensorView(TensorReader):
+    """Shows the tensors of a reader under other names or in other parts; a subclass changes `infos` and `read`."""
+
+    def __init__(self, inner: TensorReader) -> None:
+        self.inner, self.directory, self.infos = inner, inner.directory, dict(inner.infos)
+
+    def __exit__(self, *exc: object) -> None:
+        self.inner.__exit__(*exc)
+
+    def read(self, name: str) -> Any:
+        """Reads a tensor as the reader does."""
+        return self.inner.read(name)
+
+
 def _weight_files(directory: Path, stem: str | None) -> list[str]:
     """Returns the names of the weight files; prefers safetensors."""
     names = ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"]

@@ -72,7 +72,7 @@ def decoder_config(values: Mapping[str, Any], where: str, *, max_position: int |
     renamed = {name: own[key] for key, name in family.names.items() if key in own}  # as transformers does
     fields = Fields({**family.defaults, **renamed, **own}, where, names=family.names)
     quantised = next((key for key in KEYS if fields.values.get(key)), None)
-    if quantised is not None and family.joined is not dict:
+    if quantised is not None and not family.quantised:
         raise CheckpointError(
             f"{where}: quantised weights must not be of {family.model_type}, got {quantised}. Load the float "
             'checkpoint, with weights="int8" or "fp8" to quantise it.'

@@ -6,16 +6,17 @@ import functools
 import operator
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
-from eagle_jax.checkpoints.files.fields import CheckpointError, Fields
+from eagle_jax.checkpoints.files.fields import CheckpointError, Fields, notice
 from eagle_jax.checkpoints.files.mapping import DECODER, Rule, linear_rules
-from eagle_jax.checkpoints.files.tensors import TensorInfo, TensorReader
+from eagle_jax.checkpoints.files.tensors import TensorInfo, TensorReader, TensorView
 from eagle_jax.checkpoints.files.weights import Deferred
 from eagle_jax.config import ConfigError, DecoderConfig, ExpertsConfig
+from eagle_jax.models.quantised import dequantise
 
 _LAYER, _PATH = "model.layers.{i}.mlp.", "layers_{i}/mlp/"
 QWEN3_MOE = DECODER._replace(
@@ -70,16 +71,17 @@ def qwen3_expert_keys(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
-class StackReader(TensorReader):
+class StackReader(TensorView):
     """Reads the tensors `experts.0.gate_proj.weight`, `experts.1....` as one, named `experts.gate_proj.weight`.
 
     Raises:
       CheckpointError: an expert is missing, or has another shape or dtype than the first.
     """
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
+    def __init__(self, inner: TensorReader) -> None:
+        super().__init__(inner)
         self._members: dict[str, list[str]] = {}
+        self._noticed = False
         found: dict[str, dict[int, str]] = {}
         for name in self.infos:
             if match := re.fullmatch(r"(.*\.experts\.)([0-9]+)\.(.*)", name):
@@ -90,17 +92,27 @@ class StackReader(TensorReader):
             first = infos[0]
             if None in names or any((info.shape, info.dtype) != (first.shape, first.dtype) for info in infos):
                 raise CheckpointError(
-                    f"{directory}: {stack} must have experts 0 to {max(members)} of one shape and dtype, got "
+                    f"{self.directory}: {stack} must have experts 0 to {max(members)} of one shape and dtype, got "
                     f"{len(infos)} of {len({info.shape for info in infos})} shapes. Fetch the checkpoint again."
                 )
             self.infos[stack] = TensorInfo((len(infos), *first.shape), first.dtype, first.file)
             self._members[stack] = [name for name in names if name is not None]
 
-    def read(self, name: str) -> np.ndarray:
-        """Reads a tensor as stored, or the stack of a projection [E, out, in]."""
+    def read(self, name: str) -> Any:
+        """Reads a tensor as stored, or the stack of a projection [E, out, in], which may be quantised by channel."""
         if name not in self._members:
             return super().read(name)
-        return np.stack([super(StackReader, self).read(member) for member in self._members[name]])
+        members = [super(StackReader, self).read(member) for member in self._members[name]]
+        if any(isinstance(one, Mapping) and (one["q"].ndim == 3 or "zero" in one) for one in members):
+            # The product of experts has one scale per output, and no zero point.
+            members = [np.asarray(dequantise(one | {"scale": one["scale"].astype(np.float32)})) for one in members]
+            if not self._noticed:
+                notice(
+                    f"{self.directory}: experts are quantised in groups, in blocks or with zero points: they were "
+                    'dequantised. weights="int8" or "fp8" quantises them again'
+                )
+                self._noticed = True
+        return jax.tree.map(lambda *parts: np.stack(parts), *members)
 
 
 def split_experts(flat: Mapping[str, Any]) -> dict[str, Any]:

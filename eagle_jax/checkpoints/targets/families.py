@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from eagle_jax.checkpoints.files.fields import CheckpointError, Fields
@@ -91,7 +90,8 @@ class Family:
       theta: base of RoPE if the config names none. partial_rotary: the family reads `partial_rotary_factor`.
       flat: `(values, where) -> values` of config.json in the keys that are read. reads: keys of this family alone.
       read: returns those as fields of `DecoderConfig`. keys: writes them.
-      reader: `(directory, config)` opens the files. table: which tensor is which parameter.
+      reader: `(reader of the files, config)` shows the tensors as the table names them. table: which tensor is which
+        parameter. quantised: files may hold quantised weights (`quantised.QuantisedReader`).
       joined: the parameters as the files hold them.
     """
 
@@ -111,7 +111,8 @@ class Family:
     reads: tuple[str, ...] = ()
     read: Callable[[Fields], Mapping[str, Any]] = lambda fields: {}
     keys: Callable[[DecoderConfig], Mapping[str, Any]] = lambda config: {}
-    reader: Callable[[Path, DecoderConfig], TensorReader] = lambda directory, config: TensorReader(directory)
+    reader: Callable[[TensorReader, DecoderConfig], TensorReader] = lambda reader, config: reader
+    quantised: bool = True
     table: Table = DECODER
     joined: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
 
@@ -161,7 +162,7 @@ _ALL = (
         fixed={"qk_norm": True}, switches=_ATTENTION,
         only={"hidden_act": ("silu", "swish"), "use_sliding_window": (False,)},
         names={"num_experts": "num_local_experts"}, read=qwen3_experts, keys=qwen3_expert_keys,
-        reader=lambda directory, config: StackReader(directory), table=QWEN3_MOE, joined=split_experts,
+        reader=lambda reader, config: StackReader(reader), table=QWEN3_MOE, joined=split_experts,
     ),
     Family(
         "gpt_oss", "GptOssForCausalLM",
@@ -172,7 +173,7 @@ _ALL = (
         fixed={"sinks": True, "wide_norms": True}, switches=_ATTENTION, window="alternating", theta=150000.0,
         names={"num_experts": "num_local_experts"},
         flat=flat_gpt_oss, read=gpt_oss_fields, keys=gpt_oss_keys, table=GPT_OSS, joined=join_gpt_oss,
-        reader=lambda directory, config: GptOssReader(directory),
+        reader=lambda reader, config: GptOssReader(reader), quantised=False,
     ),
     Family(
         "gpt2", "GPT2LMHeadModel",
@@ -194,7 +195,7 @@ _ALL = (
             "intermediate_size", "rms_norm_eps", "num_key_value_heads", "head_dim", "hidden_act", "rope_theta",
             "rope_scaling",
         ),
-        inner=4, **_with_fused(Fused("c_attn", _QKV, axis=-1)), table=GPT2,
+        inner=4, **_with_fused(Fused("c_attn", _QKV, axis=-1)), table=GPT2, quantised=False,
     ),
     Family(  # Phi-3, 3.5 and 4, dense
         "phi3", "Phi3ForCausalLM",

@@ -31,7 +31,7 @@ from eagle_jax.checkpoints.targets.families import FAMILIES
 from eagle_jax.checkpoints.targets.gemma3 import text_values
 from eagle_jax.checkpoints.targets.gguf import GgufReader
 from eagle_jax.checkpoints.targets.quantisation import quantisation_of
-from eagle_jax.checkpoints.targets.quantised import QuantisedReader
+from eagle_jax.checkpoints.targets.quantised import QuantisedReader, zero_biases
 from eagle_jax.config import DecoderConfig
 from eagle_jax.core.types import Params
 
@@ -73,14 +73,15 @@ def load_target_checkpoint(
     directory = checkpoint_directory(path_or_id, **hub)
     config = read_target_config(directory, max_position=max_position)
     family = FAMILIES[config.architecture]
-    with _reader_of(directory, config) as reader:
+    with _files_of(directory, config) as files:
+        reader = files if isinstance(files, GgufReader) else family.reader(files, config)
         if not isinstance(reader, GgufReader):  # these hold models alone
             check_kind(directory, MODELS, read_json(directory / "config.json"), reader.infos)
         problems = TensorProblems()
         config, table = _settle_tie(config, reader, family.table, loaded_dtype)
-        if isinstance(reader, QuantisedReader):
+        if isinstance(files, QuantisedReader):
             needed = expected_shapes(config)
-            extra = [name for name in reader.zero_biases() if (table.path_of(name) or ("",))[0] not in needed]
+            extra = [name for name in zero_biases(reader) if (table.path_of(name) or ("",))[0] not in needed]
             table = table.ignoring(*extra)
         chosen = plan(reader, table, expected_shapes(config), problems)
         problems.raise_if_any(
@@ -90,26 +91,26 @@ def load_target_checkpoint(
         if not layers:
             chosen = {path: tensor for path, tensor in chosen.items() if not path.startswith("layers_")}
         params = read_planned(reader, chosen, dtype, place, scheme)
-        if isinstance(reader, QuantisedReader) and reader.dequantised:
-            others = len(reader.dequantised) - 1
+        if isinstance(files, QuantisedReader) and files.dequantised:
+            others = len(files.dequantised) - 1
             notice(
-                f"{directory}: the groups of {reader.dequantised[0]} and {others} more are not equal runs of "
+                f"{directory}: the groups of {files.dequantised[0]} and {others} more are not equal runs of "
                 "neighbouring inputs (desc_act, actorder, or a shorter last group): their weights were dequantised"
             )
-        if isinstance(reader, QuantisedReader) and not reader.layers:
+        if isinstance(files, QuantisedReader) and not files.layers:
             notice(f"{directory}: config.json describes quantised weights, and the tensors are floats")
         return config, params
 
 
-def _reader_of(directory: Path, config: DecoderConfig) -> TensorReader:
-    """Opens the files of a model; fused tensors appear as their parts."""
+def _files_of(directory: Path, config: DecoderConfig) -> TensorReader:
+    """Opens the files of a model."""
     if is_gguf(directory):
         return GgufReader(directory)
     where, family = directory / "config.json", FAMILIES[config.architecture]
     values = text_values(read_json(where), str(where))
     quantisation = quantisation_of(Fields(family.flat(values, str(where)), where))
     if quantisation is None:
-        return family.reader(directory, config)
+        return TensorReader(directory)
     for note in quantisation.notes:
         notice(note)
     return QuantisedReader(directory, quantisation)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from eagle_jax.checkpoints.files.tensors import TensorReader
+from eagle_jax.checkpoints.files.tensors import TensorReader, TensorView
 from eagle_jax.checkpoints.files.weights import Deferred
 from eagle_jax.config import DecoderConfig
 
@@ -28,15 +28,15 @@ class Fused(NamedTuple):
     axis: int = 0
 
 
-class FusedReader(TensorReader):
+class FusedReader(TensorView):
     """Reads each fused tensor as its parts, named such as `self_attn.qkv_proj/q_proj.weight`.
 
     Args:
-      directory: with the weights. config: gives the sizes of the parts. fused: the fused tensors.
+      inner: reads the files. config: gives the sizes of the parts. fused: the fused tensors.
     """
 
-    def __init__(self, directory: Path, config: DecoderConfig, fused: Sequence[Fused]) -> None:
-        super().__init__(directory)
+    def __init__(self, inner: TensorReader, config: DecoderConfig, fused: Sequence[Fused]) -> None:
+        super().__init__(inner)
         self._parts: dict[str, tuple[str, int, slice]] = {}
         outputs = _outputs(config)
         for name, (module, parts, axis) in itertools.product(tuple(self.infos), fused):
@@ -52,12 +52,13 @@ class FusedReader(TensorReader):
                 self._parts[split] = (name, at, slice(start, end))
                 start = end
 
-    def read(self, name: str) -> np.ndarray:
-        """Reads a tensor as stored, or one part of a fused tensor."""
+    def read(self, name: str) -> Any:
+        """Reads a tensor as stored, or one part of a fused tensor, which may be quantised."""
         if name not in self._parts:
             return super().read(name)
         whole, axis, rows = self._parts[name]
-        return super().read(whole)[(slice(None),) * axis + (rows,)]
+        # Values, scales and zero points of a quantised weight begin with the outputs.
+        return jax.tree.map(lambda part: part[(slice(None),) * axis + (rows,)], super().read(whole))
 
 
 def _outputs(config: DecoderConfig) -> dict[str, int]:

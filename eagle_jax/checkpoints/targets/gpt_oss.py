@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ import numpy as np
 
 from eagle_jax.checkpoints.files.fields import Fields
 from eagle_jax.checkpoints.files.mapping import DECODER, Rule, linear_rules
-from eagle_jax.checkpoints.files.tensors import TensorInfo, TensorReader
+from eagle_jax.checkpoints.files.tensors import TensorInfo, TensorReader, TensorView
 from eagle_jax.checkpoints.files.weights import Deferred
 from eagle_jax.checkpoints.targets.experts import read_experts
 from eagle_jax.config import DecoderConfig
@@ -95,14 +94,14 @@ def dequantise_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return out.reshape(*blocks.shape[:-2], -1)
 
 
-class GptOssReader(TensorReader):
+class GptOssReader(TensorView):
     """Reads the projections of all experts as `experts.gate_proj.weight` [E, out, in], `.bias` [E, out], and so on.
 
     Files hold gate and up as alternating rows of one tensor, as floats [E, in, out] or in MXFP4.
     """
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
+    def __init__(self, inner: TensorReader) -> None:
+        super().__init__(inner)
         self._parts: dict[str, tuple[str, slice]] = {}
         for name, info in list(self.infos.items()):
             match = re.fullmatch(r"(.*\.experts\.)(gate_up|down)_proj(|_bias|_blocks)", name)

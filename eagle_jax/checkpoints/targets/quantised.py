@@ -112,11 +112,6 @@ class QuantisedReader(TensorReader):
             self.dequantised.append(name)
         return weight
 
-    def zero_biases(self) -> list[str]:
-        """Returns the names of biases of quantised layers that are zero: GPTQ writes one where the model has none."""
-        biases = (name.removesuffix("weight") + "bias" for name in self.layers)
-        return [name for name in biases if name in self.infos and not self.read(name).any()]
-
     def _check(self, layer: str, anchor: str, parts: Mapping[str, str]) -> None:
         needed = _ANCHORS[anchor]
         if needed not in parts or (anchor == "weight_packed" and "weight_shape" not in parts):
@@ -202,6 +197,12 @@ class QuantisedReader(TensorReader):
         zero = signed(zeros.T, offset)
         size = self._quantisation.group or inputs
         return Unpacked(signed(values.T, offset), bits, scale, zero, parts.get("g_idx"), size)
+
+
+def zero_biases(reader: TensorReader) -> list[str]:
+    """Returns the names of biases of quantised layers that are zero: GPTQ writes one where the model has none."""
+    layers = (name.removesuffix("weight") for name, info in reader.infos.items() if info.dtype == QUANTISED)
+    return [f"{name}bias" for name in layers if f"{name}bias" in reader.infos and not reader.read(f"{name}bias").any()]
 
 
 def _by_row(part: np.ndarray, outputs: int) -> np.ndarray:
