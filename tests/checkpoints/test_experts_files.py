@@ -174,7 +174,7 @@ def test_a_layer_for_a_head_has_no_experts():
         (QWEN | {"norm_topk_prob": 1}, "norm_topk_prob must be true or false, got 1"),
         (
             QWEN | {"quantization_config": {"quant_method": "mxfp4"}},
-            "quant_method must be one of awq, .*, got 'mxfp4'.*with weights= to quantise it",
+            "quantization_config.quant_method must be one of awq, .*, got 'mxfp4'.*with weights= to quantise it",
         ),
         (
             OSS | {"quantization_config": {"quant_method": "gptq"}},

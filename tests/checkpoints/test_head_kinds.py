@@ -120,7 +120,8 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "SpecForge Phi-4": (SPECFORGE | {"rope_theta": 250000}, {}, {"rope": RopeConfig(250000.0)}),
     "a layer of Mistral": (SPECFORGE | {"model_type": "mistral", "sliding_window": 16}, {}, {"windows": (16,)}),
     "a window by layer_types": (
-        QWEN | {"sliding_window": 16, "use_sliding_window": True, "layer_types": ["sliding_attention"]}, {},
+        QWEN | {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 0,
+                "layer_types": ["sliding_attention"]}, {},
         {"windows": (16,)},
     ),
     "SpecForge MiniCPM4": (
