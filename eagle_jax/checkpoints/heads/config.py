@@ -171,7 +171,7 @@ def _window(fields: Fields, target: DecoderConfig) -> tuple[int, ...]:
         if not slides:
             fields.fail("use_sliding_window", f"true or false where sliding_window is {window}", _AS_TRAINED)
     # Qwen counts layers without a window.
-    if slides and fields.given("use_sliding_window") and fields.integer("max_window_layers", 0, null=True):
+    if slides and fields.given("use_sliding_window") and fields.integer("max_window_layers", 0, null=True, least=0):
         fields.fail("max_window_layers", "0 or absent where use_sliding_window is true", _AS_TRAINED)
     return (window,) if slides and window < target.max_position else ()
 
