@@ -181,7 +181,8 @@ def by_device(mesh: Mesh | None) -> Callable[..., Any]:
     """
 
     def call(run: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
-        if mesh is None:
+        # A small model that drafts is intercepted twice, as a model and inside its drafter.
+        if mesh is None or jax.sharding.get_abstract_mesh().manual_axes:
             return run(*args, **kwargs)
         if isinstance(context.module, Experts) and context.method_name == "mix":
             return _experts_by_device(run, args, mesh)
