@@ -1,5 +1,6 @@
 """Exports the engine: pure functions over explicit parameters. It imports no Flax itself."""
 
+from eagle_jax.core.adaptive import longest_update
 from eagle_jax.core.cache import commit
 from eagle_jax.core.loop import emitted_log_probs, emitted_tokens, extend, generate, prefill, required_slots, step
 from eagle_jax.core.randomness import RowRandomness, gumbel, row_keys, threefry_keys, uniform, verify_key
@@ -33,6 +34,7 @@ __all__ = [
     "FINITE", "PADDING", "ROOT", "Acceptance", "Batch", "DraftTree", "Drafter", "Engine", "GenerateState", "KVCache",
     "LogProbs", "NewKV", "Params", "RowRandomness", "Sampling", "Sizes", "StepInfo", "TargetFn", "TargetOutput",
     "Verified", "VerifyFn", "ancestor_mask", "commit", "deterministic", "emitted_log_probs", "emitted_tokens",
-    "empty_cache", "empty_tree", "extend", "generate", "gumbel", "make_sampling", "node_depths", "noise", "prefill",
-    "process_logits", "required_slots", "row_keys", "step", "threefry_keys", "uniform", "verify_key", "walk",
+    "empty_cache", "empty_tree", "extend", "generate", "gumbel", "longest_update", "make_sampling", "node_depths",
+    "noise", "prefill", "process_logits", "required_slots", "row_keys", "step", "threefry_keys", "uniform",
+    "verify_key", "walk",
 ]  # fmt: skip

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from eagle_jax.core import adaptive
+from eagle_jax.core.adaptive import Progress
 from eagle_jax.core.cache import commit
 from eagle_jax.core.randomness import threefry_keys
 from eagle_jax.core.sampling import draw, log_prob
@@ -56,7 +58,7 @@ def prefill(params: Params, batch: Batch, sampling: Sampling, engine: Engine, si
     """
     _check(params, batch, sampling, engine, sizes)
     rows, width = batch.prompts.shape
-    needed = required_slots(width, sizes.max_tokens, engine.drafter.depth, sizes.chunk)
+    needed = required_slots(width, sizes.max_tokens, adaptive.longest_update(engine), sizes.chunk)
     slots = needed if sizes.slots is None else sizes.slots
     if slots < needed:
         raise ValueError(f"slots must be at least required_slots, {needed}, got {slots}. Raise it, or pass None.")
@@ -214,15 +216,52 @@ def step(params: Params, state: GenerateState, sampling: Sampling, engine: Engin
 def generate(params: Params, batch: Batch, sampling: Sampling, engine: Engine, sizes: Sizes) -> GenerateState:
     """Runs `prefill`, then `step` in a `lax.while_loop` until every row is done: one program.
 
+    With `engine.cycle_cost` plain steps take the place of drafted cycles while these do not pay.
+
     Returns:
       the last state; `emitted_tokens` and `emitted_log_probs` read it.
 
     Raises:
-      ValueError: as `prefill` and `step`.
+      ValueError: as `prefill` and `step`; or `cycle_cost` is given, and the drafter reads choices.
     """
     state = prefill(params, batch, sampling, engine, sizes)
+    if engine.cycle_cost is None or engine.drafter.num_nodes == 0:
+        return jax.lax.while_loop(
+            lambda state: ~jnp.all(state.done), lambda state: step(params, state, sampling, engine)[0], state
+        )
+    cost = engine.cycle_cost
+
+    def drafted(progress: Progress) -> Progress:
+        state, info = step(params, progress.state, sampling, engine)
+        return adaptive.judge(progress, state, info.emitted, cost)
+
+    def plain(progress: Progress) -> Progress:
+        return progress._replace(state=_burst(params, progress.state, sampling, engine), wait=progress.wait - 1)
+
     return jax.lax.while_loop(
-        lambda state: ~jnp.all(state.done), lambda state: step(params, state, sampling, engine)[0], state
+        lambda progress: ~jnp.all(progress.state.done),
+        lambda progress: jax.lax.cond(progress.wait > 0, plain, drafted, progress),
+        adaptive.start(state),
+    ).state
+
+
+def _burst(params: Params, state: GenerateState, sampling: Sampling, engine: Engine) -> GenerateState:
+    """Runs at most `adaptive.BURST` plain steps, whose tokens the drafter reads at the end."""
+    if engine.drafter.reads_choices:
+        raise ValueError("engine.cycle_cost must be None for a drafter that reads choices, got one. Leave it out.")
+    plain = Engine(engine.target, adaptive.recorder(engine), engine.log_probs)
+    record = adaptive.empty_record(params, state, engine)
+    begun = state._replace(drafter=record, accepted=jnp.zeros_like(state.accepted[:, :1]))
+    _, after = jax.lax.while_loop(
+        lambda carry: (carry[0] < adaptive.BURST) & ~jnp.all(carry[1].done),
+        lambda carry: (carry[0] + 1, step(params, carry[1], sampling, plain)[0]),
+        (jnp.int32(0), begun),
+    )
+    tokens, next_tokens, features, count = after.drafter
+    verified = Verified(tokens, next_tokens, features, state.cache.length, count)
+    return after._replace(
+        drafter=_update(engine.drafter, params, state.drafter, verified),
+        accepted=state.accepted.at[:, 0].add(after.accepted[:, 0]),
     )
 
 

@@ -261,12 +261,15 @@ class Engine(NamedTuple):
       target, drafter: the functions of the model and of the drafting method.
       log_probs: keeps log-probabilities of emitted tokens under the "target" at temperature 1 or the sampled "law".
       verify: acceptance rule (`verify.VerifyFn`); None is the drafter's own.
+      cycle_cost: of a drafted cycle, in plain steps. `generate` then runs plain steps while cycles emit fewer tokens
+        than they cost; `step` does not read it.
     """
 
     target: TargetFn
     drafter: Drafter
     log_probs: Literal["target", "law"] | None = None
     verify: Callable[..., Acceptance] | None = None
+    cycle_cost: float | None = None
 
 
 class Sizes(NamedTuple):

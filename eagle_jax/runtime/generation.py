@@ -102,6 +102,7 @@ def generate(
     prompts: Sequence[Sequence[int]],
     *,
     profile: Profile | str | os.PathLike[str] | None = None,
+    cycle_cost: float | None = None,
     **options: Unpack[Options],
 ) -> GenerateOutput:
     """Generates from a batch of prompts, losslessly: the text is the target's own, whatever the drafter.
@@ -110,6 +111,9 @@ def generate(
       prompts: token ids per row; rows may differ in length.
       drafter: None is plain decoding with the same program; "auto" is the fastest one of `profile` for this batch
         size, temperature and prompt length.
+      cycle_cost: of a drafted cycle, in plain steps, as `infer.cycle` measures it or `infer.aot` computes it. While
+        cycles emit fewer tokens than that, plain steps take their place, in the same program: the text is the same, and
+        `tau` counts them as cycles. None drafts always.
       profile: for "auto", the result of `load_profile` or a path; the file is read again only when it changes.
       options: `max_new_tokens=128`, `temperature=0.0`, `top_k=0`, `top_p=1.0`, `min_p=0.0`, `eos_ids=None`, `key=None`,
         `log_probs=None`; see `Options`.
@@ -121,7 +125,7 @@ def generate(
       CheckpointError: weights of `profile` do not load.
       MemoryError: the run does not fit in device memory.
     """
-    return run_request(request_of(target, drafter, prompts, profile, **options))
+    return run_request(request_of(target, drafter, prompts, profile, cycle_cost=cycle_cost, **options))
 
 
 def stream(
@@ -197,6 +201,7 @@ def request_of(
     eos_ids: StopTokens = None,
     key: jax.Array | int | None = None,
     log_probs: LogProbs | None = None,
+    cycle_cost: float | None = None,
 ) -> Request:
     """Builds the engine's arguments from those of `generate`; error messages name a prompt by `name`.
 
@@ -210,13 +215,29 @@ def request_of(
     drafter = _chosen(target, drafter, profile, prompts, temperature)
     check_drafter(drafter, target)
     method, own = (vanilla_drafter(), {}) if drafter is None else (drafter.drafter, drafter.params)
-    batch, sizes = prepare(prompts, max_new_tokens, eos_ids, key, name, target.config, method.depth)
+    engine = Engine(target.fn, method, log_probs, cycle_cost=_checked_cost(cycle_cost, method))
+    batch, sizes = prepare(prompts, max_new_tokens, eos_ids, key, name, target.config, core.longest_update(engine))
     if not sampling.greedy and key is None:
         raise ValueError("key must be given at temperature > 0, got None. Pass key=jax.random.key(seed) or key=seed.")
     params = {"target": target.params, "drafter": own}
-    request = Request(params, batch, sampling, Engine(target.fn, method, log_probs), sizes)
+    request = Request(params, batch, sampling, engine, sizes)
     check_fits(request)
     return request
+
+
+def _checked_cost(cost: float | None, method: core.Drafter) -> float | None:
+    if cost is None or method.num_nodes == 0:
+        return None
+    if isinstance(cost, bool) or not isinstance(cost, int | float | np.number) or not 1 <= cost < np.inf:
+        raise ValueError(
+            f"cycle_cost must be a number of plain steps, at least 1, got {cost!r}. Pass what infer.cycle measures."
+        )
+    if method.reads_choices:
+        raise ValueError(
+            f"cycle_cost must be None for a drafter that reads the target's choices (lookahead), got {cost}. Leave it "
+            "out."
+        )
+    return float(cost)
 
 
 def _chosen(target: Target, drafter: Any, profile: Any, prompts: Any, temperature: float) -> BoundDrafter | None:
