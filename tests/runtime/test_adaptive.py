@@ -88,8 +88,8 @@ def test_failed_windows_are_followed_by_longer_pauses():
         (4, 1),
         (8, 4),
         (12, 16),
-        (36, 1),
-        (40, 4),
+        (37, 1),
+        (41, 4),
     ]
 
 
