@@ -238,11 +238,13 @@ def generate(params: Params, batch: Batch, sampling: Sampling, engine: Engine, s
     def plain(progress: Progress) -> Progress:
         return progress._replace(state=_burst(params, progress.state, sampling, engine), wait=progress.wait - 1)
 
-    return jax.lax.while_loop(
-        lambda progress: ~jnp.all(progress.state.done),
-        lambda progress: jax.lax.cond(progress.wait > 0, plain, drafted, progress),
-        adaptive.start(state),
-    ).state
+    def rounds(progress: Progress) -> Progress:
+        running = lambda progress: ~jnp.all(progress.state.done)  # noqa: E731
+        # Two loops and not `lax.cond`, whose branches would copy the caches.
+        progress = jax.lax.while_loop(lambda progress: (progress.wait == 0) & running(progress), drafted, progress)
+        return jax.lax.while_loop(lambda progress: (progress.wait > 0) & running(progress), plain, progress)
+
+    return jax.lax.while_loop(lambda progress: ~jnp.all(progress.state.done), rounds, adaptive.start(state)).state
 
 
 def _burst(params: Params, state: GenerateState, sampling: Sampling, engine: Engine) -> GenerateState:

@@ -38,13 +38,15 @@ def test_text_is_that_of_plain_decoding(name, temperature, monkeypatch):
     drafter = DRAFTERS[name](target)
     options = RUN | {"temperature": temperature, "log_probs": "law"}
     plain, drafted = (eagle_jax.generate(target, one, PROMPTS, **options) for one in (None, drafter))
-    cost = drafted.tau + next(COSTS) - 1  # some windows pay and some do not
+    cost = drafter.drafter.depth + 0.5 + next(COSTS)  # more than a cycle can emit: bursts follow every window
     out = eagle_jax.generate(target, drafter, PROMPTS, cycle_cost=cost, **options)
     assert out.tokens == plain.tokens
     for ours, theirs in zip(out.log_probs, plain.log_probs, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
     assert out.accepted.sum(1).tolist() == out.cycles.tolist()
-    assert drafted.cycles.sum() < out.cycles.sum() < plain.cycles.sum(), "only one of the two kinds of step ran"
+    assert drafted.cycles.sum() < out.cycles.sum() <= plain.cycles.sum(), "no plain step ran"
+    if (name, temperature) in FAST:
+        assert out.cycles.sum() < plain.cycles.sum(), "nothing was accepted"
 
 
 @pytest.mark.parametrize(
