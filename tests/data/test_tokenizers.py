@@ -46,7 +46,9 @@ def test_the_target_has_at_least_the_tokens_of_the_tokenizer(tmp_path):
 
 
 def test_a_missing_tokenizer_or_package_is_named(tmp_path, monkeypatch):
-    with pytest.raises(CheckpointError, match=r"must hold a tokenizer \(.*tokenizer\.json.*\), got none\. Pass"):
+    with pytest.raises(
+        CheckpointError, match=r"must hold a tokenizer \(.*tokenizer\.json.*\), got none\. Copy its files"
+    ):
         load_tokenizer(tmp_path, CONFIG)
     with pytest.raises(CheckpointError, match=r"path_or_id must be .*, got .*nowhere"):
         load_tokenizer(tmp_path / "nowhere", CONFIG)

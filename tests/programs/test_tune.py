@@ -97,6 +97,7 @@ def test_the_best_of_every_method_that_may_win_is_measured_first():
     assert search.shortlist(scores, 9) == ["a@3", "b@1", "a@2", "c@1", "a@1"]
 
 
+@pytest.mark.slow
 def test_all_prompts_share_one_program():
     """Compiling takes most of the time: prompts of several buckets are padded alike, and recorded with one root."""
     target, setting = tiny_target(), Setting(1, 0.0, 6)

@@ -17,7 +17,7 @@ from tests.models import DRAFTERS, DRAWN, TREES, random_prompts, tiny_head, tiny
 
 PROMPTS = random_prompts([5, 31, 1, 17], 12)
 RUN = dict(max_new_tokens=[30, 7, 32, 12], eos_ids=[[3], [5], [], [4]], key=7)
-FAST = {("eagle3-k3n12", 0.0), ("eagle3-k3n12", 1.0), ("small-dynamic", 0.0), ("lookup", 0.0)}
+FAST = {("eagle3-k3n12", 1.0), ("lookup", 0.0)}
 COSTS = (1.0 + i / 1e6 for i in itertools.count(1))  # of tests that change the constants: a program of its own for each
 
 
@@ -51,7 +51,7 @@ def test_text_is_that_of_plain_decoding(name, temperature, monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=() if n in ("eagle3-k3n12", "small-chain") else pytest.mark.slow) for n in DRAFTERS
+    [pytest.param(n, marks=() if n == "eagle3-k3n12" else pytest.mark.slow) for n in DRAFTERS
      if "lookahead" not in n],
 )  # fmt: skip
 def test_after_a_burst_the_drafter_drafts_as_after_a_prompt(name, monkeypatch):
@@ -95,6 +95,7 @@ def test_failed_windows_are_followed_by_longer_pauses():
     ]
 
 
+@pytest.mark.slow
 def test_a_cost_of_one_always_drafts():
     target, head = tiny_target(), tiny_head("eagle3", TREES["k3n12"])
     drafted, out = (eagle_jax.generate(target, head, PROMPTS, cycle_cost=cost, **RUN) for cost in (None, 1))

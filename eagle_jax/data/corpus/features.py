@@ -18,7 +18,6 @@ import numpy as np
 
 from eagle_jax.checkpoints import TEMPORARY, write_whole
 from eagle_jax.data.corpus.documents import Corpus
-from eagle_jax.models.quantised import Scheme
 
 Stored = Literal["bfloat16", "float16", "float8", "float32"]
 KINDS: dict[str, Any] = {
@@ -48,7 +47,7 @@ class Layout(msgspec.Struct, frozen=True):
     dtype: Stored
     length: int
     bounds: tuple[int, ...]
-    scheme: Scheme | None = None
+    scheme: str | None = None
 
     @property
     def parts(self) -> int:
