@@ -209,8 +209,6 @@ def measure(work: Workload, chip: Chip, name: str, context: int | None = None) -
         "collectives_mb": program.collectives(unit),
         "host_transfers": len(program.host_transfers()),
         "cache_copies": program.copies(unit, work.cache) if work.cache else [],
-        # instructions that write all logits to HBM: none at temperature 0, where the lm_head includes the argmax
-        "logits_written": program.copies(unit, work.logits) if work.logits else [],
         "compile_s": round(seconds, 1),
     }
     print(f"{name}, on one device:")

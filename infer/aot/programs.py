@@ -44,7 +44,6 @@ class Workload(NamedTuple):
       mesh: their mesh.
       cache: shape of one layer's keys or values on one device, a layer without a window if there is one; a copy of this
         size is reported.
-      logits: shape of the target's logits of one cycle on one device; () for training.
       model_flops: of the matrix products of one unit, on all devices, without recomputation.
       flops: `model_flops` and recomputation.
       floor: bytes that one unit must read on one device (`least_bytes`); None for training.
@@ -55,7 +54,6 @@ class Workload(NamedTuple):
     resident: dict[str, Any]
     mesh: Mesh
     cache: tuple[int, ...]
-    logits: tuple[int, ...]
     model_flops: float
     flops: float
     floor: float | None = None
@@ -109,7 +107,6 @@ def generation(
         resident={"weights": params, "cache": cache},
         mesh=mesh,
         cache=largest.sharding.shard_shape(largest.shape),
-        logits=(batch // row_groups(mesh), engine.drafter.num_nodes + 1, config.vocab_size // mesh.shape[TENSOR]),
         model_flops=flops,
         flops=flops,
         floor=least_bytes(config, params, cache, bound, batch, context),
@@ -233,7 +230,6 @@ def training(
         resident={"target": target, "state": (state.head, state.opt_state)},
         mesh=mesh,
         cache=(),
-        logits=(),
         model_flops=product_flops(once, state, frozen, texts),
         flops=product_flops(update(objective), state, frozen, texts),
     )

@@ -183,7 +183,6 @@ for temperature, methods in (
 def test_every_method_is_one_program_without_the_host_or_a_copied_cache(repository):
     found = on_tpu(repository, "-c", IMPORTS + METHODS)
     assert [(one["host_transfers"], one["cache_copies"]) for one in found] == [(0, [])] * 8
-    assert [bool(one["logits_written"]) for one in found] == [False] * 3 + [True] * 5
 
 
 KERNELS = """
