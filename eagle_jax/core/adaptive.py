@@ -7,7 +7,7 @@ at once, so a plain step costs what it costs without a drafter.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,15 +31,6 @@ WINDOW, MEMORY = 4, 16
 """Cycles before the first judgement, and about how many are remembered."""
 GROWTH, LONGEST = 4, 64
 """Factor of the number of bursts after another failed window, and its limit."""
-
-
-class Recorded(NamedTuple):
-    """Holds what plain steps confirmed, for the drafter: the fields of `Verified` but `start`."""
-
-    tokens: Int[Array, "B K"]
-    next_tokens: Int[Array, "B K"]
-    features: Float[Array, "B K F"]
-    count: Int[Array, " B"]  # type: ignore[assignment]  # hides tuple.count, which nobody calls
 
 
 class Progress(NamedTuple):
@@ -80,37 +71,30 @@ def judge(progress: Progress, state: GenerateState, emitted: Int[Array, " B"], c
 
 
 def recorder(engine: Engine) -> Drafter:
-    """Returns a drafter of empty trees that keeps what the engine's drafter will read."""
+    """Returns a drafter of empty trees whose state, a `Verified`, is what the engine's drafter will read."""
+    target, taps = engine.target, engine.drafter.taps
+
+    def init(params: Params, batch: int, slots: int) -> Verified:
+        out = target.output_shapes(params["target"], target.init_cache(batch, slots), taps)
+        none, tokens = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, BURST), jnp.int32)
+        features = jnp.zeros((batch, BURST, out.features.shape[2]), out.features.dtype)
+        return Verified(tokens, tokens, features, none, none)
 
     def draft(
-        params: Params, state: Recorded, root: Array, randomness: RowRandomness, sampling: Sampling
-    ) -> tuple[DraftTree, Recorded]:
+        params: Params, state: Verified, root: Array, randomness: RowRandomness, sampling: Sampling
+    ) -> tuple[DraftTree, Verified]:
         return empty_tree(root), state
 
-    def update(params: Params, state: Recorded, verified: Verified) -> Recorded:
+    def update(params: Params, state: Verified, verified: Verified) -> Verified:
         def append(rows: Array, new: Array) -> Array:
             write = lambda row, part, place: jax.lax.dynamic_update_slice_in_dim(row, part, place, 0)  # noqa: E731
-            return jax.vmap(write)(rows, new.astype(rows.dtype), state.count)
+            return jax.vmap(write)(rows, new, state.count)
 
-        return Recorded(
-            append(state.tokens, verified.tokens),
-            append(state.next_tokens, verified.next_tokens),
-            append(state.features, verified.features),
-            state.count + verified.count,
+        return state._replace(
+            tokens=append(state.tokens, verified.tokens),
+            next_tokens=append(state.next_tokens, verified.next_tokens),
+            features=append(state.features, verified.features),
+            count=state.count + verified.count,
         )
 
-    def init(params: Params, batch: int, slots: int) -> Any:
-        raise NotImplementedError("a burst begins with its own empty record")
-
-    return Drafter(init, draft, update, taps=engine.drafter.taps, depth=0, num_nodes=0)
-
-
-def empty_record(params: Params, state: GenerateState, engine: Engine) -> Recorded:
-    """Returns a record without tokens."""
-    root, position, one = state.root[:, None], state.cache.length[:, None], jnp.ones((1, 1), bool)
-    out = jax.eval_shape(
-        lambda: engine.target.forward(params["target"], root, position, one, state.cache, engine.drafter.taps)
-    )
-    rows, _, width = out.features.shape
-    tokens = jnp.zeros((rows, BURST), jnp.int32)
-    return Recorded(tokens, tokens, jnp.zeros((rows, BURST, width), out.features.dtype), jnp.zeros((rows,), jnp.int32))
+    return Drafter(init, draft, update, taps, depth=0, num_nodes=0)

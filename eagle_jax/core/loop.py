@@ -105,10 +105,7 @@ def extend(
         found = (_take(out.hidden, row), _take(out.features, row))
         return cache, state, jax.tree.map(lambda new, old: jnp.where(is_here[:, None], new, old), found, last)
 
-    one = prompts[:, :1]
-    shapes = jax.eval_shape(
-        lambda: target.forward(params["target"], one, one, jnp.ones((1, 1), bool), cache, drafter.taps)
-    )
+    shapes = target.output_shapes(params["target"], cache, drafter.taps)
     last = tuple(jnp.zeros((rows, part.shape[2]), part.dtype) for part in (shapes.hidden, shapes.features))
     with jax.named_scope("prefill"):
         chunks = (jnp.max(lengths) + chunk - 1) // chunk
@@ -224,8 +221,13 @@ def generate(params: Params, batch: Batch, sampling: Sampling, engine: Engine, s
     Raises:
       ValueError: as `prefill` and `step`; or `cycle_cost` is given, and the drafter reads choices.
     """
+    if engine.cycle_cost is not None and engine.drafter.reads_choices:
+        raise ValueError(
+            "cycle_cost must be None for a drafter that reads the target's choices (lookahead), got "
+            f"{engine.cycle_cost}. Leave it out."
+        )
     state = prefill(params, batch, sampling, engine, sizes)
-    if engine.cycle_cost is None or engine.drafter.num_nodes == 0:
+    if engine.cycle_cost is None:
         return jax.lax.while_loop(
             lambda state: ~jnp.all(state.done), lambda state: step(params, state, sampling, engine)[0], state
         )
@@ -249,20 +251,16 @@ def generate(params: Params, batch: Batch, sampling: Sampling, engine: Engine, s
 
 def _burst(params: Params, state: GenerateState, sampling: Sampling, engine: Engine) -> GenerateState:
     """Runs at most `adaptive.BURST` plain steps, whose tokens the drafter reads at the end."""
-    if engine.drafter.reads_choices:
-        raise ValueError("engine.cycle_cost must be None for a drafter that reads choices, got one. Leave it out.")
     plain = Engine(engine.target, adaptive.recorder(engine), engine.log_probs)
-    record = adaptive.empty_record(params, state, engine)
+    record = plain.drafter.init(params, len(state.root), state.cache.slots)._replace(start=state.cache.length)
     begun = state._replace(drafter=record, accepted=jnp.zeros_like(state.accepted[:, :1]))
     _, after = jax.lax.while_loop(
         lambda carry: (carry[0] < adaptive.BURST) & ~jnp.all(carry[1].done),
         lambda carry: (carry[0] + 1, step(params, carry[1], sampling, plain)[0]),
         (jnp.int32(0), begun),
     )
-    tokens, next_tokens, features, count = after.drafter
-    verified = Verified(tokens, next_tokens, features, state.cache.length, count)
     return after._replace(
-        drafter=_update(engine.drafter, params, state.drafter, verified),
+        drafter=_update(engine.drafter, params, state.drafter, after.drafter),
         accepted=state.accepted.at[:, 0].add(after.accepted[:, 0]),
     )
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -114,6 +115,11 @@ class TargetFn(NamedTuple):
     embed: Callable[[Params, Array], Array]
     init_cache: Callable[[int, int], KVCache]
     windows: tuple[int, ...] = ()
+
+    def output_shapes(self, params: Params, cache: KVCache, taps: tuple[int, ...]) -> Any:
+        """Returns shapes and dtypes of what `forward` returns for one token per row, a `TargetOutput`."""
+        token = jnp.zeros((cache.length.shape[0], 1), jnp.int32)
+        return jax.eval_shape(lambda: self.forward(params, token, token, jnp.ones((1, 1), bool), cache, taps))
 
 
 class Verified(NamedTuple):

@@ -226,18 +226,13 @@ def request_of(
 
 
 def _checked_cost(cost: float | None, method: core.Drafter) -> float | None:
-    if cost is None or method.num_nodes == 0:
+    if cost is None:
         return None
     if isinstance(cost, bool) or not isinstance(cost, int | float | np.number) or not 1 <= cost < np.inf:
         raise ValueError(
             f"cycle_cost must be a number of plain steps, at least 1, got {cost!r}. Pass what infer.cycle measures."
         )
-    if method.reads_choices:
-        raise ValueError(
-            f"cycle_cost must be None for a drafter that reads the target's choices (lookahead), got {cost}. Leave it "
-            "out."
-        )
-    return float(cost)
+    return float(cost) if method.num_nodes else None  # plain decoding has nothing to leave out
 
 
 def _chosen(target: Target, drafter: Any, profile: Any, prompts: Any, temperature: float) -> BoundDrafter | None:

@@ -200,8 +200,10 @@ def measure(work: Workload, chip: Chip, name: str, context: int | None = None) -
         "temporaries_gb": round(memory.temp_size_in_bytes / 1e9, 6),
         **{f"{what}_gb": round(local_bytes(arrays) / 1e9, 6) for what, arrays in work.resident.items()},
         "traffic_gb": round(traffic / 1e9, 6),
-        **({} if work.floor is None else {"floor_gb": round(work.floor / 1e9, 6)}),  # what must be read
-        **({} if work.floor is None else {"floor_share": round(work.floor / traffic, 4)}),
+        # what must be read, and its share of the traffic
+        **(
+            {} if (floor := work.floor) is None else {"floor_gb": floor / 1e9, "floor_share": round(floor / traffic, 4)}
+        ),
         "gflops": round(flops / 1e9, 3),
         "asked_gflops": round(model_flops / 1e9, 3),  # without recomputation
         "ms": round(least * 1e3, 4),  # a lower bound: of arithmetic or memory alone

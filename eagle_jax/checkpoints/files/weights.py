@@ -123,7 +123,7 @@ def _convert(
     An embedding that is stored in groups is dequantised: the model looks up whole rows.
     """
     if path.endswith("embedding") and not isinstance(stored, np.ndarray) and stored["q"].ndim == 3:
-        stored = dequantise(stored | {"scale": stored["scale"].astype(np.float32)})
+        stored = to_floats(stored)
     if isinstance(stored, np.ndarray) and scheme is None:
         host = cast(stored, loaded)
         # A copy in either case: the array may be a view of the file, which jnp.asarray would keep.
@@ -135,6 +135,11 @@ def _convert(
         stored = {} if count else quantise(wide.T if transpose else wide, scheme, loaded)
     parts = {f"{path}/{name}": cast(part, loaded) if name == "scale" else part for name, part in stored.items()}
     return parts, count + sum(map(count_not_finite, parts.values()))
+
+
+def to_floats(stored: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns a quantised weight of a file as float32, whatever the dtype of its scales."""
+    return np.asarray(dequantise({**stored, "scale": stored["scale"].astype(np.float32)}))
 
 
 def transposed(array: np.ndarray) -> np.ndarray:

@@ -14,9 +14,8 @@ import numpy as np
 from eagle_jax.checkpoints.files.fields import CheckpointError, Fields, notice
 from eagle_jax.checkpoints.files.mapping import DECODER, Rule, linear_rules
 from eagle_jax.checkpoints.files.tensors import TensorInfo, TensorReader, TensorView
-from eagle_jax.checkpoints.files.weights import Deferred
+from eagle_jax.checkpoints.files.weights import Deferred, to_floats
 from eagle_jax.config import ConfigError, DecoderConfig, ExpertsConfig
-from eagle_jax.models.quantised import dequantise
 
 _LAYER, _PATH = "model.layers.{i}.mlp.", "layers_{i}/mlp/"
 QWEN3_MOE = DECODER._replace(
@@ -105,7 +104,7 @@ class StackReader(TensorView):
         members = [super(StackReader, self).read(member) for member in self._members[name]]
         if any(isinstance(one, Mapping) and (one["q"].ndim == 3 or "zero" in one) for one in members):
             # The product of experts has one scale per output, and no zero point.
-            members = [np.asarray(dequantise(one | {"scale": one["scale"].astype(np.float32)})) for one in members]
+            members = [to_floats(one) for one in members]
             if not self._noticed:
                 notice(
                     f"{self.directory}: experts are quantised in groups, in blocks or with zero points: they were "

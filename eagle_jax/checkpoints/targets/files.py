@@ -74,8 +74,8 @@ def load_target_checkpoint(
     config = read_target_config(directory, max_position=max_position)
     family = FAMILIES[config.architecture]
     with _files_of(directory, config) as files:
-        reader = files if isinstance(files, GgufReader) else family.reader(files, config)
-        if not isinstance(reader, GgufReader):  # these hold models alone
+        reader = family.reader(files, config)
+        if not isinstance(files, GgufReader):  # these hold models alone
             check_kind(directory, MODELS, read_json(directory / "config.json"), reader.infos)
         problems = TensorProblems()
         config, table = _settle_tie(config, reader, family.table, loaded_dtype)
