@@ -200,10 +200,6 @@ def measure(work: Workload, chip: Chip, name: str, context: int | None = None) -
         "temporaries_gb": round(memory.temp_size_in_bytes / 1e9, 6),
         **{f"{what}_gb": round(local_bytes(arrays) / 1e9, 6) for what, arrays in work.resident.items()},
         "traffic_gb": round(traffic / 1e9, 6),
-        # what must be read, and its share of the traffic
-        **(
-            {} if (floor := work.floor) is None else {"floor_gb": floor / 1e9, "floor_share": round(floor / traffic, 4)}
-        ),
         "gflops": round(flops / 1e9, 3),
         "asked_gflops": round(model_flops / 1e9, 3),  # without recomputation
         "ms": round(least * 1e3, 4),  # a lower bound: of arithmetic or memory alone
@@ -213,6 +209,8 @@ def measure(work: Workload, chip: Chip, name: str, context: int | None = None) -
         "cache_copies": program.copies(unit, work.cache) if work.cache else [],
         "compile_s": round(seconds, 1),
     }
+    if work.floor is not None:  # of the bytes that must be read
+        result |= {"floor_gb": round(work.floor / 1e9, 6), "floor_share": round(work.floor / traffic, 4)}
     print(f"{name}, on one device:")
     for key, value in result.items():
         print(f"  {key:<18}{value if value not in ([], {}) else 'none'}", flush=True)

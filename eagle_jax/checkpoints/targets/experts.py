@@ -80,7 +80,6 @@ class StackReader(TensorView):
     def __init__(self, inner: TensorReader) -> None:
         super().__init__(inner)
         self._members: dict[str, list[str]] = {}
-        self._noticed = False
         found: dict[str, dict[int, str]] = {}
         for name in self.infos:
             if match := re.fullmatch(r"(.*\.experts\.)([0-9]+)\.(.*)", name):
@@ -105,12 +104,10 @@ class StackReader(TensorView):
         if any(isinstance(one, Mapping) and (one["q"].ndim == 3 or "zero" in one) for one in members):
             # The product of experts has one scale per output, and no zero point.
             members = [to_floats(one) for one in members]
-            if not self._noticed:
-                notice(
-                    f"{self.directory}: experts are quantised in groups, in blocks or with zero points: they were "
-                    'dequantised. weights="int8" or "fp8" quantises them again'
-                )
-                self._noticed = True
+            notice(
+                f"{self.directory}: experts are quantised in groups, in blocks or with zero points: they were "
+                'dequantised. weights="int8" or "fp8" quantises them again'
+            )
         return jax.tree.map(lambda *parts: np.stack(parts), *members)
 
 
