@@ -229,6 +229,9 @@ def test_joined_projections_and_experts_are_read_quantised(config, case, tmp_pat
         params, is_leaf=is_quantised,
     )  # fmt: skip
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6), ours, expected)
+    if config is FUSED:  # rows 32 to 47, after the queries
+        keys = floats["model.layers.0.self_attn.qkv_proj.weight"][32:48]
+        np.testing.assert_allclose(ours["layers_0"]["self_attn"]["k_proj"]["weight"], keys, rtol=1e-6)
     if case == "int8":
         out = generate(load_target(tmp_path / "small"), None, [[1, 2, 3]], max_new_tokens=4, eos_ids=())
         assert (
