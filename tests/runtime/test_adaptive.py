@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax.core import RowRandomness, adaptive, loop, prefill
+from eagle_jax.core import RowRandomness, adaptive, loop, prefill, required_slots
 from eagle_jax.parallel import make_mesh
 from eagle_jax.runtime.generation import request_of
 from tests.models import DRAFTERS, DRAWN, TREES, random_prompts, tiny_head, tiny_target
@@ -93,6 +93,16 @@ def test_failed_windows_are_followed_by_longer_pauses():
         (37, 1),
         (41, 4),
     ]
+
+
+def test_a_burst_fits_in_the_caches():
+    """A head writes all rows of a burst, also those beyond its last token."""
+    request = request_of(tiny_target(), tiny_head("eagle3", TREES["k3n12"]), PROMPTS, cycle_cost=2.0, max_new_tokens=32)
+    width, (max_tokens, chunk, slots) = request.batch.prompts.shape[1], request.sizes
+    needed = required_slots(width, max_tokens, adaptive.BURST, chunk)
+    assert slots >= needed
+    with pytest.raises(ValueError, match=f"slots must be at least required_slots, {needed}, got {needed - 1}"):
+        prefill(*request._replace(sizes=request.sizes._replace(slots=needed - 1)))
 
 
 @pytest.mark.slow

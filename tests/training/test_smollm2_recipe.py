@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 import eagle_jax
@@ -18,10 +19,10 @@ from train.demo import smollm2 as recipe
 
 OPTIONS = dict(batch=32, max_prompt=64, max_new_tokens=24, own_batches=(2, 1), draft_vocab=64, shard_rows=8, length=96,
                rows=4, updates=6, warmup=1, eval_every=4, dtype="float32")  # fmt: skip
-pytestmark = pytest.mark.slow
 KNOWN = "How many of the 12 apples and 7 pears in a basket are left?"
 
 
+@pytest.mark.slow
 def test_replies_of_a_shrinking_batch_are_those_of_generate(monkeypatch):
     sizes = []
     take_rows = replies.take_rows
@@ -38,6 +39,17 @@ def test_replies_of_a_shrinking_batch_are_those_of_generate(monkeypatch):
     assert drawn[0] != drawn[1] and all(1 <= len(reply) <= 4 for reply in drawn[0])
 
 
+def test_every_prompt_is_answered_at_both_temperatures_in_turns():
+    prompts = [replies.Prompt(source, [index], False) for source in ("a", "own") for index in range(5)]
+    batches = replies.schedule(prompts, 2, np.random.default_rng(0))
+    assert all(len({prompt.source for prompt in part}) == 1 and len(part) <= 2 for _, part in batches)
+    answered = [(*prompt[:2], heat) for heat, part in batches for prompt in part]
+    assert sorted(answered) == sorted((*prompt[:2], heat) for prompt in prompts for heat in (0.0, 1.0))
+    first = {(prompt.source, prompt.tokens[0]): heat for heat, part in batches[:6] for prompt in part}
+    assert [first["a", index] for index in range(5)] == [0.0, 0.0, 1.0, 1.0, 0.0]
+
+
+@pytest.mark.slow
 def test_a_run_writes_replies_and_lossless_heads(tmp_path, capsys):
     target = tiny_target(VOCAB, layers=6)
     save_target(dataclasses.replace(target.config, max_position=128), target.params, tmp_path / "target")
