@@ -178,3 +178,16 @@ def test_stored_features_give_the_same_training(place, whole, tmp_path, capsys, 
         with pytest.raises(ValueError, match=r"norm and lm_head of .* must be \w{16}, .* got \w{16}\. Write"):
             train.head.main(args)
     assert not (tmp_path / "other" / "head").exists()
+
+
+def test_features_of_another_quantisation_are_an_error(place, tmp_path):
+    """int4 keeps embedding and lm_head in int8, so the fingerprint of these is that of an int8 target."""
+    out = tmp_path / "features"
+    options = dict(target=str(place / "target"), data=(str(place / "train.jsonl"),), weights="int8", dtype="float32")
+    train.features.main(train.features.Args(**options, out=out, taps=(0, 1, 2), length=32))
+    args = args_of(place, tmp_path / "run", data_axis=1, features=out)
+    with pytest.raises(ValueError, match=r"quantisation of the target .* must be int4, .* got int8\. Give --weights"):
+        train.head.main(dataclasses.replace(args, weights="int4"))
+    with pytest.raises(ValueError, match=r"dtype of the target .* must be bfloat16, .* got float32\. Give --dtype"):
+        train.head.main(dataclasses.replace(args, weights="int8", dtype="bfloat16"))
+    assert not (tmp_path / "run" / "head").exists()
