@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from eagle_jax.kernels import attend_cached
+from eagle_jax.kernels import attend_cache, attend_cached
 
 QUERY_BLOCK = 512
 """Queries of one block. Without a cache, longer texts attend by blocks: scores are [A, 512, T], not [A, T, T]."""
@@ -100,10 +100,13 @@ def _attend_cache(
     values: Float[Array, "B G S hd"],
     length: Int[Array, " B"],
     first: Int[Array, "B M"] | None,
-    block: int,
     scale: float,
+    block: int | None = None,
 ) -> SoftmaxPart:
-    """Attends to the committed tokens of every row, from position `first` on; reads no block that holds none."""
+    """Attends to the committed tokens of every row, from position `first` on.
+
+    Reads the blocks of so many slots that hold some; None reads all slots at once.
+    """
     slots = keys.shape[3]
 
     def visible(at: Int[Array, "1 S2"]) -> Bool[Array, "B 1 #M S2"]:
@@ -113,7 +116,7 @@ def _attend_cache(
         positions = last - (last - at) % slots  # in a ring; negative in an empty slot
         return (positions[:, None] >= jnp.maximum(first, 0)[:, :, None])[:, None]
 
-    if slots <= block:
+    if block is None or slots <= block:
         return _attend_part(query, keys, values, visible(jnp.arange(slots)[None, :]), scale)
     end = jnp.minimum(jnp.max(length), slots)
 
@@ -174,9 +177,9 @@ def _attend(
     sinks: Float[Array, " A"] | None,
     *,
     scale: float,
-    block: int | None = None,
+    read_cache: Callable[..., tuple[Array, Array, Array]] = _attend_cache,
 ) -> Float[Array, "B T A*hd"]:
-    """Computes `attend` from its definition, reading the cache in blocks of so many slots; None is all at once."""
+    """Computes `attend` from its definition; `read_cache` attends to the cache, and returns a `SoftmaxPart`."""
     batch, new, heads, head_dim = query.shape
     groups = new_keys.shape[1]
     # [B, G, R*T, hd]: all query heads of a group are rows of one matrix product with that group's keys.
@@ -192,8 +195,7 @@ def _attend(
         finite_values = jnp.where(jnp.isfinite(new_values), new_values, 0)
         fresh = _attend_part(grouped, new_keys.swapaxes(2, 3), finite_values, visible, scale)
         firsts = None if first is None else jnp.tile(first, (1, heads // groups))
-        size = cached_keys.shape[3] if block is None else block
-        part = fresh.join(_attend_cache(grouped, cached_keys, cached_values, length, firsts, size, scale))
+        part = fresh.join(SoftmaxPart(*read_cache(grouped, cached_keys, cached_values, length, firsts, scale)))
     if sinks is not None:
         top = sinks.astype(jnp.float32).reshape(1, groups, -1, 1, 1)
         top = jnp.broadcast_to(top, (batch, *top.shape[1:3], new, 1)).reshape(part.top.shape)
@@ -203,24 +205,41 @@ def _attend(
     return mixed.reshape(batch, new, heads * head_dim)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _by_kernel(scale: float, *operands: Array | None) -> Array:
-    return attend_cached(*operands, scale=scale)  # type: ignore[arg-type]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _by_kernel(kernel: Callable[..., Array], scale: float, *operands: Array | None) -> Array:
+    return kernel(*operands, scale=scale)
 
 
-def _by_kernel_forward(scale: float, *operands: Array | None) -> tuple[Array, tuple[Array | None, ...]]:
-    return _by_kernel(scale, *operands), operands
+def _by_kernel_forward(
+    kernel: Callable[..., Array], scale: float, *operands: Array | None
+) -> tuple[Array, tuple[Array | None, ...]]:
+    return kernel(*operands, scale=scale), operands
 
 
-def _by_kernel_backward(scale: float, operands: tuple[Any, ...], grad: Array) -> tuple[Any, ...]:
+def _by_kernel_backward(
+    kernel: Callable[..., Array], scale: float, operands: tuple[Any, ...], grad: Array
+) -> tuple[Any, ...]:
     return jax.vjp(functools.partial(_attend, scale=scale), *operands)[1](grad)
 
 
 _by_kernel.defvjp(_by_kernel_forward, _by_kernel_backward)
 
+
+def _on_tpu(*operands: Any, scale: float) -> Array:
+    return _by_kernel(attend_cached, scale, *operands)
+
+
+def _on_nvidia(*operands: Any, scale: float) -> Array:
+    return _by_kernel(functools.partial(_attend, read_cache=attend_cache), scale, *operands)
+
+
 BY_DEVICE: dict[str, Callable[..., Array]] = {
-    "cpu": functools.partial(_attend, block=CACHE_BLOCK),  # a large cache costs what it holds
-    "tpu": lambda *operands, scale: _by_kernel(scale, *operands),
+    "cpu": functools.partial(_attend, read_cache=functools.partial(_attend_cache, block=CACHE_BLOCK)),
+    "tpu": _on_tpu,
+    "cuda": _on_nvidia,
     "default": _attend,
 }
-"""How a device computes `attend` with a cache; equal within rounding. Gradients are those of the definition."""
+"""How a device computes `attend` with a cache; equal within rounding. Gradients are those of the definition.
+
+On a CPU and with the kernels, a large cache costs what it holds.
+"""

@@ -11,23 +11,7 @@ from hypothesis import strategies as st
 
 from eagle_jax.kernels import attend_cached, tpu_attention
 from eagle_jax.models import attention
-
-
-def operands(rng, lengths, *, new=5, columns=None, heads=6, groups=2, width=8, slots=40, window=None, sinks=False,
-             shared=False, dtype="float32"):  # fmt: skip
-    """Random arguments of attention with a cache; slots that hold no token are NaN where the kernel must not look."""
-    batch, columns = len(lengths), columns or new
-    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)  # noqa: E731
-    mask = rng.random((new, columns) if shared else (batch, new, columns)) < 0.5
-    mask[..., columns - new :] |= np.eye(new, dtype=bool)
-    first = None
-    if window is not None:
-        first = jnp.asarray(np.array(lengths)[:, None] + rng.integers(0, 4, (batch, new)) - window + 1, jnp.int32)
-    return (
-        draw(batch, new, heads, width), draw(batch, groups, columns, width), draw(batch, groups, columns, width),
-        jnp.asarray(mask), draw(batch, groups, width, slots), draw(batch, groups, slots, width),
-        jnp.asarray(lengths, jnp.int32), first, draw(heads) if sinks else None,
-    )  # fmt: skip
+from tests.kernels.cases import CASES, any_operands, operands
 
 
 def check(given, near=2e-5):
@@ -39,20 +23,7 @@ def check(given, near=2e-5):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    ("lengths", "sizes"),
-    [
-        ((0, 1, 40), {}),
-        ((512, 513, 0), {"slots": 600}),  # the second block is not whole
-        ((1100, 511, 1), {"slots": 1100, "new": 1, "width": 64}),
-        ((7, 700), {"slots": 1024, "new": 3, "columns": 30, "heads": 4, "groups": 4}),  # drafted levels come first
-        ((3, 40), {"new": 300, "heads": 16, "groups": 2, "slots": 64, "shared": True}),  # several tiles of queries
-        ((0, 3, 7, 8, 13, 50), {"slots": 7, "window": 7}),  # a ring at every wrap
-        ((599, 600, 601, 900, 1300, 0), {"slots": 600, "window": 590, "heads": 4}),
-        ((9, 600), {"slots": 640, "sinks": True}),
-        ((9, 600), {"slots": 530, "window": 520, "sinks": True, "heads": 8, "groups": 1}),
-    ],
-)
+@pytest.mark.parametrize(("lengths", "sizes"), CASES)
 def test_the_kernel_equals_the_definition(lengths, sizes, dtype):
     check(
         operands(np.random.default_rng(len(lengths)), lengths, dtype=dtype, **sizes),
@@ -64,16 +35,7 @@ def test_the_kernel_equals_the_definition(lengths, sizes, dtype):
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_the_kernel_equals_the_definition_for_any_shape(data):
-    draw = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
-    groups, slots, new = draw(1, 4), draw(1, 1200), draw(1, 70)
-    window = data.draw(st.sampled_from([None, max(1, slots - 5)]))
-    longest = slots if window is None else 3 * slots
-    lengths = data.draw(st.lists(st.integers(0, longest), min_size=1, max_size=3))
-    check(operands(
-        np.random.default_rng(draw(0, 99)), lengths, new=new, columns=new + draw(0, 20), heads=groups * draw(1, 5),
-        groups=groups, width=draw(1, 5) * 8, slots=slots, window=window, sinks=data.draw(st.booleans()),
-        shared=data.draw(st.booleans()),
-    ))  # fmt: skip
+    check(any_operands(data))
 
 
 def test_blocks_beyond_a_row_are_not_read_and_groups_may_be_split(monkeypatch):
