@@ -161,6 +161,11 @@ def attend(
     if cached_keys is None or cached_values is None or length is None:
         return _attend(query, new_keys, new_values, mask, None, None, None, None, sinks, scale=scale)
     operands = (query, new_keys, new_values, mask, cached_keys, cached_values, length, first, sinks)
+    return _attend_on_device(scale, *operands)
+
+
+@functools.partial(jax.jit, static_argnums=0)  # alike layers are traced once
+def _attend_on_device(scale: float, *operands: Array | None) -> Array:
     chosen = {device: functools.partial(mix, scale=scale) for device, mix in BY_DEVICE.items()}
     return jax.lax.platform_dependent(*operands, **chosen)
 
